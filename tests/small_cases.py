@@ -463,6 +463,12 @@ def norm(kind: str, rows: int, columns: int, dtype: str = "bf16") -> Any:
     return build
 
 
+def instance_norm(t: Maker) -> None:
+    scale, bias = t(1, 256, 1, 1, dtype="f32"), t(1, 256, 1, 1, dtype="f32")
+    y, *_ = t.g.instancenorm(TRAINING, t(2, 256, 23, 23, last=True), scale, bias, 1e-5)
+    t.out(y, 2, 256, 23, 23, last=True)
+
+
 def sum_of_columns(t: Maker) -> None:
     t.out(t.g.reduction(t(3001, 67), "ADD", dims=[0]), dtype="f32")
 
@@ -916,20 +922,28 @@ CASES = {
     "attention, dropout": Case("forward dropout_dump", "attention", attention_dropout),
     "attention gradient, all": Case("backward backward_bias backward_sink", "attention", wide_gradients),
     # rows and channels
-    "layer norm": Case("rows", "rows", norm("fwd", 70, 96)),
-    "layer norm of long rows": Case("rows_pipelined", "rows", norm("fwd", 3, 65536)),
-    "layer norm gradient": Case("rows", "rows", norm("bwd", 70, 96)),
-    "layer norm gradient, pairs that share": Case("rows_pipelined", "rows", norm("bwd", 12, 16384)),
-    "softmax of odd rows": Case("rows", "rows", lambda t: t.out(t.g.softmax(t(9, 2051, 1), axis=1))),
-    "layer norm of odd rows": Case("rows", "rows", norm("fwd", 9, 517)),
-    "layer norm gradient of odd rows": Case("rows", "rows", norm("bwd", 1100, 257)),
-    "layer norm gradient of odd rows, in a ring": Case("rows", "rows", norm("bwd", 140, 4097)),
-    "softmax of one long row": Case("rows", "rows", lambda t: t.out(t.g.softmax(t(1, 65536, 1), axis=1))),
-    "layer norm gradient of one row": Case("rows", "rows", norm("bwd", 1, 4096)),
-    "sum of odd columns": Case("rows", "rows", sum_of_columns),
-    "rows, rounded between": Case("rows", "rows", rounded_rows),
-    "rows, totals rounded": Case("rows", "rows", rounded_totals),
-    "rows, integers": Case("rows", "rows", exact_rows),
+    "layer norm": Case("registers", "rows", norm("fwd", 70, 96)),
+    "layer norm of long rows": Case("pipelined", "rows", norm("fwd", 3, 65536)),
+    "layer norm gradient": Case("persistent", "rows", norm("bwd", 70, 96)),
+    "layer norm gradient, pairs that share": Case("pipelined streamed", "rows", norm("bwd", 12, 16384)),
+    "softmax of odd rows": Case("registers", "rows", lambda t: t.out(t.g.softmax(t(9, 2051, 1), axis=1))),
+    "layer norm of odd rows": Case("registers", "rows", norm("fwd", 9, 517)),
+    "layer norm gradient of odd rows": Case("persistent", "rows", norm("bwd", 1100, 257)),
+    "layer norm gradient of odd rows, in stages": Case("staged", "rows", norm("bwd", 140, 4097)),
+    "softmax of one long row": Case(
+        "registers", "rows", lambda t: t.out(t.g.softmax(t(1, 65536, 1), axis=1))
+    ),
+    "layer norm gradient of one row": Case("persistent", "rows", norm("bwd", 1, 4096)),
+    "sum of odd columns": Case("streamed join_splits", "rows", sum_of_columns),
+    "rows, rounded between": Case("registers", "rows", rounded_rows),
+    "rows, totals rounded": Case("registers", "rows", rounded_totals),
+    "softmax over channels": Case("columns", "rows", lambda t: t.out(t.g.softmax(t(4, 24, 40), axis=1))),
+    "sums of one row": Case(
+        "streamed join_splits",
+        "rows",
+        lambda t: t.out(t.g.reduction(t(1, 300001), "ADD", dims=[1]), dtype="f32"),
+    ),
+    "instance norm of channels": Case("columns_shared", "rows", instance_norm),
     "batch norm": Case("channels", "channels", batch_norm(False, (16, 64, 28, 28))),
     "batch norm gradient": Case("channels", "channels", batch_norm(True, (8, 64, 28, 28))),
     # windows
@@ -956,7 +970,7 @@ CASES = {
     "concat across": Case("move", "move", joined),
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),
     "rng": Case("rng", "rng", drawn),
-    "sum of int4": Case("rows move", "staged", sum_of_int4),
+    "sum of int4": Case("registers move", "staged", sum_of_int4),
     "block scales": Case("block_scales block_values", "block_scale", quantized),
 }
 

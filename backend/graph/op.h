@@ -34,6 +34,7 @@ struct view {
 };
 
 struct graph;
+struct expansion;
 
 /* The memory of a graph's values, and scratch memory of the size that the operation asked for. */
 struct bindings {
@@ -56,7 +57,9 @@ struct op {
     weftStatus_t (*infer)(struct descriptor *op);
     /* Everything that must hold of complete operands. */
     weftStatus_t (*check)(const struct descriptor *op);
-    /* Computes all outputs. */
+    /* The same as instructions over rows (graph/expansion.h), for the engines; NULL: it does not combine rows. */
+    weftStatus_t (*expand)(const struct descriptor *op, struct expansion *expansion);
+    /* Computes all outputs: the definition. */
     void (*reference)(const struct descriptor *op, const struct bindings *bindings);
     /* Bytes from the start of `out` at which input `in` may lie already, so that writing it there changes nothing; -1: it
        may not. NULL: never. Beside the rows' in_place, which is for inputs that are overwritten. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA rows family without a GPU, and the channels family beside it: which walk they choose for sizes that people
+/* The CUDA rows family without a GPU, and the channels family beside it: which schedule they choose for sizes that people
    run, what they decline and in which words, and that every kernel they print compiles for all generations of chips with
    no spills. */
 #include "cuda_family.h"
@@ -342,16 +342,16 @@ static const struct family_case cases[] = {
 };
 
 static const struct family_case channels_cases[] = {
-    {&cuda_channels, batch_norm_nhwc, "channels: batch norm, ReLU", "slabs of 128 channels, 66 blocks for each"},
-    {&cuda_channels, batch_backward_nhwc, "channels: batch norm backward", "slabs of 128 channels, 66 blocks for each"},
-    {&cuda_channels, batch_norm_small, "channels: batch norm of 7x7", "slabs of 64 channels, 4 blocks for each"},
+    {&cuda_channels, batch_norm_nhwc, "channels: batch norm, ReLU", "tiles of 128 channels, 66 blocks for each"},
+    {&cuda_channels, batch_backward_nhwc, "channels: batch norm backward", "tiles of 128 channels, 66 blocks for each"},
+    {&cuda_channels, batch_norm_small, "channels: batch norm of 7x7", "tiles of 64 channels, 4 blocks for each"},
     {&cuda_channels, batch_backward_small, "channels: batch norm backward of 7x7",
-     "slabs of 64 channels, 4 blocks for each"},
-    {&cuda_channels, batch_norm_residual, "channels: batch norm, residual, ReLU", "slabs of 128 channels"},
-    {&cuda_channels, masked_batch_backward, "channels: mask, batch norm backward", "slabs of 64 channels"},
-    {&cuda_channels, batch_norm_float, "channels: batch norm of floats", "slabs of 32 channels"},
-    {&cuda_channels, batch_backward_float, "channels: batch norm backward of floats", "slabs of 32 channels"},
-    {&cuda_channels, batch_norm_few, "channels: batch norm of 8 channels", "slabs of 8 channels, 132 blocks for each"},
+     "tiles of 64 channels, 4 blocks for each"},
+    {&cuda_channels, batch_norm_residual, "channels: batch norm, residual, ReLU", "tiles of 128 channels"},
+    {&cuda_channels, masked_batch_backward, "channels: mask, batch norm backward", "tiles of 64 channels"},
+    {&cuda_channels, batch_norm_float, "channels: batch norm of floats", "tiles of 32 channels"},
+    {&cuda_channels, batch_backward_float, "channels: batch norm backward of floats", "tiles of 32 channels"},
+    {&cuda_channels, batch_norm_few, "channels: batch norm of 8 channels", "tiles of 8 channels, 132 blocks for each"},
 };
 
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */
@@ -376,11 +376,11 @@ static const struct refused_case refusals[] = {
     {&cuda_channels, only_pointwise,
      "pointwise: this family serves one batch norm with statistics of its batch at a time"},
     {&cuda_channels, batch_norm_nchw,
-     "channels must be neighbours in memory, and their places one dimension in every tensor"},
+     "channels must be neighbours in memory, and their positions one dimension in every tensor"},
     {&cuda_channels, batch_norm_double, "sums are taken in float, not in double"},
     {&cuda_channels, batch_norm_odd, "threads take 4 neighbouring channels or more, here they could take 2"},
     {&cuda_channels, batch_norm_tiny,
-     "1 slabs of 64 channels with 2 batches of 128 places would not keep 132 multiprocessors busy"},
+     "1 tiles of 64 channels with 2 batches of 128 positions would not keep 132 multiprocessors busy"},
     {&cuda_rows, packed_bits, "reduction: tensor (uid 1) has data type i4, which kernels cannot store"},
 };
 
@@ -423,10 +423,10 @@ static int64_t constant_in(const char *text, const char *name) {
     return strtoll(at + length, NULL, 10);
 }
 
-/* Each sum of places takes one value in, in one of the passes. */
+/* Each sum of a column takes one value in, in one of the passes. */
 static bool sums_differ(const char *text) {
     bool differ = true;
-    for (int64_t k = 0; k < constant_in(text, "COLUMN_TOTALS"); k++) {
+    for (int64_t k = 0; k < constant_in(text, "COLUMN_SUMS"); k++) {
         char line[48];
         snprintf(line, sizeof line, "columns->at[%d].at[e] += ", (int)k);
         const char *at = strstr(text, line);
@@ -435,28 +435,47 @@ static bool sums_differ(const char *text) {
     return differ;
 }
 
-/* The static assertions of rows/rows.cuh and rows/rows_pipelined.cuh, without a compiler. */
-static bool is_legal(const char *text) {
-    int64_t team = constant_in(text, "TEAM"), across = constant_in(text, "ACROSS"), run = constant_in(text, "RUN");
-    int64_t threads = constant_in(text, "THREADS"), cluster = constant_in(text, "CLUSTER");
-    int64_t sums = constant_in(text, "COLUMN_TOTALS"), steps = constant_in(text, "STEPS");
-    bool is_columns = constant_in(text, "COLUMNS");
-    int64_t in_warp = across >= 32 ? 1 : team * across >= 32 ? 32 / across : team;
-    bool is_legal = threads == team * across && threads % 32 == 0 && run > 0;
-    if (!strstr(text, "\"rows/rows_pipelined.cuh\""))
-        return is_legal && (!sums || (steps > 0 && !is_columns)) &&
-               (cluster == 1 || (is_columns ? team / in_warp > 1 : across == 1 && team % 32 == 0));
-    return is_legal && !is_columns && team % 32 == 0 && (cluster == 1 || across == 1) &&
-           constant_in(text, "PASSES_END") == 2 &&
-           constant_in(text, "SLOTS") == steps * 32 * constant_in(text, "CREW") && (!sums || across == 1) &&
-           team / 32 % constant_in(text, "CREW") == 0;
+static bool has(const char *text, const char *file) {
+    char line[64];
+    snprintf(line, sizeof line, "#include \"rows/%s.cuh\"", file);
+    return strstr(text, line) != NULL;
 }
 
-/* Whatever the sizes, the walk is one that its kernel takes. */
-static void sweep_walks(void) {
+/* A constant that not every kernel has. */
+static int64_t constant_or(const char *text, const char *name, int64_t otherwise) {
+    char line[64];
+    snprintf(line, sizeof line, "constexpr int %s = ", name);
+    return strstr(text, line) ? constant_in(text, name) : otherwise;
+}
+
+static bool is_legal_pipelined(const char *text, int64_t group, int64_t across) {
+    int64_t warps = constant_in(text, "WARPS_PER_STAGE"), vectors = constant_in(text, "STEPS") * 32 * warps;
+    return group % 32 == 0 && constant_in(text, "PASSES") == 2 && constant_in(text, "SLOT_VECTORS") == vectors &&
+           (constant_in(text, "COLUMN_SUMS") == 0 || across == 1) && group / 32 % warps == 0;
+}
+
+/* The static assertions of the kernels of rows/, without a compiler. */
+static bool is_legal(const char *text) {
+    int64_t group = constant_in(text, "GROUP"), across = constant_in(text, "ACROSS");
+    int64_t threads = constant_in(text, "THREADS"), cluster = constant_or(text, "CLUSTER", 1);
+    int64_t unaligned = constant_or(text, "UNALIGNED", 0), in_warp = across >= 32           ? 1
+                                                                     : group * across >= 32 ? 32 / across
+                                                                                            : group;
+    bool is_columns = constant_in(text, "COLUMNS"), is_pipelined = has(text, "pipelined");
+    bool has_columns = has(text, "columns") || has(text, "columns_shared") || has(text, "streamed");
+    bool has_sums = is_pipelined || has(text, "persistent") || has(text, "staged");
+    bool shares = is_columns ? group / in_warp > 1 : across == 1 && group % 32 == 0;
+    return threads == group * across && threads % 32 == 0 && constant_in(text, "WIDTH") > 0 &&
+           (cluster == 1 || shares) && (!is_columns || has_columns) && unaligned <= (is_columns ? 0 : group) &&
+           (constant_in(text, "COLUMN_SUMS") == 0 || has_sums) && constant_or(text, "STAGES", 2) > 1 &&
+           constant_or(text, "STEPS", 1) > 0 && (!is_pipelined || is_legal_pipelined(text, group, across));
+}
+
+/* Whatever the sizes, the schedule is one that its kernel takes. */
+static void sweep_schedules(void) {
     static void (*const fills[])(struct model *m) = {swept_softmax,       swept_layer_norm, swept_backward,
                                                      swept_backward_anew, swept_widening,   swept_sum};
-    static const int64_t lengths[] = {1,    8,    100,  250,  512,   1000,  1024,  2048,  2056,   4096,
+    static const int64_t lengths[] = {0,    1,    8,    100,  250,   512,   1000,  1024,  2048,   2056,  4096,
                                       4097, 5120, 8192, 8200, 12288, 16384, 20000, 32768, 131072, 262144};
     static const int64_t counts[] = {1, 100, 1024, 4096, 65536};
     static const weftDataType_t types[] = {BF16, F32, F64, WEFT_DATA_INT8};
@@ -501,11 +520,11 @@ static void check_in_place(void (*fill)(struct model *m), bool may) {
 
 /* Known, not wanted: four registers too many for two blocks side by side; and what the older compiler takes there. */
 static const struct spill spills[] = {
-    {"layer norm 4096x16384: rows", "sm_80", 12},
-    {"layer norm 4096x16384: rows", "sm_80", 13},
-    {"layer norm backward 131072x128: rows", "sm_120a", 12},
-    {"layer norm backward 1024x12288: rows", "sm_120a", 12},
-    {"layer norm 1024x65536: rows", "sm_120a", 12},
+    {"layer norm 4096x16384: rows_registers", "sm_80", 12},
+    {"layer norm 4096x16384: rows_registers", "sm_80", 13},
+    {"layer norm backward 131072x128: rows_persistent", "sm_120a", 12},
+    {"layer norm backward 1024x12288: rows_pipelined", "sm_120a", 12},
+    {"layer norm 1024x65536: rows_pipelined", "sm_120a", 12},
     {NULL, NULL, 0},
 };
 
@@ -515,7 +534,7 @@ int main(void) {
     build_cases(channels_cases, COUNT(channels_cases), 9);
     build_cases(channels_cases, COUNT(channels_cases), 12);
     check_refusals(refusals, COUNT(refusals));
-    sweep_walks();
+    sweep_schedules();
     check_in_place(many_rows, true);
     check_in_place(few_long_rows, false);
     return compile_wanted(true);

@@ -5,6 +5,7 @@
    eq_scale_dy = scale * inv, eq_scale_x = -eq_scale_dy * inv * dscale / m,
    eq_bias = -eq_scale_dy * dbias / m - eq_scale_x * mean. */
 #include "graph/ops/bn_bwd_weights.h"
+#include "graph/expansion.h"
 #include "graph/ops/genstats.h"
 
 #define ROW(role, field, name, key, ...)                                                                               \
@@ -99,6 +100,33 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
+/* a / length, 0 for channels without elements. */
+static int mean_of(struct expansion *e, int a) {
+    int length = expand(e, OPCODE_LENGTH, -1, -1), zero = expand_number(e, 0);
+    return expand_choice(e, OPCODE_IF_GREATER, length, zero, expand_divide(e, a, length), zero);
+}
+
+static weftStatus_t expand_bn_bwd_weights(const struct descriptor *descriptor, struct expansion *e) {
+    const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
+    expand_over_channels(e, op->x);
+    expansion_begin(e, op->math, op->x);
+    TRY(expansion_needs_float(e, descriptor, "statistics"));
+    int x = expand_input(e, op->x), dy = expand_input(e, op->dy), mean = expand_input(e, op->mean);
+    int inv = expand_input(e, op->inv_variance), scale = expand_input(e, op->scale), sum = expand_sum(e, dy);
+    int xhat = expand_multiply(e, expand_subtract(e, x, mean), inv);
+    int weighted = expand_sum(e, expand_multiply(e, dy, xhat));
+    int factor = scale < 0 ? inv : expand_multiply(e, scale, inv), minus = expand_negate(e, factor);
+    int of_x = mean_of(e, expand_multiply(e, expand_multiply(e, minus, inv), weighted));
+    expand_result(e, op->dscale, weighted);
+    expand_result(e, op->dbias, sum);
+    expand_result(e, op->eq_scale_dy, factor);
+    expand_result(e, op->eq_scale_x, of_x);
+    if (op->eq_bias)
+        expand_result(e, op->eq_bias,
+                      expand_subtract(e, mean_of(e, expand_multiply(e, minus, sum)), expand_multiply(e, of_x, mean)));
+    return WEFT_STATUS_SUCCESS;
+}
+
 const struct op bn_bwd_weights_op = {
     .schema =
         {
@@ -113,5 +141,6 @@ const struct op bn_bwd_weights_op = {
     .methods = methods,
     .infer = infer,
     .check = check,
+    .expand = expand_bn_bwd_weights,
     .reference = reference,
 };

@@ -5,6 +5,7 @@
    eq_scale = scale * inv, eq_bias = bias - mean * eq_scale, running = (1 - f) * running + f * batch, where the running
    variance takes in the unbiased one, variance * n / (n - 1). */
 #include "graph/ops/bn_finalize.h"
+#include "graph/expansion.h"
 
 #include <math.h>
 
@@ -162,6 +163,66 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
+/* ---- As instructions: every channel is a row of one element ------------------------------------------------------ */
+
+/* a > b ? c : 0. */
+static int if_greater(struct expansion *e, int a, int b, int c) {
+    return expand_choice(e, OPCODE_IF_GREATER, a, b, c, expand_number(e, 0));
+}
+
+struct batch {
+    int mean, variance, unbiased, factor; /* factor -1: running values stay */
+};
+
+static struct batch batch_from_sums(struct expansion *e, const struct bn_finalize_op *op) {
+    int n = expand_input(e, op->accum_count), sum = expand_input(e, op->sum), squares = expand_input(e, op->sq_sum);
+    int momentum = expand_input(e, op->momentum), zero = expand_number(e, 0), one = expand_number(e, 1);
+    struct batch b = {.mean = if_greater(e, n, zero, expand_divide(e, sum, n))};
+    int raw = expand_subtract(e, expand_divide(e, squares, n), expand_multiply(e, b.mean, b.mean));
+    b.variance = if_greater(e, n, zero, if_greater(e, raw, zero, raw));
+    int corrected = expand_divide(e, expand_multiply(e, b.variance, n), expand_subtract(e, n, one));
+    b.unbiased = expand_choice(e, OPCODE_IF_GREATER, n, one, corrected, b.variance);
+    b.factor = if_greater(e, n, zero, momentum < 0 ? one : momentum);
+    return b;
+}
+
+static void expand_running(struct expansion *e, const struct tensor *out, const struct tensor *in, int batch,
+                           int factor) {
+    int before = out ? expand_input(e, in) : -1, old = before < 0 ? batch : before;
+    if (!out)
+        return;
+    if (factor < 0) {
+        expand_result(e, out, old);
+        return;
+    }
+    int rest = expand_multiply(e, expand_subtract(e, expand_number(e, 1), factor), old);
+    expand_result(e, out, expand_add(e, rest, expand_multiply(e, factor, batch)));
+}
+
+static weftStatus_t expand_bn_finalize(const struct descriptor *descriptor, struct expansion *e) {
+    const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
+    expand_over_channels(e, source(op));
+    expansion_begin(e, op->math, source(op));
+    TRY(expansion_needs_float(e, descriptor, "statistics"));
+    struct batch b = {.factor = -1};
+    int epsilon = expand_input(e, op->epsilon);
+    if (is_training(op))
+        b = batch_from_sums(e, op);
+    else
+        b = (struct batch){expand_input(e, op->in_running_mean), expand_input(e, op->in_running_var),
+                           expand_number(e, 0), -1};
+    int inv = expand_inverse_deviation(e, b.variance, epsilon);
+    int scale = expand_input(e, op->scale), bias = expand_input(e, op->bias);
+    int eq_scale = scale < 0 ? inv : expand_multiply(e, scale, inv), shift = expand_multiply(e, b.mean, eq_scale);
+    expand_running(e, op->out_mean, op->in_running_mean, b.mean, b.factor);
+    expand_running(e, op->out_var, op->in_running_var, b.unbiased, b.factor);
+    expand_result(e, op->eq_scale, eq_scale);
+    expand_result(e, op->eq_bias, bias < 0 ? expand_negate(e, shift) : expand_subtract(e, bias, shift));
+    expand_result(e, op->saved_mean, b.mean);
+    expand_result(e, op->saved_inv_variance, inv);
+    return WEFT_STATUS_SUCCESS;
+}
+
 const struct op bn_finalize_op = {
     .schema =
         {
@@ -176,5 +237,6 @@ const struct op bn_finalize_op = {
     .methods = methods,
     .infer = infer,
     .check = check,
+    .expand = expand_bn_finalize,
     .reference = reference,
 };

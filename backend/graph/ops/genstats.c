@@ -2,6 +2,7 @@
 /* genstats: sum[c] = sum over n and space of x[n,c,..], sq_sum[c] = the same of x^2
    The first half of batch norm's statistics; bn_finalize is the second. */
 #include "graph/ops/genstats.h"
+#include "graph/expansion.h"
 
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_GENSTATS_MODE, struct genstats_op, mode, WEFT_ATTR_OPERATION_GENSTATS_MODE, "mode",
@@ -61,6 +62,17 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
+static weftStatus_t expand_genstats(const struct descriptor *descriptor, struct expansion *e) {
+    const struct genstats_op *op = (const struct genstats_op *)descriptor;
+    expand_over_channels(e, op->x);
+    expansion_begin(e, op->math, op->x);
+    TRY(expansion_needs_float(e, descriptor, "statistics"));
+    int x = expand_input(e, op->x);
+    expand_result(e, op->sum, expand_sum(e, x));
+    expand_result(e, op->sq_sum, expand_sum(e, expand_multiply(e, x, x)));
+    return WEFT_STATUS_SUCCESS;
+}
+
 const struct op genstats_op = {
     .schema =
         {
@@ -75,5 +87,6 @@ const struct op genstats_op = {
     .methods = methods,
     .infer = infer,
     .check = check,
+    .expand = expand_genstats,
     .reference = reference,
 };

@@ -574,6 +574,7 @@ const struct op norm_forward_op = {
     .role_of = forward_role,
     .infer = infer_forward,
     .check = check_forward,
+    .expand = norm_forward_expand,
     .reference = forward_reference,
     .scratch_bytes = forward_scratch,
 };
@@ -592,6 +593,7 @@ const struct op norm_backward_op = {
     .methods = backward_methods,
     .infer = infer_backward,
     .check = check_backward,
+    .expand = norm_backward_expand,
     .reference = backward_reference,
     .scratch_bytes = backward_scratch,
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The normalisations as engines read them: operands, and the shape of a norm, which says which elements of x share their
-   statistics. */
+/* The normalisations as engines read them: operands, and the shape of a norm, which says which elements of x share
+   their statistics. */
 #ifndef WEFT_GRAPH_OPS_NORM_H
 #define WEFT_GRAPH_OPS_NORM_H
 
@@ -39,6 +39,12 @@ struct norm_shape {
 /* Of finalized operations. */
 struct norm_shape norm_forward_shape(const struct norm_forward *op);
 struct norm_shape norm_backward_shape(const struct norm_backward *op);
+
+/* norm_expansion.c: the formulas as instructions over rows; and dy * xhat, whose sums are dscale, from statistics that
+   are values of the expansion (-1: no mean). */
+weftStatus_t norm_forward_expand(const struct descriptor *op, struct expansion *e);
+weftStatus_t norm_backward_expand(const struct descriptor *op, struct expansion *e);
+int norm_expand_weighted(struct expansion *e, const struct norm_backward *op, int mean, int inv);
 
 static inline bool norm_has_mean(int32_t mode) { return mode != WEFT_RMS_NORM; }
 

@@ -5,6 +5,7 @@
    products, +inf for MIN, -inf for MAX, NaN for AVG; integer types saturate these, and NaN is 0. An integer compute
    type calculates exactly in 64 bits, wrapping around, with AVG and NORM2 rounded towards 0. */
 #include "graph/ops/reduction.h"
+#include "graph/expansion.h"
 
 #include <math.h>
 
@@ -276,6 +277,66 @@ static double flops(const struct descriptor *descriptor) {
     return (double)tensor_elements(((const struct reduction_op *)descriptor)->x);
 }
 
+/* ---- As instructions --------------------------------------------------------------------------------------------- */
+
+/* What is combined of an element. */
+static int expand_element(struct expansion *e, int32_t mode, int x) {
+    switch (mode) {
+    case WEFT_REDUCE_TENSOR_AMAX:
+    case WEFT_REDUCE_TENSOR_NORM1:
+        return expand(e, OPCODE_ABSOLUTE, x, -1);
+    case WEFT_REDUCE_TENSOR_NORM2:
+        return expand_multiply(e, x, x);
+    case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
+        return expand_choice(e, OPCODE_IF_EQUAL, x, expand_number(e, 0), expand_number(e, 1), x);
+    default:
+        return x;
+    }
+}
+
+static enum opcode combination_of(int32_t mode) {
+    switch (mode) {
+    case WEFT_REDUCE_TENSOR_MUL:
+    case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
+        return OPCODE_PRODUCT;
+    case WEFT_REDUCE_TENSOR_MIN:
+        return OPCODE_LEAST;
+    case WEFT_REDUCE_TENSOR_MAX:
+    case WEFT_REDUCE_TENSOR_AMAX:
+        return OPCODE_LARGEST;
+    default:
+        return OPCODE_SUM;
+    }
+}
+
+/* What is made of all of them. The mean of no integers is 0; AMAX of nothing is, too. */
+static int expand_end(struct expansion *e, int32_t mode, int total) {
+    bool is_exact = e->math == WEFT_DATA_INT64;
+    int zero = expand_number(e, 0);
+    switch (mode) {
+    case WEFT_REDUCE_TENSOR_AMAX:
+        return expand_choice(e, OPCODE_IF_GREATER, zero, total, zero, total);
+    case WEFT_REDUCE_TENSOR_AVG:
+        return expand_divide(e, total, expand(e, is_exact ? OPCODE_COUNT : OPCODE_LENGTH, -1, -1));
+    case WEFT_REDUCE_TENSOR_NORM2:
+        return expand(e, OPCODE_ROOT, total, -1);
+    default:
+        return total;
+    }
+}
+
+static weftStatus_t expand_reduction(const struct descriptor *descriptor, struct expansion *e) {
+    const struct reduction_op *op = (const struct reduction_op *)descriptor;
+    int32_t mode = op->parameters->mode;
+    e->dims = op->x->dims;
+    for (int64_t d = 0; d < e->dims.count; d++)
+        e->parts[d] = op->y->dims.at[d];
+    expansion_begin(e, (int32_t)reduction_math(op), op->x);
+    int element = expand_element(e, mode, expand_input(e, op->x));
+    expand_result(e, op->y, expand_end(e, mode, expand(e, combination_of(mode), element, -1)));
+    return WEFT_STATUS_SUCCESS;
+}
+
 const struct op reduction_op = {
     .schema =
         {
@@ -291,6 +352,7 @@ const struct op reduction_op = {
     .methods = methods,
     .infer = infer,
     .check = check,
+    .expand = expand_reduction,
     .reference = reference,
     .flops = flops,
 };

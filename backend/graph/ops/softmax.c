@@ -3,6 +3,7 @@
    A row without weight (empty, or all -inf and no sink) gives y = 0, s = 0 and statistics of -inf. A row with +inf
    shares its weight equally among the infinite elements. NaN spreads over its row. */
 #include "graph/ops/softmax.h"
+#include "graph/expansion.h"
 
 #include <math.h>
 
@@ -104,6 +105,58 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
+/* ---- As instructions --------------------------------------------------------------------------------------------- */
+
+int softmax_expand_peak(struct expansion *e, int x) {
+    return expand(e, e->method == STATISTICS_IN_TURN ? OPCODE_LARGEST : OPCODE_WEIGHTS, x, -1);
+}
+
+int softmax_expand_weight(struct expansion *e, int x, int peak) {
+    return expand(e, OPCODE_WEIGHT, x, expand(e, OPCODE_SHIFT, peak, -1));
+}
+
+int softmax_expand_sum(struct expansion *e, int weight, int peak) {
+    return e->method == STATISTICS_IN_TURN ? expand_sum(e, weight) : expand(e, OPCODE_SECOND, peak, -1);
+}
+
+/* The sum with the sink's weight, relative to the larger of the peak and the sink. */
+static int add_sink(struct expansion *e, int sum, int plain, int sink, int shift) {
+    if (e->method != STATISTICS_IN_TURN)
+        sum = expand_multiply(e, sum, expand(e, OPCODE_ROW_WEIGHT, plain, shift));
+    return expand_add(e, sum, expand(e, OPCODE_ROW_WEIGHT, sink, shift));
+}
+
+static void expand_stats(struct expansion *e, const struct softmax_op *op, int peak, int sum) {
+    if (!op->stats)
+        return;
+    int stats = expand_add(e, peak, expand(e, OPCODE_LOGARITHM, sum, -1));
+    if (op->is_stats_log2)
+        stats = expand_multiply(e, stats, expand_number(e, 1 / log(2)));
+    expand_result(e, op->stats, stats);
+}
+
+static weftStatus_t expand_softmax(const struct descriptor *descriptor, struct expansion *e) {
+    const struct softmax_op *op = (const struct softmax_op *)descriptor;
+    e->dims = op->x->dims;
+    for (int64_t d = 0; d < e->dims.count; d++)
+        e->parts[d] = d == softmax_axis(op) ? 1 : e->dims.at[d];
+    expansion_begin(e, op->math, op->x);
+    TRY(expansion_needs_float(e, descriptor, "weights"));
+    int x = expand_input(e, op->x), sink = expand_input(e, op->sink), zero = expand_number(e, 0);
+    int plain = softmax_expand_peak(e, x), peak = sink < 0 ? plain : expand(e, OPCODE_LARGER, plain, sink);
+    int weight = softmax_expand_weight(e, x, peak), sum = softmax_expand_sum(e, weight, plain);
+    if (sink >= 0)
+        sum = add_sink(e, sum, plain, sink, e->at[weight].arguments[1]);
+    sum = expand_choice(e, OPCODE_IF_EQUAL, peak, peak, sum, peak); /* NaN spreads over its row */
+    int share = expand_divide(e, expand_number(e, 1), sum);
+    int scale = expand_choice(e, OPCODE_IF_EQUAL, sum, zero, zero, share);
+    expand_result(e, op->sum_exp, sum);
+    expand_result(e, op->max, peak);
+    expand_stats(e, op, peak, sum);
+    expand_result(e, op->y, expand_multiply(e, weight, scale));
+    return WEFT_STATUS_SUCCESS;
+}
+
 const struct op softmax_op = {
     .schema =
         {
@@ -118,5 +171,6 @@ const struct op softmax_op = {
     .methods = methods,
     .infer = infer,
     .check = check,
+    .expand = expand_softmax,
     .reference = reference,
 };

@@ -144,8 +144,24 @@
     FILE(product_weight_only_weight_only_sm90, "product/weight_only/weight_only_sm90.cuh",                             \
          "product/weight_only/weight_only_sm90.cuh")                                                                   \
     FILE(rows_channels, "rows/channels.cuh", "rows/channels.cuh")                                                      \
-    FILE(rows_rows, "rows/rows.cuh", "rows/rows.cuh")                                                                  \
-    FILE(rows_rows_pipelined, "rows/rows_pipelined.cuh", "rows/rows_pipelined.cuh")                                    \
+    FILE(rows_column_sums, "rows/column_sums.cuh", "rows/column_sums.cuh")                                             \
+    FILE(rows_columns, "rows/columns.cuh", "rows/columns.cuh")                                                         \
+    FILE(rows_columns_shared, "rows/columns_shared.cuh", "rows/columns_shared.cuh")                                    \
+    FILE(rows_elements, "rows/elements.cuh", "rows/elements.cuh")                                                      \
+    FILE(rows_join_splits, "rows/join_splits.cuh", "rows/join_splits.cuh")                                             \
+    FILE(rows_passes, "rows/passes.cuh", "rows/passes.cuh")                                                            \
+    FILE(rows_persistent, "rows/persistent.cuh", "rows/persistent.cuh")                                                \
+    FILE(rows_pipelined, "rows/pipelined.cuh", "rows/pipelined.cuh")                                                   \
+    FILE(rows_program, "rows/program.cuh", "rows/program.cuh")                                                         \
+    FILE(rows_reduce_columns, "rows/reduce_columns.cuh", "rows/reduce_columns.cuh")                                    \
+    FILE(rows_reduce_rows, "rows/reduce_rows.cuh", "rows/reduce_rows.cuh")                                             \
+    FILE(rows_registers, "rows/registers.cuh", "rows/registers.cuh")                                                   \
+    FILE(rows_resident, "rows/resident.cuh", "rows/resident.cuh")                                                      \
+    FILE(rows_row_operands, "rows/row_operands.cuh", "rows/row_operands.cuh")                                          \
+    FILE(rows_splits, "rows/splits.cuh", "rows/splits.cuh")                                                            \
+    FILE(rows_staged, "rows/staged.cuh", "rows/staged.cuh")                                                            \
+    FILE(rows_streamed, "rows/streamed.cuh", "rows/streamed.cuh")                                                      \
+    FILE(rows_strip, "rows/strip.cuh", "rows/strip.cuh")                                                               \
     FILE(window_geometry, "window/geometry.cuh", "window/geometry.cuh")                                                \
     FILE(window_planes, "window/planes.cuh", "window/planes.cuh")                                                      \
     FILE(window_pool, "window/pool.cuh", "window/pool.cuh")                                                            \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The channels family: batch norm of channels that lie side by side in memory, forward in training and backward, with the
-   pointwise operations around it, in one launch whose blocks wait for each other between statistics and results. What
-   was read for the statistics stays on chip as far as it fits. The row program is that of the rows family; this is
-   another way to walk it (rows/channels.cuh). */
+/* The channels family: batch norm of channels that lie side by side in memory, forward in training and backward, with
+   the pointwise operations around it, in one launch whose blocks wait for each other between statistics and results.
+   What was read for the statistics stays on chip as far as it fits. The row program is that of the rows family; this is
+   another schedule of it (rows/channels.cuh). */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -13,24 +13,24 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,    /* that calculate */
-    COPYING = 32,     /* threads beside these, of which one asks for copies */
-    LINE_RUNS = 8,    /* of 16 bytes: a line of memory */
-    BOX_PLACES = 256, /* of one copy, at most */
-    DEPTH_LEAST = 3,
-    DEPTH_MOST = 32,
-    SHARED_LITTLE = 1024,
+    THREADS = 512,       /* that calculate */
+    PRODUCER = 32,       /* threads beside these, of which one asks for copies */
+    LINE_VECTORS = 8,    /* of 16 bytes: a line of memory */
+    BOX_POSITIONS = 256, /* of one copy, at most */
+    STAGES_LEAST = 3,
+    STAGES_MOST = 32,
+    OTHER_BYTES = 1024,
 };
 
 static const double LAUNCH_SECONDS = 5e-6, CACHED_SHARE = 0.5;
 
 struct channels {
     struct rows rows;
-    struct walk walk;
-    int64_t slabs, blocks; /* blocks: of each slab */
-    int64_t batches;       /* of a slab */
+    struct schedule schedule;
+    int64_t tiles, blocks; /* blocks: of each tile */
+    int64_t batches;       /* of a tile */
     int64_t stay;          /* batches of a block that the cache is asked to keep */
-    int depth;
+    int stages;
 };
 
 /* ---- What is served ---------------------------------------------------------------------------------------------- */
@@ -59,152 +59,157 @@ static weftStatus_t check_region(const struct region *region, const struct devic
 }
 
 /* Operands that totals depend on. */
-static uint32_t counted_operands(const struct walk *walk) {
+static uint32_t counted_operands(const struct schedule *s) {
     bool takes_part[TERMS_MAX];
     uint32_t counted = 0;
-    walk_terms_of_pass(walk, 0, takes_part);
-    for (int k = 0; k < walk->rows->operand_count; k++) {
-        const struct term *term = rows_find(walk->rows, walk->operands[k].value);
-        if (!walk->operands[k].is_store && takes_part[term - walk->rows->terms])
+    schedule_terms_of_pass(s, 0, takes_part);
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct term *term = rows_find(s->rows, s->nest.operands[k].value);
+        if (!s->nest.operands[k].is_store && takes_part[term - s->rows->terms])
             counted |= UINT32_C(1) << k;
     }
     return counted;
 }
 
-/* Whether the copy engine can bring what stays: neighbours in memory, in pieces of 16 bytes. */
-static bool can_copy(const struct walk *walk) {
+/* Whether the copy engine can fetch what stays: neighbours in memory, in pieces of 16 bytes. */
+static bool can_copy(const struct schedule *s) {
     int copies = 0;
     bool can = true;
-    for (int k = 0; k < walk->rows->operand_count; k++) {
-        const struct operand *operand = &walk->operands[k];
-        if (!walk_holds(walk, k))
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct operand *operand = &s->nest.operands[k];
+        if (!schedule_keeps(s, k))
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1);
         copies++;
         can = can && operand->memory >= 0 && operand->strides[0] == 1 && operand->strides[1] * bytes % 16 == 0 &&
-              operand->strides[1] > 0 && walk->run * walk->across * bytes % 16 == 0 &&
-              walk->rows->graph->values[operand->memory].tensor->alignment % 16 == 0;
+              operand->strides[1] > 0 && s->vectors.width * s->threads.across * bytes % 16 == 0 &&
+              s->rows->graph->values[operand->memory].tensor->alignment % 16 == 0;
     }
     return can && copies > 0 && copies <= MAPS_MAX;
 }
 
-static weftStatus_t check_walk(const struct walk *walk) {
-    if (!walk->is_columns || walk->kept != 1 || walk->rank != 2)
+static weftStatus_t check_schedule(const struct schedule *s) {
+    if (!s->nest.is_columns || s->nest.row_dims != 1 || s->nest.rank != 2)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "channels must be neighbours in memory, and their places one dimension in every tensor");
-    if (walk->closed != 1 || walk->last_pass != 1)
+             "channels must be neighbours in memory, and their positions one dimension in every tensor");
+    if (s->passes.closed != 1 || s->passes.storing != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "one pass takes statistics and one stores results, this region takes %d for statistics and %d in all",
-             walk->closed, walk->passes);
-    if (walk_calculates_in_double(walk))
+             s->passes.closed, s->passes.count);
+    if (schedule_calculates_in_double(s))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "sums are taken in float, not in double");
-    if (walk->run < 4)
+    if (s->vectors.width < 4)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "threads take 4 neighbouring channels or more, here they could take %d",
-             walk->run);
-    if (walk->runs > INT32_MAX / 2)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%lld places are more than copies count", (long long)walk->runs);
+             s->vectors.width);
+    if (s->vectors.per_row > INT32_MAX / 2)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%lld positions are more than copies count",
+             (long long)s->vectors.per_row);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- The walk ---------------------------------------------------------------------------------------------------- */
+/* ---- The schedule ------------------------------------------------------------------------------------------------ */
 
-/* The share of all threads' work that counts, when slabs are `across` runs wide. */
-static double worth_of(const struct walk *walk, int64_t across, const struct device *device) {
-    int64_t slabs = divide_up(walk->groups, across), multiprocessors = device->cuda.multiprocessors;
-    return (double)walk->groups / (double)(slabs * across) * (double)(multiprocessors / slabs * slabs) /
+/* The share of all threads' work that counts, when tiles are `across` vectors wide. */
+static double worth_of(const struct schedule *s, int64_t across, const struct device *device) {
+    int64_t tiles = divide_up(s->vectors.strips, across), multiprocessors = device->cuda.multiprocessors;
+    return (double)s->vectors.strips / (double)(tiles * across) * (double)(multiprocessors / tiles * tiles) /
            (double)multiprocessors;
 }
 
 /* Bytes that are read again from memory: what stayed neither in shared memory nor in the cache. */
-static double bytes_again(const struct walk *walk, const struct device *device) {
+static double bytes_again(const struct schedule *s, const struct device *device) {
     double bytes = 0, shared = (double)device->cuda.multiprocessors * (double)device->cuda.shared_per_block;
-    for (int k = 0; k < walk->rows->operand_count; k++)
-        if (walk_holds(walk, k))
-            bytes += (double)walk_held_bytes(walk, k) * (double)walk->groups * (double)walk->runs;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (schedule_keeps(s, k))
+            bytes += (double)schedule_vector_bytes(s, k) * (double)s->vectors.strips * (double)s->vectors.per_row;
     bytes -= shared + CACHED_SHARE * (double)device->cuda.l2_bytes;
     return bytes > 0 ? bytes : 0;
 }
 
 /* A line of memory, two where memory is what counts; or what wastes clearly less. */
-static int choose_across(const struct walk *walk, const struct device *device) {
-    int usual = bytes_again(walk, device) > 0 ? 2 * LINE_RUNS : LINE_RUNS, across = 1;
-    while (across < walk->groups && across < usual)
+static int choose_across(const struct schedule *s, const struct device *device) {
+    int usual = bytes_again(s, device) > 0 ? 2 * LINE_VECTORS : LINE_VECTORS, across = 1;
+    while (across < s->vectors.strips && across < usual)
         across *= 2;
-    for (int other = across / 2; other >= LINE_RUNS / 2; other /= 2)
-        if (worth_of(walk, other, device) > 1.1 * worth_of(walk, across, device))
+    for (int other = across / 2; other >= LINE_VECTORS / 2; other /= 2)
+        if (worth_of(s, other, device) > 1.1 * worth_of(s, across, device))
             across = other;
     return across;
 }
 
-static int64_t batch_bytes(const struct walk *walk) { return walk_row_bytes(walk) * walk->across * walk->unroll; }
+static int64_t batch_bytes(const struct schedule *s) {
+    return schedule_row_bytes(s) * s->threads.across * s->memory.unroll;
+}
 
 /* Bytes of the numbers of a channel, at most. */
-static int64_t row_bytes(const struct walk *walk) {
+static int64_t row_bytes(const struct schedule *s) {
     int64_t bytes = 8;
-    for (int i = 0; i < walk->rows->term_count; i++) {
-        const struct term *term = &walk->rows->terms[i];
-        if (term->is_needed && !term->spans)
+    for (int i = 0; i < s->rows->term_count; i++) {
+        const struct term *term = &s->rows->terms[i];
+        if (rows_is_field(s->rows, term))
             bytes += term->names * (strcmp(term->type, "float") == 0 ? 4 : 8);
     }
     return bytes;
 }
 
 static weftStatus_t place(struct channels *c, const struct device *device) {
-    struct walk *walk = &c->walk;
+    struct schedule *s = &c->schedule;
     int64_t multiprocessors = device->cuda.multiprocessors;
-    walk->counted = counted_operands(walk);
-    walk->steps = walk->ring = walk->min_blocks = 1;
-    walk->threads = THREADS;
-    walk->across = choose_across(walk, device);
-    walk->team = walk->threads / walk->across;
-    walk->unroll = walk_row_bytes(walk) <= 16 * walk->team ? 2 : 1;
-    if (!can_copy(walk))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the copy engine brings up to %d tensors in pieces of 16 bytes",
+    s->memory.scheme = MEMORY_CHANNELS;
+    s->memory.accumulated = counted_operands(s);
+    s->memory.steps = s->memory.stages = s->threads.min_blocks = 1;
+    s->threads.block = THREADS;
+    s->threads.across = choose_across(s, device);
+    s->threads.group = s->threads.block / s->threads.across;
+    s->memory.unroll = schedule_row_bytes(s) <= 16 * s->threads.group ? 2 : 1;
+    if (!can_copy(s))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the copy engine fetches up to %d tensors in pieces of 16 bytes",
              MAPS_MAX);
-    c->slabs = divide_up(walk->groups, walk->across);
-    c->batches = divide_up(walk->runs, (int64_t)walk->team * walk->unroll);
-    c->blocks = c->slabs ? min64(multiprocessors / c->slabs, c->batches) : 0;
+    c->tiles = divide_up(s->vectors.strips, s->threads.across);
+    c->batches = divide_up(s->vectors.per_row, (int64_t)s->threads.group * s->memory.unroll);
+    c->blocks = c->tiles ? min64(multiprocessors / c->tiles, c->batches) : 0;
     /* Fewer blocks could run beside others of their kind, and would share their counters. */
-    if (2 * c->slabs * c->blocks <= multiprocessors)
+    if (2 * c->tiles * c->blocks <= multiprocessors)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%lld slabs of %d channels with %lld batches of %d places would not keep %lld multiprocessors busy",
-             (long long)c->slabs, walk->across * walk->run, (long long)c->batches, walk->team * walk->unroll,
-             (long long)multiprocessors);
-    int64_t numbers = walk->across * walk->run * (walk->threads / 32 * walk_total_bytes(walk) + row_bytes(walk));
-    c->depth = (int)min64((device->cuda.shared_per_block - SHARED_LITTLE - numbers) / batch_bytes(walk), DEPTH_MOST);
-    if (c->depth < DEPTH_LEAST)
+             "%lld tiles of %d channels with %lld batches of %d positions would not keep %lld multiprocessors busy",
+             (long long)c->tiles, s->threads.across * s->vectors.width, (long long)c->batches,
+             s->threads.group * s->memory.unroll, (long long)multiprocessors);
+    int64_t numbers =
+        s->threads.across * s->vectors.width * (s->threads.block / 32 * schedule_partial_bytes(s) + row_bytes(s));
+    c->stages = (int)min64((device->cuda.shared_per_block - OTHER_BYTES - numbers) / batch_bytes(s), STAGES_MOST);
+    if (c->stages < STAGES_LEAST)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
-             "shared memory holds %d batches of %lld bytes, of %d at least", c->depth, (long long)batch_bytes(walk),
-             DEPTH_LEAST);
+             "shared memory holds %d batches of %lld bytes, of %d at least", c->stages, (long long)batch_bytes(s),
+             STAGES_LEAST);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Bytes of what is read, or stored, of all elements. */
-static double bytes_of(const struct walk *walk, bool is_store) {
+static double bytes_of(const struct schedule *s, bool is_store) {
     double bytes = 0;
-    for (int k = 0; k < walk->rows->operand_count; k++) {
-        const struct operand *operand = &walk->operands[k];
-        const struct term *term = rows_find(walk->rows, operand->value);
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct operand *operand = &s->nest.operands[k];
+        const struct term *term = rows_find(s->rows, operand->value);
         if (operand->is_store == is_store && term->spans && term->is_needed && operand->memory >= 0)
-            bytes += (double)walk_held_bytes(walk, k) * (double)walk->groups * (double)walk->runs;
+            bytes += (double)schedule_vector_bytes(s, k) * (double)s->vectors.strips * (double)s->vectors.per_row;
     }
     return bytes;
 }
 
 static void predict(struct channels *c, const struct device *device) {
-    struct walk *walk = &c->walk;
-    double again = bytes_again(walk, device), stored = bytes_of(walk, true);
+    struct schedule *s = &c->schedule;
+    double again = bytes_again(s, device), stored = bytes_of(s, true);
     /* Where more is read again than the cache holds, what is asked to stay there is in the way of results. */
     c->stay = again > 0 ? 0 : divide_up(c->batches, c->blocks);
-    walk->puts_away = stored > CACHED_SHARE * (double)device->cuda.l2_bytes;
-    walk->seconds = LAUNCH_SECONDS + price_moving(bytes_of(walk, false) + again + stored, device);
+    s->memory.stores_evict_first = stored > CACHED_SHARE * (double)device->cuda.l2_bytes;
+    s->seconds = LAUNCH_SECONDS + price_moving(bytes_of(s, false) + again + stored, device);
 }
 
 static weftStatus_t plan(struct channels *c, const struct region *region, const struct device *device) {
     TRY(check_region(region, device));
-    TRY(rows_analyse(&c->rows, region, TAKE_AT_ONCE, true));
-    TRY(walk_begin(&c->walk, &c->rows));
-    TRY(check_walk(&c->walk));
+    TRY(rows_analyse(&c->rows, region, STATISTICS_SHIFTED, true));
+    TRY(schedule_begin(&c->schedule, &c->rows));
+    TRY(check_schedule(&c->schedule));
     TRY(place(c, device));
     predict(c, device);
     return WEFT_STATUS_SUCCESS;
@@ -213,29 +218,29 @@ static weftStatus_t plan(struct channels *c, const struct region *region, const 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static void print_constants(struct kernel_print *print, const struct channels *c) {
-    const struct walk *walk = &c->walk;
+    const struct schedule *s = &c->schedule;
     const struct {
         const char *name;
         int64_t value;
     } constants[] = {
-        {"RUN", walk->run},
+        {"WIDTH", s->vectors.width},
         {"COLUMNS", true},
-        {"ACROSS", walk->across},
-        {"TEAM", walk->team},
-        {"THREADS", walk->threads},
-        {"UNROLL", walk->unroll},
-        {"DEPTH", c->depth},
-        {"FLOW", c->depth / 2},
-        {"SLOTS", (int64_t)walk->unroll * walk->threads}, /* runs of a slot */
-        {"HELD_BYTES", walk_row_bytes(walk) / walk->team},
-        {"BETWEEN", walk->team},
-        {"COLUMN_TOTALS", 0},
+        {"ACROSS", s->threads.across},
+        {"GROUP", s->threads.group},
+        {"THREADS", s->threads.block},
+        {"UNROLL", s->memory.unroll},
+        {"STAGES", c->stages},
+        {"REFILLED", c->stages / 2},
+        {"SLOT_VECTORS", (int64_t)s->memory.unroll * s->threads.block}, /* vectors of a stage */
+        {"KEPT_BYTES", schedule_row_bytes(s) / s->threads.group},
+        {"VECTOR_STEP", s->threads.group},
+        {"COLUMN_SUMS", 0},
     };
     text_add(&print->constants,
              "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n#include \"core/reduce.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
-    text_add(&print->constants, "using position = int;\n");
+    text_add(&print->constants, "using position = int;\nusing column_t = float;\n\n#include \"rows/program.cuh\"\n");
 }
 
 static enum tensor_map_type map_type(weftDataType_t type) {
@@ -243,40 +248,41 @@ static enum tensor_map_type map_type(weftDataType_t type) {
     return bytes == 1 ? TENSOR_MAP_U8 : bytes == 2 ? TENSOR_MAP_BF16 : TENSOR_MAP_F32;
 }
 
-/* Maps of the operands that stay: places by channels. */
-static void print_maps(struct kernel_print *print, const struct walk *walk) {
-    for (int k = 0; k < walk->rows->operand_count; k++) {
-        const struct operand *operand = &walk->operands[k];
-        if (!walk_holds(walk, k))
+/* Maps of the operands that stay: positions by channels. */
+static void print_maps(struct kernel_print *print, const struct schedule *s) {
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct operand *operand = &s->nest.operands[k];
+        if (!schedule_keeps(s, k))
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1);
         struct cuda_map map = {.form = {.type = map_type(operand->type), .rank = 2, .promotion = TENSOR_MAP_L2_128B},
                                .offset = operand->offset * bytes};
         char name[16];
-        map.form.dims[0] = (uint64_t)(walk->groups * walk->run);
-        map.form.dims[1] = (uint64_t)walk->runs;
+        map.form.dims[0] = (uint64_t)(s->vectors.strips * s->vectors.width);
+        map.form.dims[1] = (uint64_t)s->vectors.per_row;
         map.form.strides[0] = (uint64_t)(operand->strides[1] * bytes);
-        map.form.box[0] = (uint32_t)(walk->across * walk->run);
-        map.form.box[1] = (uint32_t)min64((int64_t)walk->unroll * walk->team, BOX_PLACES);
+        map.form.box[0] = (uint32_t)(s->threads.across * s->vectors.width);
+        map.form.box[1] = (uint32_t)min64((int64_t)s->memory.unroll * s->threads.group, BOX_POSITIONS);
         snprintf(name, sizeof name, "map%d", k);
         print_map(print, operand->memory, &map, name);
     }
 }
 
-/* bring(): one batch of all of them, each behind the other, as take_held() looks for them. */
-static void print_bring(struct text *code, const struct walk *walk) {
+/* copy_batch(): one batch of all of them, each behind the other, as read_kept() looks for them. */
+static void print_copy_batch(struct text *code, const struct schedule *s) {
     int64_t at = 0;
     text_add(code,
-             "DEVICE void bring(u32 slot, u32 arrival, const arguments& a, int channel, int place, u64 policy) {\n"
-             "    for (int row = 0; row < UNROLL * TEAM; row += %d) {\n",
-             BOX_PLACES);
-    for (int k = 0; k < walk->rows->operand_count; k++) {
-        if (!walk_holds(walk, k))
+             "DEVICE void copy_batch(u32 slot, u32 arrival, const arguments& a, int channel, int place, u64 policy) {\n"
+             "    for (int row = 0; row < UNROLL * GROUP; row += %d) {\n",
+             BOX_POSITIONS);
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        if (!schedule_keeps(s, k))
             continue;
-        int64_t bytes = walk_held_bytes(walk, k);
-        text_add(code,
-                 "    load_box(slot + %lld * SLOTS + row * %lld, a.map%d, arrival, channel, place + row, policy);\n",
-                 (long long)at, (long long)(bytes * walk->across), k);
+        int64_t bytes = schedule_vector_bytes(s, k);
+        text_add(
+            code,
+            "    load_box(slot + %lld * SLOT_VECTORS + row * %lld, a.map%d, arrival, channel, place + row, policy);\n",
+            (long long)at, (long long)(bytes * s->threads.across), k);
         at += bytes;
     }
     text_add(code, "    }\n}\n\n");
@@ -287,7 +293,7 @@ static void print_bring(struct text *code, const struct walk *walk) {
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct channels c;
     TRY(plan(&c, region, device));
-    *seconds = c.walk.seconds;
+    *seconds = c.schedule.seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -300,31 +306,32 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(plan(&c, &step->region, device));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
-    const struct walk *walk = &c.walk;
+    const struct schedule *s = &c.schedule;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     kernel_print_init(&print, &step->region);
     print_constants(&print, &c);
-    print_maps(&print, walk);
-    print_number(&print, c.slabs, "slabs");
+    print_maps(&print, s);
+    print_number(&print, c.tiles, "channel_tiles");
     print_number(&print, c.stay, "stay");
-    walk_print_functions(&print, walk);
-    print_bring(&print.code, walk);
-    kernel->grid[0] = (uint32_t)(c.slabs * c.blocks);
+    rows_print_functions(&print, s);
+    print_copy_batch(&print.code, s);
+    kernel->grid[0] = (uint32_t)(c.tiles * c.blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
-    kernel->block = (uint32_t)walk->threads + COPYING;
-    kernel->shared_bytes = (uint32_t)(batch_bytes(walk) * c.depth);
+    kernel->block = (uint32_t)s->threads.block + PRODUCER;
+    kernel->shared_bytes = (uint32_t)(batch_bytes(s) * c.stages);
     kernel->is_dependent = kernel->is_cooperative = true;
-    step->workspace_bytes = c.slabs * c.blocks * walk->across * walk->run * walk_total_bytes(walk);
+    step->workspace_bytes = c.tiles * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
     TRY(kernel_finish(&print, kernel, "rows/channels.cuh", "channels", arena));
     int64_t batches = divide_up(c.batches, c.blocks);
-    return arena_print(arena, &step->detail,
-                       "slabs of %d channels, %lld blocks for each; batches of %d places, %lld for a block, of which "
-                       "%lld stay in shared memory%s",
-                       walk->across * walk->run, (long long)c.blocks, walk->team * walk->unroll, (long long)batches,
-                       (long long)min64(c.depth, batches),
-                       batches <= c.depth ? ""
-                       : c.stay           ? " and the others in the cache"
-                                          : "");
+    return arena_print(
+        arena, &step->detail,
+        "tiles of %d channels, %lld blocks for each; batches of %d positions, %lld for a block, of which "
+        "%lld stay in shared memory%s",
+        s->threads.across * s->vectors.width, (long long)c.blocks, s->threads.group * s->memory.unroll,
+        (long long)batches, (long long)min64(c.stages, batches),
+        batches <= c.stages ? ""
+        : c.stay            ? " and the others in the cache"
+                            : "");
 }
 
 /* A plan for a described chip may come to one of its kind that has fewer multiprocessors. */

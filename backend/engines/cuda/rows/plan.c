@@ -84,7 +84,7 @@ static weftStatus_t analyse(struct rows *rows, const struct region *region) {
     TRY(start(rows, region));
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
-        if (!is_pointwise(node) && !rows_serves(node))
+        if (!is_pointwise(node) && !op_expands(node->op))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s is no pointwise operation, reduction, softmax or normalisation", descriptor_label(node->op));
     }
@@ -105,9 +105,10 @@ static weftStatus_t analyse(struct rows *rows, const struct region *region) {
     return finish(rows);
 }
 
-weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum taking taking, bool sums_apart) {
+weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum statistics_method method,
+                          bool sums_apart) {
     memset(rows, 0, sizeof *rows);
-    rows->taking = taking;
+    rows->method = method;
     rows->sums_apart = sums_apart;
     return analyse(rows, region);
 }
@@ -119,7 +120,7 @@ static void sum_kept(struct rows *rows, const struct follow *follow, const struc
     if (!tensor)
         return;
     int kept = rows_kept(rows, follow->type, at, strides);
-    rows_result(rows, tensor, follow->type, rows_total(rows, TOTAL_SUM, follow->type, kept));
+    rows_result(rows, tensor, follow->type, rows_reduce(rows, OPCODE_SUM, follow->type, kept));
 }
 
 /* The blocks are one more axis, slowest; the places in the row are what is kept. */
@@ -172,8 +173,7 @@ static weftStatus_t follow_apart(struct rows *rows, const struct rows *first) {
         mean = rows_kept(rows, follow->type, follow->at_mean, strides);
     if (follow->at_inv >= 0)
         inv = rows_kept(rows, follow->type, follow->at_inv, strides);
-    rows_expand_apart(rows, follow, mean, inv);
-    return WEFT_STATUS_SUCCESS;
+    return rows_expand_apart(rows, follow, mean, inv);
 }
 
 weftStatus_t rows_follow(struct rows *rows, const struct rows *first) {

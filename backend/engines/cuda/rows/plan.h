@@ -7,43 +7,57 @@
 
 #include "engines/cuda/core/formula.h"
 #include "engines/cuda/core/operand.h"
+#include "graph/expansion.h"
 
-enum { ROWS_OPERANDS_MAX = 32, TERMS_MAX = 112, TERM_USES = 8, TERM_BYTES = 152 };
+enum { ROWS_OPERANDS_MAX = 32, TERMS_MAX = 160, TERM_USES = 8 };
 
 /* operand.memory of what has no memory of a value of the graph. */
 enum { MEMORY_INDEX = -1, MEMORY_SCRATCH = -2 };
 
 enum term_kind {
-    TERM_LOAD,  /* an operand's element */
-    TERM_NODE,  /* a pointwise node's formula */
-    TERM_TEXT,  /* an expression over other terms */
-    TERM_TOTAL, /* a term of all elements of the row, combined */
+    TERM_LOAD,      /* an operand's element */
+    TERM_NODE,      /* a pointwise node's formula */
+    TERM_FORMULA,   /* an opcode over other terms */
+    TERM_REDUCTION, /* a term of all elements of the row, combined by an opcode */
 };
 
-enum total_kind {
-    TOTAL_SUM,
-    TOTAL_PRODUCT,
-    TOTAL_LEAST,
-    TOTAL_LARGEST,
-    TOTAL_MOMENTS, /* two names: the mean, and the sum of squared deviations from it */
-    TOTAL_WEIGHTS, /* two names: the largest, and the sum of e^(x - largest) */
-    TOTAL_COLUMN,  /* over all rows, for each place in the row */
+/* Opcodes that only row programs have, behind those of expansions. */
+enum {
+    ROWS_CONVERT = OPCODE_END, /* of a load to the type of arithmetic */
+    ROWS_ROUND,                /* as memory of another type would hold it */
+    ROWS_COLUMN_SUM,           /* over all rows, for each position in the row: closes no pass */
+};
+
+/* What a formula takes: a term, or what needs none. */
+struct term_argument {
+    int name;            /* of the term; -1: */
+    enum opcode literal; /* OPCODE_NUMBER, OPCODE_LENGTH or OPCODE_COUNT */
+    double number;
 };
 
 struct term {
     enum term_kind kind;
-    enum total_kind total;
-    int name;         /* v<name> in printed code: a value of the graph, or past those a temporary */
-    int names;        /* consecutive names that it defines: 1, moments and weights 2 */
-    bool spans;       /* differs from element to element of the row */
-    bool is_needed;   /* a store depends on it */
-    int stage;        /* passes that must be closed before it can be evaluated */
-    const char *type; /* in CUDA text: of storage for a load, else of arithmetic */
-    int operand;      /* of a load */
+    int opcode;         /* of a formula or a reduction */
+    int name;           /* v<name> in printed code: a value of the graph, or past those a temporary */
+    int names;          /* consecutive names that it defines: 1, moments and weights 2 */
+    bool spans;         /* differs from element to element of the row */
+    bool is_needed;     /* a store depends on it */
+    int stage;          /* passes that must be closed before it can be evaluated */
+    const char *type;   /* in CUDA text: of storage for a load, else of arithmetic */
+    const char *stored; /* ROWS_ROUND: the type of memory */
+    int operand;        /* of a load */
     const struct node *node;
-    int use_count, uses[TERM_USES]; /* terms */
-    char text[TERM_BYTES];
+    int argument_count;
+    struct term_argument arguments[INSTRUCTION_ARGUMENTS]; /* of a formula */
+    int use_count, uses[TERM_USES];                        /* terms */
 };
+
+static inline bool term_is_column_sum(const struct term *term) {
+    return term->kind == TERM_REDUCTION && term->opcode == ROWS_COLUMN_SUM;
+}
+static inline bool term_closes_pass(const struct term *term) {
+    return term->kind == TERM_REDUCTION && term->opcode != ROWS_COLUMN_SUM;
+}
 
 enum { DIM_OF_BLOCKS = -1 }; /* of an axis over parts of sums in the workspace */
 
@@ -73,10 +87,6 @@ struct follow {
     int64_t blocks; /* FOLLOW_COLUMNS: partial sums of each place */
 };
 
-/* How rows are summed up: a pass for each total that the next one needs; or in one pass, with totals that join. Means and
-   variances are plain sums there, around some of the row's elements, or join as moments. */
-enum taking { TAKE_IN_TURN, TAKE_AT_ONCE, TAKE_AS_MOMENTS };
-
 /* Softmax where it comes as a maximum, a difference, an exponential, a sum and a quotient. */
 struct softmax_nodes {
     const struct node *most, *sum, *quotient; /* NULL: it does not */
@@ -87,7 +97,7 @@ struct softmax_nodes {
 struct rows {
     const struct region *region;
     const struct graph *graph;
-    enum taking taking;
+    enum statistics_method method;
     bool sums_apart;  /* no column totals: gradients of scale and bias in a sweep of their own */
     bool is_brief;    /* every element that is stored has at most 16 bits */
     struct dims dims; /* of the elements */
@@ -110,7 +120,8 @@ struct rows {
 
 /* Finds the region's row space and writes its terms, or says why the family does not serve it. sums_apart: no column
    totals. */
-weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum taking taking, bool sums_apart);
+weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum statistics_method method,
+                          bool sums_apart);
 
 /* The program that does what the first one left over. */
 weftStatus_t rows_follow(struct rows *rows, const struct rows *first);
@@ -138,8 +149,8 @@ void rows_pack(const struct rows *rows, int64_t *strides, bool reduced);
 /* The names of new terms; -1 after a failure, which `trouble` keeps. */
 int rows_input(struct rows *rows, const struct tensor *tensor, const char *type); /* -1 also for NULL */
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type); /* of the row; -1: not in memory */
-int rows_text(struct rows *rows, const char *type, const char *format, ...) __attribute__((format(printf, 3, 4)));
-int rows_total(struct rows *rows, enum total_kind total, const char *type, int of);
+int rows_formula(struct rows *rows, const char *type, int opcode, const struct term_argument *arguments, int count);
+int rows_reduce(struct rows *rows, int opcode, const char *type, int of);
 /* Makes a term the value of a tensor (NULL: nothing), rounded as the tensor's type asks, and stores it when somebody
    outside the region needs it. */
 void rows_result(struct rows *rows, const struct tensor *tensor, const char *type, int name);
@@ -153,7 +164,10 @@ void rows_pointwise(struct rows *rows, const struct node *node);
 /* Marks a name and what it depends on: the rest is not calculated. */
 void rows_need(struct rows *rows, int name);
 
-/* ---- ops.c: operations that are not pointwise, as terms ---- */
+/* Whether a term is a number that code of elements, stores or later passes asks the row for: a field of struct row. */
+bool rows_is_field(const struct rows *rows, const struct term *term);
+
+/* ---- lower.c: operations that are not pointwise, from their expansions to terms ---- */
 
 /* Finds softmax among the operations of the region, if it is there. */
 void rows_find_softmax(struct rows *rows);
@@ -162,9 +176,7 @@ bool rows_expands(const struct rows *rows, const struct node *node);
 weftStatus_t rows_expand(struct rows *rows, const struct node *node);
 /* The dims and parts that the operation gives the row space; false: it has none. */
 bool rows_shape_of(const struct node *node, struct dims *dims, int64_t *parts);
-/* Whether the operation is the family's. */
-bool rows_serves(const struct node *node);
 /* dscale and dbias as sums over what is outside of them; mean and inv are names, -1: to be loaded, or none. */
-void rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv);
+weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv);
 
 #endif

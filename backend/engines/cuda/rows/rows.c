@@ -1,70 +1,73 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
-   in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, ops.c), the
-   program a walk (schedule.c), the walk kernels (print.c, rows/rows.cuh). Gradients of scale and bias may take
-   a second program. */
+   in one sweep over memory where rows fit on chip. A region becomes a row program (plan.c, lower.c), the program a
+   schedule (schedule.c), the schedule kernels (print.c, one .cuh file for each memory scheme). Gradients of scale and
+   bias may take a second program. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/rows/schedule.h"
 #include "graph/ops/norm.h"
 
-enum { LARGE_TEAM = 256 }; /* threads */
+enum { LARGE_GROUP = 256 }; /* threads, of which one pass over plain sums is faster than two */
 
 struct sweep {
     struct rows rows[2];
-    struct walk walks[2];
+    struct schedule schedules[2];
     int programs;
 };
 
-static weftStatus_t try_walk(struct sweep *sweep, const struct region *region, const struct device *device,
-                             enum taking taking, bool must_stream, bool apart) {
-    TRY(rows_analyse(&sweep->rows[0], region, taking, apart));
-    return walk_plan(&sweep->walks[0], &sweep->rows[0], device, must_stream);
+static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, const struct device *device,
+                                 enum statistics_method method, bool must_stream, bool apart) {
+    TRY(rows_analyse(&sweep->rows[0], region, method, apart));
+    return schedule_plan(&sweep->schedules[0], &sweep->rows[0], device, must_stream);
 }
 
-/* Statistics in one pass. Samples of a row are read before anything of it is stored, which parts of rows cannot promise,
-   and where rows lie side by side they would be as many reads as the row is long. */
+/* Statistics in one pass. Samples of a row are read before anything of it is stored, which parts of rows cannot
+   promise, and where rows lie side by side they would be as many reads as the row is long. */
 static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region, const struct device *device,
                                 bool must_stream, bool apart) {
-    const struct walk *walk = &sweep->walks[0];
-    TRY(try_walk(sweep, region, device, TAKE_AT_ONCE, must_stream, apart));
-    bool can_sample = !walk->is_columns && walk->parts == 1 && !walk_calculates_in_double(walk);
+    const struct schedule *s = &sweep->schedules[0];
+    TRY(try_schedule(sweep, region, device, STATISTICS_SHIFTED, must_stream, apart));
+    bool can_sample = !s->nest.is_columns && s->grid.splits == 1 && !schedule_calculates_in_double(s);
     if (sweep->rows[0].sampled >= 0 && !can_sample)
-        TRY(try_walk(sweep, region, device, TAKE_AS_MOMENTS, must_stream, apart));
+        TRY(try_schedule(sweep, region, device, STATISTICS_JOINED, must_stream, apart));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Rows in registers with sums of places beside them, or without, or through shared memory, or streamed. Blocks that share
-   rows wait for each other less where these go through shared memory, and large teams where one pass takes plain sums. */
+/* Rows in registers with sums of columns beside them, or without, or through shared memory, or streamed. Blocks that
+   share rows wait for each other less where these go through shared memory, and large groups where one pass takes
+   plain sums. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, const struct device *device) {
-    const struct walk *walk = &sweep->walks[0];
-    TRY(try_walk(sweep, region, device, TAKE_IN_TURN, false, false));
-    bool apart = !walk->steps && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
+    const struct schedule *s = &sweep->schedules[0];
+    TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, false));
+    bool apart = s->memory.scheme == MEMORY_STREAMED && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
     if (apart)
-        TRY(try_walk(sweep, region, device, TAKE_IN_TURN, false, true));
-    bool is_shared = walk->cluster > 1 && !walk->is_piped, is_streamed = !walk->steps;
-    bool is_large = walk->steps && walk->team >= LARGE_TEAM && walk->closed > 1 && !walk->is_columns;
+        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, true));
+    bool is_shared = s->threads.cluster > 1 && s->memory.scheme != MEMORY_PIPELINED;
+    bool is_streamed = s->memory.scheme == MEMORY_STREAMED;
+    bool is_large = s->memory.scheme != MEMORY_STREAMED && s->threads.group >= LARGE_GROUP && s->passes.closed > 1 &&
+                    !s->nest.is_columns;
     if (is_shared || is_streamed)
         TRY(try_at_once(sweep, region, device, true, true));
-    if (is_shared && !walk->is_piped)
-        TRY(try_walk(sweep, region, device, TAKE_IN_TURN, false, apart));
-    if (is_large && !walk->is_piped)
+    if (is_shared && s->memory.scheme != MEMORY_PIPELINED)
+        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, apart));
+    if (is_large && s->memory.scheme != MEMORY_PIPELINED)
         TRY(try_at_once(sweep, region, device, false, apart));
-    if (is_large && !walk->is_piped && sweep->rows[0].sampled < 0)
-        TRY(try_walk(sweep, region, device, TAKE_IN_TURN, false, apart));
+    if (is_large && s->memory.scheme != MEMORY_PIPELINED && sweep->rows[0].sampled < 0)
+        TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, apart));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The blocks' sums of each place lie one block after the other. */
-static void place_columns(struct rows *rows, const struct walk *walk) {
+/* The blocks' sums of each column lie one block after the other. */
+static void place_columns(struct rows *rows, const struct schedule *s) {
     struct follow *follow = &rows->follow;
     int64_t *places[] = {follow->scale ? &follow->at_scale : &follow->at_bias, &follow->at_bias};
     int column = 0;
-    follow->blocks = walk->blocks;
+    follow->blocks = s->grid.blocks;
     for (int k = 0; k < rows->operand_count; k++) {
         struct operand *operand = &rows->operands[k];
         const struct term *term = rows_find(rows, operand->value);
-        if (!operand->is_store || term->kind != TERM_TOTAL || term->total != TOTAL_COLUMN)
+        if (!operand->is_store || !term_is_column_sum(term))
             continue;
         int64_t size = dtype_bytes(operand->type, 1), bytes = follow->blocks * rows_length(rows) * size;
         *places[column++] = rows->scratch_bytes;
@@ -78,20 +81,20 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     struct rows *first = &sweep->rows[0];
     sweep->programs = 1;
     if (first->follow.kind == FOLLOW_COLUMNS) {
-        place_columns(first, &sweep->walks[0]);
+        place_columns(first, &sweep->schedules[0]);
         for (int k = 0; k < first->operand_count; k++)
-            sweep->walks[0].operands[k].offset = first->operands[k].offset;
+            sweep->schedules[0].nest.operands[k].offset = first->operands[k].offset;
     }
     if (first->follow.kind != FOLLOW_NOTHING) {
         TRY(rows_follow(&sweep->rows[1], first));
-        TRY(walk_plan(&sweep->walks[1], &sweep->rows[1], device, false));
+        TRY(schedule_plan(&sweep->schedules[1], &sweep->rows[1], device, false));
         if (first->follow.kind == FOLLOW_COLUMNS)
-            sweep->walks[1].lets_next = LETS_AT_ONCE;
+            sweep->schedules[1].grid.trigger = TRIGGER_AT_ONCE;
         sweep->programs = 2;
     }
     int kernels = 0;
     for (int i = 0; i < sweep->programs; i++)
-        kernels += walk_kernel_count(&sweep->walks[i]);
+        kernels += schedule_kernel_count(&sweep->schedules[i]);
     if (kernels > KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take %d launches, at most %d fit", kernels,
              KERNELS_MAX);
@@ -103,7 +106,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     TRY(plan(&sweep, region, device));
     *seconds = 0;
     for (int i = 0; i < sweep.programs; i++)
-        *seconds += sweep.walks[i].seconds;
+        *seconds += sweep.schedules[i].seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -116,20 +119,21 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     int64_t scratch_bytes = sweep.rows[0].scratch_bytes;
     for (int i = 0; i < sweep.programs; i++)
-        TRY(walk_print(&sweep.walks[i], state, &scratch_bytes, arena));
+        TRY(rows_print(&sweep.schedules[i], state, &scratch_bytes, arena));
     step->state = state;
     step->workspace_bytes = scratch_bytes;
-    const struct walk *walk = &sweep.walks[0];
-    const char *shape = walk->is_columns ? "rows side by side" : "rows";
-    const char *rest = walk->loose ? " and loose elements" : "";
-    if (walk->steps)
+    const struct schedule *s = &sweep.schedules[0];
+    const char *shape = s->nest.is_columns ? "rows side by side" : "rows";
+    const char *rest = s->unaligned.most ? ", unaligned head and tail" : "";
+    if (s->memory.scheme == MEMORY_STREAMED)
         return arena_print(arena, &step->detail,
-                           "%s in %s: %d x %d threads each, %d runs of %d%s; %d passes, %d launches", shape,
-                           walk->ring ? "shared memory" : "registers", walk->cluster, walk->team, walk->steps,
-                           walk->run, rest, walk->passes, state->count);
+                           "%s streamed in %d passes: %d threads each, vectors of %d%s, %lld splits; %d launches",
+                           shape, s->passes.count, s->threads.group, s->vectors.width, rest, (long long)s->grid.splits,
+                           state->count);
     return arena_print(arena, &step->detail,
-                       "%s streamed in %d passes: %d threads each, runs of %d%s, %lld parts; %d launches", shape,
-                       walk->passes, walk->team, walk->run, rest, (long long)walk->parts, state->count);
+                       "%s in %s: %d x %d threads each, %d vectors of %d%s; %d passes, %d launches", shape,
+                       s->memory.stages ? "shared memory" : "registers", s->threads.cluster, s->threads.group,
+                       s->memory.steps, s->vectors.width, rest, s->passes.count, state->count);
 }
 
 /* Whether elements, or totals of them, depend on a value. */
@@ -140,7 +144,7 @@ static bool elements_depend_on(const struct rows *rows, int name) {
         depends[i] = term->name == name;
         for (int u = 0; u < term->use_count; u++)
             depends[i] = depends[i] || depends[term->uses[u]];
-        if (depends[i] && term->is_needed && (term->spans || term->kind == TERM_TOTAL))
+        if (depends[i] && term->is_needed && (term->spans || term->kind == TERM_REDUCTION))
             return true;
     }
     return false;
@@ -160,7 +164,7 @@ bool rows_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     struct rows rows;
     if (!tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) ||
-        rows_analyse(&rows, region, TAKE_IN_TURN, false) || rows.follow.kind != FOLLOW_NOTHING)
+        rows_analyse(&rows, region, STATISTICS_IN_TURN, false) || rows.follow.kind != FOLLOW_NOTHING)
         return false;
     const struct term *made = rows_find(&rows, out);
     if (!made->spans)

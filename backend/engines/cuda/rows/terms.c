@@ -3,10 +3,6 @@
 #include "base/number.h"
 #include "engines/cuda/rows/plan.h"
 
-#include <ctype.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { SCRATCH_ALIGNMENT = 256 };
@@ -83,19 +79,18 @@ static void need_value(struct rows *rows, int value) {
     new_term(rows, term);
 }
 
-int rows_text(struct rows *rows, const char *type, const char *format, ...) {
-    struct term term = {.kind = TERM_TEXT, .name = rows->next_name++, .names = 1, .type = type};
-    va_list list;
-    va_start(list, format);
-    int length = vsnprintf(term.text, sizeof term.text, format, list);
-    va_end(list);
-    if (length >= TERM_BYTES)
-        keep_trouble(rows, status_fail(WEFT_STATUS_INTERNAL_ERROR, "row program: an expression of %d bytes", length));
-    for (const char *at = term.text; *at && !rows->trouble; at++)
-        if (*at == 'v' && isdigit((unsigned char)at[1]) &&
-            (at == term.text || (!isalnum((unsigned char)at[-1]) && at[-1] != '_')))
-            use(rows, &term, atoi(at + 1));
+int rows_formula(struct rows *rows, const char *type, int opcode, const struct term_argument *arguments, int count) {
+    struct term term = {.kind = TERM_FORMULA, .opcode = opcode, .name = rows->next_name++, .names = 1, .type = type};
+    for (int i = 0; i < count; i++) {
+        term.arguments[term.argument_count++] = arguments[i];
+        if (arguments[i].name >= 0)
+            use(rows, &term, arguments[i].name);
+    }
     return new_term(rows, term)->name;
+}
+
+static int convert(struct rows *rows, const char *type, int name) {
+    return rows_formula(rows, type, ROWS_CONVERT, &(struct term_argument){.name = name}, 1);
 }
 
 int rows_input(struct rows *rows, const struct tensor *tensor, const char *type) {
@@ -105,7 +100,7 @@ int rows_input(struct rows *rows, const struct tensor *tensor, const char *type)
     need_value(rows, value);
     if (strcmp(rows_find(rows, value)->type, type) == 0)
         return value;
-    return rows_text(rows, type, "as<%s>::of(v%d)", type, value);
+    return convert(rows, type, value);
 }
 
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type) {
@@ -119,16 +114,17 @@ int rows_first(struct rows *rows, const struct tensor *tensor, const char *type)
     for (int i = 0; i < rows->axis_count; i++)
         operand->strides[i] = rows->axes[i].is_reduced ? 0 : operand->strides[i];
     term.type = cuda_type_name(operand->type);
-    return rows_text(rows, type, "as<%s>::of(v%d)", type, new_term(rows, term)->name);
+    return convert(rows, type, new_term(rows, term)->name);
 }
 
-int rows_total(struct rows *rows, enum total_kind total, const char *type, int of) {
-    int names = total == TOTAL_MOMENTS || total == TOTAL_WEIGHTS ? 2 : 1;
-    struct term term = {.kind = TERM_TOTAL, .total = total, .name = rows->next_name, .names = names, .type = type};
+int rows_reduce(struct rows *rows, int opcode, const char *type, int of) {
+    int names = opcode == OPCODE_MOMENTS || opcode == OPCODE_WEIGHTS ? 2 : 1;
+    struct term term = {
+        .kind = TERM_REDUCTION, .opcode = opcode, .name = rows->next_name, .names = names, .type = type};
     rows->next_name += names;
     use(rows, &term, of);
     term.spans = false;
-    term.stage += total != TOTAL_COLUMN;
+    term.stage += opcode != ROWS_COLUMN_SUM;
     return new_term(rows, term)->name;
 }
 
@@ -140,16 +136,15 @@ void rows_result(struct rows *rows, const struct tensor *tensor, const char *typ
     if (!tensor || rows->trouble)
         return;
     int value = graph_find_value(rows->graph, tensor);
-    struct term term = {.kind = TERM_TEXT, .name = value, .names = 1, .type = type};
+    struct term term = {.kind = TERM_FORMULA, .name = value, .names = 1, .type = type, .argument_count = 1};
     const char *stored = cuda_type_name((weftDataType_t)tensor->type);
     /* Nodes that read it see what memory would hold. */
     bool is_narrower = rows->graph->values[value].readers && strcmp(stored, type) != 0 &&
                        tensor->type != WEFT_DATA_DOUBLE &&
                        !(tensor->type == WEFT_DATA_FLOAT && strcmp(type, "i64") == 0);
-    if (is_narrower)
-        snprintf(term.text, sizeof term.text, "rounded<%s>(v%d)", stored, name);
-    else
-        snprintf(term.text, sizeof term.text, "v%d", name);
+    term.opcode = is_narrower ? ROWS_ROUND : OPCODE_COPY;
+    term.stored = stored;
+    term.arguments[0] = (struct term_argument){.name = name};
     use(rows, &term, name);
     new_term(rows, term);
     if (is_wanted(rows, value))
@@ -231,3 +226,19 @@ static void mark_needed(struct rows *rows, int index) {
 }
 
 void rows_need(struct rows *rows, int name) { mark_needed(rows, find_index(rows, name)); }
+
+/* Loads and reductions are opened and closed as fields; formulas are only where others look for them. */
+bool rows_is_field(const struct rows *rows, const struct term *term) {
+    if (!term->is_needed || term->spans || term_is_column_sum(term))
+        return false;
+    bool is = term->kind == TERM_LOAD || term->kind == TERM_REDUCTION;
+    int index = (int)(term - rows->terms);
+    for (int k = 0; k < rows->operand_count && !is; k++)
+        is = rows->operands[k].is_store && rows->operands[k].value == term->name;
+    for (int i = 0; i < rows->term_count && !is; i++) {
+        const struct term *user = &rows->terms[i];
+        for (int u = 0; u < user->use_count && user->is_needed && !is; u++)
+            is = user->uses[u] == index && (user->spans || user->kind == TERM_REDUCTION || user->stage > term->stage);
+    }
+    return is;
+}

@@ -1,0 +1,41 @@
+/* column_sums: sums over rows for every position in a row, which a block's threads have in registers, to the workspace
+   Another launch adds up what blocks leave. Groups of a warp join by shuffles, then warps (or larger groups) through
+   shared memory, vector by vector, each added up by another. Behind strip.cuh */
+
+DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arguments &a) {
+    constexpr int JOINED = GROUP < 32 ? 32 : GROUP, JOINERS = THREADS / JOINED; // threads with one sum; and such sums
+    using sums = run<column_t, WIDTH>;
+    const int lane = threadIdx.x % GROUP, joiner = threadIdx.x / JOINED;
+    const bool is_first = threadIdx.x % JOINED < GROUP;
+#pragma unroll
+    for (int i = 0; i < COLUMN_SUMS * OWN; i++) {
+        sums mine = columns[i % OWN].at[i / OWN];
+#pragma unroll
+        for (int mask = GROUP; mask < 32; mask *= 2)
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++)
+                mine.at[e] += shuffle_xor(mine.at[e], mask);
+        if constexpr (JOINERS > 1) {
+            __shared__ sums s_sums[JOINERS][GROUP];
+            if (i > 0)
+                __syncthreads();
+            if (is_first)
+                s_sums[joiner][lane] = mine;
+            __syncthreads();
+            if (joiner != i % JOINERS)
+                continue;
+            mine = s_sums[0][lane];
+#pragma unroll
+            for (int g = 1; g < JOINERS; g++)
+#pragma unroll
+                for (int e = 0; e < WIDTH; e++)
+                    mine.at[e] += s_sums[g][lane].at[e];
+        }
+        if (i % OWN == KEPT) {
+            if (is_first && s.rank == 0 && s.lane < unaligned_of(a, s.strip))
+                store_column<1>(i / OWN, mine, a, s.strip, s.lane);
+        } else if (is_first && vector_of(s, i % OWN) < vectors_of(a, s.strip)) {
+            store_column(i / OWN, mine, a, s.strip, vector_of(s, i % OWN));
+        }
+    }
+}

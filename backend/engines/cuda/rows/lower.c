@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From the expansions of operations (graph/expansion.h) to terms: instructions become formulas and reductions, and sums
+   over other things than rows find a way of their own. Softmax that is spelt out in five nodes is made of the parts of
+   softmax's own expansion. */
+#include "engines/cuda/rows/plan.h"
+#include "graph/ops/norm.h"
+#include "graph/ops/pointwise.h"
+#include "graph/ops/reduction.h"
+#include "graph/ops/softmax.h"
+
+#include <string.h>
+
+/* An expansion on its way to terms: what its values have become. */
+struct lowering {
+    struct rows *rows;
+    struct expansion e;
+    const char *type; /* of arithmetic */
+    int done;         /* instructions */
+    struct term_argument values[INSTRUCTIONS_MAX];
+};
+
+static bool is_op(const struct node *node, const struct op *op) { return op_of(node->op) == op; }
+
+/* The node of the region that makes a value; NULL: none. */
+static const struct node *producer_of(const struct rows *rows, const struct tensor *tensor) {
+    int producer = rows->graph->values[graph_find_value(rows->graph, tensor)].producer;
+    return producer >= 0 && region_has(rows->region, producer) ? &rows->graph->nodes[producer] : NULL;
+}
+
+static bool is_made_inside(const void *context, const struct tensor *tensor) {
+    return producer_of(context, tensor) != NULL;
+}
+
+static void begin(struct lowering *l, struct rows *rows) {
+    l->rows = rows;
+    l->done = l->e.count = 0;
+    l->e.method = rows->method;
+    l->e.is_made_inside = is_made_inside;
+    l->e.context = rows;
+}
+
+/* ---- Row spaces -------------------------------------------------------------------------------------------------- */
+
+/* Operations that are refused later have one, too: their refusal is worded then. */
+bool rows_shape_of(const struct node *node, struct dims *dims, int64_t *parts) {
+    struct expansion e = {.method = STATISTICS_IN_TURN};
+    if (!op_expands(node->op))
+        return false;
+    if (expansion_of(&e, node->op))
+        status_clear();
+    *dims = e.dims;
+    memcpy(parts, e.parts, sizeof e.parts);
+    return true;
+}
+
+/* ---- Gradients of scale and bias --------------------------------------------------------------------------------- */
+
+static bool is_wanted(const struct rows *rows, const struct tensor *tensor) {
+    return region_exports(rows->region, graph_find_value(rows->graph, tensor));
+}
+
+/* How a tensor's axes lie to those of the rows. */
+struct reach {
+    bool in_row, whole_row; /* it differs within a row; along all of it */
+    bool in_rows, all_rows; /* it differs from row to row; for all rows */
+};
+
+static struct reach reach_of(const struct rows *rows, const struct tensor *tensor) {
+    struct reach reach = {.whole_row = true, .all_rows = true};
+    for (int i = 0; i < rows->axis_count; i++) {
+        bool has = rows_has_axis(rows, tensor, i), reduced = rows->axes[i].is_reduced;
+        reach.in_row = reach.in_row || (reduced && has);
+        reach.whole_row = reach.whole_row && (!reduced || has);
+        reach.in_rows = reach.in_rows || (!reduced && has);
+        reach.all_rows = reach.all_rows && (reduced || has);
+    }
+    return reach;
+}
+
+/* Statistics that have no memory of their own are left in the workspace. */
+static weftStatus_t keep_statistics(struct lowering *l, const struct node *node) {
+    const struct norm_backward *op = (const struct norm_backward *)node->op;
+    struct rows *rows = l->rows;
+    if (producer_of(rows, op->x) || producer_of(rows, op->dy))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
+             descriptor_label(node->op));
+    rows->follow.kind = FOLLOW_APART;
+    if (!op->inv_variance || producer_of(rows, op->inv_variance))
+        rows->follow.at_inv = rows_keep(rows, l->type, l->values[l->e.inv].name, false);
+    if (l->e.mean >= 0 && (!op->mean || producer_of(rows, op->mean)))
+        rows->follow.at_mean = rows_keep(rows, l->type, l->values[l->e.mean].name, false);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A sum over everything that shares an element of the tensor: the row's own, one of rows that share a scale, one of
+   columns, or one of a sweep of its own over x and dy. */
+static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, const struct instruction *at) {
+    const struct norm_backward *op = (const struct norm_backward *)node->op;
+    struct rows *rows = l->rows;
+    struct follow *follow = &rows->follow;
+    struct reach reach = reach_of(rows, at->tensor);
+    bool is_scale = at->tensor == op->dscale;
+    if (!is_wanted(rows, at->tensor))
+        return WEFT_STATUS_SUCCESS;
+    int element = l->values[at->arguments[0]].name, row = at->arguments[1] < 0 ? -1 : l->values[at->arguments[1]].name;
+    if (!reach.in_row && reach.all_rows) {
+        rows_result(rows, at->tensor, l->type, row);
+        return WEFT_STATUS_SUCCESS;
+    }
+    if (follow->kind && follow->node != node)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
+             descriptor_label(node->op));
+    bool is_second = follow->kind != FOLLOW_NOTHING;
+    if (!is_second)
+        *follow =
+            (struct follow){.node = node, .type = l->type, .at_scale = -1, .at_bias = -1, .at_mean = -1, .at_inv = -1};
+    *(is_scale ? &follow->scale : &follow->bias) = at->tensor;
+    if (!reach.in_row) {
+        follow->kind = FOLLOW_FOLD;
+        *(is_scale ? &follow->at_scale : &follow->at_bias) = rows_keep(rows, l->type, row, false);
+    } else if (!reach.in_rows && reach.whole_row && !rows->sums_apart) {
+        follow->kind = FOLLOW_COLUMNS;
+        rows_keep(rows, l->type, rows_reduce(rows, ROWS_COLUMN_SUM, l->type, element), true);
+    } else if (!is_second) {
+        TRY(keep_statistics(l, node));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Instructions ------------------------------------------------------------------------------------------------ */
+
+/* The term of a value, also of one that needs none. */
+static int name_of(struct lowering *l, int value) {
+    if (l->values[value].name >= 0)
+        return l->values[value].name;
+    return rows_formula(l->rows, l->type, OPCODE_COPY, &l->values[value], 1);
+}
+
+static int lower_formula(struct lowering *l, const struct instruction *at) {
+    struct term_argument arguments[INSTRUCTION_ARGUMENTS];
+    int count = 0;
+    for (int i = 0; i < INSTRUCTION_ARGUMENTS && at->arguments[i] >= 0; i++)
+        arguments[count++] = l->values[at->arguments[i]];
+    return rows_formula(l->rows, l->type, at->opcode, arguments, count);
+}
+
+/* The reader's sums are around what it has sampled. */
+static int lower_sample(struct lowering *l, const struct tensor *tensor) {
+    int name = rows_first(l->rows, tensor, l->type);
+    if (l->rows->method == STATISTICS_SHIFTED)
+        l->rows->sampled = l->rows->operand_count - 1;
+    return name;
+}
+
+static weftStatus_t lower_instruction(struct lowering *l, const struct node *node, int index) {
+    const struct instruction *at = &l->e.at[index];
+    struct rows *rows = l->rows;
+    struct term_argument *value = &l->values[index];
+    *value = (struct term_argument){-1, at->opcode, at->number};
+    switch (at->opcode) {
+    case OPCODE_NUMBER:
+    case OPCODE_LENGTH:
+    case OPCODE_COUNT:
+        break; /* no term: whoever takes them prints them */
+    case OPCODE_INPUT:
+        value->name = rows_input(rows, at->tensor, l->type);
+        break;
+    case OPCODE_SAMPLE:
+        value->name = lower_sample(l, at->tensor);
+        break;
+    case OPCODE_GIVEN:
+        value->name = (int)at->number;
+        break;
+    case OPCODE_SUM:
+    case OPCODE_PRODUCT:
+    case OPCODE_LEAST:
+    case OPCODE_LARGEST:
+    case OPCODE_MOMENTS:
+    case OPCODE_WEIGHTS:
+        value->name = rows_reduce(rows, at->opcode, l->type, name_of(l, at->arguments[0]));
+        break;
+    case OPCODE_SECOND:
+        value->name = l->values[at->arguments[0]].name + 1;
+        break;
+    case OPCODE_RESULT:
+        rows_result(rows, at->tensor, l->type, name_of(l, at->arguments[0]));
+        break;
+    case OPCODE_SUM_TO:
+        TRY(lower_sum_to(l, node, at));
+        break;
+    default:
+        value->name = lower_formula(l, at);
+    }
+    return rows->trouble;
+}
+
+/* The instructions that were written since the last call. */
+static weftStatus_t lower(struct lowering *l, const struct node *node) {
+    l->type = l->e.math == WEFT_DATA_INT64 ? "i64" : l->e.math == WEFT_DATA_DOUBLE ? "double" : "float";
+    for (; l->done < l->e.count; l->done++)
+        TRY(lower_instruction(l, node, l->done));
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv) {
+    const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
+    struct lowering l;
+    begin(&l, rows);
+    expansion_begin(&l.e, op->math, op->x);
+    l.e.dims = rows->dims;
+    memcpy(l.e.parts, rows->parts, sizeof l.e.parts);
+    if (follow->scale) {
+        int mean_value = mean < 0 ? expand_input(&l.e, op->mean) : expand_given(&l.e, mean);
+        int inv_value = inv < 0 ? expand_input(&l.e, op->inv_variance) : expand_given(&l.e, inv);
+        expand_result(&l.e, follow->scale, expand_sum(&l.e, norm_expand_weighted(&l.e, op, mean_value, inv_value)));
+    }
+    if (follow->bias)
+        expand_result(&l.e, follow->bias, expand_sum(&l.e, expand_input(&l.e, op->dy)));
+    return lower(&l, follow->node);
+}
+
+/* ---- Softmax in five nodes --------------------------------------------------------------------------------------- */
+
+/* The operands of a pointwise operation of floats as it stands in the mode's formula; x NULL: it is another. */
+static struct pointwise_operands operands_of(const struct node *node, weftPointwiseMode_t mode) {
+    const struct pointwise_op *op = node && is_op(node, &pointwise_op) ? (const struct pointwise_op *)node->op : NULL;
+    bool is = op && op->pw->mode == (int32_t)mode && strcmp(formula_type(op), "float") == 0 && op->alpha1 == 1 &&
+              op->alpha2 == 1;
+    return is ? pointwise_operands(op) : (struct pointwise_operands){0};
+}
+
+static const struct reduction_op *reduction_of(const struct node *node, weftReduceTensorOp_t mode) {
+    const struct reduction_op *op = node && is_op(node, &reduction_op) ? (const struct reduction_op *)node->op : NULL;
+    if (!op || op->parameters->mode != (int32_t)mode)
+        return NULL;
+    struct expansion e;
+    expansion_begin(&e, (int32_t)reduction_math(op), op->x);
+    return e.math == WEFT_DATA_FLOAT ? op : NULL;
+}
+
+/* Whether a value is a float that nobody sees but so many nodes of the region. */
+static bool is_inner(const struct rows *rows, const struct tensor *tensor, int readers) {
+    int value = graph_find_value(rows->graph, tensor);
+    return tensor->type == WEFT_DATA_FLOAT && rows->graph->values[value].readers == readers &&
+           !region_exports(rows->region, value);
+}
+
+void rows_find_softmax(struct rows *rows) {
+    rows->softmax = (struct softmax_nodes){.peak = -1, .weight = -1, .total = -1};
+    for (int i = 0; i < rows->region->count; i++) {
+        const struct node *quotient = region_node(rows->region, i), *exponential, *difference, *most, *sum;
+        struct pointwise_operands share = operands_of(quotient, WEFT_POINTWISE_DIV), e, d;
+        if (!share.x || !(exponential = producer_of(rows, share.x)) || !(sum = producer_of(rows, share.b)))
+            continue;
+        const struct reduction_op *total = reduction_of(sum, WEFT_REDUCE_TENSOR_ADD);
+        e = operands_of(exponential, WEFT_POINTWISE_EXP);
+        if (!e.x || !total || total->x != share.x || !(difference = producer_of(rows, e.x)))
+            continue;
+        d = operands_of(difference, WEFT_POINTWISE_SUB);
+        most = d.x ? producer_of(rows, d.b) : NULL;
+        const struct reduction_op *peak = reduction_of(most, WEFT_REDUCE_TENSOR_MAX);
+        if (peak && peak->x == d.x && is_inner(rows, share.x, 2) && is_inner(rows, e.x, 1) &&
+            is_inner(rows, share.b, 1) && d.b->type == WEFT_DATA_FLOAT)
+            rows->softmax = (struct softmax_nodes){most, sum, quotient, graph_find_value(rows->graph, d.x), -1, -1, -1};
+    }
+}
+
+static bool is_softmax_node(const struct rows *rows, const struct node *node) {
+    return node == rows->softmax.most || node == rows->softmax.sum || node == rows->softmax.quotient;
+}
+
+/* Each node writes its part of one formula. A row with an infinite score or NaN is NaN throughout, as infinity minus
+   itself is. */
+static weftStatus_t expand_softmax_node(struct rows *rows, const struct node *node) {
+    struct softmax_nodes *parts = &rows->softmax;
+    const struct tensor *score = rows->graph->values[parts->score].tensor;
+    struct lowering l;
+    begin(&l, rows);
+    l.e.math = WEFT_DATA_FLOAT;
+    l.e.dims = rows->dims;
+    memcpy(l.e.parts, rows->parts, sizeof l.e.parts);
+    if (node == parts->most) {
+        int peak = softmax_expand_peak(&l.e, expand_input(&l.e, score));
+        expand_result(&l.e, ((const struct reduction_op *)node->op)->y, peak);
+        TRY(lower(&l, node));
+        parts->peak = l.values[peak].name;
+    } else if (node == parts->sum) {
+        int x = expand_input(&l.e, score), peak = expand_given(&l.e, parts->peak);
+        int weight = softmax_expand_weight(&l.e, x, peak), sum = softmax_expand_sum(&l.e, weight, peak);
+        TRY(lower(&l, node));
+        parts->weight = l.values[weight].name;
+        parts->total = l.values[sum].name;
+    } else {
+        int peak = expand_given(&l.e, parts->peak), sum = expand_given(&l.e, parts->total);
+        int weight = expand_given(&l.e, parts->weight), nothing = expand_subtract(&l.e, peak, peak);
+        int scale = expand_divide(&l.e, expand_number(&l.e, 1), expand_add(&l.e, sum, nothing));
+        expand_result(&l.e, pointwise_operands((const struct pointwise_op *)node->op).out,
+                      expand_multiply(&l.e, weight, scale));
+        TRY(lower(&l, node));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- All --------------------------------------------------------------------------------------------------------- */
+
+bool rows_expands(const struct rows *rows, const struct node *node) {
+    return op_expands(node->op) || is_softmax_node(rows, node);
+}
+
+weftStatus_t rows_expand(struct rows *rows, const struct node *node) {
+    struct lowering l;
+    if (is_softmax_node(rows, node))
+        return expand_softmax_node(rows, node);
+    begin(&l, rows);
+    TRY(expansion_of(&l.e, node->op));
+    return lower(&l, node);
+}

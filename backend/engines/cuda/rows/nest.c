@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loop nest of a row program, its passes, and the vectors that threads load. It knows neither threads nor chips. */
+#include "base/number.h"
+#include "engines/cuda/rows/schedule.h"
+
+#include <string.h>
+
+enum {
+    ACCESS_BYTES = 16,    /* of one access to memory, at most */
+    ROW_REGISTERS = 40,   /* per thread, of a pass's numbers of all its rows side by side */
+    UNALIGNED_LEAST = 32, /* vectors of a row that may have a head and a tail */
+    OVERLAP_LEAST = 4,    /* vectors of rows side by side that may overlap */
+    WIDENS = 4,           /* times that vectors must grow for what unaligned rows and overlaps cost */
+};
+
+/* ---- Dims -------------------------------------------------------------------------------------------------------- */
+
+bool schedule_moves(const struct schedule *s, int k) {
+    const struct operand *operand = &s->rows->operands[k];
+    return operand->memory != MEMORY_INDEX && (operand->is_store || rows_find(s->rows, operand->value)->is_needed);
+}
+
+double schedule_operand_bytes(const struct schedule *s, int k) {
+    const struct rows *rows = s->rows;
+    double bytes = (double)dtype_bytes(rows->operands[k].type, 1);
+    for (int i = 0; i < rows->axis_count; i++)
+        bytes *= rows->operands[k].strides[i] ? (double)rows->axes[i].extent : 1;
+    return bytes;
+}
+
+/* The operand that most bytes belong to: its memory order leads. */
+static int leading_operand(const struct schedule *s) {
+    int found = 0;
+    double most = -1;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (schedule_moves(s, k) && schedule_operand_bytes(s, k) > most) {
+            most = schedule_operand_bytes(s, k);
+            found = k;
+        }
+    return found;
+}
+
+/* The dims of one kind, ordered and merged, behind those that the nest has already. */
+static void append_dims(struct loop_nest *nest, const struct rows *rows, bool is_reduced, int lead) {
+    struct space space = {0};
+    struct operand part[ROWS_OPERANDS_MAX];
+    memcpy(part, rows->operands, sizeof part);
+    for (int k = 0; k < rows->operand_count; k++)
+        memset(part[k].strides, 0, sizeof part[k].strides);
+    for (int i = 0; i < rows->axis_count; i++) {
+        if (rows->axes[i].is_reduced != is_reduced)
+            continue;
+        for (int k = 0; k < rows->operand_count; k++)
+            part[k].strides[space.rank] = rows->operands[k].strides[i];
+        space.extents[space.rank++] = rows->axes[i].extent;
+    }
+    if (space.rank == 0) /* one row, or rows of one element: printed code counts through a dim of each kind */
+        space.extents[space.rank++] = 1;
+    space_coalesce(&space, part, rows->operand_count, lead);
+    for (int i = 0; i < space.rank; i++) {
+        for (int k = 0; k < rows->operand_count; k++)
+            nest->operands[k].strides[nest->rank] = part[k].strides[i];
+        nest->extents[nest->rank++] = space.extents[i];
+    }
+}
+
+static weftStatus_t order_dims(struct schedule *s) {
+    const struct rows *rows = s->rows;
+    struct loop_nest *nest = &s->nest;
+    int lead = leading_operand(s), kinds[2] = {0};
+    for (int i = 0; i < rows->axis_count; i++)
+        kinds[rows->axes[i].is_reduced]++;
+    if ((kinds[0] ? kinds[0] : 1) + (kinds[1] ? kinds[1] : 1) > WEFT_DIM_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "rows in dims %s would be a loop nest of more than %d dims",
+             numbers_text(rows->dims.at, rows->dims.count), WEFT_DIM_MAX);
+    memcpy(nest->operands, rows->operands, sizeof nest->operands);
+    for (int k = 0; k < rows->operand_count; k++)
+        memset(nest->operands[k].strides, 0, sizeof nest->operands[k].strides);
+    append_dims(nest, rows, false, lead);
+    nest->row_dims = nest->rank;
+    append_dims(nest, rows, true, lead);
+    /* Rows lie side by side where the leading operand's neighbours in memory belong to different rows. */
+    const int64_t *strides = nest->operands[lead].strides;
+    int64_t of_rows = strides[nest->row_dims - 1], of_row = strides[nest->rank - 1];
+    nest->is_columns = of_rows && (of_rows < of_row || !of_row);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Passes ------------------------------------------------------------------------------------------------------ */
+
+/* A term's stage counts the passes whose reductions it needs: a store of elements falls into the pass of its stage, and
+   a reduction of stage n closes pass n - 1. */
+static void count_passes(struct schedule *s) {
+    const struct rows *rows = s->rows;
+    struct passes *passes = &s->passes;
+    passes->closed = 0;
+    passes->storing = -1;
+    for (int i = 0; i < rows->term_count; i++) {
+        const struct term *term = &rows->terms[i];
+        if (!term->is_needed)
+            continue;
+        if (term_is_column_sum(term))
+            passes->column_sums++;
+        if (term->stage > passes->closed)
+            passes->closed = term->stage;
+    }
+    for (int k = 0; k < rows->operand_count; k++) {
+        const struct operand *operand = &rows->operands[k];
+        const struct term *term = rows_find(rows, operand->value);
+        bool is_column = term_is_column_sum(term);
+        if (operand->is_store && (term->spans || is_column) && term->stage > passes->storing)
+            passes->storing = term->stage;
+    }
+    passes->count = passes->closed > passes->storing + 1 ? passes->closed : passes->storing + 1;
+}
+
+/* Terms of the row are marked too where elements use them, but not what they depend on. */
+static void take_part(const struct schedule *s, int pass, int index, bool *takes_part) {
+    const struct term *term = &s->rows->terms[index];
+    if (takes_part[index])
+        return;
+    takes_part[index] = true;
+    bool is_there = schedule_keeps_term(s, term) && term->stage < pass;
+    for (int i = 0; i < term->use_count && term->spans && !is_there; i++)
+        take_part(s, pass, term->uses[i], takes_part);
+}
+
+void schedule_terms_of_pass(const struct schedule *s, int pass, bool *takes_part) {
+    const struct rows *rows = s->rows;
+    memset(takes_part, 0, TERMS_MAX * sizeof *takes_part);
+    for (int i = 0; i < rows->term_count; i++) {
+        const struct term *term = &rows->terms[i];
+        if (term->kind != TERM_REDUCTION || !term->is_needed)
+            continue;
+        bool is_column = term_is_column_sum(term);
+        if (is_column ? term->stage == pass : term->stage == pass + 1)
+            take_part(s, pass, term->uses[0], takes_part);
+    }
+    for (int k = 0; k < rows->operand_count && pass == s->passes.storing; k++) {
+        const struct term *term = rows_find(rows, rows->operands[k].value);
+        if (rows->operands[k].is_store && term->spans)
+            take_part(s, pass, (int)(term - rows->terms), takes_part);
+    }
+}
+
+bool schedule_calculates_in_double(const struct schedule *s) {
+    for (int i = 0; i < s->rows->term_count; i++)
+        if (s->rows->terms[i].is_needed && strcmp(s->rows->terms[i].type, "double") == 0)
+            return true;
+    return false;
+}
+
+/* ---- Vectors ----------------------------------------------------------------------------------------------------- */
+
+static int64_t operand_alignment(const struct rows *rows, const struct operand *operand) {
+    int64_t offset = dtype_bytes(operand->type, operand->offset);
+    return operand->memory < 0
+               ? gcd64(ACCESS_BYTES, offset)
+               : gcd64(gcd64(ACCESS_BYTES, offset), rows->graph->values[operand->memory].tensor->alignment);
+}
+
+/* Neighbours that one access may take of every operand: what moves most bytes per element gets up to 16 bytes, and
+   every vector of an operand begins at a multiple of its size, or of 16 bytes. */
+static int vector_width(const struct schedule *s) {
+    const struct loop_nest *nest = &s->nest;
+    int fast = schedule_fast_dim(s);
+    int64_t length = gcd64(16, nest->extents[fast]), widest = 1;
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct operand *operand = &nest->operands[k];
+        if (!schedule_moves(s, k) || operand->strides[fast] != 1)
+            continue;
+        int64_t bytes = dtype_bytes(operand->type, 1), fits = operand_alignment(s->rows, operand);
+        bool is_whole = true; /* as many elements as the index space: broadcast operands move little */
+        for (int i = 0; i < nest->rank; i++) {
+            fits = i == fast ? fits : gcd64(fits, operand->strides[i] * bytes);
+            is_whole = is_whole && (operand->strides[i] || nest->extents[i] == 1);
+        }
+        if (fits < ACCESS_BYTES)
+            length = gcd64(length, fits > bytes ? fits / bytes : 1);
+        if (is_whole && bytes > widest)
+            widest = bytes;
+    }
+    return (int)gcd64(length, ACCESS_BYTES / widest);
+}
+
+/* Rows side by side each have their own mean, scale, ...; where these are many, a thread takes fewer rows. */
+static void narrow_vectors(struct schedule *s) {
+    int most = 0;
+    for (int pass = 0; pass < s->passes.count && s->nest.is_columns; pass++) {
+        bool takes_part[TERMS_MAX];
+        int numbers = 0;
+        schedule_terms_of_pass(s, pass, takes_part);
+        for (int i = 0; i < s->rows->term_count; i++)
+            numbers += takes_part[i] && !s->rows->terms[i].spans;
+        most = numbers > most ? numbers : most;
+    }
+    while (s->vectors.width > 4 && s->vectors.width * most > ROW_REGISTERS)
+        s->vectors.width /= 2;
+}
+
+/* ---- Rows that begin anywhere ------------------------------------------------------------------------------------ */
+
+/* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. */
+static bool begins_as(const struct schedule *s, int k, int leader) {
+    const struct loop_nest *nest = &s->nest;
+    const struct operand *operand = &nest->operands[k];
+    bool is = operand->memory >= 0 && operand->strides[nest->row_dims] == 1 &&
+              operand_alignment(s->rows, operand) == ACCESS_BYTES;
+    for (int i = 0; i < nest->row_dims; i++)
+        is = is && (operand->strides[i] == nest->operands[leader].strides[i] || nest->extents[i] == 1);
+    return is;
+}
+
+/* What all rows read alike: no dim of the rows moves it. */
+static bool is_broadcast(const struct schedule *s, const struct operand *operand) {
+    bool is = s->vectors.strips > 1;
+    for (int i = 0; i < s->nest.row_dims; i++)
+        is = is && operand->strides[i] == 0;
+    return is;
+}
+
+static bool is_column_sum(const struct schedule *s, const struct operand *operand) {
+    const struct term *term = rows_find(s->rows, operand->value);
+    return operand->is_store && term_is_column_sum(term);
+}
+
+/* Finds the operand that heads are counted by, the widest type of those that lead, and the margin; false: operands
+   begin differently. */
+static bool find_leader(const struct schedule *s, int *leader, int64_t *widest, int64_t *margin) {
+    *leader = -1;
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct operand *operand = &s->nest.operands[k];
+        bool is_common = is_broadcast(s, operand);
+        if (!schedule_moves(s, k) || operand->strides[s->nest.row_dims] == 0 || is_column_sum(s, operand))
+            continue;
+        if (!begins_as(s, k, is_common || *leader < 0 ? k : *leader))
+            return false;
+        int64_t bytes = dtype_bytes(operand->type, 1);
+        *leader = is_common ? *leader : k;
+        *widest = !is_common && bytes > *widest ? bytes : *widest;
+        *margin = is_common && ACCESS_BYTES / bytes > *margin ? ACCESS_BYTES / bytes : *margin;
+    }
+    return *leader >= 0;
+}
+
+/* Broadcast operands are shifted to where the vectors of rows begin. */
+void schedule_allow_unaligned(struct schedule *s) {
+    int64_t widest = 1, margin = 0;
+    bool is_one_dim = !s->nest.is_columns && s->nest.rank == s->nest.row_dims + 1;
+    if (!is_one_dim || (s->passes.column_sums && s->nest.row_dims > 1) ||
+        !find_leader(s, &s->unaligned.leader, &widest, &margin))
+        return;
+    int64_t width = ACCESS_BYTES / widest, length = s->nest.extents[s->nest.row_dims];
+    if (s->vectors.width * WIDENS > width || length < UNALIGNED_LEAST * width)
+        return;
+    s->vectors.width = (int)width;
+    s->vectors.per_row = (length - margin) / width;
+    s->unaligned.most = (int)(2 * width - 2 + margin);
+    s->unaligned.margin = (int)margin;
+}
+
+static bool may_overlap(const struct schedule *s, const struct operand *operand) {
+    bool may = operand->memory >= 0 && operand->strides[0] == 1 && operand_alignment(s->rows, operand) == ACCESS_BYTES;
+    for (int i = 1; i < s->nest.rank; i++)
+        may = may && (operand->strides[i] >= 16 || s->nest.extents[i] == 1);
+    return may;
+}
+
+/* Only where reductions alone are wanted: two threads may not store one row's elements. All vectors are shifted to
+   where they begin; whoever stops before the last row of memory stays within it. */
+void schedule_allow_overlap(struct schedule *s) {
+    int64_t widest = 1, rows = s->nest.extents[0];
+    bool can = s->nest.is_columns && s->nest.row_dims == 1 && s->passes.count == 1 && s->passes.storing < 0;
+    for (int k = 0; k < s->rows->operand_count && can; k++) {
+        const struct operand *operand = &s->nest.operands[k];
+        if (operand->is_store || !rows_find(s->rows, operand->value)->is_needed)
+            continue;
+        int64_t bytes = dtype_bytes(operand->type, 1);
+        widest = bytes > widest ? bytes : widest;
+        can = may_overlap(s, operand);
+    }
+    int width = (int)(ACCESS_BYTES / widest);
+    if (!can || s->vectors.width * WIDENS > width || rows < OVERLAP_LEAST * width)
+        return;
+    s->vectors.width = width;
+    narrow_vectors(s);
+    s->vectors.strips = divide_up(rows, s->vectors.width);
+    s->overlap.is_used = true;
+    s->overlap.elements = (int)(s->vectors.strips * s->vectors.width - rows);
+    s->overlap.last = (s->vectors.strips - 1) * s->vectors.width;
+}
+
+/* ---- All --------------------------------------------------------------------------------------------------------- */
+
+weftStatus_t schedule_begin(struct schedule *s, const struct rows *rows) {
+    memset(s, 0, sizeof *s);
+    s->rows = rows;
+    s->memory.unroll = s->threads.cluster = 1;
+    TRY(order_dims(s));
+    count_passes(s);
+    s->vectors.width = vector_width(s);
+    narrow_vectors(s);
+    s->vectors.strips = s->vectors.per_row = 1;
+    for (int i = 0; i < s->nest.rank; i++)
+        *(i < s->nest.row_dims ? &s->vectors.strips : &s->vectors.per_row) *= s->nest.extents[i];
+    *(s->nest.is_columns ? &s->vectors.strips : &s->vectors.per_row) /= s->vectors.width;
+    return WEFT_STATUS_SUCCESS;
+}

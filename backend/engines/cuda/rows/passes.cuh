@@ -1,0 +1,25 @@
+/* passes: how a pass over the elements of a strip begins and ends
+   A pass takes elements into accumulators of each thread; these end as partial results, which the strip's threads
+   reduce; close() makes numbers of the rows of them. Behind strip.cuh and a file that reduces strips: reduce_strip() */
+
+#include "rows/elements.cuh"
+
+template <class P> DEVICE void clear(typename P::accumulators (&sums)[LANES]) {
+#pragma unroll
+    for (int l = 0; l < LANES; l++)
+        sums[l] = P::nothing();
+}
+
+template <class P>
+DEVICE void reduce(typename P::total (&sum)[LANES], const typename P::accumulators (&sums)[LANES], const span &s) {
+#pragma unroll
+    for (int l = 0; l < LANES; l++)
+        sum[l] = P::settled(sums[l]);
+    reduce_strip<P>(sum, s);
+}
+
+template <class P> DEVICE void close(const typename P::total (&sum)[LANES], row *now, const arguments &a) {
+#pragma unroll
+    for (int l = 0; l < LANES; l++)
+        P::close(sum[l], now[l], a);
+}

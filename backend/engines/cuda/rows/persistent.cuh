@@ -1,0 +1,74 @@
+/* persistent: as registers.cuh, where columns are summed over rows                                   any chip, any type
+   Formula   as registers.cuh; and COLUMN_SUMS sums over all rows, for each position in a row
+   Tile      as registers.cuh; a block takes tile after tile, and loads the next one before it works on one
+   Memory    as registers.cuh. What all rows read stays in registers, and so do the columns' sums, which a block leaves
+             in the workspace at its end; another launch adds up the blocks. Between passes vectors are converted again
+   Unaligned as registers.cuh. Rows of a block begin alike, so that their columns do: WIDTH rows lie between those of
+             neighbouring groups, and the number of blocks is a multiple of WIDTH
+   Trigger   WHEN_DONE: others in the multiprocessors while columns are summed from registers cost 1 to 4 %
+   Limits    as registers.cuh
+   Params    WIDTH GROUP ACROSS CLUSTER THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE UNALIGNED MARGIN GUARANTEED SAMPLES
+             COLUMN_SUMS PREFETCHES_EARLY TRIGGER position
+   Tried     all on an H200
+             rows of 16384 on two blocks: 139 us, 122 on one
+             what all rows read in shared memory: 2 % slower than in registers
+             columns summed in a launch of their own, beside that of the rows (1024x1024): 5.1 to 5.5 us, 5.2 one after
+               the
+             other
+             a second wave of blocks with fewer rows, for multiprocessors that are through early: 104 us, 102 without it
+             (gradient of RMS norm, 16384x4096)
+             the next launch let in as rows begin: 7.8 us for 5.4 (gradient of layer norm, 1024x1024), rows of all 1024
+             threads at once: 8.5 */
+
+static_assert(!COLUMNS && STEPS > 0, "rows in registers");
+
+constexpr bool KEEPS_BROADCAST = true, CONVERTS_AGAIN = true;
+
+#include "rows/strip.cuh"
+
+#include "rows/reduce_rows.cuh"
+template <class P> DEVICE void reduce_strip(typename P::total (&sum)[1], const span &s) { reduce_row<P>(sum[0], s); }
+
+#include "rows/passes.cuh"
+
+#include "rows/row_operands.cuh"
+
+#include "rows/resident.cuh"
+
+#include "rows/column_sums.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_persistent(const __grid_constant__ arguments a) {
+    const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
+    const i64 step = gridDim.x / CLUSTER;
+    i64 tile = blockIdx.x / CLUSTER;
+    for (int i = 0; PREFETCHES_EARLY && i < 2; i++)
+        prefetch_strip(a, tile + i * step, rank);
+    begin_launch<TRIGGER>();
+    loaded in;
+    broadcast all[OWN];
+    column columns[OWN];
+    if constexpr (CLUSTER > 1)
+        arrive_at_cluster();
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+        clear_column(columns[i]);
+    load_strip(in, a, span_of(a, tile, rank, 0));
+    load_all_broadcast(all, a, span_of(a, tile, rank, 0));
+    for (int buffer = 0; tile < a.jobs; tile += step, buffer ^= 1) {
+        const span s = span_of(a, tile, rank, buffer);
+        const base at = base_of(a, s.inside ? s.strip : 0);
+        row now[1];
+        loaded mine = in;
+        if (tile + step < a.jobs)
+            load_strip(in, a, span_of(a, tile + step, rank, 0));
+        if (CLUSTER > 1 && tile == blockIdx.x / CLUSTER) // all blocks run before one writes to another
+            await_cluster();
+        open_rows(now, mine.numbers, a, at);
+        run_passes<0>(s, mine.vectors, all, now, columns, a, at);
+        if (is_leader(s))
+            store_rows(now, a, at);
+    }
+    if constexpr (TRIGGER == WHEN_DONE)
+        allow_launch_after();
+    leave_columns(columns, span_of(a, UNALIGNED > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows given to threads and memory: how many vectors a thread keeps, and in which of the schemes. All of it is bound by
+   memory: what counts is that enough bytes are under way (threads times bytes that each requests at once), that lines
+   are touched whole, and that memory is read as rarely as may be. */
+#include "base/number.h"
+#include "engines/cuda/rows/schedule.h"
+
+/* Where no chip or format sets the number it was measured on an H200; times are in the headers of the kernels (Tried).
+   */
+enum {
+    /* Bytes of a thread. */
+    WANTED_BYTES = 64,    /* requested at once, where rows stay in registers */
+    KEPT_BYTES = 128,     /* in registers, of one row, at most */
+    SUMMED_BYTES = 256,   /* in registers, with the next row's and sums of columns */
+    BROADCAST_BYTES = 32, /* in registers, of what all rows read alike, where blocks have few rows */
+    STREAMED_BYTES = 32,  /* requested at once by streams, which keep twice as many */
+
+    /* Vectors of a thread, threads of a block, blocks of a cluster. */
+    STEPS_MOST = 8,
+    STREAM_THREADS = 256,
+    SHORT_THREADS = 128,      /* where a warp or less has a row */
+    PERSISTENT_THREADS = 512, /* more leave no registers for the next row and sums of columns */
+    SHARED_THREADS = 512,     /* MEMORY_COLUMNS_SHARED */
+    NARROW_THREADS = 256,     /* rows side by side that only give reductions */
+    MOST_THREADS = 1024,      /* what chips allow */
+    CLUSTER_MOST = 8,         /* what chips of compute capability 9.0 promise */
+    LINE_VECTORS = 8,         /* of 16 bytes in a line of memory of 128 */
+    ACROSS_MOST = 16,         /* strips of a block, of rows side by side */
+
+    /* Shared memory, in bytes. */
+    COLUMN_SUM_BYTES = 40960, /* sums that groups exchange, of the 48 KiB that a kernel has without asking */
+    OTHER_BYTES = 1536,       /* barriers and partial results beside stages */
+    BARRIER_BYTES = 3072,     /* barriers of MEMORY_PIPELINED */
+
+    /* Stages: rows of a group in shared memory. */
+    STAGES_LEAST = 3,
+    STAGES_MOST = 4,
+    STAGED_THREADS = 256,   /* smaller groups load their rows sooner by themselves */
+    PIPELINED_WARPS = 32,   /* of a block */
+    PIPELINED_OPEN = 4,     /* rows whose partial results are under way: OPEN of rows/pipelined.cuh */
+    LASTING_REGISTERS = 40, /* per thread, for what lasts from row to row */
+    LASTING_FEWER = 24,     /* where compilers take more registers for the rest: sm_100 and sm_120 */
+};
+
+/* The least power of two that is not below n, or `most`, a power of two. */
+static int power_above(int64_t n, int most) {
+    int power = 1;
+    while (power < n && power < most)
+        power *= 2;
+    return power;
+}
+
+/* ---- Rows in registers ------------------------------------------------------------------------------------------- */
+
+/* Vectors of a thread, of which rows without elements have one, too: it is not there. */
+static int steps_of(const struct schedule *s, int64_t threads) {
+    int64_t steps = divide_up(s->vectors.per_row, threads);
+    return steps ? (int)steps : 1;
+}
+
+/* A part of a warp, or whole warps: shuffles reduce the one, an exchange between warps the other. */
+static void round_group(struct schedule *s, int64_t threads) {
+    s->threads.group = threads <= 32 ? power_above(threads, 32) : (int)(divide_up(threads, 32) * 32);
+}
+
+/* Vectors that a thread may keep: they take registers, and so do the next row's and the sums of their columns. */
+static int64_t most_steps(const struct schedule *s) {
+    int64_t bytes = schedule_kept_bytes(s), most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
+    if (s->passes.column_sums)
+        most = min64(most, SUMMED_BYTES / (2 * bytes + 4 * s->passes.column_sums * s->vectors.width));
+    return schedule_calculates_in_double(s) && most > 2 ? most / 2 : most;
+}
+
+/* Vectors of a thread: fewer, so that more threads ask, where rows are short or few. */
+static int64_t wanted_steps(const struct schedule *s, const struct device *device) {
+    int64_t steps = divide_up(WANTED_BYTES, schedule_kept_bytes(s));
+    int64_t resident = (int64_t)device->cuda.multiprocessors * 512;
+    while (steps > 1 && s->vectors.strips * divide_up(s->vectors.per_row, steps) < resident)
+        steps--;
+    return min64(steps, most_steps(s));
+}
+
+/* The smallest cluster whose threads keep a row in `most` vectors each. Clusters cost a barrier between blocks for each
+   reduction: rows of a single pass are streamed instead. */
+static bool fit_rows(struct schedule *s, const struct device *device, int64_t widest, int64_t most) {
+    int64_t wanted = min64(wanted_steps(s, device), most), vectors = s->vectors.per_row;
+    int clusters = device->cuda.major >= 9 && s->passes.count > 1 ? CLUSTER_MOST : 1;
+    for (s->threads.cluster = 1; s->threads.cluster <= clusters; s->threads.cluster *= 2) {
+        int64_t group = divide_up(vectors, wanted * s->threads.cluster);
+        if (group > widest) /* as few steps as the widest group needs, in equal shares */
+            group = divide_up(vectors, divide_up(vectors, widest * s->threads.cluster) * s->threads.cluster);
+        if (s->unaligned.most) /* a thread for each element of head and tail, and no other group in its warp */
+            group = group < s->unaligned.most || group < 32 ? 32 * divide_up(s->unaligned.most, 32) : group;
+        round_group(s, group < 8 ? min64(8, power_above(vectors, 8)) : group);
+        s->memory.steps = steps_of(s, (int64_t)s->threads.group * s->threads.cluster);
+        if (s->memory.steps <= most)
+            return true;
+    }
+    s->threads.cluster = 1;
+    return false;
+}
+
+/* ---- Blocks that take row after row ------------------------------------------------------------------------------ */
+
+/* Bytes of the sums of one vector's columns. */
+static int64_t column_sum_bytes(const struct schedule *s) {
+    return s->vectors.width * (schedule_calculates_in_double(s) ? 8 : 4);
+}
+
+/* Rows of a group in shared memory at a time, one of them worked on; 0: too few to be worth it. */
+static int stage_count(const struct schedule *s, const struct device *device) {
+    int64_t sums = s->threads.across > 1 ? column_sum_bytes(s) * s->threads.block : 0;
+    int64_t room = device->cuda.shared_per_block - OTHER_BYTES - sums;
+    int64_t stages = min64(STAGES_MOST, room / (schedule_row_bytes(s) * s->threads.across));
+    bool is_worth_it = s->threads.group >= STAGED_THREADS && stages >= STAGES_LEAST;
+    return schedule_copies_rows(s, device) && is_worth_it ? (int)stages : 0;
+}
+
+/* Columns summed over all rows: few blocks, since each leaves sums of every column, that take row after row and have
+   the next ones on their way. */
+static bool place_persistent(struct schedule *s, const struct device *device) {
+    s->memory.scheme = MEMORY_PERSISTENT;
+    if (!fit_rows(s, device, PERSISTENT_THREADS, most_steps(s)))
+        return false;
+    /* Rows of a block begin alike, so that their columns do, and the number of blocks is a multiple of the width:
+       larger clusters would leave many multiprocessors idle. */
+    if (s->unaligned.most &&
+        (s->threads.cluster > 2 || device->cuda.multiprocessors < s->threads.cluster * s->vectors.width))
+        return false;
+    int groups = s->threads.cluster > 1 ? 1 : PERSISTENT_THREADS / s->threads.group;
+    for (s->threads.across = groups > 1 ? groups : 1; s->threads.across > 1; s->threads.across /= 2)
+        if (column_sum_bytes(s) * s->threads.group * s->threads.across <= COLUMN_SUM_BYTES)
+            break;
+    s->threads.block = s->threads.group * s->threads.across;
+    s->memory.stages = stage_count(s, device);
+    s->memory.scheme = s->memory.stages ? MEMORY_STAGED : MEMORY_PERSISTENT;
+    s->memory.converts_again = s->memory.keeps_broadcast = true;
+    return true;
+}
+
+/* ---- One row behind the other ------------------------------------------------------------------------------------ */
+
+/* Registers of a thread for one vector of what lasts from row to row: sums of columns, and what all rows read alike. */
+static int64_t lasting_registers(const struct schedule *s) {
+    int64_t registers = s->passes.column_sums * s->vectors.width + divide_up(schedule_broadcast_bytes(s), 4);
+    return registers ? registers : 1;
+}
+
+/* Blocks that share a row and sum columns are as fast with few stages: the more rows are under way, the further some
+   multiprocessors run ahead of others, which end last. */
+static int64_t most_stages(const struct schedule *s) {
+    return s->passes.column_sums && s->threads.cluster > 1 ? STAGES_LEAST : STAGES_MOST;
+}
+
+/* Stages in what barriers and partial results of rows under way leave of shared memory. */
+static bool fit_stages(struct schedule *s, const struct device *device) {
+    int64_t warps = (int64_t)s->threads.block / 32 * s->threads.cluster;
+    int64_t room = device->cuda.shared_per_block - BARRIER_BYTES - PIPELINED_OPEN * warps * schedule_partial_bytes(s);
+    s->memory.stages = (int)min64(most_stages(s), room / (schedule_row_bytes(s) * s->threads.across));
+    return s->memory.stages >= STAGES_LEAST;
+}
+
+/* Groups of a block of so many warps: as many as there is work for. */
+static bool fit_warps(struct schedule *s, const struct device *device, int64_t warps, int64_t registers) {
+    int64_t most = min64(STEPS_MOST, registers / lasting_registers(s)), lanes = 32 * s->threads.cluster;
+    int64_t groups = most ? warps / divide_up(s->vectors.per_row, lanes * most) : 0;
+    groups = min64(groups, s->threads.cluster > 1 ? 1 : divide_up(s->vectors.strips, device->cuda.multiprocessors));
+    for (; groups > 0; groups--) {
+        s->memory.steps = (int)divide_up(s->vectors.per_row, lanes * (warps / groups));
+        s->threads.group = (int)(32 * divide_up(s->vectors.per_row, lanes * s->memory.steps));
+        s->threads.across = (int)groups;
+        s->threads.block = s->threads.group * s->threads.across;
+        if (fit_stages(s, device))
+            return true;
+    }
+    return false;
+}
+
+/* Half the warps with twice the registers of each are faster where these are enough; samples take some, too. */
+static bool fit_pipelined(struct schedule *s, const struct device *device) {
+    if (device->cuda.major != 9)
+        return fit_warps(s, device, PIPELINED_WARPS, LASTING_FEWER);
+    return (s->rows->sampled < 0 && fit_warps(s, device, PIPELINED_WARPS / 2, 2 * LASTING_REGISTERS)) ||
+           fit_warps(s, device, PIPELINED_WARPS, LASTING_REGISTERS);
+}
+
+/* Two blocks or more share rows whose columns are summed: these sums leave one block few registers for the rest. */
+static bool place_pipelined(struct schedule *s, const struct device *device) {
+    s->memory.scheme = MEMORY_PIPELINED;
+    s->memory.steps = 1; /* of copies, before the number is known */
+    bool has_passes = s->passes.count == 2 && s->passes.closed == 1 && s->passes.storing == 1;
+    bool has_rows = s->vectors.per_row > 0 && s->vectors.strips > 0;
+    if (!has_passes || s->unaligned.most || !has_rows || schedule_calculates_in_double(s) ||
+        !schedule_copies_rows(s, device))
+        return false;
+    s->threads.cluster = s->passes.column_sums ? 2 : 1;
+    for (; s->threads.cluster <= CLUSTER_MOST; s->threads.cluster *= 2)
+        if (fit_pipelined(s, device)) {
+            s->memory.keeps_broadcast = true;
+            s->memory.warps_per_group = s->passes.column_sums ? s->threads.group / 32 : 1;
+            return true;
+        }
+    s->threads.cluster = 1;
+    s->memory.stages = 0;
+    return false;
+}
+
+/* Long rows go through shared memory where they can. */
+static bool place_summed(struct schedule *s, const struct device *device) {
+    bool is_short = place_persistent(s, device) && s->threads.cluster == 1;
+    return is_short || place_pipelined(s, device) || place_persistent(s, device);
+}
+
+/* Rows in registers, a group of neighbouring threads for each; long ones are shared by the blocks of a cluster. Half of
+   what threads may keep lets two blocks live side by side, one loading while the other computes. */
+static bool place_registers(struct schedule *s, const struct device *device) {
+    s->memory.scheme = MEMORY_REGISTERS;
+    int64_t widest = device->cuda.major >= 9 && s->passes.count > 1 ? 512 : MOST_THREADS, most = most_steps(s);
+    if (!fit_rows(s, device, widest, most > 4 ? most / 2 : most) && !fit_rows(s, device, 512, most))
+        return false;
+    s->threads.block = s->threads.group <= 32 ? SHORT_THREADS : s->threads.group;
+    s->threads.across = s->threads.block / s->threads.group;
+    s->memory.keeps_broadcast = schedule_broadcast_bytes(s) * s->memory.steps <= BROADCAST_BYTES;
+    s->memory.converts_again = s->memory.steps * s->vectors.width > 32 || schedule_kept_bytes(s) > 16;
+    s->memory.keeps_weights = !s->memory.converts_again && !schedule_calculates_in_double(s);
+    return true;
+}
+
+/* ---- Rows side by side ------------------------------------------------------------------------------------------- */
+
+/* Rows that only give reductions: tiles as narrow as it takes for work on all multiprocessors. */
+static bool place_narrow(struct schedule *s, const struct device *device) {
+    int64_t most = min64(KEPT_BYTES / schedule_kept_bytes(s), STEPS_MOST);
+    int64_t busy = device->cuda.multiprocessors * 3 / 4;
+    s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
+    while (s->threads.across > 4 && divide_up(s->vectors.strips, s->threads.across) < busy)
+        s->threads.across /= 2;
+    s->threads.group = power_above(s->vectors.per_row, NARROW_THREADS / s->threads.across);
+    while (divide_up(s->vectors.per_row, s->threads.group) > most &&
+           s->threads.group * s->threads.across < MOST_THREADS)
+        s->threads.group *= 2;
+    s->threads.block = s->threads.group * s->threads.across;
+    s->memory.steps = steps_of(s, s->threads.group);
+    s->memory.converts_again = true;
+    return s->memory.steps <= most && s->threads.block >= SHORT_THREADS;
+}
+
+/* In registers: few threads for a row, as far as they keep it and blocks have SHORT_THREADS. */
+static bool place_columns(struct schedule *s, const struct device *device) {
+    s->memory.scheme = MEMORY_COLUMNS;
+    if (s->passes.count == 1 && s->passes.storing < 0 && place_narrow(s, device))
+        return true;
+    int64_t most = KEPT_BYTES / schedule_kept_bytes(s);
+    s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
+    int64_t group = power_above(s->vectors.per_row, MOST_THREADS / s->threads.across);
+    int64_t steps = steps_of(s, group);
+    if (steps > most || steps > STEPS_MOST)
+        return false;
+    while (steps * 2 <= 4 && steps * 2 <= most && group * s->threads.across > SHORT_THREADS) {
+        steps *= 2;
+        group /= 2;
+    }
+    while (group * s->threads.across < SHORT_THREADS)
+        s->threads.across *= 2;
+    s->threads.group = (int)group;
+    s->memory.steps = (int)steps;
+    s->threads.block = s->threads.group * s->threads.across;
+    s->memory.converts_again = true;
+    return true;
+}
+
+/* In shared memory of one block or of a cluster, where that keeps most multiprocessors busy. Half a line of memory
+   leaves smaller clusters than a line: 25 us, not 37, for 128x2048x7x7 (H200). Two operands were measured with lines
+   alone. */
+static bool place_columns_shared(struct schedule *s, const struct device *device) {
+    int64_t multiprocessors = device->cuda.multiprocessors;
+    s->memory.scheme = MEMORY_COLUMNS_SHARED;
+    /* Each row has numbers of every pass: more passes than two want too many registers. */
+    if (s->passes.count != 2 || s->vectors.per_row == 0 || !schedule_copies_vectors(s, device))
+        return false;
+    s->threads.block = SHARED_THREADS;
+    s->threads.across = power_above(s->vectors.strips, schedule_kept_bytes(s) <= 16 ? LINE_VECTORS / 2 : LINE_VECTORS);
+    s->threads.group = s->threads.block / s->threads.across;
+    int64_t partials = s->vectors.width * s->threads.across * schedule_partial_bytes(s);
+    int clusters = device->cuda.major >= 9 ? CLUSTER_MOST : 1;
+    for (s->threads.cluster = 1; s->threads.cluster <= clusters; s->threads.cluster *= 2) {
+        s->memory.steps = (int)divide_up(s->vectors.per_row, (int64_t)s->threads.group * s->threads.cluster);
+        int64_t blocks = divide_up(s->vectors.strips, s->threads.across) * s->threads.cluster;
+        int64_t exchanged = (s->threads.block / 32 + 2 * s->threads.cluster) * partials;
+        int64_t bytes = schedule_row_bytes(s) * s->threads.across + exchanged;
+        bool is_busy = blocks * 4 >= divide_up(blocks, multiprocessors) * multiprocessors * 3;
+        if (is_busy && bytes + OTHER_BYTES <= device->cuda.shared_per_block)
+            break;
+    }
+    s->memory.stages = 1;
+    s->memory.unroll = 4;
+    return s->threads.cluster <= clusters;
+}
+
+/* ---- Streamed ---------------------------------------------------------------------------------------------------- */
+
+/* Bytes that a thread asks for with one vector of each operand that elements read. */
+static int64_t streamed_bytes(const struct schedule *s) {
+    int64_t bytes = 0;
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct operand *operand = &s->nest.operands[k];
+        if (schedule_moves(s, k) && !operand->is_store && rows_find(s->rows, operand->value)->spans)
+            bytes += schedule_vector_bytes(s, k);
+    }
+    return bytes ? bytes : 1;
+}
+
+/* Moments and weights of rows side by side are taken from all that a thread has under way, and cost less when that is
+   more. */
+static int stream_unroll(const struct schedule *s) {
+    int64_t unroll = min64(4, STREAMED_BYTES * (s->nest.is_columns ? 2 : 1) / streamed_bytes(s));
+    if (s->nest.is_columns && s->passes.count > 2)
+        unroll = min64(unroll, 2);
+    return unroll < 1 ? 1 : (int)unroll;
+}
+
+static void stream_columns(struct schedule *s) {
+    s->threads.block = STREAM_THREADS;
+    s->threads.across = power_above(s->vectors.strips, ACROSS_MOST);
+    s->threads.group = s->threads.block / s->threads.across;
+    while (s->threads.group > 1 && s->threads.group / 2 >= s->vectors.per_row) {
+        s->threads.group /= 2;
+        s->threads.across *= 2;
+    }
+}
+
+void schedule_place_streamed(struct schedule *s, const struct device *device) {
+    bool is_few = s->vectors.strips < 3 * device->cuda.multiprocessors;
+    s->memory = (struct memory){.scheme = MEMORY_STREAMED, .unroll = stream_unroll(s)};
+    s->threads = (struct threads){.across = 1, .cluster = 1};
+    if (s->nest.is_columns) {
+        stream_columns(s);
+        return;
+    }
+    s->threads.block = s->threads.group = is_few ? 2 * STREAM_THREADS : STREAM_THREADS;
+    while (s->passes.storing < 0 && s->passes.count == 1 && s->memory.unroll < 8 &&
+           s->vectors.per_row >= 8 * s->memory.unroll * s->threads.group)
+        s->memory.unroll *= 2; /* nothing but reads */
+}
+
+/* ---- All --------------------------------------------------------------------------------------------------------- */
+
+/* Those that lie side by side want their statistics in one pass when they go through shared memory, as streamed ones
+   do. */
+bool schedule_place_resident(struct schedule *s, const struct device *device, bool must_stream) {
+    if (s->nest.is_columns && s->passes.column_sums)
+        return false;
+    if (s->nest.is_columns)
+        return must_stream ? place_columns_shared(s, device) : place_columns(s, device);
+    if (must_stream)
+        return place_pipelined(s, device);
+    return s->passes.column_sums ? place_summed(s, device) : place_registers(s, device);
+}

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The passes over the elements of a row as CUDA text: what every pass takes in, and what it stores. */
+#include "engines/cuda/rows/print.h"
+
+#include <stdio.h>
+
+static const struct {
+    const char *type;
+    const char *second; /* name of its second number's field */
+} combinations[] = {
+    [OPCODE_SUM] = {"sum", NULL},
+    [OPCODE_PRODUCT] = {"product", NULL},
+    [OPCODE_LEAST] = {"least", NULL},
+    [OPCODE_LARGEST] = {"largest", NULL},
+    [OPCODE_MOMENTS] = {"moments", "squares"},
+    [OPCODE_WEIGHTS] = {"weights", "sum"},
+};
+
+static bool closes(const struct term *term, int pass) {
+    return term->is_needed && term_closes_pass(term) && term->stage == pass + 1;
+}
+
+/* ---- Reductions -------------------------------------------------------------------------------------------------- */
+
+static void print_reduction(struct printer *p, const struct term *term) {
+    text_add(p->code, "%s<%s%s>", combinations[term->opcode].type, term->type,
+             term->opcode != OPCODE_WEIGHTS ? ""
+             : p->rows->is_brief            ? ", true"
+                                            : ", false");
+}
+
+/* "reductions<sum<float>, largest<float>>" of a pass. */
+static void print_reductions(struct printer *p, int pass) {
+    bool any = false;
+    text_add(p->code, "reductions<");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        if (!closes(&p->rows->terms[i], pass))
+            continue;
+        text_add(p->code, any ? ", " : "");
+        print_reduction(p, &p->rows->terms[i]);
+        any = true;
+    }
+    text_add(p->code, ">");
+}
+
+/* From the reductions of a pass to the numbers of a row that they make known. */
+static void print_close(struct printer *p, int pass) {
+    text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
+    for (int i = 0, member = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
+        if (!closes(term, pass))
+            continue;
+        text_add(p->code, "    r.v%d = member<%d>(t).number;\n", term->name, member);
+        if (combinations[term->opcode].second)
+            text_add(p->code, "    r.v%d = member<%d>(t).%s;\n", term->name + 1, member,
+                     combinations[term->opcode].second);
+        member++;
+    }
+    rows_print_row_terms(p, pass + 1);
+    text_add(p->code, "    }\n");
+}
+
+/* What the launches before left of a pass. */
+static void print_left(struct printer *p, int pass) {
+    if (pass < p->stage->closed)
+        text_add(
+            p->code,
+            "    static DEVICE const total* left_by_splits(const arguments& a) { return (const total*)a.total%d; }\n"
+            "    static DEVICE i64 splits(const arguments& a) { return a.splits%d; }\n"
+            "    static constexpr bool IS_JOINED = %s;\n",
+            pass, pass, p->stage->split_counts[pass] == 1 ? "true" : "false");
+}
+
+/* ---- Elements ---------------------------------------------------------------------------------------------------- */
+
+static bool is_loaded_by_pass(const struct printer *p, int k, const bool *takes_part) {
+    return rows_is_element_load(p, k) && !schedule_keeps(p->s, k) &&
+           takes_part[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
+}
+
+static void print_inputs(struct printer *p, const bool *takes_part) {
+    text_add(p->code, "    struct inputs {\n");
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (is_loaded_by_pass(p, k, takes_part))
+            rows_print_vector_field(p, k);
+    text_add(p->code, "    };\n    template <int N = WIDTH, bool IS_LAST = false>\n"
+                      "    static DEVICE void load(inputs& in, const arguments& a, const base& at, position q) {\n");
+    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (is_loaded_by_pass(p, k, takes_part))
+            rows_print_load(p, k, "in.",
+                            (!p->s->memory.steps || p->s->memory.scheme == MEMORY_CHANNELS) &&
+                                !rows_is_broadcast_to_rows(p, k));
+    text_add(p->code, "    }\n");
+}
+
+static void print_element_load(struct printer *p, const struct term *term) {
+    int k = term->operand;
+    const struct operand *operand = operand_at(p, k);
+    const struct schedule *s = p->s;
+    const char *from = schedule_keeps(s, k) ? "own" : s->memory.keeps_broadcast ? "all" : "in";
+    if (operand->memory == MEMORY_INDEX) {
+        text_add(p->code, "    const i64 v%d = ", term->name);
+        if (rows_depends_on(operand, 0, s->nest.row_dims))
+            text_add(p->code, "at.b%d + ", k);
+        text_add(p->code, "o.o%d", k);
+        if (fast_stride(p, k) == 1)
+            text_add(p->code, " + e");
+        else if (fast_stride(p, k))
+            text_add(p->code, " + e * a.s%d_%d", k, schedule_fast_dim(s));
+        text_add(p->code, ";\n");
+        return;
+    }
+    text_add(p->code, "    const %s v%d = %s->r%d.at(%s);\n", term->type, term->name, from, k,
+             fast_stride(p, k) ? "e" : "0");
+}
+
+static bool is_index_of_pass(const struct printer *p, int k, const bool *takes_part) {
+    const struct operand *operand = operand_at(p, k);
+    return operand->memory == MEMORY_INDEX && !operand->is_store &&
+           takes_part[rows_find(p->rows, operand->value) - p->rows->terms];
+}
+
+/* Where a vector is in indices, which have no memory to load from. */
+static void print_places(struct printer *p, const bool *takes_part) {
+    bool any = false;
+    text_add(p->code, "    struct places {\n");
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (is_index_of_pass(p, k, takes_part)) {
+            text_add(p->code, "    i64 o%d;\n", k);
+            any = true;
+        }
+    text_add(p->code, "    };\n"
+                      "    static DEVICE void locate(places& o, const arguments& a, const base& at, position q) {\n");
+    if (any) {
+        text_add(p->code, "    constexpr int N = WIDTH;\n");
+        rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    }
+    for (int k = 0; k < p->rows->operand_count; k++) {
+        if (!is_index_of_pass(p, k, takes_part))
+            continue;
+        text_add(p->code, "    o.o%d = ", k);
+        rows_print_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
+        text_add(p->code, ";\n");
+    }
+    text_add(p->code, "    }\n");
+}
+
+static bool stores_elements(const struct printer *p, int k, int pass) {
+    const struct operand *operand = operand_at(p, k);
+    return pass == p->s->passes.storing && operand->is_store && rows_find(p->rows, operand->value)->spans;
+}
+
+/* Where an element goes: to reductions, to sums of columns, to the results of its vector. */
+static void print_element_results(struct printer *p, int pass) {
+    const struct rows *rows = p->rows;
+    for (int i = 0, member = 0; i < rows->term_count; i++)
+        if (closes(&rows->terms[i], pass))
+            text_add(p->code, "    member<%d>(x.of)[inner] = v%d;\n", member++,
+                     rows->terms[rows->terms[i].uses[0]].name);
+    for (int k = 0, column = 0; k < rows->operand_count; k++) {
+        const struct operand *operand = operand_at(p, k);
+        const struct term *term = rows_find(rows, operand->value);
+        bool is_summed = operand->is_store && term_is_column_sum(term);
+        if (is_summed && pass == term->stage)
+            text_add(p->code, "    columns->at[%d].at[e] += v%d;\n", column, rows->terms[term->uses[0]].name);
+        else if (stores_elements(p, k, pass))
+            text_add(p->code, "    w.w%d.at[e] = from<%s>::number(as_number(v%d));\n", k, type_of(p, k),
+                     operand->value);
+        column += is_summed; /* those of other passes count, too */
+    }
+}
+
+static void print_element(struct printer *p, int pass, const bool *takes_part) {
+    text_add(
+        p->code,
+        "    template <int M, int N>\n    static DEVICE void element(values<M>& x, int inner, results<N>& w, kept* "
+        "own, const broadcast* all, const inputs* in, const row& r, column* columns, const places& o, "
+        "const arguments& a, const base& at, int e) {\n");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
+        if (!takes_part[i])
+            continue;
+        for (int n = 0; n < term->names && !term->spans; n++)
+            text_add(p->code, "    const %s v%d = r.v%d;\n", term->type, term->name + n, term->name + n);
+        bool stays = schedule_keeps_term(p->s, term);
+        if (stays && term->stage < pass)
+            text_add(p->code, "    const float v%d = own->e%d[e];\n", term->name, term->name);
+        else if (term->spans && term->kind == TERM_LOAD)
+            print_element_load(p, term);
+        else if (term->spans)
+            rows_print_term(p, term);
+        if (stays && term->stage == pass)
+            text_add(p->code, "    own->e%d[e] = v%d;\n", term->name, term->name);
+    }
+    print_element_results(p, pass);
+    text_add(p->code, "    }\n");
+}
+
+/* The results of a vector, and where they go. */
+static void print_results(struct printer *p, int pass) {
+    text_add(p->code, "    template <int N> struct results {\n");
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (stores_elements(p, k, pass))
+            text_add(p->code, "    run<%s, N> w%d;\n", type_of(p, k), k);
+    text_add(p->code,
+             "    };\n    template <int N>\n"
+             "    static DEVICE void store(const results<N>& w, const arguments& a, const base& at, position q) "
+             "{\n");
+    if (pass == p->s->passes.storing)
+        rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    for (int k = 0; k < p->rows->operand_count; k++) {
+        char from[16];
+        snprintf(from, sizeof from, "w.w%d", k);
+        if (stores_elements(p, k, pass))
+            rows_print_store(p, k, from, false, p->s->memory.stores_evict_first ? "put_away" : "stream_out");
+    }
+    text_add(p->code, "    }\n");
+}
+
+/* What a pass is for: "pass 1 of 3; v6 = sum<float>; stores y of softmax". */
+static void print_purpose(struct printer *p, int pass) {
+    text_add(p->code, "// pass %d of %d", pass, p->s->passes.count);
+    for (int i = 0; i < p->rows->term_count; i++)
+        if (closes(&p->rows->terms[i], pass)) {
+            text_add(p->code, "; v%d = ", p->rows->terms[i].name);
+            print_reduction(p, &p->rows->terms[i]);
+        }
+    for (int k = 0; k < p->rows->operand_count; k++)
+        if (stores_elements(p, k, pass) && p->rows->operands[k].memory >= 0) {
+            text_add(p->code, "; stores ");
+            print_origin(p->code, p->rows->region, p->rows->operands[k].memory);
+        }
+    text_add(p->code, "\n");
+}
+
+void rows_print_passes(struct printer *p) {
+    text_add(p->code, "template <int P> struct pass;\n\n");
+    for (int pass = 0; pass < p->s->passes.count; pass++) {
+        bool takes_part[TERMS_MAX];
+        schedule_terms_of_pass(p->s, pass, takes_part);
+        print_purpose(p, pass);
+        text_add(p->code, "template <> struct pass<%d> : ", pass);
+        print_reductions(p, pass);
+        text_add(p->code, " {\n");
+        print_close(p, pass);
+        print_left(p, pass);
+        print_inputs(p, takes_part);
+        print_places(p, takes_part);
+        print_results(p, pass);
+        print_element(p, pass, takes_part);
+        text_add(p->code, "};\n\n");
+    }
+}
+
+/* ---- Sums of columns --------------------------------------------------------------------------------------------- */
+
+void rows_print_columns(struct printer *p) {
+    text_add(p->code, "template <int N = WIDTH>\nDEVICE void store_column(int k, const run<column_t, WIDTH>& from, "
+                      "const arguments& a, i64 strip, position q) {\n");
+    if (p->s->unaligned.most)
+        text_add(p->code, "    const base at = base_of(a, strip);\n");
+    rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
+    for (int k = 0, column = 0; k < p->rows->operand_count; k++) {
+        if (!operand_at(p, k)->is_store || !term_is_column_sum(rows_find(p->rows, operand_at(p, k)->value)))
+            continue;
+        text_add(p->code, "    if (k == %d) {\n    auto* const to = a.p%d + blockIdx.x / CLUSTER * a.block%d + ",
+                 column++, k, k);
+        rows_print_offset(p, k, p->s->nest.row_dims, p->s->nest.rank);
+        if (fast_stride(p, k) > 1)
+            text_add(p->code, ";\n    for (int e = 0; e < WIDTH; e++) to[e * a.s%d_%d] = from.at[e];\n    }\n", k,
+                     schedule_fast_dim(p->s));
+        else if (p->s->unaligned.most)
+            text_add(p->code, ";\n    for (int e = 0; e < N; e++) to[e] = from.at[e];\n    }\n");
+        else
+            text_add(p->code, ";\n    store_run<column_t, WIDTH>(to, from);\n    }\n");
+    }
+    text_add(p->code, "}\n\n");
+}

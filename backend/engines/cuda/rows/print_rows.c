@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Numbers of rows as CUDA text: what is loaded once for a row, what passes make of it, and what is stored of it. */
+#include "engines/cuda/rows/print.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Numbers of the row ------------------------------------------------------------------------------------------ */
+
+static void print_row_struct(struct printer *p) {
+    text_add(p->code, "struct row {\n");
+    for (int i = 0; i < p->rows->term_count; i++)
+        for (int n = 0; n < p->rows->terms[i].names && rows_is_field(p->rows, &p->rows->terms[i]); n++)
+            text_add(p->code, "    %s v%d;\n", p->rows->terms[i].type, p->rows->terms[i].name + n);
+    text_add(p->code, "};\n\n");
+}
+
+/* Formulas as CUDA text: A, B, C and D are arguments, T is the type of arithmetic, S the one of memory. */
+static const char *const formulas[] = {
+    [OPCODE_COPY] = "A",
+    [OPCODE_ADD] = "A + B",
+    [OPCODE_SUBTRACT] = "A - B",
+    [OPCODE_MULTIPLY] = "A * B",
+    [OPCODE_DIVIDE] = "A / B",
+    [OPCODE_SHARE] = "share(A, B)",
+    [OPCODE_NEGATE] = "-A",
+    [OPCODE_ABSOLUTE] = "fabs(A)",
+    [OPCODE_ROOT] = "sqrt(A)",
+    [OPCODE_INVERSE_ROOT] = "inverse_root(A)",
+    [OPCODE_LOGARITHM] = "log(A)",
+    [OPCODE_LARGER] = "larger(A, B)",
+    [OPCODE_IF_GREATER] = "A > B ? C : D",
+    [OPCODE_IF_EQUAL] = "A == B ? C : D",
+    [OPCODE_SHIFT] = "shift_of(A)",
+    [OPCODE_WEIGHT] = "weight(A, B)",
+    [OPCODE_ROW_WEIGHT] = "weight(A, B)",
+    [ROWS_CONVERT] = "as<T>::of(A)",
+    [ROWS_ROUND] = "rounded<S>(A)",
+};
+
+/* Integers wrap around, and their functions are exact. */
+static const char *integer_formula(int opcode) {
+    return opcode == OPCODE_MULTIPLY   ? "(i64)((u64)A * (u64)B)"
+           : opcode == OPCODE_ABSOLUTE ? "magnitude(A)"
+           : opcode == OPCODE_ROOT     ? "integer_root(A)"
+                                       : formulas[opcode];
+}
+
+static void print_argument(struct printer *p, const char *type, const struct term_argument *argument) {
+    if (argument->name >= 0)
+        text_add(p->code, "v%d", argument->name);
+    else if (argument->literal == OPCODE_NUMBER)
+        text_add(p->code, "(%s)%.17g", type, argument->number);
+    else if (argument->literal == OPCODE_LENGTH)
+        text_add(p->code, "(%s)a.length", type);
+    else
+        text_add(p->code, "(%s)(a.length ? a.length : 1)", type);
+}
+
+void rows_print_term(struct printer *p, const struct term *term) {
+    if (term->kind == TERM_NODE) {
+        formula_print(p->code, p->rows->graph, term->node);
+        return;
+    }
+    bool is_exact = strcmp(term->type, "i64") == 0;
+    const char *formula = is_exact ? integer_formula(term->opcode) : formulas[term->opcode];
+    if (term->opcode == OPCODE_WEIGHT && p->rows->is_brief)
+        formula = "brief_weight(A, B)";
+    text_add(p->code, "    const %s v%d = ", term->type, term->name);
+    for (const char *at = formula; *at; at++)
+        if (*at >= 'A' && *at <= 'D')
+            print_argument(p, term->type, &term->arguments[*at - 'A']);
+        else if (*at == 'T' || *at == 'S')
+            text_add(p->code, "%s", *at == 'T' ? term->type : term->stored);
+        else
+            text_add_chars(p->code, at, 1);
+    text_add(p->code, ";\n");
+}
+
+/* Terms of the row that become known at a stage, from the fields of those before. */
+void rows_print_row_terms(struct printer *p, int stage) {
+    const struct rows *rows = p->rows;
+    bool in_scope[TERMS_MAX] = {false};
+    for (int i = 0; i < rows->term_count; i++) {
+        const struct term *term = &rows->terms[i];
+        bool is_formula = term->kind == TERM_NODE || term->kind == TERM_FORMULA;
+        if (!term->is_needed || term->spans || term->stage != stage || !is_formula)
+            continue;
+        for (int u = 0; u < term->use_count; u++) {
+            const struct term *used = &rows->terms[term->uses[u]];
+            for (int n = 0; n < used->names && !in_scope[term->uses[u]]; n++)
+                text_add(p->code, "    const %s v%d = r.v%d;\n", used->type, used->name + n, used->name + n);
+            in_scope[term->uses[u]] = true;
+        }
+        rows_print_term(p, term);
+        if (rows_is_field(rows, term))
+            text_add(p->code, "    r.v%d = v%d;\n", term->name, term->name);
+        in_scope[i] = true;
+    }
+}
+
+static bool is_entry(const struct printer *p, const struct term *term) {
+    return rows_is_field(p->rows, term) && term->kind == TERM_LOAD &&
+           operand_at(p, term->operand)->memory != MEMORY_INDEX;
+}
+
+/* Rows side by side have a run of numbers where these are neighbours, and one number where all share it. */
+static bool has_number_for_each(const struct printer *p, int k) { return p->s->nest.is_columns && fast_stride(p, k); }
+
+static const char *input_width(const struct printer *p, int k) { return has_number_for_each(p, k) ? "WIDTH" : "1"; }
+
+/* What the rows' own numbers are loaded to, before they are worked on. */
+static void print_entry(struct printer *p) {
+    text_add(p->code, "struct row_inputs {\n");
+    for (int i = 0; i < p->rows->term_count; i++)
+        if (is_entry(p, &p->rows->terms[i])) {
+            int k = p->rows->terms[i].operand;
+            text_add(p->code, "    raw<%s, %s> r%d%s;\n", type_of(p, k), input_width(p, k), k,
+                     k == p->rows->sampled ? "[SAMPLES]" : "");
+        }
+    text_add(p->code, "};\n\nDEVICE void load_row_inputs(row_inputs& in, const arguments& a, const base& at) {\n");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        int k = p->rows->terms[i].operand;
+        if (!is_entry(p, &p->rows->terms[i]))
+            continue;
+        if (p->s->nest.is_columns && fast_stride(p, k) > 1) {
+            text_add(p->code, "    for (int l = 0; l < WIDTH; l++) in.r%d.put(l, (", k);
+            rows_print_address(p, k, true);
+            text_add(p->code, ")[l * a.s%d_%d]);\n", k, schedule_fast_dim(p->s));
+            continue;
+        }
+        if (k == p->rows->sampled)
+            text_add(p->code,
+                     "    #pragma unroll\n    for (int i = 0; i < SAMPLES; i++) in.r%d[i] = raw<%s, 1>::load<false>(",
+                     k, type_of(p, k));
+        else
+            text_add(p->code, "    in.r%d = raw<%s, %s>::load<false>(", k, type_of(p, k), input_width(p, k));
+        rows_print_address(p, k, true);
+        text_add(p->code, k == p->rows->sampled ? " + i * a.sample_step);\n" : ");\n");
+    }
+    text_add(p->code, "}\n\n");
+}
+
+/* From the first of rows side by side to the l-th. */
+static void print_step(struct printer *p, int k) {
+    if (p->s->nest.is_columns && fast_stride(p, k) == 1)
+        text_add(p->code, " + l");
+    else if (p->s->nest.is_columns && fast_stride(p, k))
+        text_add(p->code, " + l * a.s%d_%d", k, schedule_fast_dim(p->s));
+}
+
+static void print_row_index(struct printer *p, const struct term *term) {
+    int k = term->operand;
+    text_add(p->code, "    r.v%d = 0", term->name);
+    if (rows_depends_on(operand_at(p, k), 0, p->s->nest.row_dims))
+        text_add(p->code, " + at.b%d", k);
+    print_step(p, k);
+    text_add(p->code, ";\n");
+}
+
+static void print_open(struct printer *p) {
+    text_add(p->code, "DEVICE void open_rows(row* now, const row_inputs& in, const arguments& a, const base& at) {\n"
+                      "    #pragma unroll\n    for (int l = 0; l < (COLUMNS ? WIDTH : 1); l++) {\n"
+                      "    [[maybe_unused]] row& r = now[l];\n");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
+        if (is_entry(p, term) && term->operand == p->rows->sampled)
+            text_add(p->code,
+                     "    %s some[SAMPLES];\n    for (int i = 0; i < SAMPLES; i++) some[i] = in.r%d[i].at(0);\n"
+                     "    r.v%d = mean_of(some);\n",
+                     type_of(p, term->operand), term->operand, term->name);
+        else if (is_entry(p, term))
+            text_add(p->code, "    r.v%d = in.r%d.at(%s);\n", term->name, term->operand,
+                     has_number_for_each(p, term->operand) ? "l" : "0");
+        else if (rows_is_field(p->rows, term) && term->kind == TERM_LOAD)
+            print_row_index(p, term);
+    }
+    rows_print_row_terms(p, 0);
+    text_add(p->code, "    }\n}\n\n");
+}
+
+void rows_print_row_stores(struct printer *p) {
+    if (p->s->memory.scheme == MEMORY_CHANNELS)
+        return;
+    text_add(p->code, "DEVICE void store_rows(const row* now, const arguments& a, const base& at) {\n");
+    for (int k = 0; k < p->rows->operand_count && p->stage->has_row_stores; k++) {
+        const struct operand *operand = operand_at(p, k);
+        const struct term *term = rows_find(p->rows, operand->value);
+        if (!operand->is_store || !rows_is_field(p->rows, term))
+            continue;
+        if (p->s->nest.is_columns) {
+            text_add(p->code,
+                     "    run<%s, WIDTH> w%d;\n    for (int e = 0; e < WIDTH; e++) w%d.at[e] = "
+                     "from<%s>::number(as_number(now[e].v%d));\n",
+                     type_of(p, k), k, k, type_of(p, k), operand->value);
+            char from[16];
+            snprintf(from, sizeof from, "w%d", k);
+            rows_print_store(p, k, from, true, "store_run");
+        } else {
+            text_add(p->code, "    *(");
+            rows_print_address(p, k, true);
+            text_add(p->code, ") = from<%s>::number(as_number(now[0].v%d));\n", type_of(p, k), operand->value);
+        }
+    }
+    text_add(p->code, "}\n\n");
+}
+
+/* The same of the row with which a run of rows side by side begins, or of the l-th after it. */
+static void print_one_row(struct printer *p) {
+    text_add(p->code, "DEVICE void open_row(row& r, const arguments& a, const base& at, int l) {\n");
+    for (int i = 0; i < p->rows->term_count; i++) {
+        const struct term *term = &p->rows->terms[i];
+        int k = term->operand;
+        if (is_entry(p, term)) {
+            text_add(p->code, "    {\n    const %s* p = ", type_of(p, k));
+            rows_print_address(p, k, true);
+            text_add(p->code, ";\n    r.v%d = %s(p", term->name, k == p->rows->sampled ? "sample" : "*");
+            print_step(p, k);
+            text_add(p->code, "%s);\n    }\n", k == p->rows->sampled ? ", a.sample_step" : "");
+        } else if (rows_is_field(p->rows, term) && term->kind == TERM_LOAD) {
+            print_row_index(p, term);
+        }
+    }
+    rows_print_row_terms(p, 0);
+    text_add(p->code, "}\n\nDEVICE void store_row(const row& r, const arguments& a, const base& at, int l) {\n");
+    for (int k = 0; k < p->rows->operand_count; k++) {
+        const struct operand *operand = operand_at(p, k);
+        if (!operand->is_store || !rows_is_field(p->rows, rows_find(p->rows, operand->value)))
+            continue;
+        text_add(p->code, "    *(");
+        rows_print_address(p, k, true);
+        print_step(p, k);
+        text_add(p->code, ") = from<%s>::number(as_number(r.v%d));\n", type_of(p, k), operand->value);
+    }
+    text_add(p->code, "}\n\n");
+}
+
+void rows_print_row_numbers(struct printer *p) {
+    print_row_struct(p);
+    if (p->s->memory.scheme == MEMORY_CHANNELS) {
+        print_one_row(p);
+    } else {
+        print_entry(p);
+        print_open(p);
+    }
+}

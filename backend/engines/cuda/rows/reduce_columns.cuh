@@ -1,0 +1,46 @@
+/* reduce_columns: the partial results of rows side by side, neighbouring strips of which neighbouring threads have
+   Shuffles within a warp, then exchanges through the shared memory of the block and of all blocks that share the rows;
+   in a fixed order. Behind strip.cuh */
+
+template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], const span &s) {
+    constexpr int IN_WARP = ACROSS >= 32 ? 1 : GROUP * ACROSS >= 32 ? 32 / ACROSS : GROUP; // threads with one strip
+    constexpr int WARPS = GROUP / IN_WARP, ROWS = LANES * ACROSS, SPARE = THREADS / ROWS;
+    constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
+    static_assert(CLUSTER == 1 || WARPS > 1, "blocks that share rows have several warps for each");
+#pragma unroll
+    for (int l = 0; l < LANES; l++)
+        sum[l] = P::template of_lanes<ACROSS, ACROSS * IN_WARP / 2>(sum[l]);
+    if constexpr (WARPS > 1) {
+        __shared__ typename P::total s_warps[WARPS][ROWS];
+        __shared__ typename P::total s_blocks[CLUSTER > 1 ? 2 : 1][CLUSTER][ROWS];
+        const int buffer = CLUSTER > 1 ? s.buffer : 0;
+        if (s.lane % IN_WARP == 0)
+#pragma unroll
+            for (int l = 0; l < LANES; l++)
+                s_warps[s.lane / IN_WARP][l * ACROSS + s.across] = sum[l];
+        __syncthreads();
+        for (int c = threadIdx.x / JOINERS; c < ROWS; c += THREADS / JOINERS) {
+            typename P::total whole = P::none();
+            for (int w = threadIdx.x % JOINERS; w < WARPS; w += JOINERS)
+                whole = P::joined(whole, s_warps[w][c]);
+            whole = P::template of_lanes<1, JOINERS / 2>(whole);
+            auto *own = &s_blocks[buffer][s.rank][c];
+            if constexpr (CLUSTER == 1)
+                *own = whole;
+            else if (threadIdx.x % JOINERS < CLUSTER)
+                store_to_peer(own, threadIdx.x % JOINERS, whole);
+        }
+        if constexpr (CLUSTER == 1)
+            __syncthreads();
+        else {
+            arrive_at_cluster();
+            await_cluster();
+        }
+#pragma unroll
+        for (int l = 0; l < LANES; l++) {
+            sum[l] = s_blocks[buffer][0][l * ACROSS + s.across];
+            for (int rank = 1; rank < CLUSTER; rank++)
+                sum[l] = P::joined(sum[l], s_blocks[buffer][rank][l * ACROSS + s.across]);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+/* streamed: elements in, reductions of rows, elements out; every pass reads the rows from memory     any chip, any type
+   Formula   as registers.cuh
+   Tile      GROUP threads have a row; COLUMNS: a strip of WIDTH rows that are neighbours in memory, and neighbouring
+             threads neighbouring strips. ACROSS groups in a block; UNROLL vectors of a thread at a time
+   Pipeline  the next UNROLL vectors are on their way while these are worked on
+   Splits    rows too few to fill the chip are split, by turns, so that all blocks read neighbours at a time: one launch
+             for each pass leaves the splits' partial results in the workspace, the next joins those of the CLOSED
+             passes before and goes on, from the end (VECTOR_STEP < 0), which L2 still has. IS_SINGLE: no more than
+             UNROLL vectors for each thread
+   Unaligned as registers.cuh: of the UNALIGNED elements in head and tail, each thread has one
+   Overlap   OVERLAPS: an odd number of rows side by side, of which reductions alone are wanted: loads across, and the
+             last vector has some rows of the one before. In the last row of memory elements are loaded one by one
+   Limits    as registers.cuh and columns.cuh
+   Params    WIDTH COLUMNS GROUP ACROSS THREADS MIN_BLOCKS UNROLL PASSES CLOSED IS_SPLIT IS_SINGLE VECTOR_STEP UNALIGNED
+             MARGIN OVERLAPS SAMPLES HAS_ROW_STORES TRIGGER position
+   Tried     H200: splits as adjoining chunks: 3 % slower forward */
+
+static_assert(COLUMN_SUMS == 0, "sums of columns need rows that stay");
+
+constexpr int CLUSTER = 1, STEPS = 0, GUARANTEED = 0;
+constexpr bool IS_WHOLE = false;
+
+#include "rows/strip.cuh"
+
+#include "rows/reduce_columns.cuh"
+
+#include "rows/reduce_rows.cuh"
+template <class P> DEVICE void reduce_strip(typename P::total (&sum)[LANES], const span &s) {
+    if constexpr (COLUMNS)
+        reduce_columns<P>(sum, s);
+    else
+        reduce_row<P>(sum[0], s);
+}
+
+#include "rows/passes.cuh"
+
+#include "rows/splits.cuh"
+
+template <class P>
+DEVICE void load_block(typename P::inputs (&in)[UNROLL], const arguments &a, const base &at, position q) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        P::load(in[u], a, at, q + u * VECTOR_STEP);
+}
+
+/* All vectors of a thread through one pass. */
+template <class P>
+DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, const row *now, const arguments &a,
+                       const base &at) {
+    constexpr bool IS_REVERSED = VECTOR_STEP < 0;
+    const position last = s.inside ? (position)vectors_of(a, s.strip) : 0, ends = (position)vectors_of(a, s.strip) - 1;
+    const position advance = UNROLL * GROUP * (IS_SPLIT ? (position)a.splits : 1);
+    position i = UNROLL * GROUP * (position)s.split + s.lane;
+    typename P::inputs now_in[UNROLL], next_in[UNROLL], unaligned_in[1];
+    if constexpr (UNALIGNED > 0)
+        if (has_unaligned(a, s))
+            P::template load<1>(unaligned_in[0], a, at, s.lane);
+    bool is_full = i + (UNROLL - 1) * GROUP < last - OVERLAPS;
+    if (is_full)
+        load_block<P>(now_in, a, at, IS_REVERSED ? ends - i : i);
+    while (is_full) {
+        const position q = IS_REVERSED ? ends - i : i;
+        i += advance;
+        is_full = !IS_SINGLE && i + (UNROLL - 1) * GROUP < last - OVERLAPS;
+        if (is_full)
+            load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
+        elements<P, UNROLL>(nullptr, nullptr, now_in, now, sums, nullptr, a, at, q);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            now_in[u] = next_in[u];
+    }
+    for (int u = 0; u < UNROLL && i < last; u++, i += GROUP) {
+        const position q = IS_REVERSED ? ends - i : i;
+        typename P::inputs in[1];
+        P::template load<WIDTH, OVERLAPS>(in[0], a, at, q);
+        elements<P, 1>(nullptr, nullptr, in, now, sums, nullptr, a, at, q);
+    }
+    if constexpr (UNALIGNED > 0)
+        if (has_unaligned(a, s))
+            elements<P, 1, 1>(nullptr, nullptr, unaligned_in, now, sums, nullptr, a, at, s.lane);
+}
+
+/* The passes of this launch, behind those whose reductions the launches before left. */
+template <int P> DEVICE void run_passes(const span &s, row *now, const arguments &a, const base &at) {
+    if constexpr (P < PASSES) {
+        typename pass<P>::total sum[LANES];
+        if constexpr (P < CLOSED) {
+            gather<P>(sum, s, a);
+            close<pass<P>>(sum, now, a);
+        } else {
+            typename pass<P>::accumulators sums[LANES];
+            clear<pass<P>>(sums);
+            accumulate<pass<P>>(sums, s, now, a, at);
+            if constexpr (pass<P>::CLOSES) {
+                reduce<pass<P>>(sum, sums, s);
+                if constexpr (IS_SPLIT)
+                    leave<P>(sum, s, a);
+                else
+                    close<pass<P>>(sum, now, a);
+            }
+        }
+        run_passes<P + 1>(s, now, a, at);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_streamed(const __grid_constant__ arguments a) {
+    begin_launch<TRIGGER>();
+    int buffer = 0;
+    for (i64 job = blockIdx.x; job < a.jobs; job += gridDim.x, buffer ^= 1) { // once, but for more than a grid's blocks
+        const i64 split = IS_SPLIT ? divide((u32)job, a.tiles) : 0;           // a grid has fewer than 2^31 blocks
+        span s = span_of(a, job - split * a.tiles.value, 0, buffer);
+        s.split = split;
+        const base at = base_of(a, s.inside ? s.strip : 0);
+        row now[LANES];
+        row_inputs numbers;
+        load_row_inputs(numbers, a, at);
+        open_rows(now, numbers, a, at);
+        run_passes<0>(s, now, a, at);
+        if (HAS_ROW_STORES && is_leader(s) && s.split == 0)
+            store_rows(now, a, at);
+    }
+}
