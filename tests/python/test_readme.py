@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -125,11 +124,10 @@ def test_tree_names_every_folder() -> None:
 MISSING = README.partition("## What is not there yet")[2].replace("\n  ", " ")
 
 
-def attention(**options: Any) -> weft.Graph:
+def masked_by_the_caller() -> weft.Graph:
     g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
-    q = g.tensor([1, 1, 4, 8])
-    given = {name: make(g) if callable(make) else make for name, make in options.items()}
-    g.sdpa(q, q, q, **given)[0].set_output(True)
+    q, mask = g.tensor([1, 1, 4, 8]), g.tensor([1, 1, 4, 4], data_type="bool8")
+    g.sdpa(q, q, q, dropout=(mask, g.tensor([1, 1, 1, 1])))[0].set_output(True)
     return g
 
 
@@ -152,20 +150,8 @@ def shared_statistics() -> weft.Graph:
     return g
 
 
-def score(*_: Any) -> None:
-    """No score modifier is called."""
-
-
-def as_scalar(data_type: str) -> Callable[[weft.Graph], Any]:
-    return lambda g: g.tensor([1, 1, 1, 1], data_type=data_type)
-
-
 REFUSED: dict[str, Callable[[], weft.Graph]] = {
-    "score modifiers": lambda: attention(score_mod=lambda _: score),
-    "block masks": lambda: attention(block_mask=as_scalar("u8")),
-    "dropout by a mask that the caller draws": lambda: attention(
-        dropout=lambda g: (g.tensor([1, 1, 4, 4], data_type="bool8"), as_scalar("f32")(g))
-    ),
+    "dropout by a mask that the caller draws": masked_by_the_caller,
     "ragged tensors": ragged,
     "statistics of batch norm shared between devices": shared_statistics,
     "data in orders of their own": reordered,
@@ -182,7 +168,8 @@ def test_what_methods_refuse_is_listed(words: str) -> None:
 
 def test_methods_that_lack_are_listed() -> None:
     absent = {
-        "methods for FP8 with scales": "sdpa_fp8",
+        "gradients over pages and of FP8": "sdpa_fp8_backward",
+        "MXFP8": "sdpa_mxfp8",
         "rotary embedding": "rope",
         "causal 1-D convolution": "causal_conv1d",
         "loading pages of a cache": "paged_cache_load",
