@@ -37,7 +37,7 @@ static void read_environment(void) {
         {"exec", 0xF | EXEC_BIT},
     };
     const char *word = getenv("WEFT_LOG");
-    if (!word)
+    if (!word || !*word)
         return;
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
         if (strcmp(word, levels[i].word) == 0) {

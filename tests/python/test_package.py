@@ -62,6 +62,33 @@ def test_nonsense_in_a_word_is_warned_of_once() -> None:
     assert warnings(RUN_SOME, WEFT_LOG="loud") == [said]
 
 
+LEVELS = {"": [], "error": ["error"], "warn": ["error", "warning"], "info": ["error", "info", "warning"]}
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "plan", "exec"])
+def test_levels_of_the_log(level: str) -> None:
+    """Each says what the one before says, and more."""
+    code = """
+import os, weft, numpy as np
+os.environ["WEFT_DUMP_DIR"] = "/dev/null/none"
+g = weft.Graph(device="sm_90", io_data_type="f32")
+g.exp(g.tensor([4]))
+g.build()
+g = weft.Graph(device="cpu", io_data_type="f32")
+g.exp(g.tensor([4], name="x"))
+g.build().plan(np.ones(4, "f4"))
+try:
+    weft.Graph(device="cpu").deserialize(b"no plan")
+except weft.BadParameterError:
+    pass
+"""
+    said = [line.removeprefix("weft ").split(": ")[:2] for line in warnings(code, WEFT_LOG=level)]
+    assert sorted({kind for kind, _ in said}) == LEVELS.get(level, LEVELS["info"])
+    assert [text for _, text in said if text.startswith("execute ")] == (
+        ["execute graph on cpu.reference"] if level == "exec" else []
+    )
+
+
 def test_settings_that_make_sense_are_silent() -> None:
     settings = {"WEFT_THREADS": ("1", ""), "WEFT_CACHE": ("off", ""), "WEFT_CACHE_BYTES": ("9",)}
     for variable, value in [(name, value) for name, values in settings.items() for value in values]:
