@@ -937,6 +937,7 @@ CASES = {
     "sum of odd columns": Case("streamed join_splits", "rows", sum_of_columns),
     "rows, rounded between": Case("registers", "rows", rounded_rows),
     "rows, totals rounded": Case("registers", "rows", rounded_totals),
+    "rows, integers": Case("registers", "rows", exact_rows),
     "softmax over channels": Case("columns", "rows", lambda t: t.out(t.g.softmax(t(4, 24, 40), axis=1))),
     "sums of one row": Case(
         "streamed join_splits",
