@@ -54,6 +54,27 @@ static void check_loop(int64_t tasks, int64_t inner) {
     free((void *)visits.seen);
 }
 
+struct meeting {
+    _Atomic int begun, missed;
+    int wanted;
+};
+
+/* A task that waits until all have begun, which they do only where each has a thread of its own. */
+static void meet(void *context, int64_t task) {
+    struct meeting *meeting = context;
+    (void)task;
+    meeting->begun++;
+    for (int wait = 0; meeting->begun < meeting->wanted && wait < 30000; wait++)
+        usleep(1000);
+    meeting->missed += meeting->begun < meeting->wanted;
+}
+
+static void check_meeting(const char *when) {
+    struct meeting meeting = {.wanted = threads_count()};
+    threads_for(meeting.wanted, meet, &meeting);
+    CHECK(meeting.missed == 0, "%s %d of %d threads take no task", when, meeting.missed, meeting.wanted);
+}
+
 static void *loop_often(void *unused) {
     for (int64_t i = 0; i < 500; i++)
         check_loop(i % 40, 0);
@@ -69,7 +90,10 @@ static void test_threads(void) {
         check_loop(tasks, 0);
     check_loop(100000, 0);
     check_loop(13, 29);
+    check_meeting("awake,");
     usleep(20000); /* the workers are asleep now */
+    check_meeting("asleep,");
+    usleep(20000);
     check_loop(1000, 0);
 
     pthread_t callers[3];
