@@ -120,6 +120,8 @@ void attention_print_operand_gradient(struct kernel_print *print, const struct c
 
 /* Scales of operands and results, and where the largest numbers go. is_packed: rows of a tile are of several heads. */
 void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed);
+/* Where the largest numbers go, and constants that say whether somebody wants them. */
+void attention_print_amax(struct kernel_print *print, const struct cuda_attention *c);
 /* Where somebody wants largest numbers: the kernel that clears them. */
 weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena);
 /* What ends a row of the forward pass. */

@@ -111,13 +111,13 @@ DEVICE void load_queries(const P &a, const position &at, i64 key_head, const len
     } else {
         for (int i = threadIdx.x; i < ROWS * DEPTH; i += THREADS) {
             const int row = i / DEPTH, column = i % DEPTH;
-            const q_t *from = place(row);
-            sum_t x = from && column < a.depth ? as<sum_t>::of(from[column * a.q_column]) : 0;
+            const q_t *source = a.depth > column ? place(row) : nullptr;
+            sum_t x = source ? as<sum_t>::of(source[column * a.q_column]) : 0;
             if constexpr (Q_SCALES == 2) {
-                if (from)
+                if (source)
                     x *= query_scale_of(a, at.batch, row_of(a, key_head, at.first + row).head);
             }
-            to[row * (DEPTH + PAD) + (IS_BYTES ? byte_place(column) : column)] = ::from<staged_t>::number(x);
+            to[row * (DEPTH + PAD) + (IS_BYTES ? byte_place(column) : column)] = from<staged_t>::number(x);
         }
     }
 }

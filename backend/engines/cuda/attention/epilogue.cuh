@@ -13,7 +13,7 @@ DEVICE sum_t end_row(const P &a, i64 batch, i64 head, int query, const lengths &
         most = top;
     }
     if (stores) {
-        const bool is_used = query < used.queries; /* ragged rows beyond belong to others */
+        [[maybe_unused]] const bool is_used = query < used.queries; /* ragged rows beyond belong to others */
         if constexpr (HAS_STATS)
             if (is_used || !is_ragged(a.stats_batch))
                 a.stats[batch * a.stats_batch + head * a.stats_head + query * a.stats_row] =

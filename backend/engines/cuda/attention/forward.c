@@ -166,8 +166,7 @@ weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct c
         return WEFT_STATUS_SUCCESS;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     kernel_print_init(&print, c->region);
-    attention_print_wanted(&print, c, c->forward->amax_s, "amax_s", "HAS_AMAX_S");
-    attention_print_wanted(&print, c, c->forward->amax_o, "amax_o", "HAS_AMAX_O");
+    attention_print_amax(&print, c);
     TRY(kernel_finish(&print, kernel, "attention/amax_clear.cuh", "attention_amax_clear", arena));
     kernel->is_dependent = c->device->cuda.major >= 9;
     return attention_grid(kernel, c, 1, 1);

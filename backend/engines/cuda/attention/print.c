@@ -108,6 +108,12 @@ static void print_scale(struct kernel_print *print, const struct cuda_attention 
         print_pointer(print, (weftDataType_t)scale->type, graph_find_value(c->graph, scale), 0, name);
 }
 
+void attention_print_amax(struct kernel_print *print, const struct cuda_attention *c) {
+    const struct sdpa_fwd_op *op = c->forward;
+    print_scale(print, c, attention_wants(c, op->amax_s) ? op->amax_s : NULL, "amax_s", "HAS_AMAX_S");
+    print_scale(print, c, attention_wants(c, op->amax_o) ? op->amax_o : NULL, "amax_o", "HAS_AMAX_O");
+}
+
 void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed) {
     const struct attention *a = c->a;
     const struct sdpa_fwd_op *op = c->forward;
@@ -123,8 +129,7 @@ void attention_print_scales(struct kernel_print *print, const struct cuda_attent
     print_scale(print, c, op->scale_s, "scale_s", "HAS_SCALE_S");
     print_scale(print, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
     print_scale(print, c, op->scale_o, "scale_o", "HAS_SCALE_O");
-    attention_print_wanted(print, c, op->amax_s, "amax_s", "HAS_AMAX_S");
-    attention_print_wanted(print, c, op->amax_o, "amax_o", "HAS_AMAX_O");
+    attention_print_amax(print, c);
     print_number(print, c->heads / max64(c->key_heads, 1), "key_share");
     print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
 }
