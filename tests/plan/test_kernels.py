@@ -24,9 +24,9 @@ def fused(rows: int = 64, names: str = "") -> list[Kernel]:
 
 def test_kernels_are_shown_with_what_they_reach_alone() -> None:
     product, *more = fused()
-    assert (product.family, product.step, product.entry) == ("cuda.hopper", 0, "hopper")
+    assert (product.family, product.step, product.entry) == ("cuda.hopper", 0, "product_sm90")
     assert product.file == "product/hopper/product_sm90.cuh"
-    assert repr(product).startswith("Kernel(cuda.hopper: hopper of product/hopper/product_sm90.cuh, ")
+    assert repr(product).startswith("Kernel(cuda.hopper: product_sm90 of product/hopper/product_sm90.cuh, ")
     assert 'extern "C" __global__' in product.headers[product.file]
     assert str(product) == product.text
     assert product.block % 32 == 0
