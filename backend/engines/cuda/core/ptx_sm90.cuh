@@ -263,15 +263,7 @@ DEVICE void store_quad(u32 address, float a, float b, float c, float d) {
 DEVICE void load_pair(float (&r)[2], u32 address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r[0]), "=f"(r[1]) : "r"(address));
 }
-/* The same instructions, where other warps may do the same to the same words at once. */
-DEVICE words load_words_of_many(u32 address) {
-    words r;
-    asm volatile("ld.relaxed.cta.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.at[0]), "=r"(r.at[1]), "=r"(r.at[2]), "=r"(r.at[3])
-                 : "r"(address)
-                 : "memory");
-    return r;
-}
+/* The same as store_words, where other warps may write the same to the same words at once. */
 DEVICE void store_words_of_many(u32 address, const words &r) {
     asm volatile("st.relaxed.cta.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r.at[0]), "r"(r.at[1]),
                  "r"(r.at[2]), "r"(r.at[3])

@@ -649,8 +649,10 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             break;
         advance();
         mma_wait<0>();
-        if constexpr (!HAS_SUMS)
-            publish_to_async_proxy(); /* statistics are read before copies overwrite them */
+        if constexpr (!HAS_SUMS) { /* all lanes have read the statistics before copies overwrite them */
+            publish_to_async_proxy();
+            __syncwarp();
+        }
         settle_all(weights);
         settle_all(ds);
         if (lane == 0) {

@@ -3,30 +3,32 @@
      lie.
    Demands   HAS_OVERRIDES STORED_BYTES */
 
-/* Of rows of 128 bytes along k, what lies behind the first `kept` bytes; of panels, whole rows. */
-DEVICE void clear_k(u32 s, u32 panel, int lines, u32 kept) {
-    const u32 thread = threadIdx.x % 128, rows = panel ? lines / 64 * BLOCK_K : lines;
-    for (u32 row = thread; row < rows; row += 128)
+/* Of rows of 128 bytes along k, what lies behind the first `kept` bytes; of panels, whole rows. By so many threads. */
+DEVICE void clear_k(u32 s, u32 panel, int lines, u32 kept, u32 thread, u32 threads) {
+    const u32 rows = panel ? lines / 64 * BLOCK_K : lines;
+    for (u32 row = thread; row < rows; row += threads)
         for (u32 chunk = panel ? 0 : kept / 16; chunk < 8; ++chunk) {
             const u32 at = s + row * 128 + (chunk ^ row % 8) * 16;
             const i32 left = panel ? row % BLOCK_K < kept / STORED_BYTES ? 16 : 0 : (i32)(kept - chunk * 16);
-            words r = load_words_of_many(at);
+            words r = load_words(at);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 r.at[i] &= left >= 4 * i + 4 ? ~0u : left <= 4 * i ? 0 : (1u << (left - 4 * i) * 8) - 1;
-            store_words_of_many(at, r);
+            store_words(at, r);
         }
 }
 
-/* Every warpgroup clears its rows of A and all of B: before its own product each has done so. */
+/* Every warpgroup clears its rows of A and its share of B, which all multiply. Once a tile, in its last step. */
 template <class P> DEVICE void clear_unused(const P &p, const tile_scheduler &tile, u32 slot, int group, i32 step) {
+    constexpr u32 THREADS_OF_TILE = TILE_GROUPS * 128;
     const i32 kept = tile.used[2] - (tile.first_step(p) + step) * BLOCK_K;
     if (kept >= BLOCK_K || tile.used[2] >= (i32)p.channels)
         return;
-    clear_k(a_slot(slot) + group * GROUP_ROWS * 128, A_PANEL, GROUP_ROWS, (u32)kept * STORED_BYTES);
-    clear_k(b_slot(slot), B_PANEL, BLOCK_N, (u32)kept * STORED_BYTES);
+    const u32 thread = threadIdx.x % 128, bytes = (u32)kept * STORED_BYTES;
+    clear_k(a_slot(slot) + group * GROUP_ROWS * 128, A_PANEL, GROUP_ROWS, bytes, thread, 128);
+    clear_k(b_slot(slot), B_PANEL, BLOCK_N, bytes, group * 128 + thread, THREADS_OF_TILE);
     publish_to_async_proxy();
-    sync_threads(1 + group, 128);
+    sync_threads(1 + TILE_GROUPS, THREADS_OF_TILE); /* 1 to TILE_GROUPS: of each warpgroup alone */
 }
 
 /* Sums of rows and columns that are not in use. */
