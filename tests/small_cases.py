@@ -662,6 +662,7 @@ CASES = {
         "packed",
         conv("fprop", (64, 512, 7, 7), (2048, 512, 1, 1), pad=0, last=False),
         is_read_again=True,
+        knobs={"TILE_SIZE": 30},
     ),
     "conv NCHW, lines left out": Case(
         "map_tiled product_sm90",
