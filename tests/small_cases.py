@@ -507,6 +507,21 @@ def pooled(dims: Sequence[int], window: int, stride: int, last: bool = True, ind
     return build
 
 
+def pooled_without_numbers(rule: str) -> Any:
+    """Windows with no NaN, one and NaN alone, which win or are passed over."""
+
+    def build(t: Maker) -> None:
+        values = np.random.default_rng(5).integers(-9, 9, (2, 8, 12, 12)).astype("f4")
+        values[:, ::2, ::5, ::3] = values[:, 1, :3, :3] = np.nan
+        x = t(2, 8, 12, 12, dtype="f32", last=True, values=values)
+        given = {"x": x, "mode": "MAXPOOL", "window": [3, 3], "stride": [3, 3]}
+        y, where = t.g._operation("resample", "resample", given | {"nan_propagation": rule}, ("y", "index"))
+        t.out(y, 2, 8, 4, 4, last=True, dtype="f32")
+        t.out(where, 2, 8, 4, 4, last=True, dtype="i32")
+
+    return build
+
+
 def pooled_gradient(last: bool, channels: int = 16, stride: int = 2) -> Any:
     dims, size = (2, channels, 16, 16), 16 // stride
 
@@ -574,6 +589,18 @@ def drawn(t: Maker) -> None:
 
 def sum_of_int4(t: Maker) -> None:
     t.out(t.g.reduction(t(34, 64, dtype="i4"), "ADD", dims=[1]), dtype="i4")
+
+
+def sliced_int4(t: Maker) -> None:
+    """15 elements, which end in half a byte."""
+    t.out(t.g.slice(t(4, 8, dtype="i4"), [slice(1, 4), slice(1, 6)]), dtype="i4")
+
+
+def quantized_in_tiles(t: Maker) -> None:
+    """Scales of a matrix of 2 x 2 tiles, each of 128 rows and 4 columns."""
+    y, scale = t.g.block_scale_quantize(t(130, 160), 32, axis=1)
+    t.out(y, dtype="e4m3")
+    t.out(scale, 256, 8, dtype="e8m0").set_reordering_type(weft.tensor_reordering.F8_128x4)
 
 
 def quantized(t: Maker) -> None:
@@ -954,6 +981,8 @@ CASES = {
     "max pool NCHW": Case("pool_planes", "window", pooled((2, 16, 16, 16), 3, 2, last=False, index=True)),
     "max pool of odd channels": Case("pool_unaligned", "window", pooled((2, 33, 8, 16), 3, 2)),
     "max pool of large windows": Case("pool_team", "window", pooled((2, 64, 7, 7), 7, 7)),
+    "max pool where NaN wins": Case("pool", "window", pooled_without_numbers("PROPAGATE_NAN")),
+    "max pool where NaN is passed over": Case("pool", "window", pooled_without_numbers("NOT_PROPAGATE_NAN")),
     "max pool of whole planes": Case("pool_whole", "window", pooled((2, 64, 7, 7), 7, 7, last=False)),
     "max pool gradient of volumes": Case("pool_bwd", "window", pooled_volume_gradient("MAXPOOL")),
     "mean gradient of volumes": Case("pool_bwd", "window", pooled_volume_gradient("AVGPOOL_INCLUDE_PADDING")),
@@ -972,8 +1001,10 @@ CASES = {
     "concat across": Case("move", "move", joined),
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),
     "rng": Case("rng", "rng", drawn),
+    "slice of int4": Case("move", "move", sliced_int4),
     "sum of int4": Case("registers move", "staged", sum_of_int4),
     "block scales": Case("block_scales block_values", "block_scale", quantized),
+    "block scales in tiles": Case("block_scales block_values", "block_scale", quantized_in_tiles),
 }
 
 

@@ -192,6 +192,13 @@ static void test_set(void) {
     MUST(set_number(t, WEFT_ATTR_TENSOR_UNIQUE_ID, -7)); /* any number names a tensor */
     MUST(set_number(t, WEFT_ATTR_TENSOR_UNIQUE_ID, 7));  /* set again: replaces */
     MUST(set_text(t, WEFT_ATTR_NAME_EXT, "bias"));
+    for (int64_t at = 0; at < 4; at++) { /* one NUL may end a name */
+        char odd[5] = "bias";
+        odd[at] = '\0';
+        REFUSED(weftBackendSetAttribute(t, WEFT_ATTR_NAME_EXT, WEFT_TYPE_CHAR, 5, odd), WEFT_STATUS_BAD_PARAM,
+                "tensor 'bias' (uid 7): attribute name has a NUL at character %d of 5. Leave it out.", (int)at);
+    }
+    MUST(weftBackendSetAttribute(t, WEFT_ATTR_NAME_EXT, WEFT_TYPE_CHAR, 5, "bias"));
     MUST(set_numbers(t, WEFT_ATTR_TENSOR_DIMENSIONS, 2, numbers));
     MUST(set_numbers(t, WEFT_ATTR_TENSOR_DIMENSIONS, 0, NULL)); /* takes them back */
     REFUSED(set_number(t, (weftBackendAttributeName_t)NO_ATTRIBUTE, 1), WEFT_STATUS_BAD_PARAM,

@@ -67,6 +67,21 @@ static void test_huge_tensors(void) {
     MUST(weftBackendFinalize(t)); /* one element, broadcast */
     drop(t);
 
+    static const int64_t most = INT64_C(1) << 44; /* the last element lies before it */
+    for (int more = 0; more < 2; more++)
+        for (int strided = 0; strided < 2; strided++) {
+            t = strided ? open_tensor(1, DIMS(2)) : open_tensor(1, DIMS(most + more));
+            if (strided)
+                MUST(set_numbers(t, WEFT_ATTR_TENSOR_STRIDES, 1, (int64_t[]){most - 1 + more}));
+            if (!more)
+                MUST(weftBackendFinalize(t));
+            else
+                REFUSED(weftBackendFinalize(t), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                        "tensor (uid 1): dims %s reach past 2^44 elements. Use smaller ones.",
+                        strided ? "[2] with strides [17592186044416]" : "[17592186044417] with strides []");
+            drop(t);
+        }
+
     desc a = tensor(1, DIMS(INT64_C(1) << 40, 1)), b = tensor(2, DIMS(1, INT64_C(1) << 40)), c = tensor(3, UNSET);
     desc op = open_matmul(a, b, c);
     REFUSED(

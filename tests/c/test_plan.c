@@ -873,8 +873,15 @@ static void test_damaged_blobs(void) {
         drop(loaded);
     }
     memcpy(copy, blob, (size_t)bytes);
+    copy[HEADER_BYTES + 8] ^= 0x10; /* the first letter of the engine's name */
+    fix_hash(copy, bytes);
+    desc loaded = open_loaded(copy, bytes);
+    REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
+            "saved plan is damaged: it names an engine that this library has not. Save the plan again.");
+    drop(loaded);
+    memcpy(copy, blob, (size_t)bytes);
     copy[bytes] = 0;
-    desc loaded = open_loaded(copy, bytes + 1);
+    loaded = open_loaded(copy, bytes + 1);
     REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
             "saved plan is damaged: its length is not what it says. Save the plan again.");
     drop(loaded);

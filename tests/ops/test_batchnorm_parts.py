@@ -238,6 +238,16 @@ def test_dbn_weight(with_scale: bool, dtype: str) -> None:
     check(build, operands, expected, layouts=LAYOUTS, magnitude=100)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_sums_are_kept_in_float_or_double(dtype: str) -> None:
+    """What has no type gets it, whatever the type of x, as sums must not be narrowed."""
+    g = weft.Graph()
+    x, one = g.tensor([2, 3, 4], data_type=dtype), g.tensor([1, 3, 1], data_type="f32")
+    sums = [*g.genstats(x), *g.dbn_weight(x, x, one, one, None)]
+    g.validate()
+    assert {each.dtype.name for each in sums} == {"DOUBLE" if dtype == "f64" else "FLOAT"}
+
+
 @pytest.mark.parametrize("dims", [(0, 3, 2), (2, 3, 0), (2, 0, 3)])
 def test_dbn_weight_of_nothing_is_zero(dims: tuple[int, ...]) -> None:
     x, one = np.zeros(dims, np.float32), np.ones((1, dims[1], 1), np.float32)

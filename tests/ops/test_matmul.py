@@ -269,3 +269,15 @@ def test_refusals():
         "matmul 'm': A has 2 dims [8,8], B has 3 dims [1,8,8]. Give both the same rank, with extents "
         "of 1 in front.",
     )
+
+
+@pytest.mark.parametrize("key", ["m_override", "n_override", "k_override"])
+def test_overrides_are_integers_of_batch_entries(key):
+    def build(g, a, b, size):
+        return g.matmul(a, b, name="m", **{key: size})
+
+    operands = {"a": ((2, 3, 4), "f32"), "b": ((2, 4, 5), "f32")}
+    message = f"matmul 'm': {key} has data type f32. Use INT32 or INT64."
+    checks.refuses(build, {**operands, "size": ((2, 1, 1), "f32")}, message)
+    message = f"matmul 'm': {key} with dims [3,1,1] does not broadcast to [2,1,1]."
+    checks.refuses(build, {**operands, "size": ((3, 1, 1), "i32")}, message)

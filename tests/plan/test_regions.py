@@ -31,6 +31,17 @@ def test_what_is_before_joins_wherever_it_stands(is_first: bool) -> None:
     assert steps(g) == [*alone, ("cuda.rows", ["before", "rows"])]
 
 
+@pytest.mark.parametrize("reads", ["neg", "reshape"])
+def test_what_nobody_needs_reads_nothing(reads: str) -> None:
+    """Not even the result that a product hands on to what is behind it."""
+    g = graph(io_data_type="f32")
+    product = g.matmul(g.tensor([8, 16]), g.tensor([16, 4]), name="product")
+    g.relu(product, name="activated").set_output(True)
+    unread = g.neg(product) if reads == "neg" else g.reshape(product).set_dim([32])
+    assert [names for _, names in steps(g)] == [["product", "activated"]]
+    assert unread.get_is_virtual()
+
+
 @pytest.mark.parametrize("limit", [None, 4 * 64 * 64])
 def test_sums_in_one_piece_where_the_workspace_has_no_room_for_parts(limit: int | None) -> None:
     g = graph(io_data_type="bf16")
