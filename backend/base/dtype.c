@@ -371,8 +371,8 @@ int64_t dtype_load_i64(weftDataType_t type, const void *base, int64_t index) {
     return round_i64(load(type, base, index));
 }
 
-/* A double that narrower float types round as they would the integer: where its last bits do not fit, the lowest that is
-   kept tells whether any of them was set. */
+/* A double that narrower float types round as they would the integer: where its last bits do not fit, the lowest that
+   is kept tells whether any of them was set. */
 static double double_of_odd(int64_t value) {
     int64_t dropped = value & 0x7ff;
     bool fits = value > -INT64_C(0x20000000000000) && value < INT64_C(0x20000000000000);

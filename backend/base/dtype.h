@@ -36,8 +36,8 @@ bool dtype_is_fp8(weftDataType_t type);  /* a sign, an exponent and a fraction i
    of two equally wide ones the next wider that holds both. */
 weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b);
 
-/* The narrowest type that holds every value of both, as NumPy's result_type finds it; DOUBLE for int64 beside floats, which
-   it holds up to 2^53. */
+/* The narrowest type that holds every value of both, as NumPy's result_type finds it; DOUBLE for int64 beside floats,
+   which it holds up to 2^53. */
 weftDataType_t dtype_common(weftDataType_t a, weftDataType_t b);
 
 /* Bytes that hold `elems` elements; 0 for a type without storage. */

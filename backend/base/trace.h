@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The log: one line per event, to stderr or to the user's callback. trace_on is one load, so a silent log costs nothing. */
+/* The log: one line per event, to stderr or to the user's callback. trace_on is one load, so a silent log costs
+   nothing. */
 #ifndef WEFT_BASE_TRACE_H
 #define WEFT_BASE_TRACE_H
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The two interfaces of this floor. A kernel family serves regions of a graph: it says yes with a predicted time or no
-   with a sentence, builds a step, and runs it; it knows no other family. An engine is a device kind and a list of families;
-   the planner covers a graph with regions of them, by price, so an engine whose list ends with the reference runs every
-   graph. */
+   with a sentence, builds a step, and runs it; it knows no other family. An engine is a device kind and a list of
+   families; the planner covers a graph with regions of them, by price, so an engine whose list ends with the reference
+   runs every graph. */
 #ifndef WEFT_ENGINES_ENGINE_H
 #define WEFT_ENGINES_ENGINE_H
 
@@ -71,8 +71,8 @@ struct family {
     const struct knob *knobs; /* ends with a knob without doc; NULL: none */
     /* SUCCESS and a predicted time, or NOT_SUPPORTED* and a sentence that says what would have to change. Pure. */
     weftStatus_t (*accepts)(const struct region *region, const struct device *device, double *seconds);
-    /* Nodes that prepare what a node alone reads, and that the family takes with it: fills in their numbers, at most all of
-       the graph but one, and gives their count. NULL: none. */
+    /* Nodes that prepare what a node alone reads, and that the family takes with it: fills in their numbers, at most
+       all of the graph but one, and gives their count. NULL: none. */
     int (*companions)(const struct graph *graph, int node, int *nodes);
     /* Fills step->state, workspace_bytes and detail for a region that was accepted. Cheap: compiles nothing. seconds is
        what accepts predicted; a family with knobs says what it predicts with them. */
@@ -107,13 +107,14 @@ struct engine {
     int behavior_note_count;
     bool takes_any_alignment; /* kernels read and write memory that is aligned to its elements alone */
     bool is_fallback;         /* what heuristics mode FALLBACK offers */
-    /* Compiles what the steps of a plan need, several programs at a time; takes code from `carried` (NULL: none) where it is
-       that of a program. NULL: nothing to compile. */
+    /* Compiles what the steps of a plan need, several programs at a time; takes code from `carried` (NULL: none) where
+       it is that of a program. NULL: nothing to compile. */
     weftStatus_t (*compile)(struct step *steps, int count, const struct device *device,
                             const struct carried_codes *carried);
     /* The i-th piece of code that compile got for a step; false behind the last. */
     bool (*code)(const struct step *step, int i, struct carried_code *code);
-    /* What load, run and release of its families are that have none; load and release may be NULL: there is nothing to do. */
+    /* What load, run and release of its families are that have none; load and release may be NULL: there is nothing to
+       do. */
     weftStatus_t (*load)(struct step *step, const struct device *device);
     weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
     void (*release)(struct step *step);
@@ -167,8 +168,9 @@ bool region_has(const struct region *region, int node);
 /* Whether a value that the region makes is needed outside it: by the user or by other nodes. */
 bool region_exports(const struct region *region, int value);
 
-/* A region as a graph of its own, under the same uids: what makes its inputs is left out, and of those outside that read its
-   values two stand for all, as nodes without operands. outer: the values of the whole graph, of each of its. */
+/* A region as a graph of its own, under the same uids: what makes its inputs is left out, and of those outside that
+   read its values two stand for all, as nodes without operands. outer: the values of the whole graph, of each of
+   its. */
 weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena);
 
 #endif

@@ -459,8 +459,8 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* FAST_FLOAT_FOR_FP8 allows sums of less precision than FLOAT. Products know it; everything else keeps FLOAT's. No tensor
-   can hold it. */
+/* FAST_FLOAT_FOR_FP8 allows sums of less precision than FLOAT. Products know it; everything else keeps FLOAT's. No
+   tensor can hold it. */
 static void settle_compute_type(const struct descriptor *descriptor, const struct row *row, int32_t *type) {
     if (*type == WEFT_DATA_FAST_FLOAT_FOR_FP8 && descriptor->schema != &tensor_schema && !row->keeps_fast)
         *type = WEFT_DATA_FLOAT;

@@ -28,7 +28,8 @@ const struct row *schema_find_row(const struct schema *schema, weftBackendAttrib
 /* The row every kind has: WEFT_ATTR_NAME_EXT. */
 extern const struct row name_row;
 
-/* Whether the user set an attribute, and whether in this row: an attribute may have one for a number and one for a tensor. */
+/* Whether the user set an attribute, and whether in this row: an attribute may have one for a number and one for a
+   tensor. */
 bool descriptor_row_is_set(const struct descriptor *descriptor, weftBackendAttributeName_t name);
 bool row_is_set(const struct descriptor *descriptor, const struct row *row);
 

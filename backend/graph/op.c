@@ -113,7 +113,8 @@ static struct places places_of(const struct tensor *tensor) {
     return places;
 }
 
-/* Whether each stride reaches past all faster dimensions: then no two elements share a place. Others may be distinct, too. */
+/* Whether each stride reaches past all faster dimensions: then no two elements share a place. Others may be distinct,
+   too. */
 static bool is_nested(const struct places *places) {
     int64_t reach = 1;
     for (int i = 0; i < places->rank; i++) {

@@ -14,11 +14,11 @@ struct method {
     const char *doc;  /* one line: what it computes; then " : " and the formula */
     /* "key=VALUE ..." : option rows that the method fixes; enumerators without their common prefix. */
     const char *fixed;
-    /* "input:x scale bias=None padding:pre+post=None" : argument[:row key[+row key]][=default], in the frontend's order.
-       A row may belong to the operation's parameter descriptor. Of two arguments that fill the same row, the last one
-       given wins. The word * ends what callers may give by position; arguments after it are given by name alone. Every
-       method also takes compute_data_type and name: they stand where these words do, else at the end of the positional
-       arguments, in this order. */
+    /* "input:x scale bias=None padding:pre+post=None" : argument[:row key[+row key]][=default], in the frontend's
+       order. A row may belong to the operation's parameter descriptor. Of two arguments that fill the same row, the
+       last one given wins. The word * ends what callers may give by position; arguments after it are given by name
+       alone. Every method also takes compute_data_type and name: they stand where these words do, else at the end of
+       the positional arguments, in this order. */
     const char *arguments;
     const char *results; /* "y mean inv_variance" : row keys of the outputs that it returns, in order */
 };
@@ -61,8 +61,8 @@ struct op {
     weftStatus_t (*expand)(const struct descriptor *op, struct expansion *expansion);
     /* Computes all outputs: the definition. */
     void (*reference)(const struct descriptor *op, const struct bindings *bindings);
-    /* Bytes from the start of `out` at which input `in` may lie already, so that writing it there changes nothing; -1: it
-       may not. NULL: never. Beside the rows' in_place, which is for inputs that are overwritten. */
+    /* Bytes from the start of `out` at which input `in` may lie already, so that writing it there changes nothing; -1:
+       it may not. NULL: never. Beside the rows' in_place, which is for inputs that are overwritten. */
     int64_t (*place_in)(const struct descriptor *op, const struct tensor *in, const struct tensor *out);
     /* The input whose memory a virtual output can simply be, so that nothing runs; NULL: none. NULL hook: never. */
     struct tensor *(*memory_of)(const struct descriptor *op);
@@ -91,8 +91,8 @@ weftStatus_t op_each_operand(const struct descriptor *op,
 
 double op_flops(const struct descriptor *op);
 
-/* The type that products of a and b are summed in: `math` where row `name` of `holder` was set; else INT32 for integers of
-   8 bits, INT64 for wider ones, FLOAT for all others. */
+/* The type that products of a and b are summed in: `math` where row `name` of `holder` was set; else INT32 for integers
+   of 8 bits, INT64 for wider ones, FLOAT for all others. */
 weftDataType_t product_math(const struct descriptor *holder, weftBackendAttributeName_t name, int32_t math,
                             const struct tensor *a, const struct tensor *b);
 
@@ -126,8 +126,8 @@ void view_store_if(const struct view *view, const int64_t *index, double value);
 int64_t view_load_int(const struct view *view, const int64_t *index);
 void view_store_int(const struct view *view, const int64_t *index, int64_t value);
 
-/* A sum of products: in integers of 64 bits, wrapping around, where a and b are whole and so is the type to calculate in,
-   else in double. */
+/* A sum of products: in integers of 64 bits, wrapping around, where a and b are whole and so is the type to calculate
+   in, else in double. */
 struct sum {
     bool is_exact;
     double real;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a descriptor kind is: a struct, and one row per attribute saying where in the struct it lives and what may be put
-   there. One generic set, get, finalize, copy and describe (descriptor.c) serves every kind from its rows. */
+/* What a descriptor kind is: a struct, and one row per attribute saying where in the struct it lives and what may be
+   put there. One generic set, get, finalize, copy and describe (descriptor.c) serves every kind from its rows. */
 #ifndef WEFT_GRAPH_SCHEMA_H
 #define WEFT_GRAPH_SCHEMA_H
 
@@ -62,7 +62,8 @@ struct row {
     double initial;       /* default of a number, enumeration or boolean */
     const char *in_place; /* of an output: keys of the inputs whose memory it may overwrite element by element */
     const char *shape;    /* of a tensor: its dimensions in words */
-    /* Of a result that is text and is written each time that it is asked for, as it is long; NULL: it lies at the offset. */
+    /* Of a result that is text and is written each time that it is asked for, as it is long; NULL: it lies at the
+       offset. */
     void (*write)(const struct descriptor *descriptor, struct text *text);
     const char *doc;
 };

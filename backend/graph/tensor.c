@@ -253,8 +253,8 @@ void tensor_infer_type(struct tensor *tensor, weftDataType_t type) {
         tensor->type = (int32_t)type;
 }
 
-/* Whether dimension a lies inside of dimension b in memory. In a packed tensor a dimension of extent 1 has the stride of
-   the next one outside of it, so of equal strides the one of extent 1 is inside. */
+/* Whether dimension a lies inside of dimension b in memory. In a packed tensor a dimension of extent 1 has the stride
+   of the next one outside of it, so of equal strides the one of extent 1 is inside. */
 static bool runs_faster(const struct tensor *tensor, int64_t a, int64_t b) {
     if (tensor->strides.at[a] != tensor->strides.at[b])
         return tensor->strides.at[a] < tensor->strides.at[b];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors: shape, strides, data type, identity. What the user leaves unset of an operation's output is inferred when the
+/* Tensors: shape, strides, data type, identity. What the user leaves unset of an operation's output is inferred when
+     the
    operation is finalized (tensor_infer_*); everything else is immutable after finalize. */
 #ifndef WEFT_GRAPH_TENSOR_H
 #define WEFT_GRAPH_TENSOR_H
@@ -61,7 +62,8 @@ bool tensor_same_layout(const struct tensor *a, const struct tensor *b);
 void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims);
 void tensor_infer_type(struct tensor *tensor, weftDataType_t type);
 
-/* The type that results calculated in `math` may have: FLOAT for FAST_FLOAT_FOR_FP8, which only allows less precision. */
+/* The type that results calculated in `math` may have: FLOAT for FAST_FLOAT_FOR_FP8, which only allows less
+   precision. */
 static inline weftDataType_t math_type(int32_t math) {
     return math == WEFT_DATA_FAST_FLOAT_FOR_FP8 ? WEFT_DATA_FLOAT : (weftDataType_t)math;
 }

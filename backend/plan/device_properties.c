@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device properties: which device to plan for, taken from this machine or from the JSON text that another machine wrote:
+/* Device properties: which device to plan for, taken from this machine or from the JSON text that another machine
+   wrote:
      {"kind":"cpu","ordinal":0,"name":"...","threads":8}
      {"kind":"cuda","ordinal":0,"name":"...","arch":"sm_90","multiprocessors":132, ...}
    What a text for a GPU leaves out is that of a typical one: {"kind":"cuda","arch":"sm_90"} is enough. */

@@ -127,7 +127,8 @@ static int by_last(const void *a, const void *b) {
     return left->last != right->last ? left->last - right->last : left->value - right->value;
 }
 
-/* Step by step: room for what a step makes, while that of all it reads is taken; then what it was the last to read goes. */
+/* Step by step: room for what a step makes, while that of all it reads is taken; then what it was the last to read
+   goes. */
 static weftStatus_t place_lives(struct layout *layout, struct arena *scratch) {
     struct draft *draft = layout->draft;
     struct life *ending;
@@ -237,8 +238,8 @@ static weftStatus_t draft_within(struct draft *draft, const struct knob_choices 
     return draft_steps(draft, knobs, arena);
 }
 
-/* Drafts again, within a limit of the whole workspace that the best draft is beyond: without steps that take more, then with
-   sums in one piece, then with what intermediate tensors leave of it. */
+/* Drafts again, within a limit of the whole workspace that the best draft is beyond: without steps that take more, then
+   with sums in one piece, then with what intermediate tensors leave of it. */
 static weftStatus_t draft_small(struct draft *draft, const struct knob_choices *knobs, int64_t limit,
                                 struct arena *arena) {
     const struct engine *engine = draft->engine;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A graph on an engine, worked out: its steps, and where in the workspace its intermediate tensors lie. Drafting compiles
-   nothing; a plan is a draft whose steps are loaded. */
+/* A graph on an engine, worked out: its steps, and where in the workspace its intermediate tensors lie. Drafting
+   compiles nothing; a plan is a draft whose steps are loaded. */
 #ifndef WEFT_PLAN_DRAFT_H
 #define WEFT_PLAN_DRAFT_H
 
@@ -24,8 +24,8 @@ struct draft {
     int64_t moved_bytes; /* all of these */
 };
 
-/* Keeps to the workspace that knob WORKSPACE allows, by slower families where it must. cover: what partition makes of the
-   same without a limit, which must outlive the draft; NULL: it is made here. */
+/* Keeps to the workspace that knob WORKSPACE allows, by slower families where it must. cover: what partition makes of
+   the same without a limit, which must outlive the draft; NULL: it is made here. */
 weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const struct engine *engine,
                         const struct device *device, const struct knob_choices *knobs, const struct cover *cover,
                         struct arena *arena);

@@ -42,7 +42,7 @@ const struct schema knob_setting_schema = {
     ROWS(knob_setting_rows),
 };
 
-/* ---- Placeholders that cuDNN's interface has ---------------------------------------------------------------------- */
+/* ---- Placeholders that cuDNN's interface has --------------------------------------------------------------------- */
 
 struct layout_info {
     struct descriptor base;

@@ -53,8 +53,8 @@ struct engine_config {
 extern const struct schema device_properties_schema, knob_info_schema, knob_setting_schema, layout_info_schema,
     intermediate_info_schema, engine_schema, engine_config_schema, heuristics_schema, kernel_cache_schema;
 
-/* The device that a graph is planned for: the properties' if given, else the handle's, else the default one, or the first
-   of the kind that the engine runs on (NULL: no engine is chosen yet). */
+/* The device that a graph is planned for: the properties' if given, else the handle's, else the default one, or the
+   first of the kind that the engine runs on (NULL: no engine is chosen yet). */
 weftStatus_t choose_device(struct device *device, const struct device_properties *properties,
                            const struct weftContext *handle, const struct engine *engine);
 
@@ -63,7 +63,8 @@ weftStatus_t choose_device(struct device *device, const struct device_properties
 weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
                          struct device_properties *properties, const struct list *knobs);
 
-/* The fastest configuration that finalized heuristics found; the caller releases it. NOT_SUPPORTED when there is none. */
+/* The fastest configuration that finalized heuristics found; the caller releases it. NOT_SUPPORTED when there is
+   none. */
 weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config);
 
 /* The settings of a configuration as families read them, in `arena`. */

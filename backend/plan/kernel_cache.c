@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernel caches: cuDNN's way of sharing compiled kernels between plans. Weft shares them by itself, in memory and on disk,
-   so this descriptor only carries what a program written for cuDNN sets and asks. */
+/* Kernel caches: cuDNN's way of sharing compiled kernels between plans. Weft shares them by itself, in memory and on
+   disk, so this descriptor only carries what a program written for cuDNN sets and asks. */
 #include "graph/descriptor.h"
 #include "plan/engine.h"
 

@@ -10,8 +10,8 @@ static int writing_step(const struct draft *draft, int out) {
     return draft->cover.part_of_node[draft->graph->values[out].producer];
 }
 
-/* Whether `out` may lie exactly where `in` lies, as far as the steps before the one that writes `out` and those behind it
-   are concerned. */
+/* Whether `out` may lie exactly where `in` lies, as far as the steps before the one that writes `out` and those behind
+   it are concerned. */
 static bool may_share(const struct draft *draft, int in, int out) {
     const struct value *values = draft->graph->values;
     return tensor_same_layout(values[in].tensor, values[out].tensor) &&

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* At each node the families of the engine that accept it grow a region each over neighbours, for as long as a family accepts
-   the larger region, that is no dearer than what is added would be apart, and regions stay free of cycles. The cheapest
-   candidate becomes a part: its own price, and that of what the others would serve and it leaves out. What a step of this
-   looks at is regions and what lies around them, never the whole graph: planning is linear in the number of operations. */
+/* At each node the families of the engine that accept it grow a region each over neighbours, for as long as a family
+   accepts the larger region, that is no dearer than what is added would be apart, and regions stay free of cycles. The
+   cheapest candidate becomes a part: its own price, and that of what the others would serve and it leaves out. What a
+   step of this looks at is regions and what lies around them, never the whole graph: planning is linear in the number
+   of operations. */
 #include "plan/partition.h"
 #include "base/number.h"
 #include "base/text.h"
@@ -55,7 +56,7 @@ struct partitioning {
     char *mark;       /* scratch of join_groups, per group: see enum mark */
 };
 
-/* ---- Asking a family ---------------------------------------------------------------------------------------------- */
+/* ---- Asking a family --------------------------------------------------------------------------------------------- */
 
 /* What the family says of a region; and where there is a limit, whether the step would keep to it. */
 static weftStatus_t ask(const struct partitioning *p, const struct family *family, const struct region *region,
@@ -152,7 +153,8 @@ static bool mark_reached(struct partitioning *p, int first, int last) {
     return true;
 }
 
-/* Orders the groups between the first member and the last anew: what no member reaches, the members as one, the rest. */
+/* Orders the groups between the first member and the last anew: what no member reaches, the members as one, the
+   rest. */
 static void reorder(struct partitioning *p, int first, int last, int name) {
     int at = first, behind = 0;
     for (int from = first; from <= last; from++) {
@@ -278,8 +280,8 @@ static int outside_reader(const struct partitioning *p, const struct region *reg
     return -1;
 }
 
-/* How many results of a region others read, those left out that have memory of their own; and the first that reads one of
-   them, -1: nobody. */
+/* How many results of a region others read, those left out that have memory of their own; and the first that reads one
+   of them, -1: nobody. */
 static int open_results(const struct partitioning *p, const struct region *region, int *reader) {
     int count = 0;
     *reader = -1;
@@ -324,7 +326,8 @@ static bool add_maker(const struct partitioning *p, struct part *part, int *node
     return false;
 }
 
-/* A family may decline what an operation makes, and take what the operations behind it make of that, and of what others do. */
+/* A family may decline what an operation makes, and take what the operations behind it make of that, and of what others
+   do. */
 static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes) {
     double seconds;
     do {
@@ -532,8 +535,8 @@ static bool is_rival(const struct part *part, const struct family *family) {
     return false;
 }
 
-/* Why others do not serve a part: its rivals' prices, and what the families before `until` (all when NULL) say of a node
-   on its own. */
+/* Why others do not serve a part: its rivals' prices, and what the families before `until` (all when NULL) say of a
+   node on its own. */
 static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, int node, const struct family *until) {
     struct region alone = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
     int families = 0;
@@ -572,7 +575,8 @@ static weftStatus_t fail_for_node(struct partitioning *p, int node) {
 
 /* ---- The whole --------------------------------------------------------------------------------------------------- */
 
-/* What an engine is for that does as another one but for one liberty: whether a family takes it at a node. NULL: no such engine. */
+/* What an engine is for that does as another one but for one liberty: whether a family takes it at a node. NULL: no
+   such engine. */
 typedef bool liberty(const struct graph *graph, int node);
 static liberty *liberty_of(const struct engine *engine, const struct family *family) {
     return engine->narrows ? family->narrows : engine->reorders ? family->reorders : NULL;

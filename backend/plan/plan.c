@@ -255,8 +255,8 @@ static const struct engine *fallback_of(const struct engine *engine, int *index)
     return NULL;
 }
 
-/* Makes the configuration anew for a graph that promises no alignment: on its engine, or where that declines such a graph
-   on the one that runs every graph. */
+/* Makes the configuration anew for a graph that promises no alignment: on its engine, or where that declines such a
+   graph on the one that runs every graph. */
 static weftStatus_t give_up_alignment(struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     struct engine_config *config = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hot path: put every value's address in a table, check the pointers, run the steps. Allocates nothing, takes no lock,
-   formats nothing unless it fails. */
+/* The hot path: put every value's address in a table, check the pointers, run the steps. Allocates nothing, takes no
+   lock, formats nothing unless it fails. */
 #include "base/trace.h"
 #include "graph/descriptor.h"
 #include "plan/overlap.h"
@@ -59,8 +59,8 @@ static weftStatus_t fail_elsewhere(const struct plan *plan) {
 
 /* ---- Frames ------------------------------------------------------------------------------------------------------ */
 
-/* What an execution writes down: on its stack for plans of usual size. Larger plans keep a frame for the next execution; who
-   finds it taken, by another thread, makes one. */
+/* What an execution writes down: on its stack for plans of usual size. Larger plans keep a frame for the next
+   execution; who finds it taken, by another thread, makes one. */
 enum { VALUES_ON_STACK = 256, SLOTS_BY_PAIRS = 64 };
 
 struct frame {

@@ -2,7 +2,8 @@
 /* Layout of a saved plan, little-endian:
      "WEFTPLAN", u32 format, u32 library version, i64 bytes of the body, SHA-256 of the body, body
    body:       engine name (block), i64 knobs, each u32 type and i64 value, graph,
-               i64 pieces of machine code (none unless asked for), each 32 bytes of identity, u8 whether PTX, image (block)
+               i64 pieces of machine code (none unless asked for), each 32 bytes of identity, u8 whether PTX, image
+               (block)
    graph:      i64 descriptors, each u32 kind, u32 rows, each u32 attribute, u32 type, i64 count, elements;
                the type's highest bit marks what was inferred, not set;
                descriptors among the elements are i64 indices of earlier ones; the last descriptor is the graph
@@ -17,7 +18,8 @@
 #include <string.h>
 
 enum { FORMAT = 2, HEADER_BYTES = 8 + 4 + 4 + 8 + 32 };
-/* The fewest bytes that these take. What is saved is as large as it is; a reader bounds counts by the bytes that are left. */
+/* The fewest bytes that these take. What is saved is as large as it is; a reader bounds counts by the bytes that are
+   left. */
 enum { KNOB_BYTES = 4 + 8, DESCRIPTOR_BYTES = 4 + 4, CODE_BYTES = 32 + 1 + 8 };
 static const uint32_t INFERRED = UINT32_C(1) << 31; /* in a row's type */
 static const char MAGIC[8] = {'W', 'E', 'F', 'T', 'P', 'L', 'A', 'N'};
@@ -156,8 +158,8 @@ static bool loses_alignment(const struct tensor *tensor, const struct changes *c
     return changes->element_aligned && !tensor->is_virtual && !tensor->is_constant;
 }
 
-/* What was inferred is saved too: operations of another graph, or in another order, may have inferred it. With overrides
-   the shapes that follow from others are left out. */
+/* What was inferred is saved too: operations of another graph, or in another order, may have inferred it. With
+   overrides the shapes that follow from others are left out. */
 static bool row_is_saved(const struct graph *graph, const struct descriptor *descriptor, const struct row *row,
                          const struct changes *changes) {
     bool is_set = row_is_set(descriptor, row);

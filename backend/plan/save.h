@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans as bytes. A saved plan holds choices (graph, engine, knobs), never pointers, and machine code only where the user
-   asks for it, then and when it is loaded; loading one makes the same descriptors again, through the same checks as a
-   user's. */
+/* Plans as bytes. A saved plan holds choices (graph, engine, knobs), never pointers, and machine code only where the
+   user asks for it, then and when it is loaded; loading one makes the same descriptors again, through the same checks
+   as a user's. */
 #ifndef WEFT_PLAN_SAVE_H
 #define WEFT_PLAN_SAVE_H
 
@@ -11,8 +11,8 @@
 /* Puts the plan's bytes into its json row. */
 weftStatus_t plan_save(struct plan *plan);
 
-/* Makes the engine configuration from the json row, for a plan whose handle and device properties are set, and lists the
-   code that it carries. */
+/* Makes the engine configuration from the json row, for a plan whose handle and device properties are set, and lists
+   the code that it carries. */
 weftStatus_t plan_load(struct plan *plan);
 
 /* What a graph is to have otherwise when it is made again. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Entries are in one list under one lock. Whoever misses puts an entry in that is being made, works without the lock, and
-   wakes those who found it meanwhile; a failure is theirs too, and leaves the list so that a later call tries again. */
+/* Entries are in one list under one lock. Whoever misses puts an entry in that is being made, works without the lock,
+   and wakes those who found it meanwhile; a failure is theirs too, and leaves the list so that a later call tries
+   again. */
 #define _GNU_SOURCE
 #include "runtime/cache.h"
 #include "base/bytes.h"

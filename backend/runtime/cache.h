@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel cache: program text in, machine code out, compiled at most once. Its key is everything that decides the
-   result: text, headers, options in order, target chip, NVRTC's version and build, Weft's version. It looks in memory, then on disk
-   (runtime/store.h), then compiles; threads that want the same program wait for the one that compiles it.
-   WEFT_DUMP_DIR names a folder that receives every program used, with its headers, options, log and machine code.
-   It must not know devices that are present: code is loaded elsewhere. */
+   result: text, headers, options in order, target chip, NVRTC's version and build, Weft's version. It looks in memory,
+   then on disk (runtime/store.h), then compiles; threads that want the same program wait for the one that compiles it.
+   WEFT_DUMP_DIR names a folder that receives every program used, with its headers, options, log and machine code. It
+   must not know devices that are present: code is loaded elsewhere. */
 #ifndef WEFT_RUNTIME_CACHE_H
 #define WEFT_RUNTIME_CACHE_H
 
@@ -22,8 +22,8 @@ struct code {
 /* What struct program's headers_digest is. */
 void cache_digest_headers(uint8_t digest[32], const struct program_header *headers, int count);
 
-/* What a program for an architecture ("sm_90a") is known by, whichever compiler makes code of it: a hash of all that goes in,
-   the version of Weft included. */
+/* What a program for an architecture ("sm_90a") is known by, whichever compiler makes code of it: a hash of all that
+   goes in, the version of Weft included. */
 void cache_identify(uint8_t identity[32], const struct program *program, const char *arch);
 
 /* The code of a program for an architecture ("sm_90a"); give it back with cache_release. Fails as nvrtc_choose and
@@ -36,8 +36,8 @@ weftStatus_t cache_adopt(const struct code **code, const char *name, const void 
 /* NULL does nothing. Code that nobody holds stays in memory until 64 MiB of it are idle. */
 void cache_release(const struct code *code);
 
-/* {"compiled", "shared", "in_memory", "disk": as store_report}; shared: requests that found the code in memory or waited
-   for it. */
+/* {"compiled", "shared", "in_memory", "disk": as store_report}; shared: requests that found the code in memory or
+   waited for it. */
 void cache_report(struct text *json);
 
 #endif

@@ -50,8 +50,8 @@ weftStatus_t device_describe_cuda(struct device *device, int major, int minor);
 /* Reads "sm_90", "sm_90a" or "90" ; BAD_PARAM for anything else. */
 weftStatus_t device_read_arch(int *major, int *minor, const char *text);
 
-/* Whether what was planned for one device runs on another, of this machine: of the same kind, and for CUDA the very same or
-   of the described chip. */
+/* Whether what was planned for one device runs on another, of this machine: of the same kind, and for CUDA the very
+   same or of the described chip. */
 bool device_serves(const struct device *here, const struct device *planned);
 
 /* Whether two are copies of one, so that what is planned for the one is planned for the other. */
@@ -80,9 +80,9 @@ struct device_scope {
     bool is_pushed; /* by device_leave the context goes off the thread's stack again */
 };
 
-/* Makes the device's primary context current in this thread, until device_leave; nearly free when it is current already.
-   The context is made on the first call and kept as long as the process lives: it is the one that the CUDA runtime and
-   PyTorch use. */
+/* Makes the device's primary context current in this thread, until device_leave; nearly free when it is current
+   already. The context is made on the first call and kept as long as the process lives: it is the one that the CUDA
+   runtime and PyTorch use. */
 weftStatus_t device_enter(struct device_scope *scope, const struct device *device);
 void device_leave(const struct device_scope *scope);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A launch's configuration lives on the stack; its one argument travels as kernelParams with a single pointer, which costs
-   the driver one copy and lets it check the size. */
+/* A launch's configuration lives on the stack; its one argument travels as kernelParams with a single pointer, which
+   costs the driver one copy and lets it check the size. */
 #include "runtime/launch.h"
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Work on a stream: launching kernels, copying memory, tensor maps, and timing. Functions of the first three
-   parts allocate nothing, take no lock and do not wait, so that plans may call them while they execute and while their stream
+/* Work on a stream: launching kernels, copying memory, tensor maps, and timing. Functions of the first three parts
+   allocate nothing, take no lock and do not wait, so that plans may call them while they execute and while their stream
    is captured. All need the device entered (device_enter) and report failures as driver_fail does. */
 #ifndef WEFT_RUNTIME_LAUNCH_H
 #define WEFT_RUNTIME_LAUNCH_H
@@ -22,7 +22,8 @@ struct launch {
     const void *arguments; /* the kernel's one struct; read before launch_kernel returns */
 };
 
-/* Enqueues the kernel. Fails with NOT_SUPPORTED_BAD_LAUNCH_PARAM for a grid, block or shared memory beyond the limits. */
+/* Enqueues the kernel. Fails with NOT_SUPPORTED_BAD_LAUNCH_PARAM for a grid, block or shared memory beyond the
+   limits. */
 weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream);
 
 /* ---- Memory ---- */

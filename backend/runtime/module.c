@@ -65,8 +65,8 @@ static weftStatus_t get_module(struct module **out, const struct driver *driver,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Called with the lock held. Results are ignored: unloading fails only when the context is gone, and the code with it. A
-   cleanup must leave the error that led to it as it is, so nothing here words one. */
+/* Called with the lock held. Results are ignored: unloading fails only when the context is gone, and the code with it.
+   A cleanup must leave the error that led to it as it is, so nothing here words one. */
 static void release_module(const struct driver *driver, struct module *module) {
     void *popped;
     if (--module->references)

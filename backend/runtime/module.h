@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels on a device: machine code loaded into the device's context, and what launching one of its functions needs to know.
-   Loading happens when a plan is finalized, wholly, so that execution and stream capture load nothing. Plans that use the
-   same code on the same device share one loaded copy. */
+/* Kernels on a device: machine code loaded into the device's context, and what launching one of its functions needs to
+   know. Loading happens when a plan is finalized, wholly, so that execution and stream capture load nothing. Plans that
+   use the same code on the same device share one loaded copy. */
 #ifndef WEFT_RUNTIME_MODULE_H
 #define WEFT_RUNTIME_MODULE_H
 
@@ -30,8 +30,8 @@ struct kernel {
     char name[];
 };
 
-/* Loads function `name` of the code; give it back with kernel_release. Fails with NOT_SUPPORTED_ARCH_MISMATCH for code of
-   another chip, with NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT, and as device_enter and driver_fail do. */
+/* Loads function `name` of the code; give it back with kernel_release. Fails with NOT_SUPPORTED_ARCH_MISMATCH for code
+   of another chip, with NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT, and as device_enter and driver_fail do. */
 weftStatus_t kernel_load(struct kernel **kernel, const struct device *device, const struct code *code, const char *name,
                          const struct kernel_needs *needs);
 

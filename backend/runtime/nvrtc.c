@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding, judging and using copies of NVRTC. The list of copies only grows and its members never move, so a choice stays
-   good without the lock. */
+/* Finding, judging and using copies of NVRTC. The list of copies only grows and its members never move, so a choice
+   stays good without the lock. */
 #define _GNU_SOURCE
 #include "runtime/nvrtc.h"
 #include "base/trace.h"

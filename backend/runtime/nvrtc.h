@@ -6,8 +6,8 @@
      the search paths     which a language's frontend hands over (Python: sys.path)
      beside libweft       wheels installed in the same place
      CONDA_PREFIX, the system's loader, CUDA_HOME, CUDA_PATH, /usr/local/cuda*
-   and of those that serve the chip and are not newer than the driver's CUDA major version, the newest is taken; of equals
-   the first found. Every copy keeps the reason why it was taken or not. Libraries stay loaded.
+   and of those that serve the chip and are not newer than the driver's CUDA major version, the newest is taken; of
+   equals the first found. Every copy keeps the reason why it was taken or not. Libraries stay loaded.
    It must not know what kernels compute, nor caches. */
 #ifndef WEFT_RUNTIME_NVRTC_H
 #define WEFT_RUNTIME_NVRTC_H
@@ -50,7 +50,8 @@ struct nvrtc_choice {
 };
 
 /* Folders and files, divided by colons, to look in as well: a folder may hold the library itself or, as site-packages
-   does, nvidia/cu13/lib or nvidia/cuda_nvrtc/lib. Replaces what was handed over before (NULL: nothing); copies found stay. */
+   does, nvidia/cu13/lib or nvidia/cuda_nvrtc/lib. Replaces what was handed over before (NULL: nothing); copies found
+   stay. */
 weftStatus_t nvrtc_set_search_paths(const char *paths);
 
 /* The compiler to use for an architecture, "sm_90a". Fails with
@@ -64,8 +65,8 @@ weftStatus_t nvrtc_choose(struct nvrtc_choice *choice, const char *arch);
 weftStatus_t nvrtc_compile(struct compiled *out, const struct nvrtc_choice *choice, const struct program *program);
 void compiled_free(struct compiled *compiled);
 
-/* Every copy found as a JSON array of {"path", "found_by", "version", "archs", "builtins", "is_chosen", "verdict"}, judged
-   for an architecture. */
+/* Every copy found as a JSON array of {"path", "found_by", "version", "archs", "builtins", "is_chosen", "verdict"},
+   judged for an architecture. */
 void nvrtc_report(struct text *json, const char *arch);
 
 #endif

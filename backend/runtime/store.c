@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The folder is opened once and everything happens relative to it, so that nobody can exchange it meanwhile. Entries are
-   written aside, synchronised and renamed. Their modification time is when they were last used. */
+/* The folder is opened once and everything happens relative to it, so that nobody can exchange it meanwhile. Entries
+   are written aside, synchronised and renamed. Their modification time is when they were last used. */
 #define _GNU_SOURCE
 #include "runtime/store.h"
 #include "base/bytes.h"

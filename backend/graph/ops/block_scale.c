@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* block_scale_quantize and block_scale_dequantize: numbers of few bits, of which the elements of a block share a scale
    Quantising, scale = a / m of a block's largest finite magnitude a and the largest number m of y's type, stored in the
-   scale's type: rounded up to a power of two in E8M0, so that nothing overflows, else to nearest, and saturated. y is
-   x / scale by the scale as it was stored, rounded to nearest even and saturated, infinities with the rest; NaN stays NaN
+   scale's type: rounded up to a power of two in E8M0, so that nothing overflows, else to nearest, and saturated. y is x
+   / scale by the scale as it was stored, rounded to nearest even and saturated, infinities with the rest; NaN stays NaN
    where the type has one. A scale that was stored as 0 makes its block 0. Dequantising, y = x scale.
    The last block along a dimension may be short. */
 #include "graph/ops/block_scale.h"

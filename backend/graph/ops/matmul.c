@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* matmul: C[b..,m,n] = sum over k of A[b..,m,k] * B[b..,k,n]
-   Batch extents broadcast when one divides the other. Overrides give each batch entry its own M, N, K: elements of A and B
-   outside them count as the padding value. */
+   Batch extents broadcast when one divides the other. Overrides give each batch entry its own M, N, K: elements of A
+   and B outside them count as the padding value. */
 #include "graph/ops/matmul.h"
 
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */

@@ -25,8 +25,8 @@ weftDataType_t matmul_math(const struct matmul_op *op);
 extern const struct op matmul_op;
 extern const struct schema matmul_schema;
 
-/* The batch entry of an operand with `extent` entries that serves entry `index` of `whole` entries: neighbours share one
-   when the extent divides the whole (one key head for a group of query heads). */
+/* The batch entry of an operand with `extent` entries that serves entry `index` of `whole` entries: neighbours share
+   one when the extent divides the whole (one key head for a group of query heads). */
 static inline int64_t matmul_batch_entry(int64_t index, int64_t whole, int64_t extent) {
     return extent ? index / (whole / extent) : 0;
 }

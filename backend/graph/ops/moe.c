@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moe_grouped_matmul: rows of expert e, which are first_token_offset[e] up to first_token_offset[e + 1], times weight[e]
-     NONE     output[r] = token[r] * weight[e]
+/* moe_grouped_matmul: rows of expert e, which are first_token_offset[e] up to first_token_offset[e + 1], times
+     weight[e] NONE output[r] = token[r] * weight[e]
      GATHER   output[r] = token[token_index[r]] * weight[e]
      SCATTER  output[token_index[r] * top_k + token_ks[r]] = token[r] * weight[e]
    moe_grouped_matmul_bwd: dweight[e] = sum over rows r of expert e of token[r] * doutput[r]
    Offsets ascend; the last expert ends with the last row. Rows before the first offset belong to no expert. Rows of the
-   output that get no product are 0, and an index that points outside is as a row that is not there. To SCATTER, each row
-   needs a place of its own: of rows that share one, which stays is not said. */
+   output that get no product are 0, and an index that points outside is as a row that is not there. To SCATTER, each
+   row needs a place of its own: of rows that share one, which stays is not said. */
 #include "graph/ops/moe.h"
 
-/* ---- What both share ---------------------------------------------------------------------------------------------- */
+/* ---- What both share --------------------------------------------------------------------------------------------- */
 
 static weftStatus_t check_whole_numbers(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     if (tensor && tensor->type != WEFT_DATA_INT32 && tensor->type != WEFT_DATA_INT64)
@@ -49,7 +49,7 @@ static double grouped_flops(int64_t rows, int64_t depth, int64_t columns) {
     return 2.0 * (double)rows * (double)depth * (double)columns;
 }
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------ */
+/* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_MOE_GROUPED_MATMUL_MODE, struct moe_op, mode, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE,
@@ -219,7 +219,7 @@ const struct op moe_op = {
     .reference_rate = 2.5e8,
 };
 
-/* ---- Gradient of the weights -------------------------------------------------------------------------------------- */
+/* ---- Gradient of the weights ------------------------------------------------------------------------------------- */
 
 static const struct row bwd_rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct moe_bwd_op, math, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC,

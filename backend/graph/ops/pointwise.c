@@ -298,8 +298,8 @@ static const struct tensor *order_of(const struct pointwise_operands *operands, 
     return operands->x;
 }
 
-/* The operands' types promoted, but a scalar only lends its sort: a float32 factor on a bfloat16 tensor leaves bfloat16.
-   Integers stay integers where the mode has an exact meaning for them that is no quotient or power. */
+/* The operands' types promoted, but a scalar only lends its sort: a float32 factor on a bfloat16 tensor leaves
+   bfloat16. Integers stay integers where the mode has an exact meaning for them that is no quotient or power. */
 static weftDataType_t result_type(const struct pointwise_op *op, const struct pointwise_operands *operands,
                                   const struct tensor *out) {
     weftDataType_t math = pointwise_math(op), natural = (weftDataType_t)operands->x->type;

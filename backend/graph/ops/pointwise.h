@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of pointwise modes: enumerator, arity, formula, method. The formula is written once, in plain C over x, b, t
-   (backward: dy and the forward input x), and serves as reference, as fused CPU code, as CUDA text and as documentation. */
+/* The table of pointwise modes: enumerator, arity, formula, method. The formula is written once, in plain C over x, b,
+   t (backward: dy and the forward input x), and serves as reference, as fused CPU code, as CUDA text and as
+   documentation. */
 #ifndef WEFT_GRAPH_OPS_POINTWISE_H
 #define WEFT_GRAPH_OPS_POINTWISE_H
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pointwise modes, one row each: MODE(enumerator, form, formula, method, arguments, doc).
    A formula is one expression over x, b, t (backward: dy, and x is the forward input), the parameters lower, upper,
-   slope, alpha, beta, and literals C(...), which take the type that is computed in; logistic(x) is 1 / (1 + exp(-x)), which
-   is (1 + tanh(x / 2)) / 2. C and CUDA share this syntax; it is the only list macro in Weft, so that each formula is written
-   once. A slope of 0 is asked for, since 0 times infinity is NaN. No include guard: define MODE, C, then include. */
+   slope, alpha, beta, and literals C(...), which take the type that is computed in; logistic(x) is 1 / (1 + exp(-x)),
+   which is (1 + tanh(x / 2)) / 2. C and CUDA share this syntax; it is the only list macro in Weft, so that each formula
+   is written once. A slope of 0 is asked for, since 0 times infinity is NaN. No include guard: define MODE, C, then
+   include. */
 
 MODE(ADD, FORM_BINARY, x + b, "add", "a:x b", "sum")
 MODE(SUB, FORM_BINARY, x - b, "sub", "a:x b", "difference")

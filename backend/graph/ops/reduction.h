@@ -23,8 +23,8 @@ struct reduction_op {
     struct descriptor *subgraph;
 };
 
-/* The type that elements are combined in: as it was set; else INT64 for integers and booleans, but FLOAT for the mean and
-   the Euclidean norm, and for all others. */
+/* The type that elements are combined in: as it was set; else INT64 for integers and booleans, but FLOAT for the mean
+   and the Euclidean norm, and for all others. */
 weftDataType_t reduction_math(const struct reduction_op *op);
 
 extern const struct op reduction_op;

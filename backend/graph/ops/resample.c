@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pooling and interpolation, and their gradients. One description serves all modes: an output position reads some
-   neighbouring elements ("taps") of x with weights, or picks one of them; the gradient hands dy back along the same taps.
-   The header says which elements these are. */
+   neighbouring elements ("taps") of x with weights, or picks one of them; the gradient hands dy back along the same
+   taps. The header says which elements these are. */
 #include "graph/ops/resample.h"
 
 #include <math.h>

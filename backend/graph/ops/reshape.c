@@ -66,8 +66,8 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The same bytes under other extents. A result that promises more alignment than x has, as an operation that was finalized
-   before the one that makes x may, is a copy. */
+/* The same bytes under other extents. A result that promises more alignment than x has, as an operation that was
+   finalized before the one that makes x may, is a copy. */
 static struct tensor *memory_of(const struct descriptor *descriptor) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     bool packed = tensor_is_packed(op->x) && tensor_is_packed(op->y);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Score modifiers: what is legal, the operands that they read, and the reference: nodes one after the other on one score,
-   and, for gradients, in reverse. */
+/* Score modifiers: what is legal, the operands that they read, and the reference: nodes one after the other on one
+   score, and, for gradients, in reverse. */
 #include "graph/ops/score_modifier.h"
 #include "graph/ops/pointwise.h"
 

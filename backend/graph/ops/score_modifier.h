@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pointwise operations on the scores of attention: a sub-graph that takes one score to another, with the indices of batch,
-   head, query and key, and with operands that broadcast to the scores; and its gradients. */
+/* Pointwise operations on the scores of attention: a sub-graph that takes one score to another, with the indices of
+   batch, head, query and key, and with operands that broadcast to the scores; and its gradients. */
 #ifndef WEFT_GRAPH_OPS_SCORE_MODIFIER_H
 #define WEFT_GRAPH_OPS_SCORE_MODIFIER_H
 

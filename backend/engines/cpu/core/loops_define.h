@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The body of loops_f32.c and loops_f64.c: one loop per mode over elements of type `real`. No include guard: define real,
-   FIND_LOOP and the mathematical functions, then include. */
+/* The body of loops_f32.c and loops_f64.c: one loop per mode over elements of type `real`. No include guard: define
+   real, FIND_LOOP and the mathematical functions, then include. */
 
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")

@@ -57,7 +57,8 @@ static int type_bits(const struct tensor *tensor) {
     return dtype_is_float(type) ? UNKNOWN_BITS : dtype_of(type)->bits;
 }
 
-/* Bits of the largest number that an operand can hold; what the region makes may be known to have fewer than its type. */
+/* Bits of the largest number that an operand can hold; what the region makes may be known to have fewer than its
+   type. */
 static int operand_bits(const struct builder *builder, const struct tensor *tensor) {
     int value = tensor ? value_of(builder, tensor) : -1;
     for (int i = 0; i < builder->place_count; i++)

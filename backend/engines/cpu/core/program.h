@@ -72,8 +72,8 @@ weftStatus_t program_compile(struct program *program, const struct region *regio
 /* Whether a type has values that float does not hold exactly. */
 bool program_type_is_wide(int32_t type);
 
-/* Gives the registers of a program, numbered so far as instructions make them, places among few: one is free again after
-   its last reader. False when more are alive at a time than there are. Part of compiling. */
+/* Gives the registers of a program, numbered so far as instructions make them, places among few: one is free again
+   after its last reader. False when more are alive at a time than there are. Part of compiling. */
 bool program_assign_registers(struct program *program);
 
 /* Whether the memory of the program's output may be exactly that of its input: same layout, as big as the space. */

@@ -23,8 +23,8 @@ struct walk {
     int block_columns;                            /* columns of a block at most */
 };
 
-/* Prepares the walk of a program over loops, outermost first, at most WALK_AXES - 2 of them. Loops that all tensors step
-   through as through one are merged; columns are merged with rows only where may_merge_columns. */
+/* Prepares the walk of a program over loops, outermost first, at most WALK_AXES - 2 of them. Loops that all tensors
+   step through as through one are merged; columns are merged with rows only where may_merge_columns. */
 void walk_make(struct walk *walk, const struct program *program, const struct axis *axes, int count,
                bool may_merge_columns);
 
@@ -37,7 +37,8 @@ struct block {
     int64_t ld; /* elements from row to row */
 };
 
-/* Runs the program on [row, row + rows) x [column, column + columns); values are pointers by the graph's value index. */
+/* Runs the program on [row, row + rows) x [column, column + columns); values are pointers by the graph's value
+   index. */
 void program_run(const struct program *program, const struct walk *walk, void *const *values, struct block block,
                  int64_t row, int64_t rows, int64_t column, int64_t columns);
 

@@ -4,8 +4,8 @@
      data      dx[position, c] = sum over t of patches(dy)[position, t] * w[t, c], by the phases of the stride: dx at
                distance `stride` sees dy through the same taps, each phase a convolution of stride 1
      filter    dw[t, k]        = sum over positions of patches(x)[position, t] * dy[position, k]
-   Where channels lie apart and positions side by side, or channels are few, the first two are computed transposed, image
-   by image. */
+   Where channels lie apart and positions side by side, or channels are few, the first two are computed transposed,
+   image by image. */
 #include "graph/ops/convolution.h"
 #include "base/dtype.h"
 #include "base/number.h"
@@ -83,8 +83,8 @@ struct planner {
     bool is_wide;
 };
 
-/* The taps of one dimension that a phase of the data gradient sees: every `step`th from `first` on. The image is read at
-   position + offset + i * tap_step under the i-th. */
+/* The taps of one dimension that a phase of the data gradient sees: every `step`th from `first` on. The image is read
+   at position + offset + i * tap_step under the i-th. */
 struct phase {
     int64_t count, first, step, offset, tap_step;
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Depthwise convolution: sums for a block of the result are made in the L1 cache, tap by tap, and finished by the
-   program. Vectors run over the channels where they are side by side, else over positions. It must not know operations. */
+   program. Vectors run over the channels where they are side by side, else over positions. It must not know
+   operations. */
 #include "engines/cpu/product/depthwise.h"
 
 #include "base/dtype.h"

@@ -61,8 +61,8 @@ static struct run run_at(const struct patches *p, int64_t batch, int64_t positio
     return run;
 }
 
-/* Packs a run of positions under one tap for some channels. The run is lanes or depth from `at` on, the channels are the
-   other from `channel_at` on. */
+/* Packs a run of positions under one tap for some channels. The run is lanes or depth from `at` on, the channels are
+   the other from `channel_at` on. */
 static void pack_run(const struct patches *p, const struct panel *panel, const struct run *run, int64_t at, int64_t tap,
                      int64_t channel, int64_t channels, int64_t channel_at) {
     int64_t taps[3], first[3];

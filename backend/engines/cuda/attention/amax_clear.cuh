@@ -1,4 +1,5 @@
-/* attention_amax_clear: the largest numbers of a pass before there are any; blocks of the kernel behind it raise them. */
+/* attention_amax_clear: the largest numbers of a pass before there are any; blocks of the kernel behind it raise
+     them. */
 
 #include "core/dependent_launch.cuh"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attention family: one sdpa_fwd or sdpa_bwd. Scores stay on chip; memory grows with the sequences, never with their
-   product. What decides here is the arithmetic: tensor cores where operands have 16 bits or less, else multiply-adds. */
+/* The attention family: one sdpa_fwd or sdpa_bwd. Scores stay on chip; memory grows with the sequences, never with
+   their product. What decides here is the arithmetic: tensor cores where operands have 16 bits or less, else
+   multiply-adds. */
 #include "engines/cuda/attention/attention.h"
 #include "base/number.h"
 #include "engines/cuda/families.h"

@@ -40,7 +40,8 @@ struct attention_tile {
 /* A region of one sdpa_fwd or sdpa_bwd whose tensors kernels can store. */
 weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *region, const struct device *device);
 
-/* Whether scores take more registers than the product alone: a bias, a modifier, dropout, double sums, a second part of the weights. */
+/* Whether scores take more registers than the product alone: a bias, a modifier, dropout, double sums, a second part of
+   the weights. */
 bool attention_is_rich(const struct cuda_attention *c, int parts);
 
 /* Of all scores, those in tiles that a block looks at: bounds hide the others. */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_bwd on CUDA: dO o of each row, then gradients of keys and values, of queries, of the bias and of the sink, each by
-   kernels of their own that sum in a fixed order. */
+/* sdpa_bwd on CUDA: dO o of each row, then gradients of keys and values, of queries, of the bias and of the sink, each
+   by kernels of their own that sum in a fixed order. */
 #include "base/number.h"
 #include "engines/cuda/attention/attention.h"
 
 #include <stdio.h>
 
-/* Tiles, best first, for results, and rows held in registers, of up to `most_columns` columns in all. is_lean: registers
-   suffice only without what attention_is_rich names. */
+/* Tiles, best first, for results, and rows held in registers, of up to `most_columns` columns in all. is_lean:
+   registers suffice only without what attention_is_rich names. */
 static const struct {
     bool is_mma, is_lean;
     int most_columns;

@@ -1,17 +1,18 @@
-/* attention_bwd: dQ, or dK and dV                                                    any chip, any type, tensor cores for 16 bits
+/* attention_bwd: dQ, or dK and dV    any chip, any type, tensor cores for 16 bits
    Formula   p = e^(score - stats); dp = dO v; ds = p (dropped dp - dO o)
-             OWN_IS_KEY   dV = sum of dropped p dO (SECOND), dK = scale * sum of ds q (FIRST), over the queries of all heads
-                          that share the key, in order
+             OWN_IS_KEY   dV = sum of dropped p dO (SECOND), dK = scale * sum of ds q (FIRST), over the queries of all
+                          heads that share the key, in order
              else         dQ = scale * sum of ds k (FIRST), over keys
-   Tile      a block owns ROWS keys (or queries) and goes through the other side in tiles of COLUMNS; it makes FIRST columns of
-             dK or dQ and SECOND of dV. Both sides look alike: scores and dp are products of an own tile with one that
-             passes, and gradients are products of p or ds with the tile that passes
+   Tile      a block owns ROWS keys (or queries) and goes through the other side in tiles of COLUMNS; it makes FIRST
+             columns of dK or dQ and SECOND of dV. Both sides look alike: scores and dp are products of an own tile with
+             one that passes, and gradients are products of p or ds with the tile that passes
    Pipeline  as attention_fwd: one barrier per tile, the next one on its way
-   Memory    own k and v (q and dO), STAGES tiles of q and dO with stats and dO o (k and v), without tensor cores weights
+   Memory    own k and v (q and dO), STAGES tiles of q and dO with stats and dO o (k and v), without tensor cores
+             weights
    Skipped   tiles of which nothing is seen; what is not seen is not read
    Sliced    IS_SLICED: rows too deep for shared memory come anew for each tile, DEPTH or VALUE_DEPTH columns at a time
-   Params    staged_t sum_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND WARPS M_TILES COLUMNS DEPTH VALUE_DEPTH FIRST SECOND STAGES PARTS
-             IS_SLICED, runs and features */
+   Params    staged_t sum_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND WARPS M_TILES COLUMNS DEPTH VALUE_DEPTH FIRST SECOND
+             STAGES PARTS IS_SLICED, runs and features */
 
 #include "core/async.cuh"
 #include "core/mma.cuh"

@@ -1,4 +1,5 @@
-/* attention_bwd_bias: dBias = sum of ds over the extents that the bias shares; IS_OPERAND: the same of an operand of the
+/* attention_bwd_bias: dBias = sum of ds over the extents that the bias shares; IS_OPERAND: the same of an operand of
+     the
    score modifier, of what ds gives it
    Formula   ds as in attention_bwd, made again, so that memory stays linear
    Tile      a block makes ROWS x COLUMNS of dBias, going through all batches, heads, tiles of queries and tiles of keys

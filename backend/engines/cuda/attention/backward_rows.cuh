@@ -1,4 +1,5 @@
-/* attention_bwd_rows: of each query, dO o and its statistics as the kernels behind it want them: +inf for a query without
+/* attention_bwd_rows: of each query, dO o and its statistics as the kernels behind it want them: +inf for a query
+     without
    gradient, so that its weights are 0
    Tile      a warp makes one row
    Params    sum_t, features */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sdpa_fwd of few queries against many keys, as decoding wants it, at the speed of memory: the queries of all heads that
-   share a key head are one tile, and CTAs share the keys. Refused here, the portable family takes it. */
+/* sdpa_fwd of few queries against many keys, as decoding wants it, at the speed of memory: the queries of all heads
+   that share a key head are one tile, and CTAs share the keys. Refused here, the portable family takes it. */
 #include "base/number.h"
 #include "engines/cuda/attention/attention.h"
 #include "engines/cuda/families.h"
@@ -21,8 +21,8 @@ enum { LOADS_CHOSEN, LOADS_BY_THREADS, LOADS_BY_BOXES };
 /* How CTAs that share the keys join their sums, as the kernel's text counts it. */
 enum split { SPLIT_NONE, SPLIT_CLUSTER, SPLIT_WORKSPACE };
 
-/* The part of the memory's nominal rate that reading keys and values reaches, products of tensor cores per clock and the
-   part of them that is reached, and what a launch and a second one behind it take. */
+/* The part of the memory's nominal rate that reading keys and values reaches, products of tensor cores per clock and
+   the part of them that is reached, and what a launch and a second one behind it take. */
 static const double MEMORY_EFFICIENCY = 0.9, PRODUCTS_PER_CLOCK = 1024, EFFICIENCY = 0.4;
 static const double START_SECONDS = 3e-6, MERGE_SECONDS = 2e-6;
 
@@ -129,7 +129,8 @@ static int64_t units_of(const struct decode *d, int64_t heads) {
     return d->c->batches * d->c->key_heads / heads * d->row_tiles;
 }
 
-/* What a division of the work takes, in slices of a group: a wave costs its slices, and START_SLICES to begin and to end. */
+/* What a division of the work takes, in slices of a group: a wave costs its slices, and START_SLICES to begin and to
+   end. */
 static int64_t cost_of(const struct decode *d, int64_t heads, int64_t splits, int64_t each, int64_t slots) {
     enum { START_SLICES = 6, CLUSTER_SLICES = 3, MERGE_SLICES = 12 };
     static const int join_slices[] = {0, CLUSTER_SLICES, MERGE_SLICES};
@@ -155,8 +156,9 @@ static void choose_splits(struct decode *d, int64_t heads, int64_t asked, int64_
     }
 }
 
-/* Key heads that may share a CTA. They pay where rows are short: the heads of a key are neighbours in memory, and a wave
-   that begins costs more of its time. Rows of LONG_ROW bytes come as fast from CTAs of one head, which end one by one. */
+/* Key heads that may share a CTA. They pay where rows are short: the heads of a key are neighbours in memory, and a
+   wave that begins costs more of its time. Rows of LONG_ROW bytes come as fast from CTAs of one head, which end one by
+   one. */
 static int64_t heads_most(const struct decode *d) {
     enum { LONG_ROW = 256 };
     return key_bytes(d) * d->c->depth >= LONG_ROW ? 1

@@ -1,22 +1,24 @@
-/* attention_decode: O = softmax(mask(scale Q K^T + bias), sink) V of few queries and many keys       sm_80 and newer; f16 and bf16
+/* attention_decode: O = softmax(mask(scale Q K^T + bias), sink) V of few queries and many keys      sm_80 on; 16 bits
    Formula   as attention_fwd
-   Tile      a CTA takes ROWS rows, the queries of all heads that share a key head one after the other, of HEADS key heads, and a
-             segment of the keys. Its key groups, ROW_WARPS warps each, have one head each and take its slices of KEYS keys in turn
-   Pipeline  each group has its own ring of STAGES slices, of which STAGES - 1 are under way while one is multiplied; groups
-             meet only at the end
+   Tile      a CTA takes ROWS rows, the queries of all heads that share a key head one after the other, of HEADS key
+             heads, and a segment of the keys. Its key groups, ROW_WARPS warps each, have one head each and take its
+             slices of KEYS keys in turn
+   Pipeline  each group has its own ring of STAGES slices, of which STAGES - 1 are under way while one is multiplied;
+             groups meet only at the end
    Loads     HAS_BOXES: boxes of the copy engine (sm_90), which read memory 3 to 6 % faster; else 16 bytes a thread
    Memory    rings and queries; in the end the groups' partial sums in their place
-   Split     SPLIT: the segments of `splits` CTAs cover the keys. 1: these are a cluster and read each other's partial sums;
-             2: attention_merge joins what they left in the workspace; in order either way
-   Pages     K_PAGE, V_PAGE: the lanes of a warp read the pages of a slice's keys and values one slice ahead of its copies
+   Split     SPLIT: the segments of `splits` CTAs cover the keys. 1: these are a cluster and read each other's partial
+             sums; 2: attention_merge joins what they left in the workspace; in order either way
+   Pages     K_PAGE, V_PAGE: the lanes of a warp read the pages of a slice's keys and values one slice ahead of its
+             copies
    Scales    those of rows are copied beside them, and multiply scores, and weights
    Limits    DEPTH and VALUES <= 256; rows of K and V are read 16 bytes at a time
-   Params    staged_t weight_t ROW_WARPS KEY_GROUPS HEADS KEYS STAGES DEPTH VALUES PARTS IS_HELD HAS_BOXES SPLIT CTAS, runs and
-             features
-   Measured  on an H100, bf16, heads of 128 (time of cuDNN 9.19 over this one's): 64 x 32 heads on 8, 4096 keys 1.006 (3.08 TB/s), 8 x
-             32 on 8, 32768 keys 1.007, pages of 128 and 16 1.014 and 1.002, of 1 0.96
-   Tried     on an H100, reading alone, of 3.07 TB/s: cp.async 2.88, with a hint of 256 bytes 2.95, rows by bulk copies 2.87,
-             boxes 3.06, whichever CTA reads what; tickets instead of segments no more */
+   Params    staged_t weight_t ROW_WARPS KEY_GROUPS HEADS KEYS STAGES DEPTH VALUES PARTS IS_HELD HAS_BOXES SPLIT CTAS,
+             runs and features
+   Measured  on an H100, bf16, heads of 128 (time of cuDNN 9.19 over this one's): 64 x 32 heads on 8, 4096 keys 1.006
+             (3.08 TB/s), 8 x 32 on 8, 32768 keys 1.007, pages of 128 and 16 1.014 and 1.002, of 1 0.96
+   Tried     on an H100, reading alone, of 3.07 TB/s: cp.async 2.88, with a hint of 256 bytes 2.95, rows by bulk copies
+             2.87, boxes 3.06, whichever CTA reads what; tickets instead of segments no more */
 
 constexpr bool OWN_IS_KEY = false;
 
@@ -141,8 +143,8 @@ template <int WIDTH, int PAGE, class T> struct row_loader {
         from = first_key + (IS_SCATTERED ? 0 : row * step) + column;
         takes_part = row < ROWS_AT_ONCE && column < columns;
     }
-    /* Rows from `first` on into shared memory; those that `keys` has not are zeros. Lane page_lane + i has the page of row
-       first + i. */
+    /* Rows from `first` on into shared memory; those that `keys` has not are zeros. Lane page_lane + i has the page of
+       row first + i. */
     DEVICE void load(T *to, const span &keys, int first, int pages, int page_lane) const {
         const T *source = from;
         if constexpr (PAGE == 0)
@@ -171,7 +173,8 @@ template <class P> struct slice_pages {
     const P &a;
     i64 batch;
     span keys;
-    /* The page of this lane's row, of the slice that begins with key `first`; of a row beyond the keys that of the nearest. */
+    /* The page of this lane's row, of the slice that begins with key `first`; of a row beyond the keys that of the
+       nearest. */
     DEVICE int read(int first) const {
         if constexpr (!IS_PAGED)
             return 0;

@@ -1,4 +1,5 @@
-/* dropout: which weights are kept. A block of random words serves four neighbouring keys of a query. Demands HAS_DROPOUT
+/* dropout: which weights are kept. A block of random words serves four neighbouring keys of a query. Demands
+     HAS_DROPOUT
    HAS_DROPOUT_OFFSET, core/philox.cuh, and of the arguments dropout_seed, dropout_offset and threshold. */
 
 struct chance {

@@ -5,8 +5,8 @@
 
 #include <stdio.h>
 
-/* Tiles, best first, for results, and queries held in registers, of up to `most_columns` columns; the first that fits the
-   device is taken. is_lean: registers suffice only without what attention_is_rich names. */
+/* Tiles, best first, for results, and queries held in registers, of up to `most_columns` columns; the first that fits
+   the device is taken. is_lean: registers suffice only without what attention_is_rich names. */
 static const struct {
     bool is_mma, is_lean;
     int most_columns;
@@ -42,7 +42,8 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct attenti
     return (t->stages * stage + rows * (f->depth.chunk + pad) + weights) * bytes + t->stages * t->columns * 4;
 }
 
-/* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all the
+/* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all
+     the
    time. */
 static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool is_sliced) {
     f->depth = attention_depth_of(c->depth, is_sliced ? c->arithmetic->most_columns : INT32_MAX);
@@ -63,8 +64,8 @@ static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool 
     return false;
 }
 
-/* As many blocks as run at once, two on every multiprocessor, each with at least two tiles of keys. More would wait for a
-   second round, nearly as long as the first. */
+/* As many blocks as run at once, two on every multiprocessor, each with at least two tiles of keys. More would wait for
+   a second round, nearly as long as the first. */
 static int64_t count_splits(const struct cuda_attention *c, const struct forward *f) {
     int64_t units = c->batches * f->groups * f->tiles * f->value_depth.chunks;
     int64_t wanted = 2 * (int64_t)c->device->cuda.multiprocessors / max64(units, 1);

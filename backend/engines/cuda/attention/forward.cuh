@@ -1,17 +1,19 @@
-/* attention_fwd: O = dropout(softmax(mask(scale Q K^T + bias), sink)) V                any chip, any type, tensor cores for 16 bits
-   Formula   with s the scores of a row, m their largest: o = sum of e^(s - m) v / sum of e^(s - m); as keys arrive, m grows
-             and what was summed shrinks by e^(old m - m)
-   Tile      a warp has 16 M_TILES queries, a block WARPS of them; keys come in tiles of KEYS; a block makes VALUES columns of O
+/* attention_fwd: O = dropout(softmax(mask(scale Q K^T + bias), sink)) V    any chip, any type, tensor cores for 16 bits
+   Formula   with s the scores of a row, m their largest: o = sum of e^(s - m) v / sum of e^(s - m); as keys arrive, m
+             grows and what was summed shrinks by e^(old m - m)
+   Tile      a warp has 16 M_TILES queries, a block WARPS of them; keys come in tiles of KEYS; a block makes VALUES
+             columns of O
    Pipeline  memory |tile 0|tile 1|tile 2|...        STAGES 2: a tile is on its way while the one before is used
-             math          |tile 0|tile 1|...        one barrier per tile: it has arrived, and the one before is done with
+             math          |tile 0|tile 1|...        a barrier per tile: it has arrived, the one before is done with
    Memory    queries, STAGES tiles of keys and values, and without tensor cores each warp's weights
-   Skipped   tiles that no query of the block sees; a warp without queries only brings tiles. Rows and columns beyond the
-             tensors and keys that no query sees are zeros
+   Skipped   tiles that no query of the block sees; a warp without queries only brings tiles. Rows and columns beyond
+             the tensors and keys that no query sees are zeros
    Sliced    IS_SLICED: q and k too deep for shared memory come anew for each tile, DEPTH columns at a time
    Split     IS_SPLIT: `splits` blocks share the keys of one tile and leave sums, which attention_merge joins in order
    Pages     K_PAGE, V_PAGE: each row of a tile asks the table for its page
    Packed    IS_PACKED: the queries of all heads that share a key head are rows of one tile
-   Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS IS_HELD IS_SLICED IS_SPLIT IS_PACKED, runs and features */
+   Params    staged_t sum_t WARPS M_TILES KEYS DEPTH VALUES STAGES PARTS IS_HELD IS_SLICED IS_SPLIT IS_PACKED, runs and
+             features */
 
 constexpr bool OWN_IS_KEY = false;
 
@@ -192,7 +194,8 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
 
 /* ---- The kernel ---- */
 
-/* The first tile of keys, from `tile` on and before `until`, that the block mask has: a tile lies in one of the mask's. */
+/* The first tile of keys, from `tile` on and before `until`, that the block mask has: a tile lies in one of the
+   mask's. */
 template <class P> DEVICE int next_tile(const P &a, const position &at, int tile, int until) {
     static_assert(!HAS_BLOCK_MASK || (!IS_PACKED && MASK_TILE % ROWS == 0 && MASK_TILE % KEYS == 0),
                   "tiles of one head");

@@ -1,4 +1,5 @@
-/* attention_gradient: what the backward kernels share: own and passing tiles, and the gradients of scores. `first` is the
+/* attention_gradient: what the backward kernels share: own and passing tiles, and the gradients of scores. `first` is
+     the
    side of q k: own k and passing q, or own q and passing k; `second` the side of v and dO alike. */
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = COLUMNS / 8, KEPT_WORDS = (N + 7) / 8;

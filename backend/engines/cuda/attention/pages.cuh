@@ -1,4 +1,5 @@
-/* attention_pages: where keys and values are whose rows lie in pages: row i of a sequence in row i % SIZE of the page that
+/* attention_pages: where keys and values are whose rows lie in pages: row i of a sequence in row i % SIZE of the page
+     that
    the table has at i / SIZE. A page outside of the container counts as the nearest inside. */
 
 /* The table of a batch entry. SIZE: rows of a page; 0: rows lie in no pages. */

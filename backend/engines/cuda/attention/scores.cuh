@@ -1,6 +1,6 @@
 /* attention: what the forward and the backward kernels share: which keys a query sees, scores with everything that is
-   added to them, dropout, and bringing tiles into shared memory. Functions are templates on the arguments, so that what was
-   not printed is not looked up. */
+   added to them, dropout, and bringing tiles into shared memory. Functions are templates on the arguments, so that what
+   was not printed is not looked up. */
 
 #include "attention/alibi.cuh"
 #include "attention/block_mask.cuh"
@@ -261,9 +261,9 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
             return from<staged_t>::number(as<sum_t>::of(x));
     }
 
-    /* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where
-       rows may not be seen by all, each thread clears what is not finite of what it brought, and marks the row: whoever
-       does see the row turns to NaN itself. Before the barrier that shows the tile to others. */
+    /* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So
+       where rows may not be seen by all, each thread clears what is not finite of what it brought, and marks the row:
+       whoever does see the row turns to NaN itself. Before the barrier that shows the tile to others. */
     static DEVICE bool clear_spoiled(staged_t *tile, int *spoiled, int mark) {
         bool found = false;
 #pragma unroll 2
@@ -299,8 +299,8 @@ DEVICE void await_tiles() {
         await_copies<0>();
 }
 
-/* Products of rows too deep for shared memory: both sides come in slices of WIDTH columns, which bring(column) brings. The
-   whole block takes part; `takes`: whether the warp wants the sums. */
+/* Products of rows too deep for shared memory: both sides come in slices of WIDTH columns, which bring(column) brings.
+   The whole block takes part; `takes`: whether the warp wants the sums. */
 template <int WIDTH, int M, int N, class R, class F>
 DEVICE void add_slices(sum_t (&s)[M][N][4], const R &own, const staged_t *other, i64 depth, bool takes, F bring) {
 #pragma unroll 1

@@ -1,12 +1,15 @@
-/* slices: KEYS keys and values in shared memory as a decoding warp multiplies them by 16 rows, sums in registers as warp_tiles has
+/* slices: KEYS keys and values in shared memory as a decoding warp multiplies them by 16 rows, sums in registers as
+     warp_tiles has
    them.
      scores    s  += Q K^T       results   o  += W V
-   Rows are padded by 16 bytes or, HAS_BOXES, came as boxes of the copy engine: slabs of 128 bytes of each row, whose pieces of 16
-   bytes lie at index ^ row % 8. Either way 8 rows at one column lie in different banks.
+   Rows are padded by 16 bytes or, HAS_BOXES, came as boxes of the copy engine: slabs of 128 bytes of each row, whose
+   pieces of 16 bytes lie at index ^ row % 8. Either way 8 rows at one column lie in different banks.
    Numbers of 8 bits become f16 or bf16, which hold them exactly, on their way to the tensor cores:
-     scores    a block of 16 columns lies in the product's order byte_place(0) .. byte_place(15), q's alike: so a lane's four neighbours
+     scores a block of 16 columns lies in the product's order byte_place(0) .. byte_place(15), q's alike: so a lane's
+     four neighbours
                of a key are what it has to give
-     results   sums of columns 16 j .. 16 j + 15: even ones in o[2 j], odd ones in o[2 j + 1], since a transposed load keeps neighbours
+     results sums of columns 16 j .. 16 j + 15: even ones in o[2 j], odd ones in o[2 j + 1], since a transposed load
+     keeps neighbours
                together */
 
 /* ---- Where rows are ---- */
@@ -30,9 +33,9 @@ template <class T, int WIDTH> struct slice_rows {
     static DEVICE int place_of_run(int i) { return (i / ACROSS * PITCH + i % ACROSS * 16) / (int)sizeof(T); }
 };
 
-/* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where rows may
-   not be seen by all, the group's threads clear what is not finite, and mark the row: whoever does see the row turns to NaN itself.
-   Before the barrier that shows the slice to others. */
+/* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where
+   rows may not be seen by all, the group's threads clear what is not finite, and mark the row: whoever does see the row
+   turns to NaN itself. Before the barrier that shows the slice to others. */
 template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int *spoiled, int mark) {
 #pragma unroll 2
     for (int i = (int)threadIdx.x % GROUP; i < L::RUNS; i += GROUP) {

@@ -2,8 +2,8 @@
      scores    s  += A B^T      A: 16 x DEPTH, B: 8 N x DEPTH, both in shared memory, DEPTH side by side
      weights   what becomes of s, as a left factor
      results   o  += W V        V: 8 N x WIDTH in shared memory, WIDTH side by side
-   Sums lie as mma's: s[j][2 h + e] of lane l is row l / 4 + 8 h, column score_column(j) + e; of o: result_column(j) + e.
-   Rows in shared memory are padded by 16 bytes, so that 8 of them lie in different banks.
+   Sums lie as mma's: s[j][2 h + e] of lane l is row l / 4 + 8 h, column score_column(j) + e; of o: result_column(j) +
+   e. Rows in shared memory are padded by 16 bytes, so that 8 of them lie in different banks.
    Two arithmetics: tensor cores on f16 and bf16, fused multiply-adds on float and double. */
 
 DEVICE int lane() { return (int)threadIdx.x % 32; }
@@ -78,7 +78,8 @@ template <class S> struct warp_tiles {
         }
     }
 
-    /* Columns 16 k .. 16 k + 15 of the sums are the registers of left factor k. PARTS 2 keeps what the first rounding lost. */
+    /* Columns 16 k .. 16 k + 15 of the sums are the registers of left factor k. PARTS 2 keeps what the first rounding
+       lost. */
     template <int M, int N, int PARTS> struct weights {
         u32 at[PARTS][M][N / 2][4];
         DEVICE void set(const float (&s)[M][N][4], S *) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiling what the steps of a plan need, several programs at a time: a program takes tens to hundreds of milliseconds, and
-   the compiler runs well on many threads. It loads nothing, so that it serves devices that are elsewhere too. */
+/* Compiling what the steps of a plan need, several programs at a time: a program takes tens to hundreds of
+   milliseconds, and the compiler runs well on many threads. It loads nothing, so that it serves devices that are
+   elsewhere too. */
 #include "engines/cuda/core/kernel.h"
 
 #include <pthread.h>

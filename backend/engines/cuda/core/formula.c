@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node becomes a block that names its operands as its formula does (x, b, t, dy, lower, ...) and evaluates the formula
-   of the mode table as it stands there. */
+/* A node becomes a block that names its operands as its formula does (x, b, t, dy, lower, ...) and evaluates the
+   formula of the mode table as it stands there. */
 #include "engines/cuda/core/formula.h"
 
 #include <ctype.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which device files a program reaches by its includes: only these are compiled with it, hashed into its identity and shown
-   beside it, so that a change of one family's files leaves the kernels of the others in the cache. Each file is read and
-   hashed once per process. */
+/* Which device files a program reaches by its includes: only these are compiled with it, hashed into its identity and
+   shown beside it, so that a change of one family's files leaves the kernels of the others in the cache. Each file is
+   read and hashed once per process. */
 #include "base/hash.h"
 #include "engines/cuda/core/kernel.h"
 

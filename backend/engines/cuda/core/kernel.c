@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Printing kernels: constants, argument fields and code are collected apart and joined in front of the kernel's file. */
+/* Printing kernels: constants, argument fields and code are collected apart and joined in front of the kernel's
+   file. */
 #include "engines/cuda/core/kernel.h"
 
 #include <stdio.h>

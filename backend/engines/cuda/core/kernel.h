@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every CUDA family builds its steps from: kernels, each a device file (.cuh) with printed text in front of it, and a
-   list of arguments. A family decides (accepts) and prints (build); compiling, loading, launching and releasing are the
-   same for all and live here. Sizes are arguments, never text, so that a new shape finds its kernel compiled. */
+/* What every CUDA family builds its steps from: kernels, each a device file (.cuh) with printed text in front of it,
+   and a list of arguments. A family decides (accepts) and prints (build); compiling, loading, launching and releasing
+   are the same for all and live here. Sizes are arguments, never text, so that a new shape finds its kernel
+   compiled. */
 #ifndef WEFT_ENGINES_CUDA_KERNEL_H
 #define WEFT_ENGINES_CUDA_KERNEL_H
 
@@ -28,7 +29,8 @@ struct argument {
 
 enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 12, MAPS_MAX = 10, MAP_WORDS = 16 };
 
-/* How a value is seen by the copy engine; its map is encoded when the kernel is launched, for the address of the day. */
+/* How a value is seen by the copy engine; its map is encoded when the kernel is launched, for the address of the
+   day. */
 struct cuda_map {
     struct tensor_map_form form;
     bool is_im2col;
@@ -87,8 +89,8 @@ const char *cuda_element_name(weftDataType_t type);
 /* A field that is a tensor map, 64-byte aligned: printed before all others. */
 void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name);
 
-/* Fields of the arguments. The pointer of a by-value scalar or constant is printed as by_value<T>, which holds the number and
-   turns into a pointer to it wherever one is wanted: code reads both alike. */
+/* Fields of the arguments. The pointer of a by-value scalar or constant is printed as by_value<T>, which holds the
+   number and turns into a pointer to it wherever one is wanted: code reads both alike. */
 void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name);
 void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name);
 void print_number(struct kernel_print *print, int64_t number, const char *name);
@@ -98,9 +100,9 @@ void print_ragged(struct kernel_print *print, weftDataType_t type, int value, in
 /* core/index.cuh's divisor for n / value, n < 2^31. */
 void print_divisor(struct kernel_print *print, int64_t value, const char *name);
 
-/* Comments that say where text comes from: the kind of an operation, "relu_fwd"; and of which operation of the region a value
-   is which operand, "image of conv_fprop", that of the one that makes it where both are there. print_pointer and print_map
-   say it of every field. */
+/* Comments that say where text comes from: the kind of an operation, "relu_fwd"; and of which operation of the region a
+   value is which operand, "image of conv_fprop", that of the one that makes it where both are there. print_pointer and
+   print_map say it of every field. */
 void print_operation(struct text *text, const struct node *node);
 void print_origin(struct text *text, const struct region *region, int value);
 
@@ -132,8 +134,8 @@ enum { DEVICE_FILES_MAX = 192 };
 /* All of them, by the paths under which they include each other. */
 const struct program_header *device_files(int *count);
 
-/* Those that a program reaches by its includes, in the order of the list, and a hash of their names and texts; gives their
-   count. */
+/* Those that a program reaches by its includes, in the order of the list, and a hash of their names and texts; gives
+   their count. */
 int kernel_headers(struct program_header headers[DEVICE_FILES_MAX], uint8_t digest[32], const char *text);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where printed text comes from, in the comments beside it: kinds of operations and the names of their operands, never the
-   user's names or sizes, so that graphs that differ in these alone share their kernels. */
+/* Where printed text comes from, in the comments beside it: kinds of operations and the names of their operands, never
+   the user's names or sizes, so that graphs that differ in these alone share their kernels. */
 #include "engines/cuda/core/kernel.h"
 #include "graph/descriptor.h"
 #include "graph/ops/pointwise.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of a plan as JSON, for reading: each one's own text, how it is launched, what the compiler said, and the names
-   of the device files that it reaches; these files' texts stand once, behind all kernels. */
+/* The kernels of a plan as JSON, for reading: each one's own text, how it is launched, what the compiler said, and the
+   names of the device files that it reaches; these files' texts stand once, behind all kernels. */
 #include "engines/cuda/core/kernel.h"
 
 struct shown {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The device files (.cuh) of all families, embedded as they stand: the assembler copies each between two labels. A new file
-   is one line here; it is included by its path from engines/cuda. */
+/* The device files (.cuh) of all families, embedded as they stand: the assembler copies each between two labels. A new
+   file is one line here; it is included by its path from engines/cuda. */
 #include "engines/cuda/core/kernel.h"
 
 #define FILES(FILE)                                                                                                    \

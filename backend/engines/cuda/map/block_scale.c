@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The block_scale family: quantising to few bits with a scale per block, and back. Scales are made by one kernel, elements
-   by another, which reads the scales as they were stored. The host half prints where blocks and elements lie;
+/* The block_scale family: quantising to few bits with a scale per block, and back. Scales are made by one kernel,
+   elements by another, which reads the scales as they were stored. The host half prints where blocks and elements lie;
    map/block_scales.cuh and map/block_values.cuh calculate. */
 #include "graph/ops/block_scale.h"
 #include "base/number.h"
@@ -74,7 +74,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 /* The dims whose extents exceed 1, in the order of the strides of `like`, slowest first. */
 static int order_dims(const struct dims *extents, const struct tensor *like, int *order) {

@@ -9,7 +9,8 @@
 enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256, TRANSPOSE_THREADS = 128 };
 
 /* A walk over tiles of two dims of the space: `axis`, along which the staged operands lie in memory, and the last one,
-   along which results do. Staged operands go through shared memory, so that both are read and written in whole lines. */
+   along which results do. Staged operands go through shared memory, so that both are read and written in whole
+   lines. */
 struct map_tile {
     int axis;                       /* -1: none, the walk follows memory */
     int64_t along_axis, along_last; /* extents of a tile */
@@ -31,7 +32,8 @@ struct map {
     struct map_tile tile;
 };
 
-/* Sweeps over runs of `run` neighbours, or over tiles; the rest of a flat space, shorter than a run, goes one by one. */
+/* Sweeps over runs of `run` neighbours, or over tiles; the rest of a flat space, shorter than a run, goes one by
+   one. */
 static inline int64_t map_runs(const struct map *map) { return space_elements(&map->space) / map->run; }
 int64_t map_tiles(const struct map *map);
 

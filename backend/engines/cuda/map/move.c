@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The move family: one operation that only moves elements. It serves what the map family leaves: concat, reshapes of what
-   is not packed, results of another data type. The work is a list of copies ("parts"), one per input; each side of a copy
-   walks the same positions with digits of its own. The host half decides and prints; map/move.cuh copies, and join.cuh
-   where packed tensors are joined. */
+/* The move family: one operation that only moves elements. It serves what the map family leaves: concat, reshapes of
+   what is not packed, results of another data type. The work is a list of copies ("parts"), one per input; each side of
+   a copy walks the same positions with digits of its own. The host half decides and prints; map/move.cuh copies, and
+   join.cuh where packed tensors are joined. */
 #include "engines/cuda/map/move.h"
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
@@ -24,7 +24,7 @@ struct movement {
     struct part parts[MOVE_PARTS_MAX];
 };
 
-/* ---- From an operation to parts ----------------------------------------------------------------------------------- */
+/* ---- From an operation to parts ---------------------------------------------------------------------------------- */
 
 static struct side side_of(const struct tensor *tensor, const struct dims *extents, const int64_t *strides) {
     struct side side = {.tensor = tensor, .type = (weftDataType_t)tensor->type, .rank = (int)extents->count};
@@ -125,7 +125,7 @@ static weftStatus_t list_parts(struct movement *m) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t check_tensors(const struct region *region, const struct node *node) {
     for (int k = 0; k < node->operand_count; k++) {
@@ -205,7 +205,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 /* The address of a side's first element; an offset counts elements where bytes cannot. */
 static void print_base(struct kernel_print *print, const struct side *side, const char *field) {
@@ -352,7 +352,7 @@ weftStatus_t move_add_kernels(struct cuda_step *state, const struct region *regi
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Joining packed tensors --------------------------------------------------------------------------------------- */
+/* ---- Joining packed tensors -------------------------------------------------------------------------------------- */
 
 /* The length of a row of what parts are written to side by side. */
 static int64_t row_of(const struct movement *m) {

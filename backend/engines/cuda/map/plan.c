@@ -18,7 +18,7 @@ static const struct tensor *tensor_at(const struct map *map, int value) {
     return map->region->graph->values[value].tensor;
 }
 
-/* ---- What a region is made of ------------------------------------------------------------------------------------- */
+/* ---- What a region is made of ------------------------------------------------------------------------------------ */
 
 /* The result whose dims and memory order lead: the first that leaves the region, of the most elements. */
 static int leading_value(const struct region *region) {
@@ -107,7 +107,7 @@ static weftStatus_t add_operand(struct map *map, int value, bool is_store) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Accepting ---------------------------------------------------------------------------------------------------- */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t check_shape(const struct map *map, const struct descriptor *op, const struct tensor *tensor,
                                 bool is_output) {
@@ -280,8 +280,8 @@ static bool is_copy(const struct map *map) {
             (dtype_is_float(type) && dtype_is_float(pointwise_math(op))));
 }
 
-/* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of so many elements: it lies along `dim`, and
-   rows of a tile are `other` ones, of which `steps` are taken at a time where they are one. */
+/* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of so many elements: it lies along
+   `dim`, and rows of a tile are `other` ones, of which `steps` are taken at a time where they are one. */
 static bool begins_at(const struct map *map, const struct operand *operand, int dim, int other, int64_t steps,
                       int64_t each) {
     int64_t alignment = map->region->graph->values[operand->memory].tensor->alignment;
@@ -300,8 +300,8 @@ static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
     return divide_up(lines, parts) * line;
 }
 
-/* The tile of a copy whose rows fit no accesses of 16 bytes, or only in part. Short rows that follow one another in memory
-   are taken whole, and as one. */
+/* The tile of a copy whose rows fit no accesses of 16 bytes, or only in part. Short rows that follow one another in
+   memory are taken whole, and as one. */
 static void find_transpose(struct map *map, int64_t area) {
     struct map_tile *tile = &map->tile;
     const struct operand *to = &map->operands[0], *from = &map->operands[1];

@@ -56,7 +56,7 @@ static bool has_stride(const struct map *map, int k, int dim) {
     return stride > 1 || (stride == 1 && (dim != last_of(map) || operand->memory < 0));
 }
 
-/* ---- Places ------------------------------------------------------------------------------------------------------- */
+/* ---- Places ------------------------------------------------------------------------------------------------------ */
 
 static void print_operands(struct kernel_print *print, const struct map *map) {
     for (int k = 0; k < map->count; k++) {
@@ -112,8 +112,8 @@ static void print_advance(struct text *code, const struct map *map) {
     text_add(code, "    to.c0++;\n}\n\n");
 }
 
-/* struct place, and locate(): the place of a run, or of the first element of a tile, by its number; element(): that of an
-   element of a flat space. */
+/* struct place, and locate(): the place of a run, or of the first element of a tile, by its number; element(): that of
+   an element of a flat space. */
 static void print_locate(struct kernel_print *print, const struct map *map) {
     struct text *code = &print->code;
     int dims[WEFT_DIM_MAX], last = last_of(map);
@@ -143,7 +143,7 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
         text_add(code, "DEVICE place locate(const arguments& a, i64 at) { return element(a, at * RUN); }\n\n");
 }
 
-/* ---- Runs --------------------------------------------------------------------------------------------------------- */
+/* ---- Runs -------------------------------------------------------------------------------------------------------- */
 
 static void print_element_loads(struct text *code, const struct map *map) {
     bool has_any = false;
@@ -290,7 +290,7 @@ static void print_compute(struct text *code, const struct map *map) {
     text_add(code, "}\n");
 }
 
-/* ---- Tiles -------------------------------------------------------------------------------------------------------- */
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 /* along_axis() and along_last(): the two coordinates that a tile spreads over. */
 static void print_sides(struct text *code, const struct map *map) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rng family: one operation that makes random numbers, the same ones on every engine. The host half prints constants
-   and the row's address; map/rng.cuh draws. */
+/* The rng family: one operation that makes random numbers, the same ones on every engine. The host half prints
+   constants and the row's address; map/rng.cuh draws. */
 #include "graph/ops/rng.h"
 #include "base/number.h"
 #include "base/philox.h"

@@ -16,7 +16,7 @@ static bool computes(const struct family *family) {
     return !family->wants_boxes && !family->narrows && !family->reorders;
 }
 
-/* ---- Plain tensors ------------------------------------------------------------------------------------------------ */
+/* ---- Plain tensors ----------------------------------------------------------------------------------------------- */
 
 /* Whether an element of memory is seen at many places. */
 static bool repeats(const struct tensor *tensor) {
@@ -31,7 +31,8 @@ static bool is_plain(const struct tensor *tensor) {
 }
 
 /* A type that kernels address and that holds what `type` holds; where it is written, one from which a number is rounded
-   to `type` as it would have been at once: saturated integers saturate further, float is exact before the one rounding. */
+   to `type` as it would have been at once: saturated integers saturate further, float is exact before the one
+   rounding. */
 static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
     switch (type) {
     case WEFT_DATA_BOOLEAN:
@@ -63,7 +64,7 @@ static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- The graph with plain tensors --------------------------------------------------------------------------------- */
+/* ---- The graph with plain tensors -------------------------------------------------------------------------------- */
 
 /* Which one a value is; -1: none. */
 static int find_staged(const struct staged *staged, int value) {
@@ -185,7 +186,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return status;
 }
 
-/* ---- Building ----------------------------------------------------------------------------------------------------- */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* A memory over the digits of the vectorised tensor: its dims, the lanes right after the dim that they split. */
 static struct side side_of(const struct staged_value *value, bool is_scratch) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A region computed on copies: some of its tensors are exchanged for others of the same dims that lie in the step's
-   workspace, in a layout or of a type that another family asks for. That family sees a graph of the region alone, with these
-   tensors under the same uids. staged.c copies what kernels cannot address, packed.c what products read. */
+   workspace, in a layout or of a type that another family asks for. That family sees a graph of the region alone, with
+   these tensors under the same uids. staged.c copies what kernels cannot address, packed.c what products read. */
 #ifndef WEFT_ENGINES_CUDA_STAGED_H
 #define WEFT_ENGINES_CUDA_STAGED_H
 
@@ -38,7 +38,8 @@ struct staged_place {
     int64_t scratch;
 };
 
-/* Takes over the kernels of another step, whose workspace begins at `scratch` of this one's, and sends them to places. */
+/* Takes over the kernels of another step, whose workspace begins at `scratch` of this one's, and sends them to
+   places. */
 weftStatus_t staged_take(struct cuda_step *state, const struct cuda_step *from, const struct staged_place *places,
                          int count, int64_t scratch, struct arena *arena);
 /* Builds the step of the inner family and takes its kernels over: its workspace lies behind the plain tensors. */

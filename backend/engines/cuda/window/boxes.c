@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows that go one by one over channels that lie side by side. Each element is in so many of them that it pays to have it
-   in shared memory, where Hopper's copy engine brings boxes of the image: window/pool_boxes.cuh. */
+/* Windows that go one by one over channels that lie side by side. Each element is in so many of them that it pays to
+   have it in shared memory, where Hopper's copy engine brings boxes of the image: window/pool_boxes.cuh. */
 #include "base/number.h"
 #include "engines/cuda/window/window.h"
 

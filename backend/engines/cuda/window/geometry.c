@@ -25,8 +25,8 @@ bool window_may_be_empty(const struct resample_geometry *g) {
     return may;
 }
 
-/* Elements of a patch's side along one axis, and the number of the first patch that has any: both count from the start of
-   the padding. */
+/* Elements of a patch's side along one axis, and the number of the first patch that has any: both count from the start
+   of the padding. */
 static int64_t side_of(const struct window *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
 
 int64_t window_first_patch(const struct window *w, int axis) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the window family does with a pooling or an interpolation: its geometry, which kernel serves it, and what a thread
-   of that makes. It prints nothing. */
+/* What the window family does with a pooling or an interpolation: its geometry, which kernel serves it, and what a
+   thread of that makes. It prints nothing. */
 #include "base/number.h"
 #include "engines/cuda/window/window.h"
 
@@ -82,7 +82,7 @@ static void find_reach(struct window *w) {
     }
 }
 
-/* ---- Patches ------------------------------------------------------------------------------------------------------ */
+/* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
 /* Positions that reach into a patch of dx, along one axis. */
 static int64_t reaching(const struct window *w, int axis) {
@@ -152,7 +152,8 @@ bool window_is_packed_last(const struct resample_geometry *g, const struct resam
     return is_packed && (g->n == 1 || operand->batch_stride == stride);
 }
 
-/* Positions of a row whose windows a block takes in shared memory, where accesses would be short: an even part of the row. */
+/* Positions of a row whose windows a block takes in shared memory, where accesses would be short: an even part of the
+   row. */
 static void find_unaligned(struct window *w) {
     const struct resample_geometry *g = &w->g;
     int64_t size = window_bytes(&g->x, 1), row = g->y.size[2], most;
@@ -196,7 +197,7 @@ static void choose_kernel(struct window *w) {
     window_find_planes(w);
 }
 
-/* ---- Analysis ----------------------------------------------------------------------------------------------------- */
+/* ---- Analysis ---------------------------------------------------------------------------------------------------- */
 
 weftStatus_t window_analyse(struct window *w, const struct region *region, const struct device *device) {
     *w = (struct window){.region = region, .device = device, .op = region_node(region, 0)->op};

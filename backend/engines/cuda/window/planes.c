@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows over images that lie in memory as planes. Parts of planes, or a few of them, pass through shared memory, whose
-   rows have room for the padding around them: window/pool_planes.cuh, pool_planes_bwd.cuh and pool_whole.cuh. */
+/* Windows over images that lie in memory as planes. Parts of planes, or a few of them, pass through shared memory,
+   whose rows have room for the padding around them: window/pool_planes.cuh, pool_planes_bwd.cuh and pool_whole.cuh. */
 #include "base/number.h"
 #include "engines/cuda/window/window.h"
 
@@ -46,8 +46,8 @@ static int64_t grain_of(const struct window *w, const struct resample_operand *r
     return gcd64(fits, result->size[1] > 1 ? result->size_stride[1] : 0);
 }
 
-/* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as far
-   as `end`; the last ones read on, what nobody needs. */
+/* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as
+   far as `end`; the last ones read on, what nobody needs. */
 static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
     p->seen = count;
     p->left = round_up(first < 0 ? -first : 0, unit);
@@ -65,7 +65,8 @@ static bool is_segment(const struct window *w, const struct resample_operand *o)
     return row % WORD == 0 && o->tensor->alignment % CHUNK == 0 && w->g.n * w->g.c * o->size[1] * row % CHUNK == 0;
 }
 
-/* Rows of `width` elements that lie as they do in memory; the first that a thread reads lies `first` after their beginning. */
+/* Rows of `width` elements that lie as they do in memory; the first that a thread reads lies `first` after their
+   beginning. */
 static void lay_as_memory(struct planes *p, int64_t width, int64_t first) {
     p->vector = gcd64(p->vector, width);
     p->first = (p->left + first) / p->vector * p->vector;
@@ -186,7 +187,7 @@ void window_find_planes(struct window *w) {
         find_forward(w);
 }
 
-/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static void print_whole(struct kernel_print *print, const struct window *w) {
     print_number(print, w->g.n * w->g.c, "planes");

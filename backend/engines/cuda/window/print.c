@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of the window family's kernels: constants, operands, and how a thread finds what it makes by the number of its
-   item. plan.c has decided all of it. */
+/* The text of the window family's kernels: constants, operands, and how a thread finds what it makes by the number of
+   its item. plan.c has decided all of it. */
 #include "base/number.h"
 #include "engines/cuda/window/window.h"
 
@@ -15,7 +15,7 @@ enum {
     AHEAD = 528, /* blocks by which one asks for memory before it is read: four for each multiprocessor of an H200 */
 };
 
-/* ---- Printing ----------------------------------------------------------------------------------------------------- */
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static void print_bits(struct kernel_print *print, double number, const char *name) {
     int64_t bits;
@@ -55,8 +55,8 @@ struct digit {
     int64_t extent, stride, times;
 };
 
-/* The digits of an item, slowest first in memory: the result's image, run of channels, and place or patch along each axis.
-   Rows of patches that neighbours take come right before the channels. */
+/* The digits of an item, slowest first in memory: the result's image, run of channels, and place or patch along each
+   axis. Rows of patches that neighbours take come right before the channels. */
 static int list_digits(const struct window *w, struct digit *digits) {
     const struct resample_operand *result = window_result(w);
     int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
@@ -123,8 +123,8 @@ static bool takes_items(const struct window *w) { return w->kernel < POOL_BOXES;
 
 static bool is_planes(const struct window *w) { return w->kernel == POOL_PLANES || w->kernel == POOL_PLANES_BWD; }
 
-/* Whether maxima are found of pairs as they lie in memory: with their numbers where chips compare pairs, and where a NaN
-   is above all. */
+/* Whether maxima are found of pairs as they lie in memory: with their numbers where chips compare pairs, and where a
+   NaN is above all. */
 static bool is_paired(const struct window *w) {
     weftDataType_t type = (weftDataType_t)w->g.x.tensor->type;
     bool finds = !w->has_index || (w->g.propagates_nan && (type == WEFT_DATA_HALF || w->device->cuda.major >= 9));
@@ -188,8 +188,8 @@ static int64_t blocks_at_all(const struct window *w) {
     return divide_up(window_items(w), each);
 }
 
-/* How many of the first blocks ask for what they read before the kernel before has ended: those that run at once, where each
-   warp reads one segment per tap, or each block one. */
+/* How many of the first blocks ask for what they read before the kernel before has ended: those that run at once, where
+   each warp reads one segment per tap, or each block one. */
 static int64_t expects(const struct window *w) {
     int64_t at_once = 8 * (int64_t)w->device->cuda.multiprocessors;
     bool is_team = w->kernel == POOL_TEAM && w->g.c / w->run % 32 == 0 && w->g.taps[2] <= 32 &&

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the window family share: window.c serves, plan.c decides, print.c prints; planes.c does both for images
-   that lie in memory as planes, boxes.c for windows that go one by one. */
+/* What the parts of the window family share: window.c serves, plan.c decides, print.c prints; planes.c does both for
+   images that lie in memory as planes, boxes.c for windows that go one by one. */
 #ifndef WEFT_ENGINES_CUDA_WINDOW_H
 #define WEFT_ENGINES_CUDA_WINDOW_H
 
@@ -30,18 +30,17 @@ enum window_kernel {
     POOL_WHOLE,      /* one window per plane */
 };
 
-/* How planes go through shared memory, in elements of x, or of dy for gradients: rows lie `pitch` apart, the memory's begin
-   at `left`, and what a thread reads first of a row lies `phase` after `first`, `seen` of them. */
+/* How planes go through shared memory, in elements of x, or of dy for gradients: rows lie `pitch` apart, the memory's
+   begin at `left`, and what a thread reads first of a row lies `phase` after `first`, `seen` of them. */
 struct planes {
     int64_t tile_rows; /* rows of positions, or of patches of dx, that a tile makes; of whole planes, planes */
     int64_t along;     /* results side by side that a thread makes, and how many threads a row takes */
     int64_t columns;
     int64_t left, pitch, first, phase, seen;
-    int64_t row_bytes; /* of all that is held of a row */
-    int64_t vector;    /* neighbours that a thread reads at once of shared memory */
-    int64_t fill;      /* and of memory; `shifts`: from between chunks, where rows begin anywhere */
-    int64_t shift,
-        before; /* of gradients: how far after a window's start a run of dx begins, the first position that reaches it */
+    int64_t row_bytes;     /* of all that is held of a row */
+    int64_t vector;        /* neighbours that a thread reads at once of shared memory */
+    int64_t fill;          /* and of memory; `shifts`: from between chunks, where rows begin anywhere */
+    int64_t shift, before; /* how far after a window's start a run of dx begins, the first position that reaches it */
     int64_t index_fill;
     bool is_segment; /* the tile lies in shared memory as it does in memory, without padding */
     bool shifts, index_shifts;

@@ -24,8 +24,8 @@ static const double BLOCK_SECONDS = 6.5e-6; /* until a block's first products, a
 enum makes { MAKES_ALL, MAKES_KEYS, MAKES_QUERIES, PASSES };
 static const char *const pass_names[PASSES] = {"all gradients", "dK and dV", "dQ"};
 
-/* By the padded depths, the smaller ones first. Registers: what the two consumers, and the producer, move to. has_slopes:
-   they suffice for those of a score modifier, too. */
+/* By the padded depths, the smaller ones first. Registers: what the two consumers, and the producer, move to.
+   has_slopes: they suffice for those of a score modifier, too. */
 static const struct backward_tile {
     enum makes makes;
     bool has_slopes;

@@ -1,8 +1,8 @@
 /* backward_sm90: gradients of attention                                 bf16 and f16, float sums, wgmma; sm_90a
-   Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta)
-             ALiBi adds slope (key - query) to the scores; dropout keeps some of P for dV, and of dP, times growth
-             a score modifier f and a bias make the score f(scale S) + bias, and dS is times f' (HAS_SLOPES: unless it is 1)
-             dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key
+   Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta) ALiBi adds
+             slope (key - query) to the scores; dropout keeps some of P for dV, and of dP, times growth a score modifier
+             f and a bias make the score f(scale S) + bias, and dS is times f' (HAS_SLOPES: unless it is 1) dV = P^T dO,
+             dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key
    Sides     a block owns rows of one side and steps through blocks of the other, which pass: OWN_IS_KEY makes dK and dV
              of own K and V from Q and dO that pass, else dQ of own Q and dO from K and V that pass. Both look alike:
              `first` is the side of Q and K, `second` that of V and dO. HAS_SUMS: blocks that own keys add dQ to float
@@ -25,8 +25,8 @@
              are 0 (TMA)
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES, those of scores, terms and dropout; printed products: multiply_scores(_first),
-             multiply_first, multiply_second, multiply_sums(_first)
+             PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES, those of scores, terms and dropout; printed products:
+             multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
    Tried     adds from registers (red.v4): within noise
              P kept in float: 224 registers, too many beside warpgroup 0

@@ -4,8 +4,8 @@
 #include "core/philox.cuh"
 #include "attention/dropout.cuh"
 
-/* Rows are keys. Four lanes, of neighbouring keys, share the words of their elements: the lane of key w (mod 4) draws for
-   element w. */
+/* Rows are keys. Four lanes, of neighbouring keys, share the words of their elements: the lane of key w (mod 4) draws
+   for element w. */
 DEVICE u32 kept_of_keys(const chance &luck, u64 line, u64 words_per_query, i32 key, i32 query) {
     const u32 w = lane_index() / 4 % 4;
     const u32 drawn =

@@ -11,8 +11,8 @@
              passes over blocks that its own queries do not see
    Memory    Q_STAGES of Q, STAGES of K and V, staging of O where it cannot leave through a Q, tiles, barriers
    Masks     a block is masked where a bound or the end of the keys cuts it. V past the length in use is cleared in
-             shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA). V of keys that a bound, bias or modifier
-             hides is multiplied by 0
+             shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA). V of keys that a bound, bias or
+             modifier hides is multiplied by 0
              HAS_BLOCK_MASK: blocks of keys in tiles that do not take part are never loaded
    Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes

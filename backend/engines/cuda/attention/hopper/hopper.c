@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two attention families of Hopper: one gives the same bits in every run; the other sums gradients of queries in the
-   order in which blocks come, and is for engines that may. */
+/* The two attention families of Hopper: one gives the same bits in every run; the other sums gradients of queries in
+   the order in which blocks come, and is for engines that may. */
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
 
