@@ -119,13 +119,13 @@ static const struct refused_case refusals[] = {
      "matmul: up to 64 rows are multiplied by weights of few bits; for 65 the weights are dequantised in memory."},
     {&cuda_weight_only_sm90, only_pointwise, "pointwise: there are no weights to dequantise."},
     {&cuda_weight_only_sm90, short_blocks_int8,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to 16 "
-     "bytes, with blocks of multiples of 128 weights along it."},
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
+     "with blocks of multiples of 128 weights along it."},
     {&cuda_weight_only_sm90, thousands_of_rows,
      "matmul: up to 1024 rows are multiplied by weights of few bits; for 1025 the weights are dequantised in memory."},
     {&cuda_weight_only, small_blocks,
-     "matmul: rows times one matrix of weights are multiplied here, both contiguous along the depth and aligned to 16 "
-     "bytes, with blocks of multiples of 128 weights along it."},
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
+     "with blocks of multiples of 128 weights along it."},
 };
 
 int main(void) {

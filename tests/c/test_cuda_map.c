@@ -115,10 +115,10 @@ static const struct family_case cases[] = {
     {&cuda_map, gelu_backward, "gelu backward", NULL},
     {&cuda_map, positions, "positions", NULL},
     {&cuda_map, eight_dims, "eight dims", NULL},
-    {&cuda_map, turn_odd, "transpose of odd rows", "turns"},
-    {&cuda_map, turn_odd_bytes, "transpose of odd rows of bytes", "turns"},
-    {&cuda_map, turn_short_rows, "transpose of short rows", "turns"},
-    {&cuda_map, turn_to_short_rows, "transpose to short rows", "turns"},
+    {&cuda_map, turn_odd, "transpose of odd rows", "transposes"},
+    {&cuda_map, turn_odd_bytes, "transpose of odd rows of bytes", "transposes"},
+    {&cuda_map, turn_short_rows, "transpose of short rows", "transposes"},
+    {&cuda_map, turn_to_short_rows, "transpose to short rows", "transposes"},
     {&cuda_map, turn_even, "transpose of bytes", "1 operations, tiles"},
 };
 
