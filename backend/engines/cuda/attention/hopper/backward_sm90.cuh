@@ -550,7 +550,6 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     i32 head = OWN_IS_KEY ? w.head * (i32)p.group : w.head; /* of queries */
     float slope2 = slope2_of(p, head);
     const float growth = growth_of(p);
-    const tile_place at;
     const auto advance = [&] {
         pass += BLOCK_PASS;
         if (pass == w.last * BLOCK_PASS) {
@@ -611,10 +610,12 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         mma_fence();
         multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
         mma_commit();
-        if constexpr (HAS_DROPOUT)
+        if constexpr (HAS_DROPOUT) {
+            const tile_place at; /* made anew: kept, it would take registers */
 #pragma unroll
             for (int i = 0; i < KEPT_WORDS; ++i)
                 kept[i] = find_kept<OWN_IS_KEY, 2>(p, w.batch, head, own + at.row, pass + at.column + 64 * i);
+        }
         mma_wait<0>();
         if constexpr (HAS_SLOPES)
             settle_all(slopes);
