@@ -3,6 +3,7 @@ every mask, pages that nobody uses full of NaN, tables that point anywhere, and 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -172,6 +173,22 @@ def test_skv_is_what_tables_reach(most: int | None, keys: int) -> None:
     o.set_output(True)
     g.validate()
     assert (o.get_dim(), dump.get_dim()) == ([2, 4, 3, 6], [2, 4, 3, keys])
+
+
+@pytest.mark.parametrize("keys", [2**31 - 1, 2**31])
+def test_as_many_keys_as_32_bits_count(keys: int) -> None:
+    """Of pages of one key each."""
+    g = weft.Graph(io_data_type="f32")
+    table = g.tensor([1, 1, keys, 1], data_type="i32")
+    q, page, lengths = g.tensor([1, 1, 3, 8]), g.tensor([9, 1, 1, 8]), g.tensor([1, 1, 1, 1], data_type="i32")
+    tables = {"paged_attention_k_table": table, "paged_attention_v_table": table}
+    g.sdpa(q, page, page, **tables, seq_len_kv=lengths, is_inference=True, name="a")
+    if keys < 2**31:
+        g.validate()
+        return
+    message = "paged_attention_k_table is [1,1,2147483648,1], of pages of 1 keys: more than 2^31 keys."
+    with pytest.raises(weft.BadParameterError, match=re.escape(message)):
+        g.validate()
 
 
 # ---- Refusals ----------------------------------------------------------------------------------------------

@@ -84,6 +84,18 @@ def test_gpus_by_name() -> None:
         weft.create_handle("gpu:1")
 
 
+PLACES = {"cuda": ("CUDA", 0), "cuda:1": ("CUDA", 1), "cpu": ("CPU", 0), "sm_80": ("CUDA", 0)}
+
+
+@pytest.mark.parametrize(("device", "place"), PLACES.items())
+def test_plans_are_for_the_device_that_the_graph_names(device: str, place: tuple[str, int]) -> None:
+    g = weft.Graph(device=device, io_data_type="f32")
+    g.exp(g.tensor([4], name="x"))
+    plan = g.build().plan
+    assert (plan.device.name, plan.ordinal) == place
+    assert ("described" in g.explain()) == (device == "sm_80")
+
+
 @pytest.mark.parametrize("strides", [None, [1, 2], [8, 2]])
 def test_arrays_go_to_the_device_and_come_back(strides: Any) -> None:
     array = weft.DeviceArray([2, 3], "f32", strides).copy_from(X)
