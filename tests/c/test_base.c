@@ -496,6 +496,7 @@ static void test_text(void) {
                   "%zu and %zu characters", held, added);
             text_free(&text);
         }
+    text_add_chars(&text, NULL, 0);
     text_add_chars(&text, "100%d", 5);
     text_add(&text, "%s", "");
     CHECK(!strcmp(text_string(&text), "100%d"), "%s", text_string(&text));

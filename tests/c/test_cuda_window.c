@@ -118,6 +118,11 @@ static void large_windows(struct model *m) {
                 channels_last(m, DIMS(128, 2048, 1, 1), BF16), NULL);
 }
 
+static void no_channels(struct model *m) {
+    add_pooling(m, WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING, 3, 1, 1, channels_last(m, DIMS(2, 0, 28, 28), BF16),
+                channels_last(m, DIMS(2, 0, 28, 28), BF16), NULL);
+}
+
 static const struct family_case cases[] = {
     {&cuda_window, max_pool, "max pool with index", "windows of 1x3x3, runs of 8 channels"},
     {&cuda_window, mean_pool_nchw, "mean of the whole image", "pool_whole: windows of 1x7x7"},
@@ -132,6 +137,7 @@ static const struct family_case cases[] = {
     {&cuda_window, max_pool_planes_backward, "max pool of planes backward", "pool_planes_bwd: windows of 1x3x3"},
     {&cuda_window, mean_pool_planes_backward, "mean pool of planes backward", "pool_planes_bwd: windows of 1x3x3"},
     {&cuda_window, odd_channels, "odd channels", "pool_unaligned: windows of 1x3x3"},
+    {&cuda_window, no_channels, "no channels", "nothing to compute"},
     {&cuda_window, large_windows, "large windows", "pool_team: windows of 1x7x7, runs of 8 channels"},
 };
 

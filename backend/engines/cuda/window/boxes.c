@@ -23,7 +23,8 @@ static bool has_strides(const struct resample_operand *o, int64_t images, int64_
 void window_find_boxes(struct window *w) {
     const struct resample_geometry *g = &w->g;
     const struct resample_operand *read = window_source(w), *result = window_result(w);
-    int64_t groups = g->c / w->run, slices = divide_up(groups, LANES_MOST), lanes = divide_up(groups, slices);
+    int64_t groups = g->c / w->run, slices = divide_up(groups, LANES_MOST),
+            lanes = groups ? divide_up(groups, slices) : 0;
     bool serves = g->backward ? w->kernel == POOL_BWD && w->has_index
                               : w->kernel == POOL && !w->has_index &&
                                     !(g->mode == WEFT_RESAMPLE_MAXPOOL && window_may_be_empty(g));
