@@ -28,7 +28,7 @@ struct alignas(16) memory {
     passing stages[STAGES];
     owned own;
     staged_t weights[tiles::NEEDS_SCRATCH ? ROWS * (COLUMNS + PAD) : PAD];
-    int spoiled[STAGES][COLUMNS];
+    int non_finite[STAGES][COLUMNS];
 };
 static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
 
@@ -89,9 +89,9 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
 
 /* Adds what one tile gives. */
 template <class P>
-DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows, passing &now, const int *spoiled,
-                     int mark, bool is_spoiled, bool is_whole, int first, staged_t *scratch, sum_t (&s)[M_TILES][N][4],
-                     sum_t (&g)[M_TILES][N][4], gradients &made) {
+DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows, passing &now, const int *non_finite,
+                     int mark, bool is_non_finite, bool is_whole, int first, staged_t *scratch,
+                     sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4], gradients &made) {
     u32 kept[M_TILES][KEPT_WORDS];
     typename tiles::weights<M_TILES, N, PARTS> weights;
     scaled_products products[M_TILES];
@@ -101,15 +101,15 @@ DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows,
     for (int m = 0; m < M_TILES; m++) {
         products[m].keep(s[m], rows.scale);
         score_tile(a, rows.own[m], first, is_whole, rows.scale, s[m]);
-        if (is_spoiled) {
-            sum_t spoil[2];
-            find_spoils(spoiled, mark, s[m], spoil);
+        if (is_non_finite) {
+            sum_t nan_or_zero[2];
+            find_non_finite(non_finite, mark, s[m], nan_or_zero);
             for (int j = 0; MAKES_FIRST && j < FIRST / 8; j++)
                 for (int e = 0; e < 4; e++)
-                    made.first[m][j][e] += spoil[e / 2];
+                    made.first[m][j][e] += nan_or_zero[e / 2];
             for (int j = 0; MAKES_SECOND && j < SECOND / 8; j++)
                 for (int e = 0; e < 4; e++)
-                    made.second[m][j][e] += spoil[e / 2];
+                    made.second[m][j][e] += nan_or_zero[e / 2];
         }
         find_probabilities(rows, m, now, s[m]);
         find_kept(a, rows, m, first, kept[m]);
@@ -167,7 +167,7 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
         return step;
     };
     for (int i = threadIdx.x; i < STAGES * COLUMNS; i += THREADS)
-        shared.spoiled[i / COLUMNS][i % COLUMNS] = -1;
+        shared.non_finite[i / COLUMNS][i % COLUMNS] = -1;
     __syncthreads();
     const auto bring = [&](int step, passing &to) {
         bring_passing(a, at.batch, head_of(step), others, (begin + step % each) * COLUMNS, at.chunk, to);
@@ -197,10 +197,10 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
         if (has_new_head)
             rows.find(a, used, at.batch, head, at.first + warp_first, last - 1);
         await_tiles();
-        bool is_spoiled = false;
+        bool is_non_finite = false;
         if (!is_whole)
-            is_spoiled = clear_spoiled(now, shared.spoiled[turn], step);
-        is_spoiled = __syncthreads_or(is_spoiled);
+            is_non_finite = clear_non_finite_rows(now, shared.non_finite[turn], step);
+        is_non_finite = __syncthreads_or(is_non_finite);
         if (has_new_own)
             rows.load();
         if (STAGES > 1 && next < steps)
@@ -210,7 +210,7 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
         if constexpr (IS_SLICED)
             add_all_slices(a, meeting{at.batch, head, own, others, at.first, first}, rows, shared.own, meets, s, g);
         if (meets)
-            add_tile(a, at, rows, now, shared.spoiled[turn], step, is_spoiled, is_whole, first,
+            add_tile(a, at, rows, now, shared.non_finite[turn], step, is_non_finite, is_whole, first,
                      shared.weights + warp_first * (COLUMNS + PAD), s, g, made);
         if (STAGES == 1 && next < steps) {
             __syncthreads();

@@ -62,7 +62,7 @@ struct memory {
         partial_sums sums[KEY_GROUPS];
     };
     alignas(16) float scales[KEY_GROUPS][STAGES][HAS_ROW_SCALES ? 2 * KEYS : 4]; // of keys, then of values
-    int spoiled[KEY_GROUPS][STAGES][KEYS];
+    int non_finite[KEY_GROUPS][STAGES][KEYS];
     u64 arrived[KEY_GROUPS][STAGES];
 };
 static_assert(sizeof(memory) <= SHARED_BYTES, "the host asks for as much");
@@ -246,7 +246,7 @@ DEVICE void clear_rows(const P &a, const position &at, i64 key_head, const lengt
 
 /* One slice into the rows' sums. IS_WHOLE: every row sees every key. */
 template <bool IS_WHOLE, class P, class Q>
-DEVICE void add_slice(const P &a, const Q &q, const slice &from, const float *scales, int first, const int *spoiled,
+DEVICE void add_slice(const P &a, const Q &q, const slice &from, const float *scales, int first, const int *non_finite,
                       sum_t scale, row_state &rows, sum_t (&o)[1][VALUES / 8][4]) {
     sum_t s[1][2][4] = {};
     multiply_keys<staged_t, DEPTH>(s, q, from.k);
@@ -257,16 +257,16 @@ DEVICE void add_slice(const P &a, const Q &q, const slice &from, const float *sc
             for (int e = 0; e < 4; e++)
                 s[0][j][e] *= scales[score_column(j) + e % 2];
     score_tile(a, rows.own, first, IS_WHOLE, scale, s[0]);
-    sum_t spoil[2];
+    sum_t nan_or_zero[2];
     if constexpr (!IS_WHOLE)
-        find_spoils(spoiled, first, s[0], spoil);
+        find_non_finite(non_finite, first, s[0], nan_or_zero);
     soften<true>(rows, s[0], o[0]);
     if constexpr (!IS_WHOLE)
 #pragma unroll
         for (int j = 0; j < VALUES / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                o[0][j][e] += spoil[e / 2];
+                o[0][j][e] += nan_or_zero[e / 2];
     if constexpr (V_SCALES == 2) /* a weight of 0 stays 0 where the scale is not a number */
 #pragma unroll
         for (int j = 0; j < 2; j++)
@@ -453,7 +453,8 @@ template <class P> struct group_ring {
         if constexpr (!HAS_BOXES || HAS_ROW_SCALES)
             await_copies<STAGES - 2>();
         if (!is_whole)
-            clear_non_finite<value_rows, GROUP>(shared.slices[group][stage].v, shared.spoiled[group][stage], i * KEYS);
+            clear_non_finite<value_rows, GROUP>(shared.slices[group][stage].v, shared.non_finite[group][stage],
+                                                i * KEYS);
         if constexpr (HAS_BOXES)
             publish_to_async_proxy(); /* what was read, and cleared, before the copy engine writes there */
         sync_group(group);
@@ -472,15 +473,15 @@ DEVICE void multiply_slices(const group_ring<P> &ring, const slice_pages<P> &pag
     for (int i = ring.own.from + ring.group / HEADS; i < ring.own.until; i += SHARES) {
         const slice &now = ring.shared.slices[ring.group][stage];
         const float *scales = ring.shared.scales[ring.group][stage];
-        const int *spoiled = ring.shared.spoiled[ring.group][stage];
+        const int *non_finite = ring.shared.non_finite[ring.group][stage];
         const bool is_whole = !MAY_HIDE && ring.own.common.covers(i * KEYS, (i + 1) * KEYS);
         ring.await(i, stage, phase, is_whole);
         ring.load(i + (STAGES - 1) * SHARES, before, next_pages);
         next_pages = pages.read((i + STAGES * SHARES) * KEYS);
         if (is_whole)
-            add_slice<true>(a, q, now, scales, i * KEYS, spoiled, scale, rows, o);
+            add_slice<true>(a, q, now, scales, i * KEYS, non_finite, scale, rows, o);
         else
-            add_slice<false>(a, q, now, scales, i * KEYS, spoiled, scale, rows, o);
+            add_slice<false>(a, q, now, scales, i * KEYS, non_finite, scale, rows, o);
         before = stage, stage = stage + 1 < STAGES ? stage + 1 : 0;
         phase ^= stage == 0;
     }
@@ -509,7 +510,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
     row_state rows;
     clear_rows(a, at, ring.key_head, own.used, at.first + first_row, rows);
     for (int i = threadIdx.x; i < KEY_GROUPS * STAGES * KEYS; i += THREADS)
-        (&shared.spoiled[0][0][0])[i] = -1;
+        (&shared.non_finite[0][0][0])[i] = -1;
     await_copies<0>();
     __syncthreads();
     tiles::rows<DEPTH, 1, IS_HELD> q;

@@ -2,24 +2,24 @@
      HAS_DROPOUT
    HAS_DROPOUT_OFFSET, core/philox.cuh, and of the arguments dropout_seed, dropout_offset and threshold. */
 
-struct chance {
+struct rng_state {
     u64 seed, offset;
     u32 threshold;
 };
 
-template <class P> DEVICE chance chance_of(const P &a) {
+template <class P> DEVICE rng_state rng_state_of(const P &a) {
     if constexpr (HAS_DROPOUT) {
-        chance c{(u64)to_integer(*a.dropout_seed), 0, (u32)a.threshold};
+        rng_state c{(u64)to_integer(*a.dropout_seed), 0, (u32)a.threshold};
         if constexpr (HAS_DROPOUT_OFFSET)
             c.offset = (u64)to_integer(*a.dropout_offset);
         return c;
     } else {
-        return chance{};
+        return rng_state{};
     }
 }
 
 /* Bit i: whether word i keeps its weight. */
-DEVICE u32 keep_bits(const chance &c, u64 block) {
+DEVICE u32 keep_bits(const rng_state &c, u64 block) {
     const philox random = philox_words(c.seed, c.offset, block);
     u32 bits = 0;
 #pragma unroll

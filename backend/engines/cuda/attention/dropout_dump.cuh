@@ -11,12 +11,12 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/scores.cuh"
 
 template <class P> DEVICE void dump(const P &a) {
-    const chance luck = chance_of(a);
+    const rng_state rng = rng_state_of(a);
     const i64 across = (a.keys + 3) / 4, blocks = a.lines * across;
     for (i64 block = (i64)blockIdx.x * THREADS + threadIdx.x; block < blocks; block += (i64)gridDim.x * THREADS) {
         const i64 line = block / across, query = line % a.queries, head = line / a.queries % a.heads,
                   batch = line / a.queries / a.heads;
-        const u32 kept = HAS_DROPOUT ? keep_bits(luck, (u64)block) : 15u;
+        const u32 kept = HAS_DROPOUT ? keep_bits(rng, (u64)block) : 15u;
         for (int i = 0; i < 4; i++) {
             const i64 key = block % across * 4 + i;
             if (key < a.keys)

@@ -39,7 +39,7 @@ struct alignas(16) memory {
     stage stages[STAGES];
     staged_t q[ROWS * (DEPTH + PAD)]; // [ROWS, DEPTH]
     staged_t weights[tiles::NEEDS_SCRATCH ? ROWS * (KEYS + PAD) : PAD];
-    int spoiled[STAGES][KEYS];
+    int non_finite[STAGES][KEYS];
 };
 static_assert(sizeof(memory) == SHARED_BYTES, "the host asks for as much");
 
@@ -230,13 +230,13 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
         }
     sum_t o[M_TILES][VALUES / 8][4] = {};
     const sum_t scale = in_units(score_scale_of(a, at.batch, at.group * (IS_PACKED ? a.pack : 1)));
-    const chance luck = chance_of(a);
+    const rng_state rng = rng_state_of(a);
     tiles::rows<DEPTH, M_TILES, IS_HELD> q;
     typename tiles::weights<M_TILES, N, PARTS> weights;
     q.point(shared.q + (int)threadIdx.x / 32 * M_TILES * 16 * (DEPTH + PAD));
 
     for (int i = threadIdx.x; i < STAGES * KEYS; i += THREADS)
-        shared.spoiled[i / KEYS][i % KEYS] = -1;
+        shared.non_finite[i / KEYS][i % KEYS] = -1;
     __syncthreads();
     if (from < until) {
         if constexpr (!IS_SLICED)
@@ -251,10 +251,10 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
         next = next_tile(a, at, tile + 1, until);
         const bool is_whole = !MAY_HIDE && common.covers(first, first + KEYS);
         await_tiles();
-        bool is_spoiled = false;
+        bool is_non_finite = false;
         if (!is_whole)
-            is_spoiled = value_carrier::clear_spoiled(now.v, shared.spoiled[turn], tile);
-        is_spoiled = __syncthreads_or(is_spoiled);
+            is_non_finite = value_carrier::clear_non_finite_rows(now.v, shared.non_finite[turn], tile);
+        is_non_finite = __syncthreads_or(is_non_finite);
         if (tile == from)
             q.load();
         if (STAGES > 1 && next < until)
@@ -276,17 +276,17 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
                 tiles::scores(s, q, now.k);
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) {
-                sum_t spoil[2];
+                sum_t nan_or_zero[2];
                 score_tile(a, rows[m].own, first, is_whole, scale, s[m]);
-                if (is_spoiled)
-                    find_spoils(shared.spoiled[turn], tile, s[m], spoil);
+                if (is_non_finite)
+                    find_non_finite(shared.non_finite[turn], tile, s[m], nan_or_zero);
                 soften(rows[m], s[m], o[m]);
-                if (is_spoiled)
+                if (is_non_finite)
                     for (int j = 0; j < VALUES / 8; j++)
                         for (int e = 0; e < 4; e++)
-                            o[m][j][e] += spoil[e / 2];
+                            o[m][j][e] += nan_or_zero[e / 2];
                 if constexpr (HAS_DROPOUT)
-                    drop(a, luck, rows[m], first, s[m]);
+                    drop(a, rng, rows[m], first, s[m]);
             }
             weights.set(s, shared.weights + (int)threadIdx.x / 32 * M_TILES * 16 * (KEYS + PAD));
             tiles::template results<VALUES + PAD, VALUES>(o, weights, now.v);

@@ -90,14 +90,15 @@ DEVICE void bring_passing(const P &a, i64 batch, i64 head, const span &seen, int
 }
 
 /* Of the tiles that gradients are products with. */
-DEVICE bool clear_spoiled(passing &tile, int *spoiled, int mark) {
+DEVICE bool clear_non_finite_rows(passing &tile, int *non_finite, int mark) {
     bool found = false;
     if constexpr (!OWN_IS_KEY)
-        found = carrier<COLUMNS, DEPTH, K_RUN, k_t>::clear_spoiled(tile.first, spoiled, mark);
+        found = carrier<COLUMNS, DEPTH, K_RUN, k_t>::clear_non_finite_rows(tile.first, non_finite, mark);
     else if constexpr (!IS_SLICED || MAKES_FIRST)
-        found = carrier<COLUMNS, DEPTH, Q_RUN, q_t>::clear_spoiled(tile.first, spoiled, mark);
+        found = carrier<COLUMNS, DEPTH, Q_RUN, q_t>::clear_non_finite_rows(tile.first, non_finite, mark);
     if constexpr (OWN_IS_KEY && (!IS_SLICED || MAKES_SECOND))
-        found = carrier<COLUMNS, VALUE_DEPTH, D_O_RUN, d_o_t>::clear_spoiled(tile.second, spoiled, mark) || found;
+        found = carrier<COLUMNS, VALUE_DEPTH, D_O_RUN, d_o_t>::clear_non_finite_rows(tile.second, non_finite, mark) ||
+                found;
     return found;
 }
 
@@ -107,7 +108,7 @@ struct scores_of_rows {
     own_row own[M_TILES][2];
     sum_t shift[M_TILES][2], dot[M_TILES][2]; /* of own queries */
     sum_t scale, growth;
-    chance luck;
+    rng_state rng;
     u64 blocks_per_query;
     tiles::rows<DEPTH, M_TILES, IS_HELD> first;
     tiles::rows<VALUE_DEPTH, M_TILES, IS_HELD> second;
@@ -115,7 +116,7 @@ struct scores_of_rows {
     template <class P> DEVICE void start(const P &a, const owned &tile, int warp_first) {
         scale = in_units(scale_of(a));
         growth = growth_of(a);
-        luck = chance_of(a);
+        rng = rng_state_of(a);
         blocks_per_query = (u64)((a.keys + 3) / 4);
         first.point(tile.first + warp_first * (DEPTH + PAD));
         if constexpr (MAKES_FIRST)
@@ -192,7 +193,7 @@ DEVICE void find_kept(const P &a, const scores_of_rows &rows, int m, int first, 
     if constexpr (HAS_DROPOUT) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            kept[j / 8] |= kept_of(rows.luck, rows.own[m], first + 8 * j, rows.blocks_per_query) << j % 8 * 4;
+            kept[j / 8] |= kept_of(rows.rng, rows.own[m], first + 8 * j, rows.blocks_per_query) << j % 8 * 4;
     }
 }
 DEVICE bool is_kept(const u32 (&kept)[KEPT_WORDS], int j, int e) {

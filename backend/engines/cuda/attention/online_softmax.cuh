@@ -43,10 +43,10 @@ DEVICE void soften(row_state &rows, sum_t (&s)[N][4], sum_t (&o)[O][4]) {
 
 /* Dropped weights become 0; the sum keeps them. */
 template <int N, class P>
-DEVICE void drop(const P &a, const chance &luck, const row_state &rows, int first, sum_t (&s)[N][4]) {
+DEVICE void drop(const P &a, const rng_state &rng, const row_state &rows, int first, sum_t (&s)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const u32 kept = kept_of(luck, rows.own, first + 8 * j, 0);
+        const u32 kept = kept_of(rng, rows.own, first + 8 * j, 0);
 #pragma unroll
         for (int e = 0; e < 4; e++)
             if (!(kept >> e & 1))

@@ -161,7 +161,7 @@ DEVICE void score_tile(const P &a, const own_row (&own)[2], int first, bool is_w
 
 /* Bit e: whether s[j][e] is kept, of the block of 8 columns from `first`. Each lane draws one block of words, and lanes
    that need parts of it ask for them. */
-DEVICE u32 kept_of(const chance &c, const own_row (&own)[2], int first, u64 blocks_per_query) {
+DEVICE u32 kept_of(const rng_state &c, const own_row (&own)[2], int first, u64 blocks_per_query) {
     const int t = lane() % 4, w = lane() / 4 % 4;
     if constexpr (!OWN_IS_KEY) {
         /* Two lanes share the words of both their rows: the even one draws for the upper row. */
@@ -264,7 +264,7 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
     /* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So
        where rows may not be seen by all, each thread clears what is not finite of what it brought, and marks the row:
        whoever does see the row turns to NaN itself. Before the barrier that shows the tile to others. */
-    static DEVICE bool clear_spoiled(staged_t *tile, int *spoiled, int mark) {
+    static DEVICE bool clear_non_finite_rows(staged_t *tile, int *non_finite, int mark) {
         bool found = false;
 #pragma unroll 2
         for (int u = 0; u < EACH; u++) {
@@ -283,7 +283,7 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
                 if (!is_finite(some.at[e]))
                     some.at[e] = staged_t{};
             store_run<staged_t, RUN>(tile + row * PITCH + column, some);
-            store_same(spoiled + row, mark);
+            store_same(non_finite + row, mark);
             found = true;
         }
         return found;
@@ -315,18 +315,20 @@ DEVICE void add_slices(sum_t (&s)[M][N][4], const R &own, const staged_t *other,
     }
 }
 
-/* What to add to the sums of a row: NaN where it sees a spoiled row, else 0. */
-template <int N> DEVICE void find_spoils(const int *spoiled, int mark, const sum_t (&s)[N][4], sum_t (&spoil)[2]) {
+/* What to add to the sums of a row: NaN where it sees a row of infinities or NaN, else 0. */
+template <int N>
+DEVICE void find_non_finite(const int *non_finite, int mark, const sum_t (&s)[N][4], sum_t (&nan_or_zero)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        bool is_spoiled = false;
+        bool is_non_finite = false;
 #pragma unroll
         for (int j = 0; j < N; j++)
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                is_spoiled = is_spoiled || (spoiled[score_column(j) + e] == mark && s[j][2 * h + e] != unseen());
+                is_non_finite =
+                    is_non_finite || (non_finite[score_column(j) + e] == mark && s[j][2 * h + e] != unseen());
         const u32 quad = 0xfu << lane() / 4 * 4;
-        spoil[h] = __ballot_sync(0xffffffffu, is_spoiled) & quad ? not_a_number() : (sum_t)0;
+        nan_or_zero[h] = __ballot_sync(0xffffffffu, is_non_finite) & quad ? not_a_number() : (sum_t)0;
     }
 }
 

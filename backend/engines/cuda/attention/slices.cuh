@@ -36,7 +36,7 @@ template <class T, int WIDTH> struct slice_rows {
 /* A product multiplies every element, also by the weight 0 of a key that is not seen, and 0 times NaN is NaN. So where
    rows may not be seen by all, the group's threads clear what is not finite, and mark the row: whoever does see the row
    turns to NaN itself. Before the barrier that shows the slice to others. */
-template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int *spoiled, int mark) {
+template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int *non_finite, int mark) {
 #pragma unroll 2
     for (int i = (int)threadIdx.x % GROUP; i < L::RUNS; i += GROUP) {
         run<T, L::RUN> some = load_run<T, L::RUN>(rows + L::place_of_run(i));
@@ -51,7 +51,7 @@ template <class L, int GROUP, class T> DEVICE void clear_non_finite(T *rows, int
             if (!is_finite(some.at[e]))
                 some.at[e] = T{};
         store_run<T, L::RUN>(rows + L::place_of_run(i), some);
-        store_same(spoiled + L::row_of_run(i), mark);
+        store_same(non_finite + L::row_of_run(i), mark);
     }
 }
 

@@ -6,10 +6,10 @@
 
 /* Rows are keys. Four lanes, of neighbouring keys, share the words of their elements: the lane of key w (mod 4) draws
    for element w. */
-DEVICE u32 kept_of_keys(const chance &luck, u64 line, u64 words_per_query, i32 key, i32 query) {
+DEVICE u32 kept_of_keys(const rng_state &rng, u64 line, u64 words_per_query, i32 key, i32 query) {
     const u32 w = lane_index() / 4 % 4;
     const u32 drawn =
-        keep_bits(luck, line + (u64)(query + (i32)(w % 2)) * words_per_query + (u64)((key + (i32)(w / 2) * 8) / 4));
+        keep_bits(rng, line + (u64)(query + (i32)(w % 2)) * words_per_query + (u64)((key + (i32)(w / 2) * 8) / 4));
     u32 bits = 0;
 #pragma unroll
     for (u32 e = 0; e < 4; ++e)
@@ -17,9 +17,9 @@ DEVICE u32 kept_of_keys(const chance &luck, u64 line, u64 words_per_query, i32 k
     return bits;
 }
 /* Rows are queries. Two lanes share the words of both their rows: the even one draws for the upper row. */
-DEVICE u32 kept_of_queries(const chance &luck, u64 line, u64 words_per_query, i32 query, i32 key) {
+DEVICE u32 kept_of_queries(const rng_state &rng, u64 line, u64 words_per_query, i32 query, i32 key) {
     const u32 odd = lane_index() & 1;
-    const u32 drawn = keep_bits(luck, line + (u64)(query + (i32)odd * 8) * words_per_query + (u64)(key / 4));
+    const u32 drawn = keep_bits(rng, line + (u64)(query + (i32)odd * 8) * words_per_query + (u64)(key / 4));
     const u32 other = __shfl_xor_sync(~0u, drawn, 1), upper = odd ? other : drawn, lower = odd ? drawn : other;
     return (upper >> 2 * odd & 3) | (lower >> 2 * odd & 3) << 2;
 }
@@ -27,14 +27,14 @@ DEVICE u32 kept_of_queries(const chance &luck, u64 line, u64 words_per_query, i3
 /* A word of elements, the first of which is at (row, column). UNROLLED: more take registers, fewer a branch. */
 template <bool ROWS_ARE_KEYS, int UNROLLED, class P>
 DEVICE u32 find_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
-    const chance luck = chance_of(p);
+    const rng_state rng = rng_state_of(p);
     const u64 words_per_query = (u64)(p.keys + 3) / 4;
     const u64 line = (u64)(batch * (i32)p.heads + head) * (u64)p.queries * words_per_query;
     u32 kept = 0;
 #pragma unroll UNROLLED
     for (int c = 0; c < 8; ++c)
-        kept |= (ROWS_ARE_KEYS ? kept_of_keys(luck, line, words_per_query, row, column + 8 * c)
-                               : kept_of_queries(luck, line, words_per_query, row, column + 8 * c))
+        kept |= (ROWS_ARE_KEYS ? kept_of_keys(rng, line, words_per_query, row, column + 8 * c)
+                               : kept_of_queries(rng, line, words_per_query, row, column + 8 * c))
                 << 4 * c;
     return kept;
 }
