@@ -39,13 +39,13 @@ def test_every_kernel() -> None:
 
 
 def test_a_sample_of_operations() -> None:
-    settings = {"WEFT_TEST_SAMPLE": "1/16"}, {"WEFT_TEST_SAMPLE": "5/16", "FAKE_CUDA_LARGE": 16}
+    settings = {"WEFT_TEST_SAMPLE": "1/24"}, {"WEFT_TEST_SAMPLE": "5/24", "FAKE_CUDA_LARGE": 16}
     check([[*PYTEST, "tests/ops"]] * 2, list(settings))
 
 
 def test_other_chips() -> None:
     """Turing, Ampere, Ada and Blackwell, of which the emulator knows what all have in common with Hopper."""
-    chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": "7/64"} for arch in (75, 80, 89, 120)]
+    chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": "7/96"} for arch in (75, 80, 89, 120)]
     check([[*PYTEST, "tests/ops"]] * len(chips), chips)
 
 
