@@ -260,7 +260,7 @@ DEVICE void add_slice(const P &a, const Q &q, const slice &from, const float *sc
     sum_t nan_or_zero[2];
     if constexpr (!IS_WHOLE)
         find_non_finite(non_finite, first, s[0], nan_or_zero);
-    soften<true>(rows, s[0], o[0]);
+    online_softmax<true>(rows, s[0], o[0]);
     if constexpr (!IS_WHOLE)
 #pragma unroll
         for (int j = 0; j < VALUES / 8; j++)

@@ -280,7 +280,7 @@ template <class P> DEVICE void attend(const P &a, memory &shared) {
                 score_tile(a, rows[m].own, first, is_whole, scale, s[m]);
                 if (is_non_finite)
                     find_non_finite(shared.non_finite[turn], tile, s[m], nan_or_zero);
-                soften(rows[m], s[m], o[m]);
+                online_softmax(rows[m], s[m], o[m]);
                 if (is_non_finite)
                     for (int j = 0; j < VALUES / 8; j++)
                         for (int e = 0; e < 4; e++)

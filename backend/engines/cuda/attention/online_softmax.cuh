@@ -11,7 +11,7 @@ struct row_state {
 /* Scores become weights e^(s - maximum); where the maximum has grown, what was summed before is rescaled. IS_SELDOM:
    ask first whether that is so for a row of the warp, which pays where a warp takes few keys at a time. */
 template <bool IS_SELDOM = false, int N, int O>
-DEVICE void soften(row_state &rows, sum_t (&s)[N][4], sum_t (&o)[O][4]) {
+DEVICE void online_softmax(row_state &rows, sum_t (&s)[N][4], sum_t (&o)[O][4]) {
     sum_t rescale[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
