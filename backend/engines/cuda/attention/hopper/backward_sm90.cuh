@@ -374,7 +374,8 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
                                    const statistics_of_rows &own_statistics, u32 s_lse2, float scale, float slope2,
                                    i32 own, i32 pass) {
     const tile_place at;
-    const float distance = (float)(pass + at.column - own - at.row), growth = OWN_IS_KEY ? slope2 : -slope2;
+    [[maybe_unused]] const float distance = (float)(pass + at.column - own - at.row);
+    [[maybe_unused]] const float growth = OWN_IS_KEY ? slope2 : -slope2;
     const i32 last_row = (i32)(OWN_IS_KEY ? p.keys : p.queries) - 1,
               last_column = (i32)(OWN_IS_KEY ? p.queries : p.keys) - 1;
     i32 rows[2];
@@ -531,6 +532,14 @@ DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const
     commit_stores();
 }
 
+/* A stage's rows of the first side, and its statistics, are left by this consumer. Each lane has read statistics: where
+   no other barrier follows, each arrives, since an arrival speaks for its own thread alone. */
+constexpr bool LANES_ARRIVE = OWN_IS_KEY && !HAS_SUMS;
+DEVICE void leave_first(u32 first_empty) {
+    if (LANES_ARRIVE || lane_index() == 0)
+        arrive(first_empty);
+}
+
 struct gradients {
     float first[HEAD / 2], second[VALUE_HEAD / 2]; /* the second one only where OWN_IS_KEY */
 };
@@ -578,8 +587,8 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             if constexpr (HAS_SUMS)
                 arrive(b.ds_full);
             arrive(b.second_empty);
-            arrive(b.first_empty);
         }
+        leave_first(b.first_empty);
         advance();
         i = 1;
         wait(b.first_full + 8 * stage, phase);
@@ -650,16 +659,13 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             break;
         advance();
         mma_wait<0>();
-        if constexpr (!HAS_SUMS) { /* all lanes have read the statistics before copies overwrite them */
+        if constexpr (LANES_ARRIVE) /* the statistics are read before a copy overwrites them */
             publish_to_async_proxy();
-            __syncwarp();
-        }
         settle_all(weights);
         settle_all(ds);
-        if (lane == 0) {
+        if (lane == 0)
             arrive(second_empty);
-            arrive(first_empty);
-        }
+        leave_first(first_empty);
         wait(b.first_full + 8 * stage, phase);
         if (CLEARS_PASS)
             clear_pass(w, base, b, pass, stage, phase);
@@ -704,7 +710,7 @@ DEVICE void init_barriers(const barriers &b) {
     for (int i = 0; i < STAGES; ++i) {
         barrier_init(b.first_full + 8 * i, 1);
         barrier_init(b.second_full + 8 * i, 1);
-        barrier_init(b.first_empty + 8 * i, CONSUMER_WARPS);
+        barrier_init(b.first_empty + 8 * i, CONSUMER_WARPS * (LANES_ARRIVE ? 32 : 1));
         barrier_init(b.second_empty + 8 * i, CONSUMER_WARPS);
     }
     for (int i = 0; i < DS_STAGES; ++i) {
