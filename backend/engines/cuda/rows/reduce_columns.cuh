@@ -5,7 +5,7 @@
 template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], const span &s) {
     constexpr int IN_WARP = ACROSS >= 32 ? 1 : GROUP * ACROSS >= 32 ? 32 / ACROSS : GROUP; // threads with one strip
     constexpr int WARPS = GROUP / IN_WARP, ROWS = LANES * ACROSS, SPARE = THREADS / ROWS;
-    constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
+    [[maybe_unused]] constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
     static_assert(CLUSTER == 1 || WARPS > 1, "blocks that share rows have several warps for each");
 #pragma unroll
     for (int l = 0; l < LANES; l++)

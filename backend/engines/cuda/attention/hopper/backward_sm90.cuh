@@ -387,7 +387,8 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
     }
 #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
-        float lse2[4], slope[4];
+        float lse2[4];
+        [[maybe_unused]] float slope[4];
         statistics_of_rows::load(lse2, s_lse2 + c * 32, own_statistics.lse2);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {

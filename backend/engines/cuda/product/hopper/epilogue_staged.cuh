@@ -149,7 +149,7 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ah
                     set_aux_pair(in[i], r_aux[i]);
             }
             decltype(pair_of(evaluate(p, z, index(0), index(0), run<sum_t, RUN>{}, in[0]))) packed[4];
-            u32 second[4];
+            [[maybe_unused]] u32 second[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const pair_coordinates at(row, column, octets, i);

@@ -6,7 +6,7 @@ template <class P, class R> DEVICE void consume_tiles(const P &p, tile_scheduler
     accumulators r_c;
     pipeline_cursor use;
     epilogue_cursor to{epilogue_tiles(consumer_warp)};
-    u32 aux_loads = 0;
+    [[maybe_unused]] u32 aux_loads = 0;
     for (; at.more(p); at.advance(p)) {
         const i32 steps = at.steps(p);
         if constexpr (AUX_LOAD)
