@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engine, knob and configuration descriptors: what may be chosen for a graph, and what was. */
 #include "plan/engine.h"
+#include "base/text.h"
 #include "graph/descriptor.h"
 #include "plan/draft.h"
 
@@ -120,6 +121,9 @@ static const struct row engine_rows[] = {
               "shared_memory_limit", .doc = "bytes of shared memory per block to use at most; 0: all"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct engine_descriptor, name, WEFT_ATTR_ENGINE_NAME_EXT, "engine_name",
               .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "the engine's name"),
+    VALUE_ROW(WEFT_TYPE_CHAR, struct engine_descriptor, families, WEFT_ATTR_ENGINE_FAMILIES_EXT, "families",
+              .storage = STORE_LIST, .role = ROLE_RESULT,
+              .doc = "its kernel families, in the order of the bits of knob WITHOUT_FAMILIES_EXT"),
 };
 
 static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType_t type) {
@@ -133,6 +137,10 @@ static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType
 #define WORKSPACE_MOST (INT64_C(1) << 48)
 static const struct knob workspace_knob = {WEFT_KNOB_TYPE_WORKSPACE,    0, WORKSPACE_MOST, 1, WORKSPACE_MOST,
                                            "bytes of workspace at most"};
+
+/* See partition. */
+static const struct knob families_knob = {WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, INT64_MAX, 1, 0,
+                                          "families that are not to be used, a bit each"};
 
 /* Of a knob that several know, the values of all: who does not know a value chooses. */
 static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob *knob) {
@@ -154,9 +162,9 @@ static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The union of the families' knobs, and the planner's own. */
+/* The union of the families' knobs, and the planner's own two. */
 static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engine *engine) {
-    int most = 1;
+    int most = 2;
     for (int f = 0; engine->families[f]; f++)
         for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++)
             most++;
@@ -164,7 +172,21 @@ static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engi
     for (int f = 0; engine->families[f]; f++)
         for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++)
             TRY(list_knob(self, knob));
-    return list_knob(self, &workspace_knob);
+    TRY(list_knob(self, &workspace_knob));
+    return list_knob(self, &families_knob);
+}
+
+static weftStatus_t list_families(struct engine_descriptor *self, const struct engine *engine) {
+    struct text names;
+    text_init(&names);
+    for (int f = 0; engine->families[f]; f++)
+        text_add(&names, "%s%s", f ? " " : "", engine->families[f]->name);
+    self->families.count = (int64_t)strlen(text_string(&names));
+    weftStatus_t status = names.failed ? status_no_memory(names.capacity)
+                                       : arena_copy(&self->base.arena, &self->families.items, text_string(&names),
+                                                    (size_t)self->families.count + 1);
+    text_free(&names);
+    return status;
 }
 
 static weftStatus_t finalize_engine(struct descriptor *descriptor) {
@@ -175,6 +197,7 @@ static weftStatus_t finalize_engine(struct descriptor *descriptor) {
     const struct engine *engine = engines[self->index];
     struct arena *arena = &descriptor->arena;
     TRY(list_knobs(self, engine));
+    TRY(list_families(self, engine));
     self->name.count = (int64_t)strlen(engine->name);
     TRY(arena_copy(arena, &self->name.items, engine->name, (size_t)self->name.count + 1));
     self->numerical_notes.count = engine->numerical_note_count;

@@ -32,7 +32,7 @@ struct engine_descriptor {
     struct descriptor base;
     struct graph *graph;
     int64_t index;
-    struct list knobs, numerical_notes, layouts, behavior_notes, name;
+    struct list knobs, numerical_notes, layouts, behavior_notes, name, families;
     int32_t sm_count_target, shared_memory_limit;
     bool disable_cluster_cooperative;
     struct device_properties *device;

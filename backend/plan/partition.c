@@ -670,6 +670,23 @@ static weftStatus_t alloc_scratch(struct partitioning *p) {
     return list_readers(p);
 }
 
+/* An engine with those families of its list whose bits are not set. */
+static weftStatus_t leave_families_out(const struct engine **engine, int64_t bits, struct arena *arena) {
+    const struct family *const *const all = (*engine)->families, **kept;
+    struct engine *smaller;
+    int count = 0, kept_count = 0;
+    while (all[count])
+        count++;
+    TRY(arena_alloc(arena, &kept, ((size_t)count + 1) * sizeof *kept));
+    for (int f = 0; f < count; f++)
+        if (f >= 63 || !(bits >> f & 1))
+            kept[kept_count++] = all[f];
+    TRY(arena_copy(arena, &smaller, *engine, sizeof *smaller));
+    smaller->families = kept;
+    *engine = smaller;
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,
                        const struct device *device, const struct knob_choices *knobs, int64_t scratch_limit,
                        struct arena *arena) {
@@ -686,6 +703,9 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
              "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
              "properties of such a device.",
              engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
+    int64_t without = knob_value(knobs, WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT);
+    if (without)
+        TRY(leave_families_out(&p.engine, without, arena));
     TRY(graph_check_closed(graph));
     TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));
     TRY(arena_alloc(arena, &p.memory, (size_t)graph->value_count * sizeof *p.memory));

@@ -30,7 +30,8 @@ struct cover {
     int *memory;       /* of each value: the value whose memory it is; another's for a view, else itself */
 };
 
-/* Parts that each take no more scratch than the limit, built with these knobs. Fails with NOT_SUPPORTED and the
+/* Parts that each take no more scratch than the limit, built with these knobs, by families that knob
+   WITHOUT_FAMILIES_EXT does not name. Fails with NOT_SUPPORTED and the
    families' reasons when a node is served by none, and where the device is not of the engine's kind. */
 weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,
                        const struct device *device, const struct knob_choices *knobs, int64_t scratch_limit,

@@ -1146,6 +1146,8 @@ class attribute_name(IntEnum):
     """INT32, optional: shared memory that a block may use at most, in bytes."""
     ENGINE_NAME_EXT = 10010
     """CHAR[n], get only: the engine's name."""
+    ENGINE_FAMILIES_EXT = 10012
+    """CHAR[n], get only: the names of its kernel families, with spaces between them."""
     KNOB_INFO_TYPE = 1200
     """KNOB_TYPE, get only: which knob."""
     KNOB_INFO_MAXIMUM_VALUE = 1201
@@ -1716,6 +1718,8 @@ class knob_type(IntEnum):
     """Whether inputs are loaded by the tensor memory accelerator."""
     OUTPUT_TMA_ENABLE = 45
     """Whether outputs are stored by the tensor memory accelerator."""
+    WITHOUT_FAMILIES_EXT = 10001
+    """Kernel families that are not to be used: bit i is the i-th of ENGINE_FAMILIES_EXT."""
 
 
 class operation_graph_mode(IntEnum):

@@ -1206,6 +1206,8 @@ typedef enum {
     WEFT_ATTR_ENGINE_SHARED_MEMORY_LIMIT = 1309,
         /**< INT32, optional: shared memory that a block may use at most, in bytes. */
     WEFT_ATTR_ENGINE_NAME_EXT = 10010, /**< CHAR[n], get only: the engine's name. */
+    WEFT_ATTR_ENGINE_FAMILIES_EXT = 10012,
+        /**< CHAR[n], get only: the names of its kernel families, with spaces between them. */
 
     /* KNOB_INFO: the values that a knob may take. */
     WEFT_ATTR_KNOB_INFO_TYPE = 1200, /**< KNOB_TYPE, get only: which knob. */
@@ -1648,6 +1650,8 @@ typedef enum {
         /**< Whether inputs are loaded by the tensor memory accelerator. */
     WEFT_KNOB_TYPE_OUTPUT_TMA_ENABLE = 45,
         /**< Whether outputs are stored by the tensor memory accelerator. */
+    WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT = 10001,
+        /**< Kernel families that are not to be used: bit i is the i-th of ENGINE_FAMILIES_EXT. */
 } weftBackendKnobType_t;
 
 /** Class of an operation graph, given as a hint so that the library need not find it. */

@@ -70,6 +70,8 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     )
     tiles = "instead, how near the chosen tiles come to the best ones"
     bench.add_argument("--tiles", action="store_true", help=tiles)
+    families = "instead, whether other kernel families would be faster than the chosen ones"
+    bench.add_argument("--families", action="store_true", help=families)
     predicted = "instead, predicted beside measured times: --from tables, else here; without a GPU, an H200's"
     bench.add_argument("--predict", action="store_true", help=predicted)
     bench.add_argument("--csv", type=Path, help="write the table into this file")

@@ -28,6 +28,7 @@ from weft.planning import Knob, Planner
 from weft.progress import Line, bar
 
 SETTINGS = 32  # values of a knob up to which each is tried; of more, which are amounts, ever larger steps
+PLANNERS_OWN = (knob_type.WORKSPACE, knob_type.WITHOUT_FAMILIES_EXT)  # knobs that no kernel knows
 ROUNDS = 3
 ROUND_SECONDS = 5e-3  # that one round of runs is to take
 clock = time.perf_counter
@@ -128,7 +129,7 @@ class Search:
     def _turn_knobs(self, index: int) -> None:
         candidate = self._planner.candidates[index]
         best, chosen = self._seconds[index], dict(candidate.knobs)
-        knobs = [k for k in self._planner.knobs(candidate.engine_id) if k.type is not knob_type.WORKSPACE]
+        knobs = [k for k in self._planner.knobs(candidate.engine_id) if k.type not in PLANNERS_OWN]
         for knob in knobs:
             for value in _settings(knob):
                 if self._is_over():

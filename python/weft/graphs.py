@@ -502,6 +502,11 @@ class Graph(Sugar):
         """The numbers by which an engine can be tuned."""
         return self._planner().knobs(engine_id)
 
+    def get_families_for_engine(self, engine_id: int) -> list[str]:
+        """The kernel families that an engine has: the i-th is bit i of knob WITHOUT_FAMILIES_EXT, which plans
+        without those whose bits are set."""
+        return self._planner().families(engine_id)
+
     def select_numeric_notes(self, notes: Iterable[enums.numerical_note]) -> Graph:
         """Keeps only engines that have all of these notes; call it before check_support, like all filters."""
         wanted = set(notes)

@@ -139,6 +139,10 @@ class Planner:
             for info in infos
         ]
 
+    def families(self, engine_id: int) -> list[str]:
+        """An engine's kernel families, in the order of the bits of knob WITHOUT_FAMILIES_EXT."""
+        return self.engine(engine_id).get_text(attribute_name.ENGINE_FAMILIES_EXT).split()
+
     def choose(self, engine_id: int, knobs: Mapping[int | str, int] | Mapping[int, int]) -> int:
         """Adds an engine with knobs set by hand, if it is not among the candidates yet; its index."""
         return self._add(self._config(engine_id, knobs))

@@ -99,3 +99,20 @@ def test_a_report_tells_them() -> None:
     assert made.plan.report["seconds"] == made.plan.report["steps"][0]["seconds"]
     assert made.plan.report["seconds"] == pytest.approx(slow[1], rel=1e-3)
     assert f"{slow[1] * 1e6:.3g} µs" in made.explain()
+
+
+def test_a_plan_without_families() -> None:
+    """Bit i leaves the i-th family out; a saved plan keeps to it."""
+    g = matmul()
+    g.build()
+    names = g.get_families_for_engine(0)
+    without = {"WITHOUT_FAMILIES_EXT": 1 << names.index("cuda.hopper")}
+    index = g.get_execution_plan_count()
+    g.create_execution_plan(0, without)
+    g.build_plan_at_index(index)
+    assert [step["family"] for step in g.plan.report["steps"]] == ["cuda.contraction"]
+    loaded = graph().deserialize(g.serialize())
+    assert [step["family"] for step in loaded.plan.report["steps"]] == ["cuda.contraction"]
+    everything = (1 << len(names)) - 1
+    with pytest.raises(NotSupportedError, match="engine cuda: no kernel family serves matmul 'matmul_0'"):
+        g.create_execution_plan(0, {"WITHOUT_FAMILIES_EXT": everything})

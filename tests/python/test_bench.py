@@ -17,6 +17,7 @@ import weft
 from weft.__main__ import main
 from weft.bench import (
     cases,
+    families,
     fused,
     machines,
     measure,
@@ -29,6 +30,7 @@ from weft.bench import (
     tiles,
 )
 from weft.bench.case import GROUPS, Case
+from weft.bench.families import Rivalry
 from weft.bench.machines import machine, repeats, sets_of
 from weft.bench.predict import Prediction
 from weft.bench.results import Roof, Row, Table
@@ -633,6 +635,43 @@ def test_the_best_tile() -> None:
     )
 
 
+def test_families(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = tmp_path / "families.csv"
+    words = ["matmul", "--device", "cpu", "--only", "m16", "--families", "--quick", "--csv", str(written)]
+    assert main(["bench", *words]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[2].startswith("matmul/f32_m16_n1024_k1024 ")
+    assert " cpu.contraction; cpu.reference " in said[2]
+    assert said[-1].startswith("the chosen families are the fastest in 1 of 1 cases (100.0%), 1 of which ")
+    with written.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["chosen"], row["best"], row["ratio"]) == ("cpu.contraction", "cpu.contraction", "1.000")
+
+
+def test_families_of_a_gpu() -> None:
+    """Each plan is without the family of the longest step of the one before."""
+    g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
+    g.matmul(g.tensor([1, 1024, 1024]), g.tensor([1, 1024, 1024])).set_output(True)
+    g.build()
+    plans, predicted = families.build(g)
+    chosen, *others = plans
+    assert chosen == "cuda.hopper"
+    assert others == ["cuda.contraction"]
+    assert predicted[chosen] == min(predicted.values())
+
+
+def test_the_best_families() -> None:
+    near = Rivalry("matmul/a", {"x": 1.02e-6, "y": 1e-6}, {})
+    far = Rivalry("matmul/b", {"x z": 4e-6, "y": 1e-6}, {})
+    assert (near.is_good, near.best, far.is_good, far.best) == (True, "y", False, "y")
+    assert families.line(near)[63:] == " 1.020  x; y 1.0"
+    assert families.line(far)[63:] == " 4.000* x z; y 1.0"
+    assert families.summary([near, far]) == (
+        "the chosen families are the fastest in 1 of 2 cases (50.0%), 2 of which others serve, too; "
+        "4.00 times the best one's time in the worst (matmul/b)"
+    )
+
+
 def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     strange = tmp_path / "strange.csv"
     strange.write_text("case,weft_us,peer_us,ratio,error,device,date\nmatmul/new,1,2,2,,Chip,\n")
@@ -660,8 +699,12 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         ),
         (
             ["--csv", "x", "--from", "y"],
-            "bench: --from shows tables; --csv, --peer, --list and --tiles have no use with it. "
+            "bench: --from shows tables; --csv, --peer, --list, --tiles and --families have no use with it. "
             "Leave them or it out.",
+        ),
+        (
+            ["--families", "--device", "cpu", "--svg", "x"],
+            "bench: --families times Weft alone. Leave --peer and --svg out.",
         ),
         (
             ["--tiles", "--device", "cpu", "--peer", "cudnn"],

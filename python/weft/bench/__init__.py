@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import weft
-from weft.bench import cases, predict, results, roofline, tiles
+from weft.bench import cases, families, predict, results, roofline, tiles
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
 from weft.bench.measure import Bench
@@ -31,6 +32,7 @@ class Options:
     quick: bool = False
     list: bool = False
     tiles: bool = False
+    families: bool = False
     predict: bool = False
     csv: Path | None = None
     svg: Path | None = None
@@ -48,7 +50,9 @@ def run(options: Options) -> int:
     if options.list:
         print("\n".join(listing(chosen.values())))
         return 0
-    return (_measure_tiles if options.tiles else _measure)(kind, chosen, options)
+    if options.tiles or options.families:
+        return _measure_choice(kind, chosen, options)
+    return _measure(kind, chosen, options)
 
 
 def select(known: Mapping[str, Case], options: Options) -> dict[str, Case]:
@@ -106,30 +110,32 @@ def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
     return int(any(row.weft is None for row in rows if row.case in chosen))
 
 
-def _measure_tiles(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
-    """Prints how near the chosen tiles come to the best ones."""
+def _measure_choice(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
+    """Prints how near the chosen tiles, or the chosen families, come to the best ones."""
+    what: Any = tiles if options.tiles else families
     if options.peer or options.svg:
-        raise BadParameterError("bench: --tiles times Weft alone. Leave --peer and --svg out.")
+        word = "tiles" if options.tiles else "families"
+        raise BadParameterError(f"bench: --{word} times Weft alone. Leave --peer and --svg out.")
     bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
-    print("\n".join([bench.device, tiles.header()]), flush=True)
+    print("\n".join([bench.device, what.header()]), flush=True)
     bench.compile(chosen.values())
     choices = []
     for case in chosen.values():
-        choices.append(tiles.measure(bench, case))
-        print(tiles.line(choices[-1]), flush=True)
+        choices.append(what.measure(bench, case))
+        print(what.line(choices[-1]), flush=True)
         if options.csv:
-            tiles.write_csv(options.csv, choices, bench.device, bench.date)
-    print("\n".join(["", tiles.summary(choices)]))
+            what.write_csv(options.csv, choices, bench.device, bench.date)
+    print("\n".join(["", what.summary(choices)]))
     return 0
 
 
 def _predict(options: Options) -> int:
     """Prints what planning predicts beside what was measured: of the tables that were named; else here, now;
     and without a GPU, of the tables of this repository."""
-    if options.peer or options.svg or options.list or options.tiles:
+    if options.peer or options.svg or options.list or options.tiles or options.families:
         raise BadParameterError(
-            "bench: --predict stands beside Weft's own times; --peer, --svg, --list and --tiles have no use "
-            "with it. Leave them or it out."
+            "bench: --predict stands beside Weft's own times; --peer, --svg, --list, --tiles and --families "
+            "have no use with it. Leave them or it out."
         )
     kind = options.device or weft.create_handle().device.name.lower()
     rows: Iterable[Row]
@@ -161,9 +167,9 @@ def _predict(options: Options) -> int:
 
 def _show(options: Options) -> int:
     """Tables that were measured before, on any machine."""
-    if options.csv or options.peer or options.list or options.tiles:
+    if options.csv or options.peer or options.list or options.tiles or options.families:
         raise BadParameterError(
-            "bench: --from shows tables; --csv, --peer, --list and --tiles have no use with it. "
+            "bench: --from shows tables; --csv, --peer, --list, --tiles and --families have no use with it. "
             "Leave them or it out."
         )
     rows = [row for path in options.tables for row in results.read_csv(path)]

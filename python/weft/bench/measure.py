@@ -7,9 +7,9 @@ import datetime
 import importlib
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import weft
 from weft.bench.case import Case
 from weft.bench.machines import Machine, Timer, in_turn, sets_of, type_of
 from weft.bench.results import Ceiling, Row
-from weft.errors import BadParameterError, NotSupportedError, UnavailableError
+from weft.errors import BadParameterError, ExecutionError, NotSupportedError, UnavailableError
 
 # The largest error of a right result, by arithmetic: a few roundings of the operands' or the results' type.
 LARGEST_ERRORS = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-4, "fp8": 1e-2, "int8": 0.0}
@@ -33,6 +33,16 @@ class Library(NamedTuple):
     name: str
     module: Any
     handle: Any = None
+
+
+@contextmanager
+def named(failure: str) -> Iterator[None]:
+    """Says of an error what ran when it came. torch raises kinds of its own, and a GPU may be lost to the
+    process, so that nothing can be measured after it."""
+    try:
+        yield
+    except Exception as error:
+        raise ExecutionError(f"bench: {failure}: {textwrap.shorten(str(error), 300)}") from error
 
 
 def graph_of(case: Case, module: Any, **where: Any) -> tuple[Any, dict[str, Any]]:

@@ -7,19 +7,18 @@ import csv
 import math
 import os
 import statistics
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.bench.case import Case
 from weft.bench.machines import in_turn
-from weft.bench.measure import Bench
+from weft.bench.measure import Bench, named
 from weft.enums import knob_type
-from weft.errors import ExecutionError, WeftError
+from weft.errors import WeftError
 
 COLUMNS = ("case", "chosen_us", "best_us", "ratio", "tiles", "chosen", "best", "device", "date")
 FINALISTS = 4  # which of all that were timed once are timed again,
@@ -54,12 +53,12 @@ class Choice:
 
 def measure(bench: Bench, case: Case) -> Choice:
     """Times the chosen plan and every other tile, first once each, then the fastest a few times."""
-    with _named(f"{case.name} failed before a tile ran"):
+    with named(f"{case.name} failed before a tile ran"):
         side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
         plans = _build(side.graph)
 
     def seconds(what: str) -> float:
-        with _named(f"{case.name} failed with '{what}'"):
+        with named(f"{case.name} failed with '{what}'"):
             side.use(plans[what])
             return in_turn([bench.machine.timer(lambda i: side.run(sets[i]), len(sets))], 1)[0]
 
@@ -69,16 +68,6 @@ def measure(bench: Bench, case: Case) -> Choice:
     turns = [{what: seconds(what) for what in finalists} for _ in range(TURNS)]
     times = {what: statistics.median(turn[what] for turn in turns) for what in finalists}
     return Choice(case.name, times, len(plans))
-
-
-@contextmanager
-def _named(failure: str) -> Iterator[None]:
-    """Says of an error what ran when it came. torch raises kinds of its own, and a GPU may be lost to the
-    process, so that nothing can be measured after it."""
-    try:
-        yield
-    except Exception as error:
-        raise ExecutionError(f"bench: {failure}: {textwrap.shorten(str(error), 300)}") from error
 
 
 def _build(graph: Any) -> dict[str, int]:

@@ -1,0 +1,138 @@
+"""How well kernel families are chosen: the plan that heuristics advise for a case, beside plans without the
+families that it uses, then without those that serve instead, and so on. Results are not checked here."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.bench.case import Case
+from weft.bench.machines import in_turn
+from weft.bench.measure import Bench, named
+from weft.enums import knob_type
+from weft.errors import WeftError
+
+COLUMNS = ("case", "chosen_us", "best_us", "ratio", "chosen", "best", "predicted_us", "device", "date")
+OTHERS = 3  # plans that are timed beside the chosen one
+TURNS = 3  # in turn, of which the median counts
+NOISE = 1.03  # of two plans that are nearer, neither is the faster one
+
+
+@dataclass(frozen=True)
+class Rivalry:
+    """What was timed of a case; seconds."""
+
+    case: str
+    times: Mapping[str, float]
+    """By the families of a plan; the chosen plan first."""
+    predicted: Mapping[str, float]
+
+    @property
+    def chosen(self) -> str:
+        """The families of the plan that heuristics advise."""
+        return next(iter(self.times))
+
+    @property
+    def best(self) -> str:
+        """Those of the fastest plan."""
+        return min(self.times, key=self.times.__getitem__)
+
+    @property
+    def ratio(self) -> float:
+        """The time of the chosen plan in units of the best one's."""
+        return self.times[self.chosen] / self.times[self.best]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether no other plan is faster by more than noise."""
+        return self.ratio <= NOISE
+
+
+def measure(bench: Bench, case: Case) -> Rivalry:
+    """Times the chosen plan and those without its families, in turn."""
+    with named(f"{case.name} failed before a plan ran"):
+        side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
+        plans, predicted = build(side.graph)
+
+    def seconds(what: str) -> float:
+        with named(f"{case.name} failed with {what}"):
+            side.use(plans[what])
+            return in_turn([bench.machine.timer(lambda i: side.run(sets[i]), len(sets))], 1)[0]
+
+    turns = [{what: seconds(what) for what in plans} for _ in range(TURNS + 1)][1:]  # the first one warms up
+    times = {what: statistics.median(turn[what] for turn in turns) for what in plans}
+    return Rivalry(case.name, times, predicted)
+
+
+def build(graph: Any) -> tuple[dict[str, int], dict[str, float]]:
+    """The indices of plans, and what they are predicted to take, by their families; the chosen one first.
+    Each is without the family of the longest step of the one before."""
+    name = graph.plan.report["engine"]
+    engine = next(answer["index"] for answer in graph.support() if answer["engine"] == name)
+    families = graph.get_families_for_engine(engine)
+    plans: dict[str, int] = {}
+    predicted: dict[str, float] = {}
+    without = 0
+    with suppress(WeftError):  # there is no family left that serves the case
+        while len(plans) <= OTHERS:
+            index = _planned(graph, engine, without) if without else 0
+            graph.build_plan_at_index(index)
+            steps = graph.plan.report["steps"]
+            what = " ".join(step["family"] for step in steps)
+            plans.setdefault(what, index)
+            predicted.setdefault(what, sum(step["seconds"] for step in steps))
+            longest = max(steps, key=lambda step: step["seconds"])
+            without |= 1 << families.index(longest["family"])
+    return plans, predicted
+
+
+def _planned(graph: Any, engine: int, without: int) -> int:
+    start: int = graph.get_execution_plan_count()
+    graph.create_execution_plan(engine, {knob_type.WITHOUT_FAMILIES_EXT: without})
+    return start
+
+
+# ---- Telling -----------------------------------------------------------------------------------------------
+
+
+def header() -> str:
+    """Above the lines."""
+    return f"{'case':38} {'chosen':>11} {'best':>11} {'ratio':>6}  families: the chosen ones, others' times"
+
+
+def line(found: Rivalry) -> str:
+    """A case, and all that was timed; a choice that was not the best is marked."""
+    chosen, best = (f"{found.times[what] * 1e6:.1f} µs" for what in (found.chosen, found.best))
+    others = [f"{what} {found.times[what] * 1e6:.1f}" for what in list(found.times)[1:]]
+    mark = " " if found.is_good else "*"
+    words = "; ".join([found.chosen, *others])
+    return f"{found.case:38} {chosen:>11} {best:>11} {found.ratio:6.3f}{mark} {words}"
+
+
+def summary(all_found: Sequence[Rivalry]) -> str:
+    """How often the chosen plan is the fastest."""
+    good = sum(found.is_good for found in all_found)
+    rivals = sum(len(found.times) > 1 for found in all_found)
+    worst = max(all_found, key=lambda found: found.ratio)
+    return (
+        f"the chosen families are the fastest in {good} of {len(all_found)} cases "
+        f"({good / len(all_found):.1%}), {rivals} of which others serve, too; {worst.ratio:.2f} times the "
+        f"best one's time in the worst ({worst.case})"
+    )
+
+
+def write_csv(path: Path, all_found: Iterable[Rivalry], device: str, date: str) -> None:
+    """Writes the table: times in µs, predicted ones of the chosen plan and the best one."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for found in all_found:
+            pair = (found.chosen, found.best)
+            times = [f"{found.times[what] * 1e6:.2f}" for what in pair]
+            predicted = " ".join(f"{found.predicted[what] * 1e6:.2f}" for what in pair)
+            writer.writerow([found.case, *times, f"{found.ratio:.3f}", *pair, predicted, device, date])
