@@ -139,8 +139,9 @@ static const struct knob workspace_knob = {WEFT_KNOB_TYPE_WORKSPACE,    0, WORKS
                                            "bytes of workspace at most"};
 
 /* See partition. */
-static const struct knob families_knob = {WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, INT64_MAX, 1, 0,
-                                          "families that are not to be used, a bit each"};
+static const struct knob families_knob = {
+    WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, (INT64_C(1) << 62) - 1, 1, 0,
+    "families that are not to be used, a bit each"};
 
 /* Of a knob that several know, the values of all: who does not know a value chooses. */
 static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob *knob) {
