@@ -138,10 +138,10 @@ static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType
 static const struct knob workspace_knob = {WEFT_KNOB_TYPE_WORKSPACE,    0, WORKSPACE_MOST, 1, WORKSPACE_MOST,
                                            "bytes of workspace at most"};
 
-/* See partition. */
-static const struct knob families_knob = {
-    WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, (INT64_C(1) << 62) - 1, 1, 0,
-    "families that are not to be used, a bit each"};
+/* A bit for each family that an engine may have; see partition. */
+#define FAMILIES_MOST ((INT64_C(1) << 48) - 1)
+static const struct knob families_knob = {WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, FAMILIES_MOST, 1, 0,
+                                          "families that are not to be used, a bit each"};
 
 /* Of a knob that several know, the values of all: who does not know a value chooses. */
 static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob *knob) {

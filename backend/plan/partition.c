@@ -679,7 +679,7 @@ static weftStatus_t leave_families_out(const struct engine **engine, int64_t bit
         count++;
     TRY(arena_alloc(arena, &kept, ((size_t)count + 1) * sizeof *kept));
     for (int f = 0; f < count; f++)
-        if (f >= 62 || !(bits >> f & 1))
+        if (f >= 48 || !(bits >> f & 1))
             kept[kept_count++] = all[f];
     TRY(arena_copy(arena, &smaller, *engine, sizeof *smaller));
     smaller->families = kept;

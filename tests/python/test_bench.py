@@ -574,7 +574,7 @@ def test_tiles_are_those_of_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) -
     g.build()
     asked: list[int] = []
     monkeypatch.setattr(g, "get_knobs_for_engine", lambda engine: asked.append(engine) or [])
-    tiles._build(g)
+    tiles.build(g)
     supported = [answer for answer in g.support() if answer["supported"]]
     assert [answer["engine"] for answer in supported] == ["cuda", "cuda.tf32"]
     assert asked == [supported[1]["index"]]

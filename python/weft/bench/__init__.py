@@ -118,7 +118,7 @@ def _measure_choice(kind: str, chosen: Mapping[str, Case], options: Options) -> 
         raise BadParameterError(f"bench: --{word} times Weft alone. Leave --peer and --svg out.")
     bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
     print("\n".join([bench.device, what.header()]), flush=True)
-    bench.compile(chosen.values())
+    bench.compile(chosen.values(), what.build)
     choices = []
     for case in chosen.values():
         choices.append(what.measure(bench, case))

@@ -55,7 +55,7 @@ def measure(bench: Bench, case: Case) -> Choice:
     """Times the chosen plan and every other tile, first once each, then the fastest a few times."""
     with named(f"{case.name} failed before a tile ran"):
         side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
-        plans = _build(side.graph)
+        plans = build(side.graph)
 
     def seconds(what: str) -> float:
         with named(f"{case.name} failed with '{what}'"):
@@ -70,7 +70,7 @@ def measure(bench: Bench, case: Case) -> Choice:
     return Choice(case.name, times, len(plans))
 
 
-def _build(graph: Any) -> dict[str, int]:
+def build(graph: Any) -> dict[str, int]:
     """The indices of the plans to time, by what they say of themselves; the chosen one first."""
     chosen = graph.plan.report["engine"]
     engine = next(answer["index"] for answer in graph.support() if answer["engine"] == chosen)
