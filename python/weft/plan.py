@@ -271,13 +271,18 @@ class Plan:
         elif isinstance(given[i], int):
             frame.pointers[i] = slots.checked_address("plan", slot, given[i])
         else:
-            buffer = buffers.describe(given[i], stream)
-            slots.check_gradient("plan", slot, given[i])
-            owners.append(buffer.owner)
-            frame.pointers[i] = self._address(frame, slot, buffer, i, staging)
-            is_read_there = frame.pointers[i] == buffer.pointer and not slot.is_by_value
-            if is_read_there and not buffers.requires_grad(given[i]):
+            memory = buffers.memory_of(given[i], lambda: stream)
+            if memory.buffer:
+                owners.append(memory.buffer.owner)
+            copies = staging if memory.ordinal is None and not slot.is_by_value else None
+            if copies is None:
+                slots.check_device("plan", slot, memory.ordinal, self._place, _OTHER_DEVICE)
+            address = self._checked_address(frame, "plan", i, slot, given[i], memory)
+            if copies is not None:
+                address = copies.place(i, address, slot.span, slot.is_output, slot.span > slot.bytes)
+            elif not slot.is_by_value and not buffers.requires_grad(given[i]):
                 self._fitting[i] = form
+            frame.pointers[i] = address
 
     def _first_array(self, given: Mapping[int, Any]) -> Any:
         """The array whose library results are to come from: the first one on the GPU, else one of torch or of
@@ -333,23 +338,17 @@ class Plan:
         is_number = isinstance(value, (bool, float)) or buffers.is_numpy_scalar(value)
         return is_number or (slot.is_by_value and isinstance(value, int))
 
-    def _address(
-        self, frame: Frame, slot: Slot, buffer: buffers.Buffer, i: int, staging: Staging | None
+    def _checked_address(
+        self, frame: Frame, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
     ) -> int:
-        """The address of a buffer that fits the slot in shape, layout, type and device; of what stands for it
-        on the GPU when it is on the host and may be copied."""
-        place = buffer.ordinal if buffer.device is device_kind.CUDA else None
-        if staging is None or place is not None or slot.is_by_value:
-            slots.check_device("plan", slot, place, self._place, _OTHER_DEVICE)
-            staging = None
-        if slot.is_by_value and buffer.data_type is not slot.data_type and buffer.elements == 1:
-            return self._scalar_address(frame, "plan", slot, buffer, i)
-        slots.check_writable("plan", slot, buffer.is_writable)
-        slots.check_type("plan", slot, buffer.data_type)
-        slots.check_shape("plan", slot, buffer)
-        if staging is None:
-            return buffer.pointer
-        return staging.place(i, buffer.pointer, slot.span, slot.is_output, slot.span > slot.bytes)
+        """The address of an array that may serve slot i, or of its number in the frame where a by-value
+        scalar has another type. A call takes the slot's shape and layout alone, execute what is large
+        enough."""
+        slots.check_gradient(where, slot, value)
+        if slot.is_by_value and slots.is_number_of_other_type(slot, memory):
+            return self._scalar_address(frame, where, slot, memory.buffer or value, i)
+        slots.check_array(where, slot, value, memory, is_exact=where == "plan")
+        return memory.address
 
     # ---- Running without looking at shapes ----
 
@@ -383,17 +382,8 @@ class Plan:
     def _put_array(self, frame: Frame, i: int, value: Any, slot: Slot, form: tuple[Any, ...] | None) -> None:
         """What put does with an array that has not been seen to fit."""
         memory = buffers.memory_of(value, self._stream)
-        slots.check_gradient("execute", slot, value)
         slots.check_device("execute", slot, memory.ordinal, self._place, _OTHER_DEVICE_OR_CALL)
-        if slot.is_by_value and memory.size and slots.type_of(memory.dtype) is not slot.data_type:
-            frame.pointers[i] = self._scalar_address(frame, "execute", slot, memory.buffer or value, i)
-            return
-        slots.check_size("execute", slot, memory.size)
-        slots.check_type("execute", slot, memory.dtype)
-        slots.check_writable("execute", slot, memory.is_writable)
-        if not memory.is_packed:  # packed arrays of any shape will do
-            slots.check_shape("execute", slot, memory.buffer or buffers.describe(value))
-        frame.pointers[i] = memory.address
+        frame.pointers[i] = self._checked_address(frame, "execute", i, slot, value, memory)
         if memory.buffer:
             frame.owners[i] = memory.buffer.owner
         elif slot is self.slots[i] and not slot.is_by_value and not buffers.requires_grad(value):

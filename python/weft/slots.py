@@ -95,6 +95,24 @@ def checked_address(where: str, slot: Slot, address: int) -> int:
     return address
 
 
+def is_number_of_other_type(slot: Slot, memory: buffers.Memory) -> bool:
+    """Whether an array is one number that is not of the slot's type."""
+    type_ = type_of(memory.dtype)
+    is_one = type_ is not None and memory.size == max(dtypes.of(type_).bits // 8, 1)
+    return is_one and type_ is not slot.data_type
+
+
+def check_array(where: str, slot: Slot, value: Any, memory: buffers.Memory, is_exact: bool) -> None:
+    """Whether an array serves a slot: in type, in shape and layout, and may be written where that happens.
+    Unless is_exact, packed arrays of any shape will do that are large enough."""
+    if not is_exact:
+        check_size(where, slot, memory.size)
+    check_type(where, slot, memory.dtype)
+    check_writable(where, slot, memory.is_writable)
+    if is_exact or not memory.is_packed:
+        check_shape(where, slot, memory.buffer or buffers.describe(value))
+
+
 def check_gradient(where: str, slot: Slot, value: Any) -> None:
     """Whether torch expects to learn what is computed of a tensor, or to it."""
     if buffers.requires_grad(value) and buffers.is_grad_enabled():

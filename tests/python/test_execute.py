@@ -223,6 +223,16 @@ def test_scalars_of_another_type_are_converted(dtype: str, value: Any) -> None:
     np.testing.assert_array_equal(g.plan(x=VALUES, s=value), 5 * VALUES)
 
 
+def test_two_numbers_of_another_type_are_no_scalar() -> None:
+    g, x, s, y = scaled()
+    two, out = np.array([5.0, 6.0]), np.empty(3, "f4")
+    words = "is f32, its buffer is f64. Convert the array, or declare the tensor with its type."
+    with refusal(f"execute: input 's' (uid 2) {words}"):
+        g.execute({x: VALUES, s: two, y: out})
+    with refusal(f"plan: input 's' (uid 2) {words}"):
+        g.plan(x=VALUES, s=two)
+
+
 def test_scalars_of_torch_are_converted() -> None:
     torch = pytest.importorskip("torch")
     g, x, s, y = scaled()
