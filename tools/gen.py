@@ -1,5 +1,5 @@
-"""Writes everything that is derived: bindings, the frontend's op methods and the operation tables of the
-manual.
+"""Writes everything that is derived: bindings, the frontend's op methods, the docstrings of those that are
+written by hand, and the operation tables of the manual.
 
 Two sources: the public headers (names, numbers, prototypes, docs) and the built library, which prints the
 rows, methods and pointwise modes of its operations (weftDescribe). No fact is stated here that one of them
@@ -352,7 +352,8 @@ def argument_doc(argument: Json, names: Names, doc: str) -> str:
     if len(argument["keys"]) > 1:
         doc = f"{' and '.join(argument['keys'])} in one"
     doc = re.sub(r"^[A-Z][A-Z_]+: |: weft[A-Z][a-zA-Z]*_t", "", doc)
-    text = f"{argument['name']}: {doc}" + (f", {row['shape']}" if row["shape"] else "")
+    receives = "receives: " if argument.get("receives") else ""
+    text = f"{argument['name']}: {receives}{doc}" + (f", {row['shape']}" if row["shape"] else "")
     if default not in (None, "None", "[]"):
         member = default if row["type"] in names.enum_of_type else python_default(argument, names)
         return f"{text}; default {member}."
@@ -384,7 +385,7 @@ RESULT_TYPES = {
     "conv_fprop": f"the type of x, for integers the type to calculate in{CALCULATED}",
     "conv_dgrad": f"the type of dy, for integers the type to calculate in{CALCULATED}",
     "conv_wgrad": f"the type of x, for integers the type to calculate in{CALCULATED}",
-    "resample": f"the type of x{CALCULATED}; index INT8 where it fits, else INT32",
+    "resample": f"y the type of x{CALCULATED}; index INT8 where it fits, else INT32",
     "resample_backward": f"the type of dy{CALCULATED}",
     "norm": f"y the type of x{CALCULATED}; statistics {STATISTICS}",
     "norm_backward": f"dx the type of x, the others that of scale, without one FLOAT{CALCULATED}",
@@ -448,6 +449,11 @@ FAILURES = [
     "                operands or options break a rule of the operation.",
     "            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.",
 ]
+# The last of them, of methods with arguments whose features do not exist.
+UNFINISHED = [
+    "            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the",
+    "                device runs it; `reasons` says why.",
+]
 
 
 def write_docstring(
@@ -461,11 +467,14 @@ def write_docstring(
 ) -> list[str]:
     """What a method does: one line, formula, arguments, results, data types, failures, example. unsaid: what
     is calculated in where nobody says."""
-    docs = POINTWISE_DOCS.get(method.get("form"), {})
+    docs, said = POINTWISE_DOCS.get(method.get("form"), {}), method.get("said", {})
+    may_lack = "said" not in method and " " in method["results"]
     text = method["doc"][0].upper() + method["doc"][1:]
     lines = [*wrapped(f'"""{text}.', 8), ""]
     if method["formula"]:
-        lines += [*wrapped(re.sub(r"\bC\(([^()]*)\)", r"\1", method["formula"]), 12, 4), ""]
+        for formula in method["formula"].splitlines():
+            lines += wrapped(re.sub(r"\bC\(([^()]*)\)", r"\1", formula), 12, 4)
+        lines += [""]
     calculates = "compute_data_type" in rows
     of_type = f"type to calculate in; default the graph's, else {unsaid}"
     of_type = of_type if calculates else "accepted and ignored"
@@ -474,19 +483,22 @@ def write_docstring(
     for a in arguments:
         if a["name"] in common:
             lines += wrapped(f"{a['name']}: {common[a['name']]}.", 12, 4)
-            continue
-        doc = docs.get(a["keys"][0]) or a["rows"][0]["doc"]
-        lines += wrapped(argument_doc(a, names, doc), 12, 4)
+        elif a["name"] in said:
+            lines += wrapped(f"{a['name']}: {said[a['name']]}.", 12, 4)
+        else:
+            doc = docs.get(a["keys"][0]) or a["rows"][0]["doc"]
+            lines += wrapped(argument_doc(a, names, doc), 12, 4)
     lines += ["        Returns:"]
     for key in method["results"].split():
         row = rows[key][0]
         shape = f", {row['shape']}" if row["shape"] else ""
-        none = "" if row["required"] or " " not in method["results"] else "; None where it is not computed"
-        lines += wrapped(f"{key}: {docs.get(key) or row['doc']}{shape}{none}.", 12, 4)
+        none = "; None where it is not computed" if may_lack and not row["required"] else ""
+        text = said.get(f"-> {key}") or f"{docs.get(key) or row['doc']}{shape}{none}"
+        lines += wrapped(f"{key}: {text}.", 12, 4)
     lines += ["        Data types:"]
     lines += ["            operands: any, also mixed, unless said above."]
     lines += wrapped(f"results, unless the tensor or the graph says: {types}.", 12, 4)
-    lines += FAILURES
+    lines += FAILURES[:-1] + UNFINISHED if method.get("refuses") else FAILURES
     lines += ["", *textwrap.indent(example, " " * 8).splitlines()] if example else []
     return [*lines, '        """']
 
@@ -523,16 +535,23 @@ def rows_by_key(op: Json, library: Json) -> dict[str, list[Json]]:
     return found
 
 
+SUGAR = "python/weft/sugar.py"
+
+
+def sugar_text() -> str:
+    """The methods that are written by hand; nothing where that file is not there."""
+    path = ROOT / SUGAR
+    return path.read_text() if path.exists() else ""
+
+
 def hand_written() -> set[str]:
     """The methods that python/weft/sugar.py spells itself."""
-    path = ROOT / "python/weft/sugar.py"
-    return set(re.findall(r"^    def (\w+)\(", path.read_text(), flags=re.M)) if path.exists() else set()
+    return set(re.findall(r"^    def (\w+)\(", sugar_text(), flags=re.M))
 
 
 def wrapped_methods() -> dict[str, str]:
     """The methods that one of python/weft/sugar.py wraps, and by which: they are no public ones."""
-    path = ROOT / "python/weft/sugar.py"
-    found = re.search(r"^WRAPPED = (\{.*?\})", path.read_text() if path.exists() else "", flags=re.M)
+    found = re.search(r"^WRAPPED = (\{.*?\})", sugar_text(), flags=re.M)
     return dict(ast.literal_eval(found.group(1))) if found else {}
 
 
@@ -608,6 +627,104 @@ class Ops:
 {code}'''.rstrip()
         + "\n"
     )
+
+
+# ---- Docstrings of the methods that are written by hand ----------------------------------------------------
+
+
+def own_words() -> dict[str, dict[str, str]]:
+    """The sections of tools/op_words.txt, which says how they are written, by method: words by argument, by
+    "-> result" and by "= argument" for the key of its row, "doc" and "formula"."""
+    parts = re.split(r"^== (.+)\n", (ROOT / "tools/op_words.txt").read_text(), flags=re.M)[1:]
+    found: dict[str, dict[str, str]] = {}
+    for head, body in zip(parts[::2], parts[1::2], strict=True):
+        method, _, base = head.partition(" < ")
+        words: dict[str, str] = {"formula": ""}
+        for line in body.strip().splitlines():
+            if line.startswith(": "):
+                words["formula"] += line.removeprefix(": ") + "\n"
+            elif said := re.match(r"((?:-> )?\w+): (.+)", line):
+                words[said[1]] = said[2]
+            elif same := re.match(r"(\w+) = (\w+)$", line):
+                words[f"= {same[1]}"] = same[2]
+            else:
+                words["doc"] = line
+        found[method] = found.get(base, {}) | words
+    return found
+
+
+def rows_filled(function: ast.FunctionDef) -> dict[str, str]:
+    """The row that each argument goes into, by the dicts in a method's body: {"x": input}."""
+    found = {}
+    for node in ast.walk(function):
+        for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
+            value = value.values[0] if isinstance(value, ast.BoolOp) else value  # is_causal or None
+            if isinstance(key, ast.Constant) and isinstance(value, ast.Name):
+                found[value.id] = key.value
+    return found
+
+
+def signature_of(function: ast.FunctionDef, rows: dict[str, list[Json]], words: dict[str, str]) -> list[Json]:
+    """The arguments of a hand-written method, as parse_arguments gives them."""
+    filled, found = rows_filled(function), []
+    positional, by_name = function.args.args[1:], function.args.kwonlyargs
+    without = [None] * (len(positional) - len(function.args.defaults))
+    defaults = [*without, *function.args.defaults, *function.args.kw_defaults]
+    for argument, given in zip([*positional, *by_name], defaults, strict=True):
+        name = argument.arg
+        key = words.get(f"= {name}") or next((k for k in (filled.get(name), name) if k in rows), "")
+        if not key and name not in words and name not in COMMON:
+            where = f"{SUGAR}: {function.name}"
+            raise SystemExit(f"{where}: {name} fills no row: say in tools/op_words.txt what it is")
+        text = ast.unparse(given) if given else None
+        default = {"False": "false", "True": "true", "()": "[]"}.get(text or "", text)
+        default = default.rpartition(".")[2] if default and default.startswith("enums.") else default
+        receives = argument.annotation is not None and ast.unparse(argument.annotation) == "Tensor | None"
+        found.append({"name": name, "keys": [key], "rows": rows.get(key, [])})
+        found[-1] |= {"default": default, "receives": receives}
+    return found
+
+
+def sugar_docstring(function: ast.FunctionDef, library: Json, names: Names) -> list[str]:
+    """The docstring of a hand-written method: from the rows of the operation that it records, the library's
+    method of that name, and its own words."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    called = {ast.unparse(call.func): call for call in calls}
+    recorded = ast.literal_eval(called["self._operation"].args[1])
+    op = next(op for op in library["operations"] if op["name"] == recorded)
+    rows, words = rows_by_key(op, library), own_words().get(function.name, {})
+    inner = [name for name, outer in wrapped_methods().items() if outer == function.name]
+    known = {m["name"]: m for m in methods_of(op, library["pointwise_modes"])}
+    method = next((known[name] for name in (function.name, *inner) if name in known), {"doc": ""})
+    tuples = [ast.literal_eval(n) for n in ast.walk(function) if isinstance(n, ast.Tuple) and is_words(n)]
+    results = max((each for each in tuples if set(each) <= set(rows)), key=len)
+    shown = {"fixed": "", "formula": ""} | method | {"results": " ".join(results), "said": words}
+    shown |= {key: words[key] for key in ("doc", "formula") if words.get(key)}
+    shown["refuses"] = "_refuse" in called
+    arguments, unsaid = signature_of(function, rows, words), COMPUTE_TYPES.get(recorded, "FLOAT")
+    example = examples().get(function.name, "")
+    return write_docstring(shown, arguments, rows, names, result_types(op, shown), unsaid, example)
+
+
+def is_words(node: ast.Tuple) -> bool:
+    """Whether a tuple is one of strings."""
+    return all(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in node.elts)
+
+
+def write_sugar(library: Json, names: Names) -> str:
+    """The file of the hand-written methods with their docstrings."""
+    text = sugar_text()
+    lines, sugar = text.splitlines(), next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef))
+    for function in reversed([node for node in sugar.body if isinstance(node, ast.FunctionDef)]):
+        if function.name.startswith("_"):
+            continue
+        first = function.body[0]
+        end = first.end_lineno if ast.get_docstring(function) is not None else first.lineno - 1
+        lines[first.lineno - 1 : end] = sugar_docstring(function, library, names)
+    return "\n".join(lines) + "\n"
+
+
+# ---- The manual and the manifest ---------------------------------------------------------------------------
 
 
 def write_manual(library: Json, names: Names) -> str:
@@ -687,7 +804,8 @@ def generate(library_path: Path) -> dict[str, str]:
     api, library = parse_headers(), describe(library_path)
     names = Names(api)
     doc = "Weft's C API for Python: cffi declarations (_weft) and enumerations (enums)."
-    return {
+    sugar = {SUGAR: write_sugar(library, names)} if sugar_text() else {}
+    return sugar | {
         "bindings/weft_cffi/__init__.py": f'# {NOTE}\n"""{doc}"""\n',
         "bindings/weft_cffi/_weft.py": write_cffi(),
         "bindings/weft_cffi/enums.py": write_enums(api, names),

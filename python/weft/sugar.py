@@ -1,5 +1,6 @@
 """Operations that frontends spell otherwise than row by row: attention with cuDNN's many switches, slices,
-results that are made on request. tools/gen.py leaves out of ops.py what is written here."""
+results that are made on request. tools/gen.py leaves out of ops.py what is written here, and writes the
+docstrings of public methods."""
 
 from __future__ import annotations
 
@@ -96,18 +97,19 @@ class Sugar(Ops):
             y = exp(x - max) / sum(exp(x - max))
 
         Args:
-            input: x, [d..].
+            input: scores, [d..].
             axis: the dimension along which weights sum to 1; default the last.
-            sink: a score per head that joins the sum but has no weight, [1, H, 1, 1]; optional.
-            stats_log2: whether stats is in base 2.
-            stats: receives max + log(sum), 1 along the axis; a tensor of the graph, its dims may be left
-                unset; optional.
-            max: receives the largest element of each row; optional.
-            sum_exp: receives the sum of exp(x - max) of each row; optional.
+            sink: score that takes part in each row's maximum and sum but has no element of y, as stats, or
+                1s: [1,H,1,1]; optional.
+            stats_log2: true: stats is a logarithm to base 2; default False.
+            stats: receives: max + ln(sum_exp), the logarithm of the sum of e^x, as x, 1 along the axis;
+                optional.
+            max: receives: largest score of the row, the sink included, as x, 1 along the axis; optional.
+            sum_exp: receives: sum of e^(x - max), the sink included, as x, 1 along the axis; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: the weights, as x.
+            y: weights, as x.
         Data types:
             operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: y the type of x; a virtual result has the type to
@@ -140,19 +142,20 @@ class Sugar(Ops):
             y[i] = x[start + i * step]
 
         Args:
-            input: x, [d..].
+            input: input, [d..].
             slices: a slice per dimension, without negative numbers; its stop may be None where x has dims
                 already. A number keeps its dimension, with extent 1.
-            compute_data_type: accepted for compatibility; nothing is calculated.
+            compute_data_type: accepted and ignored.
             name: the operation's name in messages and pictures.
         Returns:
-            y: the box, [ceil((stop - start) / step)..].
+            y: result, [ceil((limit - start) / step)..].
         Data types:
             operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: the type of x.
         Raises:
-            BadParameterError: for a slice without a stop of a tensor without dims; at build, when a slice
-                leaves the tensor.
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -195,19 +198,24 @@ class Sugar(Ops):
             y[n,c,o] = max, mean or weighted sum of x[n, c, o * stride - pre_padding ..]
 
         Args:
-            input: x, [N, C, spatial..].
-            window: extent of the window in each spatial dimension.
-            stride: step of the window; a fraction below 1 enlarges; default 1.
-            pre_padding: padding before the start of each spatial dimension; default 0.
-            post_padding: padding after its end; default 0.
-            mode: how the window becomes one value.
-            padding_mode: value of the padding; default as fits the mode.
-            padding: pre_padding and post_padding in one.
-            generate_index: whether max pooling returns where in its window each maximum was.
+            input: input, [N, C, x..].
+            window: extents of the window in elements; interpolation uses it only to infer the extents of y,
+                unset: 1.
+            stride: step of the window in elements, a fraction below 1 enlarges; unset: x extent / y extent,
+                for interpolation only.
+            pre_padding: elements before the start of each spatial dimension where the first window begins;
+                unset: 0.
+            post_padding: elements after the end of each spatial dimension that windows may reach; unset: as
+                pre_padding.
+            mode: how the window becomes one value; default MAXPOOL.
+            padding_mode: what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL,
+                EDGE_VAL_PAD for NEAREST and BILINEAR.
+            padding: pre_padding and post_padding in one; optional.
+            generate_index: whether max pooling returns where in its window each maximum was; default False.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
-            y: the result, [N, C, spatial..].
+            y: result, [N, C, 1 + (x + pre + post - window) / stride..].
             index: position of each maximum in its window; None unless generate_index.
         Data types:
             operands: any, also mixed, unless said above.
@@ -248,17 +256,21 @@ class Sugar(Ops):
             dx = inv_variance * (g - xhat * mean(g * xhat)), g = scale * dy
 
         Args:
-            grad: dy, gradient of the result, as x.
-            input: x, the forward input.
-            scale: gamma of the forward operation; optional.
-            inv_variance: 1 / sqrt(mean of x^2 + epsilon) that the forward pass kept; optional.
-            has_dbias: whether the forward operation had a bias, whose gradient is wanted.
+            grad: gradient of the result, as x.
+            input: forward input, [N, C, spatial..] or [batch.., normalised..].
+            scale: gamma, 1 when absent; layer norms normalise the dimensions where its extent is not 1, or
+                when it is absent those where inv_variance's is, [1,C,1..]; layer norms: x's extents on the
+                normalised dimensions; optional.
+            inv_variance: 1 / sqrt(variance + epsilon) that the forward pass kept; absent: calculated anew
+                from x and epsilon, x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..];
+                optional.
+            has_dbias: whether the forward operation had a bias, whose gradient is wanted; default True.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
-            epsilon: scalar of the forward operation, where inv_variance is not given.
+            epsilon: scalar added to the variance where statistics are calculated anew, [1..]; optional.
         Returns:
             dx: gradient of x, as x.
-            dscale: gradient of the scale.
+            dscale: gradient of the scale, [1,C,1..]; layer norms: x's extents on the normalised dimensions.
             dbias: gradient of the bias; None unless has_dbias.
         Data types:
             operands: any, also mixed, unless said above.
@@ -332,52 +344,60 @@ class Sugar(Ops):
 
         Args:
             q: queries, [B, Hq, Sq, Dqk].
-            k: keys, [B, Hk, Skv, Dqk]; Hk divides Hq.
-            v: values, [B, Hv, Skv, Dv]; Hv divides Hq.
+            k: keys, [B, Hk, Skv, Dqk], Hk divides Hq.
+            v: values, [B, Hv, Skv, Dv], Hv divides Hq.
             is_inference: the opposite of generate_stats.
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
-            bias: added to the scaled scores, [B, Hq, Sq, Skv] with any of the first three 1, of a floating
-                type; a boolean one keeps keys where it is true; optional.
-            block_mask: which tiles of 128 x 128 scores take part, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)]
-                of INT8 or booleans, or of UINT8 with eight tiles of keys in a byte, the first one in the
-                lowest bit; the first two extents may be 1; optional.
-            use_alibi_mask: whether ALiBi adds slope (col - row) to the scores.
-            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences.
-            seq_len_q: queries in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
-            seq_len_kv: keys in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
-            use_causal_mask: keep col <= row.
-            use_causal_mask_bottom_right: keep col <= row + keys - queries.
+            bias: added to the scaled scores; a boolean one keeps where true, [B, Hq, Sq, Skv] or 1s;
+                optional.
+            block_mask: which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of
+                keys a byte, lowest bit first; the first two extents may be 1, [B, Hq, ceil(Sq / 128),
+                ceil(Skv / 128)]; optional.
+            use_alibi_mask: true: adds slope (col - row) to the scores; default False.
+            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
+            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            use_causal_mask: keep col <= row; default False.
+            use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
             sliding_window_length: another name of diagonal_band_left_bound.
             diagonal_alignment: where the bounds count from: shift 0, or keys - queries in use.
-            diagonal_band_left_bound: keep col > row + shift - bound; optional.
-            diagonal_band_right_bound: keep col <= row + shift + bound; optional.
+            diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left.
+            diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
             dropout: (probability, seed tensor, offset tensor); optional.
-            rng_dump: a tensor that receives dropout's mask; optional.
+            rng_dump: receives: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
             paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
-                keys, [B, 1, pages, 1], INT32 or INT64; needs seq_len_kv. A page outside of the container
-                counts as the nearest inside; optional.
-            paged_attention_v_table: the same of v, then [container, Hv, page size, Dv]; optional.
-            paged_attention_max_seq_len_kv: Skv, with page tables; default all keys that these reach.
+                keys, INT32 or INT64; one outside of the container counts as the nearest inside; needs
+                seq_len_kv, [B, 1, pages, 1]; optional.
+            paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
+                optional.
+            paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
             score_mod: a function of the graph and the tensor of scaled scores, [B, Hq, Sq, Skv], that adds
-                pointwise operations to them, also with gen_index and with tensors that broadcast to them,
-                and returns their last result; what becomes -inf is hidden; optional.
+                pointwise operations to them, also with gen_index and with tensors that broadcast to them, and
+                returns their last result; what becomes -inf is hidden; optional.
             generate_stats: whether to return the statistics for the backward pass.
             implementation: accepted for compatibility; Weft plans by itself.
-            score_max: a tensor that receives the largest score of each row; optional.
-            score_sum_exp: a tensor that receives the sum of exp(score - max) of each row; optional.
-            sink_token: a score per head that joins the sum but has no value, [1, Hq, 1, 1]; optional.
-            unfuse_fma: scores are scaled, rounded and then shifted, instead of in one fused step.
-            cu_seq_len_q: running sums of the queries in use, [B + 1, 1, 1, 1], for seq_len_q; optional.
-            cu_seq_len_kv: running sums of the keys in use, for seq_len_kv; optional.
-            descale_q: what q, of few bits, is multiplied by first, [B, Hq, 1, 1] or 1s; optional.
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; with pages [container, Hk, page
+            score_max: receives: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
+            score_sum_exp: receives: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1];
+                optional.
+            sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
+                optional.
+            unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in one fused step;
+                default False.
+            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
+                1]; optional.
+            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
+                1]; optional.
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; optional.
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of pages [container, Hk, page
                 size, 1] or 1s; optional.
-            descale_v: the same of v; optional.
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of pages [container, Hv, page
+                size, 1] or 1s; optional.
         Returns:
-            o: the result, [B, Hq, Sq, Dv].
-            stats: natural log of each row's sum of exponentials, [B, Hq, Sq, 1]; None unless asked for.
+            o: result, [B, Hq, Sq, Dv].
+            stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
+                asked for.
         Data types:
             operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
@@ -385,8 +405,7 @@ class Sugar(Ops):
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
-            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the device
-                runs it.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
@@ -463,53 +482,62 @@ class Sugar(Ops):
 
         Args:
             q: queries, [B, Hq, Sq, Dqk].
-            k: keys, [B, Hk, Skv, Dqk]; Hk divides Hq.
-            v: values, [B, Hv, Skv, Dv]; Hv divides Hq.
-            descale_q: what q is multiplied by first, [1, 1, 1, 1], [B, Hq, 1, 1] or 1s.
-            descale_k: what k is multiplied by first, [1, 1, 1, 1], [B, Hk, Skv, 1] or 1s.
-            descale_v: the same of v.
+            k: keys, [B, Hk, Skv, Dqk], Hk divides Hq.
+            v: values, [B, Hv, Skv, Dv], Hv divides Hq.
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s.
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of pages [container, Hk, page
+                size, 1] or 1s.
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of pages [container, Hv, page
+                size, 1] or 1s.
             descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1].
             scale_s: what the softmax is multiplied by before it may become FP8, [1, 1, 1, 1].
             scale_o: what the result is multiplied by before it becomes o, [1, 1, 1, 1].
             is_inference: the opposite of generate_stats.
-            attn_scale: as in sdpa.
-            bias: as in sdpa; optional.
-            use_alibi_mask: as in sdpa.
-            use_padding_mask: as in sdpa.
-            seq_len_q: as in sdpa; optional.
-            seq_len_kv: as in sdpa; optional.
-            use_causal_mask: as in sdpa.
-            use_causal_mask_bottom_right: as in sdpa.
+            attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
+            bias: added to the scaled scores; a boolean one keeps where true, [B, Hq, Sq, Skv] or 1s;
+                optional.
+            use_alibi_mask: true: adds slope (col - row) to the scores; default False.
+            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
+            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            use_causal_mask: keep col <= row; default False.
+            use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
             sliding_window: another name of left_bound.
-            diagonal_alignment: as in sdpa.
-            left_bound: keep col > row + shift - bound; optional.
-            right_bound: keep col <= row + shift + bound; optional.
-            dropout: as in sdpa; optional.
-            rng_dump: as in sdpa; optional.
-            paged_attention_k_table: as in sdpa; optional.
-            paged_attention_v_table: as in sdpa; optional.
-            paged_attention_max_seq_len_kv: as in sdpa.
+            diagonal_alignment: where the bounds count from: shift 0, or keys - queries in use.
+            left_bound: sees col > row + shift - bound; unset: all on the left.
+            right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
+            dropout: (probability, seed tensor, offset tensor); optional.
+            rng_dump: receives: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
+            paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
+                keys, INT32 or INT64; one outside of the container counts as the nearest inside; needs
+                seq_len_kv, [B, 1, pages, 1]; optional.
+            paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
+                optional.
+            paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
             fn: a function that adds operations to the scores; does not exist yet.
             generate_stats: whether to return the statistics for the backward pass.
-            score_max: as in sdpa; optional.
-            score_sum_exp: as in sdpa; optional.
-            sink_token: as in sdpa; optional.
+            score_max: receives: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
+            score_sum_exp: receives: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1];
+                optional.
+            sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
+                optional.
         Returns:
-            o: the result, [B, Hq, Sq, Dv].
-            stats: natural log of each row's sum of exponentials, [B, Hq, Sq, 1]; None unless asked for.
-            amax_s: the largest weight, before scale_s, [1, 1, 1, 1].
-            amax_o: the largest magnitude of the result, before scale_o, [1, 1, 1, 1].
+            o: result, [B, Hq, Sq, Dv].
+            stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
+                asked for.
+            amax_s: largest value of the softmax, before scale_s, [1, 1, 1, 1].
+            amax_o: largest magnitude of the result, before scale_o, [1, 1, 1, 1].
         Data types:
             operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
-                calculate in, or DOUBLE; the others FLOAT, or DOUBLE for DOUBLE operands.
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
-            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the device
-                runs it.
+            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the
+                device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(io_data_type="f32")
@@ -589,42 +617,46 @@ class Sugar(Ops):
             v: values, [B, Hv, Skv, Dv].
             o: forward result, [B, Hq, Sq, Dv].
             dO: gradient of the forward result, [B, Hq, Sq, Dv].
-            stats: statistics that the forward pass returned, [B, Hq, Sq, 1].
+            stats: statistics that the forward pass wrote, [B, Hq, Sq, 1].
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
-            bias: the bias of the forward pass; optional.
-            dBias: a tensor that receives the gradient of the bias; optional.
-            use_alibi_mask: whether the forward pass used ALiBi.
-            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences.
-            seq_len_q: queries in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
-            seq_len_kv: keys in use per batch entry, [B, 1, 1, 1], INT32 or INT64; optional.
-            max_total_seq_len_q: upper bound of all queries together, a hint.
-            max_total_seq_len_kv: upper bound of all keys together, a hint.
-            use_causal_mask: as in the forward pass.
-            use_causal_mask_bottom_right: as in the forward pass.
-            sliding_window_length: as in the forward pass.
+            bias: the bias of the forward pass, [B, Hq, Sq, Skv] or 1s; optional.
+            dBias: receives: gradient of the bias, summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, as
+                bias; optional.
+            use_alibi_mask: true: the forward pass added slope (col - row) to the scores; default False.
+            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
+            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            max_total_seq_len_q: upper bound of the queries of all batches together, a hint; optional.
+            max_total_seq_len_kv: upper bound of the keys of all batches together, a hint; optional.
+            use_causal_mask: keep col <= row; default False.
+            use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
+            sliding_window_length: another name of diagonal_band_left_bound.
             diagonal_alignment: as in the forward pass.
-            diagonal_band_left_bound: as in the forward pass.
-            diagonal_band_right_bound: as in the forward pass.
-            dropout: as in the forward pass.
+            diagonal_band_left_bound: the left bound of the forward pass; unset: all on the left.
+            diagonal_band_right_bound: the right bound of the forward pass; unset: all on the right.
+            dropout: (probability, seed tensor, offset tensor); optional.
             rng_dump: a tensor that would receive dropout's mask; the forward pass gives it.
-            use_deterministic_algorithm: whether two runs must agree to the bit. Without, a kernel may add
-                to dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
+            use_deterministic_algorithm: whether two runs must agree to the bit. Without, a kernel may add to
+                dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
             score_mod: as in the forward pass; optional.
             score_mod_bprop: a function of the graph and the gradient of what score_mod returns that makes the
                 gradient of the scaled scores; default derived from score_mod.
-            sink_token: the sink of the forward pass; optional.
-            dSink_token: a tensor that receives the gradient of the sink; optional.
+            sink_token: the sink of the forward pass, [1, Hq, 1, 1]; optional.
+            dSink_token: receives: gradient of the sink, [1, Hq, 1, 1]; optional.
             score_mod_gradients: for tensors that score_mod reads, tensors that receive their gradients, each
                 summed over its extents of 1; optional.
-            block_mask: the block mask of the forward pass; optional.
-            cu_seq_len_q: running sums of the queries in use, [B + 1, 1, 1, 1], for seq_len_q; optional.
-            cu_seq_len_kv: running sums of the keys in use, for seq_len_kv; optional.
+            block_mask: the block mask of the forward pass, [B, Hq, ceil(Sq / 128), ceil(Skv / 128)];
+                optional.
+            cu_seq_len_q: running sum of queries in use, INT32 or INT64, instead of seq_len_q, [B + 1, 1, 1,
+                1]; optional.
+            cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
+                1]; optional.
         Returns:
-            dQ: gradient of q, as q.
-            dK: gradient of k, as k.
-            dV: gradient of v, as v.
+            dQ: gradient of q, [B, Hq, Sq, Dqk].
+            dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
+            dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
         Data types:
             operands: any, also mixed, unless said above.
             results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
@@ -632,8 +664,8 @@ class Sugar(Ops):
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
-            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the device
-                runs it.
+            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the
+                device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph()
