@@ -23,11 +23,33 @@ static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device 
     return kernel_load(&kernel->loaded, device, kernel->code, kernel->entry, &needs);
 }
 
+/* Blocks that wait for each other must all fit on the chip. A plan for a described one may come to one of its kind that
+   has fewer multiprocessors. */
+static weftStatus_t check_residence(const struct cuda_kernel *kernel, const struct device *device) {
+    struct device_scope scope;
+    int blocks;
+    TRY(device_enter(&scope, device));
+    weftStatus_t status =
+        kernel_blocks_per_multiprocessor(&blocks, kernel->loaded, (int)kernel->block, (int)kernel->shared_bytes);
+    device_leave(&scope);
+    TRY(status);
+    int64_t all = (int64_t)kernel->grid[0] * kernel->grid[1] * kernel->grid[2];
+    int64_t at_once = (int64_t)blocks * device->cuda.multiprocessors;
+    if (at_once < all)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
+             "%lld blocks wait for each other, and %s runs %lld at once. Build the plan for this device.",
+             (long long)all, device->name, (long long)at_once);
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t cuda_load(struct step *step, const struct device *device) {
     struct cuda_step *state = step->state;
     state->device = *device;
-    for (int i = 0; i < state->count; i++)
+    for (int i = 0; i < state->count; i++) {
         TRY(load_kernel(&state->kernels[i], device));
+        if (state->kernels[i].is_cooperative)
+            TRY(check_residence(&state->kernels[i], device));
+    }
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -334,31 +334,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                             : "");
 }
 
-/* A plan for a described chip may come to one of its kind that has fewer multiprocessors. */
-static weftStatus_t load(struct step *step, const struct device *device) {
-    TRY(cuda_load(step, device));
-    const struct cuda_kernel *kernel = &((const struct cuda_step *)step->state)->kernels[0];
-    struct device_scope scope;
-    int blocks;
-    TRY(device_enter(&scope, device));
-    weftStatus_t status =
-        kernel_blocks_per_multiprocessor(&blocks, kernel->loaded, (int)kernel->block, (int)kernel->shared_bytes);
-    device_leave(&scope);
-    if (!status && (int64_t)blocks * device->cuda.multiprocessors < kernel->grid[0])
-        status = status_fail(WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
-                             "%u blocks wait for each other, and %s runs %d at once. Build the plan for this device.",
-                             kernel->grid[0], device->name, blocks * device->cuda.multiprocessors);
-    return status;
-}
-
 const struct family cuda_channels = {
     .name = "cuda.channels",
     .doc =
         "batch norm of channels that are neighbours in memory, with the pointwise operations around it, in one launch",
     .accepts = accepts,
     .build = build,
-    .load = load,
-    .run = cuda_run,
     .may_alias = rows_may_alias,
-    .release = cuda_release,
 };

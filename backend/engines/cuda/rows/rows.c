@@ -182,8 +182,5 @@ const struct family cuda_rows = {
     .doc = "reductions, softmax and norms, forward and backward, with the pointwise operations around them",
     .accepts = accepts,
     .build = build,
-    .load = cuda_load,
-    .run = cuda_run,
     .may_alias = rows_may_alias,
-    .release = cuda_release,
 };

@@ -9,6 +9,7 @@
              channels (29.3 for 27.9)
    Params    as pool.cuh, and LANES */
 
+#include "window/box.cuh"
 #include "window/pool_results.cuh"
 
 extern __shared__ __align__(128) u8 shared[];
@@ -56,30 +57,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes(const _
     __shared__ u64 arrival;
     axis axes[3];
     read_axes(axes, p);
-    u32 image = blockIdx.x;
-    const length_t column = (length_t)split(image, p.tiles) * (length_t)p.tile_columns;
-    const i32 slice = (i32)split(image, p.slices) * (LANES * RUN);
-    const length_t row = (length_t)split(image, p.bands) * (length_t)p.tile_rows;
-    const length_t left = first_of(axes[2], column), top = first_of(axes[1], row);
+    const box_tile tile = tile_of_block(p);
+    const length_t left = first_of(axes[2], tile.column), top = first_of(axes[1], tile.row);
     if (threadIdx.x == 0)
         make_arrival(&arrival);
     __syncthreads();
     begin_overlapped();
     if (threadIdx.x == 0) {
         expect_bytes(&arrival, (u32)p.box_bytes);
-        load_box(shared_address(shared), p.x_map, shared_address(&arrival), slice, (i32)left, (i32)top, (i32)image);
+        load_box(shared_address(shared), p.x_map, shared_address(&arrival), tile.slice, (i32)left, (i32)top,
+                 (i32)tile.image);
     }
-    u32 number = threadIdx.x / LANES;
-    const i32 lane = (i32)(threadIdx.x % LANES) * RUN;
-    const length_t o2 = column + (length_t)split(number, p.along) * PATCH2, o1 = row + (length_t)number * PATCH1;
+    const box_patch patch = patch_of_thread(p);
+    const length_t o2 = tile.column + patch.right, o1 = tile.row + patch.down;
+    const i32 channel = tile.slice + patch.lane;
     const x_t *columns[WIDTH];
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
         columns[i] =
-            (const x_t *)shared + (place_in_box(axes[2], first_of(axes[2], o2) + i, left) * (LANES * RUN) + lane);
+            (const x_t *)shared + (place_in_box(axes[2], first_of(axes[2], o2) + i, left) * PIXEL + patch.lane);
     await_arrival(&arrival, 0);
-    if (number >= p.below || slice + lane >= p.channels || o1 >= axes[1].y || o2 >= axes[2].y)
+    if (patch.row >= p.below || channel >= p.channels || o1 >= axes[1].y || o2 >= axes[2].y)
         return;
-    go_down(p, axes, {(offset_t)image, (offset_t)(slice + lane), {0, o1, o2}}, columns, top,
-            (int)p.columns_seen * (LANES * RUN));
+    go_down(p, axes, {(offset_t)tile.image, (offset_t)channel, {0, o1, o2}}, columns, top, (int)p.columns_seen * PIXEL);
 }

@@ -9,6 +9,7 @@
              256 threads (37.0, of 7 rows 39.7)
    Params    as pool_bwd.cuh, and LANES */
 
+#include "window/box.cuh"
 #include "window/pool_gradient.cuh"
 
 extern __shared__ __align__(128) u8 shared[];
@@ -26,8 +27,8 @@ DEVICE void go_down(const arguments &p, const axis (&axes)[3], const place &at, 
 #pragma unroll
         for (int k2 = 0; k2 < REACHING2; k2++) {
             given from;
-            from.dy = load_run<y_t, RUN>(dy + (k1 * pitch + k2 * (LANES * RUN)));
-            from.load_numbers(numbers + (k1 * pitch + k2 * (LANES * RUN)));
+            from.dy = load_run<y_t, RUN>(dy + (k1 * pitch + k2 * PIXEL));
+            from.load_numbers(numbers + (k1 * pitch + k2 * PIXEL));
             add_given(all, from, 1, 0, k1, k2);
         }
         const int whole = k1 - BEFORE1;
@@ -42,28 +43,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes_bwd(con
     __shared__ u64 arrival;
     axis axes[3];
     read_axes(axes, p);
-    u32 image = blockIdx.x;
-    const length_t column = (length_t)split(image, p.tiles) * (length_t)p.tile_columns;
-    const i32 slice = (i32)split(image, p.slices) * (LANES * RUN);
-    const length_t row = (length_t)split(image, p.bands) * (length_t)p.tile_rows;
+    const box_tile tile = tile_of_block(p);
     u8 *const numbers = shared + p.numbers_at;
     if (threadIdx.x == 0)
         make_arrival(&arrival);
     __syncthreads();
     begin_overlapped();
     if (threadIdx.x == 0) {
-        const i32 left = (i32)(column + axes[2].offset - BEFORE2), top = (i32)(row + axes[1].offset - BEFORE1);
+        const i32 left = (i32)(tile.column + axes[2].offset - BEFORE2),
+                  top = (i32)(tile.row + axes[1].offset - BEFORE1);
         expect_bytes(&arrival, (u32)p.box_bytes);
-        load_box(shared_address(shared), p.y_map, shared_address(&arrival), slice, left, top, (i32)image);
-        load_box(shared_address(numbers), p.index_map, shared_address(&arrival), slice, left, top, (i32)image);
+        load_box(shared_address(shared), p.y_map, shared_address(&arrival), tile.slice, left, top, (i32)tile.image);
+        load_box(shared_address(numbers), p.index_map, shared_address(&arrival), tile.slice, left, top,
+                 (i32)tile.image);
     }
-    u32 number = threadIdx.x / LANES;
-    const i32 lane = (i32)(threadIdx.x % LANES) * RUN;
-    const length_t right = (length_t)split(number, p.along) * PATCH2, down = (length_t)number * PATCH1;
-    const place at = {(offset_t)image, (offset_t)(slice + lane), {0, row + down, column + right}};
-    const int pitch = (int)p.columns_seen * (LANES * RUN), first = down * pitch + right * (LANES * RUN) + lane;
+    const box_patch patch = patch_of_thread(p);
+    const place at = {(offset_t)tile.image,
+                      (offset_t)(tile.slice + patch.lane),
+                      {0, tile.row + patch.down, tile.column + patch.right}};
+    const int pitch = (int)p.columns_seen * PIXEL, first = patch.down * pitch + patch.right * PIXEL + patch.lane;
     await_arrival(&arrival, 0);
-    if (number >= p.below || at.c >= p.channels || at.at[1] >= axes[1].x || at.at[2] >= axes[2].x)
+    if (patch.row >= p.below || at.c >= p.channels || at.at[1] >= axes[1].x || at.at[2] >= axes[2].x)
         return;
     go_down(p, axes, at, (const y_t *)shared + first, (const index_t *)numbers + first, pitch);
 }
