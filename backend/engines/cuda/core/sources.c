@@ -104,6 +104,7 @@
     FILE(product_hopper_patch_sm90, "product/hopper/patch_sm90.cuh", "product/hopper/patch_sm90.cuh")                  \
     FILE(product_hopper_patch_store, "product/hopper/patch_store.cuh", "product/hopper/patch_store.cuh")               \
     FILE(product_hopper_pipeline, "product/hopper/pipeline.cuh", "product/hopper/pipeline.cuh")                        \
+    FILE(product_hopper_pipeline_cursor, "product/hopper/pipeline_cursor.cuh", "product/hopper/pipeline_cursor.cuh")   \
     FILE(product_hopper_producer, "product/hopper/producer.cuh", "product/hopper/producer.cuh")                        \
     FILE(product_hopper_product_cluster_split_promoted_sm90, "product/hopper/product_cluster_split_promoted_sm90.cuh", \
          "product/hopper/product_cluster_split_promoted_sm90.cuh")                                                     \
@@ -149,6 +150,7 @@
     FILE(rows_columns_shared, "rows/columns_shared.cuh", "rows/columns_shared.cuh")                                    \
     FILE(rows_elements, "rows/elements.cuh", "rows/elements.cuh")                                                      \
     FILE(rows_join_splits, "rows/join_splits.cuh", "rows/join_splits.cuh")                                             \
+    FILE(rows_own_tiles, "rows/own_tiles.cuh", "rows/own_tiles.cuh")                                                   \
     FILE(rows_passes, "rows/passes.cuh", "rows/passes.cuh")                                                            \
     FILE(rows_persistent, "rows/persistent.cuh", "rows/persistent.cuh")                                                \
     FILE(rows_pipelined, "rows/pipelined.cuh", "rows/pipelined.cuh")                                                   \

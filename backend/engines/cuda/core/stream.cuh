@@ -126,7 +126,8 @@ template <class T, int N> struct raw {
     }
 };
 
-template <class T, int N> DEVICE void stream_out(T *p, const run<T, N> &r) {
+/* By words of 16 bytes where a run has them. IS_LAST: the cache shall give it up first. */
+template <bool IS_LAST, class T, int N> DEVICE void store_by_words(T *p, const run<T, N> &r) {
     if constexpr (sizeof(run<T, N>) % 16 == 0) {
         union {
             words4 words[sizeof(run<T, N>) / 16];
@@ -135,27 +136,16 @@ template <class T, int N> DEVICE void stream_out(T *p, const run<T, N> &r) {
         both.elements = r;
 #pragma unroll
         for (int i = 0; i < (int)(sizeof(run<T, N>) / 16); i++)
-            store_words((words4 *)p + i, both.words[i]);
+            if constexpr (IS_LAST)
+                ptx::st_global_cs_v4((words4 *)p + i, both.words[i].at);
+            else
+                store_words((words4 *)p + i, both.words[i]);
     } else {
         store_run<T, N>(p, r);
     }
 }
-
-/* The same for what the cache shall give up first. */
-template <class T, int N> DEVICE void put_away(T *p, const run<T, N> &r) {
-    if constexpr (sizeof(run<T, N>) % 16 == 0) {
-        union {
-            words4 words[sizeof(run<T, N>) / 16];
-            run<T, N> elements;
-        } both;
-        both.elements = r;
-#pragma unroll
-        for (int i = 0; i < (int)(sizeof(run<T, N>) / 16); i++)
-            ptx::st_global_cs_v4((words4 *)p + i, both.words[i].at);
-    } else {
-        store_run<T, N>(p, r);
-    }
-}
+template <class T, int N> DEVICE void stream_out(T *p, const run<T, N> &r) { store_by_words<false>(p, r); }
+template <class T, int N> DEVICE void put_away(T *p, const run<T, N> &r) { store_by_words<true>(p, r); }
 
 /* ---- Barriers ---- */
 

@@ -2,6 +2,12 @@
    Another launch adds up what blocks leave. Groups of a warp join by shuffles, then warps (or larger groups) through
    shared memory, vector by vector, each added up by another. Behind strip.cuh */
 
+DEVICE void clear_columns(column (&columns)[OWN]) {
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+        clear_column(columns[i]);
+}
+
 DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arguments &a) {
     constexpr int JOINED = GROUP < 32 ? 32 : GROUP, JOINERS = THREADS / JOINED; // threads with one sum; and such sums
     using sums = run<column_t, WIDTH>;
@@ -38,4 +44,11 @@ DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arg
             store_column(i / OWN, mine, a, s.strip, vector_of(s, i % OWN));
         }
     }
+}
+
+/* After a block's last tile. Where rows begin anywhere, its columns are those of its first rows. */
+DEVICE void end_tiles(const column (&columns)[OWN], int rank, const arguments &a) {
+    if constexpr (TRIGGER == WHEN_DONE)
+        allow_launch_after();
+    leave_columns(columns, span_of(a, UNALIGNED > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
 }

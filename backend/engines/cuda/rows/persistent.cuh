@@ -24,51 +24,36 @@ static_assert(!COLUMNS && STEPS > 0, "rows in registers");
 
 constexpr bool KEEPS_BROADCAST = true, CONVERTS_AGAIN = true;
 
-#include "rows/strip.cuh"
-
-#include "rows/reduce_rows.cuh"
-template <class P> DEVICE void reduce_strip(typename P::total (&sum)[1], const span &s) { reduce_row<P>(sum[0], s); }
-
-#include "rows/passes.cuh"
-
-#include "rows/row_operands.cuh"
+#include "rows/own_tiles.cuh"
 
 #include "rows/resident.cuh"
 
 #include "rows/column_sums.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_persistent(const __grid_constant__ arguments a) {
-    const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
-    const i64 step = gridDim.x / CLUSTER;
-    i64 tile = blockIdx.x / CLUSTER;
-    for (int i = 0; PREFETCHES_EARLY && i < 2; i++)
-        prefetch_strip(a, tile + i * step, rank);
-    begin_launch<TRIGGER>();
+    const own_tiles own = begin_tiles(a);
+    const int rank = own.rank;
+    i64 tile = own.first;
     loaded in;
     broadcast all[OWN];
     column columns[OWN];
     if constexpr (CLUSTER > 1)
         arrive_at_cluster();
-#pragma unroll
-    for (int i = 0; i < OWN; i++)
-        clear_column(columns[i]);
+    clear_columns(columns);
     load_strip(in, a, span_of(a, tile, rank, 0));
     load_all_broadcast(all, a, span_of(a, tile, rank, 0));
-    for (int buffer = 0; tile < a.jobs; tile += step, buffer ^= 1) {
+    for (int buffer = 0; tile < a.jobs; tile += own.step, buffer ^= 1) {
         const span s = span_of(a, tile, rank, buffer);
         const base at = base_of(a, s.inside ? s.strip : 0);
         row now[1];
         loaded mine = in;
-        if (tile + step < a.jobs)
-            load_strip(in, a, span_of(a, tile + step, rank, 0));
-        if (CLUSTER > 1 && tile == blockIdx.x / CLUSTER) // all blocks run before one writes to another
-            await_cluster();
+        if (tile + own.step < a.jobs)
+            load_strip(in, a, span_of(a, tile + own.step, rank, 0));
+        await_cluster_once(tile);
         open_rows(now, mine.numbers, a, at);
         run_passes<0>(s, mine.vectors, all, now, columns, a, at);
         if (is_leader(s))
             store_rows(now, a, at);
     }
-    if constexpr (TRIGGER == WHEN_DONE)
-        allow_launch_after();
-    leave_columns(columns, span_of(a, UNALIGNED > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
+    end_tiles(columns, rank, a);
 }

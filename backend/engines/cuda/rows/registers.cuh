@@ -29,14 +29,7 @@
 
 static_assert(!COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "rows in registers, which nobody sums");
 
-#include "rows/strip.cuh"
-
-#include "rows/reduce_rows.cuh"
-template <class P> DEVICE void reduce_strip(typename P::total (&sum)[1], const span &s) { reduce_row<P>(sum[0], s); }
-
-#include "rows/passes.cuh"
-
-#include "rows/row_operands.cuh"
+#include "rows/own_tiles.cuh"
 
 #include "rows/resident.cuh"
 
@@ -60,8 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_registers
         load_strip(in, a, s);
         if constexpr (PREFETCH_DISTANCE > 0)
             prefetch_strip(a, tile + PREFETCH_DISTANCE, rank);
-        if (CLUSTER > 1 && tile == blockIdx.x / CLUSTER) // all blocks run before one writes to another
-            await_cluster();
+        await_cluster_once(tile);
         open_rows(now, in.numbers, a, at);
         run_passes<0>(s, in.vectors, all, now, nullptr, a, at);
         if (is_leader(s))

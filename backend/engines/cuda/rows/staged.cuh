@@ -17,14 +17,7 @@
 
 static_assert(!COLUMNS && STEPS > 0 && STAGES > 1, "one row is worked on, another on its way");
 
-#include "rows/strip.cuh"
-
-#include "rows/reduce_rows.cuh"
-template <class P> DEVICE void reduce_strip(typename P::total (&sum)[1], const span &s) { reduce_row<P>(sum[0], s); }
-
-#include "rows/passes.cuh"
-
-#include "rows/row_operands.cuh"
+#include "rows/own_tiles.cuh"
 
 #include "rows/column_sums.cuh"
 
@@ -111,38 +104,32 @@ DEVICE void run_passes(const span &s, i64 tile, int stage, kept *unaligned, cons
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_staged(const __grid_constant__ arguments a) {
-    const int rank = CLUSTER > 1 ? (int)(blockIdx.x % CLUSTER) : 0;
-    const i64 step = gridDim.x / CLUSTER;
-    i64 tile = blockIdx.x / CLUSTER;
-    for (int i = 0; PREFETCHES_EARLY && i < 2; i++)
-        prefetch_strip(a, tile + i * step, rank);
-    begin_launch<TRIGGER>();
+    const own_tiles own = begin_tiles(a);
+    const int rank = own.rank;
+    i64 tile = own.first;
     loaded in;
     broadcast all[OWN];
     column columns[OWN];
     if constexpr (CLUSTER > 1)
         arrive_at_cluster();
-#pragma unroll
-    for (int i = 0; i < OWN; i++)
-        clear_column(columns[i]);
+    clear_columns(columns);
     if (threadIdx.x < ACROSS * STAGES)
         make_arrival(&s_arrived[0][threadIdx.x]);
     __syncthreads();
     for (int stage = 0; stage < STAGES - 1; stage++)
-        fill_stage(a, tile + stage * step, rank, stage);
+        fill_stage(a, tile + stage * own.step, rank, stage);
     load_numbers(in, a, span_of(a, tile, rank, 0));
     load_all_broadcast(all, a, span_of(a, tile, rank, 0));
     int stage = 0;
     u32 phase = 0; // of the stages' barriers
-    for (int buffer = 0; tile < a.jobs; tile += step, buffer ^= 1) {
+    for (int buffer = 0; tile < a.jobs; tile += own.step, buffer ^= 1) {
         const span s = span_of(a, tile, rank, buffer);
         const base at = base_of(a, s.inside ? s.strip : 0);
         row now[1];
         loaded mine = in;
-        if (tile + step < a.jobs)
-            load_numbers(in, a, span_of(a, tile + step, rank, 0));
-        if (CLUSTER > 1 && tile == blockIdx.x / CLUSTER) // all blocks run before one writes to another
-            await_cluster();
+        if (tile + own.step < a.jobs)
+            load_numbers(in, a, span_of(a, tile + own.step, rank, 0));
+        await_cluster_once(tile);
         const int current = stage;
         if (s.inside)
             await_arrival(&s_arrived[s.across][stage], phase);
@@ -153,7 +140,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_staged(co
         if (is_leader(s))
             store_rows(now, a, at);
     }
-    if constexpr (TRIGGER == WHEN_DONE)
-        allow_launch_after();
-    leave_columns(columns, span_of(a, UNALIGNED > 0 ? blockIdx.x / CLUSTER : 0, rank, 0), a);
+    end_tiles(columns, rank, a);
 }

@@ -89,14 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
     const i32 channel = (i32)split(number, p.channel_blocks) * CHANNELS;
     const patch at = find_patch(p, number);
     const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
-    const image<image_t> x{p.image + (at.n * p.image_n + channel * p.image_c),
-                           p.image_d,
-                           p.image_h,
-                           p.image_w,
-                           p.image_c,
-                           (i32)p.height_in,
-                           (i32)p.width_in,
-                           (i32)p.channels - channel};
+    const image<image_t> x = input_image(p, at.n, channel);
     float taps[TAPS], sums[SLOTS][STRIP] = {};
     load_taps(taps, s, p, channel);
     const auto load = [&](i32 k) {

@@ -158,15 +158,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
     const i32 channel = (i32)split(number, p.channel_blocks) * CHANNELS;
     const patch at = find_patch(p, number);
     const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
-    /* The images of the block take the place of planes. */
-    const image<image_t> x{p.image + (at.n * IMAGES * p.image_n + channel * p.image_c),
-                           p.image_n,
-                           p.image_h,
-                           p.image_w,
-                           p.image_c,
-                           (i32)p.height_in,
-                           (i32)p.width_in,
-                           (i32)p.channels - channel};
+    image<image_t> x = input_image(p, at.n * IMAGES, channel);
+    x.stride_d = p.image_n; /* the images of the block take the place of planes */
     const way_out first = find_way_out(p, at, channel, threadIdx.x);
     filter taps;
     sums sum[SLOTS] = {};

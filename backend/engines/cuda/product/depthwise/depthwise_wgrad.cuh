@@ -46,14 +46,7 @@ DEVICE void add_row(float *taps, const float (&x)[STRIP_INPUTS], const float (&l
 
 DEVICE void add_patch(float (&taps)[TAPS], memory &s, const arguments &p, const patch &at, i32 channel) {
     const i32 top = first_input_row(p, at), column = first_input_column(p, at), bands = count_bands(at);
-    const image<image_t> x{p.image + (at.n * p.image_n + channel * p.image_c),
-                           p.image_d,
-                           p.image_h,
-                           p.image_w,
-                           p.image_c,
-                           (i32)p.height_in,
-                           (i32)p.width_in,
-                           (i32)p.channels - channel};
+    const image<image_t> x = input_image(p, at.n, channel);
     const image<loss_t> y{p.loss + (at.n * p.loss_n + channel * p.loss_c),
                           p.loss_d,
                           p.loss_h,

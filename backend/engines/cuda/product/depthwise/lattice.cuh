@@ -83,6 +83,18 @@ template <class T> struct image {
     i32 height, width, channels; /* what there is to read */
 };
 
+/* Image n of the input, from a channel on. */
+DEVICE image<image_t> input_image(const arguments &p, i64 n, i32 channel) {
+    return {p.image + (n * p.image_n + channel * p.image_c),
+            p.image_d,
+            p.image_h,
+            p.image_w,
+            p.image_c,
+            (i32)p.height_in,
+            (i32)p.width_in,
+            (i32)p.channels - channel};
+}
+
 /* PAD: elements between planes, which keep their neighbours out of each other's banks. */
 template <class T, int RUN, int PLANES, int ROWS, int COLUMNS, int PAD = 0> struct band {
     /* Without channels last: an odd number of words from channel to channel keeps warps out of each other's banks. */

@@ -62,21 +62,7 @@ DEVICE u32 released(u32 slot) { return arrived(slot) + STAGES * 8; }
 DEVICE u32 own_barrier(u32 i) { return released(STAGES) + i * 8; }
 DEVICE u32 aux_arrived(u32 consumer_warp) { return shared_address(s_memory) + BARRIERS_END + consumer_warp * 8; }
 
-/* The slot that a role fills or reads next, and the parity of its barriers. */
-struct pipeline_cursor {
-    u32 slot = 0, phase = 0;
-    DEVICE void advance() {
-        if (++slot == STAGES) {
-            slot = 0;
-            phase ^= 1;
-        }
-    }
-    DEVICE void skip(u32 steps) {
-        slot += steps;
-        phase ^= slot / STAGES & 1;
-        slot %= STAGES;
-    }
-};
+#include "product/hopper/pipeline_cursor.cuh"
 
 /* Lane i tells block i of the cluster: this warp has read the slot. */
 DEVICE void release_slot(u32 slot) {

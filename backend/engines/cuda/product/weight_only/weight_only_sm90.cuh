@@ -62,15 +62,7 @@ DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot
 DEVICE u32 released(u32 slot) { return arrived(STAGES + slot); }
 DEVICE u32 sum_address(int token, int column) { return shared_address(s_memory) + (token * PITCH + column) * 4; }
 
-struct pipeline_cursor {
-    u32 slot = 0, phase = 0;
-    DEVICE void advance() {
-        if (++slot == STAGES) {
-            slot = 0;
-            phase ^= 1;
-        }
-    }
-};
+#include "product/hopper/pipeline_cursor.cuh"
 
 /* The block's part of the product. */
 struct tile {
