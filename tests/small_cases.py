@@ -235,6 +235,15 @@ def attention(**options: Any) -> Any:
     return build
 
 
+def spelled_attention(t: Maker) -> None:
+    """Its softmax, mask and dropout, too, whose seed is no tensor of the graph."""
+    g = t.g
+    x = g.mul(g.matmul(t(2, 2, 70, 68), g.transpose(t(2, 2, 96, 68), [0, 1, 3, 2])), 0.3)
+    x = g.binary_select(x, -np.inf, g.cmp_ge(g.gen_index(x, axis=2), g.gen_index(x, axis=3)))
+    kept = g.rng(7, bernoulli_probability=0.75).set_dim([2, 2, 70, 96])
+    t.out(g.matmul(g.mul(g.mul(g.softmax(g.mul(g.tanh(x), 2.0)), kept), 4 / 3), t(2, 2, 96, 68)))
+
+
 def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
     """90 and 3 keys of up to 100. Pages beyond a sequence, and one more, are in no container."""
 
@@ -769,6 +778,7 @@ CASES = {
             bias=lambda t: t(1, 2, 70, 96, dtype="bool8", values=np.arange(2 * 70 * 96) % 3 > 0),
         ),
     ),
+    "attention, spelled": Case("forward", "spelled_attention", spelled_attention),
     "attention of split keys": Case(
         "forward merge_splits", "attention", attention(dims=(2, 1, 600, 64), dtype="f32")
     ),

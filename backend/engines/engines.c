@@ -5,7 +5,8 @@
 #include "engines/cuda/families.h"
 #include "engines/engine.h"
 
-static const struct family *const cuda_families[] = {&cuda_attention_hopper_unordered,
+static const struct family *const cuda_families[] = {&cuda_spelled_attention,
+                                                     &cuda_attention_hopper_unordered,
                                                      &cuda_attention_hopper,
                                                      &cuda_attention_decode,
                                                      &cuda_attention,

@@ -23,6 +23,7 @@ extern const struct family cuda_attention_decode;           /* attention of few 
 extern const struct family cuda_attention;                  /* scaled dot-product attention, forward and backward */
 extern const struct family cuda_attention_hopper;           /* the same on Hopper, by its copy engine and wgmma */
 extern const struct family cuda_attention_hopper_unordered; /* gradients there, those of queries summed in any order */
+extern const struct family cuda_spelled_attention;          /* attention spelled out of other operations */
 
 /* What memory bounds. */
 extern const struct family cuda_channels; /* batch norm of channels that are neighbours in memory, in one launch */

@@ -223,62 +223,18 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
     return move_add_kernels(state, region, parts, count, device, arena);
 }
 
-static const struct staged_place *find_place(const struct staged_place *places, int count, int of) {
-    for (int k = 0; k < count; k++)
-        if (places[k].of == of)
-            return &places[k];
-    return NULL;
-}
-
-/* An argument that is a value, or the map of one. */
-static void send(struct argument *argument, struct cuda_map *maps, const struct staged_place *place) {
-    if (place->value >= 0) {
-        argument->value = place->value;
-    } else if (argument->kind == ARGUMENT_MAP) {
-        argument->value = -1;
-        maps[argument->number].offset += place->scratch;
-    } else {
-        *argument = (struct argument){ARGUMENT_SCRATCH, -1, place->scratch + argument->number};
-    }
-}
-
-weftStatus_t staged_take(struct cuda_step *state, const struct cuda_step *from, const struct staged_place *places,
-                         int count, int64_t scratch, struct arena *arena) {
-    if (state->count + from->count > KERNELS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
-    for (int i = 0; i < from->count; i++) {
-        struct cuda_kernel *kernel = &state->kernels[state->count++];
-        struct argument *arguments;
-        struct cuda_map *maps;
-        *kernel = from->kernels[i];
-        TRY(arena_copy(arena, &arguments, kernel->arguments, (size_t)kernel->argument_count * sizeof *arguments));
-        TRY(arena_copy(arena, &maps, kernel->maps, (size_t)kernel->map_count * sizeof *maps));
-        for (int k = 0; k < kernel->argument_count; k++) {
-            struct argument *argument = &arguments[k];
-            const struct staged_place *place = find_place(places, count, argument->value);
-            if (argument->kind == ARGUMENT_SCRATCH)
-                argument->number += scratch;
-            else if (place && argument->kind != ARGUMENT_NUMBER)
-                send(argument, maps, place);
-        }
-        kernel->arguments = arguments;
-        kernel->maps = maps;
-    }
-    return WEFT_STATUS_SUCCESS;
-}
-
 weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
                                 const struct knob_choices *knobs, struct step *inner, struct arena *arena) {
-    struct staged_place *places;
+    struct kernel_place *places;
     int count = staged->region.graph->value_count;
     TRY(arena_alloc(arena, &places, (size_t)count * sizeof *places));
     for (int v = 0; v < count; v++) {
         int at = find_staged(staged, staged->outer[v]);
-        places[v] = (struct staged_place){v, at < 0 ? staged->outer[v] : -1, at < 0 ? 0 : staged->at[at].scratch};
+        places[v] = (struct kernel_place){v, at < 0 ? staged->outer[v] : -1, at < 0 ? 0 : staged->at[at].scratch, NULL};
     }
     *inner = (struct step){.family = staged->inner, .region = staged->region, .seconds = staged->seconds};
     TRY(staged->inner->build(inner, device, knobs, arena));
-    return staged_take(state, inner->state, places, count, staged->scratch_bytes, arena);
+    return kernels_take(state, inner->state, places, count, staged->scratch_bytes, arena);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

@@ -5,7 +5,7 @@
 #ifndef WEFT_ENGINES_CUDA_STAGED_H
 #define WEFT_ENGINES_CUDA_STAGED_H
 
-#include "engines/cuda/core/kernel.h"
+#include "engines/cuda/core/take.h"
 
 enum { STAGED_MAX = 32 };
 
@@ -32,16 +32,6 @@ struct staged_value *staged_add(struct staged *staged, int value, const struct t
 /* Makes that graph, once all values are there. */
 weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena);
 
-/* Where a value of another graph lies: a value of this one, or a place in the step's workspace. */
-struct staged_place {
-    int of, value; /* value: -1 in the workspace */
-    int64_t scratch;
-};
-
-/* Takes over the kernels of another step, whose workspace begins at `scratch` of this one's, and sends them to
-   places. */
-weftStatus_t staged_take(struct cuda_step *state, const struct cuda_step *from, const struct staged_place *places,
-                         int count, int64_t scratch, struct arena *arena);
 /* Builds the step of the inner family and takes its kernels over: its workspace lies behind the plain tensors. */
 weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
                                 const struct knob_choices *knobs, struct step *inner, struct arena *arena);

@@ -52,11 +52,11 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
     bool is_result = at == PACKED_RESULT;
     while (value->value != wish->value)
         value++;
-    const struct staged_place places[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0},
-                                          {is_result ? COPY_FROM : COPY_TO, -1, value->scratch}};
+    const struct kernel_place places[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0, NULL},
+                                          {is_result ? COPY_FROM : COPY_TO, -1, value->scratch, NULL}};
     TRY(make_copy(&step.region, wish, is_result, arena));
     TRY(step.family->build(&step, device, NULL, arena));
-    return staged_take(state, step.state, places, 2, 0, arena);
+    return kernels_take(state, step.state, places, 2, 0, arena);
 }
 
 /* ---- Accepting ----------------------------------------------------------------------------------------------------

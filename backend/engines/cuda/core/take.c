@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engines/cuda/core/take.h"
+
+#include <string.h>
+
+static const struct kernel_place *find_place(const struct kernel_place *places, int count, int of) {
+    for (int k = 0; k < count; k++)
+        if (places[k].of == of)
+            return &places[k];
+    return NULL;
+}
+
+/* An argument that is a value, or the map of one. */
+static void send(struct argument *argument, struct cuda_map *maps, const struct kernel_place *place) {
+    if (place->value >= 0) {
+        argument->value = place->value;
+    } else if (place->constant) {
+        *argument = (struct argument){ARGUMENT_NUMBER, -1, 0};
+        memcpy(&argument->number, place->constant->constant, sizeof argument->number);
+    } else if (argument->kind == ARGUMENT_MAP) {
+        argument->value = -1;
+        maps[argument->number].offset += place->scratch;
+    } else {
+        *argument = (struct argument){ARGUMENT_SCRATCH, -1, place->scratch + argument->number};
+    }
+}
+
+weftStatus_t kernels_take(struct cuda_step *state, const struct cuda_step *from, const struct kernel_place *places,
+                          int count, int64_t scratch, struct arena *arena) {
+    if (state->count + from->count > KERNELS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
+    for (int i = 0; i < from->count; i++) {
+        struct cuda_kernel *kernel = &state->kernels[state->count++];
+        struct argument *arguments;
+        struct cuda_map *maps;
+        *kernel = from->kernels[i];
+        TRY(arena_copy(arena, &arguments, kernel->arguments, (size_t)kernel->argument_count * sizeof *arguments));
+        TRY(arena_copy(arena, &maps, kernel->maps, (size_t)kernel->map_count * sizeof *maps));
+        for (int k = 0; k < kernel->argument_count; k++) {
+            struct argument *argument = &arguments[k];
+            const struct kernel_place *place = find_place(places, count, argument->value);
+            if (argument->kind == ARGUMENT_SCRATCH)
+                argument->number += scratch;
+            else if (place && argument->kind != ARGUMENT_NUMBER)
+                send(argument, maps, place);
+        }
+        kernel->arguments = arguments;
+        kernel->maps = maps;
+    }
+    return WEFT_STATUS_SUCCESS;
+}

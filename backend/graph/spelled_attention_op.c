@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing spelled attention as one operation: a graph of an sdpa_fwd whose tensors are [batch, head, row, column] views
+   of those of the whole graph, and whose score modifier has what was left of the operations on the scores. */
+#include "graph/ops/pointwise.h"
+#include "graph/spelled_attention.h"
+
+#include <string.h>
+
+enum { TENSORS_MAX = SCORE_MODIFIER_VALUES_MAX + 32 };
+
+/* Tensors under uids 0, 1, .. in the order in which they are added. */
+struct writer {
+    const struct spelled_attention *s;
+    struct arena *arena;
+    int count;
+    struct tensor *tensors[TENSORS_MAX];
+    const struct tensor *sources[TENSORS_MAX]; /* of which each is a view; NULL: of none */
+    bool is_inside[TENSORS_MAX];               /* of the modifier */
+    struct tensor *input;                      /* of the modifier */
+    struct descriptor *ops[SPELLED_NODES_MAX + 1];
+    int op_count;
+};
+
+/* ---- Views as attention has its operands ------------------------------------------------------------------------- */
+
+enum { BATCH, HEAD, ROW, COLUMN };
+
+static weftStatus_t refuse(const struct tensor *tensor, const char *what) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s %s", descriptor_label(&tensor->base), what);
+}
+
+/* Joins the dimensions of heads, from `first` on, of which the scores have the extents `whole`. Of trailing ones that
+   the scores have not, heads share what lies there. */
+static bool join_heads(int64_t *extent, int64_t *stride, const struct spelled_view *view, const struct dims *whole,
+                       int64_t first) {
+    *extent = 1;
+    *stride = 0;
+    for (int64_t i = whole->count - 2; i-- > first;) {
+        int64_t own = view->dims.at[i];
+        if (whole->at[i] == 1 || (own == 1 && *extent == 1))
+            continue;
+        bool follows = *extent == 1 || view->strides.at[i] == *stride * *extent;
+        bool shares = own != whole->at[i] && *extent == 1 && own > 1 && whole->at[i] % own == 0;
+        if (!follows || (own != whole->at[i] && !shares))
+            return false;
+        *stride = *extent == 1 ? view->strides.at[i] : *stride;
+        *extent *= own;
+    }
+    return true;
+}
+
+/* The heads of the scores. */
+static int64_t head_count(const struct dims *whole, int64_t first) {
+    int64_t heads = 1;
+    for (int64_t i = first; i < whole->count - 2; i++)
+        heads *= whole->at[i];
+    return heads;
+}
+
+/* A view as [batch, head, row, column]: of three dimensions the first is that of heads, of more than four all behind
+   the first. */
+static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct spelled_view *view,
+                         const struct dims *whole) {
+    int64_t rank = whole->count, first = rank >= 4 ? 1 : 0;
+    *dims = *strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
+    if (view->dims.count != rank || rank < 2)
+        return refuse(view->tensor, "has another rank than the scores");
+    if (first) {
+        dims->at[BATCH] = view->dims.at[0];
+        strides->at[BATCH] = view->strides.at[0];
+    }
+    if (!join_heads(&dims->at[HEAD], &strides->at[HEAD], view, whole, first))
+        return refuse(view->tensor, "does not lie in memory as one dimension of heads");
+    for (int i = 0; i < 2; i++) {
+        dims->at[ROW + i] = view->dims.at[rank - 2 + i];
+        strides->at[ROW + i] = view->strides.at[rank - 2 + i];
+    }
+    bool divides = dims->at[BATCH] == 1 || dims->at[BATCH] == (first ? whole->at[0] : 1);
+    return divides ? WEFT_STATUS_SUCCESS : refuse(view->tensor, "has other batch entries than the scores");
+}
+
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t add(struct writer *w, struct tensor **made, const struct tensor *like,
+                        const struct tensor *source) {
+    if (w->count == TENSORS_MAX)
+        return refuse(like, "is one tensor more than attention is written with");
+    TRY(descriptor_mirror(w->arena, made, &like->base));
+    (*made)->uid = w->count;
+    (*made)->is_virtual = false;
+    w->sources[w->count] = source;
+    w->tensors[w->count++] = *made;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t add_view(struct writer *w, struct tensor **made, const struct spelled_view *view) {
+    struct dims dims, strides;
+    TRY(fold(&dims, &strides, view, &w->s->scores->dims));
+    TRY(add(w, made, view->tensor, view->tensor));
+    (*made)->dims = dims;
+    (*made)->strides = strides;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A tensor that lies as the scores do; NULL: there is none. */
+static weftStatus_t add_like_scores(struct writer *w, struct tensor **made, const struct tensor *tensor) {
+    *made = NULL;
+    if (!tensor)
+        return WEFT_STATUS_SUCCESS;
+    const struct spelled_view view = {tensor, tensor->dims, tensor->strides};
+    TRY(add_view(w, made, &view));
+    int64_t heads = (*made)->dims.at[HEAD];
+    if (heads != 1 && heads != head_count(&w->s->scores->dims, w->s->scores->dims.count >= 4))
+        return refuse(tensor, "has a part of the heads of the scores");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* An operand or a result of a product, of all batch entries: one that has a single one is read for each. */
+static weftStatus_t add_factor(struct writer *w, struct tensor **made, const struct spelled_view *view,
+                               bool has_heads) {
+    const struct dims *whole = &w->s->scores->dims;
+    const int64_t first = whole->count >= 4, extents[] = {first ? whole->at[0] : 1, head_count(whole, first)};
+    TRY(add_view(w, made, view));
+    for (int i = BATCH; i <= (has_heads ? HEAD : BATCH); i++)
+        if ((*made)->dims.at[i] == 1 && extents[i] != 1) {
+            (*made)->dims.at[i] = extents[i];
+            (*made)->strides.at[i] = 0;
+        }
+    bool fits = !has_heads || (*made)->dims.at[HEAD] == extents[HEAD];
+    return fits ? WEFT_STATUS_SUCCESS : refuse(view->tensor, "has other heads than the scores");
+}
+
+static weftStatus_t add_scalar(struct writer *w, struct tensor **made, const struct tensor *tensor) {
+    *made = NULL;
+    return tensor ? add(w, made, tensor, tensor) : WEFT_STATUS_SUCCESS;
+}
+
+/* A seed that is an attribute of the operation. */
+static weftStatus_t add_seed(struct writer *w, struct tensor **made, int64_t seed, const struct tensor *like) {
+    TRY(add(w, made, like, NULL));
+    (*made)->type = WEFT_DATA_INT64;
+    (*made)->is_constant = (*made)->is_by_value = true;
+    (*made)->dims = (*made)->strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
+    memcpy((*made)->constant, &seed, sizeof seed);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The score modifier ------------------------------------------------------------------------------------------ */
+
+/* The modifier's view of a tensor, if it has one already. */
+static struct tensor *find(const struct writer *w, const struct tensor *source) {
+    for (int i = 0; source && i < w->count; i++)
+        if (w->sources[i] == source)
+            return w->tensors[i];
+    return NULL;
+}
+
+/* The modifier's view of an operand: of what it makes itself, or of memory. */
+static weftStatus_t exchange(struct writer *w, struct tensor **tensor) {
+    struct tensor *made = find(w, *tensor);
+    if (!made && *tensor && tensor_elements(*tensor) == 1)
+        TRY(add_scalar(w, &made, *tensor));
+    else if (!made)
+        TRY(add_like_scores(w, &made, *tensor));
+    *tensor = made;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t exchange_result(struct writer *w, struct tensor **tensor) {
+    if (!*tensor)
+        return WEFT_STATUS_SUCCESS;
+    TRY(add_like_scores(w, tensor, *tensor));
+    (*tensor)->is_virtual = true;
+    w->is_inside[w->count - 1] = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* An index along one of the dimensions that are joined to one of heads cannot be told from the head's. */
+static weftStatus_t exchange_axis(struct writer *w, struct pointwise_op *op) {
+    int64_t rank = w->s->scores->dims.count, axis = op->pw->axis;
+    if (rank > 4 && axis > 0 && axis < rank - 2)
+        return refuse(op->y, "is an index of one of several dimensions of heads");
+    struct pointwise *parameters;
+    TRY(descriptor_mirror(w->arena, &parameters, &op->pw->base));
+    parameters->axis = axis >= rank - 2 ? axis - rank + 4 : rank == 3 ? HEAD : axis;
+    op->pw = parameters;
+    op->x = w->input; /* whose extents count, no element */
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t write_pointwise(struct writer *w, const struct descriptor *from) {
+    struct pointwise_op *op;
+    TRY(descriptor_mirror(w->arena, &op, from));
+    if (pointwise_find_mode(op->pw->mode)->form == FORM_INDEX)
+        TRY(exchange_axis(w, op));
+    else
+        TRY(exchange(w, &op->x));
+    TRY(exchange(w, &op->b));
+    TRY(exchange(w, &op->t));
+    TRY(exchange(w, &op->dy));
+    TRY(exchange_result(w, &op->y));
+    TRY(exchange_result(w, &op->dx));
+    w->ops[w->op_count++] = &op->base;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The scores as the modifier takes them: of a product whose type was set, before the rounding to it. */
+static weftStatus_t write_input(struct writer *w) {
+    struct tensor *input;
+    TRY(add_like_scores(w, &input, w->s->product));
+    w->input = input;
+    w->is_inside[w->count - 1] = true;
+    if (!w->s->is_rounded)
+        return WEFT_STATUS_SUCCESS;
+    input->type = (int32_t)w->s->math;
+    w->sources[w->count - 1] = NULL;
+    struct pointwise_op *op;
+    struct pointwise *parameters;
+    TRY(arena_alloc(w->arena, &op, sizeof *op));
+    TRY(arena_alloc(w->arena, &parameters, sizeof *parameters));
+    parameters->base.schema = &pointwise_schema;
+    parameters->mode = WEFT_POINTWISE_IDENTITY;
+    parameters->math = (int32_t)w->s->math;
+    *op = (struct pointwise_op){
+        .pw = parameters, .x = input, .y = (struct tensor *)w->s->product, .alpha1 = 1, .alpha2 = 1};
+    op->base.schema = &pointwise_op.schema;
+    TRY(exchange_result(w, &op->y));
+    w->ops[w->op_count++] = &op->base;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+
+struct binding {
+    struct graph *graph;
+    struct node *node;
+};
+
+static weftStatus_t count_operand(void *context, const struct row *row, struct tensor *tensor) {
+    (void)row, (void)tensor;
+    ++*(int *)context;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t bind_operand(void *context, const struct row *row, struct tensor *tensor) {
+    const struct binding *binding = context;
+    struct node *node = binding->node;
+    int value = graph_find_value(binding->graph, tensor);
+    node->is_output[node->operand_count] = row->role == ROLE_OUTPUT;
+    node->operands[node->operand_count++] = value;
+    if (row->role == ROLE_OUTPUT)
+        binding->graph->values[value].producer = (int)(node - binding->graph->nodes);
+    else
+        binding->graph->values[value].readers++;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t write_node(struct graph *graph, struct descriptor *op, struct arena *arena) {
+    struct node *node = &graph->nodes[graph->node_count];
+    int operands = 0;
+    node->op = op;
+    TRY(op_each_operand(op, count_operand, &operands));
+    TRY(arena_alloc(arena, &node->operands, (size_t)operands * sizeof *node->operands));
+    TRY(arena_alloc(arena, &node->is_output, (size_t)operands * sizeof *node->is_output));
+    struct binding binding = {graph, node};
+    TRY(op_each_operand(op, bind_operand, &binding));
+    graph->node_count++;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void list_readers(struct graph *graph, int v, int *readers) {
+    struct value *value = &graph->values[v];
+    value->read_by = readers;
+    for (int n = 0; n < graph->node_count; n++)
+        for (int i = 0; i < graph->nodes[n].operand_count; i++)
+            if (graph->nodes[n].operands[i] == v && !graph->nodes[n].is_output[i])
+                *readers++ = n;
+}
+
+/* Operations in an order in which they can run, on these tensors. */
+static weftStatus_t write_graph(struct graph **made, struct writer *w, struct descriptor *const *ops, int op_count,
+                                bool is_modifier) {
+    struct graph *graph;
+    TRY(descriptor_mirror(w->arena, &graph, &w->s->graph->base));
+    graph->node_count = graph->value_count = 0;
+    TRY(arena_alloc(w->arena, &graph->values, (size_t)w->count * sizeof *graph->values));
+    TRY(arena_alloc(w->arena, &graph->nodes, (size_t)op_count * sizeof *graph->nodes));
+    for (int i = 0; i < w->count; i++)
+        if (is_modifier || !w->is_inside[i])
+            graph->values[graph->value_count++] = (struct value){.tensor = w->tensors[i], .producer = -1};
+    for (int i = 0; i < op_count; i++)
+        TRY(write_node(graph, ops[i], w->arena));
+    for (int v = 0; v < graph->value_count; v++) {
+        int *readers;
+        TRY(arena_alloc(w->arena, &readers, (size_t)graph->values[v].readers * sizeof *readers));
+        list_readers(graph, v, readers);
+    }
+    *made = graph;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
+    const struct spelled_attention *s = w->s;
+    m->input = m->output = m->gradient_input = m->gradient_output = -1;
+    if (s->modified == s->product && !s->is_rounded)
+        return WEFT_STATUS_SUCCESS;
+    TRY(write_input(w));
+    for (int i = 0; i < s->count; i++)
+        if (s->modifies[i])
+            TRY(write_pointwise(w, s->graph->nodes[s->nodes[i]].op));
+    if (w->count > SCORE_MODIFIER_VALUES_MAX)
+        return refuse(s->modified, "is made of more tensors than a score modifier has");
+    TRY(write_graph(&m->graph, w, w->ops, w->op_count, true));
+    m->input = graph_find_value(m->graph, w->input);
+    m->output = graph_find_value(m->graph, find(w, s->modified));
+    m->input_uid = w->input->uid;
+    m->output_uid = find(w, s->modified)->uid;
+    TRY(arena_alloc(w->arena, &m->operands.tensors, (size_t)w->count * sizeof *m->operands.tensors));
+    for (int i = 0; i < w->count; i++)
+        if (!w->is_inside[i])
+            m->operands.tensors[m->operands.count++] = w->tensors[i];
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The operation ----------------------------------------------------------------------------------------------- */
+
+static weftStatus_t write_dropout(struct attention *a, struct sdpa_fwd_op *op, struct writer *w) {
+    const struct rng_op *rng = w->s->dropout;
+    if (!rng)
+        return WEFT_STATUS_SUCCESS;
+    a->dropout_probability = 1 - rng->parameters->probability;
+    if (rng->seed_tensor)
+        TRY(add_scalar(w, &a->dropout_seed, rng->seed_tensor));
+    else
+        TRY(add_seed(w, &a->dropout_seed, rng->seed, rng->y));
+    TRY(add_scalar(w, &a->dropout_offset, rng->offset));
+    bool is_dumped = !rng->y->is_virtual;
+    return is_dumped ? add_like_scores(w, &op->rng_dump, rng->y) : WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t write_operands(struct sdpa_fwd_op *op, struct writer *w) {
+    const struct spelled_attention *s = w->s;
+    struct attention *a = &op->a;
+    TRY(add_factor(w, &a->q, &s->q, true));
+    TRY(add_factor(w, &a->k, &s->k, false));
+    TRY(add_factor(w, &a->v, &s->v, false));
+    TRY(add_factor(w, &op->o, &s->o, true));
+    TRY(add_scalar(w, &a->scale, s->scale));
+    TRY(add_like_scores(w, &a->bias, s->bias));
+    TRY(add_like_scores(w, &a->sink, s->sink));
+    TRY(add_like_scores(w, &op->stats, s->stats));
+    TRY(add_like_scores(w, &op->max, s->max));
+    TRY(add_like_scores(w, &op->sum_exp, s->sum_exp));
+    return write_dropout(a, op, w);
+}
+
+static weftStatus_t write_attention(struct sdpa_fwd_op **made, struct writer *w) {
+    const struct spelled_attention *s = w->s;
+    struct sdpa_fwd_op *op;
+    TRY(arena_alloc(w->arena, &op, sizeof *op));
+    op->base.schema = &sdpa_fwd_op.schema;
+    op->base.label = s->graph->nodes[s->nodes[s->count - 1]].op->label;
+    op->a.scale_value = s->scale_value;
+    op->a.left_bound = s->left_bound;
+    op->a.right_bound = s->right_bound;
+    op->a.alignment = WEFT_DIAGONAL_TOP_LEFT;
+    op->a.math = (int32_t)s->math;
+    TRY(write_modifier(&op->a.modifier, w));
+    TRY(write_operands(op, w));
+    *made = op;
+    TRY(sdpa_fwd_op.infer(&op->base));
+    return sdpa_fwd_op.check(&op->base);
+}
+
+weftStatus_t spelled_attention_make(struct graph **made, const int **outer, const struct spelled_attention *spelled,
+                                    struct arena *arena) {
+    struct writer *w;
+    struct sdpa_fwd_op *op;
+    int *values, count = 0;
+    TRY(arena_alloc(arena, &w, sizeof *w));
+    w->s = spelled;
+    w->arena = arena;
+    TRY(write_attention(&op, w) ? WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN : WEFT_STATUS_SUCCESS);
+    struct descriptor *ops[] = {&op->base};
+    TRY(write_graph(made, w, ops, 1, false));
+    TRY(arena_alloc(arena, &values, (size_t)w->count * sizeof *values));
+    for (int i = 0; i < w->count; i++)
+        if (!w->is_inside[i])
+            values[count++] = w->sources[i] ? graph_find_value(spelled->graph, w->sources[i]) : -1;
+    *outer = values;
+    return WEFT_STATUS_SUCCESS;
+}

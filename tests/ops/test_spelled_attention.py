@@ -1,0 +1,151 @@
+"""Attention that is spelled out of products, pointwise operations and a softmax: values against NumPy in
+float64 on every engine, whatever the planner makes of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+from attention_spelling import MASKS, NEAR_MISSES, NEARLY, Spelling, build, expected
+
+PARTS = {
+    "plain": Spelling(scale=None),
+    "scaled": Spelling(),
+    "keys by strides": Spelling(keys="strides", scale="div"),
+    "heads side by side": Spelling(side_by_side=True),
+    "scaled queries": Spelling(scale="query"),
+    "scaled keys": Spelling(scale="key", keys="strides"),
+    "scale in memory": Spelling(scale="tensor"),
+    "scaled twice": Spelling(scale="twice", value_depth=5),
+    "soft cap": Spelling(cap=True, mask="causal"),
+    "bias": Spelling(bias=(2, 4, 7, 9)),
+    "bias of heads": Spelling(bias=(1, 4, 1, 9), cap=True),
+    "grouped heads": Spelling(heads=(6, 2), mask="causal"),
+    "one matrix": Spelling(rank=2, heads=(1, 1), mask="causal"),
+    "three dimensions": Spelling(rank=3, heads=(6, 3), bias=(1, 6, 7, 9), mask="window"),
+    "five dimensions": Spelling(rank=5, heads=(6, 3), mask="causal"),
+    "sink": Spelling(sink=True, stats=True),
+    "statistics": Spelling(stats=True, mask="causal"),
+    "softmax by division": Spelling(softmax="div", stats=True),
+    "softmax by a reciprocal": Spelling(softmax="reciprocal", cap=True),
+    "dropout": Spelling(dropout=0.25, mask="causal"),
+    "one query": Spelling(rows=1, columns=40, heads=(4, 2)),
+    "no keys hidden": Spelling(rows=9, columns=7, bias=(1, 1, 9, 7)),
+}
+
+
+def compare(s: Spelling, inputs: dict[str, Any], want: list[Any], layout: str, **how: Any) -> None:
+    """The reference, too, rounds to FLOAT between operations."""
+    limits = {name: how.pop(name) for name in ("rounded", "ulps") if name in how}
+    nothing = [None] * len(want)
+    found = checks.check(build(s), inputs, nothing if len(want) > 1 else None, layouts=[layout], **how)
+    for engine, results in found.items():
+        for i, (got, wide) in enumerate(zip(results, want, strict=True)):
+            loss = {**limits, "rounded": limits["rounded"] if i == 0 else None}
+            name = "cpu.fast" if engine.startswith("cpu") else engine
+            dtype = checks._type_of(got)
+            wrong = checks.compare(got, wide, dtype, engine=name, magnitude=40, **loss)
+            assert not wrong, f"{engine}, {layout}, output {i}: {wrong}"
+
+
+def check(s: Spelling, dtype: str, layouts: tuple[str, ...] = ("packed", "padded")) -> None:
+    inputs = s.inputs(dtype)
+    want, behind = expected(s, inputs)
+    for layout in layouts:
+        compare(s, inputs, want, layout, rounded=checks.roundoff(dtype) * behind)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", PARTS)
+def test_parts(name: str, dtype: str) -> None:
+    check(PARTS[name], dtype)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name: str) -> None:
+    check(Spelling(mask=name), "f16")
+    check(Spelling(mask=name, rows=9, columns=5, bias=(1, 4, 1, 1), heads=(4, 2)), "f32", layouts=("packed",))
+
+
+@pytest.mark.parametrize("part", ["product", "scores", "weights"])
+def test_types_that_were_set(part: str) -> None:
+    """Scores are rounded where they were asked to be; numbers with few digits tell, and cross no border."""
+    s = Spelling(types={part: "bf16"}, scale=None, depth=3)
+    inputs = s.inputs("bf16")
+    rng = np.random.default_rng(7)
+    for name in "qk":
+        inputs[name] = checks.narrow(rng.integers(-9, 10, inputs[name].shape) * 1.125, "bf16")
+    want, behind = expected(s, inputs)
+    plain, _ = expected(replace(s, types={}), inputs)
+    rounded = 2 * checks.roundoff("bf16") * behind
+    compare(s, inputs, want, "packed", rounded=rounded, out="bf16", ulps=2)
+    assert part == "weights" or np.abs(want[0] - plain[0]).max() > 8 * rounded.max()
+
+
+def test_rows_without_a_key() -> None:
+    """As the softmax has it: they give 0."""
+    s = Spelling(mask="shifted", rows=9, columns=4, side_by_side=True)
+    inputs = s.inputs("bf16")
+    mask = np.ones((1, 1, 9, 4), bool)
+    mask[..., 5, :] = False
+    for mask_name in "given", "given and causal":
+        given = replace(s, mask=mask_name)
+        want, behind = expected(given, inputs | {"mask": mask})
+        assert (want[0][:, :, 5] == 0).all()
+        compare(given, inputs | {"mask": mask}, want, "packed", rounded=checks.roundoff("bf16") * behind)
+
+
+def _mutant(seed: int) -> Spelling:
+    """A spelling drawn at random."""
+    draw = random.Random(seed)
+    rank = draw.choice([2, 3, 4, 4, 4, 5])
+    heads = (1, 1) if rank == 2 else draw.choice([(4, 4), (4, 2), (6, 1), (3, 3)])
+    rows, columns = draw.choice([(7, 9), (16, 16), (9, 5), (1, 17), (33, 40)])
+    bias = tuple(draw.choice([1, extent]) for extent in (2, heads[0], rows, columns))
+    is_softmax = draw.random() < 0.5
+    return Spelling(
+        rank=rank,
+        heads=heads,
+        rows=rows,
+        columns=columns,
+        depth=draw.choice([3, 8, 16]),
+        value_depth=draw.choice([5, 8, 16]),
+        keys=draw.choice(["operation", "strides"]),
+        side_by_side=rank == 4 and draw.random() < 0.3,
+        scale=draw.choice([None, "mul", "div", "query", "key", "tensor", "twice"]),
+        cap=draw.random() < 0.3,
+        bias=bias if rank < 5 and draw.random() < 0.4 else None,
+        mask=draw.choice([None, *MASKS]),
+        softmax="operation" if is_softmax else draw.choice(["div", "reciprocal"]),
+        sink=is_softmax and rank == 4 and draw.random() < 0.2,
+        stats=draw.random() < 0.3,
+        dropout=draw.choice([0, 0, 0, 0.25, 0.5]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_mutants(seed: int) -> None:
+    """One that fails is known by its number."""
+    check(_mutant(seed), random.Random(seed).choice(["f32", "f16", "bf16", "f64"]), layouts=("packed",))
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_what_is_nearly_attention(name: str) -> None:
+    near = NEAR_MISSES[name]
+    q, k, v = (checks.random(NEARLY, "bf16", seed=seed, low=-1, high=1) for seed in (1, 2, 3))
+    k = np.ascontiguousarray(k.swapaxes(2, 3))
+    want = near.value(*(checks.exact(each) for each in (q, k, v)))
+    many = isinstance(want, list)
+
+    def build(g: Any, **tensors: Any) -> Any:
+        return near.build(g, *tensors.values())
+
+    nothing = [None] * len(want) if many else None
+    found = checks.check(build, {"q": q, "k": k, "v": v}, nothing, layouts=["packed"])
+    for results in found.values():
+        for got, wide in zip(results, want if many else [want], strict=True):
+            np.testing.assert_allclose(checks.exact(got), wide, rtol=0.03, atol=0.03)

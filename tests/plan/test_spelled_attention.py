@@ -1,0 +1,135 @@
+"""What becomes of attention that is spelled out: plans for an H200."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import weft
+from attention_spelling import MASKS, NEAR_MISSES, NEARLY, Spelling, build
+
+FAMILY = "cuda.spelled_attention"
+LARGE: dict[str, Any] = {"batch": 4, "heads": (16, 4), "rows": 1024, "columns": 1024, "depth": 128}
+LARGE |= {"value_depth": 128}
+
+
+def graph(**options: Any) -> weft.Graph:
+    return weft.Graph(device="sm_90", io_data_type="bf16", **options)
+
+
+def planned(g: weft.Graph, outputs: Any) -> list[tuple[str, str]]:
+    """Family and detail of each step."""
+    for tensor in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
+        tensor.set_output(True)
+    return [(step["family"], step["detail"]) for step in g.build().plan.report["steps"]]
+
+
+def inputs_of(s: Spelling, g: weft.Graph) -> dict[str, Any]:
+    hq, hk = s.heads
+    made = {
+        "q": g.tensor(s.dims(s.rows, s.depth, hq)),
+        "k": g.tensor(s.dims(s.columns, s.depth, hk)),
+        "v": g.tensor(s.dims(s.columns, s.value_depth, hk)),
+    }
+    if s.mask in ("given", "given and causal", "given number"):
+        made["mask"] = g.tensor([1, 1, s.rows, s.columns], data_type="bool")
+    if s.bias:
+        made["bias"] = g.tensor(s.bias)
+    return made
+
+
+def plan(s: Spelling, **options: Any) -> list[tuple[str, str]]:
+    g = graph(**options)
+    made = build(s)(g, **inputs_of(s, g))
+    for statistic in made[1:] if s.stats else ():
+        statistic.set_data_type("f32")
+    return planned(g, made)
+
+
+@pytest.mark.parametrize("intermediate", [None, "f32"])
+@pytest.mark.parametrize("softmax", ["operation", "div", "reciprocal"])
+def test_one_step_on_hopper(softmax: str, intermediate: str | None) -> None:
+    s = Spelling(**LARGE, mask="causal", softmax=softmax, stats=True)
+    ((family, detail),) = plan(s, intermediate_data_type=intermediate)
+    assert family == FAMILY
+    assert re.match(r"sdpa_fwd of \d+ operations, causal, cuda.attention_hopper: wgmma", detail), detail
+
+
+BOUNDED = {
+    **dict.fromkeys([name for name in MASKS if name.startswith("causal")], ", causal,"),
+    **dict.fromkeys(["shifted", "window", "outside of a window"], ", bounded,"),
+    "causal by a small number": ", score modifier,",  # which a row of nothing else would show
+    "added": ", causal,",
+    "even": ", score modifier,",
+    "given": ", mask,",
+    "given number": ", score modifier,",
+    "given and causal": ", causal, mask,",
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_become_what_skips_tiles(name: str) -> None:
+    ((family, detail),) = plan(Spelling(**LARGE, mask=name))
+    assert family == FAMILY
+    assert f"operations{BOUNDED[name]} cuda.attention_hopper" in detail
+
+
+PARTS = {
+    "plain": (Spelling(**LARGE), " cuda"),
+    "bias": (Spelling(**LARGE, bias=(1, 16, 1024, 1024)), " bias, cuda"),
+    "soft cap": (Spelling(**LARGE, cap=True, bias=(1, 1, 1, 1024)), " bias, score modifier, cuda"),
+    "dropout": (Spelling(**LARGE, dropout=0.25), " dropout, cuda"),
+    "scaled queries": (Spelling(**LARGE, scale="query"), " cuda"),
+    "a bias under a number that hides": (
+        Spelling(**LARGE, bias=(1, 16, 1024, 1024), mask="causal by a number"),
+        " score modifier, cuda",
+    ),
+    "a product of a type": (Spelling(**LARGE, types={"product": "bf16"}), " score modifier, cuda"),
+    "weights of the values' type": (Spelling(**LARGE, types={"weights": "bf16"}), " cuda"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_scores(name: str) -> None:
+    s, described = PARTS[name]
+    ((family, detail),) = plan(s)
+    assert family == FAMILY
+    assert re.match(rf"sdpa_fwd of \d+ operations,{described}.attention_hopper: ", detail), detail
+
+
+def test_heads_side_by_side_are_read_where_they_lie() -> None:
+    """Transposes of queries, keys and values are a way to read them."""
+    g = graph()
+    s = Spelling(**LARGE, side_by_side=True, mask="causal")
+    q = g.tensor([4, 1024, 16, 128])
+    k, v = g.tensor([4, 1024, 4, 128]), g.tensor([4, 1024, 4, 128])
+    ((family, detail),) = planned(g, build(s)(g, q=q, k=k, v=v))
+    assert (family, "cuda.attention_hopper" in detail) == (FAMILY, True)
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_what_is_nearly_attention(name: str) -> None:
+    """Declined, with the reason, which is told when the last product is asked about alone."""
+    near = NEAR_MISSES[name]
+    g = graph()
+    q, v = g.tensor(NEARLY), g.tensor(NEARLY)
+    k = g.tensor([2, 3, 8, 16])
+    assert FAMILY not in [family for family, _ in planned(g, near.build(g, q, k, v))]
+    refusals = [reason for step in g.plan.report["steps"] for reason in step.get("declined", [])]
+    assert any(re.search(near.reason, str(reason)) for reason in refusals), refusals
+
+
+def test_one_mask_for_several() -> None:
+    """Each knows its bounds; that the mask itself is made is for those who read it."""
+    g = graph()
+    q, k, v = g.tensor(NEARLY), g.tensor([2, 3, 8, 16]), g.tensor(NEARLY)
+    shape = g.tensor([1, 1, 16, 16])
+    causal = g.cmp_ge(g.gen_index(shape, axis=2), g.gen_index(shape, axis=3))
+    outputs = []
+    for _ in range(3):
+        q = g.matmul(g.softmax(g.binary_select(g.matmul(q, k), -float("inf"), causal)), v)
+        outputs.append(q)
+    steps = planned(g, outputs)
+    assert [family for family, _ in steps].count(FAMILY) == 3
+    assert all("causal" in detail for family, detail in steps if family == FAMILY)
