@@ -40,6 +40,7 @@ class Maker:
         types = {"io_data_type": "bf16", "intermediate_data_type": "f32", "compute_data_type": "f32"}
         self.g = weft.Graph(**types, **where)
         self.values: dict[str, Any] = {}
+        self.tokens: dict[int, int] = {}  # of packed tensors, by the rows that a batch entry may have
 
     def __call__(
         self,
@@ -302,6 +303,59 @@ def attention_gradient_of_boxes(size: int, dtype: str, **options: Any) -> Any:
         extra |= {"stats": t(2, 4, 200, 1, dtype="f32", low=9), "attn_scale": 8 / (4 * size)}
         for grad in t.g.sdpa_backward(q, k, v, o, d_o, **extra):
             t.out(grad, dtype=dtype)
+
+    return build
+
+
+class Packed:
+    """Two sequences of tokens behind each other, the second one first: 131 queries and 150 keys end where the
+    memory does, 200 queries and 77 keys begin with it."""
+
+    def __init__(self, t: Maker) -> None:
+        self.t, t.tokens = t, {200: 331, 150: 227}
+        self.offsets = {n: self.integers(at) for n, at in ((200, [200, 0, 331]), (150, [77, 0, 227]))}
+        self.lengths = {
+            "seq_len_q": self.integers([131, 200]),
+            "seq_len_kv": self.integers([150, 77]),
+            "use_padding_mask": True,
+        }
+
+    def integers(self, values: list[int]) -> Any:
+        return self.t(len(values), 1, 1, 1, dtype="i32", values=np.array(values))
+
+    def __call__(self, heads: int, rows: int, size: int, dtype: str, low: float = -1) -> Any:
+        tensor = self.t(2, heads, rows, size, dtype=dtype, low=low)
+        return self.pack(tensor, heads, rows, size)
+
+    def pack(self, tensor: Any, heads: int, rows: int, size: int) -> Any:
+        tensor.set_dim([2, heads, rows, size]).set_stride([rows * heads * size, size, heads * size, 1])
+        return tensor.set_ragged_offset(self.offsets[rows]).set_ragged_offset_multiplier(heads * size)
+
+    def out(self, tensor: Any, like: Any, dtype: str) -> None:
+        _, heads, rows, size = like.get_dim()
+        self.t.out(self.pack(tensor, heads, rows, size), dtype=dtype)
+
+
+def packed_attention(size: int, dtype: str, **options: Any) -> Any:
+    def build(t: Maker) -> None:
+        p = Packed(t)
+        q, k, v = p(4, 200, size, dtype), p(2, 150, size, dtype), p(2, 150, size, dtype)
+        o, stats = t.g.sdpa(q, k, v, attn_scale=0.1, generate_stats=True, **p.lengths, **options)
+        p.out(o, q, dtype)
+        t.out(p.pack(stats, 4, 200, 1), dtype="f32")
+
+    return build
+
+
+def packed_attention_gradient(size: int, dtype: str, **options: Any) -> Any:
+    def build(t: Maker) -> None:
+        p = Packed(t)
+        q, o, d_o = (p(4, 200, size, dtype) for _ in range(3))
+        k, v = (p(2, 150, size, dtype) for _ in range(2))
+        more = {"stats": p(4, 200, 1, "f32", low=9), "attn_scale": 8 / (4 * size)}
+        made = t.g.sdpa_backward(q, k, v, o, d_o, **more, **p.lengths, **options)
+        for gradient, like in zip(made, (q, k, v), strict=True):
+            p.out(gradient, like, dtype)
 
     return build
 
@@ -831,6 +885,12 @@ CASES = {
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[300]]], [[[77]]]])),
         ),
     ),
+    "attention on Hopper, ragged": Case(
+        "forward_sm90", "attention_hopper", packed_attention(128, "f16", use_causal_mask=True)
+    ),
+    "attention on Hopper, heads of 64, ragged": Case(
+        "forward_sm90", "attention_hopper", packed_attention(64, "bf16")
+    ),
     "attention on Hopper, heads of 256": Case(
         "forward_sm90", "attention_hopper", attention(dims=(1, 70, 150, 256), use_causal_mask=True)
     ),
@@ -904,6 +964,17 @@ CASES = {
             seq_len_q=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[131]]], [[[200]]]])),
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[150]]], [[[77]]]])),
         ),
+    ),
+    "attention gradient on Hopper, ragged": Case(
+        "backward_rows_sm90 backward_sm90",
+        "attention_hopper",
+        packed_attention_gradient(128, "bf16", use_causal_mask=True),
+    ),
+    "attention gradient on Hopper, unordered ragged": Case(
+        "backward_rows_sm90 backward_sm90 backward_queries_sm90",
+        "attention_hopper_unordered",
+        packed_attention_gradient(64, "f16"),
+        engine="cuda.unordered",
     ),
     "attention gradient on Hopper, unordered": Case(
         "backward_rows_sm90 backward_sm90 backward_queries_sm90",
@@ -1044,10 +1115,22 @@ def build(case: Case, index_of: str, **where: Any) -> Maker:
     return made
 
 
+def slots_of(made: Maker) -> list[Any]:
+    """Those of the plan; packed ones as tokens."""
+
+    def as_tokens(slot: Any) -> Any:
+        if not slot.is_ragged:
+            return slot
+        _, heads, rows, size = slot.dims
+        return slot._replace(dims=(made.tokens[rows], heads, size), strides=(heads * size, size, 1))
+
+    return [as_tokens(slot) for slot in made.g.plan.slots]
+
+
 def arrays(made: Maker) -> dict[int, Any]:
     """Host arrays by uid: inputs with values, and results that hold nothing yet."""
     found = {}
-    for seed, slot in enumerate(made.g.plan.slots):
+    for seed, slot in enumerate(slots_of(made)):
         array = buffers.empty(slot.dims, slot.strides, slot.data_type)
         given, bits = made.values.get(slot.name), dtypes.of(slot.data_type).bits
         rng = np.random.default_rng(seed)
@@ -1087,7 +1170,7 @@ def run(made: Maker, host: dict[int, Any], reads: bool, again: bool = False, shi
     """Runs on the GPU, on copies of arrays; copies results back if these are to be read. again: in a
     workspace that keeps nothing of runs before; what those left elsewhere must be as they found it. shift:
     of the arrays, in elements."""
-    slots = [slot for slot in made.g.plan.slots if slot.uid in host]
+    slots = [slot for slot in slots_of(made) if slot.uid in host]
     copies = {slot.uid: on_gpu(slot, shift) for slot in slots}
     for slot in slots:
         # Bits beside an element of fewer than 8 are kept, and so read.

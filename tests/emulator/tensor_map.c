@@ -104,6 +104,7 @@ struct copy {
     const struct tensor_map *map;
     uint32_t address; /* of the box in shared memory */
     size_t row_bytes;
+    bool is_inside; /* some of the box lies in the tensor */
     tensor_map_ask *ask;
     void *context;
 };
@@ -173,9 +174,10 @@ static void round_to_tf32(unsigned char *bytes, size_t size) {
     }
 }
 
-static const char *load_row(const struct copy *copy, const int64_t at[RANK_MAX], unsigned char *box, size_t offset) {
+static const char *load_row(struct copy *copy, const int64_t at[RANK_MAX], unsigned char *box, size_t offset) {
     unsigned char row[ROW_BYTES_MAX];
     struct run run = run_of(copy->map, at);
+    copy->is_inside |= run.bytes > 0;
     const char *wrong = run.bytes ? copy->ask(copy->context, run.address, run.bytes) : NULL;
     if (wrong)
         return wrong;
@@ -193,10 +195,10 @@ static const char *load_row(const struct copy *copy, const int64_t at[RANK_MAX],
     return NULL;
 }
 
-static const char *store_row(const struct copy *copy, const int64_t at[RANK_MAX], const unsigned char *box,
-                             size_t offset) {
+static const char *store_row(struct copy *copy, const int64_t at[RANK_MAX], const unsigned char *box, size_t offset) {
     unsigned char row[ROW_BYTES_MAX];
     struct run run = run_of(copy->map, at);
+    copy->is_inside |= run.bytes > 0;
     const char *wrong = run.bytes ? copy->ask(copy->context, run.address, run.bytes) : NULL;
     if (wrong || !run.bytes)
         return wrong;
@@ -250,7 +252,12 @@ static void step_in_image(const struct tensor_map *map, int64_t at[RANK_MAX]) {
     at[spatial + 1]++;
 }
 
-static const char *load_pixels(const struct copy *copy, const int32_t *coordinates, const uint16_t *offsets,
+/* The chip looks for a box that lies outside in whole where the map begins. */
+static const char *end(const struct copy *copy) {
+    return copy->is_inside ? NULL : copy->ask(copy->context, copy->map->address, CHUNK);
+}
+
+static const char *load_pixels(struct copy *copy, const int32_t *coordinates, const uint16_t *offsets,
                                unsigned char *box) {
     static const int offset_ends[RANK_MAX + 1] = {[3] = 65536, [4] = 256, [5] = 32};
     const struct tensor_map *map = copy->map;
@@ -293,7 +300,7 @@ const char *tensor_map_load(const struct tensor_map *map, uint32_t address, cons
         wrong = load_row(&copy, at, box, row * copy.row_bytes);
         step_in_box(map, coordinates, index, at);
     }
-    return wrong;
+    return wrong ? wrong : end(&copy);
 }
 
 const char *tensor_map_store(const struct tensor_map *map, uint32_t address, const int32_t *coordinates,
@@ -312,5 +319,5 @@ const char *tensor_map_store(const struct tensor_map *map, uint32_t address, con
         wrong = store_row(&copy, at, box, row * copy.row_bytes);
         step_in_box(map, coordinates, index, at);
     }
-    return wrong;
+    return wrong ? wrong : end(&copy);
 }

@@ -22,6 +22,10 @@ CASES = {
         alignment=BOTTOM_RIGHT, has_sums=True, sink=True,
     ),
     "long": Case(batch=2, heads=(2, 1, 1), rows=150, columns=200, seq_len_q=[130, 20], seq_len_kv=[7, 199]),
+    "window": Case(
+        batch=4, heads=(2, 2, 2), rows=260, columns=260, seq_len_q=[129, 1, 260, 64],
+        seq_len_kv=[128, 65, 260, 0], left=70, right=0, alibi=True, has_sums=True,
+    ),
 }  # fmt: skip
 QUERIES, KEYS = ("q", "o", "dO", "stats", "dQ", "score_max"), ("k", "v", "dK", "dV")
 CANARY = 77.0
@@ -117,10 +121,12 @@ def test_ragged(name: str, in_tokens: bool, ragged_stats: bool, dtype: str) -> N
 
     inputs = backward_inputs(case, inputs, dtype)
     want, _ = by_definition(case, inputs)
-    t = Tokens(case, in_tokens, ragged_stats)
-    gradients = t.g._sdpa_bwd(**{key: t.input(key, array) for key, array in inputs.items()}, **case.values())
-    wanted = zip(gradients, ("dQ", "dK", "dV"), want, strict=False)
-    check(t, {key: (x, t.output(x, key, each, dtype)) for x, key, each in wanted}, dtype)
+    for is_deterministic in {False, checks.DEVICE == "cuda" and dtype != "f32"}:
+        t = Tokens(case, in_tokens, ragged_stats)
+        operands = {key: t.input(key, array) for key, array in inputs.items()}
+        gradients = t.g._sdpa_bwd(**operands, **case.values(), is_deterministic=is_deterministic)
+        wanted = zip(gradients, ("dQ", "dK", "dV"), want, strict=False)
+        check(t, {key: (x, t.output(x, key, each, dtype)) for x, key, each in wanted}, dtype)
 
 
 def test_refusals() -> None:

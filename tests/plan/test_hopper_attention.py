@@ -80,6 +80,42 @@ def forward(
     return step["family"], " ".join(each["reason"] for each in step["declined"])
 
 
+def packed(g: weft.Graph, tensor: weft.Tensor, dims: tuple[int, ...], offsets: weft.Tensor) -> weft.Tensor:
+    """Makes a tensor one of tokens [T, H, D] behind each other."""
+    batch, heads, rows, depth = dims
+    tensor.set_dim([batch, heads, rows, depth]).set_stride([rows * heads * depth, depth, heads * depth, 1])
+    return tensor.set_ragged_offset(offsets).set_ragged_offset_multiplier(heads * depth)
+
+
+@pytest.mark.parametrize(("depth", "value_depth"), [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_ragged_variants(
+    depth: int, value_depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE", "off")
+    g = weft.Graph(io_data_type="bf16", device_property=DeviceProperties(H200))
+    lengths = {f"seq_len_{name}": g.tensor([3, 1, 1, 1], data_type="i32") for name in ("q", "kv")}
+    offsets = g.tensor([4, 1, 1, 1], data_type="i32")
+    q, k, v, o, d_o = (
+        packed(g, g.tensor(), (3, heads, 2000, size), offsets)
+        for heads, size in ((4, depth), (2, depth), (2, value_depth), (4, value_depth), (4, value_depth))
+    )
+    stats = packed(g, g.tensor(data_type="f32"), (3, 4, 2000, 1), offsets)
+    made = g._sdpa_fwd(q, k, v, **lengths, **CAUSAL)
+    packed(g, made[0].set_output(True), (3, 4, 2000, value_depth), offsets)
+    packed(g, made[1].set_output(True).set_data_type("f32"), (3, 4, 2000, 1), offsets)
+    wanted = {"cuda.attention_hopper"}
+    if depth <= 192:
+        for is_deterministic in False, True:
+            made = g._sdpa_bwd(q, k, v, o, d_o, stats, is_deterministic=is_deterministic, **lengths, **CAUSAL)
+            for gradient, like in zip(made, (q, k, v), strict=False):
+                packed(g, gradient.set_output(True), tuple(like.get_dim()), offsets)
+        wanted |= {"cuda.attention_hopper_unordered"} if depth <= 128 else set()
+    g.build()
+    assert {step["family"] for step in g.plan.report["steps"]} == wanted
+    assert cubins.check_dumped(tmp_path, diverges=False) >= 1
+
+
 TERMS = ("bias", "bias of odd rows", "mask", "modified", "dropout")  # beside products, in tiles of their own
 VARIANTS = [(*depths, name) for name in OPTIONS if name not in TERMS for depths in DEPTHS]
 VARIANTS += [(size, size, name) for name in TERMS for size in (64, 128, 256)]

@@ -58,8 +58,6 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 }
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
-    if (attention_is_ragged(c))
-        return refuse(c, "Hopper's backward kernel reads no ragged offsets");
     if (c->a->block_mask)
         return refuse(c, "Hopper's backward kernel reads no block mask");
     if (c->a->modifier.gradient_output >= 0)
@@ -81,6 +79,14 @@ static weftStatus_t check_operands(const struct cuda_attention *c) {
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (attention_wants(c, made[i]))
             TRY(attention_hopper_check_boxed(c, made[i]));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A slab of 64 columns that lies behind all columns in whole must not be asked for: see entries_sm90.cuh. */
+static weftStatus_t check_slabs(const struct backward *b) {
+    bool has_outer = b->head - b->c->depth >= 64 || b->value_head - b->c->value_depth >= 64;
+    if (has_outer && attention_is_ragged(b->c))
+        return refuse(b->c, "Hopper's backward kernel pads these heads by 64 columns or more, ragged ones by fewer");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -131,7 +137,7 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
     b->block_q = b->passes[0]->makes == MAKES_QUERIES ? BLOCK_OWN : b->passes[0]->block_pass;
     b->q_blocks = divide_up(c->queries, b->block_q);
     b->tiles = c->batches * c->heads * b->q_blocks;
-    return WEFT_STATUS_SUCCESS;
+    return check_slabs(b);
 }
 
 /* ---- Printing ---- */
@@ -207,13 +213,27 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
     bool own_is_key = t->makes != MAKES_QUERIES;
-    attention_hopper_print_map(print, c, own_is_key ? c->a->k : c->a->q, BLOCK_OWN, "own_first_map");
-    attention_hopper_print_map(print, c, own_is_key ? c->a->v : b->op->d_o, BLOCK_OWN, "own_second_map");
-    attention_hopper_print_map(print, c, own_is_key ? c->a->q : c->a->k, t->block_pass, "first_map");
-    attention_hopper_print_map(print, c, own_is_key ? b->op->d_o : c->a->v, t->block_pass, "second_map");
-    attention_hopper_print_map(print, c, own_is_key ? b->op->dk : b->op->dq, BLOCK_OWN / 2, "first_gradient_map");
-    if (own_is_key)
-        attention_hopper_print_map(print, c, b->op->dv, BLOCK_OWN / 2, "second_gradient_map");
+    const struct {
+        const struct tensor *tensor;
+        int rows;
+        const char *map, *entry;
+    } boxes[] = {
+        {own_is_key ? c->a->k : c->a->q, BLOCK_OWN, "own_first_map", "own_first"},
+        {own_is_key ? c->a->v : b->op->d_o, BLOCK_OWN, "own_second_map", "own_second"},
+        {own_is_key ? c->a->q : c->a->k, t->block_pass, "first_map", "first"},
+        {own_is_key ? b->op->d_o : c->a->v, t->block_pass, "second_map", "second"},
+        {own_is_key ? b->op->dk : b->op->dq, BLOCK_OWN / 2, "first_gradient_map", "first_gradient"},
+        {b->op->dv, BLOCK_OWN / 2, "second_gradient_map", "second_gradient"},
+    };
+    int count = own_is_key ? 6 : 5;
+    for (int i = 0; i < count; i++)
+        attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
+    for (int i = 0; i < count; i++)
+        attention_hopper_print_entry(print, c, boxes[i].tensor, boxes[i].entry);
+    if (!own_is_key)
+        print_constant(print, "SECOND_GRADIENT_IS_RAGGED", 0);
+    print_constant(print, "MAKES_USED_ALONE",
+                   boxes[4].tensor->ragged_offset && (!own_is_key || boxes[5].tensor->ragged_offset));
 }
 
 static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {

@@ -1,7 +1,8 @@
 /* backward_queries_sm90: dQ from its float sums, which lie in the order of accumulators, to rows
    Tile      a block of one warpgroup makes BLOCK_Q queries of one head, through shared memory, swizzled by row
    Memory    sums: [batch][head][block of queries][part: 64 x 64][8 columns][thread][4]
-   Limits    dQ has 16-byte aligned rows of whole chunks; rows past the queries in use become 0
+   Limits    dQ has 16-byte aligned rows of whole chunks. Rows past the queries in use become 0; ragged ones belong to
+             others
    Params    in_t BLOCK_Q HEAD HAS_SCALE and the band's */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
@@ -28,6 +29,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i32 batch = (i32)divide(outer, p.heads), head = (i32)(outer - batch * p.heads.value),
               first = (i32)m * BLOCK_Q;
     const band used(p, batch);
+    if (is_ragged(p.dq_batch) && first >= used.queries)
+        return;
     const float *const sums = p.dq_sum + (i64)blockIdx.x * BLOCK_Q * HEAD + threadIdx.x * 4;
     const float scale = scale_of(p);
     run<float, 4> x[OCTETS];
@@ -45,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         words some = load_words(chunk_at(shared_address(tile) + chunk / 8 * SLAB, row, chunk % 8));
         if (first + row >= used.queries)
             some = words{};
-        if (first + row < (i32)p.queries && chunk * 8 < (i32)p.depth)
+        if (first + row < (is_ragged(p.dq_batch) ? used.queries : (i32)p.queries) && chunk * 8 < (i32)p.depth)
             *(words *)(dq + (i64)(first + row) * p.dq_row + chunk * 8) = some;
     }
 }

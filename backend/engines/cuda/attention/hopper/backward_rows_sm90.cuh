@@ -45,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         b[t] = *(const words *)(d_o + query * p.d_o_row);
     }
     if constexpr (HAS_SUMS)
-        clear_sums(p);
+        if (!is_ragged(p.o_batch) || (i32)m * BLOCK_Q < used.queries) /* nobody adds to others */
+            clear_sums(p);
 #pragma unroll
     for (int t = 0; t < TURNS; ++t) {
         float dot = 0, lse2 = __int_as_float(0x7f800000);

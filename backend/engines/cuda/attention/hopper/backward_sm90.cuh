@@ -21,12 +21,13 @@
              by side, those that have most steps first, heads_per_set heads at a time, so that what passes stays in L2
    Masks     a step masks where its tile lies across a bound or the end of the keys; steps in which nobody sees anybody
              are not made
-   Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors
-             are 0 (TMA)
+   Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors,
+             and past ragged entries, are 0 (TMA), and not written: see entries_sm90
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES, those of scores, terms and dropout; printed products:
-             multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
+             PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES MAKES_USED_ALONE, those of scores, terms and dropout; printed
+             entries of the maps; printed products: multiply_scores(_first), multiply_first, multiply_second,
+             multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
    Tried     adds from registers (red.v4): within noise
              P kept in float: 224 registers, too many beside warpgroup 0
@@ -99,9 +100,10 @@ DEVICE constexpr u32 mn_major(u32 slab_bytes) { return slab_bytes >> 4 << 16; }
 
 struct work {
     band seen;
-    i32 own, head, batch; /* the first own row, of a head of the own side */
-    i32 first, last;      /* blocks that pass, of each head */
-    i32 steps;            /* over all heads */
+    i32 own, head, batch;          /* the first own row, of a head of the own side */
+    i32 first, last;               /* blocks that pass, of each head */
+    i32 steps;                     /* over all heads */
+    box_entry first_at, second_at; /* of what passes */
 
     DEVICE i32 own_used() const { return OWN_IS_KEY ? seen.keys : seen.queries; }
     DEVICE i32 pass_used() const { return OWN_IS_KEY ? seen.queries : seen.keys; }
@@ -119,7 +121,9 @@ DEVICE work find_work(const arguments &p) {
     const u32 number = within / heads, outer = set * set_heads + within - number * heads;
     const u32 block = OWN_IS_KEY ? number : blocks - 1 - number, batch = outer / (u32)p.own_heads;
     const i32 head = (i32)(outer - batch * (u32)p.own_heads);
-    work w{band(p, (i32)batch), (i32)block * BLOCK_OWN, head, (i32)batch, 0, 0, 0};
+    work w{band(p, (i32)batch), (i32)block * BLOCK_OWN, head, (i32)batch, 0, 0, 0, {}, {}};
+    w.first_at = first_entry(p, w.batch, w.pass_used());
+    w.second_at = second_entry(p, w.batch, w.pass_used());
     const i32 last_own = min(w.own + BLOCK_OWN, w.own_used()) - 1;
     if (last_own < w.own)
         return w;
@@ -144,17 +148,19 @@ struct cursor {
 
 /* ---- Loads ---- */
 
-template <u32 BYTES> DEVICE void load_own(const tensor_map &map, u32 dst, u32 full, const work &w) {
+template <u32 BYTES>
+DEVICE void load_own(const tensor_map &map, u32 dst, u32 full, const work &w, const box_entry &entry) {
     arrive_expecting(full, BYTES);
 #pragma unroll
     for (u32 i = 0; i < BYTES / OWN_SLAB; ++i)
-        load_box(dst + i * OWN_SLAB, map, full, i * 64, w.own, w.head, w.batch);
+        load_box(dst + i * OWN_SLAB, map, full, i * 64, entry.row + w.own, w.head, entry.place);
 }
 
-template <u32 BYTES> DEVICE void load_pass(const tensor_map &map, u32 dst, u32 full, const work &w, const cursor &at) {
+template <u32 BYTES>
+DEVICE void load_pass(const tensor_map &map, u32 dst, u32 full, const cursor &at, const box_entry &entry) {
 #pragma unroll
     for (u32 i = 0; i < BYTES / PASS_SLAB; ++i)
-        load_box(dst + i * PASS_SLAB, map, full, i * 64, at.block * BLOCK_PASS, at.head, w.batch);
+        load_box(dst + i * PASS_SLAB, map, full, i * 64, entry.row + at.block * BLOCK_PASS, at.head, entry.place);
 }
 
 /* Which block of BLOCK_Q queries: of all heads. */
@@ -171,19 +177,21 @@ DEVICE void load_step(const arguments &p, const work &w, u32 base, const barrier
         wait(b.second_empty + 8 * stage, i / STAGES & 1 ^ 1);
     }
     arrive_expecting(first_full, FIRST_BYTES + STATISTICS_BYTES);
-    load_pass<FIRST_BYTES>(p.first_map, base + FIRST + stage * FIRST_BYTES, first_full, w, at);
+    load_pass<FIRST_BYTES>(p.first_map, base + FIRST + stage * FIRST_BYTES, first_full, at, w.first_at);
     if constexpr (OWN_IS_KEY)
         load_bytes(base + STATISTICS + stage * STATISTICS_BYTES,
                    p.statistics + q_tile(p, w.batch, at.head, at.block) * 2 * BLOCK_Q, STATISTICS_BYTES, first_full);
     arrive_expecting(second_full, SECOND_BYTES);
-    load_pass<SECOND_BYTES>(p.second_map, base + SECOND + stage * SECOND_BYTES, second_full, w, at);
+    load_pass<SECOND_BYTES>(p.second_map, base + SECOND + stage * SECOND_BYTES, second_full, at, w.second_at);
 }
 
 DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const barriers &b) {
     cursor at(p, w);
-    load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w);
+    load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w,
+                              own_first_entry(p, w.batch, w.own_used()));
     load_step(p, w, base, b, at, 0, 0);
-    load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w);
+    load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w,
+                               own_second_entry(p, w.batch, w.own_used()));
 #pragma unroll 1
     for (i32 i = 1; i < STAGES && i < w.steps; ++i) {
         at.advance(w);
@@ -497,8 +505,9 @@ DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32
     publish_to_async_proxy();
     sync_threads(PASS_CLEARED, 256);
 }
-constexpr bool CLEARS_OWN = OWN_IS_KEY ? HAS_SEQ_LEN_KV : HAS_SEQ_LEN_Q;
-constexpr bool CLEARS_PASS = OWN_IS_KEY ? HAS_SEQ_LEN_Q : HAS_SEQ_LEN_KV;
+constexpr bool CLEARS_OWN =
+    (OWN_IS_KEY ? HAS_SEQ_LEN_KV : HAS_SEQ_LEN_Q) && !(OWN_FIRST_IS_RAGGED && OWN_SECOND_IS_RAGGED);
+constexpr bool CLEARS_PASS = (OWN_IS_KEY ? HAS_SEQ_LEN_Q : HAS_SEQ_LEN_KV) && !(FIRST_IS_RAGGED && SECOND_IS_RAGGED);
 
 /* Whether nobody of the second consumer sees anything of a step: so the first one is, where blocks that pass are half
    as long as own ones. One that has rows to be cleared is for both. */
@@ -508,9 +517,9 @@ DEVICE bool hides_all(const work &w, i32 own, i32 pass) {
 }
 
 /* Out through the own rows that this consumer has. */
-template <int N>
+template <bool IS_RAGGED, int N>
 DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const tensor_map &map, const work &w,
-                           int half) {
+                           const box_entry &entry, int half) {
     const u32 lane = lane_index(), to = s_rows + (16 * (warp_index() & 3) + lane % 16) * 128;
 #pragma unroll
     for (int c = 0; c < N / 4; c += 2) {
@@ -525,11 +534,11 @@ DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const
         sync_threads(GRADIENT_STAGED, 128);
     else
         sync_threads(GRADIENT_STAGED + 1, 128);
-    if ((threadIdx.x & 127) != 0)
+    if ((threadIdx.x & 127) != 0 || (IS_RAGGED && w.own + half * HALF >= w.own_used()))
         return;
 #pragma unroll
     for (int s = 0; s < N / 32; ++s)
-        store_box(map, s_rows + s * OWN_SLAB, s * 64, w.own + half * HALF, w.head, w.batch);
+        store_box(map, s_rows + s * OWN_SLAB, s * 64, entry.row + w.own + half * HALF, w.head, entry.place);
     commit_stores();
 }
 
@@ -693,11 +702,15 @@ template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
     if constexpr (OWN_IS_KEY)
         settle_all(sum.second);
     if constexpr (OWN_IS_KEY)
-        store_gradient(sum.second, growth_of(p), base + OWN_SECOND + half * HALF * 128, p.second_gradient_map, w, half);
+        store_gradient<SECOND_GRADIENT_IS_RAGGED>(sum.second, growth_of(p), base + OWN_SECOND + half * HALF * 128,
+                                                  p.second_gradient_map, w,
+                                                  second_gradient_entry(p, w.batch, w.own_used()), half);
     const i32 last = w.steps - 1;
     if (HAS_SUMS && w.steps > 0)
         wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
-    store_gradient(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128, p.first_gradient_map, w, half);
+    store_gradient<FIRST_GRADIENT_IS_RAGGED>(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128,
+                                             p.first_gradient_map, w, first_gradient_entry(p, w.batch, w.own_used()),
+                                             half);
     if ((threadIdx.x & 127) == 0)
         wait_stores_read<0>();
 }
@@ -723,6 +736,11 @@ DEVICE void init_barriers(const barriers &b) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90(const __grid_constant__ arguments p) {
     const u32 base = shared_address(s_memory);
+    if constexpr (MAKES_USED_ALONE) {
+        const work w = find_work(p);
+        if (w.own >= w.own_used())
+            return;
+    }
     if (threadIdx.x == 0) {
         prefetch_map(p.own_first_map);
         prefetch_map(p.own_second_map);

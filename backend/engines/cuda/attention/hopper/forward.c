@@ -64,8 +64,6 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel reads no pages");
     if (attention_is_scaled(c))
         return refuse(c, "Hopper's forward kernel multiplies by no scales of operands");
-    if (attention_is_ragged(c))
-        return refuse(c, "Hopper's forward kernel reads no ragged offsets");
     if (attention_wants(c, op->rng_dump))
         return refuse(c, "Hopper's forward kernel dumps no dropout mask");
     if (!attention_wants(c, op->o))
@@ -175,6 +173,10 @@ static void print_maps(struct kernel_print *print, const struct forward *f) {
     attention_hopper_print_map(print, f->c, a->k, f->tile->keys, "k_map");
     attention_hopper_print_map(print, f->c, a->v, f->tile->keys, "v_map");
     attention_hopper_print_map(print, f->c, f->op->o, 16, "o_map");
+    attention_hopper_print_entry(print, f->c, a->q, "q");
+    attention_hopper_print_entry(print, f->c, a->k, "k");
+    attention_hopper_print_entry(print, f->c, a->v, "v");
+    attention_hopper_print_entry(print, f->c, f->op->o, "o");
 }
 
 static void print_tile(struct kernel_print *print, const struct forward *f) {
@@ -194,8 +196,18 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     print_constant(print, "SHARED_BYTES", shared_bytes(f));
 }
 
+/* Whether no result has rows behind the queries in use. */
+static bool makes_used_alone(const struct forward *f) {
+    const struct tensor *made[] = {f->op->o, f->op->stats, f->op->max, f->op->sum_exp};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (attention_wants(f->c, made[i]) && !made[i]->ragged_offset)
+            return false;
+    return true;
+}
+
 static void print_outputs(struct kernel_print *print, const struct forward *f) {
     const struct tensor *sink = f->c->a->sink;
+    print_constant(print, "MAKES_USED_ALONE", makes_used_alone(f));
     attention_print_wanted(print, f->c, f->op->stats, "stats", "HAS_STATS");
     attention_print_wanted(print, f->c, f->op->max, "max", "HAS_MAX");
     attention_print_wanted(print, f->c, f->op->sum_exp, "sum_exp", "HAS_SUM_EXP");

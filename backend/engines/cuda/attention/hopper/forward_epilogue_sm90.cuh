@@ -14,14 +14,19 @@ template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, fl
     if (stores) {
         constexpr float LN_2 = 0.693147181f;
         const float lse = sum == 0 ? -infinity() : (maximum + __log2f(sum)) * LN_2;
+        [[maybe_unused]] const bool is_used = query < t.queries; /* ragged rows beyond belong to others */
         if constexpr (HAS_STATS)
-            a.stats[t.batch * a.stats_batch + t.head * a.stats_head + query * a.stats_row] = from<stats_t>::number(lse);
+            if (is_used || !is_ragged(a.stats_batch))
+                a.stats[t.batch * a.stats_batch + t.head * a.stats_head + query * a.stats_row] =
+                    from<stats_t>::number(lse);
         if constexpr (HAS_MAX)
-            a.max[t.batch * a.max_batch + t.head * a.max_head + query * a.max_row] =
-                from<max_t>::number(maximum * LN_2);
+            if (is_used || !is_ragged(a.max_batch))
+                a.max[t.batch * a.max_batch + t.head * a.max_head + query * a.max_row] =
+                    from<max_t>::number(maximum * LN_2);
         if constexpr (HAS_SUM_EXP)
-            a.sum_exp[t.batch * a.sum_exp_batch + t.head * a.sum_exp_head + query * a.sum_exp_row] =
-                from<sum_exp_t>::number(sum);
+            if (is_used || !is_ragged(a.sum_exp_batch))
+                a.sum_exp[t.batch * a.sum_exp_batch + t.head * a.sum_exp_head + query * a.sum_exp_row] =
+                    from<sum_exp_t>::number(sum);
     }
     return sum == 0 ? 0.0f : rescale / sum;
 }
@@ -64,7 +69,10 @@ DEVICE void store_tile(const arguments &a, const tile &t, const results &o, cons
         publish_to_async_proxy();
         __syncwarp();
         if (lane == 0) {
-            store_box(a.o_map, s_slab, slab * 64, first, t.head, t.batch);
+            if constexpr (!O_IS_RAGGED)
+                store_box(a.o_map, s_slab, slab * 64, first, t.head, t.batch);
+            else if (first < t.queries)
+                store_box(a.o_map, s_slab, slab * 64, (i32)a.queries - t.queries + first, t.head, t.o_place);
             commit_stores();
         }
     }

@@ -14,11 +14,13 @@
              shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA). V of keys that a bound, bias or
              modifier hides is multiplied by 0
              HAS_BLOCK_MASK: blocks of keys in tiles that do not take part are never loaded
+   Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
+             for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
    Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout and outputs; printed products:
-             multiply_scores(_first), multiply_values
+             PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout and outputs; printed entries of q, k, v
+             and o; printed products: multiply_scores(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower */
@@ -88,30 +90,38 @@ template <u32 COUNT> struct cursor {
 
 /* ---- The producer: one thread, in the order of use ---- */
 
-/* Block `block` of K or V. */
-template <int SLABS>
-DEVICE void load_block(const tensor_map &map, u32 to, u32 full, u32 empty, u32 phase, i32 block, i32 head, i32 batch) {
+/* Block `block` of K or V. MAY_LACK: is_there says whether some row of it is there. */
+template <int SLABS, bool MAY_LACK>
+DEVICE void load_block(const tensor_map &map, u32 to, u32 full, u32 empty, u32 phase, i32 block, i32 head,
+                       const box_entry &entry, bool is_there) {
     wait(empty, phase ^ 1);
+    if constexpr (MAY_LACK)
+        if (!is_there) {
+            arrive(full);
+            return;
+        }
     arrive_expecting(full, SLABS * KV_SLAB);
 #pragma unroll
     for (int i = 0; i < SLABS; ++i)
-        load_box(to + i * KV_SLAB, map, full, i * 64, block * BLOCK_K, head, batch);
+        load_box(to + i * KV_SLAB, map, full, i * 64, entry.row + block * BLOCK_K, head, entry.place);
 }
 
 DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, u32 parity) {
+    const box_entry entry = q_entry(a, t.batch, t.queries);
 #pragma unroll
     for (u32 group = 0; group < GROUPS; ++group) {
         const u32 full = q_full(q.stage, group), to = q_at(q.stage) + group * GROUP_Q * ROW_BYTES;
         wait(q_empty(q.stage, group), q.phase ^ 1);
         send_tile(tile_at(parity, group), t);
-        if (t.blocks.last == 0) {
+        if (t.blocks.last == 0 || (Q_IS_RAGGED && t.row + (i32)group * GROUP_Q >= t.queries)) {
             arrive(full);
             continue;
         }
         arrive_expecting(full, QK_SLABS * GROUP_Q * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < QK_SLABS; ++i)
-            load_box(to + i * Q_SLAB, a.q_map, full, i * 64, t.row + (i32)group * GROUP_Q, t.head, t.batch);
+            load_box(to + i * Q_SLAB, a.q_map, full, i * 64, entry.row + t.row + (i32)group * GROUP_Q, t.head,
+                     entry.place);
     }
 }
 
@@ -120,6 +130,8 @@ DEVICE void load_tiles(const arguments &a) {
     cursor<Q_STAGES> q;
     u32 parity = 0;
     for (u32 index = blockIdx.x;; q.advance(), parity ^= 1) {
+        if constexpr (MAKES_USED_ALONE)
+            index = pass_over_empty(a, index);
         const bool is_tile = index < (u32)a.all_tiles;
         const u32 next = is_tile ? next_index(a, index) : 0;
         const tile t = is_tile ? find_tile(a, index) : tile{};
@@ -128,13 +140,13 @@ DEVICE void load_tiles(const arguments &a) {
             break;
         const i32 k_head = t.head / (i32)a.key_share, v_head = t.head / (i32)a.value_share;
         const auto load_keys = [&](i32 block) {
-            load_block<QK_SLABS>(a.k_map, k_at(k.stage), k_full(k.stage), k_empty(k.stage), k.phase, block, k_head,
-                                 t.batch);
+            load_block<QK_SLABS, K_IS_RAGGED>(a.k_map, k_at(k.stage), k_full(k.stage), k_empty(k.stage), k.phase, block,
+                                              k_head, k_entry(a, t.batch, t.keys), t.keys > 0);
             k.advance();
         };
         const auto load_values = [&](i32 block) {
-            load_block<V_SLABS>(a.v_map, v_at(v.stage), v_full(v.stage), v_empty(v.stage), v.phase, block, v_head,
-                                t.batch);
+            load_block<V_SLABS, V_IS_RAGGED>(a.v_map, v_at(v.stage), v_full(v.stage), v_empty(v.stage), v.phase, block,
+                                             v_head, v_entry(a, t.batch, t.keys), t.keys > 0);
             v.advance();
         };
         i32 block = t.blocks.last - 1;
@@ -211,11 +223,12 @@ DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
     mma_commit();
 }
 
-/* Values past the length in use, by each consumer for itself: zeros over zeros. */
+/* Values past the length in use, by each consumer for itself: zeros over zeros. Ragged ones came as zeros, or not at
+   all. */
 DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     const cursor<STAGES> at = c.block.before();
     const i32 used = t.keys - block * BLOCK_K;
-    if (used >= BLOCK_K)
+    if (used >= (V_IS_RAGGED ? 1 : BLOCK_K))
         return;
     wait(v_full(at.stage), at.phase);
     for (i32 i = max(used, 0) * 8 + (i32)threadIdx.x % 128; i < BLOCK_K * 8; i += 128)

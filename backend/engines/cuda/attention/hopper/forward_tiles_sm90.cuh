@@ -46,6 +46,7 @@ struct tile {
     i32 row, head, batch;
     range blocks; /* that any of its queries sees; last is 0 where there are no more tiles */
     i32 queries, keys;
+    i32 o_place; /* O_IS_RAGGED: of its entry */
 };
 
 /* The blocks that a consumer's own queries see: none where it has no queries. Those that take turns stay together. */
@@ -53,7 +54,7 @@ DEVICE range own_blocks(const arguments &a, const tile &t, u32 group) {
     const i32 from = t.row + (i32)group * GROUP_Q;
     if constexpr (PING_PONG)
         return t.blocks;
-    if (from >= (i32)a.queries)
+    if (from >= (MAKES_USED_ALONE ? t.queries : (i32)a.queries))
         return range{t.blocks.first, t.blocks.first};
     const range seen = blocks_seen(bounds(a, t.queries, t.keys), from, min(from + GROUP_Q, t.queries));
     const i32 last = min(max(seen.last, t.blocks.first + 1), t.blocks.last);
@@ -106,7 +107,10 @@ DEVICE tile find_tile(const arguments &a, u32 index) {
            (i32)batch,
            {0, 0},
            queries_of(a, (i32)batch),
-           keys_of(a, (i32)batch)};
+           keys_of(a, (i32)batch),
+           0};
+    if constexpr (O_IS_RAGGED)
+        t.o_place = o_entry(a, t.batch, t.queries).place;
     t.blocks = blocks_seen(bounds(a, t.queries, t.keys), t.row, min(t.row + BLOCK_Q, t.queries));
     if constexpr (HAS_BLOCK_MASK)
         trim(a, t);
@@ -118,15 +122,26 @@ DEVICE u32 next_index(const arguments &a, u32 index) {
     return a.is_dynamic ? gridDim.x + atomicAdd(a.counter, 1u) : index + gridDim.x;
 }
 
+/* The first tile from `index` on, in the order of this block, that has queries in use. */
+DEVICE u32 pass_over_empty(const arguments &a, u32 index) {
+    while (index < (u32)a.all_tiles) {
+        const tile t = find_tile(a, index);
+        if (t.row < t.queries)
+            break;
+        index = next_index(a, index);
+    }
+    return index;
+}
+
 /* The producer tells consumers of a tile through shared memory. */
 DEVICE void send_tile(u32 address, const tile &t) {
     store_words(address, words{{(u32)t.row, (u32)t.head, (u32)t.batch, (u32)t.queries}});
-    store_words(address + 16, words{{(u32)t.blocks.first, (u32)t.blocks.last, (u32)t.keys, 0}});
+    store_words(address + 16, words{{(u32)t.blocks.first, (u32)t.blocks.last, (u32)t.keys, (u32)t.o_place}});
 }
 /* The shuffles tell the compiler: one number per warp. */
 DEVICE i32 uniform(u32 x) { return (i32)__shfl_sync(~0u, x, 0); }
 DEVICE tile receive_tile(u32 address) {
     const words a = load_words(address), b = load_words(address + 16);
     return tile{uniform(a.at[0]), uniform(a.at[1]), uniform(a.at[2]), {uniform(b.at[0]), uniform(b.at[1])},
-                uniform(a.at[3]), uniform(b.at[2])};
+                uniform(a.at[3]), uniform(b.at[2]), (i32)b.at[3]};
 }

@@ -11,9 +11,13 @@ weftStatus_t attention_hopper_check_device(const struct device *device);
 /* Rows of 16 bits that the copy engine takes: contiguous, strides and addresses multiples of 16 bytes. */
 weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor);
 
-/* A map of a [B, H, S, D] tensor: boxes of so many rows of 64 columns, swizzled by 128 bytes. */
+/* A map of a [B, H, S, D] tensor, padded or ragged: boxes of so many rows of 64 columns, swizzled by 128 bytes. */
 void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                                 int rows, const char *name);
+/* Behind all maps: NAME_entry(arguments, batch entry, rows in use), which gives the coordinates of a tensor's batch
+   entry in its map, and NAME_IS_RAGGED. */
+void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_attention *c,
+                                  const struct tensor *tensor, const char *name);
 
 /* The scale, lengths, and which bounds hide something. */
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c);

@@ -2,7 +2,10 @@
 /* Text, maps and arguments that Hopper's attention kernels share. */
 #include "engines/cuda/attention/hopper/hopper.h"
 
+#include <stdio.h>
 #include <string.h>
+
+enum { PLACES_MOST = INT32_MAX, PLACE_BYTES = 16 }; /* of ragged entries, see entries_sm90.cuh */
 
 weftStatus_t attention_hopper_check_device(const struct device *device) {
     if (device->cuda.major != 9 || device->cuda.minor != 0)
@@ -16,7 +19,7 @@ static bool is_multiple(int64_t elements) { return elements > 0 && elements % 8 
 
 weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor) {
     bool fits = tensor->strides.at[3] == 1 && tensor->alignment % 16 == 0 && tensor->dims.at[3] % 8 == 0;
-    for (int i = 0; i < 3; i++)
+    for (int i = tensor->ragged_offset ? 1 : 0; i < 3; i++)
         fits = fits && (tensor->dims.at[i] == 1 || is_multiple(tensor->strides.at[i]));
     if (tensor->type != c->a->q->type || !dtype_is_half((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
@@ -42,7 +45,46 @@ void attention_hopper_print_map(struct kernel_print *print, const struct cuda_at
         if (i > 0) /* of one row, head or batch entry the stride means nothing */
             map.form.strides[i - 1] = tensor->dims.at[dim] == 1 ? 16 : (uint64_t)tensor->strides.at[dim] * 2;
     }
+    if (tensor->ragged_offset) { /* rows count twice, and the map begins where an entry that ends at the tensor would */
+        map.form.dims[3] = PLACES_MOST;
+        map.form.strides[2] = PLACE_BYTES;
+        map.offset = -(int64_t)(map.form.dims[1] * map.form.strides[0]);
+    }
+    if (print->map_count == 0)
+        text_add(&print->constants, "#include \"core/ptx_sm90.cuh\"\n#include \"attention/hopper/entries_sm90.cuh\"\n");
     print_map(print, graph_find_value(c->graph, tensor), &map, name);
+}
+
+static void print_offsets(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                          const char *name) {
+    const struct tensor *offsets = tensor->ragged_offset;
+    int64_t row = tensor->dims.at[2] == 1 ? PLACE_BYTES / 2 : tensor->strides.at[2]; /* as the map has it */
+    char field[48];
+    snprintf(field, sizeof field, "%s_offsets", name);
+    print_ragged(print, (weftDataType_t)offsets->type, graph_find_value(c->graph, offsets), offsets->strides.at[0],
+                 tensor->ragged_multiplier, field);
+    snprintf(field, sizeof field, "%s_rows", name);
+    print_number(print, tensor->dims.at[2], field);
+    snprintf(field, sizeof field, "%s_row", name);
+    print_number(print, row, field);
+}
+
+void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_attention *c,
+                                  const struct tensor *tensor, const char *name) {
+    bool is_ragged = tensor->ragged_offset != NULL;
+    char flag[48];
+    snprintf(flag, sizeof flag, "%s_IS_RAGGED", name);
+    for (char *at = flag; *at; at++)
+        *at = (char)(*at >= 'a' && *at <= 'z' ? *at - 'a' + 'A' : *at);
+    print_constant(print, flag, is_ragged);
+    text_add(&print->code, "template <class P> DEVICE box_entry %s_entry(const P &p, i32 batch, i32 used) {\n", name);
+    if (!is_ragged) {
+        text_add(&print->code, "    return box_entry{0, batch};\n}\n\n");
+        return;
+    }
+    print_offsets(print, c, tensor, name);
+    text_add(&print->code, "    return ragged_entry(batch * p.%s_offsets, p.%s_row, p.%s_rows, used);\n}\n\n", name,
+             name, name);
 }
 
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
