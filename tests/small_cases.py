@@ -1013,6 +1013,15 @@ CASES = {
     "attention gradient on Hopper, modified": Case(
         "backward_sm90 backward_bias", "attention_hopper", modified_attention_gradient(64, False, 4, 200)
     ),
+    "attention gradient on Hopper, block mask": Case(
+        "backward_sm90", "attention_hopper", masked_attention_gradient(False, 64)
+    ),
+    "attention gradient on Hopper, unordered bits of a block mask": Case(
+        "backward_sm90 backward_queries_sm90",
+        "attention_hopper_unordered",
+        masked_attention_gradient(True, 128),
+        "cuda.unordered",
+    ),
     "attention gradient on Hopper, unordered mask": Case(
         "backward_sm90 backward_queries_sm90",
         "attention_hopper_unordered",

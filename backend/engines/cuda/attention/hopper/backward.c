@@ -58,8 +58,6 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 }
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
-    if (c->a->block_mask)
-        return refuse(c, "Hopper's backward kernel reads no block mask");
     if (c->a->modifier.gradient_output >= 0)
         return refuse(c, "Hopper's backward kernel derives the gradient of a score modifier, and here one is given");
     if (c->key_heads != c->value_heads)
@@ -289,6 +287,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_constant(&print, "HAS_SLOPES", b->has_slopes);
     attention_hopper_print_terms(&print, c);
     attention_print_modifier_gradient(&print, c);
+    attention_print_block_mask(&print, c);
     attention_print_dropout(&print, c);
     print_number(&print, c->heads, "heads");
     print_number(&print, own_heads, "own_heads");

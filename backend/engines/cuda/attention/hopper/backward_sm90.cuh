@@ -20,13 +20,13 @@
    Order     HAS_SUMS: dQ depends on the order in which blocks add: runs differ by rounding. Blocks of one head run side
              by side, those that have most steps first, heads_per_set heads at a time, so that what passes stays in L2
    Masks     a step masks where its tile lies across a bound or the end of the keys; steps in which nobody sees anybody
-             are not made
+             are not made, nor those in tiles of a block mask that do not take part
    Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors,
              and past ragged entries, are 0 (TMA), and not written: see entries_sm90
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES MAKES_USED_ALONE, those of scores, terms and dropout; printed
-             entries of the maps; printed products: multiply_scores(_first), multiply_first, multiply_second,
+             PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES MAKES_USED_ALONE, those of scores, terms, block masks and
+             dropout; printed entries of the maps; printed products: multiply_scores(_first), multiply_first, multiply_second,
              multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
    Tried     adds from registers (red.v4): within noise
@@ -36,6 +36,7 @@
              each block starting at another block of queries, so that none add to one tile at once: within noise
              a fixed order of adds: 3 to 38 % slower, 90 % where heads are grouped */
 
+#include "attention/block_mask.cuh"
 #include "attention/hopper/dropout_sm90.cuh"
 #include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/backward_scores_sm90.cuh"
@@ -64,6 +65,7 @@ static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS == 2), "warpgroup 0 has register
 static_assert(BARRIERS + BARRIER_COUNT * 8 == SHARED_BYTES && SHARED_BYTES <= 232448, "227 KB is all a block can have");
 static_assert(2 * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= 3 * 168, "growing beyond what the launch gave would hang");
 static_assert(!OWN_IS_KEY || BLOCK_PASS == BLOCK_Q, "statistics lie by blocks of queries");
+static_assert(MASK_TILE % BLOCK_OWN == 0 && MASK_TILE % BLOCK_PASS == 0, "a step lies in one tile of a block mask");
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
 
@@ -113,6 +115,27 @@ struct work {
 };
 constexpr bool HAS_LOW = OWN_IS_KEY ? HAS_RIGHT : HAS_LEFT, HAS_HIGH = OWN_IS_KEY ? HAS_LEFT : true;
 
+/* Whether a block that passes is in a tile of the block mask that takes part; head: of queries. */
+template <class P> DEVICE bool takes_part(const P &p, const work &w, i32 head, i32 block) {
+    const i32 pass = block * BLOCK_PASS;
+    return keeps_tile(p, w.batch, head, OWN_IS_KEY ? pass : w.own, OWN_IS_KEY ? w.own : pass);
+}
+/* The same, and the shuffle tells the compiler: alike for the warp. */
+template <class P> DEVICE bool warp_takes_part(const P &p, const work &w, i32 head, i32 block) {
+    return __shfl_sync(~0u, takes_part(p, w, head, block), 0);
+}
+/* How many do, by whole warps. */
+template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
+    const i32 heads = OWN_IS_KEY ? (i32)p.group : 1, first_head = w.head * heads;
+    i32 count = 0;
+    for (i32 head = first_head; head < first_head + heads; ++head)
+        for (i32 from = w.first; from < w.last; from += 32) {
+            const i32 block = from + (i32)lane_index();
+            count += __popc(__ballot_sync(~0u, block < w.last && takes_part(p, w, head, block)));
+        }
+    return count;
+}
+
 /* Numbered so that those with most steps come first: the first keys, the last queries. */
 DEVICE work find_work(const arguments &p) {
     const u32 blocks = (u32)p.own_blocks, set_heads = (u32)p.heads_per_set, set = blockIdx.x / (blocks * set_heads);
@@ -129,20 +152,32 @@ DEVICE work find_work(const arguments &p) {
         return w;
     w.first = max(w.low(w.own), 0) / BLOCK_PASS;
     w.last = max((min(w.high(last_own), w.pass_used()) + BLOCK_PASS - 1) / BLOCK_PASS, w.first);
-    w.steps = (w.last - w.first) * (OWN_IS_KEY ? (i32)p.group : 1);
+    w.steps = HAS_BLOCK_MASK ? count_steps(p, w) : (w.last - w.first) * (OWN_IS_KEY ? (i32)p.group : 1);
     return w;
 }
 
-/* A step's block that passes. */
+/* A step's block that passes. Of a block mask, the steps that there are say when it is the last one. */
 struct cursor {
     i32 block, head;
     DEVICE explicit cursor(const arguments &p, const work &w)
-        : block(w.first), head(OWN_IS_KEY ? w.head * (i32)p.group : w.head / (i32)p.group) {}
-    DEVICE void advance(const work &w) {
+        : block(w.first), head(OWN_IS_KEY ? w.head * (i32)p.group : w.head / (i32)p.group) {
+        if (HAS_BLOCK_MASK && w.steps > 0)
+            pass_over_hidden(p, w);
+    }
+    DEVICE void advance(const arguments &p, const work &w, bool is_last = false) {
+        step(w);
+        if (HAS_BLOCK_MASK && !is_last)
+            pass_over_hidden(p, w);
+    }
+    DEVICE void step(const work &w) {
         if (++block < w.last)
             return;
         block = w.first;
         ++head;
+    }
+    DEVICE void pass_over_hidden(const arguments &p, const work &w) {
+        while (!takes_part(p, w, OWN_IS_KEY ? head : w.head, block))
+            step(w);
     }
 };
 
@@ -194,7 +229,7 @@ DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const 
                                own_second_entry(p, w.batch, w.own_used()));
 #pragma unroll 1
     for (i32 i = 1; i < STAGES && i < w.steps; ++i) {
-        at.advance(w);
+        at.advance(p, w);
         load_step(p, w, base, b, at, i, i);
     }
 }
@@ -207,7 +242,7 @@ DEVICE void load_next_step(const arguments &p, const work &w, u32 base, const ba
         return;
 #pragma unroll 1
     for (int k = 0; k < STAGES - 1; ++k)
-        at.advance(w);
+        at.advance(p, w);
     load_step(p, w, base, b, at, next, stage > 0 ? stage - 1 : STAGES - 1);
 }
 
@@ -221,7 +256,7 @@ DEVICE void load_steps(const arguments &p, u32 base) {
     cursor at(p, w);
     for (i32 i = 0, stage = 0; i < w.steps; ++i) {
         load_next_step(p, w, base, b, at, i, stage);
-        at.advance(w);
+        at.advance(p, w, i + 1 == w.steps);
         if (++stage == STAGES)
             stage = 0;
     }
@@ -287,7 +322,7 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
             add_part(dq, base + DQ + staged * PART_BYTES,
                      p.dq_sum + (q_tile(p, w.batch, at.head, at.block) * PARTS + part) * (PART_BYTES / 4));
         }
-        at.advance(w);
+        at.advance(p, w, i + 1 == w.steps);
         if (++stage == STAGES)
             stage = 0;
     }
@@ -570,14 +605,21 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     float slope2 = slope2_of(p, head);
     const float growth = growth_of(p);
     const auto advance = [&] {
-        pass += BLOCK_PASS;
-        if (pass == w.last * BLOCK_PASS) {
-            pass = w.first * BLOCK_PASS;
-            slope2 = slope2_of(p, ++head);
-        }
+        do {
+            pass += BLOCK_PASS;
+            if (pass == w.last * BLOCK_PASS) {
+                pass = w.first * BLOCK_PASS;
+                slope2 = slope2_of(p, ++head);
+            }
+        } while (HAS_BLOCK_MASK && !warp_takes_part(p, w, head, pass / BLOCK_PASS));
         if (++stage == STAGES)
             stage = 0, phase ^= 1;
     };
+    if constexpr (HAS_BLOCK_MASK)
+        if (!warp_takes_part(p, w, head, w.first)) {
+            advance();
+            stage = phase = 0;
+        }
     wait(b.own_first, 0);
     wait(b.own_second, 0);
     if (CLEARS_OWN)
