@@ -20,30 +20,46 @@ enum {
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.55, START_SECONDS = 3e-6;
 static const double BLOCK_SECONDS = 6.5e-6; /* until a block's first products, and to store its gradients */
 
-/* What a pass makes. */
-enum makes { MAKES_ALL, MAKES_KEYS, MAKES_QUERIES, PASSES };
-static const char *const pass_names[PASSES] = {"all gradients", "dK and dV", "dQ"};
+/* What a pass makes, and multiply-adds of it over those of an operation, which are five products. */
+enum makes { MAKES_ALL, MAKES_KEYS, MAKES_DK, MAKES_DV, MAKES_QUERIES };
+static const struct {
+    const char *name;
+    double share;
+    bool own_is_key, makes_first, makes_second;
+} kinds[] = {
+    [MAKES_ALL] = {"all gradients", 1, true, true, true}, [MAKES_KEYS] = {"dK and dV", 0.8, true, true, true},
+    [MAKES_DK] = {"dK", 0.6, true, true, false},          [MAKES_DV] = {"dV", 0.4, true, false, true},
+    [MAKES_QUERIES] = {"dQ", 0.6, false, true, false},
+};
 
-/* By the padded depths, the smaller ones first. Registers: what the two consumers, and the producer, move to.
-   has_slopes: they suffice for those of a score modifier, too. */
+/* By the padded depths, the smaller ones first. stages: of q and k that pass, and of v and dO. Registers: what the two
+   consumers, and the producer, move to. has_slopes: they suffice for those of a score modifier, too. */
 static const struct backward_tile {
     enum makes makes;
     bool has_slopes;
-    int head, value_head, block_pass, stages, consumer_registers, producer_registers;
+    int head, value_head, block_pass, stages, second_stages, consumer_registers, producer_registers;
 } tiles[] = {
-    {MAKES_ALL, false, 64, 64, 128, 3, 216, 72},       {MAKES_ALL, false, 128, 128, 64, 3, 208, 88},
-    {MAKES_KEYS, false, 64, 64, 128, 4, 240, 24},      {MAKES_KEYS, true, 64, 64, 64, 4, 240, 24},
-    {MAKES_KEYS, true, 128, 128, 64, 4, 240, 24},      {MAKES_KEYS, false, 192, 128, 64, 3, 240, 24},
-    {MAKES_QUERIES, false, 64, 64, 128, 4, 240, 24},   {MAKES_QUERIES, true, 64, 64, 64, 4, 240, 24},
-    {MAKES_QUERIES, false, 128, 128, 128, 2, 240, 24}, {MAKES_QUERIES, true, 128, 128, 64, 4, 240, 24},
-    {MAKES_QUERIES, true, 192, 128, 64, 3, 240, 24},
+    {MAKES_ALL, false, 64, 64, 128, 3, 3, 216, 72},       {MAKES_ALL, false, 128, 128, 64, 3, 3, 208, 88},
+    {MAKES_KEYS, false, 64, 64, 128, 4, 4, 240, 24},      {MAKES_KEYS, true, 64, 64, 64, 4, 4, 240, 24},
+    {MAKES_KEYS, true, 128, 128, 64, 4, 4, 240, 24},      {MAKES_KEYS, false, 192, 128, 64, 3, 3, 240, 24},
+    {MAKES_DK, true, 64, 64, 64, 4, 4, 240, 24},          {MAKES_DK, true, 128, 128, 64, 4, 4, 240, 24},
+    {MAKES_DK, true, 192, 128, 64, 3, 3, 240, 24},        {MAKES_DK, true, 192, 192, 64, 3, 2, 240, 24},
+    {MAKES_DK, true, 256, 256, 64, 2, 1, 240, 24},        {MAKES_DV, true, 64, 64, 64, 4, 4, 240, 24},
+    {MAKES_DV, true, 128, 128, 64, 4, 4, 240, 24},        {MAKES_DV, true, 192, 128, 64, 4, 4, 240, 24},
+    {MAKES_DV, true, 192, 192, 64, 3, 3, 240, 24},        {MAKES_DV, true, 256, 256, 64, 2, 2, 240, 24},
+    {MAKES_QUERIES, false, 64, 64, 128, 4, 4, 240, 24},   {MAKES_QUERIES, true, 64, 64, 64, 4, 4, 240, 24},
+    {MAKES_QUERIES, false, 128, 128, 128, 2, 2, 240, 24}, {MAKES_QUERIES, true, 128, 128, 64, 4, 4, 240, 24},
+    {MAKES_QUERIES, true, 192, 128, 64, 3, 3, 240, 24},   {MAKES_QUERIES, true, 192, 192, 64, 3, 2, 240, 24},
+    {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
 };
+
+enum { PASSES_MAX = 3 };
 
 /* The passes that an operation takes, and how statistics and sums lie: by blocks of queries. */
 struct backward {
     const struct cuda_attention *c;
     const struct sdpa_bwd_op *op;
-    const struct backward_tile *passes[2];
+    const struct backward_tile *passes[PASSES_MAX];
     int pass_count;
     bool has_sums, has_slopes;
     int head, value_head, block_q;
@@ -60,8 +76,6 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 static weftStatus_t check_features(const struct cuda_attention *c) {
     if (c->a->modifier.gradient_output >= 0)
         return refuse(c, "Hopper's backward kernel derives the gradient of a score modifier, and here one is given");
-    if (c->key_heads != c->value_heads)
-        return refuse(c, "Hopper's backward kernel wants as many heads of k as of v");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
         return refuse(c, "there is nothing to multiply");
     if (c->backward->stats->type != WEFT_DATA_FLOAT)
@@ -88,37 +102,54 @@ static weftStatus_t check_slabs(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t add_pass(struct backward *b, enum makes makes) {
+/* NULL: there is none. */
+static const struct backward_tile *find_tile(const struct backward *b, enum makes makes) {
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
         if (tiles[i].makes == makes && tiles[i].has_slopes >= b->has_slopes && tiles[i].head >= b->c->depth &&
-            tiles[i].value_head >= b->c->value_depth) {
-            b->passes[b->pass_count++] = &tiles[i];
-            return WEFT_STATUS_SUCCESS;
-        }
+            tiles[i].value_head >= b->c->value_depth)
+            return &tiles[i];
+    return NULL;
+}
+
+static weftStatus_t add_pass(struct backward *b, enum makes makes) {
+    const struct backward_tile *tile = find_tile(b, makes);
+    if (tile) {
+        b->passes[b->pass_count++] = tile;
+        return WEFT_STATUS_SUCCESS;
+    }
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
          "%s: heads of %lld and %lld columns are more than Hopper's backward kernel makes %s of; the portable "
          "attention family takes it.",
          descriptor_label(region_node(b->c->region, 0)->op), (long long)b->c->depth, (long long)b->c->value_depth,
-         pass_names[makes]);
+         kinds[makes].name);
+}
+
+/* Two passes where heads of k and v differ, registers do not hold both gradients, or one is not wanted. */
+static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wants_v) {
+    bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads;
+    if (is_together && find_tile(b, MAKES_KEYS))
+        return add_pass(b, MAKES_KEYS);
+    if (wants_k)
+        TRY(add_pass(b, MAKES_DK));
+    return wants_v ? add_pass(b, MAKES_DV) : WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t plan_passes(struct backward *b) {
     bool wants_q = attention_wants(b->c, b->op->dq), wants_k = attention_wants(b->c, b->op->dk);
     bool wants_v = attention_wants(b->c, b->op->dv);
-    if (wants_k != wants_v)
-        return refuse(b->c, "Hopper's backward kernel makes dK and dV together, and one is not wanted");
     if (b->has_sums && b->op->is_deterministic)
         return refuse(b->c, "two runs shall agree to the bit, and here blocks add to dQ in any order");
-    if (b->has_sums && !(wants_q && wants_k))
+    if (b->has_sums && !(wants_q && wants_k && wants_v))
         return refuse(b->c, "here dQ, dK and dV are made together, and not all are wanted");
+    if (b->has_sums && b->c->key_heads != b->c->value_heads)
+        return refuse(b->c, "here dK and dV are made together, and k and v have other numbers of heads");
     if (b->has_sums && b->c->a->dropout_probability > 0 && b->c->a->q->type == WEFT_DATA_HALF)
         return refuse(b->c, "dropout of f16 takes more registers than there are beside the sums of dQ");
     if (b->has_sums && b->c->a->dropout_probability > 0 && (b->c->a->bias || b->c->a->modifier.graph))
         return refuse(b->c, "dropout and a bias take more registers than there are beside the sums of dQ");
     if (b->has_sums)
         return add_pass(b, MAKES_ALL);
-    if (wants_k)
-        TRY(add_pass(b, MAKES_KEYS));
+    TRY(add_passes_of_keys(b, wants_k, wants_v));
     if (wants_q)
         TRY(add_pass(b, MAKES_QUERIES));
     return b->pass_count ? WEFT_STATUS_SUCCESS : refuse(b->c, "no gradient is wanted");
@@ -132,7 +163,7 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
     TRY(plan_passes(b));
     b->head = b->passes[0]->head;
     b->value_head = b->passes[0]->value_head;
-    b->block_q = b->passes[0]->makes == MAKES_QUERIES ? BLOCK_OWN : b->passes[0]->block_pass;
+    b->block_q = !kinds[b->passes[0]->makes].own_is_key ? BLOCK_OWN : b->passes[0]->block_pass;
     b->q_blocks = divide_up(c->queries, b->block_q);
     b->tiles = c->batches * c->heads * b->q_blocks;
     return check_slabs(b);
@@ -210,7 +241,7 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
 
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
-    bool own_is_key = t->makes != MAKES_QUERIES;
+    bool own_is_key = kinds[t->makes].own_is_key, lacks[6] = {0};
     const struct {
         const struct tensor *tensor;
         int rows;
@@ -223,15 +254,21 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
         {own_is_key ? b->op->dk : b->op->dq, BLOCK_OWN / 2, "first_gradient_map", "first_gradient"},
         {b->op->dv, BLOCK_OWN / 2, "second_gradient_map", "second_gradient"},
     };
-    int count = own_is_key ? 6 : 5;
-    for (int i = 0; i < count; i++)
-        attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
-    for (int i = 0; i < count; i++)
-        attention_hopper_print_entry(print, c, boxes[i].tensor, boxes[i].entry);
-    if (!own_is_key)
-        print_constant(print, "SECOND_GRADIENT_IS_RAGGED", 0);
-    print_constant(print, "MAKES_USED_ALONE",
-                   boxes[4].tensor->ragged_offset && (!own_is_key || boxes[5].tensor->ragged_offset));
+    bool makes_used_alone = true;
+    lacks[4] = !kinds[t->makes].makes_first;
+    lacks[5] = !kinds[t->makes].makes_second;
+    for (int i = 0; i < 6; i++)
+        if (!lacks[i])
+            attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
+    for (int i = 0; i < 6; i++)
+        if (!lacks[i])
+            attention_hopper_print_entry(print, c, boxes[i].tensor, boxes[i].entry);
+    for (int i = 4; i < 6; i++)
+        if (lacks[i])
+            print_constant(print, i == 4 ? "FIRST_GRADIENT_IS_RAGGED" : "SECOND_GRADIENT_IS_RAGGED", 0);
+        else
+            makes_used_alone = makes_used_alone && boxes[i].tensor->ragged_offset;
+    print_constant(print, "MAKES_USED_ALONE", makes_used_alone);
 }
 
 static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
@@ -250,18 +287,24 @@ static void print_products(struct text *code, const struct backward *b, const st
 
 /* As the kernel places it. */
 static int64_t shared_bytes(const struct backward_tile *t) {
-    int64_t row = 2 * (t->head + t->value_head), statistics = t->makes == MAKES_QUERIES ? 0 : 2 * t->block_pass * 4;
-    int64_t parts_staged = t->block_pass > 64 ? 1 : 2, barriers = 8 * (2 + 4 * t->stages + 2 * DS_STAGES);
+    int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes of a row */
+    int64_t own = first + (kinds[t->makes].makes_first ? second : 0);
+    int64_t statistics = kinds[t->makes].own_is_key ? 2 * t->block_pass * 4 : 0;
+    int64_t barriers = 8 * (3 + 2 * t->stages + 2 * t->second_stages + 2 * DS_STAGES);
+    int64_t parts_staged = t->block_pass > 64 ? 1 : 2;
     int64_t sums = DS_STAGES * BLOCK_OWN * t->block_pass * 2 + parts_staged * PART_BYTES;
-    return BLOCK_OWN * row + t->stages * (t->block_pass * row + statistics) + (t->makes == MAKES_ALL ? sums : 0) +
-           barriers;
+    return BLOCK_OWN * own + t->stages * (t->block_pass * first + statistics) +
+           t->second_stages * t->block_pass * second + (t->makes == MAKES_ALL ? sums : 0) + barriers;
 }
 
 static void print_tile(struct kernel_print *print, const struct backward_tile *t) {
-    print_constant(print, "OWN_IS_KEY", t->makes != MAKES_QUERIES);
+    print_constant(print, "OWN_IS_KEY", kinds[t->makes].own_is_key);
+    print_constant(print, "MAKES_FIRST", kinds[t->makes].makes_first);
+    print_constant(print, "MAKES_SECOND", kinds[t->makes].makes_second);
     print_constant(print, "BLOCK_OWN", BLOCK_OWN);
     print_constant(print, "BLOCK_PASS", t->block_pass);
     print_constant(print, "STAGES", t->stages);
+    print_constant(print, "SECOND_STAGES", t->second_stages);
     print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
     print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
     print_constant(print, "SHARED_BYTES", shared_bytes(t));
@@ -273,12 +316,15 @@ static int64_t heads_per_set(const struct cuda_attention *c, int64_t own_blocks)
     return has_bounds && own_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / own_blocks : 1;
 }
 
+static int64_t own_heads(const struct cuda_attention *c, const struct backward_tile *t) {
+    return t->makes == MAKES_QUERIES ? c->heads : t->makes == MAKES_DV ? c->value_heads : c->key_heads;
+}
+
 static weftStatus_t build_pass(const struct backward *b, const struct backward_tile *t, struct cuda_kernel *kernel,
                                struct arena *arena) {
     const struct cuda_attention *c = b->c;
-    bool own_is_key = t->makes != MAKES_QUERIES;
-    int64_t own_heads = own_is_key ? c->key_heads : c->heads;
-    int64_t own_blocks = divide_up(own_is_key ? c->keys : c->queries, BLOCK_OWN);
+    bool own_is_key = kinds[t->makes].own_is_key;
+    int64_t own_blocks = divide_up(own_is_key ? c->keys : c->queries, BLOCK_OWN), heads = own_heads(c, t);
     struct kernel_print print;
     kernel_print_init(&print, c->region);
     print_maps(&print, b, t);
@@ -290,29 +336,26 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     attention_print_block_mask(&print, c);
     attention_print_dropout(&print, c);
     print_number(&print, c->heads, "heads");
-    print_number(&print, own_heads, "own_heads");
-    print_number(&print, c->heads / c->key_heads, "group");
+    print_number(&print, heads, "own_heads");
+    print_number(&print, c->heads / (own_is_key ? heads : c->key_heads), "group");
     print_number(&print, b->q_blocks, "q_blocks");
     print_number(&print, own_blocks, "own_blocks");
     print_number(&print, heads_per_set(c, own_blocks), "heads_per_set");
+    print_constant(&print, "HAS_OTHER_GROUP", c->key_heads != c->value_heads);
+    if (c->key_heads != c->value_heads)
+        print_number(&print, c->heads / (t->makes == MAKES_DV ? c->key_heads : c->value_heads), "other_group");
     print_products(&print.code, b, t);
     TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sm90.cuh", "attention_backward_sm90", arena));
     kernel->shared_bytes = (uint32_t)shared_bytes(t);
-    return attention_grid(kernel, c, c->batches * own_heads * own_blocks, THREADS / 32);
+    return attention_grid(kernel, c, c->batches * heads * own_blocks, THREADS / 32);
 }
 
 /* ---- What the families do ---- */
 
-/* Multiply-adds of a pass over those of an operation: five products of which a pass makes some. */
-static double share_of(const struct backward_tile *t) {
-    return t->makes == MAKES_ALL ? 1 : t->makes == MAKES_KEYS ? 4.0 / 5 : 3.0 / 5;
-}
-
 /* Blocks of a pass, of a batch: those of all heads. */
 static int64_t blocks_of(const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
-    return c->batches * (t->makes == MAKES_QUERIES ? c->heads * divide_up(c->queries, BLOCK_OWN)
-                                                   : c->key_heads * divide_up(c->keys, BLOCK_OWN));
+    return c->batches * own_heads(c, t) * divide_up(kinds[t->makes].own_is_key ? c->keys : c->queries, BLOCK_OWN);
 }
 
 static double predict(const struct backward *b) {
@@ -320,7 +363,7 @@ static double predict(const struct backward *b) {
     double rate = PRODUCTS_PER_CLOCK * 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
     double flops = op_flops(region_node(b->c->region, 0)->op) * attention_seen_share(b->c), seconds = START_SECONDS;
     for (int i = 0; i < b->pass_count; i++)
-        seconds += flops * share_of(b->passes[i]) / rate +
+        seconds += flops * kinds[b->passes[i]->makes].share / rate +
                    BLOCK_SECONDS * (double)divide_up(blocks_of(b, b->passes[i]), cuda->multiprocessors);
     seconds += attention_backward_predict_biases(b->c);
     return seconds + 3.0 * (double)sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
@@ -347,8 +390,11 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
     step->workspace_bytes = statistics_bytes(&b) + sums_bytes(&b);
     if (attention_backward_wants_biases(c))
         TRY(attention_backward_build_biases(step, c, step->workspace_bytes, state, arena));
-    return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %s%s, %d x %d tiles",
-                       cuda_type_name((weftDataType_t)c->a->q->type), b.head, b.value_head,
-                       pass_names[b.passes[0]->makes], b.pass_count > 1 ? ", then dQ" : "", BLOCK_OWN,
-                       b.passes[0]->block_pass);
+    const char *names[PASSES_MAX] = {"", "", ""};
+    for (int i = 0; i < b.pass_count; i++)
+        names[i] = kinds[b.passes[i]->makes].name;
+    return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %s%s%s%s%s, %d x %d tiles",
+                       cuda_type_name((weftDataType_t)c->a->q->type), b.head, b.value_head, names[0],
+                       b.pass_count > 1 ? ", then " : "", names[1], b.pass_count > 2 ? ", then " : "", names[2],
+                       BLOCK_OWN, b.passes[0]->block_pass);
 }

@@ -8,7 +8,10 @@
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 
-constexpr int LANES = VALUE_HEAD / 8, ROWS = THREADS / LANES, TURNS = BLOCK_Q / ROWS;
+constexpr int LANES = VALUE_HEAD <= 64    ? 8
+                      : VALUE_HEAD <= 128 ? 16
+                                          : 32,
+              ROWS = THREADS / LANES, TURNS = BLOCK_Q / ROWS;
 constexpr int SUMS = BLOCK_Q * HEAD / 4; /* of dQ, 16 bytes each */
 static_assert(THREADS % LANES == 0 && BLOCK_Q % ROWS == 0 && SUMS % THREADS == 0 && LANES <= 32,
               "threads share rows and sums evenly");

@@ -8,6 +8,8 @@
              `first` is the side of Q and K, `second` that of V and dO. HAS_SUMS: blocks that own keys add dQ to float
              sums in L2, too, so that S and dP are made once
    Tile      BLOCK_OWN own rows, of which each consumer has half, and BLOCK_PASS that pass
+             MAKES_FIRST, MAKES_SECOND: dK, or dQ, and dV. One alone where registers hold one, or where K and V have
+             other numbers of heads: then own K of dV, or own V of dK, may be another one from head to head of queries
    Roles     warpgroup 0: thread 0 loads (producer); HAS_SUMS: all of it makes dQ of a step, in parts of 64 x 64
              warpgroups 1 and 2 (consumers): own rows x rows that pass lie in accumulators as P and dS are wanted in
              registers, as the A operand of the gradients, which stay in registers to the end. HAS_SUMS: dS^T is stored
@@ -24,8 +26,8 @@
    Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors,
              and past ragged entries, are 0 (TMA), and not written: see entries_sm90
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
-   Params    in_t OWN_IS_KEY HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES MAKES_USED_ALONE, those of scores, terms, block masks and
+   Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS
+             BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES MAKES_USED_ALONE, those of scores, terms, block masks and
              dropout; printed entries of the maps; printed products: multiply_scores(_first), multiply_first, multiply_second,
              multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
@@ -45,7 +47,7 @@ constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consum
 constexpr int SLABS = HEAD / 64, VALUE_SLABS = VALUE_HEAD / 64,
               PASS_SLABS = BLOCK_PASS / 64; /* 64 columns, 128 bytes */
 constexpr u32 OWN_SLAB = BLOCK_OWN * 128, PASS_SLAB = BLOCK_PASS * 128, DS_SLAB = BLOCK_OWN * 128;
-constexpr u32 OWN_FIRST_BYTES = SLABS * OWN_SLAB, OWN_SECOND_BYTES = VALUE_SLABS * OWN_SLAB;
+constexpr u32 OWN_FIRST_BYTES = SLABS * OWN_SLAB, OWN_SECOND_BYTES = MAKES_FIRST ? VALUE_SLABS * OWN_SLAB : 0;
 constexpr u32 FIRST_BYTES = SLABS * PASS_SLAB, SECOND_BYTES = VALUE_SLABS * PASS_SLAB;
 constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* of a stage */
 constexpr int DS_STAGES = 2, PARTS = SLABS * PASS_SLABS,
@@ -54,14 +56,19 @@ constexpr u32 DS_BYTES = PASS_SLABS * DS_SLAB, PART_BYTES = 64 * 64 * 4;
 constexpr u32 SUMS_BYTES = HAS_SUMS ? DS_STAGES * DS_BYTES + PARTS_STAGED * PART_BYTES : 0;
 
 constexpr u32 OWN_FIRST = 0, OWN_SECOND = OWN_FIRST + OWN_FIRST_BYTES, FIRST = OWN_SECOND + OWN_SECOND_BYTES;
-constexpr u32 SECOND = FIRST + STAGES * FIRST_BYTES, DS = SECOND + STAGES * SECOND_BYTES;
+constexpr u32 SECOND = FIRST + STAGES * FIRST_BYTES, DS = SECOND + SECOND_STAGES * SECOND_BYTES;
 constexpr u32 DQ = DS + DS_STAGES * DS_BYTES, STATISTICS = DS + SUMS_BYTES;
-constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES, BARRIER_COUNT = 2 + 4 * STAGES + 2 * DS_STAGES;
+constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES,
+              BARRIER_COUNT = 3 + 2 * STAGES + 2 * SECOND_STAGES + 2 * DS_STAGES;
 
 /* ---- What this kernel demands ---- */
 
 static_assert(BLOCK_OWN == 128 && BLOCK_PASS % 64 == 0 && HEAD % 64 == 0 && VALUE_HEAD % 64 == 0, "slabs of 64 rows");
 static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS == 2), "warpgroup 0 has registers for two parts, in turn");
+static_assert(!HAS_SUMS || (MAKES_FIRST && MAKES_SECOND && STAGES == SECOND_STAGES), "it follows one count of stages");
+static_assert(SECOND_STAGES == STAGES || !MAKES_SECOND, "else they are read to the end of a step");
+static_assert(MAKES_FIRST || HEAD >= VALUE_HEAD, "dV leaves through own K");
+static_assert(!HAS_OTHER_GROUP || !(MAKES_FIRST && MAKES_SECOND), "a block sums for one number of heads");
 static_assert(BARRIERS + BARRIER_COUNT * 8 == SHARED_BYTES && SHARED_BYTES <= 232448, "227 KB is all a block can have");
 static_assert(2 * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= 3 * 168, "growing beyond what the launch gave would hang");
 static_assert(!OWN_IS_KEY || BLOCK_PASS == BLOCK_Q, "statistics lie by blocks of queries");
@@ -74,12 +81,12 @@ enum named_barrier : u32 { ALL_THREADS, PART_STAGED, GRADIENT_STAGED, PASS_CLEAR
 
 /* Their addresses. */
 struct barriers {
-    u32 own_first, own_second, first_full, first_empty, second_full, second_empty, ds_full, ds_empty;
+    u32 own_first, own_second, first_full, first_empty, second_full, second_empty, ds_full, ds_empty, own_empty;
     DEVICE barriers(u32 base)
         : own_first(base + BARRIERS), own_second(own_first + 8), first_full(own_second + 8),
           first_empty(first_full + 8 * STAGES), second_full(first_empty + 8 * STAGES),
-          second_empty(second_full + 8 * STAGES), ds_full(second_empty + 8 * STAGES),
-          ds_empty(ds_full + 8 * DS_STAGES) {}
+          second_empty(second_full + 8 * SECOND_STAGES), ds_full(second_empty + 8 * SECOND_STAGES),
+          ds_empty(ds_full + 8 * DS_STAGES), own_empty(ds_empty + 8 * DS_STAGES) {}
 };
 
 template <int N> DEVICE void settle_all(float (&r)[N]) {
@@ -184,18 +191,18 @@ struct cursor {
 /* ---- Loads ---- */
 
 template <u32 BYTES>
-DEVICE void load_own(const tensor_map &map, u32 dst, u32 full, const work &w, const box_entry &entry) {
+DEVICE void load_own(const tensor_map &map, u32 dst, u32 full, const work &w, i32 head, const box_entry &entry) {
     arrive_expecting(full, BYTES);
 #pragma unroll
     for (u32 i = 0; i < BYTES / OWN_SLAB; ++i)
-        load_box(dst + i * OWN_SLAB, map, full, i * 64, entry.row + w.own, w.head, entry.place);
+        load_box(dst + i * OWN_SLAB, map, full, i * 64, entry.row + w.own, head, entry.place);
 }
 
 template <u32 BYTES>
-DEVICE void load_pass(const tensor_map &map, u32 dst, u32 full, const cursor &at, const box_entry &entry) {
+DEVICE void load_pass(const tensor_map &map, u32 dst, u32 full, const cursor &at, i32 head, const box_entry &entry) {
 #pragma unroll
     for (u32 i = 0; i < BYTES / PASS_SLAB; ++i)
-        load_box(dst + i * PASS_SLAB, map, full, i * 64, entry.row + at.block * BLOCK_PASS, at.head, entry.place);
+        load_box(dst + i * PASS_SLAB, map, full, i * 64, entry.row + at.block * BLOCK_PASS, head, entry.place);
 }
 
 /* Which block of BLOCK_Q queries: of all heads. */
@@ -203,30 +210,52 @@ DEVICE i64 q_tile(const arguments &p, i32 batch, i32 head, i32 block) {
     return (i64)(batch * (i32)p.heads + head) * p.q_blocks + block;
 }
 
+/* Of v, or dO. */
+template <class P> DEVICE i32 second_head(const P &p, const work &w, const cursor &at) {
+    if constexpr (!OWN_IS_KEY && HAS_OTHER_GROUP)
+        return w.head / (i32)p.other_group;
+    else
+        return at.head;
+}
+/* HAS_OTHER_GROUP: of what a block of keys owns without making its gradient, for a head of queries. */
+template <class P> DEVICE i32 other_head(const P &p, i32 head) {
+    if constexpr (HAS_OTHER_GROUP)
+        return head / (i32)p.other_group;
+    else
+        return 0;
+}
+constexpr bool RELOADS = OWN_IS_KEY && HAS_OTHER_GROUP;
+
 /* Loads step i, once the consumers have left what its stage held. */
 DEVICE void load_step(const arguments &p, const work &w, u32 base, const barriers &b, const cursor &at, i32 i,
                       i32 stage) {
-    const u32 first_full = b.first_full + 8 * stage, second_full = b.second_full + 8 * stage;
+    const i32 second_stage = SECOND_STAGES == STAGES ? stage : i % SECOND_STAGES;
+    const u32 first_full = b.first_full + 8 * stage, second_full = b.second_full + 8 * second_stage;
     if (i >= STAGES) {
         wait(b.first_empty + 8 * stage, i / STAGES & 1 ^ 1);
-        wait(b.second_empty + 8 * stage, i / STAGES & 1 ^ 1);
+        if (SECOND_STAGES == STAGES)
+            wait(b.second_empty + 8 * stage, i / STAGES & 1 ^ 1);
     }
     arrive_expecting(first_full, FIRST_BYTES + STATISTICS_BYTES);
-    load_pass<FIRST_BYTES>(p.first_map, base + FIRST + stage * FIRST_BYTES, first_full, at, w.first_at);
+    load_pass<FIRST_BYTES>(p.first_map, base + FIRST + stage * FIRST_BYTES, first_full, at, at.head, w.first_at);
     if constexpr (OWN_IS_KEY)
         load_bytes(base + STATISTICS + stage * STATISTICS_BYTES,
                    p.statistics + q_tile(p, w.batch, at.head, at.block) * 2 * BLOCK_Q, STATISTICS_BYTES, first_full);
+    if (SECOND_STAGES != STAGES && i >= SECOND_STAGES)
+        wait(b.second_empty + 8 * second_stage, i / SECOND_STAGES & 1 ^ 1);
     arrive_expecting(second_full, SECOND_BYTES);
-    load_pass<SECOND_BYTES>(p.second_map, base + SECOND + stage * SECOND_BYTES, second_full, at, w.second_at);
+    load_pass<SECOND_BYTES>(p.second_map, base + SECOND + second_stage * SECOND_BYTES, second_full, at,
+                            second_head(p, w, at), w.second_at);
 }
 
 DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const barriers &b) {
     cursor at(p, w);
-    load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w,
+    load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w, w.head,
                               own_first_entry(p, w.batch, w.own_used()));
     load_step(p, w, base, b, at, 0, 0);
-    load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w,
-                               own_second_entry(p, w.batch, w.own_used()));
+    if constexpr (MAKES_FIRST)
+        load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w, w.head,
+                                   own_second_entry(p, w.batch, w.own_used()));
 #pragma unroll 1
     for (i32 i = 1; i < STAGES && i < w.steps; ++i) {
         at.advance(p, w);
@@ -246,12 +275,44 @@ DEVICE void load_next_step(const arguments &p, const work &w, u32 base, const ba
     load_step(p, w, base, b, at, next, stage > 0 ? stage - 1 : STAGES - 1);
 }
 
+/* What a block owns without making its gradient, once consumers have left that of another head: the i-th time. */
+template <class P> DEVICE void reload_own(const P &p, const work &w, u32 base, const barriers &b, i32 head, i32 i) {
+    wait(b.own_empty, i & 1);
+    if constexpr (MAKES_FIRST)
+        load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w, head,
+                                   own_second_entry(p, w.batch, w.own_used()));
+    else
+        load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w, head,
+                                  own_first_entry(p, w.batch, w.own_used()));
+}
+
+/* RELOADS: one thread, in the order of use. */
+DEVICE void load_steps_of_heads(const arguments &p, const work &w, u32 base, const barriers &b) {
+    cursor at(p, w);
+    i32 own = other_head(p, at.head), reloads = 0;
+    load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w, MAKES_FIRST ? w.head : own,
+                              own_first_entry(p, w.batch, w.own_used()));
+    if constexpr (MAKES_FIRST)
+        load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w, own,
+                                   own_second_entry(p, w.batch, w.own_used()));
+    for (i32 i = 0; i < w.steps; ++i) {
+        if (const i32 now = other_head(p, at.head); now != own)
+            reload_own(p, w, base, b, own = now, reloads++);
+        load_step(p, w, base, b, at, i, i % STAGES);
+        at.advance(p, w, i + 1 == w.steps);
+    }
+}
+
 /* One thread, where nothing else is to be done. */
 DEVICE void load_steps(const arguments &p, u32 base) {
     const work w = find_work(p);
     const barriers b(base);
     if (threadIdx.x != 0 || w.steps == 0)
         return;
+    if constexpr (RELOADS) {
+        load_steps_of_heads(p, w, base, b);
+        return;
+    }
     load_first_steps(p, w, base, b);
     cursor at(p, w);
     for (i32 i = 0, stage = 0; i < w.steps; ++i) {
@@ -524,19 +585,22 @@ DEVICE void clear_own(const work &w, u32 base, int half) {
     if (used >= HALF)
         return;
     clear_rows<SLABS>(base + OWN_FIRST + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127, 128);
-    clear_rows<VALUE_SLABS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127,
-                            128);
+    if constexpr (MAKES_FIRST)
+        clear_rows<VALUE_SLABS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127,
+                                128);
     publish_to_async_proxy();
     sync_threads(OWN_CLEARED + half, 128);
 }
 /* The same of rows that pass: both consumers come to a step that has some. */
-DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32 stage, i32 phase) {
+DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32 stage, i32 second_stage,
+                       i32 second_phase) {
     const i32 used = w.pass_used() - pass;
     if (used >= BLOCK_PASS)
         return;
-    wait(b.second_full + 8 * stage, phase);
+    wait(b.second_full + 8 * second_stage, second_phase);
     clear_rows<SLABS>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128, 256);
-    clear_rows<VALUE_SLABS>(base + SECOND + stage * SECOND_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128, 256);
+    clear_rows<VALUE_SLABS>(base + SECOND + second_stage * SECOND_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128,
+                            256);
     publish_to_async_proxy();
     sync_threads(PASS_CLEARED, 256);
 }
@@ -586,7 +650,7 @@ DEVICE void leave_first(u32 first_empty) {
 }
 
 struct gradients {
-    float first[HEAD / 2], second[VALUE_HEAD / 2]; /* the second one only where OWN_IS_KEY */
+    float first[HEAD / 2], second[VALUE_HEAD / 2]; /* MAKES_FIRST, MAKES_SECOND */
 };
 
 template <class P>
@@ -615,13 +679,28 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         if (++stage == STAGES)
             stage = 0, phase ^= 1;
     };
+    const auto second_stage = [&](i32 step) { return SECOND_STAGES == STAGES ? stage : step % SECOND_STAGES; };
+    const auto second_phase = [&](i32 step) { return SECOND_STAGES == STAGES ? phase : step / SECOND_STAGES & 1; };
     if constexpr (HAS_BLOCK_MASK)
         if (!warp_takes_part(p, w, head, w.first)) {
             advance();
             stage = phase = 0;
         }
+    i32 own_head = other_head(p, head), own_phase = 0;
+    const auto await_own = [&] {
+        const i32 now = other_head(p, head);
+        if (!RELOADS || now == own_head)
+            return;
+        own_head = now, own_phase ^= 1;
+        if (lane == 0)
+            arrive(b.own_empty);
+        wait(MAKES_FIRST ? b.own_second : b.own_first, own_phase);
+        if (CLEARS_OWN)
+            clear_own(w, base, half);
+    };
     wait(b.own_first, 0);
-    wait(b.own_second, 0);
+    if constexpr (MAKES_FIRST)
+        wait(b.own_second, 0);
     if (CLEARS_OWN)
         clear_own(w, base, half);
     wait(b.first_full, 0);
@@ -642,18 +721,19 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         }
         leave_first(b.first_empty);
         advance();
+        await_own();
         i = 1;
         wait(b.first_full + 8 * stage, phase);
     }
     if (CLEARS_PASS)
-        clear_pass(w, base, b, pass, stage, phase);
+        clear_pass(w, base, b, pass, stage, second_stage(i), second_phase(i));
     mma_fence();
     multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + stage * FIRST_BYTES));
     mma_commit();
     for (;; ++i) {
-        const u32 first_empty = b.first_empty + 8 * stage, second_empty = b.second_empty + 8 * stage;
+        const u32 first_empty = b.first_empty + 8 * stage, second_empty = b.second_empty + 8 * second_stage(i);
         const u32 first = k_major(base + FIRST + stage * FIRST_BYTES),
-                  second = k_major(base + SECOND + stage * SECOND_BYTES);
+                  second = k_major(base + SECOND + second_stage(i) * SECOND_BYTES);
         const u32 s_statistics = base + STATISTICS + stage * STATISTICS_BYTES + (lane & 3) * 8;
         mma_wait<0>();
         settle_all(s);
@@ -667,30 +747,36 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
 #pragma unroll
         for (int c = 0; c < BLOCK_PASS / 4; ++c)
             weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
-        wait(b.second_full + 8 * stage, phase);
-        mma_fence();
-        multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
-        mma_commit();
+        wait(b.second_full + 8 * second_stage(i), second_phase(i));
+        if constexpr (MAKES_FIRST) {
+            mma_fence();
+            multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
+            mma_commit();
+        }
         if constexpr (HAS_DROPOUT) {
             const tile_place at; /* made anew: kept, it would take registers */
 #pragma unroll
             for (int i = 0; i < KEPT_WORDS; ++i)
                 kept[i] = find_kept<OWN_IS_KEY, 2>(p, w.batch, head, own + at.row, pass + at.column + 64 * i);
         }
-        mma_wait<0>();
-        if constexpr (HAS_SLOPES)
-            settle_all(slopes);
-        if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
-            settle_all(weights);
-            settle_all(kept);
+        if constexpr (MAKES_FIRST) {
+            mma_wait<0>();
+            if constexpr (HAS_SLOPES)
+                settle_all(slopes);
+            if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
+                settle_all(weights);
+                settle_all(kept);
+            }
+            settle_all(dp);
+            if (SECOND_STAGES != STAGES && lane == 0) /* read, and the next one has no stage but this */
+                arrive(second_empty);
+            make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
         }
-        settle_all(dp);
-        make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
         if constexpr (HAS_DROPOUT)
 #pragma unroll
             for (int k = 0; k < BLOCK_PASS / 4; ++k)
                 drop_pair(weights[k], kept, 2 * k);
-        if constexpr (OWN_IS_KEY) {
+        if constexpr (MAKES_SECOND) {
             mma_fence();
             add_second(sum.second, weights, second);
             mma_commit();
@@ -704,9 +790,11 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             if (lane == 0)
                 arrive(b.ds_full + 8 * slot);
         }
-        mma_fence();
-        add_first(sum.first, ds, first);
-        mma_commit();
+        if constexpr (MAKES_FIRST) {
+            mma_fence();
+            add_first(sum.first, ds, first);
+            mma_commit();
+        }
         if (i + 1 == w.steps)
             break;
         advance();
@@ -714,13 +802,15 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         if constexpr (LANES_ARRIVE) /* the statistics are read before a copy overwrites them */
             publish_to_async_proxy();
         settle_all(weights);
-        settle_all(ds);
-        if (lane == 0)
+        if constexpr (MAKES_FIRST)
+            settle_all(ds);
+        if (lane == 0 && (SECOND_STAGES == STAGES || !MAKES_FIRST))
             arrive(second_empty);
         leave_first(first_empty);
+        await_own();
         wait(b.first_full + 8 * stage, phase);
         if (CLEARS_PASS)
-            clear_pass(w, base, b, pass, stage, phase);
+            clear_pass(w, base, b, pass, stage, second_stage(i + 1), second_phase(i + 1));
         mma_fence();
         multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + stage * FIRST_BYTES));
         mma_commit();
@@ -740,19 +830,22 @@ template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
         sum.second[i] = 0;
     if (w.steps > 0)
         sum_gradients(p, w, base, b, half, sum);
-    settle_all(sum.first);
-    if constexpr (OWN_IS_KEY)
+    if constexpr (MAKES_FIRST)
+        settle_all(sum.first);
+    if constexpr (MAKES_SECOND)
         settle_all(sum.second);
-    if constexpr (OWN_IS_KEY)
-        store_gradient<SECOND_GRADIENT_IS_RAGGED>(sum.second, growth_of(p), base + OWN_SECOND + half * HALF * 128,
+    constexpr u32 SECOND_LEAVES = MAKES_FIRST ? OWN_SECOND : OWN_FIRST;
+    if constexpr (MAKES_SECOND)
+        store_gradient<SECOND_GRADIENT_IS_RAGGED>(sum.second, growth_of(p), base + SECOND_LEAVES + half * HALF * 128,
                                                   p.second_gradient_map, w,
                                                   second_gradient_entry(p, w.batch, w.own_used()), half);
     const i32 last = w.steps - 1;
     if (HAS_SUMS && w.steps > 0)
         wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
-    store_gradient<FIRST_GRADIENT_IS_RAGGED>(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128,
-                                             p.first_gradient_map, w, first_gradient_entry(p, w.batch, w.own_used()),
-                                             half);
+    if constexpr (MAKES_FIRST)
+        store_gradient<FIRST_GRADIENT_IS_RAGGED>(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128,
+                                                 p.first_gradient_map, w,
+                                                 first_gradient_entry(p, w.batch, w.own_used()), half);
     if ((threadIdx.x & 127) == 0)
         wait_stores_read<0>();
 }
@@ -765,14 +858,18 @@ DEVICE void init_barriers(const barriers &b) {
     barrier_init(b.own_second, 1);
     for (int i = 0; i < STAGES; ++i) {
         barrier_init(b.first_full + 8 * i, 1);
-        barrier_init(b.second_full + 8 * i, 1);
+        if (i < SECOND_STAGES)
+            barrier_init(b.second_full + 8 * i, 1);
         barrier_init(b.first_empty + 8 * i, CONSUMER_WARPS * (LANES_ARRIVE ? 32 : 1));
-        barrier_init(b.second_empty + 8 * i, CONSUMER_WARPS);
+        if (i < SECOND_STAGES)
+            barrier_init(b.second_empty + 8 * i, CONSUMER_WARPS);
     }
     for (int i = 0; i < DS_STAGES; ++i) {
         barrier_init(b.ds_full + 8 * i, CONSUMER_WARPS);
         barrier_init(b.ds_empty + 8 * i, PRODUCER_WARPS);
     }
+    if (RELOADS)
+        barrier_init(b.own_empty, CONSUMER_WARPS);
     barrier_init_fence();
 }
 
