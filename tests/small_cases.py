@@ -1050,7 +1050,7 @@ CASES = {
     "layer norm": Case("registers", "rows", norm("fwd", 70, 96)),
     "layer norm of long rows": Case("pipelined", "rows", norm("fwd", 3, 65536)),
     "layer norm gradient": Case("persistent", "rows", norm("bwd", 70, 96)),
-    "layer norm gradient, pairs that share": Case("pipelined streamed", "rows", norm("bwd", 12, 16384)),
+    "layer norm gradient, pairs that share": Case("pipelined columns", "rows", norm("bwd", 12, 16384)),
     "softmax of odd rows": Case("registers", "rows", lambda t: t.out(t.g.softmax(t(9, 2051, 1), axis=1))),
     "layer norm of odd rows": Case("registers", "rows", norm("fwd", 9, 517)),
     "layer norm gradient of odd rows": Case("persistent", "rows", norm("bwd", 1100, 257)),
@@ -1230,13 +1230,16 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def build_all(cases: list[Case], where: dict[str, Any]) -> tuple[list[Maker], set[str]]:
-    """The cases built, and the kernels and families that they use."""
+def build_all(cases: list[Case], where: dict[str, Any]) -> list[Maker]:
+    """The cases, built."""
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(lambda case: build(case, case.engine, **where), cases))
-    kernels = (kernel for each in made for kernel in each.g.plan.kernels())
-    files = {Path(name).name for kernel in kernels for name in kernel.headers}
-    return made, files | {step["family"] for each in made for step in each.g.plan.report["steps"]}
+        return list(pool.map(lambda case: build(case, case.engine, **where), cases))
+
+
+def used_by(made: Maker) -> set[str]:
+    """The kernels and families that a case uses."""
+    files = {Path(kernel.file).name for kernel in made.g.plan.kernels()}
+    return files | {step["family"] for step in made.g.plan.report["steps"]}
 
 
 def complaints(kernels: Sequence[Kernel]) -> list[str]:
@@ -1279,11 +1282,12 @@ def main() -> int:
     if not chosen:
         ask.error(f"no case matches '{given.only}' in part {given.part}")
     where = {"device": "sm_90"} if given.plan else {"handle": weft.create_handle("cuda")}
-    made, used = build_all(list(chosen.values()), where)
-    wrong = {}
+    made = build_all(list(chosen.values()), where)
+    wrong, used = {}, set[str]()
     for (name, case), each in zip(chosen.items(), made, strict=True):
-        found = wrong[name] = check(each, case, given)
-        missing = [kernel for kernel in case.kernels.split() if f"{kernel}.cuh" not in used]
+        found, own = check(each, case, given), used_by(each)
+        wrong[name], used = found, used | own
+        missing = [kernel for kernel in case.kernels.split() if f"{kernel}.cuh" not in own]
         found += [f"without {kernel}" for kernel in missing if not given.any_kernel]
         steps = [f"{step['family']}: {step['detail']}" for step in each.g.plan.report["steps"]]
         lines = ["; ".join(steps), *(f"    WRONG: {text}" for text in found)]
