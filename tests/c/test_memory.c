@@ -126,12 +126,13 @@ static bool make_graph(struct program *p) {
 static bool choose_engine(struct program *p) {
     static const char device_text[] =
         "{\"kind\":\"cpu\",\"ordinal\":0,\"threads\":2,\"name\":\"the \\\"other\\\" one\"}";
-    desc device, cache, heuristics, copy;
+    desc device, cache, heuristics, copy, graph;
     char text[8];
     int64_t count = 0;
     if (!add(p, WEFT_BACKEND_DEVICEPROP_DESCRIPTOR, &device) || !add(p, WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR, &cache) ||
         !add(p, WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR, &heuristics) ||
-        !add(p, WEFT_BACKEND_ENGINECFG_DESCRIPTOR, &p->config) || !add(p, WEFT_BACKEND_DEVICEPROP_DESCRIPTOR, &copy))
+        !add(p, WEFT_BACKEND_ENGINECFG_DESCRIPTOR, &p->config) || !add(p, WEFT_BACKEND_DEVICEPROP_DESCRIPTOR, &copy) ||
+        !add(p, WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, &graph))
         return false;
     STEP(set_text(device, WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION, device_text));
     STEP(weftBackendFinalize(device));
@@ -150,6 +151,8 @@ static bool choose_engine(struct program *p) {
     CHECK(count == cpu_engine_count(p->graph), "no engine is lost: %lld", (long long)count);
     STEP(weftBackendGetAttribute(heuristics, WEFT_ATTR_ENGINEHEUR_DEVICEPROP, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &count,
                                  &copy));
+    STEP(weftBackendGetAttribute(heuristics, WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, WEFT_TYPE_BACKEND_DESCRIPTOR, 1,
+                                 &count, &graph)); /* its list of operations is held by the copy, too */
     return true;
 }
 

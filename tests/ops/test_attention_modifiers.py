@@ -25,6 +25,7 @@ from attention_oracle import (
     run_backward,
     run_forward,
 )
+from weft.enums import attribute_name, descriptor_type
 
 B, H, Q, K = 2, 4, 7, 9
 
@@ -306,6 +307,27 @@ def test_a_saved_plan_keeps_its_modifier() -> None:
     again = weft.Graph(device="cpu").deserialize(g.serialize())
     np.testing.assert_array_equal(again(**arrays), g(**arrays))
     assert g.key() != attention(score_mod=lambda g, s: g.mul(g.tanh(s), 0.5)).key()
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_a_copied_operation_keeps_its_modifier(is_backward: bool) -> None:
+    """What a finalized graph gives back are copies, of which another graph may be made."""
+    case = CASES["gates"]
+    inputs = backward_inputs(case, case.inputs()) if is_backward else case.inputs()
+    kind = descriptor_type[f"OPERATION_SDPA_{'BWD' if is_backward else 'FWD'}_DESCRIPTOR"]
+
+    def graph() -> weft.Graph:
+        g = weft.Graph(device="cpu", io_data_type="f64", intermediate_data_type="f64")
+        tensors = {name: g.tensor_like(array, name=name) for name, array in inputs.items()}
+        for made in (run_backward if is_backward else run_forward)(case)(g, **tensors):
+            made.set_output(True)
+        g.validate()
+        return g
+
+    first, second = graph(), graph()
+    second._op_descriptors = first._planner().graph.get_descriptors(attribute_name.OPERATIONGRAPH_OPS, kind)
+    for got, want in zip(second(**inputs), first(**inputs), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_a_graph_shows_what_the_modifier_reads() -> None:
