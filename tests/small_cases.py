@@ -493,6 +493,15 @@ def exact_rows(t: Maker) -> None:
     t.out(t.g.sub(most.set_data_type("i64"), 2**60, compute_data_type="i64"))
 
 
+def indexed_rows(t: Maker) -> None:
+    """Each element's own indices, which the largest of a row tells apart."""
+    x = t(3, 5, 33, dtype="i32")
+    for axis, weight in enumerate((10000, 1000, 10)):
+        index = t.g.gen_index(x, axis=axis).set_data_type("i32")
+        x = t.g.add(x, t.g.mul(index, weight).set_data_type("i32")).set_data_type("i32")
+    t.out(t.g.reduction(x, mode="MAX", dims=[2]), dtype="i32")
+
+
 def exact_product(t: Maker) -> None:
     """Three times 2^31 - 1 times itself, less 3 * 2^62: a number of 34 bits."""
     a, b = (t(*dims, dtype="i32", values=np.full(dims, 2**31 - 1)) for dims in ((33, 3), (3, 65)))
@@ -1063,6 +1072,7 @@ CASES = {
     "rows, rounded between": Case("registers", "rows", rounded_rows),
     "rows, totals rounded": Case("registers", "rows", rounded_totals),
     "rows, integers": Case("registers", "rows", exact_rows),
+    "rows, indices": Case("registers", "rows", indexed_rows),
     "softmax over channels": Case("columns", "rows", lambda t: t.out(t.g.softmax(t(4, 24, 40), axis=1))),
     "sums of one row": Case(
         "streamed join_splits",
