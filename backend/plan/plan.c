@@ -38,8 +38,11 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct plan, slot_uids, WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "slot_unique_ids",
               .storage = STORE_LIST, .role = ROLE_RESULT,
               .doc = "uids in the order in which weftExecute takes pointers"),
+    VALUE_ROW(WEFT_TYPE_CHAR, struct plan, slots_json, WEFT_ATTR_EXECUTION_PLAN_SLOTS_EXT, "slots",
+              .storage = STORE_LIST, .role = ROLE_RESULT, .write = plan_write_slots,
+              .doc = "what the report says of engine, device and the tensors of slot_unique_ids, as JSON"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, report, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, "report", .storage = STORE_LIST,
-              .role = ROLE_RESULT, .doc = "what runs where and why, as JSON"),
+              .role = ROLE_RESULT, .write = plan_write_report, .doc = "what runs where and why, as JSON"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, kernels, WEFT_ATTR_EXECUTION_PLAN_KERNELS_EXT, "kernels",
               .storage = STORE_LIST, .role = ROLE_RESULT, .write = plan_write_kernels,
               .doc = "the text of the plan's kernels and of what they include, as JSON"),
@@ -205,7 +208,6 @@ static weftStatus_t build(struct plan *plan) {
     TRY(overlap_list(plan));
     TRY(plan_make_frame(plan));
     TRY(write_tag(plan));
-    TRY(plan_write_report(plan));
     trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",
           plan->tag.chars, descriptor_label(&plan->draft.graph->base), plan->draft.engine->name,
           plan->draft.cover.count, (long long)plan->workspace_bytes, plan->draft.seconds * 1e6);

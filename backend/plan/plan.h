@@ -33,8 +33,8 @@ struct plan {
     struct descriptor *kernel_cache;
     struct device_properties *device_properties;
     int32_t retention;
-    struct list slot_uids, report, tag;
-    struct list kernels; /* always empty: it is written when it is asked for */
+    struct list slot_uids, tag;
+    struct list slots_json, report, kernels; /* always empty: they are written when they are asked for */
     int64_t workspace_limit;
     bool with_code, element_aligned;
     struct carried_codes carried; /* code to use instead of compiling; it lies in the blob that was set */
@@ -68,9 +68,9 @@ void plan_free_frame(struct plan *plan);
 /* What addresses of a tensor are multiples of when the plan runs. */
 int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor);
 
-/* report.c: what runs where and why, as JSON in the plan's arena. */
-weftStatus_t plan_write_report(struct plan *plan);
-/* The kernels that the plan runs, as JSON. */
+/* report.c: JSON of what runs where and why, of that part of it that is needed to run, and of the kernels. */
+void plan_write_report(const struct descriptor *plan, struct text *json);
+void plan_write_slots(const struct descriptor *plan, struct text *json);
 void plan_write_kernels(const struct descriptor *plan, struct text *json);
 
 #endif

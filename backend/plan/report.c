@@ -64,58 +64,71 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     text_add(text, "]}");
 }
 
-static void add_values(struct text *text, const struct plan *plan) {
-    const struct graph *graph = plan->draft.graph;
-    text_add(text, ",\"tensors\":[");
-    for (int v = 0; v < graph->value_count; v++) {
-        const struct tensor *tensor = graph->values[v].tensor;
-        text_add(text, v ? ",{" : "{");
-        text_add(text, "\"uid\":%lld,", (long long)tensor->uid);
-        add_key(text, "name", tensor->base.label.count ? tensor->base.label.chars : NULL);
-        text_add(text, ",\"dims\":%s,\"strides\":%s,", tensor_dims_text(tensor),
-                 numbers_text(tensor->strides.at, tensor->strides.count));
-        text_add(text, "\"ragged\":%s,", tensor->ragged_offset ? "true" : "false");
-        add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
-        text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
-                 (long long)plan_alignment(plan, tensor), tensor->is_virtual ? "true" : "false",
-                 tensor->is_by_value || tensor->is_constant ? "true" : "false", (long long)plan->draft.value_offset[v],
-                 graph->values[v].producer >= 0 ? "true" : "false");
-    }
-    text_add(text, "]");
+static void add_value(struct text *text, const struct plan *plan, int v) {
+    const struct value *value = &plan->draft.graph->values[v];
+    const struct tensor *tensor = value->tensor;
+    text_add(text, "{\"uid\":%lld,", (long long)tensor->uid);
+    add_key(text, "name", tensor->base.label.count ? tensor->base.label.chars : NULL);
+    text_add(text, ",\"dims\":%s,\"strides\":%s,", tensor_dims_text(tensor),
+             numbers_text(tensor->strides.at, tensor->strides.count));
+    text_add(text, "\"ragged\":%s,", tensor->ragged_offset ? "true" : "false");
+    add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
+    text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
+             (long long)plan_alignment(plan, tensor), tensor->is_virtual ? "true" : "false",
+             tensor->is_by_value || tensor->is_constant ? "true" : "false", (long long)plan->draft.value_offset[v],
+             value->producer >= 0 ? "true" : "false");
 }
 
-weftStatus_t plan_write_report(struct plan *plan) {
-    struct text text;
+static void add_device(struct text *text, const struct device *device) {
+    text_add(text, ",\"device\":{");
+    add_key(text, "kind", device_kind_name(device->kind));
+    text_add(text, ",\"ordinal\":%d,\"threads\":%d,", (int)device->ordinal, device->threads);
+    add_key(text, "name", device->name);
+    text_add(text, "}");
+}
+
+static void add_whole(struct text *text, const struct plan *plan) {
     const struct draft *draft = &plan->draft;
-    text_init(&text);
-    text_add(&text, "{");
-    add_key(&text, "graph", descriptor_label(&draft->graph->base));
-    text_add(&text, ",");
-    add_key(&text, "engine", draft->engine->name);
-    text_add(&text, ",");
-    add_key(&text, "engine_doc", draft->engine->doc);
-    text_add(&text, ",");
-    add_key(&text, "tag", plan->tag.chars);
-    text_add(&text, ",\"device\":{");
-    add_key(&text, "kind", device_kind_name(draft->device.kind));
-    text_add(&text, ",\"ordinal\":%d,\"threads\":%d,", (int)draft->device.ordinal, draft->device.threads);
-    add_key(&text, "name", draft->device.name);
-    text_add(&text, "}");
-    add_number(&text, "seconds", draft->seconds);
-    add_number(&text, "flops", graph_flops(draft->graph));
-    text_add(&text, ",\"bytes\":%lld,\"workspace_bytes\":%lld", (long long)draft->moved_bytes,
+    add_key(text, "graph", descriptor_label(&draft->graph->base));
+    text_add(text, ",");
+    add_key(text, "engine", draft->engine->name);
+    text_add(text, ",");
+    add_key(text, "engine_doc", draft->engine->doc);
+    text_add(text, ",");
+    add_key(text, "tag", plan->tag.chars);
+    add_device(text, &draft->device);
+    add_number(text, "seconds", draft->seconds);
+    add_number(text, "flops", graph_flops(draft->graph));
+    text_add(text, ",\"bytes\":%lld,\"workspace_bytes\":%lld", (long long)draft->moved_bytes,
              (long long)draft->workspace_bytes);
-    add_values(&text, plan);
-    text_add(&text, ",\"steps\":[");
-    for (int s = 0; s < draft->cover.count; s++)
-        add_step(&text, plan, s);
-    text_add(&text, "]}");
-    weftStatus_t status = text.failed ? status_no_memory(text.capacity) : WEFT_STATUS_SUCCESS;
-    plan->report.count = (int64_t)text.length;
-    if (!status)
-        status = arena_copy(&plan->base.arena, &plan->report.items, text_string(&text), text.length + 1);
-    text_free(&text);
-    return status;
+}
+
+void plan_write_report(const struct descriptor *descriptor, struct text *json) {
+    const struct plan *plan = (const struct plan *)descriptor;
+    text_add(json, "{");
+    add_whole(json, plan);
+    text_add(json, ",\"tensors\":[");
+    for (int v = 0; v < plan->draft.graph->value_count; v++) {
+        text_add(json, v ? "," : "");
+        add_value(json, plan, v);
+    }
+    text_add(json, "],\"steps\":[");
+    for (int s = 0; s < plan->draft.cover.count; s++)
+        add_step(json, plan, s);
+    text_add(json, "]}");
+}
+
+void plan_write_slots(const struct descriptor *descriptor, struct text *json) {
+    const struct plan *plan = (const struct plan *)descriptor;
+    text_add(json, "{");
+    add_key(json, "engine", plan->draft.engine->name);
+    add_device(json, &plan->draft.device);
+    text_add(json, ",\"tensors\":[");
+    for (int i = 0; i < plan->slot_count; i++) {
+        text_add(json, i ? "," : "");
+        add_value(json, plan, plan->slots[i].value);
+    }
+    text_add(json, "]}");
 }
 
 void plan_write_kernels(const struct descriptor *plan, struct text *json) {

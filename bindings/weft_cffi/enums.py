@@ -1237,6 +1237,9 @@ class attribute_name(IntEnum):
     EXECUTION_PLAN_ELEMENT_ALIGNED_EXT = 10028
     """BOOLEAN: whether runs take any address that is a multiple of its tensor's element, whatever
     BYTE_ALIGNMENT the tensors promise; kernels may be slower. Default false."""
+    EXECUTION_PLAN_SLOTS_EXT = 10029
+    """CHAR[n], get only: what REPORT_EXT says of engine, device and the tensors of SLOT_UNIQUE_IDS_EXT, in
+    their order, as JSON: all that a frontend needs to run."""
     VARIANT_PACK_UNIQUE_IDS = 1000
     """INT64[n]: uids of the tensors that have memory."""
     VARIANT_PACK_DATA_POINTERS = 1001

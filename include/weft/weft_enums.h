@@ -1305,6 +1305,9 @@ typedef enum {
     WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT = 10028,
         /**< BOOLEAN: whether runs take any address that is a multiple of its tensor's element,
              whatever BYTE_ALIGNMENT the tensors promise; kernels may be slower. Default false. */
+    WEFT_ATTR_EXECUTION_PLAN_SLOTS_EXT = 10029,
+        /**< CHAR[n], get only: what REPORT_EXT says of engine, device and the tensors of
+             SLOT_UNIQUE_IDS_EXT, in their order, as JSON: all that a frontend needs to run. */
 
     /* VARIANT_PACK: the memory for one run. */
     WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,

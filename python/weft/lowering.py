@@ -133,8 +133,9 @@ class Lowering:
             values["compute_data_type"] = compute
         if "subgraph" in values:
             values |= self._nested(values["subgraph"], values)
+        where = f"{operation.kind} '{operation.name}'"
         for key, value in values.items():
-            row, elements = self._row(schema.rows[key], value, f"{operation.kind} '{operation.name}'")
+            row, elements = self._row(schema.rows[key], value, where)
             target = parameters if row.is_parameter and parameters is not None else own
             target.set(row.name, row.type, elements)
         if parameters is not None and schema.parameters_row is not None:
@@ -191,6 +192,8 @@ class Lowering:
 
     def _row(self, rows: Sequence[Row], value: Any, where: str) -> tuple[Row, Sequence[Any]]:
         """Which of an attribute's rows takes a value, and the value as its elements."""
+        if len(rows) == 1 and isinstance(value, Tensor):
+            return rows[0], [self.tensor(value)]
         is_list = rows[0].storage != "value"
         values = list(value) if is_list and isinstance(value, (list, tuple)) else [value]
         if values and isinstance(values[0], Tensor):

@@ -66,15 +66,12 @@ class Plan:
         self.descriptor, self.descriptor_with_code = descriptor, with_code or (lambda: descriptor)
         self.tag = descriptor.get_text(attribute_name.EXECUTION_PLAN_TAG_EXT)
         self.workspace_size = int(descriptor.get_one(attribute_name.EXECUTION_PLAN_WORKSPACE_SIZE, "INT64"))
-        # Read at once: Python's cached_property takes a lock, which a forked child may find taken for good.
-        report = descriptor.get_text(attribute_name.EXECUTION_PLAN_REPORT_EXT)
-        self._report: dict[str, Any] = json.loads(report)
-        tensors = {tensor["uid"]: tensor for tensor in self.report["tensors"]}
-        uids = descriptor.get(attribute_name.EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "INT64")
-        self.slots = [slots.slot_of(tensors[uid]) for uid in uids]
-        self.engine: str = self.report["engine"]
-        self.device = device_kind[self.report["device"]["kind"].upper()]
-        self.ordinal: int = self.report["device"]["ordinal"]
+        self._report: dict[str, Any] | None = None
+        told = json.loads(descriptor.get_text(attribute_name.EXECUTION_PLAN_SLOTS_EXT))
+        self.slots = [slots.slot_of(tensor) for tensor in told["tensors"]]
+        self.engine: str = told["engine"]
+        self.device = device_kind[told["device"]["kind"].upper()]
+        self.ordinal: int = told["device"]["ordinal"]
         self._place = self.ordinal if self.device is device_kind.CUDA else None
         self._handle = place if isinstance(place, backend.Handle) else None
         self._properties = place if isinstance(place, DeviceProperties) else None
@@ -118,6 +115,9 @@ class Plan:
     @property
     def report(self) -> dict[str, Any]:
         """What runs where and why."""
+        # Not cached_property, which takes a lock that a forked child may find taken for good.
+        if self._report is None:
+            self._report = json.loads(self.descriptor.get_text(attribute_name.EXECUTION_PLAN_REPORT_EXT))
         return self._report
 
     # ---- Running ----

@@ -215,6 +215,10 @@ static bool save_and_load(struct program *p) {
 
 static bool ask(struct program *p) {
     static char text[1 << 18];
+    int64_t count;
+    STEP(weftBackendGetAttribute(p->loaded, WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT, WEFT_TYPE_CHAR, sizeof text, &count,
+                                 text));
+    CHECK(text[count - 1] == '}', "the report ends with %c", text[count - 1]);
     STEP(weftQuerySupport(p->graph, NULL, text, sizeof text, NULL));
     CHECK(strstr(text, "\"engine\":\"cpu.reference\",\"supported\":true"), "%s", text);
     STEP(weftDescribe(text, sizeof text, NULL));

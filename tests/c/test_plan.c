@@ -338,6 +338,9 @@ static void test_report(void) {
                                        "\"uid\":14", "\"dims\":[4,6]"};
     for (size_t i = 0; i < sizeof said / sizeof *said; i++)
         CHECK(strstr(report, said[i]), "the report lacks %s: %s", said[i], report);
+    char *slots = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_SLOTS_EXT, NULL);
+    CHECK(is_json(slots) && strstr(slots, "\"engine\":\"cpu.reference\",\"device\":{\"kind\":\"cpu\""), "%s", slots);
+    free(slots);
     char *kernels = get_text(plan, WEFT_ATTR_EXECUTION_PLAN_KERNELS_EXT, NULL);
     CHECK(strcmp(kernels, "{\"kernels\":[],\"headers\":{}}") == 0, "the CPU shows kernels: %s", kernels);
     free(kernels);

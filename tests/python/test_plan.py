@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import re
 import threading
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import weft
+from weft.enums import attribute_name
 
 X = np.arange(6, dtype="f4").reshape(2, 3)
 
@@ -109,7 +111,11 @@ def test_empty_tensors() -> None:
 def test_repr_and_words() -> None:
     plan = plan_of()
     assert re.fullmatch(r"Plan\(cpu\.\w+, eng\d+: x -> y, workspace \d+ bytes\)", repr(plan))
-    assert plan.report["engine"] == plan.engine
+    told = json.loads(plan.descriptor.get_text(attribute_name.EXECUTION_PLAN_SLOTS_EXT))
+    uids = plan.descriptor.get(attribute_name.EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, "INT64")
+    tensors = {tensor["uid"]: tensor for tensor in plan.report["tensors"]}
+    same = {key: plan.report[key] for key in ("engine", "device")}
+    assert told == {**same, "tensors": [tensors[uid] for uid in uids]}
     assert plan.explain().startswith(f"graph 'double' on {plan.engine} ({plan.tag})")
     slots = [(slot.name, slot.dims, slot.is_output, slot.bytes) for slot in plan.slots]
     assert slots == [("x", (2, 3), False, 24), ("y", (2, 3), True, 24)]
