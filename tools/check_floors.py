@@ -25,6 +25,7 @@ FOLDERS = {
     "cpu/core": "",
     "cpu/map": "cpu cpu/core",
     "cpu/product": "cpu cpu/core",
+    "cpu/rows": "cpu cpu/core",
     "cuda": "",
     "cuda/core": "",
     "cuda/attention": "cuda cuda/core",

@@ -93,7 +93,7 @@ static const struct engine cuda_unordered_engine = {
     .release = cuda_release,
 };
 
-static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_map, &cpu_reference, NULL};
+static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_rows, &cpu_map, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
     .doc = "fused operations on packed and vectorised kernels, on all cores; the rest as cpu.reference does it",

@@ -30,24 +30,6 @@ static int value_of(const struct builder *builder, const struct tensor *tensor) 
     return graph_find_value(builder->region->graph, tensor);
 }
 
-/* ---- Types ------------------------------------------------------------------------------------------------------- */
-
-bool program_type_is_wide(int32_t type) {
-    return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
-}
-
-static bool node_is_wide(const struct pointwise_op *op) {
-    struct pointwise_operands operands = pointwise_operands(op);
-    const struct tensor *tensors[] = {operands.x, operands.b, operands.t, operands.out};
-    bool is_index = op->pw->mode == WEFT_POINTWISE_GEN_INDEX;
-    if (is_index)
-        return program_type_is_wide(operands.out->type) || operands.out->dims.at[op->pw->axis] > 1 << 24;
-    bool is_wide = pointwise_math(op) == WEFT_DATA_DOUBLE || !dtype_is_float(pointwise_math(op));
-    for (int i = 0; i < 4; i++)
-        is_wide = is_wide || (tensors[i] && program_type_is_wide(tensors[i]->type));
-    return is_wide;
-}
-
 /* ---- Integers in double ------------------------------------------------------------------------------------------ */
 
 enum { DOUBLE_BITS = 53, UNKNOWN_BITS = 64 };

@@ -6,6 +6,7 @@
 #define WEFT_ENGINES_CPU_PROGRAM_H
 
 #include "engines/cpu/core/loops.h"
+#include "engines/cpu/core/width.h"
 #include "engines/engine.h"
 
 enum {
@@ -69,16 +70,11 @@ struct given {
 weftStatus_t program_compile(struct program *program, const struct region *region, const struct tensor *space,
                              const struct given *given);
 
-/* Whether a type has values that float does not hold exactly. */
-bool program_type_is_wide(int32_t type);
-
 /* Gives the registers of a program, numbered so far as instructions make them, places among few: one is free again
    after its last reader. False when more are alive at a time than there are. Part of compiling. */
 bool program_assign_registers(struct program *program);
 
 /* Whether the memory of the program's output may be exactly that of its input: same layout, as big as the space. */
 bool program_may_alias(const struct step *step, int in, int out);
-
-static inline bool node_is_pointwise(const struct node *node) { return op_of(node->op) == &pointwise_op; }
 
 #endif

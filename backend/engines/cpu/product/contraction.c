@@ -72,7 +72,7 @@ static weftStatus_t check_exact(const struct node *node, const struct product *p
 /* The kernel that sums: in double where that is asked for, or where whole numbers may pass what float holds. */
 static const struct gemm_kernel *kernel_of(const struct product *product) {
     weftDataType_t a = (weftDataType_t)product->a->type, b = (weftDataType_t)product->b->type;
-    bool is_wide = product->math == WEFT_DATA_DOUBLE || program_type_is_wide(a) || program_type_is_wide(b) ||
+    bool is_wide = product->math == WEFT_DATA_DOUBLE || type_is_wide(a) || type_is_wide(b) ||
                    (!dtype_is_float(product->math) && largest_sum(product) > FLOAT_EXACT);
     return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From terms to the instructions of each pass: what it evaluates, what stays from pass to pass, which register holds
+   what. */
+#include "engines/cpu/rows/schedule.h"
+
+#include <string.h>
+
+static const double KEEPS = 0.4; /* nanoseconds of an element above which it is kept rather than calculated again */
+enum { KEPT = 3 };
+
+static const struct term *term_at(const struct row_schedule *s, int term) { return &s->rows->terms[term]; }
+
+/* ---- Passes ------------------------------------------------------------------------------------------------------ */
+
+/* A store of elements falls into the last pass, a reduction of stage n closes pass n - 1, and a sum of columns is taken
+   as soon as its elements are known. */
+static weftStatus_t count_passes(struct row_schedule *s) {
+    int last = -1;
+    s->closed = 0;
+    for (int i = 0; i < s->rows->term_count; i++) {
+        const struct term *term = term_at(s, i);
+        if (term->is_needed && term->kind == TERM_REDUCTION && term->stage > s->closed)
+            s->closed = term->stage;
+        if (term->is_needed && term->kind == TERM_COLUMN_SUM && term->stage > last)
+            last = term->stage;
+    }
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct row_operand *operand = &s->rows->operands[k];
+        if (operand->is_store && term_at(s, operand->term)->spans && term_at(s, operand->term)->stage > last)
+            last = term_at(s, operand->term)->stage;
+    }
+    s->pass_count = s->closed > last + 1 ? s->closed : last + 1;
+    if (s->pass_count > ROWWISE_PASSES)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take %d passes, at most %d are made",
+             s->pass_count, ROWWISE_PASSES);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static bool stores_elements(const struct row_schedule *s, const struct row_operand *operand) {
+    return operand->is_store && term_at(s, operand->term)->spans;
+}
+
+/* The pass in which elements are stored: the last one that any of them needs. */
+static int storing_pass(const struct row_schedule *s) {
+    int pass = -1;
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct row_operand *operand = &s->rows->operands[k];
+        if (stores_elements(s, operand) && term_at(s, operand->term)->stage > pass)
+            pass = term_at(s, operand->term)->stage;
+    }
+    return pass;
+}
+
+static bool closes(const struct term *term, int pass) {
+    return term->is_needed && ((term->kind == TERM_REDUCTION && term->stage == pass + 1) ||
+                               (term->kind == TERM_COLUMN_SUM && term->stage == pass));
+}
+
+/* Marks a term and what its elements are made of, but for what a pass before has kept. */
+static void mark(const struct row_schedule *s, int pass, int term, bool *is_marked) {
+    const struct term *at = term_at(s, term);
+    bool is_there = !at->spans || (s->kept[term] >= 0 && s->kept_pass[term] < pass);
+    for (int i = 0; i < at->argument_count && !is_marked[term] && !is_there; i++)
+        mark(s, pass, at->arguments[i], is_marked);
+    is_marked[term] = true;
+}
+
+static void mark_pass(const struct row_schedule *s, int pass, bool *is_marked) {
+    memset(is_marked, 0, ROWWISE_TERMS * sizeof *is_marked);
+    for (int i = 0; i < s->rows->term_count; i++)
+        if (closes(term_at(s, i), pass))
+            mark(s, pass, term_at(s, i)->arguments[0], is_marked);
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (stores_elements(s, &s->rows->operands[k]) && pass == storing_pass(s))
+            mark(s, pass, s->rows->operands[k].term, is_marked);
+}
+
+/* ---- What stays from pass to pass -------------------------------------------------------------------------------- */
+
+/* Nanoseconds to make an element of each term; what several arguments share counts for each. */
+static void price_terms(const struct row_schedule *s, double *nanoseconds) {
+    for (int i = 0; i < s->rows->term_count; i++) {
+        const struct term *at = term_at(s, i);
+        nanoseconds[i] = at->spans && at->kind != TERM_LOAD ? at->nanoseconds : 0;
+        for (int k = 0; k < at->argument_count && at->spans && nanoseconds[i] < KEEPS; k++)
+            nanoseconds[i] += nanoseconds[at->arguments[k]];
+    }
+}
+
+/* Whether a term of the later pass that the earlier one has not needs this one. */
+static bool is_frontier(const struct row_schedule *s, int term, const bool *earlier, const bool *later, int pass) {
+    for (int i = term + 1; i < s->rows->term_count; i++)
+        for (int k = 0; k < term_at(s, i)->argument_count; k++)
+            if (term_at(s, i)->arguments[k] == term && ((later[i] && !earlier[i]) || closes(term_at(s, i), pass)))
+                return true;
+    return false;
+}
+
+static void keep_between(struct row_schedule *s, int earlier, int later, const double *nanoseconds) {
+    bool before[ROWWISE_TERMS], after[ROWWISE_TERMS];
+    mark_pass(s, earlier, before);
+    mark_pass(s, later, after);
+    for (int i = 0; i < s->rows->term_count && s->kept_count < KEPT; i++)
+        if (before[i] && after[i] && s->kept[i] < 0 && term_at(s, i)->spans && nanoseconds[i] >= KEEPS &&
+            is_frontier(s, i, before, after, later)) {
+            s->kept[i] = s->kept_count++;
+            s->kept_pass[i] = earlier;
+        }
+}
+
+static void choose_kept(struct row_schedule *s, bool may_keep) {
+    double nanoseconds[ROWWISE_TERMS];
+    price_terms(s, nanoseconds);
+    s->kept_count = 0;
+    for (int i = 0; i < s->rows->term_count; i++)
+        s->kept[i] = -1;
+    for (int later = 1; may_keep && later < s->pass_count; later++)
+        for (int earlier = 0; earlier < later; earlier++)
+            keep_between(s, earlier, later, nanoseconds);
+}
+
+/* ---- Listing ----------------------------------------------------------------------------------------------------- */
+
+struct listing {
+    struct row_schedule *s;
+    int pass;
+    bool is_marked[ROWWISE_TERMS];
+    int at[ROWWISE_TERMS]; /* the instruction that makes a term; -1: none */
+    bool is_full;
+};
+
+static struct row_instruction *add(struct listing *l, enum row_verb verb, int term) {
+    struct row_schedule *s = l->s;
+    l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
+    s->instruction_count -= l->is_full;
+    struct row_instruction *made = &s->instructions[s->instruction_count++];
+    *made = (struct row_instruction){verb, term, -1, {-1, -1, -1, -1}, -1, -1};
+    if (verb <= ROW_CALCULATE) {
+        made->dst = s->instruction_count - 1; /* its own number, until registers are assigned */
+        l->at[term] = made->dst;
+    }
+    return made;
+}
+
+static void add_use(struct row_pass *pass, int operand) {
+    for (int i = 0; i < pass->uses_count; i++)
+        if (pass->uses[i] == operand)
+            return;
+    pass->uses[pass->uses_count++] = operand;
+}
+
+static void add_spreads(struct listing *l) {
+    for (int i = 0; i < l->s->rows->term_count; i++)
+        if (l->is_marked[i] && !term_at(l->s, i)->spans)
+            add(l, ROW_SPREAD, i);
+}
+
+/* Whether a product is only summed in this pass, so that its elements need no register. */
+static bool is_only_summed(const struct listing *l, int term) {
+    const struct row_schedule *s = l->s;
+    const struct term *at = term_at(s, term);
+    if (at->kind != TERM_FORMULA || at->opcode != OPCODE_MULTIPLY || s->kept[term] >= 0)
+        return false;
+    for (int i = term + 1; i < s->rows->term_count; i++)
+        for (int k = 0; k < term_at(s, i)->argument_count; k++)
+            if (term_at(s, i)->arguments[k] == term &&
+                (l->is_marked[i] || (closes(term_at(s, i), l->pass) && term_at(s, i)->opcode != OPCODE_SUM)))
+                return false;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (s->rows->operands[k].is_store && s->rows->operands[k].term == term)
+            return false;
+    return true;
+}
+
+static void add_element(struct listing *l, int term) {
+    const struct term *at = term_at(l->s, term);
+    bool is_recalled = l->s->kept[term] >= 0 && l->s->kept_pass[term] < l->pass;
+    if (!at->spans || is_only_summed(l, term))
+        return;
+    struct row_instruction *made = add(l,
+                                       is_recalled             ? ROW_RECALL
+                                       : at->kind == TERM_LOAD ? ROW_LOAD
+                                                               : ROW_CALCULATE,
+                                       term);
+    made->slot = l->s->kept[term];
+    made->operand = made->verb == ROW_LOAD ? at->operand : -1;
+    for (int i = 0; i < at->argument_count && made->verb == ROW_CALCULATE; i++)
+        made->x[i] = l->at[at->arguments[i]];
+    if (made->verb == ROW_LOAD)
+        add_use(&l->s->passes[l->pass], at->operand);
+}
+
+static void add_reduction(struct listing *l, int term) {
+    const struct term *at = term_at(l->s, term), *of = term_at(l->s, at->arguments[0]);
+    struct row_instruction *made = add(l, at->kind == TERM_REDUCTION ? ROW_REDUCE : ROW_SUM_COLUMN, term);
+    made->slot = at->kind == TERM_REDUCTION ? l->s->passes[l->pass].totals++ : l->s->sum_count++;
+    made->x[0] = l->at[at->arguments[0]];
+    if (made->x[0] >= 0)
+        return;
+    made->x[0] = l->at[of->arguments[0]];
+    made->x[1] = l->at[of->arguments[1]];
+}
+
+static void add_stores(struct listing *l) {
+    const struct rowwise *rows = l->s->rows;
+    for (int k = 0; k < rows->operand_count; k++) {
+        if (!stores_elements(l->s, &rows->operands[k]) || l->pass != storing_pass(l->s))
+            continue;
+        struct row_instruction *made = add(l, ROW_STORE, rows->operands[k].term);
+        made->x[0] = l->at[made->term];
+        made->operand = k;
+        add_use(&l->s->passes[l->pass], k);
+    }
+}
+
+/* The last formula of a pass may write to memory at once: all else has been read by then. */
+static void store_directly(struct row_schedule *s, const struct row_pass *pass) {
+    int last = pass->first + pass->count - 1, at = last;
+    while (at >= pass->first && s->instructions[at].verb == ROW_STORE)
+        at--;
+    struct row_instruction *formula = at >= pass->first ? &s->instructions[at] : NULL;
+    if (!formula || formula->verb != ROW_CALCULATE || formula->slot >= 0)
+        return;
+    weftDataType_t type = term_at(s, formula->term)->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
+    for (int i = at + 1; i <= last; i++)
+        if (s->instructions[i].term == formula->term && s->rows->operands[s->instructions[i].operand].type == type)
+            formula->operand = s->instructions[i].operand;
+}
+
+static void list_pass(struct row_schedule *s, int number, bool *is_full) {
+    struct row_pass *pass = &s->passes[number];
+    struct listing l = {.s = s, .pass = number};
+    *pass = (struct row_pass){.first = s->instruction_count};
+    memset(l.at, -1, sizeof l.at);
+    mark_pass(s, number, l.is_marked);
+    add_spreads(&l);
+    pass->spreads = s->instruction_count - pass->first;
+    for (int i = 0; i < s->rows->term_count; i++) {
+        if (l.is_marked[i])
+            add_element(&l, i);
+        if (closes(term_at(s, i), number))
+            add_reduction(&l, i);
+    }
+    add_stores(&l);
+    pass->count = s->instruction_count - pass->first;
+    *is_full = *is_full || l.is_full;
+    store_directly(s, pass);
+}
+
+/* ---- Registers --------------------------------------------------------------------------------------------------- */
+
+static bool works_in_place(const struct row_schedule *s, const struct row_instruction *at) {
+    return at->verb == ROW_CALCULATE && term_at(s, at->term)->kind != TERM_CONVERT;
+}
+
+/* Gives an instruction's result a register that nobody reads any more from here on; false: there is none. */
+static bool take_register(struct row_schedule *s, const struct row_pass *pass, int index, int *free_from, int *home) {
+    struct row_instruction *at = &s->instructions[index];
+    int end = pass->first + pass->count, last = index;
+    for (int i = index + 1; i < end; i++)
+        for (int k = 0; k < INSTRUCTION_ARGUMENTS; k++)
+            if (s->instructions[i].x[k] == index)
+                last = i;
+    if (at->verb == ROW_SPREAD)
+        last = end;
+    int r = 0;
+    while (r < ROWWISE_REGISTERS && free_from[r] > index - !works_in_place(s, at))
+        r++;
+    if (r == ROWWISE_REGISTERS)
+        return false;
+    free_from[r] = last;
+    home[index - pass->first] = r;
+    s->register_count = r >= s->register_count ? r + 1 : s->register_count;
+    return true;
+}
+
+/* free_from: the last instruction that reads a register's value. One that works in place may write where it reads. */
+static bool assign_registers(struct row_schedule *s, const struct row_pass *pass) {
+    int free_from[ROWWISE_REGISTERS], home[ROWWISE_INSTRUCTIONS];
+    for (int r = 0; r < ROWWISE_REGISTERS; r++)
+        free_from[r] = -1;
+    for (int i = pass->first; i < pass->first + pass->count; i++)
+        if (s->instructions[i].dst >= 0 && !take_register(s, pass, i, free_from, home))
+            return false;
+    for (int i = pass->first; i < pass->first + pass->count; i++) {
+        struct row_instruction *at = &s->instructions[i];
+        at->dst = at->dst >= 0 ? home[at->dst - pass->first] : -1;
+        for (int k = 0; k < INSTRUCTION_ARGUMENTS; k++)
+            at->x[k] = at->x[k] >= 0 ? home[at->x[k] - pass->first] : -1;
+    }
+    return true;
+}
+
+/* ---- All --------------------------------------------------------------------------------------------------------- */
+
+static void give_row_slots(struct row_schedule *s) {
+    s->row_slots = 0;
+    s->has_wide = false;
+    for (int i = 0; i < s->rows->term_count; i++) {
+        const struct term *term = term_at(s, i);
+        bool has = term->is_needed && !term->spans && term->kind != TERM_COLUMN_SUM;
+        s->slot_of[i] = has ? s->row_slots++ : -1;
+        s->has_wide = s->has_wide || (term->is_needed && term->is_wide);
+    }
+}
+
+weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep) {
+    bool is_full = false;
+    TRY(count_passes(s));
+    choose_kept(s, may_keep);
+    s->instruction_count = s->register_count = s->sum_count = 0;
+    for (int p = 0; p < s->pass_count; p++)
+        list_pass(s, p, &is_full);
+    for (int p = 0; p < s->pass_count && !is_full; p++)
+        is_full = !assign_registers(s, &s->passes[p]);
+    if (is_full)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d instructions or %d registers",
+             ROWWISE_INSTRUCTIONS, ROWWISE_REGISTERS);
+    give_row_slots(s);
+    return WEFT_STATUS_SUCCESS;
+}

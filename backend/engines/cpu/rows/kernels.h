@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What row programs calculate, as loops over blocks in the L1 cache, in float and in double. A block has `rows` rows of
+   `columns` elements without gaps. Sums have an order of their own, whatever the width of the CPU's vectors: lanes of 64
+   bytes, four of them in turn, joined pairwise; so the numbers are the same on every CPU. It must not know terms,
+   tensors or threads. */
+#ifndef WEFT_ENGINES_CPU_ROWS_KERNELS_H
+#define WEFT_ENGINES_CPU_ROWS_KERNELS_H
+
+#include "graph/expansion.h"
+
+/* y[i] = opcode(x[0][i], x[1][i], ...). y may be exactly one of x. */
+typedef void row_formula(int64_t count, void *y, const void *const *x);
+
+/* Takes elements into totals, which are double: of all elements to one, of each row, or of each column. b: what x is
+   multiplied by before, NULL: nothing. */
+typedef void row_reduction(int64_t rows, int64_t columns, double *totals, const void *x, const void *b);
+
+/* sums[column] += the sum of its elements. */
+typedef void row_column_sum(int64_t rows, int64_t columns, void *sums, const void *x, const void *b);
+
+struct row_kernels {
+    row_formula *(*formula)(enum opcode opcode);
+    row_reduction *(*of_rows)(enum opcode opcode); /* OPCODE_SUM to OPCODE_LARGEST; multiplies for OPCODE_SUM alone */
+    row_reduction *(*of_columns)(enum opcode opcode); /* the same */
+    row_column_sum *column_sum;
+    void (*scale)(int64_t count, void *y, const void *x, double factor);
+    void (*fill)(int64_t count, void *y, double number);
+    void (*of_totals)(int64_t count, void *y, const double *totals);
+};
+
+extern const struct row_kernels row_kernels_f32, row_kernels_f64;
+
+void row_widen(int64_t count, double *y, const float *x);
+void row_narrow(int64_t count, float *y, const double *x);
+
+/* What no element at all is combined to; and two totals. */
+double row_identity(enum opcode opcode);
+void row_join(enum opcode opcode, int64_t count, double *totals, const double *others);
+
+#endif

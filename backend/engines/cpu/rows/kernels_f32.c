@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels of row programs in float. exp and log are our own, which become vector code. */
+#include "engines/cpu/rows/kernels.h"
+
+#include "engines/cpu/core/fastmath.h"
+
+#define PICK(condition, yes, no) fast_pick(condition, yes, no)
+#define ABS(x) fast_abs(x)
+#define EXP(x) fast_exp(x)
+#define LOG(x) fast_log(x)
+#define SQRT(x) sqrtf(x)
+
+typedef float real;
+typedef int32_t integer;
+#define KERNELS row_kernels_f32
+#include "engines/cpu/rows/kernels_define.h"
+
+WIDE void row_widen(int64_t count, double *y, const float *x) {
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++)
+        y[i] = (double)x[i];
+}
+
+WIDE void row_narrow(int64_t count, float *y, const double *x) {
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++)
+        y[i] = (float)x[i];
+}

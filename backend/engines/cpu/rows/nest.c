@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loop nest of a row program: the axes in the order of memory, neighbours merged that all operands step through
+   alike; which two loops make a block; and how many blocks and tiles that is. */
+#include "base/number.h"
+#include "engines/cpu/rows/schedule.h"
+
+#include <string.h>
+
+/* Bytes of the parts that tasks share long rows in, and how many there are at most. Tiles fewer than FEW are split. */
+enum { SPLIT_BYTES = 128 << 10, SPLITS = 32, FEW_TILES = 8, LANES = 16 };
+
+static bool is_used(const struct row_schedule *s, int k) {
+    const struct row_operand *operand = &s->rows->operands[k];
+    return operand->is_store || (operand->term >= 0 && s->rows->terms[operand->term].is_needed);
+}
+
+static double operand_bytes(const struct row_schedule *s, int k) {
+    const struct row_operand *operand = &s->rows->operands[k];
+    double bytes = operand->value == VALUE_INDEX ? 0 : (double)dtype_of(operand->type)->bits / 8;
+    for (int i = 0; i < s->rows->axis_count; i++)
+        bytes *= operand->strides[i] ? (double)s->rows->axes[i].extent : 1;
+    return bytes;
+}
+
+/* The operand that most bytes belong to: its memory order leads. */
+static int leading_operand(const struct row_schedule *s) {
+    int found = 0;
+    for (int k = 1; k < s->rows->operand_count; k++)
+        if (is_used(s, k) && (!is_used(s, found) || operand_bytes(s, k) > operand_bytes(s, found)))
+            found = k;
+    return found;
+}
+
+static bool steps_as_one(const struct row_schedule *s, const struct row_loop *outer, const struct row_loop *inner) {
+    bool is_one = outer->is_reduced == inner->is_reduced && outer->position == inner->position * inner->extent;
+    for (int k = 0; k < s->rows->operand_count && is_one; k++)
+        is_one = !is_used(s, k) || outer->strides[k] == inner->strides[k] * inner->extent;
+    return is_one;
+}
+
+/* Appends a loop to those of its kind, which are ordered by the leading operand's strides. */
+static void insert_loop(struct row_schedule *s, const struct row_loop *loop, int first, int lead) {
+    int at = s->loop_count++;
+    for (; at > first && s->loops[at - 1].strides[lead] < loop->strides[lead]; at--)
+        s->loops[at] = s->loops[at - 1];
+    s->loops[at] = *loop;
+}
+
+static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
+    const struct rowwise *rows = s->rows;
+    int64_t positions[WEFT_DIM_MAX];
+    int first = s->loop_count, kept = first;
+    rowwise_pack(rows, positions, true);
+    for (int i = 0; i < rows->axis_count; i++) {
+        struct row_loop loop = {.extent = rows->axes[i].extent, .is_reduced = is_reduced, .position = positions[i]};
+        for (int k = 0; k < rows->operand_count; k++)
+            loop.strides[k] = rows->operands[k].strides[i];
+        if (rows->axes[i].is_reduced == is_reduced)
+            insert_loop(s, &loop, first, lead);
+    }
+    for (int i = first; i < s->loop_count; i++) {
+        if (kept > first && steps_as_one(s, &s->loops[kept - 1], &s->loops[i])) {
+            int64_t outer = s->loops[kept - 1].extent;
+            s->loops[kept - 1] = s->loops[i];
+            s->loops[kept - 1].extent *= outer;
+        } else {
+            s->loops[kept++] = s->loops[i];
+        }
+    }
+    if (kept == first) /* one row, or rows of one element */
+        s->loops[kept++] = (struct row_loop){.extent = 1, .is_reduced = is_reduced};
+    s->loop_count = kept;
+}
+
+/* The fastest loop of the leading operand gives a block's columns. Its rows come from the next loop within the row,
+   where the row is short and has one, else from the rows. */
+static void choose_block(struct row_schedule *s, int lead) {
+    int inner = s->loop_count - 1, outer = 0;
+    while (outer + 1 < s->loop_count && !s->loops[outer + 1].is_reduced)
+        outer++;
+    int64_t of_rows = s->loops[outer].strides[lead], of_row = s->loops[inner].strides[lead];
+    bool has_columns = of_rows && s->loops[outer].extent > 1 && (of_rows < of_row || !of_row);
+    s->b = has_columns ? outer : inner;
+    s->a = has_columns ? inner : inner > outer + 1 ? inner - 1 : outer;
+}
+
+void row_schedule_nest(struct row_schedule *s) {
+    int lead = leading_operand(s);
+    s->loop_count = 0;
+    append_loops(s, false, lead);
+    append_loops(s, true, lead);
+    choose_block(s, lead);
+}
+
+/* ---- Blocks and tiles -------------------------------------------------------------------------------------------- */
+
+/* An extent in equal pieces of at most so many elements, of whole vectors where that makes no more pieces. */
+static int64_t piece_of(int64_t extent, int64_t most) {
+    if (extent <= most)
+        return max64(extent, 1);
+    int64_t piece = divide_up(extent, divide_up(extent, most)), whole = round_up(piece, LANES);
+    return whole <= most ? whole : piece;
+}
+
+/* Rows that a tile has room for. */
+static int64_t most_rows(const struct row_schedule *s) {
+    int64_t totals = 0, width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    for (int p = 0; p < s->pass_count; p++)
+        totals = max64(totals, s->passes[p].totals);
+    int64_t rows = ROWWISE_ROW_BYTES / (s->row_slots * width + totals * (int64_t)sizeof(double) + 1);
+    return rows > LANES ? rows - rows % LANES : max64(rows, 1);
+}
+
+static int64_t most_elements(const struct row_schedule *s) {
+    int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    int64_t elements = ROWWISE_REGISTER_BYTES / (width * max64(s->register_count, 1));
+    return min64(elements - elements % LANES, ROWWISE_BLOCK);
+}
+
+static void cut_block(struct row_schedule *s) {
+    const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
+    int64_t elements = most_elements(s), rows = most_rows(s);
+    s->block_b = piece_of(b->extent, b->is_reduced ? elements : min64(elements, rows));
+    bool is_whole = s->block_b >= b->extent, has_gaps = !b->is_reduced && s->block_b < elements / 4;
+    s->block_a = is_whole || has_gaps ? elements / s->block_b : 1;
+    if (!a->is_reduced)
+        s->block_a = min64(s->block_a, max64(rows / (b->is_reduced ? 1 : s->block_b), 1));
+    s->block_a = max64(min64(s->block_a, a->extent), 1);
+}
+
+static int64_t pieces(const struct row_schedule *s, int loop) {
+    int64_t step = loop == s->a ? s->block_a : loop == s->b ? s->block_b : 1;
+    return divide_up(s->loops[loop].extent, step);
+}
+
+/* Few tiles of many bytes are shared: the number of parts depends on sizes alone, so that sums do, too. */
+static int64_t splits_of(const struct row_schedule *s) {
+    double bytes = 0;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        bytes += is_used(s, k) ? operand_bytes(s, k) : 0;
+    if (s->tiles == 0 || s->tiles >= FEW_TILES || s->blocks < 2)
+        return 1;
+    int64_t parts = (int64_t)(bytes / SPLIT_BYTES / (double)s->tiles);
+    return max64(min64(min64(parts, SPLITS), s->blocks), 1);
+}
+
+void row_schedule_cut(struct row_schedule *s) {
+    cut_block(s);
+    int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    s->tile_rows = (s->loops[s->a].is_reduced ? 1 : s->block_a) * (s->loops[s->b].is_reduced ? 1 : s->block_b);
+    s->tiles = s->blocks = 1;
+    for (int i = 0; i < s->loop_count; i++)
+        *(s->loops[i].is_reduced ? &s->blocks : &s->tiles) *= pieces(s, i);
+    s->splits = splits_of(s);
+    int64_t totals = 0;
+    for (int p = 0; p < s->pass_count; p++)
+        totals = max64(totals, s->passes[p].totals);
+    s->row_bytes = s->tile_rows * width;
+    s->totals_at = round_up(s->row_slots * s->row_bytes, (int64_t)sizeof(double));
+    s->tile_bytes = round_up(s->totals_at + totals * s->tile_rows * (int64_t)sizeof(double), 64);
+    s->register_bytes = round_up(s->block_a * s->block_b * width, 64);
+}

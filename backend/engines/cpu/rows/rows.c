@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
+   in one sweep over memory where a tile of rows stays in the caches. A region becomes a row program (lower.c, terms.c),
+   the program a schedule (nest.c, instructions.c), which run.c interprets. Gradients of scale and bias may take a second
+   program. */
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/families.h"
+#include "engines/cpu/rows/schedule.h"
+
+enum { LONG_ROW = 512 << 10 }; /* bytes above which a row's second reading comes from beyond a usual L2 */
+
+struct sweep {
+    struct rowwise rows[2];
+    struct row_schedule schedules[2];
+    int programs;
+    int64_t scratch_bytes; /* of both; then the memory of each */
+};
+
+static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, int threads,
+                                 enum statistics_method method, bool apart) {
+    TRY(rowwise_analyse(&sweep->rows[0], region, method, apart));
+    return row_schedule_make(&sweep->schedules[0], &sweep->rows[0], threads);
+}
+
+static bool rereads_memory(const struct sweep *sweep) {
+    const struct row_schedule *s = &sweep->schedules[0];
+    return s->splits > 1 || rowwise_length(&sweep->rows[0]) * s->tile_rows * (int64_t)sizeof(float) > LONG_ROW;
+}
+
+static bool needs_apart(const struct sweep *sweep) {
+    return sweep->schedules[0].sum_count && !sweep->schedules[0].sums_columns;
+}
+
+/* Statistics of long rows are taken in one pass, where a sample of the row is in memory. */
+static weftStatus_t first_program(struct sweep *sweep, const struct region *region, int threads) {
+    bool apart = false;
+    TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart));
+    if (needs_apart(sweep))
+        TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart = true));
+    if (sweep->schedules[0].closed < 2 || !rereads_memory(sweep))
+        return WEFT_STATUS_SUCCESS;
+    if (try_schedule(sweep, region, threads, STATISTICS_SHIFTED, apart) == WEFT_STATUS_SUCCESS && !needs_apart(sweep))
+        return WEFT_STATUS_SUCCESS;
+    status_clear();
+    return try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart);
+}
+
+static int64_t slot_of_sum(const struct row_schedule *s, int term) {
+    for (int i = 0; i < s->instruction_count; i++)
+        if (s->instructions[i].verb == ROW_SUM_COLUMN && s->instructions[i].term == term)
+            return s->instructions[i].slot;
+    return 0;
+}
+
+/* The tasks' sums of columns lie one task after the other, those of scale and bias beside each other. */
+static void place_sums(struct sweep *sweep) {
+    struct rowwise *rows = &sweep->rows[0];
+    struct row_schedule *s = &sweep->schedules[0];
+    struct follow *follow = &rows->follow;
+    int64_t width = follow->is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float), length = rowwise_length(rows);
+    s->sums_at = rows->scratch_bytes;
+    s->sum_bytes = s->sum_count * length * width;
+    follow->at_scale = s->sums_at / width + slot_of_sum(s, follow->scale_sum) * length;
+    follow->at_bias = s->sums_at / width + slot_of_sum(s, follow->bias_sum) * length;
+    rows->scratch_bytes += round_up(s->tasks * s->sum_bytes, 64);
+}
+
+static weftStatus_t plan(struct sweep *sweep, const struct region *region, const struct device *device) {
+    struct rowwise *first = &sweep->rows[0];
+    TRY(first_program(sweep, region, device->threads));
+    sweep->programs = 1;
+    if (first->follow.kind == FOLLOW_COLUMNS)
+        place_sums(sweep);
+    if (first->follow.kind != FOLLOW_NOTHING) {
+        TRY(rowwise_follow(&sweep->rows[1], first, sweep->schedules[0].tasks));
+        TRY(row_schedule_make(&sweep->schedules[1], &sweep->rows[1], device->threads));
+        sweep->programs = 2;
+    }
+    sweep->scratch_bytes = first->scratch_bytes;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct sweep sweep;
+    TRY(plan(&sweep, region, device));
+    *seconds = 0;
+    for (int i = 0; i < sweep.programs; i++)
+        *seconds += sweep.schedules[i].seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct sweep *sweep;
+    TRY(arena_alloc(arena, &sweep, sizeof *sweep));
+    TRY(plan(sweep, &step->region, device));
+    TRY(threads_start());
+    int64_t memory = 0;
+    for (int i = 0; i < sweep->programs; i++)
+        memory = max64(memory, row_schedule_bytes(&sweep->schedules[i]));
+    step->state = sweep;
+    step->workspace_bytes = sweep->scratch_bytes + memory;
+    const struct row_schedule *s = &sweep->schedules[0];
+    const char *way = s->splits > 1 ? "long rows in parts" : s->loops[s->b].is_reduced ? "rows" : "rows side by side";
+    return arena_print(arena, &step->detail, "%s: %d passes on blocks of %lld x %lld, %lld tasks%s", way, s->pass_count,
+                       (long long)s->block_a, (long long)s->block_b,
+                       (long long)(s->splits > 1 ? s->tiles * s->splits : s->tasks),
+                       sweep->programs > 1 ? "; then sums of what they leave" : "");
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)stream;
+    const struct sweep *sweep = step->state;
+    for (int i = 0; i < sweep->programs; i++)
+        row_schedule_run(&sweep->schedules[i], values, workspace, (char *)workspace + sweep->scratch_bytes);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Elements are stored block by block in the last reading of them, values of rows when their tile is done with. A second
+   program reads everything again. */
+static bool may_alias(const struct step *step, int in, int out) {
+    const struct sweep *sweep = step->state;
+    const struct value *values = step->region.graph->values;
+    return sweep->programs == 1 && tensor_same_layout(values[in].tensor, values[out].tensor);
+}
+
+const struct family cpu_rows = {
+    .name = "cpu.rows",
+    .doc = "reductions, softmax and norms, forward and backward, with the pointwise operations around them",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+    .may_alias = may_alias,
+};

@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running a row program: tile by tile, pass by pass, block by block, instruction by instruction. All memory of a block
+   is read before any of it is written, but that the last formula may write as it reads, element by element. Numbers do
+   not depend on threads: tiles, parts and the order in which they are joined follow from sizes alone. */
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/rows/schedule.h"
+
+#include <string.h>
+
+struct job {
+    const struct row_schedule *s;
+    void *const *values;
+    char *scratch, *memory;
+    int pass; /* where tasks take parts of tiles */
+};
+
+struct run {
+    const struct row_schedule *s;
+    void *const *values;
+    char *scratch;
+    char *rows;                         /* values of the tile's rows, by slot */
+    double *totals;                     /* of the pass, by slot */
+    char *kept, *sums;                  /* of the task */
+    int64_t row_a, row_b;               /* where the tile begins along the block's loops; 0 along one within rows */
+    int64_t tile_rows;                  /* of this tile */
+    int64_t first[ROWWISE_OPERANDS];    /* element of each operand where the tile begins */
+    int64_t at[ROWWISE_OPERANDS];       /* and where the block does */
+    int64_t rows_here, columns;         /* of the block */
+    int64_t position, done;             /* elements of the row before the block; and of all blocks before it */
+    char *registers[ROWWISE_REGISTERS]; /* own memory, or that of a tensor */
+    char memory[ROWWISE_REGISTER_BYTES] __attribute__((aligned(64)));
+};
+
+static const struct row_kernels *kernels_of(bool is_wide) { return is_wide ? &row_kernels_f64 : &row_kernels_f32; }
+
+static int64_t width_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float); }
+
+static const struct term *term_at(const struct run *run, int term) { return &run->s->rows->terms[term]; }
+
+static char *row_values(const struct run *run, int term) {
+    return run->rows + run->s->slot_of[term] * run->s->row_bytes;
+}
+
+static double *totals_of(const struct run *run, int slot) { return run->totals + slot * run->s->tile_rows; }
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+/* [rows, columns] elements of an operand in memory. */
+struct place {
+    char *base;
+    weftDataType_t type;
+    int64_t index, row_stride, column_stride; /* elements */
+    int64_t rows, columns;
+};
+
+static char *base_of(const struct run *run, const struct row_operand *operand) {
+    return operand->value >= 0 ? run->values[operand->value] : operand->value == VALUE_SCRATCH ? run->scratch : NULL;
+}
+
+static struct place block_place(const struct run *run, int k) {
+    const struct row_schedule *s = run->s;
+    const struct row_operand *operand = &s->rows->operands[k];
+    return (struct place){.base = base_of(run, operand),
+                          .type = operand->type,
+                          .index = run->at[k],
+                          .row_stride = s->loops[s->a].strides[k],
+                          .column_stride = s->loops[s->b].strides[k],
+                          .rows = run->rows_here,
+                          .columns = run->columns};
+}
+
+/* The tile's rows: along one of the block's loops, or one row. */
+static struct place rows_place(const struct run *run, int k) {
+    const struct row_schedule *s = run->s;
+    const struct row_operand *operand = &s->rows->operands[k];
+    int loop = s->loops[s->b].is_reduced ? s->a : s->b;
+    return (struct place){.base = base_of(run, operand),
+                          .type = operand->type,
+                          .index = run->first[k],
+                          .column_stride = s->loops[loop].strides[k],
+                          .rows = 1,
+                          .columns = run->tile_rows};
+}
+
+/* Where a block lies in memory as a register would: without gaps, in this type. NULL: it does not. */
+static char *find_dense(const struct place *place, bool is_wide) {
+    bool is_dense = (place->column_stride == 1 || place->columns == 1) &&
+                    (place->row_stride == place->columns || place->rows == 1) &&
+                    place->type == (is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT) && place->base &&
+                    (uintptr_t)place->base % (uintptr_t)width_of(is_wide) == 0;
+    return is_dense ? place->base + place->index * width_of(is_wide) : NULL;
+}
+
+static void load_run(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
+    if (is_wide)
+        dtype_to_f64(dst, place->type, place->base, index, count);
+    else
+        dtype_to_f32(dst, place->type, place->base, index, count);
+}
+
+static void store_run(bool is_wide, const struct place *place, int64_t index, const void *src, int64_t count) {
+    if (is_wide)
+        dtype_from_f64(place->type, place->base, index, src, count);
+    else
+        dtype_from_f32(place->type, place->base, index, src, count);
+}
+
+static double first_of(bool is_wide, const void *values) {
+    return is_wide ? *(const double *)values : (double)*(const float *)values;
+}
+
+static void count_indices(bool is_wide, char *dst, const struct place *place) {
+    for (int64_t r = 0; r < place->rows; r++)
+        for (int64_t c = 0; c < place->columns; c++) {
+            int64_t index = place->index + r * place->row_stride + c * place->column_stride;
+            if (is_wide)
+                ((double *)dst)[r * place->columns + c] = (double)index;
+            else
+                ((float *)dst)[r * place->columns + c] = (float)index;
+        }
+}
+
+static void gather(bool is_wide, char *dst, const struct place *place, int64_t index) {
+    const float *floats = (const float *)place->base;
+    bool is_plain = place->type == WEFT_DATA_FLOAT && !is_wide && (uintptr_t)floats % sizeof(float) == 0;
+    for (int64_t c = 0; c < place->columns; c++, index += place->column_stride)
+        if (is_plain)
+            ((float *)dst)[c] = floats[index];
+        else
+            load_run(is_wide, dst + c * width_of(is_wide), place, index, 1);
+}
+
+static void load_row(bool is_wide, char *dst, const struct place *place, int64_t index) {
+    if (place->column_stride == 1) {
+        load_run(is_wide, dst, place, index, place->columns);
+    } else if (place->column_stride == 0) {
+        load_run(is_wide, dst, place, index, 1);
+        kernels_of(is_wide)->fill(place->columns, dst, first_of(is_wide, dst));
+    } else {
+        gather(is_wide, dst, place, index);
+    }
+}
+
+static void load(bool is_wide, char *dst, const struct place *place) {
+    int64_t bytes = place->columns * width_of(is_wide);
+    if (!place->base) {
+        count_indices(is_wide, dst, place);
+        return;
+    }
+    if (place->column_stride == 1 && place->row_stride == place->columns) {
+        load_run(is_wide, dst, place, place->index, place->rows * place->columns);
+        return;
+    }
+    for (int64_t r = 0; r < place->rows; r++)
+        if (r > 0 && place->row_stride == 0)
+            memcpy(dst + r * bytes, dst, (size_t)bytes);
+        else
+            load_row(is_wide, dst + r * bytes, place, place->index + r * place->row_stride);
+}
+
+static void store(bool is_wide, const struct place *place, const char *src) {
+    int64_t width = width_of(is_wide);
+    bool is_run = place->column_stride == 1 || place->columns == 1;
+    if (is_run && (place->row_stride == place->columns || place->rows == 1)) {
+        store_run(is_wide, place, place->index, src, place->rows * place->columns);
+        return;
+    }
+    for (int64_t r = 0; r < place->rows; r++, src += place->columns * width) {
+        int64_t index = place->index + r * place->row_stride;
+        if (is_run)
+            store_run(is_wide, place, index, src, place->columns);
+        for (int64_t c = 0; c < place->columns && !is_run; c++)
+            store_run(is_wide, place, index + c * place->column_stride, src + c * width, 1);
+    }
+}
+
+/* ---- Formulas ---------------------------------------------------------------------------------------------------- */
+
+static void round_to(bool is_wide, int64_t count, char *dst, const char *src, weftDataType_t type) {
+    char stored[ROWWISE_BLOCK * sizeof(double)];
+    struct place place = {.base = stored, .type = type};
+    for (int64_t done = 0; done < count; done += ROWWISE_BLOCK) {
+        int64_t part = min64(count - done, ROWWISE_BLOCK);
+        store_run(is_wide, &place, 0, src + done * width_of(is_wide), part);
+        load_run(is_wide, dst + done * width_of(is_wide), &place, 0, part);
+    }
+}
+
+/* dst may be exactly one of x, but for conversions. */
+static void calculate(const struct term *term, int64_t count, char *dst, const void *const *x) {
+    const struct row_kernels *kernels = kernels_of(term->is_wide);
+    switch (term->kind) {
+    case TERM_FORMULA:
+        kernels->formula(term->opcode)(count, dst, x);
+        break;
+    case TERM_LOOP:
+        term->loop(count, dst, x[0], x[1], x[2], &term->parameters);
+        break;
+    case TERM_SCALE:
+        kernels->scale(count, dst, x[0], term->number);
+        break;
+    case TERM_ROUND:
+        round_to(term->is_wide, count, dst, x[0], term->type);
+        break;
+    case TERM_CONVERT: /* the source has the other width */
+        if (term->is_wide)
+            row_widen(count, (double *)dst, x[0]);
+        else
+            row_narrow(count, (float *)dst, x[0]);
+        break;
+    default:
+        kernels->fill(count, dst, term->number);
+    }
+}
+
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+static void evaluate_row(struct run *run, int index) {
+    const struct term *term = term_at(run, index);
+    const void *x[INSTRUCTION_ARGUMENTS];
+    for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++)
+        x[i] = term->argument_count == 0 ? NULL : row_values(run, term->arguments[i < term->argument_count ? i : 0]);
+    if (term->kind == TERM_LOAD) {
+        struct place place = rows_place(run, term->operand);
+        load(term->is_wide, row_values(run, index), &place);
+    } else {
+        calculate(term, run->tile_rows, row_values(run, index), x);
+    }
+}
+
+/* What becomes known of rows when so many passes are closed. */
+static void evaluate_rows(struct run *run, int stage) {
+    for (int i = 0; i < run->s->rows->term_count; i++) {
+        const struct term *term = term_at(run, i);
+        if (run->s->slot_of[i] >= 0 && term->stage == stage && term->kind != TERM_REDUCTION)
+            evaluate_row(run, i);
+    }
+}
+
+static void store_rows(const struct run *run) {
+    const struct rowwise *rows = run->s->rows;
+    for (int k = 0; k < rows->operand_count; k++) {
+        const struct row_operand *operand = &rows->operands[k];
+        struct place place = rows_place(run, k);
+        if (operand->is_store && !rows->terms[operand->term].spans && place.base)
+            store(rows->terms[operand->term].is_wide, &place, row_values(run, operand->term));
+    }
+}
+
+/* ---- Totals ------------------------------------------------------------------------------------------------------ */
+
+static void begin_totals(struct run *run, const struct row_pass *pass) {
+    for (int i = pass->first; i < pass->first + pass->count; i++) {
+        const struct row_instruction *at = &run->s->instructions[i];
+        for (int64_t r = 0; r < run->tile_rows && at->verb == ROW_REDUCE; r++)
+            totals_of(run, at->slot)[r] = row_identity(term_at(run, at->term)->opcode);
+    }
+}
+
+static void end_totals(struct run *run, const struct row_pass *pass) {
+    for (int i = pass->first; i < pass->first + pass->count; i++) {
+        const struct row_instruction *at = &run->s->instructions[i];
+        if (at->verb == ROW_REDUCE)
+            kernels_of(term_at(run, at->term)->is_wide)
+                ->of_totals(run->tile_rows, row_values(run, at->term), totals_of(run, at->slot));
+    }
+}
+
+/* Takes in the totals that another part of the tile's rows has come to. */
+static void join_totals(struct run *run, const struct row_pass *pass, const double *others) {
+    for (int i = pass->first; i < pass->first + pass->count; i++) {
+        const struct row_instruction *at = &run->s->instructions[i];
+        if (at->verb == ROW_REDUCE)
+            row_join(term_at(run, at->term)->opcode, run->tile_rows, totals_of(run, at->slot),
+                     others + at->slot * run->s->tile_rows);
+    }
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+static char *register_memory(struct run *run, int reg) { return run->memory + reg * run->s->register_bytes; }
+
+static void reduce(struct run *run, const struct row_instruction *at) {
+    const struct term *term = term_at(run, at->term);
+    const struct row_schedule *s = run->s;
+    const struct row_kernels *kernels = kernels_of(term->is_wide);
+    const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
+    int64_t rows = run->rows_here, columns = run->columns;
+    if (!s->loops[s->b].is_reduced)
+        kernels->of_columns(term->opcode)(rows, columns, totals_of(run, at->slot), x, b);
+    else if (s->loops[s->a].is_reduced)
+        kernels->of_rows(term->opcode)(1, rows * columns, totals_of(run, at->slot), x, b);
+    else
+        kernels->of_rows(term->opcode)(rows, columns, totals_of(run, at->slot), x, b);
+}
+
+static void sum_column(struct run *run, const struct row_instruction *at) {
+    const struct row_schedule *s = run->s;
+    bool is_wide = term_at(run, at->term)->is_wide;
+    int64_t width = width_of(is_wide), length = rowwise_length(s->rows), bytes = run->columns * width;
+    const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
+    char *sums = run->sums + (at->slot * length + run->position) * width;
+    if (!s->loops[s->a].is_reduced) {
+        kernels_of(is_wide)->column_sum(run->rows_here, run->columns, sums, x, b);
+        return;
+    }
+    for (int64_t r = 0; r < run->rows_here; r++, x += bytes, b = b ? b + bytes : b)
+        kernels_of(is_wide)->column_sum(1, run->columns, sums + r * s->loops[s->a].position * width, x, b);
+}
+
+static void calculate_block(struct run *run, const struct row_instruction *at) {
+    const struct term *term = term_at(run, at->term);
+    const void *x[INSTRUCTION_ARGUMENTS];
+    for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++)
+        x[i] = run->registers[at->x[i] < 0 ? at->x[0] : at->x[i]];
+    char *dst = register_memory(run, at->dst);
+    if (at->slot >= 0) {
+        dst = run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term->is_wide);
+    } else if (at->operand >= 0) {
+        struct place place = block_place(run, at->operand);
+        char *dense = find_dense(&place, term->is_wide);
+        dst = dense ? dense : dst;
+    }
+    calculate(term, run->rows_here * run->columns, dst, x);
+    run->registers[at->dst] = dst;
+}
+
+static void load_block(struct run *run, const struct row_instruction *at) {
+    bool is_wide = term_at(run, at->term)->is_wide;
+    struct place place = block_place(run, at->operand);
+    char *dense = find_dense(&place, is_wide), *own = register_memory(run, at->dst);
+    run->registers[at->dst] = dense ? dense : own;
+    if (!dense)
+        load(is_wide, own, &place);
+}
+
+static void store_block(struct run *run, const struct row_instruction *at) {
+    bool is_wide = term_at(run, at->term)->is_wide;
+    struct place place = block_place(run, at->operand);
+    const char *src = run->registers[at->x[0]];
+    if (place.base && find_dense(&place, is_wide) != src) /* else it was written as it was calculated */
+        store(is_wide, &place, src);
+}
+
+static void execute(struct run *run, const struct row_instruction *at) {
+    switch (at->verb) {
+    case ROW_LOAD:
+        load_block(run, at);
+        break;
+    case ROW_RECALL:
+        run->registers[at->dst] =
+            run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term_at(run, at->term)->is_wide);
+        break;
+    case ROW_CALCULATE:
+        calculate_block(run, at);
+        break;
+    case ROW_REDUCE:
+        reduce(run, at);
+        break;
+    case ROW_SUM_COLUMN:
+        sum_column(run, at);
+        break;
+    case ROW_STORE:
+        store_block(run, at);
+        break;
+    case ROW_SPREAD:
+        break;
+    }
+}
+
+/* Values of rows at each element of a block. */
+static void spread(struct run *run, const struct row_instruction *at) {
+    const struct row_schedule *s = run->s;
+    const struct term *term = term_at(run, at->term);
+    int64_t width = width_of(term->is_wide), columns = run->columns;
+    const char *values = row_values(run, at->term);
+    char *dst = run->registers[at->dst] = register_memory(run, at->dst);
+    bool is_one = s->loops[s->a].is_reduced && s->loops[s->b].is_reduced;
+    if (is_one)
+        kernels_of(term->is_wide)->fill(run->rows_here * columns, dst, first_of(term->is_wide, values));
+    for (int64_t r = 0; r < run->rows_here && !is_one; r++, dst += columns * width)
+        if (s->loops[s->b].is_reduced)
+            kernels_of(term->is_wide)->fill(columns, dst, first_of(term->is_wide, values + r * width));
+        else
+            memcpy(dst, values, (size_t)(columns * width));
+}
+
+/* ---- Places ------------------------------------------------------------------------------------------------------ */
+
+static int64_t pieces_of(const struct row_schedule *s, int loop, int64_t *step) {
+    *step = loop == s->a ? s->block_a : loop == s->b ? s->block_b : 1;
+    return divide_up(s->loops[loop].extent, *step);
+}
+
+/* Where the i-th tile begins, or the i-th block within one. */
+static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, int64_t *begins) {
+    for (int loop = s->loop_count; loop-- > 0;) {
+        int64_t step;
+        if (s->loops[loop].is_reduced != is_reduced)
+            continue;
+        int64_t count = pieces_of(s, loop, &step);
+        begins[loop] = i % count * step;
+        i /= count;
+    }
+}
+
+static void begin_tile(struct run *run, int64_t tile) {
+    const struct row_schedule *s = run->s;
+    int64_t begins[ROWWISE_LOOPS] = {0};
+    begin_at(s, tile, false, begins);
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        run->first[k] = s->rows->operands[k].offset;
+        for (int loop = 0; loop < s->loop_count; loop++)
+            run->first[k] += begins[loop] * s->loops[loop].strides[k];
+    }
+    run->row_a = begins[s->a];
+    run->row_b = begins[s->b];
+    run->tile_rows = 1;
+    if (!s->loops[s->a].is_reduced)
+        run->tile_rows = min64(s->loops[s->a].extent - run->row_a, s->block_a);
+    if (!s->loops[s->b].is_reduced)
+        run->tile_rows = min64(s->loops[s->b].extent - run->row_b, s->block_b);
+}
+
+static void begin_block(struct run *run, const struct row_pass *pass, int64_t block) {
+    const struct row_schedule *s = run->s;
+    int64_t begins[ROWWISE_LOOPS] = {0};
+    begin_at(s, block, true, begins);
+    run->position = 0;
+    for (int loop = 0; loop < s->loop_count; loop++)
+        run->position += begins[loop] * s->loops[loop].position;
+    for (int u = 0; u < pass->uses_count; u++) {
+        int k = pass->uses[u];
+        run->at[k] = run->first[k];
+        for (int loop = 0; loop < s->loop_count; loop++)
+            run->at[k] += begins[loop] * s->loops[loop].strides[k];
+    }
+    run->rows_here = min64(s->loops[s->a].extent - begins[s->a] - run->row_a, s->block_a);
+    run->columns = min64(s->loops[s->b].extent - begins[s->b] - run->row_b, s->block_b);
+}
+
+/* ---- Passes and tiles -------------------------------------------------------------------------------------------- */
+
+static void run_blocks(struct run *run, const struct row_pass *pass, int64_t first, int64_t end) {
+    const struct row_instruction *instructions = run->s->instructions + pass->first;
+    run->done = 0;
+    for (int64_t block = first; block < end; block++) {
+        begin_block(run, pass, block);
+        for (int i = 0; i < pass->spreads && block == first; i++)
+            spread(run, &instructions[i]);
+        for (int i = pass->spreads; i < pass->count; i++)
+            execute(run, &instructions[i]);
+        run->done += run->rows_here * run->columns;
+    }
+}
+
+static void run_tile(struct run *run, int64_t tile) {
+    const struct row_schedule *s = run->s;
+    begin_tile(run, tile);
+    evaluate_rows(run, 0);
+    for (int p = 0; p < s->pass_count; p++) {
+        begin_totals(run, &s->passes[p]);
+        run_blocks(run, &s->passes[p], 0, s->blocks);
+        end_totals(run, &s->passes[p]);
+        evaluate_rows(run, p + 1);
+    }
+    store_rows(run);
+}
+
+static void start(struct run *run, const struct job *job) {
+    run->s = job->s;
+    run->values = job->values;
+    run->scratch = job->scratch;
+}
+
+static void run_task(void *context, int64_t task) {
+    const struct job *job = context;
+    const struct row_schedule *s = job->s;
+    char rows[ROWWISE_ROW_BYTES + 64 * ROWWISE_TERMS] __attribute__((aligned(64)));
+    struct run run;
+    start(&run, job);
+    run.rows = rows;
+    run.totals = (double *)(rows + s->totals_at);
+    run.kept = job->memory + task * s->task_bytes;
+    run.sums = job->scratch + s->sums_at + task * s->sum_bytes;
+    if (s->sum_count)
+        memset(run.sums, 0, (size_t)s->sum_bytes);
+    int64_t first = task * s->tiles_per_task;
+    for (int64_t tile = first; tile < min64(first + s->tiles_per_task, s->tiles); tile++)
+        run_tile(&run, tile);
+}
+
+/* ---- Long rows, of which tasks take parts ------------------------------------------------------------------------ */
+
+static void enter_tile(struct run *run, const struct job *job, int64_t tile) {
+    start(run, job);
+    run->rows = job->memory + tile * job->s->tile_bytes;
+    run->totals = (double *)(run->rows + job->s->totals_at);
+    begin_tile(run, tile);
+}
+
+static double *part_totals(const struct job *job, int64_t part) {
+    const struct row_schedule *s = job->s;
+    return (double *)(job->memory + s->tiles * s->tile_bytes + part * (s->tile_bytes - s->totals_at));
+}
+
+static void begin_rows(void *context, int64_t tile) {
+    struct run run;
+    enter_tile(&run, context, tile);
+    evaluate_rows(&run, 0);
+}
+
+static void run_part(void *context, int64_t part) {
+    const struct job *job = context;
+    const struct row_schedule *s = job->s;
+    int64_t split = part % s->splits;
+    struct run run;
+    enter_tile(&run, job, part / s->splits);
+    run.totals = part_totals(job, part);
+    begin_totals(&run, &s->passes[job->pass]);
+    run_blocks(&run, &s->passes[job->pass], split * s->blocks / s->splits, (split + 1) * s->blocks / s->splits);
+}
+
+static void end_pass(void *context, int64_t tile) {
+    const struct job *job = context;
+    const struct row_pass *pass = &job->s->passes[job->pass];
+    struct run run;
+    enter_tile(&run, job, tile);
+    begin_totals(&run, pass);
+    for (int64_t split = 0; split < job->s->splits; split++)
+        join_totals(&run, pass, part_totals(job, tile * job->s->splits + split));
+    end_totals(&run, pass);
+    evaluate_rows(&run, job->pass + 1);
+}
+
+static void end_rows(void *context, int64_t tile) {
+    struct run run;
+    enter_tile(&run, context, tile);
+    store_rows(&run);
+}
+
+void row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory) {
+    struct job job = {s, values, scratch, memory, 0};
+    if (s->splits == 1) {
+        threads_for(s->tasks, run_task, &job);
+        return;
+    }
+    threads_for(s->tiles, begin_rows, &job);
+    for (job.pass = 0; job.pass < s->pass_count; job.pass++) {
+        threads_for(s->tiles * s->splits, run_part, &job);
+        threads_for(s->tiles, end_pass, &job);
+    }
+    threads_for(s->tiles, end_rows, &job);
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a row program to its schedule, and what that is predicted to take. */
+#include "engines/cpu/rows/schedule.h"
+#include "base/number.h"
+
+#include <string.h>
+
+/* What one core of 2024 does: Zen 5 at 4 GHz, shared memory. */
+static const double BYTES_PER_SECOND = 16e9, START_SECONDS = 1e-6;
+static const double TASK_NANOSECONDS = 20e3;              /* what waking a thread is worth */
+static const double INSTRUCTION = 8, ROW_INSTRUCTION = 8; /* nanoseconds, whatever the number of elements */
+static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds of an element */
+
+enum { KEPT_BYTES = 1 << 20, MOST_TASKS = 4096 }; /* kept bytes: of a tile, at most: half of a usual L2 */
+
+static double instruction_nanoseconds(const struct row_schedule *s, const struct row_instruction *at) {
+    switch (at->verb) {
+    case ROW_CALCULATE:
+        return s->rows->terms[at->term].nanoseconds;
+    case ROW_LOAD:
+    case ROW_STORE:
+        return LOAD;
+    case ROW_REDUCE:
+    case ROW_SUM_COLUMN:
+        return REDUCTION;
+    default:
+        return 0;
+    }
+}
+
+/* All passes over one tile, on one thread. */
+static double tile_nanoseconds(const struct row_schedule *s) {
+    double elements = (double)(rowwise_length(s->rows) * s->tile_rows), nanoseconds = 0;
+    for (int i = 0; i < s->instruction_count; i++)
+        nanoseconds += INSTRUCTION * (double)s->blocks + elements * instruction_nanoseconds(s, &s->instructions[i]);
+    return nanoseconds + s->row_slots * (ROW_INSTRUCTION + 0.1 * (double)s->tile_rows);
+}
+
+/* Operands are read once where tasks carry rows through all passes. */
+static double moved_bytes(const struct row_schedule *s) {
+    double bytes = 0;
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct row_operand *operand = &s->rows->operands[k];
+        double elements = operand->value == VALUE_INDEX ? 0 : 1;
+        for (int i = 0; i < s->loop_count; i++)
+            elements *= s->loops[i].strides[k] ? (double)s->loops[i].extent : 1;
+        bytes += elements * dtype_of(operand->type)->bits / 8;
+    }
+    return s->splits > 1 ? bytes * s->pass_count : bytes;
+}
+
+/* How many tasks there are follows from the sizes alone, and so do sums of columns. */
+static void cut_tasks(struct row_schedule *s) {
+    int64_t most = s->kept_count || s->sum_count ? ROWWISE_TASKS : MOST_TASKS;
+    double per_tile = tile_nanoseconds(s);
+    int64_t tiles = per_tile < TASK_NANOSECONDS ? (int64_t)(TASK_NANOSECONDS / max64((int64_t)per_tile, 1)) : 1;
+    s->tiles_per_task = max64(tiles, divide_up(s->tiles, most));
+    s->tasks = divide_up(s->tiles, s->tiles_per_task);
+}
+
+static void predict(struct row_schedule *s, int threads) {
+    double parts = (double)max64(s->splits > 1 ? s->tiles * s->splits : s->tasks, 1);
+    double busy = threads < 1 ? 1 : parts < threads ? parts : threads;
+    double computing = tile_nanoseconds(s) * (double)s->tiles * 1e-9 / busy, moving = moved_bytes(s) / BYTES_PER_SECOND;
+    s->seconds = START_SECONDS + (computing > moving ? computing : moving);
+}
+
+static void measure_memory(struct row_schedule *s) {
+    int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    s->kept_bytes = s->kept_count ? round_up(rowwise_length(s->rows) * s->tile_rows * width, 64) : 0;
+    s->task_bytes = s->kept_bytes * s->kept_count;
+}
+
+weftStatus_t row_schedule_make(struct row_schedule *s, const struct rowwise *rows, int threads) {
+    memset(s, 0, sizeof *s);
+    s->rows = rows;
+    TRY(row_schedule_list(s, true));
+    row_schedule_nest(s);
+    row_schedule_cut(s);
+    measure_memory(s);
+    if (s->kept_count && (s->splits > 1 || s->kept_bytes > KEPT_BYTES)) {
+        TRY(row_schedule_list(s, false));
+        row_schedule_cut(s);
+        measure_memory(s);
+    }
+    const struct row_loop *b = &s->loops[s->b];
+    s->sums_columns = b->is_reduced && b->position == 1 && s->splits == 1;
+    cut_tasks(s);
+    predict(s, threads);
+    return WEFT_STATUS_SUCCESS;
+}
+
+int64_t row_schedule_bytes(const struct row_schedule *s) {
+    int64_t totals = s->tile_bytes - s->totals_at;
+    return s->splits > 1 ? s->tiles * (s->tile_bytes + s->splits * totals) : s->tasks * s->task_bytes;
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a row program runs: its loops, the blocks and tiles that they are cut into, and the instructions of each pass over
+   a row. A block is two loops of the nest, cut so that a pass's registers stay in the L1 cache; one register holds one
+   term's values of a block. A tile is the rows that one task carries through all passes; where there are few and long
+   rows, the passes are phases that all tasks share, each taking parts of rows. */
+#ifndef WEFT_ENGINES_CPU_ROWS_SCHEDULE_H
+#define WEFT_ENGINES_CPU_ROWS_SCHEDULE_H
+
+#include "engines/cpu/rows/kernels.h"
+#include "engines/cpu/rows/terms.h"
+
+enum {
+    ROWWISE_BLOCK = 1024, /* elements of a register at most */
+    ROWWISE_REGISTERS = 40,
+    ROWWISE_REGISTER_BYTES = 56 << 10, /* of all registers, on the stack of the thread that runs them */
+    ROWWISE_ROW_BYTES = 48 << 10,      /* of the values and totals of a tile's rows, likewise */
+    ROWWISE_PASSES = 6,
+    ROWWISE_INSTRUCTIONS = 256,
+    ROWWISE_LOOPS = WEFT_DIM_MAX + 2,
+    ROWWISE_TASKS = 64, /* that have scratch memory of their own, at most */
+};
+
+enum row_verb {
+    ROW_SPREAD,     /* dst = values of rows, at each element: the same in all blocks of a pass */
+    ROW_LOAD,       /* dst = memory */
+    ROW_RECALL,     /* dst = what a pass before has kept */
+    ROW_CALCULATE,  /* dst = the term's formula of x */
+    ROW_REDUCE,     /* totals of rows = x, or x[0] * x[1] */
+    ROW_SUM_COLUMN, /* the task's sums of positions in the row, likewise */
+    ROW_STORE,      /* memory = x */
+};
+
+struct row_instruction {
+    enum row_verb verb;
+    int term;
+    int dst, x[INSTRUCTION_ARGUMENTS]; /* registers; -1: none */
+    int operand;                       /* of LOAD and STORE; of CALCULATE: where dst may be written to at once; -1 */
+    int slot;                          /* of kept elements (CALCULATE, RECALL; -1: none), of totals, of sums */
+};
+
+struct row_pass {
+    int first, spreads, count; /* instructions; the spreads come first */
+    int totals;                /* reductions that it closes */
+    int uses_count, uses[ROWWISE_OPERANDS];
+};
+
+/* One loop of the nest, outermost first: those over rows, then those within a row. */
+struct row_loop {
+    int64_t extent;
+    bool is_reduced;
+    int64_t strides[ROWWISE_OPERANDS]; /* elements */
+    int64_t position;                  /* elements of a row that one step passes over; 0: a loop over rows */
+};
+
+struct row_schedule {
+    const struct rowwise *rows;
+    int loop_count;
+    struct row_loop loops[ROWWISE_LOOPS];
+    int a, b;                      /* the loops of a block's rows and columns */
+    int64_t block_a, block_b;      /* extents of a block */
+    int64_t tile_rows;             /* rows of a tile, at most */
+    int64_t tiles, blocks, splits; /* blocks: of a tile in each pass; splits: parts of them, 1: tasks take tiles */
+    int64_t tasks, tiles_per_task; /* where splits is 1 */
+    bool sums_columns;             /* rows lie so that sums of columns can be taken beside them */
+    int pass_count, closed;        /* passes; the first of them, which end in reductions */
+    struct row_pass passes[ROWWISE_PASSES];
+    int instruction_count, register_count;
+    struct row_instruction instructions[ROWWISE_INSTRUCTIONS];
+    bool has_wide;
+    int64_t register_bytes;
+    int row_slots, slot_of[ROWWISE_TERMS];    /* of terms of rows; -1: none */
+    int64_t row_bytes, totals_at, tile_bytes; /* of one slot; of all, where totals begin; with totals */
+    int kept_count, kept[ROWWISE_TERMS];      /* slot of a term whose elements stay from pass to pass; -1: none */
+    int kept_pass[ROWWISE_TERMS];             /* that calculates them */
+    int64_t kept_bytes;                       /* of one slot */
+    int sum_count;                            /* sums of columns */
+    int64_t sums_at, sum_bytes;               /* where in scratch memory the first task's are; bytes of one task's */
+    int64_t task_bytes;                       /* scratch memory of a task */
+    double seconds;
+};
+
+/* Decides everything for a program, or says why it cannot run. */
+weftStatus_t row_schedule_make(struct row_schedule *s, const struct rowwise *rows, int threads);
+
+/* Memory of a run: what follows shares the first part; tiles and parts of tiles where splits > 1, else tasks. */
+int64_t row_schedule_bytes(const struct row_schedule *s);
+
+/* nest.c */
+void row_schedule_nest(struct row_schedule *s);
+void row_schedule_cut(struct row_schedule *s);
+/* instructions.c */
+weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep);
+
+/* run.c: scratch is of all programs, memory is the program's own. */
+void row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory);
+
+#endif

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing terms: operands, formulas, reductions and results, in float or double as their types ask. */
+#include "engines/cpu/rows/terms.h"
+#include "base/number.h"
+#include "engines/cpu/core/width.h"
+
+static const double PLAIN = 0.06, ROOT = 0.3, WEIGHT = 0.6, WIDE = 4; /* nanoseconds; WIDE times as many in double */
+
+static int fail(struct rowwise *rows, weftStatus_t status) {
+    rows->trouble = rows->trouble ? rows->trouble : status;
+    return -1;
+}
+
+/* A term whose arguments are set already takes from them what it is: of an element, and of which stage. */
+static int append(struct rowwise *rows, struct term term) {
+    if (rows->trouble)
+        return -1;
+    if (rows->term_count == ROWWISE_TERMS)
+        return fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                                      "the region would take more than %d terms", ROWWISE_TERMS));
+    for (int i = 0; i < term.argument_count; i++) {
+        const struct term *used = &rows->terms[term.arguments[i]];
+        term.spans = term.spans || used->spans;
+        term.stage = used->stage > term.stage ? used->stage : term.stage;
+    }
+    rows->terms[rows->term_count] = term;
+    return rows->term_count++;
+}
+
+static int unary(struct rowwise *rows, enum term_kind kind, int of, struct term term) {
+    if (of < 0)
+        return -1;
+    term.kind = kind;
+    term.argument_count = 1;
+    term.arguments[0] = of;
+    term.nanoseconds = PLAIN;
+    return append(rows, term);
+}
+
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
+
+static int add_operand(struct rowwise *rows, struct row_operand operand) {
+    if (rows->operand_count == ROWWISE_OPERANDS)
+        return fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                                      "the region would have more than %d operands", ROWWISE_OPERANDS));
+    rows->operands[rows->operand_count] = operand;
+    return rows->operand_count++;
+}
+
+static int add_value(struct rowwise *rows, int value, int term, bool is_store) {
+    const struct tensor *tensor = rows->graph->values[value].tensor;
+    struct row_operand operand = {value, term, is_store, (weftDataType_t)tensor->type, 0, {0}};
+    for (int i = 0; i < rows->axis_count && tensor_elements(tensor) != 1; i++)
+        operand.strides[i] = rowwise_stride(rows, tensor, i);
+    return add_operand(rows, operand);
+}
+
+static int add_load(struct rowwise *rows, int operand, bool is_wide) {
+    struct term term = {.kind = TERM_LOAD, .operand = operand, .is_wide = is_wide, .nanoseconds = PLAIN};
+    if (operand < 0)
+        return -1;
+    for (int i = 0; i < rows->axis_count; i++)
+        term.spans = term.spans || (rows->axes[i].is_reduced && rows->operands[operand].strides[i]);
+    return rows->operands[operand].term = append(rows, term);
+}
+
+/* A term in the other width, made once. */
+static int in_width(struct rowwise *rows, int term, bool is_wide) {
+    if (term < 0 || rows->terms[term].is_wide == is_wide)
+        return term;
+    for (int i = 0; i < rows->term_count; i++)
+        if (rows->terms[i].kind == TERM_CONVERT && rows->terms[i].arguments[0] == term)
+            return i;
+    return unary(rows, TERM_CONVERT, term, (struct term){.is_wide = is_wide});
+}
+
+/* The term of a value; a new one is -1. */
+static int *term_of(struct rowwise *rows, int value) {
+    static _Thread_local int none; /* after a failure */
+    for (int i = 0; i < rows->made_count; i++)
+        if (rows->made[i].value == value)
+            return &rows->made[i].term;
+    if (rows->made_count == ROWWISE_TERMS)
+        fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would have more than %d values",
+                               ROWWISE_TERMS));
+    if (rows->trouble)
+        return &none;
+    rows->made[rows->made_count].value = value;
+    rows->made[rows->made_count].term = -1;
+    return &rows->made[rows->made_count++].term;
+}
+
+/* A value of the graph in the width that it was made in, or that its type asks for. */
+static int term_of_value(struct rowwise *rows, int value) {
+    int *term = term_of(rows, value);
+    bool is_wide = type_is_wide(rows->graph->values[value].tensor->type);
+    if (*term < 0 && !rows->trouble)
+        *term = add_load(rows, add_value(rows, value, -1, false), is_wide);
+    return rows->trouble ? -1 : *term;
+}
+
+int rowwise_constant(struct rowwise *rows, double number, bool is_wide) {
+    return append(rows, (struct term){.kind = TERM_CONSTANT, .number = number, .is_wide = is_wide});
+}
+
+int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wide) {
+    return tensor ? in_width(rows, term_of_value(rows, graph_find_value(rows->graph, tensor)), is_wide) : -1;
+}
+
+int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide) {
+    int value = graph_find_value(rows->graph, tensor), producer = rows->graph->values[value].producer;
+    if ((producer >= 0 && region_has(rows->region, producer)) || rowwise_length(rows) == 0)
+        return -1;
+    int operand = add_value(rows, value, -1, false);
+    for (int i = 0; i < rows->axis_count && operand >= 0; i++)
+        if (rows->axes[i].is_reduced)
+            rows->operands[operand].strides[i] = 0;
+    rows->has_sample = true;
+    return add_load(rows, operand, is_wide);
+}
+
+/* ---- Formulas and reductions ------------------------------------------------------------------------------------- */
+
+static double nanoseconds_of(enum opcode opcode) {
+    switch (opcode) {
+    case OPCODE_WEIGHT:
+    case OPCODE_ROW_WEIGHT:
+    case OPCODE_LOGARITHM:
+        return WEIGHT;
+    case OPCODE_DIVIDE:
+    case OPCODE_SHARE:
+    case OPCODE_ROOT:
+    case OPCODE_INVERSE_ROOT:
+        return ROOT;
+    default:
+        return PLAIN;
+    }
+}
+
+static bool is_one(const struct rowwise *rows, int term) {
+    return term >= 0 && rows->terms[term].kind == TERM_CONSTANT && rows->terms[term].number == 1;
+}
+
+int rowwise_formula(struct rowwise *rows, enum opcode opcode, const int *arguments, int count, bool is_wide) {
+    if (opcode == OPCODE_MULTIPLY && is_one(rows, arguments[1]))
+        return arguments[0];
+    struct term term = {.kind = TERM_FORMULA, .opcode = opcode, .is_wide = is_wide, .argument_count = count};
+    for (int i = 0; i < count; i++)
+        term.arguments[i] = arguments[i];
+    term.nanoseconds = nanoseconds_of(opcode) * (is_wide ? WIDE : 1);
+    return append(rows, term);
+}
+
+int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode, int of, bool is_wide) {
+    int made = unary(rows, kind, of, (struct term){.opcode = opcode, .is_wide = is_wide});
+    if (made >= 0) {
+        rows->terms[made].spans = false;
+        rows->terms[made].stage += kind == TERM_REDUCTION;
+    }
+    return made;
+}
+
+/* ---- Results ----------------------------------------------------------------------------------------------------- */
+
+static bool is_wanted(const struct rowwise *rows, int value) {
+    return region_exports(rows->region, value) && !value_is_dead(&rows->graph->values[value]);
+}
+
+static bool is_read_inside(const struct rowwise *rows, int value) {
+    const struct value *at = &rows->graph->values[value];
+    for (int i = 0; i < at->readers; i++)
+        if (region_has(rows->region, at->read_by[i]))
+            return true;
+    return false;
+}
+
+void rowwise_result(struct rowwise *rows, const struct tensor *tensor, int term) {
+    if (!tensor || rows->trouble)
+        return;
+    int value = graph_find_value(rows->graph, tensor);
+    weftDataType_t type = (weftDataType_t)tensor->type;
+    bool is_wide = rows->terms[term].is_wide;
+    bool is_kept = type == WEFT_DATA_DOUBLE || (type == WEFT_DATA_FLOAT && !is_wide);
+    if (!is_kept && is_read_inside(rows, value)) /* readers see what memory would hold */
+        term = unary(rows, TERM_ROUND, term, (struct term){.type = type, .is_wide = is_wide});
+    *term_of(rows, value) = term;
+    if (is_wanted(rows, value) && term >= 0)
+        add_value(rows, value, term, true);
+}
+
+static int64_t scratch_bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float); }
+
+static weftDataType_t scratch_type(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
+
+int64_t rowwise_keep(struct rowwise *rows, int term) {
+    if (term < 0)
+        return -1;
+    bool is_wide = rows->terms[term].is_wide;
+    int64_t bytes = scratch_bytes_of(is_wide), at = rows->scratch_bytes / bytes;
+    struct row_operand operand = {VALUE_SCRATCH, term, true, scratch_type(is_wide), at, {0}};
+    rowwise_pack(rows, operand.strides, false);
+    rows->scratch_bytes += round_up(rowwise_count(rows) * bytes, 64);
+    add_operand(rows, operand);
+    return at;
+}
+
+int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide) {
+    struct row_operand operand = {VALUE_SCRATCH, -1, false, scratch_type(is_wide), at, {0}};
+    for (int i = 0; i < rows->axis_count; i++)
+        operand.strides[i] = strides[i];
+    return add_load(rows, add_operand(rows, operand), is_wide);
+}
+
+/* ---- Pointwise nodes --------------------------------------------------------------------------------------------- */
+
+static int scaled(struct rowwise *rows, const struct tensor *tensor, double factor, bool is_wide) {
+    int term = rowwise_input(rows, tensor, is_wide);
+    return factor == 1 ? term : unary(rows, TERM_SCALE, term, (struct term){.number = factor, .is_wide = is_wide});
+}
+
+static void add_index(struct rowwise *rows, const struct pointwise_op *op) {
+    struct row_operand operand = {VALUE_INDEX, -1, false, WEFT_DATA_INT64, 0, {0}};
+    for (int i = 0; i < rows->axis_count; i++)
+        operand.strides[i] = rows->axes[i].dim == op->pw->axis ? rows->axes[i].inner : 0;
+    bool is_wide = node_is_wide(op);
+    rowwise_result(rows, pointwise_operands(op).out, add_load(rows, add_operand(rows, operand), is_wide));
+}
+
+void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    struct pointwise_operands operands = pointwise_operands(op);
+    bool is_wide = node_is_wide(op);
+    if (op->pw->mode == WEFT_POINTWISE_GEN_INDEX) {
+        add_index(rows, op);
+        return;
+    }
+    struct term term = {.kind = TERM_LOOP, .is_wide = is_wide, .argument_count = 3};
+    term.arguments[0] = term.arguments[1] = term.arguments[2] = scaled(rows, operands.x, op->alpha1, is_wide);
+    if (operands.b)
+        term.arguments[1] = scaled(rows, operands.b, op->alpha2, is_wide);
+    if (operands.t)
+        term.arguments[2] = rowwise_input(rows, operands.t, is_wide);
+    term.loop = is_wide ? loop_f64(op->pw->mode) : loop_f32(op->pw->mode);
+    term.parameters = pointwise_parameters(op);
+    term.nanoseconds = loop_cost(op->pw->mode, is_wide);
+    rowwise_result(rows, operands.out, append(rows, term));
+}
+
+/* ---- What is needed ---------------------------------------------------------------------------------------------- */
+
+static void mark_needed(struct rowwise *rows, int index) {
+    struct term *term = &rows->terms[index];
+    for (int i = 0; i < term->argument_count && !term->is_needed; i++)
+        mark_needed(rows, term->arguments[i]);
+    term->is_needed = true;
+}
+
+static weftStatus_t check_store(const struct rowwise *rows, const struct row_operand *operand) {
+    const struct tensor *tensor = rows->graph->values[operand->value].tensor;
+    bool spans = rows->terms[operand->term].spans;
+    if (dtype_of(operand->type)->bits < 8)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s has data type %s, of which rows would share bytes",
+             descriptor_label(&tensor->base), dtype_of(operand->type)->name);
+    for (int i = 0; i < rows->axis_count; i++)
+        if (rowwise_has_axis(rows, tensor, i) != (spans || !rows->axes[i].is_reduced))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+                 "%s with dims %s is neither one number for each row nor one for each element",
+                 descriptor_label(&tensor->base), tensor_dims_text(tensor));
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t rowwise_finish(struct rowwise *rows) {
+    TRY(rows->trouble);
+    for (int k = 0; k < rows->operand_count; k++) {
+        const struct row_operand *operand = &rows->operands[k];
+        if (operand->is_store && operand->value >= 0)
+            TRY(check_store(rows, operand));
+        if (operand->is_store)
+            mark_needed(rows, operand->term);
+    }
+    for (int i = 0; i < rows->term_count; i++)
+        if (rows->terms[i].kind == TERM_COLUMN_SUM)
+            mark_needed(rows, i);
+    return WEFT_STATUS_SUCCESS;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A row program: what the nodes of a region compute for each row of an index space, as terms. A row is the set of
+   elements that share their statistics; a term's value belongs to an element or to the whole row; a reduction takes a
+   term of all elements of the row in and closes a pass over them. Terms know no blocks, no passes' code and no
+   threads. */
+#ifndef WEFT_ENGINES_CPU_ROWS_TERMS_H
+#define WEFT_ENGINES_CPU_ROWS_TERMS_H
+
+#include "engines/cpu/core/loops.h"
+#include "engines/engine.h"
+#include "graph/expansion.h"
+
+enum { ROWWISE_OPERANDS = 40, ROWWISE_TERMS = 160 };
+
+/* operand.value of what is no value of the graph. */
+enum { VALUE_INDEX = -1, VALUE_SCRATCH = -2 };
+
+enum term_kind {
+    TERM_CONSTANT,   /* a number */
+    TERM_LOAD,       /* an operand's element */
+    TERM_FORMULA,    /* an opcode over other terms */
+    TERM_LOOP,       /* a pointwise mode's formula over other terms */
+    TERM_SCALE,      /* a term times a number */
+    TERM_ROUND,      /* a term as memory of a type would hold it */
+    TERM_CONVERT,    /* between float and double */
+    TERM_REDUCTION,  /* a term of all elements of the row, combined by an opcode */
+    TERM_COLUMN_SUM, /* over all rows, for each position in the row: closes no pass */
+};
+
+struct term {
+    enum term_kind kind;
+    enum opcode opcode;                                   /* of formulas and reductions */
+    bool is_wide;                                         /* double, else float */
+    bool spans;                                           /* differs from element to element of the row */
+    bool is_needed;                                       /* a store depends on it */
+    int stage;                                            /* passes that must be closed before it can be evaluated */
+    int argument_count, arguments[INSTRUCTION_ARGUMENTS]; /* terms */
+    int operand;                                          /* of TERM_LOAD */
+    double number;                                        /* of TERM_CONSTANT and TERM_SCALE */
+    weftDataType_t type;                                  /* of TERM_ROUND */
+    pointwise_loop *loop;                                 /* of TERM_LOOP, with its parameters */
+    struct pointwise_parameters parameters;
+    double nanoseconds; /* an element takes, roughly */
+};
+
+enum { DIM_OF_TASKS = -1 }; /* of an axis over partial sums in scratch memory */
+
+/* One dimension of the index space; part of a dimension where rows take groups of neighbours along it. */
+struct row_axis {
+    int dim;
+    int64_t extent, inner; /* inner: elements of the dimension that one step passes over */
+    bool is_reduced;       /* lies within the row */
+    bool counts_groups;    /* the groups of a dimension, not its elements */
+};
+
+/* A tensor as it is read or written. */
+struct row_operand {
+    int value, term; /* of the graph, or as above; the term that it becomes or stores */
+    bool is_store;
+    weftDataType_t type;
+    int64_t offset;                /* elements, in scratch memory */
+    int64_t strides[WEFT_DIM_MAX]; /* elements, along the axes; 0 where the tensor broadcasts */
+};
+
+/* What is left to do for gradients of scale and bias when the rows are done. */
+enum follow_kind {
+    FOLLOW_NOTHING,
+    FOLLOW_COLUMNS, /* sum the tasks' partial sums of each position in the row */
+    FOLLOW_FOLD,    /* sum the rows' totals of those that share a scale */
+    FOLLOW_APART,   /* a sweep of its own over x and dy */
+};
+
+struct follow {
+    enum follow_kind kind;
+    const struct node *node;
+    const struct tensor *scale, *bias; /* gradients; NULL: not wanted */
+    bool is_wide;
+    /* Elements into scratch memory of what the first program leaves there; -1: nothing. */
+    int64_t at_scale, at_bias, at_mean, at_inv;
+    int scale_sum, bias_sum; /* FOLLOW_COLUMNS: the terms that are summed */
+};
+
+struct rowwise {
+    const struct region *region;
+    const struct graph *graph;
+    enum statistics_method method; /* of norms; all else takes its statistics in turn */
+    bool sums_apart;               /* no column sums: gradients of scale and bias in a sweep of their own */
+    struct dims dims;              /* of the elements */
+    int64_t parts[WEFT_DIM_MAX];   /* as in struct expansion */
+    int axis_count;
+    struct row_axis axes[WEFT_DIM_MAX];
+    int operand_count;
+    struct row_operand operands[ROWWISE_OPERANDS];
+    int term_count;
+    struct term terms[ROWWISE_TERMS];
+    int made_count;
+    struct {
+        int value, term;
+    } made[ROWWISE_TERMS]; /* values of the graph that have become terms */
+    struct follow follow;
+    int64_t scratch_bytes; /* of what follow needs */
+    bool has_sample;
+    weftStatus_t trouble; /* the first failure of the calls that return terms */
+};
+
+/* ---- space.c ---- */
+
+weftStatus_t rowwise_make_axes(struct rowwise *rows);
+int64_t rowwise_length(const struct rowwise *rows); /* elements of a row */
+int64_t rowwise_count(const struct rowwise *rows);  /* rows */
+/* Whether a tensor has an element for each group of a split dimension. */
+bool rowwise_has_groups(const struct rowwise *rows, const struct tensor *tensor, int64_t dim);
+/* Whether a tensor has more than one element along an axis, and how far these are apart. */
+bool rowwise_has_axis(const struct rowwise *rows, const struct tensor *tensor, int axis);
+int64_t rowwise_stride(const struct rowwise *rows, const struct tensor *tensor, int axis);
+/* Row-major strides over the axes of the row, or of the rows. */
+void rowwise_pack(const struct rowwise *rows, int64_t *strides, bool is_reduced);
+
+/* ---- terms.c: each gives the new term's number, -1 after a failure, which `trouble` keeps ---- */
+
+int rowwise_constant(struct rowwise *rows, double number, bool is_wide);
+int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wide);
+/* The first element of each row; -1: not in memory, or there is none. */
+int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide);
+int rowwise_formula(struct rowwise *rows, enum opcode opcode, const int *arguments, int count, bool is_wide);
+int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode, int of, bool is_wide);
+/* A pointwise node's result. */
+void rowwise_pointwise(struct rowwise *rows, const struct node *node);
+/* Makes a term the value of a tensor (NULL: nothing), rounded as the tensor's type asks, and stores it where somebody
+   outside the region needs it. */
+void rowwise_result(struct rowwise *rows, const struct tensor *tensor, int term);
+/* Stores a term that differs from row to row in scratch memory; gives its place there. And such a place as a term. */
+int64_t rowwise_keep(struct rowwise *rows, int term);
+int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide);
+/* Marks what stores depend on, and refuses what they cannot hold. */
+weftStatus_t rowwise_finish(struct rowwise *rows);
+
+/* ---- lower.c ---- */
+
+/* Writes the program of a region, or says why the family does not serve it. Pure. */
+weftStatus_t rowwise_analyse(struct rowwise *rows, const struct region *region, enum statistics_method method,
+                             bool sums_apart);
+/* The program that does what the first one left over; tasks: that have each left sums of columns. */
+weftStatus_t rowwise_follow(struct rowwise *rows, const struct rowwise *first, int64_t tasks);
+
+#endif
