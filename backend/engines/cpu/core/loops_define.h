@@ -8,9 +8,9 @@
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* Compiled twice; the loader picks. */
+/* Compiled three times; the loader picks. */
 #if defined __x86_64__ && defined __GLIBC__
-#define WIDE __attribute__((target_clones("avx2", "default")))
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDE
 #endif

@@ -126,6 +126,10 @@ struct listing {
     int pass;
     bool is_marked[ROWWISE_TERMS];
     int at[ROWWISE_TERMS]; /* the instruction that makes a term; -1: none */
+    struct {
+        int opcode, count, x[INSTRUCTION_ARGUMENTS]; /* what a formula has become with those that it takes in */
+    } formulas[ROWWISE_TERMS];
+    bool is_taken_in[ROWWISE_TERMS];
     bool is_full;
 };
 
@@ -134,7 +138,7 @@ static struct row_instruction *add(struct listing *l, enum row_verb verb, int te
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
     s->instruction_count -= l->is_full;
     struct row_instruction *made = &s->instructions[s->instruction_count++];
-    *made = (struct row_instruction){verb, term, -1, {-1, -1, -1, -1}, -1, -1};
+    *made = (struct row_instruction){verb, term, -1, {-1, -1, -1, -1}, -1, false, -1, -1};
     if (verb <= ROW_CALCULATE) {
         made->dst = s->instruction_count - 1; /* its own number, until registers are assigned */
         l->at[term] = made->dst;
@@ -172,20 +176,24 @@ static bool is_only_summed(const struct listing *l, int term) {
     return true;
 }
 
+static bool is_recalled(const struct listing *l, int term) {
+    return l->s->kept[term] >= 0 && l->s->kept_pass[term] < l->pass;
+}
+
 static void add_element(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term);
-    bool is_recalled = l->s->kept[term] >= 0 && l->s->kept_pass[term] < l->pass;
-    if (!at->spans || is_only_summed(l, term))
+    if (!at->spans || is_only_summed(l, term) || l->is_taken_in[term])
         return;
     struct row_instruction *made = add(l,
-                                       is_recalled             ? ROW_RECALL
+                                       is_recalled(l, term)    ? ROW_RECALL
                                        : at->kind == TERM_LOAD ? ROW_LOAD
                                                                : ROW_CALCULATE,
                                        term);
     made->slot = l->s->kept[term];
     made->operand = made->verb == ROW_LOAD ? at->operand : -1;
-    for (int i = 0; i < at->argument_count && made->verb == ROW_CALCULATE; i++)
-        made->x[i] = l->at[at->arguments[i]];
+    made->opcode = made->verb == ROW_CALCULATE ? l->formulas[term].opcode : -1;
+    for (int i = 0; i < l->formulas[term].count && made->verb == ROW_CALCULATE; i++)
+        made->x[i] = l->at[l->formulas[term].x[i]];
     if (made->verb == ROW_LOAD)
         add_use(&l->s->passes[l->pass], at->operand);
 }
@@ -227,6 +235,80 @@ static void store_directly(struct row_schedule *s, const struct row_pass *pass) 
             formula->operand = s->instructions[i].operand;
 }
 
+/* ---- Formulas that take others in -------------------------------------------------------------------------------- */
+
+/* Readers of a term in this pass. */
+static int count_readers(const struct listing *l, int term) {
+    const struct row_schedule *s = l->s;
+    int readers = 0;
+    for (int i = term + 1; i < s->rows->term_count; i++)
+        for (int k = 0; k < term_at(s, i)->argument_count; k++)
+            if (term_at(s, i)->arguments[k] == term)
+                readers += (l->is_marked[i] && term_at(s, i)->spans) + closes(term_at(s, i), l->pass);
+    for (int k = 0; k < s->rows->operand_count; k++)
+        readers += s->rows->operands[k].is_store && s->rows->operands[k].term == term;
+    return readers;
+}
+
+/* Whether a formula of elements, that only one other reads, has this opcode. */
+static bool may_take_in(const struct listing *l, int term, int opcode) {
+    const struct term *at = term_at(l->s, term);
+    return at->kind == TERM_FORMULA && at->spans && l->formulas[term].opcode == opcode && l->s->kept[term] < 0 &&
+           !l->is_taken_in[term] && count_readers(l, term) == 1;
+}
+
+static const struct {
+    int outer, inner, made; /* opcodes: of a formula, of its argument, of both in one */
+    bool commutes;          /* so that the second argument will do */
+} merges[] = {
+    {OPCODE_MULTIPLY, OPCODE_SUBTRACT, ROW_SUBTRACT_MULTIPLY, true},
+    {OPCODE_ADD, ROW_SUBTRACT_MULTIPLY, ROW_SUBTRACT_MULTIPLY_ADD, true},
+    {OPCODE_ADD, OPCODE_MULTIPLY, ROW_MULTIPLY_ADD, true},
+    {OPCODE_SUBTRACT, OPCODE_MULTIPLY, ROW_MULTIPLY_SUBTRACT, false},
+    {OPCODE_MULTIPLY, OPCODE_MULTIPLY, ROW_MULTIPLY_MULTIPLY, true},
+    {ROW_EXPONENTIAL, OPCODE_SUBTRACT, ROW_SUBTRACT_EXPONENTIAL, false},
+};
+
+static void merge(struct listing *l, int term, int k, int opcode) {
+    int inner = l->formulas[term].x[k], rest = l->formulas[term].x[!k], outers = l->formulas[term].count;
+    int count = l->formulas[inner].count;
+    l->is_taken_in[inner] = true;
+    memcpy(l->formulas[term].x, l->formulas[inner].x, sizeof l->formulas[term].x);
+    if (outers > 1)
+        l->formulas[term].x[count++] = rest;
+    l->formulas[term].opcode = opcode;
+    l->formulas[term].count = count;
+}
+
+static void take_in(struct listing *l, int term) {
+    for (size_t m = 0; m < sizeof merges / sizeof *merges; m++)
+        for (int k = 0; k <= merges[m].commutes && l->formulas[term].opcode == merges[m].outer; k++)
+            if (may_take_in(l, l->formulas[term].x[k], merges[m].inner))
+                merge(l, term, k, merges[m].made);
+}
+
+static void merge_formulas(struct listing *l) {
+    for (int i = 0; i < l->s->rows->term_count; i++) {
+        const struct term *at = term_at(l->s, i);
+        l->formulas[i].opcode = at->kind == TERM_FORMULA ? at->opcode : -1;
+        l->formulas[i].count = at->argument_count;
+        memcpy(l->formulas[i].x, at->arguments, sizeof at->arguments);
+        if (at->kind == TERM_FORMULA && at->spans && l->is_marked[i] && !is_recalled(l, i) && !is_only_summed(l, i))
+            take_in(l, i);
+    }
+}
+
+/* Formulas take one chunk for all, others want every element. */
+static void thin_spreads(struct row_schedule *s, const struct row_pass *pass) {
+    for (int i = pass->first; i < pass->first + pass->spreads; i++) {
+        s->instructions[i].is_thin = true;
+        for (int j = pass->first + pass->spreads; j < pass->first + pass->count; j++)
+            for (int k = 0; k < INSTRUCTION_ARGUMENTS; k++)
+                if (s->instructions[j].x[k] == i && s->instructions[j].opcode < 0)
+                    s->instructions[i].is_thin = false;
+    }
+}
+
 static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     struct row_pass *pass = &s->passes[number];
     struct listing l = {.s = s, .pass = number};
@@ -235,6 +317,7 @@ static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     mark_pass(s, number, l.is_marked);
     add_spreads(&l);
     pass->spreads = s->instruction_count - pass->first;
+    merge_formulas(&l);
     for (int i = 0; i < s->rows->term_count; i++) {
         if (l.is_marked[i])
             add_element(&l, i);
@@ -245,6 +328,7 @@ static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     pass->count = s->instruction_count - pass->first;
     *is_full = *is_full || l.is_full;
     store_directly(s, pass);
+    thin_spreads(s, pass);
 }
 
 /* ---- Registers --------------------------------------------------------------------------------------------------- */
@@ -293,6 +377,17 @@ static bool assign_registers(struct row_schedule *s, const struct row_pass *pass
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
+/* What rows calculate and load, by the number of passes that must be closed before. */
+static void order_row_terms(struct row_schedule *s) {
+    int count = 0;
+    for (int stage = 0; stage <= ROWWISE_PASSES; stage++) {
+        for (int i = 0; i < s->rows->term_count; i++)
+            if (s->slot_of[i] >= 0 && term_at(s, i)->stage == stage && term_at(s, i)->kind != TERM_REDUCTION)
+                s->row_terms[count++] = i;
+        s->stage_ends[stage] = count;
+    }
+}
+
 static void give_row_slots(struct row_schedule *s) {
     s->row_slots = 0;
     s->has_wide = false;
@@ -317,5 +412,6 @@ weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d instructions or %d registers",
              ROWWISE_INSTRUCTIONS, ROWWISE_REGISTERS);
     give_row_slots(s);
+    order_row_terms(s);
     return WEFT_STATUS_SUCCESS;
 }

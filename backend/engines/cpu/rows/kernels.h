@@ -8,8 +8,23 @@
 
 #include "graph/expansion.h"
 
-/* y[i] = opcode(x[0][i], x[1][i], ...). y may be exactly one of x. */
-typedef void row_formula(int64_t count, void *y, const void *const *x);
+enum { ROW_CHUNK = 64 }; /* elements that a formula takes at a time */
+
+/* Formulas of several instructions, which are made of terms that nobody else needs. */
+enum row_opcode {
+    ROW_SUBTRACT_MULTIPLY = OPCODE_END, /* (a - b) * c */
+    ROW_MULTIPLY_ADD,                   /* a * b + c */
+    ROW_MULTIPLY_SUBTRACT,              /* a * b - c */
+    ROW_SUBTRACT_MULTIPLY_ADD,          /* (a - b) * c + d */
+    ROW_MULTIPLY_MULTIPLY,              /* a * b * c */
+    ROW_EXPONENTIAL,                    /* e^a */
+    ROW_SUBTRACT_EXPONENTIAL,           /* e^(a - b) */
+    ROW_FORMULAS_END,
+};
+
+/* y[i] = opcode(x[0][i], x[1][i], ...). y may be exactly one of x. steps: from chunk to chunk of each of the four, in
+   elements: ROW_CHUNK, or 0 where one chunk stands for all. */
+typedef void row_formula(int64_t count, void *y, const void *const *x, const int64_t *steps);
 
 /* Takes elements into totals, which are double: of all elements to one, of each row, or of each column. b: what x is
    multiplied by before, NULL: nothing. */
@@ -19,7 +34,7 @@ typedef void row_reduction(int64_t rows, int64_t columns, double *totals, const 
 typedef void row_column_sum(int64_t rows, int64_t columns, void *sums, const void *x, const void *b);
 
 struct row_kernels {
-    row_formula *(*formula)(enum opcode opcode);
+    row_formula *const *formulas;                  /* by opcode */
     row_reduction *(*of_rows)(enum opcode opcode); /* OPCODE_SUM to OPCODE_LARGEST; multiplies for OPCODE_SUM alone */
     row_reduction *(*of_columns)(enum opcode opcode); /* the same */
     row_column_sum *column_sum;

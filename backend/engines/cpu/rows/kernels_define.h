@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The body of kernels_f32.c and kernels_f64.c, over elements of type `real`. No include guard: define real, integer (of
-   the same size), KERNELS and the functions of one element (EXP, LOG, SQRT), then include. */
+/* The body of kernels_f32.c and kernels_f64.c, over elements of type `real`. No include guard: define real, KERNELS and the functions of one element (EXP, LOG, SQRT), then include. */
 
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -18,19 +17,28 @@
 enum { LANES = 64 / sizeof(real), STRIDE = 4 * LANES };
 
 typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
-typedef integer masks __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
 
 /* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
+#define ONE_FORMULA(expression)                                                                                        \
+    const real a = as[i], b = bs[i], c = cs[i], d = ds[i];                                                             \
+    (void)a, (void)b, (void)c, (void)d;                                                                                \
+    y[i] = (expression);
+
 #define FORMULA(name, expression)                                                                                      \
-    WIDE static void formula_##name(int64_t count, void *result, const void *const *x) {                               \
+    WIDE static void formula_##name(int64_t count, void *result, const void *const *x, const int64_t *steps) {         \
         const real *as = x[0], *bs = x[1], *cs = x[2], *ds = x[3];                                                     \
         real *y = result;                                                                                              \
+        for (; count >= ROW_CHUNK; count -= ROW_CHUNK) {                                                               \
+            INDEPENDENT                                                                                                \
+            for (int64_t i = 0; i < ROW_CHUNK; i++) {                                                                  \
+                ONE_FORMULA(expression)                                                                                \
+            }                                                                                                          \
+            y += ROW_CHUNK, as += steps[0], bs += steps[1], cs += steps[2], ds += steps[3];                            \
+        }                                                                                                              \
         INDEPENDENT                                                                                                    \
         for (int64_t i = 0; i < count; i++) {                                                                          \
-            const real a = as[i], b = bs[i], c = cs[i], d = ds[i];                                                     \
-            (void)a, (void)b, (void)c, (void)d;                                                                        \
-            y[i] = (expression);                                                                                       \
+            ONE_FORMULA(expression)                                                                                    \
         }                                                                                                              \
     }
 
@@ -49,51 +57,45 @@ FORMULA(if_greater, PICK(a > b, c, d))
 FORMULA(if_equal, PICK(a == b, c, d))
 FORMULA(shift, PICK(a == -(real)INFINITY, 0, a))
 FORMULA(weight, PICK(a == b, 1, EXP(a - b)))
+FORMULA(subtract_multiply, (a - b) * c)
+FORMULA(multiply_add, a *b + c)
+FORMULA(multiply_subtract, a *b - c)
+FORMULA(subtract_multiply_add, (a - b) * c + d)
+FORMULA(multiply_multiply, a * b * c)
+FORMULA(exponential, EXP(a))
+FORMULA(subtract_exponential, EXP(a - b))
 
-static row_formula *find_formula(enum opcode opcode) {
-    switch (opcode) {
-    case OPCODE_ADD:
-        return formula_add;
-    case OPCODE_SUBTRACT:
-        return formula_subtract;
-    case OPCODE_MULTIPLY:
-        return formula_multiply;
-    case OPCODE_DIVIDE:
-    case OPCODE_SHARE:
-        return formula_divide;
-    case OPCODE_NEGATE:
-        return formula_negate;
-    case OPCODE_ABSOLUTE:
-        return formula_absolute;
-    case OPCODE_ROOT:
-        return formula_root;
-    case OPCODE_INVERSE_ROOT:
-        return formula_inverse_root;
-    case OPCODE_LOGARITHM:
-        return formula_logarithm;
-    case OPCODE_LARGER:
-        return formula_larger;
-    case OPCODE_IF_GREATER:
-        return formula_if_greater;
-    case OPCODE_IF_EQUAL:
-        return formula_if_equal;
-    case OPCODE_SHIFT:
-        return formula_shift;
-    case OPCODE_WEIGHT:
-    case OPCODE_ROW_WEIGHT:
-        return formula_weight;
-    default:
-        return formula_copy;
-    }
-}
+static row_formula *const formulas[ROW_FORMULAS_END] = {
+    [OPCODE_COPY] = formula_copy,
+    [OPCODE_ADD] = formula_add,
+    [OPCODE_SUBTRACT] = formula_subtract,
+    [OPCODE_MULTIPLY] = formula_multiply,
+    [OPCODE_DIVIDE] = formula_divide,
+    [OPCODE_SHARE] = formula_divide,
+    [OPCODE_NEGATE] = formula_negate,
+    [OPCODE_ABSOLUTE] = formula_absolute,
+    [OPCODE_ROOT] = formula_root,
+    [OPCODE_INVERSE_ROOT] = formula_inverse_root,
+    [OPCODE_LOGARITHM] = formula_logarithm,
+    [OPCODE_LARGER] = formula_larger,
+    [OPCODE_IF_GREATER] = formula_if_greater,
+    [OPCODE_IF_EQUAL] = formula_if_equal,
+    [OPCODE_SHIFT] = formula_shift,
+    [OPCODE_WEIGHT] = formula_weight,
+    [OPCODE_ROW_WEIGHT] = formula_weight,
+    [ROW_SUBTRACT_MULTIPLY] = formula_subtract_multiply,
+    [ROW_MULTIPLY_ADD] = formula_multiply_add,
+    [ROW_MULTIPLY_SUBTRACT] = formula_multiply_subtract,
+    [ROW_SUBTRACT_MULTIPLY_ADD] = formula_subtract_multiply_add,
+    [ROW_MULTIPLY_MULTIPLY] = formula_multiply_multiply,
+    [ROW_EXPONENTIAL] = formula_exponential,
+    [ROW_SUBTRACT_EXPONENTIAL] = formula_subtract_exponential,
+};
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-#define CHOOSE(mask, yes, no) ((lanes)(((mask) & (masks)(yes)) | (~(mask) & (masks)(no))))
 #define TAKE_SUM(s, v) ((s) + (v))
 #define TAKE_PRODUCT(s, v) ((s) * (v))
-#define TAKE_LEAST(s, v) CHOOSE(((v) < (s)) | ((v) != (v)), v, s)
-#define TAKE_LARGEST(s, v) CHOOSE(((v) > (s)) | ((v) != (v)), v, s)
 #define JOIN_SUM(s, v) ((s) + (v))
 #define JOIN_PRODUCT(s, v) ((s) * (v))
 #define JOIN_LEAST(s, v) ((v) < (s) || (v) != (v) ? (v) : (s))
@@ -134,6 +136,30 @@ static row_formula *find_formula(enum opcode opcode) {
         }                                                                                                              \
     }
 
+/* Comparisons of vectors are no vector code in all compilers; loops over arrays of lanes are. */
+#define REDUCE_EXTREMES(function, JOIN, identity)                                                                      \
+    WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, const void *bs) {         \
+        const real *x = xs;                                                                                            \
+        (void)bs;                                                                                                      \
+        for (int64_t row = 0; row < rows; row++, x += columns) {                                                       \
+            real all[STRIDE];                                                                                          \
+            int64_t i = 0;                                                                                             \
+            for (int k = 0; k < STRIDE; k++)                                                                           \
+                all[k] = identity;                                                                                     \
+            for (; i + STRIDE <= columns; i += STRIDE)                                                                 \
+                for (int k = 0; k < STRIDE; k++)                                                                       \
+                    all[k] = PICK((JOINS_##JOIN(x[i + k], all[k])), x[i + k], all[k]);                                 \
+            for (int k = 0; k < columns - i; k++)                                                                      \
+                all[k] = JOIN(all[k], x[i + k]);                                                                       \
+            for (int width = STRIDE / 2; width > 0; width /= 2)                                                        \
+                for (int k = 0; k < width; k++)                                                                        \
+                    all[k] = JOIN(all[k], all[k + width]);                                                             \
+            totals[row] = JOIN(totals[row], (double)all[0]);                                                           \
+        }                                                                                                              \
+    }
+#define JOINS_JOIN_LEAST(v, s) (((v) < (s)) | ((v) != (v)))
+#define JOINS_JOIN_LARGEST(v, s) (((v) > (s)) | ((v) != (v)))
+
 /* A block's part of each column is summed in its own type, the blocks' parts in double. */
 #define REDUCE_COLUMNS(function, JOIN, AT)                                                                             \
     WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, const void *bs) {         \
@@ -164,8 +190,8 @@ static row_formula *find_formula(enum opcode opcode) {
 REDUCE_ROWS(rows_sum, TAKE_SUM, JOIN_SUM, 0, VECTOR_X, ELEMENT_X)
 REDUCE_ROWS(rows_sum_of_products, TAKE_SUM, JOIN_SUM, 0, VECTOR_PRODUCT, ELEMENT_PRODUCT)
 REDUCE_ROWS(rows_product, TAKE_PRODUCT, JOIN_PRODUCT, 1, VECTOR_X, ELEMENT_X)
-REDUCE_ROWS(rows_least, TAKE_LEAST, JOIN_LEAST, (real)INFINITY, VECTOR_X, ELEMENT_X)
-REDUCE_ROWS(rows_largest, TAKE_LARGEST, JOIN_LARGEST, -(real)INFINITY, VECTOR_X, ELEMENT_X)
+REDUCE_EXTREMES(rows_least, JOIN_LEAST, (real)INFINITY)
+REDUCE_EXTREMES(rows_largest, JOIN_LARGEST, -(real)INFINITY)
 REDUCE_COLUMNS(columns_sum, JOIN_SUM, ELEMENT_X)
 REDUCE_COLUMNS(columns_sum_of_products, JOIN_SUM, ELEMENT_PRODUCT)
 REDUCE_COLUMNS(columns_product, JOIN_PRODUCT, ELEMENT_X)
@@ -234,5 +260,4 @@ WIDE static void of_totals(int64_t count, void *y, const double *totals) {
         to[i] = (real)totals[i];
 }
 
-const struct row_kernels KERNELS = {find_formula, find_of_rows, find_of_columns, add_any_columns,
-                                    scale,        fill,         of_totals};
+const struct row_kernels KERNELS = {formulas, find_of_rows, find_of_columns, add_any_columns, scale, fill, of_totals};

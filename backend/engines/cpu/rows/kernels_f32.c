@@ -11,7 +11,6 @@
 #define SQRT(x) sqrtf(x)
 
 typedef float real;
-typedef int32_t integer;
 #define KERNELS row_kernels_f32
 #include "engines/cpu/rows/kernels_define.h"
 

@@ -11,7 +11,6 @@
 #define SQRT(x) sqrt(x)
 
 typedef double real;
-typedef int64_t integer;
 #define KERNELS row_kernels_f64
 #include "engines/cpu/rows/kernels_define.h"
 

@@ -8,6 +8,9 @@
 
 /* Bytes of the parts that tasks share long rows in, and how many there are at most. Tiles fewer than FEW are split. */
 enum { SPLIT_BYTES = 128 << 10, SPLITS = 32, FEW_TILES = 8, LANES = 16 };
+enum { REGISTER_GAP = 192 }; /* bytes, which keep registers from the same sets of the L1 cache */
+/* Of a tile of rows one after the other: bytes at most, and tiles at least. */
+enum { TILE_BYTES = 96 << 10, LEAST_TILES = 64 };
 
 static bool is_used(const struct row_schedule *s, int k) {
     const struct row_operand *operand = &s->rows->operands[k];
@@ -113,7 +116,7 @@ static int64_t most_rows(const struct row_schedule *s) {
 
 static int64_t most_elements(const struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
-    int64_t elements = ROWWISE_REGISTER_BYTES / (width * max64(s->register_count, 1));
+    int64_t elements = (ROWWISE_REGISTER_BYTES / max64(s->register_count, 1) - REGISTER_GAP - 64) / width;
     return min64(elements - elements % LANES, ROWWISE_BLOCK);
 }
 
@@ -128,9 +131,25 @@ static void cut_block(struct row_schedule *s) {
     s->block_a = max64(min64(s->block_a, a->extent), 1);
 }
 
-static int64_t pieces(const struct row_schedule *s, int loop) {
-    int64_t step = loop == s->a ? s->block_a : loop == s->b ? s->block_b : 1;
-    return divide_up(s->loops[loop].extent, step);
+static void count_pieces(struct row_schedule *s) {
+    s->tiles = s->blocks = 1;
+    for (int i = 0; i < s->loop_count; i++) {
+        int64_t step = i == s->a ? s->tile_a : i == s->b ? s->block_b : 1;
+        s->pieces[i] = divide_up(s->loops[i].extent, step);
+        *(s->loops[i].is_reduced ? &s->blocks : &s->tiles) *= s->pieces[i];
+    }
+}
+
+/* Rows that lie one after the other are taken several at a time, as many as stay in the caches from pass to pass, so
+   that what is calculated once for a row is calculated for many at once. */
+static int64_t rows_of_tile(const struct row_schedule *s) {
+    const struct row_loop *a = &s->loops[s->a];
+    double bytes = 1;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        bytes += is_used(s, k) && a->strides[k] ? operand_bytes(s, k) / (double)max64(rowwise_count(s->rows), 1) : 0;
+    int64_t rows = (int64_t)(TILE_BYTES / bytes), most = rowwise_count(s->rows) / LEAST_TILES;
+    rows = min64(min64(rows, most_rows(s)), min64(most, a->extent));
+    return max64(rows - rows % s->block_a, s->block_a);
 }
 
 /* Few tiles of many bytes are shared: the number of parts depends on sizes alone, so that sums do, too. */
@@ -147,16 +166,19 @@ static int64_t splits_of(const struct row_schedule *s) {
 void row_schedule_cut(struct row_schedule *s) {
     cut_block(s);
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
-    s->tile_rows = (s->loops[s->a].is_reduced ? 1 : s->block_a) * (s->loops[s->b].is_reduced ? 1 : s->block_b);
-    s->tiles = s->blocks = 1;
-    for (int i = 0; i < s->loop_count; i++)
-        *(s->loops[i].is_reduced ? &s->blocks : &s->tiles) *= pieces(s, i);
+    s->tile_a = s->block_a;
+    count_pieces(s);
     s->splits = splits_of(s);
+    if (s->splits == 1 && !s->loops[s->a].is_reduced) {
+        s->tile_a = rows_of_tile(s);
+        count_pieces(s);
+    }
+    s->tile_rows = (s->loops[s->a].is_reduced ? 1 : s->tile_a) * (s->loops[s->b].is_reduced ? 1 : s->block_b);
     int64_t totals = 0;
     for (int p = 0; p < s->pass_count; p++)
         totals = max64(totals, s->passes[p].totals);
     s->row_bytes = s->tile_rows * width;
     s->totals_at = round_up(s->row_slots * s->row_bytes, (int64_t)sizeof(double));
     s->tile_bytes = round_up(s->totals_at + totals * s->tile_rows * (int64_t)sizeof(double), 64);
-    s->register_bytes = round_up(s->block_a * s->block_b * width, 64);
+    s->register_bytes = round_up(s->block_a * s->block_b * width, 64) + REGISTER_GAP;
 }

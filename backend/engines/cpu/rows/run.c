@@ -22,13 +22,14 @@ struct run {
     char *rows;                         /* values of the tile's rows, by slot */
     double *totals;                     /* of the pass, by slot */
     char *kept, *sums;                  /* of the task */
-    int64_t row_a, row_b;               /* where the tile begins along the block's loops; 0 along one within rows */
     int64_t tile_rows;                  /* of this tile */
+    int64_t row;                        /* of the tile, where the block begins */
     int64_t first[ROWWISE_OPERANDS];    /* element of each operand where the tile begins */
     int64_t at[ROWWISE_OPERANDS];       /* and where the block does */
     int64_t rows_here, columns;         /* of the block */
     int64_t position, done;             /* elements of the row before the block; and of all blocks before it */
     char *registers[ROWWISE_REGISTERS]; /* own memory, or that of a tensor */
+    int64_t steps[ROWWISE_REGISTERS];   /* as formulas take them */
     char memory[ROWWISE_REGISTER_BYTES] __attribute__((aligned(64)));
 };
 
@@ -189,10 +190,11 @@ static void round_to(bool is_wide, int64_t count, char *dst, const char *src, we
 
 /* dst may be exactly one of x, but for conversions. */
 static void calculate(const struct term *term, int64_t count, char *dst, const void *const *x) {
+    static const int64_t steps[] = {ROW_CHUNK, ROW_CHUNK, ROW_CHUNK, ROW_CHUNK};
     const struct row_kernels *kernels = kernels_of(term->is_wide);
     switch (term->kind) {
     case TERM_FORMULA:
-        kernels->formula(term->opcode)(count, dst, x);
+        kernels->formulas[term->opcode](count, dst, x, steps);
         break;
     case TERM_LOOP:
         term->loop(count, dst, x[0], x[1], x[2], &term->parameters);
@@ -231,11 +233,8 @@ static void evaluate_row(struct run *run, int index) {
 
 /* What becomes known of rows when so many passes are closed. */
 static void evaluate_rows(struct run *run, int stage) {
-    for (int i = 0; i < run->s->rows->term_count; i++) {
-        const struct term *term = term_at(run, i);
-        if (run->s->slot_of[i] >= 0 && term->stage == stage && term->kind != TERM_REDUCTION)
-            evaluate_row(run, i);
-    }
+    for (int i = stage ? run->s->stage_ends[stage - 1] : 0; i < run->s->stage_ends[stage]; i++)
+        evaluate_row(run, run->s->row_terms[i]);
 }
 
 static void store_rows(const struct run *run) {
@@ -287,12 +286,13 @@ static void reduce(struct run *run, const struct row_instruction *at) {
     const struct row_kernels *kernels = kernels_of(term->is_wide);
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
     int64_t rows = run->rows_here, columns = run->columns;
+    double *totals = totals_of(run, at->slot) + run->row;
     if (!s->loops[s->b].is_reduced)
-        kernels->of_columns(term->opcode)(rows, columns, totals_of(run, at->slot), x, b);
+        kernels->of_columns(term->opcode)(rows, columns, totals, x, b);
     else if (s->loops[s->a].is_reduced)
-        kernels->of_rows(term->opcode)(1, rows * columns, totals_of(run, at->slot), x, b);
+        kernels->of_rows(term->opcode)(1, rows * columns, totals, x, b);
     else
-        kernels->of_rows(term->opcode)(rows, columns, totals_of(run, at->slot), x, b);
+        kernels->of_rows(term->opcode)(rows, columns, totals, x, b);
 }
 
 static void sum_column(struct run *run, const struct row_instruction *at) {
@@ -312,8 +312,12 @@ static void sum_column(struct run *run, const struct row_instruction *at) {
 static void calculate_block(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
     const void *x[INSTRUCTION_ARGUMENTS];
-    for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++)
-        x[i] = run->registers[at->x[i] < 0 ? at->x[0] : at->x[i]];
+    int64_t steps[INSTRUCTION_ARGUMENTS];
+    for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++) {
+        int reg = at->x[i] < 0 ? at->x[0] : at->x[i];
+        x[i] = run->registers[reg];
+        steps[i] = run->steps[reg];
+    }
     char *dst = register_memory(run, at->dst);
     if (at->slot >= 0) {
         dst = run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term->is_wide);
@@ -322,8 +326,12 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
         char *dense = find_dense(&place, term->is_wide);
         dst = dense ? dense : dst;
     }
-    calculate(term, run->rows_here * run->columns, dst, x);
+    if (at->opcode >= 0)
+        kernels_of(term->is_wide)->formulas[at->opcode](run->rows_here * run->columns, dst, x, steps);
+    else
+        calculate(term, run->rows_here * run->columns, dst, x);
     run->registers[at->dst] = dst;
+    run->steps[at->dst] = ROW_CHUNK;
 }
 
 static void load_block(struct run *run, const struct row_instruction *at) {
@@ -331,6 +339,7 @@ static void load_block(struct run *run, const struct row_instruction *at) {
     struct place place = block_place(run, at->operand);
     char *dense = find_dense(&place, is_wide), *own = register_memory(run, at->dst);
     run->registers[at->dst] = dense ? dense : own;
+    run->steps[at->dst] = ROW_CHUNK;
     if (!dense)
         load(is_wide, own, &place);
 }
@@ -351,6 +360,7 @@ static void execute(struct run *run, const struct row_instruction *at) {
     case ROW_RECALL:
         run->registers[at->dst] =
             run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term_at(run, at->term)->is_wide);
+        run->steps[at->dst] = ROW_CHUNK;
         break;
     case ROW_CALCULATE:
         calculate_block(run, at);
@@ -374,11 +384,13 @@ static void spread(struct run *run, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     const struct term *term = term_at(run, at->term);
     int64_t width = width_of(term->is_wide), columns = run->columns;
-    const char *values = row_values(run, at->term);
+    const char *values = row_values(run, at->term) + run->row * width;
     char *dst = run->registers[at->dst] = register_memory(run, at->dst);
-    bool is_one = s->loops[s->a].is_reduced && s->loops[s->b].is_reduced;
+    bool is_one = s->loops[s->b].is_reduced && (s->loops[s->a].is_reduced || s->block_a == 1);
+    int64_t count = at->is_thin ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
+    run->steps[at->dst] = is_one && at->is_thin ? 0 : ROW_CHUNK;
     if (is_one)
-        kernels_of(term->is_wide)->fill(run->rows_here * columns, dst, first_of(term->is_wide, values));
+        kernels_of(term->is_wide)->fill(count, dst, first_of(term->is_wide, values));
     for (int64_t r = 0; r < run->rows_here && !is_one; r++, dst += columns * width)
         if (s->loops[s->b].is_reduced)
             kernels_of(term->is_wide)->fill(columns, dst, first_of(term->is_wide, values + r * width));
@@ -388,20 +400,14 @@ static void spread(struct run *run, const struct row_instruction *at) {
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
-static int64_t pieces_of(const struct row_schedule *s, int loop, int64_t *step) {
-    *step = loop == s->a ? s->block_a : loop == s->b ? s->block_b : 1;
-    return divide_up(s->loops[loop].extent, *step);
-}
-
 /* Where the i-th tile begins, or the i-th block within one. */
 static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, int64_t *begins) {
-    for (int loop = s->loop_count; loop-- > 0;) {
-        int64_t step;
-        if (s->loops[loop].is_reduced != is_reduced)
+    for (int loop = s->loop_count; loop-- > 0 && i > 0;) {
+        int64_t pieces = s->pieces[loop], step = loop == s->a ? s->tile_a : loop == s->b ? s->block_b : 1;
+        if (s->loops[loop].is_reduced != is_reduced || pieces == 1)
             continue;
-        int64_t count = pieces_of(s, loop, &step);
-        begins[loop] = i % count * step;
-        i /= count;
+        begins[loop] = i % pieces * step;
+        i /= pieces;
     }
 }
 
@@ -414,19 +420,20 @@ static void begin_tile(struct run *run, int64_t tile) {
         for (int loop = 0; loop < s->loop_count; loop++)
             run->first[k] += begins[loop] * s->loops[loop].strides[k];
     }
-    run->row_a = begins[s->a];
-    run->row_b = begins[s->b];
     run->tile_rows = 1;
     if (!s->loops[s->a].is_reduced)
-        run->tile_rows = min64(s->loops[s->a].extent - run->row_a, s->block_a);
+        run->tile_rows = min64(s->loops[s->a].extent - begins[s->a], s->tile_a);
     if (!s->loops[s->b].is_reduced)
-        run->tile_rows = min64(s->loops[s->b].extent - run->row_b, s->block_b);
+        run->tile_rows = min64(s->loops[s->b].extent - begins[s->b], s->block_b);
 }
 
 static void begin_block(struct run *run, const struct row_pass *pass, int64_t block) {
     const struct row_schedule *s = run->s;
+    const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
     int64_t begins[ROWWISE_LOOPS] = {0};
     begin_at(s, block, true, begins);
+    if (!a->is_reduced)
+        begins[s->a] = run->row;
     run->position = 0;
     for (int loop = 0; loop < s->loop_count; loop++)
         run->position += begins[loop] * s->loops[loop].position;
@@ -436,15 +443,15 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
         for (int loop = 0; loop < s->loop_count; loop++)
             run->at[k] += begins[loop] * s->loops[loop].strides[k];
     }
-    run->rows_here = min64(s->loops[s->a].extent - begins[s->a] - run->row_a, s->block_a);
-    run->columns = min64(s->loops[s->b].extent - begins[s->b] - run->row_b, s->block_b);
+    run->rows_here = min64((a->is_reduced ? a->extent : run->tile_rows) - begins[s->a], s->block_a);
+    run->columns = b->is_reduced ? min64(b->extent - begins[s->b], s->block_b) : run->tile_rows;
 }
 
 /* ---- Passes and tiles -------------------------------------------------------------------------------------------- */
 
+/* Blocks of the same rows, for which values of rows are spread once: all have as many columns, or one row. */
 static void run_blocks(struct run *run, const struct row_pass *pass, int64_t first, int64_t end) {
     const struct row_instruction *instructions = run->s->instructions + pass->first;
-    run->done = 0;
     for (int64_t block = first; block < end; block++) {
         begin_block(run, pass, block);
         for (int i = 0; i < pass->spreads && block == first; i++)
@@ -455,13 +462,21 @@ static void run_blocks(struct run *run, const struct row_pass *pass, int64_t fir
     }
 }
 
+static void run_pass(struct run *run, const struct row_pass *pass) {
+    const struct row_schedule *s = run->s;
+    int64_t rows = s->loops[s->a].is_reduced ? 1 : run->tile_rows;
+    run->done = 0;
+    for (run->row = 0; run->row < rows; run->row += s->block_a)
+        run_blocks(run, pass, 0, s->blocks);
+}
+
 static void run_tile(struct run *run, int64_t tile) {
     const struct row_schedule *s = run->s;
     begin_tile(run, tile);
     evaluate_rows(run, 0);
     for (int p = 0; p < s->pass_count; p++) {
         begin_totals(run, &s->passes[p]);
-        run_blocks(run, &s->passes[p], 0, s->blocks);
+        run_pass(run, &s->passes[p]);
         end_totals(run, &s->passes[p]);
         evaluate_rows(run, p + 1);
     }
@@ -519,6 +534,7 @@ static void run_part(void *context, int64_t part) {
     enter_tile(&run, job, part / s->splits);
     run.totals = part_totals(job, part);
     begin_totals(&run, &s->passes[job->pass]);
+    run.done = run.row = 0;
     run_blocks(&run, &s->passes[job->pass], split * s->blocks / s->splits, (split + 1) * s->blocks / s->splits);
 }
 

@@ -21,7 +21,7 @@ enum {
 };
 
 enum row_verb {
-    ROW_SPREAD,     /* dst = values of rows, at each element: the same in all blocks of a pass */
+    ROW_SPREAD,     /* dst = values of rows, at each element */
     ROW_LOAD,       /* dst = memory */
     ROW_RECALL,     /* dst = what a pass before has kept */
     ROW_CALCULATE,  /* dst = the term's formula of x */
@@ -34,6 +34,8 @@ struct row_instruction {
     enum row_verb verb;
     int term;
     int dst, x[INSTRUCTION_ARGUMENTS]; /* registers; -1: none */
+    int opcode;                        /* of CALCULATE of a formula: the term's, or one of enum row_opcode */
+    bool is_thin;                      /* of SPREAD: only formulas read it, for which one chunk will do */
     int operand;                       /* of LOAD and STORE; of CALCULATE: where dst may be written to at once; -1 */
     int slot;                          /* of kept elements (CALCULATE, RECALL; -1: none), of totals, of sums */
 };
@@ -58,6 +60,8 @@ struct row_schedule {
     struct row_loop loops[ROWWISE_LOOPS];
     int a, b;                      /* the loops of a block's rows and columns */
     int64_t block_a, block_b;      /* extents of a block */
+    int64_t tile_a;                /* extent of a tile along a, where that is a loop over rows: some blocks */
+    int64_t pieces[ROWWISE_LOOPS]; /* of each loop: tiles, or blocks within one */
     int64_t tile_rows;             /* rows of a tile, at most */
     int64_t tiles, blocks, splits; /* blocks: of a tile in each pass; splits: parts of them, 1: tasks take tiles */
     int64_t tasks, tiles_per_task; /* where splits is 1 */
@@ -68,7 +72,8 @@ struct row_schedule {
     struct row_instruction instructions[ROWWISE_INSTRUCTIONS];
     bool has_wide;
     int64_t register_bytes;
-    int row_slots, slot_of[ROWWISE_TERMS];    /* of terms of rows; -1: none */
+    int row_terms[ROWWISE_TERMS], stage_ends[ROWWISE_PASSES + 1]; /* formulas and loads of rows, stage after stage */
+    int row_slots, slot_of[ROWWISE_TERMS];                        /* of terms of rows; -1: none */
     int64_t row_bytes, totals_at, tile_bytes; /* of one slot; of all, where totals begin; with totals */
     int kept_count, kept[ROWWISE_TERMS];      /* slot of a term whose elements stay from pass to pass; -1: none */
     int kept_pass[ROWWISE_TERMS];             /* that calculates them */

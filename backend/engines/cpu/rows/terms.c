@@ -3,6 +3,7 @@
 #include "engines/cpu/rows/terms.h"
 #include "base/number.h"
 #include "engines/cpu/core/width.h"
+#include "engines/cpu/rows/kernels.h"
 
 static const double PLAIN = 0.06, ROOT = 0.3, WEIGHT = 0.6, WIDE = 4; /* nanoseconds; WIDE times as many in double */
 
@@ -121,7 +122,7 @@ int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wi
 
 /* ---- Formulas and reductions ------------------------------------------------------------------------------------- */
 
-static double nanoseconds_of(enum opcode opcode) {
+static double nanoseconds_of(int opcode) {
     switch (opcode) {
     case OPCODE_WEIGHT:
     case OPCODE_ROW_WEIGHT:
@@ -141,7 +142,7 @@ static bool is_one(const struct rowwise *rows, int term) {
     return term >= 0 && rows->terms[term].kind == TERM_CONSTANT && rows->terms[term].number == 1;
 }
 
-int rowwise_formula(struct rowwise *rows, enum opcode opcode, const int *arguments, int count, bool is_wide) {
+int rowwise_formula(struct rowwise *rows, int opcode, const int *arguments, int count, bool is_wide) {
     if (opcode == OPCODE_MULTIPLY && is_one(rows, arguments[1]))
         return arguments[0];
     struct term term = {.kind = TERM_FORMULA, .opcode = opcode, .is_wide = is_wide, .argument_count = count};
@@ -226,6 +227,24 @@ static void add_index(struct rowwise *rows, const struct pointwise_op *op) {
     rowwise_result(rows, pointwise_operands(op).out, add_load(rows, add_operand(rows, operand), is_wide));
 }
 
+/* The opcode that says the same as a mode; -1: none. */
+static int opcode_of(const struct pointwise_op *op) {
+    switch (op->pw->mode) {
+    case WEFT_POINTWISE_ADD:
+        return OPCODE_ADD;
+    case WEFT_POINTWISE_SUB:
+        return OPCODE_SUBTRACT;
+    case WEFT_POINTWISE_MUL:
+        return OPCODE_MULTIPLY;
+    case WEFT_POINTWISE_DIV:
+        return OPCODE_DIVIDE;
+    case WEFT_POINTWISE_EXP:
+        return ROW_EXPONENTIAL;
+    default:
+        return -1;
+    }
+}
+
 void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
@@ -240,6 +259,11 @@ void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
         term.arguments[1] = scaled(rows, operands.b, op->alpha2, is_wide);
     if (operands.t)
         term.arguments[2] = rowwise_input(rows, operands.t, is_wide);
+    if (opcode_of(op) >= 0) {
+        term.kind = TERM_FORMULA;
+        term.opcode = opcode_of(op);
+        term.argument_count = operands.b ? 2 : 1;
+    }
     term.loop = is_wide ? loop_f64(op->pw->mode) : loop_f32(op->pw->mode);
     term.parameters = pointwise_parameters(op);
     term.nanoseconds = loop_cost(op->pw->mode, is_wide);

@@ -29,7 +29,7 @@ enum term_kind {
 
 struct term {
     enum term_kind kind;
-    enum opcode opcode;                                   /* of formulas and reductions */
+    int opcode;                                           /* of formulas, also of enum row_opcode, and of reductions */
     bool is_wide;                                         /* double, else float */
     bool spans;                                           /* differs from element to element of the row */
     bool is_needed;                                       /* a store depends on it */
@@ -122,7 +122,7 @@ int rowwise_constant(struct rowwise *rows, double number, bool is_wide);
 int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wide);
 /* The first element of each row; -1: not in memory, or there is none. */
 int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide);
-int rowwise_formula(struct rowwise *rows, enum opcode opcode, const int *arguments, int count, bool is_wide);
+int rowwise_formula(struct rowwise *rows, int opcode, const int *arguments, int count, bool is_wide);
 int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode, int of, bool is_wide);
 /* A pointwise node's result. */
 void rowwise_pointwise(struct rowwise *rows, const struct node *node);
