@@ -292,6 +292,18 @@ def attention_gradient(t: Maker) -> None:
         t.out(grad)
 
 
+def byte_attention_gradient(t: Maker) -> None:
+    """All scales and largest numbers of FP8, and heads that share keys."""
+    q, o, d_o = (t(2, 4, 70, 64, dtype=dtype) for dtype in ("e4m3", "e4m3", "e5m2"))
+    k, v = (t(2, 2, 60, 64, dtype="e4m3") for _ in "kv")
+    scales = [t(1, 1, 1, 1, dtype="f32", low=0.5) for _ in range(12)]
+    made = t.g.sdpa_fp8_backward(
+        q, k, v, o, d_o, t(2, 4, 70, 1, dtype="f32", low=6), *scales, attn_scale=1 / 16, use_causal_mask=True
+    )
+    for i, result in enumerate(made):
+        t.out(result, dtype="bf16" if i < 3 else "f32")
+
+
 def attention_gradient_of_boxes(size: int, dtype: str, **options: Any) -> Any:
     """Two blocks of keys, more queries than keys, and the last block of both is ragged. Statistics are beyond
     all scores, as they would be."""
@@ -955,6 +967,9 @@ CASES = {
         ),
     ),
     "attention gradient": Case("backward backward_rows", "attention", attention_gradient),
+    "attention gradient, FP8, largest numbers": Case(
+        "amax_clear backward backward_rows", "attention", byte_attention_gradient
+    ),
     "attention gradient on Hopper": Case(
         "backward_rows_sm90 backward_sm90",
         "attention_hopper",

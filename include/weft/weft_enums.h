@@ -980,6 +980,57 @@ typedef enum {
              of 1. */
     WEFT_ATTR_OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT = 10085,
         /**< TENSOR descriptor, optional: the block mask of the forward pass. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT = 10200,
+        /**< TENSOR descriptor, optional: what q is multiplied by first: as in the forward pass, or one for
+             each block of 32 elements, [B, Hq, Sq, ceil(Dqk / 32)]. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_KDESC_EXT = 10201,
+        /**< TENSOR descriptor, optional: the same of k. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_VDESC_EXT = 10202,
+        /**< TENSOR descriptor, optional: the same of v, in blocks along Dv. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_ODESC_EXT = 10203,
+        /**< TENSOR descriptor, optional: the same of o. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DODESC_EXT = 10204,
+        /**< TENSOR descriptor, optional: the same of dO, in blocks along Dv. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_SDESC_EXT = 10205,
+        /**< TENSOR descriptor, optional: scalar that undoes SCALE_SDESC behind the product. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DPDESC_EXT = 10206,
+        /**< TENSOR descriptor, optional: scalar that undoes SCALE_DPDESC behind the products. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_SDESC_EXT = 10207,
+        /**< TENSOR descriptor, optional: scalar applied to the softmax before it becomes q's type,
+             where that is FP8. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DQDESC_EXT = 10208,
+        /**< TENSOR descriptor, optional: scalar applied to dQ before it is stored. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DKDESC_EXT = 10209,
+        /**< TENSOR descriptor, optional: scalar applied to dK before it is stored. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DVDESC_EXT = 10210,
+        /**< TENSOR descriptor, optional: scalar applied to dV before it is stored. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DPDESC_EXT = 10211,
+        /**< TENSOR descriptor, optional: scalar applied to the gradient of q k^T before it becomes dO's
+             type, where that is FP8. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DQDESC_EXT = 10212,
+        /**< TENSOR descriptor, optional: output, one FLOAT, largest magnitude of dQ before SCALE_DQDESC. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DKDESC_EXT = 10213,
+        /**< TENSOR descriptor, optional: output, the same of dK. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DVDESC_EXT = 10214,
+        /**< TENSOR descriptor, optional: output, the same of dV. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT = 10215,
+        /**< TENSOR descriptor, optional: output, one FLOAT, largest magnitude of the gradient of q k^T
+             before SCALE_DPDESC. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_Q_TDESC_EXT = 10216,
+        /**< TENSOR descriptor, optional: q once more for dK, whose scales are of blocks along Sq; unset: q. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_K_TDESC_EXT = 10217,
+        /**< TENSOR descriptor, optional: k once more for dQ, whose scales are of blocks along Skv; unset: k. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DO_TDESC_EXT = 10218,
+        /**< TENSOR descriptor, optional: dO once more for dV, whose scales are of blocks along Sq; unset:
+             dO. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DO_F16DESC_EXT = 10219,
+        /**< TENSOR descriptor, optional: dO once more, not quantised, for its products with o; unset: dO. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_Q_TDESC_EXT = 10220,
+        /**< TENSOR descriptor, optional: what Q_TDESC is multiplied by first, [B, Hq, ceil(Sq / 32), Dqk]. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_K_TDESC_EXT = 10221,
+        /**< TENSOR descriptor, optional: what K_TDESC is multiplied by first, [B, Hk, ceil(Skv / 32), Dqk]. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DO_TDESC_EXT = 10222,
+        /**< TENSOR descriptor, optional: what DO_TDESC is multiplied by first, [B, Hq, ceil(Sq / 32), Dv]. */
 
     /* RNG: the distribution. Those parameters that it does not use are ignored. */
     WEFT_ATTR_RNG_DISTRIBUTION = 2300, /**< RNG_DISTRIBUTION: which one; default BERNOULLI. */

@@ -4226,11 +4226,12 @@ class Ops:
             paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
                 optional.
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; optional.
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of pages [container, Hk, page
-                size, 1] or 1s; optional.
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of pages [container, Hv, page
-                size, 1] or 1s; optional.
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+                32)]; optional.
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
+                32)]; of pages [container, Hk, page size, ..]; optional.
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32),
+                Dv]; of pages [container, Hv, page size, ..]; optional.
             descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1]; optional.
             scale_s: what the softmax is multiplied by before it may become FP8, [1, 1, 1, 1]; optional.
             scale_o: what the result is multiplied by before it becomes o, [1, 1, 1, 1]; optional.
@@ -4338,6 +4339,29 @@ class Ops:
         subgraph_gradient_output_uid: int | None = None,
         subgraph_gradient_uids: Sequence[int] | None = None,
         subgraph_gradients: Sequence[Operand] | None = None,
+        descale_q: Operand | None = None,
+        descale_k: Operand | None = None,
+        descale_v: Operand | None = None,
+        descale_o: Operand | None = None,
+        descale_dO: Operand | None = None,
+        descale_s: Operand | None = None,
+        descale_dP: Operand | None = None,
+        scale_s: Operand | None = None,
+        scale_dQ: Operand | None = None,
+        scale_dK: Operand | None = None,
+        scale_dV: Operand | None = None,
+        scale_dP: Operand | None = None,
+        amax_dQ: Operand | None = None,
+        amax_dK: Operand | None = None,
+        amax_dV: Operand | None = None,
+        amax_dP: Operand | None = None,
+        q_T: Operand | None = None,
+        k_T: Operand | None = None,
+        dO_T: Operand | None = None,
+        dO_f16: Operand | None = None,
+        descale_q_T: Operand | None = None,
+        descale_k_T: Operand | None = None,
+        descale_dO_T: Operand | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -4388,6 +4412,39 @@ class Ops:
             subgraph_gradient_uids: uids of tensors that it reads, whose gradients are wanted; optional.
             subgraph_gradients: these gradients, each summed over its extents of 1, [B, Hq, Sq, Skv] or 1s, as
                 theirs; optional.
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+                32)]; optional.
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
+                32)]; optional.
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, Skv, ceil(Dv /
+                32)]; optional.
+            descale_o: what o is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
+                32)]; optional.
+            descale_dO: what dO is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
+                32)]; optional.
+            descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1]; optional.
+            descale_dP: what the gradient of q k^T, times scale_dP, is multiplied by, [1, 1, 1, 1]; optional.
+            scale_s: what the softmax is multiplied by before it becomes q's type where that is FP8, [1, 1, 1,
+                1]; optional.
+            scale_dQ: what the gradient is multiplied by before it becomes dQ, [1, 1, 1, 1]; optional.
+            scale_dK: what the gradient is multiplied by before it becomes dK, [1, 1, 1, 1]; optional.
+            scale_dV: what the gradient is multiplied by before it becomes dV, [1, 1, 1, 1]; optional.
+            scale_dP: what the gradient of q k^T is multiplied by before it becomes dO's type where that is
+                FP8, [1, 1, 1, 1]; optional.
+            amax_dQ: largest magnitude of dQ, before scale_dQ, [1, 1, 1, 1]; optional.
+            amax_dK: largest magnitude of dK, before scale_dK, [1, 1, 1, 1]; optional.
+            amax_dV: largest magnitude of dV, before scale_dV, [1, 1, 1, 1]; optional.
+            amax_dP: largest magnitude of the gradient of q k^T, before scale_dP, [1, 1, 1, 1]; optional.
+            q_T: q once more, for dK; unset: q, [B, Hq, Sq, Dqk].
+            k_T: k once more, for dQ; unset: k, [B, Hk, Skv, Dqk].
+            dO_T: dO once more, for dV; unset: dO, [B, Hq, Sq, Dv].
+            dO_f16: dO once more, for its products with o; unset: dO, [B, Hq, Sq, Dv].
+            descale_q_T: what q_T is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, ceil(Sq /
+                32), Dqk]; optional.
+            descale_k_T: what k_T is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, ceil(Skv /
+                32), Dqk]; optional.
+            descale_dO_T: what dO_T is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, ceil(Sq /
+                32), Dv]; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:
@@ -4438,6 +4495,29 @@ class Ops:
             "subgraph_gradient_output_uid": subgraph_gradient_output_uid,
             "subgraph_gradient_uids": subgraph_gradient_uids,
             "subgraph_gradients": subgraph_gradients,
+            "descale_q": descale_q,
+            "descale_k": descale_k,
+            "descale_v": descale_v,
+            "descale_o": descale_o,
+            "descale_dO": descale_dO,
+            "descale_s": descale_s,
+            "descale_dP": descale_dP,
+            "scale_s": scale_s,
+            "scale_dQ": scale_dQ,
+            "scale_dK": scale_dK,
+            "scale_dV": scale_dV,
+            "scale_dP": scale_dP,
+            "amax_dQ": amax_dQ,
+            "amax_dK": amax_dK,
+            "amax_dV": amax_dV,
+            "amax_dP": amax_dP,
+            "q_T": q_T,
+            "k_T": k_T,
+            "dO_T": dO_T,
+            "dO_f16": dO_f16,
+            "descale_q_T": descale_q_T,
+            "descale_k_T": descale_k_T,
+            "descale_dO_T": descale_dO_T,
         }
         results = ("dQ", "dK", "dV")
         made = self._operation("sdpa_bwd", "sdpa_bwd", values, results, compute_data_type, name)

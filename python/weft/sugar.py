@@ -697,6 +697,135 @@ class Sugar(Ops):
         made = self._operation("sdpa_backward", "sdpa_bwd", values, results, compute_data_type, name)
         return made[0], made[1], made[2]
 
+    def sdpa_fp8_backward(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        o: Operand,
+        dO: Operand,
+        stats: Operand,
+        descale_q: Operand,
+        descale_k: Operand,
+        descale_v: Operand,
+        descale_o: Operand,
+        descale_dO: Operand,
+        descale_s: Operand,
+        descale_dP: Operand,
+        scale_s: Operand,
+        scale_dQ: Operand,
+        scale_dK: Operand,
+        scale_dV: Operand,
+        scale_dP: Operand,
+        attn_scale: Operand | None = None,
+        use_padding_mask: bool = False,
+        seq_len_q: Operand | None = None,
+        seq_len_kv: Operand | None = None,
+        use_causal_mask: bool = False,
+        use_causal_mask_bottom_right: bool = False,
+        diagonal_alignment: enums.diagonal_alignment | str = enums.diagonal_alignment.TOP_LEFT,
+        left_bound: int | None = None,
+        right_bound: int | None = None,
+        use_deterministic_algorithm: bool = False,
+        dropout: tuple[Any, ...] | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+        sink_token: Operand | None = None,
+        dSink_token: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of scaled dot-product attention of FP8: sdpa_backward with scales of operands, of the
+        softmax, of its gradient and of results, and the largest numbers, from which the scales of the next
+        call are made.
+
+            p = fp8(scale_s dropout(softmax)) descale_s, dS = fp8(scale_dP attn_scale dS) descale_dP
+            dQ = scale_dQ dS k, dK = scale_dK dS^T q, dV = scale_dV p^T dO
+
+        Args:
+            q: queries, [B, Hq, Sq, Dqk].
+            k: keys, [B, Hk, Skv, Dqk].
+            v: values, [B, Hv, Skv, Dv].
+            o: forward result, [B, Hq, Sq, Dv].
+            dO: gradient of the forward result, [B, Hq, Sq, Dv].
+            stats: statistics that the forward pass returned, [B, Hq, Sq, 1].
+            descale_q: what q is multiplied by first, [1, 1, 1, 1].
+            descale_k: the same of k.
+            descale_v: the same of v.
+            descale_o: the same of o.
+            descale_dO: the same of dO.
+            descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1].
+            descale_dP: what the gradient of q k^T, times scale_dP, is multiplied by, [1, 1, 1, 1].
+            scale_s: what the softmax is multiplied by before it becomes q's type where that is FP8.
+            scale_dQ: what the gradient of q is multiplied by before it becomes dQ, [1, 1, 1, 1].
+            scale_dK: the same of dK.
+            scale_dV: the same of dV.
+            scale_dP: what the gradient of q k^T is multiplied by before it becomes dO's type where that is
+                FP8.
+            attn_scale: as in sdpa_backward.
+            use_padding_mask: as in sdpa_backward.
+            seq_len_q: as in sdpa_backward; optional.
+            seq_len_kv: as in sdpa_backward; optional.
+            use_causal_mask: as in the forward pass.
+            use_causal_mask_bottom_right: as in the forward pass.
+            diagonal_alignment: as in the forward pass.
+            left_bound: as in the forward pass; optional.
+            right_bound: as in the forward pass; optional.
+            use_deterministic_algorithm: as in sdpa_backward.
+            dropout: as in the forward pass; optional.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+            sink_token: the sink of the forward pass; optional.
+            dSink_token: a tensor that receives the gradient of the sink; optional.
+        Returns:
+            dQ: gradient of q, [B, Hq, Sq, Dqk].
+            dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
+            dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
+            amax_dQ: the largest magnitude of dQ, before scale_dQ, [1, 1, 1, 1].
+            amax_dK: the same of dK.
+            amax_dV: the same of dV.
+            amax_dP: the largest magnitude of the gradient of q k^T, before scale_dP, [1, 1, 1, 1].
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: dQ, dK and dV those of q, k and v; virtual ones have
+                the type to calculate in, or DOUBLE; the others FLOAT, or DOUBLE for DOUBLE operands.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(io_data_type="f32")
+        >>> q, k = np.ones((1, 1, 1, 1), "f4"), np.zeros((1, 1, 2, 1), "f4")  # both keys weigh 0.5
+        >>> v = np.float32([[[[2], [6]]]])
+        >>> o, dO = np.full((1, 1, 1, 1), 4, "f4"), np.full((1, 1, 1, 1), 4, "f4")
+        >>> stats = np.log(np.full((1, 1, 1, 1), 2, "f4"))
+        >>> one, two = (np.full((1, 1, 1, 1), x, "f4") for x in (1, 2))
+        >>> made = g.sdpa_fp8_backward(q, k, v, o, dO, stats, *[one] * 10, two, one)
+        >>> for result in g(): print(result.round(3).ravel())
+        [0.]
+        [-4.  4.]
+        [4. 4.]
+        [0.]
+        [4.]
+        [2.]
+        [4.]
+        """
+        where = label("sdpa_fp8_backward", name)
+        _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
+        values = self._attention_values(
+            where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, None,
+            diagonal_alignment, left_bound, right_bound, dropout,
+        )  # fmt: skip
+        values |= {"o": o, "dO": dO, "stats": stats, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
+        values |= {"descale_o": descale_o, "descale_dO": descale_dO}
+        values |= {"descale_s": descale_s, "scale_s": scale_s, "descale_dP": descale_dP, "scale_dP": scale_dP}
+        values |= {"scale_dQ": scale_dQ, "scale_dK": scale_dK, "scale_dV": scale_dV}
+        values |= {"sink_token": sink_token, "dSink_token": dSink_token}
+        values |= {"is_deterministic": use_deterministic_algorithm or None}
+        results = ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV", "amax_dP")
+        made = self._operation("sdpa_fp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
+        return made[0], made[1], made[2], made[3], made[4], made[5], made[6]
+
     scaled_dot_product_flash_attention = sdpa
     scaled_dot_product_flash_attention_backward = sdpa_backward
 

@@ -132,7 +132,7 @@ static const struct attention_case cases[] = {
      .forward_kernels = 2, .backward_kernels = 3},
     {"fp8 128 with all scales", E4M3, E4M3, 0, 2, 8, 2, 2, 500, 700, 128, 128, .is_causal = true, .scales = SCALES,
      .is_fp8 = true, .forward = "f16 on tensor cores, 128 x 32 tiles", .backward = "bf16 on tensor cores",
-     .forward_kernels = 3, .backward_kernels = 3},
+     .forward_kernels = 3, .backward_kernels = 4},
     {"int8 64, scales of rows, pages of 3",
      BF16,
      F16,
@@ -233,6 +233,21 @@ static desc forward_of(const struct attention_case *c) {
     return op;
 }
 
+/* All that FP8 has, each one number. */
+static void hold_backward_scales(desc op, struct tensors *t) {
+    static const weftBackendAttributeName_t whole[] = {
+        WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT,  WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_KDESC_EXT,
+        WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_VDESC_EXT,  WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_ODESC_EXT,
+        WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DODESC_EXT, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_SDESC_EXT,
+        WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DPDESC_EXT, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_SDESC_EXT,
+        WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DQDESC_EXT,   WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DKDESC_EXT,
+        WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DVDESC_EXT,   WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DPDESC_EXT,
+        WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DQDESC_EXT,    WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DKDESC_EXT,
+        WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DVDESC_EXT,    WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT};
+    for (int i = 0; i < COUNT(whole); i++)
+        hold(op, whole[i], tensor4(t, 1, 1, 1, 1, F32));
+}
+
 static desc backward_of(const struct attention_case *c) {
     struct tensors t = {1, c->is_odd};
     desc op = make(WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR);
@@ -264,6 +279,8 @@ static desc backward_of(const struct attention_case *c) {
                                      &c->dropout));
         hold(op, WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_SEED_DESC, tensor4(&t, 1, 1, 1, 1, WEFT_DATA_INT64));
     }
+    if (c->is_fp8)
+        hold_backward_scales(op, &t);
     return op;
 }
 
@@ -523,7 +540,23 @@ static void paged(struct model *m) {
     add(m, forward_of(&c));
 }
 
+static void scaled_gradients(struct model *m) {
+    struct attention_case c = {"scaled", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .is_fp8 = true};
+    add(m, backward_of(&c));
+}
+
+static void double_largest(struct model *m) {
+    struct attention_case c = {"double", E4M3, E4M3, 0, 2, 8, 8, 8, 512, 512, 64, 64, .dropout = 0};
+    struct tensors t = {100, false};
+    desc op = backward_of(&c);
+    hold(op, WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT, tensor4(&t, 1, 1, 1, 1, F64));
+    add(m, op);
+}
+
 static const struct refused_case refusals[] = {
+    {&cuda_attention_hopper, scaled_gradients,
+     "sdpa_bwd: there are scales of operands or results; the portable attention family takes it."},
+    {&cuda_attention, double_largest, "sdpa_bwd: tensor (uid 100) has data type f64. Kernels make FLOAT."},
     {&cuda_attention_hopper, wide_result,
      "sdpa_fwd: tensor (uid 4) has data type f32, q bf16; here all are f16 or all bf16."},
     {&cuda_attention_hopper, odd_strides,

@@ -241,7 +241,7 @@ def test_fp8(name: str, out: str) -> None:
 
 def test_refusals() -> None:
     def refuse(sentence: str, name: str, given: Any) -> None:
-        tensors = {"q": ([2, 4, 7, 8], "bf16"), "k": ([2, 2, 9, 8], "e4m3"), "v": ([2, 2, 9, 6], "e4m3")}
+        tensors = {"q": ([2, 4, 7, 40], "bf16"), "k": ([2, 2, 9, 40], "e4m3"), "v": ([2, 2, 9, 6], "e4m3")}
         checks.refuses(
             lambda g, **t: g._sdpa_fwd(**t, name="a"), tensors | {name: given}, f"sdpa_fwd 'a': {sentence}"
         )
@@ -258,7 +258,8 @@ def test_refusals() -> None:
         ([2, 4, 1, 1], "f32"),
     )
     refuse(
-        f"descale_v with dims [2,2,9,6] does not broadcast to [2,2,9,1]. {fix}",
+        "descale_v has dims [2,2,9,6]; of blocks of 32 elements of [2,2,9,6] along its last dimension they "
+        "are [2,2,9,1], along the one before [2,2,1,6]. Give one of these.",
         "descale_v",
         ([2, 2, 9, 6], "f32"),
     )

@@ -75,6 +75,10 @@ WHOLE = {
     "sliding_window_length diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound dropout "
     "rng_dump use_deterministic_algorithm compute_data_type name score_mod score_mod_bprop sink_token "
     "dSink_token",
+    "sdpa_fp8_backward": "q k v o dO stats descale_q descale_k descale_v descale_o descale_dO descale_s "
+    "descale_dP scale_s scale_dQ scale_dK scale_dV scale_dP attn_scale use_padding_mask seq_len_q seq_len_kv "
+    "use_causal_mask use_causal_mask_bottom_right diagonal_alignment left_bound right_bound "
+    "use_deterministic_algorithm dropout compute_data_type name sink_token dSink_token",
     "tensor": "dim stride data_type is_virtual is_pass_by_value ragged_offset reordering_type name uid",
     "tensor_like": "tensor name",
     "tensor_scalar": "value scalar_type",

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_fwd: o = dropout(softmax(mask(modify(scale q k^T) + bias + alibi), sink)) v, and sdpa_bwd, its gradients
    Operands are multiplied by their descales first: numbers of few bits with their scales. The softmax is multiplied by
-   scale_s, may then become FP8, and by descale_s; o by scale_o.
+   scale_s, may then become FP8, and by descale_s; o by scale_o. Backward, the softmax times scale_s becomes q's type
+   where that is FP8, and the gradient of q k^T times scale_dP that of dO, before they are multiplied by descale_s and
+   descale_dP; dQ, dK and dV by their scales. Where q_T, k_T, dO_T or dO_f16 are given, dK, dQ, dV and dO o are made of
+   these instead.
    Query i sees key j when both are within the lengths in use, the boolean bias is true and, with shift = 0 (TOP_LEFT)
    or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by
    a bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: its
@@ -108,12 +111,15 @@ static const struct row forward_rows[] = {
                "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
                .doc = "running sum of keys in use, INT32 or INT64, instead of seq_len_kv"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_q, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "descale_q",
-               .shape = "[B, Hq, 1, 1] or 1s", .doc = "what q is multiplied by first"),
+               .shape = "[B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk / 32)]",
+               .doc = "what q is multiplied by first"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_k, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, "descale_k",
-               .shape = "[B, Hk, Skv, 1] or 1s; of pages [container, Hk, page size, 1] or 1s",
+               .shape = "[B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk / 32)]; of pages [container, Hk, page "
+                        "size, ..]",
                .doc = "what k is multiplied by first"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_v, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, "descale_v",
-               .shape = "[B, Hv, Skv, 1] or 1s; of pages [container, Hv, page size, 1] or 1s",
+               .shape = "[B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32), Dv]; of pages [container, Hv, page "
+                        "size, ..]",
                .doc = "what v is multiplied by first"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, descale_s, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_SDESC, "descale_s",
                .shape = "[1, 1, 1, 1]", .doc = "what the softmax, times scale_s, is multiplied by"),
@@ -226,6 +232,63 @@ static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC,
                "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
                .doc = "running sum of keys in use, INT32 or INT64, instead of seq_len_kv"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.descale_q, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT, "descale_q",
+               .shape = "[B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk / 32)]",
+               .doc = "what q is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.descale_k, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_KDESC_EXT, "descale_k",
+               .shape = "[B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk / 32)]",
+               .doc = "what k is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.descale_v, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_VDESC_EXT, "descale_v",
+               .shape = "[B, Hv, Skv, 1] or 1s; of blocks [B, Hv, Skv, ceil(Dv / 32)]",
+               .doc = "what v is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, descale_o, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_ODESC_EXT, "descale_o",
+               .shape = "[B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv / 32)]",
+               .doc = "what o is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, descale_do, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DODESC_EXT,
+               "descale_dO", .shape = "[B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv / 32)]",
+               .doc = "what dO is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, descale_s, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_SDESC_EXT, "descale_s",
+               .shape = "[1, 1, 1, 1]", .doc = "what the softmax, times scale_s, is multiplied by"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, descale_dp, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DPDESC_EXT,
+               "descale_dP", .shape = "[1, 1, 1, 1]",
+               .doc = "what the gradient of q k^T, times scale_dP, is multiplied by"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, scale_s, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_SDESC_EXT, "scale_s",
+               .shape = "[1, 1, 1, 1]",
+               .doc = "what the softmax is multiplied by before it becomes q's type where that is FP8"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, scale_dq, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DQDESC_EXT, "scale_dQ",
+               .shape = "[1, 1, 1, 1]", .doc = "what the gradient is multiplied by before it becomes dQ"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, scale_dk, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DKDESC_EXT, "scale_dK",
+               .shape = "[1, 1, 1, 1]", .doc = "what the gradient is multiplied by before it becomes dK"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, scale_dv, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DVDESC_EXT, "scale_dV",
+               .shape = "[1, 1, 1, 1]", .doc = "what the gradient is multiplied by before it becomes dV"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, scale_dp, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_DPDESC_EXT, "scale_dP",
+               .shape = "[1, 1, 1, 1]",
+               .doc = "what the gradient of q k^T is multiplied by before it becomes dO's type where that is FP8"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, amax_dq, WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DQDESC_EXT, "amax_dQ",
+               .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of dQ, before scale_dQ"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, amax_dk, WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DKDESC_EXT, "amax_dK",
+               .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of dK, before scale_dK"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, amax_dv, WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DVDESC_EXT, "amax_dV",
+               .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of dV, before scale_dV"),
+    TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, amax_dp, WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT, "amax_dP",
+               .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of the gradient of q k^T, before scale_dP"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, q_t, WEFT_ATTR_OPERATION_SDPA_BWD_Q_TDESC_EXT, "q_T",
+               .shape = "[B, Hq, Sq, Dqk]", .doc = "q once more, for dK; unset: q"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, k_t, WEFT_ATTR_OPERATION_SDPA_BWD_K_TDESC_EXT, "k_T",
+               .shape = "[B, Hk, Skv, Dqk]", .doc = "k once more, for dQ; unset: k"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, do_t, WEFT_ATTR_OPERATION_SDPA_BWD_DO_TDESC_EXT, "dO_T",
+               .shape = "[B, Hq, Sq, Dv]", .doc = "dO once more, for dV; unset: dO"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, do_f16, WEFT_ATTR_OPERATION_SDPA_BWD_DO_F16DESC_EXT, "dO_f16",
+               .shape = "[B, Hq, Sq, Dv]", .doc = "dO once more, for its products with o; unset: dO"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, descale_q_t, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_Q_TDESC_EXT,
+               "descale_q_T", .shape = "[B, Hq, 1, 1] or 1s; of blocks [B, Hq, ceil(Sq / 32), Dqk]",
+               .doc = "what q_T is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, descale_k_t, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_K_TDESC_EXT,
+               "descale_k_T", .shape = "[B, Hk, Skv, 1] or 1s; of blocks [B, Hk, ceil(Skv / 32), Dqk]",
+               .doc = "what k_T is multiplied by first"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, descale_do_t, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DO_TDESC_EXT,
+               "descale_dO_T", .shape = "[B, Hq, Sq, 1] or 1s; of blocks [B, Hq, ceil(Sq / 32), Dv]",
+               .doc = "what dO_T is multiplied by first"),
 };
 
 static const struct method forward_methods[] = {
@@ -250,7 +313,10 @@ static const struct method backward_methods[] = {
      "max_total_seq_len_q=None max_total_seq_len_kv=None is_deterministic=None subgraph=None subgraph_input_uid=None "
      "subgraph_output_uid=None block_mask=None cu_seq_len_q=None cu_seq_len_kv=None "
      "subgraph_gradient_input_uid=None subgraph_gradient_output_uid=None "
-     "subgraph_gradient_uids=None subgraph_gradients=None",
+     "subgraph_gradient_uids=None subgraph_gradients=None descale_q=None descale_k=None descale_v=None descale_o=None "
+     "descale_dO=None descale_s=None descale_dP=None scale_s=None scale_dQ=None scale_dK=None scale_dV=None "
+     "scale_dP=None amax_dQ=None amax_dK=None amax_dV=None amax_dP=None q_T=None k_T=None dO_T=None dO_f16=None "
+     "descale_q_T=None descale_k_T=None descale_dO_T=None",
      "dQ dK dV"},
     {0},
 };
@@ -377,18 +443,18 @@ static weftStatus_t check_dropout(const struct descriptor *op, const struct atte
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Scales of an operand, one number for all or one for each along its first `dims` dimensions; NULL passes. */
-static weftStatus_t check_scales(const struct descriptor *op, const char *key, const struct tensor *scales,
-                                 const struct tensor *operand, int dims) {
-    if (!scales)
-        return WEFT_STATUS_SUCCESS;
-    struct tensor most = {.dims = {4, {1, 1, 1, 1}}};
-    for (int i = 0; i < dims; i++)
-        most.dims.at[i] = operand->dims.at[i];
-    TRY(check_broadcasts(op, key, scales, &most));
-    if (dtype_is_integer((weftDataType_t)scales->type) || dtype_is_boolean((weftDataType_t)scales->type))
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use a floating type.", descriptor_label(op), key,
-             dtype_of((weftDataType_t)scales->type)->name);
+/* A number for the whole of a tensor; NULL passes. */
+static weftStatus_t check_one_scale(const struct descriptor *op, const char *key, const struct tensor *scale) {
+    return attention_check_scales(op, key, scale, NULL, 0, false);
+}
+
+/* Only scales of blocks may lie in tiles. */
+static weftStatus_t refuse_tiles(void *context, const struct row *row, struct tensor *tensor) {
+    const struct descriptor *op = context;
+    if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE && strncmp(row->key, "descale_", 8) != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: %s, %s, has reordering_type F8_128x4, which is for scales of blocks. Set NONE (0).",
+             descriptor_label(op), row->key, descriptor_label(&tensor->base));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -469,9 +535,10 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
              descriptor_label(op), dtype_of((weftDataType_t)a->bias->type)->name);
     TRY(check_integers(op, "seq_len_q", a->seq_len_q, (const int64_t[]){q[0], 1, 1, 1}));
     TRY(check_integers(op, "seq_len_kv", a->seq_len_kv, (const int64_t[]){q[0], 1, 1, 1}));
-    TRY(check_scales(op, "descale_q", a->descale_q, a->q, 2));
-    TRY(check_scales(op, "descale_k", a->descale_k, a->k, 3));
-    TRY(check_scales(op, "descale_v", a->descale_v, a->v, 3));
+    TRY(op_each_operand(op, refuse_tiles, (void *)op));
+    TRY(attention_check_scales(op, "descale_q", a->descale_q, a->q, 2, true));
+    TRY(attention_check_scales(op, "descale_k", a->descale_k, a->k, 3, true));
+    TRY(attention_check_scales(op, "descale_v", a->descale_v, a->v, 3, true));
     TRY(check_sums(op, "q", a, a->seq_len_q, a->cu_seq_len_q));
     TRY(check_sums(op, "kv", a, a->seq_len_kv, a->cu_seq_len_kv));
     TRY(check_dims(op, "sink_token", a->sink, 4, (const int64_t[]){1, q[1], 1, 1}));
@@ -493,11 +560,15 @@ static void infer_statistics(struct tensor *tensor, const struct attention *a, i
     tensor_infer_type(tensor, statistics_type(a));
 }
 
-/* A result in the memory order and, when it has memory, the type of `like`. */
-static void infer_result(struct tensor *tensor, const struct attention *a, const struct tensor *like, int64_t last) {
+/* A result in the memory order and, when it has memory, the type of `like`; numbers of few bits with scales of blocks
+   are of true values, whose type is `wide`. */
+static void infer_result(struct tensor *tensor, const struct attention *a, const struct tensor *like, int64_t last,
+                         int32_t wide) {
+    bool has_blocks = a->descale_q && attention_blocks_of(a->descale_q, a->q).are_blocks;
+    weftDataType_t type = (weftDataType_t)(has_blocks && dtype_is_fp8((weftDataType_t)like->type) ? wide : like->type);
     tensor_infer_dims(tensor, 4, (const int64_t[]){like->dims.at[0], like->dims.at[1], like->dims.at[2], last});
     tensor_infer_strides(tensor, like);
-    tensor_infer_type(tensor, tensor_result_type(tensor, (weftDataType_t)like->type, (weftDataType_t)a->math));
+    tensor_infer_type(tensor, tensor_result_type(tensor, type, (weftDataType_t)a->math));
 }
 
 static void infer_amax(struct tensor *tensor, const struct attention *a) {
@@ -509,7 +580,7 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
     struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
     TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
-    infer_result(op->o, &op->a, op->a.q, op->a.v->dims.at[3]);
+    infer_result(op->o, &op->a, op->a.q, op->a.v->dims.at[3], WEFT_DATA_BFLOAT16);
     infer_statistics(op->stats, &op->a, 1);
     infer_statistics(op->max, &op->a, 1);
     infer_statistics(op->sum_exp, &op->a, 1);
@@ -532,9 +603,9 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     TRY(check_ragged(descriptor, &op->a, "score_sum_exp", op->sum_exp, false));
     TRY(check_dims(descriptor, "score_max", op->max, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_sum_exp", op->sum_exp, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
-    TRY(check_scales(descriptor, "descale_s", op->descale_s, op->o, 0));
-    TRY(check_scales(descriptor, "scale_s", op->scale_s, op->o, 0));
-    TRY(check_scales(descriptor, "scale_o", op->scale_o, op->o, 0));
+    TRY(check_one_scale(descriptor, "descale_s", op->descale_s));
+    TRY(check_one_scale(descriptor, "scale_s", op->scale_s));
+    TRY(check_one_scale(descriptor, "scale_o", op->scale_o));
     TRY(check_scalar(descriptor, "amax_s", op->amax_s));
     TRY(check_scalar(descriptor, "amax_o", op->amax_o));
     return check_dims(descriptor, "rng_dump", op->rng_dump, 4,
@@ -546,9 +617,13 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
     TRY(score_modifier_infer(&op->a.modifier, descriptor));
-    infer_result(op->dq, &op->a, op->a.q, op->a.q->dims.at[3]);
-    infer_result(op->dk, &op->a, op->a.k, op->a.k->dims.at[3]);
-    infer_result(op->dv, &op->a, op->a.v, op->a.v->dims.at[3]);
+    infer_result(op->dq, &op->a, op->a.q, op->a.q->dims.at[3], op->o->type);
+    infer_result(op->dk, &op->a, op->a.k, op->a.k->dims.at[3], op->o->type);
+    infer_result(op->dv, &op->a, op->a.v, op->a.v->dims.at[3], op->o->type);
+    infer_amax(op->amax_dq, &op->a);
+    infer_amax(op->amax_dk, &op->a);
+    infer_amax(op->amax_dv, &op->a);
+    infer_amax(op->amax_dp, &op->a);
     if (op->dbias && op->a.bias && !dtype_is_boolean((weftDataType_t)op->a.bias->type))
         tensor_infer_like(op->dbias, op->a.bias);
     else if (op->dbias)
@@ -560,6 +635,47 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: dSink_token is set, but sink_token is not. Set both or none.",
              descriptor_label(descriptor));
     return WEFT_STATUS_SUCCESS;
+}
+
+/* An operand that is given once more. */
+static weftStatus_t check_again(const struct descriptor *op, const char *key, const struct tensor *again,
+                                const struct tensor *first) {
+    return check_dims(op, key, again, 4, first->dims.at);
+}
+
+static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
+    const struct descriptor *d = &op->base;
+    TRY(check_again(d, "q_T", op->q_t, op->a.q));
+    TRY(check_again(d, "k_T", op->k_t, op->a.k));
+    TRY(check_again(d, "dO_T", op->do_t, op->d_o));
+    TRY(check_again(d, "dO_f16", op->do_f16, op->d_o));
+    TRY(attention_check_scales(d, "descale_o", op->descale_o, op->o, 3, true));
+    TRY(attention_check_scales(d, "descale_dO", op->descale_do, op->d_o, 3, true));
+    const struct {
+        const char *key, *scales_key;
+        const struct tensor *again, *scales;
+        int dims;
+    } copies[] = {{"q_T", "descale_q_T", op->q_t, op->descale_q_t, 2},
+                  {"k_T", "descale_k_T", op->k_t, op->descale_k_t, 3},
+                  {"dO_T", "descale_dO_T", op->do_t, op->descale_do_t, 3}};
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
+        if (copies[i].scales && !copies[i].again)
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s is set, but %s is not. Set both or none.", descriptor_label(d),
+                 copies[i].scales_key, copies[i].key);
+        TRY(attention_check_scales(d, copies[i].scales_key, copies[i].scales, copies[i].again, copies[i].dims, true));
+    }
+    const struct {
+        const char *key;
+        const struct tensor *scale;
+    } scales[] = {{"descale_s", op->descale_s}, {"descale_dP", op->descale_dp}, {"scale_s", op->scale_s},
+                  {"scale_dP", op->scale_dp},   {"scale_dQ", op->scale_dq},     {"scale_dK", op->scale_dk},
+                  {"scale_dV", op->scale_dv}};
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        TRY(check_one_scale(d, scales[i].key, scales[i].scale));
+    TRY(check_scalar(d, "amax_dQ", op->amax_dq));
+    TRY(check_scalar(d, "amax_dK", op->amax_dk));
+    TRY(check_scalar(d, "amax_dV", op->amax_dv));
+    return check_scalar(d, "amax_dP", op->amax_dp);
 }
 
 static weftStatus_t check_backward(const struct descriptor *descriptor) {
@@ -581,6 +697,7 @@ static weftStatus_t check_backward(const struct descriptor *descriptor) {
     TRY(check_ragged(descriptor, &op->a, "dV", op->dv, true));
     if (op->dbias)
         TRY(check_dims(descriptor, "dBias", op->dbias, 4, op->a.bias->dims.at));
+    TRY(check_backward_scales(op));
     return check_dims(descriptor, "dSink_token", op->dsink, 4, (const int64_t[]){1, q[1], 1, 1});
 }
 
@@ -752,18 +869,35 @@ static int64_t rows_of(const struct tensor *tensor, int64_t used) {
     return tensor && tensor->ragged_offset ? min64(used, tensor->dims.at[2]) : INT64_MAX;
 }
 
+/* Scales of an operand; without memory they are 1. */
+struct scales_view {
+    struct view memory;
+    struct attention_blocks blocks;
+};
+
+static struct scales_view scales_of(const struct bindings *bindings, const struct tensor *scales,
+                                    const struct tensor *operand) {
+    struct scales_view view = {.memory = view_of(bindings, scales)};
+    if (scales)
+        view.blocks = attention_blocks_of(scales, operand);
+    return view;
+}
+
+static double scale_at(const struct scales_view *scales, const int64_t index[4]) {
+    if (!scales->memory.data)
+        return 1;
+    return dtype_load(scales->memory.type, scales->memory.data,
+                      attention_scale_offset(&scales->memory, &scales->blocks, index));
+}
+
 /* Copies one head of a [B, H, S, D] operand, times its scales, into rows of doubles; those beyond `used` are 0. */
-static void load_scaled_head(double *to, const struct view *from, const struct view *scales, int64_t batch,
+static void load_scaled_head(double *to, const struct view *from, const struct scales_view *scales, int64_t batch,
                              int64_t head, int64_t used) {
     for (int64_t s = 0; s < from->dims[2]; s++)
         for (int64_t d = 0; d < from->dims[3]; d++) {
             const int64_t index[] = {batch, head, s, d};
-            *to++ = s < used ? view_load(from, index) * view_load_or(scales, index, 1) : 0;
+            *to++ = s < used ? view_load(from, index) * scale_at(scales, index) : 0;
         }
-}
-
-static void load_head(double *to, const struct view *from, int64_t batch, int64_t head, int64_t used) {
-    load_scaled_head(to, from, &(struct view){0}, batch, head, used);
 }
 
 /* Points the index of a key, or a value, into the page that a table names. */
@@ -776,12 +910,13 @@ static void find_page(int64_t *index, const struct view *container, const struct
 
 /* Keys or values: memory, what that is multiplied by, and the table of its pages. */
 struct keys_view {
-    struct view memory, scales, table;
+    struct view memory, table;
+    struct scales_view scales;
 };
 
 static struct keys_view keys_of(const struct bindings *bindings, const struct tensor *keys, const struct tensor *scales,
                                 const struct tensor *table) {
-    return (struct keys_view){view_of(bindings, keys), view_of(bindings, scales), view_of(bindings, table)};
+    return (struct keys_view){view_of(bindings, keys), view_of(bindings, table), scales_of(bindings, scales, keys)};
 }
 
 /* Those in use of a head into rows of doubles. */
@@ -792,9 +927,8 @@ static void load_keys(double *to, const struct keys_view *keys, const struct hea
         int64_t index[] = {head->batch, shared, key, 0};
         if (keys->table.data)
             find_page(index, from, &keys->table);
-        double scale = view_load_or(&keys->scales, index, 1);
         for (index[3] = 0; index[3] < from->dims[3]; index[3]++)
-            *to++ = view_load(from, index) * scale;
+            *to++ = view_load(from, index) * scale_at(&keys->scales, index);
     }
 }
 
@@ -866,7 +1000,8 @@ static void weigh_row(const struct run *run, const struct head *head, const stru
 struct forward_views {
     const struct sdpa_fwd_op *op;
     struct keys_view k, v;
-    struct view q, descale_q, o, stats, max, sum_exp, dump;
+    struct scales_view descale_q;
+    struct view q, o, stats, max, sum_exp, dump;
     double weight_scale, scale_o; /* weight_scale: of the softmax, there and back */
     double amax_s, amax_o;
 };
@@ -876,7 +1011,7 @@ static struct forward_views forward_views_of(const struct sdpa_fwd_op *op, const
         .op = op,
         .k = keys_of(bindings, op->a.k, op->a.descale_k, op->a.k_table),
         .v = keys_of(bindings, op->a.v, op->a.descale_v, op->a.v_table),
-        .descale_q = view_of(bindings, op->a.descale_q),
+        .descale_q = scales_of(bindings, op->a.descale_q, op->a.q),
         .dump = view_of(bindings, op->rng_dump),
         .weight_scale = view_scalar(bindings, op->scale_s, 1) * view_scalar(bindings, op->descale_s, 1),
         .scale_o = view_scalar(bindings, op->scale_o, 1),
@@ -979,6 +1114,7 @@ const struct op sdpa_fwd_op = {
         },
     .methods = forward_methods,
     .takes_ragged = true,
+    .takes_reordered = true,
     .infer = infer_forward,
     .check = check_forward,
     .reference = forward,
@@ -990,26 +1126,32 @@ const struct op sdpa_fwd_op = {
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
 struct backward_scratch {
-    double *q, *k, *v, *o, *d_o, *stats, *dq; /* of one query head */
-    double *dk, *dv;                          /* of the key and value head that it uses */
-    double *dbias, *dsink;                    /* of everything, packed */
+    double *q, *k, *v, *o, *d_o, *stats, *dq;             /* of one query head */
+    double *dk, *dv;                                      /* of the key and value head that it uses */
+    double *dbias, *dsink;                                /* of everything, packed */
+    double *q_for_dk, *k_for_dq, *d_o_for_dv, *d_o_for_o; /* q, k and dO, or what is given once more */
     double *dmodifier[SCORE_MODIFIER_GRADIENTS_MAX];
 };
 
 static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, struct backward_scratch *scratch) {
     struct run run = run_of(&op->a, &(struct bindings){0});
     struct cursor cursor = {.block = block};
-    scratch->q = take(&cursor, run.rows * run.depth);
-    scratch->k = take(&cursor, run.columns * run.depth);
+    int64_t q = run.rows * run.depth, k = run.columns * run.depth, o = run.rows * run.value_depth;
+    scratch->q = take(&cursor, q);
+    scratch->k = take(&cursor, k);
     scratch->v = take(&cursor, run.columns * run.value_depth);
-    scratch->o = take(&cursor, run.rows * run.value_depth);
-    scratch->d_o = take(&cursor, run.rows * run.value_depth);
+    scratch->o = take(&cursor, o);
+    scratch->d_o = take(&cursor, o);
     scratch->stats = take(&cursor, run.rows);
-    scratch->dq = take(&cursor, run.rows * run.depth);
-    scratch->dk = take(&cursor, run.columns * run.depth);
+    scratch->dq = take(&cursor, q);
+    scratch->dk = take(&cursor, k);
     scratch->dv = take(&cursor, run.columns * run.value_depth);
     scratch->dbias = take(&cursor, op->dbias ? tensor_elements(op->dbias) : 0);
     scratch->dsink = take(&cursor, run.heads);
+    scratch->q_for_dk = op->q_t ? take(&cursor, q) : scratch->q;
+    scratch->k_for_dq = op->k_t ? take(&cursor, k) : scratch->k;
+    scratch->d_o_for_dv = op->do_t ? take(&cursor, o) : scratch->d_o;
+    scratch->d_o_for_o = op->do_f16 ? take(&cursor, o) : scratch->d_o;
     for (int64_t i = 0; i < op->a.modifier.gradients.count; i++)
         scratch->dmodifier[i] = take(&cursor, tensor_elements(op->a.modifier.gradients.tensors[i]));
     return cursor.used + 1;
@@ -1043,37 +1185,131 @@ static double carry_back(const struct attention *a, const struct run *run, const
 /* e^(score - stats). The statistics are at least the score; rounded, they may be less. */
 static double probability(double score, double stats) { return score > stats ? 1 : exp(score - stats); }
 
+/* A number that becomes a factor: times a scale, in the type that it has there, and times what undoes the scale. */
+struct factor {
+    double scale, descale;
+    int32_t type; /* TENSOR_NO_TYPE: as it is */
+};
+
+static double as_factor(const struct factor *factor, double number) {
+    double scaled = number * factor->scale, stored[1];
+    if (factor->type == TENSOR_NO_TYPE)
+        return scaled * factor->descale;
+    dtype_store((weftDataType_t)factor->type, stored, 0, scaled);
+    return dtype_load((weftDataType_t)factor->type, stored, 0) * factor->descale;
+}
+
+/* What scales do to the gradients of one execution, and the largest magnitudes that they had. */
+struct backward_scales {
+    struct factor weight, ds;
+    double scale_dq, scale_dk, scale_dv;
+    double amax_dq, amax_dk, amax_dv, amax_dp;
+};
+
+static struct backward_scales backward_scales_of(const struct sdpa_bwd_op *op, const struct bindings *bindings) {
+    return (struct backward_scales){
+        .weight = {view_scalar(bindings, op->scale_s, 1), view_scalar(bindings, op->descale_s, 1),
+                   attention_factor_type(op->scale_s, op->a.q)},
+        .ds = {view_scalar(bindings, op->scale_dp, 1), view_scalar(bindings, op->descale_dp, 1),
+               attention_factor_type(op->scale_dp, op->d_o)},
+        .scale_dq = view_scalar(bindings, op->scale_dq, 1),
+        .scale_dk = view_scalar(bindings, op->scale_dk, 1),
+        .scale_dv = view_scalar(bindings, op->scale_dv, 1),
+    };
+}
+
+static void note_largest(double *largest, double number) {
+    *largest = fabs(number) > *largest ? fabs(number) : *largest;
+}
+
 /* Adds what one row gives to all gradients. */
 static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
-                         const struct backward_scratch *scratch, int64_t row) {
-    const double *q = scratch->q + row * run->depth, *d_o = scratch->d_o + row * run->value_depth;
-    double *dq = scratch->dq + row * run->depth, stats = scratch->stats[row];
-    double mean = 0; /* of the weights' gradients, each with its weight: dO o */
+                         const struct backward_scratch *scratch, struct backward_scales *scales, int64_t row) {
+    int64_t q_at = row * run->depth, o_at = row * run->value_depth;
+    double stats = scratch->stats[row], mean = 0; /* of the weights' gradients, each with its weight: dO o */
     for (int64_t d = 0; d < run->value_depth; d++)
-        mean += d_o[d] * scratch->o[row * run->value_depth + d];
+        mean += scratch->d_o_for_o[o_at + d] * scratch->o[o_at + d];
     if (head->sink != -INFINITY)
         scratch->dsink[head->index] -= probability(head->sink, stats) * mean;
     for (int64_t j = 0; j < run->columns; j++) {
-        const double *k = scratch->k + j * run->depth, *v = scratch->v + j * run->value_depth;
-        double *dk = scratch->dk + j * run->depth, *dv = scratch->dv + j * run->value_depth;
+        int64_t k_at = j * run->depth, v_at = j * run->value_depth;
         const int64_t index[] = {head->batch, head->index, row, j};
-        double scaled, s = score(run, head, q, k, row, j, &scaled);
+        double scaled, s = score(run, head, scratch->q + q_at, scratch->k + k_at, row, j, &scaled);
         if (s == -INFINITY)
             continue;
         double weight = probability(s, stats), factor = kept(run, head, row, j), product = 0;
+        double weight_factor = as_factor(&scales->weight, weight * factor);
         for (int64_t d = 0; d < run->value_depth; d++) {
-            product += d_o[d] * v[d];
-            dv[d] += weight * factor * d_o[d];
+            product += scratch->d_o[o_at + d] * scratch->v[v_at + d];
+            scratch->dv[v_at + d] += weight_factor * scratch->d_o_for_dv[o_at + d];
         }
         double ds = weight * (factor * product - mean);
         if (op->dbias)
             scratch->dbias[shared_place(&op->dbias->dims, index)] += ds;
-        ds = carry_back(&op->a, run, scratch, index, scaled, ds);
+        ds = run->scale * carry_back(&op->a, run, scratch, index, scaled, ds);
+        note_largest(&scales->amax_dp, ds);
+        ds = as_factor(&scales->ds, ds);
         for (int64_t d = 0; d < run->depth; d++) {
-            dq[d] += run->scale * ds * k[d];
-            dk[d] += run->scale * ds * q[d];
+            scratch->dq[q_at + d] += ds * scratch->k_for_dq[k_at + d];
+            scratch->dk[k_at + d] += ds * scratch->q_for_dk[q_at + d];
         }
     }
+}
+
+/* Loads what the gradients of one query head are made of. */
+static void load_backward_head(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
+                               const struct backward_scratch *scratch) {
+    const struct {
+        const struct tensor *tensor, *scales;
+        double *to;
+        bool has_keys;
+    } operands[] = {
+        {op->a.q, op->a.descale_q, scratch->q, false},
+        {op->a.k, op->a.descale_k, scratch->k, true},
+        {op->a.v, op->a.descale_v, scratch->v, true},
+        {op->o, op->descale_o, scratch->o, false},
+        {op->d_o, op->descale_do, scratch->d_o, false},
+        {op->stats, NULL, scratch->stats, false},
+        {op->q_t, op->descale_q_t, scratch->q_for_dk, false},
+        {op->k_t, op->descale_k_t, scratch->k_for_dq, true},
+        {op->do_t, op->descale_do_t, scratch->d_o_for_dv, false},
+        {op->do_f16, NULL, scratch->d_o_for_o, false},
+    };
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++) {
+        if (!operands[i].tensor)
+            continue;
+        struct view view = entry_of(run->bindings, operands[i].tensor, head->batch);
+        struct scales_view scales = scales_of(run->bindings, operands[i].scales, operands[i].tensor);
+        load_scaled_head(operands[i].to, &view, &scales, head->batch,
+                         attention_shared_head(head->index, run->heads, view.dims[1]),
+                         operands[i].has_keys ? head->columns_used : head->rows_used);
+    }
+}
+
+/* Stores one head of a gradient, which is as large as `count` numbers, times its scale. */
+static void store_gradient(const struct run *run, const struct tensor *tensor, const struct head *head, int64_t used,
+                           const double *from, int64_t count, double scale, double *largest) {
+    struct view view = entry_of(run->bindings, tensor, head->batch);
+    int64_t shared = attention_shared_head(head->index, run->heads, tensor->dims.at[1]);
+    int64_t rows = min64(rows_of(tensor, used), tensor->dims.at[2]), columns = tensor->dims.at[3];
+    for (int64_t i = 0; i < count; i++)
+        note_largest(largest, from[i]);
+    for (int64_t i = 0; view.data && i < rows * columns; i++)
+        view_store(&view, (const int64_t[]){head->batch, shared, i / columns, i % columns}, from[i] * scale);
+}
+
+/* Of keys and values the last query head of a group has the sum. */
+static void store_gradients(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
+                            const struct backward_scratch *scratch, struct backward_scales *scales) {
+    int64_t key_share = run->heads / op->a.k->dims.at[1], value_share = run->heads / op->a.v->dims.at[1];
+    store_gradient(run, op->dq, head, head->rows_used, scratch->dq, run->rows * run->depth, scales->scale_dq,
+                   &scales->amax_dq);
+    if (head->index % key_share == key_share - 1)
+        store_gradient(run, op->dk, head, head->columns_used, scratch->dk, run->columns * run->depth, scales->scale_dk,
+                       &scales->amax_dk);
+    if (head->index % value_share == value_share - 1)
+        store_gradient(run, op->dv, head, head->columns_used, scratch->dv, run->columns * run->value_depth,
+                       scales->scale_dv, &scales->amax_dv);
 }
 
 static void store_all(const struct view *to, const double *from) {
@@ -1083,50 +1319,52 @@ static void store_all(const struct view *to, const double *from) {
         view_store(to, index, *from++);
 }
 
+/* Gradients that are summed over heads, or over batch entries. */
+static void clear_sums(const struct sdpa_bwd_op *op, const struct run *run, const struct backward_scratch *scratch) {
+    clear(scratch->dbias, op->dbias ? tensor_elements(op->dbias) : 0);
+    clear(scratch->dsink, run->heads);
+    for (int64_t i = 0; i < op->a.modifier.gradients.count; i++)
+        clear(scratch->dmodifier[i], tensor_elements(op->a.modifier.gradients.tensors[i]));
+}
+
+static void store_sums(const struct sdpa_bwd_op *op, const struct bindings *bindings,
+                       const struct backward_scratch *scratch, const struct backward_scales *scales) {
+    struct view dbias = view_of(bindings, op->dbias), dsink = view_of(bindings, op->dsink);
+    struct view amax_dq = view_of(bindings, op->amax_dq), amax_dk = view_of(bindings, op->amax_dk);
+    struct view amax_dv = view_of(bindings, op->amax_dv), amax_dp = view_of(bindings, op->amax_dp);
+    store_all(&dbias, scratch->dbias);
+    store_all(&dsink, scratch->dsink);
+    store_all(&amax_dq, &scales->amax_dq);
+    store_all(&amax_dk, &scales->amax_dk);
+    store_all(&amax_dv, &scales->amax_dv);
+    store_all(&amax_dp, &scales->amax_dp);
+    for (int64_t i = 0; i < op->a.modifier.gradients.count; i++) {
+        struct view gradient = view_of(bindings, op->a.modifier.gradients.tensors[i]);
+        store_all(&gradient, scratch->dmodifier[i]);
+    }
+}
+
 static void backward(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct sdpa_bwd_op *op = (const struct sdpa_bwd_op *)descriptor;
     struct run run = run_of(&op->a, bindings);
+    struct backward_scales scales = backward_scales_of(op, bindings);
     struct backward_scratch scratch;
     lay_out_backward(op, bindings->scratch, &scratch);
-    struct view dbias = view_of(bindings, op->dbias), dsink = view_of(bindings, op->dsink);
-    clear(scratch.dbias, op->dbias ? tensor_elements(op->dbias) : 0);
-    clear(scratch.dsink, run.heads);
-    for (int64_t i = 0; i < op->a.modifier.gradients.count; i++)
-        clear(scratch.dmodifier[i], tensor_elements(op->a.modifier.gradients.tensors[i]));
+    clear_sums(op, &run, &scratch);
     for (int64_t at = 0; at < run.batches * run.heads; at++) {
         struct head head = head_of(&run, at / run.heads, at % run.heads);
-        struct view q = entry_of(bindings, op->a.q, head.batch), k = entry_of(bindings, op->a.k, head.batch);
-        struct view v = entry_of(bindings, op->a.v, head.batch), o = entry_of(bindings, op->o, head.batch);
-        struct view d_o = entry_of(bindings, op->d_o, head.batch), stats = entry_of(bindings, op->stats, head.batch);
-        int64_t key_head = attention_shared_head(head.index, run.heads, k.dims[1]);
-        int64_t value_head = attention_shared_head(head.index, run.heads, v.dims[1]);
-        load_head(scratch.q, &q, head.batch, head.index, head.rows_used);
-        load_head(scratch.k, &k, head.batch, key_head, head.columns_used);
-        load_head(scratch.v, &v, head.batch, value_head, head.columns_used);
-        load_head(scratch.o, &o, head.batch, head.index, head.rows_used);
-        load_head(scratch.d_o, &d_o, head.batch, head.index, head.rows_used);
-        load_head(scratch.stats, &stats, head.batch, head.index, head.rows_used);
+        load_backward_head(op, &run, &head, &scratch);
         clear(scratch.dq, run.rows * run.depth);
-        if (head.index % (run.heads / k.dims[1]) == 0)
+        if (head.index % (run.heads / op->a.k->dims.at[1]) == 0)
             clear(scratch.dk, run.columns * run.depth);
-        if (head.index % (run.heads / v.dims[1]) == 0)
+        if (head.index % (run.heads / op->a.v->dims.at[1]) == 0)
             clear(scratch.dv, run.columns * run.value_depth);
         for (int64_t i = 0; i < head.rows_used; i++)
             if (scratch.stats[i] != -INFINITY)
-                backward_row(op, &run, &head, &scratch, i);
-        /* The last head of a group has the sum; those before it are overwritten. */
-        struct view dq = entry_of(bindings, op->dq, head.batch), dk = entry_of(bindings, op->dk, head.batch);
-        struct view dv = entry_of(bindings, op->dv, head.batch);
-        store_head(&dq, rows_of(op->dq, head.rows_used), head.batch, head.index, scratch.dq);
-        store_head(&dk, rows_of(op->dk, head.columns_used), head.batch, key_head, scratch.dk);
-        store_head(&dv, rows_of(op->dv, head.columns_used), head.batch, value_head, scratch.dv);
+                backward_row(op, &run, &head, &scratch, &scales, i);
+        store_gradients(op, &run, &head, &scratch, &scales);
     }
-    store_all(&dbias, scratch.dbias);
-    store_all(&dsink, scratch.dsink);
-    for (int64_t i = 0; i < op->a.modifier.gradients.count; i++) {
-        struct view gradient = view_of(bindings, op->a.modifier.gradients.tensors[i]);
-        store_all(&gradient, scratch.dmodifier[i]);
-    }
+    store_sums(op, bindings, &scratch, &scales);
 }
 
 static double backward_flops(const struct descriptor *descriptor) {
@@ -1148,6 +1386,7 @@ const struct op sdpa_bwd_op = {
         },
     .methods = backward_methods,
     .takes_ragged = true,
+    .takes_reordered = true,
     .infer = infer_backward,
     .check = check_backward,
     .reference = backward,

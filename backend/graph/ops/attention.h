@@ -4,6 +4,7 @@
 #define WEFT_GRAPH_OPS_ATTENTION_H
 
 #include "graph/op.h"
+#include "graph/ops/attention_scales.h"
 #include "graph/ops/score_modifier.h"
 
 /* What forward and backward share: everything that the scores depend on. */
@@ -11,8 +12,9 @@ struct attention {
     struct tensor *q, *k, *v;              /* [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv] */
     struct tensor *k_table, *v_table;      /* [B, 1, pages, 1]: k, or v, is [container, H, page size, D] */
     int64_t most_keys;                     /* Skv where tables say it; 0: all that they reach */
-    struct tensor *descale_q;              /* [B, Hq, 1, 1] or 1s */
-    struct tensor *descale_k, *descale_v;  /* [B, H, Skv, 1] or 1s, of pages [container, H, page size, 1] or 1s */
+    struct tensor *descale_q;              /* [B, Hq, 1, 1] or 1s, or of blocks */
+    struct tensor *descale_k, *descale_v;  /* [B, H, Skv, 1] or 1s, of pages [container, H, page size, 1] or 1s, or of
+                                              blocks */
     struct tensor *scale;                  /* instead of scale_value */
     struct tensor *bias;                   /* added, or a boolean mask: true keeps */
     struct tensor *seq_len_q, *seq_len_kv; /* [B, 1, 1, 1] */
@@ -43,6 +45,11 @@ struct sdpa_bwd_op {
     struct attention a;
     struct tensor *o, *d_o, *stats;
     struct tensor *dq, *dk, *dv, *dbias, *dsink;
+    struct tensor *q_t, *k_t, *do_t, *do_f16; /* q, k and dO once more: for dK, dQ, dV and dO o */
+    struct tensor *descale_o, *descale_do, *descale_q_t, *descale_k_t, *descale_do_t;
+    struct tensor *descale_s, *descale_dp, *scale_s, *scale_dp; /* [1, 1, 1, 1], as all below */
+    struct tensor *scale_dq, *scale_dk, *scale_dv;
+    struct tensor *amax_dq, *amax_dk, *amax_dv, *amax_dp;
     int64_t max_total_seq_len_q, max_total_seq_len_kv; /* hints for ragged workspace */
     bool is_deterministic;
 };
@@ -60,6 +67,12 @@ static inline bool attention_mask_has_bits(const struct attention *a) { return a
 
 /* Skv. */
 int64_t attention_keys(const struct attention *a);
+
+/* What the softmax, or the gradient of q k^T, becomes where it is a factor: q's, or dO's, type where that is FP8 and has
+   a scale, and itself, TENSOR_NO_TYPE, elsewhere. */
+static inline int32_t attention_factor_type(const struct tensor *scale, const struct tensor *like) {
+    return scale && dtype_is_fp8((weftDataType_t)like->type) ? like->type : TENSOR_NO_TYPE;
+}
 
 /* The key or value head that serves query head `head`. */
 static inline int64_t attention_shared_head(int64_t head, int64_t heads, int64_t shared) {

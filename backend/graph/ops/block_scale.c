@@ -106,8 +106,7 @@ static int64_t scale_offset(const struct view *view, const struct tensor *scale,
     int64_t r = index[row], c = index[column], offset = 0;
     for (int i = 0; i < view->rank - 2; i++)
         offset += index[i] * view->strides[i];
-    int64_t tile = r / SCALE_TILE_ROWS * (view->dims[column] / SCALE_TILE_COLUMNS) + c / SCALE_TILE_COLUMNS;
-    return offset + tile * SCALE_TILE_ROWS * SCALE_TILE_COLUMNS + r % 32 * 16 + r / 32 % 4 * 4 + c % 4;
+    return offset + scale_tile_offset(r, c, view->dims[column] / SCALE_TILE_COLUMNS);
 }
 
 /* ---- Rules of both ----------------------------------------------------------------------------------------------- */

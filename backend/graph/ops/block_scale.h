@@ -45,6 +45,12 @@ static inline int scale_column(const struct tensor *scale) {
     return scale->strides.at[last] != 1 && scale->strides.at[last - 1] == 1 ? last - 1 : last;
 }
 
+/* Of a row and a column of a matrix of so many tiles side by side. */
+static inline int64_t scale_tile_offset(int64_t row, int64_t column, int64_t tiles) {
+    int64_t tile = row / SCALE_TILE_ROWS * tiles + column / SCALE_TILE_COLUMNS;
+    return tile * SCALE_TILE_ROWS * SCALE_TILE_COLUMNS + row % 32 * 16 + row / 32 % 4 * 4 + column % 4;
+}
+
 /* The largest finite number of a type, as double. */
 static inline double block_scale_most(const struct tensor *tensor) {
     return dtype_of((weftDataType_t)tensor->type)->max;

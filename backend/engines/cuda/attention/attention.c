@@ -50,20 +50,55 @@ int attention_query_scales(const struct cuda_attention *c, bool is_packed) {
     const struct tensor *scales = c->a->descale_q;
     if (!scales)
         return ATTENTION_SCALES_NONE;
+    if (attention_blocks_of(scales, c->a->q).are_blocks)
+        return ATTENTION_SCALES_BLOCKS;
     return is_packed && scales->dims.at[1] > 1 ? ATTENTION_SCALES_ROWS : ATTENTION_SCALES_HEAD;
 }
 
 int attention_key_scales(const struct tensor *scales, const struct tensor *table) {
     if (!scales)
         return ATTENTION_SCALES_NONE;
+    if (scales->reordering || scales->dims.at[3] > 1)
+        return ATTENTION_SCALES_BLOCKS;
     bool is_of_head = scales->dims.at[2] == 1 && (!table || scales->dims.at[0] == 1);
     return is_of_head ? ATTENTION_SCALES_HEAD : ATTENTION_SCALES_ROWS;
 }
 
+static bool is_any_set(const struct tensor *const *tensors, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (tensors[i])
+            return true;
+    return false;
+}
+
+static bool is_backward_scaled(const struct sdpa_bwd_op *op) {
+    const struct tensor *scales[] = {op->descale_o, op->descale_do, op->descale_s, op->descale_dp, op->scale_s,
+                                     op->scale_dp,  op->scale_dq,   op->scale_dk,  op->scale_dv,   op->amax_dq,
+                                     op->amax_dk,   op->amax_dv,    op->amax_dp,   op->q_t,        op->k_t,
+                                     op->do_t,      op->do_f16};
+    return is_any_set(scales, sizeof scales / sizeof *scales);
+}
+
 bool attention_is_scaled(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
-    return c->a->descale_q || c->a->descale_k || c->a->descale_v ||
-           (op && (op->descale_s || op->scale_s || op->scale_o || op->amax_s || op->amax_o));
+    if (c->a->descale_q || c->a->descale_k || c->a->descale_v)
+        return true;
+    if (!op)
+        return is_backward_scaled(c->backward);
+    const struct tensor *scales[] = {op->descale_s, op->scale_s, op->scale_o, op->amax_s, op->amax_o};
+    return is_any_set(scales, sizeof scales / sizeof *scales);
+}
+
+int attention_amax_outputs(const struct cuda_attention *c, const struct tensor *outputs[ATTENTION_AMAX_MAX]) {
+    const struct sdpa_fwd_op *f = c->forward;
+    const struct sdpa_bwd_op *b = c->backward;
+    const struct tensor *all[ATTENTION_AMAX_MAX] = {f ? f->amax_s : b->amax_dq, f ? f->amax_o : b->amax_dk,
+                                                    f ? NULL : b->amax_dv, f ? NULL : b->amax_dp};
+    int count = 0;
+    for (int i = 0; i < ATTENTION_AMAX_MAX; i++)
+        if (attention_wants(c, all[i]))
+            outputs[count++] = all[i];
+    return count;
 }
 
 struct attention_depth attention_depth_of(int64_t depth, int most) {
@@ -111,11 +146,11 @@ static bool is_eight(int32_t type) {
     return dtype_is_fp8((weftDataType_t)type) || type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8;
 }
 
-/* Rows that are multiplied by scales of their own as they are loaded may leave the range of f16. */
+/* Elements that are multiplied by scales of rows or blocks as they are loaded may leave the range of f16. */
 static bool has_row_scales(const struct attention *a) {
-    return (a->descale_q && a->descale_q->dims.at[1] > 1) ||
-           attention_key_scales(a->descale_k, a->k_table) == ATTENTION_SCALES_ROWS ||
-           attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_ROWS;
+    bool has_own = a->descale_q && (a->descale_q->dims.at[1] > 1 || attention_blocks_of(a->descale_q, a->q).are_blocks);
+    return has_own || attention_key_scales(a->descale_k, a->k_table) >= ATTENTION_SCALES_ROWS ||
+           attention_key_scales(a->descale_v, a->v_table) >= ATTENTION_SCALES_ROWS;
 }
 
 static bool is_wide(int32_t type) {
@@ -135,15 +170,19 @@ static bool has_double(const struct cuda_attention *c) {
 
 /* The narrowest arithmetic that multiplies every operand exactly, and sums in double what is read or wanted so. */
 static const struct attention_arithmetic *choose_arithmetic(const struct cuda_attention *c) {
-    const struct tensor *d_o = c->backward ? c->backward->d_o : NULL;
-    const struct tensor *factors[] = {c->a->q, c->a->k, c->a->v, d_o};
-    int halves = 0, bfloats = 0, eights = 0, wide = has_double(c), count = d_o ? 4 : 3;
-    for (int i = 0; i < count; i++) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *factors[] = {
+        c->a->q, c->a->k, c->a->v, op ? op->d_o : NULL, op ? op->q_t : NULL, op ? op->k_t : NULL, op ? op->do_t : NULL};
+    int halves = 0, bfloats = 0, eights = 0, wide = has_double(c), count = 0;
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
+        if (!factors[i])
+            continue;
         int32_t type = factors[i]->type;
         halves += type == WEFT_DATA_HALF;
         bfloats += type == WEFT_DATA_BFLOAT16;
         eights += is_eight(type);
         wide |= is_wide(type);
+        count++;
     }
     if (wide)
         return &fma_double;
@@ -156,13 +195,14 @@ static const struct attention_arithmetic *choose_arithmetic(const struct cuda_at
 
 /* Largest numbers are of FLOAT; the largest weight is known before dropout alone. */
 static weftStatus_t check_amax(const struct cuda_attention *c) {
-    const struct tensor *outputs[] = {c->forward ? c->forward->amax_s : NULL, c->forward ? c->forward->amax_o : NULL};
-    for (int i = 0; i < 2; i++)
-        if (outputs[i] && outputs[i]->type != WEFT_DATA_FLOAT)
+    const struct tensor *outputs[ATTENTION_AMAX_MAX];
+    int count = attention_amax_outputs(c, outputs);
+    for (int i = 0; i < count; i++)
+        if (outputs[i]->type != WEFT_DATA_FLOAT)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s. Kernels make FLOAT.",
                  descriptor_label(region_node(c->region, 0)->op), descriptor_label(&outputs[i]->base),
                  dtype_of((weftDataType_t)outputs[i]->type)->name);
-    if (outputs[0] && c->a->dropout_probability > 0)
+    if (c->forward && c->forward->amax_s && c->a->dropout_probability > 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: amax_s of a softmax with dropout; the reference family takes it.",
              descriptor_label(region_node(c->region, 0)->op));
     return WEFT_STATUS_SUCCESS;

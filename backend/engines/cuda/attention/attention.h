@@ -47,9 +47,12 @@ bool attention_is_rich(const struct cuda_attention *c, int parts);
 /* Of all scores, those in tiles that a block looks at: bounds hide the others. */
 double attention_seen_share(const struct cuda_attention *c);
 /* How many scales an operand has, as the kernels' text counts them. */
-enum { ATTENTION_SCALES_NONE, ATTENTION_SCALES_HEAD, ATTENTION_SCALES_ROWS };
+enum { ATTENTION_SCALES_NONE, ATTENTION_SCALES_HEAD, ATTENTION_SCALES_ROWS, ATTENTION_SCALES_BLOCKS };
 int attention_query_scales(const struct cuda_attention *c, bool is_packed);
 int attention_key_scales(const struct tensor *scales, const struct tensor *table);
+/* The largest numbers that somebody wants; gives their count. */
+enum { ATTENTION_AMAX_MAX = 4 };
+int attention_amax_outputs(const struct cuda_attention *c, const struct tensor *outputs[ATTENTION_AMAX_MAX]);
 /* Whether an operand or a result is multiplied by a scale, or a largest number is wanted. */
 bool attention_is_scaled(const struct cuda_attention *c);
 /* The seconds of so many operations in portable kernels. */
@@ -123,6 +126,12 @@ void attention_print_operand_gradient(struct kernel_print *print, const struct c
 void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed);
 /* Where the largest numbers go, and constants that say whether somebody wants them. */
 void attention_print_amax(struct kernel_print *print, const struct cuda_attention *c);
+/* A tensor of one number, and a constant that says whether it is there. */
+void attention_print_scale(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *scale,
+                           const char *name, const char *flag);
+/* NAME_scales(arguments, batch, head) of element_scales.cuh: those of an operand, or, NULL, none. */
+void attention_print_element_scales(struct kernel_print *print, const struct cuda_attention *c,
+                                    const struct tensor *scales, const struct tensor *operand, const char *name);
 /* Where somebody wants largest numbers: the kernel that clears them. */
 weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena);
 /* What ends a row of the forward pass. */

@@ -29,6 +29,7 @@ struct pass {
     bool own_is_key, makes_first, makes_second, is_bias, is_sliced;
     int64_t operand; /* is_bias: of the score modifier whose gradient it makes; -1: the bias */
     const struct tensor *first, *second;
+    bool notes_ds;                             /* raises the largest gradient of q k^T */
     struct attention_depth depth, value_depth; /* with the chunks that results are made in, and slices come in */
     const struct attention_tile *tile;
     int64_t shared_bytes;
@@ -82,9 +83,14 @@ static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_
     return false;
 }
 
+/* Whether the factors of a gradient are given once more, beside those of the scores: then both come in slices. */
+static bool has_copies(const struct cuda_attention *c) {
+    return c->backward->q_t || c->backward->k_t || c->backward->do_t;
+}
+
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
     p->parts = !p->is_bias && (is_wide(c, p->first) || is_wide(c, p->second)) ? 2 : 1;
-    bool found = choose_tile(p, c, false) || choose_tile(p, c, true);
+    bool found = ((p->is_bias || !has_copies(c)) && choose_tile(p, c, false)) || choose_tile(p, c, true);
     return found ? WEFT_STATUS_SUCCESS : attention_refuse(c, p->shared_bytes);
 }
 
@@ -99,6 +105,17 @@ static void add_biases(struct pass passes[PASSES_MAX], int *count, const struct 
         if (attention_wants(c, c->a->modifier.gradients.tensors[i]))
             passes[(*count)++] = (struct pass){
                 .makes_first = true, .is_bias = true, .operand = i, .first = c->a->modifier.gradients.tensors[i]};
+}
+
+/* The first pass that has the gradients of q k^T notes the largest one. */
+static weftStatus_t note_ds(struct pass *passes, int count, const struct cuda_attention *c) {
+    for (int i = 0; i < count; i++)
+        if (passes[i].makes_first) {
+            passes[i].notes_ds = true;
+            return WEFT_STATUS_SUCCESS;
+        }
+    FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: amax_dP is wanted, and neither dQ nor dK; the reference family takes it.",
+         descriptor_label(region_node(c->region, 0)->op));
 }
 
 /* The passes that an operation takes: dK and dV together where one block can sum both. */
@@ -119,6 +136,8 @@ static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, co
         passes[(*count)++] = (struct pass){.own_is_key = true, .makes_second = true, .second = op->dv};
     if (attention_wants(c, op->dq))
         passes[(*count)++] = (struct pass){.makes_first = true, .first = op->dq};
+    if (attention_wants(c, op->amax_dp))
+        TRY(note_ds(passes, *count, c));
     add_biases(passes, count, c);
     for (int i = 0; i < *count; i++)
         TRY(plan_pass(&passes[i], c));
@@ -133,6 +152,37 @@ weftStatus_t attention_backward_accepts(const struct cuda_attention *c) {
 
 /* ---- Printing ---- */
 
+/* How many scales an operand has: one multiplies what products with it make. */
+static bool is_one(const struct tensor *scales) { return scales && tensor_elements(scales) == 1; }
+
+/* A product of numbers that are there, each the field of a tensor: NAME(arguments). */
+struct numbers {
+    const struct tensor *tensor;
+    const char *field;
+};
+static void print_product(struct kernel_print *print, const char *name, const struct numbers *numbers, int count) {
+    text_add(&print->code, "template <class P> DEVICE sum_t %s(const P &a) {\n    return 1", name);
+    for (int i = 0; i < count; i++)
+        if (is_one(numbers[i].tensor))
+            text_add(&print->code, " * as<sum_t>::of(*a.%s)", numbers[i].field);
+    text_add(&print->code, ";\n}\n\n");
+}
+
+/* A field of each number, once. */
+static void print_numbers(struct kernel_print *print, const struct cuda_attention *c, const struct numbers *numbers,
+                          int count) {
+    for (int i = 0; i < count; i++)
+        if (is_one(numbers[i].tensor))
+            print_pointer(print, (weftDataType_t)numbers[i].tensor->type, graph_find_value(c->graph, numbers[i].tensor),
+                          0, numbers[i].field);
+}
+
+/* The scales of an operand that multiply its elements as they are loaded. */
+static void print_loaded(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *scales,
+                         const struct tensor *operand, const char *name) {
+    attention_print_element_scales(print, c, is_one(scales) ? NULL : scales, operand, name);
+}
+
 static int64_t print_rows(struct kernel_print *print, const struct cuda_attention *c) {
     int64_t bytes = round_up(c->lines * c->arithmetic->sum_bytes, 64);
     print_scratch(print, c->arithmetic->sum_name, c->rows_at, "shifts");
@@ -146,12 +196,60 @@ static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c
     kernel_print_init(&print, c->region);
     attention_print_scores(&print, c);
     print_constant(&print, "WARPS", ROW_WARPS);
-    attention_print_tensor(&print, c, c->backward->o, "o", NULL);
-    attention_print_tensor(&print, c, c->backward->d_o, "d_o", NULL);
-    attention_print_tensor(&print, c, c->backward->stats, "stats", NULL);
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *d_o = op->do_f16 ? op->do_f16 : op->d_o, *descale_do = op->do_f16 ? NULL : op->descale_do;
+    const struct numbers scales[] = {{op->descale_o, "descale_o"}, {descale_do, "descale_d_o"}};
+    attention_print_tensor(&print, c, op->o, "o", NULL);
+    attention_print_tensor(&print, c, d_o, "d_o", NULL);
+    attention_print_tensor(&print, c, op->stats, "stats", NULL);
+    print_numbers(&print, c, scales, 2);
+    print_product(&print, "dot_descale", scales, 2);
+    print_loaded(&print, c, op->descale_o, op->o, "o");
+    print_loaded(&print, c, descale_do, d_o, "d_o");
     step->workspace_bytes = c->rows_at + print_rows(&print, c);
     TRY(kernel_finish(&print, kernel, "attention/backward_rows.cuh", "attention_bwd_rows", arena));
     return attention_grid(kernel, c, divide_up(c->lines, ROW_WARPS), ROW_WARPS);
+}
+
+/* Operands of the scores and of the gradients of weights, with their scales. */
+static void print_operands(struct kernel_print *print, const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct numbers scales[] = {{c->a->descale_q, "descale_q"},
+                                     {c->a->descale_k, "descale_k"},
+                                     {c->a->descale_v, "descale_v"},
+                                     {op->descale_do, "descale_d_o"}};
+    attention_print_operand(print, c, c->a->q, "q", "Q_RUN");
+    attention_print_operand(print, c, c->a->k, "k", "K_RUN");
+    attention_print_operand(print, c, c->a->v, "v", "V_RUN");
+    attention_print_operand(print, c, op->d_o, "d_o", "D_O_RUN");
+    print_numbers(print, c, scales, 4);
+    print_constant(print, "HAS_DP_DESCALE", is_one(c->a->descale_v) || is_one(op->descale_do));
+    print_product(print, "score_descale", scales, 2);
+    print_product(print, "dp_descale", scales + 2, 2);
+    print_loaded(print, c, c->a->descale_q, c->a->q, "q");
+    print_loaded(print, c, c->a->descale_k, c->a->k, "k");
+    print_loaded(print, c, c->a->descale_v, c->a->v, "v");
+    print_loaded(print, c, op->descale_do, op->d_o, "d_o");
+}
+
+/* Operands that are given once more, as factors of gradients; those that are not are never named. */
+static void print_copies(struct kernel_print *print, const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct {
+        const struct tensor *tensor, *scales, *first;
+        const char *name, *flag, *run;
+    } copies[] = {{op->q_t, op->descale_q_t, c->a->q, "q_t", "HAS_Q_T", "Q_T_RUN"},
+                  {op->k_t, op->descale_k_t, c->a->k, "k_t", "HAS_K_T", "K_T_RUN"},
+                  {op->do_t, op->descale_do_t, op->d_o, "d_o_t", "HAS_D_O_T", "D_O_T_RUN"}};
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
+        print_constant(print, copies[i].flag, copies[i].tensor != NULL);
+        if (!copies[i].tensor) {
+            print_constant(print, copies[i].run, attention_run(copies[i].first));
+            continue;
+        }
+        attention_print_operand(print, c, copies[i].tensor, copies[i].name, copies[i].run);
+        print_loaded(print, c, copies[i].scales, copies[i].tensor, copies[i].name);
+    }
 }
 
 static void print_pass(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
@@ -164,13 +262,62 @@ static void print_pass(struct kernel_print *print, const struct cuda_attention *
     print_constant(print, "FIRST", p->depth.chunk);
     print_constant(print, "SECOND", p->value_depth.chunk);
     print_constant(print, "PARTS", p->parts);
-    attention_print_operand(print, c, c->a->q, "q", "Q_RUN");
-    attention_print_operand(print, c, c->a->k, "k", "K_RUN");
-    attention_print_operand(print, c, c->a->v, "v", "V_RUN");
-    attention_print_operand(print, c, c->backward->d_o, "d_o", "D_O_RUN");
+    print_operands(print, c);
+    print_copies(print, c);
     print_number(print, c->heads / max64(c->key_heads, 1), "key_share");
     print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
     print_rows(print, c);
+}
+
+/* The type of a factor of gradients as memory would have it, NAME; sum_t where it stays as it is. */
+static void print_factor_type(struct kernel_print *print, const struct tensor *scale, const struct tensor *like,
+                              const char *name) {
+    int32_t type = attention_factor_type(scale, like);
+    if (type == TENSOR_NO_TYPE)
+        text_add(&print->constants, "using %s = sum_t;\n", name);
+    else
+        print_type(print, name, (weftDataType_t)type);
+}
+
+/* What weights and gradients of scores are multiplied by as factors, and results behind the products. */
+static void print_result_scales(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *first_amax = p->own_is_key ? op->amax_dk : op->amax_dq;
+    /* What is a number has a field already where it is one of an operand of the scores, too. */
+    const struct numbers first = !p->own_is_key ? (op->k_t ? (struct numbers){op->descale_k_t, "descale_k_t"}
+                                                           : (struct numbers){c->a->descale_k, "descale_k"})
+                                 : op->q_t      ? (struct numbers){op->descale_q_t, "descale_q_t"}
+                                                : (struct numbers){c->a->descale_q, "descale_q"};
+    const struct numbers second = op->do_t ? (struct numbers){op->descale_do_t, "descale_d_o_t"}
+                                           : (struct numbers){op->descale_do, "descale_d_o"};
+    const struct numbers own[] = {{op->descale_dp, "descale_dp"},
+                                  {op->descale_s, "descale_s"},
+                                  {op->scale_s, "scale_s"},
+                                  {op->scale_dp, "scale_dp"},
+                                  {p->own_is_key ? op->scale_dk : op->scale_dq, "scale_first"},
+                                  {op->scale_dv, "scale_second"}};
+    print_numbers(print, c, own, sizeof own / sizeof *own);
+    if (op->k_t && !p->own_is_key)
+        print_numbers(print, c, &first, 1);
+    if (op->q_t && p->own_is_key)
+        print_numbers(print, c, &first, 1);
+    if (op->do_t)
+        print_numbers(print, c, &second, 1);
+    print_product(print, "first_descale", (const struct numbers[]){first, own[0]}, 2);
+    print_product(print, "second_descale", (const struct numbers[]){second, own[1]}, 2);
+    print_product(print, "weight_scale", &own[2], 1);
+    print_product(print, "ds_scale", &own[3], 1);
+    print_product(print, "first_scale", &own[4], 1);
+    print_product(print, "second_scale", &own[5], 1);
+    print_constant(print, "HAS_WEIGHT_SCALE", op->scale_s != NULL);
+    print_constant(print, "HAS_DS_SCALE", op->scale_dp != NULL);
+    print_factor_type(print, op->scale_s, c->a->q, "weight_factor_t");
+    print_factor_type(print, op->scale_dp, op->d_o, "ds_factor_t");
+    attention_print_scale(print, c, p->makes_first && attention_wants(c, first_amax) ? first_amax : NULL, "amax_first",
+                          "HAS_AMAX_FIRST");
+    attention_print_scale(print, c, p->makes_second && attention_wants(c, op->amax_dv) ? op->amax_dv : NULL,
+                          "amax_second", "HAS_AMAX_SECOND");
+    attention_print_scale(print, c, p->notes_ds ? op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
 }
 
 static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
@@ -186,6 +333,7 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     struct kernel_print print;
     kernel_print_init(&print, c->region);
     print_pass(&print, c, p);
+    print_result_scales(&print, c, p);
     attention_print_modifier_gradient(&print, c);
     attention_print_wanted(&print, c, p->first, "first", "MAKES_FIRST");
     attention_print_wanted(&print, c, p->second, "second", "MAKES_SECOND");
@@ -274,6 +422,7 @@ weftStatus_t attention_backward_build(struct step *step, const struct cuda_atten
     struct pass passes[PASSES_MAX];
     int count;
     TRY(plan_backward(passes, &count, c));
+    TRY(attention_build_amax_clear(c, state, arena));
     if (c->lines && (count || attention_wants(c, c->backward->dsink)))
         TRY(build_rows(step, c, &state->kernels[state->count++], arena));
     for (int i = 0; i < count; i++)

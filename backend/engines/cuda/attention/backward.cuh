@@ -10,6 +10,9 @@
    Memory    own k and v (q and dO), STAGES tiles of q and dO with stats and dO o (k and v), without tensor cores
              weights
    Skipped   tiles of which nothing is seen; what is not seen is not read
+   Scales    p times weight_scale becomes weight_factor_t, and ds times ds_scale ds_factor_t, before they are factors
+             (1, and sum_t, without such scales); amax.ds, amax.first and amax.second are the largest before that, and
+             of gradients
    Sliced    IS_SLICED: rows too deep for shared memory come anew for each tile, DEPTH or VALUE_DEPTH columns at a time
    Params    staged_t sum_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND WARPS M_TILES COLUMNS DEPTH VALUE_DEPTH FIRST SECOND
              STAGES PARTS IS_SLICED, runs and features */
@@ -20,6 +23,7 @@
 #include "attention/warp_tiles.cuh"
 #include "attention/scores.cuh"
 #include "attention/gradient.cuh"
+#include "attention/amax.cuh"
 
 static_assert(DEPTH % FIRST == 0 && (!MAKES_SECOND || VALUE_DEPTH % SECOND == 0),
               "a block makes whole columns of a tile");
@@ -53,8 +57,30 @@ struct gradients {
     sum_t first[M_TILES][FIRST / 8][4], second[M_TILES][SECOND / 8][4];
 };
 
+/* The largest magnitudes that this thread made. */
+struct largest {
+    sum_t first, second, ds;
+    template <class P> DEVICE void store(const P &a) const {
+        if constexpr (HAS_AMAX_FIRST)
+            raise_largest(a.amax_first, (float)first);
+        if constexpr (HAS_AMAX_SECOND)
+            raise_largest(a.amax_second, (float)second);
+        if constexpr (HAS_AMAX_DS)
+            raise_largest(a.amax_ds, (float)(ds * fabs(scale_of(a))));
+    }
+};
+
+/* Two neighbours of a gradient's row, in true values; scale: what is stored is multiplied by. */
+template <bool IS_PAIR, bool HAS_AMAX, class T>
+DEVICE void store_gradient(T *row, i64 step, int column, int columns, sum_t x, sum_t y, sum_t scale, sum_t &most) {
+    if constexpr (HAS_AMAX)
+        most = fmax(most, fmax(fabs(x), fabs(y)));
+    store_two<IS_PAIR>(row, step, column, columns, x * scale, y * scale);
+}
+
 template <class P>
-DEVICE void store_gradients(const P &a, const position &at, const lengths &used, const gradients &made, int first) {
+DEVICE void store_gradients(const P &a, const position &at, const lengths &used, const gradients &made, int first,
+                            largest &amax) {
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
@@ -65,33 +91,55 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
             const bool is_used = row < own_in_use(used); /* ragged rows beyond belong to others */
             if constexpr (MAKES_FIRST)
                 if (is_used || !is_ragged(a.first_batch)) {
-                    const sum_t scale = scale_of(a);
+                    const sum_t scale = (HAS_DS_SCALE ? (sum_t)1 : scale_of(a)) * first_descale(a);
                     first_t *to = a.first + at.batch * a.first_batch + at.own_head * a.first_head + row * a.first_row;
 #pragma unroll
                     for (int j = 0; j < FIRST / 8; j++)
-                        store_two<FIRST_IS_PAIR>(to, a.first_column, at.chunk * FIRST + tiles::result_column(j),
-                                                 (int)a.depth, made.first[m][j][2 * h] * scale,
-                                                 made.first[m][j][2 * h + 1] * scale);
+                        store_gradient<FIRST_IS_PAIR, HAS_AMAX_FIRST>(
+                            to, a.first_column, at.chunk * FIRST + tiles::result_column(j), (int)a.depth,
+                            made.first[m][j][2 * h] * scale, made.first[m][j][2 * h + 1] * scale, first_scale(a),
+                            amax.first);
                 }
             if constexpr (MAKES_SECOND)
                 if (is_used || !is_ragged(a.second_batch)) {
-                    const sum_t growth = growth_of(a);
+                    const sum_t growth = (HAS_WEIGHT_SCALE ? (sum_t)1 : growth_of(a)) * second_descale(a);
                     second_t *to =
                         a.second + at.batch * a.second_batch + at.own_head * a.second_head + row * a.second_row;
 #pragma unroll
                     for (int j = 0; j < SECOND / 8; j++)
-                        store_two<SECOND_IS_PAIR>(to, a.second_column, at.chunk * SECOND + tiles::result_column(j),
-                                                  (int)a.value_depth, made.second[m][j][2 * h] * growth,
-                                                  made.second[m][j][2 * h + 1] * growth);
+                        store_gradient<SECOND_IS_PAIR, HAS_AMAX_SECOND>(
+                            to, a.second_column, at.chunk * SECOND + tiles::result_column(j), (int)a.value_depth,
+                            made.second[m][j][2 * h] * growth, made.second[m][j][2 * h + 1] * growth, second_scale(a),
+                            amax.second);
                 }
         }
+}
+
+/* A weight, or ds, as a factor of gradients. */
+template <class P> DEVICE sum_t as_weight_factor(const P &a, sum_t p) {
+    if constexpr (HAS_WEIGHT_SCALE)
+        return rounded<weight_factor_t>(p * growth_of(a) * weight_scale(a));
+    else
+        return p;
+}
+template <class P> DEVICE void make_ds_factors(const P &a, sum_t (&ds)[N][4], largest &amax) {
+    if constexpr (HAS_AMAX_DS || HAS_DS_SCALE)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                if constexpr (HAS_AMAX_DS)
+                    amax.ds = fmax(amax.ds, fabs(ds[j][e]));
+                if constexpr (HAS_DS_SCALE)
+                    ds[j][e] = rounded<ds_factor_t>(ds[j][e] * scale_of(a) * ds_scale(a));
+            }
 }
 
 /* Adds what one tile gives. */
 template <class P>
 DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows, passing &now, const int *non_finite,
                      int mark, bool is_non_finite, bool is_whole, int first, staged_t *scratch,
-                     sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4], gradients &made) {
+                     sum_t (&s)[M_TILES][N][4], sum_t (&g)[M_TILES][N][4], gradients &made, largest &amax) {
     u32 kept[M_TILES][KEPT_WORDS];
     typename tiles::weights<M_TILES, N, PARTS> weights;
     scaled_products products[M_TILES];
@@ -122,7 +170,7 @@ DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows,
             for (int j = 0; j < N; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    left[m][j][e] = is_kept(kept[m], j, e) ? s[m][j][e] : (sum_t)0;
+                    left[m][j][e] = is_kept(kept[m], j, e) ? as_weight_factor(a, s[m][j][e]) : (sum_t)0;
         weights.set(left, scratch);
         tiles::template results<VALUE_DEPTH + PAD, SECOND>(made.second, weights,
                                                            now.second + (IS_SLICED ? 0 : at.chunk * SECOND));
@@ -134,6 +182,7 @@ DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows,
         for (int m = 0; m < M_TILES; m++) {
             find_score_gradients(rows, m, now, kept[m], s[m], g[m]);
             carry_back(a, products[m], rows.own[m], first, g[m]);
+            make_ds_factors(a, g[m], amax);
         }
         weights.set(g, scratch);
         tiles::template results<DEPTH + PAD, FIRST>(made.first, weights,
@@ -153,6 +202,7 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
     const int each = end - begin, steps = each * (OWN_IS_KEY ? (int)a.own_share : 1);
 
     gradients made = {};
+    largest amax = {};
     scores_of_rows rows;
     rows.start(a, shared.own, warp_first);
     const auto head_of = [&](int step) { return OWN_IS_KEY ? at.own_head * a.own_share + step / each : at.own_head; };
@@ -211,13 +261,14 @@ template <class P> DEVICE void make_gradients(const P &a, memory &shared) {
             add_all_slices(a, meeting{at.batch, head, own, others, at.first, first}, rows, shared.own, meets, s, g);
         if (meets)
             add_tile(a, at, rows, now, shared.non_finite[turn], step, is_non_finite, is_whole, first,
-                     shared.weights + warp_first * (COLUMNS + PAD), s, g, made);
+                     shared.weights + warp_first * (COLUMNS + PAD), s, g, made, amax);
         if (STAGES == 1 && next < steps) {
             __syncthreads();
             bring(next, now);
         }
     }
-    store_gradients(a, at, used, made, at.first + warp_first);
+    store_gradients(a, at, used, made, at.first + warp_first, amax);
+    amax.store(a);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) attention_bwd(const __grid_constant__ arguments a) {

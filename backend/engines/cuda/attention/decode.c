@@ -239,6 +239,10 @@ static weftStatus_t check_scales(const struct cuda_attention *c) {
     const struct attention *a = c->a;
     const struct cuda_properties *cuda = &c->device->cuda;
     bool k_is_byte = is_byte(a->k->type), v_is_byte = is_byte(a->v->type);
+    if (attention_query_scales(c, false) == ATTENTION_SCALES_BLOCKS ||
+        attention_key_scales(a->descale_k, a->k_table) == ATTENTION_SCALES_BLOCKS ||
+        attention_key_scales(a->descale_v, a->v_table) == ATTENTION_SCALES_BLOCKS)
+        return refuse(c, "decoding reads no scales of blocks");
     if (k_is_byte != v_is_byte)
         return refuse(c, "decoding wants k and v both of 8 bits, or neither");
     if (k_is_byte && cuda->major * 10 + cuda->minor < 89)

@@ -162,12 +162,21 @@ weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t split
 }
 
 weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena) {
-    struct kernel_print print;
-    if (!attention_wants(c, c->forward->amax_s) && !attention_wants(c, c->forward->amax_o))
+    const struct tensor *outputs[ATTENTION_AMAX_MAX];
+    int count = attention_amax_outputs(c, outputs);
+    if (!count)
         return WEFT_STATUS_SUCCESS;
+    struct kernel_print print;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     kernel_print_init(&print, c->region);
-    attention_print_amax(&print, c);
+    text_add(&print.code, "template <class P> DEVICE void clear_largest(const P &a) {\n");
+    for (int i = 0; i < count; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "amax%d", i);
+        print_pointer(&print, (weftDataType_t)outputs[i]->type, graph_find_value(c->graph, outputs[i]), 0, name);
+        text_add(&print.code, "    *a.%s = 0;\n", name);
+    }
+    text_add(&print.code, "}\n");
     TRY(kernel_finish(&print, kernel, "attention/amax_clear.cuh", "attention_amax_clear", arena));
     kernel->is_dependent = c->device->cuda.major >= 9;
     return attention_grid(kernel, c, 1, 1);

@@ -92,7 +92,7 @@ DEVICE void bring_queries(const P &a, const position &at, const lengths &used, i
     };
     if constexpr (Q_SCALES == 2)
         query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place,
-                             [&](int i) { return query_scale_of(a, at.batch, row_of(a, at, at.first + i).head); });
+                             [&](int i, int) { return query_scale_of(a, at.batch, row_of(a, at, at.first + i).head); });
     else
         query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place);
 }
@@ -113,7 +113,7 @@ DEVICE void bring_keys(const P &a, const position &at, const span &keys, int fir
     };
     if constexpr (K_SCALES == 2)
         key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, place,
-                           [&](int i) { return key_scale_of(a, at.batch, head, pages, first + i); });
+                           [&](int i, int) { return key_scale_of(a, at.batch, head, pages, first + i); });
     else
         key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, place);
 }
@@ -134,7 +134,7 @@ template <class P> DEVICE void bring_values(const P &a, const position &at, cons
     const int columns = (int)a.value_depth - at.chunk * VALUES;
     if constexpr (V_SCALES == 2)
         value_carrier::bring(to.v, v, columns, a.v_column, place,
-                             [&](int i) { return value_row_scale_of(a, at.batch, head, pages, first + i); });
+                             [&](int i, int) { return value_row_scale_of(a, at.batch, head, pages, first + i); });
     else
         value_carrier::bring(to.v, v, columns, a.v_column, place);
 }

@@ -1,6 +1,12 @@
 /* attention_gradient: what the backward kernels share: own and passing tiles, and the gradients of scores. `first` is
      the
-   side of q k: own k and passing q, or own q and passing k; `second` the side of v and dO alike. */
+   side of q k: own k and passing q, or own q and passing k; `second` the side of v and dO alike.
+   Scales    of an operand, NAME_SCALES: 0 none; 1 one number, which multiplies what products with it make; 2 one for
+             each row or block, which multiplies elements as they are loaded
+   Copies    HAS_Q_T, HAS_K_T, HAS_D_O_T: an operand is given once more, for the products that gradients are, where
+             scales are of blocks along the sequence; IS_SLICED then, so that tiles of both meet nowhere */
+
+#include "attention/element_scales.cuh"
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = COLUMNS / 8, KEPT_WORDS = (N + 7) / 8;
 static_assert(COLUMNS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUE_DEPTH % 16 == 0,
@@ -28,31 +34,96 @@ template <class P> DEVICE sum_t growth_of(const P &a) {
 
 /* ---- Bringing ---- */
 
-/* COUNT rows from `first` on, those outside `rows` as zeros, and WIDTH columns from `column` on. */
-template <int COUNT, int WIDTH, int RUN, class T>
-DEVICE void bring_rows(staged_t *to, const T *head, i64 row_step, i64 column_step, const span &rows, int first,
-                       int column, i64 columns) {
-    carrier<COUNT, WIDTH, RUN, T>::bring(to, head, (int)columns - column, column_step, [&](int i) -> const T * {
-        return rows.has(first + i) ? head + (first + i) * row_step + column * column_step : nullptr;
-    });
+/* An operand of one head, read RUN_ neighbours at a time. S: element_scales, or no_scales. */
+template <int RUN_, class T, class S> struct head_operand {
+    static constexpr int RUN = RUN_;
+    const T *at;
+    i64 row_step, column_step;
+    S scales;
+};
+template <int RUN, class T, class S>
+DEVICE head_operand<RUN, T, S> head_operand_at(const T *at, i64 row_step, i64 column_step, S scales) {
+    return head_operand<RUN, T, S>{at, row_step, column_step, scales};
 }
-template <bool IS_KEY, int COUNT, class P>
-DEVICE void bring_first(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
-    if constexpr (IS_KEY)
-        bring_rows<COUNT, DEPTH, K_RUN>(to, a.k + batch * a.k_batch + head / a.key_share * a.k_head, a.k_row,
-                                        a.k_column, rows, first, column, a.depth);
+
+template <class P> DEVICE auto q_of(const P &a, i64 batch, i64 head) {
+    return head_operand_at<Q_RUN>(a.q + batch * a.q_batch + head * a.q_head, a.q_row, a.q_column,
+                                  q_scales(a, batch, head));
+}
+template <class P> DEVICE auto k_of(const P &a, i64 batch, i64 head) {
+    const i64 shared = head / a.key_share;
+    return head_operand_at<K_RUN>(a.k + batch * a.k_batch + shared * a.k_head, a.k_row, a.k_column,
+                                  k_scales(a, batch, shared));
+}
+template <class P> DEVICE auto v_of(const P &a, i64 batch, i64 head) {
+    const i64 shared = head / a.value_share;
+    return head_operand_at<V_RUN>(a.v + batch * a.v_batch + shared * a.v_head, a.v_row, a.v_column,
+                                  v_scales(a, batch, shared));
+}
+template <class P> DEVICE auto d_o_of(const P &a, i64 batch, i64 head) {
+    return head_operand_at<D_O_RUN>(a.d_o + batch * a.d_o_batch + head * a.d_o_head, a.d_o_row, a.d_o_column,
+                                    d_o_scales(a, batch, head));
+}
+
+/* As factors of gradients. */
+template <class P> DEVICE auto q_for_dk(const P &a, i64 batch, i64 head) {
+    if constexpr (HAS_Q_T)
+        return head_operand_at<Q_T_RUN>(a.q_t + batch * a.q_t_batch + head * a.q_t_head, a.q_t_row, a.q_t_column,
+                                        q_t_scales(a, batch, head));
     else
-        bring_rows<COUNT, DEPTH, Q_RUN>(to, a.q + batch * a.q_batch + head * a.q_head, a.q_row, a.q_column, rows, first,
-                                        column, a.depth);
+        return q_of(a, batch, head);
 }
-template <bool IS_KEY, int COUNT, class P>
+template <class P> DEVICE auto k_for_dq(const P &a, i64 batch, i64 head) {
+    const i64 shared = head / a.key_share;
+    if constexpr (HAS_K_T)
+        return head_operand_at<K_T_RUN>(a.k_t + batch * a.k_t_batch + shared * a.k_t_head, a.k_t_row, a.k_t_column,
+                                        k_t_scales(a, batch, shared));
+    else
+        return k_of(a, batch, head);
+}
+template <class P> DEVICE auto d_o_for_dv(const P &a, i64 batch, i64 head) {
+    if constexpr (HAS_D_O_T)
+        return head_operand_at<D_O_T_RUN>(a.d_o_t + batch * a.d_o_t_batch + head * a.d_o_t_head, a.d_o_t_row,
+                                          a.d_o_t_column, d_o_t_scales(a, batch, head));
+    else
+        return d_o_of(a, batch, head);
+}
+
+/* COUNT rows from `first` on, those outside `rows` as zeros, and WIDTH columns from `column` on. */
+template <int COUNT, int WIDTH, int RUN, class T, class S>
+DEVICE void bring_rows(staged_t *to, const head_operand<RUN, T, S> &from, const span &rows, int first, int column,
+                       i64 columns) {
+    using rows_carrier = carrier<COUNT, WIDTH, RUN, T>;
+    const auto place = [&](int i) -> const T * {
+        return rows.has(first + i) ? from.at + (first + i) * from.row_step + column * from.column_step : nullptr;
+    };
+    if constexpr (same<S, no_scales>::value)
+        rows_carrier::bring(to, from.at, (int)columns - column, from.column_step, place);
+    else
+        rows_carrier::template bring<S::IS_BY_ELEMENT>(
+            to, from.at, (int)columns - column, from.column_step, place,
+            [&](int i, int j) { return from.scales.of(first + i, column + j); });
+}
+/* IS_FACTOR: for a product that a gradient is. */
+template <bool IS_KEY, int COUNT, bool IS_FACTOR = false, class P>
+DEVICE void bring_first(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
+    if constexpr (IS_KEY && IS_FACTOR)
+        bring_rows<COUNT, DEPTH>(to, k_for_dq(a, batch, head), rows, first, column, a.depth);
+    else if constexpr (IS_KEY)
+        bring_rows<COUNT, DEPTH>(to, k_of(a, batch, head), rows, first, column, a.depth);
+    else if constexpr (IS_FACTOR)
+        bring_rows<COUNT, DEPTH>(to, q_for_dk(a, batch, head), rows, first, column, a.depth);
+    else
+        bring_rows<COUNT, DEPTH>(to, q_of(a, batch, head), rows, first, column, a.depth);
+}
+template <bool IS_KEY, int COUNT, bool IS_FACTOR = false, class P>
 DEVICE void bring_second(const P &a, i64 batch, i64 head, const span &rows, int first, int column, staged_t *to) {
     if constexpr (IS_KEY)
-        bring_rows<COUNT, VALUE_DEPTH, V_RUN>(to, a.v + batch * a.v_batch + head / a.value_share * a.v_head, a.v_row,
-                                              a.v_column, rows, first, column, a.value_depth);
+        bring_rows<COUNT, VALUE_DEPTH>(to, v_of(a, batch, head), rows, first, column, a.value_depth);
+    else if constexpr (IS_FACTOR)
+        bring_rows<COUNT, VALUE_DEPTH>(to, d_o_for_dv(a, batch, head), rows, first, column, a.value_depth);
     else
-        bring_rows<COUNT, VALUE_DEPTH, D_O_RUN>(to, a.d_o + batch * a.d_o_batch + head * a.d_o_head, a.d_o_row,
-                                                a.d_o_column, rows, first, column, a.value_depth);
+        bring_rows<COUNT, VALUE_DEPTH>(to, d_o_of(a, batch, head), rows, first, column, a.value_depth);
 }
 
 template <class P> DEVICE void bring_owned(const P &a, i64 batch, i64 head, const span &rows, int first, owned &to) {
@@ -82,9 +153,11 @@ template <class P> DEVICE void bring_statistics(const P &a, i64 batch, i64 head,
 template <class P>
 DEVICE void bring_passing(const P &a, i64 batch, i64 head, const span &seen, int first, int chunk, passing &to) {
     if constexpr (!IS_SLICED || MAKES_FIRST)
-        bring_first<!OWN_IS_KEY, COLUMNS>(a, batch, head, seen, first, IS_SLICED ? chunk * DEPTH : 0, to.first);
+        bring_first<!OWN_IS_KEY, COLUMNS, IS_SLICED>(a, batch, head, seen, first, IS_SLICED ? chunk * DEPTH : 0,
+                                                     to.first);
     if constexpr (!IS_SLICED || MAKES_SECOND)
-        bring_second<!OWN_IS_KEY, COLUMNS>(a, batch, head, seen, first, IS_SLICED ? chunk * VALUE_DEPTH : 0, to.second);
+        bring_second<!OWN_IS_KEY, COLUMNS, IS_SLICED>(a, batch, head, seen, first, IS_SLICED ? chunk * VALUE_DEPTH : 0,
+                                                      to.second);
     if constexpr (OWN_IS_KEY)
         bring_statistics(a, batch, head, first, to);
 }
@@ -93,12 +166,14 @@ DEVICE void bring_passing(const P &a, i64 batch, i64 head, const span &seen, int
 DEVICE bool clear_non_finite_rows(passing &tile, int *non_finite, int mark) {
     bool found = false;
     if constexpr (!OWN_IS_KEY)
-        found = carrier<COLUMNS, DEPTH, K_RUN, k_t>::clear_non_finite_rows(tile.first, non_finite, mark);
+        found = carrier < COLUMNS, DEPTH, HAS_K_T ? K_T_RUN : K_RUN,
+        k_t > ::clear_non_finite_rows(tile.first, non_finite, mark);
     else if constexpr (!IS_SLICED || MAKES_FIRST)
-        found = carrier<COLUMNS, DEPTH, Q_RUN, q_t>::clear_non_finite_rows(tile.first, non_finite, mark);
+        found = carrier < COLUMNS, DEPTH, HAS_Q_T ? Q_T_RUN : Q_RUN,
+        q_t > ::clear_non_finite_rows(tile.first, non_finite, mark);
     if constexpr (OWN_IS_KEY && (!IS_SLICED || MAKES_SECOND))
-        found = carrier<COLUMNS, VALUE_DEPTH, D_O_RUN, d_o_t>::clear_non_finite_rows(tile.second, non_finite, mark) ||
-                found;
+        found = carrier < COLUMNS, VALUE_DEPTH, HAS_D_O_T ? D_O_T_RUN : D_O_RUN,
+        d_o_t > ::clear_non_finite_rows(tile.second, non_finite, mark) || found;
     return found;
 }
 
@@ -108,14 +183,16 @@ struct scores_of_rows {
     own_row own[M_TILES][2];
     sum_t shift[M_TILES][2], dot[M_TILES][2]; /* of own queries */
     sum_t scale, growth;
+    sum_t dp_scale; /* what products of dO and v are multiplied by */
     rng_state rng;
     u64 blocks_per_query;
     tiles::rows<DEPTH, M_TILES, IS_HELD> first;
     tiles::rows<VALUE_DEPTH, M_TILES, IS_HELD> second;
 
     template <class P> DEVICE void start(const P &a, const owned &tile, int warp_first) {
-        scale = in_units(scale_of(a));
+        scale = in_units(scale_of(a) * score_descale(a));
         growth = growth_of(a);
+        dp_scale = growth * dp_descale(a);
         rng = rng_state_of(a);
         blocks_per_query = (u64)((a.keys + 3) / 4);
         first.point(tile.first + warp_first * (DEPTH + PAD));
@@ -208,7 +285,8 @@ DEVICE void find_score_gradients(const scores_of_rows &rows, int m, const passin
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const sum_t dot = OWN_IS_KEY ? now.dots[score_column(j) + e % 2] : rows.dot[m][e / 2];
-            const sum_t dp = is_kept(kept, j, e) ? (HAS_DROPOUT ? g[j][e] * rows.growth : g[j][e]) : (sum_t)0;
+            const sum_t dp =
+                is_kept(kept, j, e) ? (HAS_DROPOUT || HAS_DP_DESCALE ? g[j][e] * rows.dp_scale : g[j][e]) : (sum_t)0;
             g[j][e] = p[j][e] == 0 ? (sum_t)0 : p[j][e] * (dp - dot);
         }
 }

@@ -101,8 +101,8 @@ static void print_arithmetic(struct kernel_print *print, const struct cuda_atten
     print_constant(print, "HAS_ASYNC", c->has_async);
 }
 
-static void print_scale(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *scale,
-                        const char *name, const char *flag) {
+void attention_print_scale(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *scale,
+                           const char *name, const char *flag) {
     print_constant(print, flag, scale != NULL);
     if (scale)
         print_pointer(print, (weftDataType_t)scale->type, graph_find_value(c->graph, scale), 0, name);
@@ -110,8 +110,44 @@ static void print_scale(struct kernel_print *print, const struct cuda_attention 
 
 void attention_print_amax(struct kernel_print *print, const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
-    print_scale(print, c, attention_wants(c, op->amax_s) ? op->amax_s : NULL, "amax_s", "HAS_AMAX_S");
-    print_scale(print, c, attention_wants(c, op->amax_o) ? op->amax_o : NULL, "amax_o", "HAS_AMAX_O");
+    attention_print_scale(print, c, attention_wants(c, op->amax_s) ? op->amax_s : NULL, "amax_s", "HAS_AMAX_S");
+    attention_print_scale(print, c, attention_wants(c, op->amax_o) ? op->amax_o : NULL, "amax_o", "HAS_AMAX_O");
+}
+
+/* Strides of scales: 0 along what they share, and for tiles how many stand side by side. */
+static void print_scale_steps(struct kernel_print *print, const struct tensor *scales,
+                              const struct attention_blocks *blocks, const char *name) {
+    static const char *const axes[] = {"batch", "head", "row", "column"};
+    for (int i = 0; i < 4; i++) {
+        char field[48];
+        int64_t step = scales->dims.at[i] == 1 ? 0 : scales->strides.at[i];
+        snprintf(field, sizeof field, "descale_%s_%s", name, axes[i]);
+        print_number(print, blocks->are_tiled && i == 2 ? blocks->tiles : step, field);
+    }
+}
+
+void attention_print_element_scales(struct kernel_print *print, const struct cuda_attention *c,
+                                    const struct tensor *scales, const struct tensor *operand, const char *name) {
+    static const char SIGNATURE[] = "template <class P> DEVICE auto %s_scales(const P &a, i64 batch, i64 head) {\n";
+    if (!scales) {
+        text_add(&print->code, SIGNATURE, name);
+        text_add(&print->code, "    return scales_at(a);\n}\n\n");
+        return;
+    }
+    struct attention_blocks blocks = attention_blocks_of(scales, operand);
+    char field[48];
+    snprintf(field, sizeof field, "descale_%s", name);
+    print_pointer(print, (weftDataType_t)scales->type, graph_find_value(c->graph, scales), 0, field);
+    print_scale_steps(print, scales, &blocks, name);
+    text_add(&print->code,
+             "struct %s_scale_form {\n    static constexpr int ROWS = %lld, COLUMNS = %lld;\n    static constexpr bool "
+             "IS_TILED = %d;\n};\n",
+             name, (long long)blocks.rows, (long long)blocks.columns, blocks.are_tiled);
+    text_add(&print->code, SIGNATURE, name);
+    text_add(&print->code,
+             "    return scales_at(%s_scale_form{}, a.%s + (batch * a.%s_batch + head * a.%s_head), a.%s_row, "
+             "a.%s_column);\n}\n\n",
+             name, field, field, field, field, field);
 }
 
 void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed) {
@@ -126,9 +162,9 @@ void attention_print_scales(struct kernel_print *print, const struct cuda_attent
         attention_print_tensor(print, c, a->descale_k, "descale_k", NULL);
     if (a->descale_v)
         attention_print_tensor(print, c, a->descale_v, "descale_v", NULL);
-    print_scale(print, c, op->scale_s, "scale_s", "HAS_SCALE_S");
-    print_scale(print, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
-    print_scale(print, c, op->scale_o, "scale_o", "HAS_SCALE_O");
+    attention_print_scale(print, c, op->scale_s, "scale_s", "HAS_SCALE_S");
+    attention_print_scale(print, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
+    attention_print_scale(print, c, op->scale_o, "scale_o", "HAS_SCALE_O");
     attention_print_amax(print, c);
     print_number(print, c->heads / max64(c->key_heads, 1), "key_share");
     print_number(print, c->heads / max64(c->value_heads, 1), "value_share");

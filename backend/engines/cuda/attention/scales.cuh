@@ -3,6 +3,8 @@
    scores or results; 2 one for each row, which multiplies the row as it is loaded. And the largest numbers of a pass,
    from which a caller makes the scales of the next. */
 
+#include "attention/amax.cuh"
+
 /* ---- Operands ---- */
 
 template <class P> DEVICE sum_t query_scale_of(const P &a, i64 batch, i64 head) {
@@ -64,18 +66,11 @@ struct largest {
         if constexpr (HAS_AMAX_O)
             o = fmax(o, fabs(x));
     }
-    /* A whole warp. Floats that are not negative have the order of their bits, read as integers. */
+    /* A whole warp. */
     template <class P> DEVICE void store(const P &a) {
         if constexpr (HAS_AMAX_S)
-            store_largest(a.amax_s, (float)s);
+            raise_largest(a.amax_s, (float)s);
         if constexpr (HAS_AMAX_O)
-            store_largest(a.amax_o, (float)o);
-    }
-    static DEVICE void store_largest(float *to, float x) {
-#pragma unroll
-        for (int lanes = 16; lanes > 0; lanes /= 2)
-            x = fmax(x, __shfl_xor_sync(0xffffffffu, x, lanes));
-        if (lane() == 0 && x > 0)
-            atomicMax((int *)to, __float_as_int(x));
+            raise_largest(a.amax_o, (float)o);
     }
 };

@@ -206,9 +206,9 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
 
     static DEVICE int rank() { return GROUP == THREADS ? (int)threadIdx.x : (int)threadIdx.x % GROUP; }
 
-    /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead. scale(row)
-       multiplies it. */
-    template <class F, class S = no_scales>
+    /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead.
+       scale(row, column) multiplies an element; the RUN of one access share theirs unless IS_BY_ELEMENT. */
+    template <bool IS_BY_ELEMENT = false, class F, class S = no_scales>
     static DEVICE void bring(staged_t *tile, const T *any, int columns, i64 step, F place, S scale = {}) {
         if constexpr (IS_ASYNC && same<S, no_scales>::value) {
 #pragma unroll 4
@@ -240,12 +240,17 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
                     const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                     run<staged_t, RUN> turned;
                     sum_t factor = 1;
-                    if constexpr (!same<S, no_scales>::value)
-                        if (i < RUNS && place(row))
-                            factor = scale(row);
+                    const bool is_there = !same<S, no_scales>::value && i < RUNS && column < columns && place(row);
+                    if constexpr (!same<S, no_scales>::value && !IS_BY_ELEMENT)
+                        if (is_there)
+                            factor = scale(row, column);
 #pragma unroll
-                    for (int e = 0; e < RUN; e++)
+                    for (int e = 0; e < RUN; e++) {
+                        if constexpr (IS_BY_ELEMENT)
+                            if (is_there && column + e < columns)
+                                factor = scale(row, column + e);
                         turned.at[e] = turn<S>(kept[b].at[e], factor);
+                    }
                     if (i < RUNS)
                         store_run<staged_t, RUN>(tile + row * PITCH + column, turned);
                 }

@@ -27,7 +27,7 @@ struct argument {
     int64_t number;
 };
 
-enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 12, MAPS_MAX = 10, MAP_WORDS = 16 };
+enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 13, MAPS_MAX = 10, MAP_WORDS = 16 };
 
 /* How a value is seen by the copy engine; its map is encoded when the kernel is launched, for the address of the
    day. */

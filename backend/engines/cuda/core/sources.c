@@ -45,6 +45,8 @@
     FILE(attention_online_softmax, "attention/online_softmax.cuh", "attention/online_softmax.cuh")                     \
     FILE(attention_pages, "attention/pages.cuh", "attention/pages.cuh")                                                \
     FILE(attention_amax_clear, "attention/amax_clear.cuh", "attention/amax_clear.cuh")                                 \
+    FILE(attention_amax, "attention/amax.cuh", "attention/amax.cuh")                                                   \
+    FILE(attention_element_scales, "attention/element_scales.cuh", "attention/element_scales.cuh")                     \
     FILE(attention_scales, "attention/scales.cuh", "attention/scales.cuh")                                             \
     FILE(attention_scores, "attention/scores.cuh", "attention/scores.cuh")                                             \
     FILE(attention_warp_tiles, "attention/warp_tiles.cuh", "attention/warp_tiles.cuh")                                 \

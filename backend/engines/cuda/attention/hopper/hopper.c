@@ -11,6 +11,11 @@ static weftStatus_t analyse(struct cuda_attention *c, const struct region *regio
     if (is_unordered && !c->backward)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: this family serves sdpa_bwd.",
              descriptor_label(region_node(region, 0)->op));
+    if (c->backward && attention_is_scaled(c))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED,
+             "%s: there are scales of operands or results; the portable attention family "
+             "takes it.",
+             descriptor_label(region_node(region, 0)->op));
     return WEFT_STATUS_SUCCESS;
 }
 
