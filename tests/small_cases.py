@@ -304,6 +304,50 @@ def byte_attention_gradient(t: Maker) -> None:
         t.out(result, dtype="bf16" if i < 3 else "f32")
 
 
+def block_scaled(t: Maker, heads: int, rows: int, width: int, axis: int, tiled: bool) -> tuple[Any, Any]:
+    """Numbers of FP8 with a scale for each block of 32, and these."""
+    x = t(2, heads, rows, width, dtype="e4m3")
+    blocks = [rows, -(-width // 32)] if axis == 3 else [-(-rows // 32), width]
+    if tiled:
+        blocks = [-(-n // m) * m for n, m in zip(blocks, (128, 4) if axis == 3 else (4, 128), strict=True)]
+    scales = t(2, heads, *blocks, dtype="e8m0", low=0.5)
+    return x, scales.set_reordering_type(weft.tensor_reordering.F8_128x4) if tiled else scales
+
+
+def block_scaled_attention(queries: int, width: int, tiled: bool) -> Any:
+    def build(t: Maker) -> None:
+        of = [(4, queries, 3), (2, 150, 3), (2, 150, 2)]
+        (q, of_q), (k, of_k), (v, of_v) = (block_scaled(t, h, n, width, axis, tiled) for h, n, axis in of)
+        o, _, amax = t.g.sdpa_mxfp8(q, k, v, of_q, of_k, of_v, attn_scale=1 / 8, use_causal_mask=True)
+        t.out(o)
+        t.out(amax, dtype="f32")
+
+    return build
+
+
+def block_scaled_gradient(width: int, tiled: bool) -> Any:
+    def build(t: Maker) -> None:
+        def of(heads: int, rows: int, axis: int) -> tuple[Any, Any]:
+            return block_scaled(t, heads, rows, width, axis, tiled)
+
+        (q, of_q), (q_t, of_q_t), (k, of_k), (k_t, of_k_t) = (
+            of(4, 70, 3),
+            of(4, 70, 2),
+            of(2, 90, 3),
+            of(2, 90, 2),
+        )
+        (v, of_v), (d_o, of_d_o), (d_o_t, of_d_o_t) = of(2, 90, 3), of(4, 70, 3), of(4, 70, 2)
+        o, d_o_f16 = (t(2, 4, 70, width) for _ in range(2))
+        made = t.g.sdpa_mxfp8_backward(
+            q, q_t, k, k_t, v, o, d_o_f16, d_o, d_o_t, t(2, 4, 70, 1, dtype="f32", low=6),
+            of_q, of_q_t, of_k, of_k_t, of_v, of_d_o, of_d_o_t, attn_scale=1 / 32,
+        )  # fmt: skip
+        for i, result in enumerate(made):
+            t.out(result, dtype="bf16" if i < 3 else "f32")
+
+    return build
+
+
 def attention_gradient_of_boxes(size: int, dtype: str, **options: Any) -> Any:
     """Two blocks of keys, more queries than keys, and the last block of both is ragged. Statistics are beyond
     all scores, as they would be."""
@@ -967,6 +1011,16 @@ CASES = {
         ),
     ),
     "attention gradient": Case("backward backward_rows", "attention", attention_gradient),
+    "attention, MXFP8": Case("amax_clear forward", "attention", block_scaled_attention(70, 96, False)),
+    "attention, MXFP8, tiles of scales": Case(
+        "amax_clear forward", "attention", block_scaled_attention(5, 40, True)
+    ),
+    "attention gradient, MXFP8": Case(
+        "amax_clear backward backward_rows", "attention", block_scaled_gradient(64, False)
+    ),
+    "attention gradient, MXFP8, tiles of scales": Case(
+        "amax_clear backward backward_rows", "attention", block_scaled_gradient(40, True)
+    ),
     "attention gradient, FP8, largest numbers": Case(
         "amax_clear backward backward_rows", "attention", byte_attention_gradient
     ),

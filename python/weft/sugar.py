@@ -389,11 +389,12 @@ class Sugar(Ops):
                 1]; optional.
             cu_seq_len_kv: running sum of keys in use, INT32 or INT64, instead of seq_len_kv, [B + 1, 1, 1,
                 1]; optional.
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; optional.
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of pages [container, Hk, page
-                size, 1] or 1s; optional.
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of pages [container, Hv, page
-                size, 1] or 1s; optional.
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+                32)]; optional.
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
+                32)]; of pages [container, Hk, page size, ..]; optional.
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32),
+                Dv]; of pages [container, Hv, page size, ..]; optional.
         Returns:
             o: result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
@@ -484,11 +485,12 @@ class Sugar(Ops):
             q: queries, [B, Hq, Sq, Dqk].
             k: keys, [B, Hk, Skv, Dqk], Hk divides Hq.
             v: values, [B, Hv, Skv, Dv], Hv divides Hq.
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s.
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of pages [container, Hk, page
-                size, 1] or 1s.
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of pages [container, Hv, page
-                size, 1] or 1s.
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+                32)].
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
+                32)]; of pages [container, Hk, page size, ..].
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32),
+                Dv]; of pages [container, Hv, page size, ..].
             descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1].
             scale_s: what the softmax is multiplied by before it may become FP8, [1, 1, 1, 1].
             scale_o: what the result is multiplied by before it becomes o, [1, 1, 1, 1].
@@ -746,68 +748,58 @@ class Sugar(Ops):
             v: values, [B, Hv, Skv, Dv].
             o: forward result, [B, Hq, Sq, Dv].
             dO: gradient of the forward result, [B, Hq, Sq, Dv].
-            stats: statistics that the forward pass returned, [B, Hq, Sq, 1].
-            descale_q: what q is multiplied by first, [1, 1, 1, 1].
-            descale_k: the same of k.
-            descale_v: the same of v.
-            descale_o: the same of o.
-            descale_dO: the same of dO.
+            stats: statistics that the forward pass wrote, [B, Hq, Sq, 1].
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+                32)].
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
+                32)].
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, Skv, ceil(Dv /
+                32)].
+            descale_o: what o is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
+                32)].
+            descale_dO: what dO is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
+                32)].
             descale_s: what the softmax, times scale_s, is multiplied by, [1, 1, 1, 1].
             descale_dP: what the gradient of q k^T, times scale_dP, is multiplied by, [1, 1, 1, 1].
-            scale_s: what the softmax is multiplied by before it becomes q's type where that is FP8.
-            scale_dQ: what the gradient of q is multiplied by before it becomes dQ, [1, 1, 1, 1].
-            scale_dK: the same of dK.
-            scale_dV: the same of dV.
+            scale_s: what the softmax is multiplied by before it becomes q's type where that is FP8, [1, 1, 1,
+                1].
+            scale_dQ: what the gradient is multiplied by before it becomes dQ, [1, 1, 1, 1].
+            scale_dK: what the gradient is multiplied by before it becomes dK, [1, 1, 1, 1].
+            scale_dV: what the gradient is multiplied by before it becomes dV, [1, 1, 1, 1].
             scale_dP: what the gradient of q k^T is multiplied by before it becomes dO's type where that is
-                FP8.
-            attn_scale: as in sdpa_backward.
-            use_padding_mask: as in sdpa_backward.
-            seq_len_q: as in sdpa_backward; optional.
-            seq_len_kv: as in sdpa_backward; optional.
-            use_causal_mask: as in the forward pass.
-            use_causal_mask_bottom_right: as in the forward pass.
+                FP8, [1, 1, 1, 1].
+            attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
+            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
+            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            use_causal_mask: keep col <= row; default False.
+            use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
             diagonal_alignment: as in the forward pass.
-            left_bound: as in the forward pass; optional.
-            right_bound: as in the forward pass; optional.
-            use_deterministic_algorithm: as in sdpa_backward.
-            dropout: as in the forward pass; optional.
+            left_bound: the left bound of the forward pass; unset: all on the left.
+            right_bound: the right bound of the forward pass; unset: all on the right.
+            use_deterministic_algorithm: whether two runs must agree to the bit. Without, a kernel may add to
+                dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
+            dropout: (probability, seed tensor, offset tensor); optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
-            sink_token: the sink of the forward pass; optional.
-            dSink_token: a tensor that receives the gradient of the sink; optional.
+            sink_token: the sink of the forward pass, [1, Hq, 1, 1]; optional.
+            dSink_token: receives: gradient of the sink, [1, Hq, 1, 1]; optional.
         Returns:
             dQ: gradient of q, [B, Hq, Sq, Dqk].
             dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
             dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
-            amax_dQ: the largest magnitude of dQ, before scale_dQ, [1, 1, 1, 1].
-            amax_dK: the same of dK.
-            amax_dV: the same of dV.
-            amax_dP: the largest magnitude of the gradient of q k^T, before scale_dP, [1, 1, 1, 1].
+            amax_dQ: largest magnitude of dQ, before scale_dQ, [1, 1, 1, 1].
+            amax_dK: largest magnitude of dK, before scale_dK, [1, 1, 1, 1].
+            amax_dV: largest magnitude of dV, before scale_dV, [1, 1, 1, 1].
+            amax_dP: largest magnitude of the gradient of q k^T, before scale_dP, [1, 1, 1, 1].
         Data types:
             operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: dQ, dK and dV those of q, k and v; virtual ones have
-                the type to calculate in, or DOUBLE; the others FLOAT, or DOUBLE for DOUBLE operands.
+            results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
+                result has the type to calculate in, or DOUBLE.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
-            NotSupportedError: at build, when no engine of the device runs it.
-
-        >>> import numpy as np, weft
-        >>> g = weft.Graph(io_data_type="f32")
-        >>> q, k = np.ones((1, 1, 1, 1), "f4"), np.zeros((1, 1, 2, 1), "f4")  # both keys weigh 0.5
-        >>> v = np.float32([[[[2], [6]]]])
-        >>> o, dO = np.full((1, 1, 1, 1), 4, "f4"), np.full((1, 1, 1, 1), 4, "f4")
-        >>> stats = np.log(np.full((1, 1, 1, 1), 2, "f4"))
-        >>> one, two = (np.full((1, 1, 1, 1), x, "f4") for x in (1, 2))
-        >>> made = g.sdpa_fp8_backward(q, k, v, o, dO, stats, *[one] * 10, two, one)
-        >>> for result in g(): print(result.round(3).ravel())
-        [0.]
-        [-4.  4.]
-        [4. 4.]
-        [0.]
-        [4.]
-        [2.]
-        [4.]
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
         """
         where = label("sdpa_fp8_backward", name)
         _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
@@ -825,6 +817,203 @@ class Sugar(Ops):
         results = ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV", "amax_dP")
         made = self._operation("sdpa_fp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
         return made[0], made[1], made[2], made[3], made[4], made[5], made[6]
+
+    def sdpa_mxfp8(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        descale_q: Operand,
+        descale_k: Operand,
+        descale_v: Operand,
+        attn_scale: Operand | None = None,
+        use_causal_mask: bool = False,
+        use_causal_mask_bottom_right: bool = False,
+        diagonal_alignment: enums.diagonal_alignment | str = enums.diagonal_alignment.TOP_LEFT,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+        generate_stats: bool | None = None,
+        sink_token: Operand | None = None,
+        unfuse_fma: bool = False,
+        *,
+        use_padding_mask: bool = False,
+        seq_len_q: Operand | None = None,
+        seq_len_kv: Operand | None = None,
+    ) -> tuple[Tensor, Tensor | Any, Tensor]:
+        """Scaled dot-product attention of MXFP8: sdpa of operands with a scale for each block of 32 elements
+        along what products sum over. sdpa takes such scales, too, with all that it takes besides.
+
+            o = softmax(mask(attn_scale (descale_q q) (descale_k k)^T)) (descale_v v)
+
+        Args:
+            q: queries, [B, Hq, Sq, Dqk].
+            k: keys, [B, Hk, Skv, Dqk], Hk divides Hq.
+            v: values, [B, Hv, Skv, Dv], Hv divides Hq.
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+                32)].
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
+                32)]; of pages [container, Hk, page size, ..].
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32),
+                Dv]; of pages [container, Hv, page size, ..].
+            attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
+            use_causal_mask: keep col <= row; default False.
+            use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
+            diagonal_alignment: where the bounds count from: shift 0, or keys - queries in use.
+            diagonal_band_left_bound: sees col > row + shift - bound; unset: all on the left.
+            diagonal_band_right_bound: sees col <= row + shift + bound; 0: causal; unset: all on the right.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+            generate_stats: whether to return the statistics for the backward pass.
+            sink_token: a score per head that joins the softmax's sum and has no value, [1, Hq, 1, 1];
+                optional.
+            unfuse_fma: true: scores are scaled, rounded and then shifted, instead of in one fused step;
+                default False.
+            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
+            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+        Returns:
+            o: result, [B, Hq, Sq, Dv].
+            stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
+                asked for.
+            amax_o: largest magnitude of the result, before scale_o, [1, 1, 1, 1].
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
+                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+        """
+        where = label("sdpa_mxfp8", name)
+        _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
+        values = self._attention_values(
+            where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, None,
+            diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound, None,
+        )  # fmt: skip
+        values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
+        values |= {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        values |= {"sink_token": sink_token, "unfuse_fma": unfuse_fma or None}
+        results = ("o", "stats", "amax_o") if generate_stats else ("o", "amax_o")
+        made = self._operation("sdpa_mxfp8", "sdpa_fwd", values, results, compute_data_type, name)
+        return made[0], made[1] if generate_stats else None, made[-1]
+
+    def sdpa_mxfp8_backward(
+        self,
+        q: Operand,
+        q_T: Operand,
+        k: Operand,
+        k_T: Operand,
+        v: Operand,
+        o_f16: Operand,
+        dO_f16: Operand,
+        dO: Operand,
+        dO_T: Operand,
+        stats: Operand,
+        descale_q: Operand,
+        descale_q_T: Operand,
+        descale_k: Operand,
+        descale_k_T: Operand,
+        descale_v: Operand,
+        descale_dO: Operand,
+        descale_dO_T: Operand,
+        attn_scale: Operand | None = None,
+        use_padding_mask: bool = False,
+        seq_len_q: Operand | None = None,
+        seq_len_kv: Operand | None = None,
+        use_causal_mask: bool = False,
+        use_causal_mask_bottom_right: bool = False,
+        diagonal_alignment: enums.diagonal_alignment | str = enums.diagonal_alignment.TOP_LEFT,
+        left_bound: int | None = None,
+        right_bound: int | None = None,
+        use_deterministic_algorithm: bool = False,
+        dropout: tuple[Any, ...] | None = None,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+        sink_token: Operand | None = None,
+        dSink_token: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of scaled dot-product attention of MXFP8. q, k and dO come twice, each time with scales
+        of blocks of 32 elements along what the products sum over: their rows for the scores and for dO v^T,
+        the sequence for dQ, dK and dV.
+
+            dQ = attn_scale dS k_T, dK = attn_scale dS^T q_T, dV = P^T dO_T
+
+        Args:
+            q: queries, [B, Hq, Sq, Dqk].
+            q_T: q once more, for dK; unset: q, [B, Hq, Sq, Dqk].
+            k: keys, [B, Hk, Skv, Dqk].
+            k_T: k once more, for dQ; unset: k, [B, Hk, Skv, Dqk].
+            v: values, [B, Hv, Skv, Dv].
+            o_f16: forward result, [B, Hq, Sq, Dv].
+            dO_f16: gradient of the forward result, not quantised, [B, Hq, Sq, Dv].
+            dO: the same, quantised, [B, Hq, Sq, Dv].
+            dO_T: dO once more, for dV; unset: dO, [B, Hq, Sq, Dv].
+            stats: statistics that the forward pass wrote, [B, Hq, Sq, 1].
+            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
+                32)].
+            descale_q_T: what q_T is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, ceil(Sq /
+                32), Dqk].
+            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
+                32)].
+            descale_k_T: what k_T is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, ceil(Skv /
+                32), Dqk].
+            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, Skv, ceil(Dv /
+                32)].
+            descale_dO: what dO is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
+                32)].
+            descale_dO_T: what dO_T is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, ceil(Sq /
+                32), Dv].
+            attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
+            use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
+            seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            seq_len_kv: keys in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
+            use_causal_mask: keep col <= row; default False.
+            use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
+            diagonal_alignment: as in the forward pass.
+            left_bound: the left bound of the forward pass; unset: all on the left.
+            right_bound: the right bound of the forward pass; unset: all on the right.
+            use_deterministic_algorithm: whether two runs must agree to the bit. Without, a kernel may add to
+                dQ in any order, which rounds differently; its engine has the note NONDETERMINISTIC.
+            dropout: (probability, seed tensor, offset tensor); optional.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+            sink_token: the sink of the forward pass, [1, Hq, 1, 1]; optional.
+            dSink_token: receives: gradient of the sink, [1, Hq, 1, 1]; optional.
+        Returns:
+            dQ: gradient of q, [B, Hq, Sq, Dqk].
+            dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
+            dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
+            amax_dQ: largest magnitude of dQ, before scale_dQ, [1, 1, 1, 1].
+            amax_dK: largest magnitude of dK, before scale_dK, [1, 1, 1, 1].
+            amax_dV: largest magnitude of dV, before scale_dV, [1, 1, 1, 1].
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
+                result has the type to calculate in, or DOUBLE.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+        """
+        where = label("sdpa_mxfp8_backward", name)
+        _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
+        values = self._attention_values(
+            where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, None,
+            diagonal_alignment, left_bound, right_bound, dropout,
+        )  # fmt: skip
+        values |= {"o": o_f16, "dO": dO, "stats": stats, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        values |= {"q_T": q_T, "k_T": k_T, "dO_T": dO_T, "dO_f16": dO_f16}
+        values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
+        values |= {"descale_q_T": descale_q_T, "descale_k_T": descale_k_T}
+        values |= {"descale_dO": descale_dO, "descale_dO_T": descale_dO_T}
+        values |= {"sink_token": sink_token, "dSink_token": dSink_token}
+        values |= {"is_deterministic": use_deterministic_algorithm or None}
+        results = ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV")
+        made = self._operation("sdpa_mxfp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
+        return made[0], made[1], made[2], made[3], made[4], made[5]
 
     scaled_dot_product_flash_attention = sdpa
     scaled_dot_product_flash_attention_backward = sdpa_backward

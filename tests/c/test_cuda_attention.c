@@ -21,6 +21,7 @@ struct attention_case {
     weftDataType_t shared_type;                    /* of k and v; FLOAT (0): that of q */
     enum { NO_SCALES, SCALES, ROW_SCALES } scales; /* of k and v: one, or one for each row */
     bool is_fp8;                                   /* all scales of sdpa_fp8, and largest numbers */
+    bool is_mxfp8;                                 /* scales of blocks, and backward q, k and dO once more */
     float dropout;
     const char *forward, *backward; /* on sm_90: what the details begin with */
     int forward_kernels, backward_kernels;
@@ -133,6 +134,12 @@ static const struct attention_case cases[] = {
     {"fp8 128 with all scales", E4M3, E4M3, 0, 2, 8, 2, 2, 500, 700, 128, 128, .is_causal = true, .scales = SCALES,
      .is_fp8 = true, .forward = "f16 on tensor cores, 128 x 32 tiles", .backward = "bf16 on tensor cores",
      .forward_kernels = 3, .backward_kernels = 4},
+    {"mxfp8 128", E4M3, BF16, 0, 2, 8, 2, 2, 500, 700, 128, 128, .is_causal = true, .is_padded = true, .is_mxfp8 = true,
+     .forward = "bf16 on tensor cores, 128 x 32 tiles", .backward = "bf16 on tensor cores, 64 x 32 tiles in slices",
+     .forward_kernels = 2, .backward_kernels = 4},
+    {"mxfp8 40 and 200, wide results", E5M2, F32, 0, 1, 2, 2, 2, 100, 90, 40, 200, .is_mxfp8 = true,
+     .forward = "bf16 on tensor cores", .backward = "bf16 on tensor cores", .forward_kernels = 1,
+     .backward_kernels = 4},
     {"int8 64, scales of rows, pages of 3",
      BF16,
      F16,
@@ -193,6 +200,24 @@ static void hold_scales(desc op, struct tensors *t, const struct attention_case 
          is_row ? tensor4(t, outer, c->value_heads, c->page ? 2 * rows : rows, 1, F32) : tensor4(t, 1, 1, 1, 1, F32));
 }
 
+/* Scales of blocks of 32, along the rows' elements or along the sequence; every other one in tiles. */
+static void hold_blocks(desc op, struct tensors *t, weftBackendAttributeName_t name, const int64_t dims[4],
+                        bool is_along_rows) {
+    bool is_tiled = t->next_uid % 2;
+    int64_t rows = is_along_rows ? (dims[2] + 31) / 32 : dims[2],
+            columns = is_along_rows ? dims[3] : (dims[3] + 31) / 32;
+    if (is_tiled) {
+        rows = is_along_rows ? (rows + 3) / 4 * 4 : (rows + 127) / 128 * 128;
+        columns = is_along_rows ? (columns + 127) / 128 * 128 : (columns + 3) / 4 * 4;
+    }
+    desc made = open_tensor(t->next_uid++, DIMS(dims[0], dims[1], rows, columns));
+    MUST(set_enum(made, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, WEFT_DATA_FP8_E8M0));
+    if (is_tiled)
+        MUST(set_enum(made, WEFT_ATTR_TENSOR_REORDERING_MODE, WEFT_TYPE_TENSOR_REORDERING_MODE,
+                      WEFT_TENSOR_REORDERING_F8_128x4));
+    hold(op, name, finalized(made));
+}
+
 static desc forward_of(const struct attention_case *c) {
     struct tensors t = {1, c->is_odd};
     desc op = make(WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
@@ -204,6 +229,13 @@ static desc forward_of(const struct attention_case *c) {
     hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_VDESC,
          tensor4(&t, outer, c->value_heads, c->page ? 2 * rows : rows, c->value_depth, shared));
     hold_scales(op, &t, c, outer, rows);
+    if (c->is_mxfp8) {
+        const int64_t q[] = {c->batch, c->heads, c->queries, c->depth}, k[] = {outer, c->shared_heads, rows, c->depth};
+        const int64_t v[] = {outer, c->value_heads, rows, c->value_depth};
+        hold_blocks(op, &t, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, q, false);
+        hold_blocks(op, &t, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_KDESC, k, false);
+        hold_blocks(op, &t, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_VDESC, v, true);
+    }
     if (c->page) {
         hold(op, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
              tensor4(&t, c->batch, 1, c->keys / c->page, 1, WEFT_DATA_INT32));
@@ -248,6 +280,30 @@ static void hold_backward_scales(desc op, struct tensors *t) {
         hold(op, whole[i], tensor4(t, 1, 1, 1, 1, F32));
 }
 
+/* All that MXFP8 has. */
+static void hold_backward_blocks(desc op, struct tensors *t, const struct attention_case *c) {
+    const int64_t q[] = {c->batch, c->heads, c->queries, c->depth};
+    const int64_t k[] = {c->batch, c->shared_heads, c->keys, c->depth};
+    const int64_t v[] = {c->batch, c->value_heads, c->keys, c->value_depth};
+    const int64_t o[] = {c->batch, c->heads, c->queries, c->value_depth};
+    const struct {
+        weftBackendAttributeName_t scales, again; /* again: of the operand once more; 0: it is there */
+        const int64_t *dims;
+    } all[] = {{WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT, 0, q},
+               {WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_KDESC_EXT, 0, k},
+               {WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_VDESC_EXT, 0, v},
+               {WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DODESC_EXT, 0, o},
+               {WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_Q_TDESC_EXT, WEFT_ATTR_OPERATION_SDPA_BWD_Q_TDESC_EXT, q},
+               {WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_K_TDESC_EXT, WEFT_ATTR_OPERATION_SDPA_BWD_K_TDESC_EXT, k},
+               {WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_DO_TDESC_EXT, WEFT_ATTR_OPERATION_SDPA_BWD_DO_TDESC_EXT, o}};
+    for (int i = 0; i < COUNT(all); i++) {
+        if (all[i].again)
+            hold(op, all[i].again, tensor4(t, all[i].dims[0], all[i].dims[1], all[i].dims[2], all[i].dims[3], c->type));
+        hold_blocks(op, t, all[i].scales, all[i].dims, all[i].again != 0);
+    }
+    hold(op, WEFT_ATTR_OPERATION_SDPA_BWD_DO_F16DESC_EXT, tensor4(t, o[0], o[1], o[2], o[3], BF16));
+}
+
 static desc backward_of(const struct attention_case *c) {
     struct tensors t = {1, c->is_odd};
     desc op = make(WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR);
@@ -281,6 +337,8 @@ static desc backward_of(const struct attention_case *c) {
     }
     if (c->is_fp8)
         hold_backward_scales(op, &t);
+    if (c->is_mxfp8)
+        hold_backward_blocks(op, &t, c);
     return op;
 }
 
@@ -505,6 +563,8 @@ static void decoding_declines(void) {
          "takes it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 512, 64, 64, .dropout = 0.5f},
          "sdpa_fwd: decoding drops no weights; the portable attention family takes it."},
+        {{"", E4M3, BF16, 0, 1, 4, 2, 2, 1, 512, 64, 64, .is_mxfp8 = true},
+         "sdpa_fwd: decoding reads no scales of blocks; the portable attention family takes it."},
         {{"", BF16, BF16, 0, 1, 4, 2, 2, 1, 0, 64, 64, .dropout = 0},
          "sdpa_fwd: there is nothing to multiply; the portable attention family takes it."},
     };

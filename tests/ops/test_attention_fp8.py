@@ -206,6 +206,24 @@ def test_scales_of_rows_and_heads(heads: tuple[int, int, int]) -> None:
     check_results(some, given, true, TYPES[0], "bf16")
 
 
+def test_gradients_of_bias_and_sink() -> None:
+    """No scale of a result has to do with them, nor does a rounding of FP8."""
+    some = case(bias=(1, 2, 37, 1), sink=True, seq_len_kv=[45, 20])
+    given, true = fp8_inputs(some, TYPES[0])
+    s, stats, v = some.scores(true), checks.exact(true["stats"]), true["v"]
+    weights, share = np.exp(np.minimum(s - stats, 0)), np.exp(some.sinks(true) - stats)
+    mean = (true["dO"] * true["o"]).sum(-1, keepdims=True)
+    ds = weights * (np.einsum("bhid,bhjd->bhij", true["dO"], v) - mean)
+    want = ds.sum((0, 3), keepdims=True), -(share * mean).sum((0, 2), keepdims=True)
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        extra = {name: g.tensor(name=name) for name in ("dBias", "dSink_token")}
+        g._sdpa_bwd(**tensors, **some.values(), **extra, name="a")
+        return tuple(extra.values())
+
+    checks.check(build, given, want, out="f32", magnitude=float(np.abs(ds).sum((0, 3)).max()) + 200)
+
+
 def test_the_method_of_python() -> None:
     """Its results come in the order that cuDNN's have."""
     some = case()

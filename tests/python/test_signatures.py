@@ -75,6 +75,13 @@ WHOLE = {
     "sliding_window_length diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound dropout "
     "rng_dump use_deterministic_algorithm compute_data_type name score_mod score_mod_bprop sink_token "
     "dSink_token",
+    "sdpa_mxfp8": "q k v descale_q descale_k descale_v attn_scale use_causal_mask "
+    "use_causal_mask_bottom_right diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound "
+    "compute_data_type name generate_stats sink_token unfuse_fma",
+    "sdpa_mxfp8_backward": "q q_T k k_T v o_f16 dO_f16 dO dO_T stats descale_q descale_q_T descale_k "
+    "descale_k_T descale_v descale_dO descale_dO_T attn_scale use_padding_mask seq_len_q seq_len_kv "
+    "use_causal_mask use_causal_mask_bottom_right diagonal_alignment left_bound right_bound "
+    "use_deterministic_algorithm dropout compute_data_type name sink_token dSink_token",
     "sdpa_fp8_backward": "q k v o dO stats descale_q descale_k descale_v descale_o descale_dO descale_s "
     "descale_dP scale_s scale_dQ scale_dK scale_dV scale_dP attn_scale use_padding_mask seq_len_q seq_len_kv "
     "use_causal_mask use_causal_mask_bottom_right diagonal_alignment left_bound right_bound "

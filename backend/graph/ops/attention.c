@@ -638,17 +638,18 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
 }
 
 /* An operand that is given once more. */
-static weftStatus_t check_again(const struct descriptor *op, const char *key, const struct tensor *again,
+static weftStatus_t check_again(const struct sdpa_bwd_op *op, const char *key, const struct tensor *again,
                                 const struct tensor *first) {
-    return check_dims(op, key, again, 4, first->dims.at);
+    TRY(check_dims(&op->base, key, again, 4, first->dims.at));
+    return check_ragged(&op->base, &op->a, key, again, first == op->a.k);
 }
 
 static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
     const struct descriptor *d = &op->base;
-    TRY(check_again(d, "q_T", op->q_t, op->a.q));
-    TRY(check_again(d, "k_T", op->k_t, op->a.k));
-    TRY(check_again(d, "dO_T", op->do_t, op->d_o));
-    TRY(check_again(d, "dO_f16", op->do_f16, op->d_o));
+    TRY(check_again(op, "q_T", op->q_t, op->a.q));
+    TRY(check_again(op, "k_T", op->k_t, op->a.k));
+    TRY(check_again(op, "dO_T", op->do_t, op->d_o));
+    TRY(check_again(op, "dO_f16", op->do_f16, op->d_o));
     TRY(attention_check_scales(d, "descale_o", op->descale_o, op->o, 3, true));
     TRY(attention_check_scales(d, "descale_dO", op->descale_do, op->d_o, 3, true));
     const struct {

@@ -101,6 +101,9 @@ weftStatus_t attention_check_scales(const struct descriptor *op, const char *key
              "%s: %s has reordering_type F8_128x4, which is for scales of blocks. Set "
              "NONE (0).",
              descriptor_label(op), key);
+    if (scales->ragged_offset)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets. Give a padded tensor.", descriptor_label(op),
+             key);
     if (dtype_is_integer((weftDataType_t)scales->type) || dtype_is_boolean((weftDataType_t)scales->type))
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use a floating type.", descriptor_label(op), key,
              dtype_of((weftDataType_t)scales->type)->name);

@@ -28,8 +28,21 @@ bool attention_wants(const struct cuda_attention *c, const struct tensor *output
     return output && !value_is_dead(&c->graph->values[graph_find_value(c->graph, output)]);
 }
 
+/* Whether elements of an operand of the backward pass are multiplied by scales as they are loaded. */
+static bool loads_scaled(const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    if (!op)
+        return false;
+    const struct tensor *scales[] = {c->a->descale_q, c->a->descale_k, c->a->descale_v, op->descale_do,
+                                     op->descale_q_t, op->descale_k_t, op->descale_do_t};
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        if (scales[i] && tensor_elements(scales[i]) > 1)
+            return true;
+    return false;
+}
+
 bool attention_is_rich(const struct cuda_attention *c, int parts) {
-    return parts > 1 || c->a->bias || c->a->modifier.graph || c->a->dropout_probability > 0 ||
+    return parts > 1 || loads_scaled(c) || c->a->bias || c->a->modifier.graph || c->a->dropout_probability > 0 ||
            c->arithmetic->sum_bytes > 4;
 }
 

@@ -41,7 +41,7 @@ struct attention_tile {
 weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *region, const struct device *device);
 
 /* Whether scores take more registers than the product alone: a bias, a modifier, dropout, double sums, a second part of
-   the weights. */
+   the weights, scales of rows or blocks backward. */
 bool attention_is_rich(const struct cuda_attention *c, int parts);
 
 /* Of all scores, those in tiles that a block looks at: bounds hide the others. */

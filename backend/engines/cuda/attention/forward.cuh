@@ -26,6 +26,7 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/epilogue.cuh"
 #include "attention/pages.cuh"
 #include "attention/scales.cuh"
+#include "attention/element_scales.cuh"
 
 constexpr int ROWS = WARPS * M_TILES * 16, N = KEYS / 8;
 static_assert(KEYS % (tiles::NEEDS_SCRATCH ? 8 : 16) == 0 && DEPTH % 16 == 0 && VALUES % 16 == 0,
@@ -79,6 +80,12 @@ template <class P> DEVICE row_place row_of(const P &a, const position &at, int r
 
 /* ---- Bringing ---- */
 
+/* Rows whose elements have scales of blocks, S being element_scales. */
+template <class C, class S, class T, class F, class G>
+DEVICE void bring_by_blocks(staged_t *to, const T *any, int columns, i64 step, F place, G scale) {
+    C::template bring<S::IS_BY_ELEMENT>(to, any, columns, step, place, scale);
+}
+
 /* Columns `column` .. column + DEPTH - 1. */
 template <class P>
 DEVICE void bring_queries(const P &a, const position &at, const lengths &used, int column, memory &shared) {
@@ -93,6 +100,12 @@ DEVICE void bring_queries(const P &a, const position &at, const lengths &used, i
     if constexpr (Q_SCALES == 2)
         query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place,
                              [&](int i, int) { return query_scale_of(a, at.batch, row_of(a, at, at.first + i).head); });
+    else if constexpr (Q_SCALES == 3)
+        bring_by_blocks<query_carrier, decltype(q_scales(a, 0, 0))>(
+            shared.q, a.q, (int)a.depth - column, a.q_column, place, [&](int i, int j) {
+                const row_place row = row_of(a, at, at.first + i);
+                return q_scales(a, at.batch, row.head).of(row.query, column + j);
+            });
     else
         query_carrier::bring(shared.q, a.q, (int)a.depth - column, a.q_column, place);
 }
@@ -114,6 +127,13 @@ DEVICE void bring_keys(const P &a, const position &at, const span &keys, int fir
     if constexpr (K_SCALES == 2)
         key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, place,
                            [&](int i, int) { return key_scale_of(a, at.batch, head, pages, first + i); });
+    else if constexpr (K_SCALES == 3)
+        bring_by_blocks<key_carrier, decltype(k_scales(a, 0, 0))>(
+            to.k, k, (int)a.depth - column, a.k_column, place, [&](int i, int j) {
+                const i64 page = K_PAGE ? pages.page_of(first + i) : at.batch;
+                const int row = K_PAGE ? (first + i) % max(K_PAGE, 1) : first + i;
+                return k_scales(a, page, head / a.key_share).of(row, column + j);
+            });
     else
         key_carrier::bring(to.k, k, (int)a.depth - column, a.k_column, place);
 }
@@ -135,6 +155,13 @@ template <class P> DEVICE void bring_values(const P &a, const position &at, cons
     if constexpr (V_SCALES == 2)
         value_carrier::bring(to.v, v, columns, a.v_column, place,
                              [&](int i, int) { return value_row_scale_of(a, at.batch, head, pages, first + i); });
+    else if constexpr (V_SCALES == 3)
+        bring_by_blocks<value_carrier, decltype(v_scales(a, 0, 0))>(
+            to.v, v, columns, a.v_column, place, [&](int i, int j) {
+                const i64 page = V_PAGE ? pages.page_of(first + i) : at.batch;
+                const int row = V_PAGE ? (first + i) % max(V_PAGE, 1) : first + i;
+                return v_scales(a, page, head / a.value_share).of(row, at.chunk * VALUES + j);
+            });
     else
         value_carrier::bring(to.v, v, columns, a.v_column, place);
 }

@@ -150,18 +150,27 @@ void attention_print_element_scales(struct kernel_print *print, const struct cud
              name, field, field, field, field, field);
 }
 
+/* kind: ATTENTION_SCALES_.. */
+static void print_operand_scales(struct kernel_print *print, const struct cuda_attention *c,
+                                 const struct tensor *scales, const struct tensor *operand, int kind,
+                                 const char *name) {
+    char field[24];
+    snprintf(field, sizeof field, "descale_%s", name);
+    if (kind == ATTENTION_SCALES_BLOCKS)
+        attention_print_element_scales(print, c, scales, operand, name);
+    else if (kind != ATTENTION_SCALES_NONE)
+        attention_print_tensor(print, c, scales, field, NULL);
+}
+
 void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed) {
     const struct attention *a = c->a;
     const struct sdpa_fwd_op *op = c->forward;
     print_constant(print, "Q_SCALES", attention_query_scales(c, is_packed));
     print_constant(print, "K_SCALES", attention_key_scales(a->descale_k, a->k_table));
     print_constant(print, "V_SCALES", attention_key_scales(a->descale_v, a->v_table));
-    if (a->descale_q)
-        attention_print_tensor(print, c, a->descale_q, "descale_q", NULL);
-    if (a->descale_k)
-        attention_print_tensor(print, c, a->descale_k, "descale_k", NULL);
-    if (a->descale_v)
-        attention_print_tensor(print, c, a->descale_v, "descale_v", NULL);
+    print_operand_scales(print, c, a->descale_q, a->q, attention_query_scales(c, is_packed), "q");
+    print_operand_scales(print, c, a->descale_k, a->k, attention_key_scales(a->descale_k, a->k_table), "k");
+    print_operand_scales(print, c, a->descale_v, a->v, attention_key_scales(a->descale_v, a->v_table), "v");
     attention_print_scale(print, c, op->scale_s, "scale_s", "HAS_SCALE_S");
     attention_print_scale(print, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
     attention_print_scale(print, c, op->scale_o, "scale_o", "HAS_SCALE_O");
