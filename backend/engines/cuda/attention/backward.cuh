@@ -123,16 +123,15 @@ template <class P> DEVICE sum_t as_weight_factor(const P &a, sum_t p) {
         return p;
 }
 template <class P> DEVICE void make_ds_factors(const P &a, sum_t (&ds)[N][4], largest &amax) {
-    if constexpr (HAS_AMAX_DS || HAS_DS_SCALE)
 #pragma unroll
-        for (int j = 0; j < N; j++)
+    for (int j = 0; j < N; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                if constexpr (HAS_AMAX_DS)
-                    amax.ds = fmax(amax.ds, fabs(ds[j][e]));
-                if constexpr (HAS_DS_SCALE)
-                    ds[j][e] = rounded<ds_factor_t>(ds[j][e] * scale_of(a) * ds_scale(a));
-            }
+        for (int e = 0; e < 4; e++) {
+            if constexpr (HAS_AMAX_DS)
+                amax.ds = fmax(amax.ds, fabs(ds[j][e]));
+            if constexpr (HAS_DS_SCALE)
+                ds[j][e] = rounded<ds_factor_t>(ds[j][e] * scale_of(a) * ds_scale(a));
+        }
 }
 
 /* Adds what one tile gives. */

@@ -133,7 +133,7 @@ static void print_places(struct printer *p, const bool *takes_part) {
     text_add(p->code, "    };\n"
                       "    static DEVICE void locate(places& o, const arguments& a, const base& at, position q) {\n");
     if (any) {
-        text_add(p->code, "    constexpr int N = WIDTH;\n");
+        text_add(p->code, "    [[maybe_unused]] constexpr int N = WIDTH;\n");
         rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     }
     for (int k = 0; k < p->rows->operand_count; k++) {
