@@ -363,6 +363,29 @@ def attention_gradient_of_boxes(size: int, dtype: str, **options: Any) -> Any:
     return build
 
 
+def gradient_of_unlike_heads(size: int, queries: int, keys: int, values: int) -> Any:
+    """K and V have other numbers of heads; keys, and queries, behind the length in use."""
+
+    def build(t: Maker) -> None:
+        q, o, d_o = (t(1, queries, 200, size) for _ in range(3))
+        k, v, stats = (
+            t(1, keys, 150, size),
+            t(1, values, 150, size),
+            t(1, queries, 200, 1, dtype="f32", low=9),
+        )
+        used = {
+            f"seq_len_{name}": t(1, 1, 1, 1, dtype="i32", values=np.array(n)) for name, n in LENGTHS.items()
+        }
+        more = {"attn_scale": 2 / size, "use_padding_mask": True}
+        for grad in t.g.sdpa_backward(q, k, v, o, d_o, stats, **used, **more):
+            t.out(grad)
+
+    return build
+
+
+LENGTHS = {"q": 190, "kv": 140}
+
+
 class Packed:
     """Two sequences of tokens behind each other, the second one first: 131 queries and 150 keys end where the
     memory does, 200 queries and 77 keys begin with it."""
@@ -1073,6 +1096,20 @@ CASES = {
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[150]]], [[[77]]]])),
         ),
         engine="cuda.unordered",
+    ),
+    "attention gradient on Hopper, heads of 192": Case(
+        "backward_rows_sm90 backward_sm90",
+        "attention_hopper",
+        attention_gradient_of_boxes(192, "bf16", use_causal_mask=True),
+    ),
+    "attention gradient on Hopper, heads of 256, ragged": Case(
+        "backward_rows_sm90 backward_sm90", "attention_hopper", packed_attention_gradient(256, "f16")
+    ),
+    "attention gradient on Hopper, fewer heads of values": Case(
+        "backward_rows_sm90 backward_sm90", "attention_hopper", gradient_of_unlike_heads(128, 4, 2, 1)
+    ),
+    "attention gradient on Hopper, fewer heads of keys": Case(
+        "backward_rows_sm90 backward_sm90", "attention_hopper", gradient_of_unlike_heads(128, 6, 2, 3)
     ),
     "attention gradient on Hopper, bias": Case(
         "backward_sm90 backward_bias", "attention_hopper", all_gradients

@@ -104,13 +104,11 @@ def test_ragged_variants(
     made = g._sdpa_fwd(q, k, v, **lengths, **CAUSAL)
     packed(g, made[0].set_output(True), (3, 4, 2000, value_depth), offsets)
     packed(g, made[1].set_output(True).set_data_type("f32"), (3, 4, 2000, 1), offsets)
-    wanted = {"cuda.attention_hopper"}
-    if depth <= 192:
-        for is_deterministic in False, True:
-            made = g._sdpa_bwd(q, k, v, o, d_o, stats, is_deterministic=is_deterministic, **lengths, **CAUSAL)
-            for gradient, like in zip(made, (q, k, v), strict=False):
-                packed(g, gradient.set_output(True), tuple(like.get_dim()), offsets)
-        wanted |= {"cuda.attention_hopper_unordered"} if depth <= 128 else set()
+    wanted = {"cuda.attention_hopper"} | ({"cuda.attention_hopper_unordered"} if depth <= 128 else set())
+    for is_deterministic in False, True:
+        made = g._sdpa_bwd(q, k, v, o, d_o, stats, is_deterministic=is_deterministic, **lengths, **CAUSAL)
+        for gradient, like in zip(made, (q, k, v), strict=False):
+            packed(g, gradient.set_output(True), tuple(like.get_dim()), offsets)
     g.build()
     assert {step["family"] for step in g.plan.report["steps"]} == wanted
     assert cubins.check_dumped(tmp_path, diverges=False) >= 1
@@ -187,6 +185,9 @@ BIAS = {"bias": ((1, 4, 2000, 2000), "bf16")}
         (64, False, {"use_causal_mask": True, "block_mask": ((1, 4, 16, 2), "u8")}),
         (128, False, {"block_mask": ((2, 1, 16, 16), "i8")}),
         (128, True, {"use_alibi_mask": True, "block_mask": ((2, 4, 16, 16), "i8")}),
+        (192, True, {"score_mod": soft_cap, "use_causal_mask": True, **BIAS}),
+        (256, True, {"use_alibi_mask": True, "use_causal_mask": True, **BIAS}),
+        (256, False, {"block_mask": ((2, 4, 16, 16), "i8")}),
     ],
 )
 def test_backward_terms(
@@ -198,6 +199,6 @@ def test_backward_terms(
 ) -> None:
     monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_CACHE", "off")
-    suffix = "" if is_deterministic else "_unordered"
+    suffix = "" if is_deterministic or depth > 128 else "_unordered"
     assert backward(depth, "bf16", is_deterministic, **options) == [f"cuda.attention_hopper{suffix}"]
     assert cubins.check_dumped(tmp_path, diverges=False) >= 1

@@ -15,6 +15,8 @@ enum {
     QUERIES_THREADS = 128,
     PART_BYTES = 64 * 64 * 4, /* of dQ */
     BLOCKS_PER_SET = 128,     /* about one for each multiprocessor */
+    DEPTH_OF_BOTH = 128,      /* up to which registers hold dK and dV beside dropout of f16 */
+    DEPTH_OF_MASK = 192,      /* up to which registers hold dK beside where ragged entries and block masks are */
 };
 
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.55, START_SECONDS = 3e-6;
@@ -95,10 +97,14 @@ static weftStatus_t check_operands(const struct cuda_attention *c) {
 }
 
 /* A slab of 64 columns that lies behind all columns in whole must not be asked for: see entries_sm90.cuh. */
-static weftStatus_t check_slabs(const struct backward *b) {
+static weftStatus_t check_ragged(const struct backward *b) {
     bool has_outer = b->head - b->c->depth >= 64 || b->value_head - b->c->value_depth >= 64;
-    if (has_outer && attention_is_ragged(b->c))
+    if (!attention_is_ragged(b->c))
+        return WEFT_STATUS_SUCCESS;
+    if (has_outer)
         return refuse(b->c, "Hopper's backward kernel pads these heads by 64 columns or more, ragged ones by fewer");
+    if (b->head > DEPTH_OF_MASK && b->c->a->block_mask)
+        return refuse(b->c, "a block mask of ragged tensors with such heads takes more registers than there are");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -126,8 +132,9 @@ static weftStatus_t add_pass(struct backward *b, enum makes makes) {
 
 /* Two passes where heads of k and v differ, registers do not hold both gradients, or one is not wanted. */
 static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wants_v) {
+    bool is_dropout_of_f16 = b->c->a->dropout_probability > 0 && b->c->a->q->type == WEFT_DATA_HALF;
     bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads;
-    if (is_together && find_tile(b, MAKES_KEYS))
+    if (is_together && !(is_dropout_of_f16 && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, MAKES_KEYS))
         return add_pass(b, MAKES_KEYS);
     if (wants_k)
         TRY(add_pass(b, MAKES_DK));
@@ -166,7 +173,7 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
     b->block_q = !kinds[b->passes[0]->makes].own_is_key ? BLOCK_OWN : b->passes[0]->block_pass;
     b->q_blocks = divide_up(c->queries, b->block_q);
     b->tiles = c->batches * c->heads * b->q_blocks;
-    return check_slabs(b);
+    return check_ragged(b);
 }
 
 /* ---- Printing ---- */

@@ -143,15 +143,18 @@ template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
     return count;
 }
 
-/* Numbered so that those with most steps come first: the first keys, the last queries. */
-DEVICE work find_work(const arguments &p) {
+/* A block's own rows, numbered so that those with most steps come first: the first keys, the last queries. */
+DEVICE work find_own(const arguments &p) {
     const u32 blocks = (u32)p.own_blocks, set_heads = (u32)p.heads_per_set, set = blockIdx.x / (blocks * set_heads);
     const u32 within = blockIdx.x - set * blocks * set_heads,
               heads = min(gridDim.x / blocks - set * set_heads, set_heads);
     const u32 number = within / heads, outer = set * set_heads + within - number * heads;
     const u32 block = OWN_IS_KEY ? number : blocks - 1 - number, batch = outer / (u32)p.own_heads;
     const i32 head = (i32)(outer - batch * (u32)p.own_heads);
-    work w{band(p, (i32)batch), (i32)block * BLOCK_OWN, head, (i32)batch, 0, 0, 0, {}, {}};
+    return work{band(p, (i32)batch), (i32)block * BLOCK_OWN, head, (i32)batch, 0, 0, 0, {}, {}};
+}
+DEVICE work find_work(const arguments &p) {
+    work w = find_own(p);
     w.first_at = first_entry(p, w.batch, w.pass_used());
     w.second_at = second_entry(p, w.batch, w.pass_used());
     const i32 last_own = min(w.own + BLOCK_OWN, w.own_used()) - 1;
@@ -876,7 +879,7 @@ DEVICE void init_barriers(const barriers &b) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_sm90(const __grid_constant__ arguments p) {
     const u32 base = shared_address(s_memory);
     if constexpr (MAKES_USED_ALONE) {
-        const work w = find_work(p);
+        const work w = find_own(p);
         if (w.own >= w.own_used())
             return;
     }
