@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"bias": ((1, 4, 2000, 2000), "bf16")},
     "bias of odd rows": {**CAUSAL, "bias": ((2, 1, 1, 2000), "f32"), "use_alibi_mask": True},
     "mask": {"bias": ((2, 1, 2000, 2000), "bool8"), "stats": True},
+    "alibi": {**CAUSAL, "use_alibi_mask": True},
     "modified": {**CAUSAL, "modified": True},
     "dropout": {**CAUSAL, "dropout_probability": 0.1, "dropout_seed": ((1, 1, 1, 1), "i64")},
     "everything": {
@@ -114,9 +115,17 @@ def test_ragged_variants(
     assert cubins.check_dumped(tmp_path, diverges=False) >= 1
 
 
-TERMS = ("bias", "bias of odd rows", "mask", "modified", "dropout")  # beside products, in tiles of their own
+TERMS = (
+    "alibi",
+    "bias",
+    "bias of odd rows",
+    "mask",
+    "modified",
+    "dropout",
+)  # beside products, in tiles of their own
 VARIANTS = [(*depths, name) for name in OPTIONS if name not in TERMS for depths in DEPTHS]
 VARIANTS += [(size, size, name) for name in TERMS for size in (64, 128, 256)]
+VARIANTS += [(192, size, "alibi") for size in (128, 192)]
 
 
 @pytest.mark.parametrize(("depth", "value_depth", "name"), VARIANTS)

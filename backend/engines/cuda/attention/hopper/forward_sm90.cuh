@@ -367,7 +367,10 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             start_tile(c);
         }
         start_rows(c.rows);
-        const bounds b(a, t.queries, t.keys);
+        /* Where all keys take part: read back from shared memory, their number hid from the compiler at HEAD_QK 192 that
+           a warp stays together. */
+        constexpr bool HAS_ALL_KEYS = HAS_ALIBI && !HAS_SEQ_LEN_KV && !HAS_BLOCK_MASK;
+        const bounds b(a, t.queries, HAS_ALL_KEYS ? (i32)a.keys : t.keys);
         const i32 first_query = t.row + (i32)group * GROUP_Q;
         const float slope = slope_of(a, t.head);
         bool is_first = true;
