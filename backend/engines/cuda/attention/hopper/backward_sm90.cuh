@@ -656,22 +656,21 @@ struct gradients {
     float first[HEAD / 2], second[VALUE_HEAD / 2]; /* MAKES_FIRST, MAKES_SECOND */
 };
 
-template <class P>
-DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, gradients &sum) {
-    const i32 own = w.own + half * HALF;
-    const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
-    const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
-    const statistics_of_rows statistics(p, w, own);
-    const float scale2 = scale_of(p) * 1.44269504f;
-    float s[BLOCK_PASS / 2], dp[BLOCK_PASS / 2];
-    u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
-    slope_pairs slopes = {};
-    i32 pass = w.first * BLOCK_PASS, stage = 0, phase = 0, i = 0;
-    u32 kept[KEPT_WORDS] = {};
-    i32 head = OWN_IS_KEY ? w.head * (i32)p.group : w.head; /* of queries */
-    float slope2 = slope2_of(p, head);
-    const float growth = growth_of(p);
-    const auto advance = [&] {
+/* A consumer's step: its number, the rows that pass, of which head of queries, and where they are. */
+struct consumer_step {
+    i32 pass, stage = 0, phase = 0, number = 0, head;
+    float slope2;
+
+    template <class P>
+    DEVICE consumer_step(const P &p, const work &w)
+        : pass(w.first * BLOCK_PASS), head(OWN_IS_KEY ? w.head * (i32)p.group : w.head), slope2(slope2_of(p, head)) {
+        if constexpr (HAS_BLOCK_MASK)
+            if (!warp_takes_part(p, w, head, w.first)) {
+                advance(p, w);
+                stage = phase = number = 0;
+            }
+    }
+    template <class P> DEVICE void advance(const P &p, const work &w) {
         do {
             pass += BLOCK_PASS;
             if (pass == w.last * BLOCK_PASS) {
@@ -681,96 +680,162 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         } while (HAS_BLOCK_MASK && !warp_takes_part(p, w, head, pass / BLOCK_PASS));
         if (++stage == STAGES)
             stage = 0, phase ^= 1;
-    };
-    const auto second_stage = [&](i32 step) { return SECOND_STAGES == STAGES ? stage : step % SECOND_STAGES; };
-    const auto second_phase = [&](i32 step) { return SECOND_STAGES == STAGES ? phase : step / SECOND_STAGES & 1; };
-    if constexpr (HAS_BLOCK_MASK)
-        if (!warp_takes_part(p, w, head, w.first)) {
-            advance();
-            stage = phase = 0;
-        }
-    i32 own_head = other_head(p, head), own_phase = 0;
-    const auto await_own = [&] {
-        const i32 now = other_head(p, head);
-        if (!RELOADS || now == own_head)
+        ++number;
+    }
+    DEVICE i32 second_stage() const { return SECOND_STAGES == STAGES ? stage : number % SECOND_STAGES; }
+    DEVICE i32 second_phase() const { return SECOND_STAGES == STAGES ? phase : number / SECOND_STAGES & 1; }
+};
+
+/* RELOADS: which head own rows are of that others make the gradient of. */
+struct own_head {
+    i32 head, phase = 0;
+
+    DEVICE explicit own_head(i32 first) : head(first) {}
+    /* Leaves one for another. */
+    DEVICE void follow(i32 now, const work &w, u32 base, const barriers &b, int half) {
+        if (!RELOADS || now == head)
             return;
-        own_head = now, own_phase ^= 1;
-        if (lane == 0)
+        head = now, phase ^= 1;
+        if (lane_index() == 0)
             arrive(b.own_empty);
-        wait(MAKES_FIRST ? b.own_second : b.own_first, own_phase);
+        wait(MAKES_FIRST ? b.own_second : b.own_first, phase);
         if (CLEARS_OWN)
             clear_own(w, base, half);
-    };
+    }
+};
+
+DEVICE void await_own(const work &w, u32 base, const barriers &b, int half) {
     wait(b.own_first, 0);
     if constexpr (MAKES_FIRST)
         wait(b.own_second, 0);
     if (CLEARS_OWN)
         clear_own(w, base, half);
-    wait(b.first_full, 0);
-    if (half == 1 && w.steps > 1 && hides_all(w, own, pass)) {
+}
+
+/* dS of a step, for dQ. */
+DEVICE void hand_over(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row, u32 full) {
+    store_score_gradients(ds, s_row);
+    publish_to_async_proxy();
+    __syncwarp();
+    if (lane_index() == 0)
+        arrive(full);
+}
+
+/* The first step, of which this consumer sees nothing. */
+DEVICE void pass_over_first_step(u32 (&ds)[BLOCK_PASS / 4], u32 ds_row, const barriers &b) {
 #pragma unroll
-        for (int k = 0; k < BLOCK_PASS / 4; ++k)
-            ds[k] = 0;
-        if constexpr (HAS_SUMS) {
-            store_score_gradients(ds, ds_row);
-            publish_to_async_proxy();
-            __syncwarp();
-        }
-        wait(b.second_full, 0);
-        if (lane == 0) {
-            if constexpr (HAS_SUMS)
-                arrive(b.ds_full);
-            arrive(b.second_empty);
-        }
-        leave_first(b.first_empty);
-        advance();
-        await_own();
-        i = 1;
-        wait(b.first_full + 8 * stage, phase);
+    for (int k = 0; k < BLOCK_PASS / 4; ++k)
+        ds[k] = 0;
+    if constexpr (HAS_SUMS) {
+        store_score_gradients(ds, ds_row);
+        publish_to_async_proxy();
+        __syncwarp();
     }
+    wait(b.second_full, 0);
+    if (lane_index() == 0) {
+        if constexpr (HAS_SUMS)
+            arrive(b.ds_full);
+        arrive(b.second_empty);
+    }
+    leave_first(b.first_empty);
+}
+
+/* S of a step, whose first side is there. */
+DEVICE void start_scores(float (&s)[BLOCK_PASS / 2], const work &w, u32 base, const barriers &b, u32 own_rows,
+                         const consumer_step &at) {
     if (CLEARS_PASS)
-        clear_pass(w, base, b, pass, stage, second_stage(i), second_phase(i));
+        clear_pass(w, base, b, at.pass, at.stage, at.second_stage(), at.second_phase());
     mma_fence();
-    multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + stage * FIRST_BYTES));
+    multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + at.stage * FIRST_BYTES));
     mma_commit();
-    for (;; ++i) {
-        const u32 first_empty = b.first_empty + 8 * stage, second_empty = b.second_empty + 8 * second_stage(i);
-        const u32 first = k_major(base + FIRST + stage * FIRST_BYTES),
-                  second = k_major(base + SECOND + second_stage(i) * SECOND_BYTES);
-        const u32 s_statistics = base + STATISTICS + stage * STATISTICS_BYTES + (lane & 3) * 8;
+}
+
+/* P of a step from S, rounded. */
+template <class P>
+DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p,
+                           const work &w, const consumer_step &at, const statistics_of_rows &statistics,
+                           u32 s_statistics, float scale2, i32 own) {
+    if constexpr (HAS_SCORES)
+        make_weights_of_scores(s, slopes, p, w.batch, at.head, statistics, s_statistics, scale_of(p), at.slope2, own,
+                               at.pass);
+    else
+        make_weights(s, statistics, s_statistics, scale2, at.slope2, own, at.pass);
+    if (needs_mask(w, own, at.pass))
+        mask_weights(s, w, own, at.pass);
+#pragma unroll
+    for (int c = 0; c < BLOCK_PASS / 4; ++c)
+        weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
+}
+
+template <class P>
+DEVICE void find_all_kept(u32 (&kept)[KEPT_WORDS], const P &p, const work &w, const consumer_step &at, i32 own) {
+    const tile_place place; /* made anew: kept, it would take registers */
+#pragma unroll
+    for (int i = 0; i < KEPT_WORDS; ++i)
+        kept[i] = find_kept<OWN_IS_KEY, 2>(p, w.batch, at.head, own + place.row, at.pass + place.column + 64 * i);
+}
+
+/* What is made at a time of one side comes before the next product reads it: the compiler keeps to that. */
+DEVICE void settle_factors(u32 (&weights)[BLOCK_PASS / 4], slope_pairs &slopes, float (&dp)[BLOCK_PASS / 2],
+                           u32 (&kept)[KEPT_WORDS]) {
+    if constexpr (HAS_SLOPES)
+        settle_all(slopes);
+    if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
+        settle_all(weights);
+        settle_all(kept);
+    }
+    settle_all(dp);
+}
+
+/* Both sides, once products have read them. */
+DEVICE void leave_step(u32 first_empty, u32 second_empty) {
+    if constexpr (LANES_ARRIVE) /* the statistics are read before a copy overwrites them */
+        publish_to_async_proxy();
+    if (lane_index() == 0 && (SECOND_STAGES == STAGES || !MAKES_FIRST))
+        arrive(second_empty);
+    leave_first(first_empty);
+}
+
+template <class P>
+DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, gradients &sum) {
+    const i32 own = w.own + half * HALF;
+    const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
+    const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
+    const statistics_of_rows statistics(p, w, own);
+    const float scale2 = scale_of(p) * 1.44269504f, growth = growth_of(p);
+    float s[BLOCK_PASS / 2], dp[BLOCK_PASS / 2];
+    u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4], kept[KEPT_WORDS] = {};
+    slope_pairs slopes = {};
+    consumer_step at(p, w);
+    own_head other(other_head(p, at.head));
+    await_own(w, base, b, half);
+    wait(b.first_full, 0);
+    if (half == 1 && w.steps > 1 && hides_all(w, own, at.pass)) {
+        pass_over_first_step(ds, ds_row, b);
+        at.advance(p, w);
+        other.follow(other_head(p, at.head), w, base, b, half);
+        wait(b.first_full + 8 * at.stage, at.phase);
+    }
+    start_scores(s, w, base, b, own_rows, at);
+    for (;;) {
+        const u32 first_empty = b.first_empty + 8 * at.stage, second_empty = b.second_empty + 8 * at.second_stage();
+        const u32 first = k_major(base + FIRST + at.stage * FIRST_BYTES),
+                  second = k_major(base + SECOND + at.second_stage() * SECOND_BYTES);
+        const u32 s_statistics = base + STATISTICS + at.stage * STATISTICS_BYTES + (lane & 3) * 8;
         mma_wait<0>();
         settle_all(s);
-        if constexpr (HAS_SCORES)
-            make_weights_of_scores(s, slopes, p, w.batch, head, statistics, s_statistics, scale_of(p), slope2, own,
-                                   pass);
-        else
-            make_weights(s, statistics, s_statistics, scale2, slope2, own, pass);
-        if (needs_mask(w, own, pass))
-            mask_weights(s, w, own, pass);
-#pragma unroll
-        for (int c = 0; c < BLOCK_PASS / 4; ++c)
-            weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
-        wait(b.second_full + 8 * second_stage(i), second_phase(i));
+        finish_weights(weights, s, slopes, p, w, at, statistics, s_statistics, scale2, own);
+        wait(b.second_full + 8 * at.second_stage(), at.second_phase());
         if constexpr (MAKES_FIRST) {
             mma_fence();
             multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
             mma_commit();
         }
-        if constexpr (HAS_DROPOUT) {
-            const tile_place at; /* made anew: kept, it would take registers */
-#pragma unroll
-            for (int i = 0; i < KEPT_WORDS; ++i)
-                kept[i] = find_kept<OWN_IS_KEY, 2>(p, w.batch, head, own + at.row, pass + at.column + 64 * i);
-        }
+        if constexpr (HAS_DROPOUT)
+            find_all_kept(kept, p, w, at, own);
         if constexpr (MAKES_FIRST) {
             mma_wait<0>();
-            if constexpr (HAS_SLOPES)
-                settle_all(slopes);
-            if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
-                settle_all(weights);
-                settle_all(kept);
-            }
-            settle_all(dp);
+            settle_factors(weights, slopes, dp, kept);
             if (SECOND_STAGES != STAGES && lane == 0) /* read, and the next one has no stage but this */
                 arrive(second_empty);
             make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
@@ -785,38 +850,26 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             mma_commit();
         }
         if constexpr (HAS_SUMS) {
-            const u32 slot = i % DS_STAGES;
-            wait(b.ds_empty + 8 * slot, i / DS_STAGES & 1 ^ 1);
-            store_score_gradients(ds, ds_row + slot * DS_BYTES);
-            publish_to_async_proxy();
-            __syncwarp();
-            if (lane == 0)
-                arrive(b.ds_full + 8 * slot);
+            const u32 slot = at.number % DS_STAGES;
+            wait(b.ds_empty + 8 * slot, at.number / DS_STAGES & 1 ^ 1);
+            hand_over(ds, ds_row + slot * DS_BYTES, b.ds_full + 8 * slot);
         }
         if constexpr (MAKES_FIRST) {
             mma_fence();
             add_first(sum.first, ds, first);
             mma_commit();
         }
-        if (i + 1 == w.steps)
+        if (at.number + 1 == w.steps)
             break;
-        advance();
+        at.advance(p, w);
         mma_wait<0>();
-        if constexpr (LANES_ARRIVE) /* the statistics are read before a copy overwrites them */
-            publish_to_async_proxy();
         settle_all(weights);
         if constexpr (MAKES_FIRST)
             settle_all(ds);
-        if (lane == 0 && (SECOND_STAGES == STAGES || !MAKES_FIRST))
-            arrive(second_empty);
-        leave_first(first_empty);
-        await_own();
-        wait(b.first_full + 8 * stage, phase);
-        if (CLEARS_PASS)
-            clear_pass(w, base, b, pass, stage, second_stage(i + 1), second_phase(i + 1));
-        mma_fence();
-        multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + stage * FIRST_BYTES));
-        mma_commit();
+        leave_step(first_empty, second_empty);
+        other.follow(other_head(p, at.head), w, base, b, half);
+        wait(b.first_full + 8 * at.stage, at.phase);
+        start_scores(s, w, base, b, own_rows, at);
     }
     mma_wait<0>();
 }
