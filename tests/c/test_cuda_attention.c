@@ -417,6 +417,11 @@ static const struct attention_case hopper_cases[] = {
      .backward = "wgmma of bf16, heads of 192 and 128, "},
     {"192 and 128 with everything", BF16, BF16, 0, 2, 8, 8, 8, 500, 700, 192, 128, .is_causal = true, .is_padded = true,
      .has_alibi = true, .has_sink = true, .dropout = 0.1f, .backward = "wgmma of bf16, heads of 192 and 128, "},
+    {"256 with everything", F16, F16, 0, 2, 8, 8, 8, 500, 700, 256, 256, .is_causal = true, .is_padded = true,
+     .has_alibi = true, .has_sink = true, .dropout = 0.1f, .backward_kernels = 4,
+     .backward = "wgmma of f16, heads of 256 and 256, dK, then dV, then dQ, "},
+    {"128, unlike heads", BF16, BF16, 0, 2, 8, 4, 2, 500, 700, 128, 128, .is_causal = true, .is_padded = true,
+     .backward_kernels = 4, .backward = "wgmma of bf16, heads of 128 and 128, dK, then dV, then dQ, "},
 };
 
 static void build_hopper_cases(const struct family *hopper, int count) {
@@ -425,7 +430,7 @@ static void build_hopper_cases(const struct family *hopper, int count) {
     family = hopper;
     for (int i = 0; i < count; i++) {
         struct attention_case c = hopper_cases[i];
-        c.backward_kernels = 3 + c.has_sink;
+        c.backward_kernels = (c.backward_kernels ? c.backward_kernels : 3) + c.has_sink;
         check_case(&c, false, &device, -1);
     }
     family = &cuda_attention;
@@ -662,7 +667,7 @@ int main(void) {
     build_attention_cases();
     build_hopper_forward_cases();
     build_hopper_cases(&cuda_attention_hopper, COUNT(hopper_cases));
-    build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 3); /* not the last ones */
+    build_hopper_cases(&cuda_attention_hopper_unordered, COUNT(hopper_cases) - 5); /* not the last ones */
     build_decode_cases();
     workspace_is_linear();
     memory_may_be_too_small();
