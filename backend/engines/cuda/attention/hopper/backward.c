@@ -15,7 +15,7 @@ enum {
     QUERIES_THREADS = 128,
     PART_BYTES = 64 * 64 * 4, /* of dQ */
     BLOCKS_PER_SET = 128,     /* about one for each multiprocessor */
-    DEPTH_OF_BOTH = 128,      /* up to which registers hold dK and dV beside dropout of f16 */
+    DEPTH_OF_BOTH = 128,      /* up to which registers hold dK and dV beside dropout of f16, or with a bias or mask */
     DEPTH_OF_MASK = 192,      /* up to which registers hold dK beside where ragged entries and block masks are */
 };
 
@@ -132,9 +132,10 @@ static weftStatus_t add_pass(struct backward *b, enum makes makes) {
 
 /* Two passes where heads of k and v differ, registers do not hold both gradients, or one is not wanted. */
 static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wants_v) {
-    bool is_dropout_of_f16 = b->c->a->dropout_probability > 0 && b->c->a->q->type == WEFT_DATA_HALF;
+    const struct attention *a = b->c->a;
+    bool is_rich = a->dropout_probability > 0 && (a->q->type == WEFT_DATA_HALF || a->bias || a->block_mask);
     bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads;
-    if (is_together && !(is_dropout_of_f16 && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, MAKES_KEYS))
+    if (is_together && !(is_rich && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, MAKES_KEYS))
         return add_pass(b, MAKES_KEYS);
     if (wants_k)
         TRY(add_pass(b, MAKES_DK));
