@@ -268,10 +268,13 @@ def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
 
 
 def byte_attention(dtype: str, queries: int, keys: int, by_rows: bool) -> Any:
-    """Keys and values of 8 bits, with all scales and largest numbers."""
+    """Keys and values of 8 bits, with all scales and largest numbers, which are in columns that a thread has
+    first, or second."""
+    values = np.random.default_rng(keys).uniform(-1, 1, (2, 2, keys, 64))
+    values[..., int(by_rows) :: 2] *= 4
 
     def build(t: Maker) -> None:
-        k, v = (t(2, 2, keys, 64, dtype=dtype) for _ in "kv")
+        k, v = t(2, 2, keys, 64, dtype=dtype), t(2, 2, keys, 64, dtype=dtype, values=values)
         own = (2, 2, keys, 1) if by_rows else (1, 1, 1, 1)
         descales = [t(1, 1, 1, 1, dtype="f32"), *(t(*own, dtype="f32") for _ in "kv")]
         scales = [t(1, 1, 1, 1, dtype="f32") for _ in range(3)]
@@ -570,6 +573,23 @@ def exact_map(t: Maker) -> None:
 def exact_rows(t: Maker) -> None:
     most = t.g.reduction(integers(t, 33, 65), mode="MAX", dims=[1], compute_data_type="i64")
     t.out(t.g.sub(most.set_data_type("i64"), 2**60, compute_data_type="i64"))
+
+
+def saturated_totals(t: Maker) -> None:
+    """Sums of 8 bits, which end at 127, before 100 is taken off."""
+    threes = t(33, 65, dtype="i8", values=np.full((33, 65), 3, "i1"))
+    total = t.g.reduction(threes, mode="ADD", dims=[1], compute_data_type="i64")
+    t.out(t.g.sub(total.set_data_type("i8"), 100, compute_data_type="i64"), dtype="i32")
+
+
+def totals_of_double(t: Maker) -> None:
+    """2^25 and 1, of which a float keeps 2^25."""
+    values = np.zeros((33, 65))
+    values[:, 0], values[:, 1] = 2.0**25, 1
+    x = t(33, 65, dtype="f64", values=values)
+    total = t.g.reduction(x, mode="ADD", dims=[1], compute_data_type="f64")
+    most = t(1, 1, dtype="f64", values=np.full(1, 2.0**25))
+    t.out(t.g.sub(total.set_data_type("f32"), most, compute_data_type="f64"), dtype="f64")
 
 
 def indexed_rows(t: Maker) -> None:
@@ -1178,6 +1198,8 @@ CASES = {
     "rows, rounded between": Case("registers", "rows", rounded_rows),
     "rows, totals rounded": Case("registers", "rows", rounded_totals),
     "rows, integers": Case("registers", "rows", exact_rows),
+    "rows, totals saturated": Case("registers", "rows", saturated_totals),
+    "rows, totals of double": Case("registers", "rows", totals_of_double),
     "rows, indices": Case("registers", "rows", indexed_rows),
     "softmax over channels": Case("columns", "rows", lambda t: t.out(t.g.softmax(t(4, 24, 40), axis=1))),
     "sums of one row": Case(

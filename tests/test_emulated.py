@@ -46,18 +46,21 @@ def test_a_sample_of_operations() -> None:
 def test_other_chips() -> None:
     """Turing, Ampere, Ada and Blackwell, of which the emulator knows what all have in common with Hopper."""
     chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": "7/96"} for arch in (75, 80, 89, 120)]
-    check([[*PYTEST, "tests/ops"]] * len(chips), chips)
+    decoding = [*SMALL_CASES, "--any-kernel", "--only", "decoding"]  # without boxes of the copy engine
+    check([*[[*PYTEST, "tests/ops"]] * len(chips), decoding], [*chips, {"FAKE_CUDA_ARCH": 80}])
 
 
 def test_a_chip_of_few_multiprocessors() -> None:
-    """Fewer than the largest cluster has blocks; rings of rows and batches are filled several times."""
-    cases = "tokens|norm of long rows|pairs that share|batch norm"
+    """Fewer than the largest cluster has blocks; rings of rows and batches are filled several times, and each
+    thread of a sum has many blocks of its row."""
+    cases = "tokens|norm of long rows|pairs that share|batch norm|sums of one row|sum of odd columns"
     check([[*SMALL_CASES, "--any-kernel", "--only", cases]], [{"FAKE_CUDA_LARGE": 4}])
 
 
 def test_memory_that_is_less_aligned() -> None:
     """Every way of running on it, and kernels of each family; one engine declines such memory."""
-    names = "matmul$|few|conv$|NCHW$|gradient on Hopper, unordered$|layer norm$|mean|map|concat|rng|int4"
+    products, others = "matmul$|few|conv$|of 64$|stem of 8|NCHW$", "layer norm$|mean|map|concat|rng|int4"
+    names = f"{products}|gradient on Hopper, unordered$|{others}"
     sample = [*SMALL_CASES, "--shift", "1", "--only", names]
     check([[*PYTEST, "tests/ops/test_unaligned.py"], sample], [{}, {}])
 

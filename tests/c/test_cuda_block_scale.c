@@ -58,17 +58,23 @@ static void dequantize_fp8(struct model *m) {
                typed(m, DIMS(300, 512), F64));
 }
 
-/* A few rows times weights whose columns are contiguous, and what follows. */
-static void add_product(struct model *m, int64_t rows, int64_t depth, int64_t columns, int type, int through,
-                        int weights, int32_t group) {
+/* Rows times dequantised weights, and what follows. */
+static void add_product_of(struct model *m, desc a, desc weights, struct extents scales, struct extents result,
+                           int type, int through, int32_t group) {
     desc product = inner(m), w = open_tensor(m->next_uid++, UNSET);
     MUST(set_enum(w, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, through));
     MUST(set_flag(w, WEFT_ATTR_TENSOR_IS_VIRTUAL, true));
     keep(m, finalized(w));
-    dequantize(m, (int32_t[]){group, 1}, turned(m, DIMS(1, depth, columns), weights),
-               typed(m, DIMS(1, depth / group, columns), type), w);
-    add(m, open_matmul(typed(m, DIMS(1, rows, depth), type), w, product));
-    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, product, NULL, typed(m, DIMS(1, rows, columns), type));
+    dequantize(m, (int32_t[]){group, 1}, weights, typed(m, scales, type), w);
+    add(m, open_matmul(a, w, product));
+    add_pointwise(m, WEFT_POINTWISE_RELU_FWD, product, NULL, typed(m, result, type));
+}
+
+/* A few rows times weights whose columns are contiguous. */
+static void add_product(struct model *m, int64_t rows, int64_t depth, int64_t columns, int type, int through,
+                        int weights, int32_t group) {
+    add_product_of(m, typed(m, DIMS(1, rows, depth), type), turned(m, DIMS(1, depth, columns), weights),
+                   DIMS(1, depth / group, columns), DIMS(1, rows, columns), type, through, group);
 }
 
 static void one_row_int4(struct model *m) { add_product(m, 1, 8192, 8192, BF16, BF16, WEFT_DATA_INT4, 128); }
@@ -83,7 +89,23 @@ static void short_blocks_int8(struct model *m) { add_product(m, 64, 4096, 8192, 
 static void thousands_of_rows(struct model *m) { add_product(m, 1025, 4096, 8192, F16, F32, I8, 128); }
 static void small_blocks(struct model *m) { add_product(m, 8, 4096, 8192, BF16, F32, WEFT_DATA_INT4, 32); }
 
+/* One thing in the way each: two matrices, k of no whole 16 bytes, strides or alignment of either operand. */
+#define LAYOUT(name, batch, depth, a_row, a_alignment, w_column, w_alignment)                                          \
+    static void name(struct model *m) {                                                                                \
+        desc a = strided(m, DIMS(batch, 8, depth), DIMS(8 * (a_row), a_row, 1), BF16, a_alignment);                    \
+        desc w = strided(m, DIMS(batch, depth, 64), DIMS(64 * (w_column), 1, w_column), I8, w_alignment);              \
+        add_product_of(m, a, w, DIMS(batch, 1, 64), DIMS(batch, 8, 64), BF16, BF16, depth);                            \
+    }
+LAYOUT(whole_k, 1, 4096, 4096, 16, 4096, 16)
+LAYOUT(two_matrices, 2, 4096, 4096, 16, 4096, 16)
+LAYOUT(broken_k, 1, 4104, 4104, 16, 4112, 16)
+LAYOUT(wide_rows, 1, 4096, 4100, 16, 4096, 16)
+LAYOUT(wide_columns, 1, 4096, 4096, 16, 4104, 16)
+LAYOUT(rows_of_less_alignment, 1, 4096, 4096, 8, 4096, 16)
+LAYOUT(weights_of_less_alignment, 1, 4096, 4096, 16, 4096, 8)
+
 static const struct family_case cases[] = {
+    {&cuda_weight_only, whole_k, "one block of scales", "by 8 rows"},
     {&cuda_block_scale, quantize_mxfp8, "to MXFP8, scales in tiles", "scales by 32 threads each, then quotients"},
     {&cuda_block_scale, quantize_nvfp4, "to NVFP4 along columns", "scales by 1 threads each, then quotients"},
     {&cuda_block_scale, quantize_double, "double to INT4", "scales by 32 threads each, then quotients"},
@@ -123,6 +145,24 @@ static const struct refused_case refusals[] = {
      "with blocks of multiples of 128 weights along it."},
     {&cuda_weight_only_sm90, thousands_of_rows,
      "matmul: up to 1024 rows are multiplied by weights of few bits; for 1025 the weights are dequantised in memory."},
+    {&cuda_weight_only, two_matrices,
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
+     "with blocks of multiples of 16 weights along it."},
+    {&cuda_weight_only, broken_k,
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
+     "with blocks of multiples of 16 weights along it."},
+    {&cuda_weight_only, wide_rows,
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
+     "with blocks of multiples of 16 weights along it."},
+    {&cuda_weight_only, wide_columns,
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
+     "with blocks of multiples of 16 weights along it."},
+    {&cuda_weight_only, rows_of_less_alignment,
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
+     "with blocks of multiples of 16 weights along it."},
+    {&cuda_weight_only, weights_of_less_alignment,
+     "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
+     "with blocks of multiples of 16 weights along it."},
     {&cuda_weight_only, small_blocks,
      "matmul: rows times one matrix of weights are multiplied here, both contiguous along k and aligned to 16 bytes, "
      "with blocks of multiples of 128 weights along it."},

@@ -89,6 +89,16 @@ static void large_packed(struct model *m) { convolve(m, FORWARD, PACKED, BF16, L
 static void halving(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, F16, HALVING, (struct window){2, 1, 1}); }
 static void halving_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, HALVING, (struct window){2, 1, 1}); }
 static void halving_filter(struct model *m) { convolve(m, FILTER, PACKED, F32, HALVING, (struct window){2, 1, 1}); }
+/* Two by two results so many lines and columns apart: shared memory has two stages of that many lines of a strip of one
+   result, 3 pixels of 32 channels, and a GPU with 227 KiB of it up to 302. */
+static void far_apart(struct model *m, int64_t stride) {
+    convolve(m, FORWARD, CHANNELS_LAST, F32,
+             THREE(DIMS(1, 64, 2 * stride, 2 * stride), DIMS(64, 1, 3, 3), DIMS(1, 64, 2, 2)),
+             (struct window){stride, 1, 1});
+}
+static void apart_132(struct model *m) { far_apart(m, 132); }
+static void apart_302(struct model *m) { far_apart(m, 302); }
+static void apart_303(struct model *m) { far_apart(m, 303); }
 static void odd(struct model *m) { convolve_to(m, FORWARD, PACKED, E4M3, F32, ODD, (struct window){1, 2, 0}); }
 static void odd_last(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, ODD, (struct window){1, 2, 0}); }
 static void causal(struct model *m) { convolve(m, FORWARD, PACKED, BF16, CAUSAL, (struct window){1, 1, 3}); }
@@ -143,6 +153,7 @@ static const struct family_case cases[] = {
     {&cuda_depthwise, large_float, "7x7 float", "49 taps in registers, strips of 7, 4 in a block of 32 channels"},
     {&cuda_depthwise, large_packed, "7x7 NCHW", "49 taps in registers, strips of 4"},
     {&cuda_depthwise, with_bias, "7x7, bias, relu", "2 operations behind"},
+    {&cuda_depthwise, apart_132, "3x3 stride 132", "strips of 1, 1 in a block of 32 channels"},
     {&cuda_depthwise, halving, "3x3 stride 2", "9 taps in registers"},
     {&cuda_depthwise, halving_data, "3x3 stride 2, data gradient", "9 taps in registers"},
     {&cuda_depthwise, halving_filter, "3x3 stride 2, filter gradient", "9 taps in registers"},
@@ -203,6 +214,7 @@ static void joined(struct model *m) {
 }
 
 static const struct family_case patch_cases[] = {
+    {&cuda_depthwise, apart_302, "3x3 stride 302", "strips of 1, 1 in a block of 32 channels"},
     {&cuda_patch_sm90, narrow, "3x3 of 64",
      "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 4 patches and 9 resident filter taps in shared "
      "memory"},
@@ -256,6 +268,27 @@ static void whole_numbers(struct model *m) {
     convolve_to(m, FORWARD, CHANNELS_LAST, I8, I32, THREE(DIMS(2, 64, 9, 9), DIMS(64, 1, 3, 3), DIMS(2, 64, 9, 9)),
                 (struct window){1, 1, 1});
 }
+/* Images of which the copy engine could fetch channels, but for one stride or the alignment. */
+#define IMAGE(name, n, c, h, w, k, r, stride, image, channel, line, pixel, alignment)                                  \
+    static void name(struct model *m) {                                                                                \
+        desc x = strided(m, DIMS(n, c, h, w), DIMS(image, channel, line, pixel), BF16, alignment);                     \
+        desc tensors[] = {x, channels_last(m, DIMS(k, c, r, r), BF16),                                                 \
+                          channels_last(m, DIMS(n, k, (h) / (stride), (w) / (stride)), BF16)};                         \
+        convolve_tensors(m, FORWARD, tensors, 2, (struct window){stride, 1, (r) / 2});                                 \
+    }
+#define STEM_IMAGE(name, ...) IMAGE(name, 32, 8, 224, 224, 64, 7, 2, __VA_ARGS__)
+STEM_IMAGE(stem_of_wide_pixels, 602112, 1, 2688, 12, 16)
+STEM_IMAGE(stem_of_wide_lines, 402304, 1, 1796, 8, 16)
+STEM_IMAGE(stem_of_wide_images, 401412, 1, 1792, 8, 16)
+STEM_IMAGE(stem_of_channels_apart, 802816, 2, 3584, 16, 16)
+STEM_IMAGE(stem_of_less_alignment, 401408, 1, 1792, 8, 8)
+#define DENSE_IMAGE(name, ...) IMAGE(name, 2, 64, 9, 9, 64, 3, 1, __VA_ARGS__)
+DENSE_IMAGE(dense_of_wide_pixels, 5760, 1, 640, 68, 16)
+DENSE_IMAGE(dense_of_wide_lines, 5760, 1, 580, 64, 16)
+DENSE_IMAGE(dense_of_wide_images, 5188, 1, 576, 64, 16)
+DENSE_IMAGE(dense_of_channels_apart, 10368, 2, 1152, 128, 16)
+DENSE_IMAGE(dense_of_less_alignment, 5184, 1, 576, 64, 8)
+
 static void float_stem(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, F32, STEM, (struct window){2, 1, 3}); }
 static void pointwise_stem(struct model *m) {
     convolve(m, FORWARD, CHANNELS_LAST, BF16, THREE(DIMS(2, 8, 9, 9), DIMS(64, 8, 1, 1), DIMS(2, 64, 9, 9)),
@@ -266,6 +299,8 @@ static const struct refused_case refusals[] = {
     {&cuda_depthwise, dense, "conv_fprop: its groups have 64 channels in and 64 out. One of each is served."},
     {&cuda_depthwise, huge_filter,
      "conv_fprop: its 961 taps and the 31 rows of sums on their way exceed the registers"},
+    {&cuda_depthwise, apart_303,
+     "conv_fprop: the rows under its filter, 232704 bytes, exceed the shared memory of a block"},
     {&cuda_depthwise, whole_numbers,
      "conv_fprop: tensor (uid 1) and tensor (uid 2): floats of 8 to 32 bits in memory are served"},
     {&cuda_patch_sm90, stem_of_8,
@@ -274,6 +309,26 @@ static const struct refused_case refusals[] = {
     {&cuda_patch_sm90, dense_float,
      "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
     {&cuda_patch_sm90, dense_packed,
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_stem_sm90, stem_of_wide_pixels,
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_stem_sm90, stem_of_wide_lines,
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_stem_sm90, stem_of_wide_images,
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_stem_sm90, stem_of_channels_apart,
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_stem_sm90, stem_of_less_alignment,
+     "conv_fprop: tensors must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_patch_sm90, dense_of_wide_pixels,
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_patch_sm90, dense_of_wide_lines,
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_patch_sm90, dense_of_wide_images,
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_patch_sm90, dense_of_channels_apart,
+     "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
+    {&cuda_patch_sm90, dense_of_less_alignment,
      "conv_fprop: operands must be channels last and aligned to 16 bytes, with one result of 16 bits."},
     {&cuda_stem, dense, "conv_fprop: one group of at most 8 channels in at most two dimensions is served"},
     {&cuda_stem, float_stem,
