@@ -178,6 +178,14 @@ def conv(
     return build
 
 
+def inverted(t: Maker) -> None:
+    """A convolution of 1/x, with 57 of 64 channels in memory: behind them 1/0 is no factor of any sum."""
+    strides = [64 * 14 * 13, 1, 64 * 13, 64]
+    x, w = t(2, 57, 14, 13, strides=strides, low=1), t(64, 57, 3, 3, strides=[64 * 9, 1, 64 * 3, 64])
+    inverse = t.g.reciprocal(x).set_data_type("bf16").set_dim(x.get_dim()).set_stride(strides)
+    t.out(t.g.conv_fprop(inverse, w, padding=[1, 1]), 2, 64, 14, 13, last=True)
+
+
 def totals(t: Maker) -> None:
     c = t.out(t.g.matmul(t(250, 136), t(136, 200)))
     t.out(t.g.reduction(c, mode="ADD"), 1, 200, dtype="f32")
@@ -895,6 +903,7 @@ CASES = {
         "patch_sm90",
         conv("fprop", (8, 64, 55, 50), (136, 64, 1, 1), pad=0, joined=True),
     ),
+    "conv of 57, prepared": Case("patch_sm90", "patch_sm90", inverted),
     "conv of 64 NCHW": Case(
         "transpose map_tiled patch_sm90",
         "packed",

@@ -25,7 +25,7 @@ weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
              dtype_of((weftDataType_t)tensor->type)->name, dtype_of((weftDataType_t)c->a->q->type)->name);
-    if (!fits || tensor->is_by_value || tensor->is_constant)
+    if (!fits) /* of one element none does, so that none here is a number by value */
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: %s does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them.",
              descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base));
