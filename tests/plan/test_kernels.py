@@ -55,6 +55,18 @@ def test_comments_say_where_text_comes_from() -> None:
     ]
 
 
+def test_layers_that_do_the_same_share_a_program() -> None:
+    """Whatever the numbers of their values in the graph."""
+    with weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16") as g:
+        x = g.tensor([512, 1024])
+        for _ in range(3):
+            hidden = g.gelu(g.add(g.matmul(x, g.tensor([1024, 1024])), g.tensor([1, 1024])))
+            x = g.add(x, g.matmul(hidden, g.tensor([1024, 1024])))
+    first, second, *more = (kernel.text for kernel in g.plan.kernels())
+    assert more == [first, second] * 2
+    assert first != second
+
+
 def test_neither_names_nor_sizes_are_in_the_text() -> None:
     first, second = fused(), fused(rows=56, names="mine_")
     assert [kernel.text for kernel in first] == [kernel.text for kernel in second]

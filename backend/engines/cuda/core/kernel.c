@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Printing kernels: constants, argument fields and code are collected apart and joined in front of the kernel's
    file. */
+#include "base/bytes.h"
 #include "engines/cuda/core/kernel.h"
 
+#include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 void kernel_print_init(struct kernel_print *print, const struct region *region) {
@@ -126,6 +129,53 @@ void print_divisor(struct kernel_print *print, int64_t value, const char *name) 
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, (int64_t)shift});
 }
 
+/* ---- The whole text ---------------------------------------------------------------------------------------------- */
+
+/* The values that a text names, in the order in which they come. */
+struct named_values {
+    int *numbers;
+    size_t bytes;
+    int count;
+};
+
+/* A value's place among them, the last if it is new; -1: out of memory. */
+static int place_of(struct named_values *named, int number) {
+    for (int i = 0; i < named->count; i++)
+        if (named->numbers[i] == number)
+            return i;
+    int *grown = bytes_grow(named->numbers, &named->bytes, ((size_t)named->count + 1) * sizeof *grown);
+    if (!grown)
+        return -1;
+    named->numbers = grown;
+    named->numbers[named->count] = number;
+    return named->count++;
+}
+
+static bool is_in_name(char c) { return isalnum((unsigned char)c) || c == '_'; }
+
+/* Families name values by their numbers in the graph, v17. The program numbers them as they come in its text, so that
+   layers of a graph that do the same share a program. */
+static void add_code(struct text *to, const char *code) {
+    struct named_values named = {0};
+    const char *rest = code; /* not yet copied */
+    for (const char *at = code; *at; at++) {
+        if (*at != 'v' || !isdigit((unsigned char)at[1]) || (at > code && is_in_name(at[-1])))
+            continue;
+        char *end;
+        int number = (int)strtol(at + 1, &end, 10);
+        if (is_in_name(*end))
+            continue;
+        int place = place_of(&named, number);
+        text_add_chars(to, rest, (size_t)(at - rest));
+        text_add(to, "v%d", place);
+        to->failed = to->failed || place < 0;
+        rest = end;
+        at = end - 1;
+    }
+    text_add_chars(to, rest, strlen(rest));
+    free(named.numbers);
+}
+
 weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
                            struct arena *arena) {
     struct text whole;
@@ -137,7 +187,7 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     text_add(&whole, "\nnamespace weft {\n\nstruct arguments {\n");
     text_add_chars(&whole, text_string(&print->fields), print->fields.length);
     text_add(&whole, "};\n\n");
-    text_add_chars(&whole, text_string(&print->code), print->code.length);
+    add_code(&whole, text_string(&print->code));
     text_add(&whole, "\n#include \"%s\"\n\n} // namespace weft\n", file);
     bool failed = whole.failed || print->constants.failed || print->fields.failed || print->code.failed;
     weftStatus_t status = failed ? status_no_memory(whole.capacity) : WEFT_STATUS_SUCCESS;
