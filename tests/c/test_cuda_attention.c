@@ -595,6 +595,24 @@ static void odd_strides(struct model *m) {
     add(m, forward_of(&c));
 }
 
+/* Queries that the copy engine could fetch, but for one stride, the alignment or their length. */
+#define BOXED(name, batch, head, row, element, depth, alignment)                                                       \
+    static void name(struct model *m) {                                                                                \
+        desc op = make(WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);                                                    \
+        MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_QDESC,                                                          \
+                      strided(m, DIMS(2, 2, 64, depth), DIMS(batch, head, row, element), BF16, alignment)));           \
+        MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, typed(m, DIMS(2, 2, 64, depth), BF16)));                 \
+        MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_VDESC, typed(m, DIMS(2, 2, 64, 64), BF16)));                    \
+        MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_ODESC, typed(m, DIMS(2, 2, 64, 64), BF16)));                    \
+        add(m, op);                                                                                                    \
+    }
+BOXED(wide_batches, 8196, 4096, 64, 1, 64, 16)
+BOXED(wide_heads, 8200, 4100, 64, 1, 64, 16)
+BOXED(wide_rows, 8704, 4352, 68, 1, 64, 16)
+BOXED(elements_apart, 16384, 8192, 128, 2, 64, 16)
+BOXED(less_alignment, 8192, 4096, 64, 1, 64, 8)
+BOXED(odd_depth, 9216, 4608, 72, 1, 68, 16)
+
 static void decode(struct model *m) {
     struct attention_case c = {"decode", BF16, BF16, 0, 4, 32, 8, 8, 1, 32768, 128, 128, .dropout = 0};
     add(m, forward_of(&c));
@@ -625,6 +643,24 @@ static const struct refused_case refusals[] = {
     {&cuda_attention_hopper, wide_result,
      "sdpa_fwd: tensor (uid 4) has data type f32, q bf16; here all are f16 or all bf16."},
     {&cuda_attention_hopper, odd_strides,
+     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
+     "wants them."},
+    {&cuda_attention_hopper, wide_batches,
+     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
+     "wants them."},
+    {&cuda_attention_hopper, wide_heads,
+     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
+     "wants them."},
+    {&cuda_attention_hopper, wide_rows,
+     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
+     "wants them."},
+    {&cuda_attention_hopper, elements_apart,
+     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
+     "wants them."},
+    {&cuda_attention_hopper, less_alignment,
+     "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
+     "wants them."},
+    {&cuda_attention_hopper, odd_depth,
      "sdpa_fwd: tensor (uid 1) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
      "wants them."},
     {&cuda_attention_hopper, paged,
