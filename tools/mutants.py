@@ -39,6 +39,7 @@ SECONDS = 600  # for the tests of one change; what then still runs is noticed
 PRODUCTS = "small ^matmul|^totals|^scales|tokens|^conv|^stem|^depthwise|^experts"
 PYTHON = "'not test_emulator and not test_package and not test_cli'"
 GENERATED = "pytest tests/python/test_generated.py"
+EMULATED = "pytest tests/test_emulated.py -k"
 TESTS = (
     ("backend/graph/ops/moe", ["pytest tests/ops/test_moe.py"]),
     ("backend/graph/ops/b", ["pytest tests/ops/test_batchnorm_parts.py tests/ops/test_block_scale.py"]),
@@ -61,12 +62,26 @@ TESTS = (
         "backend/engines/cpu/",
         ["test_gemm", "test_cpu_fast", "pytest tests/ops/test_convolution.py tests/ops/test_matmul.py"],
     ),
-    ("backend/engines/cuda/attention/", ["test_cuda_attention", "small ^attention"]),
+    (
+        "backend/engines/cuda/attention/",
+        ["small ^attention", "test_cuda_attention", f"{EMULATED} other_chips"],
+    ),
     (
         "backend/engines/cuda/product/",
-        [PRODUCTS, "test_cuda_contraction", "test_cuda_packed", "test_cuda_patches", "test_cuda_grouped"],
+        [
+            PRODUCTS,
+            "test_cuda_contraction",
+            "test_cuda_packed",
+            "test_cuda_patches",
+            "test_cuda_grouped",
+            "test_cuda_block_scale",
+            f"{EMULATED} 'few_multiprocessors or less_aligned'",
+        ],
     ),
-    ("backend/engines/cuda/rows/", ["small norm|softmax|^rows|^sum", "test_cuda_rows"]),
+    (
+        "backend/engines/cuda/rows/",
+        ["small norm|softmax|^rows|^sum", "test_cuda_rows", f"{EMULATED} few_multiprocessors"],
+    ),
     ("backend/engines/cuda/window/", ["small pool|bilinear|^mean", "test_cuda_window"]),
     (
         "backend/engines/cuda/map/",
