@@ -20,7 +20,7 @@ template <int BYTES> DEVICE element element_of(const chunk<BYTES> &r, int e) {
         return (element)((u64)r.words[e * 2 + 1] << 32 | r.words[e * 2]);
 }
 
-/* A place in a row of one of several packed memories: its address, how many elements of its row there are from it on,
+/* A position in a row of one of several packed memories: its address, how many elements of its row there are from it on,
    and where the memory begins and ends. */
 struct piece {
     u64 at;
@@ -28,7 +28,7 @@ struct piece {
     u64 begin, end;
 };
 
-/* The place `left` elements before the end of a row of `count` elements. */
+/* The position `left` elements before the end of a row of `count` elements. */
 DEVICE piece piece_of(const void *x, i64 row, i64 left, i64 count, i64 elements) {
     const u64 begin = (u64)x;
     return piece{begin + (u64)((row + 1) * count - left) * sizeof(element), left, begin,

@@ -1,25 +1,25 @@
-/* gather: what places are computed from: indices in mixed radix, the taps that a phase of a strided convolution sees,
+/* gather: what coordinates are computed from: indices in mixed radix, the taps that a phase of a strided convolution sees,
    and elements converted to the type that products are made of. */
 
-/* The offset of a place outside the index; sums with it stay below 0. */
+/* The offset of coordinates outside the index; sums with it stay below 0. */
 constexpr i64 NOWHERE = -(1ll << 62);
 
-/* Takes the fastest digit off an index. */
+/* Takes the fastest coordinate off an index in mixed radix. */
 DEVICE u32 split(u32 &rest, const divisor &d) {
-    const u32 whole = divide(rest, d), digit = rest - whole * d.value;
+    const u32 whole = divide(rest, d), coordinate = rest - whole * d.value;
     rest = whole;
-    return digit;
+    return coordinate;
 }
 DEVICE i32 split(i32 &rest, const divisor &d) {
     u32 whole = (u32)rest;
-    const u32 digit = split(whole, d);
+    const u32 coordinate = split(whole, d);
     rest = (i32)whole;
-    return (i32)digit;
+    return (i32)coordinate;
 }
 DEVICE i64 split(i64 &rest, const divisor &d) {
-    const i64 whole = rest / d.value, digit = rest - whole * d.value;
+    const i64 whole = rest / d.value, coordinate = rest - whole * d.value;
     rest = whole;
-    return digit;
+    return coordinate;
 }
 
 /* The divisor that the host would have sent. */
@@ -31,16 +31,16 @@ DEVICE divisor make_divisor(u32 value) {
     return divisor{value, (u32)magic, bits ? bits - 1 : 0, 0};
 }
 
-/* The first tap r for which place - r * dilation is a multiple of the stride; taps when there is none. */
-DEVICE i32 first_tap(i32 place, i32 taps, i32 dilation, i32 stride) {
+/* The first tap r for which coordinate - r * dilation is a multiple of the stride; taps when there is none. */
+DEVICE i32 first_tap(i32 coordinate, i32 taps, i32 dilation, i32 stride) {
     i32 r = 0;
-    while (r < taps && (place - r * dilation) % stride != 0)
+    while (r < taps && (coordinate - r * dilation) % stride != 0)
         r++;
     return r;
 }
 DEVICE u32 count_taps(i32 first, i32 taps, i32 step) { return first < taps ? (u32)((taps - 1 - first) / step + 1) : 0; }
 
-/* An element of storage type T as a factor of type S. */
+/* An element of storage type T as an operand of type S. */
 template <class S> struct staged_as {
     static DEVICE S of(S x) { return x; }
     template <class T> static DEVICE S of(T x) { return from<S>::number(to_float(x)); }

@@ -328,9 +328,9 @@ DEVICE void stay_in_order() {
 }
 
 /* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or,
-   with `slab` not 0, along the other index (MN-major), slabs of 64 elements `slab` bytes apart. It may start at any
+   with `panel_bytes` not 0, along the other index (MN-major), panels of 64 elements so far apart. It may start at any
    row. */
-DEVICE u64 operand(u32 address, u32 slab) {
+DEVICE u64 operand(u32 address, u32 panel_bytes) {
     constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (u64)(1024 >> 4) << 32;
-    return SWIZZLE_128B | EIGHT_ROWS | (u64)((slab ? slab : 16) >> 4) << 16 | (address & 0x3FFFF) >> 4;
+    return SWIZZLE_128B | EIGHT_ROWS | (u64)((panel_bytes ? panel_bytes : 16) >> 4) << 16 | (address & 0x3FFFF) >> 4;
 }

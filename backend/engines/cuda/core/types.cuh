@@ -406,23 +406,23 @@ template <> constexpr int BITS<i4> = 4;
 template <> constexpr int BITS<u4> = 4;
 template <> constexpr int BITS<bool1> = 1;
 
-/* An element's place. What is added counts elements, as with pointers. */
-template <class T> struct packed_place {
+/* A pointer to an element that may begin within a byte; what is added counts elements. */
+template <class T> struct packed_pointer {
     u8 *base;
     i64 index;
-    DEVICE packed_place operator+(i64 n) const { return {base, index + n}; }
+    DEVICE packed_pointer operator+(i64 n) const { return {base, index + n}; }
     DEVICE u8 *byte() const { return base + index * BITS<T> / 8; }
     DEVICE int shift() const { return (int)(index * BITS<T>)&7; }
 };
-/* A pointer to the first element: what arguments hold. */
+/* The first element, whose byte it begins: what arguments hold. */
 template <class T> struct packed {
     u8 *base;
-    DEVICE packed_place<T> operator+(i64 n) const { return {base, n}; }
-    DEVICE operator packed_place<T>() const { return {base, 0}; }
+    DEVICE packed_pointer<T> operator+(i64 n) const { return {base, n}; }
+    DEVICE operator packed_pointer<T>() const { return {base, 0}; }
 };
 
 /* N neighbours; where they fill bytes they must begin at a multiple of N, and go in one access. */
-template <class T, int N> DEVICE run<T, N> load_run(packed_place<T> p) {
+template <class T, int N> DEVICE run<T, N> load_run(packed_pointer<T> p) {
     constexpr u32 MASK = (1u << BITS<T>)-1;
     run<T, N> r;
     if constexpr (N * BITS<T> % 8 == 0) {
@@ -439,7 +439,7 @@ template <class T, int N> DEVICE run<T, N> load_run(packed_place<T> p) {
 }
 
 /* A thread that stores less than whole bytes must be the only one that stores to them. */
-template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, N> &r) {
+template <class T, int N> DEVICE void store_run(packed_pointer<T> p, const run<T, N> &r) {
     constexpr u32 MASK = (1u << BITS<T>)-1;
     if constexpr (N * BITS<T> % 8 == 0) {
         run<u8, N * BITS<T> / 8> bytes = {};
@@ -450,7 +450,7 @@ template <class T, int N> DEVICE void store_run(packed_place<T> p, const run<T, 
     } else {
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            const packed_place<T> to = p + e;
+            const packed_pointer<T> to = p + e;
             *to.byte() = (u8)((*to.byte() & ~(MASK << to.shift())) | (r.at[e].bits & MASK) << to.shift());
         }
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The map family: a connected group of pointwise operations and data movement of one shape, in one sweep over the
    memory of its result. Each thread takes runs of neighbours; what lives inside the region stays in registers. plan.c
-   decides what is swept, print.c prints it, map.cuh and map_tiled.cuh walk. */
+   decides what is swept, print.c prints it, map.cuh and map_tiled.cuh loop over it. */
 #include "engines/cuda/map/map.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"

@@ -8,11 +8,11 @@
 
 enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256, TRANSPOSE_THREADS = 128 };
 
-/* A walk over tiles of two dims of the space: `axis`, along which the staged operands lie in memory, and the last one,
+/* Tiles of two dims of the space: `axis`, along which the staged operands lie in memory, and the last one,
    along which results do. Staged operands go through shared memory, so that both are read and written in whole
    lines. */
 struct map_tile {
-    int axis;                       /* -1: none, the walk follows memory */
+    int axis;                       /* -1: no tiles, threads follow the memory of the result */
     int64_t along_axis, along_last; /* extents of a tile */
     int width[MAP_OPERANDS_MAX];    /* of a staged operand: neighbours per load; 0: loaded as ever */
     bool is_transpose;              /* one operand is copied to one result, by map/transpose.cuh */
@@ -43,7 +43,7 @@ weftStatus_t map_analyse(struct map *map, const struct region *region);
 /* Whether an operand lies across the result, so that tiles of it go through shared memory. */
 bool map_is_tiled(const struct map *map);
 
-/* Chooses how the space is walked, and gives the number of blocks. */
+/* Chooses how threads share the space, and gives the number of blocks. */
 int64_t map_choose(struct map *map, const struct device *device);
 
 /* Whether an operation that moves data reads a value: neighbours of the result are not neighbours of it. */

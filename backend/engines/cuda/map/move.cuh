@@ -41,7 +41,7 @@ template <class part> DEVICE void copy_bytes(const arguments &p, i64 block, i64 
     using to_t = typename part::to_t;
     constexpr int EACH = 8 / BITS<to_t>;
     for (i64 byte = block * THREADS + threadIdx.x; byte < part::runs(p); byte += blocks * THREADS) {
-        const packed_place<to_t> to = part::to(p, 0) + byte * EACH;
+        const packed_pointer<to_t> to = part::to(p, 0) + byte * EACH;
         run<to_t, EACH> out;
         bool is_there[EACH], is_whole = true;
 #pragma unroll

@@ -4,12 +4,7 @@
              of the coordinates that must be inside an image; epilogue() is what follows the sum
    Tile      a block makes BLOCK_M x BLOCK_N of one batch entry z, walking k by BLOCK_K; WARPS_M x WARPS_N warps share
              the tile
-   Pipeline  load   |regs 1   |regs 2   |...      step s + 1 is on its way from memory while
-             math   |stage 0  |stage 1  |...      step s is multiplied; two stages, one barrier per step
-   Offsets   parts of offsets and coordinates are tables in shared memory: those of i and j made once per tile, those of
-             k two steps ahead
-   Memory    tables + the larger of two stages and one epilogue_tile of sums, on their way to epilogue() in runs; below
-             48 KB
+   Pipeline  of two stages, product/staging.cuh; tiles, product/tiles.cuh
    Limits    none: ragged sizes are predicated; RUN of an operand is what its strides and alignment allow
    Split     IS_SPLIT: the block sums part of k into the workspace, and combine_splits.cuh finishes; always in the same
              order

@@ -1,7 +1,11 @@
-/* staging: from memory through registers into an operand's tile in shared memory. READS_K_MAJOR, of the kernel, says
-     whether products
-   read 16 bytes along k of one row (or transpose blocks of 8 x 8 halves), or neighbours along the operand's other
-   index. */
+/* staging: from memory through registers into an operand's tile in shared memory
+   Pipeline  load   |regs 1   |regs 2   |...      step s + 1 is on its way from memory while
+             math   |stage 0  |stage 1  |...      step s is multiplied; two stages, one barrier per step
+   Offsets   parts of offsets and coordinates are tables in shared memory: those of i and j made once per tile, those of
+             k two steps ahead
+   Memory    tables + the larger of two stages and one epilogue tile of sums, on their way to epilogue(); below 48 KB
+   Demands   READS_K_MAJOR of the kernel: whether products read 16 bytes along k of one row (or transpose blocks of
+             8 x 8 halves), or neighbours along the operand's other index */
 
 /* MMA reads 16 bytes along k of one row, or transposes blocks of 8 x 8 halves; FMA reads along the other index. */
 template <class operand, int BLOCK> struct stage_of {
@@ -32,7 +36,7 @@ template <class operand, int BLOCK> struct carrier {
     static constexpr int EACH = (RUNS + THREADS - 1) / THREADS;
     run<K, LENGTH> kept[EACH];
 
-    static_assert(THREADS % ACROSS == 0, "the runs of a thread differ in one of their places only");
+    static_assert(THREADS % ACROSS == 0, "the runs of a thread differ in one of their coordinates only");
     static DEVICE bool has(int u) { return RUNS % THREADS == 0 || (int)threadIdx.x + u * THREADS < RUNS; }
     static DEVICE int across() { return (int)(threadIdx.x % ACROSS) * LENGTH; }
     static DEVICE int down(int u) { return (int)(threadIdx.x / ACROSS) + u * (THREADS / ACROSS); }

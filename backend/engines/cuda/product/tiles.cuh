@@ -1,13 +1,13 @@
-/* tiles: the walk over the tiles of a product, whatever makes its sums: struct sums, of the kernel that includes this
-     multiply   adds the products of one stage
-     each gives all sums of one of EPILOGUE_TILES epilogue_tiles, with their row in the epilogue_tile and their column
-     tile_row the row of the tile that a row of a epilogue_tile is */
+/* tiles: the loop over the tiles of a product, whatever makes their sums: struct sums of the kernel that includes this
+   multiply  adds the products of one stage
+   each      gives all sums of one of EPILOGUE_TILES epilogue tiles, with their row in it and their column
+   tile_row  the row of the tile that a row of an epilogue tile is */
 
 /* ---- Shared memory ---- */
 
 constexpr int EPILOGUE_PITCH = (LEAD_IS_ROW ? sums::EPILOGUE_ROWS : BLOCK_N) + 16 / (int)sizeof(sum_t);
 constexpr int EPILOGUE_LINES = LEAD_IS_ROW ? BLOCK_N : sums::EPILOGUE_ROWS;
-static_assert(sums::EPILOGUE_ROWS % RUN == 0 && 16 % RUN == 0, "runs stay within a epilogue_tile");
+static_assert(sums::EPILOGUE_ROWS % RUN == 0 && 16 % RUN == 0, "vectors stay within an epilogue tile");
 
 struct memory {
     operand_a::coordinates a_outers[BLOCK_M], a_ks[2][BLOCK_K];

@@ -82,15 +82,15 @@ DEVICE void add_plane(gathered &all, const P &p, const axis (&axes)[3], const pl
     }
 }
 
-/* A block asks for the slab of memory that a block AHEAD after it reads, the first blocks for their own, too. A
+/* A block asks L2 for the part of memory that a block AHEAD after it reads, the first blocks for their own, too. A
    template, so that what was not printed is not looked up. */
 template <class P> DEVICE void expect_ahead(const P &p, const void *memory) {
     if constexpr (AHEAD > 0) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const i64 from = (i64)(blockIdx.x + i * AHEAD) * p.slab, left = p.whole - from;
+            const i64 from = (i64)(blockIdx.x + i * AHEAD) * p.ahead_bytes, left = p.whole - from;
             if (threadIdx.x == 0 && left > 0 && (i == 1 || (int)blockIdx.x < AHEAD))
-                expect((const u8 *)memory + from, (u32)(left < p.slab ? left : p.slab));
+                expect((const u8 *)memory + from, (u32)(left < p.ahead_bytes ? left : p.ahead_bytes));
         }
     }
 }

@@ -261,13 +261,13 @@ static void print_constants(struct kernel_print *print, const struct window *w) 
         window_items(w) < INT32_MAX ? "u32" : "i64");
 }
 
-/* What blocks ask for ahead: slabs of the memory that is read, as many as there are blocks. */
+/* What blocks ask L2 for ahead: equal parts of the memory that is read, one for each block. */
 static void print_ahead(struct kernel_print *print, const struct window *w) {
     const struct resample_operand *read = window_source(w);
-    int64_t bytes = tensor_bytes(read->tensor), slabs = blocks_at_all(w);
+    int64_t bytes = tensor_bytes(read->tensor), parts = blocks_at_all(w);
     if (!ahead_of(w))
         return;
-    print_number(print, round_up(divide_up(bytes, slabs), 16), "slab");
+    print_number(print, round_up(divide_up(bytes, parts), 16), "ahead_bytes");
     print_number(print, bytes / 16 * 16, "whole");
 }
 

@@ -1,9 +1,10 @@
-/* lattice: where depthwise convolutions read and write. Along each dimension outputs, taps and inputs sit on one
-     lattice: output o at
-   o * STEP, its taps from there on, DILATION apart, input i at i * SPREAD + pre. STEP is the stride of a forward
-   convolution, SPREAD that of a data gradient; one of them is 1. A block walks down the lattice's rows in periods, of
-   which each has the same pattern of inputs, taps and outputs, and over bands of the image in shared memory, of
-   BAND_PERIODS periods each, UNROLLED of them at a time. Params: all the names below that are not made here */
+/* lattice: where depthwise convolutions read and write
+   Lattice   along each dimension output o lies at o * STEP, its taps from there on, DILATION apart, and input i at
+             i * SPREAD + pre. STEP is the stride of a forward convolution, SPREAD that of a data gradient; one of them
+             is 1
+   Loop      a block goes down the lattice's rows in periods, each of the same pattern of inputs, taps and outputs, and
+             over bands of the image in shared memory, of BAND_PERIODS periods each, UNROLLED of them at a time
+   Params    all the names below that are not made here */
 
 constexpr DEVICE int wrap(int n, int size) { return (n % size + size) % size; }
 constexpr DEVICE int divide_down(int n, int by) { return (n - wrap(n, by)) / by; }
@@ -24,7 +25,7 @@ static_assert(STRIP * STEP_W % SPREAD_W == 0, "every strip sees the same pattern
 constexpr DEVICE bool has_output(int u, int distance) { return wrap(u - distance, STEP_H) == 0; }
 constexpr DEVICE int slot_of(int u, int distance) { return divide_down(u - distance, STEP_H) + BACK; }
 
-/* The rows of a walk move down as a period begins: where SLOTS / ENDED periods are unrolled, only their names do. */
+/* The rows of sums move up as a period begins: where SLOTS / ENDED periods are unrolled, only their names do. */
 template <class R> DEVICE void move_rows(R (&rows)[SLOTS]) {
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)

@@ -1,8 +1,7 @@
 /* grouped: offsets of the operands and of the result of a mixture of experts, as portable_mma.cuh and portable_fma.cuh
-     ask for them.
-   Forward, a batch entry is one tile of rows, which tile_list.cuh found; for the gradient of the weights it is an
-   expert, whose rows are k.
-     Params   FORWARD LEAD_IS_ROW RUN A_RUN B_RUN A_IS_K_MAJOR B_IS_K_MAJOR a_t b_t y_t a_staged b_staged */
+   ask for them. Forward, a batch entry is one tile of rows, which tile_list.cuh found; for the gradient of the weights
+   it is an expert, whose rows are k.
+   Params    FORWARD LEAD_IS_ROW RUN A_RUN B_RUN A_IS_K_MAJOR B_IS_K_MAJOR a_t b_t y_t a_staged b_staged */
 
 /* What reads fields that not every form has is a template: the others do not look them up. */
 

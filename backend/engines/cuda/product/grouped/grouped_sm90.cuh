@@ -7,9 +7,8 @@
              it is in memory. The map begins group_rows before the tensor. A box that lies outside in whole would be
              looked for where the map begins, in memory that may not exist: another one is read for it, whose products
              are dropped as well
-     Params FORWARD SCATTERS STORES_BOXES !A_IS_MN_MAJOR !B_IS_MN_MAJOR CLUSTER BLOCK_M RUN y_t. Templates, so that
-     fields that a form
-              lacks are not looked up */
+   Params    FORWARD SCATTERS STORES_BOXES !A_IS_MN_MAJOR !B_IS_MN_MAJOR CLUSTER BLOCK_M RUN y_t. Templates, so
+             that fields that a form lacks are not looked up */
 
 template <class P> DEVICE void find_group(const P &p, tile_coordinates &at) {
     if constexpr (FORWARD) {

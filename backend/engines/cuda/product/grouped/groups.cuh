@@ -1,7 +1,6 @@
 /* groups: the rows of experts, as first_token_offset gives them on the device. Rows before the first expert's are a
-     group of
-   their own, -1, which has no weight.
-     Params   GATHERS SCATTERS */
+   group of their own, -1, which has no weight.
+   Params    GATHERS SCATTERS */
 
 /* A tile of rows of one group; rows 0: none. */
 struct group_tile {

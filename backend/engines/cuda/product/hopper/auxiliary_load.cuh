@@ -1,6 +1,6 @@
 /* auxiliary_load: AUX_LOAD: a 16-bit epilogue operand that lies like the result comes by TMA into the epilogue tiles
-     that the result leaves from, which then are a whole tile's: from the first step of the main loop on. load_aux_box
-     is printed. */
+   that the result leaves from, which then are a whole tile's: from the first step of the main loop on. load_aux_box is
+   printed. */
 
 /* Into a warp's epilogue tiles, which its results have long left. */
 template <class P> DEVICE void load_aux(const P &p, const tile_coordinates &tile, u32 consumer_warp) {

@@ -1,6 +1,6 @@
 /* coordinates: where the producer of the Hopper products is: the tile's corner, the pixel and the taps that it means in
-     an image, and the step along k. What a product does not have costs nothing: its constants are printed as false and
-     its arguments are not looked up
+   an image, and the step along k. What a product does not have costs nothing: its constants are printed as false and
+   its arguments are not looked up
    K         (tap, channel), channels innermost; or, for a filter gradient, the pixels of all images (K_IS_PIXELS),
              which may lie in a plane of one operand for each image: where they do in both, images are taps and pixels
              channels

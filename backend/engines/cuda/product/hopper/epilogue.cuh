@@ -1,5 +1,5 @@
 /* epilogue: what becomes of a tile whose sums are complete: staged through shared memory (IS_STAGED: one result of 8 to
-     32 bits, or two of 16), or directly from registers
+   32 bits, or two of 16), or directly from registers
    Demands   IS_STAGED HAS_PHASES HAS_OVERRIDES HAS_GROUPS, and what the two files do */
 #include "product/hopper/epilogue_direct.cuh"
 

@@ -1,6 +1,6 @@
 /* epilogue_direct: results from registers to memory, or partial sums to the workspace (IS_SPLIT: combine_splits.cuh
-     runs the epilogue then, always in the same order). Quads of lanes exchange sums, so that a thread has 8 neighbours
-     of one row; or pairs stay as they lie
+   runs the epilogue then, always in the same order). Quads of lanes exchange sums, so that a thread has 8 neighbours of
+   one row; or pairs stay as they lie
    Demands   BLOCK_N RUN LEAD_IS_ROW IS_SPLIT HAS_REDUCTIONS SPARE_REGISTERS; fetch and epilogue are printed
    Tried     launching combine_splits.cuh early: 10 % slower */
 

@@ -1,7 +1,7 @@
 /* epilogue_staged: results of 8, 16 or 32 bits on their way from accumulators to memory. Pairs of a row pass through an
-     epilogue tile of shared memory that belongs to one warp, of 16 rows x EPILOGUE_TILE_N columns, from where whole
-     rows leave: by TMA (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the
-     addresses of rows. No barrier wider than a warp
+   epilogue tile of shared memory that belongs to one warp, of 16 rows x EPILOGUE_TILE_N columns, from where whole rows
+   leave: by TMA (STORES_BOXES: store_result is printed), or 16 bytes per thread where only arithmetic knows the
+   addresses of rows. No barrier wider than a warp
    AUX_LOAD  the epilogue tiles hold an operand that lies as the result does; set_aux_pair puts it to what is fetched
    RESULTS   2: both of 16 bits, and both boxes
    Demands   RESULTS BLOCK_N RESULT_BYTES EPILOGUE_TILES STORES_BOXES AUX_LOAD FETCHED_WORDS, and SPARE_REGISTERS

@@ -1,5 +1,5 @@
 /* main_loop: a tile's sums, by wgmma of operands that lie in shared memory. A step is multiplied while the one before
-     it ends */
+   it ends */
 #include "product/hopper/overrides.cuh"
 #include "product/hopper/auxiliary_load.cuh"
 

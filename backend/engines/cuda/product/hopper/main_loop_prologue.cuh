@@ -1,6 +1,5 @@
 /* main_loop_prologue: a tile's sums where pointwise operations change A on its way from shared memory into registers,
-     from where the tensor core takes it. Two sets of registers: a step is prepared while the one before it is
-     multiplied
+   from where the tensor core takes it. Two sets of registers: a step is prepared while the one before it is multiplied
    Printed   prepare() changes two neighbours along k; read_across reads what it knows of a row, once per tile, and
              read_along what it knows of two k. What lies outside an image or behind the last k is zeros, and stays so
    Demands   STORED_BYTES A_IS_MN_MAJOR A_IS_IMAGE K_IS_PIXELS HAS_OVERRIDES

@@ -1,5 +1,5 @@
 /* main_loop_promoted: a tile's sums of fp8: the tensor core keeps 13 bits below the largest term of a sum. So it sums
-     one step of one block of 64 rows from zero, and floats sum the steps, while another warpgroup multiplies
+   one step of one block of 64 rows from zero, and floats sum the steps, while another warpgroup multiplies
    Scales    HAS_SCALES: times the scales of the blocks that met, one for each row and one for SCALE_COLUMNS columns of
              the tile
    Demands   HAS_SCALES SCALE_COLUMNS; a_scale_at, a_scale_step, a_scale and those of b are printed

@@ -1,6 +1,6 @@
 /* overrides: a batch entry that uses the first of its rows, columns and k alone. Tiles outside take no step, sums
-     outside are 0, and of the step in which k ends the rest is cleared in shared memory, where numbers of any kind may
-     lie.
+   outside are 0, and of the step in which k ends the rest is cleared in shared memory, where numbers of any kind may
+   lie.
    Demands   HAS_OVERRIDES STORED_BYTES */
 
 /* Of rows of 128 bytes along k, what lies behind the first `kept` bytes; of panels, whole rows. By so many threads. */

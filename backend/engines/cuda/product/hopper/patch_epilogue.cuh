@@ -1,5 +1,5 @@
 /* patch_epilogue: from a warpgroup's sums, pairs of pixels of a filter, to a tile of results in shared memory, into the
-     patch just read or, AUX_LOAD, to where the auxiliary operand lies, from where store_tiles takes it
+   patch just read or, AUX_LOAD, to where the auxiliary operand lies, from where store_tiles takes it
    Planes    IS_PLANAR: y lies pixel by pixel, NCHW; sums are pairs of pixels already, and lie as [TILE_H][64
              filters][TILE_W] */
 

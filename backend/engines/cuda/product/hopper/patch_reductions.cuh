@@ -1,6 +1,6 @@
 /* patch_reductions: reductions in registers, of what evaluate() makes or, REDUCES_STORED, of the 16 bits that leave
-     (elements_of): per filter, where a block keeps to its filters and a thread to two of them, so that nothing meets
-     before the last tile; or of everything. combine_partials.cuh combines the blocks' partial sums
+   (elements_of): per filter, where a block keeps to its filters and a thread to two of them, so that nothing meets
+   before the last tile; or of everything. combine_partials.cuh combines the blocks' partial sums
    Tried     from the patch on its way out, by the consumers or by the storers: convolutions of 64 channels 45 and 100 %
              slower than from registers
              of a tile behind all its pairs: up to 3 % slower than between them; by a predicate for each pixel: within

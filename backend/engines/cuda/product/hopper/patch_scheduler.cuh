@@ -1,5 +1,5 @@
 /* patch_scheduler: which tiles a block makes: a phase, those with many taps first; two neighbours of pixels; one of
-     filters */
+   filters */
 
 struct tile_coordinates {
     i32 image, line, column;

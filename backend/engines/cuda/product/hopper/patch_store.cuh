@@ -1,5 +1,5 @@
 /* patch_store: one thread for each consumer warpgroup stores its tiles, while that is at its next one; and loads the
-     auxiliary operand of a tile, a tile or two ahead, to where the result goes */
+   auxiliary operand of a tile, a tile or two ahead, to where the result goes */
 
 /* The operand of a tile comes to where the result goes. A template, so that maps that were not printed are not looked
    up. */

@@ -1,5 +1,5 @@
-/* product_cluster_split_promoted_sm90: product_cluster_split_sm90 with the main loop of
-     product_promoted_sm90                                                                         fp8, sm_90a */
+/* product_cluster_split_promoted_sm90: product_cluster_split_sm90 with the main loop of product_promoted_sm90
+   Types     fp8, wgmma; sm_90a */
 
 constexpr int CONSUMER_GROUPS = 2, TILE_GROUPS = 2, CLUSTER_SPLITS = 2;
 constexpr int OWN_BARRIERS = 1, ADDRESS_REGISTERS = 40;

@@ -1,5 +1,5 @@
-/* product_cluster_split_sm90: product_sm90 with split-K over a cluster: its two blocks sum half of k each of
-     one tile                                                                  16-bit and int8 operands, wgmma; sm_90a
+/* product_cluster_split_sm90: product_sm90 with split-K over a cluster: its two blocks sum half of k each of one tile
+   Types     16-bit and int8 operands, wgmma; sm_90a
    Why       where rows are few, the other operand is read by all multiprocessors, in tiles wide enough for L2
    Schedule  schedule_cluster_split.cuh
    Rest      as product_sm90.cuh, which tells roles, pipeline and parameters

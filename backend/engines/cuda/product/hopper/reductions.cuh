@@ -1,6 +1,6 @@
 /* reductions: reductions of what an epilogue makes. A thread takes in its results, in pairs as the sums lie; lanes,
-     warps and, where a block keeps to one column of tiles (KEEPS_COLUMN), its tiles combine theirs, always in the same
-     order. What a block comes to goes to the workspace as one line of partial sums, which combine_partials.cuh combines
+   warps and, where a block keeps to one column of tiles (KEEPS_COLUMN), its tiles combine theirs, always in the same
+   order. What a block comes to goes to the workspace as one line of partial sums, which combine_partials.cuh combines
    Demands   BLOCK_M BLOCK_N CLUSTER CONSUMER_GROUPS TILE_GROUPS KEEPS_COLUMN REDUCES_STAGED
              ACCUMULATOR_SPARE_REGISTERS, and the printed column_reductions, row_reductions, whole_reductions */
 

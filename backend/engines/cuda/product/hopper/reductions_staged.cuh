@@ -1,6 +1,6 @@
-/* staged_reductions: reductions of columns, of nothing but the 16 bits that leave, taken from the epilogue tiles that
-     these leave from. A lane keeps to the same two columns of every epilogue tile, so that lanes have nothing to
-     exchange and no row asks whether it exists but the last ones of all
+/* reductions_staged: reductions of columns, of nothing but the 16 bits that leave, taken from the epilogue tiles that
+   these leave from. A lane keeps to the same two columns of every epilogue tile, so that lanes have nothing to exchange
+   and no row asks whether it exists but the last ones of all
    Demands   what reductions.cuh and epilogue_staged.cuh do; elements_of is printed. A template, so that what was not
              printed is not looked up
    Measured  H200, genstats behind 3x3 of 256 filters on 128x14x14: 4 instructions per element and not 9, 45.4 us and

@@ -1,6 +1,6 @@
 /* roles: the body of the Hopper products: barriers, then warpgroup 0 produces and the others consume. Kernels that
-     follow may start early (programmatic dependent launch); where the tiles of groups or overrides are is memory of the
-     kernel before */
+   follow may start early (programmatic dependent launch); where the tiles of groups or overrides are is memory of the
+   kernel before */
 
 /* The consumers' work, with the reductions on the way. */
 template <class P> DEVICE void consume(const P &p, const tile_scheduler &at, u32 consumer_warp) {

@@ -1,6 +1,6 @@
 /* schedule_cluster_split: two blocks of a cluster make one tile, half of k each. Warpgroup g of the tile runs the
-     epilogue in block g, which receives the other block's partial sums of its rows in shared memory; of two sums either
-     may come first
+   epilogue in block g, which receives the other block's partial sums of its rows in shared memory; of two sums either
+   may come first
    Tile      one per cluster: nothing is left to overlap
    Barriers  partials_arrived: what the peer sends is there */
 static_assert(CLUSTER == 1 && !IS_SPLIT && !HAS_PHASES && !HAS_OVERRIDES && !AUX_LOAD,

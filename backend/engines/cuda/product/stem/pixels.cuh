@@ -1,7 +1,6 @@
 /* pixels: images of at most 8 channels in shared memory, 16 bytes per pixel whatever the image has: a row of ldmatrix.
-     Columns lie
-   sorted by their rest modulo the stride, so that the pixels under one tap of neighbouring outputs are neighbours, too.
-   */
+   Columns are sorted by their remainder modulo the stride, so that the pixels under one tap of neighbouring outputs are
+   neighbours, too. */
 
 constexpr int PIXEL = 8; /* channels, zeros behind the image's own */
 template <class T> using pixel = run<T, PIXEL>;

@@ -1,5 +1,5 @@
 /* stem_dgrad: dX[n,h,w,c] = epilogue(sum over p,q,k of dY[n,p,q,k] * W[k,r,s,c]), r = (h + pre - p * STRIDE) / DILATION
-     where it is whole
+   where it is whole
    Types     f16 and bf16, at most 8 channels, sm_80 and up
    Formula   products of 16 positions x 8 channels x 16 filters. A position is STRIDE_H x STRIDE_W pixels, its phases:
              pixel i * STRIDE + a, counted from pre before the image, sees dY at i - d through tap r = (d * STRIDE + a)

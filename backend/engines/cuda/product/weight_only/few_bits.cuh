@@ -1,11 +1,10 @@
-/* few_bits: whole numbers of 4 and 8 bits from a word as pairs of f16 or bf16, exact, without a conversion per number:
-     their bits go
-   into the fraction of 2^10 or 2^7, where a unit is 1, and what that adds is taken away. Numbers with a sign come with
-   its bit turned, which adds half their range. Of 4 bits as bf16: eight bits alone are that many of the smallest number
-   that there is, so that two places of a word need no shift, and come as UNIT parts of what they are.
-     Pairs of 4 bits: numbers e and e + 4 of a word; of 8 bits: 2e and 2e + 1. Sums of products do not mind the order,
-     if both
-               operands have it: join() makes such pairs of neighbours */
+/* few_bits: integers of 4 and 8 bits from a word as pairs of f16 or bf16, exact, without a conversion per number
+   Method    their bits go into the fraction of 2^10 (f16) or 2^7 (bf16), where a unit is 1, and what that adds is
+             subtracted. Signed numbers come with their sign bit flipped, which adds half their range
+   bf16      of 4 bits: eight bits alone are so many of the smallest denormal, so that two positions in a word need no
+             shift; they come as UNIT-th parts of what they are
+   Order     pairs of 4 bits are numbers e and e + 4 of a word, of 8 bits 2e and 2e + 1. Sums of products do not mind,
+             if both operands have that order: join() makes such pairs of neighbours */
 
 /* In pairs: x y + z, rounded once. */
 DEVICE u32 multiply_add(u32 x, u32 y, u32 z, f16) { return ptx::fma_f16x2(x, y, z); }
@@ -32,7 +31,7 @@ template <bool IS_SIGNED> struct four_bits {
     static DEVICE constexpr float unit(bf16) { return 64; }
     static DEVICE u32 times_unit(u32 pair, f16) { return pair; }
     static DEVICE u32 times_unit(u32 pair, bf16) { return multiply_add(pair, 0x42804280, MINUS_ZEROS, bf16{}); }
-    /* The bits of a pair, where the word has them or eight places on. */
+    /* The bits of a pair, where the word has them or eight bits further up. */
     static DEVICE u32 bits(u32 word, int e, u32 others) {
         return mask_turn(e >= 2 ? word >> 8 : word, e % 2 ? 0x00f000f0 : 0x000f000f,
                          others | (!IS_SIGNED ? 0

@@ -20,7 +20,7 @@
              takes longer than the weights. So shared memory is no larger than two stages of few rows need, and leaves
              the rest to that cache
    Tried     weights a step ahead in registers: half of the memory's bandwidth. Four stages: up to 30 % slower. Blocks
-             that begin at different places of k: within noise, or slower. 64 columns of a warp: 10 % faster for
+             that begin at different k: within noise, or slower. 64 columns of a warp: 10 % faster for
              one row of 4 bits, slower for others. Half as many columns of a warp, or two and four warps side by side
              for few rows: slower */
 #include "core/mma.cuh"
@@ -58,15 +58,14 @@ DEVICE void meet() {
 }
 DEVICE index least(index x, index y) { return x < y ? x : y; }
 
-/* What a lane brings, step by step. Columns beyond the edge are read as the last one: nobody wants what comes of them.
-   */
-struct walk {
+/* What a lane loads, step by step. Columns beyond the edge are read as the last one: nobody wants what comes of them. */
+struct lane_loads {
     const unsigned char *w[2 * BLOCKS];
     const factor_t *a[TOKENS];
     u32 scale_row[2 * BLOCKS];
     index own, k, scale_k;
 
-    DEVICE walk(const arguments &p, index first, index begin)
+    DEVICE lane_loads(const arguments &p, index first, index begin)
         : own(threadIdx.x % 4 * LENGTH), k(begin), scale_k(begin) {
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) {
@@ -78,7 +77,7 @@ struct walk {
         for (int f = 0; f < TOKENS; f++)
             a[f] = p.a + least(f * 8 + lane_row(), (index)p.rows - 1) * p.a_row + own;
     }
-    /* Begins to bring a step; zeros beyond k and for rows that are not there. */
+    /* Begins to load a step; zeros beyond k and for rows that are not there. */
     DEVICE void fetch(const arguments &p, int stage) {
         const bool inside = k + own < (index)p.k_count;
 #pragma unroll
@@ -112,7 +111,8 @@ DEVICE u32 twice(u16 bits) { return (IS_NEGATIVE ? bits ^ 0x8000u : (u32)bits) *
 
 /* A template, so that scales of other types are not looked at. */
 template <class S>
-DEVICE void multiply(const arguments &p, const walk &at, sums &r_c, int stage, const S (&scale)[2 * BLOCKS], index k) {
+DEVICE void multiply(const arguments &p, const lane_loads &at, sums &r_c, int stage, const S (&scale)[2 * BLOCKS],
+                     index k) {
     using numbers = few_bits<weight_t>;
     constexpr int WORDS = 4 / numbers::PAIRS; /* of weights, to 8 of A */
     chunk<16> w[2 * BLOCKS];
@@ -154,8 +154,8 @@ DEVICE void multiply(const arguments &p, const walk &at, sums &r_c, int stage, c
     }
 }
 
-DEVICE void multiply_step(const arguments &p, const walk &at, sums &r_c, int stage, const scale_t (&scale)[2 * BLOCKS],
-                          index k) {
+DEVICE void multiply_step(const arguments &p, const lane_loads &at, sums &r_c, int stage,
+                          const scale_t (&scale)[2 * BLOCKS], index k) {
     if constexpr (!SCALES_SUMS) {
         multiply(p, at, r_c, stage, scale, k);
     } else {
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_only(cons
     const index warp = threadIdx.x / 32;
     begin_overlapped();
     const index begin = warp / WARPS_ACROSS * STEP;
-    walk at(p, blockIdx.x * COLUMNS + warp % WARPS_ACROSS * ROWS, begin);
+    lane_loads at(p, blockIdx.x * COLUMNS + warp % WARPS_ACROSS * ROWS, begin);
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++)
         at.fetch(p, stage);

@@ -3,7 +3,7 @@
    Formula   weights become f16 or bf16 in registers, exactly; a scale of that type multiplies them there, rounded as
              the dequantised weight is (SCALES_SUMS 0); others multiply the sums of a step, as if weights were floats
              (1)
-   Idea      the product is turned: weights are the tensor core's 64 rows, which it takes from registers, so that they
+   Idea      A and B are swapped: weights are the tensor core's 64 rows, which it takes from registers, so that they
              never lie in memory as 16 bits; rows of A are its columns, from shared memory. A lane must hold pairs of
              k that are 2 (lane % 4) from the begin of 8, and would read all weights of a row to have them: so A
              has been brought into another order (repack), in which what a lane multiplies are 32 neighbours of a
@@ -45,7 +45,7 @@ constexpr u32 SLOT = A_BYTES + ROWS * W_ROW;
 constexpr u32 SCALE_BYTES = SCALES * ROWS * 4; /* [SCALES][ROWS] */
 constexpr u32 SCALES_AT = STAGES * SLOT, BARRIERS = SCALES_AT + STAGES * SCALE_BYTES;
 
-static_assert(ROWS % 64 == 0 && ROWS <= 256 && TOKENS % 8 == 0 && TOKENS <= 256, "what wgmma makes and TMA brings");
+static_assert(ROWS % 64 == 0 && ROWS <= 256 && TOKENS % 8 == 0 && TOKENS <= 256, "what wgmma makes and TMA copies");
 static_assert(PRODUCER_REGISTERS + CONSUMER_GROUPS * CONSUMER_REGISTERS <=
                   (1 + CONSUMER_GROUPS) * (65536 / THREADS / 8 * 8),
               "growing would hang");
