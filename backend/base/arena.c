@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* BLOCK_BYTES: what most descriptors need in all, so that one of them is one allocation. ALIGNMENT: of every result;
+   enough for any C type but vectors wider than 16 bytes. */
 enum { BLOCK_BYTES = 2048, ALIGNMENT = 16 };
 
 struct arena_block {
@@ -18,12 +20,15 @@ struct arena_block {
 };
 
 weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
+    /* Rounding up and the head of the block must not overflow. */
     if (bytes > SIZE_MAX / 2)
         return status_no_memory(bytes);
     size_t need = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     struct arena_block *block = arena->blocks;
+    /* What is left of the block before is given up: arenas live shortly or hold few things. */
     if (!block || block->capacity - block->used < need) {
         size_t capacity = need > BLOCK_BYTES ? need : BLOCK_BYTES;
+        /* calloc: callers count on zeros, and blocks are never used twice. */
         block = calloc(1, sizeof *block + capacity);
         if (!block)
             return status_no_memory(capacity);
@@ -33,6 +38,7 @@ weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
     }
     void *result = block->bytes + block->used;
     block->used += need;
+    /* `out` is a pointer to a pointer of any type: copying its bytes is what C allows without aliasing trouble. */
     memcpy(out, &result, sizeof result);
     return WEFT_STATUS_SUCCESS;
 }
@@ -47,6 +53,7 @@ weftStatus_t arena_copy(struct arena *arena, void *out, const void *source, size
 }
 
 weftStatus_t arena_print(struct arena *arena, const char **out, const char *format, ...) {
+    /* A va_list is read once: one for the length, one for the text. */
     va_list arguments, again;
     va_start(arguments, format);
     va_copy(again, arguments);

@@ -9,6 +9,7 @@
 void *bytes_grow(void *data, size_t *capacity, size_t need) {
     if (need <= *capacity && data)
         return data;
+    /* Doubling keeps the copies of all growing linear in the final length. */
     size_t doubled = *capacity > SIZE_MAX / 2 ? SIZE_MAX : *capacity * 2;
     size_t larger = need > doubled ? need : doubled;
     if (larger < 64)
@@ -30,6 +31,7 @@ void byte_put_raw(struct byte_writer *writer, const void *data, size_t bytes) {
     if (writer->failed || bytes == 0)
         return;
     uint8_t *grown = NULL;
+    /* A sum that wraps would look like room enough. */
     if (bytes <= SIZE_MAX - writer->length)
         grown = bytes_grow(writer->data, &writer->capacity, writer->length + bytes);
     if (!grown) {
@@ -65,6 +67,7 @@ void byte_reader_init(struct byte_reader *reader, const void *data, size_t bytes
 
 /* The next bytes, or NULL once bad. */
 static const uint8_t *take(struct byte_reader *reader, size_t bytes) {
+    /* Written as a difference: position never passes length, while position + bytes could wrap. */
     if (reader->bad || bytes > reader->length - reader->position) {
         reader->bad = true;
         return NULL;
@@ -89,6 +92,8 @@ uint32_t byte_get_u32(struct byte_reader *reader) { return (uint32_t)get_little_
 int64_t byte_get_i64(struct byte_reader *reader) { return (int64_t)get_little_endian(reader, 8); }
 
 int64_t byte_get_count(struct byte_reader *reader, int64_t most) {
+    /* `most` is what the rest of the blob could hold: no count makes a caller allocate more than its input justifies.
+       */
     int64_t count = byte_get_i64(reader);
     if (count >= 0 && count <= most)
         return count;

@@ -72,6 +72,7 @@ int64_t dtype_bytes(weftDataType_t type, int64_t elems) {
 
 /* Bits of one element. memcpy, because user memory promises no alignment. */
 
+/* Elements below a byte lie lowest bits first, as NVIDIA's types and DLPack have them. */
 INLINE uint32_t get_code(const void *base, int64_t index, int bits) {
     const uint8_t *bytes = base;
     uint16_t two;
@@ -457,6 +458,7 @@ WIDE void dtype_from_f64(weftDataType_t type, void *restrict base, int64_t index
     SPECIALISE(row_from_f64, type, base, index, src, count);
 }
 
+/* Floats above integers above booleans: of two sorts the higher one is the promoted type. */
 static int sort_of(weftDataType_t type) { return dtype_is_float(type) ? 2 : dtype_is_integer(type) ? 1 : 0; }
 
 weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
@@ -487,6 +489,7 @@ static bool holds(weftDataType_t type, weftDataType_t other) {
     return row->exponent_bits >= held->exponent_bits && row->mantissa_bits >= held->mantissa_bits;
 }
 
+/* The narrowest first, with the two themselves before all others; DOUBLE holds what is left, INT64 rounded. */
 weftDataType_t dtype_common(weftDataType_t a, weftDataType_t b) {
     const weftDataType_t by_width[] = {
         a,

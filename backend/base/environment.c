@@ -17,6 +17,7 @@ int64_t environment_number(const char *variable, int64_t otherwise) {
         return otherwise;
     errno = 0;
     long long number = strtoll(text, &end, 10);
+    /* All of the text must be the number: "8 threads" or "0x8" are warned of, not half read. */
     if (!errno && !*end && number > 0)
         return number;
     environment_warn(variable, text, "which is no whole number of 1 or more. It is taken as unset.");

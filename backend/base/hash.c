@@ -40,6 +40,7 @@ static void expand_block(uint32_t words[64], const uint8_t block[64]) {
     }
 }
 
+/* The 64 rounds of FIPS 180-4, section 6.2.2; a .. h are the standard's working variables. */
 static void mix_block(uint32_t state[8], const uint8_t block[64]) {
     uint32_t words[64];
     uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6];
@@ -64,6 +65,7 @@ void sha256_init(struct sha256 *hash) {
         .state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
 }
 
+/* Full blocks are mixed at once; what is left over waits in hash->block. */
 void sha256_update(struct sha256 *hash, const void *data, size_t bytes) {
     const uint8_t *src = data;
     while (bytes > 0) {
@@ -85,6 +87,7 @@ void sha256_final(uint8_t digest[32], struct sha256 *hash) {
     uint8_t length[8];
     write_big_endian(length, (uint32_t)(bits >> 32));
     write_big_endian(length + 4, (uint32_t)bits);
+    /* 1 .. 64 bytes, so that 8 are left of the last block: 119 = 64 + 55, where 55 = 64 - 8 - 1. */
     sha256_update(hash, one_bit_then_zeros, 1 + (119 - hash->bytes % 64) % 64);
     sha256_update(hash, length, sizeof length);
     for (int i = 0; i < 8; i++)

@@ -6,8 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Thread-local, as errno is: a failure on one thread never words another's. Longer messages are cut off. */
 static _Thread_local char last_text[STATUS_TEXT_BYTES];
 
+/* A table and not a switch, so that a test can go through it; the order is that of the header. */
 #define STATUS(name) {WEFT_STATUS_##name, "WEFT_STATUS_" #name}
 static const struct {
     weftStatus_t value;

@@ -51,6 +51,7 @@ void text_add(struct text *text, const char *format, ...) {
     va_copy(again, args);
     int length = vsnprintf(end, room, format, args);
     bool fits = length >= 0 && (size_t)length < room;
+    /* vsnprintf has cut the text off in the middle: what was there before ends again where it did. */
     if (end && !fits)
         *end = '\0';
     if (length < 0)
@@ -68,6 +69,7 @@ static size_t utf8_length(const unsigned char *s) {
     if (s[0] < 0x80)
         return 1;
     size_t length = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
+    /* 0xc0 and 0xc1 would begin overlong forms, 0xf5 and above code points past U+10FFFF. */
     if (s[0] < 0xc2 || s[0] > 0xf4)
         return 0;
     for (size_t i = 1; i < length; i++)
@@ -127,6 +129,7 @@ void text_json_number(struct text *text, double value) {
         text_add(text, "null");
         return;
     }
+    /* 17 digits always read back as the same double; most numbers need far fewer. */
     for (int precision = 1; precision <= 17; precision++) {
         snprintf(digits, sizeof digits, "%.*g", precision, value);
         if (strtod(digits, NULL) == value)

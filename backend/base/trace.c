@@ -17,8 +17,10 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+/* Bits below are severities, as weftSetCallback counts them; this one, of WEFT_LOG=exec alone, logs each execution. */
 enum { EXEC_BIT = 1u << 16 };
 
+/* Of severities that are logged; read on every call, so without a lock. */
 static atomic_uint mask_bits;
 static pthread_once_t mask_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -36,6 +38,7 @@ static void read_environment(void) {
         {"plan", 0xF},
         {"exec", 0xF | EXEC_BIT},
     };
+    /* Runs once, at the first question: whoever sets WEFT_LOG later must call weftSetCallback. */
     const char *word = getenv("WEFT_LOG");
     if (!word || !*word)
         return;
@@ -59,6 +62,7 @@ bool trace_exec_on(void) { return mask_now() & EXEC_BIT; }
 static void send(weftSeverity_t severity, weftStatus_t status, const char *message) {
     static const char *const words[] = {"fatal", "error", "warning", "info"};
     pthread_mutex_lock(&sink_lock);
+    /* Called outside the lock, so that a callback may log, or set another callback. */
     weftCallback_t callback = sink_callback;
     void *udata = sink_udata;
     pthread_mutex_unlock(&sink_lock);
@@ -99,6 +103,7 @@ weftStatus_t trace_failure(weftStatus_t status) {
     return status;
 }
 
+/* The environment is read first, so that it does not overwrite later what is set here. */
 void trace_set_callback(uint32_t mask, void *udata, weftCallback_t callback) {
     mask_now();
     pthread_mutex_lock(&sink_lock);
