@@ -23,6 +23,7 @@ static void member(struct text *out, const char *key, const char *value) {
 
 static void describe_types(struct text *out) {
     size_t start = out->length;
+    /* The enumeration has numbers that Weft does not implement: they have no row. */
     for (int type = WEFT_DATA_FLOAT; type <= WEFT_DATA_FP8_E5M3; type++) {
         const struct dtype *row = dtype_of((weftDataType_t)type);
         if (!row)
@@ -89,6 +90,7 @@ static void describe_rows(struct text *out, const struct schema *schema) {
         describe_row(out, &schema->rows[i]);
         text_add(out, ",\n");
     }
+    /* Every kind has it, and no table of rows lists it. */
     describe_row(out, &name_row);
     text_add(out, "]");
 }

@@ -6,6 +6,7 @@
 #include "graph/ops.h"
 #include "plan/schemas.h"
 
+/* Descriptors of plans, engines and their like are known to plan/, all others to graph/. */
 static const struct schema *find_schema(weftBackendDescriptorType_t kind) {
     for (int i = 0; plan_schemas[i]; i++)
         if (plan_schemas[i]->kind == kind)
@@ -53,6 +54,7 @@ weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor) {
     status_clear();
     struct descriptor *ours;
     TRY(entry_descriptor(&ours, descriptor, "weftBackendFinalize"));
+    /* A graph tells how many engines there are and must not know them: who sees both floors fills the number in. */
     if (ours->schema == &graph_schema && !ours->finalized)
         ((struct graph *)ours)->engine_count = engine_count;
     return trace_failure(descriptor_finalize(ours));
@@ -68,6 +70,7 @@ weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_
                         "weftBackendBuildDescriptor: descriptor or attributes is NULL, or count is %lld. "
                         "Give an address to receive the descriptor, and count attributes.",
                         (long long)count));
+    /* Each call clears the last error, so what remains is the message of the first that failed. */
     weftStatus_t status = weftBackendCreateDescriptor(kind, &made);
     for (int64_t i = 0; i < count && !status; i++)
         status = weftBackendSetAttribute(made, attributes[i].name, attributes[i].type, attributes[i].count,

@@ -7,6 +7,8 @@ static weftStatus_t check_descriptor(struct descriptor **out, weftBackendDescrip
     if (!descriptor)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "%s: the descriptor is NULL. Make one with weftBackendCreateDescriptor.", where);
+    /* A destroyed descriptor has lost its magic number, if its memory was not used again: a help for debugging and no
+       protection. */
     if (descriptor->magic != DESCRIPTOR_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: this is no live descriptor. Use one that weftBackendCreateDescriptor made and that is not destroyed.",

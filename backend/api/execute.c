@@ -24,6 +24,7 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
     status_clear();
     struct plan *ours;
     struct variant_pack *pack;
+    /* Checks are few and cheap here: each runs for every execution. */
     TRY(context_check(handle, "weftBackendExecute"));
     TRY(entry_plan(&ours, plan, "weftBackendExecute"));
     TRY(entry_pack(&pack, variantPack, "weftBackendExecute"));
@@ -70,6 +71,8 @@ weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendD
 
 /* One engine's answer as a JSON object. */
 static weftStatus_t add_answer(struct text *text, const struct graph *graph, const struct device *device, int index) {
+    /* A draft holds prices and steps, and neither memory nor code of a device: it is made for chips that are elsewhere,
+       too. */
     struct draft draft;
     struct arena arena = {0};
     struct knob_choices none = {0};
@@ -93,6 +96,7 @@ static weftStatus_t add_answer(struct text *text, const struct graph *graph, con
         text_add(text, "}");
     }
     arena_free(&arena);
+    /* A refusal is an answer; only without memory there is none. */
     return status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ? status : WEFT_STATUS_SUCCESS;
 }
 

@@ -31,6 +31,7 @@ weftStatus_t weftGetCallback(uint32_t *mask, void **udata, weftCallback_t *fn) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Runs when the last holder is gone: plans and graphs hold their handle, so it may outlive weftDestroy. */
 static void free_context(struct shared *shared) {
     struct weftContext *context = (struct weftContext *)shared;
     struct device_scope scope;
@@ -59,6 +60,7 @@ weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, in
         return trace_failure(status);
     }
     shared_init(&context->shared, free_context);
+    /* Of the CPU, whose device has no such memory, the pool keeps nothing. */
     pool_init(&context->pool, (size_t)context->device.cuda.memory_bytes / POOL_SHARE);
     context->magic = CONTEXT_MAGIC;
     *handle = context;
@@ -79,6 +81,7 @@ weftStatus_t weftDestroy(weftHandle_t handle) {
     if (!handle)
         return WEFT_STATUS_SUCCESS;
     TRY(context_check(handle, "weftDestroy"));
+    /* From now on every call with this handle is refused, also while plans still hold it. */
     handle->magic = 0;
     shared_release(&handle->shared);
     return WEFT_STATUS_SUCCESS;

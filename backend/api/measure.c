@@ -23,6 +23,7 @@ struct call {
     weftStream_t stream;
 };
 
+/* The whole path of a user's call, checks included: what is measured is what will be seen. */
 static weftStatus_t run(const struct call *call, int64_t repeats) {
     for (int64_t i = 0; i < repeats; i++)
         TRY(weftExecute(call->plan, call->count, call->pointers, call->workspace, call->stream));
@@ -39,6 +40,8 @@ static weftStatus_t measure_on_host(double *seconds, const struct call *call, in
 /* Between two events of the stream; the device must be entered. */
 static weftStatus_t measure_on_stream(double *seconds, const struct driver *driver, const struct call *call,
                                       int64_t repeats) {
+    /* Events are put into the stream, so that neither launching nor waiting on the host counts, as long as the device
+       has work enough queued. */
     struct stopwatch watch;
     TRY(stopwatch_make(&watch, driver));
     weftStatus_t status = stopwatch_start(&watch, call->stream);

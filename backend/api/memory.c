@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Bytes: a cache line, and the widest vector of AVX-512. */
 enum { HOST_ALIGNMENT = 64 };
 
 /* Enters the handle's GPU; driver stays NULL for the CPU, which needs no entering. */
@@ -30,6 +31,7 @@ static weftStatus_t allocate_on_device(void **address, weftHandle_t handle, cons
     do {
         status_clear();
         status = stream ? pool_take(&made, &handle->pool, driver, bytes, *stream) : memory_make(&made, driver, bytes);
+        /* What the pool keeps may be all that is missing: it is given back, and the driver asked once more. */
     } while (status == WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED && pool_empty(&handle->pool, driver));
     *address = (void *)(uintptr_t)made;
     return status;
@@ -94,6 +96,7 @@ weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source
     TRY(enter(&scope, handle, "weftCopy"));
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     if (bytes && scope.driver) {
+        /* The driver tells from the addresses which way a copy goes (unified addressing). */
         status =
             launch_copy(scope.driver, (uint64_t)(uintptr_t)destination, (uint64_t)(uintptr_t)source, bytes, stream);
         if (!status)

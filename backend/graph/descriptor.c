@@ -71,6 +71,7 @@ static bool type_is_known(weftBackendAttributeType_t type) {
     return (unsigned)type < sizeof attribute_types / sizeof *attribute_types && attribute_types[type].name;
 }
 
+/* WEFT_TYPE_GENSTATS_MODE has one legal value, so that its bounds do not tell it from a plain number. */
 static bool type_is_enum(weftBackendAttributeType_t type) {
     return attribute_types[type].high > attribute_types[type].low || type == WEFT_TYPE_GENSTATS_MODE;
 }
@@ -82,6 +83,7 @@ const char *attribute_type_name(weftBackendAttributeType_t type) {
 }
 
 /* Bytes of one element as it is stored. */
+/* A FLOAT attribute is kept as double: rows of both types then share their code and their field. */
 static size_t stored_bytes(weftBackendAttributeType_t type) {
     return type == WEFT_TYPE_FLOAT ? sizeof(double) : attribute_types[type].bytes;
 }
@@ -90,6 +92,8 @@ static size_t stored_bytes(weftBackendAttributeType_t type) {
 
 enum { SCRATCH_COUNT = 8, SCRATCH_BYTES = 320 };
 
+/* Texts for the arguments of one message. They are used in turn: a message may hold up to SCRATCH_COUNT of them, and
+   none may be kept. */
 static char *scratch_text(void) {
     static _Thread_local char texts[SCRATCH_COUNT][SCRATCH_BYTES];
     static _Thread_local unsigned next;
@@ -138,6 +142,8 @@ static const struct row *find_row_of_type(const struct schema *schema, weftBacke
     return first;
 }
 
+/* set_rows has a bit for each row, so no schema may have more than 64. The name has none: nothing depends on whether it
+   was set. */
 static uint64_t row_bit(const struct schema *schema, const struct row *row) {
     return row == &name_row ? 0 : UINT64_C(1) << (row - schema->rows);
 }
@@ -189,6 +195,7 @@ static int64_t row_count_now(const struct descriptor *descriptor, const struct r
 }
 
 /* One more holder of what element i of a row holds, and one less. */
+/* Descriptors and handles are counted; all else in a row is plain data. */
 static void retain_held(const struct row *row, const void *items, int64_t i) {
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
         descriptor_retain(((struct descriptor *const *)items)[i]);
@@ -266,6 +273,7 @@ void descriptor_release(struct descriptor *descriptor) {
     for (int i = 0; i < schema->row_count; i++)
         release_row(descriptor, &schema->rows[i]);
     arena_free(&descriptor->arena);
+    /* Handles to freed descriptors are told by it, as long as the memory is not used again. */
     descriptor->magic = 0;
     free(descriptor);
 }
@@ -325,6 +333,7 @@ weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
     if (descriptor->finalized)
         FAIL(WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT, "%s is finalized already. Finalize a descriptor once.",
              descriptor_label(descriptor));
+    /* First the parameters: their attributes may be the required ones. */
     TRY(complete_parameters(descriptor));
     for (int i = 0; i < schema->row_count; i++)
         if (schema->rows[i].required && !descriptor_row_is_set(descriptor, schema->rows[i].name))
@@ -333,6 +342,7 @@ weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
     weftStatus_t status = schema->finalize ? schema->finalize(descriptor) : WEFT_STATUS_SUCCESS;
     if (status)
         drop_results(descriptor);
+    /* A failed finalize may be tried again, after what was wrong has been set anew. */
     descriptor->finalized = !status;
     return status;
 }
@@ -340,6 +350,7 @@ weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
 /* ---- Set --------------------------------------------------------------------------------------------------------- */
 
 /* Whether elements of `given` may be put into a row of type `wanted`. */
+/* Only what loses nothing: FLOAT rows are kept as double, a whole number is a fraction. */
 static bool converts(weftBackendAttributeType_t wanted, weftBackendAttributeType_t given) {
     return wanted == given || (wanted == WEFT_TYPE_DOUBLE && given == WEFT_TYPE_FLOAT) ||
            (wanted == WEFT_TYPE_FLOAT && given == WEFT_TYPE_DOUBLE) ||
@@ -480,7 +491,10 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     TRY(check_set(descriptor, row, name, type, count, elements));
 
     size_t bytes = stored_bytes(row->type);
+    /* Into new memory of the arena, so that a set that is refused halfway leaves the old value; what it replaces stays
+       until the descriptor goes. */
     char *stored;
+    /* One byte more: text ends in a zero. */
     TRY(arena_alloc(&descriptor->arena, &stored, (size_t)count * bytes + 1));
     for (int64_t i = 0; i < count; i++) {
         convert_in(stored + (size_t)i * bytes, row->type, type, elements, i);
@@ -551,6 +565,7 @@ static weftStatus_t give_row(const struct descriptor *descriptor, const struct r
     }
     if (count)
         *count = held;
+    /* As cuDNN has it: whoever asks for one element need not ask how many there are. */
     else if (requested != 1)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "%s: attribute %s: the address of the count is NULL and %lld elements are requested. It may be NULL only "
@@ -628,6 +643,7 @@ weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor 
         TRY(copy_row(target, source, &source->schema->rows[i]));
     TRY(copy_row(target, source, &name_row));
     target->set_rows = source->set_rows;
+    /* What the rows do not hold. */
     if (source->schema->copy)
         TRY(source->schema->copy(target, source));
     target->finalized = true;

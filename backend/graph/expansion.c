@@ -17,6 +17,8 @@ weftStatus_t expansion_needs_float(const struct expansion *e, const struct descr
 }
 
 /* Whether a tensor has different elements within a row. */
+/* A tensor of extent 1 along a dimension is broadcast there, and one whose extent is the number of rows is the row's
+   own. */
 static bool differs_in_row(const struct expansion *e, const struct tensor *tensor) {
     for (int64_t d = 0; d < tensor->dims.count && d < e->dims.count; d++)
         if (e->dims.at[d] != 1 && tensor->dims.at[d] == e->dims.at[d] && e->parts[d] != e->dims.at[d])
@@ -31,6 +33,7 @@ static bool is_of_rows(enum opcode opcode) {
 /* No operation comes near INSTRUCTIONS_MAX: sizes and modes choose among instructions, they do not repeat any. */
 static int append(struct expansion *e, struct instruction next) {
     for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++)
+        /* An element's value makes what is made of it an element's, up to the next reduction. */
         if (next.arguments[i] >= 0)
             next.is_per_element = next.is_per_element || e->at[next.arguments[i]].is_per_element;
     next.is_per_element = next.is_per_element && !is_of_rows(next.opcode);
@@ -77,6 +80,7 @@ void expand_over_channels(struct expansion *e, const struct tensor *x) {
 
 weftStatus_t expansion_of(struct expansion *e, const struct descriptor *op) {
     e->count = 0;
+    /* Whoever reads an expansion may use the same struct again: only these two and the count are state. */
     e->mean = e->inv = -1;
     return op_of(op)->expand(op, e);
 }

@@ -27,6 +27,7 @@ static const struct row rows[] = {
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
+/* What op_each_operand hands on while a node is bound to its values. */
 struct collection {
     struct graph *graph;
     struct node *node;
@@ -46,6 +47,8 @@ static weftStatus_t collect_value(void *context, const struct row *row, struct t
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of equal uids the address decides, so that one tensor's many uses lie side by side and another with its uid next to
+   them. */
 static int by_uid_then_address(const void *a, const void *b) {
     const struct tensor *left = ((const struct value *)a)->tensor, *right = ((const struct value *)b)->tensor;
     if (left->uid != right->uid)
@@ -128,6 +131,7 @@ static int by_address(const void *a, const void *b) {
 static weftStatus_t check_listed_once(const struct graph *graph, struct arena *scratch) {
     const struct descriptor **sorted;
     size_t count = (size_t)graph->ops.count;
+    /* Sorted by address, so that finding duplicates stays below quadratic for graphs of thousands of operations. */
     TRY(arena_copy(scratch, &sorted, graph->ops.descriptors, count * sizeof *sorted));
     qsort(sorted, count, sizeof *sorted, by_address);
     for (size_t i = 1; i < count; i++)
@@ -180,6 +184,8 @@ static int next_missing(struct sorting *sorting, int n) {
 /* Places a node behind all that it needs. */
 static weftStatus_t place_node(struct sorting *sorting, int node) {
     int depth = 0;
+    /* A depth-first search with a stack of its own: chains of operations may be longer than the machine's stack is
+       deep. `looked` lets a node go on where it stopped, which keeps it linear in operands. */
     for (sorting->waiting[0] = node; depth >= 0;) {
         int n = sorting->waiting[depth], missing = next_missing(sorting, n);
         if (missing < 0) {
@@ -211,6 +217,7 @@ static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
     for (int n = 0; n < graph->node_count; n++)
         if (sorting.place[n] < 0)
             TRY(place_node(&sorting, n));
+    /* Producers were numbered in the user's order. */
     graph->nodes = sorting.sorted;
     for (int i = 0; i < graph->value_count; i++)
         if (graph->values[i].producer >= 0)
@@ -246,6 +253,7 @@ static int count_readers(struct graph *graph) {
 }
 
 static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
+    /* One array for the readers of all values, each value's part as long as it has readers. */
     int *all, **ends;
     TRY(arena_alloc(&graph->base.arena, &all, (size_t)count_readers(graph) * sizeof *all));
     TRY(arena_alloc(scratch, &ends, (size_t)graph->value_count * sizeof *ends));

@@ -31,6 +31,7 @@ weftStatus_t op_each_operand(const struct descriptor *op,
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Operations that do not say otherwise count one per element of their outputs. */
 double op_flops(const struct descriptor *op) {
     if (op_of(op)->flops)
         return op_of(op)->flops(op);
@@ -43,6 +44,7 @@ double op_flops(const struct descriptor *op) {
     return flops;
 }
 
+/* Integers stay exact: products of 8-bit ones are summed in 32 bits, of wider ones in 64. */
 weftDataType_t product_math(const struct descriptor *holder, weftBackendAttributeName_t name, int32_t math,
                             const struct tensor *a, const struct tensor *b) {
     const struct dtype *of_a = dtype_of((weftDataType_t)a->type), *of_b = dtype_of((weftDataType_t)b->type);
@@ -100,6 +102,7 @@ static struct places places_of(const struct tensor *tensor) {
         bool has_vectors = i == tensor->vector_dim && tensor->vector_count > 1;
         int64_t extent = has_vectors ? tensor->dims.at[i] / tensor->vector_count : tensor->dims.at[i];
         int at = places.rank;
+        /* Nobody steps along it, whatever its stride. */
         if (extent == 1)
             continue;
         for (; at && places.strides[at - 1] > tensor->strides.at[i]; at--) {
@@ -159,6 +162,7 @@ static weftStatus_t check_places(const struct descriptor *op, const struct row *
         return WEFT_STATUS_SUCCESS;
     for (int i = 0; i < places.rank && count <= SORTED_MAX; i++)
         count *= min64(places.extents[i], SORTED_MAX + 1);
+    /* Stride 0 along more than one element always shares; else only looking at all offsets decides. */
     bool is_decided = count <= SORTED_MAX || places.strides[0] == 0;
     if (count <= SORTED_MAX)
         TRY(find_shared(&places, count, &is_shared));
@@ -191,6 +195,7 @@ static weftStatus_t check_output(void *context, const struct row *row, struct te
     return check_places(op, row, tensor);
 }
 
+/* As many as an operation has rows at most, see row_bit in graph/descriptor.c. */
 enum { OPERANDS_MAX = 64 };
 
 /* What operands held before inference, to be put back if the op is refused. */
@@ -220,6 +225,8 @@ weftStatus_t op_finalize(struct descriptor *descriptor) {
     const struct op *op = op_of(descriptor);
     struct snapshot before = {0};
     TRY(op_each_operand(descriptor, save_operand, &before));
+    /* In this order each step may rely on the ones before: infer sees inputs with dims, types and strides; check sees
+       outputs with theirs. */
     weftStatus_t status = op_each_operand(descriptor, refuse_ragged, descriptor);
     if (!status)
         status = op_each_operand(descriptor, refuse_reordered, descriptor);
@@ -231,6 +238,8 @@ weftStatus_t op_finalize(struct descriptor *descriptor) {
         status = op_each_operand(descriptor, check_output, descriptor);
     if (!status && op->check)
         status = op->check(descriptor);
+    /* A refused operation leaves tensors as it found them, so that the user can set what was missing and finalize
+       again. */
     for (int i = 0; status && i < before.count; i++) {
         before.saved[i].tensor->dims.count = before.saved[i].rank;
         before.saved[i].tensor->strides.count = before.saved[i].stride_count;
@@ -299,6 +308,7 @@ struct view view_of(const struct bindings *bindings, const struct tensor *tensor
 int64_t view_offset(const struct view *view, const int64_t *index) {
     int64_t offset = 0, lane = 0;
     for (int i = 0; i < view->rank; i++) {
+        /* Extents of 1 broadcast: the index may be that of a larger tensor. */
         int64_t at = view->dims[i] == 1 ? 0 : index[i];
         if (view->vector_count > 1 && i == view->vector_dim) {
             lane = at % view->vector_count;
@@ -340,6 +350,7 @@ struct sum sum_of_products(weftDataType_t math, const struct view *a, const stru
 
 void sum_add(struct sum *sum, const struct view *a, const int64_t *in_a, const struct view *b, const int64_t *in_b) {
     if (sum->is_exact)
+        /* Unsigned, where overflow wraps by definition: what int64_t elements hold of larger sums. */
         sum->whole += (uint64_t)view_load_int(a, in_a) * (uint64_t)view_load_int(b, in_b);
     else
         sum->real += view_load(a, in_a) * view_load(b, in_b);

@@ -21,6 +21,7 @@
 #include "graph/ops/softmax.h"
 #include "graph/ops/transpose.h"
 
+/* In the order of the documentation. Kinds are looked up by number: the order decides nothing. */
 const struct op *const ops[] = {
     &pointwise_op,
     &matmul_op,

@@ -48,6 +48,7 @@ static const struct row rows[] = {
 };
 
 weftStatus_t tensor_check_reach(const struct tensor *t) {
+    /* Extents of 0 count as 1 here: the others must be in range, too, or strides that are inferred overflow. */
     int64_t elements = 1, last = 0, step;
     for (int64_t i = 0; i < t->dims.count; i++)
         if (__builtin_mul_overflow(elements, t->dims.at[i] ? t->dims.at[i] : 1, &elements))
@@ -119,6 +120,7 @@ static weftStatus_t take_constant(struct tensor *t) {
              "%s: a constant has one element, a data type and the address of its bytes; dims are %s, data type %d. Set "
              "all three.",
              label, tensor_dims_text(t), t->type);
+    /* The user's memory may go once finalize has returned. */
     memcpy(t->constant, t->constant_address, (size_t)dtype_bytes((weftDataType_t)t->type, 1));
     t->is_constant = true;
     return WEFT_STATUS_SUCCESS;
@@ -144,6 +146,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     if (t->ragged_offset && t->ragged_offset->ragged_offset)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: ragged_offset, %s, has ragged offsets of its own. Give plain offsets.", label,
              descriptor_label(&t->ragged_offset->base));
+    /* A power of two has one bit set. */
     if (t->alignment & (t->alignment - 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: alignment is %lld bytes, no power of two. Use 1, 2, 4 ... 4096.",
              label, (long long)t->alignment);
@@ -207,12 +210,14 @@ int64_t tensor_bytes(const struct tensor *tensor) {
 }
 
 struct tensor tensor_mirror(const struct tensor *tensor) {
+    /* The count of holders is atomic and must not be copied as bytes; what lies behind it may. */
     enum { BEHIND = offsetof(struct tensor, base) + offsetof(struct descriptor, schema) };
     struct tensor copy = {.base.magic = tensor->base.magic};
     memcpy((char *)&copy + BEHIND, (const char *)tensor + BEHIND, sizeof copy - BEHIND);
     return copy;
 }
 
+/* Strides of dimensions of extent 1 do not count. */
 bool tensor_is_packed(const struct tensor *tensor) {
     int64_t expected = 1;
     if (tensor->vector_count > 1)
@@ -267,6 +272,7 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
         return;
     int64_t rank = tensor->dims.count;
     bool follow = like && like != tensor && like->strides.count == rank && tensor->vector_count == 1;
+    /* An insertion sort: ranks are small, and of equal strides the order must stay. */
     int64_t order[WEFT_DIM_MAX]; /* dims from the fastest to the slowest */
     for (int64_t i = 0; i < rank; i++) {
         int64_t dim = rank - 1 - i, at = i;

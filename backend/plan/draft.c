@@ -30,6 +30,7 @@ struct layout {
     int hole_count;
 };
 
+/* Far from INT64_MAX, so that an offset and a size never overflow together. */
 #define WORKSPACE_MOST (INT64_C(1) << 62)
 
 static int64_t align_up(int64_t bytes) { return round_up(bytes, WORKSPACE_ALIGNMENT); }
@@ -46,6 +47,7 @@ static void note_reading(struct layout *layout, int step, int operand) {
         draft->last_reading[value] = step;
     if (value != operand)
         draft->is_viewed[value] = true;
+    /* Within one step a value may stay in registers; whether it does is the family's business. */
     if (step != making_step(draft, value))
         layout->crosses[value] = true;
 }
@@ -66,6 +68,7 @@ static void list_lives(struct layout *layout) {
     const struct draft *draft = layout->draft;
     for (int v = 0; v < draft->graph->value_count; v++) {
         const struct tensor *tensor = draft->graph->values[v].tensor;
+        /* What is not virtual has memory of the user's; a view has that of what it views. */
         if (tensor->is_virtual && draft->cover.memory[v] == v && layout->crosses[v])
             layout->lives[layout->count++] = (struct life){.value = v,
                                                            .first = making_step(draft, v),
@@ -90,6 +93,7 @@ static int64_t take_room(struct layout *layout, int64_t bytes) {
     return offset;
 }
 
+/* Holes stay sorted and never touch, so that their number is at most one more than that of lives. */
 static void give_room(struct layout *layout, int64_t offset, int64_t bytes) {
     int low = 0, high = layout->hole_count - 1; /* the first hole behind is one of these */
     if (bytes == 0)
@@ -141,6 +145,7 @@ static weftStatus_t place_lives(struct layout *layout, struct arena *scratch) {
     layout->hole_count = 1;
     for (int i = 0; i < layout->count; i++) {
         const struct life *life = &layout->lives[i];
+        /* Strictly before: a step may not write over what it still reads. */
         for (; ending[ended].last < life->first; ended++)
             give_room(layout, draft->value_offset[ending[ended].value], ending[ended].bytes);
         int64_t offset = take_room(layout, life->bytes);
@@ -179,6 +184,7 @@ static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) 
     arena_free(&scratch);
     for (int s = 0; s < draft->cover.count; s++)
         most = draft->steps[s].workspace_bytes > most ? draft->steps[s].workspace_bytes : most;
+    /* Steps run one after another and share one scratch area, as large as the largest. */
     draft->workspace_bytes = add_sizes(draft->scratch_offset, align_up(most));
     return status;
 }
@@ -193,6 +199,7 @@ static int64_t count_bytes(const struct draft *draft, int step, int *counted) {
         for (int i = 0; i < region_node(region, k)->operand_count; i++) {
             int value = draft->cover.memory[region_node(region, k)->operands[i]];
             const struct tensor *tensor = draft->graph->values[value].tensor;
+            /* Each memory once per step, however many of its operations read it. */
             bool in_memory = !tensor->is_virtual || draft->value_offset[value] >= 0;
             if (in_memory && counted[value] != step + 1)
                 bytes = add_sizes(bytes, tensor_bytes(tensor));
@@ -246,6 +253,7 @@ static weftStatus_t draft_small(struct draft *draft, const struct knob_choices *
     int64_t wanted = draft->workspace_bytes, scratch = limit;
     struct knob_choices whole = {.count = knobs->count + 1};
     struct knob_choice *items;
+    /* A split-K of 1 costs time and saves the workspace of partial sums. */
     TRY(arena_alloc(arena, &items, (size_t)whole.count * sizeof *items));
     for (int i = 0; i < knobs->count; i++)
         items[i] = knobs->items[i];
@@ -258,6 +266,7 @@ static weftStatus_t draft_small(struct draft *draft, const struct knob_choices *
         if (!status && draft->workspace_bytes <= limit)
             return WEFT_STATUS_SUCCESS;
         if (attempt)
+            /* Intermediate tensors come first: what they leave of the limit is what steps may take. */
             scratch = draft->scratch_offset < limit ? limit - draft->scratch_offset : 0;
     }
     FAIL(WEFT_STATUS_NOT_SUPPORTED,

@@ -126,6 +126,7 @@ static const struct row engine_rows[] = {
               .doc = "its kernel families, in the order of the bits of knob WITHOUT_FAMILIES_EXT"),
 };
 
+/* NULL where the list has none of that type. */
 static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType_t type) {
     for (int64_t i = 0; i < knobs->count; i++)
         if (((const struct knob_info *)knobs->descriptors[i])->type == (int32_t)type)
@@ -158,6 +159,7 @@ static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob 
     info->least = knob->least;
     info->most = knob->most;
     info->stride = knob->stride;
+    /* Made by the library whole: there is nothing to check, and nobody may set it. */
     made->finalized = true;
     self->knobs.descriptors[self->knobs.count++] = made;
     return WEFT_STATUS_SUCCESS;
@@ -165,6 +167,7 @@ static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob 
 
 /* The union of the families' knobs, and the planner's own two. */
 static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engine *engine) {
+    /* At most as many as all families have, and the planner's two: those of one type become one. */
     int most = 2;
     for (int f = 0; engine->families[f]; f++)
         for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++)

@@ -32,6 +32,7 @@ static const struct row rows[] = {
 
 static void insert_by_time(struct list *results, struct engine_config *config) {
     int64_t at = results->count++;
+    /* Strictly greater: of equal times the engine that comes first in the list stays first. */
     for (; at > 0 && ((struct engine_config *)results->descriptors[at - 1])->seconds > config->seconds; at--)
         results->descriptors[at] = results->descriptors[at - 1];
     results->descriptors[at] = &config->base;
@@ -45,11 +46,13 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         struct device device;
         if (self->mode == WEFT_HEUR_MODE_FALLBACK && !engines[i]->is_fallback)
             continue;
+        /* An engine of another kind of device is no candidate, and no failure either. */
         if (choose_device(&device, self->device, self->graph->handle, NULL) || device.kind != engines[i]->device)
             continue;
         weftStatus_t status = make_config(&config, self->graph, i, self->device, NULL);
         if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
             return status;
+        /* Engines that decline are left out; weftQuerySupport tells why. */
         if (status == WEFT_STATUS_SUCCESS)
             insert_by_time(&self->results, config);
     }

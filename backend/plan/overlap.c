@@ -31,6 +31,7 @@ static int64_t place_in_output(const struct graph *graph, int in, int out) {
 /* Where the step that writes `out` and reads `in` lets `in` begin; -1: nowhere near. */
 static int64_t ask_step(const struct draft *draft, int in, int out) {
     const struct step *step = &draft->steps[writing_step(draft, out)];
+    /* The family knows in which order its kernel reads and writes; only it can allow this. */
     bool may_alias = may_share(draft, in, out) && step->family->may_alias && step->family->may_alias(step, in, out);
     return may_alias ? 0 : place_in_output(draft->graph, in, out);
 }
@@ -66,6 +67,7 @@ static void add_permission(struct plan *plan, struct slot *out, int in) {
 }
 
 weftStatus_t overlap_list(struct plan *plan) {
+    /* Counted first, then filled in: an input that is read twice is counted twice and listed once. */
     size_t most = 0;
     int count = 0;
     for (int s = 0; s < plan->slot_count; s++)

@@ -108,6 +108,7 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     entry->uids = pack->override_uids;
     entry->shapes = pack->override_shapes;
     entry->strides = pack->override_strides;
+    /* The pack is the caller's and may go: the entry keeps its own copy of what it is found by. */
     struct list *lists[] = {&entry->uids, &entry->shapes, &entry->strides};
     weftStatus_t status = plan_anew(&entry->plan, plan, pack);
     for (int i = 0; i < 3 && !status; i++)
@@ -138,6 +139,7 @@ weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct 
         *found = (struct plan *)descriptor_retain(&plan->base);
         return WEFT_STATUS_SUCCESS;
     }
+    /* Held while a plan is made: two threads with the same new shape then compile once. */
     pthread_mutex_lock(&plan->override_lock);
     entry = take(plan, pack);
     if (!entry)

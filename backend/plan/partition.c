@@ -11,6 +11,8 @@
 #include <math.h>
 #include <string.h>
 
+/* What `owner` says of a node that is in no part: not yet, its results are read by nobody, it is the memory of another
+   value. */
 enum { UNASSIGNED = -1, NOT_NEEDED = -2, VIEW = -3 };
 enum {
     JOINED_MAX = 8,      /* operations added at once */
@@ -66,6 +68,7 @@ static weftStatus_t ask(const struct partitioning *p, const struct family *famil
         return WEFT_STATUS_SUCCESS;
     struct step step = {.family = family, .region = *region, .seconds = *seconds};
     TRY(family->build(&step, p->device, p->knobs, p->arena));
+    /* Only the size of its workspace was asked for. */
     if (family->release)
         family->release(&step);
     if (step.workspace_bytes > p->scratch_limit)
@@ -225,6 +228,7 @@ static void put_order(const struct partitioning *p, int *order) {
 
 /* ---- Growing ----------------------------------------------------------------------------------------------------- */
 
+/* Regions list their nodes in the graph's order, in which producers come first. */
 static void insert_sorted(int *nodes, int count, int node) {
     int at = count;
     for (; at > 0 && nodes[at - 1] > node; at--)
@@ -346,6 +350,7 @@ static bool accepts_with_readers(struct partitioning *p, struct part *part, int 
 static double seconds_alone(struct partitioning *p, int node) {
     const struct region region = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
     struct offer offer;
+    /* Asked once for each node: every price here is made of many such answers. */
     if (p->alone[node] == 0) {
         weftStatus_t status = engine_offer(&offer, p->engine, &region, p->device, NULL);
         p->alone[node] = status ? INFINITY : offer.seconds;
@@ -389,11 +394,13 @@ static void set_inside(struct partitioning *p, const struct region *region, bool
 
 /* Adds one more neighbour to a candidate, or several, if family, price and order allow it. */
 static bool grow_once(struct partitioning *p, struct part *part) {
+    /* What is tried and refused is undone: nodes and part are put back as they were. */
     const struct part before = *part;
     int count = before.region.count;
     memcpy(p->grown, p->nodes, (size_t)count * sizeof *p->nodes);
     for (int i = 0; i < p->neighbour_count; i++) {
         insert_sorted(p->nodes, part->region.count++, p->neighbours[i]);
+        /* From the cheapest question to the dearest: most neighbours fail at the first. */
         if (accepts_with_readers(p, part, p->nodes) && pays(p, part, &before) && is_free(p, &part->region)) {
             set_inside(p, &part->region, true);
             update_neighbours(p, &part->region, p->grown, count);
@@ -430,6 +437,7 @@ static bool accepts_alone(struct partitioning *p, struct part *part, int *nodes,
 
 /* Grows a region from a seed; no candidate where the family does not accept that. */
 static weftStatus_t add_candidate(struct partitioning *p, const struct family *family, int seed, bool has_companions) {
+    /* Families beyond that only lose the chance to be cheaper; the first ones are tuned. */
     if (p->candidate_count == CANDIDATES_MAX)
         return WEFT_STATUS_SUCCESS;
     struct part *part = &p->candidates[p->candidate_count].part;
@@ -448,6 +456,7 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     int *nodes;
     TRY(arena_alloc(p->arena, &nodes, (size_t)part->region.count * sizeof *nodes));
     memcpy(nodes, p->nodes, (size_t)part->region.count * sizeof *nodes);
+    /* p->nodes is scratch of the next candidate. */
     part->region.nodes = nodes;
     return WEFT_STATUS_SUCCESS;
 }
@@ -457,6 +466,7 @@ static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
     p->candidate_count = 0;
     for (int g = f; p->engine->families[g] && (g == f || p->candidate_count > 0); g++) {
         const struct family *family = p->engine->families[g];
+        /* The last resort takes everything, at a price that says nothing: it is asked where nobody else begins. */
         if (!engine_uses(p->engine, family) || (g > f && family->is_last_resort))
             continue;
         if (family->companions)
@@ -483,6 +493,7 @@ static int gather_all(struct partitioning *p) {
 
 /* The least for all that any of the candidates serves; of equal ones the first. */
 static struct candidate *cheapest(struct partitioning *p) {
+    /* What one candidate leaves out, somebody else must serve: only sums over the same nodes compare. */
     struct candidate *best = p->candidates;
     int all = gather_all(p);
     for (int c = 0; c < p->candidate_count; c++) {
@@ -512,6 +523,7 @@ static weftStatus_t note_rivals(struct partitioning *p, const struct candidate *
     return WEFT_STATUS_SUCCESS;
 }
 
+/* One part of the cover: at a node that no part has yet, begun by the f-th family. */
 static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
     TRY(find_candidates(p, f, seed));
     if (p->candidate_count == 0)
@@ -679,6 +691,7 @@ static weftStatus_t leave_families_out(const struct engine **engine, int64_t bit
         count++;
     TRY(arena_alloc(arena, &kept, ((size_t)count + 1) * sizeof *kept));
     for (int f = 0; f < count; f++)
+        /* As many bits as the knob has, FAMILIES_MOST in plan/engine.c. */
         if (f >= 48 || !(bits >> f & 1))
             kept[kept_count++] = all[f];
     TRY(arena_copy(arena, &smaller, *engine, sizeof *smaller));
@@ -728,6 +741,7 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
         TRY(collect_refusals(&p, &cover->parts[i], cover->parts[i].region.nodes[0], cover->parts[i].family));
     }
     for (int n = 0; n < graph->node_count; n++)
+        /* Parts are numbered in the order in which they run; views and what nobody needs are in none. */
         p.owner[n] = p.owner[n] >= 0 ? place[p.owner[n]] : -1;
     return WEFT_STATUS_SUCCESS;
 }

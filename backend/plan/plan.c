@@ -64,6 +64,7 @@ static const struct row rows[] = {
 
 /* A GPU reads no element across its own size, whatever is declared. */
 int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor) {
+    /* Engines that take any alignment read elements alone, so asking for more would refuse what runs. */
     int64_t element = tensor_element_bytes(tensor);
     return plan->draft.engine->takes_any_alignment ? min64(tensor->alignment, element)
                                                    : max64(tensor->alignment, element);
@@ -98,6 +99,7 @@ static weftStatus_t list_slots(struct plan *plan) {
 /* ---- Finalize ---------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t write_tag(struct plan *plan) {
+    /* snprintf gives the length that it would have written: the loop ends where that is past the end. */
     char tag[512];
     size_t length = (size_t)snprintf(tag, sizeof tag, "eng%lld", (long long)plan->config->engine->index);
     for (int64_t i = 0; i < plan->config->knobs.count && length < sizeof tag; i++) {
@@ -151,6 +153,7 @@ static weftStatus_t limit_config(struct engine_config **config, const struct pla
     }
     arena_free(&arena);
     descriptor_release(setting);
+    /* The engine cannot keep to the limit: no error here, the caller words that. */
     return status == WEFT_STATUS_NOT_SUPPORTED ? WEFT_STATUS_SUCCESS : status;
 }
 
@@ -167,6 +170,7 @@ static weftStatus_t make_draft(struct plan *plan) {
     struct engine_config *limited;
     TRY(choose_plan_device(&device, plan));
     TRY(draft_config(plan, &device));
+    /* First without the limit: the draft within one may be slower, and most plans need little. */
     int64_t needed = plan->draft.workspace_bytes;
     if (needed <= plan->workspace_limit)
         return WEFT_STATUS_SUCCESS;
@@ -196,10 +200,12 @@ static void release_steps(struct plan *plan) {
     for (int s = 0; plan->draft.steps && s < plan->draft.cover.count; s++)
         if (plan->draft.steps[s].family)
             step_release(plan->draft.engine, &plan->draft.steps[s]);
+    /* Finalize may fail and be tried again: steps are released once. */
     plan->draft.steps = NULL;
 }
 
 static weftStatus_t build(struct plan *plan) {
+    /* A finalize that failed may have counted some. */
     plan->slot_count = 0;
     TRY(make_draft(plan));
     plan->workspace_bytes = plan->draft.workspace_bytes;
@@ -267,6 +273,7 @@ static weftStatus_t give_up_alignment(struct plan *plan) {
     weftStatus_t status = graph_change(&graph, engine->graph, &(struct changes){.element_aligned = true});
     if (!status)
         status = make_config(&config, graph, (int)engine->index, engine->device, &plan->config->knobs);
+    /* Statuses are grouped by thousands; any kind of NOT_SUPPORTED is a refusal. */
     bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
     if (is_declined && fallback_of(engines[engine->index], &fallback))
         status = make_config(&config, graph, fallback, engine->device, NULL);
@@ -291,6 +298,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     if (!plan->config)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: none of engine_config, operation_graph and json is set. Set one of them.",
              descriptor_label(descriptor));
+    /* Of overridden shapes, the one part of a plan that changes after finalize. */
     pthread_mutex_init(&plan->override_lock, NULL);
     weftStatus_t status = plan->element_aligned ? give_up_alignment(plan) : WEFT_STATUS_SUCCESS;
     if (!status)

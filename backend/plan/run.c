@@ -28,6 +28,8 @@ static weftStatus_t check_slots(const struct plan *plan, void *const *values) {
     for (int i = 0; i < plan->slot_count; i++) {
         const struct slot *slot = &plan->slots[i];
         const void *pointer = values[slot->value];
+        /* Alignments are powers of two. By-value scalars are copied byte by byte, wherever they lie; of tensors without
+           elements nothing is read. */
         bool is_aligned = !((uintptr_t)pointer & (uintptr_t)(slot->alignment - 1));
         if (slot->bytes && (!pointer || (!is_aligned && !plan->draft.graph->values[slot->value].tensor->is_by_value)))
             return fail_slot(plan, slot, pointer);
@@ -61,6 +63,8 @@ static weftStatus_t fail_elsewhere(const struct plan *plan) {
 
 /* What an execution writes down: on its stack for plans of usual size. Larger plans keep a frame for the next
    execution; who finds it taken, by another thread, makes one. */
+/* VALUES_ON_STACK pointers are 2 KiB. Up to SLOTS_BY_PAIRS slots, comparing each with each is faster than sorting them.
+   */
 enum { VALUES_ON_STACK = 256, SLOTS_BY_PAIRS = 64 };
 
 struct frame {
@@ -85,10 +89,12 @@ static weftStatus_t make_frame(struct frame **made, const struct plan *plan) {
 }
 
 static weftStatus_t take_frame(struct frame **frame, struct plan *plan) {
+    /* Without a lock: one frame waits in the plan, and whoever takes it leaves NULL. */
     *frame = atomic_exchange(&plan->spare_frame, NULL);
     return *frame ? WEFT_STATUS_SUCCESS : make_frame(frame, plan);
 }
 
+/* The frame that another thread has given back meanwhile is one too many. */
 static void give_frame(struct plan *plan, struct frame *frame) { free(atomic_exchange(&plan->spare_frame, frame)); }
 
 weftStatus_t plan_make_frame(struct plan *plan) {
@@ -154,6 +160,7 @@ static void set_memory(const struct draft *draft, void **values, void *workspace
 static weftStatus_t execute_in(const struct execution *execution, struct frame *frame) {
     const struct draft *draft = &execution->plan->draft;
     void **values = frame->values;
+    /* Checks before any step runs: a plan runs as a whole or not at all. */
     TRY(set_pointers(execution, values));
     TRY(check_slots(execution->plan, values));
     TRY(overlap_check(execution->plan, values, frame->spans));

@@ -40,6 +40,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
              "%s: override_shapes has %lld numbers, override_strides %lld. Give both for each overridden tensor.",
              descriptor_label(descriptor), (long long)pack->override_shapes.count,
              (long long)pack->override_strides.count);
+    /* Quadratic, over the few tensors of a pack that change their shape. */
     for (int64_t i = 0; i < pack->override_uids.count; i++)
         for (int64_t k = 0; k < i; k++)
             if (pack->override_uids.i64[i] == pack->override_uids.i64[k])
