@@ -9,6 +9,7 @@ weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const
     for (int f = 0; engine && engine->families[f]; f++) {
         const struct family *family = engine->families[f];
         double seconds;
+        /* A combination would ask back here, without end. */
         if (family->combines || !engine_uses(engine, family) || (may && !may(family)))
             continue;
         status = family->accepts(region, device, &seconds);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What the product families of all engines ask of a region. */
 #include "engines/product.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"

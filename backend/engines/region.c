@@ -48,6 +48,7 @@ static int list_values(int *outer, const struct region *region) {
     return count;
 }
 
+/* Linear: regions have a few values. */
 static int index_of(const int *sorted, int count, int number) {
     int low = 0;
     while (low < count && sorted[low] != number)
@@ -57,6 +58,7 @@ static int index_of(const int *sorted, int count, int number) {
 
 static weftStatus_t extract_node(struct node *made, const struct node *node, const int *outer, int values,
                                  struct arena *arena) {
+    /* The operation itself is shared: only which values it reads and writes is numbered anew. */
     *made = *node;
     TRY(arena_copy(arena, &made->operands, node->operands, (size_t)node->operand_count * sizeof *node->operands));
     for (int k = 0; k < node->operand_count; k++)
@@ -77,6 +79,7 @@ static weftStatus_t extract_value(struct graph *graph, int v, const struct value
             if (graph->nodes[i].operands[k] == v && !graph->nodes[i].is_output[k])
                 readers[inside++] = i;
     for (int r = 0; r < value->readers && outside < OUTSIDE_MOST && inside + outside < value->readers; r++)
+        /* A family asks whether anybody outside reads a value, and whether more than one does: two stand for all. */
         if (!region_has(region, value->read_by[r])) {
             readers[inside + outside++] = graph->node_count;
             graph->nodes[graph->node_count++] = (struct node){.op = region->graph->nodes[value->read_by[r]].op};
@@ -89,6 +92,7 @@ static weftStatus_t extract_value(struct graph *graph, int v, const struct value
 weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena) {
     struct graph *graph;
     int *values, *nodes, operands = operands_of(region);
+    /* Its label and handle are those of the whole graph, for messages. */
     TRY(descriptor_mirror(arena, &graph, &region->graph->base));
     TRY(arena_alloc(arena, &values, (size_t)operands * sizeof *values));
     TRY(arena_alloc(arena, &nodes, (size_t)region->count * sizeof *nodes));

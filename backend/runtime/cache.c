@@ -15,6 +15,7 @@
 #include <string.h>
 
 enum state { BEING_MADE, MADE, FAILED };
+/* Bytes of code that nobody holds and that is kept for the next plan: some thousand kernels. */
 enum { IDLE_BYTES_MAX = 64 << 20 };
 
 struct entry {
@@ -61,6 +62,7 @@ void cache_digest_headers(uint8_t digest[32], const struct program_header *heade
 void cache_identify(uint8_t identity[32], const struct program *program, const char *arch) {
     struct sha256 hash;
     uint8_t headers[32];
+    /* Of the library's version, since its headers may change without any text here changing. */
     int64_t numbers[] = {WEFT_MAJOR, WEFT_MINOR, WEFT_PATCHLEVEL, program->header_count, program->option_count};
     if (!program->headers_digest)
         cache_digest_headers(headers, program->headers, program->header_count);
@@ -80,6 +82,7 @@ static void make_key(uint8_t key[32], const struct program *program, const char 
                      const struct nvrtc_choice *choice) {
     struct sha256 hash;
     uint8_t identity[32];
+    /* Copies of NVRTC of one version may be different builds: their size tells most of them apart. */
     int64_t numbers[] = {choice->version, choice->file_bytes};
     if (program->identity && strcmp(choice->target, arch) == 0)
         memcpy(identity, program->identity, sizeof identity);
@@ -124,6 +127,7 @@ static void unlink_entry(struct entry *entry) {
 }
 
 static void drop_idle(void) {
+    /* Linear in the number of entries, and rare. */
     while (idle_bytes > IDLE_BYTES_MAX) {
         struct entry *oldest = NULL;
         for (struct entry *entry = entries; entry; entry = entry->next)
@@ -160,6 +164,7 @@ static struct entry *find_entry(const uint8_t key[32]) {
         return NULL;
     if (!entry->references++)
         idle_bytes -= entry->code.bytes;
+    /* The reference taken above keeps the entry alive while this thread waits without the lock. */
     while (entry->state == BEING_MADE)
         pthread_cond_wait(&entry->done, &lock);
     share_count++;
@@ -169,6 +174,7 @@ static struct entry *find_entry(const uint8_t key[32]) {
 static void publish(struct entry *entry, weftStatus_t status) {
     entry->status = status;
     entry->state = status ? FAILED : MADE;
+    /* Those who waited are other threads, whose own last message is another. */
     entry->text = status ? strdup(status_text()) : NULL;
     entry->code.image = entry->compiled.image;
     entry->code.bytes = entry->compiled.bytes;
@@ -198,6 +204,7 @@ static bool load(struct entry *entry) {
     size_t bytes, log_bytes, image_bytes;
     struct byte_reader reader;
     struct compiled found = {0};
+    /* What the folder holds is not trusted: damaged entries count as not found. */
     if (!store_load(entry->code.key, &payload, &bytes))
         return false;
     byte_reader_init(&reader, payload, bytes);
@@ -230,6 +237,7 @@ static weftStatus_t fill(struct entry *entry, const struct program *program, con
         if (!status)
             save(entry);
     }
+    /* Also of what was found in the cache, and of what does not compile: whoever dumps wants to see it. */
     dump_program(program, choice, entry->code.key, &entry->compiled);
     return status;
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The one check that every function with a handle begins with. */
 #include "runtime/context.h"
 
 weftStatus_t context_check(const struct weftContext *context, const char *where) {

@@ -15,6 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
+/* CUDA_DEVICES_MAX: GPUs that a process may enter. OLDEST_ARCH: sm_75, the first with mma.sync of 16-bit operands that
+   kernels use. */
 enum { CUDA_DEVICES_MAX = 64, OLDEST_ARCH = 75 };
 
 const char *device_kind_name(weftDeviceKind_t kind) { return kind == WEFT_DEVICE_CPU ? "cpu" : "cuda"; }
@@ -36,6 +38,7 @@ static void read_cpu_name(char *name, size_t bytes) {
         fclose(file);
 }
 
+/* Counted once: the pool of threads has that size for as long as the process lives. */
 static int host_threads;
 
 static void count_host_threads(void) {
@@ -87,6 +90,7 @@ static int read_properties(struct device *device, const struct driver *driver) {
         result = driver->device_get_attribute(&value, int_attributes[i].attribute, id);
         memcpy((char *)cuda + int_attributes[i].offset, &value, sizeof value);
     }
+    /* The three attributes have successive numbers. */
     for (int axis = 0; !result && axis < 3; axis++) {
         result = driver->device_get_attribute(&value, CUDA_MAX_GRID_DIM_X + axis, id);
         cuda->max_grid[axis] = value;
@@ -124,6 +128,7 @@ static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
     int result = read_properties(device, driver);
     if (result)
         return driver_fail(result, "cuda:%d: reading its properties", (int)ordinal);
+    /* Below, what Weft refuses or completes; the driver has told all it knows. */
     const struct cuda_properties *cuda = &device->cuda;
     if (cuda->major * 10 + cuda->minor < OLDEST_ARCH)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
@@ -211,6 +216,7 @@ static const struct {
 
 weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
     memset(device, 0, sizeof *device);
+    /* The newest known chip that is not newer: of its generation, or like one before. */
     size_t row = sizeof known / sizeof *known;
     while (row > 0 && known[row - 1].arch > major * 10 + minor)
         row--;
@@ -234,6 +240,7 @@ weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
         .l2_bytes = known[row].l2_bytes,
         .shared_per_block = known[row].shared_per_block,
         .shared_per_multiprocessor = known[row].shared_per_multiprocessor,
+        /* The same on every chip since sm_75. */
         .registers_per_multiprocessor = 65536,
         .threads_per_multiprocessor = known[row].threads_per_multiprocessor,
         .threads_per_block = 1024,
@@ -257,6 +264,7 @@ weftStatus_t device_read_arch(int *major, int *minor, const char *text) {
 
 void device_arch(char arch[16], const struct device *device) {
     snprintf(arch, 16, "sm_%d%d%s", device->cuda.major % 1000, device->cuda.minor % 10,
+             /* From sm_90 on kernels use instructions of one architecture alone (wgmma), whose target ends in a. */
              device->cuda.major >= 9 ? "a" : "");
 }
 
@@ -269,6 +277,7 @@ bool device_serves(const struct device *here, const struct device *planned) {
     return is_same_chip && (planned->is_described || planned->ordinal == here->ordinal);
 }
 
+/* Devices are made zeroed, so that padding compares equal, too. */
 bool device_same(const struct device *a, const struct device *b) { return memcmp(a, b, sizeof *a) == 0; }
 
 const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *device) {
@@ -292,6 +301,8 @@ static weftStatus_t retain_context(const struct device *device) {
     void *context = NULL;
     int id, result = CUDA_SUCCESS;
     TRY(driver_get(&driver));
+    /* Of two threads that come first, one opens the GPU. The context stays until the process ends: retaining and
+       releasing it costs milliseconds. */
     pthread_mutex_lock(&context_lock);
     if (!atomic_load(&contexts[device->ordinal])) {
         result = driver->device_get(&id, device->ordinal);
@@ -322,6 +333,7 @@ weftStatus_t device_enter(struct device_scope *scope, const struct device *devic
     }
     scope->driver = context_driver;
     int result = scope->driver->ctx_get_current(&current);
+    /* The usual case, as torch makes the same primary context current: nothing to push, nothing to pop. */
     if (!result && current == context)
         return WEFT_STATUS_SUCCESS;
     if (!result)

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Writes programs and their code to a folder for people to read: never read back, and no failure of theirs fails a
+   plan. */
 #define _GNU_SOURCE
 #include "runtime/dump.h"
 #include "base/environment.h"
@@ -63,6 +65,7 @@ void dump_program(const struct program *program, const struct nvrtc_choice *choi
             write_file(folder, program->headers[i].name, program->headers[i].text, strlen(program->headers[i].text));
     if (is_whole && compiled->image)
         is_whole = write_file(folder, compiled->is_ptx ? "image.ptx" : "image.cubin", compiled->image, compiled->bytes);
+    /* Once in a process on stderr; each time in the log. */
     if (!is_whole && !atomic_flag_test_and_set(&told))
         environment_warn("WEFT_DUMP_DIR", root, "where files cannot be written. Name a folder of yours.");
     if (!is_whole)

@@ -20,6 +20,7 @@ static weftStatus_t refuse_limits(const struct launch *launch) {
 
 static bool is_within_limits(const struct launch *launch) {
     const struct kernel *kernel = launch->kernel;
+    /* 64 bits: the product of three 32-bit extents. 1024, 1024 and 64 are the limits of every chip. */
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
     bool fits = threads > 0 && launch->block[0] <= 1024 && launch->block[1] <= 1024 && launch->block[2] <= 64 &&
                 threads <= (uint64_t)kernel->threads_per_block &&
@@ -72,6 +73,7 @@ weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream) {
     void *arguments[] = {(void *)launch->arguments};
     if (!is_within_limits(launch))
         return refuse_limits(launch);
+    /* An empty grid is no error here, though it is one to the driver: tensors may have no elements. */
     if (!launch->grid[0] || !launch->grid[1] || !launch->grid[2])
         return WEFT_STATUS_SUCCESS;
     configure(&c, launch, stream);
@@ -173,6 +175,7 @@ weftStatus_t tensor_map_im2col(struct cuda_tensor_map *map, const struct driver 
 
 /* ---- Autotuning, tests, doctor ----------------------------------------------------------------------------------- */
 
+/* The driver refuses 0 bytes; an address that is nobody else's is what the caller wants. */
 weftStatus_t memory_make(uint64_t *address, const struct driver *driver, size_t bytes) {
     *address = 0;
     int result = driver->mem_alloc(address, bytes ? bytes : 1);
@@ -207,6 +210,7 @@ weftStatus_t stopwatch_stop(const struct stopwatch *watch, weftStream_t stream) 
 }
 
 weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch) {
+    /* The driver counts in milliseconds, with a resolution of about half a microsecond. */
     float milliseconds = 0;
     int result = watch->driver->event_synchronize(watch->stop);
     if (!result)

@@ -196,6 +196,7 @@ void kernel_release(struct kernel *kernel) {
     free(kernel);
 }
 
+/* As the driver reckons it, of registers, threads and shared memory; clusters are not looked at. */
 weftStatus_t kernel_blocks_per_multiprocessor(int *blocks, const struct kernel *kernel, int threads, int shared_bytes) {
     int result = kernel->driver->occupancy_blocks(blocks, kernel->function, threads, (size_t)shared_bytes);
     return result ? driver_fail(result, "cuda:%d: asking how many blocks of kernel '%s' fit", (int)kernel->ordinal,

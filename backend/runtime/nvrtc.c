@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <time.h>
 
+/* NEWEST_MAJOR: how far file names are tried; versions beyond the ones known today are taken as they come. ARCHS_MAX: a
+   copy lists about 20. */
 enum { OLDEST_MAJOR = 12, NEWEST_MAJOR = 19, ARCHS_MAX = 64 };
 enum { NVRTC_OUT_OF_MEMORY = 1, NVRTC_COMPILATION = 6, NVRTC_BUILTIN_OPERATION_FAILURE = 7 };
 
@@ -90,6 +92,8 @@ static void load_builtins(struct nvrtc *copy, int major, int minor) {
 
 static void load_copy(struct nvrtc *copy) {
     int major = 0, minor = 0, count = 0;
+    /* RTLD_LOCAL: copies side by side must not see each other's symbols. They stay loaded: programs may be under way in
+       them. */
     void *library = dlopen(copy->path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         fault(copy, "it cannot be loaded: ", dlerror());
@@ -108,6 +112,7 @@ static void load_copy(struct nvrtc *copy) {
         fault(copy, "it does not tell its version and architectures", "");
         return;
     }
+    /* As the driver counts CUDA versions, so that the two compare. */
     copy->version = major * 1000 + minor * 10;
     copy->arch_count = count;
     load_builtins(copy, major, minor);
@@ -219,6 +224,8 @@ static void add_toolkits(void) {
 static void search(void) {
     if (is_searched)
         return;
+    /* At once, also where nothing is found: searching again would find nothing new, at the price of dozens of failed
+       loads. */
     is_searched = true;
     const char *forced = getenv("WEFT_NVRTC");
     if (forced && *forced) {
@@ -240,6 +247,7 @@ weftStatus_t nvrtc_set_search_paths(const char *paths) {
     if (paths && !copy)
         return status_no_memory(strlen(paths));
     pthread_mutex_lock(&lock);
+    /* Copies found before stay: choices point to them. */
     free(search_paths);
     search_paths = copy;
     is_searched = false;
@@ -272,6 +280,7 @@ static weftStatus_t judge(char why[512], const struct nvrtc *copy, int arch, int
                  arch);
         return WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH;
     }
+    /* Within a major version a newer compiler's cubins run on older drivers (minor version compatibility). */
     if (driver && copy->version / 1000 > driver / 1000) {
         snprintf(why, 512, "it is newer than the driver, which speaks CUDA %d.%d", driver / 1000, driver % 1000 / 10);
         return WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER;
@@ -522,6 +531,7 @@ static weftStatus_t compile(struct compiled *out, const struct nvrtc_choice *cho
                             const char **options, void *handle) {
     char target[64];
     snprintf(target, sizeof target, "--gpu-architecture=%s", choice->target);
+    /* The caller left room for it in front of the options. */
     options[0] = target;
     for (int i = 0; i < program->option_count; i++)
         options[i + 1] = program->options[i];

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A list of freed blocks under a lock, oldest first. A block goes to the stream that freed it alone: work on it is in
+   order there, so nobody has to wait. */
 #include "runtime/pool.h"
 #include "runtime/launch.h"
 
@@ -14,6 +16,7 @@ void pool_init(struct pool *pool, size_t bytes_max) {
 /* Blocks are of few sizes, so that one fits again where another size is asked for. */
 static size_t block_bytes(size_t bytes) {
     size_t step = STEP_BYTES;
+    /* Steps grow with the size: 8 to 16 of them make a block. */
     while (bytes / STEPS / 2 >= step)
         step *= 2;
     return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
@@ -68,7 +71,7 @@ static void meet_stream(struct pool *pool, const struct driver *driver, weftStre
     pool->streams[i].number = number;
 }
 
-/* The block that was freed last, for it may still lie in the second cache; 0: none fits. */
+/* The block that was freed last, for it may still lie in L2; 0: none fits. */
 static uint64_t find_block(struct pool *pool, const struct driver *driver, size_t bytes, weftStream_t stream,
                            uint64_t number) {
     uint64_t found = 0;
@@ -85,6 +88,7 @@ weftStatus_t pool_take(uint64_t *address, struct pool *pool, const struct driver
                        weftStream_t stream) {
     int capture = 0, result = driver->stream_is_capturing(stream, &capture);
     *address = 0;
+    /* A CUDA graph that is captured would use the block at every replay, when it may long be somebody else's. */
     if (result || capture)
         return driver_fail(result ? result : CUDA_CAPTURE_UNSUPPORTED, "allocating %zu bytes for a stream", bytes);
     uint64_t number;
@@ -100,6 +104,7 @@ void pool_give(struct pool *pool, const struct driver *driver, uint64_t address,
     bool is_kept = stream != CUDA_STREAM_PER_THREAD && whole <= pool->bytes_max;
     pthread_mutex_lock(&pool->lock);
     is_kept = is_kept && find_stream(pool, stream) >= 0;
+    /* The block that was freed longest ago makes room. */
     while (is_kept && (pool->count == POOL_BLOCKS_MAX || pool->bytes > pool->bytes_max - whole))
         memory_free(driver, remove_block(pool, 0));
     if (is_kept) {

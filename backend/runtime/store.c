@@ -23,7 +23,11 @@
 #include <unistd.h>
 
 static const char magic[8] = {'W', 'E', 'F', 'T', 'K', 'E', 'E', 'P'};
+/* HEADER_BYTES: magic number, format, key, digest of the payload, its length. ENTRY_BYTES_MAX: larger files are no
+   kernels of ours. */
 enum { FORMAT = 1, HEADER_BYTES = 8 + 4 + 32 + 32 + 8, ENTRY_BYTES_MAX = 128 << 20 };
+/* Listing the folder costs milliseconds: only every so many saves look whether others have filled it. STALE_SECONDS:
+   nobody writes one file for an hour. */
 enum { SAVES_PER_TRIM = 64, STALE_SECONDS = 3600 };
 
 enum mode { MODE_OFF, MODE_READ, MODE_WRITE };
@@ -83,6 +87,7 @@ static void make_folders(char *path) {
     mkdir(path, 0700);
 }
 
+/* Root could replace the library itself. */
 static bool is_trusted_owner(uid_t owner) { return owner == geteuid() || owner == 0; }
 
 static void open_store(void) {
@@ -248,6 +253,7 @@ static struct entry *list_entries(size_t *count, int64_t *bytes) {
         if (store.mode == MODE_WRITE && strncmp(item->d_name, ".tmp-", 5) == 0 &&
             info.st_mtim.tv_sec < time(NULL) - STALE_SECONDS)
             unlinkat(store.folder, item->d_name, 0);
+        /* 64 hexadecimal digits and ".weft". */
         if (length != 69 || strcmp(item->d_name + 64, ".weft") != 0)
             continue;
         struct entry *grown = bytes_grow(entries, &capacity, (*count + 1) * sizeof *entries);
@@ -285,6 +291,7 @@ static void trim(void) {
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
+/* write may put less than all of it, and a signal may interrupt it. */
 static bool write_all(int file, const uint8_t *src, size_t bytes) {
     while (bytes > 0) {
         ssize_t put = write(file, src, bytes);
@@ -309,6 +316,7 @@ static bool write_entry(const char *name, const struct byte_writer *entry) {
         return false;
     bool is_whole = write_all(file, entry->data, entry->length) && fsync(file) == 0;
     is_whole = close(file) == 0 && is_whole && renameat(store.folder, aside, store.folder, name) == 0;
+    /* close and unlink below may change what the caller reports. */
     int problem = errno;
     if (!is_whole)
         unlinkat(store.folder, aside, 0);

@@ -35,6 +35,7 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
                               .headers_digest = headers_digest,
                               .option_count = sizeof options / sizeof *options,
                               .options = options};
+    /* By what goes in and the architecture, not by the compiler: a plan saved elsewhere finds its code again. */
     cache_identify(kernel->identity, &program, arch);
     program.identity = kernel->identity;
     const struct carried_code *found = find_carried(carried, kernel->identity);
@@ -69,6 +70,7 @@ static void note_failure(struct compilation *all, weftStatus_t status) {
 static void *work(void *compilation) {
     struct compilation *all = compilation;
     int i;
+    /* Programs differ tenfold in time, so threads take the next one when they are free. */
     while ((i = atomic_fetch_add(&all->next, 1)) < all->count) {
         weftStatus_t status = kernel_compile(all->kernels[i], all->device, all->carried);
         if (status)
@@ -95,6 +97,7 @@ static weftStatus_t compile_all(struct compilation *all) {
 
 weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
                           const struct carried_codes *carried) {
+    /* On the heap for its size: a text of a few KiB. */
     struct compilation *all = calloc(1, sizeof *all);
     if (!all)
         return status_no_memory(sizeof *all);

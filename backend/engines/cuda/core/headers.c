@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <string.h>
 
+/* A bit for each device file, by its index in device_files. */
 struct file_set {
     uint64_t words[DEVICE_FILES_MAX / 64];
 };

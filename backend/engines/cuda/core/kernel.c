@@ -64,6 +64,7 @@ static void add_field(struct kernel_print *print, int value, const char *type, c
 }
 
 static void add_argument(struct kernel_print *print, struct argument argument) {
+    /* Counted on beyond what fits, so that kernel_finish can say how many there would be. */
     if (print->argument_count < ARGUMENTS_MAX)
         print->arguments[print->argument_count] = argument;
     print->argument_count++;
@@ -71,6 +72,7 @@ static void add_argument(struct kernel_print *print, struct argument argument) {
 
 void print_pointer(struct kernel_print *print, weftDataType_t type, int value, int64_t offset_bytes, const char *name) {
     const struct tensor *tensor = print->graph->values[value].tensor;
+    /* A kernel may not follow a pointer into host memory: such a scalar travels in the arguments. */
     bool is_by_value = tensor->is_by_value || tensor->is_constant;
     const char *element = cuda_element_name(type); /* families ask before they print */
     char field[32];
@@ -95,9 +97,11 @@ void print_scratch(struct kernel_print *print, const char *type, int64_t offset_
 
 void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name) {
     if (print->map_count == 0)
+        /* Only programs with maps pay for compiling what sm_90 has. */
         text_add(&print->constants, "#include \"core/ptx_sm90.cuh\"\n");
     add_field(print, value, "tensor_map", name);
     add_argument(print, (struct argument){ARGUMENT_MAP, value, print->map_count});
+    /* Room for the rest of the map, which is encoded at each launch; see core/load.c. */
     for (int i = 1; i < MAP_WORDS; i++)
         add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
     print->maps[print->map_count++] = *map;
@@ -122,6 +126,7 @@ void print_divisor(struct kernel_print *print, int64_t value, const char *name) 
     uint64_t bits = 0, divisor = value > 0 ? (uint64_t)value : 1;
     while (UINT64_C(1) << bits < divisor)
         bits++;
+    /* A divisor of 1 has no such form: the device code asks for it. */
     uint64_t magic = divisor == 1 ? 0 : ((UINT64_C(1) << (31 + bits)) + divisor - 1) / divisor;
     uint64_t shift = bits ? bits - 1 : 0;
     text_add(&print->fields, "    divisor %s;\n", name);

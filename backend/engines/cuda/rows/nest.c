@@ -152,6 +152,7 @@ bool schedule_calculates_in_double(const struct schedule *s) {
 
 /* ---- Vectors ----------------------------------------------------------------------------------------------------- */
 
+/* Bytes, at most 16: of what is scratch, which is aligned as a whole, the offset alone counts. */
 static int64_t operand_alignment(const struct rows *rows, const struct operand *operand) {
     int64_t offset = dtype_bytes(operand->type, operand->offset);
     return operand->memory < 0
@@ -175,6 +176,7 @@ static int vector_width(const struct schedule *s) {
             fits = i == fast ? fits : gcd64(fits, operand->strides[i] * bytes);
             is_whole = is_whole && (operand->strides[i] || nest->extents[i] == 1);
         }
+        /* An operand whose rows begin at multiples of 16 bytes takes any width that is a power of two. */
         if (fits < ACCESS_BYTES)
             length = gcd64(length, fits > bytes ? fits / bytes : 1);
         if (is_whole && bytes > widest)
@@ -194,6 +196,7 @@ static void narrow_vectors(struct schedule *s) {
             numbers += takes_part[i] && !s->rows->terms[i].spans;
         most = numbers > most ? numbers : most;
     }
+    /* Halving the width doubles the threads that share the same rows; below 4 accesses get too narrow. */
     while (s->vectors.width > 4 && s->vectors.width * most > ROW_REGISTERS)
         s->vectors.width /= 2;
 }
@@ -254,7 +257,9 @@ void schedule_allow_unaligned(struct schedule *s) {
     if (s->vectors.width * WIDENS > width || length < UNALIGNED_LEAST * width)
         return;
     s->vectors.width = (int)width;
+    /* At least so many whole vectors, wherever a row begins. */
     s->vectors.per_row = (length - margin) / width;
+    /* Up to width - 1 elements before the first vector, as many behind the last, and the margin. */
     s->unaligned.most = (int)(2 * width - 2 + margin);
     s->unaligned.margin = (int)margin;
 }

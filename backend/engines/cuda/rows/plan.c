@@ -22,6 +22,7 @@ static weftStatus_t check_tensor(const struct rows *rows, const struct descripto
     return WEFT_STATUS_SUCCESS;
 }
 
+/* All operations of a region that reduce must share their rows; the first one sets them. */
 static weftStatus_t find_space(struct rows *rows) {
     for (int i = 0; i < rows->region->count; i++) {
         struct dims dims;

@@ -2,11 +2,13 @@
 /* The row space: axes, and how tensors lie along them. */
 #include "engines/cuda/rows/plan.h"
 
+/* Groups of neighbours along a dimension, as group norm has of channels: two axes, of groups and within one. */
 static bool is_split(const struct rows *rows, int64_t dim) {
     return rows->parts[dim] != 1 && rows->parts[dim] != rows->dims.at[dim];
 }
 
 static weftStatus_t add_axis(struct rows *rows, int dim, int64_t extent, int64_t inner, bool is_reduced) {
+    /* An axis of one element needs no loop. */
     if (extent == 1)
         return WEFT_STATUS_SUCCESS;
     if (rows->axis_count == WEFT_DIM_MAX)

@@ -5,8 +5,10 @@
 
 #include <string.h>
 
+/* Bytes: what the driver gives allocations; vectors of 16 bytes and lines of L2 begin there. */
 enum { SCRATCH_ALIGNMENT = 256 };
 
+/* Building a program asks no status at each step: the first failure stays, and is asked for once at the end. */
 static void keep_trouble(struct rows *rows, weftStatus_t status) {
     if (!rows->trouble)
         rows->trouble = status;
@@ -41,6 +43,7 @@ static struct term *new_term(struct rows *rows, struct term term) {
     if (rows->term_count == TERMS_MAX) {
         keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                                        "the region would take more than %d terms", TERMS_MAX));
+        /* The last term is overwritten: the program is given up anyway, and writing stays within the array. */
         rows->term_count--;
     }
     rows->terms[rows->term_count] = term;
@@ -65,6 +68,7 @@ static void use(struct rows *rows, struct term *term, int name) {
     const struct term *used = &rows->terms[index];
     term->uses[term->use_count++] = index;
     term->spans = term->spans || used->spans;
+    /* The stage counts reductions that must be complete before: that of the latest operand. */
     term->stage = used->stage > term->stage ? used->stage : term->stage;
 }
 
@@ -105,6 +109,7 @@ int rows_input(struct rows *rows, const struct tensor *tensor, const char *type)
 
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type) {
     int value = graph_find_value(rows->graph, tensor), producer = rows->graph->values[value].producer;
+    /* Values that the region makes are not in memory yet, and rows without elements have no first one. */
     if ((producer >= 0 && region_has(rows->region, producer)) || rows_length(rows) == 0)
         return -1;
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1};
@@ -118,12 +123,14 @@ int rows_first(struct rows *rows, const struct tensor *tensor, const char *type)
 }
 
 int rows_reduce(struct rows *rows, int opcode, const char *type, int of) {
+    /* Moments and weights are two numbers: mean and squares, maximum and sum; the second has the next name. */
     int names = opcode == OPCODE_MOMENTS || opcode == OPCODE_WEIGHTS ? 2 : 1;
     struct term term = {
         .kind = TERM_REDUCTION, .opcode = opcode, .name = rows->next_name, .names = names, .type = type};
     rows->next_name += names;
     use(rows, &term, of);
     term.spans = false;
+    /* What needs a sum of the row waits for the next pass; nothing in the kernel reads sums of columns. */
     term.stage += opcode != ROWS_COLUMN_SUM;
     return new_term(rows, term)->name;
 }
