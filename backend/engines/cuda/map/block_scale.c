@@ -10,7 +10,7 @@
 
 #include <stdio.h>
 
-enum { THREADS = 256, WARP = 32 };
+enum { THREADS = 256, WARP = 32 }; /* threads of a block, of a warp */
 
 /* Either operation. */
 struct scaling {
@@ -92,7 +92,7 @@ static int order_dims(const struct dims *extents, const struct tensor *like, int
 }
 
 /* i<dim>: the index along a dim, taken off `rest`; the slowest is what is left. */
-static void print_digit(struct kernel_print *print, int dim, int64_t extent, bool is_slowest) {
+static void print_coordinate(struct kernel_print *print, int dim, int64_t extent, bool is_slowest) {
     char text[32];
     if (is_slowest) {
         text_add(&print->code, "    const u32 i%d = (u32)rest;\n", dim);
@@ -139,7 +139,7 @@ static void print_block(struct kernel_print *print, const struct scaling *s) {
         char index[32], extent[32];
         int dim = order[k];
         snprintf(index, sizeof index, "i%d", dim);
-        print_digit(print, dim, s->scale->dims.at[dim], k == 0);
+        print_coordinate(print, dim, s->scale->dims.at[dim], k == 0);
         print_scale_advance(print, s->scale, dim, index);
         if (dim == axis) {
             text_add(&print->code, "    left -= (i64)%s * p.block;\n", index);
@@ -163,7 +163,7 @@ static void print_locate(struct kernel_print *print, const struct scaling *s, co
         char index[32], block[64];
         int dim = order[k];
         snprintf(index, sizeof index, "i%d", dim);
-        print_digit(print, dim, s->y->dims.at[dim], k == 0);
+        print_coordinate(print, dim, s->y->dims.at[dim], k == 0);
         print_advance(print, "x", dim, index, s->x->strides.at[dim]);
         print_advance(print, "y", dim, index, s->y->strides.at[dim]);
         if (s->block.at[dim] > 1) {

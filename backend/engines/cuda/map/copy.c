@@ -4,7 +4,7 @@
 #include "graph/ops/pointwise.h"
 #include "graph/ops/transpose.h"
 
-enum { NODES_MAX = 5, VALUES_MAX = 6, OPERANDS_MAX = 4 };
+enum { NODES_MAX = 5, VALUES_MAX = 6, OPERANDS_MAX = 4 }; /* of the small graphs that are made here */
 
 struct small_graph {
     struct graph graph;

@@ -6,7 +6,7 @@
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/core/operand.h"
 
-enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256, TRANSPOSE_THREADS = 128 };
+enum { MAP_OPERANDS_MAX = 24, MAP_THREADS = 256, TRANSPOSE_THREADS = 128 }; /* threads of a block */
 
 /* Tiles of two dims of the space: `axis`, along which the staged operands lie in memory, and the last one,
    along which results do. Staged operands go through shared memory, so that both are read and written in whole

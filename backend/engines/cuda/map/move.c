@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { THREADS = 256, UNROLL = 4 };
+enum { THREADS = 256, UNROLL = 4 }; /* UNROLL: vectors that a thread loads before it stores them */
 
 struct movement {
     const struct region *region;
@@ -46,8 +46,8 @@ void part_order(struct part *part) {
             }
 }
 
-/* Makes one digit of neighbours that lie at one distance. */
-static void merge_digits(struct side *side) {
+/* Makes one mode of neighbours that lie at one distance. */
+static void merge_modes(struct side *side) {
     int rank = 0;
     for (int i = 0; i < side->rank; i++) {
         bool merges = rank && side->strides[rank - 1] == side->strides[i] * side->extents[i] &&
@@ -156,8 +156,8 @@ void part_complete(struct part *part) {
     part->elements = 1;
     for (int i = 0; i < part->to.rank; i++)
         part->elements *= part->to.extents[i];
-    merge_digits(&part->from);
-    merge_digits(&part->to);
+    merge_modes(&part->from);
+    merge_modes(&part->to);
     part->run = (int)gcd64(side_run(&part->from), side_run(&part->to));
     part->is_by_byte = part->run * dtype_of(part->to.type)->bits % 8 != 0;
 }

@@ -6,14 +6,10 @@
 
 #include "engines/cuda/core/kernel.h"
 
-/* One digit more than tensors have dims: that of the lanes of vectors. */
-enum {
-    SIDE_DIGITS = WEFT_DIM_MAX + 1,
-    MOVE_PARTS_PER_KERNEL = 8,
-    MOVE_PARTS_MAX = MOVE_PARTS_PER_KERNEL * KERNELS_MAX
-};
+/* One mode more than tensors have dims: that of the lanes of vectors. */
+enum { SIDE_MODES = WEFT_DIM_MAX + 1, MOVE_PARTS_PER_KERNEL = 8, MOVE_PARTS_MAX = MOVE_PARTS_PER_KERNEL * KERNELS_MAX };
 
-/* Where positions lie in one memory: position p in mixed radix, slowest digit first. */
+/* Where positions lie in one memory: position p in mixed radix, the slowest mode first. */
 struct side {
     const struct tensor *tensor; /* of the graph; its memory, unless that is scratch */
     weftDataType_t type;
@@ -21,7 +17,7 @@ struct side {
     int64_t scratch; /* where, in bytes from the start of the step's workspace */
     int64_t offset;  /* in elements */
     int rank;
-    int64_t extents[SIDE_DIGITS], strides[SIDE_DIGITS];
+    int64_t extents[SIDE_MODES], strides[SIDE_MODES];
 };
 
 /* One copy. Both sides count the same positions. Where runs fill no bytes of what is written, threads take bytes of it
@@ -33,7 +29,7 @@ struct part {
     bool is_by_byte;
 };
 
-/* Puts the digits in the order of memory of the side that is written; both sides must have the same ones. */
+/* Puts the modes in the order of memory of the side that is written; both sides must have the same ones. */
 void part_order(struct part *part);
 
 /* Counts the elements and finds how many go in one access, once both sides stand. */

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { SHORT_RUN = 2 };
+enum { SHORT_RUN = 2 }; /* elements of an access, at most, where a flat space may have longer ones */
 
 static bool is_op(const struct node *node, const struct op *op) { return op_of(node->op) == op; }
 
@@ -240,12 +240,12 @@ weftStatus_t map_analyse(struct map *map, const struct region *region) {
 /* ---- Choosing --------------------------------------------------------------------------------------------------- */
 
 enum {
-    SHORT_ROW_BYTES = 512,
-    TILE_BYTES = 16384,
-    LEAST_TILE_BYTES = 4096,
-    LINE_BYTES = 128,
-    STAGED_BYTES_MAX = 46 << 10,
-    TILE_UNIT = 16,
+    SHORT_ROW_BYTES = 512,       /* of a row that is copied together with those beside it */
+    TILE_BYTES = 16384,          /* of all staged operands */
+    LEAST_TILE_BYTES = 4096,     /* below which tiles are not halved to occupy more multiprocessors */
+    LINE_BYTES = 128,            /* of memory: what each side of a tile should be whole lines of */
+    STAGED_BYTES_MAX = 46 << 10, /* of the 48 KiB of shared memory that a block has without asking */
+    TILE_UNIT = 16,              /* elements, a multiple of every vector */
     BLOCKS_AT_ONCE = 8
 };
 

@@ -86,9 +86,9 @@ static void print_address(struct text *code, const struct map *map, int k, const
     }
 }
 
-/* The dims in the order in which their digits come off the number of a run or tile, and the length of each one's step:
+/* The dims in the order in which their coordinates come off the number of a run or tile, and the length of each one's step:
    tiles are counted along the last dim, then along the axis, then along the others. */
-static void find_digits(const struct map *map, int *dims, int64_t *steps) {
+static void find_coordinates(const struct map *map, int *dims, int64_t *steps) {
     const struct map_tile *tile = &map->tile;
     int count = 0, last = last_of(map);
     dims[count++] = last;
@@ -121,7 +121,7 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
     if (map->is_flat)
         count = space_elements(&map->space);
     const char *type = count < INT32_MAX ? "u32" : "i64";
-    find_digits(map, dims, steps);
+    find_coordinates(map, dims, steps);
     text_add(code, "struct place { i64 c0");
     for (int i = 1; i <= last; i++)
         text_add(code, ", c%d", i);

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { THREADS = 256, WORDS = 4 };
+enum { THREADS = 256, WORDS = 4 }; /* WORDS: random 32-bit words that one call of Philox gives */
 
 static const struct rng_op *op_at(const struct region *region) {
     return (const struct rng_op *)region_node(region, 0)->op;

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { SCRATCH_ALIGNMENT = 256 };
+enum { SCRATCH_ALIGNMENT = 256 }; /* bytes: lines of L2, and more than any access */
 
 /* Who may compute on plain tensors: not at the cost of bits, and without more copies. */
 static bool computes(const struct family *family) {
@@ -188,7 +188,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* A memory over the digits of the vectorised tensor: its dims, the lanes right after the dim that they split. */
+/* A memory over the modes of the vectorised tensor: its dims, the lanes right after the dim that they split. */
 static struct side side_of(const struct staged_value *value, bool is_scratch) {
     const struct tensor *held = is_scratch ? value->plain : value->tensor;
     int64_t lanes = value->tensor->vector_count, own = held->vector_count;

@@ -7,7 +7,7 @@
 
 #include "engines/cuda/core/take.h"
 
-enum { STAGED_MAX = 32 };
+enum { STAGED_MAX = 32 }; /* tensors of a region that are exchanged for others */
 
 struct staged_value {
     int value;

@@ -13,7 +13,7 @@
 enum index { BATCH, ROW, COLUMN, K, INDICES };
 enum { OPERAND_A, OPERAND_B, OPERANDS };
 enum { COORDINATES = 3, MODES_MAX = 16, EPILOGUE_OPERANDS_MAX = 32, REDUCTIONS_MAX = 4, NO_DIM = -1, NO_PHASE = -1 };
-enum { BEFORE_MAX = 16, NOTHING_BEFORE = -1 };
+enum { BEFORE_MAX = 16, NOTHING_BEFORE = -1 }; /* pointwise operations before a product */
 
 struct mode {
     int64_t extent;
@@ -288,7 +288,7 @@ weftStatus_t contraction_settle(struct contraction *c, const struct device *devi
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
 /* What it takes to move all that a settled contraction reads and writes. */
 double contraction_memory_seconds(const struct contraction *c, const struct device *device);
-enum { TILE_ROWS = 7, SPLITS_MAX = 64 };
+enum { TILE_ROWS = 7, SPLITS_MAX = 64 }; /* of the table of tiles; of k */
 
 /* ---- print.c: text and arguments of the kernels ---- */
 

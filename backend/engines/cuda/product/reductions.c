@@ -8,10 +8,10 @@
 #include "graph/ops/reduction.h"
 
 enum {
-    COMBINE_THREADS = 512,
-    PARTIALS_ALIGNMENT = 256,
-    COLUMN_LANES = 8, /* neighbours that are read at once, at least 32 bytes: */
-    ROW_LANES = 32,   /* rows have fewer partial sums */
+    COMBINE_THREADS = 512,    /* of a block that combines partial sums */
+    PARTIALS_ALIGNMENT = 256, /* bytes */
+    COLUMN_LANES = 8,         /* neighbours that are read at once, at least 32 bytes: */
+    ROW_LANES = 32,           /* rows have fewer partial sums */
 };
 
 /* How an operator takes an element in, what combines two (of core/reduce.cuh), and what comes of all. X: the number, N:

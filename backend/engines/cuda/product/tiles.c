@@ -4,10 +4,10 @@
 #include "engines/cuda/product/contraction.h"
 
 enum {
-    COMBINE_THREADS = 256,
+    COMBINE_THREADS = 256,            /* of a block that adds up splits */
     COMBINE_SHARERS_MAX = 32,         /* eight runs side by side are whole lines still */
     COMBINE_THREADS_WANTED = 1 << 17, /* as many as load at the same time */
-    GROUP_TILES = 8,                  /* rows of tiles that are walked together, so that their operands meet in L2 */
+    GROUP_TILES = 8,                  /* rows of tiles that are made together, so that their operands meet in L2 */
 };
 
 static const int64_t GRID_MAX = INT32_MAX;

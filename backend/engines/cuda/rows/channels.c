@@ -17,9 +17,9 @@ enum {
     PRODUCER = 32,       /* threads beside these, of which one asks for copies */
     LINE_VECTORS = 8,    /* of 16 bytes: a line of memory */
     BOX_POSITIONS = 256, /* of one copy, at most */
-    STAGES_LEAST = 3,
-    STAGES_MOST = 32,
-    OTHER_BYTES = 1024,
+    STAGES_LEAST = 3,    /* the same, at least */
+    STAGES_MOST = 32,    /* batches in shared memory */
+    OTHER_BYTES = 1024,  /* of shared memory: barriers and partial results */
 };
 
 static const double LAUNCH_SECONDS = 5e-6, CACHED_SHARE = 0.5;

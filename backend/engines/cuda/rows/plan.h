@@ -9,7 +9,7 @@
 #include "engines/cuda/core/operand.h"
 #include "graph/expansion.h"
 
-enum { ROWS_OPERANDS_MAX = 32, TERMS_MAX = 160, TERM_USES = 8 };
+enum { ROWS_OPERANDS_MAX = 32, TERMS_MAX = 160, TERM_USES = 8 }; /* of a row program; terms that one reads */
 
 /* operand.memory of what has no memory of a value of the graph. */
 enum { MEMORY_INDEX = -1, MEMORY_SCRATCH = -2 };

@@ -4,7 +4,12 @@
 #include "base/number.h"
 #include "engines/cuda/window/window.h"
 
-enum { ACCESS = 16, LANES_MOST = 16, LANES_LEAST = 4, DOWN = 4 };
+enum {
+    ACCESS = 16, /* bytes: what a thread takes of a pixel, and what the copy engine wants strides to be multiples of */
+    LANES_MOST = 16, /* threads side by side along the channels */
+    LANES_LEAST = 4, /* 64 bytes of channels */
+    DOWN = 4,        /* rows of a thread's patch */
+};
 
 static bool is_dense(const struct window *w, int axis) {
     return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && window_result(w)->size[axis] > 1;

@@ -6,7 +6,14 @@
 
 #include <string.h>
 
-enum { CHUNK = 16, WORD = 4, ALONG = 4, WHOLE_UNIT = 16, TILE_BYTES = 14 << 10, WHOLE_BYTES = 6 << 10 };
+enum {
+    CHUNK = 16,            /* bytes of one access */
+    WORD = 4,              /* bytes of a bank of shared memory */
+    ALONG = 4,             /* results side by side that a thread makes */
+    WHOLE_UNIT = 16,       /* planes, so many of which are whole chunks whatever the type */
+    TILE_BYTES = 14 << 10, /* of shared memory, at most, so that many blocks fit on a multiprocessor */
+    WHOLE_BYTES = 6 << 10, /* of a tile of whole planes: window/pool_whole.cuh says what others took */
+};
 
 static const int64_t BLOCKS_EACH = 8; /* of a multiprocessor, before tiles take more planes */
 

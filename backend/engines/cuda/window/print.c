@@ -49,19 +49,19 @@ static void print_operand(struct kernel_print *print, const struct window *w, co
     print_numbered(print, operand->size_stride, name);
 }
 
-/* A digit of the number of an item: which coordinate it adds to, and how much each. */
-struct digit {
+/* A mode of the number of an item: which coordinate it adds to, and how much each. */
+struct item_mode {
     const char *name;
     int64_t extent, stride, times;
 };
 
-/* The digits of an item, slowest first in memory: the result's image, run of channels, and place or patch along each
+/* The modes of an item, slowest first in memory: the result's image, run of channels, and place or patch along each
    axis. Rows of patches that neighbours take come right before the channels. */
-static int list_digits(const struct window *w, struct digit *digits) {
+static int list_modes(const struct window *w, struct item_mode *modes) {
     const struct resample_operand *result = window_result(w);
     int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
             step2 = w->kernel >= POOL && !w->g.backward ? w->patch[2] : 1;
-    const struct digit all[] = {
+    const struct item_mode all[] = {
         {"n", w->g.n, result->batch_stride, 1},
         {"at[0]", window_patches(w, 0), result->size_stride[0], 1},
         {"at[1]", divide_up(window_patches(w, 1), w->rows), result->size_stride[1], w->rows * step1},
@@ -74,26 +74,26 @@ static int list_digits(const struct window *w, struct digit *digits) {
         int at = count;
         if (all[i].extent == 1)
             continue;
-        for (; at > 0 && digits[at - 1].stride < all[i].stride; at--)
-            digits[at] = digits[at - 1];
-        digits[at] = all[i];
+        for (; at > 0 && modes[at - 1].stride < all[i].stride; at--)
+            modes[at] = modes[at - 1];
+        modes[at] = all[i];
         count++;
     }
     return count;
 }
 
 static void print_locate(struct kernel_print *print, const struct window *w) {
-    struct digit digits[COORDINATES_MAX];
-    int count = list_digits(w, digits);
+    struct item_mode modes[COORDINATES_MAX];
+    int count = list_modes(w, modes);
     text_add(&print->code, "DEVICE place locate(const arguments& p, position rest) {\n    place to = {};\n");
     for (int k = count; k-- > 0;) {
         char text[32];
-        snprintf(text, sizeof text, "digit%d", k);
+        snprintf(text, sizeof text, "mode%d", k);
         if (k > 0)
-            print_divisor(print, digits[k].extent, text);
-        text_add(&print->code, "    to.%s += ", digits[k].name);
+            print_divisor(print, modes[k].extent, text);
+        text_add(&print->code, "    to.%s += ", modes[k].name);
         text_add(&print->code, k > 0 ? "split(rest, p.%s)" : "rest", text);
-        text_add(&print->code, digits[k].times == 1 ? ";\n" : " * %lld;\n", (long long)digits[k].times);
+        text_add(&print->code, modes[k].times == 1 ? ";\n" : " * %lld;\n", (long long)modes[k].times);
     }
     text_add(&print->code, "    return to;\n}\n\n");
 }

@@ -4,15 +4,15 @@
 #include "engines/cuda/product/depthwise/depthwise.h"
 
 enum {
-    STRIP_MAX = 16,
-    THREADS_WANTED = 256,
-    BLOCKS_MAX = 8,
-    STAGES_LEAST = 2,
+    STRIP_MAX = 16,       /* neighbouring outputs of a thread */
+    THREADS_WANTED = 256, /* of a block */
+    BLOCKS_MAX = 8,       /* of a multiprocessor */
+    STAGES_LEAST = 2,     /* bands in shared memory */
     STAGES_WANTED = 3,
-    BAND_ROWS = 6,         /* of the image, between barriers, under large filters */
-    PRODUCTS_SHORT = 1000, /* in the text of a band that is unrolled */
-    MMA_TAPS_LEAST = 16,   /* fewer are done sooner by plain products */
-    PARTS_MAX = 512,
+    BAND_ROWS = 6,             /* of the image, between barriers, under large filters */
+    PRODUCTS_SHORT = 1000,     /* in the text of a band that is unrolled */
+    MMA_TAPS_LEAST = 16,       /* fewer are done sooner by plain products */
+    PARTS_MAX = 512,           /* of a filter gradient, each summed by a block of its own */
     SPARE_REGISTERS = 16,      /* beside what is counted: addresses, loop counters */
     PACKED_REGISTERS = 8,      /* the same, where the channels of a block lie apart */
     REGISTERS_LIGHT = 128,     /* of a thread, when many threads shall be resident */

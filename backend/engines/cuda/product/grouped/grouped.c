@@ -7,7 +7,12 @@
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
-enum { LIST_THREADS = 256, ROW_BLOCKS = 1024, GROUP_TILE_BYTES = 16, WORDS_BYTES = 16 };
+enum {
+    LIST_THREADS = 256,    /* of the block that lists the tiles */
+    ROW_BLOCKS = 1024,     /* that gather rows, at most */
+    GROUP_TILE_BYTES = 16, /* of an entry of the list, see product/grouped/tile_list.cuh */
+    WORDS_BYTES = 16,      /* of one access to a row */
+};
 
 /* Large tiles where experts fill them; sums of 8 bytes leave room for small ones alone. */
 static const struct tile mma_tiles[] = {{128, 128, 2, 4, 0, 0, 0.60}, {64, 64, 4, 2, 0, 0, 0.40}};

@@ -7,7 +7,11 @@
 #include "engines/cuda/product/grouped/grouped.h"
 #include "engines/cuda/product/hopper/hopper.h"
 
-enum { MAP_ALIGNMENT = 16, TILES = 8, RUN_MAX = 8 };
+enum {
+    MAP_ALIGNMENT = 16, /* bytes: of addresses and strides that the copy engine takes */
+    TILES = 8,          /* rows of the table below */
+    RUN_MAX = 8,        /* neighbours of the result that a thread makes */
+};
 
 /* As of the Hopper family, with its efficiencies; low ones for experts with few rows. */
 static const struct hopper_tile tiles[TILES] = {

@@ -9,11 +9,11 @@
 #include "graph/ops/matmul.h"
 
 enum {
-    WARPGROUP = 128,
-    BARRIER_BYTES = 16, /* of a slot */
-    STAYING_SHARE = 33, /* one multiprocessor of so many may idle where blocks keep to their columns */
-    SKINNY_COLUMNS = 128,
-    STAGES_LEAST = 3,
+    WARPGROUP = 128,           /* threads */
+    BARRIER_BYTES = 16,        /* of a slot */
+    STAYING_SHARE = 33,        /* one multiprocessor of so many may idle where blocks keep to their columns */
+    SKINNY_ROWS = 128,         /* of a result, up to which A and B swapped are tried, too */
+    STAGES_LEAST = 3,          /* of 128 bytes of k */
     SHARED_MAX = 232448,       /* all that a block can have */
     MULTIPROCESSORS_LEAST = 4, /* what a cluster of two parts takes */
 };
@@ -124,7 +124,7 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
     struct hopper swapped;
     TRY(hopper_check_device(device, "Hopper family"));
     TRY(analyse_as(h, region, device, knobs, narrows, false));
-    bool lead_is_row = h->c.epilogue.lead == ROW, is_skinny = modes_extent(&h->c.modes[ROW]) <= SKINNY_COLUMNS;
+    bool lead_is_row = h->c.epilogue.lead == ROW, is_skinny = modes_extent(&h->c.modes[ROW]) <= SKINNY_ROWS;
     if (!h->is_swapped && (!h->tile || lead_is_row || is_skinny)) {
         if (analyse_as(&swapped, region, device, knobs, narrows, true) != WEFT_STATUS_SUCCESS)
             status_clear();

@@ -6,52 +6,55 @@
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 
-enum { ROW_BYTES = 16, BLOCK_BYTES = 128 };
+enum { ROW_BYTES = 16, BLOCK_BYTES = 128 }; /* what the copy engine wants rows to begin at; of a step along k */
 
 /* ---- Which tensors, and of which types ----------------------------------------------------------------------------
    */
 
-static weftStatus_t find_product(struct wishes *wishes, const struct region *region) {
+static weftStatus_t find_product(struct repack_candidates *candidates, const struct region *region) {
     const struct node *first = region_node(region, 0);
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         bool is_product = op_of(node->op) == &matmul_op || conv_is(node->op);
-        if (is_product && wishes->node)
+        if (is_product && candidates->node)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s: operands of one product are packed at a time.",
-                 descriptor_label(wishes->node->op), descriptor_label(node->op));
-        wishes->node = is_product ? node : wishes->node;
+                 descriptor_label(candidates->node->op), descriptor_label(node->op));
+        candidates->node = is_product ? node : candidates->node;
     }
-    if (!wishes->node)
+    if (!candidates->node)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no matmul or convolution whose operands to pack.",
              descriptor_label(first->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t add_wish(struct wishes *wishes, int at, const struct region *region, const struct tensor *tensor) {
-    struct wish *wish = &wishes->at[at];
+static weftStatus_t add_candidate(struct repack_candidates *candidates, int at, const struct region *region,
+                                  const struct tensor *tensor) {
+    struct repack_candidate *candidate = &candidates->at[at];
     if (tensor->is_by_value || tensor->is_constant || tensor->vector_count != 1 || tensor_elements(tensor) == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is empty, vectorised or not in memory.",
-             descriptor_label(wishes->node->op), descriptor_label(&tensor->base));
-    *wish = (struct wish){
+             descriptor_label(candidates->node->op), descriptor_label(&tensor->base));
+    *candidate = (struct repack_candidate){
         .value = graph_find_value(region->graph, tensor), .tensor = tensor, .packed = tensor_mirror(tensor)};
-    wish->packed.is_virtual = false;
-    wish->packed.alignment = ROW_BYTES;
-    wish->tensor_view = tensor_mirror(tensor);
+    candidate->packed.is_virtual = false;
+    candidate->packed.alignment = ROW_BYTES;
+    candidate->tensor_view = tensor_mirror(tensor);
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t add_factors(struct wishes *wishes, const struct region *region) {
-    if (op_of(wishes->node->op) == &matmul_op) {
-        const struct matmul_op *op = (const struct matmul_op *)wishes->node->op;
-        TRY(add_wish(wishes, PACKED_A, region, op->a));
-        return add_wish(wishes, PACKED_B, region, op->b);
+static weftStatus_t add_operands(struct repack_candidates *candidates, const struct region *region) {
+    if (op_of(candidates->node->op) == &matmul_op) {
+        const struct matmul_op *op = (const struct matmul_op *)candidates->node->op;
+        TRY(add_candidate(candidates, PACKED_A, region, op->a));
+        return add_candidate(candidates, PACKED_B, region, op->b);
     }
-    struct conv_geometry g = conv_geometry(wishes->node->op);
-    TRY(add_wish(wishes, PACKED_A, region, g.direction == CONV_FORWARD ? g.x.tensor : g.y.tensor));
-    return add_wish(wishes, PACKED_B, region, g.direction == CONV_FILTER ? g.x.tensor : g.w.tensor);
+    struct conv_geometry g = conv_geometry(candidates->node->op);
+    TRY(add_candidate(candidates, PACKED_A, region, g.direction == CONV_FORWARD ? g.x.tensor : g.y.tensor));
+    return add_candidate(candidates, PACKED_B, region, g.direction == CONV_FILTER ? g.x.tensor : g.w.tensor);
 }
 
-static weftDataType_t type_of(const struct wish *wish) { return (weftDataType_t)wish->packed.type; }
+static weftDataType_t type_of(const struct repack_candidate *candidate) {
+    return (weftDataType_t)candidate->packed.type;
+}
 
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
@@ -61,10 +64,10 @@ static bool fits_tensor_cores(weftDataType_t type) {
 }
 
 /* Types for tensor cores in which both operands are exact: what is shorter is widened. */
-static weftStatus_t find_types(struct wishes *wishes) {
-    struct wish *left = &wishes->at[PACKED_A], *right = &wishes->at[PACKED_B];
+static weftStatus_t find_types(struct repack_candidates *candidates) {
+    struct repack_candidate *left = &candidates->at[PACKED_A], *right = &candidates->at[PACKED_B];
     for (int f = PACKED_A; f <= PACKED_B; f++) {
-        struct tensor *packed = &wishes->at[f].packed;
+        struct tensor *packed = &candidates->at[f].packed;
         packed->type = packed->type == WEFT_DATA_INT4    ? WEFT_DATA_INT8
                        : packed->type == WEFT_DATA_UINT4 ? WEFT_DATA_UINT8
                                                          : packed->type;
@@ -73,7 +76,7 @@ static weftStatus_t find_types(struct wishes *wishes) {
     if (a != b && !(dtype_is_fp8(a) && dtype_is_fp8(b)) && !(is_int8(a) && is_int8(b))) {
         if (!fits_tensor_cores(a) || !fits_tensor_cores(b))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: no type of tensor cores holds both %s and %s.",
-                 descriptor_label(wishes->node->op), dtype_of(a)->name, dtype_of(b)->name);
+                 descriptor_label(candidates->node->op), dtype_of(a)->name, dtype_of(b)->name);
         bool has_float = a == WEFT_DATA_FLOAT || b == WEFT_DATA_FLOAT || (dtype_is_half(a) && dtype_is_half(b));
         left->packed.type = right->packed.type = (int32_t)(has_float          ? WEFT_DATA_FLOAT
                                                            : dtype_is_half(a) ? a
@@ -90,10 +93,10 @@ static weftStatus_t find_types(struct wishes *wishes) {
 
 /* The packed tensor's strides: `dim` innermost, in rows of whole ROW_BYTES, and the others around it in the order in
    which they lie. */
-static weftStatus_t lay_out(struct wish *wish, int dim) {
-    struct tensor *packed = &wish->packed;
-    const int64_t *like = wish->tensor->strides.at, *dims = packed->dims.at;
-    int64_t unit = ROW_BYTES * 8 / dtype_of(type_of(wish))->bits;
+static weftStatus_t lay_out(struct repack_candidate *candidate, int dim) {
+    struct tensor *packed = &candidate->packed;
+    const int64_t *like = candidate->tensor->strides.at, *dims = packed->dims.at;
+    int64_t unit = ROW_BYTES * 8 / dtype_of(type_of(candidate))->bits;
     packed->strides.count = packed->dims.count;
     for (int64_t i = 0; i < packed->dims.count; i++) {
         int64_t stride = round_up(dims[dim], unit);
@@ -102,26 +105,26 @@ static weftStatus_t lay_out(struct wish *wish, int dim) {
                 stride *= dims[j];
         packed->strides.at[i] = i == dim ? 1 : stride;
     }
-    wish->packed_view = *packed;
+    candidate->packed_view = *packed;
     return tensor_check_reach(packed);
 }
 
 /* `k` of an operand, or where 16 bits lie along its other index already, that. */
-static int matrix_dim(const struct wish *wish, int k, int other) {
-    const int64_t *strides = wish->tensor->strides.at;
-    return dtype_is_half(type_of(wish)) && strides[k] != 1 && strides[other] == 1 ? other : k;
+static int matrix_dim(const struct repack_candidate *candidate, int k, int other) {
+    const int64_t *strides = candidate->tensor->strides.at;
+    return dtype_is_half(type_of(candidate)) && strides[k] != 1 && strides[other] == 1 ? other : k;
 }
 
 /* What is summed lies innermost. Of a filter gradient that is the image's number, as pixels under taps are anywhere;
    but operands of 16 bits are turned on the way, and keep their channels. */
-static weftStatus_t lay_out_factors(struct wishes *wishes) {
-    struct wish *left = &wishes->at[PACKED_A], *right = &wishes->at[PACKED_B];
-    if (op_of(wishes->node->op) == &matmul_op) {
+static weftStatus_t lay_out_operands(struct repack_candidates *candidates) {
+    struct repack_candidate *left = &candidates->at[PACKED_A], *right = &candidates->at[PACKED_B];
+    if (op_of(candidates->node->op) == &matmul_op) {
         int last = (int)left->tensor->dims.count - 1;
         TRY(lay_out(left, matrix_dim(left, last, last - 1)));
         return lay_out(right, matrix_dim(right, last - 1, last));
     }
-    struct conv_geometry g = conv_geometry(wishes->node->op);
+    struct conv_geometry g = conv_geometry(candidates->node->op);
     int channel = (int)g.x.tensor->dims.count - g.spatial - 1;
     if (g.direction == CONV_FILTER && !dtype_is_half(type_of(left)))
         channel = 0;
@@ -156,33 +159,33 @@ static struct tensor filter_view(const struct tensor *tensor, const struct conv_
 }
 
 /* Groups whose channels fill no block of the tensor cores are merged until they do, or all of them. */
-static int64_t groups_to_merge(const struct wishes *wishes, const struct conv_geometry *g) {
-    int64_t block = BLOCK_BYTES * 8 / dtype_of(type_of(&wishes->at[PACKED_A]))->bits, merged = 1;
+static int64_t groups_to_merge(const struct repack_candidates *candidates, const struct conv_geometry *g) {
+    int64_t block = BLOCK_BYTES * 8 / dtype_of(type_of(&candidates->at[PACKED_A]))->bits, merged = 1;
     int64_t k = g->direction == CONV_DATA ? g->k : g->c;
     while (merged < g->groups && (g->groups % merged != 0 || merged * k % block != 0))
         merged++;
     return merged;
 }
 
-static weftStatus_t merge_groups(struct wishes *wishes, const struct region *region) {
+static weftStatus_t merge_groups(struct repack_candidates *candidates, const struct region *region) {
     struct conv_geometry g = {.groups = 1};
-    if (conv_is(wishes->node->op))
-        g = conv_geometry(wishes->node->op);
-    int64_t merged = g.groups > 1 ? groups_to_merge(wishes, &g) : 1;
+    if (conv_is(candidates->node->op))
+        g = conv_geometry(candidates->node->op);
+    int64_t merged = g.groups > 1 ? groups_to_merge(candidates, &g) : 1;
     bool is_result = g.direction == CONV_FILTER;
     if (merged == 1 || g.w.tensor->dims.count != g.spatial + 2 || (is_result && (region->count > 1 || g.beta != 0)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: there are no narrow groups to merge.",
-             descriptor_label(wishes->node->op));
+             descriptor_label(candidates->node->op));
     if (is_result)
-        TRY(add_wish(wishes, PACKED_RESULT, region, g.w.tensor));
-    struct wish *wish = &wishes->at[is_result ? PACKED_RESULT : PACKED_B];
-    bool is_swapped = g.direction == CONV_DATA && !dtype_is_half(type_of(wish));
-    wish->packed.dims.at[1] = merged * g.c;
-    TRY(lay_out(wish, is_swapped ? 0 : 1));
-    wish->tensor_view = filter_view(wish->tensor, &g, merged, false, false);
-    wish->packed_view = filter_view(&wish->packed, &g, merged, !is_result, is_result);
-    wish->is_diagonal = !is_result;
-    wish->is_needed = true;
+        TRY(add_candidate(candidates, PACKED_RESULT, region, g.w.tensor));
+    struct repack_candidate *candidate = &candidates->at[is_result ? PACKED_RESULT : PACKED_B];
+    bool is_swapped = g.direction == CONV_DATA && !dtype_is_half(type_of(candidate));
+    candidate->packed.dims.at[1] = merged * g.c;
+    TRY(lay_out(candidate, is_swapped ? 0 : 1));
+    candidate->tensor_view = filter_view(candidate->tensor, &g, merged, false, false);
+    candidate->packed_view = filter_view(&candidate->packed, &g, merged, !is_result, is_result);
+    candidate->is_diagonal = !is_result;
+    candidate->is_needed = true;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -198,8 +201,8 @@ static bool never_overlaps(const struct conv_geometry *g) {
     return never && g->w.size[0] * g->w.size[1] * g->w.size[2] > 1;
 }
 
-static void add_mode(struct wish *wish, int64_t extent, int64_t stride, int64_t packed_stride) {
-    struct tensor *from = &wish->tensor_view, *to = &wish->packed_view;
+static void add_mode(struct repack_candidate *candidate, int64_t extent, int64_t stride, int64_t packed_stride) {
+    struct tensor *from = &candidate->tensor_view, *to = &candidate->packed_view;
     from->strides.at[from->dims.count] = stride;
     to->strides.at[to->dims.count] = packed_stride;
     from->dims.at[from->dims.count++] = to->dims.at[to->dims.count++] = extent;
@@ -207,41 +210,41 @@ static void add_mode(struct wish *wish, int64_t extent, int64_t stride, int64_t 
 }
 
 /* An image as patches, or a filter, which has one: channels and taps are one dimension of the packed tensor. */
-static weftStatus_t make_patches(struct wish *wish, const struct conv_geometry *g, const struct conv_operand *operand,
-                                 int dim, bool is_filter) {
-    struct tensor *packed = &wish->packed;
+static weftStatus_t make_patches(struct repack_candidate *candidate, const struct conv_geometry *g,
+                                 const struct conv_operand *operand, int dim, bool is_filter) {
+    struct tensor *packed = &candidate->packed;
     int first = 3 - g->spatial;
     int64_t taps = g->w.size[0] * g->w.size[1] * g->w.size[2];
     packed->dims.at[1] = g->c * taps;
     for (int i = first; i < 3; i++)
         packed->dims.at[2 + i - first] = is_filter ? 1 : g->y.size[i];
-    TRY(lay_out(wish, dim));
-    wish->tensor_view.dims.count = wish->packed_view.dims.count = 0;
-    add_mode(wish, packed->dims.at[0], operand->outer_stride, packed->strides.at[0]);
-    add_mode(wish, g->c, operand->channel_stride, taps * packed->strides.at[1]);
+    TRY(lay_out(candidate, dim));
+    candidate->tensor_view.dims.count = candidate->packed_view.dims.count = 0;
+    add_mode(candidate, packed->dims.at[0], operand->outer_stride, packed->strides.at[0]);
+    add_mode(candidate, g->c, operand->channel_stride, taps * packed->strides.at[1]);
     for (int i = first; i < 3; i++) {
         taps /= g->w.size[i];
-        add_mode(wish, g->w.size[i], operand->size_stride[i], taps * packed->strides.at[1]);
+        add_mode(candidate, g->w.size[i], operand->size_stride[i], taps * packed->strides.at[1]);
     }
     for (int i = first; i < 3 && !is_filter; i++)
-        add_mode(wish, g->y.size[i], g->stride[i] * operand->size_stride[i], packed->strides.at[2 + i - first]);
-    wish->is_needed = true;
+        add_mode(candidate, g->y.size[i], g->stride[i] * operand->size_stride[i], packed->strides.at[2 + i - first]);
+    candidate->is_needed = true;
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t cut_patches(struct wishes *wishes, const struct region *region) {
+static weftStatus_t cut_patches(struct repack_candidates *candidates, const struct region *region) {
     struct conv_geometry g = {.groups = 0};
-    if (conv_is(wishes->node->op))
-        g = conv_geometry(wishes->node->op);
+    if (conv_is(candidates->node->op))
+        g = conv_geometry(candidates->node->op);
     bool is_result = g.direction == CONV_FILTER;
     if (!g.groups || !never_overlaps(&g) || (is_result && (region->count > 1 || g.beta != 0)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its taps overlap or there is one, and are no patches.",
-             descriptor_label(wishes->node->op));
+             descriptor_label(candidates->node->op));
     if (is_result)
-        TRY(add_wish(wishes, PACKED_RESULT, region, g.w.tensor));
-    struct wish *image = &wishes->at[is_result ? PACKED_B : PACKED_A];
+        TRY(add_candidate(candidates, PACKED_RESULT, region, g.w.tensor));
+    struct repack_candidate *image = &candidates->at[is_result ? PACKED_B : PACKED_A];
     TRY(make_patches(image, &g, &g.x, is_result && !dtype_is_half(type_of(image)) ? 0 : 1, false));
-    return make_patches(&wishes->at[is_result ? PACKED_RESULT : PACKED_B], &g, &g.w, 1, true);
+    return make_patches(&candidates->at[is_result ? PACKED_RESULT : PACKED_B], &g, &g.w, 1, true);
 }
 
 /* ---- Lines --------------------------------------------------------------------------------------------------------
@@ -253,13 +256,14 @@ static bool skips(const struct conv_geometry *g, int i) {
            (g->y.size[i] - 1) * g->stride[i] < g->x.size[i];
 }
 
-static weftStatus_t leave_lines_out(struct wishes *wishes) {
+static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
     struct conv_geometry g = {.groups = 0};
-    if (conv_is(wishes->node->op))
-        g = conv_geometry(wishes->node->op);
+    if (conv_is(candidates->node->op))
+        g = conv_geometry(candidates->node->op);
     if (!g.groups || g.direction == CONV_DATA || (!skips(&g, 0) && !skips(&g, 1)))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it sees all lines of an image.", descriptor_label(wishes->node->op));
-    struct wish *image = &wishes->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it sees all lines of an image.",
+             descriptor_label(candidates->node->op));
+    struct repack_candidate *image = &candidates->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
     int inner = 0;
     while (image->packed.strides.at[inner] != 1)
         inner++;
@@ -274,19 +278,20 @@ static weftStatus_t leave_lines_out(struct wishes *wishes) {
     return lay_out(image, inner);
 }
 
-weftStatus_t wishes_rewrite(const struct wishes *wishes, const struct descriptor *op, struct arena *arena) {
+weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const struct descriptor *op,
+                            struct arena *arena) {
     struct conv_op *conv = (struct conv_op *)op;
     struct convolution *parameters;
-    if (wishes->writing != PATCHES && wishes->writing != LINES)
+    if (candidates->writing != PATCHES && candidates->writing != LINES)
         return WEFT_STATUS_SUCCESS;
     TRY(arena_copy(arena, &parameters, conv->parameters, sizeof *parameters));
     conv->parameters = parameters;
-    if (wishes->writing == PATCHES) {
+    if (candidates->writing == PATCHES) {
         parameters->stride.count = parameters->dilation.count = 0; /* 1 */
         parameters->pre_padding.count = parameters->post_padding.count = 0;
         return WEFT_STATUS_SUCCESS;
     }
-    struct conv_geometry g = conv_geometry(wishes->node->op);
+    struct conv_geometry g = conv_geometry(candidates->node->op);
     for (int i = 3 - g.spatial; i < 2; i++)
         if (skips(&g, i)) {
             parameters->stride.at[i - 3 + g.spatial] = 1;
@@ -303,24 +308,25 @@ static bool is_across(const struct tensor *tensor, const struct tensor *made, in
     return tensor_same_dims(tensor, made) && tensor->strides.at[channel] != 1;
 }
 
-static weftStatus_t add_rows(struct wishes *wishes, int at, const struct region *region, int value, int channel) {
-    TRY(add_wish(wishes, at, region, region->graph->values[value].tensor));
-    return lay_out(&wishes->at[at], channel);
+static weftStatus_t add_rows(struct repack_candidates *candidates, int at, const struct region *region, int value,
+                             int channel) {
+    TRY(add_candidate(candidates, at, region, region->graph->values[value].tensor));
+    return lay_out(&candidates->at[at], channel);
 }
 
 /* The one tensor of its size that a convolution and what is behind it leave, and one that these read: rows of channels
    are stored whole, and turned where another dimension shall lie innermost. */
-static weftStatus_t add_result(struct wishes *wishes, const struct region *region) {
-    if (!conv_is(wishes->node->op) || wishes->at[PACKED_RESULT].tensor)
+static weftStatus_t add_result(struct repack_candidates *candidates, const struct region *region) {
+    if (!conv_is(candidates->node->op) || candidates->at[PACKED_RESULT].tensor)
         return WEFT_STATUS_SUCCESS;
-    struct conv_geometry g = conv_geometry(wishes->node->op);
+    struct conv_geometry g = conv_geometry(candidates->node->op);
     const struct tensor *made = (g.direction == CONV_FORWARD ? &g.y : g.direction == CONV_DATA ? &g.x : &g.w)->tensor;
     int channel = (int)made->dims.count - g.spatial - 1, result = -1, operand = -1, results = 0;
     for (int i = 0; i < region->count; i++)
         for (int k = 0; k < region_node(region, i)->operand_count; k++) {
             const struct node *node = region_node(region, i);
             const struct value *value = &region->graph->values[node->operands[k]];
-            if (node == wishes->node ? !node->is_output[k] : !is_across(value->tensor, made, channel))
+            if (node == candidates->node ? !node->is_output[k] : !is_across(value->tensor, made, channel))
                 continue;
             if (node->is_output[k] && region_exports(region, node->operands[k])) {
                 result = node->operands[k];
@@ -330,24 +336,24 @@ static weftStatus_t add_result(struct wishes *wishes, const struct region *regio
         }
     if (results != 1 || g.beta != 0 || !is_across(region->graph->values[result].tensor, made, channel))
         return WEFT_STATUS_SUCCESS;
-    TRY(add_rows(wishes, PACKED_RESULT, region, result, channel));
-    if (operand < 0 || operand == wishes->at[PACKED_A].value || operand == wishes->at[PACKED_B].value)
+    TRY(add_rows(candidates, PACKED_RESULT, region, result, channel));
+    if (operand < 0 || operand == candidates->at[PACKED_A].value || operand == candidates->at[PACKED_B].value)
         return WEFT_STATUS_SUCCESS;
-    return add_rows(wishes, PACKED_OPERAND, region, operand, channel);
+    return add_rows(candidates, PACKED_OPERAND, region, operand, channel);
 }
 
 /* ---- All of them --------------------------------------------------------------------------------------------------
    */
 
-weftStatus_t wishes_find(struct wishes *wishes, const struct region *region, enum writing writing) {
-    *wishes = (struct wishes){.writing = writing};
-    TRY(find_product(wishes, region));
-    TRY(add_factors(wishes, region));
-    TRY(find_types(wishes));
-    TRY(lay_out_factors(wishes));
-    TRY(writing == MERGED    ? merge_groups(wishes, region)
-        : writing == PATCHES ? cut_patches(wishes, region)
-        : writing == LINES   ? leave_lines_out(wishes)
+weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum writing writing) {
+    *candidates = (struct repack_candidates){.writing = writing};
+    TRY(find_product(candidates, region));
+    TRY(add_operands(candidates, region));
+    TRY(find_types(candidates));
+    TRY(lay_out_operands(candidates));
+    TRY(writing == MERGED    ? merge_groups(candidates, region)
+        : writing == PATCHES ? cut_patches(candidates, region)
+        : writing == LINES   ? leave_lines_out(candidates)
                              : WEFT_STATUS_SUCCESS);
-    return add_result(wishes, region);
+    return add_result(candidates, region);
 }

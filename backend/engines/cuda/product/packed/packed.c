@@ -25,36 +25,38 @@ static bool copies(const struct family *family) {
 }
 static bool multiplies_narrowed(const struct family *family) { return family->wants_boxes && family->narrows; }
 
-/* The region with some of its wishes granted, a bit of `granted` for each. */
+/* The region with some of its candidates repacked, a bit of `chosen` for each. */
 struct packing {
-    struct wishes wishes;
-    int granted;
+    struct repack_candidates candidates;
+    int chosen;
     struct staged staged;
-    const struct family *copier[WISHES];
+    const struct family *copier[REPACK_CANDIDATES];
     double copying, seconds; /* of the copies, and of all */
 };
 
 /* ---- Copies -------------------------------------------------------------------------------------------------------
    */
 
-static weftStatus_t make_copy(struct region *region, const struct wish *wish, bool is_result, struct arena *arena) {
+static weftStatus_t make_copy(struct region *region, const struct repack_candidate *candidate, bool is_result,
+                              struct arena *arena) {
     if (is_result)
-        return copy_region(region, &wish->packed_view, &wish->tensor_view, arena);
-    return wish->is_diagonal ? copy_diagonal_region(region, &wish->tensor_view, &wish->packed_view, arena)
-                             : copy_region(region, &wish->tensor_view, &wish->packed_view, arena);
+        return copy_region(region, &candidate->packed_view, &candidate->tensor_view, arena);
+    return candidate->is_diagonal
+               ? copy_diagonal_region(region, &candidate->tensor_view, &candidate->packed_view, arena)
+               : copy_region(region, &candidate->tensor_view, &candidate->packed_view, arena);
 }
 
 static weftStatus_t add_copy(struct cuda_step *state, const struct packing *packing, int at,
                              const struct device *device, struct arena *arena) {
-    const struct wish *wish = &packing->wishes.at[at];
+    const struct repack_candidate *candidate = &packing->candidates.at[at];
     const struct staged_value *value = packing->staged.at;
     struct step step = {.family = packing->copier[at]};
     bool is_result = at == PACKED_RESULT;
-    while (value->value != wish->value)
+    while (value->value != candidate->value)
         value++;
     const struct kernel_place places[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0, NULL},
                                           {is_result ? COPY_FROM : COPY_TO, -1, value->scratch, NULL}};
-    TRY(make_copy(&step.region, wish, is_result, arena));
+    TRY(make_copy(&step.region, candidate, is_result, arena));
     TRY(step.family->build(&step, device, NULL, arena));
     return kernels_take(state, step.state, places, 2, 0, arena);
 }
@@ -63,59 +65,60 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
    */
 
 /* Whether a tensor lies as its copy would. */
-static bool is_idle(const struct wish *wish) {
-    return !wish->is_needed && wish->tensor->alignment >= wish->packed.alignment &&
-           tensor_same_layout(wish->tensor, &wish->packed);
+static bool is_idle(const struct repack_candidate *candidate) {
+    return !candidate->is_needed && candidate->tensor->alignment >= candidate->packed.alignment &&
+           tensor_same_layout(candidate->tensor, &candidate->packed);
 }
 
 /* Whether nothing is exchanged twice or for its like, and nothing is left out that must be. */
 static bool is_complete(const struct packing *packing) {
-    const struct wish *at = packing->wishes.at;
+    const struct repack_candidate *at = packing->candidates.at;
     bool is_square = at[PACKED_A].value == at[PACKED_B].value, complete = true;
     int both = 1 << PACKED_A | 1 << PACKED_B;
-    for (int i = 0; i < WISHES; i++) {
-        bool is_granted = packing->granted >> i & 1, is_other = is_square && packing->granted & both && i <= PACKED_B;
-        complete = complete && (at[i].tensor ? is_granted || is_other || !at[i].is_needed : !is_granted) &&
-                   !(is_granted && is_idle(&at[i]));
+    for (int i = 0; i < REPACK_CANDIDATES; i++) {
+        bool is_chosen = packing->chosen >> i & 1, is_other = is_square && packing->chosen & both && i <= PACKED_B;
+        complete = complete && (at[i].tensor ? is_chosen || is_other || !at[i].is_needed : !is_chosen) &&
+                   !(is_chosen && is_idle(&at[i]));
     }
-    bool alike = !at[PACKED_OPERAND].tensor || packing->granted >> PACKED_OPERAND == 0 || /* both, or neither */
-                 packing->granted >> PACKED_OPERAND == 3;
-    return complete && alike && !(is_square && (packing->granted & both) == both);
+    bool alike = !at[PACKED_OPERAND].tensor || packing->chosen >> PACKED_OPERAND == 0 || /* both, or neither */
+                 packing->chosen >> PACKED_OPERAND == 3;
+    return complete && alike && !(is_square && (packing->chosen & both) == both);
 }
 
 /* What each copy takes, and who makes it; INFINITY: nobody does. */
-static void price_copies(double seconds[WISHES], struct packing *packing, const struct engine *engine,
+static void price_copies(double seconds[REPACK_CANDIDATES], struct packing *packing, const struct engine *engine,
                          const struct device *device, struct arena *arena) {
-    for (int i = 0; i < WISHES; i++) {
-        const struct wish *wish = &packing->wishes.at[i];
+    for (int i = 0; i < REPACK_CANDIDATES; i++) {
+        const struct repack_candidate *candidate = &packing->candidates.at[i];
         struct region copy;
         struct offer offer = {.seconds = INFINITY};
-        if (wish->tensor && !is_idle(wish) &&
-            (make_copy(&copy, wish, i == PACKED_RESULT, arena) || engine_offer(&offer, engine, &copy, device, copies)))
+        if (candidate->tensor && !is_idle(candidate) &&
+            (make_copy(&copy, candidate, i == PACKED_RESULT, arena) ||
+             engine_offer(&offer, engine, &copy, device, copies)))
             offer.seconds = INFINITY;
         packing->copier[i] = offer.family;
         seconds[i] = offer.seconds / COPY_SHARE + COPY_SECONDS;
     }
 }
 
-/* Asks who multiplies what is granted, in the graph with these copies. */
-static weftStatus_t grant(struct packing *packing, const struct region *region, multiplier *may,
-                          const struct device *device, struct arena *arena) {
+/* Asks who multiplies with what is chosen, and at what price, in the graph with these copies. */
+static weftStatus_t price_chosen(struct packing *packing, const struct region *region, multiplier *may,
+                                 const struct device *device, struct arena *arena) {
     struct staged *staged = &packing->staged;
     struct offer offer;
     *staged = (struct staged){0};
-    for (int i = 0; i < WISHES; i++) {
-        const struct wish *wish = &packing->wishes.at[i];
+    for (int i = 0; i < REPACK_CANDIDATES; i++) {
+        const struct repack_candidate *candidate = &packing->candidates.at[i];
         struct tensor *packed;
-        if (!(packing->granted >> i & 1))
+        if (!(packing->chosen >> i & 1))
             continue;
-        TRY(arena_copy(arena, &packed, &wish->packed, sizeof *packed));
-        staged_add(staged, wish->value, wish->tensor, packed);
+        TRY(arena_copy(arena, &packed, &candidate->packed, sizeof *packed));
+        staged_add(staged, candidate->value, candidate->tensor, packed);
     }
     TRY(staged_exchange(staged, region, arena));
     for (int i = 0; i < region->count; i++)
-        if (region_node(region, i) == packing->wishes.node)
-            TRY(wishes_rewrite(&packing->wishes, region_node(&staged->region, i)->op, arena));
+        if (region_node(region, i) == packing->candidates.node)
+            TRY(repack_rewrite(&packing->candidates, region_node(&staged->region, i)->op, arena));
     TRY(engine_offer(&offer, region->engine, &staged->region, device, may));
     staged->inner = offer.family;
     staged->seconds = offer.seconds;
@@ -128,25 +131,25 @@ static weftStatus_t grant(struct packing *packing, const struct region *region, 
 static weftStatus_t analyse(struct packing *best, const struct region *region, multiplier *may,
                             const struct device *device, struct arena *arena) {
     struct packing packing = {0};
-    double copying[WISHES];
+    double copying[REPACK_CANDIDATES];
     best->seconds = INFINITY;
     TRY(hopper_check_device(device, "packed family"));
     for (enum writing writing = WRITINGS; writing-- > AS_IT_IS;) {
-        weftStatus_t status = wishes_find(&packing.wishes, region, writing);
+        weftStatus_t status = repack_find(&packing.candidates, region, writing);
         if (status && writing == AS_IT_IS)
             return status;
         if (status)
             continue;
         price_copies(copying, &packing, region->engine, device, arena);
         int declined = 0; /* a bit for each of the four sets of operands */
-        for (packing.granted = 1; packing.granted < 1 << WISHES; packing.granted++) {
+        for (packing.chosen = 1; packing.chosen < 1 << REPACK_CANDIDATES; packing.chosen++) {
             packing.copying = 0;
-            for (int i = 0; i < WISHES; i++)
-                packing.copying += packing.granted >> i & 1 ? copying[i] : 0;
-            int operands = packing.granted & (1 << PACKED_A | 1 << PACKED_B);
+            for (int i = 0; i < REPACK_CANDIDATES; i++)
+                packing.copying += packing.chosen >> i & 1 ? copying[i] : 0;
+            int operands = packing.chosen & (1 << PACKED_A | 1 << PACKED_B);
             if (!is_complete(&packing) || declined >> operands & 1 || packing.copying >= best->seconds)
                 continue;
-            if (grant(&packing, region, may, device, arena) != WEFT_STATUS_SUCCESS)
+            if (price_chosen(&packing, region, may, device, arena) != WEFT_STATUS_SUCCESS)
                 declined |= 1 << operands;
             else if (packing.seconds < best->seconds)
                 *best = packing;
@@ -188,15 +191,16 @@ static weftStatus_t build_for(struct step *step, multiplier *may, const struct d
     step->state = state;
     TRY(analyse(packing, &step->region, may, device, arena));
     for (int i = PACKED_A; i < PACKED_RESULT; i++)
-        if (packing->granted >> i & 1)
+        if (packing->chosen >> i & 1)
             TRY(add_copy(state, packing, i, device, arena));
     TRY(staged_build_inner(state, &packing->staged, device, knobs, &inner, arena));
-    if (packing->granted >> PACKED_RESULT & 1)
+    if (packing->chosen >> PACKED_RESULT & 1)
         TRY(add_copy(state, packing, PACKED_RESULT, device, arena));
     step->workspace_bytes = packing->staged.scratch_bytes + inner.workspace_bytes;
     step->seconds = packing->copying + inner.seconds;
     return arena_print(arena, &step->detail, "%d of its tensors packed%s, %s: %s", packing->staged.count,
-                       words[packing->wishes.writing], packing->staged.inner->name, inner.detail ? inner.detail : "");
+                       words[packing->candidates.writing], packing->staged.inner->name,
+                       inner.detail ? inner.detail : "");
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

@@ -5,7 +5,7 @@
 
 #include "engines/engine.h"
 
-enum { PACKED_A, PACKED_B, PACKED_OPERAND, PACKED_RESULT, WISHES };
+enum { PACKED_A, PACKED_B, PACKED_OPERAND, PACKED_RESULT, REPACK_CANDIDATES };
 
 /* How the product is written, that there is something for the tensor cores to do:
      as it is    only layouts and types change
@@ -15,7 +15,7 @@ enum { PACKED_A, PACKED_B, PACKED_OPERAND, PACKED_RESULT, WISHES };
 enum writing { AS_IT_IS, MERGED, PATCHES, LINES, WRITINGS };
 
 /* A tensor that may be exchanged for a packed one, and both as the copy between them sees them: of the same dims. */
-struct wish {
+struct repack_candidate {
     int value;
     const struct tensor *tensor;
     struct tensor packed, tensor_view, packed_view;
@@ -23,16 +23,17 @@ struct wish {
     bool is_diagonal; /* of merged filters only a group's own channels are copied, among zeros */
 };
 
-struct wishes {
+struct repack_candidates {
     const struct node *node;
     enum writing writing;
-    struct wish at[WISHES]; /* without a tensor: none */
+    struct repack_candidate at[REPACK_CANDIDATES]; /* without a tensor: none */
 };
 
 /* NOT_SUPPORTED and a sentence where the product of a region cannot be written so. */
-weftStatus_t wishes_find(struct wishes *wishes, const struct region *region, enum writing writing);
+weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum writing writing);
 
 /* The node in a graph whose tensors are exchanged: what else of its operation changes. */
-weftStatus_t wishes_rewrite(const struct wishes *wishes, const struct descriptor *op, struct arena *arena);
+weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const struct descriptor *op,
+                            struct arena *arena);
 
 #endif

@@ -7,13 +7,13 @@
 #include "engines/cuda/families.h"
 
 enum {
-    TAPS_LEAST = 2,
-    TAPS_MAX = 128,   /* all of them are unrolled */
-    SUMS_MAX = 24,    /* of a fragment of dx: its phases times fragments, in fours of
+    TAPS_LEAST = 2,       /* a filter of one tap is a matmul */
+    TAPS_MAX = 128,       /* all of them are unrolled */
+    SUMS_MAX = 24,        /* of a fragment of dx: its phases times fragments, in fours of
                     registers */
-    FILTER_WARPS = 8, /* product/stem/stem_wgrad.cuh divides the taps and filters among them */
-    FILTER_STAGES = 3,
-    IMAGE_WARPS = 4,
+    FILTER_WARPS = 8,     /* product/stem/stem_wgrad.cuh divides the taps and filters among them */
+    FILTER_STAGES = 3,    /* tiles of X and dY in shared memory */
+    IMAGE_WARPS = 4,      /* of a block of the forward kernel and the data gradient */
     PITCH_PAD = 8,        /* elements behind the filters of a pixel in shared memory */
     BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver takes of each block */
 };

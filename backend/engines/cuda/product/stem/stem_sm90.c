@@ -12,15 +12,15 @@
 #include <stdlib.h>
 
 enum {
-    CHANNELS = 8,
-    TAPS_MAX = 121,
-    FILTERS_MAX = 128,
-    SUMS = 256, /* columns of blocks of 64 rows whose sums a warpgroup holds */
-    SLOTS = 3,
-    EPILOGUE_TILES = 2,
-    SHARED_MAX = 232448,
-    PIXEL_BYTES = 16,
-    THREADS = 384,
+    CHANNELS = 8,        /* of a pixel in shared memory, whatever the image has */
+    TAPS_MAX = 121,      /* 11 x 11 */
+    FILTERS_MAX = 128,   /* columns of a tile */
+    SUMS = 256,          /* columns of blocks of 64 rows whose sums a warpgroup holds */
+    SLOTS = 3,           /* patches of the image in shared memory */
+    EPILOGUE_TILES = 2,  /* of each consumer warp */
+    SHARED_MAX = 232448, /* bytes: 227 KiB, all that a block can have on sm_90 */
+    PIXEL_BYTES = 16,    /* a row of ldmatrix */
+    THREADS = 384,       /* a warpgroup that produces, two that consume */
 };
 
 static const double POWERED_CLOCK = 1.5e9, LAUNCH_SECONDS = 1e-6;

@@ -10,14 +10,14 @@
 #include "graph/ops/matmul.h"
 
 enum {
-    ROWS_MAX = 64,
-    WARPS = 16, /* of a multiprocessor: one block, or two of half as many */
-    BLOCKS_MAX = 2,
-    SUMS_MAX = 16,
-    ROWS_OF_FRAGMENT = 8,
-    COLUMNS_OF_BLOCK = 16,
-    ACCESS_BYTES = 16,
-    STAGES_LEAST = 2,
+    ROWS_MAX = 64,         /* of A, at most: a warp has all of them */
+    WARPS = 16,            /* of a multiprocessor: one block, or two of half as many */
+    BLOCKS_MAX = 2,        /* of 16 columns, of a warp */
+    SUMS_MAX = 16,         /* fragments whose sums a warp holds */
+    ROWS_OF_FRAGMENT = 8,  /* of A, of one mma.sync */
+    COLUMNS_OF_BLOCK = 16, /* of weights, of one mma.sync */
+    ACCESS_BYTES = 16,     /* of one copy to shared memory */
+    STAGES_LEAST = 2,      /* steps in shared memory */
     STAGES_MAX = 3,
     FEW_TOKENS = 2,         /* which the first-level cache keeps for all warps */
     SHARED_RESERVED = 1024, /* of each block, by the driver */

@@ -10,15 +10,15 @@
 #include <math.h>
 
 enum {
-    STEP = 128, /* of k */
-    SPAN = 32,  /* of a step, whose weights share a scale */
-    ROWS_MAX = 1024,
-    CLUSTER_MAX = 8, /* blocks of a cluster */
-    SUMS_MAX = 64,   /* columns of products of four math warpgroups, by their registers; two have twice as many */
-    TILES = 2,       /* of so many times 128 columns */
-    STAGES_MAX = 8,
-    BARRIER_BYTES = 16, /* of a slot */
-    SHARED_MAX = 232448,
+    STEP = 128,          /* of k */
+    SPAN = 32,           /* of a step, whose weights share a scale */
+    ROWS_MAX = 1024,     /* of A, at most */
+    CLUSTER_MAX = 8,     /* blocks of a cluster */
+    SUMS_MAX = 64,       /* columns of products of four math warpgroups, by their registers; two have twice as many */
+    TILES = 2,           /* of so many times 128 columns */
+    STAGES_MAX = 8,      /* steps in shared memory */
+    BARRIER_BYTES = 16,  /* of a slot */
+    SHARED_MAX = 232448, /* bytes: 227 KiB, all that a block can have on sm_90 */
     WARPGROUP = 128,
     ORDER_THREADS = 128,
 };
