@@ -4,6 +4,8 @@
    taps. The header says which elements these are. */
 #include "graph/ops/resample.h"
 
+#include "base/number.h"
+
 #include <math.h>
 
 enum { SPATIAL_MAX = 3, PADDING_BY_MODE = -1 };
@@ -173,15 +175,6 @@ static int spatial_of(const struct resample_op *op) {
     return (int)(spatial ? spatial : (is_backward(op) ? op->dy : op->x)->dims.count - 2);
 }
 
-static int64_t common_divisor(int64_t a, int64_t b) {
-    while (b) {
-        int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a < 0 ? -a : a;
-}
-
 /* Lengths in units of 1/denominator of an element. */
 struct axis {
     int64_t denominator, stride, pre, post, window;
@@ -189,7 +182,7 @@ struct axis {
 
 static weftFraction_t fraction_at(const struct list *list, int i, weftFraction_t otherwise) {
     weftFraction_t f = list->count ? list->fractions[i] : otherwise;
-    int64_t divisor = common_divisor(f.numerator, f.denominator);
+    int64_t divisor = gcd64(f.numerator, f.denominator);
     return (weftFraction_t){f.numerator / divisor, f.denominator / divisor};
 }
 
@@ -204,7 +197,7 @@ static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, str
     for (int k = 0; k < 4; k++) {
         if (all[k].denominator > INT32_MAX || all[k].numerator > INT32_MAX)
             return false;
-        axis->denominator *= all[k].denominator / common_divisor(axis->denominator, all[k].denominator);
+        axis->denominator *= all[k].denominator / gcd64(axis->denominator, all[k].denominator);
         if (axis->denominator > INT32_MAX)
             return false;
     }

@@ -440,7 +440,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     print_number(&print, elements, "elements");
     print_pieces(&print, m);
     TRY(kernel_finish(&print, kernel, "map/join.cuh", "join", arena));
-    int64_t blocks = (elements + each * THREADS * unroll - 1) / (each * THREADS * unroll);
+    int64_t blocks = divide_up(elements, each * THREADS * unroll);
     kernel->grid[0] = (uint32_t)(blocks < INT32_MAX ? blocks : INT32_MAX);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = THREADS;

@@ -97,6 +97,7 @@ static weftStatus_t add_index(struct map *map, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Each value once, however many nodes read it; a value may be loaded and stored, as one that is updated in place is. */
 static weftStatus_t add_operand(struct map *map, int value, bool is_store) {
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].value == value && map->operands[k].is_store == is_store)
@@ -128,6 +129,7 @@ static weftStatus_t check_shape(const struct map *map, const struct descriptor *
 static weftStatus_t check_movement(const struct map *map, const struct node *node) {
     const struct tensor *x = tensor_at(map, node->operands[0]), *y = tensor_at(map, node->operands[1]);
     if (made_inside(map->region, node->operands[0]))
+        /* What is in registers of one thread cannot be read by another where it is wanted. */
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s moves what this sweep computes; it needs a sweep of its own",
              descriptor_label(node->op));
     if (x->vector_count != 1 || !cuda_element_name((weftDataType_t)x->type) || x->type != y->type)
@@ -222,6 +224,7 @@ static void find_flat(struct map *map) {
               (!operand->is_store || operand_is_dense(&map->space, operand));
     }
     int flat = may ? space_flat_length(&map->space, map->operands, map->count, map->region->graph) : 1;
+    /* Finding a row's end costs instructions for each access: only where accesses grow a lot do they pay. */
     if (map->run > SHORT_RUN || flat <= 2 * map->run)
         return;
     map->is_flat = true;
@@ -230,6 +233,8 @@ static void find_flat(struct map *map) {
 
 weftStatus_t map_analyse(struct map *map, const struct region *region) {
     *map = (struct map){.region = region};
+    /* Strides first, as the dims stand; then dims that all operands go through alike become one, and vectors get
+       longer. */
     TRY(add_operands(map, region));
     space_coalesce(&map->space, map->operands, map->count, 0);
     map->run = space_run_length(&map->space, map->operands, map->count, region->graph);
@@ -249,6 +254,7 @@ enum {
     BLOCKS_AT_ONCE = 8
 };
 
+/* The least power of two that is not below the number. */
 static int64_t power_from(int64_t number) {
     int64_t power = 1;
     while (power < number)
@@ -329,7 +335,7 @@ static void find_transpose(struct map *map, int64_t area) {
     if (!tile->is_flat_to)
         tile->along_last = lines_of(along, line, area / tile->along_axis);
     if (!tile->is_flat_to && tile->along_last < along) /* a sector belongs to one tile */
-        tile->along_last = (tile->along_last + 2 * each - 1) / (2 * each) * (2 * each);
+        tile->along_last = round_up(tile->along_last, 2 * each);
     int64_t rows_from = tile->is_flat_from ? tile->along_last : 1, rows_to = tile->is_flat_to ? tile->along_axis : 1;
     tile->shifts_from = !begins_at(map, from, tile->axis, last, rows_from, each);
     tile->shifts_to = !begins_at(map, to, last, tile->axis, rows_to, each);

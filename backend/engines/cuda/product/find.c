@@ -40,6 +40,7 @@ static weftStatus_t check_operands(const struct region *region, bool takes_prepa
 static weftStatus_t find(struct contraction *c, const struct region *region,
                          bool (*goes_with)(const struct node *node)) {
     const struct node *node;
+    /* Below, the shape alone: how it is computed is contraction_plan's business. */
     *c = (struct contraction){.region = region};
     TRY(region_find_product(&node, region, goes_with));
     TRY(check_operands(region, goes_with == goes_around, node));
@@ -61,6 +62,7 @@ static weftStatus_t take_scaling(struct contraction *c, struct product_operand *
         return WEFT_STATUS_SUCCESS;
     const struct descriptor *op = graph->nodes[producer].op;
     const struct block_scale_dequantize_op *scaling = (const struct block_scale_dequantize_op *)op;
+    /* The product's modes were made of y's strides, and now count through x. */
     bool is_alike = scaling->x->vector_count == 1;
     for (int64_t i = 0; i < scaling->x->dims.count; i++)
         is_alike = is_alike && scaling->x->strides.at[i] == scaling->y->strides.at[i];
@@ -133,6 +135,7 @@ static weftStatus_t take_prepared(struct contraction *c, struct product_operand 
 /* Pointwise operations of the region that lead to an operand. */
 static weftStatus_t find_before(struct contraction *c, struct product_operand *operand) {
     int count = c->before_count;
+    /* Backwards: readers come before what they read, so that chains are followed to their first operation. */
     for (int i = c->region->count; i-- > 0;) {
         const struct node *node = region_node(c->region, i);
         bool is = false;
@@ -170,8 +173,9 @@ bool contraction_is_behind(const struct contraction *c, const struct node *node)
 }
 
 weftStatus_t contraction_may_narrow(void) {
-    const char *wish = getenv("NVIDIA_TF32_OVERRIDE");
-    if (wish && strcmp(wish, "0") == 0)
+    /* What cuDNN and cuBLAS read, too: whoever forbids tf32 there means all libraries. */
+    const char *override = getenv("NVIDIA_TF32_OVERRIDE");
+    if (override && strcmp(override, "0") == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "NVIDIA_TF32_OVERRIDE=0 forbids to narrow floats to tf32. Unset it.");
     return WEFT_STATUS_SUCCESS;
 }
@@ -198,6 +202,7 @@ static bool leads_to_product(const struct region *region, const struct node *nod
     return leads;
 }
 
+/* The epilogue reads an element where it stores it; operands of the product are read by other blocks as well. */
 bool contraction_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     for (int i = 0; i < region->count; i++)

@@ -29,6 +29,7 @@ static const struct tile fma_tiles[TILE_ROWS] = {
     {.rows = 32, .columns = 32, .thread_m = 4, .thread_n = 4, .efficiency = 0.35},
 };
 
+/* Of a kernel with its first and last steps, which nothing hides. */
 static const double LAUNCH_SECONDS = 2e-6;
 static const double INSTRUCTIONS_PER_CLOCK = 128; /* of a multiprocessor's threads; and for an access: */
 static const double MATRIX_INSTRUCTIONS = 30, IMAGE_INSTRUCTIONS = 90;
@@ -43,12 +44,14 @@ static int operand_run(const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];
     int last = c->modes[index].count - 1;
     const struct mode *inner = &c->modes[index].at[last];
+    /* Overrides may end a row within an access. */
     if (last < 0 || inner->stride[f] != 1 || inner->phase != NO_PHASE || operand->tensor->is_by_value ||
         operand->tensor->is_constant || contraction_has_overrides(c))
         return 1;
     for (int i = 0; i < COORDINATES; i++)
         if (inner->step[f][i])
             return 1;
+    /* Elements of one access of at most 16 bytes; every mode and the first element keep to multiples of it. */
     int64_t fits = gcd64(operand->tensor->alignment, 16) / dtype_bytes(operand_type(c, f), 1);
     int64_t run = gcd64(gcd64(fits > 1 ? fits : 1, inner->extent), operand->first);
     for (int i = 0; i < INDICES; i++)

@@ -111,6 +111,7 @@ static void shape_matmul(struct contraction *c, const struct matmul_op *op) {
 /* ---- Convolution ------------------------------------------------------------------------------------------------- */
 
 /* The dimension of channels of a tensor; one of groups stands before it or is part of it. */
+/* From the end: spatial dimensions come last, in any number. */
 static int channel_dim(const struct conv_geometry *g, const struct tensor *tensor) {
     return (int)tensor->dims.count - g->spatial - 1;
 }
@@ -152,13 +153,11 @@ static void shape_forward(struct contraction *c, const struct conv_geometry *g) 
     add_mode(c, COLUMN, result_mode(g->k, 0, w->outer_stride, channel_dim(g, y->tensor), 1));
 }
 
-static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(b, a % b) : a; }
-
 /* One spatial dimension of the data gradient with a stride: a mode for the phase, one for the position within it, and
    one for the taps that the phase sees. */
 static void add_phase(struct contraction *c, const struct conv_geometry *g, int i) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
-    int64_t stride = g->stride[i], common = common_divisor(g->dilation[i], stride), tap_step = stride / common;
+    int64_t stride = g->stride[i], common = gcd64(g->dilation[i], stride), tap_step = stride / common;
     int64_t tap_stride = g->flip ? -w->size_stride[i] : w->size_stride[i], moves = tap_step * g->dilation[i] / stride;
     struct phase phase = {.coordinate = i,
                           .taps = w->size[i],
@@ -253,12 +252,14 @@ static void shape_convolution(struct contraction *c, const struct node *node) {
         shape_forward(c, &g);
     else
         shape_data(c, &g);
+    /* Neighbours in memory should be neighbours in k: operand A decides where it can. */
     sort_modes(&c->modes[K], has_unit_stride(&c->modes[K], OPERAND_A) ? distance_in_a : distance_in_b, NULL);
 }
 
 /* ---- What is outside the image ----------------------------------------------------------------------------------- */
 
 /* The least and the largest value of a coordinate. */
+/* Coordinates are sums of one multiple of each mode, so each mode adds its largest or its least. */
 static void coordinate_range(const struct contraction *c, int operand, int i, int64_t *least, int64_t *most) {
     *least = *most = c->operand[operand].start[i];
     for (int index = 0; index < INDICES; index++)
@@ -281,6 +282,7 @@ static bool is_phased(const struct contraction *c, int i) {
 static weftStatus_t check_phases(const struct contraction *c) {
     for (int p = 0; p < c->phase_count; p++) {
         const struct phase *phase = &c->phases[p];
+        /* As double: the sum itself may be beyond 64 bits. */
         double reach =
             (double)phase->stride + (double)size_of(phase->pre) + (double)phase->taps * (double)phase->dilation;
         if (reach > (double)COORDINATE_MAX)

@@ -250,7 +250,7 @@ static void print_layout(struct kernel_print *print, const struct window *w) {
 
 static int64_t bands_of(const struct window *w) {
     int64_t all = w->g.backward ? window_patches(w, 1) : w->g.y.size[1];
-    return (all + w->planes.tile_rows - 1) / w->planes.tile_rows;
+    return divide_up(all, w->planes.tile_rows);
 }
 
 /* Tiles are bands of a plane where it is large, else as many planes as leave work to all multiprocessors. */

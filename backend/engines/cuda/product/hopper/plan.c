@@ -131,24 +131,24 @@ enum {
     FETCHED_WORDS_MAX_WITH_REDUCTIONS = 2,
 };
 
-static int64_t tiles_along(int64_t extent, int64_t block) { return divide_up(extent, block); }
-
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
     return modes_extent(&h->c.modes[BATCH]) *
-           tiles_along(modes_extent(&h->c.modes[ROW]), (int64_t)tile->rows * tile->cluster) *
-           tiles_along(modes_extent(&h->c.modes[COLUMN]), tile->columns);
+           divide_up(modes_extent(&h->c.modes[ROW]), (int64_t)tile->rows * tile->cluster) *
+           divide_up(modes_extent(&h->c.modes[COLUMN]), tile->columns);
 }
 
 int64_t hopper_tiles_along(const struct hopper *h, enum index index) {
     int64_t rows = (int64_t)h->tile->rows * h->tile->cluster;
-    return tiles_along(modes_extent(&h->c.modes[index]), index == ROW ? rows : h->tile->columns);
+    return divide_up(modes_extent(&h->c.modes[index]), index == ROW ? rows : h->tile->columns);
 }
 
 int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n) {
     int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, least = INT64_MAX, best = 1;
     for (int64_t height = 1; height <= tiles_m && height <= clusters && !h->keeps_column; height++) {
-        int64_t across = tiles_along(clusters, height) < tiles_n ? tiles_along(clusters, height) : tiles_n;
-        int64_t down = tiles_along(clusters, height * across) * height;
+        /* The tiles that are at work at one time, and the rows of A and columns of B that these read: the fewest fit L2
+           best. */
+        int64_t across = divide_up(clusters, height) < tiles_n ? divide_up(clusters, height) : tiles_n;
+        int64_t down = divide_up(clusters, height * across) * height;
         int64_t lines = down * h->tile->rows * h->tile->cluster + across * h->tile->columns;
         if (lines < least) {
             least = lines;
@@ -156,7 +156,7 @@ int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, 
         }
     }
     int64_t groups = (2 * tiles_m + best) / (2 * best);
-    return tiles_along(tiles_m, groups > 1 ? groups : 1);
+    return divide_up(tiles_m, groups > 1 ? groups : 1);
 }
 
 /* Of what computes and what moves bytes at the same time. */
@@ -167,6 +167,8 @@ static double overlapped_seconds(double computing, double moving) {
 }
 
 static double step_clocks(const struct hopper_tile *tile) {
+    /* A step takes as long as its products or as filling a slot, whichever is longer; blocks of a cluster load a share
+       of B each. */
     double lines = tile->rows + (double)tile->columns / tile->cluster;
     double fill = lines * HOPPER_K_BYTES / FILL_BYTES_PER_CLOCK;
     double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK / tile->efficiency;
@@ -180,12 +182,14 @@ static double clusters_of(const struct hopper_tile *tile, const struct device *d
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                       double finishing, double moving) {
     double clusters = clusters_of(tile, device);
+    /* The last wave is as long as a full one, however few tiles it has. */
     double waves = (double)divide_up((int64_t)units, clusters), area = (double)tile->rows * tile->columns;
     double summing = steps / tile_splits(tile) * step_clocks(tile), at_work = tile_is_pingpong(tile) ? 2 * area : area;
     double end = EPILOGUE_CLOCKS + at_work * (1 / EPILOGUE_ELEMENTS_PER_CLOCK + finishing / INSTRUCTIONS_PER_CLOCK);
     double turn = PINGPONG_CLOCKS + (summing > end ? summing : (summing + end) / 2); /* two groups make a tile each */
     double clocks = (tile->cluster * tile_splits(tile) > 1 ? CLUSTER_CLOCKS : 0) +
                     (tile_is_pingpong(tile) ? waves * turn + end : waves * (summing + end));
+    /* Idle multiprocessors leave power, and so clock, to the others. */
     double idle = waves > 0 ? 1 - units / (waves * clusters) : 0, clock = POWERED_CLOCK / (1 - IDLE_POWER * idle);
     return overlapped_seconds(clocks / (clock < MOST_CLOCK ? clock : MOST_CLOCK), moving);
 }
@@ -394,7 +398,7 @@ static void consider(struct hopper *h, const struct device *device, const struct
     int last = demand->splits > 0 ? demand->splits : can_split(tile) ? HOPPER_SPLITS_MAX : 1;
     for (int splits = first; splits <= last; splits++) {
         double combining = combine_seconds(demand->elements, splits);
-        double steps = splits > 1 ? (double)tiles_along(h->steps, splits) : demand->steps;
+        double steps = splits > 1 ? (double)divide_up(h->steps, splits) : demand->steps;
         if (demand->splits == 0 && !split_fits(h, demand->elements, splits))
             return;
         if (h->tile && combining + least >= h->seconds) /* nor with more of them */
@@ -420,7 +424,7 @@ static double share_of_phases(const struct hopper *h) {
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t block = HOPPER_K_BYTES / dtype_bytes((weftDataType_t)h->c.operand[OPERAND_A].tensor->type, 1);
-    h->steps = tiles_along(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
+    h->steps = divide_up(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
     const struct demand demand = {.moving = contraction_memory_seconds(&h->c, device),
                                   .finishing = epilogue_instructions(&h->c),
                                   .elements = (double)contraction_elements(&h->c),
@@ -437,9 +441,9 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
         return;
     h->c.epilogue.reduces_stored = reduces_staged(h, h->tile);
     h->seconds += scattered_seconds(h, device);
-    h->steps_per_split = tiles_along(h->steps, (int64_t)h->splits * tile_splits(h->tile));
+    h->steps_per_split = divide_up(h->steps, (int64_t)h->splits * tile_splits(h->tile));
     /* Every split has steps to do. */
-    h->splits = (int)tiles_along(h->steps, h->steps_per_split * tile_splits(h->tile));
+    h->splits = (int)divide_up(h->steps, h->steps_per_split * tile_splits(h->tile));
     h->c.splits = h->splits;
     h->c.steps_per_split = h->steps_per_split;
 }
