@@ -9,7 +9,7 @@
 extern const struct family cuda_contraction; /* a matmul or convolution and what follows it */
 extern const struct family cuda_hopper;      /* the same of 16 or 8 bits on Hopper, by its copy engine and wgmma */
 extern const struct family cuda_contraction_tf32, cuda_hopper_tf32; /* the same of floats, narrowed to tf32 */
-/* The same of factors that are copied first as Hopper's copy engine wants them. */
+/* The same of operands that are copied first as Hopper's copy engine wants them. */
 extern const struct family cuda_packed, cuda_packed_tf32;
 extern const struct family cuda_weight_only;                /* a few rows times weights of 4 or 8 bits */
 extern const struct family cuda_weight_only_sm90;           /* the same of some hundred rows on Hopper */

@@ -44,6 +44,7 @@ static weftStatus_t check_residence(const struct cuda_kernel *kernel, const stru
 
 weftStatus_t cuda_load(struct step *step, const struct device *device) {
     struct cuda_step *state = step->state;
+    /* Of a plan for a described chip, now the one that is here. */
     state->device = *device;
     for (int i = 0; i < state->count; i++) {
         TRY(load_kernel(&state->kernels[i], device));
@@ -110,6 +111,7 @@ weftStatus_t cuda_run(const struct step *step, void *const *values, void *worksp
     struct device_scope scope;
     TRY(device_enter(&scope, &state->device));
     weftStatus_t status = WEFT_STATUS_SUCCESS;
+    /* In one stream, so that each kernel finds what the one before wrote. */
     for (int i = 0; i < state->count && !status; i++)
         status = run_kernel(&state->kernels[i], values, workspace, stream);
     device_leave(&scope);

@@ -49,6 +49,7 @@ static bool merges(const struct space *space, const struct operand *operands, in
     return true;
 }
 
+/* Sorting and merging change the order in which positions are counted, never which positions there are. */
 void space_coalesce(struct space *space, struct operand *operands, int count, int lead) {
     for (int i = space->rank; i-- > 0;)
         if (space->extents[i] == 1 && space->rank > 1)

@@ -1,4 +1,4 @@
-/* ptx_mma: products of one warp by its tensor core, c += a * b, and the loads that bring their factors from shared
+/* ptx_mma: products of one warp by its tensor core, c += a * b, and the loads of their operands from shared
    memory. Which lane has what, and what the types are: mma.cuh. */
 
 #pragma once

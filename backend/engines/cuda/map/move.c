@@ -50,6 +50,7 @@ void part_order(struct part *part) {
 static void merge_modes(struct side *side) {
     int rank = 0;
     for (int i = 0; i < side->rank; i++) {
+        /* An extent stays below 2^31, so that divisors of 32 bits serve. */
         bool merges = rank && side->strides[rank - 1] == side->strides[i] * side->extents[i] &&
                       side->extents[rank - 1] * side->extents[i] < INT32_MAX;
         if (side->extents[i] == 1)

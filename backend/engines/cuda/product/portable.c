@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The contraction family: one matmul or convolution and the pointwise operations behind it, in one kernel, or in two
    when the sum is split. The host half decides and prints; product/portable_mma.cuh and _fma.cuh make tiles of the
-   product, product/portable_direct.cuh single elements of small ones, product/combine_splits.cuh brings the parts of
-   split sums together. */
+   product, product/portable_direct.cuh single elements of small ones, product/combine_splits.cuh adds up the
+   partial sums of split-K. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/contraction.h"

@@ -58,7 +58,7 @@ static weftStatus_t check_region(const struct region *region, const struct devic
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands that totals depend on. */
+/* Operands that reductions depend on. */
 static uint32_t counted_operands(const struct schedule *s) {
     bool takes_part[TERMS_MAX];
     uint32_t counted = 0;

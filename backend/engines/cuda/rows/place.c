@@ -74,6 +74,7 @@ static int64_t most_steps(const struct schedule *s) {
 /* Vectors of a thread: fewer, so that more threads ask, where rows are short or few. */
 static int64_t wanted_steps(const struct schedule *s, const struct device *device) {
     int64_t steps = divide_up(WANTED_BYTES, schedule_kept_bytes(s));
+    /* Threads that keep the memory busy: 512 for each multiprocessor. */
     int64_t resident = (int64_t)device->cuda.multiprocessors * 512;
     while (steps > 1 && s->vectors.strips * divide_up(s->vectors.per_row, steps) < resident)
         steps--;

@@ -73,7 +73,7 @@ struct axis {
 enum follow_kind {
     FOLLOW_NOTHING,
     FOLLOW_COLUMNS, /* sum the blocks' partial sums of each place in the row */
-    FOLLOW_FOLD,    /* sum the rows' totals of those that share a scale */
+    FOLLOW_FOLD,    /* sum the reductions of rows that share a scale */
     FOLLOW_APART,   /* a sweep of its own over x and dy */
 };
 
@@ -98,7 +98,7 @@ struct rows {
     const struct region *region;
     const struct graph *graph;
     enum statistics_method method;
-    bool sums_apart;  /* no column totals: gradients of scale and bias in a sweep of their own */
+    bool sums_apart;  /* no sums of columns: gradients of scale and bias in a sweep of their own */
     bool is_brief;    /* every element that is stored has at most 16 bits */
     struct dims dims; /* of the elements */
     int64_t
@@ -118,8 +118,8 @@ struct rows {
     weftStatus_t trouble; /* the first failure of the calls that return names */
 };
 
-/* Finds the region's row space and writes its terms, or says why the family does not serve it. sums_apart: no column
-   totals. */
+/* Finds the region's row space and writes its terms, or says why the family does not serve it. sums_apart: no sums
+   of columns. */
 weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum statistics_method method,
                           bool sums_apart);
 

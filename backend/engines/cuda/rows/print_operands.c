@@ -13,7 +13,7 @@ bool rows_is_element_load(const struct printer *p, int k) {
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
 /* Coordinates c<first> .. of a position that counts through dims first .. end; runs along the fast dim count as one. N
-   is the length of a run: WIDTH, or 1 of what is loose. */
+   is the length of a vector: WIDTH, or 1 of unaligned elements. */
 void rows_print_coordinates(struct printer *p, int first, int end, const char *position) {
     const struct schedule *s = p->s;
     int64_t count = 1;
@@ -71,7 +71,7 @@ void rows_print_offset(struct printer *p, int k, int first, int end) {
         text_add(p->code, "0");
 }
 
-/* Runs of a row; and where it has loose elements, the place in the row of one of them, or of a run. */
+/* Vectors of a row; and where it has unaligned elements, the coordinate in the row of one of them, or of a vector. */
 static void print_runs(struct printer *p) {
     text_add(p->code, "DEVICE i64 vectors_of(const arguments& a, i64 strip) { return %s; }\n\n",
              p->s->unaligned.most ? "base_of(a, strip).vectors" : "a.vectors");
@@ -82,7 +82,7 @@ static void print_runs(struct printer *p) {
             "    return N > 1 ? at.head + (i64)q * WIDTH : q < at.head ? (i64)q : q + (i64)at.vectors * WIDTH;\n}\n\n");
 }
 
-/* Where rows begin: offsets that all elements of a row share; and the loose elements before the first run. */
+/* Where rows begin: offsets that all elements of a row share; and the unaligned elements before the first vector. */
 void rows_print_base(struct printer *p) {
     const struct schedule *s = p->s;
     text_add(p->code, "struct base {\n    i64 strip;\n%s", s->unaligned.most ? "    position head, vectors;\n" : "");

@@ -92,9 +92,11 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
             sweep->schedules[1].grid.trigger = TRIGGER_AT_ONCE;
         sweep->programs = 2;
     }
+    /* A program may take several launches: joins of splits, stores, sums of columns. */
     int kernels = 0;
     for (int i = 0; i < sweep->programs; i++)
         kernels += schedule_kernel_count(&sweep->schedules[i]);
+    /* As many as struct cuda_step has room for. */
     if (kernels > KERNELS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take %d launches, at most %d fit", kernels,
              KERNELS_MAX);
@@ -136,7 +138,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        s->memory.steps, s->vectors.width, rest, s->passes.count, state->count);
 }
 
-/* Whether elements, or totals of them, depend on a value. */
+/* Whether elements, or reductions of them, depend on a value. */
 static bool elements_depend_on(const struct rows *rows, int name) {
     bool depends[TERMS_MAX] = {false};
     for (int i = 0; i < rows->term_count; i++) {

@@ -63,6 +63,7 @@ static bool has_formulas(const struct schedule *s) {
     return false;
 }
 
+/* Threads that registers shall suffice for: launch bounds, from which the compiler derives registers per thread. */
 static int resident_threads(const struct schedule *s, const struct device *device) {
     bool is_double = schedule_calculates_in_double(s), only_reduces = s->passes.count == 1 && s->passes.storing < 0;
     bool is_heavy = is_double || s->nest.is_columns || s->nest.rank - s->nest.row_dims > 1 || s->passes.column_sums;
@@ -87,6 +88,8 @@ static void allot_registers(struct schedule *s, const struct device *device) {
 
 /* Streams whose rows are too few for the chip are split. */
 static void split_rows(struct schedule *s, const struct device *device) {
+    /* One wave of blocks; each split reads at least `smallest` vectors, below which joining costs more than it saves.
+       */
     int64_t wanted = (int64_t)device->cuda.multiprocessors * s->threads.min_blocks;
     int64_t smallest = (int64_t)s->threads.group * s->memory.unroll;
     int64_t splits = divide_up(wanted, s->grid.tiles ? s->grid.tiles : 1);

@@ -49,6 +49,7 @@ void window_find_boxes(struct window *w) {
     b->below = threads / b->along < heights ? threads / b->along : heights;
 }
 
+/* Of a block: results across and down, and what their windows see of the source. */
 static int64_t columns_of(const struct window *w) { return w->boxes.along * w->patch[2]; }
 static int64_t rows_of(const struct window *w) { return w->boxes.below * w->patch[1]; }
 static int64_t columns_seen(const struct window *w) { return columns_of(w) + w->g.taps[2] - 1; }
@@ -78,6 +79,7 @@ static void print_map_of(struct kernel_print *print, const struct window *w, con
         map.form.dims[i] = (uint64_t)dims[i];
         map.form.box[i] = (uint32_t)box[i];
         if (i > 0)
+            /* The driver refuses strides that are no multiples of 16 bytes, also where nobody takes a step. */
             map.form.strides[i - 1] = dims[i] > 1 ? (uint64_t)(strides[i - 1] * size) : ACCESS;
     }
     print_map(print, is_scratch ? -1 : graph_find_value(w->region->graph, o->tensor), &map, name);

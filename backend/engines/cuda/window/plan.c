@@ -39,6 +39,7 @@ static weftStatus_t check_tensor(const struct window *w, const struct tensor *te
 
 /* How many channels of an operand one access takes. */
 static int64_t channels_per_access(const struct resample_operand *operand) {
+    /* Only neighbours in memory go in one access; all positions must keep to its multiples. */
     if (operand->channel_stride != 1)
         return 1;
     int64_t fits = gcd64(operand->tensor->alignment, 16) / dtype_bytes((weftDataType_t)operand->tensor->type, 1);
@@ -70,12 +71,15 @@ static void make_forward_mean(struct window *w) {
     g->y = dx;
     g->saved.tensor = NULL;
     for (int i = 0; i < 3; i++)
+        /* Element x of dx is under the windows at x + offset - taps + 1 .. x + offset: a window of as many taps over
+           dy. */
         g->offset[i] = g->taps[i] - 1 - g->offset[i];
 }
 
 static void find_reach(struct window *w) {
     const struct resample_geometry *g = &w->g;
     for (int i = 0; i < 3; i++) {
+        /* As double, since the products themselves may pass 64 bits. */
         double y = ((double)g->y.size[i] + 1) * (double)g->step[i] + fabs((double)g->offset[i]);
         double x = ((double)g->x.size[i] + (double)g->taps[i] + 1) * (double)g->denominator[i];
         w->is_wide = w->is_wide || x + y > INT32_REACH;
@@ -113,7 +117,7 @@ bool window_is_pool(const struct window *w) {
     return is;
 }
 
-/* Windows that overlap share what a thread loads; those of rows two steps apart share it through the first cache. */
+/* Windows that overlap share what a thread loads; those of rows two steps apart share it through L1. */
 static void find_patch(struct window *w) {
     const struct resample_geometry *g = &w->g;
     bool is_small = window_product(g->taps) <= POOL_SHARED_TAPS;
@@ -177,6 +181,7 @@ static void find_unaligned(struct window *w) {
     w->patch[2] = row > 1 ? 2 : 1;
     w->tile_columns = round_up(divide_up(row, tiles), w->patch[2]);
     w->pitch = ((w->tile_columns - 1) * g->step[2] + g->taps[2]) * g->c + 16 / size;
+    /* From row to row as many bytes of a line as in memory, so that all rows begin alike in both. */
     while ((g->x.size[2] * g->c - w->pitch) % (POOL_LINE / size) != 0)
         w->pitch++;
 }
@@ -188,6 +193,8 @@ static void choose_kernel(struct window *w) {
     for (int k = 0; k < 4; k++)
         if (window_uses(w, operands[k]))
             run = gcd64(run, channels_per_access(operands[k]));
+    /* Each of the following takes over from the one before where it serves better; the order is from general to
+       special. */
     w->run = (int)run;
     find_reach(w);
     find_patch(w);
@@ -238,6 +245,7 @@ bool window_finds_first(const struct window *w) {
 weftStatus_t window_split(struct window passes[2], const struct window *w, struct arena *arena) {
     struct tensor *numbers;
     TRY(arena_copy(arena, &numbers, w->g.y.tensor, sizeof *numbers));
+    /* A tap's number: windows have fewer than INT8_MAX taps here, see window_finds_first. */
     numbers->type = WEFT_DATA_INT8;
     numbers->alignment = 16;
     for (int i = 0; i < 2; i++) {

@@ -6,6 +6,7 @@
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
+/* Of a launch with the first trips to memory. */
 static const double LAUNCH_SECONDS = 2e-6;
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -16,6 +17,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     for (int k = 0; k < 4; k++)
         if (window_uses(&w, operands[k]))
             bytes += (double)tensor_bytes(operands[k]->tensor);
+    /* Each tensor once: windows that overlap meet in L1 and L2. What kernels of small windows take beside that is not
+       priced. */
     *seconds = LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }

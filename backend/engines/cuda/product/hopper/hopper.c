@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The Hopper family: one matmul or convolution of operands of 16 or 8 bits, and the pointwise operations and reductions
    behind it, through the copy engine and wgmma. The host half decides and prints; product/hopper/product_sm90.cuh makes
-   tiles of the product, product/combine_splits.cuh brings the parts of split sums together, and
+   tiles of the product, product/combine_splits.cuh adds up the partial sums of split-K, and
    product/combine_partials.cuh those of reductions. What it declines, the contraction family takes. */
 #include "engines/cuda/product/hopper/hopper.h"
 #include "base/number.h"

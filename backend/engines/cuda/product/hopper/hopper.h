@@ -142,10 +142,10 @@ int hopper_operands(const struct hopper *h);
 
 /* Whether registers hold the sums, and beside them those of a step of one block of rows. */
 bool hopper_can_promote(const struct hopper_tile *tile);
-/* What `units` of work for a cluster take, each of `steps` along k and `finishing` instructions per element of
+/* What `units` of work for a cluster take, each of `steps` along k and `epilogue` instructions per element of
    the result, when `moving` is the time that all bytes need. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
-                      double finishing, double moving);
+                      double epilogue, double moving);
 
 /* ---- hopper.c: what other families put around the same kernel ---- */
 

@@ -218,7 +218,7 @@ static weftStatus_t check_end(const struct patch *h) {
    */
 
 /* Corner and reach over all phases; false where a phase sees nothing. */
-static bool settle(struct axis *axis) {
+static bool find_corner(struct axis *axis) {
     int64_t least = INT64_MAX, most = INT64_MIN;
     for (int64_t z = 0; z < axis->phases; z++) {
         const struct seen *seen = &axis->seen[z];
@@ -266,7 +266,7 @@ static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
         for (int64_t z = 0; z < axis->phases; z++)
             axis->seen[z].first = g->w.size[i] - 1 - axis->seen[z].first;
     }
-    return settle(axis);
+    return find_corner(axis);
 }
 
 /* ---- The tile -----------------------------------------------------------------------------------------------------

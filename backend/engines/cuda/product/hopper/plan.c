@@ -180,12 +180,12 @@ static double clusters_of(const struct hopper_tile *tile, const struct device *d
 }
 
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
-                      double finishing, double moving) {
+                      double epilogue, double moving) {
     double clusters = clusters_of(tile, device);
     /* The last wave is as long as a full one, however few tiles it has. */
     double waves = (double)divide_up((int64_t)units, clusters), area = (double)tile->rows * tile->columns;
     double summing = steps / tile_splits(tile) * step_clocks(tile), at_work = tile_is_pingpong(tile) ? 2 * area : area;
-    double end = EPILOGUE_CLOCKS + at_work * (1 / EPILOGUE_ELEMENTS_PER_CLOCK + finishing / INSTRUCTIONS_PER_CLOCK);
+    double end = EPILOGUE_CLOCKS + at_work * (1 / EPILOGUE_ELEMENTS_PER_CLOCK + epilogue / INSTRUCTIONS_PER_CLOCK);
     double turn = PINGPONG_CLOCKS + (summing > end ? summing : (summing + end) / 2); /* two groups make a tile each */
     double clocks = (tile->cluster * tile_splits(tile) > 1 ? CLUSTER_CLOCKS : 0) +
                     (tile_is_pingpong(tile) ? waves * turn + end : waves * (summing + end));
@@ -381,11 +381,11 @@ static bool split_fits(const struct hopper *h, double elements, int splits) {
 
 /* What does not depend on the tile. */
 struct demand {
-    double moving;    /* seconds that all bytes need */
-    double finishing; /* instructions per element of the result */
-    double elements;  /* of the result */
-    double steps;     /* along k, of a tile on average */
-    int splits;       /* asked for; 0: as many as pay */
+    double moving;   /* seconds that all bytes need */
+    double epilogue; /* instructions per element of the result */
+    double elements; /* of the result */
+    double steps;    /* along k, of a tile on average */
+    int splits;      /* asked for; 0: as many as pay */
 };
 
 /* Takes the tile, with as many splits as pay, if it is predicted to be faster than what was found so far. */
@@ -404,7 +404,7 @@ static void consider(struct hopper *h, const struct device *device, const struct
         if (h->tile && combining + least >= h->seconds) /* nor with more of them */
             return;
         double seconds =
-            combining + hopper_seconds(&used, device, units * splits, steps, demand->finishing, demand->moving);
+            combining + hopper_seconds(&used, device, units * splits, steps, demand->epilogue, demand->moving);
         if ((splits > 1 && !can_split(tile)) || (h->tile && seconds >= h->seconds))
             continue;
         h->seconds = seconds;
@@ -426,7 +426,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     int64_t block = HOPPER_K_BYTES / dtype_bytes((weftDataType_t)h->c.operand[OPERAND_A].tensor->type, 1);
     h->steps = divide_up(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
     const struct demand demand = {.moving = contraction_memory_seconds(&h->c, device),
-                                  .finishing = epilogue_instructions(&h->c),
+                                  .epilogue = epilogue_instructions(&h->c),
                                   .elements = (double)contraction_elements(&h->c),
                                   .steps = (double)h->steps * share_of_phases(h),
                                   /* reductions are not fed by partial sums */

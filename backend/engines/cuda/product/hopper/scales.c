@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Factors of FP8 whose blocks have scales: the sums of a step are multiplied by them when they are promoted, so blocks
+/* Operands of FP8 whose blocks have scales: the sums of a step are multiplied by them when they are promoted, so blocks
    along k are whole steps. Numbers are not rounded between scale and product. */
 #include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"

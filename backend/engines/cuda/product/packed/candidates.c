@@ -116,7 +116,7 @@ static int matrix_dim(const struct repack_candidate *candidate, int k, int other
 }
 
 /* What is summed lies innermost. Of a filter gradient that is the image's number, as pixels under taps are anywhere;
-   but operands of 16 bits are turned on the way, and keep their channels. */
+   but operands of 16 bits are transposed on the way (MN-major), and keep their channels. */
 static weftStatus_t lay_out_operands(struct repack_candidates *candidates) {
     struct repack_candidate *left = &candidates->at[PACKED_A], *right = &candidates->at[PACKED_B];
     if (op_of(candidates->node->op) == &matmul_op) {
@@ -315,7 +315,7 @@ static weftStatus_t add_rows(struct repack_candidates *candidates, int at, const
 }
 
 /* The one tensor of its size that a convolution and what is behind it leave, and one that these read: rows of channels
-   are stored whole, and turned where another dimension shall lie innermost. */
+   are stored whole, and transposed where another dimension shall lie innermost. */
 static weftStatus_t add_result(struct repack_candidates *candidates, const struct region *region) {
     if (!conv_is(candidates->node->op) || candidates->at[PACKED_RESULT].tensor)
         return WEFT_STATUS_SUCCESS;

@@ -126,7 +126,7 @@ static weftStatus_t price_chosen(struct packing *packing, const struct region *r
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The fastest one; the reason to decline is that of the product as it is. Factors that nobody multiplies are not asked
+/* The fastest one; the reason to decline is that of the product as it is. Operands that nobody multiplies are not asked
    about again with other results. */
 static weftStatus_t analyse(struct packing *best, const struct region *region, multiplier *may,
                             const struct device *device, struct arena *arena) {

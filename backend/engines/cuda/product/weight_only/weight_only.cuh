@@ -3,7 +3,7 @@
    Formula   weights become f16 or bf16 in registers, exactly; a scale of that type multiplies them there, rounded as
              the dequantised weight is (SCALES_SUMS 0); others multiply the sums of a step, as if weights were floats
              (1)
-   Tile      a warp makes ROWS = 16 BLOCKS columns j for all i, which are 8 TOKENS at most: the product is turned, so
+   Tile      a warp makes ROWS = 16 BLOCKS columns j for all i, which are 8 TOKENS at most: A and B are swapped, so
              that weights are the tensor core's 16 rows. WARPS_ACROSS warps stand side by side and read the same of A;
              WARPS_DEEP share k
    Step      a quad of lanes has a row of weights, each lane 16 bytes of it: LENGTH numbers. Sums do not mind the order
@@ -51,7 +51,7 @@ DEVICE chunk<16> *a_slot(int stage, int slot) {
                          32 +
                      threadIdx.x % 32];
 }
-/* What the warps side by side brought of A is there for all of them, and all have read what they read before. */
+/* What the warps side by side loaded of A is there for all of them, and all have read what they read before. */
 DEVICE void meet() {
     if constexpr (WARPS_ACROSS > 1 && STAGES_A)
         ptx::bar_sync(1 + threadIdx.x / 32 / WARPS_ACROSS, WARPS_ACROSS * 32);
@@ -224,6 +224,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weight_only(cons
         free = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-    await_copies<0>(); /* the last ones brought nothing, to memory that the sums take */
+    await_copies<0>(); /* the last ones load nothing, to memory that the sums take */
     end(p, r_c, blockIdx.x * COLUMNS);
 }

@@ -133,7 +133,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 /* ---- Building -----------------------------------------------------------------------------------------------------
    */
 
-/* The kernel that brings A into the order of k, in the workspace. */
+/* The kernel that repacks A in the order of k, in the workspace. */
 static weftStatus_t build_order(struct step *step, const struct weight_only_sm90 *w, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];

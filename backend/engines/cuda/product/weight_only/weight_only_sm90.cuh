@@ -6,7 +6,7 @@
    Idea      A and B are swapped: weights are the tensor core's 64 rows, which it takes from registers, so that they
              never lie in memory as 16 bits; rows of A are its columns, from shared memory. A lane must hold pairs of
              k that are 2 (lane % 4) from the begin of 8, and would read all weights of a row to have them: so A
-             has been brought into another order (repack), in which what a lane multiplies are 32 neighbours of a
+             has been put into another order (repack), in which what a lane multiplies are 32 neighbours of a
              row of weights
    Tile      a block makes TOKENS rows i of ROWS columns j, 64 columns j for each math warpgroup; k in steps of
              128
@@ -138,7 +138,7 @@ DEVICE void load_tiles(const arguments &p, const tile &tile) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i)
         scales[i].fetch(p, column, tile.first_step + i);
-    wait_for_previous_kernel(); /* which brought A into order */
+    wait_for_previous_kernel(); /* which repacked A */
     for (i32 step = 0; step < STAGES && step < tile.steps && is_first; ++step)
         fill_a(p, tile, step, step);
     __syncwarp();
