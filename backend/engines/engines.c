@@ -5,6 +5,8 @@
 #include "engines/cuda/families.h"
 #include "engines/engine.h"
 
+/* Whose regions begin first: attention and products, from the special to the general, before what goes with them and
+   could take single operations away from them. Of equal prices the first one is taken. */
 static const struct family *const cuda_families[] = {&cuda_spelled_attention,
                                                      &cuda_attention_hopper_unordered,
                                                      &cuda_attention_hopper,
@@ -35,22 +37,20 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention,
                                                      NULL};
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
 static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
+
+/* What the engines of GPUs share: they differ in the liberties that their families may take with numbers. */
+#define OF_CUDA                                                                                                        \
+    .device = WEFT_DEVICE_CUDA, .families = cuda_families, .behavior_notes = cuda_behavior_notes,                      \
+    .behavior_note_count = 1, .compile = cuda_compile, .code = cuda_code, .show = cuda_show, .load = cuda_load,        \
+    .run = cuda_run, .release = cuda_release
+
 static const struct engine cuda_engine = {
     .name = "cuda",
     .doc = "kernels printed from the graph and compiled for the chip, on an NVIDIA GPU; runs every graph",
-    .device = WEFT_DEVICE_CUDA,
-    .families = cuda_families,
     .numerical_notes = cuda_numerical_notes,
     .numerical_note_count = 1,
-    .behavior_notes = cuda_behavior_notes,
-    .behavior_note_count = 1,
     .is_fallback = true,
-    .compile = cuda_compile,
-    .code = cuda_code,
-    .show = cuda_show,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
+    OF_CUDA,
 };
 
 static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
@@ -58,19 +58,10 @@ static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUME
 static const struct engine cuda_tf32_engine = {
     .name = "cuda.tf32",
     .doc = "as cuda, with products of floats narrowed to tf32 (10 bits of fraction) on tensor cores",
-    .device = WEFT_DEVICE_CUDA,
-    .families = cuda_families,
     .narrows = true,
     .numerical_notes = cuda_tf32_numerical_notes,
     .numerical_note_count = 2,
-    .behavior_notes = cuda_behavior_notes,
-    .behavior_note_count = 1,
-    .compile = cuda_compile,
-    .code = cuda_code,
-    .show = cuda_show,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
+    OF_CUDA,
 };
 
 static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
@@ -78,19 +69,10 @@ static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT
 static const struct engine cuda_unordered_engine = {
     .name = "cuda.unordered",
     .doc = "as cuda, with sums that blocks add to in any order: two runs may differ by rounding",
-    .device = WEFT_DEVICE_CUDA,
-    .families = cuda_families,
     .reorders = true,
     .numerical_notes = cuda_unordered_numerical_notes,
     .numerical_note_count = 2,
-    .behavior_notes = cuda_behavior_notes,
-    .behavior_note_count = 1,
-    .compile = cuda_compile,
-    .code = cuda_code,
-    .show = cuda_show,
-    .load = cuda_load,
-    .run = cuda_run,
-    .release = cuda_release,
+    OF_CUDA,
 };
 
 static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_rows, &cpu_map, &cpu_reference, NULL};

@@ -16,6 +16,7 @@ static void add_number(struct text *text, const char *key, double value) {
     text_json_number(text, value);
 }
 
+/* As operations count them; what a kernel calculates twice does not show. */
 static double step_flops(const struct step *step) {
     double flops = 0;
     for (int i = 0; i < step->region.count; i++)
@@ -53,6 +54,7 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     text_add(text, ",\"bytes\":%lld,\"scratch_bytes\":%lld", (long long)plan->draft.step_bytes[s],
              (long long)step->workspace_bytes);
     add_operations(text, step);
+    /* Why the other families do not serve this step: the sentences of their refusals, and rivals' prices. */
     text_add(text, ",\"declined\":[");
     for (int i = 0; i < part->refusal_count; i++) {
         text_add(text, i ? ",{" : "{");

@@ -87,6 +87,7 @@ static int64_t held_count(const struct descriptor *descriptor, const struct row 
 }
 
 /* Lists what a descriptor holds, then itself. */
+/* Recursion is as deep as descriptors hold each other: operations, parameters, tensors, offsets. */
 static void list_descriptors(struct listing *listing, const struct descriptor *descriptor) {
     if (find_listed(listing, descriptor) >= 0 || listing->failed)
         return;
@@ -274,6 +275,7 @@ weftStatus_t plan_save(struct plan *plan) {
     struct sha256 hash;
     sha256_init(&hash);
     sha256_update(&hash, body.data, body.length);
+    /* Against damage, not against forgery: whoever writes a blob can write its digest. */
     sha256_final(digest, &hash);
     byte_put_raw(&whole, MAGIC, sizeof MAGIC);
     byte_put_u32(&whole, FORMAT);

@@ -69,6 +69,7 @@ static weftStatus_t check_inputs(const struct matmul_op *op) {
     for (int64_t i = 0; i < rank - 2; i++) {
         int64_t left = a->dims.at[i], right = b->dims.at[i];
         int64_t less = left < right ? left : right, more = left < right ? right : left;
+        /* Where one extent divides the other, neighbouring entries of the larger one share an entry of the smaller. */
         bool fits = less == more || more == 1 || (less && more % less == 0);
         if (!fits)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
@@ -79,6 +80,7 @@ static weftStatus_t check_inputs(const struct matmul_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of each batch dimension the larger extent, which the smaller one divides; an extent of 0 stays. */
 static void product_dims(const struct matmul_op *op, struct dims *dims) {
     int64_t rank = op->a->dims.count;
     *dims = op->a->dims;
@@ -149,6 +151,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         bool column_used = index[column] < size_in_use(&n, index, b.dims[column]);
         int64_t depth = a.dims[column], depth_used = size_in_use(&k, index, depth);
         struct sum sum = sum_of_products(matmul_math(op), &a, &b);
+        /* A padding value is a double, which integers cannot hold. */
         sum.is_exact = sum.is_exact && op->parameters->padding == 0;
         for (int64_t i = 0; i < depth; i++) {
             in_a[column] = in_b[row] = i;

@@ -262,6 +262,7 @@ static weftStatus_t check_operands(const struct pointwise_op *op) {
 }
 
 /* Extents of the operands' broadcast; scalars of any rank take part. */
+/* A scalar has any rank and no say, unless all operands are scalars: then the first one's dims are the result's. */
 static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole) {
     struct pointwise_operands operands = pointwise_operands(op);
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
@@ -291,6 +292,7 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
 /* The operand whose memory order the output takes: the first one of full size. */
 static const struct tensor *order_of(const struct pointwise_operands *operands, const struct dims *whole) {
     const struct tensor *inputs[] = {operands->x, operands->b, operands->t};
+    /* Only its dims are compared. */
     struct tensor full = {.dims = *whole};
     for (int k = 0; k < 3; k++)
         if (inputs[k] && tensor_same_dims(inputs[k], &full))

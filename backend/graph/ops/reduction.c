@@ -68,6 +68,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* Attributes of cuDNN that Weft knows by name, so that setting them is refused in words. */
 static weftStatus_t refuse_unserved(const struct descriptor *op) {
     static const weftBackendAttributeName_t unserved[] = {WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,
                                                           WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,
@@ -106,6 +107,7 @@ static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DI
 weftDataType_t reduction_math(const struct reduction_op *op) {
     int mode = op->parameters->mode;
     bool is_set = descriptor_row_is_set(&op->parameters->base, WEFT_ATTR_REDUCTION_COMP_TYPE);
+    /* A mean or a root of integers is no integer. */
     bool is_exact = !dtype_is_float((weftDataType_t)op->x->type) && mode != WEFT_REDUCE_TENSOR_AVG &&
                     mode != WEFT_REDUCE_TENSOR_NORM2;
     return is_set ? (weftDataType_t)op->parameters->math : is_exact ? WEFT_DATA_INT64 : WEFT_DATA_FLOAT;
