@@ -208,29 +208,19 @@ static void print_offsets(struct kernel_print *print, const struct contraction *
     text_add(&print->code, "    return at;\n}\n\n");
 }
 
-static void print_matrix_operand(struct kernel_print *print, const struct contraction *c, int f) {
-    const struct product_operand *operand = &c->operand[f];
-    const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
-    weftDataType_t type = (weftDataType_t)operand->tensor->type;
-    char letter = operand_letters[f];
-    const char *staged = f == OPERAND_A ? row->a_staged : row->b_staged;
-    print_pointer(print, type, operand->value, 0, named("%c", letter).text);
-    text_add(&print->code, "struct %c_coordinates {\n    i64 offset;\n", letter);
+/* What an index adds to an operand's offset, and to the coordinates that must be inside an image. */
+static void print_coordinates(struct kernel_print *print, const struct contraction *c, int f) {
+    text_add(&print->code, "struct %c_coordinates {\n    i64 offset;\n", operand_letters[f]);
     for (int i = 0; i < COORDINATES; i++)
-        if (operand->is_checked[i])
+        if (c->operand[f].is_checked[i])
             text_add(&print->code, "    i32 at%d;\n", i);
     text_add(&print->code, "%s};\n\n", contraction_has_overrides(c) ? "    bool unused;\n" : "");
-    print_offsets(print, c, f, f == OPERAND_A ? ROW : COLUMN);
-    print_offsets(print, c, f, K);
-    text_add(
-        &print->code,
-        "struct operand_%c {\n    using stored = %s;\n    using staged = %s;\n    using coordinates = %c_coordinates;\n"
-        "    static constexpr int RUN = %d;\n    static constexpr bool IS_K_MAJOR = %s;\n",
-        letter, cuda_type_name(type),
-        staged                   ? staged
-        : type == WEFT_DATA_INT8 ? "i8"
-                                 : "u8",
-        letter, operand->run, operand->is_k_major ? "true" : "false");
+}
+
+/* is_inside(): whether the element of two such exists; one comparison for both ends, as unsigned numbers. */
+static void print_is_inside(struct kernel_print *print, const struct contraction *c, int f) {
+    const struct product_operand *operand = &c->operand[f];
+    char letter = operand_letters[f];
     text_add(
         &print->code,
         "    static DEVICE bool is_inside(const arguments& p, const %c_coordinates& x, const %c_coordinates& y) {\n"
@@ -242,13 +232,39 @@ static void print_matrix_operand(struct kernel_print *print, const struct contra
             text_add(&print->code, " && (u32)(x.at%d + y.at%d) < (u32)p.%c_size%d", i, i, letter, i);
         }
     text_add(&print->code, "%s;\n    }\n", contraction_has_overrides(c) ? " && !x.unused && !y.unused" : "");
-    if (c->is_direct) {
-        const struct modes *batch = &c->modes[BATCH];
-        int64_t lead = batch->count ? batch->at[batch->count - 1].stride[f] : 0;
-        text_add(&print->code, "    static DEVICE i64 lead(const arguments& p) { return 0");
-        print_term(print, "1", lead, named("%c_z%d", letter, batch->count - 1).text);
-        text_add(&print->code, "; }\n    static constexpr bool IS_SHARED = %s;\n", lead ? "false" : "true");
-    }
+}
+
+/* lead(), of the direct kernel: from a result to its neighbour. IS_SHARED: these read the same element. */
+static void print_lead(struct kernel_print *print, const struct contraction *c, int f) {
+    const struct modes *batch = &c->modes[BATCH];
+    int64_t lead = batch->count ? batch->at[batch->count - 1].stride[f] : 0;
+    text_add(&print->code, "    static DEVICE i64 lead(const arguments& p) { return 0");
+    print_term(print, "1", lead, named("%c_z%d", operand_letters[f], batch->count - 1).text);
+    text_add(&print->code, "; }\n    static constexpr bool IS_SHARED = %s;\n", lead ? "false" : "true");
+}
+
+static void print_matrix_operand(struct kernel_print *print, const struct contraction *c, int f) {
+    const struct product_operand *operand = &c->operand[f];
+    const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
+    weftDataType_t type = (weftDataType_t)operand->tensor->type;
+    char letter = operand_letters[f];
+    const char *staged = f == OPERAND_A ? row->a_staged : row->b_staged;
+    print_pointer(print, type, operand->value, 0, named("%c", letter).text);
+    print_coordinates(print, c, f);
+    print_offsets(print, c, f, f == OPERAND_A ? ROW : COLUMN);
+    print_offsets(print, c, f, K);
+    text_add(
+        &print->code,
+        "struct operand_%c {\n    using stored = %s;\n    using staged = %s;\n    using coordinates = %c_coordinates;\n"
+        "    static constexpr int RUN = %d;\n    static constexpr bool IS_K_MAJOR = %s;\n",
+        letter, cuda_type_name(type),
+        staged                   ? staged
+        : type == WEFT_DATA_INT8 ? "i8"
+                                 : "u8",
+        letter, operand->run, operand->is_k_major ? "true" : "false");
+    print_is_inside(print, c, f);
+    if (c->is_direct)
+        print_lead(print, c, f);
     text_add(&print->code, "};\n\n");
 }
 

@@ -181,6 +181,11 @@ static void print_constants(struct printer *p) {
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (constants[i].files >> file_of(s, stage) & 1)
             print_constant(p->print, constants[i].name, constants[i].value);
+}
+
+/* What not every program has, and the types; the row program of the library is read behind them. */
+static void print_types(struct printer *p) {
+    const struct schedule *s = p->s;
     if (s->unaligned.most)
         print_constant(p->print, "MARGIN", s->unaligned.margin);
     if (p->rows->sampled >= 0)
@@ -223,6 +228,7 @@ static weftStatus_t print_launch(const struct schedule *planned, const struct st
     kernel_print_init(&print, s->rows->region);
     struct printer p = {s, s->rows, stage, &print, &print.code};
     print_constants(&p);
+    print_types(&p);
     print_functions(&p);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     int64_t jobs = s->grid.tiles * stage->splits;
