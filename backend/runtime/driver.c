@@ -12,8 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
+/* CUDA 12.0, which came with driver 525: the first with tensor maps and cuGetProcAddress_v2. */
 enum { OLDEST_VERSION = 12000, LEGACY_STREAM = 1 /* NULL means the legacy default stream */ };
 
+/* Written once, under load_once; read by all threads without a lock from then on. */
 static struct driver table;
 static struct {
     weftStatus_t status;
@@ -181,6 +183,7 @@ static void *open_library(const char **name) {
                    dlerror());
         return library;
     }
+    /* Of the failures the first one is told: it is the loader's own, the others are guesses. */
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         void *library = dlopen(*name = places[i], RTLD_NOW | RTLD_LOCAL);
         if (library)
@@ -197,6 +200,7 @@ static void *open_library(const char **name) {
 
 static bool is_new_enough(void *library, const char *name) {
     int (*get_version)(int *);
+    /* C has no conversion from object to function pointers; POSIX asks for this form. */
     *(void **)&get_version = dlsym(library, "cuDriverGetVersion");
     if (!get_version || get_version(&table.version)) {
         refuse(
@@ -254,6 +258,7 @@ static void load(void) {
     int result = table.init(0);
     if (!result)
         result = table.device_get_count(&table.device_count);
+    /* A driver that was started does not survive a fork, and would say nothing useful. */
     outcome.process = getpid();
     if (result && result != CUDA_NO_DEVICE) {
         refuse_start(result);

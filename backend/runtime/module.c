@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Code loaded once for each device, however many plans use it, and the kernels in it. */
 #include "runtime/module.h"
 #include "runtime/driver.h"
 
@@ -6,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Bytes of shared memory that a block may have without asking; blocks of a cluster that every chip with clusters
+   allows. */
 enum { DEFAULT_SHARED_BYTES = 48 * 1024, PORTABLE_CLUSTER = 8 };
 
 /* Code loaded into one device's context. */
@@ -25,6 +28,7 @@ static struct module *modules;
 static int load_image(void **handle, const struct driver *driver, const struct code *code, char *log,
                       size_t log_bytes) {
     int mode = CUDA_CAPTURE_MODE_RELAXED;
+    /* What the driver says of PTX that it cannot translate, for the message. */
     int options[] = {CUDA_JIT_ERROR_LOG_BUFFER, CUDA_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void *values[] = {log, (void *)(uintptr_t)log_bytes};
     int result = driver->thread_exchange_stream_capture_mode(&mode);

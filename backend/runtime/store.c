@@ -78,6 +78,7 @@ static void read_settings(void) {
         lower_mode(MODE_OFF, "no folder for it: HOME is not set. Set WEFT_CACHE_DIR, or WEFT_CACHE=off for silence.");
 }
 
+/* Failures show when the folder is opened. 0700: others shall neither read nor plant code. */
 static void make_folders(char *path) {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
@@ -273,6 +274,7 @@ static struct entry *list_entries(size_t *count, int64_t *bytes) {
 }
 
 /* Above the limit, removes the entries used longest ago until an eighth below it is free, so that trimming is rare. */
+/* Other processes may trim at the same time: an entry that is gone already is no error. */
 static void trim(void) {
     size_t count;
     int64_t bytes;

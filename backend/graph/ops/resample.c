@@ -170,6 +170,7 @@ static bool is_backward(const struct resample_op *op) { return op_of(&op->base) 
 static struct tensor *wide_of(const struct resample_op *op) { return is_backward(op) ? op->dx : op->x; }
 static struct tensor *narrow_of(const struct resample_op *op) { return is_backward(op) ? op->dy : op->y; }
 
+/* Parameters may leave it to the tensor: all dimensions but batch and channels. */
 static int spatial_of(const struct resample_op *op) {
     int64_t spatial = op->parameters->spatial;
     return (int)(spatial ? spatial : (is_backward(op) ? op->dy : op->x)->dims.count - 2);
@@ -193,6 +194,7 @@ static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, str
     weftFraction_t all[] = {fraction_at(&p->stride, i, ratio), pre, fraction_at(&p->post_padding, i, pre),
                             fraction_at(&p->window, i, (weftFraction_t){1, 1})};
     int64_t *lengths[] = {&axis->stride, &axis->pre, &axis->post, &axis->window};
+    /* The least common multiple of all denominators: then every length is a whole number. */
     axis->denominator = 1;
     for (int k = 0; k < 4; k++) {
         if (all[k].denominator > INT32_MAX || all[k].numerator > INT32_MAX)
@@ -214,6 +216,7 @@ static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, str
 /* 1 + floor((x + pre + post - window) / stride), and 0 for an empty x or where the window does not fit. */
 static int64_t output_extent(const struct axis *axis, int64_t x) {
     int64_t room = x * axis->denominator + axis->pre + axis->post - axis->window;
+    /* Without elements there is nothing to pool, also where padding alone would fill a window. */
     return room < 0 || x == 0 ? 0 : 1 + room / axis->stride;
 }
 

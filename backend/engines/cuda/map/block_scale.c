@@ -69,6 +69,7 @@ static weftStatus_t analyse(struct scaling *s, const struct region *region) {
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct scaling s;
     TRY(analyse(&s, region));
+    /* Quantising reads x twice: for the scales, and by them. */
     double bytes = (double)(tensor_bytes(s.x) * (s.quantize ? 2 : 1) + tensor_bytes(s.scale) + tensor_bytes(s.y));
     *seconds = (s.quantize ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
