@@ -634,7 +634,7 @@ class Ops:
 
 def own_words() -> dict[str, dict[str, str]]:
     """The sections of tools/op_words.txt, which says how they are written, by method: words by argument, by
-    "-> result" and by "= argument" for the key of its row, "doc" and "formula"."""
+    "-> result" and by "= argument" for the key of its row, "doc", "formula" and "types"."""
     parts = re.split(r"^== (.+)\n", (ROOT / "tools/op_words.txt").read_text(), flags=re.M)[1:]
     found: dict[str, dict[str, str]] = {}
     for head, body in zip(parts[::2], parts[1::2], strict=True):
@@ -643,6 +643,8 @@ def own_words() -> dict[str, dict[str, str]]:
         for line in body.strip().splitlines():
             if line.startswith(": "):
                 words["formula"] += line.removeprefix(": ") + "\n"
+            elif line.startswith("~ "):
+                words["types"] = line.removeprefix("~ ")
             elif said := re.match(r"((?:-> )?\w+): (.+)", line):
                 words[said[1]] = said[2]
             elif same := re.match(r"(\w+) = (\w+)$", line):
@@ -703,7 +705,8 @@ def sugar_docstring(function: ast.FunctionDef, library: Json, names: Names) -> l
     shown["refuses"] = "_refuse" in called
     arguments, unsaid = signature_of(function, rows, words), COMPUTE_TYPES.get(recorded, "FLOAT")
     example = examples().get(function.name, "")
-    return write_docstring(shown, arguments, rows, names, result_types(op, shown), unsaid, example)
+    types = words.get("types") or result_types(op, shown)
+    return write_docstring(shown, arguments, rows, names, types, unsaid, example)
 
 
 def is_words(node: ast.Tuple) -> bool:
