@@ -77,11 +77,12 @@ static desc open_product(const struct shape *shape, desc x, desc w, desc y) {
     return op;
 }
 
-/* Calls `look` with the wishes of a convolution of packed tensors. */
-static void with_wishes(const struct shape *shape, enum writing writing,
-                        void (*look)(const struct wishes *wishes, const struct region *region, struct arena *arena)) {
+/* Calls `look` with the candidates of a convolution of packed tensors. */
+static void with_candidates(const struct shape *shape, enum writing writing,
+                            void (*look)(const struct repack_candidates *candidates, const struct region *region,
+                                         struct arena *arena)) {
     struct model m = {.next_uid = 1};
-    struct wishes wishes;
+    struct repack_candidates candidates;
     struct arena arena = {0};
     int node = 0;
     desc x = typed(&m, shape->x, shape->type), w = typed(&m, shape->w, shape->type);
@@ -90,8 +91,8 @@ static void with_wishes(const struct shape *shape, enum writing writing,
     for (int i = 0; i < m.kept_count; i++)
         drop(m.kept[i]);
     struct region region = {.graph = (const struct graph *)graph, .count = 1, .nodes = &node};
-    MUST(wishes_find(&wishes, &region, writing));
-    look(&wishes, &region, &arena);
+    MUST(repack_find(&candidates, &region, writing));
+    look(&candidates, &region, &arena);
     arena_free(&arena);
     drop(graph);
 }
@@ -107,35 +108,37 @@ static int64_t at_packed(const struct tensor *packed, int64_t a, int64_t b, int6
     return a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
 }
 
-static void look_at_merged(const struct wishes *wishes, const struct region *product, struct arena *arena) {
+static void look_at_merged(const struct repack_candidates *candidates, const struct region *product,
+                           struct arena *arena) {
     (void)product;
-    const struct wish *wish = &wishes->at[PACKED_B];
+    const struct repack_candidate *candidate = &candidates->at[PACKED_B];
     struct region region;
-    CHECK(wish->is_needed && wish->is_diagonal && wish->packed.dims.at[1] == FILTERS, "%s",
-          tensor_dims_text(&wish->packed));
-    MUST(copy_diagonal_region(&region, &wish->tensor_view, &wish->packed_view, arena));
+    CHECK(candidate->is_needed && candidate->is_diagonal && candidate->packed.dims.at[1] == FILTERS, "%s",
+          tensor_dims_text(&candidate->packed));
+    MUST(copy_diagonal_region(&region, &candidate->tensor_view, &candidate->packed_view, arena));
     count_up(&region);
     for (int k = 0; k < FILTERS; k++)
         for (int c = 0; c < FILTERS; c++)
             for (int tap = 0; tap < TAPS; tap++) {
-                float got = memory[COPY_TO][at_packed(&wish->packed, k, c, tap / 3, tap % 3)];
+                float got = memory[COPY_TO][at_packed(&candidate->packed, k, c, tap / 3, tap % 3)];
                 float want = k / WIDTH == c / WIDTH ? (float)((k * WIDTH + c % WIDTH) * TAPS + tap + 1) : 0;
                 CHECK(got == want, "filter %d, channel %d, tap %d: %g, not %g", k, c, tap, got, want);
             }
 }
 
-static void look_at_merged_result(const struct wishes *wishes, const struct region *product, struct arena *arena) {
+static void look_at_merged_result(const struct repack_candidates *candidates, const struct region *product,
+                                  struct arena *arena) {
     (void)product;
-    const struct wish *wish = &wishes->at[PACKED_RESULT];
+    const struct repack_candidate *candidate = &candidates->at[PACKED_RESULT];
     struct region region;
-    CHECK(wish->is_needed, "%s", tensor_dims_text(&wish->packed));
-    MUST(copy_region(&region, &wish->packed_view, &wish->tensor_view, arena));
+    CHECK(candidate->is_needed, "%s", tensor_dims_text(&candidate->packed));
+    MUST(copy_region(&region, &candidate->packed_view, &candidate->tensor_view, arena));
     count_up(&region);
     for (int k = 0; k < FILTERS; k++)
         for (int c = 0; c < WIDTH; c++)
             for (int tap = 0; tap < TAPS; tap++) {
                 float got = memory[COPY_TO][(k * WIDTH + c) * TAPS + tap];
-                int64_t own = at_packed(&wish->packed, k, k / WIDTH * WIDTH + c, tap / 3, tap % 3);
+                int64_t own = at_packed(&candidate->packed, k, k / WIDTH * WIDTH + c, tap / 3, tap % 3);
                 CHECK(got == (float)(own + 1), "filter %d, channel %d, tap %d: %g, not %lld", k, c, tap, got,
                       (long long)own + 1);
             }
@@ -144,16 +147,17 @@ static void look_at_merged_result(const struct wishes *wishes, const struct regi
 static void groups_are_merged(void) {
     struct shape gradient = narrow;
     gradient.direction = FILTER;
-    with_wishes(&narrow, MERGED, look_at_merged);
-    with_wishes(&gradient, MERGED, look_at_merged_result);
+    with_candidates(&narrow, MERGED, look_at_merged);
+    with_candidates(&gradient, MERGED, look_at_merged_result);
 }
 
 /* 2 images of 3 channels, 13 x 13: 3 x 3 patches of 4 x 4, and a line that no patch has. */
 static const struct shape cut = {FORWARD, DIMS(2, 3, 13, 13), DIMS(5, 3, 4, 4), DIMS(2, 5, 3, 3), 4, 0, F32};
 
-static void look_at_patches(const struct wishes *wishes, const struct region *product, struct arena *arena) {
+static void look_at_patches(const struct repack_candidates *candidates, const struct region *product,
+                            struct arena *arena) {
     (void)product;
-    const struct wish *image = &wishes->at[PACKED_A], *filter = &wishes->at[PACKED_B];
+    const struct repack_candidate *image = &candidates->at[PACKED_A], *filter = &candidates->at[PACKED_B];
     struct region region;
     CHECK(image->is_needed && image->packed.dims.at[1] == 48 && filter->packed.dims.at[1] == 48, "%s and %s",
           tensor_dims_text(&image->packed), tensor_dims_text(&filter->packed));
@@ -176,7 +180,7 @@ static void look_at_patches(const struct wishes *wishes, const struct region *pr
         }
 }
 
-static void patches_are_cut(void) { with_wishes(&cut, PATCHES, look_at_patches); }
+static void patches_are_cut(void) { with_candidates(&cut, PATCHES, look_at_patches); }
 
 /* ---- The product of the copies ----------------------------------------------------------------------------------- */
 
@@ -202,7 +206,8 @@ static void calculate(const struct region *region, char (*places)[ELEMENTS_MAX *
     op_of(node->op)->reference(node->op, &(struct bindings){.graph = region->graph, .values = values});
 }
 
-static void calculate_on_copies(const struct wishes *wishes, const struct region *region, struct arena *arena) {
+static void calculate_on_copies(const struct repack_candidates *candidates, const struct region *region,
+                                struct arena *arena) {
     const struct graph *graph = region->graph;
     struct staged staged = {0};
     struct region copy;
@@ -215,31 +220,32 @@ static void calculate_on_copies(const struct wishes *wishes, const struct region
     calculate(region, given, 0);
     memcpy(expected, given[result], sizeof expected);
     fill(given[result], graph->values[result].tensor->type, 0);
-    for (int i = 0; i < WISHES; i++) {
-        const struct wish *wish = &wishes->at[i];
-        if (!wish->tensor)
+    for (int i = 0; i < REPACK_CANDIDATES; i++) {
+        const struct repack_candidate *candidate = &candidates->at[i];
+        if (!candidate->tensor)
             continue;
-        CHECK(tensor_bytes(&wish->packed) <= (int64_t)sizeof *packed, "%lld", (long long)tensor_bytes(&wish->packed));
-        fill(packed[wish->value], wish->packed.type, 0);
-        exchanged |= 1 << wish->value;
-        staged_add(&staged, wish->value, wish->tensor, &wish->packed);
+        CHECK(tensor_bytes(&candidate->packed) <= (int64_t)sizeof *packed, "%lld",
+              (long long)tensor_bytes(&candidate->packed));
+        fill(packed[candidate->value], candidate->packed.type, 0);
+        exchanged |= 1 << candidate->value;
+        staged_add(&staged, candidate->value, candidate->tensor, &candidate->packed);
         if (i == PACKED_RESULT)
             continue;
-        MUST((wish->is_diagonal ? copy_diagonal_region : copy_region)(&copy, &wish->tensor_view, &wish->packed_view,
-                                                                      arena));
-        run(&copy, given[wish->value], packed[wish->value]);
+        MUST((candidate->is_diagonal ? copy_diagonal_region : copy_region)(&copy, &candidate->tensor_view,
+                                                                           &candidate->packed_view, arena));
+        run(&copy, given[candidate->value], packed[candidate->value]);
     }
     MUST(staged_exchange(&staged, region, arena));
-    MUST(wishes_rewrite(wishes, region_node(&staged.region, 0)->op, arena));
+    MUST(repack_rewrite(candidates, region_node(&staged.region, 0)->op, arena));
     calculate(&staged.region, given, exchanged);
-    if (wishes->at[PACKED_RESULT].tensor) {
-        const struct wish *wish = &wishes->at[PACKED_RESULT];
-        MUST(copy_region(&copy, &wish->packed_view, &wish->tensor_view, arena));
-        run(&copy, packed[wish->value], given[wish->value]);
+    if (candidates->at[PACKED_RESULT].tensor) {
+        const struct repack_candidate *candidate = &candidates->at[PACKED_RESULT];
+        MUST(copy_region(&copy, &candidate->packed_view, &candidate->tensor_view, arena));
+        run(&copy, packed[candidate->value], given[candidate->value]);
     }
     int64_t bytes = tensor_bytes(graph->values[result].tensor);
     CHECK(memcmp(expected, given[result], (size_t)bytes) == 0, "%s, written otherwise (%d), is something else",
-          descriptor_label(wishes->node->op), (int)wishes->writing);
+          descriptor_label(candidates->node->op), (int)candidates->writing);
 }
 
 static void products_stay(void) {
@@ -255,10 +261,10 @@ static void products_stay(void) {
         for (int direction = FORWARD; direction <= FILTER; direction++) {
             struct shape shape = shapes[i], cuts = patches[i];
             shape.direction = cuts.direction = (enum direction)direction;
-            with_wishes(&shape, AS_IT_IS, calculate_on_copies);
-            with_wishes(&shape, MERGED, calculate_on_copies);
+            with_candidates(&shape, AS_IT_IS, calculate_on_copies);
+            with_candidates(&shape, MERGED, calculate_on_copies);
             if (direction != DATA)
-                with_wishes(&cuts, PATCHES, calculate_on_copies);
+                with_candidates(&cuts, PATCHES, calculate_on_copies);
         }
 }
 
