@@ -794,12 +794,29 @@ class Sugar(Ops):
             amax_dP: largest magnitude of the gradient of q k^T, before scale_dP, [1, 1, 1, 1].
         Data types:
             operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
-                result has the type to calculate in, or DOUBLE.
+            results, unless the tensor or the graph says: dQ, dK and dV those of q, k and v; virtual ones have
+                the type to calculate in, or DOUBLE; the others FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(io_data_type="f32")
+        >>> q, k = np.ones((1, 1, 1, 1), "f4"), np.zeros((1, 1, 2, 1), "f4")  # both keys weigh 0.5
+        >>> v = np.float32([[[[2], [6]]]])
+        >>> o, dO = np.full((1, 1, 1, 1), 4, "f4"), np.full((1, 1, 1, 1), 4, "f4")
+        >>> stats = np.log(np.full((1, 1, 1, 1), 2, "f4"))
+        >>> one, two = (np.full((1, 1, 1, 1), x, "f4") for x in (1, 2))
+        >>> made = g.sdpa_fp8_backward(q, k, v, o, dO, stats, *[one] * 10, two, one)
+        >>> for result in g(): print(result.round(3).ravel())
+        [0.]
+        [-4.  4.]
+        [4. 4.]
+        [0.]
+        [4.]
+        [2.]
+        [4.]
         """
         where = label("sdpa_fp8_backward", name)
         _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
@@ -851,12 +868,11 @@ class Sugar(Ops):
             q: queries, [B, Hq, Sq, Dqk].
             k: keys, [B, Hk, Skv, Dqk], Hk divides Hq.
             v: values, [B, Hv, Skv, Dv], Hv divides Hq.
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
-                32)].
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
-                32)]; of pages [container, Hk, page size, ..].
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, ceil(Skv / 32),
-                Dv]; of pages [container, Hv, page size, ..].
+            descale_q: what blocks of q are multiplied by, [B, Hq, Sq, ceil(Dqk / 32)]; in tiles
+                (reordering_type F8_128x4) with Sq rounded up to 128 and the last extent to 4.
+            descale_k: the same of k, [B, Hk, Skv, ceil(Dqk / 32)].
+            descale_v: the same of v, [B, Hv, ceil(Skv / 32), Dv]; in tiles with the third extent rounded up
+                to 4 and Dv to 128.
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
             use_causal_mask: keep col <= row; default False.
             use_causal_mask_bottom_right: keep col <= row + keys - queries; default False.
@@ -877,15 +893,26 @@ class Sugar(Ops):
             o: result, [B, Hq, Sq, Dv].
             stats: natural log of each row's sum of exponentials, sink included, [B, Hq, Sq, 1]; None unless
                 asked for.
-            amax_o: largest magnitude of the result, before scale_o, [1, 1, 1, 1].
+            amax_o: the largest magnitude of the result, [1, 1, 1, 1].
         Data types:
             operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: o the type of q; a virtual result has the type to
-                calculate in, or DOUBLE; statistics FLOAT, or DOUBLE for DOUBLE operands.
+            results, unless the tensor or the graph says: o BFLOAT16 where q is FP8 with scales of blocks,
+                else the type of q; a virtual result has the type to calculate in, or DOUBLE; the others
+                FLOAT, or DOUBLE for DOUBLE operands.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(io_data_type="f32")
+        >>> q, k = np.zeros((1, 1, 1, 4), "f4"), np.zeros((1, 1, 2, 4), "f4")  # both keys weigh 0.5
+        >>> v = np.float32([[[[1, 10], [3, 30]]]])
+        >>> of_q, of_k = np.ones((1, 1, 1, 1), "f4"), np.ones((1, 1, 2, 1), "f4")
+        >>> o, _, amax_o = g.sdpa_mxfp8(q, k, v, of_q, of_k, np.float32([[[[1, 2]]]]))
+        >>> for result in g(): print(result.ravel())
+        [ 2. 40.]
+        [40.]
         """
         where = label("sdpa_mxfp8", name)
         _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
@@ -943,29 +970,25 @@ class Sugar(Ops):
 
         Args:
             q: queries, [B, Hq, Sq, Dqk].
-            q_T: q once more, for dK; unset: q, [B, Hq, Sq, Dqk].
+            q_T: the queries for dK, with scales along the sequence, [B, Hq, Sq, Dqk].
             k: keys, [B, Hk, Skv, Dqk].
-            k_T: k once more, for dQ; unset: k, [B, Hk, Skv, Dqk].
+            k_T: the keys for dQ, with scales along the sequence, [B, Hk, Skv, Dqk].
             v: values, [B, Hv, Skv, Dv].
-            o_f16: forward result, [B, Hq, Sq, Dv].
+            o_f16: forward result, not quantised, [B, Hq, Sq, Dv].
             dO_f16: gradient of the forward result, not quantised, [B, Hq, Sq, Dv].
-            dO: the same, quantised, [B, Hq, Sq, Dv].
-            dO_T: dO once more, for dV; unset: dO, [B, Hq, Sq, Dv].
+            dO: the same, quantised.
+            dO_T: the same for dV, with scales along the sequence.
             stats: statistics that the forward pass wrote, [B, Hq, Sq, 1].
-            descale_q: what q is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk /
-                32)].
-            descale_q_T: what q_T is multiplied by first, [B, Hq, 1, 1] or 1s; of blocks [B, Hq, ceil(Sq /
-                32), Dqk].
-            descale_k: what k is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, Skv, ceil(Dqk /
-                32)].
-            descale_k_T: what k_T is multiplied by first, [B, Hk, Skv, 1] or 1s; of blocks [B, Hk, ceil(Skv /
-                32), Dqk].
-            descale_v: what v is multiplied by first, [B, Hv, Skv, 1] or 1s; of blocks [B, Hv, Skv, ceil(Dv /
-                32)].
-            descale_dO: what dO is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dv /
-                32)].
-            descale_dO_T: what dO_T is multiplied by first, [B, Hq, Sq, 1] or 1s; of blocks [B, Hq, ceil(Sq /
-                32), Dv].
+            descale_q: what blocks of q are multiplied by, [B, Hq, Sq, ceil(Dqk / 32)]; in tiles
+                (reordering_type F8_128x4) with Sq rounded up to 128 and the last extent to 4, the others
+                alike.
+            descale_q_T: the same of q_T, [B, Hq, ceil(Sq / 32), Dqk]; in tiles with the third extent rounded
+                up to 4 and the last one to 128, the others alike.
+            descale_k: the same of k, [B, Hk, Skv, ceil(Dqk / 32)].
+            descale_k_T: the same of k_T, [B, Hk, ceil(Skv / 32), Dqk].
+            descale_v: the same of v, along its rows, [B, Hv, Skv, ceil(Dv / 32)].
+            descale_dO: the same of dO, [B, Hq, Sq, ceil(Dv / 32)].
+            descale_dO_T: the same of dO_T, [B, Hq, ceil(Sq / 32), Dv].
             attn_scale: factor of q k^T, a number or a scalar tensor; default 1.
             use_padding_mask: whether seq_len_q and seq_len_kv cut the sequences; default False.
             seq_len_q: queries in use of each batch, INT32 or INT64; unset: all, [B, 1, 1, 1].
@@ -986,17 +1009,34 @@ class Sugar(Ops):
             dQ: gradient of q, [B, Hq, Sq, Dqk].
             dK: gradient of k, summed over the query heads that share it, [B, Hk, Skv, Dqk].
             dV: gradient of v, summed over the query heads that share it, [B, Hv, Skv, Dv].
-            amax_dQ: largest magnitude of dQ, before scale_dQ, [1, 1, 1, 1].
-            amax_dK: largest magnitude of dK, before scale_dK, [1, 1, 1, 1].
-            amax_dV: largest magnitude of dV, before scale_dV, [1, 1, 1, 1].
+            amax_dQ: the largest magnitude of dQ, [1, 1, 1, 1].
+            amax_dK: the same of dK, [1, 1, 1, 1].
+            amax_dV: the same of dV, [1, 1, 1, 1].
         Data types:
             operands: any, also mixed, unless said above.
-            results, unless the tensor or the graph says: gradients the type of what they are of; a virtual
-                result has the type to calculate in, or DOUBLE.
+            results, unless the tensor or the graph says: dQ, dK and dV the type of o_f16 where q is FP8 with
+                scales of blocks; virtual ones have the type to calculate in, or DOUBLE; the others FLOAT, or
+                DOUBLE for DOUBLE operands.
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(io_data_type="f32")
+        >>> q, k = np.ones((1, 1, 1, 1), "f4"), np.zeros((1, 1, 2, 1), "f4")  # both keys weigh 0.5
+        >>> v, o = np.float32([[[[2], [6]]]]), np.full((1, 1, 1, 1), 4, "f4")
+        >>> dO, stats = o, np.log(np.full((1, 1, 1, 1), 2, "f4"))
+        >>> one, two, ones = (np.full((1, 1, n, 1), x, "f4") for n, x in ((1, 1), (1, 2), (2, 1)))
+        >>> scales = one, two, ones, ones, ones, one, one  # q_T is half of q
+        >>> made = g.sdpa_mxfp8_backward(q, q / 2, k, k, v, o, dO, dO, dO, stats, *scales)
+        >>> for result in g(): print(result.round(3).ravel())
+        [0.]
+        [-4.  4.]
+        [2. 2.]
+        [0.]
+        [4.]
+        [2.]
         """
         where = label("sdpa_mxfp8_backward", name)
         _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
