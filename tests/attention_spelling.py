@@ -28,6 +28,7 @@ class Spelling:
     value_depth: int = 8
     keys: str = "operation"  # or "strides": how they are transposed
     side_by_side: bool = False  # q, k and v are [batch, row, head, column] and are transposed by operations
+    joined: bool = False  # and so is the result, as [batch, row, head * column]
     scale: str | None = "mul"  # "div", "query", "key", "tensor", "twice"
     cap: bool = False
     bias: tuple[int, ...] | None = None  # its last four dims
@@ -207,6 +208,9 @@ def build(s: Spelling) -> Callable[..., Any]:
             kept.set_dim(s.dims(s.rows, s.columns, s.heads[0]))
             p = g.mul(g.mul(p, kept), 1 / (1 - s.dropout))
         o = g.matmul(_typed(s, p, "weights"), v, name="values")
+        if s.joined:
+            joined = [s.batch, s.rows, s.heads[0] * s.value_depth]
+            o = g.reshape(g.transpose(o, [0, 2, 1, 3])).set_dim(joined)
         return (o, *stats) if stats else o
 
     return make
@@ -225,6 +229,10 @@ def _as_read(s: Spelling, inputs: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
         share = s.heads[0] // s.heads[1]
         k, v = (np.repeat(each, share, axis=-3) for each in (k, v))
     return [q, k, v]
+
+
+def _as_written(s: Spelling, o: Any) -> Any:
+    return o.swapaxes(1, 2).reshape(s.batch, s.rows, -1) if s.joined else o
 
 
 def _rounded(s: Spelling, x: Any, part: str) -> Any:
@@ -256,8 +264,8 @@ def expected(s: Spelling, inputs: dict[str, Any]) -> tuple[list[Any], Any]:
     p = e / np.where(total == 0, 1, total)
     if s.dropout:
         p = p * (units(x.shape, seed=SEED) < 1 - s.dropout) / (1 - s.dropout)
-    results = [_rounded(s, p, "weights") @ v]
-    return results + ([largest + np.log(total), largest, total] if s.stats else []), p @ np.abs(v)
+    results = [_as_written(s, _rounded(s, p, "weights") @ v)]
+    return results + ([largest + np.log(total), largest, total] if s.stats else []), _as_written(s, p @ np.abs(v))
 
 
 # ---- What is nearly attention ------------------------------------------------------------------------------

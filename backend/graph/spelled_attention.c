@@ -5,6 +5,7 @@
 #include "graph/ops/matmul.h"
 #include "graph/ops/pointwise.h"
 #include "graph/ops/reduction.h"
+#include "graph/ops/reshape.h"
 #include "graph/ops/softmax.h"
 #include "graph/ops/transpose.h"
 
@@ -226,6 +227,50 @@ static weftStatus_t look_through(struct spelled_attention *s, struct spelled_vie
             for (int64_t i = 0; i < view->dims.count; i++)
                 view->strides.at[i] = x->strides.at[order[i]];
         } else {
+            return WEFT_STATUS_SUCCESS;
+        }
+        TRY(take(s, node));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The strides, in the order of a view, of the result of a transpose of its tensor. */
+static bool follow_transpose(struct spelled_view *view, const struct transpose_op *op, int64_t *order) {
+    int64_t inverse[WEFT_DIM_MAX] = {0}, last = view->dims.count - 1;
+    for (int64_t i = 0; i < op->permutation.count; i++)
+        inverse[op->permutation.at[i]] = i;
+    if (!is_plain(op->y) || op->y->strides.at[inverse[order[last]]] != 1)
+        return false;
+    for (int64_t i = 0; i <= last; i++) {
+        order[i] = inverse[order[i]];
+        view->strides.at[i] = op->y->strides.at[order[i]];
+    }
+    view->tensor = op->y;
+    return true;
+}
+
+/* Whether the elements of a tensor in memory are those of the input in the same order. */
+static bool keeps_order(const struct reshape_op *op) {
+    return !op->y->is_virtual && is_plain(op->y) && tensor_is_packed(op->x) && tensor_is_packed(op->y) &&
+           tensor_elements(op->x) == tensor_elements(op->y);
+}
+
+/* The result as it will lie in memory: transposed, with columns side by side, and under other extents. */
+static weftStatus_t look_behind(struct spelled_attention *s, struct spelled_view *view) {
+    int64_t order[WEFT_DIM_MAX];
+    for (int i = 0; i < WEFT_DIM_MAX; i++)
+        order[i] = i;
+    for (int node; (node = sole_reader(s, view->tensor)) >= 0 && is_private(s, view->tensor, node);) {
+        const struct descriptor *op = op_at(s, node);
+        const struct reshape_op *reshape = (const struct reshape_op *)op;
+        const struct tensor *from = view->tensor;
+        struct spelled_view before = *view;
+        if (op_of(op) == &reshape_op && keeps_order(reshape))
+            view->tensor = reshape->y;
+        else if (op_of(op) != &transpose_op || !follow_transpose(view, (const struct transpose_op *)op, order))
+            return WEFT_STATUS_SUCCESS;
+        if (view->tensor->type != from->type && !is_exact(s, from)) { /* it would be rounded once, and not twice */
+            *view = before;
             return WEFT_STATUS_SUCCESS;
         }
         TRY(take(s, node));
@@ -791,6 +836,7 @@ weftStatus_t spelled_attention_find(struct spelled_attention *found, const struc
     TRY(check_product(found, node));
     const struct matmul_op *op = (const struct matmul_op *)graph->nodes[node].op;
     found->o = view_of_tensor(op->c);
+    TRY(look_behind(found, &found->o));
     found->v.tensor = op->b;
     TRY(look_through(found, &found->v, node, NULL));
     TRY(find_weights(found, node, op->a));

@@ -99,9 +99,9 @@ def test_parts_of_scores(name: str) -> None:
 
 
 def test_heads_side_by_side_are_read_where_they_lie() -> None:
-    """Transposes of queries, keys and values are a way to read them."""
+    """Transposes of queries, keys and values are a way to read them, that of the result one to write it."""
     g = graph()
-    s = Spelling(**LARGE, side_by_side=True, mask="causal")
+    s = Spelling(**LARGE, side_by_side=True, joined=True, mask="causal")
     q = g.tensor([4, 1024, 16, 128])
     k, v = g.tensor([4, 1024, 4, 128]), g.tensor([4, 1024, 4, 128])
     ((family, detail),) = planned(g, build(s)(g, q=q, k=k, v=v))
