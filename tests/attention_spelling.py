@@ -29,6 +29,8 @@ class Spelling:
     keys: str = "operation"  # or "strides": how they are transposed
     side_by_side: bool = False  # q, k and v are [batch, row, head, column] and are transposed by operations
     joined: bool = False  # and so is the result, as [batch, row, head * column]
+    batched: bool = False  # products are of three dimensions, scores of four
+    copied: bool = False  # heads of keys and values are copied for each that shares them
     scale: str | None = "mul"  # "div", "query", "key", "tensor", "twice"
     cap: bool = False
     bias: tuple[int, ...] | None = None  # its last four dims
@@ -154,7 +156,31 @@ def _typed(s: Spelling, tensor: Any, part: str) -> Any:
     return tensor.set_data_type(s.types[part]) if part in s.types else tensor
 
 
+def _reshaped(g: weft.Graph, x: Any, *dims: int) -> Any:
+    return g.reshape(x, reshape_mode=weft.reshape_mode.LOGICAL).set_dim(dims)
+
+
+def _copied(s: Spelling, g: weft.Graph, x: Any, rows: int, columns: int) -> Any:
+    """[B, Hk, ..] as [B, Hq, ..]."""
+    hq, hk = s.heads
+    apart = _reshaped(g, x, s.batch, hk, 1, rows, columns)
+    copies = g.identity(apart).set_dim([s.batch, hk, hq // hk, rows, columns])
+    return _reshaped(g, copies, s.batch, hq, rows, columns)
+
+
+def _batches(s: Spelling, g: weft.Graph, x: Any, heads: int, rows: int, columns: int) -> Any:
+    return _reshaped(g, x, s.batch * heads, rows, columns) if s.batched else x
+
+
 def _transposed(s: Spelling, g: weft.Graph, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    if s.copied:
+        k = _copied(s, g, k, s.columns, s.depth)
+        v = _copied(s, g, v, s.columns, s.value_depth)
+    if s.batched:
+        q = _batches(s, g, q, s.heads[0], s.rows, s.depth)
+        k = _batches(s, g, k, s.heads[1], s.columns, s.depth)
+        v = _batches(s, g, v, s.heads[1], s.columns, s.value_depth)
+        return q, g.transpose(k, [0, 2, 1]), v
     if s.side_by_side:
         return g.transpose(q, [0, 2, 1, 3]), g.transpose(k, [0, 2, 3, 1]), g.transpose(v, [0, 2, 1, 3])
     last = [*range(s.rank - 2), s.rank - 1, s.rank - 2]
@@ -167,6 +193,8 @@ def _scores(s: Spelling, g: weft.Graph, q: Any, k: Any, given: dict[str, Any]) -
     if s.scale == "key":
         k = g.div(k, 2.0)
     x = _typed(s, g.matmul(q, k, name="product"), "product")
+    if s.batched:
+        x = _reshaped(g, x, *s.dims(s.rows, s.columns, s.heads[0]))
     if s.scale == "mul":
         x = g.mul(x, 0.375)
     if s.scale == "div":
@@ -207,10 +235,12 @@ def build(s: Spelling) -> Callable[..., Any]:
             kept = g.rng(SEED, bernoulli_probability=1 - s.dropout)
             kept.set_dim(s.dims(s.rows, s.columns, s.heads[0]))
             p = g.mul(g.mul(p, kept), 1 / (1 - s.dropout))
-        o = g.matmul(_typed(s, p, "weights"), v, name="values")
+        p = _batches(s, g, _typed(s, p, "weights"), s.heads[0], s.rows, s.columns)
+        o = g.matmul(p, v, name="values")
+        if s.batched:
+            o = _reshaped(g, o, *s.dims(s.rows, s.value_depth, s.heads[0]))
         if s.joined:
-            joined = [s.batch, s.rows, s.heads[0] * s.value_depth]
-            o = g.reshape(g.transpose(o, [0, 2, 1, 3])).set_dim(joined)
+            o = _reshaped(g, g.transpose(o, [0, 2, 1, 3]), s.batch, s.rows, s.heads[0] * s.value_depth)
         return (o, *stats) if stats else o
 
     return make

@@ -84,12 +84,37 @@ static bool is_private(const struct spelled_attention *s, const struct tensor *t
     return is;
 }
 
-/* Whether something outside of what spells the attention reads a tensor. */
+/* Whether the elements of y are those of x in the same order. */
+static bool keeps_order(const struct reshape_op *op) {
+    return tensor_is_packed(op->x) && tensor_is_packed(op->y) && tensor_elements(op->x) == tensor_elements(op->y);
+}
+
+/* The reshape, at a node, that is another view of its input's memory; NULL: something else is there. */
+static const struct reshape_op *view_at(const struct spelled_attention *s, int node) {
+    const struct descriptor *op = node < 0 ? NULL : op_at(s, node);
+    if (!op || op_of(op) != &reshape_op || !op_of(op)->memory_of(op))
+        return NULL;
+    const struct reshape_op *reshape = (const struct reshape_op *)op;
+    return reshape->y->is_virtual && keeps_order(reshape) ? reshape : NULL;
+}
+
+/* Scores, or weights, under the extents in which an operation made them. */
+static const struct tensor *behind_view(const struct spelled_attention *s, const struct tensor *tensor) {
+    const struct reshape_op *op = view_at(s, maker_of(s, tensor));
+    int64_t x = op ? op->x->dims.count : 0, y = tensor->dims.count;
+    bool is_of_batches = x >= 2 && y >= 2 && op->x->dims.at[x - 1] == tensor->dims.at[y - 1] &&
+                         op->x->dims.at[x - 2] == tensor->dims.at[y - 2];
+    return is_of_batches ? op->x : tensor;
+}
+
+/* Whether something outside of what spells the attention reads a tensor, or a view of it. */
 static bool is_wanted(const struct spelled_attention *s, const struct tensor *tensor) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     bool is = !tensor->is_virtual;
-    for (int i = 0; i < value->readers; i++)
-        is = is || !has(s, value->read_by[i]);
+    for (int i = 0; i < value->readers && !is; i++) {
+        const struct reshape_op *view = view_at(s, value->read_by[i]);
+        is = view ? is_wanted(s, view->y) : !has(s, value->read_by[i]);
+    }
     return is;
 }
 
@@ -181,8 +206,8 @@ static weftStatus_t check_product(struct spelled_attention *s, int node) {
     return take(s, node);
 }
 
-static struct spelled_view view_of_tensor(const struct tensor *tensor) {
-    return (struct spelled_view){tensor, tensor->dims, tensor->strides};
+static struct spelled_view view_of_tensor(const struct tensor *tensor, const struct matmul_op *op) {
+    return (struct spelled_view){tensor, tensor->dims, tensor->strides, &op->c->dims};
 }
 
 static void swap_numbers(int64_t *a, int64_t *b) {
@@ -207,28 +232,60 @@ static void look_through_transpose(struct spelled_view *view, const struct dims 
     view->tensor = input;
 }
 
+/* Heads that are copied for each query head that shares them, [B, Hk, 1, ..] to [B, Hk, G, ..] to [B, Hk G, ..]: the
+   view becomes one of those that are there. */
+static bool look_through_copies(struct spelled_view *view, const struct spelled_attention *s, int *copier,
+                                const int64_t *order) {
+    const struct reshape_op *joined = view_at(s, maker_of(s, view->tensor));
+    int node = joined ? maker_of(s, joined->x) : -1;
+    if (!joined || view->dims.count != 4 || joined->x->dims.count != 5 || order[0] != 0 || order[1] != 1 ||
+        !is_pointwise(s, node) || !is_private(s, joined->x, maker_of(s, view->tensor)))
+        return false;
+    const struct pointwise_op *op = pointwise_at(s, node);
+    const int64_t *many = joined->x->dims.at, *few = op->x->dims.at;
+    bool copies = op->pw->mode == WEFT_POINTWISE_IDENTITY && op->alpha1 == 1 && keeps_numbers(s, op->x, joined->x) &&
+                  is_plain(op->x) && op->x->dims.count == 5 && few[2] == 1 && few[0] == many[0] && few[1] == many[1] &&
+                  few[3] == many[3] && few[4] == many[4] && many[1] * many[2] == view->dims.at[1];
+    if (!copies)
+        return false;
+    view->tensor = op->x;
+    view->dims.at[1] = few[1];
+    for (int i = 0; i < 4; i++)
+        view->strides.at[i] = op->x->strides.at[order[i] + (order[i] >= 2)];
+    *copier = node;
+    return true;
+}
+
+/* One operation back from an operand of a product: a transpose, a factor where that may be, copies of heads. */
+static bool look_back(struct spelled_attention *s, struct spelled_view *view, int *node, double *factor,
+                      int64_t *order) {
+    const struct transpose_op *transpose = (const struct transpose_op *)op_at(s, *node);
+    const struct tensor *x;
+    double number;
+    if (op_of(op_at(s, *node)) == &transpose_op && keeps_numbers(s, transpose->x, view->tensor) &&
+        is_plain(transpose->x)) {
+        look_through_transpose(view, &transpose->permutation, transpose->x, order);
+        return true;
+    }
+    if (factor && is_pointwise(s, *node) && is_exact(s, view->tensor) &&
+        read_factor(pointwise_at(s, *node), &x, &number) && is_plain(x)) {
+        *factor *= number;
+        view->tensor = x;
+        for (int64_t i = 0; i < view->dims.count; i++)
+            view->strides.at[i] = x->strides.at[order[i]];
+        return true;
+    }
+    return look_through_copies(view, s, node, order);
+}
+
 /* An operand of a product as it lies in memory, before it was transposed, and scaled where `factor` is not NULL. */
 static weftStatus_t look_through(struct spelled_attention *s, struct spelled_view *view, int reader, double *factor) {
-    int64_t order[WEFT_DIM_MAX];
-    *view = view_of_tensor(view->tensor);
+    int64_t order[WEFT_DIM_MAX], rank = view->tensor->dims.count;
     for (int i = 0; i < WEFT_DIM_MAX; i++)
         order[i] = i;
     for (int node; (node = maker_of(s, view->tensor)) >= 0 && is_private(s, view->tensor, reader); reader = node) {
-        const struct transpose_op *transpose = (const struct transpose_op *)op_at(s, node);
-        const struct tensor *x;
-        double number;
-        if (op_of(op_at(s, node)) == &transpose_op && keeps_numbers(s, transpose->x, view->tensor) &&
-            is_plain(transpose->x)) {
-            look_through_transpose(view, &transpose->permutation, transpose->x, order);
-        } else if (factor && is_pointwise(s, node) && is_exact(s, view->tensor) &&
-                   read_factor(pointwise_at(s, node), &x, &number) && is_plain(x)) {
-            *factor *= number;
-            view->tensor = x;
-            for (int64_t i = 0; i < view->dims.count; i++)
-                view->strides.at[i] = x->strides.at[order[i]];
-        } else {
-            return WEFT_STATUS_SUCCESS;
-        }
+        if (view->tensor->dims.count != rank || !look_back(s, view, &node, factor, order))
+            break;
         TRY(take(s, node));
     }
     return WEFT_STATUS_SUCCESS;
@@ -249,12 +306,6 @@ static bool follow_transpose(struct spelled_view *view, const struct transpose_o
     return true;
 }
 
-/* Whether the elements of a tensor in memory are those of the input in the same order. */
-static bool keeps_order(const struct reshape_op *op) {
-    return !op->y->is_virtual && is_plain(op->y) && tensor_is_packed(op->x) && tensor_is_packed(op->y) &&
-           tensor_elements(op->x) == tensor_elements(op->y);
-}
-
 /* The result as it will lie in memory: transposed, with columns side by side, and under other extents. */
 static weftStatus_t look_behind(struct spelled_attention *s, struct spelled_view *view) {
     int64_t order[WEFT_DIM_MAX];
@@ -265,7 +316,7 @@ static weftStatus_t look_behind(struct spelled_attention *s, struct spelled_view
         const struct reshape_op *reshape = (const struct reshape_op *)op;
         const struct tensor *from = view->tensor;
         struct spelled_view before = *view;
-        if (op_of(op) == &reshape_op && keeps_order(reshape))
+        if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && keeps_order(reshape))
             view->tensor = reshape->y;
         else if (op_of(op) != &transpose_op || !follow_transpose(view, (const struct transpose_op *)op, order))
             return WEFT_STATUS_SUCCESS;
@@ -506,7 +557,7 @@ static void drop(struct spelled_attention *s, int place) {
 
 /* A product that makes scores of these dims. */
 static bool makes_scores(const struct spelled_attention *s, const struct tensor *tensor) {
-    int node = maker_of(s, tensor);
+    int node = maker_of(s, behind_view(s, tensor));
     return node >= 0 && op_of(op_at(s, node)) == &matmul_op && tensor_same_dims(tensor, s->scores);
 }
 
@@ -523,7 +574,7 @@ static weftStatus_t find_product(struct spelled_attention *s, int *found) {
     }
     if (!s->product)
         return refuse_tensor(s->scores, "is not made of a product of queries and keys");
-    *found = maker_of(s, s->product);
+    *found = maker_of(s, behind_view(s, s->product));
     return check_product(s, *found);
 }
 
@@ -793,8 +844,8 @@ static weftStatus_t find_scores(struct spelled_attention *s) {
     TRY(gather(s, s->scores));
     TRY(find_product(s, &product));
     const struct matmul_op *op = (const struct matmul_op *)op_at(s, product);
-    s->q.tensor = op->a;
-    s->k.tensor = op->b;
+    s->q = view_of_tensor(op->a, op);
+    s->k = view_of_tensor(op->b, op);
     TRY(look_through(s, &s->q, product, &s->scale_value));
     TRY(look_through(s, &s->k, product, &s->scale_value));
     swap_last(&s->k);
@@ -835,11 +886,11 @@ weftStatus_t spelled_attention_find(struct spelled_attention *found, const struc
                                         .math = WEFT_DATA_FLOAT};
     TRY(check_product(found, node));
     const struct matmul_op *op = (const struct matmul_op *)graph->nodes[node].op;
-    found->o = view_of_tensor(op->c);
+    found->o = view_of_tensor(op->c, op);
     TRY(look_behind(found, &found->o));
-    found->v.tensor = op->b;
+    found->v = view_of_tensor(op->b, op);
     TRY(look_through(found, &found->v, node, NULL));
-    TRY(find_weights(found, node, op->a));
+    TRY(find_weights(found, node, behind_view(found, op->a)));
     TRY(find_scores(found));
     return check_closed(found);
 }

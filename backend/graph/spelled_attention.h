@@ -15,6 +15,7 @@ enum { SPELLED_NODES_MAX = 64 };
 struct spelled_view {
     const struct tensor *tensor;
     struct dims dims, strides;
+    const struct dims *whole; /* of the product that it is a factor or the result of */
 };
 
 struct spelled_attention {

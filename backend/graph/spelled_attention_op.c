@@ -57,11 +57,23 @@ static int64_t head_count(const struct dims *whole, int64_t first) {
     return heads;
 }
 
-/* A view as [batch, head, row, column]: of three dimensions the first is that of heads, of more than four all behind
-   the first. */
+/* The leading dimension of three is that of heads, or, of scores that have both, of batch entries and heads. */
+static bool split_batches(struct dims *dims, struct dims *strides, int64_t batches) {
+    if (dims->at[HEAD] == 1 || batches == 1)
+        return true;
+    if (batches == 0 || dims->at[HEAD] % batches)
+        return false;
+    dims->at[BATCH] = batches;
+    dims->at[HEAD] /= batches;
+    strides->at[BATCH] = strides->at[HEAD] * dims->at[HEAD];
+    return true;
+}
+
+/* A view as [batch, head, row, column]: of more than four dimensions all behind the first are those of heads. */
 static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct spelled_view *view,
-                         const struct dims *whole) {
-    int64_t rank = whole->count, first = rank >= 4 ? 1 : 0;
+                         const struct dims *scores) {
+    const struct dims *whole = view->whole;
+    int64_t rank = whole->count, first = rank >= 4 ? 1 : 0, batches = scores->count >= 4 ? scores->at[0] : 1;
     *dims = *strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
     if (view->dims.count != rank || rank < 2)
         return refuse(view->tensor, "has another rank than the scores");
@@ -75,8 +87,9 @@ static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct s
         dims->at[ROW + i] = view->dims.at[rank - 2 + i];
         strides->at[ROW + i] = view->strides.at[rank - 2 + i];
     }
-    bool divides = dims->at[BATCH] == 1 || dims->at[BATCH] == (first ? whole->at[0] : 1);
-    return divides ? WEFT_STATUS_SUCCESS : refuse(view->tensor, "has other batch entries than the scores");
+    bool is_split = first || split_batches(dims, strides, batches);
+    bool fits = is_split && (dims->at[BATCH] == 1 || dims->at[BATCH] == batches);
+    return fits ? WEFT_STATUS_SUCCESS : refuse(view->tensor, "has other batch entries than the scores");
 }
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
@@ -107,7 +120,7 @@ static weftStatus_t add_like_scores(struct writer *w, struct tensor **made, cons
     *made = NULL;
     if (!tensor)
         return WEFT_STATUS_SUCCESS;
-    const struct spelled_view view = {tensor, tensor->dims, tensor->strides};
+    const struct spelled_view view = {tensor, tensor->dims, tensor->strides, &w->s->scores->dims};
     TRY(add_view(w, made, &view));
     int64_t heads = (*made)->dims.at[HEAD];
     if (heads != 1 && heads != head_count(&w->s->scores->dims, w->s->scores->dims.count >= 4))

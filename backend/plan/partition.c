@@ -114,12 +114,15 @@ static struct region companions(const struct partitioning *p, const int *node) {
 
 enum mark { PLAIN, MEMBER, REACHED };
 
+/* Who makes the memory of a value; -1: nobody here. Views wait for nobody, nobody for them. */
+static int maker_of(const struct partitioning *p, int value) { return p->graph->values[p->memory[value]].producer; }
+
 /* Whether a group reads what a member, or a group that a member reaches, makes. */
 static bool is_reached(const struct partitioning *p, const struct region *group) {
     for (int k = 0; k < group->count; k++) {
         const struct node *node = region_node(group, k);
         for (int i = 0; i < node->operand_count; i++) {
-            int producer = p->graph->values[node->operands[i]].producer;
+            int producer = maker_of(p, node->operands[i]);
             if (!node->is_output[i] && producer >= 0 && p->group[producer] != p->group[group->nodes[k]] &&
                 p->mark[p->group[producer]] != PLAIN)
                 return true;
@@ -133,7 +136,7 @@ static bool closes_circle(const struct partitioning *p, const struct region *gro
     for (int k = 0; k < group->count; k++) {
         const struct node *node = region_node(group, k);
         for (int i = 0; i < node->operand_count; i++) {
-            int producer = p->graph->values[node->operands[i]].producer;
+            int producer = maker_of(p, node->operands[i]);
             if (!node->is_output[i] && producer >= 0 && p->mark[p->group[producer]] == REACHED)
                 return true;
         }

@@ -108,6 +108,13 @@ def test_heads_side_by_side_are_read_where_they_lie() -> None:
     assert (family, "cuda.attention_hopper" in detail) == (FAMILY, True)
 
 
+@pytest.mark.parametrize("how", ["batched", "copied"])
+def test_views_and_copies_of_heads(how: str) -> None:
+    """No step makes them: a product of three dimensions is one of four, and copied heads are shared ones."""
+    ((family, detail),) = plan(Spelling(**LARGE, **{how: True}, mask="causal"))
+    assert (family, ", causal, cuda.attention_hopper" in detail) == (FAMILY, True)
+
+
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_what_is_nearly_attention(name: str) -> None:
     """Declined, with the reason, which is told when the last product is asked about alone."""
