@@ -294,8 +294,9 @@ def expected(s: Spelling, inputs: dict[str, Any]) -> tuple[list[Any], Any]:
     p = e / np.where(total == 0, 1, total)
     if s.dropout:
         p = p * (units(x.shape, seed=SEED) < 1 - s.dropout) / (1 - s.dropout)
-    results = [_as_written(s, _rounded(s, p, "weights") @ v)]
-    return results + ([largest + np.log(total), largest, total] if s.stats else []), _as_written(s, p @ np.abs(v))
+    statistics = [largest + np.log(total), largest, total] if s.stats else []
+    result = _as_written(s, _rounded(s, p, "weights") @ v)
+    return [result, *statistics], _as_written(s, p @ np.abs(v))
 
 
 # ---- What is nearly attention ------------------------------------------------------------------------------

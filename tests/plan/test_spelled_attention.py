@@ -140,3 +140,47 @@ def test_one_mask_for_several() -> None:
     steps = planned(g, outputs)
     assert [family for family, _ in steps].count(FAMILY) == 3
     assert all("causal" in detail for family, detail in steps if family == FAMILY)
+
+
+def test_a_saved_plan_has_it() -> None:
+    g = graph()
+    s = Spelling(**LARGE, mask="causal")
+    steps = planned(g, build(s)(g, **inputs_of(s, g)))
+    loaded = weft.Graph(device="sm_90").deserialize(g.serialize())
+    assert [(step["family"], step["detail"]) for step in loaded.plan.report["steps"]] == steps
+
+
+def test_kernels_are_those_of_the_operation() -> None:
+    """The same text, which is compiled once."""
+    g = graph()
+    s = Spelling(**LARGE, scale="mul", mask="causal")
+    planned(g, build(s)(g, **inputs_of(s, g)))
+    one = graph()
+    q, k, v = (one.tensor(tensor.get_dim()) for tensor in inputs_of(s, one).values())
+    result, _ = one.sdpa(q, k, v, attn_scale=0.375, use_causal_mask=True)
+    planned(one, result)
+    texts = [[kernel.text for kernel in each.plan.kernels()] for each in (g, one)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("rounds", ["twice", "once"])
+def test_a_result_that_is_rounded_twice_is_not_rounded_once(rounds: str) -> None:
+    g = graph()
+    q, k, v = g.tensor(NEARLY), g.tensor([2, 3, 8, 16]), g.tensor(NEARLY)
+    o = g.matmul(g.softmax(g.matmul(q, k)), v)
+    if rounds == "twice":
+        o.set_data_type("bf16")
+    steps = planned(g, g.transpose(o, [0, 2, 1, 3]).set_data_type("f32"))
+    assert steps[0][0] == FAMILY
+    assert len(steps) == (2 if rounds == "twice" else 1)
+
+
+@pytest.mark.parametrize("narrows", [True, False])
+def test_floats_are_multiplied_as_is_fastest(narrows: bool) -> None:
+    """Attention keeps all their bits; products on tensor cores, where an engine narrows, take less time."""
+    g = weft.Graph(device="sm_90", io_data_type="f32")
+    if not narrows:
+        g.deselect_numeric_notes([weft.numerical_note.DOWN_CONVERT_INPUTS])
+    s = Spelling(**LARGE)
+    families = [family for family, _ in planned(g, build(s)(g, **inputs_of(s, g)))]
+    assert (FAMILY in families) != narrows
