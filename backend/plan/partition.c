@@ -30,7 +30,8 @@ struct partitioning {
     const struct engine *engine;
     const struct device *device;
     const struct knob_choices *knobs;
-    int64_t scratch_limit; /* of a part; INT64_MAX: none */
+    int64_t scratch_limit;        /* of a part; INT64_MAX: none */
+    const struct family *without; /* which is not asked; NULL: all are */
     struct arena *arena;
     int *owner;  /* of each node: a part, or one of the above */
     int *memory; /* see struct cover */
@@ -49,6 +50,7 @@ struct partitioning {
     bool *is_neighbour, *is_inside; /* per node */
     int *all, *left;                /* nodes of any candidate, and those that one leaves out, in order */
     double *alone;                  /* per node: what serving it alone takes; 0: not asked yet, INFINITY: nobody does */
+    struct refusal *dearer; /* per node: the family that would have written it as another operation, and why not */
 
     /* An order in which groups, which are parts and single nodes, may run. A group is named by one of its nodes. */
     int *group;       /* per node: its group */
@@ -90,8 +92,6 @@ static void drop_needless_nodes(struct partitioning *p) {
 /* Nodes whose virtual result is the memory of an input run nothing. */
 static void find_views(struct partitioning *p) {
     const struct graph *graph = p->graph;
-    for (int v = 0; v < graph->value_count; v++)
-        p->memory[v] = v;
     for (int n = 0; n < graph->node_count; n++) {
         const struct node *node = &graph->nodes[n];
         struct tensor *source = op_of(node->op)->memory_of ? op_of(node->op)->memory_of(node->op) : NULL;
@@ -470,7 +470,7 @@ static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
     for (int g = f; p->engine->families[g] && (g == f || p->candidate_count > 0); g++) {
         const struct family *family = p->engine->families[g];
         /* The last resort takes everything, at a price that says nothing: it is asked where nobody else begins. */
-        if (!engine_uses(p->engine, family) || (g > f && family->is_last_resort))
+        if (!engine_uses(p->engine, family) || family == p->without || (g > f && family->is_last_resort))
             continue;
         if (family->companions)
             TRY(add_candidate(p, family, seed, true));
@@ -526,12 +526,61 @@ static weftStatus_t note_rivals(struct partitioning *p, const struct candidate *
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t cover_nodes(struct partitioning *p);
+static weftStatus_t alloc_all(struct partitioning *p);
+
+/* Covers a region with the families other than the one that would serve it whole. */
+static weftStatus_t cover_apart(struct partitioning *apart, const struct part *part, double *seconds) {
+    struct region whole;
+    const int *outer;
+    TRY(region_extract(&whole, &outer, &part->region, apart->arena));
+    apart->graph = whole.graph;
+    TRY(alloc_all(apart));
+    for (int n = 0; n < whole.graph->node_count; n++)
+        apart->owner[n] = n < whole.count ? UNASSIGNED : NOT_NEEDED;
+    TRY(cover_nodes(apart));
+    *seconds = 0;
+    for (int n = 0; n < whole.count; n++)
+        *seconds = apart->owner[n] == UNASSIGNED ? INFINITY : *seconds;
+    for (int i = 0; i < apart->part_count; i++)
+        *seconds += apart->parts[i].seconds;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether many operations, written as another one, take longer than the plan of them. Their prices alone, by which
+   others compare, know of no fusion. */
+static weftStatus_t is_dearer(bool *is, struct partitioning *p, const struct part *part, int seed) {
+    double seconds;
+    struct arena arena = {0};
+    struct partitioning apart = {.engine = p->engine,
+                                 .device = p->device,
+                                 .knobs = p->knobs,
+                                 .scratch_limit = p->scratch_limit,
+                                 .without = part->family,
+                                 .arena = &arena};
+    *is = false;
+    if (!part->family->combines || !part->family->companions)
+        return WEFT_STATUS_SUCCESS;
+    weftStatus_t status = cover_apart(&apart, part, &seconds);
+    arena_free(&arena);
+    *is = !status && seconds < part->seconds;
+    if (!*is)
+        return status;
+    p->dearer[seed].family = part->family->name;
+    return arena_print(p->arena, &p->dearer[seed].reason, "%s: predicted to take %.3g us here, %.3g us in steps",
+                       descriptor_label(p->graph->nodes[seed].op), part->seconds * 1e6, seconds * 1e6);
+}
+
 /* One part of the cover: at a node that no part has yet, begun by the f-th family. */
 static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
+    bool is;
     TRY(find_candidates(p, f, seed));
     if (p->candidate_count == 0)
         return WEFT_STATUS_SUCCESS;
     const struct candidate *best = cheapest(p);
+    TRY(is_dearer(&is, p, &best->part, seed));
+    if (is)
+        return WEFT_STATUS_SUCCESS;
     p->parts[p->part_count] = best->part;
     TRY(note_rivals(p, best));
     join_groups(p, &best->part.region);
@@ -560,10 +609,13 @@ static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, 
     TRY(arena_alloc(p->arena, &part->refusals, (size_t)(families + part->rival_count) * sizeof *part->refusals));
     for (int i = 0; i < part->rival_count; i++)
         part->refusals[part->refusal_count++] = part->rivals[i];
+    if (p->dearer[node].family)
+        part->refusals[part->refusal_count++] = p->dearer[node];
     for (int f = 0; p->engine->families[f] && p->engine->families[f] != until; f++) {
         double seconds;
         struct refusal *refusal = &part->refusals[part->refusal_count];
         if (!engine_uses(p->engine, p->engine->families[f]) || is_rival(part, p->engine->families[f]) ||
+            p->engine->families[f]->name == p->dearer[node].family ||
             ask(p, p->engine->families[f], &alone, &seconds) == WEFT_STATUS_SUCCESS)
             continue;
         refusal->family = p->engine->families[f]->name;
@@ -626,13 +678,18 @@ static weftStatus_t check_liberty(struct partitioning *p) {
     return status ? status : fail_without_liberty(p);
 }
 
-static weftStatus_t assign_all(struct partitioning *p) {
-    if (is_liberal(p->engine) && !may_take_liberty(p)) /* known before all else is planned as another engine would */
-        return fail_without_liberty(p);
+static weftStatus_t cover_nodes(struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++)
             if (p->owner[n] == UNASSIGNED && engine_uses(p->engine, p->engine->families[f]))
                 TRY(start_part(p, f, n));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t assign_all(struct partitioning *p) {
+    if (is_liberal(p->engine) && !may_take_liberty(p)) /* known before all else is planned as another engine would */
+        return fail_without_liberty(p);
+    TRY(cover_nodes(p));
     for (int n = 0; n < p->graph->node_count; n++)
         if (p->owner[n] == UNASSIGNED)
             return fail_for_node(p, n);
@@ -670,8 +727,12 @@ static weftStatus_t list_readers(struct partitioning *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t alloc_scratch(struct partitioning *p) {
+static weftStatus_t alloc_all(struct partitioning *p) {
     size_t nodes = (size_t)p->graph->node_count;
+    TRY(arena_alloc(p->arena, &p->owner, nodes * sizeof *p->owner));
+    TRY(arena_alloc(p->arena, &p->memory, (size_t)p->graph->value_count * sizeof *p->memory));
+    TRY(arena_alloc(p->arena, &p->parts, (nodes + 1) * sizeof *p->parts));
+    TRY(arena_alloc(p->arena, &p->dearer, nodes * sizeof *p->dearer));
     int **lists[] = {&p->nodes, &p->grown,    &p->neighbours,  &p->all,   &p->left,
                      &p->group, &p->position, &p->at_position, &p->behind};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
@@ -682,6 +743,8 @@ static weftStatus_t alloc_scratch(struct partitioning *p) {
     TRY(arena_alloc(p->arena, &p->mark, nodes * sizeof *p->mark));
     for (int n = 0; n < p->graph->node_count; n++)
         p->group[n] = p->position[n] = p->at_position[n] = n;
+    for (int v = 0; v < p->graph->value_count; v++)
+        p->memory[v] = v;
     return list_readers(p);
 }
 
@@ -723,10 +786,7 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     if (without)
         TRY(leave_families_out(&p.engine, without, arena));
     TRY(graph_check_closed(graph));
-    TRY(arena_alloc(arena, &p.owner, nodes * sizeof *p.owner));
-    TRY(arena_alloc(arena, &p.memory, (size_t)graph->value_count * sizeof *p.memory));
-    TRY(alloc_scratch(&p));
-    TRY(arena_alloc(arena, &p.parts, (nodes + 1) * sizeof *p.parts));
+    TRY(alloc_all(&p));
     TRY(arena_alloc(arena, &order, nodes * sizeof *order));
     TRY(arena_alloc(arena, &place, nodes * sizeof *place));
     drop_needless_nodes(&p);
