@@ -5,7 +5,7 @@
 #include "engines/cuda/core/take.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/matmul.h"
-#include "graph/spelled_attention.h"
+#include "graph/spelled/attention.h"
 
 struct spelled {
     struct spelled_attention attention;

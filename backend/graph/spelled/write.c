@@ -2,7 +2,7 @@
 /* Writing spelled attention as one operation: a graph of an sdpa_fwd whose tensors are [batch, head, row, column] views
    of those of the whole graph, and whose score modifier has what was left of the operations on the scores. */
 #include "graph/ops/pointwise.h"
-#include "graph/spelled_attention.h"
+#include "graph/spelled/attention.h"
 
 #include <string.h>
 

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding attention that is spelled out, from its last product upwards: weights, dropout, softmax. */
+#include "base/philox.h"
+#include "graph/ops/reduction.h"
+#include "graph/ops/softmax.h"
+#include "graph/spelled/attention.h"
+#include "graph/spelled/parts.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- Weights ----------------------------------------------------------------------------------------------------- */
+
+/* Weights are multiplied in the type of the values: one that was set is kept where it is that. */
+static weftStatus_t check_weights(const struct spelled_attention *s, const struct tensor *weights) {
+    if (!spelled_is_exact(s, weights) && weights->type != s->v.tensor->type)
+        return spelled_refuse_tensor(weights, "has a type to which attention does not round weights: leave it unset");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Ones and zeros, times a number. */
+static const struct rng_op *find_dropout(struct spelled_attention *s, const struct tensor *mask, double *growth) {
+    double number;
+    for (int node; (node = spelled_maker(s, mask)) >= 0;) {
+        if (op_of(spelled_op(s, node)) == &rng_op)
+            return spelled_take(s, node) ? NULL : (const struct rng_op *)spelled_op(s, node);
+        if (!spelled_is_pointwise(s, node) || !spelled_is_exact(s, mask) ||
+            !spelled_read_factor(spelled_pointwise(s, node), &mask, &number) || spelled_take(s, node))
+            return NULL;
+        *growth *= number;
+    }
+    return NULL;
+}
+
+/* Whether an operation drops some of the weights; then `weights` are those before. */
+static bool drops(struct spelled_attention *s, const struct pointwise_op *op, const struct tensor **weights,
+                  double *growth) {
+    const struct tensor *sides[] = {op->x, op->b};
+    for (int i = 0; i < 2 && !s->dropout && op->pw->mode == WEFT_POINTWISE_MUL; i++) {
+        int count = s->count;
+        double grown = *growth * op->alpha1 * op->alpha2;
+        s->dropout = find_dropout(s, sides[1 - i], &grown);
+        if (!s->dropout) {
+            s->count = count;
+            continue;
+        }
+        *growth = grown;
+        *weights = sides[i];
+        return true;
+    }
+    return false;
+}
+
+/* Dropout as attention has it: Bernoulli's, and what stays grows by as much as is dropped. */
+static weftStatus_t check_dropout(const struct spelled_attention *s, int node, double growth) {
+    static const double CLOSE = 1e-6;
+    if (!s->dropout && growth != 1)
+        return spelled_refuse(s, node, "multiplies weights by a number, and there is no dropout");
+    if (!s->dropout)
+        return WEFT_STATUS_SUCCESS;
+    const struct rng *rng = s->dropout->parameters;
+    if (rng->distribution != WEFT_RNG_DISTRIBUTION_BERNOULLI || !tensor_same_dims(s->dropout->y, s->scores) ||
+        philox_threshold(1 - (1 - rng->probability)) != philox_threshold(rng->probability))
+        return spelled_refuse_tensor(s->dropout->y, "is no mask of dropout, Bernoulli's of the dims of the scores");
+    if (!(fabs(growth * rng->probability - 1) <= CLOSE))
+        return spelled_refuse(s, node, "lets weights that dropout keeps grow by another number than 1 / (1 - p)");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Softmax ----------------------------------------------------------------------------------------------------- */
+
+static const struct tensor *if_wanted(const struct spelled_attention *s, const struct tensor *tensor) {
+    return tensor && !value_is_dead(&s->graph->values[graph_find_value(s->graph, tensor)]) ? tensor : NULL;
+}
+
+static weftStatus_t take_softmax(struct spelled_attention *s, int node) {
+    const struct softmax_op *op = (const struct softmax_op *)spelled_op(s, node);
+    TRY(spelled_note_math(s, &op->base, (weftDataType_t)op->math));
+    s->scores = op->x;
+    s->sink = op->sink;
+    s->stats = if_wanted(s, op->stats);
+    s->max = if_wanted(s, op->max);
+    s->sum_exp = if_wanted(s, op->sum_exp);
+    if (softmax_axis(op) != op->x->dims.count - 1)
+        return spelled_refuse(s, node, "sums along another dimension than the last one, that of the keys");
+    if (op->is_stats_log2 && s->stats)
+        return spelled_refuse(s, node, "gives statistics to base 2, attention natural ones");
+    return spelled_take(s, node);
+}
+
+/* The reduction of rows of x that makes a tensor; NULL: something else does. */
+static const struct reduction_op *reduced_by(const struct spelled_attention *s, const struct tensor *tensor, int mode) {
+    int node = spelled_maker(s, tensor);
+    if (node < 0 || op_of(spelled_op(s, node)) != &reduction_op)
+        return NULL;
+    const struct reduction_op *op = (const struct reduction_op *)spelled_op(s, node);
+    struct dims rows = op->x->dims;
+    rows.at[rows.count - 1] = 1;
+    bool is_rows =
+        op->y->dims.count == rows.count && memcmp(op->y->dims.at, rows.at, (size_t)rows.count * sizeof *rows.at) == 0;
+    return is_rows && op->parameters->mode == mode ? op : NULL;
+}
+
+/* e^(x - max), over its sum, or times the reciprocal of that. */
+struct spelled_softmax {
+    const struct pointwise_op *share, *reciprocal, *exponential, *difference;
+    const struct reduction_op *sum, *max;
+};
+
+static void find_share(struct spelled_softmax *p, const struct spelled_attention *s, int node) {
+    const struct pointwise_op *op = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
+    const struct tensor *weights = NULL, *sum = NULL;
+    if (!op || op->alpha1 != 1 || op->alpha2 != 1)
+        return;
+    if (op->pw->mode == WEFT_POINTWISE_DIV) {
+        weights = op->x;
+        sum = op->b;
+    } else if (op->pw->mode == WEFT_POINTWISE_MUL) {
+        bool is_second = spelled_made_by(s, op->b, WEFT_POINTWISE_RECIPROCAL) != NULL;
+        p->reciprocal = spelled_made_by(s, is_second ? op->b : op->x, WEFT_POINTWISE_RECIPROCAL);
+        weights = is_second ? op->x : op->b;
+        sum = p->reciprocal && p->reciprocal->alpha1 == 1 ? p->reciprocal->x : NULL;
+    }
+    p->share = op;
+    p->exponential = spelled_made_by(s, weights, WEFT_POINTWISE_EXP);
+    p->sum = reduced_by(s, sum, WEFT_REDUCE_TENSOR_ADD);
+}
+
+static bool find_softmax(struct spelled_softmax *p, const struct spelled_attention *s, int node) {
+    *p = (struct spelled_softmax){0};
+    find_share(p, s, node);
+    if (!p->exponential || !p->sum || p->sum->x != p->exponential->y || p->exponential->alpha1 != 1)
+        return false;
+    p->difference = spelled_made_by(s, p->exponential->x, WEFT_POINTWISE_SUB);
+    if (!p->difference || p->difference->alpha1 != 1 || p->difference->alpha2 != 1)
+        return false;
+    p->max = reduced_by(s, p->difference->b, WEFT_REDUCE_TENSOR_MAX);
+    return p->max && p->max->x == p->difference->x;
+}
+
+/* Statistics behind a spelled softmax: max + log(sum). */
+static weftStatus_t find_statistics(struct spelled_attention *s, const struct tensor *max, const struct tensor *sum) {
+    const struct value *value = &s->graph->values[graph_find_value(s->graph, sum)];
+    for (int i = 0; i < value->readers; i++) {
+        const struct pointwise_op *log =
+            spelled_is_pointwise(s, value->read_by[i]) ? spelled_pointwise(s, value->read_by[i]) : NULL;
+        int node = log && log->pw->mode == WEFT_POINTWISE_LOG && log->alpha1 == 1 ? spelled_sole_reader(s, log->y) : -1;
+        const struct pointwise_op *add = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
+        if (!add || add->pw->mode != WEFT_POINTWISE_ADD || add->alpha1 != 1 || add->alpha2 != 1 ||
+            !spelled_is_exact(s, log->y) || !spelled_is_private(s, log->y, node) || (add->x != max && add->b != max))
+            continue;
+        s->stats = add->y;
+        TRY(spelled_take(s, value->read_by[i]));
+        return spelled_take(s, node);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) {
+    struct spelled_softmax p;
+    if (!find_softmax(&p, s, node))
+        return spelled_refuse(s, node, "no softmax of scores makes its weights");
+    TRY(spelled_note_math(s, &p.sum->base, reduction_math(p.sum)));
+    TRY(spelled_note_math(s, &p.max->base, reduction_math(p.max)));
+    s->scores = p.max->x;
+    const struct tensor *kept[] = {p.exponential->y, p.difference->y, p.sum->y, p.reciprocal ? p.reciprocal->y : NULL,
+                                   p.max->y};
+    for (int i = 0; i < 5; i++)
+        if (kept[i] && !spelled_is_exact(s, kept[i]) && (kept[i] != p.max->y || p.max->y->type != s->scores->type))
+            return spelled_refuse_tensor(kept[i], "has a type to which attention does not round: leave it unset");
+    for (int i = 0; i < 5; i++)
+        TRY(kept[i] ? spelled_take(s, spelled_maker(s, kept[i])) : WEFT_STATUS_SUCCESS);
+    TRY(spelled_take(s, node));
+    TRY(find_statistics(s, p.max->y, p.sum->y));
+    s->max = spelled_is_wanted(s, p.max->y) ? p.max->y : NULL;
+    s->sum_exp = spelled_is_wanted(s, p.sum->y) ? p.sum->y : NULL;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* From the weights that values are multiplied with to the scores. */
+static weftStatus_t find_weights(struct spelled_attention *s, int node, const struct tensor *weights) {
+    double growth = 1, factor;
+    int maker, last = node;
+    for (;; last = maker) {
+        const struct tensor *before;
+        maker = spelled_maker(s, weights);
+        if (maker < 0)
+            return spelled_refuse(s, node, "no softmax of scores makes its weights");
+        TRY(check_weights(s, weights));
+        if (!spelled_is_pointwise(s, maker))
+            break;
+        if (spelled_read_factor(spelled_pointwise(s, maker), &before, &factor))
+            growth *= factor;
+        else if (!drops(s, spelled_pointwise(s, maker), &before, &growth))
+            break;
+        TRY(spelled_take(s, maker));
+        weights = before;
+    }
+    TRY(op_of(spelled_op(s, maker)) == &softmax_op ? take_softmax(s, maker) : take_spelled_softmax(s, maker));
+    return check_dropout(s, last, growth);
+}
+
+/* ---- The whole --------------------------------------------------------------------------------------------------- */
+
+/* Nothing on the way but what attention gives is wanted elsewhere. */
+static weftStatus_t check_closed(const struct spelled_attention *s) {
+    const struct tensor *given[] = {s->o.tensor, s->stats, s->max, s->sum_exp, s->dropout ? s->dropout->y : NULL};
+    for (int i = 0; i < s->count; i++) {
+        const struct node *node = &s->graph->nodes[s->nodes[i]];
+        for (int k = 0; k < node->operand_count; k++) {
+            const struct tensor *tensor = s->graph->values[node->operands[k]].tensor;
+            bool may = !node->is_output[k];
+            for (int g = 0; g < 5; g++)
+                may = may || tensor == given[g];
+            if (!may && spelled_is_wanted(s, tensor))
+                return spelled_refuse_tensor(tensor, "is wanted outside of the attention that it is a part of");
+        }
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t spelled_attention_find(struct spelled_attention *found, const struct graph *graph, int node) {
+    *found = (struct spelled_attention){.graph = graph,
+                                        .scale_value = 1,
+                                        .left_bound = ATTENTION_UNBOUNDED,
+                                        .right_bound = ATTENTION_UNBOUNDED,
+                                        .math = WEFT_DATA_FLOAT};
+    TRY(spelled_check_product(found, node));
+    const struct matmul_op *op = (const struct matmul_op *)graph->nodes[node].op;
+    found->o = spelled_view_of(op->c, op);
+    TRY(spelled_look_behind(found, &found->o));
+    found->v = spelled_view_of(op->b, op);
+    TRY(spelled_look_through(found, &found->v, node, NULL));
+    TRY(find_weights(found, node, spelled_behind_view(found, op->a)));
+    TRY(spelled_find_scores(found));
+    return check_closed(found);
+}

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The graph around spelled attention: who makes and who reads a tensor, types, and the operands of its products. */
+#include "graph/spelled/parts.h"
+#include "graph/ops/reshape.h"
+#include "graph/ops/transpose.h"
+
+/* ---- The graph around a tensor ----------------------------------------------------------------------------------- */
+
+int spelled_maker(const struct spelled_attention *s, const struct tensor *tensor) {
+    int value = tensor ? graph_find_value(s->graph, tensor) : -1;
+    return value < 0 ? -1 : s->graph->values[value].producer;
+}
+
+const struct descriptor *spelled_op(const struct spelled_attention *s, int node) { return s->graph->nodes[node].op; }
+
+bool spelled_is_pointwise(const struct spelled_attention *s, int node) {
+    return node >= 0 && op_of(spelled_op(s, node)) == &pointwise_op;
+}
+
+const struct pointwise_op *spelled_pointwise(const struct spelled_attention *s, int node) {
+    return (const struct pointwise_op *)spelled_op(s, node);
+}
+
+const struct tensor *spelled_result(const struct spelled_attention *s, int node) {
+    return pointwise_operands(spelled_pointwise(s, node)).out;
+}
+
+enum pointwise_form spelled_form(const struct spelled_attention *s, int node) {
+    return pointwise_find_mode(spelled_pointwise(s, node)->pw->mode)->form;
+}
+
+const struct pointwise_op *spelled_made_by(const struct spelled_attention *s, const struct tensor *tensor, int mode) {
+    int node = spelled_maker(s, tensor);
+    return spelled_is_pointwise(s, node) && spelled_pointwise(s, node)->pw->mode == mode ? spelled_pointwise(s, node)
+                                                                                         : NULL;
+}
+
+int spelled_place(const struct spelled_attention *s, int node) {
+    for (int i = 0; i < s->count; i++)
+        if (s->nodes[i] == node)
+            return i;
+    return -1;
+}
+
+bool spelled_has(const struct spelled_attention *s, int node) { return spelled_place(s, node) >= 0; }
+
+weftStatus_t spelled_take(struct spelled_attention *s, int node) {
+    if (s->count == SPELLED_NODES_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: attention would be spelled by more than %d operations",
+             descriptor_label(spelled_op(s, node)), SPELLED_NODES_MAX);
+    if (!spelled_has(s, node)) {
+        s->modifies[s->count] = false;
+        s->nodes[s->count++] = node;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t spelled_refuse(const struct spelled_attention *s, int node, const char *what) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s", descriptor_label(spelled_op(s, node)), what);
+}
+
+weftStatus_t spelled_refuse_tensor(const struct tensor *tensor, const char *what) {
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s %s", descriptor_label(&tensor->base), what);
+}
+
+bool spelled_is_private(const struct spelled_attention *s, const struct tensor *tensor, int reader) {
+    const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
+    bool is = tensor->is_virtual;
+    for (int i = 0; i < value->readers; i++)
+        is = is && value->read_by[i] == reader;
+    return is;
+}
+
+/* Whether the elements of y are those of x in the same order. */
+static bool keeps_order(const struct reshape_op *op) {
+    return tensor_is_packed(op->x) && tensor_is_packed(op->y) && tensor_elements(op->x) == tensor_elements(op->y);
+}
+
+/* The reshape, at a node, that is another view of its input's memory; NULL: something else is there. */
+static const struct reshape_op *view_at(const struct spelled_attention *s, int node) {
+    const struct descriptor *op = node < 0 ? NULL : spelled_op(s, node);
+    if (!op || op_of(op) != &reshape_op || !op_of(op)->memory_of(op))
+        return NULL;
+    const struct reshape_op *reshape = (const struct reshape_op *)op;
+    return reshape->y->is_virtual && keeps_order(reshape) ? reshape : NULL;
+}
+
+const struct tensor *spelled_behind_view(const struct spelled_attention *s, const struct tensor *tensor) {
+    const struct reshape_op *op = view_at(s, spelled_maker(s, tensor));
+    int64_t x = op ? op->x->dims.count : 0, y = tensor->dims.count;
+    bool is_of_batches = x >= 2 && y >= 2 && op->x->dims.at[x - 1] == tensor->dims.at[y - 1] &&
+                         op->x->dims.at[x - 2] == tensor->dims.at[y - 2];
+    return is_of_batches ? op->x : tensor;
+}
+
+bool spelled_is_wanted(const struct spelled_attention *s, const struct tensor *tensor) {
+    const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
+    bool is = !tensor->is_virtual;
+    for (int i = 0; i < value->readers && !is; i++) {
+        const struct reshape_op *view = view_at(s, value->read_by[i]);
+        is = view ? spelled_is_wanted(s, view->y) : !spelled_has(s, value->read_by[i]);
+    }
+    return is;
+}
+
+int spelled_sole_reader(const struct spelled_attention *s, const struct tensor *tensor) {
+    const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
+    int found = -1;
+    for (int i = 0; i < value->readers; i++) {
+        int reader = value->read_by[i];
+        if (spelled_is_pointwise(s, reader) && spelled_form(s, reader) == FORM_INDEX)
+            continue;
+        if (found >= 0)
+            return -1;
+        found = reader;
+    }
+    return found;
+}
+
+/* ---- Types ------------------------------------------------------------------------------------------------------- */
+
+bool spelled_is_exact(const struct spelled_attention *s, const struct tensor *tensor) {
+    return tensor->type == (int32_t)WEFT_DATA_DOUBLE || tensor->type == (int32_t)s->math;
+}
+
+weftStatus_t spelled_note_math(struct spelled_attention *s, const struct descriptor *op, weftDataType_t math) {
+    if ((math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE) || (s->count && math != s->math))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: calculates in %s, attention all in FLOAT or all in DOUBLE",
+             descriptor_label(op), dtype_of(math)->name);
+    s->math = math;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether a copy of a tensor has the same numbers. */
+static bool keeps_numbers(const struct spelled_attention *s, const struct tensor *from, const struct tensor *to) {
+    return from->type == to->type || (spelled_is_exact(s, to) && dtype_is_float((weftDataType_t)from->type));
+}
+
+static bool is_plain(const struct tensor *tensor) {
+    return !tensor->ragged_offset && tensor->vector_count == 1 && tensor->reordering == WEFT_TENSOR_REORDERING_NONE;
+}
+
+bool spelled_read_constant(const struct tensor *tensor, double *number) {
+    if (!tensor || !tensor->is_constant || tensor_elements(tensor) != 1)
+        return false;
+    *number = dtype_load((weftDataType_t)tensor->type, tensor->constant, 0);
+    return true;
+}
+
+bool spelled_read_factor(const struct pointwise_op *op, const struct tensor **x, double *factor) {
+    double number = 1;
+    *x = op->x;
+    *factor = op->alpha1;
+    switch (op->pw->mode) {
+    case WEFT_POINTWISE_IDENTITY:
+        break;
+    case WEFT_POINTWISE_MUL:
+        if (!spelled_read_constant(op->b, &number)) {
+            *x = op->b;
+            if (!spelled_read_constant(op->x, &number))
+                return false;
+        }
+        *factor *= op->alpha2 * number;
+        break;
+    case WEFT_POINTWISE_DIV:
+        if (!spelled_read_constant(op->b, &number))
+            return false;
+        *factor /= op->alpha2 * number;
+        break;
+    default:
+        return false;
+    }
+    return dtype_is_float(pointwise_math(op)) && tensor_same_dims(op->y, *x) &&
+           dtype_is_float((weftDataType_t)(*x)->type);
+}
+
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
+
+weftStatus_t spelled_check_product(struct spelled_attention *s, int node) {
+    if (op_of(spelled_op(s, node)) != &matmul_op)
+        return spelled_refuse(s, node, "is no matmul: attention ends with the product of weights and values");
+    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, node);
+    if (op->m_override || op->n_override || op->k_override)
+        return spelled_refuse(s, node, "has sizes that are known at run time, attention has lengths");
+    if (!is_plain(op->a) || !is_plain(op->b) || !is_plain(op->c))
+        return spelled_refuse(s, node, "has a tensor with ragged offsets, in vectors or in another order");
+    TRY(spelled_note_math(s, &op->base, matmul_math(op)));
+    return spelled_take(s, node);
+}
+
+struct spelled_view spelled_view_of(const struct tensor *tensor, const struct matmul_op *op) {
+    return (struct spelled_view){tensor, tensor->dims, tensor->strides, &op->c->dims};
+}
+
+/* Where the dimensions of a view lie in the input of the transpose that makes its tensor. */
+static void look_through_transpose(struct spelled_view *view, const struct dims *permutation,
+                                   const struct tensor *input, int64_t *order) {
+    for (int64_t i = 0; i < permutation->count; i++) {
+        order[i] = permutation->at[order[i]];
+        view->strides.at[i] = input->strides.at[order[i]];
+    }
+    view->tensor = input;
+}
+
+/* Heads that are copied for each query head that shares them, [B, Hk, 1, ..] to [B, Hk, G, ..] to [B, Hk G, ..]: the
+   view becomes one of those that are there. */
+static bool look_through_copies(struct spelled_view *view, const struct spelled_attention *s, int *copier,
+                                const int64_t *order) {
+    const struct reshape_op *joined = view_at(s, spelled_maker(s, view->tensor));
+    int node = joined ? spelled_maker(s, joined->x) : -1;
+    if (!joined || view->dims.count != 4 || joined->x->dims.count != 5 || order[0] != 0 || order[1] != 1 ||
+        !spelled_is_pointwise(s, node) || !spelled_is_private(s, joined->x, spelled_maker(s, view->tensor)))
+        return false;
+    const struct pointwise_op *op = spelled_pointwise(s, node);
+    const int64_t *many = joined->x->dims.at, *few = op->x->dims.at;
+    bool copies = op->pw->mode == WEFT_POINTWISE_IDENTITY && op->alpha1 == 1 && keeps_numbers(s, op->x, joined->x) &&
+                  is_plain(op->x) && op->x->dims.count == 5 && few[2] == 1 && few[0] == many[0] && few[1] == many[1] &&
+                  few[3] == many[3] && few[4] == many[4] && many[1] * many[2] == view->dims.at[1];
+    if (!copies)
+        return false;
+    view->tensor = op->x;
+    view->dims.at[1] = few[1];
+    for (int i = 0; i < 4; i++)
+        view->strides.at[i] = op->x->strides.at[order[i] + (order[i] >= 2)];
+    *copier = node;
+    return true;
+}
+
+/* One operation back from an operand of a product: a transpose, a factor where that may be, copies of heads. */
+static bool look_back(struct spelled_attention *s, struct spelled_view *view, int *node, double *factor,
+                      int64_t *order) {
+    const struct transpose_op *transpose = (const struct transpose_op *)spelled_op(s, *node);
+    const struct tensor *x;
+    double number;
+    if (op_of(spelled_op(s, *node)) == &transpose_op && keeps_numbers(s, transpose->x, view->tensor) &&
+        is_plain(transpose->x)) {
+        look_through_transpose(view, &transpose->permutation, transpose->x, order);
+        return true;
+    }
+    if (factor && spelled_is_pointwise(s, *node) && spelled_is_exact(s, view->tensor) &&
+        spelled_read_factor(spelled_pointwise(s, *node), &x, &number) && is_plain(x)) {
+        *factor *= number;
+        view->tensor = x;
+        for (int64_t i = 0; i < view->dims.count; i++)
+            view->strides.at[i] = x->strides.at[order[i]];
+        return true;
+    }
+    return look_through_copies(view, s, node, order);
+}
+
+weftStatus_t spelled_look_through(struct spelled_attention *s, struct spelled_view *view, int reader, double *factor) {
+    int64_t order[WEFT_DIM_MAX], rank = view->tensor->dims.count;
+    for (int i = 0; i < WEFT_DIM_MAX; i++)
+        order[i] = i;
+    for (int node; (node = spelled_maker(s, view->tensor)) >= 0 && spelled_is_private(s, view->tensor, reader);
+         reader = node) {
+        if (view->tensor->dims.count != rank || !look_back(s, view, &node, factor, order))
+            break;
+        TRY(spelled_take(s, node));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The strides, in the order of a view, of the result of a transpose of its tensor. */
+static bool follow_transpose(struct spelled_view *view, const struct transpose_op *op, int64_t *order) {
+    int64_t inverse[WEFT_DIM_MAX] = {0}, last = view->dims.count - 1;
+    for (int64_t i = 0; i < op->permutation.count; i++)
+        inverse[op->permutation.at[i]] = i;
+    if (!is_plain(op->y) || op->y->strides.at[inverse[order[last]]] != 1)
+        return false;
+    for (int64_t i = 0; i <= last; i++) {
+        order[i] = inverse[order[i]];
+        view->strides.at[i] = op->y->strides.at[order[i]];
+    }
+    view->tensor = op->y;
+    return true;
+}
+
+weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view) {
+    int64_t order[WEFT_DIM_MAX];
+    for (int i = 0; i < WEFT_DIM_MAX; i++)
+        order[i] = i;
+    for (int node; (node = spelled_sole_reader(s, view->tensor)) >= 0 && spelled_is_private(s, view->tensor, node);) {
+        const struct descriptor *op = spelled_op(s, node);
+        const struct reshape_op *reshape = (const struct reshape_op *)op;
+        const struct tensor *from = view->tensor;
+        struct spelled_view before = *view;
+        if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && keeps_order(reshape))
+            view->tensor = reshape->y;
+        else if (op_of(op) != &transpose_op || !follow_transpose(view, (const struct transpose_op *)op, order))
+            return WEFT_STATUS_SUCCESS;
+        if (view->tensor->type != from->type &&
+            !spelled_is_exact(s, from)) { /* it would be rounded once, and not twice */
+            *view = before;
+            return WEFT_STATUS_SUCCESS;
+        }
+        TRY(spelled_take(s, node));
+    }
+    return WEFT_STATUS_SUCCESS;
+}

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The scores of spelled attention: a product, what it is scaled by, bias, masks and bounds, and, of all other pointwise
+   operations on the way, the score modifier. */
+#include "graph/spelled/parts.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A score that a constant of at most this hides has no weight beside one that is not hidden: float ends there. */
+static const double HIDDEN_MOST = -1e30;
+
+/* ---- The score modifier ------------------------------------------------------------------------------------------ */
+
+/* The pointwise operations that lead to a tensor. */
+static weftStatus_t gather(struct spelled_attention *s, const struct tensor *tensor) {
+    int node = spelled_maker(s, tensor);
+    if (!spelled_is_pointwise(s, node) || spelled_has(s, node))
+        return WEFT_STATUS_SUCCESS;
+    TRY(spelled_take(s, node));
+    s->modifies[s->count - 1] = true;
+    if (spelled_form(s, node) == FORM_INDEX)
+        return WEFT_STATUS_SUCCESS;
+    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
+    TRY(gather(s, operands.x));
+    TRY(gather(s, operands.b));
+    return gather(s, operands.t);
+}
+
+/* The nodes in order. */
+static void sort_nodes(struct spelled_attention *s) {
+    for (int i = 1; i < s->count; i++)
+        for (int at = i; at > 0 && s->nodes[at - 1] > s->nodes[at]; at--) {
+            int node = s->nodes[at];
+            bool modifies = s->modifies[at];
+            s->nodes[at] = s->nodes[at - 1];
+            s->modifies[at] = s->modifies[at - 1];
+            s->nodes[at - 1] = node;
+            s->modifies[at - 1] = modifies;
+        }
+}
+
+static void drop(struct spelled_attention *s, int place) {
+    int behind = --s->count - place;
+    memmove(&s->nodes[place], &s->nodes[place + 1], (size_t)behind * sizeof *s->nodes);
+    memmove(&s->modifies[place], &s->modifies[place + 1], (size_t)behind * sizeof *s->modifies);
+}
+
+/* A product that makes scores of these dims. */
+static bool makes_scores(const struct spelled_attention *s, const struct tensor *tensor) {
+    int node = spelled_maker(s, spelled_behind_view(s, tensor));
+    return node >= 0 && op_of(spelled_op(s, node)) == &matmul_op && tensor_same_dims(tensor, s->scores);
+}
+
+/* Of several products that are added, as a bias may be one, the first. */
+static weftStatus_t find_product(struct spelled_attention *s, int *found) {
+    s->product = makes_scores(s, s->scores) ? s->scores : NULL;
+    for (int i = 0; i < s->count && !s->product; i++) {
+        if (!s->modifies[i] || spelled_form(s, s->nodes[i]) == FORM_INDEX)
+            continue;
+        struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[i]));
+        const struct tensor *inputs[] = {operands.x, operands.b};
+        for (int k = 0; k < 2 && !s->product; k++)
+            s->product = inputs[k] && makes_scores(s, inputs[k]) ? inputs[k] : NULL;
+    }
+    if (!s->product)
+        return spelled_refuse_tensor(s->scores, "is not made of a product of queries and keys");
+    *found = spelled_maker(s, spelled_behind_view(s, s->product));
+    return spelled_check_product(s, *found);
+}
+
+/* Whether what a node makes depends on the product's elements; `depends` says it of those before. */
+static bool depends_on_product(const struct spelled_attention *s, int node, const bool *depends) {
+    if (spelled_form(s, node) == FORM_INDEX)
+        return false;
+    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
+    const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
+    for (int k = 0; k < 3; k++) {
+        int place = inputs[k] && inputs[k] != s->product ? spelled_place(s, spelled_maker(s, inputs[k])) : -1;
+        if (inputs[k] == s->product || (place >= 0 && s->modifies[place] && depends[place]))
+            return true;
+    }
+    return false;
+}
+
+/* Leaves out what can be read from memory, and is read elsewhere as well, or does not lie as the scores do. */
+static void drop_shared(struct spelled_attention *s) {
+    bool depends[SPELLED_NODES_MAX] = {0};
+    for (int i = 0; i < s->count; i++)
+        depends[i] = s->modifies[i] && depends_on_product(s, s->nodes[i], depends);
+    for (int i = s->count; i-- > 0;)
+        if (s->modifies[i] && !depends[i] &&
+            (spelled_is_wanted(s, spelled_result(s, s->nodes[i])) ||
+             spelled_result(s, s->nodes[i])->dims.count != s->scores->dims.count))
+            drop(s, i);
+}
+
+static bool is_modifier(const struct spelled_attention *s, int node) {
+    int place = spelled_place(s, node);
+    return place >= 0 && s->modifies[place];
+}
+
+/* Scales first: those of attention itself. */
+static void peel_scale(struct spelled_attention *s) {
+    for (int node;
+         spelled_is_exact(s, s->product) && (node = spelled_sole_reader(s, s->product)) >= 0 && is_modifier(s, node);) {
+        const struct pointwise_op *op = spelled_pointwise(s, node);
+        const struct tensor *x, *other = op->x == s->product ? op->b : op->x;
+        double factor;
+        if (!spelled_is_exact(s, spelled_result(s, node)))
+            return;
+        if (spelled_read_factor(op, &x, &factor) && x == s->product) {
+            s->scale_value *= factor;
+        } else if (op->pw->mode == WEFT_POINTWISE_MUL && op->alpha1 == 1 && op->alpha2 == 1 && s->scale_value == 1 &&
+                   !s->scale && tensor_elements(other) == 1 && !is_modifier(s, spelled_maker(s, other)) &&
+                   dtype_is_float((weftDataType_t)other->type) && tensor_same_dims(op->y, s->product)) {
+            s->scale = other;
+        } else {
+            return;
+        }
+        s->modifies[spelled_place(s, node)] = false;
+        s->product = op->y;
+        if (s->scale)
+            return;
+    }
+}
+
+/* ---- Masks ------------------------------------------------------------------------------------------------------- */
+
+/* row * query + column * key + number. */
+struct linear {
+    double row, column, number;
+};
+
+enum { FORMULA_DEPTH = 8 };
+
+static bool read_index(struct linear *form, const struct spelled_attention *s, const struct pointwise_op *op) {
+    int64_t rank = s->scores->dims.count, axis = op->pw->axis;
+    *form = (struct linear){axis == rank - 2, axis == rank - 1, 0};
+    return op->y->dims.count == rank && axis >= rank - 2 && op->y->dims.at[axis] == s->scores->dims.at[axis];
+}
+
+static bool is_wide(const struct tensor *tensor) {
+    return tensor->type == WEFT_DATA_INT32 || tensor->type == WEFT_DATA_INT64 || tensor->type == WEFT_DATA_FLOAT ||
+           tensor->type == WEFT_DATA_DOUBLE;
+}
+
+/* A sum of indices and numbers. */
+static bool read_linear(struct linear *form, const struct spelled_attention *s, const struct tensor *tensor,
+                        int depth) {
+    struct linear b;
+    *form = (struct linear){0};
+    if (spelled_read_constant(tensor, &form->number))
+        return true;
+    int node = spelled_maker(s, tensor);
+    if (!spelled_is_pointwise(s, node) || depth == 0 || !is_wide(tensor))
+        return false;
+    const struct pointwise_op *op = spelled_pointwise(s, node);
+    double sign = op->pw->mode == WEFT_POINTWISE_SUB ? -1 : 1;
+    if (op->pw->mode == WEFT_POINTWISE_GEN_INDEX)
+        return read_index(form, s, op);
+    if (op->alpha1 != 1 || op->alpha2 != 1)
+        return false;
+    if (op->pw->mode == WEFT_POINTWISE_IDENTITY)
+        return read_linear(form, s, op->x, depth - 1);
+    if (op->pw->mode != WEFT_POINTWISE_ADD && op->pw->mode != WEFT_POINTWISE_SUB)
+        return false;
+    if (!read_linear(form, s, op->x, depth - 1) || !read_linear(&b, s, op->b, depth - 1))
+        return false;
+    *form = (struct linear){form->row + sign * b.row, form->column + sign * b.column, form->number + sign * b.number};
+    return true;
+}
+
+static bool is_no_less(int mode) { return mode == WEFT_POINTWISE_CMP_GE || mode == WEFT_POINTWISE_CMP_GT; }
+
+/* A comparison of indices as a bound: column <= row + number, or column >= row + number. */
+static bool read_bound(const struct spelled_attention *s, const struct pointwise_op *op, bool *is_right,
+                       double *number) {
+    struct linear x, b;
+    int mode = op->pw->mode;
+    bool is_strict = mode == WEFT_POINTWISE_CMP_GT || mode == WEFT_POINTWISE_CMP_LT;
+    bool compares = is_strict || mode == WEFT_POINTWISE_CMP_GE || mode == WEFT_POINTWISE_CMP_LE;
+    if (!compares || op->alpha1 != 1 || op->alpha2 != 1 || !read_linear(&x, s, op->x, FORMULA_DEPTH) ||
+        !read_linear(&b, s, op->b, FORMULA_DEPTH))
+        return false;
+    struct linear d = {x.row - b.row, x.column - b.column, x.number - b.number}; /* of which the sign counts */
+    if (!(d.row == 1 && d.column == -1) && !(d.row == -1 && d.column == 1))
+        return false;
+    if (d.number != floor(d.number) || fabs(d.number) > INT32_MAX)
+        return false;
+    *is_right = is_no_less(mode) == (d.row == 1);
+    *number = d.row * d.number + (is_strict ? (*is_right ? -1 : 1) : 0);
+    return true;
+}
+
+/* Keeps the scores of columns up to, or from, row + number. */
+static void keep_bound(struct spelled_attention *s, bool is_right, int64_t number) {
+    if (is_right)
+        s->right_bound = number < s->right_bound ? number : s->right_bound;
+    else
+        s->left_bound = 1 - number < s->left_bound ? 1 - number : s->left_bound;
+}
+
+/* Whether scores stay where a mask is true (`keeps`), or false, by bounds, or as attention's boolean bias does it. */
+static bool keep_where(struct spelled_attention *s, const struct tensor *mask, bool keeps, int depth) {
+    int node = spelled_maker(s, mask);
+    const struct pointwise_op *op = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
+    bool is_right;
+    double number;
+    if (op && depth && op->pw->mode == WEFT_POINTWISE_LOGICAL_NOT)
+        return keep_where(s, op->x, !keeps, depth - 1);
+    if (op && depth && op->pw->mode == (keeps ? WEFT_POINTWISE_LOGICAL_AND : WEFT_POINTWISE_LOGICAL_OR))
+        return keep_where(s, op->x, keeps, depth - 1) && keep_where(s, op->b, keeps, depth - 1);
+    if (op && read_bound(s, op, &is_right, &number)) {
+        if (!keeps) { /* the complement begins behind it */
+            is_right = !is_right;
+            number += is_right ? -1 : 1;
+        }
+        keep_bound(s, is_right, (int64_t)number);
+        return true;
+    }
+    if (!keeps || s->bias || !mask || !dtype_is_boolean((weftDataType_t)mask->type) || is_modifier(s, node))
+        return false;
+    s->bias = mask;
+    return true;
+}
+
+/* Whether every query sees a key by the bounds alone. */
+static bool bounds_leave_keys(const struct spelled_attention *s) {
+    int64_t rank = s->scores->dims.count;
+    int64_t rows = s->scores->dims.at[rank - 2], columns = s->scores->dims.at[rank - 1];
+    bool first = s->right_bound >= 0 || s->right_bound == ATTENTION_UNBOUNDED;
+    bool last = s->left_bound == ATTENTION_UNBOUNDED || rows - 1 - s->left_bound + 1 < columns;
+    bool between = s->left_bound == ATTENTION_UNBOUNDED || s->right_bound == ATTENTION_UNBOUNDED ||
+                   s->left_bound + s->right_bound > 0;
+    return first && last && between;
+}
+
+/* A mask is attention's own where what it hides is -inf; a finite number gives a row of nothing else equal weights,
+   and must have no such row. */
+static bool peel_mask(struct spelled_attention *s, const struct tensor *mask, bool keeps, double hidden) {
+    struct spelled_attention before = *s;
+    bool is = hidden <= HIDDEN_MOST && keep_where(s, mask, keeps, FORMULA_DEPTH);
+    if (is && hidden != -INFINITY) {
+        is = s->bias == before.bias && bounds_leave_keys(s);
+        s->hides_by_number = true;
+    }
+    if (!is)
+        *s = before;
+    return is;
+}
+
+/* Scores, or a number that hides them. */
+static const struct tensor *peel_select(struct spelled_attention *s, const struct pointwise_op *op) {
+    double hidden;
+    if (op->alpha1 != 1 || op->alpha2 != 1)
+        return NULL;
+    if (spelled_read_constant(op->b, &hidden) && peel_mask(s, op->t, true, hidden))
+        return op->x;
+    return spelled_read_constant(op->x, &hidden) && peel_mask(s, op->t, false, hidden) ? op->b : NULL;
+}
+
+/* Zeros, and numbers that hide, added to scores. */
+static bool is_added_mask(struct spelled_attention *s, const struct tensor *bias) {
+    const struct pointwise_op *op = spelled_made_by(s, bias, WEFT_POINTWISE_BINARY_SELECT);
+    double x, b;
+    if (!op || op->alpha1 != 1 || op->alpha2 != 1 || !spelled_read_constant(op->x, &x) ||
+        !spelled_read_constant(op->b, &b))
+        return false;
+    return x == 0 ? peel_mask(s, op->t, true, b) : b == 0 && peel_mask(s, op->t, false, x);
+}
+
+static const struct tensor *peel_add(struct spelled_attention *s, const struct pointwise_op *op) {
+    const struct tensor *sides[] = {op->x, op->b};
+    for (int i = 0; i < 2 && op->alpha1 == 1 && op->alpha2 == 1; i++) {
+        const struct tensor *scores = sides[i], *bias = sides[1 - i];
+        if (scores != s->product && !is_modifier(s, spelled_maker(s, scores)))
+            continue;
+        if (is_added_mask(s, bias))
+            return scores;
+        bool is_read = bias != s->product && !is_modifier(s, spelled_maker(s, bias)) && !bias->is_constant &&
+                       bias->dims.count == s->scores->dims.count && dtype_is_float((weftDataType_t)bias->type);
+        if (is_read && !s->bias) {
+            s->bias = bias;
+            return scores;
+        }
+    }
+    return NULL;
+}
+
+/* The scores before a bias, a mask, or a conversion that changes nothing; NULL: it is something else. */
+static const struct tensor *peel(struct spelled_attention *s, const struct pointwise_op *op) {
+    if (op->pw->mode == WEFT_POINTWISE_IDENTITY)
+        return op->alpha1 == 1 && spelled_is_exact(s, op->y) ? op->x : NULL;
+    if (op->pw->mode == WEFT_POINTWISE_ADD)
+        return spelled_is_exact(s, op->y) ? peel_add(s, op) : NULL;
+    const struct tensor *before = op->pw->mode == WEFT_POINTWISE_BINARY_SELECT ? peel_select(s, op) : NULL;
+    return before && (spelled_is_exact(s, op->y) || op->y->type == before->type) ? before : NULL;
+}
+
+/* Bias and masks last: those of attention itself. */
+static void peel_masks(struct spelled_attention *s) {
+    s->modified = s->scores;
+    const struct spelled_attention whole = *s;
+    for (int node; s->modified != s->product; s->modifies[spelled_place(s, node)] = false) {
+        const struct spelled_attention kept = *s;
+        node = spelled_maker(s, s->modified);
+        const struct tensor *before = peel(s, spelled_pointwise(s, node));
+        bool leads_on = before && tensor_same_dims(before, s->scores) && spelled_sole_reader(s, before) == node &&
+                        (before == s->product || is_modifier(s, spelled_maker(s, before)));
+        if (!leads_on) {
+            *s = kept;
+            break;
+        }
+        s->modified = before;
+    }
+    if (s->hides_by_number && (s->modified != s->product || s->bias)) /* which may reach as low */
+        *s = whole;
+}
+
+/* Keeps in the modifier what its result is made of. */
+static void mark_needed(struct spelled_attention *s, const struct tensor *tensor, bool *needed) {
+    int place = tensor && tensor != s->product ? spelled_place(s, spelled_maker(s, tensor)) : -1;
+    if (place < 0 || !s->modifies[place] || needed[place])
+        return;
+    needed[place] = true;
+    if (spelled_form(s, s->nodes[place]) == FORM_INDEX)
+        return;
+    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[place]));
+    mark_needed(s, operands.x, needed);
+    mark_needed(s, operands.b, needed);
+    mark_needed(s, operands.t, needed);
+}
+
+static void swap_numbers(int64_t *a, int64_t *b) {
+    int64_t number = *a;
+    *a = *b;
+    *b = number;
+}
+
+static void swap_last(struct spelled_view *view) {
+    int64_t rank = view->dims.count;
+    swap_numbers(&view->dims.at[rank - 2], &view->dims.at[rank - 1]);
+    swap_numbers(&view->strides.at[rank - 2], &view->strides.at[rank - 1]);
+}
+
+weftStatus_t spelled_find_scores(struct spelled_attention *s) {
+    int product = -1;
+    bool needed[SPELLED_NODES_MAX] = {0};
+    TRY(gather(s, s->scores));
+    TRY(find_product(s, &product));
+    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, product);
+    s->q = spelled_view_of(op->a, op);
+    s->k = spelled_view_of(op->b, op);
+    TRY(spelled_look_through(s, &s->q, product, &s->scale_value));
+    TRY(spelled_look_through(s, &s->k, product, &s->scale_value));
+    swap_last(&s->k);
+    sort_nodes(s);
+    drop_shared(s);
+    s->is_rounded = !spelled_is_exact(s, s->product);
+    peel_scale(s);
+    peel_masks(s);
+    mark_needed(s, s->modified, needed);
+    memcpy(s->modifies, needed, sizeof needed);
+    return WEFT_STATUS_SUCCESS;
+}
