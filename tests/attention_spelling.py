@@ -287,7 +287,7 @@ def expected(s: Spelling, inputs: dict[str, Any]) -> tuple[list[Any], Any]:
     x = x + checks.exact(inputs["bias"]) if s.bias else x
     x = _rounded(s, _masked(s, x, inputs) if s.mask else x, "scores")
     sink = checks.exact(inputs["sink"]) if s.sink else np.full((1,) * s.rank, -INF)
-    largest = np.maximum(x.max(-1, keepdims=True), sink)
+    largest = np.maximum(x.max(-1, keepdims=True, initial=-INF), sink)
     largest[np.isneginf(largest)] = 0  # of a row without a key, which gives 0
     e = np.exp(x - largest)
     total = e.sum(-1, keepdims=True) + np.exp(sink - largest)

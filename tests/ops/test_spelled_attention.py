@@ -11,6 +11,7 @@ import checks
 import numpy as np
 import pytest
 from attention_spelling import MASKS, NEAR_MISSES, NEARLY, Spelling, build, expected
+from random_words import units
 
 PARTS = {
     "plain": Spelling(scale=None),
@@ -101,6 +102,43 @@ def test_rows_without_a_key() -> None:
         want, behind = expected(given, inputs | {"mask": mask})
         assert (want[0][:, :, 5] == 0).all()
         compare(given, inputs | {"mask": mask}, want, "packed", rounded=checks.roundoff("bf16") * behind)
+
+
+@pytest.mark.parametrize("output", [True, False])
+def test_a_dropout_mask_that_others_read(output: bool) -> None:
+    q, k, v = (checks.random(NEARLY, "bf16", seed=seed, low=-1, high=1) for seed in (1, 2, 3))
+    keeps = (units((2, 3, 16, 16), seed=5) < 0.5).astype(float)
+    scores = checks.exact(q) @ checks.exact(k).swapaxes(2, 3)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+
+    def build(g: Any, q: Any, k: Any, v: Any) -> Any:
+        kept = g.rng(5, bernoulli_probability=0.5).set_dim([2, 3, 16, 16])
+        p = g.mul(g.mul(g.softmax(g.matmul(q, g.transpose(k, [0, 1, 3, 2]))), kept), 2.0)
+        return g.matmul(p, v), kept if output else g.add(kept, 1.0)
+
+    want = [(2 * weights * keeps) @ checks.exact(v), keeps if output else keeps + 1]
+    found = checks.check(build, {"q": q, "k": k, "v": v}, [None, want[1]], layouts=["packed"])
+    for o, _ in found.values():
+        np.testing.assert_allclose(checks.exact(o), want[0], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("sizes", [{"rows": 0}, {"columns": 0}, {"batch": 0}, {"depth": 0}])
+def test_sizes_of_zero(sizes: dict[str, int]) -> None:
+    check(Spelling(**sizes, mask="causal"), "bf16", ("packed",))
+
+
+def test_one_tensor_in_all_roles() -> None:
+    x = checks.random((2, 3, 9, 8), "bf16", seed=1)
+    wide = checks.exact(x)
+    scores = wide @ wide.swapaxes(2, 3) * 0.3
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    want = weights / weights.sum(-1, keepdims=True) @ wide
+
+    def build(g: Any, x: Any) -> Any:
+        return g.matmul(g.softmax(g.mul(g.matmul(x, g.transpose(x, [0, 1, 3, 2])), 0.3)), x)
+
+    for (got,) in checks.check(build, {"x": x}, None, layouts=["packed"]).values():
+        np.testing.assert_allclose(checks.exact(got), want, rtol=0.02, atol=0.02)
 
 
 def _mutant(seed: int) -> Spelling:

@@ -94,6 +94,11 @@ static void drop_shared(struct spelled_attention *s) {
             drop(s, i);
 }
 
+/* Whether a tensor, of more than a number, is there before the attention. */
+static bool is_in_memory(const struct spelled_attention *s, const struct tensor *tensor) {
+    return !spelled_has(s, spelled_maker(s, tensor)) && !tensor->is_by_value && !tensor->is_constant;
+}
+
 static bool is_modifier(const struct spelled_attention *s, int node) {
     int place = spelled_place(s, node);
     return place >= 0 && s->modifies[place];
@@ -111,7 +116,7 @@ static void peel_scale(struct spelled_attention *s) {
         if (spelled_read_factor(op, &x, &factor) && x == s->product) {
             s->scale_value *= factor;
         } else if (op->pw->mode == WEFT_POINTWISE_MUL && op->alpha1 == 1 && op->alpha2 == 1 && s->scale_value == 1 &&
-                   !s->scale && tensor_elements(other) == 1 && !is_modifier(s, spelled_maker(s, other)) &&
+                   !s->scale && tensor_elements(other) == 1 && !spelled_has(s, spelled_maker(s, other)) &&
                    dtype_is_float((weftDataType_t)other->type) && tensor_same_dims(op->y, s->product)) {
             s->scale = other;
         } else {
@@ -218,7 +223,7 @@ static bool keep_where(struct spelled_attention *s, const struct tensor *mask, b
         keep_bound(s, is_right, (int64_t)number);
         return true;
     }
-    if (!keeps || s->bias || !mask || !dtype_is_boolean((weftDataType_t)mask->type) || is_modifier(s, node))
+    if (!keeps || s->bias || !is_in_memory(s, mask) || !dtype_is_boolean((weftDataType_t)mask->type))
         return false;
     s->bias = mask;
     return true;
@@ -277,8 +282,8 @@ static const struct tensor *peel_add(struct spelled_attention *s, const struct p
             continue;
         if (is_added_mask(s, bias))
             return scores;
-        bool is_read = bias != s->product && !is_modifier(s, spelled_maker(s, bias)) && !bias->is_constant &&
-                       bias->dims.count == s->scores->dims.count && dtype_is_float((weftDataType_t)bias->type);
+        bool is_read = is_in_memory(s, bias) && bias->dims.count == s->scores->dims.count &&
+                       dtype_is_float((weftDataType_t)bias->type);
         if (is_read && !s->bias) {
             s->bias = bias;
             return scores;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing spelled attention as one operation: a graph of an sdpa_fwd whose tensors are [batch, head, row, column] views
    of those of the whole graph, and whose score modifier has what was left of the operations on the scores. */
-#include "graph/ops/pointwise.h"
-#include "graph/spelled/attention.h"
+#include "graph/spelled/parts.h"
 
 #include <string.h>
 
@@ -347,8 +346,7 @@ static weftStatus_t write_dropout(struct attention *a, struct sdpa_fwd_op *op, s
     else
         TRY(add_seed(w, &a->dropout_seed, rng->seed, rng->y));
     TRY(add_scalar(w, &a->dropout_offset, rng->offset));
-    bool is_dumped = !rng->y->is_virtual;
-    return is_dumped ? add_like_scores(w, &op->rng_dump, rng->y) : WEFT_STATUS_SUCCESS;
+    return spelled_is_wanted(w->s, rng->y) ? add_like_scores(w, &op->rng_dump, rng->y) : WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t write_operands(struct sdpa_fwd_op *op, struct writer *w) {
@@ -385,6 +383,17 @@ static weftStatus_t write_attention(struct sdpa_fwd_op **made, struct writer *w)
     return sdpa_fwd_op.check(&op->base);
 }
 
+/* What the operation reads is there before it. */
+static weftStatus_t check_inputs(const struct writer *w, const struct graph *graph) {
+    const struct node *node = &graph->nodes[0];
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct tensor *source = w->sources[graph->values[node->operands[i]].tensor->uid];
+        if (!node->is_output[i] && source && spelled_has(w->s, spelled_maker(w->s, source)))
+            return refuse(source, "is read by attention that it is a part of");
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t spelled_attention_make(struct graph **made, const int **outer, const struct spelled_attention *spelled,
                                     struct arena *arena) {
     struct writer *w;
@@ -396,6 +405,7 @@ weftStatus_t spelled_attention_make(struct graph **made, const int **outer, cons
     TRY(write_attention(&op, w) ? WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN : WEFT_STATUS_SUCCESS);
     struct descriptor *ops[] = {&op->base};
     TRY(write_graph(made, w, ops, 1, false));
+    TRY(check_inputs(w, *made));
     TRY(arena_alloc(arena, &values, (size_t)w->count * sizeof *values));
     for (int i = 0; i < w->count; i++)
         if (!w->is_inside[i])
