@@ -48,6 +48,7 @@ TESTS = (
     ("backend/graph/ops/pointwise", ["pytest tests/ops/test_pointwise.py"]),
     ("backend/graph/ops/convolution", ["pytest tests/ops/test_convolution.py"]),
     ("backend/graph/ops/", ["pytest tests/ops/test_{stem}.py"]),
+    ("backend/graph/spelled/", ["pytest tests/plan/test_spelled_attention.py", "small spelled"]),
     (
         "backend/graph/",
         ["test_graph", "test_api", "pytest tests/python/test_graph.py tests/ops/test_pointwise.py"],
@@ -62,6 +63,7 @@ TESTS = (
         "backend/engines/cpu/",
         ["test_gemm", "test_cpu_fast", "pytest tests/ops/test_convolution.py tests/ops/test_matmul.py"],
     ),
+    ("backend/engines/cuda/attention/spelled", ["pytest tests/plan/test_spelled_attention.py"]),
     (
         "backend/engines/cuda/attention/",
         ["small ^attention", "test_cuda_attention", f"{EMULATED} other_chips"],
