@@ -130,6 +130,8 @@ struct listing {
         int opcode, count, x[INSTRUCTION_ARGUMENTS]; /* what a formula has become with those that it takes in */
     } formulas[ROWWISE_TERMS];
     bool is_taken_in[ROWWISE_TERMS];
+    bool is_product[ROWWISE_TERMS]; /* of a pair of sums, the one of products */
+    int pair_of[ROWWISE_TERMS]; /* the sum whose reading a sum of products shares, and the other way round; -1: none */
     bool is_full;
 };
 
@@ -138,7 +140,7 @@ static struct row_instruction *add(struct listing *l, enum row_verb verb, int te
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
     s->instruction_count -= l->is_full;
     struct row_instruction *made = &s->instructions[s->instruction_count++];
-    *made = (struct row_instruction){verb, term, -1, {-1, -1, -1, -1}, -1, false, -1, -1};
+    *made = (struct row_instruction){verb, term, -1, {-1, -1, -1, -1}, -1, false, -1, -1, -1, -1};
     if (verb <= ROW_CALCULATE) {
         made->dst = s->instruction_count - 1; /* its own number, until registers are assigned */
         l->at[term] = made->dst;
@@ -198,8 +200,30 @@ static void add_element(struct listing *l, int term) {
         add_use(&l->s->passes[l->pass], at->operand);
 }
 
+/* The sum of products where both sums are known: its factors are p (or none) and x - m. */
+static void add_pair(struct listing *l, int product) {
+    struct row_pass *pass = &l->s->passes[l->pass];
+    int sum = l->pair_of[product];
+    const struct term *of = term_at(l->s, term_at(l->s, product)->arguments[0]);
+    bool is_square = of->arguments[0] == of->arguments[1];
+    const struct term *deviation = term_at(l->s, of->arguments[is_square || l->is_taken_in[of->arguments[1]]]);
+    struct row_instruction *made = add(l, ROW_REDUCE_PAIR, sum);
+    made->pair = product;
+    made->slot = pass->totals++;
+    made->pair_slot = pass->totals++;
+    made->opcode = OPCODE_SUM; /* takes values of rows as formulas do */
+    made->x[0] = l->at[deviation->arguments[0]];
+    made->x[1] = l->at[deviation->arguments[1]];
+    made->x[2] = is_square ? -1 : l->at[of->arguments[!l->is_taken_in[of->arguments[1]] ? 1 : 0]];
+}
+
 static void add_reduction(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term), *of = term_at(l->s, at->arguments[0]);
+    if (l->pair_of[term] >= 0) {
+        if (l->pair_of[term] < term) /* the second one finds what both need */
+            add_pair(l, l->is_product[term] ? term : l->pair_of[term]);
+        return;
+    }
     struct row_instruction *made = add(l, at->kind == TERM_REDUCTION ? ROW_REDUCE : ROW_SUM_COLUMN, term);
     made->slot = at->kind == TERM_REDUCTION ? l->s->passes[l->pass].totals++ : l->s->sum_count++;
     made->x[0] = l->at[at->arguments[0]];
@@ -287,6 +311,46 @@ static void take_in(struct listing *l, int term) {
                 merge(l, term, k, merges[m].made);
 }
 
+/* ---- Sums that share a reading ----------------------------------------------------------------------------------- */
+
+/* Another sum of a term that this pass closes; -1: none. */
+static int sum_of(const struct listing *l, int term) {
+    for (int i = term + 1; i < l->s->rows->term_count; i++) {
+        const struct term *at = term_at(l->s, i);
+        if (at->kind == TERM_REDUCTION && at->opcode == OPCODE_SUM && at->arguments[0] == term && closes(at, l->pass) &&
+            l->pair_of[i] < 0)
+            return i;
+    }
+    return -1;
+}
+
+/* Whether a term is x - m, of an element and a row, that so many readers know. */
+static bool is_deviation(const struct listing *l, int term, int readers) {
+    const struct term *at = term_at(l->s, term);
+    return at->kind == TERM_FORMULA && at->opcode == OPCODE_SUBTRACT && l->s->kept[term] < 0 &&
+           term_at(l->s, at->arguments[0])->spans && !term_at(l->s, at->arguments[1])->spans &&
+           count_readers(l, term) == readers;
+}
+
+/* Pairs a sum of products with that of one factor, where the other is a deviation that nobody else needs. */
+static void pair_sums(struct listing *l, int product) {
+    const struct term *sum = term_at(l->s, product);
+    if (sum->kind != TERM_REDUCTION || sum->opcode != OPCODE_SUM || !closes(sum, l->pass) ||
+        !is_only_summed(l, sum->arguments[0]))
+        return;
+    const struct term *of = term_at(l->s, sum->arguments[0]);
+    bool is_square = of->arguments[0] == of->arguments[1];
+    for (int k = 0; k < 2; k++) {
+        int deviation = of->arguments[k], other = sum_of(l, of->arguments[!k]);
+        if (other < 0 || !term_at(l->s, of->arguments[!k])->spans || !is_deviation(l, deviation, is_square ? 3 : 1))
+            continue;
+        l->pair_of[product] = other;
+        l->pair_of[other] = product;
+        l->is_product[product] = l->is_taken_in[deviation] = true;
+        return;
+    }
+}
+
 static void merge_formulas(struct listing *l) {
     for (int i = 0; i < l->s->rows->term_count; i++) {
         const struct term *at = term_at(l->s, i);
@@ -309,14 +373,30 @@ static void thin_spreads(struct row_schedule *s, const struct row_pass *pass) {
     }
 }
 
+/* Memory of the width that is calculated in goes into totals as it is. */
+static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
+    pass->only_reduces = true;
+    for (int i = pass->first; i < pass->first + pass->count; i++) {
+        const struct row_instruction *at = &s->instructions[i];
+        const struct term *term = term_at(s, at->term);
+        weftDataType_t type = term->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
+        bool is_dense = at->verb == ROW_LOAD && s->rows->operands[at->operand].type == type;
+        bool takes = at->verb == ROW_REDUCE || at->verb == ROW_REDUCE_PAIR || at->verb == ROW_SPREAD;
+        pass->only_reduces = pass->only_reduces && (is_dense || takes);
+    }
+}
+
 static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     struct row_pass *pass = &s->passes[number];
     struct listing l = {.s = s, .pass = number};
     *pass = (struct row_pass){.first = s->instruction_count};
     memset(l.at, -1, sizeof l.at);
+    memset(l.pair_of, -1, sizeof l.pair_of);
     mark_pass(s, number, l.is_marked);
     add_spreads(&l);
     pass->spreads = s->instruction_count - pass->first;
+    for (int i = 0; i < s->rows->term_count; i++)
+        pair_sums(&l, i);
     merge_formulas(&l);
     for (int i = 0; i < s->rows->term_count; i++) {
         if (l.is_marked[i])
@@ -329,6 +409,7 @@ static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     *is_full = *is_full || l.is_full;
     store_directly(s, pass);
     thin_spreads(s, pass);
+    find_reducing(s, pass);
 }
 
 /* ---- Registers --------------------------------------------------------------------------------------------------- */

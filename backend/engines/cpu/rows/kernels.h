@@ -26,9 +26,20 @@ enum row_opcode {
    elements: ROW_CHUNK, or 0 where one chunk stands for all. */
 typedef void row_formula(int64_t count, void *y, const void *const *x, const int64_t *steps);
 
-/* Takes elements into totals, which are double: of all elements to one, of each row, or of each column. b: what x is
-   multiplied by before, NULL: nothing. */
-typedef void row_reduction(int64_t rows, int64_t columns, double *totals, const void *x, const void *b);
+/* Takes elements into totals, which are double, of each row or of each column. b: what x is multiplied by before, NULL:
+   nothing. ld: elements from row to row of x and of b. */
+typedef void row_reduction(int64_t rows, int64_t columns, double *totals, const void *x, int64_t ld_x, const void *b,
+                           int64_t ld_b);
+
+/* Two totals in one reading: of p and of p * (x - m); where p is NULL, of x - m and of its square. m: a number for each
+   element, for each row in all places of a chunk (step 0), or, of columns, one for each. */
+struct row_pair {
+    const void *x, *m, *p;
+    int64_t ld_x, ld_p; /* as above */
+    int64_t step;
+};
+typedef void row_pair_reduction(int64_t rows, int64_t columns, double *sums, double *products,
+                                const struct row_pair *pair);
 
 /* sums[column] += the sum of its elements. */
 typedef void row_column_sum(int64_t rows, int64_t columns, void *sums, const void *x, const void *b);
@@ -37,6 +48,7 @@ struct row_kernels {
     row_formula *const *formulas;                  /* by opcode */
     row_reduction *(*of_rows)(enum opcode opcode); /* OPCODE_SUM to OPCODE_LARGEST; multiplies for OPCODE_SUM alone */
     row_reduction *(*of_columns)(enum opcode opcode); /* the same */
+    row_pair_reduction *pair_of_rows, *pair_of_columns;
     row_column_sum *column_sum;
     void (*scale)(int64_t count, void *y, const void *x, double factor);
     void (*fill)(int64_t count, void *y, double number);

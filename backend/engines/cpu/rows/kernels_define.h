@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The body of kernels_f32.c and kernels_f64.c, over elements of type `real`. No include guard: define real, KERNELS and the functions of one element (EXP, LOG, SQRT), then include. */
+/* The body of kernels_f32.c and kernels_f64.c, over elements of type `real`. No include guard: define real, integer (of
+   the same size) with the bits of infinity and of all but the sign, KERNELS and the functions of one element (EXP, LOG,
+   SQRT, ...), then include. */
 
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -94,19 +96,23 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
-#define TAKE_SUM(s, v) ((s) + (v))
-#define TAKE_PRODUCT(s, v) ((s) * (v))
 #define JOIN_SUM(s, v) ((s) + (v))
 #define JOIN_PRODUCT(s, v) ((s) * (v))
 #define JOIN_LEAST(s, v) ((v) < (s) || (v) != (v) ? (v) : (s))
 #define JOIN_LARGEST(s, v) ((v) > (s) || (v) != (v) ? (v) : (s))
 
-/* LOAD(i): lanes from element i on; LOAD_REST(tail, i, left): `left` elements, before others that change nothing. */
-#define REDUCE_ROWS(function, TAKE, JOIN, identity, LOAD, LOAD_REST)                                                   \
-    WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, const void *bs) {         \
+/* The join of lanes, pairwise. */
+#define JOIN_LANES(JOIN, count, all)                                                                                   \
+    for (int width = (count) / 2; width > 0; width /= 2)                                                               \
+        for (int k = 0; k < width; k++)                                                                                \
+            all[k] = JOIN(all[k], all[k + width]);
+
+/* LOAD(i): lanes from element i on; LOAD_ONE(i): one, where fewer are left, beside others that change nothing. */
+#define REDUCE_ROWS(function, TAKE, identity, LOAD, LOAD_ONE)                                                          \
+    WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, int64_t ld_x,             \
+                              const void *bs, int64_t ld_b) {                                                          \
         const real *x = xs, *b = bs;                                                                                   \
-        (void)b;                                                                                                       \
-        for (int64_t row = 0; row < rows; row++, x += columns, b = b ? b + columns : b) {                              \
+        for (int64_t row = 0; row < rows; row++, x += ld_x, b = b ? b + ld_b : b) {                                    \
             lanes s0, s1, s2, s3, neutral;                                                                             \
             real all[LANES];                                                                                           \
             int64_t i = 0;                                                                                             \
@@ -124,86 +130,112 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
             if (i < columns) {                                                                                         \
                 lanes tail = neutral;                                                                                  \
                 for (int k = 0; k < columns - i; k++)                                                                  \
-                    tail[k] = LOAD_REST(i + k);                                                                        \
+                    tail[k] = LOAD_ONE(i + k);                                                                         \
                 s1 = TAKE(s1, tail);                                                                                   \
             }                                                                                                          \
             s0 = TAKE(s0, s1), s2 = TAKE(s2, s3);                                                                      \
             *(lanes *)all = TAKE(s0, s2);                                                                              \
-            for (int width = LANES / 2; width > 0; width /= 2)                                                         \
-                for (int k = 0; k < width; k++)                                                                        \
-                    all[k] = JOIN(all[k], all[k + width]);                                                             \
-            totals[row] = JOIN(totals[row], (double)all[0]);                                                           \
+            JOIN_LANES(TAKE, LANES, all)                                                                               \
+            totals[row] = TAKE(totals[row], (double)all[0]);                                                           \
         }                                                                                                              \
     }
 
-/* Comparisons of vectors are no vector code in all compilers; loops over arrays of lanes are. */
-#define REDUCE_EXTREMES(function, JOIN, identity)                                                                      \
-    WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, const void *bs) {         \
+/* The extreme that leaves NaN out, which is one instruction of vector code, and apart from it whether there is one. */
+#define REDUCE_EXTREMES(function, JOIN, BEFORE, identity)                                                              \
+    WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, int64_t ld_x,             \
+                              const void *bs, int64_t ld_b) {                                                          \
         const real *x = xs;                                                                                            \
-        (void)bs;                                                                                                      \
-        for (int64_t row = 0; row < rows; row++, x += columns) {                                                       \
+        (void)bs, (void)ld_b;                                                                                          \
+        for (int64_t row = 0; row < rows; row++, x += ld_x) {                                                          \
             real all[STRIDE];                                                                                          \
+            integer largest[STRIDE] = {0}; /* of the bits without sign, by which NaN is above infinity */              \
             int64_t i = 0;                                                                                             \
             for (int k = 0; k < STRIDE; k++)                                                                           \
                 all[k] = identity;                                                                                     \
             for (; i + STRIDE <= columns; i += STRIDE)                                                                 \
-                for (int k = 0; k < STRIDE; k++)                                                                       \
-                    all[k] = PICK((JOINS_##JOIN(x[i + k], all[k])), x[i + k], all[k]);                                 \
+                for (int k = 0; k < STRIDE; k++) {                                                                     \
+                    integer bits = BITS(x[i + k]) & NUMBER_BITS;                                                       \
+                    largest[k] = bits > largest[k] ? bits : largest[k];                                                \
+                    all[k] = x[i + k] BEFORE all[k] ? x[i + k] : all[k];                                               \
+                }                                                                                                      \
             for (int k = 0; k < columns - i; k++)                                                                      \
                 all[k] = JOIN(all[k], x[i + k]);                                                                       \
-            for (int width = STRIDE / 2; width > 0; width /= 2)                                                        \
-                for (int k = 0; k < width; k++)                                                                        \
-                    all[k] = JOIN(all[k], all[k + width]);                                                             \
+            for (int k = 0; k < STRIDE; k++)                                                                           \
+                all[k] = largest[k] > INFINITY_BITS ? (real)NAN : all[k];                                              \
+            JOIN_LANES(JOIN, STRIDE, all)                                                                              \
             totals[row] = JOIN(totals[row], (double)all[0]);                                                           \
         }                                                                                                              \
     }
-#define JOINS_JOIN_LEAST(v, s) (((v) < (s)) | ((v) != (v)))
-#define JOINS_JOIN_LARGEST(v, s) (((v) > (s)) | ((v) != (v)))
 
-/* A block's part of each column is summed in its own type, the blocks' parts in double. */
-#define REDUCE_COLUMNS(function, JOIN, AT)                                                                             \
-    WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, const void *bs) {         \
-        enum { PART = 64 };                                                                                            \
-        const real *x = xs, *b = bs;                                                                                   \
-        (void)b;                                                                                                       \
+/* A block's part of each column is combined in its own type, the blocks' parts in double. PARTS: where all columns of a
+   part are there, their parts in registers. */
+#define REDUCE_COLUMNS(function, JOIN, AT, PARTS)                                                                      \
+    WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, int64_t ld_x,             \
+                              const void *bs, int64_t ld_b) {                                                          \
+        enum { COUNT = 8, PART = COUNT * LANES };                                                                      \
         for (int64_t first = 0; first < columns; first += PART) {                                                      \
             int64_t count = columns - first < PART ? columns - first : PART;                                           \
+            const real *x = (const real *)xs + first, *b = bs ? (const real *)bs + first : NULL;                       \
             real part[PART];                                                                                           \
+            (void)b, (void)ld_b;                                                                                       \
+            if (count == PART) {                                                                                       \
+                PARTS                                                                                                  \
+            } else {                                                                                                   \
+                for (int64_t k = 0; k < count; k++)                                                                    \
+                    part[k] = AT(0, k);                                                                                \
+                for (int64_t row = 1; row < rows; row++)                                                               \
+                    for (int64_t k = 0; k < count; k++)                                                                \
+                        part[k] = JOIN(part[k], AT(row, k));                                                           \
+            }                                                                                                          \
             INDEPENDENT                                                                                                \
-            for (int64_t i = 0; i < count; i++)                                                                        \
-                part[i] = AT(first + i);                                                                               \
-            for (int64_t row = 1; row < rows; row++)                                                                   \
-                INDEPENDENT                                                                                            \
-            for (int64_t i = 0; i < count; i++)                                                                        \
-                part[i] = JOIN(part[i], AT(row * columns + first + i));                                                \
-            INDEPENDENT                                                                                                \
-            for (int64_t i = 0; i < count; i++)                                                                        \
-                totals[first + i] = JOIN(totals[first + i], (double)part[i]);                                          \
+            for (int64_t k = 0; k < count; k++)                                                                        \
+                totals[first + k] = JOIN(totals[first + k], (double)part[k]);                                          \
         }                                                                                                              \
     }
 
-#define VECTOR_X(i) (*(const lanes *)(x + (i)))
-#define VECTOR_PRODUCT(i) (*(const lanes *)(x + (i)) * *(const lanes *)(b + (i)))
+#define PARTS_IN_TURN(JOIN, AT)                                                                                        \
+    for (int k = 0; k < PART; k++)                                                                                     \
+        part[k] = AT(0, k);                                                                                            \
+    for (int64_t row = 1; row < rows; row++)                                                                           \
+        for (int k = 0; k < PART; k++)                                                                                 \
+            part[k] = JOIN(part[k], AT(row, k));
+
+#define PARTS_OF_LANES(JOIN, AT)                                                                                       \
+    lanes s[COUNT];                                                                                                    \
+    _Pragma("GCC unroll 8") for (int k = 0; k < COUNT; k++) s[k] = AT(0, k * LANES);                                   \
+    for (int64_t row = 1; row < rows; row++)                                                                           \
+        _Pragma("GCC unroll 8") for (int k = 0; k < COUNT; k++) s[k] = JOIN(s[k], AT(row, k * LANES));                 \
+    _Pragma("GCC unroll 8") for (int k = 0; k < COUNT; k++) * (lanes *)(part + k * LANES) = s[k];
+
+#define VECTOR(p) (*(const lanes *)(p))
+#define VECTOR_X(i) VECTOR(x + (i))
+#define VECTOR_PRODUCT(i) (VECTOR(x + (i)) * VECTOR(b + (i)))
 #define ELEMENT_X(i) (x[i])
 #define ELEMENT_PRODUCT(i) (x[i] * b[i])
+#define COLUMN_X(row, k) (x[(row) * ld_x + (k)])
+#define COLUMN_PRODUCT(row, k) (x[(row) * ld_x + (k)] * b[(row) * ld_b + (k)])
+#define COLUMNS_X(row, k) VECTOR(x + (row) * ld_x + (k))
+#define COLUMNS_PRODUCT(row, k) (VECTOR(x + (row) * ld_x + (k)) * VECTOR(b + (row) * ld_b + (k)))
 
-REDUCE_ROWS(rows_sum, TAKE_SUM, JOIN_SUM, 0, VECTOR_X, ELEMENT_X)
-REDUCE_ROWS(rows_sum_of_products, TAKE_SUM, JOIN_SUM, 0, VECTOR_PRODUCT, ELEMENT_PRODUCT)
-REDUCE_ROWS(rows_product, TAKE_PRODUCT, JOIN_PRODUCT, 1, VECTOR_X, ELEMENT_X)
-REDUCE_EXTREMES(rows_least, JOIN_LEAST, (real)INFINITY)
-REDUCE_EXTREMES(rows_largest, JOIN_LARGEST, -(real)INFINITY)
-REDUCE_COLUMNS(columns_sum, JOIN_SUM, ELEMENT_X)
-REDUCE_COLUMNS(columns_sum_of_products, JOIN_SUM, ELEMENT_PRODUCT)
-REDUCE_COLUMNS(columns_product, JOIN_PRODUCT, ELEMENT_X)
-REDUCE_COLUMNS(columns_least, JOIN_LEAST, ELEMENT_X)
-REDUCE_COLUMNS(columns_largest, JOIN_LARGEST, ELEMENT_X)
+REDUCE_ROWS(rows_sum, JOIN_SUM, 0, VECTOR_X, ELEMENT_X)
+REDUCE_ROWS(rows_sum_of_products, JOIN_SUM, 0, VECTOR_PRODUCT, ELEMENT_PRODUCT)
+REDUCE_ROWS(rows_product, JOIN_PRODUCT, 1, VECTOR_X, ELEMENT_X)
+REDUCE_EXTREMES(rows_least, JOIN_LEAST, <, (real)INFINITY)
+REDUCE_EXTREMES(rows_largest, JOIN_LARGEST, >, -(real)INFINITY)
+REDUCE_COLUMNS(columns_sum, JOIN_SUM, COLUMN_X, PARTS_OF_LANES(JOIN_SUM, COLUMNS_X))
+REDUCE_COLUMNS(columns_sum_of_products, JOIN_SUM, COLUMN_PRODUCT, PARTS_OF_LANES(JOIN_SUM, COLUMNS_PRODUCT))
+REDUCE_COLUMNS(columns_product, JOIN_PRODUCT, COLUMN_X, PARTS_OF_LANES(JOIN_PRODUCT, COLUMNS_X))
+REDUCE_COLUMNS(columns_least, JOIN_LEAST, COLUMN_X, PARTS_IN_TURN(JOIN_LEAST, COLUMN_X))
+REDUCE_COLUMNS(columns_largest, JOIN_LARGEST, COLUMN_X, PARTS_IN_TURN(JOIN_LARGEST, COLUMN_X))
 
-static void rows_any_sum(int64_t rows, int64_t columns, double *totals, const void *x, const void *b) {
-    (b ? rows_sum_of_products : rows_sum)(rows, columns, totals, x, b);
+static void rows_any_sum(int64_t rows, int64_t columns, double *totals, const void *x, int64_t ld_x, const void *b,
+                         int64_t ld_b) {
+    (b ? rows_sum_of_products : rows_sum)(rows, columns, totals, x, ld_x, b, ld_b);
 }
 
-static void columns_any_sum(int64_t rows, int64_t columns, double *totals, const void *x, const void *b) {
-    (b ? columns_sum_of_products : columns_sum)(rows, columns, totals, x, b);
+static void columns_any_sum(int64_t rows, int64_t columns, double *totals, const void *x, int64_t ld_x, const void *b,
+                            int64_t ld_b) {
+    (b ? columns_sum_of_products : columns_sum)(rows, columns, totals, x, ld_x, b, ld_b);
 }
 
 static row_reduction *find_of_rows(enum opcode opcode) {
@@ -218,6 +250,95 @@ static row_reduction *find_of_columns(enum opcode opcode) {
            : opcode == OPCODE_LEAST   ? columns_least
            : opcode == OPCODE_LARGEST ? columns_largest
                                       : columns_any_sum;
+}
+
+/* ---- Two totals in one reading ----------------------------------------------------------------------------------- */
+
+/* P(p, d): what is summed, beside its product with d = x - m. */
+#define OF_P(p, d) (p)
+#define OF_D(p, d) (d)
+
+#define PAIR_OF_ROWS(function, P)                                                                                      \
+    WIDE static void function(int64_t rows, int64_t columns, double *sums, double *products,                           \
+                              const struct row_pair *pair) {                                                           \
+        for (int64_t row = 0; row < rows; row++) {                                                                     \
+            const real *x = (const real *)pair->x + row * pair->ld_x;                                                  \
+            const real *p = pair->p ? (const real *)pair->p + row * pair->ld_p : x;                                    \
+            (void)p;                                                                                                   \
+            const real *m = (const real *)pair->m + (pair->step ? row * columns : 0);                                  \
+            lanes s[2] = {{0}}, t[2] = {{0}};                                                                          \
+            real all_s[LANES], all_t[LANES];                                                                           \
+            int64_t i = 0, step = pair->step ? 1 : 0;                                                                  \
+            for (; i + 2 * LANES <= columns; i += 2 * LANES)                                                           \
+                _Pragma("GCC unroll 2") for (int k = 0; k < 2; k++) {                                                  \
+                    lanes d = VECTOR(x + i + k * LANES) - VECTOR(m + step * (i + k * LANES));                          \
+                    lanes y = P(VECTOR(p + i + k * LANES), d);                                                         \
+                    s[k] += y;                                                                                         \
+                    t[k] += y * d;                                                                                     \
+                }                                                                                                      \
+            *(lanes *)all_s = s[0] + s[1], *(lanes *)all_t = t[0] + t[1];                                              \
+            for (; i < columns; i++) {                                                                                 \
+                real d = x[i] - m[step * i], y = P(p[i], d);                                                           \
+                all_s[i % LANES] += y;                                                                                 \
+                all_t[i % LANES] += y * d;                                                                             \
+            }                                                                                                          \
+            JOIN_LANES(JOIN_SUM, LANES, all_s)                                                                         \
+            JOIN_LANES(JOIN_SUM, LANES, all_t)                                                                         \
+            sums[row] += (double)all_s[0], products[row] += (double)all_t[0];                                          \
+        }                                                                                                              \
+    }
+
+#define PAIR_OF_COLUMNS(function, P)                                                                                   \
+    WIDE static void function(int64_t rows, int64_t columns, double *sums, double *products,                           \
+                              const struct row_pair *pair) {                                                           \
+        enum { COUNT = 4, PART = COUNT * LANES };                                                                      \
+        for (int64_t first = 0; first < columns; first += PART) {                                                      \
+            int64_t count = columns - first < PART ? columns - first : PART, ld_x = pair->ld_x;                        \
+            const real *x = (const real *)pair->x + first, *m = (const real *)pair->m + first;                         \
+            const real *p = pair->p ? (const real *)pair->p + first : x;                                               \
+            int64_t ld_p = pair->p ? pair->ld_p : ld_x;                                                                \
+            real all_s[PART] = {0}, all_t[PART] = {0};                                                                 \
+            (void)p, (void)ld_p;                                                                                       \
+            if (count == PART) {                                                                                       \
+                lanes s[COUNT] = {{0}}, t[COUNT] = {{0}};                                                              \
+                for (int64_t row = 0; row < rows; row++)                                                               \
+                    _Pragma("GCC unroll 4") for (int k = 0; k < COUNT; k++) {                                          \
+                        lanes d = VECTOR(x + row * ld_x + k * LANES) - VECTOR(m + k * LANES);                          \
+                        lanes y = P(VECTOR(p + row * ld_p + k * LANES), d);                                            \
+                        s[k] += y;                                                                                     \
+                        t[k] += y * d;                                                                                 \
+                    }                                                                                                  \
+                _Pragma("GCC unroll 4") for (int k = 0; k < COUNT; k++) {                                              \
+                    *(lanes *)(all_s + k * LANES) = s[k];                                                              \
+                    *(lanes *)(all_t + k * LANES) = t[k];                                                              \
+                }                                                                                                      \
+            }                                                                                                          \
+            for (int64_t row = 0; row < rows && count < PART; row++)                                                   \
+                for (int64_t k = 0; k < count; k++) {                                                                  \
+                    real d = x[row * ld_x + k] - m[k], y = P(p[row * ld_p + k], d);                                    \
+                    all_s[k] += y;                                                                                     \
+                    all_t[k] += y * d;                                                                                 \
+                }                                                                                                      \
+            INDEPENDENT                                                                                                \
+            for (int64_t k = 0; k < count; k++) {                                                                      \
+                sums[first + k] += (double)all_s[k];                                                                   \
+                products[first + k] += (double)all_t[k];                                                               \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+PAIR_OF_ROWS(rows_pair, OF_P)
+PAIR_OF_ROWS(rows_deviations, OF_D)
+PAIR_OF_COLUMNS(columns_pair, OF_P)
+PAIR_OF_COLUMNS(columns_deviations, OF_D)
+
+static void pair_of_rows(int64_t rows, int64_t columns, double *sums, double *products, const struct row_pair *pair) {
+    (pair->p ? rows_pair : rows_deviations)(rows, columns, sums, products, pair);
+}
+
+static void pair_of_columns(int64_t rows, int64_t columns, double *sums, double *products,
+                            const struct row_pair *pair) {
+    (pair->p ? columns_pair : columns_deviations)(rows, columns, sums, products, pair);
 }
 
 #define COLUMN_SUM(function, AT)                                                                                       \
@@ -260,4 +381,5 @@ WIDE static void of_totals(int64_t count, void *y, const double *totals) {
         to[i] = (real)totals[i];
 }
 
-const struct row_kernels KERNELS = {formulas, find_of_rows, find_of_columns, add_any_columns, scale, fill, of_totals};
+const struct row_kernels KERNELS = {
+    formulas, find_of_rows, find_of_columns, pair_of_rows, pair_of_columns, add_any_columns, scale, fill, of_totals};

@@ -10,7 +10,12 @@
 #define LOG(x) fast_log(x)
 #define SQRT(x) sqrtf(x)
 
+#define BITS(x) (int32_t)fast_bits(x)
+#define NUMBER_BITS 0x7fffffff
+#define INFINITY_BITS 0x7f800000
+
 typedef float real;
+typedef int32_t integer;
 #define KERNELS row_kernels_f32
 #include "engines/cpu/rows/kernels_define.h"
 

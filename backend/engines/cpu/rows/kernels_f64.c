@@ -3,6 +3,7 @@
 #include "engines/cpu/rows/kernels.h"
 
 #include <math.h>
+#include <string.h>
 
 #define PICK(condition, yes, no) ((condition) ? (yes) : (no))
 #define ABS(x) fabs(x)
@@ -10,7 +11,17 @@
 #define LOG(x) log(x)
 #define SQRT(x) sqrt(x)
 
+#define NUMBER_BITS INT64_MAX
+#define INFINITY_BITS INT64_C(0x7ff0000000000000)
+
+static inline int64_t BITS(double value) {
+    int64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 typedef double real;
+typedef int64_t integer;
 #define KERNELS row_kernels_f64
 #include "engines/cpu/rows/kernels_define.h"
 
@@ -19,5 +30,5 @@ double row_identity(enum opcode opcode) {
 }
 
 void row_join(enum opcode opcode, int64_t count, double *totals, const double *others) {
-    find_of_columns(opcode)(1, count, totals, others, NULL);
+    find_of_columns(opcode)(1, count, totals, others, count, NULL, 0);
 }

@@ -8,7 +8,9 @@
 
 /* Bytes of the parts that tasks share long rows in, and how many there are at most. Tiles fewer than FEW are split. */
 enum { SPLIT_BYTES = 128 << 10, SPLITS = 32, FEW_TILES = 8, LANES = 16 };
-enum { REGISTER_GAP = 192 }; /* bytes, which keep registers from the same sets of the L1 cache */
+enum { SHORT_ROW = 192 };      /* elements, below which a block has several rows */
+enum { REDUCED_BLOCK = 8192 }; /* elements that only go into totals: half of a usual L1 */
+enum { REGISTER_GAP = 192 };   /* bytes, which keep registers from the same sets of the L1 cache */
 /* Of a tile of rows one after the other: bytes at most, and tiles at least. */
 enum { TILE_BYTES = 96 << 10, LEAST_TILES = 64 };
 
@@ -127,16 +129,32 @@ static void cut_block(struct row_schedule *s) {
     bool is_whole = s->block_b >= b->extent, has_gaps = !b->is_reduced && s->block_b < elements / 4;
     s->block_a = is_whole || has_gaps ? elements / s->block_b : 1;
     if (!a->is_reduced)
-        s->block_a = min64(s->block_a, max64(rows / (b->is_reduced ? 1 : s->block_b), 1));
+        s->block_a = min64(b->extent < SHORT_ROW ? s->block_a : 1, rows);
     s->block_a = max64(min64(s->block_a, a->extent), 1);
 }
 
+static int64_t rows_of_block(const struct row_schedule *s, const struct row_pass *pass) {
+    bool takes_more = pass->only_reduces && !s->loops[s->b].is_reduced;
+    return takes_more ? max64(min64(REDUCED_BLOCK / s->block_b, s->loops[s->a].extent), s->block_a) : s->block_a;
+}
+
 static void count_pieces(struct row_schedule *s) {
-    s->tiles = s->blocks = 1;
+    int64_t others = 1; /* blocks but for the loop of their rows */
+    s->tiles = 1;
     for (int i = 0; i < s->loop_count; i++) {
         int64_t step = i == s->a ? s->tile_a : i == s->b ? s->block_b : 1;
         s->pieces[i] = divide_up(s->loops[i].extent, step);
-        *(s->loops[i].is_reduced ? &s->blocks : &s->tiles) *= s->pieces[i];
+        if (!s->loops[i].is_reduced)
+            s->tiles *= s->pieces[i];
+        else if (i != s->a)
+            others *= s->pieces[i];
+    }
+    s->blocks = 0;
+    for (int p = 0; p < s->pass_count; p++) {
+        struct row_pass *pass = &s->passes[p];
+        pass->block_a = rows_of_block(s, pass);
+        pass->blocks = s->loops[s->a].is_reduced ? others * divide_up(s->loops[s->a].extent, pass->block_a) : others;
+        s->blocks = p == 0 ? pass->blocks : min64(s->blocks, pass->blocks);
     }
 }
 

@@ -30,6 +30,7 @@ struct run {
     int64_t position, done;             /* elements of the row before the block; and of all blocks before it */
     char *registers[ROWWISE_REGISTERS]; /* own memory, or that of a tensor */
     int64_t steps[ROWWISE_REGISTERS];   /* as formulas take them */
+    int64_t lds[ROWWISE_REGISTERS];     /* elements from row to row, as reductions take them */
     char memory[ROWWISE_REGISTER_BYTES] __attribute__((aligned(64)));
 };
 
@@ -91,6 +92,13 @@ static char *find_dense(const struct place *place, bool is_wide) {
                     place->type == (is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT) && place->base &&
                     (uintptr_t)place->base % (uintptr_t)width_of(is_wide) == 0;
     return is_dense ? place->base + place->index * width_of(is_wide) : NULL;
+}
+
+/* The same with gaps between rows, where each row is dense. */
+static char *find_rows(const struct place *place, bool is_wide) {
+    struct place row = *place;
+    row.rows = 1;
+    return find_dense(&row, is_wide);
 }
 
 static void load_run(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
@@ -254,25 +262,37 @@ static void begin_totals(struct run *run, const struct row_pass *pass) {
         const struct row_instruction *at = &run->s->instructions[i];
         for (int64_t r = 0; r < run->tile_rows && at->verb == ROW_REDUCE; r++)
             totals_of(run, at->slot)[r] = row_identity(term_at(run, at->term)->opcode);
+        for (int64_t r = 0; r < run->tile_rows && at->verb == ROW_REDUCE_PAIR; r++)
+            totals_of(run, at->slot)[r] = totals_of(run, at->pair_slot)[r] = 0;
     }
+}
+
+static void end_total(struct run *run, int term, int slot) {
+    kernels_of(term_at(run, term)->is_wide)->of_totals(run->tile_rows, row_values(run, term), totals_of(run, slot));
 }
 
 static void end_totals(struct run *run, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         const struct row_instruction *at = &run->s->instructions[i];
-        if (at->verb == ROW_REDUCE)
-            kernels_of(term_at(run, at->term)->is_wide)
-                ->of_totals(run->tile_rows, row_values(run, at->term), totals_of(run, at->slot));
+        if (at->verb == ROW_REDUCE || at->verb == ROW_REDUCE_PAIR)
+            end_total(run, at->term, at->slot);
+        if (at->verb == ROW_REDUCE_PAIR)
+            end_total(run, at->pair, at->pair_slot);
     }
+}
+
+static void join_total(struct run *run, enum opcode opcode, int slot, const double *others) {
+    row_join(opcode, run->tile_rows, totals_of(run, slot), others + slot * run->s->tile_rows);
 }
 
 /* Takes in the totals that another part of the tile's rows has come to. */
 static void join_totals(struct run *run, const struct row_pass *pass, const double *others) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         const struct row_instruction *at = &run->s->instructions[i];
-        if (at->verb == ROW_REDUCE)
-            row_join(term_at(run, at->term)->opcode, run->tile_rows, totals_of(run, at->slot),
-                     others + at->slot * run->s->tile_rows);
+        if (at->verb == ROW_REDUCE || at->verb == ROW_REDUCE_PAIR)
+            join_total(run, term_at(run, at->term)->opcode, at->slot, others);
+        if (at->verb == ROW_REDUCE_PAIR)
+            join_total(run, OPCODE_SUM, at->pair_slot, others);
     }
 }
 
@@ -287,12 +307,31 @@ static void reduce(struct run *run, const struct row_instruction *at) {
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
     int64_t rows = run->rows_here, columns = run->columns;
     double *totals = totals_of(run, at->slot) + run->row;
+    int64_t ld_x = run->lds[at->x[0]], ld_b = b ? run->lds[at->x[1]] : 0;
     if (!s->loops[s->b].is_reduced)
-        kernels->of_columns(term->opcode)(rows, columns, totals, x, b);
+        kernels->of_columns(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
     else if (s->loops[s->a].is_reduced)
-        kernels->of_rows(term->opcode)(1, rows * columns, totals, x, b);
+        kernels->of_rows(term->opcode)(1, rows * columns, totals, x, 0, b, 0);
     else
-        kernels->of_rows(term->opcode)(rows, columns, totals, x, b);
+        kernels->of_rows(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
+}
+
+static void reduce_pair(struct run *run, const struct row_instruction *at) {
+    const struct row_schedule *s = run->s;
+    const struct row_kernels *kernels = kernels_of(term_at(run, at->term)->is_wide);
+    double *sums = totals_of(run, at->slot) + run->row, *products = totals_of(run, at->pair_slot) + run->row;
+    struct row_pair pair = {.x = run->registers[at->x[0]],
+                            .m = run->registers[at->x[1]],
+                            .p = at->x[2] < 0 ? NULL : run->registers[at->x[2]],
+                            .ld_x = run->lds[at->x[0]],
+                            .ld_p = at->x[2] < 0 ? 0 : run->lds[at->x[2]],
+                            .step = run->steps[at->x[1]]};
+    if (!s->loops[s->b].is_reduced)
+        kernels->pair_of_columns(run->rows_here, run->columns, sums, products, &pair);
+    else if (s->loops[s->a].is_reduced)
+        kernels->pair_of_rows(1, run->rows_here * run->columns, sums, products, &pair);
+    else
+        kernels->pair_of_rows(run->rows_here, run->columns, sums, products, &pair);
 }
 
 static void sum_column(struct run *run, const struct row_instruction *at) {
@@ -332,12 +371,19 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
         calculate(term, run->rows_here * run->columns, dst, x);
     run->registers[at->dst] = dst;
     run->steps[at->dst] = ROW_CHUNK;
+    run->lds[at->dst] = run->columns;
 }
 
-static void load_block(struct run *run, const struct row_instruction *at) {
+static void load_block(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     struct place place = block_place(run, at->operand);
     char *dense = find_dense(&place, is_wide), *own = register_memory(run, at->dst);
+    run->lds[at->dst] = run->columns;
+    bool may_gap = pass->only_reduces && !(run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced);
+    if (!dense && may_gap) {
+        dense = find_rows(&place, is_wide);
+        run->lds[at->dst] = dense ? place.row_stride : run->columns;
+    }
     run->registers[at->dst] = dense ? dense : own;
     run->steps[at->dst] = ROW_CHUNK;
     if (!dense)
@@ -352,21 +398,25 @@ static void store_block(struct run *run, const struct row_instruction *at) {
         store(is_wide, &place, src);
 }
 
-static void execute(struct run *run, const struct row_instruction *at) {
+static void execute(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     switch (at->verb) {
     case ROW_LOAD:
-        load_block(run, at);
+        load_block(run, pass, at);
         break;
     case ROW_RECALL:
         run->registers[at->dst] =
             run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term_at(run, at->term)->is_wide);
         run->steps[at->dst] = ROW_CHUNK;
+        run->lds[at->dst] = run->columns;
         break;
     case ROW_CALCULATE:
         calculate_block(run, at);
         break;
     case ROW_REDUCE:
         reduce(run, at);
+        break;
+    case ROW_REDUCE_PAIR:
+        reduce_pair(run, at);
         break;
     case ROW_SUM_COLUMN:
         sum_column(run, at);
@@ -380,13 +430,21 @@ static void execute(struct run *run, const struct row_instruction *at) {
 }
 
 /* Values of rows at each element of a block. */
-static void spread(struct run *run, const struct row_instruction *at) {
+static void spread(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     const struct term *term = term_at(run, at->term);
     int64_t width = width_of(term->is_wide), columns = run->columns;
     const char *values = row_values(run, at->term) + run->row * width;
     char *dst = run->registers[at->dst] = register_memory(run, at->dst);
     bool is_one = s->loops[s->b].is_reduced && (s->loops[s->a].is_reduced || s->block_a == 1);
+    run->lds[at->dst] = run->columns;
+    if (!s->loops[s->b].is_reduced &&
+        (pass->block_a == 1 || pass->only_reduces)) { /* as they are: one for each column */
+        run->registers[at->dst] = (char *)values;
+        run->steps[at->dst] = ROW_CHUNK;
+        run->lds[at->dst] = 0;
+        return;
+    }
     int64_t count = at->is_thin ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
     run->steps[at->dst] = is_one && at->is_thin ? 0 : ROW_CHUNK;
     if (is_one)
@@ -400,10 +458,11 @@ static void spread(struct run *run, const struct row_instruction *at) {
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
-/* Where the i-th tile begins, or the i-th block within one. */
-static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, int64_t *begins) {
+/* Where the i-th tile begins, or the i-th block within one; rows: of either, along the loop of rows. */
+static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, int64_t rows, int64_t *begins) {
     for (int loop = s->loop_count; loop-- > 0 && i > 0;) {
-        int64_t pieces = s->pieces[loop], step = loop == s->a ? s->tile_a : loop == s->b ? s->block_b : 1;
+        int64_t step = loop == s->a ? rows : loop == s->b ? s->block_b : 1;
+        int64_t pieces = loop == s->a ? divide_up(s->loops[loop].extent, rows) : s->pieces[loop];
         if (s->loops[loop].is_reduced != is_reduced || pieces == 1)
             continue;
         begins[loop] = i % pieces * step;
@@ -414,7 +473,7 @@ static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, i
 static void begin_tile(struct run *run, int64_t tile) {
     const struct row_schedule *s = run->s;
     int64_t begins[ROWWISE_LOOPS] = {0};
-    begin_at(s, tile, false, begins);
+    begin_at(s, tile, false, s->tile_a, begins);
     for (int k = 0; k < s->rows->operand_count; k++) {
         run->first[k] = s->rows->operands[k].offset;
         for (int loop = 0; loop < s->loop_count; loop++)
@@ -431,7 +490,7 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
     const struct row_schedule *s = run->s;
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
     int64_t begins[ROWWISE_LOOPS] = {0};
-    begin_at(s, block, true, begins);
+    begin_at(s, block, true, pass->block_a, begins);
     if (!a->is_reduced)
         begins[s->a] = run->row;
     run->position = 0;
@@ -441,9 +500,9 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
         int k = pass->uses[u];
         run->at[k] = run->first[k];
         for (int loop = 0; loop < s->loop_count; loop++)
-            run->at[k] += begins[loop] * s->loops[loop].strides[k];
+            run->at[k] += begins[loop] ? begins[loop] * s->loops[loop].strides[k] : 0;
     }
-    run->rows_here = min64((a->is_reduced ? a->extent : run->tile_rows) - begins[s->a], s->block_a);
+    run->rows_here = min64((a->is_reduced ? a->extent : run->tile_rows) - begins[s->a], pass->block_a);
     run->columns = b->is_reduced ? min64(b->extent - begins[s->b], s->block_b) : run->tile_rows;
 }
 
@@ -455,9 +514,9 @@ static void run_blocks(struct run *run, const struct row_pass *pass, int64_t fir
     for (int64_t block = first; block < end; block++) {
         begin_block(run, pass, block);
         for (int i = 0; i < pass->spreads && block == first; i++)
-            spread(run, &instructions[i]);
+            spread(run, pass, &instructions[i]);
         for (int i = pass->spreads; i < pass->count; i++)
-            execute(run, &instructions[i]);
+            execute(run, pass, &instructions[i]);
         run->done += run->rows_here * run->columns;
     }
 }
@@ -467,7 +526,7 @@ static void run_pass(struct run *run, const struct row_pass *pass) {
     int64_t rows = s->loops[s->a].is_reduced ? 1 : run->tile_rows;
     run->done = 0;
     for (run->row = 0; run->row < rows; run->row += s->block_a)
-        run_blocks(run, pass, 0, s->blocks);
+        run_blocks(run, pass, 0, pass->blocks);
 }
 
 static void run_tile(struct run *run, int64_t tile) {
@@ -535,7 +594,8 @@ static void run_part(void *context, int64_t part) {
     run.totals = part_totals(job, part);
     begin_totals(&run, &s->passes[job->pass]);
     run.done = run.row = 0;
-    run_blocks(&run, &s->passes[job->pass], split * s->blocks / s->splits, (split + 1) * s->blocks / s->splits);
+    int64_t blocks = s->passes[job->pass].blocks;
+    run_blocks(&run, &s->passes[job->pass], split * blocks / s->splits, (split + 1) * blocks / s->splits);
 }
 
 static void end_pass(void *context, int64_t tile) {

@@ -21,13 +21,14 @@ enum {
 };
 
 enum row_verb {
-    ROW_SPREAD,     /* dst = values of rows, at each element */
-    ROW_LOAD,       /* dst = memory */
-    ROW_RECALL,     /* dst = what a pass before has kept */
-    ROW_CALCULATE,  /* dst = the term's formula of x */
-    ROW_REDUCE,     /* totals of rows = x, or x[0] * x[1] */
-    ROW_SUM_COLUMN, /* the task's sums of positions in the row, likewise */
-    ROW_STORE,      /* memory = x */
+    ROW_SPREAD,      /* dst = values of rows, at each element */
+    ROW_LOAD,        /* dst = memory */
+    ROW_RECALL,      /* dst = what a pass before has kept */
+    ROW_CALCULATE,   /* dst = the term's formula of x */
+    ROW_REDUCE,      /* totals of rows = x, or x[0] * x[1] */
+    ROW_REDUCE_PAIR, /* two totals in one reading: x, m and p of struct row_pair are x[0], x[1] and x[2] */
+    ROW_SUM_COLUMN,  /* the task's sums of positions in the row, likewise */
+    ROW_STORE,       /* memory = x */
 };
 
 struct row_instruction {
@@ -38,11 +39,14 @@ struct row_instruction {
     bool is_thin;                      /* of SPREAD: only formulas read it, for which one chunk will do */
     int operand;                       /* of LOAD and STORE; of CALCULATE: where dst may be written to at once; -1 */
     int slot;                          /* of kept elements (CALCULATE, RECALL; -1: none), of totals, of sums */
+    int pair, pair_slot;               /* of REDUCE_PAIR: the term that is a product's total, and its slot */
 };
 
 struct row_pass {
     int first, spreads, count; /* instructions; the spreads come first */
     int totals;                /* reductions that it closes */
+    bool only_reduces;         /* memory, into totals: nothing is calculated that needs a register */
+    int64_t block_a, blocks;   /* rows of a block, which may be more than others'; blocks of a tile */
     int uses_count, uses[ROWWISE_OPERANDS];
 };
 
@@ -63,7 +67,8 @@ struct row_schedule {
     int64_t tile_a;                /* extent of a tile along a, where that is a loop over rows: some blocks */
     int64_t pieces[ROWWISE_LOOPS]; /* of each loop: tiles, or blocks within one */
     int64_t tile_rows;             /* rows of a tile, at most */
-    int64_t tiles, blocks, splits; /* blocks: of a tile in each pass; splits: parts of them, 1: tasks take tiles */
+    int64_t tiles, blocks,
+        splits; /* blocks: of a tile in the pass that has fewest; splits: parts of them, 1: tasks take tiles */
     int64_t tasks, tiles_per_task; /* where splits is 1 */
     bool sums_columns;             /* rows lie so that sums of columns can be taken beside them */
     int pass_count, closed;        /* passes; the first of them, which end in reductions */
