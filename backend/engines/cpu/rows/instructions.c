@@ -373,6 +373,13 @@ static void thin_spreads(struct row_schedule *s, const struct row_pass *pass) {
     }
 }
 
+static bool reads_elements(const struct row_schedule *s, const struct row_instruction *at) {
+    bool reads = true;
+    for (int k = 0; k < 2 && at->x[k] >= 0; k++)
+        reads = reads && s->instructions[at->x[k]].verb == ROW_LOAD;
+    return reads;
+}
+
 /* Memory of the width that is calculated in goes into totals as it is. */
 static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
     pass->only_reduces = true;
@@ -381,7 +388,9 @@ static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
         const struct term *term = term_at(s, at->term);
         weftDataType_t type = term->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
         bool is_dense = at->verb == ROW_LOAD && s->rows->operands[at->operand].type == type;
-        bool takes = at->verb == ROW_REDUCE || at->verb == ROW_REDUCE_PAIR || at->verb == ROW_SPREAD;
+        bool takes = at->verb == ROW_REDUCE_PAIR || at->verb == ROW_SPREAD;
+        if (at->verb == ROW_REDUCE) /* of elements: values of rows are not spread */
+            takes = reads_elements(s, at);
         pass->only_reduces = pass->only_reduces && (is_dense || takes);
     }
 }

@@ -31,12 +31,11 @@ typedef void row_formula(int64_t count, void *y, const void *const *x, const int
 typedef void row_reduction(int64_t rows, int64_t columns, double *totals, const void *x, int64_t ld_x, const void *b,
                            int64_t ld_b);
 
-/* Two totals in one reading: of p and of p * (x - m); where p is NULL, of x - m and of its square. m: a number for each
-   element, for each row in all places of a chunk (step 0), or, of columns, one for each. */
+/* Two totals in one reading: of p and of p * (x - m); where p is NULL, of x - m and of its square. ld: as above. m of
+   rows: one number for each element, or where step is 0, for each row; of columns: one for each. */
 struct row_pair {
     const void *x, *m, *p;
-    int64_t ld_x, ld_p; /* as above */
-    int64_t step;
+    int64_t ld_x, ld_m, ld_p, step;
 };
 typedef void row_pair_reduction(int64_t rows, int64_t columns, double *sums, double *products,
                                 const struct row_pair *pair);

@@ -258,27 +258,26 @@ static row_reduction *find_of_columns(enum opcode opcode) {
 #define OF_P(p, d) (p)
 #define OF_D(p, d) (d)
 
-#define PAIR_OF_ROWS(function, P)                                                                                      \
+#define PAIR_OF_ROWS(function, P, M, M_ONE)                                                                            \
     WIDE static void function(int64_t rows, int64_t columns, double *sums, double *products,                           \
                               const struct row_pair *pair) {                                                           \
         for (int64_t row = 0; row < rows; row++) {                                                                     \
             const real *x = (const real *)pair->x + row * pair->ld_x;                                                  \
             const real *p = pair->p ? (const real *)pair->p + row * pair->ld_p : x;                                    \
-            (void)p;                                                                                                   \
-            const real *m = (const real *)pair->m + (pair->step ? row * columns : 0);                                  \
-            lanes s[2] = {{0}}, t[2] = {{0}};                                                                          \
+            const real *m = (const real *)pair->m + row * pair->ld_m, level = *m;                                      \
+            lanes s[4] = {{0}}, t[4] = {{0}};                                                                          \
             real all_s[LANES], all_t[LANES];                                                                           \
-            int64_t i = 0, step = pair->step ? 1 : 0;                                                                  \
-            for (; i + 2 * LANES <= columns; i += 2 * LANES)                                                           \
-                _Pragma("GCC unroll 2") for (int k = 0; k < 2; k++) {                                                  \
-                    lanes d = VECTOR(x + i + k * LANES) - VECTOR(m + step * (i + k * LANES));                          \
-                    lanes y = P(VECTOR(p + i + k * LANES), d);                                                         \
+            int64_t i = 0;                                                                                             \
+            (void)p, (void)level;                                                                                      \
+            for (; i + STRIDE <= columns; i += STRIDE)                                                                 \
+                _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) {                                                  \
+                    lanes d = VECTOR(x + i + k * LANES) - M(i + k * LANES), y = P(VECTOR(p + i + k * LANES), d);       \
                     s[k] += y;                                                                                         \
                     t[k] += y * d;                                                                                     \
                 }                                                                                                      \
-            *(lanes *)all_s = s[0] + s[1], *(lanes *)all_t = t[0] + t[1];                                              \
+            *(lanes *)all_s = (s[0] + s[1]) + (s[2] + s[3]), *(lanes *)all_t = (t[0] + t[1]) + (t[2] + t[3]);          \
             for (; i < columns; i++) {                                                                                 \
-                real d = x[i] - m[step * i], y = P(p[i], d);                                                           \
+                real d = x[i] - M_ONE(i), y = P(p[i], d);                                                              \
                 all_s[i % LANES] += y;                                                                                 \
                 all_t[i % LANES] += y * d;                                                                             \
             }                                                                                                          \
@@ -327,13 +326,20 @@ static row_reduction *find_of_columns(enum opcode opcode) {
         }                                                                                                              \
     }
 
-PAIR_OF_ROWS(rows_pair, OF_P)
-PAIR_OF_ROWS(rows_deviations, OF_D)
+#define EVERY_M(i) VECTOR(m + (i))
+#define EVERY_M_ONE(i) m[i]
+#define LEVEL(i) level
+PAIR_OF_ROWS(rows_pair, OF_P, EVERY_M, EVERY_M_ONE)
+PAIR_OF_ROWS(rows_deviations, OF_D, EVERY_M, EVERY_M_ONE)
+PAIR_OF_ROWS(rows_pair_level, OF_P, LEVEL, LEVEL)
+PAIR_OF_ROWS(rows_deviations_level, OF_D, LEVEL, LEVEL)
 PAIR_OF_COLUMNS(columns_pair, OF_P)
 PAIR_OF_COLUMNS(columns_deviations, OF_D)
 
 static void pair_of_rows(int64_t rows, int64_t columns, double *sums, double *products, const struct row_pair *pair) {
-    (pair->p ? rows_pair : rows_deviations)(rows, columns, sums, products, pair);
+    row_pair_reduction *const functions[2][2] = {{rows_deviations_level, rows_pair_level},
+                                                 {rows_deviations, rows_pair}};
+    functions[pair->step != 0][pair->p != NULL](rows, columns, sums, products, pair);
 }
 
 static void pair_of_columns(int64_t rows, int64_t columns, double *sums, double *products,

@@ -134,8 +134,12 @@ static void cut_block(struct row_schedule *s) {
 }
 
 static int64_t rows_of_block(const struct row_schedule *s, const struct row_pass *pass) {
-    bool takes_more = pass->only_reduces && !s->loops[s->b].is_reduced;
-    return takes_more ? max64(min64(REDUCED_BLOCK / s->block_b, s->loops[s->a].extent), s->block_a) : s->block_a;
+    const struct row_loop *a = &s->loops[s->a];
+    if (!pass->only_reduces)
+        return s->block_a;
+    if (!a->is_reduced)
+        return s->tile_a;
+    return s->loops[s->b].is_reduced ? s->block_a : max64(min64(REDUCED_BLOCK / s->block_b, a->extent), s->block_a);
 }
 
 static void count_pieces(struct row_schedule *s) {

@@ -324,6 +324,7 @@ static void reduce_pair(struct run *run, const struct row_instruction *at) {
                             .m = run->registers[at->x[1]],
                             .p = at->x[2] < 0 ? NULL : run->registers[at->x[2]],
                             .ld_x = run->lds[at->x[0]],
+                            .ld_m = run->lds[at->x[1]],
                             .ld_p = at->x[2] < 0 ? 0 : run->lds[at->x[2]],
                             .step = run->steps[at->x[1]]};
     if (!s->loops[s->b].is_reduced)
@@ -437,12 +438,12 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
     const char *values = row_values(run, at->term) + run->row * width;
     char *dst = run->registers[at->dst] = register_memory(run, at->dst);
     bool is_one = s->loops[s->b].is_reduced && (s->loops[s->a].is_reduced || s->block_a == 1);
-    run->lds[at->dst] = run->columns;
-    if (!s->loops[s->b].is_reduced &&
-        (pass->block_a == 1 || pass->only_reduces)) { /* as they are: one for each column */
+    bool are_columns = !s->loops[s->b].is_reduced;
+    run->lds[at->dst] = is_one ? 0 : run->columns;
+    if (pass->only_reduces || (are_columns && pass->block_a == 1)) { /* as they are: one for each column or row */
         run->registers[at->dst] = (char *)values;
-        run->steps[at->dst] = ROW_CHUNK;
-        run->lds[at->dst] = 0;
+        run->steps[at->dst] = are_columns ? ROW_CHUNK : 0;
+        run->lds[at->dst] = are_columns || s->loops[s->a].is_reduced ? 0 : 1;
         return;
     }
     int64_t count = at->is_thin ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
@@ -486,10 +487,24 @@ static void begin_tile(struct run *run, int64_t tile) {
         run->tile_rows = min64(s->loops[s->b].extent - begins[s->b], s->block_b);
 }
 
+/* Where a tile's rows are one block. */
+static void begin_only_block(struct run *run, const struct row_pass *pass) {
+    const struct row_loop *a = &run->s->loops[run->s->a], *b = &run->s->loops[run->s->b];
+    run->position = 0;
+    for (int u = 0; u < pass->uses_count; u++)
+        run->at[pass->uses[u]] = run->first[pass->uses[u]] + run->row * a->strides[pass->uses[u]];
+    run->rows_here = a->is_reduced ? a->extent : min64(run->tile_rows - run->row, pass->block_a);
+    run->columns = b->is_reduced ? b->extent : run->tile_rows;
+}
+
 static void begin_block(struct run *run, const struct row_pass *pass, int64_t block) {
     const struct row_schedule *s = run->s;
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
     int64_t begins[ROWWISE_LOOPS] = {0};
+    if (pass->blocks == 1) {
+        begin_only_block(run, pass);
+        return;
+    }
     begin_at(s, block, true, pass->block_a, begins);
     if (!a->is_reduced)
         begins[s->a] = run->row;
@@ -525,7 +540,7 @@ static void run_pass(struct run *run, const struct row_pass *pass) {
     const struct row_schedule *s = run->s;
     int64_t rows = s->loops[s->a].is_reduced ? 1 : run->tile_rows;
     run->done = 0;
-    for (run->row = 0; run->row < rows; run->row += s->block_a)
+    for (run->row = 0; run->row < rows; run->row += pass->block_a)
         run_blocks(run, pass, 0, pass->blocks);
 }
 
