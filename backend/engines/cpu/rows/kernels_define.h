@@ -98,8 +98,8 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
 
 #define JOIN_SUM(s, v) ((s) + (v))
 #define JOIN_PRODUCT(s, v) ((s) * (v))
-#define JOIN_LEAST(s, v) ((v) < (s) || (v) != (v) ? (v) : (s))
-#define JOIN_LARGEST(s, v) ((v) > (s) || (v) != (v) ? (v) : (s))
+#define JOIN_LEAST(s, v) PICK(((v) < (s)) | ((v) != (v)), v, s)
+#define JOIN_LARGEST(s, v) PICK(((v) > (s)) | ((v) != (v)), v, s)
 
 /* The join of lanes, pairwise. */
 #define JOIN_LANES(JOIN, count, all)                                                                                   \
