@@ -81,6 +81,35 @@ def test_two_products_are_two_steps() -> None:
     assert steps_of(g) == [("cpu.contraction", ["one", "between"]), ("cpu.contraction", ["two"])]
 
 
+def test_norm_and_its_neighbours_are_one_step() -> None:
+    g = new_graph()
+    x, r = g.tensor([6, 40], data_type="bf16"), g.tensor([6, 40], data_type="bf16")
+    w, b = g.tensor([1, 40], data_type="f32"), g.tensor([1, 40], data_type="f32")
+    h = g.add(x, r, name="summed")
+    training = weft.norm_forward_phase.TRAINING
+    y, *_ = g.layernorm(training, h, w, b, g.tensor_scalar(1e-5, data_type="f32"), name="norm")
+    g.gelu(y, name="activated")
+    assert steps_of(g) == [("cpu.rows", ["summed", "norm", "activated"])]
+
+
+def test_scaled_and_masked_softmax_is_one_step() -> None:
+    g = new_graph()
+    s = g.tensor([2, 8, 300], data_type="f32")
+    row, column = g.gen_index(s, axis=1, name="row"), g.gen_index(s, axis=2, name="column")
+    hidden = g.tensor_scalar(-1e9, data_type="f32")
+    scaled = g.mul(s, g.tensor_scalar(0.125, data_type="f32"), name="scaled")
+    masked = g.binary_select(scaled, hidden, g.cmp_ge(row, column, name="shown"), name="masked")
+    g.softmax(masked, name="softmax")
+    assert steps_of(g) == [("cpu.rows", ["row", "column", "scaled", "shown", "masked", "softmax"])]
+
+
+def test_integer_sums_go_to_the_reference() -> None:
+    g = new_graph()
+    g.reduction(g.tensor([4, 5], data_type="i64"), mode="ADD", dims=[1], compute_data_type="i64", name="sum")
+    assert steps_of(g) == [("cpu.reference", ["sum"])]
+    assert "calculates in integers" in declined(g, 0)
+
+
 def test_overrides_go_to_the_reference() -> None:
     g = new_graph()
     a, b = g.tensor([2, 4, 8], data_type="f32"), g.tensor([2, 8, 4], data_type="f32")
@@ -179,6 +208,58 @@ def test_masked_softmax_input() -> None:
     checks.check(build, {"s": s}, np.where(row >= column, checks.exact(s), -1e9), magnitude=1e9)
 
 
+# ---- Rows --------------------------------------------------------------------------------------------------
+
+# Rows of one element, shorter than a vector, of odd length, longer than a block, longer than a cache; few and many.
+ROWS = [(5, 1), (300, 3), (64, 63), (33, 191), (7, 193), (3, 1025), (2, 70001), (1, 300000), (0, 4), (2500, 16)]
+
+
+@pytest.mark.parametrize(("rows", "columns"), ROWS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sums_and_extremes(rows: int, columns: int, axis: int) -> None:
+    x = checks.random((rows, columns))
+    for mode, function in (("ADD", np.sum), ("MAX", np.max), ("AVG", np.mean)):
+        if mode != "ADD" and x.shape[axis] == 0:
+            continue
+        checks.check(
+            lambda g, x, mode=mode: g.reduction(x, mode=mode, dims=[axis]),
+            {"x": x},
+            function(checks.exact(x), axis=axis, keepdims=True),
+            layouts=checks.LAYOUTS,
+            magnitude=4.0 * max(x.shape[axis], 1),
+        )
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 1), (33, 191), (3, 1025), (2, 70001), (2500, 16)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_softmax_of_scaled_scores(rows: int, columns: int, dtype: str) -> None:
+    x = checks.random((rows, columns), dtype)
+    scores = checks.exact(x) * 4 - np.max(checks.exact(x) * 4, axis=1, keepdims=True)
+    checks.check(
+        lambda g, x: g.softmax(g.mul(x, g.tensor_scalar(4.0, data_type="f32"))),
+        {"x": x},
+        np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True),
+        out=dtype,
+        magnitude=16,
+        graph={"intermediate_data_type": "f32"},
+    )
+
+
+@pytest.mark.parametrize("length", [1, 63, 200, 2049])
+def test_numbers_that_are_none(length: int) -> None:
+    """NaN in any place makes the row's extremes and sums NaN, and no other row's."""
+    x = checks.random((4, length))
+    x[1, length // 2], x[2, length - 1], x[3, 0] = np.nan, np.inf, -np.inf
+    for mode, function in (("ADD", np.sum), ("MAX", np.max), ("MIN", np.min), ("AMAX", np.max)):
+        wide = np.abs(checks.exact(x)) if mode == "AMAX" else checks.exact(x)
+        checks.check(
+            lambda g, x, mode=mode: g.reduction(x, mode=mode, dims=[1]),
+            {"x": x},
+            function(wide, axis=1, keepdims=True),
+            magnitude=4.0 * length,
+        )
+
+
 # ---- Threads and memory ------------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -195,11 +276,43 @@ print(hashlib.sha256(np.ascontiguousarray(g.plan(**arrays)).tobytes()).hexdigest
 """
 
 
-def test_threads_do_not_change_bits() -> None:
+ROWS_PROGRAM = """
+import hashlib, numpy as np, weft
+digest = hashlib.sha256()
+numbers = np.random.default_rng(7)
+def filled(slot):
+    order = sorted(range(len(slot.dims)), key=lambda d: -slot.strides[d])
+    return numbers.standard_normal([slot.dims[d] for d in order], np.float32).transpose(np.argsort(order))
+def run(make):
+    g = weft.Graph(handle=weft.create_handle("cpu"), intermediate_data_type="f32", compute_data_type="f32")
+    for result in make(g):
+        if result is not None:
+            result.set_output(True)
+    g.build()
+    assert {step["family"] for step in g.plan.report["steps"]} == {"cpu.rows"}
+    inputs = {s.name: filled(s) for s in g.plan.slots if s.name and not s.is_output}
+    for result in g.plan(**inputs):
+        digest.update(np.ascontiguousarray(result).tobytes())
+def layer(g):
+    x, dy = (g.tensor([700, 300], data_type="f32", name=name) for name in ("x", "dy"))
+    w, m, i = (g.tensor(d, data_type="f32", name=n) for d, n in (([1, 300], "w"), ([700, 1], "m"), ([700, 1], "i")))
+    return g.layernorm_backward(dy, x, w, m, i)
+def batch(g):
+    x = g.tensor([8, 24, 30, 30], stride=[21600, 1, 720, 24], data_type="f32", name="x")
+    w, b = (g.tensor([1, 24, 1, 1], data_type="f32", name=name) for name in ("w", "b"))
+    return g.batchnorm(x, w, b, epsilon=g.tensor_scalar(1e-5, data_type="f32"))
+run(layer)
+run(batch)
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.parametrize("program", ["products", "rows"])
+def test_threads_do_not_change_bits(program: str) -> None:
     found = set()
     for threads in ("1", "2", "64"):
         run = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", ROWS_PROGRAM if program == "rows" else PROGRAM],
             env={**os.environ, "WEFT_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
