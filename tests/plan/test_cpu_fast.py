@@ -210,8 +210,8 @@ def test_masked_softmax_input() -> None:
 
 # ---- Rows --------------------------------------------------------------------------------------------------
 
-# Rows of one element, shorter than a vector, of odd length, longer than a block, longer than a cache; few and many.
-ROWS = [(5, 1), (300, 3), (64, 63), (33, 191), (7, 193), (3, 1025), (2, 70001), (1, 300000), (0, 4), (2500, 16)]
+# Rows of one element, shorter than a vector, of odd length, longer than a block, longer than a cache.
+ROWS = [(5, 1), (300, 3), (64, 63), (33, 191), (7, 193), (3, 1025), (2, 70001), (1, 300000), (0, 4)]
 
 
 @pytest.mark.parametrize(("rows", "columns"), ROWS)
@@ -295,7 +295,8 @@ def run(make):
         digest.update(np.ascontiguousarray(result).tobytes())
 def layer(g):
     x, dy = (g.tensor([700, 300], data_type="f32", name=name) for name in ("x", "dy"))
-    w, m, i = (g.tensor(d, data_type="f32", name=n) for d, n in (([1, 300], "w"), ([700, 1], "m"), ([700, 1], "i")))
+    w = g.tensor([1, 300], data_type="f32", name="w")
+    m, i = (g.tensor([700, 1], data_type="f32", name=name) for name in ("m", "i"))
     return g.layernorm_backward(dy, x, w, m, i)
 def batch(g):
     x = g.tensor([8, 24, 30, 30], stride=[21600, 1, 720, 24], data_type="f32", name="x")

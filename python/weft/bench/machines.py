@@ -61,6 +61,9 @@ class Machine(Protocol):
     def double(self, array: Any) -> Any:
         """The values as float64."""
 
+    def tensor(self, array: Any) -> Any:
+        """The same memory as a tensor of torch's."""
+
     def scratch(self, size: int) -> Any:
         """Bytes for a workspace."""
 
@@ -153,6 +156,12 @@ class _Cpu:
     def double(self, array: Any) -> Any:
         return array.astype("float64")
 
+    def tensor(self, array: Any) -> Any:
+        torch = _module("torch", "the program of a peer")
+        if array.dtype == "bfloat16":
+            return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
     def scratch(self, size: int) -> Any:
         return self.xp.empty(size, "uint8")
 
@@ -222,6 +231,9 @@ class _Gpu:
 
     def double(self, array: Any) -> Any:
         return array.double()
+
+    def tensor(self, array: Any) -> Any:
+        return array
 
     def scratch(self, size: int) -> Any:
         return self.torch.empty(max(size, 1), dtype=self.torch.uint8, device=self.kind)

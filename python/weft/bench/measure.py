@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import weft
@@ -192,7 +191,7 @@ class Bench:
         error = None
         try:
             if library.name == "torch":
-                run = _program(library, case)
+                run = self._program(library, case)
             else:
                 run = Side(library, case, self.machine).run
                 error = self._error(run, case, sets[0], wanted)
@@ -202,6 +201,20 @@ class Bench:
         except Exception as refusal:  # each library raises its own kinds, and may lack a method
             return None, error, [f"{library.name}: {textwrap.shorten(str(refusal), 200, placeholder=' …')}"]
         return timer, error, []
+
+    def _program(self, torch: Library, case: Case) -> Callable[[Memory], object]:
+        """What torch runs for a case. Its results are its own, and are not judged."""
+        program = case.program
+        if program is None:
+            raise NotSupportedError("the case has no program of its own.")
+        seen: dict[int, Memory] = {}
+
+        def run(memory: Memory) -> object:
+            if id(memory) not in seen:
+                seen[id(memory)] = {name: self.machine.tensor(array) for name, array in memory.items()}
+            return program(torch.module, seen[id(memory)])
+
+        return run
 
     def _error(self, run: Callable[[Memory], object], case: Case, memory: Memory, wanted: Memory) -> float:
         """‖got − wanted‖ / ‖wanted‖ of the worst output; infinite where one holds what is no number."""
@@ -219,14 +232,6 @@ class Bench:
         return max(errors)
 
 
-def _program(torch: Library, case: Case) -> Callable[[Memory], object]:
-    """What torch runs for a case. Its results are its own, and are not judged."""
-    program = case.program
-    if program is None:
-        raise NotSupportedError("the case has no program of its own.")
-    return partial(program, torch.module)
-
-
 def _version(library: Library) -> str:
     if library.name == BARE:
         return "peer: the bare product"
@@ -237,9 +242,9 @@ def _version(library: Library) -> str:
 def _peer(name: str, machine: Machine) -> Library:
     if name == BARE:
         return Library(name, weft, weft.create_handle(machine.kind))
-    if machine.kind == "cpu":
+    if machine.kind == "cpu" and name != "torch":
         raise BadParameterError(
-            f"bench: --peer {name} runs on NVIDIA GPUs, this is the CPU. Leave it out, or use --device cuda."
+            f"bench: --peer {name} runs on NVIDIA GPUs, this is the CPU. Use torch, or --device cuda."
         )
     try:
         module = importlib.import_module(name)

@@ -25,12 +25,13 @@ def row_norm(kind: str, dtype: str, rows: int, columns: int, is_backward: bool) 
     name = f"norm/{kind}_{'bwd' if is_backward else 'fwd'}_{rows}x{columns}"
     flops = float(_NORM_FLOPS[kind, is_backward] * rows * columns)
     axes = (1, 2, 3)
+    program = partial(_row_norm_of_torch, kind, is_backward)
     if not is_backward:
         inputs = {"x": whole, "scale": parameter} | ({"bias": parameter} if is_centred else {})
         inputs["eps"] = Operand((1, 1, 1, 1), "f32", value=EPSILON)
         judge = partial(oracle.norm_forward, axes=axes, is_centred=is_centred, epsilon=EPSILON)
         build = partial(_build_forward, kind)
-        return Case(name, dtype, flops, inputs, {"y": whole} | statistics, build, judge)
+        return Case(name, dtype, flops, inputs, {"y": whole} | statistics, build, judge, program=program)
     gradients = ("dscale", "dbias") if is_centred else ("dscale",)
     return Case(
         name,
@@ -41,7 +42,24 @@ def row_norm(kind: str, dtype: str, rows: int, columns: int, is_backward: bool) 
         partial(_build_backward, kind),
         partial(oracle.norm_backward, axes=axes, parameter_axes=(0,)),
         partial(_statistics, axes=axes, is_centred=is_centred),
+        program,
     )
+
+
+def _row_norm_of_torch(kind: str, is_backward: bool, torch: Any, m: Tensors) -> object:
+    x, columns = m["x"].flatten(1), m["scale"].numel()
+    scale, aten, shape = m["scale"].view(-1), torch.ops.aten, (columns,)
+    if kind == "layernorm" and not is_backward:
+        return torch.native_layer_norm(x, shape, scale, m["bias"].view(-1), EPSILON)
+    if not is_backward:
+        return torch.nn.functional.rms_norm(x, shape, scale, EPSILON)
+    dy = m["dy"].flatten(1)
+    if kind == "layernorm":
+        mean, inv, wanted = m["mean"].flatten(1), m["inv"].flatten(1), [True, True, True]
+        return aten.native_layer_norm_backward(dy, x, shape, mean, inv, scale, scale, wanted)
+    weighted = dy * scale * m["inv"].flatten(1)  # no operation of torch's takes the statistics
+    xhat = x * m["inv"].flatten(1)
+    return weighted - xhat * (weighted * xhat).mean(1, keepdim=True), (dy * xhat).sum(0)
 
 
 def _statistics(xp: Any, t: dict[str, Any], axes: tuple[int, ...], is_centred: bool) -> dict[str, Any]:
@@ -85,12 +103,25 @@ def batch_norm(dtype: str, n: int, channels: int, size: int, is_backward: bool) 
             partial(_build_backward, "batchnorm"),
             partial(oracle.norm_backward, axes=axes, parameter_axes=axes),
             partial(_statistics, axes=axes, is_centred=True),
+            partial(_batch_norm_of_torch, is_backward),
         )
     inputs = {"x": whole} | dict.fromkeys(("scale", "bias", "running_mean", "running_var"), each)
     for key, number in ("eps", EPSILON), ("momentum", MOMENTUM):
         inputs[key] = Operand((1, 1, 1, 1), "f32", value=number)
     outputs = {"y": whole} | dict.fromkeys(("mean", "inv", "new_mean", "new_var"), each)
-    return Case(name, dtype, flops, inputs, outputs, _build_batch_norm, _judge_batch_norm)
+    program = partial(_batch_norm_of_torch, is_backward)
+    return Case(name, dtype, flops, inputs, outputs, _build_batch_norm, _judge_batch_norm, program=program)
+
+
+def _batch_norm_of_torch(is_backward: bool, torch: Any, m: Tensors) -> object:
+    scale = m["scale"].view(-1)
+    if not is_backward:
+        running = m["running_mean"].view(-1), m["running_var"].view(-1)
+        return torch.native_batch_norm(m["x"], scale, m["bias"].view(-1), *running, True, MOMENTUM, EPSILON)
+    mean, inv = m["mean"].view(-1), m["inv"].view(-1)
+    return torch.ops.aten.native_batch_norm_backward(
+        m["dy"], m["x"], scale, None, None, mean, inv, True, EPSILON, [True, True, True]
+    )
 
 
 def _build_batch_norm(_: Any, g: Any, t: Tensors) -> Tensors:
