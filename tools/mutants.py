@@ -58,6 +58,10 @@ TESTS = (
     ("backend/base/", ["test_base", "test_philox", "test_plan", "pytest tests/ops/test_small_types.py"]),
     ("backend/runtime/", ["test_runtime", "test_device_memory", "test_kernel_cache", "test_cuda_devices"]),
     ("backend/engines/cpu/map/", ["test_cpu_fast", "pytest tests/ops/test_pointwise.py"]),
+    (
+        "backend/engines/cpu/rows/",
+        ["pytest tests/plan/test_cpu_fast.py tests/ops/test_reduction.py tests/ops/test_norm.py"],
+    ),
     ("backend/engines/cpu/core/", ["test_cpu_fast", "test_gemm", "pytest tests/ops/test_pointwise.py"]),
     (
         "backend/engines/cpu/",

@@ -181,6 +181,8 @@ void rowwise_result(struct rowwise *rows, const struct tensor *tensor, int term)
     int value = graph_find_value(rows->graph, tensor);
     weftDataType_t type = (weftDataType_t)tensor->type;
     bool is_wide = rows->terms[term].is_wide;
+    if (rows->terms[term].kind == TERM_LOAD) /* its memory may be that of another output, which is stored before */
+        term = unary(rows, TERM_FORMULA, term, (struct term){.opcode = OPCODE_COPY, .is_wide = is_wide});
     bool is_kept = type == WEFT_DATA_DOUBLE || (type == WEFT_DATA_FLOAT && !is_wide);
     if (!is_kept && is_read_inside(rows, value)) /* readers see what memory would hold */
         term = unary(rows, TERM_ROUND, term, (struct term){.type = type, .is_wide = is_wide});
