@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What row programs calculate, as loops over blocks in the L1 cache, in float and in double. A block has `rows` rows of
-   `columns` elements without gaps. Sums have an order of their own, whatever the width of the CPU's vectors: lanes of 64
-   bytes, four of them in turn, joined pairwise; so the numbers are the same on every CPU. It must not know terms,
+   `columns` elements without gaps. Sums have an order of their own, whatever the width of the CPU's vectors: lanes of
+   64 bytes, four of them in turn, joined pairwise; so the numbers are the same on every CPU. It must not know terms,
    tensors or threads. */
 #ifndef WEFT_ENGINES_CPU_ROWS_KERNELS_H
 #define WEFT_ENGINES_CPU_ROWS_KERNELS_H

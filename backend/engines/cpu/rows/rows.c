@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rows family: reductions, softmax and every norm, forward and backward, with the pointwise operations around them,
    in one sweep over memory where a tile of rows stays in the caches. A region becomes a row program (lower.c, terms.c),
-   the program a schedule (nest.c, instructions.c), which run.c interprets. Gradients of scale and bias may take a second
-   program. */
+   the program a schedule (nest.c, instructions.c), which run.c interprets. Gradients of scale and bias may take a
+   second program. */
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a row program runs: its loops, the blocks and tiles that they are cut into, and the instructions of each pass over
-   a row. A block is two loops of the nest, cut so that a pass's registers stay in the L1 cache; one register holds one
-   term's values of a block. A tile is the rows that one task carries through all passes; where there are few and long
-   rows, the passes are phases that all tasks share, each taking parts of rows. */
+/* How a row program runs: its loops, the blocks and tiles that they are cut into, and the instructions of each
+   pass over a row. A block is two loops of the nest, cut so that a pass's registers stay in the L1 cache; one
+   register holds one term's values of a block. A tile is the rows that one task carries through all passes; where
+   there are few and long rows, the passes are phases that all tasks share, each taking parts of rows. */
 #ifndef WEFT_ENGINES_CPU_ROWS_SCHEDULE_H
 #define WEFT_ENGINES_CPU_ROWS_SCHEDULE_H
 
