@@ -5,7 +5,9 @@
                i64 pieces of machine code (none unless asked for), each 32 bytes of identity, u8 whether PTX, image
                (block)
    graph:      i64 descriptors, each u32 kind, u32 rows, each u32 attribute, u32 type, i64 count, elements;
-               the type's highest bit marks what was inferred, not set;
+               the type's highest bit marks what was inferred, not set; the one below, of a tensor's dimensions, that
+               they are those of attention's scores: elements are q, k, v, the tables of k and v (descriptors, or -1)
+               and the most keys, and strides are packed;
                descriptors among the elements are i64 indices of earlier ones; the last descriptor is the graph
    A reader trusts nothing: lengths are checked against the bytes that are there, values by the rows' own checks. */
 #include "plan/save.h"
@@ -13,6 +15,7 @@
 #include "base/number.h"
 #include "graph/descriptor.h"
 #include "graph/ops.h"
+#include "graph/ops/attention.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +24,8 @@ enum { FORMAT = 2, HEADER_BYTES = 8 + 4 + 4 + 8 + 32 };
 /* The fewest bytes that these take. What is saved is as large as it is; a reader bounds counts by the bytes that are
    left. */
 enum { KNOB_BYTES = 4 + 8, DESCRIPTOR_BYTES = 4 + 4, CODE_BYTES = 32 + 1 + 8 };
-static const uint32_t INFERRED = UINT32_C(1) << 31; /* in a row's type */
+static const uint32_t INFERRED = UINT32_C(1) << 31, SCORES = UINT32_C(1) << 30; /* in a row's type */
+enum { SCORES_OPERANDS = 5 };
 static const char MAGIC[8] = {'W', 'E', 'F', 'T', 'P', 'L', 'A', 'N'};
 
 static uint32_t library_version(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL; }
@@ -147,6 +151,35 @@ static int64_t find_override(const struct graph *graph, const struct variant_pac
     return -1;
 }
 
+/* Of a tensor of a score modifier's graph: the attention that it modifies the scores of, NULL for all others; and
+   whether it is scores that come from there, or is made of these. */
+static const struct attention *find_modified(const struct graph *graph, const struct tensor *tensor, bool *is_scores,
+                                             bool *is_made) {
+    for (int i = 0; i < graph->node_count; i++) {
+        const struct attention *a = attention_of(graph->nodes[i].op);
+        int value = a && a->modifier.graph ? graph_find_value(a->modifier.graph, tensor) : -1;
+        if (value < 0)
+            continue;
+        bool has_gradient = a->modifier.gradient_output >= 0;
+        *is_scores = value == a->modifier.input || (has_gradient && value == a->modifier.gradient_input);
+        *is_made = a->modifier.graph->values[value].producer >= 0;
+        return a;
+    }
+    *is_scores = *is_made = false;
+    return NULL;
+}
+
+/* The scores of an attention, whose shape follows from its operands. */
+static void put_scores(struct byte_writer *writer, const struct listing *listing, const struct attention *a) {
+    const struct tensor *operands[SCORES_OPERANDS] = {a->q, a->k, a->v, a->k_table, a->v_table};
+    byte_put_u32(writer, WEFT_ATTR_TENSOR_DIMENSIONS);
+    byte_put_u32(writer, WEFT_TYPE_INT64 | SCORES);
+    byte_put_i64(writer, SCORES_OPERANDS + 1);
+    for (int i = 0; i < SCORES_OPERANDS; i++)
+        byte_put_i64(writer, operands[i] ? find_listed(listing, &operands[i]->base) : -1);
+    byte_put_i64(writer, a->most_keys);
+}
+
 /* Whether a row of a tensor that operations may infer holds something. */
 static bool is_known(const struct tensor *tensor, const struct row *row) {
     return (row->name == WEFT_ATTR_TENSOR_DIMENSIONS && tensor->dims.count) ||
@@ -173,6 +206,10 @@ static bool row_is_saved(const struct graph *graph, const struct descriptor *des
     int value = graph_find_value(graph, tensor);
     bool follows = value >= 0 && graph->values[value].producer >= 0 && (tensor->is_virtual || !is_set);
     int64_t offset;
+    bool is_scores = false, is_made = false;
+    if (is_shape && changes->overrides)
+        find_modified(graph, tensor, &is_scores, &is_made);
+    follows = follows || is_scores || is_made;
     if (is_shape && changes->overrides && (follows || find_override(graph, changes->overrides, tensor, &offset) >= 0))
         return false;
     if (row->name == WEFT_ATTR_TENSOR_BYTE_ALIGNMENT && loses_alignment(tensor, changes))
@@ -185,8 +222,10 @@ static void put_descriptor(struct byte_writer *writer, const struct listing *lis
     const struct schema *schema = descriptor->schema;
     const struct tensor *tensor = schema == &tensor_schema ? (const struct tensor *)descriptor : NULL;
     int64_t offset = 0, place = tensor ? find_override(graph, changes->overrides, tensor, &offset) : -1;
-    bool is_loosened = tensor && loses_alignment(tensor, changes);
-    uint32_t rows = (uint32_t)(descriptor->label.count > 0) + (place >= 0 ? 2 : 0) + is_loosened;
+    bool is_loosened = tensor && loses_alignment(tensor, changes), is_scores = false, is_made;
+    const struct attention *modified =
+        tensor && changes->overrides ? find_modified(graph, tensor, &is_scores, &is_made) : NULL;
+    uint32_t rows = (uint32_t)(descriptor->label.count > 0) + (place >= 0 ? 2 : 0) + is_loosened + is_scores;
     for (int i = 0; i < schema->row_count; i++)
         rows += row_is_saved(graph, descriptor, &schema->rows[i], changes);
     byte_put_u32(writer, (uint32_t)schema->kind);
@@ -203,6 +242,8 @@ static void put_descriptor(struct byte_writer *writer, const struct listing *lis
         put_numbers(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_STRIDES), pack->override_strides.i64 + offset,
                     tensor->dims.count);
     }
+    if (is_scores)
+        put_scores(writer, listing, modified);
     if (is_loosened)
         put_numbers(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT),
                     (const int64_t[]){min64(tensor->alignment, tensor_element_bytes(tensor))}, 1);
@@ -342,6 +383,36 @@ static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *
     return status;
 }
 
+/* Gives a tensor the dims of the scores of these operands, and packs it. */
+static weftStatus_t get_scores(struct byte_reader *reader, struct descriptor *descriptor,
+                               struct descriptor *const *made, int64_t made_count, int64_t count) {
+    struct tensor *operands[SCORES_OPERANDS] = {0};
+    if (descriptor->schema != &tensor_schema || count != SCORES_OPERANDS + 1)
+        return fail_damaged("something else than a tensor has the shape of scores");
+    for (int i = 0; i < SCORES_OPERANDS; i++) {
+        int64_t index = byte_get_i64(reader);
+        if (index >= made_count || (index >= 0 && made[index]->schema != &tensor_schema) || (index < 0 && i < 3))
+            return fail_damaged("scores are of what is no tensor before them");
+        operands[i] = index < 0 ? NULL : (struct tensor *)made[index];
+        if (operands[i] && operands[i]->dims.count != 4)
+            return fail_damaged("scores are of a tensor that has not four dims");
+    }
+    struct attention a = {.q = operands[0],
+                          .k = operands[1],
+                          .v = operands[2],
+                          .k_table = operands[3],
+                          .v_table = operands[4],
+                          .most_keys = byte_get_i64(reader)};
+    const int64_t *q = a.q->dims.at;
+    int64_t keys = attention_keys(&a), rows, heads;
+    if (__builtin_mul_overflow(q[2], keys, &rows) || __builtin_mul_overflow(q[1], rows, &heads))
+        return fail_damaged("scores are more than memory holds");
+    TRY(descriptor_set(descriptor, WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64, 4,
+                       (const int64_t[]){q[0], q[1], q[2], keys}));
+    return descriptor_set(descriptor, WEFT_ATTR_TENSOR_STRIDES, WEFT_TYPE_INT64, 4,
+                          (const int64_t[]){heads, rows, keys, 1});
+}
+
 static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor **made, int64_t made_count) {
     const struct schema *schema = ops_find_schema((weftBackendDescriptorType_t)byte_get_u32(reader));
     uint32_t rows = byte_get_u32(reader);
@@ -351,8 +422,12 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
     for (uint32_t i = 0; i < rows; i++) {
         weftBackendAttributeName_t name = (weftBackendAttributeName_t)byte_get_u32(reader);
         uint32_t marked_type = byte_get_u32(reader);
-        weftBackendAttributeType_t type = (weftBackendAttributeType_t)(marked_type & ~INFERRED);
+        weftBackendAttributeType_t type = (weftBackendAttributeType_t)(marked_type & ~(INFERRED | SCORES));
         int64_t count = get_count(reader, 1);
+        if (marked_type & SCORES) {
+            TRY(get_scores(reader, made[made_count], made, made_count, count));
+            continue;
+        }
         const struct row *row = NULL;
         for (int k = 0; k < schema->row_count && !row; k++)
             if (schema->rows[k].name == name && schema->rows[k].type == type)

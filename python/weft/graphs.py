@@ -401,7 +401,8 @@ class Graph(Sugar):
         self._number_tensors()
         self._inherit_types()
         lowering = Lowering(self._compute_type)
-        self._given_shapes = {tensor: (tensor._dims, tensor._strides) for tensor in self._results()}
+        made = [*self._results(), *(tensor for tensor in self._tensors if tensor.is_written)]
+        self._given_shapes = {tensor: (tensor._dims, tensor._strides) for tensor in made}
         self._op_descriptors = [lowering.operation(operation) for operation in self._operations]
         for tensor, descriptor in lowering.tensors.items():
             if not tensor._dims or not tensor._strides:
@@ -425,6 +426,11 @@ class Graph(Sugar):
 
     def _results(self) -> list[Tensor]:
         return [tensor for operation in self._operations for tensor in operation.results.values()]
+
+    def _nested_results(self) -> list[Tensor]:
+        """Those of score modifiers' operations."""
+        parts = [o.values["subgraph"] for o in self._operations if "subgraph" in o.values]
+        return [t for part in parts for operation in part.operations for t in operation.results.values()]
 
     def _number_tensors(self) -> None:
         taken = {tensor._uid for tensor in self._tensors}
@@ -861,6 +867,7 @@ class Graph(Sugar):
         known = str(overrides)
         if known not in self._following:
             taken = {t: ((), ()) if t._is_virtual else shape for t, shape in self._given_shapes.items()}
+            taken |= dict.fromkeys(self._nested_results(), ((), ()))
             taken |= {t: given[t._uid] for t in self._tensors if t._uid in given}
             lowering = Lowering(self._compute_type, taken)
             for operation in self._operations:

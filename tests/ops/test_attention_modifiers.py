@@ -330,6 +330,72 @@ def test_a_copied_operation_keeps_its_modifier(is_backward: bool) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+def shrunk(dims: tuple[int, ...], axes: str) -> list[int]:
+    """Dims of a smaller graph: two queries and keys, and one batch entry. axes: b, h, s or d of each."""
+    return [{"b": 1, "s": 2}.get(axis, n) if n > 1 else n for n, axis in zip(dims, axes, strict=True)]
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("name", ["soft cap", "mask of indices", "gates", "documents", "identity"])
+def test_overridden_shapes(name: str, is_backward: bool) -> None:
+    """A graph of other sizes than those of the call; scores, and what is made of them, follow."""
+    case = CASES[name]
+    inputs = case.inputs("f32")
+    operands = backward_inputs(case, inputs, "f32") if is_backward else inputs
+    g = weft.Graph(handle=checks.handle(), is_override_shape_enabled=True, io_data_type="f32")
+    tensors = {}
+    for key, array in operands.items():
+        axes = "bhss" if case.modifier and key in case.modifier.operands else "bhsd"
+        tensors[key] = g.tensor(shrunk(array.shape, axes), data_type=array.dtype.name, name=key)
+    if is_backward:
+        made = run_backward(replace(case, modifier=replace(case.modifier, slopes={})))(g, **tensors)
+        want = list(backward(case, operands, operands["dO"]).values())[:3]
+    else:
+        made, want = run_forward(case)(g, **tensors), forward(case, operands)
+    g.build()
+    found = [np.zeros(each.shape, np.float32) for each in want]
+    given = dict(zip((*tensors.values(), *made), (*operands.values(), *found), strict=True))
+    uids, shapes = [tensor.uid for tensor in given], [list(array.shape) for array in given.values()]
+    if checks.DEVICE == "cpu":
+        g.execute(given, override_uids=uids, override_shapes=shapes)
+    else:
+        copies = {
+            tensor: checks.on_device(array.reshape(-1).view(np.uint8)) for tensor, array in given.items()
+        }
+        addresses = {tensor: checks.address(copy) for tensor, copy in copies.items()}
+        g.execute(addresses, override_uids=uids, override_shapes=shapes)
+        for tensor, array in zip(made, found, strict=True):
+            array.reshape(-1).view(np.uint8)[:] = copies[tensor].numpy()
+    for got, each in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, each, rtol=1e-4, atol=1e-4)
+
+
+def test_overridden_shapes_that_another_operation_hands_on() -> None:
+    """Queries whose shape follows from that of a product's operand."""
+    g = weft.Graph(device="cpu", io_data_type="f32", is_override_shape_enabled=True)
+    x, w = g.tensor([1, 2, 4, 3], name="x"), g.tensor([1, 1, 3, 8], name="w")
+    k = g.tensor([1, 2, 5, 8], name="k")
+    o, _ = g.sdpa(g.matmul(x, w), k, k, score_mod=lambda g, s: g.add(g.mul(s, 0.5), g.gen_index(s, axis=3)))
+    g.build()
+    random = np.random.default_rng(1)
+    shapes = {x: [1, 2, 7, 3], w: [1, 1, 3, 8], k: [1, 2, 6, 8]}
+    arrays = {tensor: np.float32(random.normal(size=dims)) for tensor, dims in shapes.items()}
+    found = np.zeros((1, 2, 7, 8), np.float32)
+    g.execute(arrays | {o: found}, override_uids=[x.uid, k.uid], override_shapes=[shapes[x], shapes[k]])
+    s = 0.5 * np.einsum("bhid,bhjd->bhij", arrays[x] @ arrays[w], arrays[k]) + np.arange(6)
+    weights = np.exp(s) / np.exp(s).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found, weights @ arrays[k], rtol=1e-4, atol=1e-5)
+
+
+def test_overridden_shapes_that_do_not_fit() -> None:
+    g = attention(score_mod=lambda g, s: g.mul(s, 0.5))
+    g.build()
+    q, k, v, o = g.plan.slots
+    arrays = {slot.uid: np.zeros((1, 2, 8, 8), "f4") for slot in (q, k, v, o)}
+    with pytest.raises(weft.BadParameterError, match=re.escape("k [1,2,6,8], v [1,2,5,8]")):
+        g.execute(arrays, override_uids=[k.uid], override_shapes=[[1, 2, 6, 8]])
+
+
 def test_a_graph_shows_what_the_modifier_reads() -> None:
     g = weft.Graph(device="cpu", io_data_type="f32")
     q, t = g.tensor([1, 2, 4, 8], name="q"), g.tensor([1, 2, 1, 4], name="relative")

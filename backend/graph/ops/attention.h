@@ -57,6 +57,13 @@ struct sdpa_bwd_op {
 extern const struct op sdpa_fwd_op;
 extern const struct op sdpa_bwd_op;
 
+/* The common part of an attention operation, NULL of any other. */
+static inline const struct attention *attention_of(const struct descriptor *op) {
+    if (op->schema->op == &sdpa_fwd_op)
+        return &((const struct sdpa_fwd_op *)op)->a;
+    return op->schema->op == &sdpa_bwd_op ? &((const struct sdpa_bwd_op *)op)->a : NULL;
+}
+
 /* A bound that hides nothing: farther than any row is from any column, and still adds up in 64 bits. */
 #define ATTENTION_UNBOUNDED (INT64_C(1) << 60)
 

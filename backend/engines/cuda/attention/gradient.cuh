@@ -89,6 +89,9 @@ template <class P> DEVICE auto d_o_for_dv(const P &a, i64 batch, i64 head) {
         return d_o_of(a, batch, head);
 }
 
+/* Where a chip has no instruction for it, numbers of 8 bits take many registers until they are f16 or bf16. */
+constexpr int SCALED_AT_ONCE = CHIP < 890 ? 1 : 2;
+
 /* COUNT rows from `first` on, those outside `rows` as zeros, and WIDTH columns from `column` on. */
 template <int COUNT, int WIDTH, int RUN, class T, class S>
 DEVICE void bring_rows(staged_t *to, const head_operand<RUN, T, S> &from, const span &rows, int first, int column,
@@ -100,7 +103,7 @@ DEVICE void bring_rows(staged_t *to, const head_operand<RUN, T, S> &from, const 
     if constexpr (same<S, no_scales>::value)
         rows_carrier::bring(to, from.at, (int)columns - column, from.column_step, place);
     else
-        rows_carrier::template bring<S::IS_BY_ELEMENT>(
+        rows_carrier::template bring<S::IS_BY_ELEMENT, SCALED_AT_ONCE>(
             to, from.at, (int)columns - column, from.column_step, place,
             [&](int i, int j) { return from.scales.of(first + i, column + j); });
 }

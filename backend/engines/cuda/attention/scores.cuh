@@ -207,8 +207,9 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
     static DEVICE int rank() { return GROUP == THREADS ? (int)threadIdx.x : (int)threadIdx.x % GROUP; }
 
     /* place(row) is the address of a row, or nothing, which counts as zeros; `any` may be read in its stead.
-       scale(row, column) multiplies an element; the RUN of one access share theirs unless IS_BY_ELEMENT. */
-    template <bool IS_BY_ELEMENT = false, class F, class S = no_scales>
+       scale(row, column) multiplies an element; the RUN of one access share theirs unless IS_BY_ELEMENT. AT_ONCE:
+       loads under way. */
+    template <bool IS_BY_ELEMENT = false, int AT_ONCE = BATCH, class F, class S = no_scales>
     static DEVICE void bring(staged_t *tile, const T *any, int columns, i64 step, F place, S scale = {}) {
         if constexpr (IS_ASYNC && same<S, no_scales>::value) {
 #pragma unroll 4
@@ -223,10 +224,10 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
             }
         } else {
 #pragma unroll 1
-            for (int u = 0; u < EACH; u += BATCH) {
-                run<T, RUN> kept[BATCH];
+            for (int u = 0; u < EACH; u += AT_ONCE) {
+                run<T, RUN> kept[AT_ONCE];
 #pragma unroll
-                for (int b = 0; b < BATCH; b++) {
+                for (int b = 0; b < AT_ONCE; b++) {
                     const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                     kept[b] = run<T, RUN>{};
                     if (i >= RUNS)
@@ -236,7 +237,7 @@ template <int ROWS, int WIDTH, int RUN, class T, int GROUP = THREADS> struct car
                         kept[b] = load_run<T, RUN>(from + column * (RUN == 1 ? step : 1));
                 }
 #pragma unroll
-                for (int b = 0; b < BATCH; b++) {
+                for (int b = 0; b < AT_ONCE; b++) {
                     const int i = rank() + (u + b) * GROUP, row = i / ACROSS, column = i % ACROSS * RUN;
                     run<staged_t, RUN> turned;
                     sum_t factor = 1;
