@@ -146,7 +146,8 @@ static void check_knob(desc graph, int64_t index, const char *engine, desc info)
               most = get_number(info, WEFT_ATTR_KNOB_INFO_MAXIMUM_VALUE),
               stride = get_number(info, WEFT_ATTR_KNOB_INFO_STRIDE);
     CHECK(least <= most && stride >= 1, "%s: knob %d: %lld..%lld in steps of %lld", engine, type, least, most, stride);
-    for (long long wrong = least - 1; wrong <= most + 1; wrong += most - least + 2) {
+    for (int is_above = 0; is_above < 2; is_above++) {
+        long long wrong = is_above ? most + 1 : least - 1;
         REFUSED(finalize_with_knob(graph, index, type, wrong, &config), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                 "engine config: knob %d is %lld; %s takes %lld..%lld in steps of %lld. Use one of these.", type, wrong,
                 engine, least, most, stride);
@@ -929,6 +930,82 @@ static void test_blob_with_address(void) {
     drop(loaded), drop(graph), drop(plan);
 }
 
+/* A descriptor with the dims of a tensor, or, count 6, that they are those of the scores of descriptors before it. */
+static void put_shape(struct byte_writer *w, weftBackendDescriptorType_t kind, const int64_t *numbers, int64_t count) {
+    enum { SCORES = 1 << 30 };
+    bool is_tensor = kind == WEFT_BACKEND_TENSOR_DESCRIPTOR;
+    byte_put_u32(w, kind);
+    byte_put_u32(w, is_tensor ? 2 : 1);
+    if (is_tensor) {
+        byte_put_u32(w, WEFT_ATTR_TENSOR_UNIQUE_ID);
+        byte_put_u32(w, WEFT_TYPE_INT64);
+        byte_put_i64(w, 1);
+        byte_put_i64(w, count);
+    }
+    byte_put_u32(w, WEFT_ATTR_TENSOR_DIMENSIONS);
+    byte_put_u32(w, WEFT_TYPE_INT64 | (count == 6 ? SCORES : 0));
+    byte_put_i64(w, count);
+    byte_put_raw(w, numbers, (size_t)count * sizeof *numbers);
+}
+
+/* Blobs whose tensors have the shape of scores of what is none. */
+static void test_blob_with_scores(void) {
+    static const struct {
+        weftBackendDescriptorType_t kind;
+        int64_t before[4], rank, scores[6];
+        const char *what;
+    } blobs[] = {
+        {WEFT_BACKEND_REDUCTION_DESCRIPTOR,
+         {1, 2, 3, 4},
+         4,
+         {0, 0, 0, -1, -1, 0},
+         "something else than a tensor has the shape of scores"},
+        {WEFT_BACKEND_TENSOR_DESCRIPTOR,
+         {1, 2, 3, 4},
+         4,
+         {0, 0, -1, -1, -1, 0},
+         "scores are of what is no tensor before them"},
+        {WEFT_BACKEND_TENSOR_DESCRIPTOR,
+         {1, 2, 3, 4},
+         4,
+         {0, 1, 0, -1, -1, 0},
+         "scores are of what is no tensor before them"},
+        {WEFT_BACKEND_TENSOR_DESCRIPTOR,
+         {1, 2, 3},
+         3,
+         {0, 0, 0, -1, -1, 0},
+         "scores are of a tensor that has not four dims"},
+        {WEFT_BACKEND_TENSOR_DESCRIPTOR,
+         {1, 1, INT64_C(1) << 33, 1},
+         4,
+         {0, 0, 0, -1, -1, 0},
+         "scores are more than memory holds"},
+    };
+    desc graph = mlp_graph(NULL), plan = plan_of(graph);
+    int64_t bytes;
+    char *blob = save(plan, &bytes);
+    for (size_t i = 0; i < sizeof blobs / sizeof *blobs; i++) {
+        struct byte_writer w;
+        byte_writer_init(&w);
+        byte_put_raw(&w, blob, HEADER_BYTES);
+        byte_put_block(&w, "cpu.reference", 13);
+        byte_put_i64(&w, 0);
+        byte_put_i64(&w, 2);
+        put_shape(&w, WEFT_BACKEND_TENSOR_DESCRIPTOR, blobs[i].before, blobs[i].rank);
+        put_shape(&w, blobs[i].kind, blobs[i].scores, 6);
+        int64_t length = (int64_t)w.length - HEADER_BYTES;
+        memcpy(w.data + 16, &length, sizeof length);
+        fix_hash((char *)w.data, (int64_t)w.length);
+        desc loaded = open_loaded(w.data, (int64_t)w.length);
+        REFUSED(weftBackendFinalize(loaded), WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT,
+                "saved plan is damaged: %s. Save the plan again.", blobs[i].what);
+        byte_writer_free(&w);
+        drop(loaded);
+    }
+    free(blob);
+    drop(graph), drop(plan);
+}
+
 static uint64_t next_random(uint64_t *state) {
     *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
     return *state;
@@ -1173,6 +1250,7 @@ int main(void) {
     test_load_is_repaired();
     test_damaged_blobs();
     test_blob_with_address();
+    test_blob_with_scores();
     test_mutations();
     test_device_properties();
     test_wrong_device();
