@@ -383,20 +383,27 @@ static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *
     return status;
 }
 
-/* Gives a tensor the dims of the scores of these operands, and packs it. */
-static weftStatus_t get_scores(struct byte_reader *reader, struct descriptor *descriptor,
-                               struct descriptor *const *made, int64_t made_count, int64_t count) {
-    struct tensor *operands[SCORES_OPERANDS] = {0};
-    if (descriptor->schema != &tensor_schema || count != SCORES_OPERANDS + 1)
-        return fail_damaged("something else than a tensor has the shape of scores");
+/* Tensors of four dims that stand before; those from `optional` on may be missing. */
+static weftStatus_t get_operands(struct byte_reader *reader, struct tensor *operands[SCORES_OPERANDS], int optional,
+                                 struct descriptor *const *made, int64_t made_count) {
     for (int i = 0; i < SCORES_OPERANDS; i++) {
         int64_t index = byte_get_i64(reader);
-        if (index >= made_count || (index >= 0 && made[index]->schema != &tensor_schema) || (index < 0 && i < 3))
+        if (index >= made_count || (index < 0 && i < optional) || (index >= 0 && made[index]->schema != &tensor_schema))
             return fail_damaged("scores are of what is no tensor before them");
         operands[i] = index < 0 ? NULL : (struct tensor *)made[index];
         if (operands[i] && operands[i]->dims.count != 4)
             return fail_damaged("scores are of a tensor that has not four dims");
     }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Gives a tensor the dims of the scores of these operands, and packs it. */
+static weftStatus_t get_scores(struct byte_reader *reader, struct descriptor *descriptor,
+                               struct descriptor *const *made, int64_t made_count, int64_t count) {
+    struct tensor *operands[SCORES_OPERANDS];
+    if (descriptor->schema != &tensor_schema || count != SCORES_OPERANDS + 1)
+        return fail_damaged("something else than a tensor has the shape of scores");
+    TRY(get_operands(reader, operands, 3, made, made_count));
     struct attention a = {.q = operands[0],
                           .k = operands[1],
                           .v = operands[2],

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import weft
-from attention_oracle import BOTTOM_RIGHT, Case, forward, gather, repeat, softmax
+from attention_oracle import BOTTOM_RIGHT, Case, forward, gather, into_pages, repeat, softmax
 from random_words import units
 
 AXES = {"q": 3, "k": 3, "v": 2, "q_T": 2, "k_T": 2, "dO": 3, "dO_T": 2}  # which blocks lie along
@@ -177,6 +177,33 @@ def test_forward_of(name: str) -> None:
 def test_few_queries_of_heads_that_share_keys(rows: int) -> None:
     """Whose queries are rows of one tile; the keys are split."""
     check_forward(case(heads=(8, 2, 2), rows=rows, columns=300), "packed", layouts=["packed"])
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_pages(size: int) -> None:
+    """Blocks of pages: scales lie in containers as their keys and values do."""
+    some = case(seq_len_kv=[75, 40], options={"paged_attention_max_seq_len_kv": 75})
+    given, true = mx_inputs(some)
+    paged = {name: given[name] for name in ("q", "descale_q", "seq_len_kv")}
+    with np.errstate(invalid="ignore"):
+        for name in "kv":
+            paged[name], table = into_pages(some, given[name], size)
+            paged[f"paged_attention_{name}_table"] = table
+        paged["descale_k"], _ = into_pages(some, given["descale_k"], size)
+    of_v, blocks = given["descale_v"], size // 32
+    scales = np.full((len(paged["v"]), 2, blocks, some.value_depth), np.nan).astype(of_v.dtype)
+    for b, pages in enumerate(table[:, 0, :, 0]):
+        for i, page in enumerate(pages):
+            if 0 <= page < len(scales):
+                own = of_v[b, :, i * blocks : (i + 1) * blocks]
+                scales[page, :, : own.shape[1]] = own
+    paged["descale_v"] = scales
+    weights, *_ = softmax(some.scores(true), some.sinks(true))
+    sums = np.einsum("bhij,bhjd->bhid", weights, np.abs(true["v"]))
+    checks.check(
+        lambda g, **t: g._sdpa_fwd(**t, **some.values(), name="a")[0], paged, forward(some, true)[0],
+        out="bf16", rounded=[2 * BF16 * sums], magnitude=100, layouts=["packed"],
+    )  # fmt: skip
 
 
 # ---- Backward ----------------------------------------------------------------------------------------------

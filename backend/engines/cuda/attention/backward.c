@@ -279,44 +279,55 @@ static void print_factor_type(struct kernel_print *print, const struct tensor *s
         print_type(print, name, (weftDataType_t)type);
 }
 
-/* What weights and gradients of scores are multiplied by as factors, and results behind the products. */
-static void print_result_scales(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+/* The scales of an operand as a factor of a gradient: those of what is given once more, or of the first. */
+static struct numbers scales_of_factor(const struct tensor *again, struct numbers of_again, struct numbers of_first) {
+    return again ? of_again : of_first;
+}
+
+/* What the products of a pass are multiplied by behind them, each a number where it is one. */
+static void print_result_descales(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
     const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *first_amax = p->own_is_key ? op->amax_dk : op->amax_dq;
-    /* What is a number has a field already where it is one of an operand of the scores, too. */
-    const struct numbers first = !p->own_is_key ? (op->k_t ? (struct numbers){op->descale_k_t, "descale_k_t"}
-                                                           : (struct numbers){c->a->descale_k, "descale_k"})
-                                 : op->q_t      ? (struct numbers){op->descale_q_t, "descale_q_t"}
-                                                : (struct numbers){c->a->descale_q, "descale_q"};
-    const struct numbers second = op->do_t ? (struct numbers){op->descale_do_t, "descale_d_o_t"}
-                                           : (struct numbers){op->descale_do, "descale_d_o"};
-    const struct numbers own[] = {{op->descale_dp, "descale_dp"},
-                                  {op->descale_s, "descale_s"},
-                                  {op->scale_s, "scale_s"},
-                                  {op->scale_dp, "scale_dp"},
-                                  {p->own_is_key ? op->scale_dk : op->scale_dq, "scale_first"},
-                                  {op->scale_dv, "scale_second"}};
-    print_numbers(print, c, own, sizeof own / sizeof *own);
-    if (op->k_t && !p->own_is_key)
-        print_numbers(print, c, &first, 1);
-    if (op->q_t && p->own_is_key)
-        print_numbers(print, c, &first, 1);
-    if (op->do_t)
-        print_numbers(print, c, &second, 1);
+    const struct tensor *first_again = p->own_is_key ? op->q_t : op->k_t;
+    struct numbers first = p->own_is_key ? scales_of_factor(op->q_t, (struct numbers){op->descale_q_t, "descale_q_t"},
+                                                            (struct numbers){c->a->descale_q, "descale_q"})
+                                         : scales_of_factor(op->k_t, (struct numbers){op->descale_k_t, "descale_k_t"},
+                                                            (struct numbers){c->a->descale_k, "descale_k"});
+    struct numbers second = scales_of_factor(op->do_t, (struct numbers){op->descale_do_t, "descale_d_o_t"},
+                                             (struct numbers){op->descale_do, "descale_d_o"});
+    const struct numbers own[] = {{op->descale_dp, "descale_dp"}, {op->descale_s, "descale_s"}};
+    print_numbers(print, c, own, 2);
+    print_numbers(print, c, &first, first_again != NULL); /* those of the first have their fields already */
+    print_numbers(print, c, &second, op->do_t != NULL);
     print_product(print, "first_descale", (const struct numbers[]){first, own[0]}, 2);
     print_product(print, "second_descale", (const struct numbers[]){second, own[1]}, 2);
-    print_product(print, "weight_scale", &own[2], 1);
-    print_product(print, "ds_scale", &own[3], 1);
-    print_product(print, "first_scale", &own[4], 1);
-    print_product(print, "second_scale", &own[5], 1);
+}
+
+/* What weights and gradients of scores are multiplied by as factors, and results before they are stored. */
+static void print_result_scales(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct numbers scales[] = {{op->scale_s, "scale_s"},
+                                     {op->scale_dp, "scale_dp"},
+                                     {p->own_is_key ? op->scale_dk : op->scale_dq, "scale_first"},
+                                     {op->scale_dv, "scale_second"}};
+    print_numbers(print, c, scales, 4);
+    print_product(print, "weight_scale", &scales[0], 1);
+    print_product(print, "ds_scale", &scales[1], 1);
+    print_product(print, "first_scale", &scales[2], 1);
+    print_product(print, "second_scale", &scales[3], 1);
     print_constant(print, "HAS_WEIGHT_SCALE", op->scale_s != NULL);
     print_constant(print, "HAS_DS_SCALE", op->scale_dp != NULL);
     print_factor_type(print, op->scale_s, c->a->q, "weight_factor_t");
     print_factor_type(print, op->scale_dp, op->d_o, "ds_factor_t");
-    attention_print_scale(print, c, p->makes_first && attention_wants(c, first_amax) ? first_amax : NULL, "amax_first",
-                          "HAS_AMAX_FIRST");
-    attention_print_scale(print, c, p->makes_second && attention_wants(c, op->amax_dv) ? op->amax_dv : NULL,
-                          "amax_second", "HAS_AMAX_SECOND");
+}
+
+/* Which largest numbers a pass makes. */
+static void print_largest(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *first = p->own_is_key ? op->amax_dk : op->amax_dq;
+    bool has_first = p->makes_first && attention_wants(c, first);
+    bool has_second = p->makes_second && attention_wants(c, op->amax_dv);
+    attention_print_scale(print, c, has_first ? first : NULL, "amax_first", "HAS_AMAX_FIRST");
+    attention_print_scale(print, c, has_second ? op->amax_dv : NULL, "amax_second", "HAS_AMAX_SECOND");
     attention_print_scale(print, c, p->notes_ds ? op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
 }
 
@@ -333,7 +344,9 @@ static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass
     struct kernel_print print;
     kernel_print_init(&print, c->region);
     print_pass(&print, c, p);
+    print_result_descales(&print, c, p);
     print_result_scales(&print, c, p);
+    print_largest(&print, c, p);
     attention_print_modifier_gradient(&print, c);
     attention_print_wanted(&print, c, p->first, "first", "MAKES_FIRST");
     attention_print_wanted(&print, c, p->second, "second", "MAKES_SECOND");
