@@ -90,7 +90,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"dtype": "f16", "dropout": drawn},
         "dropout of f16 takes more registers than there are beside the sums of dQ",
     ),
-    ({"values": 4}, "Hopper's backward kernel wants as many heads of k as of v"),
+    ({"values": 4}, "here dK and dV are made together, and k and v have other numbers of heads"),
     (
         {"depth": 136},
         "heads of 136 and 136 columns are more than Hopper's backward kernel makes all gradients of",

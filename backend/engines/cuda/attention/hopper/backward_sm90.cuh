@@ -803,8 +803,10 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
     const statistics_of_rows statistics(p, w, own);
     const float scale2 = scale_of(p) * 1.44269504f, growth = growth_of(p);
-    float s[BLOCK_PASS / 2], dp[BLOCK_PASS / 2];
-    u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4], kept[KEPT_WORDS] = {};
+    float s[BLOCK_PASS / 2];
+    u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
+    [[maybe_unused]] float dp[BLOCK_PASS / 2];
+    [[maybe_unused]] u32 kept[KEPT_WORDS] = {};
     slope_pairs slopes = {};
     consumer_step at(p, w);
     own_head other(other_head(p, at.head));
