@@ -10,6 +10,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from weft_cffi._weft import ffi
@@ -242,7 +243,7 @@ def _interface_type(said: Any, dtype: Any) -> data_type:
         raise BadParameterError(f"buffer: the array's typestr is {said!r}. Give one such as '<f4'.")
     _refuse_byte_order(said[0])
     told = dtypes.data_type_of(_TYPESTRS.get(said[1:]))
-    type_ = dtypes.data_type_of(told or said) if dtype is None else dtypes.data_type_of(dtype)
+    type_ = dtypes.data_type_of((said if told is None else told) if dtype is None else dtype)
     bits = 0 if type_ is None else dtypes.of(type_).bits
     if type_ is None or told not in (None, type_) or (bits >= 8 and bits != 8 * int(said[2:])):
         raise BadParameterError(
@@ -360,7 +361,8 @@ def _capsule_of(value: Any, stream: int | None) -> Any:
             f"buffer: __dlpack_device__() gave {device!r}. Give a pair, the device's type and its number."
         )
     asked: dict[str, Any] = {}
-    if _DLPACK_DEVICES.get(arguments.whole(device[0], "buffer: the DLPack device type")) is device_kind.CUDA:
+    kind = device[0].value if isinstance(device[0], IntEnum) else device[0]  # torch names them
+    if _DLPACK_DEVICES.get(arguments.whole(kind, "buffer: the DLPack device type")) is device_kind.CUDA:
         asked["stream"] = _NO_WAITING if stream is None else stream or _DEFAULT_STREAM
     try:
         return value.__dlpack__(max_version=(1, 0), **asked)

@@ -10,6 +10,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,6 +203,28 @@ class JaxCapsules:
 
     def __dlpack__(self) -> Any:
         return self.memory.__dlpack__()
+
+
+class DlpackDevice(IntEnum):
+    """How torch numbers devices."""
+
+    CPU = 1
+
+
+class NamedDevice(JaxCapsules):
+    """A producer whose device type is the member of an enumeration."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return DlpackDevice.CPU, 0
+
+
+@pytest.mark.parametrize("producer", [Says(), NamedDevice()])
+def test_producers_that_say_no_more_than_they_must(producer: Any) -> None:
+    """An interface without a dtype, of the type whose number is 0; a device type that is no plain int."""
+    g, x, y = doubled()
+    result = np.zeros(6, "f4")
+    g.execute({x: producer, y: result})
+    np.testing.assert_array_equal(result, 2 * producer.memory)
 
 
 @pytest.mark.parametrize("kind", [JaxArray, JaxCapsules])
