@@ -38,6 +38,8 @@
          "attention/hopper/forward_softmax_sm90.cuh")                                                                  \
     FILE(attention_hopper_forward_tiles_sm90, "attention/hopper/forward_tiles_sm90.cuh",                               \
          "attention/hopper/forward_tiles_sm90.cuh")                                                                    \
+    FILE(attention_hopper_forward_values_sm90, "attention/hopper/forward_values_sm90.cuh",                             \
+         "attention/hopper/forward_values_sm90.cuh")                                                                   \
     FILE(attention_hopper_score_terms_sm90, "attention/hopper/score_terms_sm90.cuh",                                   \
          "attention/hopper/score_terms_sm90.cuh")                                                                      \
     FILE(attention_lengths, "attention/lengths.cuh", "attention/lengths.cuh")                                          \

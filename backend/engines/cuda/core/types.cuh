@@ -316,6 +316,13 @@ template <class T, class A> DEVICE A rounded(A x) { return as<A>::of(from<T>::nu
 template <class T> DEVICE u32 rounded_pair(float low, float high);
 template <> DEVICE u32 rounded_pair<bf16>(float low, float high) { return ptx::cvt_bf16x2(high, low); }
 template <> DEVICE u32 rounded_pair<f16>(float low, float high) { return ptx::cvt_f16x2(high, low); }
+/* Four of 8 bits, the first of which is the lowest; sm_89. */
+template <class T> DEVICE u32 rounded_four(float a, float b, float c, float d) {
+    if constexpr (same<T, e4m3>::value)
+        return (u32)ptx::cvt_e4m3x2(b, a) | (u32)ptx::cvt_e4m3x2(d, c) << 16;
+    else
+        return (u32)ptx::cvt_e5m2x2(b, a) | (u32)ptx::cvt_e5m2x2(d, c) << 16;
+}
 template <> DEVICE float rounded<bf16, float>(float x) {
     if constexpr (CHIP < 800)
         return to_float(from<bf16>::number(x));

@@ -45,6 +45,11 @@ template <int WORDS> DEVICE bool is_kept(const u32 (&kept)[WORDS], int i) {
 template <int WORDS> DEVICE void drop_pair(u32 &weights, const u32 (&kept)[WORDS], int i) {
     weights &= (is_kept(kept, i) ? 0xffffu : 0u) | (is_kept(kept, i + 1) ? 0xffff0000u : 0u);
 }
+/* Four weights of 8 bits: elements i, i + 1, i + 4 and i + 5. */
+template <int WORDS> DEVICE void drop_four(u32 &weights, const u32 (&kept)[WORDS], int i) {
+    weights &= (is_kept(kept, i) ? 0xffu : 0u) | (is_kept(kept, i + 1) ? 0xff00u : 0u) |
+               (is_kept(kept, i + 4) ? 0xff0000u : 0u) | (is_kept(kept, i + 5) ? 0xff000000u : 0u);
+}
 template <class P> DEVICE float growth_of(const P &p) {
     if constexpr (HAS_DROPOUT)
         return (float)__longlong_as_double(p.growth);

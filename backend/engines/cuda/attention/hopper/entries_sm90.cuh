@@ -13,7 +13,7 @@ struct box_entry {
     i32 row, place; /* coordinate 1 of its first row, and coordinate 3 */
 };
 
-/* offset, and from row to row: elements of 16 bits; rows: the extent. */
-DEVICE box_entry ragged_entry(i64 offset, i64 row, i64 rows, i32 used) {
-    return box_entry{(i32)rows - used, (i32)((offset + used * row) / 8)};
+/* offset, and from row to row: elements, of which 16 bytes have UNIT; rows: the extent. */
+template <i32 UNIT> DEVICE box_entry ragged_entry(i64 offset, i64 row, i64 rows, i32 used) {
+    return box_entry{(i32)rows - used, (i32)((offset + used * row) / UNIT)};
 }

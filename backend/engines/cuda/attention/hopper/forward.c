@@ -14,6 +14,8 @@ enum {
     TILES_IN_FLIGHT = 2,
     TILE_BYTES = 32,
     BARRIER_BYTES = 8,
+    SQUARE = 64,         /* keys and columns of V that are turned over together */
+    USED_BYTES = 16,     /* how many keys of a stage's values are in use */
     DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
@@ -22,6 +24,7 @@ enum {
 static const double DYNAMIC_SECONDS = 80e-6; /* from which on it pays for the launch that resets its counter */
 static const double RASTER_BYTES = 24e6;     /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
+static const double FP8_EFFICIENCY = 0.9;  /* of the same: exponentials take as long as products of twice the rate */
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
@@ -40,10 +43,18 @@ static const struct forward_tile {
     {5, 256, 256, 48, 2, 2, 2, 232, 40, true}, {5, 256, 256, 32, 2, 2, 2, 232, 40, true},
 };
 
+/* Of FP8: the producer's warps turn V over, and take more. */
+static const struct forward_tile fp8_tiles[] = {
+    {0, 64, 64, 128, 3, 4, 0, 152, 56, false},  {5, 64, 64, 128, 2, 4, 0, 216, 72, true},
+    {5, 128, 128, 128, 2, 4, 0, 216, 72, true}, {5, 192, 128, 128, 2, 3, 0, 216, 72, true},
+    {5, 192, 192, 128, 2, 2, 0, 216, 72, true}, {5, 256, 256, 64, 2, 3, 0, 216, 72, true},
+};
+
 struct forward {
     const struct cuda_attention *c;
     const struct sdpa_fwd_op *op;
     const struct forward_tile *tile;
+    bool is_fp8;
     int depth, value_depth; /* padded */
     int q_stages, o_stages; /* 2 and 0: O leaves through the Q that is done with */
     int64_t tiles, all_tiles, raster_heads;
@@ -53,17 +64,30 @@ struct forward {
 
 /* ---- Accepting ---- */
 
+static bool is_fp8(const struct cuda_attention *c) {
+    return dtype_is_fp8((weftDataType_t)c->a->q->type) && dtype_is_fp8((weftDataType_t)c->a->k->type) &&
+           dtype_is_fp8((weftDataType_t)c->a->v->type);
+}
+
 static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
          descriptor_label(region_node(c->region, 0)->op), what);
+}
+
+static bool has_other_scales(const struct cuda_attention *c) {
+    return attention_query_scales(c, false) > ATTENTION_SCALES_HEAD ||
+           attention_key_scales(c->a->descale_k, NULL) > ATTENTION_SCALES_HEAD ||
+           attention_key_scales(c->a->descale_v, NULL) > ATTENTION_SCALES_HEAD;
 }
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     if (c->a->k_table || c->a->v_table)
         return refuse(c, "Hopper's forward kernel reads no pages");
-    if (attention_is_scaled(c))
-        return refuse(c, "Hopper's forward kernel multiplies by no scales of operands");
+    if (attention_is_scaled(c) && !is_fp8(c))
+        return refuse(c, "Hopper's forward kernel multiplies FP8 alone by scales");
+    if (has_other_scales(c))
+        return refuse(c, "Hopper's forward kernel has a scale of a head, not of a row or a block");
     if (attention_wants(c, op->rng_dump))
         return refuse(c, "Hopper's forward kernel dumps no dropout mask");
     if (!attention_wants(c, op->o))
@@ -79,23 +103,33 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
 
 static weftStatus_t check_all(const struct cuda_attention *c) {
     const struct tensor *boxed[] = {c->a->q, c->a->k, c->a->v, c->forward->o};
+    weftDataType_t out = (weftDataType_t)c->forward->o->type;
     TRY(check_features(c));
+    if (is_fp8(c) && !dtype_is_fp8(out) && !dtype_is_half(out))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: o has data type %s; of FP8 it is FP8, f16 or bf16 here.",
+             descriptor_label(region_node(c->region, 0)->op), dtype_of(out)->name);
     for (size_t i = 0; i < sizeof boxed / sizeof *boxed; i++)
-        TRY(attention_hopper_check_boxed(c, boxed[i]));
+        TRY(is_fp8(c) ? attention_hopper_check_rows(c, boxed[i]) : attention_hopper_check_boxed(c, boxed[i]));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Planning ---- */
 
-static int slabs(int depth) { return (int)divide_up(depth, 64); }
+/* Slabs of columns in rows of 128 bytes. */
+static int slabs(int depth, const struct tensor *tensor) {
+    return (int)divide_up(dtype_bytes((weftDataType_t)tensor->type, depth), ROW_BYTES);
+}
 
 static int64_t shared_bytes(const struct forward *f) {
     const struct forward_tile *t = f->tile;
-    int64_t q = (int64_t)slabs(f->depth) * GROUP_QUERIES * t->groups * ROW_BYTES;
-    int64_t kv = (int64_t)(slabs(f->depth) + slabs(f->value_depth)) * t->keys * ROW_BYTES;
+    int64_t q = (int64_t)slabs(f->depth, f->c->a->q) * ROW_BYTES * GROUP_QUERIES * t->groups;
+    int64_t k = (int64_t)slabs(f->depth, f->c->a->k) * ROW_BYTES * t->keys;
+    int64_t v = dtype_bytes((weftDataType_t)f->c->a->v->type, round_up(f->value_depth, 64) * t->keys);
     int64_t o = (int64_t)4 * t->groups * f->o_stages * 16 * ROW_BYTES;
-    int64_t barriers = 4 * t->stages + 2 * f->q_stages * t->groups;
-    return f->q_stages * q + t->stages * kv + o + TILES_IN_FLIGHT * t->groups * TILE_BYTES + barriers * BARRIER_BYTES;
+    int64_t stage = k + v + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
+    int64_t barriers = 2 * f->q_stages * t->groups;
+    return f->q_stages * q + t->stages * stage + o + TILES_IN_FLIGHT * t->groups * TILE_BYTES +
+           barriers * BARRIER_BYTES;
 }
 
 /* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. */
@@ -103,7 +137,8 @@ static int64_t raster_heads(const struct cuda_attention *c) {
     bool is_bounded = c->a->left_bound != ATTENTION_UNBOUNDED || c->a->right_bound != ATTENTION_UNBOUNDED ||
                       c->a->seq_len_kv || c->a->cu_seq_len_kv;
     int64_t share = c->heads / c->key_heads, heads = c->batches * c->heads;
-    double bytes = 2.0 * (double)c->keys * (double)(c->depth + c->value_depth);
+    double bytes = (double)c->keys * (double)(dtype_bytes((weftDataType_t)c->a->k->type, c->depth) +
+                                              dtype_bytes((weftDataType_t)c->a->v->type, c->value_depth));
     int64_t fit = share * (int64_t)(RASTER_BYTES / bytes);
     return !is_bounded || fit < share ? share : fit < heads ? fit : heads;
 }
@@ -111,7 +146,8 @@ static int64_t raster_heads(const struct cuda_attention *c) {
 static double predict(const struct forward *f, int64_t multiprocessors) {
     const struct cuda_attention *c = f->c;
     const struct node *node = region_node(c->region, 0);
-    double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * EFFICIENCY, bytes = 0;
+    double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * (f->is_fp8 ? FP8_EFFICIENCY : EFFICIENCY);
+    double bytes = 0;
     double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
     double rounds = (double)divide_up(f->all_tiles, multiprocessors);
     double flops = op_flops(node->op) * attention_seen_share(c) * rows / (double)f->all_tiles; /* of a tile */
@@ -130,14 +166,16 @@ static bool fits(const struct forward_tile *t, const struct forward *f, int term
 
 static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
     int64_t multiprocessors = c->device->cuda.multiprocessors;
-    *f = (struct forward){.c = c, .op = c->forward, .tile = tiles};
-    f->depth = (int)round_up(c->depth, 16);
-    f->value_depth = (int)round_up(c->value_depth, 16);
+    *f = (struct forward){.c = c, .op = c->forward, .is_fp8 = is_fp8(c)};
+    f->tile = f->is_fp8 ? fp8_tiles : tiles;
+    f->depth = (int)round_up(c->depth, f->is_fp8 ? 32 : 16);
+    f->value_depth = (int)round_up(c->value_depth, f->is_fp8 ? 32 : 16);
     int terms =
         (c->a->bias != NULL) + (c->a->modifier.graph != NULL) + c->a->alibi + 2 * (c->a->dropout_probability > 0);
     while (!fits(f->tile, f, terms))
         f->tile++;
-    f->o_stages = f->tile->o_stages == 0 && slabs(f->value_depth) > slabs(f->depth) ? 1 : f->tile->o_stages;
+    bool fits_q = slabs(f->value_depth, f->op->o) <= slabs(f->depth, c->a->q);
+    f->o_stages = f->tile->o_stages == 0 && !fits_q ? 1 : f->tile->o_stages;
     f->q_stages = f->o_stages == 0 ? 2 : 1;
     f->tiles = divide_up(c->queries, GROUP_QUERIES * f->tile->groups);
     f->all_tiles = c->batches * c->heads * f->tiles;
@@ -171,7 +209,10 @@ static void print_maps(struct kernel_print *print, const struct forward *f) {
     const struct attention *a = f->c->a;
     attention_hopper_print_map(print, f->c, a->q, GROUP_QUERIES, "q_map");
     attention_hopper_print_map(print, f->c, a->k, f->tile->keys, "k_map");
-    attention_hopper_print_map(print, f->c, a->v, f->tile->keys, "v_map");
+    if (f->is_fp8)
+        attention_hopper_print_box_map(print, f->c, a->v, SQUARE, SQUARE, "v_map");
+    else
+        attention_hopper_print_map(print, f->c, a->v, f->tile->keys, "v_map");
     attention_hopper_print_map(print, f->c, f->op->o, 16, "o_map");
     attention_hopper_print_entry(print, f->c, a->q, "q");
     attention_hopper_print_entry(print, f->c, a->k, "k");
@@ -182,6 +223,7 @@ static void print_maps(struct kernel_print *print, const struct forward *f) {
 static void print_tile(struct kernel_print *print, const struct forward *f) {
     const struct forward_tile *t = f->tile;
     print_type(print, "in_t", (weftDataType_t)f->c->a->q->type);
+    print_type(print, "out_t", (weftDataType_t)f->op->o->type);
     print_constant(print, "IS_BF16", f->c->a->q->type == WEFT_DATA_BFLOAT16);
     print_constant(print, "HEAD_QK", f->depth);
     print_constant(print, "HEAD_V", f->value_depth);
@@ -221,8 +263,7 @@ static void print_outputs(struct kernel_print *print, const struct forward *f) {
 static void print_schedule(struct kernel_print *print, const struct forward *f) {
     const struct cuda_attention *c = f->c;
     print_number(print, c->heads, "heads");
-    print_number(print, c->heads / c->key_heads, "key_share");
-    print_number(print, c->heads / c->value_heads, "value_share");
+    attention_print_scales(print, c, false);
     print_number(print, f->tiles, "tiles");
     print_number(print, f->all_tiles, "all_tiles");
     print_number(print, c->batches * c->heads, "all_heads");
@@ -233,11 +274,16 @@ static void print_schedule(struct kernel_print *print, const struct forward *f) 
 
 static void print_products(struct text *code, const struct forward *f) {
     const char *type = cuda_type_name((weftDataType_t)f->c->a->q->type);
-    struct attention_product scores = {"multiply_scores", type, f->tile->keys, .adds = PRODUCT_ADDS};
-    struct attention_product first = {"multiply_scores_first", type, f->tile->keys, .is_fresh = true};
-    struct attention_product values = {"multiply_values", type,
-                                       f->value_depth,    .a = PRODUCT_A_REGISTERS,
-                                       .b_is_mn = true,   .adds = PRODUCT_ADDS_AT_RUN_TIME};
+    const char *k_type = cuda_type_name((weftDataType_t)f->c->a->k->type);
+    const char *v_type = cuda_type_name((weftDataType_t)f->c->a->v->type);
+    struct attention_product scores = {"multiply_scores",   type, f->tile->keys, .is_fp8 = f->is_fp8, .b_type = k_type,
+                                       .adds = PRODUCT_ADDS};
+    struct attention_product first = {
+        "multiply_scores_first", type, f->tile->keys, .is_fresh = true, .is_fp8 = f->is_fp8, .b_type = k_type};
+    struct attention_product values = {
+        "multiply_values",        f->is_fp8 ? "e4m3" : type, f->value_depth,
+        .a = PRODUCT_A_REGISTERS, .b_is_mn = !f->is_fp8,     .is_fp8 = f->is_fp8,
+        .b_is_narrow = f->is_fp8, .b_type = v_type,          .adds = PRODUCT_ADDS_AT_RUN_TIME};
     attention_hopper_print_product(code, &scores);
     attention_hopper_print_product(code, &first);
     attention_hopper_print_product(code, &values);
@@ -281,6 +327,7 @@ weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda
     TRY(plan_schedule(&f, c, knobs));
     if (f.is_dynamic)
         TRY(build_counter(&f, &state->kernels[state->count++], arena));
+    TRY(attention_build_amax_clear(c, state, arena));
     TRY(build_main(&f, &state->kernels[state->count++], arena));
     step->workspace_bytes = f.is_dynamic ? 64 : 0;
     return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %d queries x %d keys, %s schedule",

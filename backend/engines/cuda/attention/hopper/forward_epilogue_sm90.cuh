@@ -31,48 +31,92 @@ template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, fl
     return sum == 0 ? 0.0f : rescale / sum;
 }
 
+/* FP8: from what exponents are relative to, to the largest score, which the largest weight tells; what results are to be
+   multiplied by. */
+DEVICE float find_largest_score(const row_pair &rows, int h, float &maximum, float &sum) {
+    const float top = IS_FP8 ? maximum_of_quad(rows.top[h]) : 0.0f;
+    if (top == 0)
+        return 1;
+    maximum += __log2f(top);
+    sum /= top;
+    return 1 / top;
+}
+
 /* The tile's row of the warp's first query. */
 DEVICE i32 first_row_of(u32 group) { return (i32)group * GROUP_Q + (i32)(warp_index() % 4) * 16; }
 
-/* Through slabs of 64 columns at s_o, `slab_bytes` apart. */
-DEVICE void store_tile(const arguments &a, const tile &t, const results &o, const row_pair &rows, i32 row, u32 s_o,
-                       u32 slab_bytes) {
+/* How 16 results of a row, or, FP8 of FP8, 32 lie in a slab at s_part; `by`: what rows are multiplied by.
+   FP8: of each 16 columns a lane has 4t .. 4t + 3, t being its number % 4: see forward_values. */
+template <class T> DEVICE void put_columns(u32 s_slab, int part, const float *x, const float (&by)[2]) {
     const u32 lane = lane_index(), slab_row = lane % 16;
+    const u32 s_sixteen_bytes = s_slab + slab_row * ROW_BYTES + ((part * 2 + lane / 16) ^ slab_row % 8) * 16;
+    if constexpr (!IS_FP8) {
+        const u32 four[4] = {rounded_pair<T>(x[0] * by[0], x[1] * by[0]), rounded_pair<T>(x[2] * by[1], x[3] * by[1]),
+                             rounded_pair<T>(x[4] * by[0], x[5] * by[0]), rounded_pair<T>(x[6] * by[1], x[7] * by[1])};
+        store_matrices(s_sixteen_bytes, four);
+    } else if constexpr (sizeof(T) == 1) {
+        u32 four[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float *y = x + i / 2 * 8 + i % 2 * 2, to = by[i % 2];
+            four[i] = rounded_four<T>(y[0] * to, y[4] * to, y[1] * to, y[5] * to);
+        }
+        store_matrices(s_sixteen_bytes, four);
+    } else {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const u32 r = lane / 4 + 8 * h, t = lane % 4;
+            const float *y = x + 2 * h, to = by[h];
+            const u64 low = rounded_pair<T>(y[0] * to, y[4] * to), high = rounded_pair<T>(y[1] * to, y[5] * to);
+            store_pair(s_slab + r * ROW_BYTES + ((part * 2 + t / 2) ^ r % 8) * 16 + t % 2 * 8, low | high << 32);
+        }
+    }
+}
+
+/* Through slabs of rows of 128 bytes at s_o, `slab_bytes` apart. */
+DEVICE void store_tile(const arguments &a, const tile &t, const results &o, const row_pair &rows, i32 row, u32 s_o,
+                       u32 slab_bytes, largest &amax) {
+    constexpr int SLAB = ROW_BYTES / sizeof(out_t), PART = SLAB / 4;
+    const u32 lane = lane_index();
     const i32 first = t.row + row;
     float by[2]; /* what results are multiplied by */
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i32 query = first + (i32)lane / 4 + 8 * h;
-        by[h] =
-            end_row(a, t, query, rows.maximum[h], sum_of_quad(rows.sum[h]), lane % 4 == 0 && query < (i32)a.queries) *
-            growth_of(a);
+        const bool is_there = query < (i32)a.queries;
+        float maximum = rows.maximum[h], sum = sum_of_quad(rows.sum[h]);
+        const float shrink = find_largest_score(rows, h, maximum, sum);
+        const float weight = end_row(a, t, query, maximum, sum, lane % 4 == 0 && is_there);
+        by[h] = weight * shrink * growth_of(a) * value_scale_of(a, t.batch, t.head);
+        if (HAS_AMAX_S && is_there)
+            amax.note_row(weight);
+#pragma unroll
+        for (int i = 0; HAS_AMAX_O && i < HEAD_V / 2; ++i)
+            if (i / 2 % 2 == h && is_there)
+                amax.note(o[i] * by[h]);
+        by[h] *= result_scale_of(a);
     }
     if (!O_LEAVES_THROUGH_Q) {
         wait_stores_read<0>();
         __syncwarp();
     }
 #pragma unroll
-    for (int slab = 0; slab < V_SLABS; ++slab) {
+    for (int slab = 0; slab < O_SLABS; ++slab) {
         const u32 s_slab = s_o + (O_LEAVES_THROUGH_Q ? slab : slab % O_STAGES) * slab_bytes;
         if (!O_LEAVES_THROUGH_Q && slab >= O_STAGES) {
             wait_stores_read<O_LEAVES_THROUGH_Q ? 0 : O_STAGES - 1>();
             __syncwarp();
         }
 #pragma unroll
-        for (int pair = 0; pair < 4 && slab * 4 + pair < HEAD_V / 16; ++pair) {
-            const float *x = o + slab * 32 + pair * 8;
-            const u32 four[4] = {
-                rounded_pair<in_t>(x[0] * by[0], x[1] * by[0]), rounded_pair<in_t>(x[2] * by[1], x[3] * by[1]),
-                rounded_pair<in_t>(x[4] * by[0], x[5] * by[0]), rounded_pair<in_t>(x[6] * by[1], x[7] * by[1])};
-            store_matrices(s_slab + slab_row * ROW_BYTES + ((pair * 2 + lane / 16) ^ slab_row % 8) * 16, four);
-        }
+        for (int part = 0; part < 4 && slab * SLAB + part * PART < HEAD_V; ++part)
+            put_columns<out_t>(s_slab, part, o + (slab * SLAB + part * PART) / 2, by);
         publish_to_async_proxy();
         __syncwarp();
         if (lane == 0) {
             if constexpr (!O_IS_RAGGED)
-                store_box(a.o_map, s_slab, slab * 64, first, t.head, t.batch);
+                store_box(a.o_map, s_slab, slab * SLAB, first, t.head, t.batch);
             else if (first < t.queries)
-                store_box(a.o_map, s_slab, slab * 64, (i32)a.queries - t.queries + first, t.head, t.o_place);
+                store_box(a.o_map, s_slab, slab * SLAB, (i32)a.queries - t.queries + first, t.head, t.o_place);
             commit_stores();
         }
     }

@@ -1,4 +1,4 @@
-/* forward_sm90: O = softmax(scale Q K^T) V of attention               bf16 and f16, float sums, wgmma; sm_90a
+/* forward_sm90: O = softmax(scale Q K^T) V of attention               bf16, f16 and FP8, float sums, wgmma; sm_90a
    Formula   p_j = 2^(scale2 s_j - m), scale2 = scale log2(e), o = sum p_j v_j / sum p_j; m: see forward_softmax
    Tile      a block makes BLOCK_Q queries of one head, each consumer warpgroup 64 of them; keys in blocks of BLOCK_K,
              from the last one that is seen to the first; persistent, see forward_tiles for the order of tiles
@@ -17,23 +17,32 @@
    Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
              for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
    Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural
+   FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
+             see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
-   Params    in_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout and outputs; printed entries of q, k, v
-             and o; printed products: multiply_scores(_first), multiply_values
+   Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG CONSUMER_REGISTERS
+             PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs; printed entries of q,
+             k, v and o; printed products: multiply_scores(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower */
 
-constexpr u32 ROW_BYTES = 128; /* of a slab: 64 columns, swizzled */
+constexpr bool IS_FP8 = sizeof(in_t) == 1;
+constexpr u32 ROW_BYTES = 128;                                                   /* of a slab, swizzled */
+constexpr i32 SLAB_COLUMNS = ROW_BYTES / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: k of a product */
 constexpr i32 GROUP_Q = 64, BLOCK_Q = GROUP_Q * GROUPS, THREADS = 128 * (GROUPS + 1);
-constexpr int QK_SLABS = (HEAD_QK + 63) / 64, V_SLABS = (HEAD_V + 63) / 64;
-constexpr u32 Q_SLAB = BLOCK_Q * ROW_BYTES, KV_SLAB = BLOCK_K * ROW_BYTES, WARP_SLAB = 16 * ROW_BYTES;
-constexpr u32 Q_BYTES = QK_SLABS * Q_SLAB, K_BYTES = QK_SLABS * KV_SLAB, V_BYTES = V_SLABS * KV_SLAB;
+constexpr i32 V_BOX = IS_FP8 ? 64 : BLOCK_K; /* keys of a box of V, which has 64 columns */
+constexpr int QK_SLABS = (HEAD_QK + SLAB_COLUMNS - 1) / SLAB_COLUMNS, V_SLABS = (HEAD_V + 63) / 64;
+constexpr int O_SLABS = (HEAD_V * (int)sizeof(out_t) + 127) / 128;
+constexpr u32 Q_SLAB = BLOCK_Q * ROW_BYTES, K_SLAB = BLOCK_K * ROW_BYTES, WARP_SLAB = 16 * ROW_BYTES;
+constexpr u32 V_SLAB = BLOCK_K * 64 * sizeof(in_t), SQUARE_BYTES = 64 * 64;
+constexpr u32 Q_BYTES = QK_SLABS * Q_SLAB, K_BYTES = QK_SLABS * K_SLAB, V_BYTES = V_SLABS * V_SLAB;
 constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
 constexpr u32 K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 constexpr u32 TILES_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_SLAB, TILE_BYTES = 32;
-constexpr u32 BARRIERS_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, BARRIERS = 4 * STAGES + 2 * Q_STAGES * GROUPS;
+constexpr u32 USED_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, USED_BYTES = IS_FP8 ? 16 : 0;
+constexpr u32 BARRIERS_AT = USED_AT + STAGES * USED_BYTES;
+constexpr u32 KV_BARRIERS = IS_FP8 ? 5 : 4, BARRIERS = KV_BARRIERS * STAGES + 2 * Q_STAGES * GROUPS;
 
 /* ---- What this kernel demands ---- */
 
@@ -41,13 +50,18 @@ static_assert(BARRIERS_AT + BARRIERS * 8 == SHARED_BYTES && SHARED_BYTES <= 2324
               "the host asks for as much; 227 KB is all a block can have");
 static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8),
               "growing beyond what the launch gave would hang");
-static_assert(BLOCK_K % 16 == 0 && HEAD_QK % 16 == 0 && HEAD_V % 16 == 0, "products go by 16");
-static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && V_SLABS <= QK_SLABS : Q_STAGES == 1,
+static_assert(BLOCK_K % STEP == 0 && HEAD_QK % STEP == 0 && HEAD_V % STEP == 0, "products go by 16, or 32");
+static_assert(!IS_FP8 || BLOCK_K % 64 == 0, "V is turned over in squares");
+static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && O_SLABS <= QK_SLABS : Q_STAGES == 1,
               "O fits where Q was, while the next Q is there; two tiles are known at a time");
 static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
 static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K == 0),
               "a block lies in one of its tiles");
 
+using sum_t = float;
+constexpr int K_PAGE = 0, V_PAGE = 0; /* there are no pages */
+
+#include "attention/scales.cuh"
 #include "attention/hopper/dropout_sm90.cuh"
 #include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/forward_tiles_sm90.cuh"
@@ -64,8 +78,11 @@ DEVICE u32 k_full(u32 stage) { return barrier_at(stage); }
 DEVICE u32 k_empty(u32 stage) { return barrier_at(STAGES + stage); }
 DEVICE u32 v_full(u32 stage) { return barrier_at(2 * STAGES + stage); }
 DEVICE u32 v_empty(u32 stage) { return barrier_at(3 * STAGES + stage); }
-DEVICE u32 q_full(u32 stage, u32 group) { return barrier_at(4 * STAGES + stage * GROUPS + group); }
-DEVICE u32 q_empty(u32 stage, u32 group) { return barrier_at(4 * STAGES + (Q_STAGES + stage) * GROUPS + group); }
+DEVICE u32 values_loaded(u32 stage) { return barrier_at((IS_FP8 ? 4 : 2) * STAGES + stage); } /* FP8: to be turned */
+DEVICE u32 q_full(u32 stage, u32 group) { return barrier_at(KV_BARRIERS * STAGES + stage * GROUPS + group); }
+DEVICE u32 q_empty(u32 stage, u32 group) {
+    return barrier_at(KV_BARRIERS * STAGES + (Q_STAGES + stage) * GROUPS + group);
+}
 DEVICE u32 q_at(u32 stage) { return shared_address(s_memory) + stage * Q_BYTES; }
 DEVICE u32 k_at(u32 stage) { return shared_address(s_memory) + K_AT + stage * K_BYTES; }
 DEVICE u32 v_at(u32 stage) { return shared_address(s_memory) + V_AT + stage * V_BYTES; }
@@ -88,22 +105,34 @@ template <u32 COUNT> struct cursor {
     }
 };
 
+/* One lane of each warp. */
+DEVICE void release(u32 barrier) {
+    if (lane_index() == 0)
+        arrive(barrier);
+}
+
+#include "attention/hopper/forward_values_sm90.cuh"
+
 /* ---- The producer: one thread, in the order of use ---- */
 
-/* Block `block` of K or V. MAY_LACK: is_there says whether some row of it is there. */
-template <int SLABS, bool MAY_LACK>
-DEVICE void load_block(const tensor_map &map, u32 to, u32 full, u32 empty, u32 phase, i32 block, i32 head,
-                       const box_entry &entry, bool is_there) {
-    wait(empty, phase ^ 1);
-    if constexpr (MAY_LACK)
-        if (!is_there) {
-            arrive(full);
-            return;
-        }
-    arrive_expecting(full, SLABS * KV_SLAB);
+/* Block `block` of K or V, in boxes of so many keys and columns. MAY_LACK: a box of which no row is there is not
+   asked for; `there`: keys from the block's first one on. */
+template <int SLABS, i32 KEYS, i32 COLUMNS, bool MAY_LACK>
+DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 head, const box_entry &entry,
+                       i32 there) {
+    constexpr u32 BOX_BYTES = KEYS * COLUMNS * sizeof(in_t);
+    constexpr i32 ROWS = BLOCK_K / KEYS; /* of boxes */
+    const i32 rows = MAY_LACK ? min(max((there + KEYS - 1) / KEYS, 0), ROWS) : ROWS;
+    if (MAY_LACK && rows == 0) {
+        arrive(full);
+        return;
+    }
+    arrive_expecting(full, rows * SLABS * BOX_BYTES);
 #pragma unroll
-    for (int i = 0; i < SLABS; ++i)
-        load_box(to + i * KV_SLAB, map, full, i * 64, entry.row + block * BLOCK_K, head, entry.place);
+    for (int i = 0; i < ROWS * SLABS; ++i)
+        if (!MAY_LACK || i / SLABS < rows)
+            load_box(to + i * BOX_BYTES, map, full, i % SLABS * COLUMNS,
+                     entry.row + block * BLOCK_K + i / SLABS * KEYS, head, entry.place);
 }
 
 DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, u32 parity) {
@@ -120,7 +149,7 @@ DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, 
         arrive_expecting(full, QK_SLABS * GROUP_Q * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < QK_SLABS; ++i)
-            load_box(to + i * Q_SLAB, a.q_map, full, i * 64, entry.row + t.row + (i32)group * GROUP_Q, t.head,
+            load_box(to + i * Q_SLAB, a.q_map, full, i * SLAB_COLUMNS, entry.row + t.row + (i32)group * GROUP_Q, t.head,
                      entry.place);
     }
 }
@@ -140,13 +169,19 @@ DEVICE void load_tiles(const arguments &a) {
             break;
         const i32 k_head = t.head / (i32)a.key_share, v_head = t.head / (i32)a.value_share;
         const auto load_keys = [&](i32 block) {
-            load_block<QK_SLABS, K_IS_RAGGED>(a.k_map, k_at(k.stage), k_full(k.stage), k_empty(k.stage), k.phase, block,
-                                              k_head, k_entry(a, t.batch, t.keys), t.keys > 0);
+            wait(k_empty(k.stage), k.phase ^ 1);
+            load_block<QK_SLABS, BLOCK_K, SLAB_COLUMNS, K_IS_RAGGED>(a.k_map, k_at(k.stage), k_full(k.stage), block,
+                                                                     k_head, k_entry(a, t.batch, t.keys),
+                                                                     t.keys - block * BLOCK_K);
             k.advance();
         };
         const auto load_values = [&](i32 block) {
-            load_block<V_SLABS, V_IS_RAGGED>(a.v_map, v_at(v.stage), v_full(v.stage), v_empty(v.stage), v.phase, block,
-                                             v_head, v_entry(a, t.batch, t.keys), t.keys > 0);
+            wait(v_empty(v.stage), v.phase ^ 1);
+            const i32 used = t.keys - block * BLOCK_K;
+            if constexpr (IS_FP8)
+                store_words(used_at(v.stage), words{{(u32)used}});
+            load_block<V_SLABS, V_BOX, 64, V_IS_RAGGED>(a.v_map, v_at(v.stage), values_loaded(v.stage), block, v_head,
+                                                        v_entry(a, t.batch, t.keys), used);
             v.advance();
         };
         i32 block = t.blocks.last - 1;
@@ -161,6 +196,8 @@ DEVICE void load_tiles(const arguments &a) {
         load_values(block);
         index = next;
     }
+    if constexpr (IS_FP8)
+        end_values(v);
 }
 
 /* ---- Consumers ---- */
@@ -176,6 +213,7 @@ struct consumer {
     cursor<STAGES> block; /* the next block, whose scores are not made yet */
     cursor<Q_STAGES> q;   /* the next tile */
     u32 parity;           /* of the next tile */
+    largest amax;
     scores s;
     weights p;
     results o;
@@ -191,12 +229,6 @@ DEVICE void pass_turn(const consumer &c) {
         arrive_threads(TURN + 1 - c.group, 256);
 }
 
-/* One lane of each warp. */
-DEVICE void release(u32 barrier) {
-    if (lane_index() == 0)
-        arrive(barrier);
-}
-
 DEVICE tile await_tile(const consumer &c) {
     wait(q_full(c.q.stage, c.group), c.q.phase);
     return receive_tile(tile_at(c.parity, c.group));
@@ -208,18 +240,20 @@ DEVICE void issue_scores(consumer &c) {
     mma_fence();
     multiply_scores_first(c.s, queries, keys);
 #pragma unroll
-    for (int k = 1; k < HEAD_QK / 16; ++k)
-        multiply_scores(c.s, queries + k / 4 * (Q_SLAB >> 4) + k % 4 * 2, keys + k / 4 * (KV_SLAB >> 4) + k % 4 * 2);
+    for (int k = 1; k < HEAD_QK / STEP; ++k)
+        multiply_scores(c.s, queries + k / 4 * (Q_SLAB >> 4) + k % 4 * 2, keys + k / 4 * (K_SLAB >> 4) + k % 4 * 2);
     mma_commit();
 }
 
 /* O += P V, of the block before the next one. */
 DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
-    const u32 values = mn_major(v_at(stage), KV_SLAB);
+    const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), V_SLAB);
     mma_fence();
 #pragma unroll
-    for (int k = 0; k < BLOCK_K / 16; ++k)
-        multiply_values(c.o, c.p + 4 * k, values + k * (16 * ROW_BYTES >> 4), !is_first || k > 0);
+    for (int k = 0; k < BLOCK_K / STEP; ++k) {
+        const u32 at = IS_FP8 ? k / 2 * (V_SLABS * SQUARE_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
+        multiply_values(c.o, c.p + 4 * k, values + at, !is_first || k > 0);
+    }
     mma_commit();
 }
 
@@ -234,7 +268,7 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     for (i32 i = max(used, 0) * 8 + (i32)threadIdx.x % 128; i < BLOCK_K * 8; i += 128)
 #pragma unroll
         for (int slab = 0; slab < V_SLABS; ++slab)
-            store_words_of_many(v_at(at.stage) + slab * KV_SLAB + i * 16, words{});
+            store_words_of_many(v_at(at.stage) + slab * V_SLAB + i * 16, words{});
     publish_to_async_proxy();
     sync_threads(VALUES_CLEARED + c.group, 128);
 }
@@ -242,7 +276,7 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
 /* Products become natural scores. What is beyond the tensors reads the last element, and is masked afterwards. */
 template <class P>
 DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32 block, float slope) {
-    const float scale = scale_of(a);
+    const float scale = score_scale_of(a, t.batch, t.head);
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2), last_key = (i32)a.keys - 1;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -279,7 +313,10 @@ template <class P> DEVICE void drop(weights &p, const P &a, const tile &t, i32 f
         u32 kept[] = {find_kept<false, 8>(a, t.batch, t.head, query, key + i)};
         settle(kept[0]);
 #pragma unroll
-        for (int k = 0; k < 16 && i / 4 + k < BLOCK_K / 4; ++k)
+        for (int k = 0; IS_FP8 && k < 8; ++k)
+            drop_four(p[i / 8 + k], kept, k / 2 * 8 + k % 2 * 2);
+#pragma unroll
+        for (int k = 0; !IS_FP8 && k < 16 && i / 4 + k < BLOCK_K / 4; ++k)
             drop_pair(p[i / 4 + k], kept, 2 * k);
     }
 }
@@ -339,12 +376,16 @@ DEVICE void release_queries(const consumer &c) {
     arrive(q_empty(before.stage, c.group));
 }
 
+/* Of scores, times log2(e). Not 0: 0 times what hides a score is not -inf. */
+DEVICE float in_units(float scale) {
+    scale *= 1.44269504f;
+    return scale == 0 ? 1e-45f : scale;
+}
+
 DEVICE void multiply_tiles(const arguments &a, u32 group) {
     consumer c;
-    c.group = group, c.parity = 0;
-    c.scale = (HAS_TERMS ? 1.0f : scale_of(a)) * 1.44269504f;
-    c.scale = c.scale == 0 ? 1e-45f : c.scale; /* 0 times what hides a score is not -inf */
-    const float hidden_score = c.scale < 0 ? infinity() : -infinity();
+    c.group = group, c.parity = 0, c.amax = largest{};
+    c.scale = in_units(HAS_TERMS ? 1.0f : scale_of(a));
     bool is_scored = false, holds_queries = false;
     i32 behind = 0; /* blocks to pass over */
     tile t = await_tile(c);
@@ -367,6 +408,9 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             start_tile(c);
         }
         start_rows(c.rows);
+        if constexpr (IS_FP8 && !HAS_TERMS)
+            c.scale = in_units(score_scale_of(a, t.batch, t.head));
+        const float hidden_score = c.scale < 0 ? infinity() : -infinity();
         /* Where all keys take part: read back from shared memory, their number hid from the compiler at HEAD_QK 192 that
            a warp stays together. */
         constexpr bool HAS_ALL_KEYS = HAS_ALIBI && !HAS_SEQ_LEN_KV && !HAS_BLOCK_MASK;
@@ -375,7 +419,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         const float slope = slope_of(a, t.head);
         bool is_first = true;
         i32 block = own.last - 1;
-        if constexpr (HAS_SEQ_LEN_KV)
+        if constexpr (HAS_SEQ_LEN_KV && !IS_FP8)
             clear_values(c, t, block);
 #pragma unroll 1
         for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
@@ -436,11 +480,12 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         settle_all(c.o);
         release(v_empty(now.stage));
         store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at,
-                   O_LEAVES_THROUGH_Q ? Q_SLAB : WARP_SLAB);
+                   O_LEAVES_THROUGH_Q ? Q_SLAB : WARP_SLAB, c.amax);
         holds_queries = O_LEAVES_THROUGH_Q;
     }
     if (lane_index() == 0)
         wait_stores_read<0>(); /* shared memory must outlive its last reader */
+    c.amax.store(a);
 }
 
 /* ---- The kernel ---- */
@@ -448,7 +493,9 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
 DEVICE void init_barriers() {
     for (u32 i = 0; i < STAGES; ++i) {
         barrier_init(k_full(i), 1);
-        barrier_init(v_full(i), 1);
+        barrier_init(v_full(i), IS_FP8 ? TRANSPOSERS : 1);
+        if (IS_FP8)
+            barrier_init(values_loaded(i), 1);
         barrier_init(k_empty(i), 4 * GROUPS);
         barrier_init(v_empty(i), 4 * GROUPS);
     }
@@ -475,6 +522,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward_sm90(
         shrink_registers<PRODUCER_REGISTERS>();
         if (warp == 0 && elect_one())
             load_tiles(a);
+        if (IS_FP8 && warp > 0)
+            transpose_values(warp - 1);
     } else {
         grow_registers<CONSUMER_REGISTERS>();
         multiply_tiles(a, warp / 4 - 1);

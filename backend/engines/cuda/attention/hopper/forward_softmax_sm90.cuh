@@ -3,15 +3,19 @@
    nothing by that while weights fit their type; whether they do, the sums tell, which are made anyway. Where a weight
    may be too large, or the first sum of a row is so small that weights were lost, the warp takes the usual way for the
    block: finds the maximum, rescales what was summed, and keeps that maximum.
+   FP8       weights are E4M3, 2^HEADROOM at the maximum that exponents are relative to: so those of 2^-15 of it are not
+             lost yet, and no block needs another maximum until one exceeds E4M3. The largest weight of each row tells,
+             which costs nothing beside 2^x; the first block's maximum is found
    Layout    [4j + 2h + e] of any accumulator is row 16 warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e */
 
 using scores = float[BLOCK_K / 2];
-using weights = u32[BLOCK_K / 4]; /* pairs, as A operands of 16 keys lie */
+using weights = u32[BLOCK_K * sizeof(in_t) / 8]; /* as A operands of 16 or 32 keys lie */
 using results = float[HEAD_V / 2];
 
 /* Sums of a block's weights within these bounds were made of weights that fit. */
 constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
-constexpr bool ALWAYS_FINDS_MAXIMUM = HAS_MAX || HAS_SUM_EXP;
+constexpr bool ALWAYS_FINDS_MAXIMUM = !IS_FP8 && (HAS_MAX || HAS_SUM_EXP);
+constexpr float LARGEST_E4M3 = 448, HEADROOM = IS_FP8 ? 6 : 0;
 
 template <class P> DEVICE float scale_of(const P &a) {
     if constexpr (HAS_SCALE)
@@ -26,6 +30,7 @@ DEVICE float infinity() { return __int_as_float(0x7f800000); }
 struct row_pair {
     float maximum[2]; /* what exponents are relative to; -inf: no key was seen */
     float sum[2];     /* of this thread's columns */
+    float top[2];     /* FP8: the largest weight of this thread's columns */
     bool finds_maximum;
 };
 
@@ -51,8 +56,20 @@ DEVICE float maximum_of_quad(float x) {
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/* Weights, and their sums by rows. */
-DEVICE void exponentiate(weights &p, float (&sum)[2], const scores &s, float scale, const float (&maximum)[2]) {
+/* Element i of an accumulator, and the next one. FP8: a word has the keys 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, t being
+   the lane % 4, in the place of 4t .. 4t + 3; V^T has its columns in the same order. */
+template <class T> DEVICE void set_weights(weights &p, int i, float low, float high) {
+    if constexpr (!IS_FP8)
+        p[i / 2] = rounded_pair<T>(low, high);
+    else if (i / 4 % 2 == 0)
+        p[i / 8 * 2 + i / 2 % 2] = ptx::cvt_e4m3x2(high, low);
+    else
+        p[i / 8 * 2 + i / 2 % 2] |= (u32)ptx::cvt_e4m3x2(high, low) << 16;
+}
+
+/* Weights, their sums by rows, and the largest ones. */
+DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], const scores &s, float scale,
+                         const float (&maximum)[2]) {
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 2; i += 2) {
@@ -61,12 +78,16 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], const scores &s, float sca
         const float high = exp2_approx(fmaf(s[i + 1], scale, -maximum[h]));
         sum[h] += low;
         sum[h] += high;
-        p[i / 2] = rounded_pair<in_t>(low, high);
+        if constexpr (IS_FP8)
+            top[h] = fmaxf(top[h], fmaxf(low, high));
+        set_weights<in_t>(p, i, low, high);
     }
 }
 
-/* Whether any row of the warp has a sum beyond the bounds. */
-DEVICE bool is_beyond(const float (&sum)[2], bool is_first) {
+/* Whether weights of any row of the warp do not fit. */
+DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first) {
+    if constexpr (IS_FP8)
+        return __any_sync(~0u, fmaxf(top[0], top[1]) > LARGEST_E4M3);
     bool beyond = !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
     if (is_first)
         beyond |= !(fminf(sum_of_quad(sum[0]), sum_of_quad(sum[1])) > LEAST_SUM);
@@ -81,36 +102,41 @@ DEVICE void find_maximum(row_pair &rows, float (&maximum)[2], float (&rescale)[2
         largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i] * scale);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const float now = fmaxf(rows.maximum[h], maximum_of_quad(largest[h]));
+        const float now = fmaxf(rows.maximum[h], maximum_of_quad(largest[h]) - HEADROOM);
         maximum[h] = now == -infinity() ? 0.0f : now;
         rescale[h] = exp2_approx(rows.maximum[h] - maximum[h]);
         rows.maximum[h] = now;
         rows.sum[h] *= rescale[h];
+        rows.top[h] *= rescale[h];
     }
 }
 
 DEVICE void start_rows(row_pair &rows) {
-    rows.finds_maximum = hidden(ALWAYS_FINDS_MAXIMUM);
+    constexpr bool FINDS_MAXIMUM = ALWAYS_FINDS_MAXIMUM || IS_FP8;
+    rows.finds_maximum = hidden(FINDS_MAXIMUM);
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-        rows.maximum[h] = ALWAYS_FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = 0;
+        rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
 /* No product may be under way. */
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, bool is_first) {
     float sum[2];
     if (!rows.finds_maximum) {
-        exponentiate(p, sum, s, scale, rows.maximum);
-        rows.finds_maximum = is_beyond(sum, is_first);
+        float top[2] = {rows.top[0], rows.top[1]};
+        exponentiate(p, sum, top, s, scale, rows.maximum);
+        rows.finds_maximum = is_beyond(sum, top, is_first);
         if (rows.finds_maximum && is_first)
             rows.maximum[0] = rows.maximum[1] = -infinity();
-        if (!rows.finds_maximum)
+        if (!rows.finds_maximum) {
             rows.sum[0] += sum[0], rows.sum[1] += sum[1];
+            rows.top[0] = top[0], rows.top[1] = top[1];
+        }
     }
     if (rows.finds_maximum) {
         float maximum[2], rescale[2];
         find_maximum(rows, maximum, rescale, s, scale);
-        exponentiate(p, sum, s, scale, maximum);
+        exponentiate(p, sum, rows.top, s, scale, maximum);
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];
         if (!is_first) {
             settle_all(o);

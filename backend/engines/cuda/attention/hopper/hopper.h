@@ -11,7 +11,13 @@ weftStatus_t attention_hopper_check_device(const struct device *device);
 /* Rows of 16 bits that the copy engine takes: contiguous, strides and addresses multiples of 16 bytes. */
 weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor);
 
-/* A map of a [B, H, S, D] tensor, padded or ragged: boxes of so many rows of 64 columns, swizzled by 128 bytes. */
+/* The same of any type. */
+weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const struct tensor *tensor);
+
+/* A map of a [B, H, S, D] tensor, padded or ragged: boxes of so many rows of 128 bytes, or of 64, swizzled by as much. */
+void attention_hopper_print_box_map(struct kernel_print *print, const struct cuda_attention *c,
+                                    const struct tensor *tensor, int rows, int row_bytes, const char *name);
+/* Of 128 bytes. */
 void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                                 int rows, const char *name);
 /* Behind all maps: NAME_entry(arguments, batch entry, rows in use), which gives the coordinates of a tensor's batch
@@ -25,14 +31,16 @@ void attention_hopper_print_scores(struct kernel_print *print, const struct cuda
 /* What joins scaled products: ALiBi, the bias, the score modifier. */
 void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c);
 
-/* D[64 x columns] (+)= A[64 x 16] B[16 x columns] of 16-bit operands: NAME(d, a, b). Those in shared memory are given
-   by the low words of their descriptors: sums of 64 bits would take registers. is_fresh: what was in d is dead before,
-   and the compiler may know it. */
+/* D[64 x columns] (+)= A[64 x 16] B[16 x columns] of 16-bit operands, or, with is_fp8, of 32 along k, both K-major:
+   NAME(d, a, b). Those in shared memory are given by the low words of their descriptors: sums of 64 bits would take
+   registers. is_fresh: what was in d is dead before, and the compiler may know it. b_is_narrow: its rows have 64 bytes.
+   b_type: NULL where it is a's. */
 struct attention_product {
     const char *name, *type;
     int columns;
     enum { PRODUCT_A_K, PRODUCT_A_MN, PRODUCT_A_REGISTERS } a; /* K-major, MN-major, or four registers */
-    bool b_is_mn, is_fresh;
+    bool b_is_mn, is_fresh, is_fp8, b_is_narrow;
+    const char *b_type;
     enum {
         PRODUCT_REPLACES,
         PRODUCT_ADDS,

@@ -15,16 +15,17 @@ weftStatus_t attention_hopper_check_device(const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-static bool is_multiple(int64_t elements) { return elements > 0 && elements % 8 == 0; }
+static int64_t bytes_of(const struct tensor *tensor, int64_t elements) {
+    return dtype_bytes((weftDataType_t)tensor->type, elements);
+}
 
-weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor) {
-    bool fits = tensor->strides.at[3] == 1 && tensor->alignment % 16 == 0 && tensor->dims.at[3] % 8 == 0;
-    for (int i = tensor->ragged_offset ? 1 : 0; i < 3; i++)
-        fits = fits && (tensor->dims.at[i] == 1 || is_multiple(tensor->strides.at[i]));
-    if (tensor->type != c->a->q->type || !dtype_is_half((weftDataType_t)tensor->type))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
-             descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
-             dtype_of((weftDataType_t)tensor->type)->name, dtype_of((weftDataType_t)c->a->q->type)->name);
+weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const struct tensor *tensor) {
+    bool fits = tensor->strides.at[3] == 1 && tensor->alignment % 16 == 0;
+    fits = fits && bytes_of(tensor, tensor->dims.at[3]) % 16 == 0;
+    for (int i = tensor->ragged_offset ? 1 : 0; i < 3; i++) {
+        int64_t stride = tensor->strides.at[i];
+        fits = fits && (tensor->dims.at[i] == 1 || (stride > 0 && bytes_of(tensor, stride) % 16 == 0));
+    }
     if (!fits) /* of one element none does, so that none here is a number by value */
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: %s does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine wants them.",
@@ -32,18 +33,29 @@ weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const 
     return WEFT_STATUS_SUCCESS;
 }
 
-void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
-                                int rows, const char *name) {
-    struct cuda_map map = {.form = {.type = tensor->type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : TENSOR_MAP_BF16,
+weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor) {
+    if (tensor->type != c->a->q->type || !dtype_is_half((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
+             descriptor_label(region_node(c->region, 0)->op), descriptor_label(&tensor->base),
+             dtype_of((weftDataType_t)tensor->type)->name, dtype_of((weftDataType_t)c->a->q->type)->name);
+    return attention_hopper_check_rows(c, tensor);
+}
+
+void attention_hopper_print_box_map(struct kernel_print *print, const struct cuda_attention *c,
+                                    const struct tensor *tensor, int rows, int row_bytes, const char *name) {
+    int64_t bytes = bytes_of(tensor, 1);
+    struct cuda_map map = {.form = {.type = bytes == 1                       ? TENSOR_MAP_U8
+                                            : tensor->type == WEFT_DATA_HALF ? TENSOR_MAP_F16
+                                                                             : TENSOR_MAP_BF16,
                                     .rank = 4,
-                                    .box = {64, (uint32_t)rows, 1, 1},
-                                    .swizzle = TENSOR_MAP_128B,
+                                    .box = {(uint32_t)(row_bytes / bytes), (uint32_t)rows, 1, 1},
+                                    .swizzle = row_bytes == 64 ? TENSOR_MAP_64B : TENSOR_MAP_128B,
                                     .promotion = TENSOR_MAP_L2_128B}};
     for (int i = 0; i < 4; i++) {
         int dim = (int[]){3, 2, 1, 0}[i];
         map.form.dims[i] = (uint64_t)tensor->dims.at[dim];
         if (i > 0) /* of one row, head or batch entry the stride means nothing */
-            map.form.strides[i - 1] = tensor->dims.at[dim] == 1 ? 16 : (uint64_t)tensor->strides.at[dim] * 2;
+            map.form.strides[i - 1] = tensor->dims.at[dim] == 1 ? 16 : (uint64_t)(tensor->strides.at[dim] * bytes);
     }
     if (tensor->ragged_offset) { /* rows count twice, and the map begins where an entry that ends at the tensor would */
         map.form.dims[3] = PLACES_MOST;
@@ -55,10 +67,15 @@ void attention_hopper_print_map(struct kernel_print *print, const struct cuda_at
     print_map(print, graph_find_value(c->graph, tensor), &map, name);
 }
 
+void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
+                                int rows, const char *name) {
+    attention_hopper_print_box_map(print, c, tensor, rows, 128, name);
+}
+
 static void print_offsets(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                           const char *name) {
     const struct tensor *offsets = tensor->ragged_offset;
-    int64_t row = tensor->dims.at[2] == 1 ? PLACE_BYTES / 2 : tensor->strides.at[2]; /* as the map has it */
+    int64_t row = tensor->dims.at[2] == 1 ? PLACE_BYTES / bytes_of(tensor, 1) : tensor->strides.at[2]; /* of the map */
     char field[48];
     snprintf(field, sizeof field, "%s_offsets", name);
     print_ragged(print, (weftDataType_t)offsets->type, graph_find_value(c->graph, offsets), offsets->strides.at[0],
@@ -83,8 +100,8 @@ void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_
         return;
     }
     print_offsets(print, c, tensor, name);
-    text_add(&print->code, "    return ragged_entry(batch * p.%s_offsets, p.%s_row, p.%s_rows, used);\n}\n\n", name,
-             name, name);
+    text_add(&print->code, "    return ragged_entry<%d>(batch * p.%s_offsets, p.%s_row, p.%s_rows, used);\n}\n\n",
+             (int)(PLACE_BYTES / bytes_of(tensor, 1)), name, name, name);
 }
 
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
@@ -134,8 +151,9 @@ void attention_hopper_print_product(struct text *code, const struct attention_pr
         text_add(code, "setp.ne.b32 p, %d, 0; ", product->adds == PRODUCT_ADDS);
     if (!in_registers)
         text_add(code, "mov.b64 a, {%%%d, 0x40000040}; ", count);
-    text_add(code, "mov.b64 b, {%%%d, 0x40000040};\"\n        \" wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {", b,
-             product->columns, product->type, product->type);
+    text_add(code, "mov.b64 b, {%%%d, %s};\"\n        \" wgmma.mma_async.sync.aligned.m64n%dk%d.f32.%s.%s {", b,
+             product->b_is_narrow ? "0x80000020" : "0x40000040", product->columns, product->is_fp8 ? 32 : 16,
+             product->type, product->b_type ? product->b_type : product->type);
     for (int i = 0; i < count; i++)
         text_add(code, "%s%%%d", i ? "," : "", i);
     text_add(code, "}, ");
@@ -143,11 +161,13 @@ void attention_hopper_print_product(struct text *code, const struct attention_pr
         text_add(code, "{%%%d,%%%d,%%%d,%%%d}", count, count + 1, count + 2, count + 3);
     else
         text_add(code, "a");
-    text_add(code, ", b, p, 1, 1%s, %d; }\"\n        : ",
-             in_registers                 ? ""
-             : product->a == PRODUCT_A_MN ? ", 1"
-                                          : ", 0",
-             product->b_is_mn);
+    text_add(code, ", b, p, 1, 1%s%s; }\"\n        : ",
+             in_registers || product->is_fp8 ? ""
+             : product->a == PRODUCT_A_MN    ? ", 1"
+                                             : ", 0",
+             product->is_fp8    ? ""
+             : product->b_is_mn ? ", 1"
+                                : ", 0");
     for (int i = 0; i < count; i++)
         text_add(code, "%s\"%sf\"(d[%d])", i ? ", " : "", product->is_fresh ? "=" : "+", i);
     text_add(code, "\n        : %s\"r\"(b)%s);\n}\n\n",
