@@ -3,6 +3,7 @@ pages, and what is multiplied where; and the largest numbers that it made."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -54,12 +55,23 @@ def score_magnitudes(case: Case, true: dict[str, Any]) -> np.ndarray:
     return np.abs(case.scale) * np.einsum("bhid,bhjd->bhij", q, k)
 
 
-def roundings(case: Case, true: dict[str, Any], rows_are_rounded: bool) -> list[Any]:
-    """What rounding weights to 16 bits, and rows with scales of their own, may do to o and statistics."""
+FP8 = ("e4m3", "e5m2")
+TAIL = 2.0**-16  # of the largest weight of a row: half of what E4M3 tells apart beside it, at worst
+
+
+def roundings(case: Case, true: dict[str, Any], rows_are_rounded: bool, is_fp8: bool = False) -> list[Any]:
+    """What rounding weights to 16 bits, and rows with scales of their own, may do to o and statistics.
+    is_fp8: weights become E4M3. Their roundings go up as often as down, so that all of a row together are off
+    by a few of the largest, unless weights are alike: then by as much of o as of each."""
     unit, sums = checks.roundoff("bf16"), score_magnitudes(case, true)
     weights, *_ = softmax(case.scores(true), case.sinks(true))
     values = np.abs(repeat(true["v"], case.heads[0]))
     lost = np.einsum("bhij,bhjd->bhid", weights, values)
+    if is_fp8:
+        off = checks.roundoff("e4m3") * weights + TAIL * weights.max(-1, keepdims=True, initial=0)
+        alike = np.abs(np.einsum("bhij,bhjd->bhid", weights, repeat(true["v"], case.heads[0])))
+        spread = np.sqrt(np.einsum("bhij,bhjd->bhid", off**2, values**2))
+        return [checks.roundoff("e4m3") * alike + 4 * spread, None, None, None]
     if not rows_are_rounded:
         return [unit * lost, None, None, None]
     seen = np.where(case.visible(true), 2 * unit * sums, 0).max(-1, keepdims=True, initial=0)
@@ -81,7 +93,8 @@ def check_scaled(
     if pages:
         inputs = in_pages(case, inputs, pages)
         case = replace(case, options=case.options | {"paged_attention_max_seq_len_kv": case.columns})
-    rounded = roundings(case, true, share != "tensor")
+    is_fp8 = all(dtype in FP8 for dtype in types)
+    rounded = roundings(case, true, share != "tensor", is_fp8 and share != "row")
     out = ["bf16", *["bf16" if share != "tensor" else "f32"] * 2, "f32"]
     magnitude = float(score_magnitudes(case, true).max(initial=20))
     want[3] = None if share != "tensor" else want[3]
@@ -94,6 +107,7 @@ def check_scaled(
         knobs=knobs,
         layouts=layouts,
         out=out,
+        of_fp8=is_fp8,
     )
 
 
@@ -213,14 +227,44 @@ FP8_CASES = {
     "causal, sink": scaled(20, 70, 48, right=0, sink=True),
     "no keys": scaled(20, 70, 48, seq_len_kv=[0, 0]),
     "heads of 4": scaled(9, 20, 4, value_depth=520),
+    "several blocks": scaled(150, 300, 128, 1),
+    "a ragged block, window": scaled(200, 333, 96, value_depth=80, left=100, right=20),
+    "at the end, lengths": scaled(
+        70, 300, 64, right=0, alignment=BOTTOM_RIGHT, seq_len_q=[61, 70], seq_len_kv=[129, 258]
+    ),
+    "heads of 256, alibi": scaled(130, 140, 256, 1, alibi=True),
+    "heads of 192 and 128, a bias": scaled(65, 129, 192, value_depth=128, bias=(1, 4, 65, 129)),
 }
 
 
 @pytest.mark.parametrize("out", ["e4m3", "e5m2", "bf16"])
 @pytest.mark.parametrize("name", FP8_CASES)
 def test_fp8(name: str, out: str) -> None:
-    case = FP8_CASES[name]
+    check_fp8(FP8_CASES[name], ("e4m3", "e4m3", "e4m3"), out)
+
+
+@pytest.mark.parametrize("types", list(itertools.product(FP8, repeat=3)), ids="-".join)
+def test_fp8_of_two_kinds(types: tuple[str, str, str]) -> None:
+    check_fp8(scaled(40, 130, 64), types, "e4m3", "batch and head")
+
+
+def test_fp8_rows_of_every_size() -> None:
+    """Weights from 2^-30 to 1, and keys that exceed those before them late."""
+    case = scaled(140, 400, 64)
     inputs = scaled_inputs(case, ("e4m3", "e4m3", "e4m3"), "tensor")
+    inputs["q"] = checks.narrow(np.linspace(0, 2, 140)[:, None] * checks.exact(inputs["q"]), "e4m3")
+    order = np.argsort(-np.abs(checks.exact(inputs["k"])).sum(-1), axis=-1)
+    inputs["k"] = np.take_along_axis(inputs["k"], order[..., None], axis=2)
+    inputs["descale_q"] = np.full((1, 1, 1, 1), 5, np.float32)
+    compare_fp8(case, inputs, "bf16")
+
+
+def check_fp8(case: Case, types: tuple[str, str, str], out: str, share: str = "tensor") -> None:
+    """o, stats, amax_s and amax_o with all scales."""
+    compare_fp8(case, scaled_inputs(case, types, share), out)
+
+
+def compare_fp8(case: Case, inputs: dict[str, Any], out: str) -> None:
     true = true_inputs(inputs)
     inputs |= {key: np.full((1, 1, 1, 1), value, np.float32) for key, value in
                {"scale_s": 256, "descale_s": 1 / 128, "scale_o": 16}.items()}  # fmt: skip
@@ -228,11 +272,12 @@ def test_fp8(name: str, out: str) -> None:
     o = 2 * forward(case, true)[0]
     amax = [np.full((1, 1, 1, 1), np.abs(each).max(initial=0)) for each in (weights, o)]
     want = [16 * o, stats, *amax]
-    lost = 2 * roundings(case, true, False)[0]
-    magnitude = 32 * float(np.abs(true["v"]).max()) + float(score_magnitudes(case, true).max())
+    lost = 2 * roundings(case, true, False, True)[0]
+    sums = forward(case, true | {"v": np.abs(true["v"])})[0].max(initial=0)
+    magnitude = max(32 * float(sums), float(score_magnitudes(case, true).max()))
     checks.check(
         run_fp8(case), inputs, want, magnitude=magnitude, out=[out, "f32", "f32", "f32"],
-        rounded=[16 * lost, None, None, lost.max(initial=0)], layouts=["packed"],
+        rounded=[16 * lost, None, None, lost.max(initial=0)], layouts=["packed"], of_fp8=True,
     )  # fmt: skip
 
 
