@@ -386,6 +386,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
     consumer c;
     c.group = group, c.parity = 0, c.amax = largest{};
     c.scale = in_units(HAS_TERMS ? 1.0f : scale_of(a));
+    float hidden_score = c.scale < 0 ? infinity() : -infinity();
     bool is_scored = false, holds_queries = false;
     i32 behind = 0; /* blocks to pass over */
     tile t = await_tile(c);
@@ -408,9 +409,10 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             start_tile(c);
         }
         start_rows(c.rows);
-        if constexpr (IS_FP8 && !HAS_TERMS)
+        if constexpr (IS_FP8 && !HAS_TERMS) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
-        const float hidden_score = c.scale < 0 ? infinity() : -infinity();
+            hidden_score = c.scale < 0 ? infinity() : -infinity();
+        }
         /* Where all keys take part: read back from shared memory, their number hid from the compiler at HEAD_QK 192 that
            a warp stays together. */
         constexpr bool HAS_ALL_KEYS = HAS_ALIBI && !HAS_SEQ_LEN_KV && !HAS_BLOCK_MASK;
