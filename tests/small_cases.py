@@ -296,6 +296,25 @@ def byte_attention(dtype: str, queries: int, keys: int, by_rows: bool) -> Any:
     return build
 
 
+def fp8_attention(queries: int, keys: int, size: int, out: str, **options: Any) -> Any:
+    """Operands of FP8 alone, of both kinds, with all scales and largest numbers: that of o is a value, which
+    the first query of a causal pass sees alone."""
+
+    def build(t: Maker) -> None:
+        q = t(2, 4, queries, size, dtype="e4m3")
+        k, v = (t(2, 2, keys, size, dtype=dtype) for dtype in ("e5m2", "e4m3"))
+        scales = [t(1, 1, 1, 1, dtype="f32", low=0.5) for _ in range(6)]
+        extra = {key: make(t) if callable(make) else make for key, make in options.items()}
+        o, stats, amax_s, amax_o = t.g.sdpa_fp8(
+            q, k, v, *scales, attn_scale=0.1, use_causal_mask=True, generate_stats=True, **extra
+        )
+        t.out(o, dtype=out)
+        for each in (stats, amax_s, amax_o):
+            t.out(each, dtype="f32")
+
+    return build
+
+
 def attention_gradient(t: Maker) -> None:
     """Rows of 120 bytes, which Hopper's copy engine does not take."""
     q, k, v, o, d_o = (t(2, 2, 70, 60) for _ in range(5))
@@ -1058,6 +1077,38 @@ CASES = {
         "attention_hopper",
         attention(
             dims=(2, 70, 150, 64),
+            attn_scale=0.1,
+            dropout=lambda t: (0.25, *(t(1, 1, 1, 1, dtype="i32", values=ONE) for _ in "so")),
+        ),
+    ),
+    "attention on Hopper, FP8": Case(
+        "amax_clear forward_sm90", "attention_hopper", fp8_attention(200, 300, 128, "e4m3")
+    ),
+    "attention on Hopper, FP8, dynamic": Case(
+        "forward_counter_sm90 amax_clear forward_sm90",
+        "attention_hopper",
+        fp8_attention(400, 400, 64, "bf16"),
+        knobs={"KERNEL_CFG": 2},
+    ),
+    "attention on Hopper, FP8, padded": Case(
+        "amax_clear forward_sm90",
+        "attention_hopper",
+        fp8_attention(
+            150,
+            200,
+            208,
+            "e4m3",
+            use_padding_mask=True,
+            seq_len_q=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[131]]], [[[150]]]])),
+            seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[200]]], [[[77]]]])),
+        ),
+    ),
+    "attention on Hopper, FP8, dropout": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(2, 70, 150, 64),
+            dtype="e4m3",
             attn_scale=0.1,
             dropout=lambda t: (0.25, *(t(1, 1, 1, 1, dtype="i32", values=ONE) for _ in "so")),
         ),
