@@ -498,6 +498,13 @@ static const struct attention_case hopper_forward_cases[] = {
      .forward = "wgmma of bf16, heads of 192 and 128, 128 queries x 128 keys"},
     {"256", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 256, 256, .is_causal = true, .is_padded = true, .forward_kernels = 1,
      .forward = "wgmma of bf16, heads of 256 and 256, 128 queries x 64 keys"},
+    {"FP8 of 64", E4M3, BF16, 0, 2, 8, 8, 4, 512, 512, 48, 64, .forward_kernels = 1,
+     .forward = "wgmma of e4m3, heads of 64 and 64, 192 queries x 128 keys, static"},
+    {"FP8 of 128, all scales", E4M3, E4M3, 0, 2, 8, 2, 2, 500, 700, 128, 128, .is_causal = true, .is_padded = true,
+     .scales = SCALES, .is_fp8 = true, .forward_kernels = 2,
+     .forward = "wgmma of e4m3, heads of 128 and 128, 128 queries x 128 keys, static"},
+    {"FP8 of 208 and 256", WEFT_DATA_FP8_E5M2, F16, 0, 2, 8, 8, 8, 500, 512, 208, 256, .shared_type = E4M3,
+     .has_sink = true, .forward_kernels = 1, .forward = "wgmma of e5m2, heads of 224 and 256, 128 queries x 64 keys"},
 };
 
 static void build_hopper_forward_cases(void) {
@@ -636,10 +643,39 @@ static void double_largest(struct model *m) {
     add(m, op);
 }
 
+static void scaled_keys(struct model *m) {
+    struct attention_case c = {"scaled keys", BF16, BF16, 0, 1, 2, 2, 2, 64, 64, 64, 64, .scales = SCALES};
+    add(m, forward_of(&c));
+}
+
+static void scaled_rows(struct model *m) {
+    struct attention_case c = {"scaled rows", E4M3, E4M3, 0, 1, 2, 2, 2, 64, 64, 64, 64, .scales = ROW_SCALES};
+    add(m, forward_of(&c));
+}
+
+static void wide_result_of_fp8(struct model *m) {
+    struct attention_case c = {"wide result", E4M3, F32, 0, 1, 1, 1, 1, 64, 64, 64, 64, .dropout = 0};
+    add(m, forward_of(&c));
+}
+
+static void narrow_rows_of_fp8(struct model *m) {
+    struct attention_case c = {"rows of 24 bytes", E4M3, BF16, 0, 1, 1, 1, 1, 64, 64, 64, 24, .dropout = 0};
+    add(m, forward_of(&c));
+}
+
 static const struct refused_case refusals[] = {
     {&cuda_attention_hopper, scaled_gradients,
      "sdpa_bwd: there are scales of operands or results; the portable attention family takes it."},
     {&cuda_attention, double_largest, "sdpa_bwd: tensor (uid 100) has data type f64. Kernels make FLOAT."},
+    {&cuda_attention_hopper, scaled_keys,
+     "sdpa_fwd: Hopper's forward kernel multiplies FP8 alone by scales; the portable attention family takes it."},
+    {&cuda_attention_hopper, scaled_rows,
+     "sdpa_fwd: Hopper's forward kernel has a scale of a head, not of a row or a block; the portable attention family "
+     "takes it."},
+    {&cuda_attention_hopper, wide_result_of_fp8, "sdpa_fwd: o has data type f32; of FP8 it is FP8, f16 or bf16 here."},
+    {&cuda_attention_hopper, narrow_rows_of_fp8,
+     "sdpa_fwd: tensor (uid 3) does not have rows side by side in memory of whole 16 bytes, as Hopper's copy engine "
+     "wants them."},
     {&cuda_attention_hopper, wide_result,
      "sdpa_fwd: tensor (uid 4) has data type f32, q bf16; here all are f16 or all bf16."},
     {&cuda_attention_hopper, odd_strides,

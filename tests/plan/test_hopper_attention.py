@@ -73,9 +73,13 @@ def forward(
         options |= g._modified_scores("a", {"q": q, "k": k}, soft_cap)
         del options["subgraph_gradients"]
     more = {"score_max": g.tensor(name="max")} if options.pop("max", False) else {}
+    if options.pop("amax", False):
+        more |= {name: g.tensor(name=name, data_type="f32") for name in ("amax_s", "amax_o")}
+    out = options.pop("out", dtype)
     made = g._sdpa_fwd(q, k, v, attn_scale_value=0.1, **options, **more)[:wanted]
     for tensor in (*made, *more.values()):
         tensor.set_output(True)
+    made[0].set_data_type(out)
     g.build()
     (step,) = g.plan.report["steps"]
     return step["family"], " ".join(each["reason"] for each in step["declined"])
@@ -139,6 +143,28 @@ def test_forward_variants(
     assert cubins.check_dumped(tmp_path, diverges=False) >= 1
 
 
+SCALES = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+ALL_SCALES: dict[str, Any] = dict.fromkeys(SCALES, ((1, 1, 1, 1), "f32")) | {"amax": True}
+FP8_VARIANTS = [(64, 64, "causal"), (128, 128, "causal"), (80, 128, "padding"), (128, 128, "modified")]
+FP8_VARIANTS += [(size, size, "everything") for size in (64, 192, 256)] + [(192, 128, "everything")]
+FP8_VARIANTS += [(64, 64, "dropout"), (128, 128, "dropout")]
+FP8_VARIANTS += [(192, 192, "mask"), (256, 256, "bias of odd rows")]
+
+
+@pytest.mark.parametrize(("depth", "value_depth", "name"), FP8_VARIANTS)
+def test_forward_variants_of_fp8(
+    depth: int, value_depth: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE", "off")
+    options = OPTIONS[name] | ({"out": "bf16"} if len(name) % 2 else {}) | ALL_SCALES
+    if name == "dropout":
+        del options["amax"]
+    dtype, q_type = [("e4m3", "e5m2"), ("e5m2", "e4m3")][depth // 64 % 2]
+    assert forward(depth, value_depth, dtype, q_type=q_type, **options)[0] == "cuda.attention_hopper"
+    assert cubins.check_dumped(tmp_path, diverges=False) >= 1
+
+
 def test_a_new_length_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("WEFT_CACHE", "off")
@@ -153,6 +179,10 @@ def test_a_new_length_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ({"rng_dump": ((2, 4, 2000, 2000), "f32")}, "dumps no dropout mask"),
         ({"q_type": "f16"}, "has data type bf16, q f16; here all are f16 or all bf16"),
+        ({"descale_q": ((1, 1, 1, 1), "f32")}, "multiplies FP8 alone by scales"),
+        ({"dtype": "e4m3", "descale_k": ((1, 1, 2000, 1), "f32")}, "has a scale of a head, not of a row"),
+        ({"dtype": "e4m3", "out": "f32"}, "o has data type f32; of FP8 it is FP8, f16 or bf16 here"),
+        ({"dtype": "e4m3", "depth": 72}, "does not have rows side by side in memory of whole 16 bytes"),
         ({"depth": 264}, "heads of up to 256"),
     ],
 )

@@ -5,6 +5,6 @@ DEVICE void raise_largest(float *to, float x) {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2)
         x = fmax(x, __shfl_xor_sync(0xffffffffu, x, lanes));
-    if (lane() == 0 && x > 0)
+    if (threadIdx.x % 32 == 0 && x > 0)
         atomicMax((int *)to, __float_as_int(x));
 }
