@@ -139,7 +139,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2
-    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 22
+    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 28
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -190,6 +190,7 @@ SMALL = [
     streams.pool_backward("from_x_bwd", "f32", MAXIMUM, has_index=False),
     *(products.sdpa("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), is_bwd) for is_bwd in (False, True)),
     products.sdpa("decode", "f32", Attention(2, 4, 2, 1, 9, 4, 4)),
+    products.sdpa_fp8("scaled", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True)),
 ]
 
 

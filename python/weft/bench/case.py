@@ -34,6 +34,9 @@ class Case:
     program: Callable[[Any, Mapping[str, Any]], object] | None = field(default=None)
     """Given torch and the memory by name: a torch program for the same, which may write elsewhere."""
 
+    largest_error: float | None = field(default=None)
+    """Of a right result, where it is not what the arithmetic says."""
+
     bare: Case | None = field(default=None)
     """The product of the same sizes with nothing fused, where this one is not that itself."""
 

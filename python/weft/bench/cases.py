@@ -56,6 +56,10 @@ _NORM_ROWS = [(16384, 1024), (16384, 4096), (4096, 16384)]
 _NORM_IMAGES = [(128, 64, 112), (128, 256, 56), (128, 2048, 7)]
 
 
+_GPU_FP8_ATTENTION = [(64, 8192, "causal"), (128, 2048, "full"), (128, 8192, "full"), (128, 8192, "causal")]
+_GPU_FP8_ATTENTION += [(128, 16384, "causal"), (256, 8192, "full")]
+
+
 def _gpu_attention() -> list[Case]:
     made = []
     for is_backward in (False, True):
@@ -70,6 +74,10 @@ def _gpu_attention() -> list[Case]:
         mla = Attention(2, 32, 32, 4096, 4096, 192, 128, True)
         made.append(products.sdpa(f"{way}_gqa_llama70b_s8192_causal", "bf16", llama, is_backward))
         made.append(products.sdpa(f"{way}_mla192_128_s4096_causal", "bf16", mla, is_backward))
+    for width, length, mask in _GPU_FP8_ATTENTION:
+        heads, batch = 2048 // width, 16384 // length
+        a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
+        made.append(products.sdpa_fp8(f"fwd_fp8_d{width}_s{length}_{mask}", "fp8", a))
     for batch, keys in (64, 4096), (8, 32768):
         decode = Attention(batch, 32, 8, 1, keys, 128, 128)
         made.append(products.sdpa(f"decode_b{batch}_h32_kv8_s{keys}", "bf16", decode))

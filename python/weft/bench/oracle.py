@@ -217,6 +217,13 @@ def sdpa_forward(xp: Any, t: Arrays, a: Attention) -> Arrays:
     return {"o": o, "stats": stats}
 
 
+def sdpa_fp8(xp: Any, t: Arrays, a: Attention) -> Arrays:
+    """The same with scales, and the largest result before its own."""
+    true = {name: t[name] * t[f"descale_{name}"] for name in "qkv"}
+    o = sdpa_forward(xp, true, a)["o"] * (t["scale_s"] * t["descale_s"])
+    return {"o": o * t["scale_o"], "amax_o": xp.amax(xp.abs(o))}
+
+
 def sdpa_backward(xp: Any, t: Arrays, a: Attention) -> Arrays:
     """Gradients of q, k and v; heads of keys sum over the query heads that they serve."""
     found = {f"d{name.upper()}": xp.zeros(tuple(t[name].shape), dtype=xp.float64) for name in "qkv"}
