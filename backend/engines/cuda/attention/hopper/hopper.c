@@ -66,7 +66,8 @@ static const struct knob knobs[] = {
 
 const struct family cuda_attention_hopper = {
     .name = "cuda.attention_hopper",
-    .doc = "scaled dot-product attention of 16 bits and its gradients on Hopper, by its copy engine and wgmma",
+    .doc = "scaled dot-product attention of 16 bits, of FP8, and gradients of 16 bits, on Hopper, by its copy engine "
+           "and wgmma",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,
