@@ -234,6 +234,8 @@ FP8_CASES = {
     ),
     "heads of 256, alibi": scaled(130, 140, 256, 1, alibi=True),
     "heads of 192 and 128, a bias": scaled(65, 129, 192, value_depth=128, bias=(1, 4, 65, 129)),
+    "tiles of a block mask": scaled(200, 400, 64, right=0, alignment=BOTTOM_RIGHT, block_mask=(2, 1)),
+    "a negative scale, window": replace(scaled(70, 300, 64, left=40, right=0), scale=-0.05),
 }
 
 
