@@ -45,8 +45,8 @@ DEVICE float find_largest_score(const row_pair &rows, int h, float &maximum, flo
 /* The tile's row of the warp's first query. */
 DEVICE i32 first_row_of(u32 group) { return (i32)group * GROUP_Q + (i32)(warp_index() % 4) * 16; }
 
-/* How 16 results of a row, or, FP8 of FP8, 32 lie in a slab at s_part; `by`: what rows are multiplied by.
-   FP8: of each 16 columns a lane has 4t .. 4t + 3, t being its number % 4: see forward_values. */
+/* 32 bytes of each row of a slab, part 0 .. 3, of results x times what their rows are multiplied by. FP8: of each 16
+   columns a lane has 4t .. 4t + 3, t being its number % 4 (see forward_values). */
 template <class T> DEVICE void put_columns(u32 s_slab, int part, const float *x, const float (&by)[2]) {
     const u32 lane = lane_index(), slab_row = lane % 16;
     const u32 s_sixteen_bytes = s_slab + slab_row * ROW_BYTES + ((part * 2 + lane / 16) ^ slab_row % 8) * 16;
