@@ -131,8 +131,8 @@ DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 h
 #pragma unroll
     for (int i = 0; i < ROWS * SLABS; ++i)
         if (!MAY_LACK || i / SLABS < rows)
-            load_box(to + i * BOX_BYTES, map, full, i % SLABS * COLUMNS,
-                     entry.row + block * BLOCK_K + i / SLABS * KEYS, head, entry.place);
+            load_box(to + i * BOX_BYTES, map, full, i % SLABS * COLUMNS, entry.row + block * BLOCK_K + i / SLABS * KEYS,
+                     head, entry.place);
 }
 
 DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, u32 parity) {
