@@ -1103,6 +1103,9 @@ CASES = {
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[200]]], [[[77]]]])),
         ),
     ),
+    "attention on Hopper, FP8, ragged": Case(
+        "forward_sm90", "attention_hopper", packed_attention(128, "e4m3", use_causal_mask=True)
+    ),
     "attention on Hopper, FP8, dropout": Case(
         "forward_sm90",
         "attention_hopper",
