@@ -200,3 +200,13 @@ def test_what_is_faster_in_steps_stays_in_steps(name: str) -> None:
     declined = [reason for step in g.plan.report["steps"] for reason in step["declined"]]
     told = [each["reason"] for each in declined if each["family"] == FAMILY]
     assert why is None or any(re.match(why, reason) for reason in told), told
+
+
+@pytest.mark.parametrize("math", ["FAST_FLOAT_FOR_FP8", "i32"])
+def test_products_that_sum_in_other_types(math: str) -> None:
+    """They are looked at as others are, and served as products."""
+    g = weft.Graph(device="sm_90", compute_data_type=math)
+    type_ = "i8" if math == "i32" else "e4m3"
+    g.matmul(g.tensor([1, 64, 64], data_type=type_), g.tensor([1, 64, 64], [4096, 1, 64], data_type=type_))
+    g.build()
+    assert [step["family"] for step in g.plan.report["steps"]] == ["cuda.hopper"]

@@ -124,6 +124,7 @@ bool spelled_is_exact(const struct spelled_attention *s, const struct tensor *te
 }
 
 weftStatus_t spelled_note_math(struct spelled_attention *s, const struct descriptor *op, weftDataType_t math) {
+    math = math_type((int32_t)math); /* attention's sums have all bits of FLOAT, which is allowed */
     if ((math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE) || (s->count && math != s->math))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: calculates in %s, attention all in FLOAT or all in DOUBLE",
              descriptor_label(op), dtype_of(math)->name);
