@@ -19,9 +19,12 @@
    Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
+   PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
+             small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they are added to floats in
+             shared memory, and begin anew
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
-   Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG CONSUMER_REGISTERS
-             PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs; printed entries of q,
+   Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
+             CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs; printed entries of q,
              k, v and o; printed products: multiply_scores(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
@@ -39,7 +42,8 @@ constexpr u32 V_SLAB = BLOCK_K * 64 * sizeof(in_t), SQUARE_BYTES = 64 * 64;
 constexpr u32 Q_BYTES = QK_SLABS * Q_SLAB, K_BYTES = QK_SLABS * K_SLAB, V_BYTES = V_SLABS * V_SLAB;
 constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
 constexpr u32 K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-constexpr u32 TILES_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_SLAB, TILE_BYTES = 32;
+constexpr u32 SUMS_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_SLAB;
+constexpr u32 TILES_AT = SUMS_AT + (PARKS_SUMS ? BLOCK_Q * HEAD_V * 4 : 0), TILE_BYTES = 32;
 constexpr u32 USED_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, USED_BYTES = IS_FP8 ? 16 : 0;
 constexpr u32 BARRIERS_AT = USED_AT + STAGES * USED_BYTES;
 constexpr u32 KV_BARRIERS = IS_FP8 ? 5 : 4, BARRIERS = KV_BARRIERS * STAGES + 2 * Q_STAGES * GROUPS;
@@ -57,6 +61,8 @@ static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && O_SLABS <= QK_SLABS : Q_STAG
 static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
 static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K == 0),
               "a block lies in one of its tiles");
+
+constexpr i32 PROMOTED_BLOCKS = 768 / BLOCK_K; /* whose products one accumulator of FP8 sums */
 
 using sum_t = float;
 constexpr int K_PAGE = 0, V_PAGE = 0; /* there are no pages */
@@ -218,7 +224,45 @@ struct consumer {
     weights p;
     results o;
     row_pair rows;
+    i32 summed;     /* PARKS_SUMS: blocks in o */
+    bool is_parked; /* sums of earlier blocks are in shared memory */
 };
+
+/* ---- Promotion: sums of FP8 products leave their accumulator before it loses what is added. Each thread parks its own,
+   four by four ---- */
+
+DEVICE u32 parked_at(const consumer &c, int four) {
+    return shared_address(s_memory) + SUMS_AT + ((c.group * (HEAD_V / 8) + four) * 128 + threadIdx.x % 128) * 16;
+}
+DEVICE void add_parked(consumer &c) {
+    settle_all(c.o);
+#pragma unroll
+    for (int i = 0; i < HEAD_V / 8; ++i) {
+        const words parked = load_words(parked_at(c, i));
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            c.o[4 * i + j] += __uint_as_float(parked.at[j]);
+    }
+    settle_all(c.o);
+}
+/* The next product replaces what is in o. */
+DEVICE void promote(consumer &c) {
+    if (c.is_parked)
+        add_parked(c);
+    settle_all(c.o);
+#pragma unroll
+    for (int i = 0; i < HEAD_V / 8; ++i)
+        store_quad(parked_at(c, i), c.o[4 * i], c.o[4 * i + 1], c.o[4 * i + 2], c.o[4 * i + 3]);
+    c.is_parked = true, c.summed = 0;
+}
+DEVICE void rescale_parked(const consumer &c, const float (&by)[2]) {
+#pragma unroll 4
+    for (int i = 0; i < HEAD_V / 8; ++i) {
+        const words x = load_words(parked_at(c, i));
+        store_quad(parked_at(c, i), __uint_as_float(x.at[0]) * by[0], __uint_as_float(x.at[1]) * by[0],
+                   __uint_as_float(x.at[2]) * by[1], __uint_as_float(x.at[3]) * by[1]);
+    }
+}
 
 DEVICE void take_turn(const consumer &c) {
     if constexpr (PING_PONG)
@@ -247,14 +291,16 @@ DEVICE void issue_scores(consumer &c) {
 
 /* O += P V, of the block before the next one. */
 DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
+    const bool replaces = PARKS_SUMS ? c.summed == 0 : is_first;
     const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), V_SLAB);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_K / STEP; ++k) {
         const u32 at = IS_FP8 ? k / 2 * (V_SLABS * SQUARE_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
-        multiply_values(c.o, c.p + 4 * k, values + at, !is_first || k > 0);
+        multiply_values(c.o, c.p + 4 * k, values + at, !replaces || k > 0);
     }
     mma_commit();
+    ++c.summed;
 }
 
 /* Values past the length in use, by each consumer for itself: zeros over zeros. Ragged ones came as zeros, or not at
@@ -409,6 +455,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             start_tile(c);
         }
         start_rows(c.rows);
+        c.summed = 0, c.is_parked = false;
         if constexpr (IS_FP8 && !HAS_TERMS) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
@@ -433,7 +480,12 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             mma_wait<0>();
             if (!is_first)
                 release(v_empty(c.block.before().before().stage));
-            softmax(c.p, c.rows, c.o, c.s, c.scale, is_first);
+            if (PARKS_SUMS && c.summed == PROMOTED_BLOCKS)
+                promote(c);
+            softmax(c.p, c.rows, c.o, c.s, c.scale, is_first, [&](const float (&by)[2]) {
+                if (PARKS_SUMS && c.is_parked)
+                    rescale_parked(c, by);
+            });
             drop(c.p, a, t, first_query, block);
             if (O_LEAVES_THROUGH_Q && is_first && holds_queries)
                 release_queries(c);
@@ -481,6 +533,10 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         }
         settle_all(c.o);
         release(v_empty(now.stage));
+        if constexpr (PARKS_SUMS)
+            mma_wait<0>(); /* again: ptxas sees none behind the branches, and would serialise all products */
+        if (PARKS_SUMS && c.is_parked)
+            add_parked(c);
         store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at,
                    O_LEAVES_THROUGH_Q ? Q_SLAB : WARP_SLAB, c.amax);
         holds_queries = O_LEAVES_THROUGH_Q;

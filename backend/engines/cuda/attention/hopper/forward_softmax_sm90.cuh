@@ -119,8 +119,10 @@ DEVICE void start_rows(row_pair &rows) {
         rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
-/* No product may be under way. */
-DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, bool is_first) {
+/* No product may be under way. rescale_rest(by): multiplies what else is summed, by rows. */
+template <class F>
+DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, bool is_first,
+                    const F &rescale_rest) {
     float sum[2];
     if (!rows.finds_maximum) {
         float top[2] = {rows.top[0], rows.top[1]};
@@ -144,6 +146,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
             for (int i = 0; i < HEAD_V / 2; ++i)
                 o[i] *= rescale[i / 2 % 2];
             settle_all(o);
+            rescale_rest(rescale);
         }
         const bool is_unseen = rows.maximum[0] == -infinity() || rows.maximum[1] == -infinity();
         rows.finds_maximum = ALWAYS_FINDS_MAXIMUM || __any_sync(~0u, is_unseen);
