@@ -296,17 +296,29 @@ def byte_attention(dtype: str, queries: int, keys: int, by_rows: bool) -> Any:
     return build
 
 
-def fp8_attention(queries: int, keys: int, size: int, out: str, **options: Any) -> Any:
+def fp8_attention(
+    queries: int,
+    keys: int,
+    size: int,
+    out: str,
+    low: float = -1,
+    use_causal_mask: bool = True,
+    **options: Any,
+) -> Any:
     """Operands of FP8 alone, of both kinds, with all scales and largest numbers: that of o is a value, which
     the first query of a causal pass sees alone."""
 
     def build(t: Maker) -> None:
         q = t(2, 4, queries, size, dtype="e4m3")
-        k, v = (t(2, 2, keys, size, dtype=dtype) for dtype in ("e5m2", "e4m3"))
+        k, v = t(2, 2, keys, size, dtype="e5m2"), t(2, 2, keys, size, dtype="e4m3", low=low)
         scales = [t(1, 1, 1, 1, dtype="f32", low=0.5) for _ in range(6)]
         extra = {key: make(t) if callable(make) else make for key, make in options.items()}
         o, stats, amax_s, amax_o = t.g.sdpa_fp8(
-            q, k, v, *scales, attn_scale=0.1, use_causal_mask=True, generate_stats=True, **extra
+            *(q, k, v, *scales),
+            attn_scale=0.1,
+            use_causal_mask=use_causal_mask,
+            generate_stats=True,
+            **extra,
         )
         t.out(o, dtype=out)
         for each in (stats, amax_s, amax_o):
@@ -1102,6 +1114,11 @@ CASES = {
             seq_len_q=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[131]]], [[[150]]]])),
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[200]]], [[[77]]]])),
         ),
+    ),
+    "attention on Hopper, FP8, promoted": Case(
+        "amax_clear forward_sm90",
+        "attention_hopper",
+        fp8_attention(200, 1700, 128, "bf16", low=0.5, use_causal_mask=False),
     ),
     "attention on Hopper, FP8, ragged": Case(
         "forward_sm90", "attention_hopper", packed_attention(128, "e4m3", use_causal_mask=True)

@@ -6,6 +6,7 @@
 
 #include "numbers.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -256,6 +257,38 @@ static const char *find_bad_shape(const struct matrix_product *p) {
     return NULL;
 }
 
+/* As wgmma sums FP8: of every product, and of what was there, only what is not below 2^-13 of the largest one's power of
+   two is kept. */
+static float truncated_sum(float before, int k, const float *a, const float *b, int b_step) {
+    float terms[K_MAX + 1], largest = fabsf(before), sum = 0;
+    int exponent;
+    terms[k] = before;
+    for (int i = 0; i < k; i++) {
+        terms[i] = a[i] * b[i * b_step];
+        if (!(fabsf(terms[i]) <= largest))
+            largest = fabsf(terms[i]);
+    }
+    frexpf(largest, &exponent);
+    bool is_finite = largest > 0 && largest < INFINITY;
+    float unit = is_finite ? ldexpf(1, exponent - 1 - 13) : 1, inverse = 1 / unit;
+    for (int i = 0; i <= k; i++)
+        sum += is_finite ? (float)(int)(terms[i] * inverse) : terms[i];
+    return sum * unit;
+}
+
+static void add_truncated(const struct matrix_product *p, const float *a, const float *b) {
+    for (int row = 0; row < ROWS; row++)
+        for (int column = 0; column < p->n; column++) {
+            int in_warp = row % WARP_ROWS, place = column / 8 * 4 + in_warp / 8 * 2 + column % 2;
+            uint32_t *d = &p->d[row / WARP_ROWS][place][in_warp % 8 * 4 + column % 8 / 2];
+            float before = 0;
+            if (p->accumulates)
+                memcpy(&before, d, sizeof before);
+            before = truncated_sum(before, p->k, a + row * K_MAX, b + column, p->n);
+            memcpy(d, &before, sizeof before);
+        }
+}
+
 const char *matrix_multiply(const struct matrix_product *p, const unsigned char *shared, size_t shared_bytes) {
     float a[ROWS * K_MAX], b[K_MAX * N_MAX], sums[ROWS * N_MAX];
     struct operand a_operand = operand_of(p->a_descriptor, ROWS, p->transposes_a);
@@ -277,6 +310,10 @@ const char *matrix_multiply(const struct matrix_product *p, const unsigned char 
         for (int i = 0; i < ROWS * K_MAX; i++)
             a[i] = -a[i];
     gather(&b_operand, p->b_type, shared, b, 1, p->n);
+    if (p->a_type == MATRIX_E4M3 || p->a_type == MATRIX_E5M2) {
+        add_truncated(p, a, b);
+        return NULL;
+    }
     multiply(ROWS, p->n, p->k, a, b, sums);
     for (int warp = 0; warp < WARPS; warp++) {
         uint32_t *const *d = p->d[warp];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tensor core instructions of a warp or a warpgroup, done on the processor: products and the loads and stores of
    8 x 8 blocks. A register is an array of 32 words, one a lane: two 16-bit elements, an f32's bits or an s32 each.
-   Products are exact and are summed as floats (integers: exactly, modulo 2^32).
+   Products are exact and are summed as floats (integers: exactly, modulo 2^32; FP8 by wgmma: truncated, 13 bits behind
+   the largest one).
    It must not know instruction text, threads or when a product is waited for. */
 #ifndef EMULATOR_MATRIX_H
 #define EMULATOR_MATRIX_H

@@ -21,14 +21,16 @@
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
              small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they are added to floats in
-             shared memory, and begin anew
+             shared memory, and begin anew. Heads of more than 128 values have no room: they keep that loss
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
              CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs; printed entries of q,
              k, v and o; printed products: multiply_scores(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
-             three stages of Q: 3 % slower; no turns at depth 128: 3 % slower */
+             three stages of Q: 3 % slower; no turns at depth 128: 3 % slower
+             FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; without turns 2 to 3 % faster; 192 keys
+             without turns 6 to 8 % faster, but leave no shared memory to park sums; polynomials for 2^x 4 % slower */
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
 constexpr u32 ROW_BYTES = 128;                                                   /* of a slab, swizzled */
