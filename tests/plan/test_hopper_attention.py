@@ -160,6 +160,13 @@ def test_forward_variants_of_fp8(
     options = OPTIONS[name] | ({"out": "bf16"} if len(name) % 2 else {}) | ALL_SCALES
     if name == "dropout":
         del options["amax"]
+    if value_depth > 128:  # more keys are refused
+        options["dims"] = (2, 4, 2000, 700)
+        options |= {
+            key: ((*each[0][:3], 700), each[1])
+            for key, each in options.items()
+            if isinstance(each, tuple) and key == "bias"
+        }
     dtype, q_type = [("e4m3", "e5m2"), ("e5m2", "e4m3")][depth // 64 % 2]
     assert forward(depth, value_depth, dtype, q_type=q_type, **options)[0] == "cuda.attention_hopper"
     assert cubins.check_dumped(tmp_path, diverges=False) >= 1
@@ -184,10 +191,14 @@ def test_a_new_length_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"dtype": "e4m3", "out": "f32"}, "o has data type f32; of FP8 it is FP8, f16 or bf16 here"),
         ({"dtype": "e4m3", "depth": 72}, "does not have rows side by side in memory of whole 16 bytes"),
         ({"depth": 264}, "heads of up to 256"),
+        (
+            {"dtype": "e4m3", "value_depth": 144, "dims": (1, 8, 2000, 769)},
+            "lose more than 1 % over so many keys of more than 128 values",
+        ),
     ],
 )
 def test_what_forward_declines(options: dict[str, Any], sentence: str) -> None:
-    family, reasons = forward(options.pop("depth", 64), 64, **options)
+    family, reasons = forward(options.pop("depth", 64), options.pop("value_depth", 64), **options)
     assert family == "cuda.attention"
     assert sentence in reasons
 

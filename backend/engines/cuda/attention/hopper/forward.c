@@ -14,10 +14,11 @@ enum {
     TILES_IN_FLIGHT = 2,
     TILE_BYTES = 32,
     BARRIER_BYTES = 8,
-    SQUARE = 64,     /* keys and columns of V that are turned over together */
-    USED_BYTES = 16, /* how many keys of a stage's values are in use */
-    PARKED_DEPTH_MAX = 128,
-    DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
+    SQUARE = 64,            /* keys and columns of V that are turned over together */
+    USED_BYTES = 16,        /* how many keys of a stage's values are in use */
+    PARKED_DEPTH_MAX = 128, /* values of a head whose sums of FP8 find room to be promoted */
+    UNPARKED_KEYS = 768,    /* so many sum up 1 % too small at most without */
+    DECODE_QUERIES = 16,    /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
@@ -99,6 +100,8 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel has heads of up to 256");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
         return refuse(c, "there is nothing to multiply");
+    if (is_fp8(c) && c->value_depth > PARKED_DEPTH_MAX && c->keys > UNPARKED_KEYS)
+        return refuse(c, "Hopper's sums of FP8 lose more than 1 % over so many keys of more than 128 values");
     if (c->queries <= DECODE_QUERIES && c->keys > DECODE_KEYS)
         return refuse(c, "few queries of many keys are better split by keys");
     return WEFT_STATUS_SUCCESS;

@@ -21,7 +21,8 @@
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
              small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they are added to floats in
-             shared memory, and begin anew. Heads of more than 128 values have no room: they keep that loss
+             shared memory, and begin anew. Heads of more than 128 values have no room for
+             that, and are refused beyond 768 keys
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
              CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs; printed entries of q,
