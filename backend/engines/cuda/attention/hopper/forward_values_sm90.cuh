@@ -78,7 +78,8 @@ DEVICE void transpose_values(u32 warp) {
     cursor<STAGES> v;
     for (;; v.advance()) {
         wait(values_loaded(v.stage), v.phase);
-        const i32 used = uniform(load_words(used_at(v.stage)).at[0]);
+        /* The lane that arrives below is the one that reads what the producer writes again. */
+        const i32 used = uniform(lane_index() == 0 ? load_words(used_at(v.stage)).at[0] : 0u);
         if (used == NO_MORE_VALUES)
             break;
 #pragma unroll 1
