@@ -387,13 +387,19 @@ void dtype_store_i64(weftDataType_t type, void *base, int64_t index, int64_t val
         store(type, base, index, type == WEFT_DATA_DOUBLE ? (double)value : double_of_odd(value));
 }
 
+/* The upper half of a float; a signalling NaN comes back quiet, as conversions do it. */
+INLINE float widen_bf16(uint32_t code) {
+    uint32_t bits = code << 16;
+    return f32_of_bits((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : bits);
+}
+
 /* The same value as load's, without the way through double. */
 INLINE float load_f32(weftDataType_t type, const void *base, int64_t index) {
     switch (type) {
     case WEFT_DATA_FLOAT:
         return f32_of_bits(get_code(base, index, 32));
-    case WEFT_DATA_BFLOAT16: /* the upper half of a float */
-        return f32_of_bits(get_code(base, index, 16) << 16);
+    case WEFT_DATA_BFLOAT16:
+        return widen_bf16(get_code(base, index, 16));
     case WEFT_DATA_HALF:
     case WEFT_DATA_FP8_E4M3:
     case WEFT_DATA_FP8_E5M2:

@@ -255,7 +255,9 @@ def test_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row.weft, row.peer) == (0.002, None)
     assert row.notes[0] == lacks
     assert row.notes[1].startswith("torch: sum() got an unexpected keyword argument 'keepdim'")
-    torch.sum = lambda x, axis, keepdim, dtype, out: np.sum(x, axis, dtype, out, keepdim)
+    torch.sum = lambda x, axis, keepdim, dtype, out: np.sum(
+        np.asarray(x), axis, dtype, np.asarray(out), keepdim
+    )
     row = bench.row(streams.sums("rows/sum", "f32", 3, 5, 2))
     assert (row.weft, row.peer, row.notes) == (0.002, 0.002, (lacks,))
     row = bench.row(
@@ -696,7 +698,7 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (["--only", "dance"], "bench: no case is left. --list without other words shows all cases."),
         (
             ["--device", "cpu", "--peer", "cudnn"],
-            "bench: --peer cudnn runs on NVIDIA GPUs, this is the CPU. Leave it out, or use --device cuda.",
+            "bench: --peer cudnn runs on NVIDIA GPUs, this is the CPU. Use torch, or --device cuda.",
         ),
         (
             ["--csv", "x", "--from", "y"],
