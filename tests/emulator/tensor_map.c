@@ -198,7 +198,6 @@ static const char *load_row(struct copy *copy, const int64_t at[RANK_MAX], unsig
 static const char *store_row(struct copy *copy, const int64_t at[RANK_MAX], const unsigned char *box, size_t offset) {
     unsigned char row[ROW_BYTES_MAX];
     struct run run = run_of(copy->map, at);
-    copy->is_inside |= run.bytes > 0;
     const char *wrong = run.bytes ? copy->ask(copy->context, run.address, run.bytes) : NULL;
     if (wrong || !run.bytes)
         return wrong;
@@ -252,7 +251,7 @@ static void step_in_image(const struct tensor_map *map, int64_t at[RANK_MAX]) {
     at[spatial + 1]++;
 }
 
-/* The chip looks for a box that lies outside in whole where the map begins. */
+/* The chip looks for a box to be read that lies outside in whole where the map begins; one to be written is dropped. */
 static const char *end(const struct copy *copy) {
     return copy->is_inside ? NULL : copy->ask(copy->context, copy->map->address, CHUNK);
 }
@@ -319,5 +318,5 @@ const char *tensor_map_store(const struct tensor_map *map, uint32_t address, con
         wrong = store_row(&copy, at, box, row * copy.row_bytes);
         step_in_box(map, coordinates, index, at);
     }
-    return wrong ? wrong : end(&copy);
+    return wrong;
 }
