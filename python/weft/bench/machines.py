@@ -6,13 +6,14 @@ caches, so that no execution finds its inputs there; the median of some rounds.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -264,7 +265,7 @@ class _Gpu:
 
             count = repeats(_once(waited), sets)
             graph = cuda.CUDAGraph()
-            with cuda.graph(graph, stream=aside):
+            with _uncollected(), cuda.graph(graph, stream=aside):
                 for i in range(count):
                     run(i % sets)
             graph.replay()
@@ -299,6 +300,19 @@ def _versions() -> list[str]:
     driver, compiler = gpu_health.driver_version(), gpu_health.chosen_compiler(describe_machine())
     found = {"driver": driver, "NVRTC": compiler and compiler["version"]}
     return [f"{name} {version}" for name, version in found.items() if version]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected inside: a graph of before that were freed during a capture would end it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _once(run: Callable[[], object]) -> float:
