@@ -27,7 +27,7 @@
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
              CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs; printed entries of q,
              k, v and o; printed products: multiply_scores(_first), multiply_values
-   Measured  tools/bench/results/h200-attention.csv
+   Measured  tools/bench/results/h200-attention.csv, h100-attention.csv; promotion costs FP8 5 to 9 %
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower
              FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; without turns 2 to 3 % faster; 192 keys
