@@ -75,8 +75,8 @@ static inline bool attention_mask_has_bits(const struct attention *a) { return a
 /* Skv. */
 int64_t attention_keys(const struct attention *a);
 
-/* What the softmax, or the gradient of q k^T, becomes where it is a factor: q's, or dO's, type where that is FP8 and has
-   a scale, and itself, TENSOR_NO_TYPE, elsewhere. */
+/* What the softmax, or the gradient of q k^T, becomes where it is a factor: q's, or dO's, type where that is FP8 and
+   has a scale, and itself, TENSOR_NO_TYPE, elsewhere. */
 static inline int32_t attention_factor_type(const struct tensor *scale, const struct tensor *like) {
     return scale && dtype_is_fp8((weftDataType_t)like->type) ? like->type : TENSOR_NO_TYPE;
 }

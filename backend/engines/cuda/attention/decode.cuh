@@ -205,8 +205,8 @@ DEVICE void load_scales(const P &a, float *to, const span &keys, i64 batch, i64 
 template <int PAGE, class L>
 DEVICE void load_box_rows(const void *to, const tensor_map &map, u32 arrived, int first, int head, int outer) {
 #pragma unroll
-    for (int i = 0; i < L::SLABS; i++)
-        load_box(shared_address(to) + i * L::SLAB, map, arrived, i * 8 * L::RUN, PAGE ? first % max(PAGE, 1) : first,
+    for (int i = 0; i < L::PANELS; i++)
+        load_box(shared_address(to) + i * L::PANEL, map, arrived, i * 8 * L::RUN, PAGE ? first % max(PAGE, 1) : first,
                  head, outer);
 }
 /* Lane 0 has the page of the keys, lane KEYS that of the values. */

@@ -1,6 +1,7 @@
-/* scales: operands of few bits and their scales. Q_SCALES, K_SCALES, V_SCALES: 0 none; 1 one for a head, which multiplies
-     scores or results; 2 one for each row, which multiplies the row as it is loaded; 3 one for each block, likewise
-     (element_scales.cuh). And the largest numbers of a pass, from which a caller makes the scales of the next. */
+/* scales: operands of few bits and their scales. Q_SCALES, K_SCALES, V_SCALES: 0 none; 1 one for a head, which
+   multiplies scores or results; 2 one for each row, which multiplies the row as it is loaded; 3 one for each block,
+   likewise (element_scales.cuh). And the largest numbers of a pass, from which a caller makes the scales of the
+   next. */
 
 #include "attention/amax.cuh"
 

@@ -2,7 +2,7 @@
      warp_tiles has
    them.
      scores    s  += Q K^T       results   o  += W V
-   Rows are padded by 16 bytes or, HAS_BOXES, came as boxes of the copy engine: slabs of 128 bytes of each row, whose
+   Rows are padded by 16 bytes or, HAS_BOXES, came as boxes of the copy engine: panels of 128 bytes of each row, whose
    pieces of 16 bytes lie at index ^ row % 8. Either way 8 rows at one column lie in different banks.
    Numbers of 8 bits become f16 or bf16, which hold them exactly, on their way to the tensor cores:
      scores a block of 16 columns lies in the product's order byte_place(0) .. byte_place(15), q's alike: so a lane's
@@ -16,9 +16,9 @@
 
 template <class T, int WIDTH> struct slice_rows {
     static constexpr int BYTES = WIDTH * (int)sizeof(T), PITCH = HAS_BOXES ? 128 : BYTES + 16;
-    static constexpr int SLAB = KEYS * PITCH, SLABS = HAS_BOXES ? (BYTES + 127) / 128 : 1, SIZE = SLAB * SLABS;
+    static constexpr int PANEL = KEYS * PITCH, PANELS = HAS_BOXES ? (BYTES + 127) / 128 : 1, SIZE = PANEL * PANELS;
     static constexpr int RUN = 16 / (int)sizeof(T), ACROSS = HAS_BOXES ? PITCH / 16 : BYTES / 16;
-    static constexpr int RUNS = KEYS * ACROSS * SLABS; /* pieces of 16 bytes, but for the padding */
+    static constexpr int RUNS = KEYS * ACROSS * PANELS; /* pieces of 16 bytes, but for the padding */
     const char *row;
     u32 swizzle;
 
@@ -27,7 +27,7 @@ template <class T, int WIDTH> struct slice_rows {
         : row((const char *)rows + r * PITCH + (HAS_BOXES ? 0 : half * 16)),
           swizzle(HAS_BOXES ? (half ^ r % 8) * 16 : 0) {}
     DEVICE const void *at(int i) const {
-        return HAS_BOXES ? row + i / 4 * SLAB + (i % 4 * 32 ^ swizzle) : row + i * 32;
+        return HAS_BOXES ? row + i / 4 * PANEL + (i % 4 * 32 ^ swizzle) : row + i * 32;
     }
     static DEVICE int row_of_run(int i) { return i / ACROSS % KEYS; }
     static DEVICE int place_of_run(int i) { return (i / ACROSS * PITCH + i % ACROSS * 16) / (int)sizeof(T); }

@@ -20,8 +20,8 @@ template <int BYTES> DEVICE element element_of(const chunk<BYTES> &r, int e) {
         return (element)((u64)r.words[e * 2 + 1] << 32 | r.words[e * 2]);
 }
 
-/* A position in a row of one of several packed memories: its address, how many elements of its row there are from it on,
-   and where the memory begins and ends. */
+/* A position in a row of one of several packed memories: its address, how many elements of its row there are from it
+   on, and where the memory begins and ends. */
 struct piece {
     u64 at;
     i64 left;

@@ -1,5 +1,5 @@
-/* gather: what coordinates are computed from: indices in mixed radix, the taps that a phase of a strided convolution sees,
-   and elements converted to the type that products are made of. */
+/* gather: what coordinates are computed from: indices in mixed radix, the taps that a phase of a strided convolution
+   sees, and elements converted to the type that products are made of. */
 
 /* The offset of coordinates outside the index; sums with it stay below 0. */
 constexpr i64 NOWHERE = -(1ll << 62);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The move family: one operation that only moves elements. It serves what the map family leaves: concat, reshapes of
    what is not packed, results of another data type. The work is a list of copies ("parts"), one per input; each side of
-   a copy goes through the same positions with coordinates of its own. The host half decides and prints; map/move.cuh copies, and
-   join.cuh where packed tensors are joined. */
+   a copy goes through the same positions with coordinates of its own. The host half decides and prints; map/move.cuh
+   copies, and join.cuh where packed tensors are joined. */
 #include "engines/cuda/map/move.h"
 #include "base/number.h"
 #include "engines/cuda/core/price.h"

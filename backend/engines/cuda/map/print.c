@@ -86,8 +86,8 @@ static void print_address(struct text *code, const struct map *map, int k, const
     }
 }
 
-/* The dims in the order in which their coordinates come off the number of a run or tile, and the length of each one's step:
-   tiles are counted along the last dim, then along the axis, then along the others. */
+/* The dims in the order in which their coordinates come off the number of a run or tile, and the length of each one's
+   step: tiles are counted along the last dim, then along the axis, then along the others. */
 static void find_coordinates(const struct map *map, int *dims, int64_t *steps) {
     const struct map_tile *tile = &map->tile;
     int count = 0, last = last_of(map);

@@ -24,7 +24,7 @@ template <class A, class B> struct choose<false, A, B> {
     using type = B;
 };
 
-/* The elements of one step that this thread carries: fetch() reads them, put() stores them as the product wants them. */
+/* The elements of one step that this thread carries: fetch() reads them, put() stores them as products want them. */
 template <class operand, int BLOCK> struct carrier {
     using T = typename operand::stored;
     using S = typename operand::staged;

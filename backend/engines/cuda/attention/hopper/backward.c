@@ -96,7 +96,7 @@ static weftStatus_t check_operands(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A slab of 64 columns that lies behind all columns in whole must not be asked for: see entries_sm90.cuh. */
+/* A panel of 64 columns that lies behind all columns in whole must not be asked for: see entries_sm90.cuh. */
 static weftStatus_t check_ragged(const struct backward *b) {
     bool has_outer = b->head - b->c->depth >= 64 || b->value_head - b->c->value_depth >= 64;
     if (!attention_is_ragged(b->c))

@@ -27,9 +27,9 @@
              and past ragged entries, are 0 (TMA), and not written: see entries_sm90
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS
-             BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES MAKES_USED_ALONE, those of scores, terms, block masks and
-             dropout; printed entries of the maps; printed products: multiply_scores(_first), multiply_first, multiply_second,
-             multiply_sums(_first)
+             BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES
+             MAKES_USED_ALONE, those of scores, terms, block masks and dropout; printed entries of the maps; printed
+             products: multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
    Tried     adds from registers (red.v4): within noise
              P kept in float: 224 registers, too many beside warpgroup 0
@@ -44,15 +44,15 @@
 #include "attention/hopper/backward_scores_sm90.cuh"
 
 constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consumer */
-constexpr int SLABS = HEAD / 64, VALUE_SLABS = VALUE_HEAD / 64,
-              PASS_SLABS = BLOCK_PASS / 64; /* 64 columns, 128 bytes */
-constexpr u32 OWN_SLAB = BLOCK_OWN * 128, PASS_SLAB = BLOCK_PASS * 128, DS_SLAB = BLOCK_OWN * 128;
-constexpr u32 OWN_FIRST_BYTES = SLABS * OWN_SLAB, OWN_SECOND_BYTES = MAKES_FIRST ? VALUE_SLABS * OWN_SLAB : 0;
-constexpr u32 FIRST_BYTES = SLABS * PASS_SLAB, SECOND_BYTES = VALUE_SLABS * PASS_SLAB;
+constexpr int PANELS = HEAD / 64, VALUE_PANELS = VALUE_HEAD / 64,
+              PASS_PANELS = BLOCK_PASS / 64; /* 64 columns, 128 bytes */
+constexpr u32 OWN_PANEL = BLOCK_OWN * 128, PASS_PANEL = BLOCK_PASS * 128, DS_PANEL = BLOCK_OWN * 128;
+constexpr u32 OWN_FIRST_BYTES = PANELS * OWN_PANEL, OWN_SECOND_BYTES = MAKES_FIRST ? VALUE_PANELS * OWN_PANEL : 0;
+constexpr u32 FIRST_BYTES = PANELS * PASS_PANEL, SECOND_BYTES = VALUE_PANELS * PASS_PANEL;
 constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* of a stage */
-constexpr int DS_STAGES = 2, PARTS = SLABS * PASS_SLABS,
-              PARTS_STAGED = PASS_SLABS > 1 ? 1 : 2; /* parts of dQ: 64 x 64 */
-constexpr u32 DS_BYTES = PASS_SLABS * DS_SLAB, PART_BYTES = 64 * 64 * 4;
+constexpr int DS_STAGES = 2, PARTS = PANELS * PASS_PANELS,
+              PARTS_STAGED = PASS_PANELS > 1 ? 1 : 2; /* parts of dQ: 64 x 64 */
+constexpr u32 DS_BYTES = PASS_PANELS * DS_PANEL, PART_BYTES = 64 * 64 * 4;
 constexpr u32 SUMS_BYTES = HAS_SUMS ? DS_STAGES * DS_BYTES + PARTS_STAGED * PART_BYTES : 0;
 
 constexpr u32 OWN_FIRST = 0, OWN_SECOND = OWN_FIRST + OWN_FIRST_BYTES, FIRST = OWN_SECOND + OWN_SECOND_BYTES;
@@ -63,7 +63,7 @@ constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES,
 
 /* ---- What this kernel demands ---- */
 
-static_assert(BLOCK_OWN == 128 && BLOCK_PASS % 64 == 0 && HEAD % 64 == 0 && VALUE_HEAD % 64 == 0, "slabs of 64 rows");
+static_assert(BLOCK_OWN == 128 && BLOCK_PASS % 64 == 0 && HEAD % 64 == 0 && VALUE_HEAD % 64 == 0, "panels of 64 rows");
 static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS == 2), "warpgroup 0 has registers for two parts, in turn");
 static_assert(!HAS_SUMS || (MAKES_FIRST && MAKES_SECOND && STAGES == SECOND_STAGES), "it follows one count of stages");
 static_assert(SECOND_STAGES == STAGES || !MAKES_SECOND, "else they are read to the end of a step");
@@ -101,9 +101,9 @@ template <int N> DEVICE void settle_all(u32 (&r)[N]) {
 }
 
 /* An operand in swizzled rows of 128 bytes: the low word of its descriptor, to which multiples of 16 bytes may be
-   added. MN-major: slabs of 64 columns, so many bytes apart. */
+   added. MN-major: panels of 64 columns, so many bytes apart. */
 DEVICE u32 k_major(u32 address) { return address >> 4; }
-DEVICE constexpr u32 mn_major(u32 slab_bytes) { return slab_bytes >> 4 << 16; }
+DEVICE constexpr u32 mn_major(u32 panel_bytes) { return panel_bytes >> 4 << 16; }
 
 /* ---- Which rows meet ---- */
 
@@ -197,15 +197,15 @@ template <u32 BYTES>
 DEVICE void load_own(const tensor_map &map, u32 dst, u32 full, const work &w, i32 head, const box_entry &entry) {
     arrive_expecting(full, BYTES);
 #pragma unroll
-    for (u32 i = 0; i < BYTES / OWN_SLAB; ++i)
-        load_box(dst + i * OWN_SLAB, map, full, i * 64, entry.row + w.own, head, entry.place);
+    for (u32 i = 0; i < BYTES / OWN_PANEL; ++i)
+        load_box(dst + i * OWN_PANEL, map, full, i * 64, entry.row + w.own, head, entry.place);
 }
 
 template <u32 BYTES>
 DEVICE void load_pass(const tensor_map &map, u32 dst, u32 full, const cursor &at, i32 head, const box_entry &entry) {
 #pragma unroll
-    for (u32 i = 0; i < BYTES / PASS_SLAB; ++i)
-        load_box(dst + i * PASS_SLAB, map, full, i * 64, entry.row + at.block * BLOCK_PASS, head, entry.place);
+    for (u32 i = 0; i < BYTES / PASS_PANEL; ++i)
+        load_box(dst + i * PASS_PANEL, map, full, i * 64, entry.row + at.block * BLOCK_PASS, head, entry.place);
 }
 
 /* Which block of BLOCK_Q queries: of all heads. */
@@ -330,8 +330,8 @@ DEVICE void load_steps(const arguments &p, u32 base) {
 
 /* 64 queries x 64 columns of dS K. */
 DEVICE void multiply_part(float (&dq)[32], u32 base, u32 slot, int part) {
-    const u32 ds = k_major(base + DS + slot * DS_BYTES + part / SLABS * DS_SLAB) + mn_major(DS_SLAB);
-    const u32 keys = k_major(base + OWN_FIRST + part % SLABS * OWN_SLAB) + mn_major(OWN_SLAB);
+    const u32 ds = k_major(base + DS + slot * DS_BYTES + part / PANELS * DS_PANEL) + mn_major(DS_PANEL);
+    const u32 keys = k_major(base + OWN_FIRST + part % PANELS * OWN_PANEL) + mn_major(OWN_PANEL);
     mma_fence();
     multiply_sums_first(dq, ds, keys);
 #pragma unroll
@@ -401,17 +401,17 @@ template <int DEPTH> DEVICE void multiply_tile(float (&s)[BLOCK_PASS / 2], u32 o
     multiply_scores_first(s, own, pass);
 #pragma unroll
     for (int k = 1; k < DEPTH / 16; ++k)
-        multiply_scores(s, own + k / 4 * (OWN_SLAB >> 4) + k % 4 * 2, pass + k / 4 * (PASS_SLAB >> 4) + k % 4 * 2);
+        multiply_scores(s, own + k / 4 * (OWN_PANEL >> 4) + k % 4 * 2, pass + k / 4 * (PASS_PANEL >> 4) + k % 4 * 2);
 }
 DEVICE void add_first(float (&sum)[HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
 #pragma unroll
     for (int k = 0; k < BLOCK_PASS / 16; ++k)
-        multiply_first(sum, factor + 4 * k, pass + mn_major(PASS_SLAB) + k * 128);
+        multiply_first(sum, factor + 4 * k, pass + mn_major(PASS_PANEL) + k * 128);
 }
 DEVICE void add_second(float (&sum)[VALUE_HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
 #pragma unroll
     for (int k = 0; k < BLOCK_PASS / 16; ++k)
-        multiply_second(sum, factor + 4 * k, pass + mn_major(PASS_SLAB) + k * 128);
+        multiply_second(sum, factor + 4 * k, pass + mn_major(PASS_PANEL) + k * 128);
 }
 
 /* Where a thread's elements lie: 4c + e is own row + 8 (e / 2), row that passes 8c + column + e % 2. */
@@ -571,26 +571,26 @@ DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row) {
 #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 16; ++c) {
         const u32 four[4] = {ds[4 * c], ds[4 * c + 1], ds[4 * c + 2], ds[4 * c + 3]};
-        store_matrices(s_row + c / 4 * DS_SLAB + ((2 * (c & 3) + lane_index() / 16) ^ (lane_index() & 7)) * 16, four);
+        store_matrices(s_row + c / 4 * DS_PANEL + ((2 * (c & 3) + lane_index() / 16) ^ (lane_index() & 7)) * 16, four);
     }
 }
 
 /* Rows from `from` to `last`, 16 bytes at a time, by so many threads. */
-template <int COUNT> DEVICE void clear_rows(u32 s_tile, i32 from, i32 last, u32 slab, u32 thread, u32 threads) {
+template <int COUNT> DEVICE void clear_rows(u32 s_tile, i32 from, i32 last, u32 panel, u32 thread, u32 threads) {
     for (i32 i = from * 8 + (i32)thread; i < last * 8; i += (i32)threads)
 #pragma unroll
         for (int s = 0; s < COUNT; ++s)
-            store_words(s_tile + s * slab + i * 16, words{});
+            store_words(s_tile + s * panel + i * 16, words{});
 }
 /* Own rows past the length in use. */
 DEVICE void clear_own(const work &w, u32 base, int half) {
     const i32 used = w.own_used() - w.own - half * HALF;
     if (used >= HALF)
         return;
-    clear_rows<SLABS>(base + OWN_FIRST + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127, 128);
+    clear_rows<PANELS>(base + OWN_FIRST + half * HALF * 128, max(used, 0), HALF, OWN_PANEL, threadIdx.x & 127, 128);
     if constexpr (MAKES_FIRST)
-        clear_rows<VALUE_SLABS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_SLAB, threadIdx.x & 127,
-                                128);
+        clear_rows<VALUE_PANELS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_PANEL,
+                                 threadIdx.x & 127, 128);
     publish_to_async_proxy();
     sync_threads(OWN_CLEARED + half, 128);
 }
@@ -601,9 +601,9 @@ DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32
     if (used >= BLOCK_PASS)
         return;
     wait(b.second_full + 8 * second_stage, second_phase);
-    clear_rows<SLABS>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128, 256);
-    clear_rows<VALUE_SLABS>(base + SECOND + second_stage * SECOND_BYTES, used, BLOCK_PASS, PASS_SLAB, threadIdx.x - 128,
-                            256);
+    clear_rows<PANELS>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_PANEL, threadIdx.x - 128, 256);
+    clear_rows<VALUE_PANELS>(base + SECOND + second_stage * SECOND_BYTES, used, BLOCK_PASS, PASS_PANEL,
+                             threadIdx.x - 128, 256);
     publish_to_async_proxy();
     sync_threads(PASS_CLEARED, 256);
 }
@@ -629,7 +629,7 @@ DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const
         const u32 four[4] = {
             rounded_pair<in_t>(x[0] * scale, x[1] * scale), rounded_pair<in_t>(x[2] * scale, x[3] * scale),
             rounded_pair<in_t>(x[4] * scale, x[5] * scale), rounded_pair<in_t>(x[6] * scale, x[7] * scale)};
-        store_matrices(to + c / 8 * OWN_SLAB + ((c % 8 + lane / 16) ^ (lane & 7)) * 16, four);
+        store_matrices(to + c / 8 * OWN_PANEL + ((c % 8 + lane / 16) ^ (lane & 7)) * 16, four);
     }
     publish_to_async_proxy();
     if (half == 0)
@@ -640,7 +640,7 @@ DEVICE void store_gradient(const float (&sum)[N], float scale, u32 s_rows, const
         return;
 #pragma unroll
     for (int s = 0; s < N / 32; ++s)
-        store_box(map, s_rows + s * OWN_SLAB, s * 64, entry.row + w.own + half * HALF, w.head, entry.place);
+        store_box(map, s_rows + s * OWN_PANEL, s * 64, entry.row + w.own + half * HALF, w.head, entry.place);
     commit_stores();
 }
 

@@ -8,7 +8,7 @@
 enum {
     WARPGROUP = 128,
     GROUP_QUERIES = 64,
-    ROW_BYTES = 128, /* of a slab of 64 columns */
+    ROW_BYTES = 128, /* of a panel of 64 columns */
     DEPTH_MAX = 256,
     SHARED_MAX = 232448, /* all that a block can have */
     TILES_IN_FLIGHT = 2,
@@ -121,8 +121,8 @@ static weftStatus_t check_all(const struct cuda_attention *c) {
 
 /* ---- Planning ---- */
 
-/* Slabs of columns in rows of 128 bytes. */
-static int slabs(int depth, const struct tensor *tensor) {
+/* Panels of columns in rows of 128 bytes. */
+static int panels(int depth, const struct tensor *tensor) {
     return (int)divide_up(dtype_bytes((weftDataType_t)tensor->type, depth), ROW_BYTES);
 }
 
@@ -131,8 +131,8 @@ static bool parks_sums(const struct forward *f) { return f->is_fp8 && f->tile->v
 
 static int64_t shared_bytes(const struct forward *f) {
     const struct forward_tile *t = f->tile;
-    int64_t q = (int64_t)slabs(f->depth, f->c->a->q) * ROW_BYTES * GROUP_QUERIES * t->groups;
-    int64_t k = (int64_t)slabs(f->depth, f->c->a->k) * ROW_BYTES * t->keys;
+    int64_t q = (int64_t)panels(f->depth, f->c->a->q) * ROW_BYTES * GROUP_QUERIES * t->groups;
+    int64_t k = (int64_t)panels(f->depth, f->c->a->k) * ROW_BYTES * t->keys;
     int64_t v = dtype_bytes((weftDataType_t)f->c->a->v->type, round_up(f->value_depth, 64) * t->keys);
     int64_t o = (int64_t)4 * t->groups * f->o_stages * 16 * ROW_BYTES;
     int64_t stage = k + v + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
@@ -184,7 +184,7 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
         (c->a->bias != NULL) + (c->a->modifier.graph != NULL) + c->a->alibi + 2 * (c->a->dropout_probability > 0);
     while (!fits(f->tile, f, terms))
         f->tile++;
-    bool fits_q = slabs(f->value_depth, f->op->o) <= slabs(f->depth, c->a->q);
+    bool fits_q = panels(f->value_depth, f->op->o) <= panels(f->depth, c->a->q);
     f->o_stages = f->tile->o_stages == 0 && !fits_q ? 1 : f->tile->o_stages;
     f->q_stages = f->o_stages == 0 ? 2 : 1;
     f->tiles = divide_up(c->queries, GROUP_QUERIES * f->tile->groups);

@@ -31,8 +31,8 @@ template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, fl
     return sum == 0 ? 0.0f : rescale / sum;
 }
 
-/* FP8: from what exponents are relative to, to the largest score, which the largest weight tells; what results are to be
-   multiplied by. */
+/* FP8: from what exponents are relative to, to the largest score, which the largest weight tells; what results are to
+   be multiplied by. */
 DEVICE float find_largest_score(const row_pair &rows, int h, float &maximum, float &sum) {
     const float top = IS_FP8 ? maximum_of_quad(rows.top[h]) : 0.0f;
     if (top == 0)
@@ -45,11 +45,11 @@ DEVICE float find_largest_score(const row_pair &rows, int h, float &maximum, flo
 /* The tile's row of the warp's first query. */
 DEVICE i32 first_row_of(u32 group) { return (i32)group * GROUP_Q + (i32)(warp_index() % 4) * 16; }
 
-/* 32 bytes of each row of a slab, part 0 .. 3, of results x times what their rows are multiplied by. FP8: of each 16
+/* 32 bytes of each row of a panel, part 0 .. 3, of results x times what their rows are multiplied by. FP8: of each 16
    columns a lane has 4t .. 4t + 3, t being its number % 4 (see forward_values). */
-template <class T> DEVICE void put_columns(u32 s_slab, int part, const float *x, const float (&by)[2]) {
-    const u32 lane = lane_index(), slab_row = lane % 16;
-    const u32 s_sixteen_bytes = s_slab + slab_row * ROW_BYTES + ((part * 2 + lane / 16) ^ slab_row % 8) * 16;
+template <class T> DEVICE void put_columns(u32 s_panel, int part, const float *x, const float (&by)[2]) {
+    const u32 lane = lane_index(), panel_row = lane % 16;
+    const u32 s_sixteen_bytes = s_panel + panel_row * ROW_BYTES + ((part * 2 + lane / 16) ^ panel_row % 8) * 16;
     if constexpr (!IS_FP8) {
         const u32 four[4] = {rounded_pair<T>(x[0] * by[0], x[1] * by[0]), rounded_pair<T>(x[2] * by[1], x[3] * by[1]),
                              rounded_pair<T>(x[4] * by[0], x[5] * by[0]), rounded_pair<T>(x[6] * by[1], x[7] * by[1])};
@@ -68,15 +68,15 @@ template <class T> DEVICE void put_columns(u32 s_slab, int part, const float *x,
             const u32 r = lane / 4 + 8 * h, t = lane % 4;
             const float *y = x + 2 * h, to = by[h];
             const u64 low = rounded_pair<T>(y[0] * to, y[4] * to), high = rounded_pair<T>(y[1] * to, y[5] * to);
-            store_pair(s_slab + r * ROW_BYTES + ((part * 2 + t / 2) ^ r % 8) * 16 + t % 2 * 8, low | high << 32);
+            store_pair(s_panel + r * ROW_BYTES + ((part * 2 + t / 2) ^ r % 8) * 16 + t % 2 * 8, low | high << 32);
         }
     }
 }
 
-/* Through slabs of rows of 128 bytes at s_o, `slab_bytes` apart. */
+/* Through panels of rows of 128 bytes at s_o, `panel_bytes` apart. */
 DEVICE void store_tile(const arguments &a, const tile &t, const results &o, const row_pair &rows, i32 row, u32 s_o,
-                       u32 slab_bytes, largest &amax) {
-    constexpr int SLAB = ROW_BYTES / sizeof(out_t), PART = SLAB / 4;
+                       u32 panel_bytes, largest &amax) {
+    constexpr int PANEL = ROW_BYTES / sizeof(out_t), PART = PANEL / 4;
     const u32 lane = lane_index();
     const i32 first = t.row + row;
     float by[2]; /* what results are multiplied by */
@@ -101,22 +101,22 @@ DEVICE void store_tile(const arguments &a, const tile &t, const results &o, cons
         __syncwarp();
     }
 #pragma unroll
-    for (int slab = 0; slab < O_SLABS; ++slab) {
-        const u32 s_slab = s_o + (O_LEAVES_THROUGH_Q ? slab : slab % O_STAGES) * slab_bytes;
-        if (!O_LEAVES_THROUGH_Q && slab >= O_STAGES) {
+    for (int panel = 0; panel < O_PANELS; ++panel) {
+        const u32 s_panel = s_o + (O_LEAVES_THROUGH_Q ? panel : panel % O_STAGES) * panel_bytes;
+        if (!O_LEAVES_THROUGH_Q && panel >= O_STAGES) {
             wait_stores_read<O_LEAVES_THROUGH_Q ? 0 : O_STAGES - 1>();
             __syncwarp();
         }
 #pragma unroll
-        for (int part = 0; part < 4 && slab * SLAB + part * PART < HEAD_V; ++part)
-            put_columns<out_t>(s_slab, part, o + (slab * SLAB + part * PART) / 2, by);
+        for (int part = 0; part < 4 && panel * PANEL + part * PART < HEAD_V; ++part)
+            put_columns<out_t>(s_panel, part, o + (panel * PANEL + part * PART) / 2, by);
         publish_to_async_proxy();
         __syncwarp();
         if (lane == 0) {
             if constexpr (!O_IS_RAGGED)
-                store_box(a.o_map, s_slab, slab * SLAB, first, t.head, t.batch);
+                store_box(a.o_map, s_panel, panel * PANEL, first, t.head, t.batch);
             else if (first < t.queries)
-                store_box(a.o_map, s_slab, slab * SLAB, (i32)a.queries - t.queries + first, t.head, t.o_place);
+                store_box(a.o_map, s_panel, panel * PANEL, (i32)a.queries - t.queries + first, t.head, t.o_place);
             commit_stores();
         }
     }

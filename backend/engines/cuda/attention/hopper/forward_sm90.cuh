@@ -25,8 +25,8 @@
              that, and are refused beyond 768 keys
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
-             CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs; printed entries of q,
-             k, v and o; printed products: multiply_scores(_first), multiply_values
+             CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs;
+             printed entries of q, k, v and o; printed products: multiply_scores(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv; promotion costs FP8 5 to 9 %
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower
@@ -34,18 +34,18 @@
              without turns 6 to 8 % faster, but leave no shared memory to park sums; polynomials for 2^x 4 % slower */
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
-constexpr u32 ROW_BYTES = 128;                                                   /* of a slab, swizzled */
-constexpr i32 SLAB_COLUMNS = ROW_BYTES / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: k of a product */
+constexpr u32 ROW_BYTES = 128;                                                    /* of a panel, swizzled */
+constexpr i32 PANEL_COLUMNS = ROW_BYTES / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: k of a product */
 constexpr i32 GROUP_Q = 64, BLOCK_Q = GROUP_Q * GROUPS, THREADS = 128 * (GROUPS + 1);
 constexpr i32 V_BOX = IS_FP8 ? 64 : BLOCK_K; /* keys of a box of V, which has 64 columns */
-constexpr int QK_SLABS = (HEAD_QK + SLAB_COLUMNS - 1) / SLAB_COLUMNS, V_SLABS = (HEAD_V + 63) / 64;
-constexpr int O_SLABS = (HEAD_V * (int)sizeof(out_t) + 127) / 128;
-constexpr u32 Q_SLAB = BLOCK_Q * ROW_BYTES, K_SLAB = BLOCK_K * ROW_BYTES, WARP_SLAB = 16 * ROW_BYTES;
-constexpr u32 V_SLAB = BLOCK_K * 64 * sizeof(in_t), SQUARE_BYTES = 64 * 64;
-constexpr u32 Q_BYTES = QK_SLABS * Q_SLAB, K_BYTES = QK_SLABS * K_SLAB, V_BYTES = V_SLABS * V_SLAB;
+constexpr int QK_PANELS = (HEAD_QK + PANEL_COLUMNS - 1) / PANEL_COLUMNS, V_PANELS = (HEAD_V + 63) / 64;
+constexpr int O_PANELS = (HEAD_V * (int)sizeof(out_t) + 127) / 128;
+constexpr u32 Q_PANEL = BLOCK_Q * ROW_BYTES, K_PANEL = BLOCK_K * ROW_BYTES, WARP_PANEL = 16 * ROW_BYTES;
+constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), SQUARE_BYTES = 64 * 64;
+constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL, V_BYTES = V_PANELS * V_PANEL;
 constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
 constexpr u32 K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-constexpr u32 SUMS_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_SLAB;
+constexpr u32 SUMS_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL;
 constexpr u32 TILES_AT = SUMS_AT + (PARKS_SUMS ? BLOCK_Q * HEAD_V * 4 : 0), TILE_BYTES = 32;
 constexpr u32 USED_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, USED_BYTES = IS_FP8 ? 16 : 0;
 constexpr u32 BARRIERS_AT = USED_AT + STAGES * USED_BYTES;
@@ -59,7 +59,7 @@ static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= (GROUPS + 1) *
               "growing beyond what the launch gave would hang");
 static_assert(BLOCK_K % STEP == 0 && HEAD_QK % STEP == 0 && HEAD_V % STEP == 0, "products go by 16, or 32");
 static_assert(!IS_FP8 || BLOCK_K % 64 == 0, "V is turned over in squares");
-static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && O_SLABS <= QK_SLABS : Q_STAGES == 1,
+static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && O_PANELS <= QK_PANELS : Q_STAGES == 1,
               "O fits where Q was, while the next Q is there; two tiles are known at a time");
 static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
 static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K == 0),
@@ -126,7 +126,7 @@ DEVICE void release(u32 barrier) {
 
 /* Block `block` of K or V, in boxes of so many keys and columns. MAY_LACK: a box of which no row is there is not
    asked for; `there`: keys from the block's first one on. */
-template <int SLABS, i32 KEYS, i32 COLUMNS, bool MAY_LACK>
+template <int PANELS, i32 KEYS, i32 COLUMNS, bool MAY_LACK>
 DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 head, const box_entry &entry,
                        i32 there) {
     constexpr u32 BOX_BYTES = KEYS * COLUMNS * sizeof(in_t);
@@ -136,12 +136,12 @@ DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 h
         arrive(full);
         return;
     }
-    arrive_expecting(full, rows * SLABS * BOX_BYTES);
+    arrive_expecting(full, rows * PANELS * BOX_BYTES);
 #pragma unroll
-    for (int i = 0; i < ROWS * SLABS; ++i)
-        if (!MAY_LACK || i / SLABS < rows)
-            load_box(to + i * BOX_BYTES, map, full, i % SLABS * COLUMNS, entry.row + block * BLOCK_K + i / SLABS * KEYS,
-                     head, entry.place);
+    for (int i = 0; i < ROWS * PANELS; ++i)
+        if (!MAY_LACK || i / PANELS < rows)
+            load_box(to + i * BOX_BYTES, map, full, i % PANELS * COLUMNS,
+                     entry.row + block * BLOCK_K + i / PANELS * KEYS, head, entry.place);
 }
 
 DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, u32 parity) {
@@ -155,11 +155,11 @@ DEVICE void load_queries(const arguments &a, const tile &t, cursor<Q_STAGES> q, 
             arrive(full);
             continue;
         }
-        arrive_expecting(full, QK_SLABS * GROUP_Q * ROW_BYTES);
+        arrive_expecting(full, QK_PANELS * GROUP_Q * ROW_BYTES);
 #pragma unroll
-        for (int i = 0; i < QK_SLABS; ++i)
-            load_box(to + i * Q_SLAB, a.q_map, full, i * SLAB_COLUMNS, entry.row + t.row + (i32)group * GROUP_Q, t.head,
-                     entry.place);
+        for (int i = 0; i < QK_PANELS; ++i)
+            load_box(to + i * Q_PANEL, a.q_map, full, i * PANEL_COLUMNS, entry.row + t.row + (i32)group * GROUP_Q,
+                     t.head, entry.place);
     }
 }
 
@@ -179,9 +179,9 @@ DEVICE void load_tiles(const arguments &a) {
         const i32 k_head = t.head / (i32)a.key_share, v_head = t.head / (i32)a.value_share;
         const auto load_keys = [&](i32 block) {
             wait(k_empty(k.stage), k.phase ^ 1);
-            load_block<QK_SLABS, BLOCK_K, SLAB_COLUMNS, K_IS_RAGGED>(a.k_map, k_at(k.stage), k_full(k.stage), block,
-                                                                     k_head, k_entry(a, t.batch, t.keys),
-                                                                     t.keys - block * BLOCK_K);
+            load_block<QK_PANELS, BLOCK_K, PANEL_COLUMNS, K_IS_RAGGED>(a.k_map, k_at(k.stage), k_full(k.stage), block,
+                                                                       k_head, k_entry(a, t.batch, t.keys),
+                                                                       t.keys - block * BLOCK_K);
             k.advance();
         };
         const auto load_values = [&](i32 block) {
@@ -189,8 +189,8 @@ DEVICE void load_tiles(const arguments &a) {
             const i32 used = t.keys - block * BLOCK_K;
             if constexpr (IS_FP8)
                 store_words(used_at(v.stage), words{{(u32)used}});
-            load_block<V_SLABS, V_BOX, 64, V_IS_RAGGED>(a.v_map, v_at(v.stage), values_loaded(v.stage), block, v_head,
-                                                        v_entry(a, t.batch, t.keys), used);
+            load_block<V_PANELS, V_BOX, 64, V_IS_RAGGED>(a.v_map, v_at(v.stage), values_loaded(v.stage), block, v_head,
+                                                         v_entry(a, t.batch, t.keys), used);
             v.advance();
         };
         i32 block = t.blocks.last - 1;
@@ -211,10 +211,10 @@ DEVICE void load_tiles(const arguments &a) {
 
 /* ---- Consumers ---- */
 
-/* The low words of the operands' descriptors, to which multiples of 16 bytes may be added. MN-major: slabs of 64
+/* The low words of the operands' descriptors, to which multiples of 16 bytes may be added. MN-major: panels of 64
    columns, so many bytes apart. */
 DEVICE u32 k_major(u32 address) { return address >> 4; }
-DEVICE u32 mn_major(u32 address, u32 slab_bytes) { return address >> 4 | slab_bytes >> 4 << 16; }
+DEVICE u32 mn_major(u32 address, u32 panel_bytes) { return address >> 4 | panel_bytes >> 4 << 16; }
 
 struct consumer {
     u32 group;
@@ -231,8 +231,8 @@ struct consumer {
     bool is_parked; /* sums of earlier blocks are in shared memory */
 };
 
-/* ---- Promotion: sums of FP8 products leave their accumulator before it loses what is added. Each thread parks its own,
-   four by four ---- */
+/* ---- Promotion: sums of FP8 products leave their accumulator before it loses what is added. Each thread parks its
+   own, four by four ---- */
 
 DEVICE u32 parked_at(const consumer &c, int four) {
     return shared_address(s_memory) + SUMS_AT + ((c.group * (HEAD_V / 8) + four) * 128 + threadIdx.x % 128) * 16;
@@ -288,18 +288,18 @@ DEVICE void issue_scores(consumer &c) {
     multiply_scores_first(c.s, queries, keys);
 #pragma unroll
     for (int k = 1; k < HEAD_QK / STEP; ++k)
-        multiply_scores(c.s, queries + k / 4 * (Q_SLAB >> 4) + k % 4 * 2, keys + k / 4 * (K_SLAB >> 4) + k % 4 * 2);
+        multiply_scores(c.s, queries + k / 4 * (Q_PANEL >> 4) + k % 4 * 2, keys + k / 4 * (K_PANEL >> 4) + k % 4 * 2);
     mma_commit();
 }
 
 /* O += P V, of the block before the next one. */
 DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
     const bool replaces = PARKS_SUMS ? c.summed == 0 : is_first;
-    const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), V_SLAB);
+    const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), V_PANEL);
     mma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_K / STEP; ++k) {
-        const u32 at = IS_FP8 ? k / 2 * (V_SLABS * SQUARE_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
+        const u32 at = IS_FP8 ? k / 2 * (V_PANELS * SQUARE_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
         multiply_values(c.o, c.p + 4 * k, values + at, !replaces || k > 0);
     }
     mma_commit();
@@ -316,8 +316,8 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     wait(v_full(at.stage), at.phase);
     for (i32 i = max(used, 0) * 8 + (i32)threadIdx.x % 128; i < BLOCK_K * 8; i += 128)
 #pragma unroll
-        for (int slab = 0; slab < V_SLABS; ++slab)
-            store_words_of_many(v_at(at.stage) + slab * V_SLAB + i * 16, words{});
+        for (int panel = 0; panel < V_PANELS; ++panel)
+            store_words_of_many(v_at(at.stage) + panel * V_PANEL + i * 16, words{});
     publish_to_async_proxy();
     sync_threads(VALUES_CLEARED + c.group, 128);
 }
@@ -463,8 +463,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
         }
-        /* Where all keys take part: read back from shared memory, their number hid from the compiler at HEAD_QK 192 that
-           a warp stays together. */
+        /* Where all keys take part: read back from shared memory, their number hid from the compiler at HEAD_QK 192
+           that a warp stays together. */
         constexpr bool HAS_ALL_KEYS = HAS_ALIBI && !HAS_SEQ_LEN_KV && !HAS_BLOCK_MASK;
         const bounds b(a, t.queries, HAS_ALL_KEYS ? (i32)a.keys : t.keys);
         const i32 first_query = t.row + (i32)group * GROUP_Q;
@@ -510,8 +510,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             release(q_empty(c.q.stage, group));
         const cursor<STAGES> now = c.block.before();
         const u32 o_at = O_LEAVES_THROUGH_Q
-                             ? q_at(c.q.stage) + group * GROUP_Q * ROW_BYTES + warp_index() % 4 * WARP_SLAB
-                             : shared_address(s_memory) + O_AT + (warp_index() - 4) * O_STAGES * WARP_SLAB;
+                             ? q_at(c.q.stage) + group * GROUP_Q * ROW_BYTES + warp_index() % 4 * WARP_PANEL
+                             : shared_address(s_memory) + O_AT + (warp_index() - 4) * O_STAGES * WARP_PANEL;
         const u32 t_at = tile_at(c.parity, group);
         c.q.advance(), c.parity ^= 1;
         behind = own.first - t.blocks.first;
@@ -541,7 +541,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         if (PARKS_SUMS && c.is_parked)
             add_parked(c);
         store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at,
-                   O_LEAVES_THROUGH_Q ? Q_SLAB : WARP_SLAB, c.amax);
+                   O_LEAVES_THROUGH_Q ? Q_PANEL : WARP_PANEL, c.amax);
         holds_queries = O_LEAVES_THROUGH_Q;
     }
     if (lane_index() == 0)

@@ -1,6 +1,6 @@
-/* forward_values: V of 8 bits becomes V^T where it lies, for the forward kernel of sm_90: wgmma takes FP8 along k alone.
-   Squares   of 64 keys x 64 columns: rows of 64 bytes, swizzled by 64 bytes, before and behind. Blocks of 32 x 32 of the
-             diagonal stay where they are, the other two change places; each pair is one warp's work
+/* forward_values: V of 8 bits becomes V^T where it lies, for sm_90's forward kernel: wgmma takes FP8 along k alone
+   Squares   of 64 keys x 64 columns: rows of 64 bytes, swizzled by 64 bytes, before and behind. Blocks of 32 x 32 of
+             the diagonal stay where they are, the other two change places; each pair is one warp's work
    Order     transposed loads take pairs of bytes: a lane then has two keys of two neighbouring columns. Of 16 keys, t =
              lane % 4, it stores 2t, 2t + 1, 2t + 8, 2t + 9 side by side, which is the order of weights (see
              forward_softmax); of 16 columns, even ones are the rows 0 .. 7 of V^T, odd ones 8 .. 15: the 8 rows of a
@@ -74,7 +74,7 @@ template <class C> DEVICE void end_values(const C &v) {
 
 /* Warp `warp` of TRANSPOSERS. */
 DEVICE void transpose_values(u32 warp) {
-    constexpr u32 PAIRS = 2 * V_SLABS * (BLOCK_K / 64);
+    constexpr u32 PAIRS = 2 * V_PANELS * (BLOCK_K / 64);
     cursor<STAGES> v;
     for (;; v.advance()) {
         wait(values_loaded(v.stage), v.phase);
@@ -84,7 +84,7 @@ DEVICE void transpose_values(u32 warp) {
             break;
 #pragma unroll 1
         for (u32 i = warp; i < PAIRS; i += TRANSPOSERS)
-            transpose_pair(v_at(v.stage) + i / 2 * SQUARE_BYTES, i % 2, used - (i32)(i / 2 / V_SLABS * 64));
+            transpose_pair(v_at(v.stage) + i / 2 * SQUARE_BYTES, i % 2, used - (i32)(i / 2 / V_PANELS * 64));
         publish_to_async_proxy();
         __syncwarp();
         release(v_full(v.stage));

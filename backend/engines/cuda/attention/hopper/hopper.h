@@ -14,7 +14,8 @@ weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const 
 /* The same of any type. */
 weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const struct tensor *tensor);
 
-/* A map of a [B, H, S, D] tensor, padded or ragged: boxes of so many rows of 128 bytes, or of 64, swizzled by as much. */
+/* A map of a [B, H, S, D] tensor, padded or ragged: boxes of so many rows of 128 bytes, or of 64, swizzled by as
+   much. */
 void attention_hopper_print_box_map(struct kernel_print *print, const struct cuda_attention *c,
                                     const struct tensor *tensor, int rows, int row_bytes, const char *name);
 /* Of 128 bytes. */

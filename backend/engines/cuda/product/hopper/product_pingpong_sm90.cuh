@@ -1,5 +1,5 @@
-/* product_pingpong_sm90: product_sm90 with a tile for each of two consumer warpgroups: while one multiplies, at the rate
-   of both, the other runs its epilogue
+/* product_pingpong_sm90: product_sm90 with a tile for each of two consumer warpgroups: while one multiplies, at the
+   rate of both, the other runs its epilogue
    Types     16-bit and int8 operands, wgmma; sm_90a
    Schedule  schedule_pingpong.cuh
    Rest      as product_sm90.cuh, which tells roles, pipeline and parameters

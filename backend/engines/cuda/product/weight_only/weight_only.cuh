@@ -58,7 +58,7 @@ DEVICE void meet() {
 }
 DEVICE index least(index x, index y) { return x < y ? x : y; }
 
-/* What a lane loads, step by step. Columns beyond the edge are read as the last one: nobody wants what comes of them. */
+/* What a lane loads, step by step. Columns beyond the edge are read as the last one: none reads what comes of them. */
 struct lane_loads {
     const unsigned char *w[2 * BLOCKS];
     const factor_t *a[TOKENS];
