@@ -8,6 +8,8 @@
 #include "engines/cpu/families.h"
 #include "engines/cpu/rows/schedule.h"
 
+#include <stddef.h>
+
 enum { LONG_ROW = 512 << 10 }; /* bytes above which a row's second reading comes from beyond a usual L2 */
 
 struct sweep {
@@ -15,6 +17,13 @@ struct sweep {
     struct row_schedule schedules[2];
     int programs;
     int64_t scratch_bytes; /* of both; then the memory of each */
+};
+
+/* What a step keeps of that: programs without the room that they do not use. */
+struct programs {
+    int count;
+    int64_t scratch_bytes;
+    struct row_schedule *schedules[2];
 };
 
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, int threads,
@@ -90,40 +99,59 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t keep_program(struct programs *kept, const struct sweep *sweep, struct arena *arena) {
+    const struct rowwise *rows = &sweep->rows[kept->count];
+    const struct row_schedule *s = &sweep->schedules[kept->count];
+    struct rowwise *own_rows;
+    struct row_schedule *own;
+    TRY(arena_copy(arena, &own_rows, rows,
+                   offsetof(struct rowwise, terms) + (size_t)rows->term_count * sizeof *rows->terms));
+    TRY(arena_copy(arena, &own, s,
+                   offsetof(struct row_schedule, instructions) +
+                       (size_t)s->instruction_count * sizeof *s->instructions));
+    own->rows = own_rows;
+    kept->schedules[kept->count++] = own;
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;
-    struct sweep *sweep;
-    TRY(arena_alloc(arena, &sweep, sizeof *sweep));
-    TRY(plan(sweep, &step->region, device));
+    struct sweep sweep;
+    struct programs *kept;
+    TRY(plan(&sweep, &step->region, device));
     TRY(threads_start());
+    TRY(arena_alloc(arena, &kept, sizeof *kept));
     int64_t memory = 0;
-    for (int i = 0; i < sweep->programs; i++)
-        memory = max64(memory, row_schedule_bytes(&sweep->schedules[i]));
-    step->state = sweep;
-    step->workspace_bytes = sweep->scratch_bytes + memory;
-    const struct row_schedule *s = &sweep->schedules[0];
+    for (int i = 0; i < sweep.programs; i++) {
+        TRY(keep_program(kept, &sweep, arena));
+        memory = max64(memory, row_schedule_bytes(&sweep.schedules[i]));
+    }
+    kept->scratch_bytes = sweep.scratch_bytes;
+    step->state = kept;
+    step->workspace_bytes = sweep.scratch_bytes + memory;
+    const struct row_schedule *s = &sweep.schedules[0];
     const char *way = s->splits > 1 ? "long rows in parts" : s->loops[s->b].is_reduced ? "rows" : "rows side by side";
     return arena_print(arena, &step->detail, "%s: %d passes on blocks of %lld x %lld, %lld tasks%s", way, s->pass_count,
                        (long long)s->block_a, (long long)s->block_b,
                        (long long)(s->splits > 1 ? s->tiles * s->splits : s->tasks),
-                       sweep->programs > 1 ? "; then sums of what they leave" : "");
+                       sweep.programs > 1 ? "; then sums of what they leave" : "");
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
-    const struct sweep *sweep = step->state;
-    for (int i = 0; i < sweep->programs; i++)
-        row_schedule_run(&sweep->schedules[i], values, workspace, (char *)workspace + sweep->scratch_bytes);
+    const struct programs *programs = step->state;
+    for (int i = 0; i < programs->count; i++)
+        row_schedule_run(programs->schedules[i], values, workspace, (char *)workspace + programs->scratch_bytes);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Elements are stored block by block in the last reading of them, values of rows when their tile is done with. A second
    program reads everything again. */
 static bool may_alias(const struct step *step, int in, int out) {
-    const struct sweep *sweep = step->state;
+    const struct programs *programs = step->state;
     const struct value *values = step->region.graph->values;
-    return sweep->programs == 1 && tensor_same_layout(values[in].tensor, values[out].tensor);
+    return programs->count == 1 && tensor_same_layout(values[in].tensor, values[out].tensor);
 }
 
 const struct family cpu_rows = {

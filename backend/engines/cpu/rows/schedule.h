@@ -74,7 +74,6 @@ struct row_schedule {
     int pass_count, closed;        /* passes; the first of them, which end in reductions */
     struct row_pass passes[ROWWISE_PASSES];
     int instruction_count, register_count;
-    struct row_instruction instructions[ROWWISE_INSTRUCTIONS];
     bool has_wide;
     int64_t register_bytes;
     int row_terms[ROWWISE_TERMS], stage_ends[ROWWISE_PASSES + 1]; /* formulas and loads of rows, stage after stage */
@@ -87,6 +86,7 @@ struct row_schedule {
     int64_t sums_at, sum_bytes;               /* where in scratch memory the first task's are; bytes of one task's */
     int64_t task_bytes;                       /* scratch memory of a task */
     double seconds;
+    struct row_instruction instructions[ROWWISE_INSTRUCTIONS]; /* last, since a step keeps no more than there are */
 };
 
 /* Decides everything for a program, or says why it cannot run. */

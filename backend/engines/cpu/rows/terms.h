@@ -92,7 +92,6 @@ struct rowwise {
     int operand_count;
     struct row_operand operands[ROWWISE_OPERANDS];
     int term_count;
-    struct term terms[ROWWISE_TERMS];
     int made_count;
     struct {
         int value, term;
@@ -100,7 +99,8 @@ struct rowwise {
     struct follow follow;
     int64_t scratch_bytes; /* of what follow needs */
     bool has_sample;
-    weftStatus_t trouble; /* the first failure of the calls that return terms */
+    weftStatus_t trouble;             /* the first failure of the calls that return terms */
+    struct term terms[ROWWISE_TERMS]; /* last, since a step keeps no more than there are */
 };
 
 /* ---- space.c ---- */
