@@ -390,15 +390,17 @@ def block_scaled_gradient(width: int, tiled: bool) -> Any:
     return build
 
 
-def attention_gradient_of_boxes(size: int, dtype: str, **options: Any) -> Any:
+def attention_gradient_of_boxes(
+    size: int, dtype: str, heads: tuple[int, int] = (4, 2), rows: int = 200, **options: Any
+) -> Any:
     """Two blocks of keys, more queries than keys, and the last block of both is ragged. Statistics are beyond
     all scores, as they would be."""
 
     def build(t: Maker) -> None:
-        q, o, d_o = (t(2, 4, 200, size, dtype=dtype) for _ in range(3))
-        k, v = (t(2, 2, 150, size, dtype=dtype) for _ in range(2))
+        q, o, d_o = (t(2, heads[0], rows, size, dtype=dtype) for _ in range(3))
+        k, v = (t(2, heads[1], 150, size, dtype=dtype) for _ in range(2))
         extra = {key: make(t) if callable(make) else make for key, make in options.items()}
-        extra |= {"stats": t(2, 4, 200, 1, dtype="f32", low=9), "attn_scale": 8 / (4 * size)}
+        extra |= {"stats": t(2, heads[0], rows, 1, dtype="f32", low=9), "attn_scale": 8 / (4 * size)}
         for grad in t.g.sdpa_backward(q, k, v, o, d_o, **extra):
             t.out(grad, dtype=dtype)
 
@@ -1172,19 +1174,19 @@ CASES = {
         packed_attention_gradient(128, "bf16", use_causal_mask=True),
     ),
     "attention gradient on Hopper, unordered ragged": Case(
-        "backward_rows_sm90 backward_sm90 backward_queries_sm90",
+        "backward_rows_sm90 backward_sm90 backward_sums_sm90",
         "attention_hopper_unordered",
         packed_attention_gradient(64, "f16"),
         engine="cuda.unordered",
     ),
     "attention gradient on Hopper, unordered": Case(
-        "backward_rows_sm90 backward_sm90 backward_queries_sm90",
+        "backward_rows_sm90 backward_sm90 backward_sums_sm90",
         "attention_hopper_unordered",
         attention_gradient_of_boxes(128, "bf16", use_causal_mask=True),
         engine="cuda.unordered",
     ),
     "attention gradient on Hopper, unordered window": Case(
-        "backward_rows_sm90 backward_sm90 backward_queries_sm90",
+        "backward_rows_sm90 backward_sm90 backward_sums_sm90",
         "attention_hopper_unordered",
         attention_gradient_of_boxes(
             40,
@@ -1195,6 +1197,17 @@ CASES = {
             seq_len_q=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[131]]], [[[200]]]])),
             seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.array([[[[150]]], [[[77]]]])),
         ),
+        engine="cuda.unordered",
+    ),
+    "attention gradient on Hopper, heads in parts": Case(
+        "backward_rows_sm90 backward_sm90 backward_sums_sm90",
+        "attention_hopper",
+        attention_gradient_of_boxes(128, "f16", (5, 1), 330, use_causal_mask=True),
+    ),
+    "attention gradient on Hopper, unordered heads in parts": Case(
+        "backward_rows_sm90 backward_sm90 backward_sums_sm90",
+        "attention_hopper_unordered",
+        attention_gradient_of_boxes(128, "bf16", (8, 1), 330, use_causal_mask_bottom_right=True),
         engine="cuda.unordered",
     ),
     "attention gradient on Hopper, heads of 192": Case(
@@ -1232,13 +1245,13 @@ CASES = {
         "backward_sm90", "attention_hopper", masked_attention_gradient(False, 64)
     ),
     "attention gradient on Hopper, unordered bits of a block mask": Case(
-        "backward_sm90 backward_queries_sm90",
+        "backward_sm90 backward_sums_sm90",
         "attention_hopper_unordered",
         masked_attention_gradient(True, 128),
         "cuda.unordered",
     ),
     "attention gradient on Hopper, unordered mask": Case(
-        "backward_sm90 backward_queries_sm90",
+        "backward_sm90 backward_sums_sm90",
         "attention_hopper_unordered",
         attention_gradient_of_boxes(64, "f16", bias=lambda t: t(1, 4, 200, 150, dtype="f16")),
         "cuda.unordered",

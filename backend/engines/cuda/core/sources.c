@@ -18,8 +18,8 @@
     FILE(attention_epilogue, "attention/epilogue.cuh", "attention/epilogue.cuh")                                       \
     FILE(attention_forward, "attention/forward.cuh", "attention/forward.cuh")                                          \
     FILE(attention_gradient, "attention/gradient.cuh", "attention/gradient.cuh")                                       \
-    FILE(attention_hopper_backward_queries_sm90, "attention/hopper/backward_queries_sm90.cuh",                         \
-         "attention/hopper/backward_queries_sm90.cuh")                                                                 \
+    FILE(attention_hopper_backward_sums_sm90, "attention/hopper/backward_sums_sm90.cuh",                               \
+         "attention/hopper/backward_sums_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_rows_sm90, "attention/hopper/backward_rows_sm90.cuh",                               \
          "attention/hopper/backward_rows_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_scores_sm90, "attention/hopper/backward_scores_sm90.cuh",                           \

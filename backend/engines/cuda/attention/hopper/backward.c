@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_bwd on Hopper. backward_rows_sm90.cuh makes the statistics of queries. Then either one pass of backward_sm90.cuh
-   makes all gradients, those of queries as float sums, to which blocks add in any order, and backward_queries_sm90.cuh
+   makes all gradients, those of queries as float sums, to which blocks add in any order, and backward_sums_sm90.cuh
    makes rows of these: the unordered family; or one pass makes those of keys and values, and another one those of
-   queries, which makes the scores twice, and the same bits in every run. */
+   queries, which makes the scores twice, and the same bits in every run. Where many heads of queries share one
+   of keys, a block of keys takes a part of them, and backward_sums_sm90.cuh adds the parts. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
@@ -12,9 +13,12 @@ enum {
     THREADS = 384,
     ROWS_THREADS = 256,
     SINK_THREADS = 256,
-    QUERIES_THREADS = 128,
+    SUMS_THREADS = 128,
     PART_BYTES = 64 * 64 * 4, /* of dQ */
     BLOCKS_PER_SET = 128,     /* about one for each multiprocessor */
+    HEADS_PER_PART = 4,       /* that share a head of keys: blocks of unequal length drift apart among more, and L2 does
+                                 not hold the sums of all: 8 of 8192 took 6.3 ms, 4 of them take 4.6 (H100) */
+    STEPS_PER_PART = 16,      /* fewer steps of a block are not split to occupy more multiprocessors */
     DEPTH_OF_BOTH = 128,      /* up to which registers hold dK and dV beside dropout of f16, or with a bias or mask */
     DEPTH_OF_MASK = 192,      /* up to which registers hold dK beside where ragged entries and block masks are */
 };
@@ -66,6 +70,7 @@ struct backward {
     bool has_sums, has_slopes;
     int head, value_head, block_q;
     int64_t q_blocks, tiles; /* tiles: blocks of queries of all heads */
+    int64_t key_blocks;
 };
 
 /* ---- Accepting ---- */
@@ -174,6 +179,7 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
     b->block_q = !kinds[b->passes[0]->makes].own_is_key ? BLOCK_OWN : b->passes[0]->block_pass;
     b->q_blocks = divide_up(c->queries, b->block_q);
     b->tiles = c->batches * c->heads * b->q_blocks;
+    b->key_blocks = divide_up(c->keys, BLOCK_OWN);
     return check_ragged(b);
 }
 
@@ -181,6 +187,47 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
 
 static int64_t statistics_bytes(const struct backward *b) { return round_up(b->tiles * 2 * b->block_q * 4, 64); }
 static int64_t sums_bytes(const struct backward *b) { return b->has_sums ? b->tiles * b->block_q * b->head * 4 : 0; }
+
+static int64_t own_heads(const struct cuda_attention *c, enum makes makes) {
+    return makes == MAKES_QUERIES ? c->heads : makes == MAKES_DV ? c->value_heads : c->key_heads;
+}
+
+/* Where bounds make blocks of unequal length. */
+static bool has_bounds(const struct cuda_attention *c) {
+    return c->a->right_bound < c->keys || c->a->left_bound < c->queries;
+}
+
+/* Heads of queries that a block of keys takes, of those that share its head: few where they drift apart while they add
+   to sums, or where there are too few blocks for the chip, and steps enough. */
+static int64_t heads_per_part(const struct backward *b, enum makes makes) {
+    const struct cuda_attention *c = b->c;
+    int64_t own = own_heads(c, makes), group = c->heads / own, blocks = c->batches * own * b->key_blocks;
+    int64_t enough = c->device->cuda.multiprocessors * (has_bounds(c) ? 2 : 1);
+    int64_t heads = b->has_sums && has_bounds(c) ? min64(group, HEADS_PER_PART) : group;
+    while (heads > 1 && heads * b->q_blocks > STEPS_PER_PART && blocks * divide_up(group, heads) < enough)
+        heads = divide_up(heads, 2);
+    return divide_up(group, divide_up(group, heads));
+}
+
+static int64_t part_count(const struct backward *b, enum makes makes) {
+    return kinds[makes].own_is_key ? divide_up(b->c->heads / own_heads(b->c, makes), heads_per_part(b, makes)) : 1;
+}
+
+/* Of the gradient of k, or v, in parts. */
+static int64_t parts_bytes(const struct backward *b, bool of_values) {
+    for (int i = 0; i < b->pass_count; i++) {
+        enum makes makes = b->passes[i]->makes;
+        int64_t parts = part_count(b, makes), width = of_values ? b->value_head : b->head;
+        if (kinds[makes].own_is_key && (of_values ? kinds[makes].makes_second : kinds[makes].makes_first) && parts > 1)
+            return b->c->batches * own_heads(b->c, makes) * parts * b->key_blocks * BLOCK_OWN * width * 4;
+    }
+    return 0;
+}
+
+/* Where they lie in the workspace, behind the statistics and the sums of dQ. */
+static int64_t parts_offset(const struct backward *b, bool of_values) {
+    return statistics_bytes(b) + sums_bytes(b) + (of_values ? parts_bytes(b, false) : 0);
+}
 
 /* What all kernels know. */
 static void print_shared(struct kernel_print *print, const struct backward *b) {
@@ -213,18 +260,64 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
     return attention_grid(kernel, b->c, b->tiles, ROWS_THREADS / 32);
 }
 
-static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
+/* Sums of a gradient, and how they lie. */
+struct gradient_sums {
+    const struct tensor *gradient;
+    int rows, width;
+    int64_t offset, heads, blocks, parts;
+    bool is_of_keys, scales;
+};
+
+static weftStatus_t build_gradient(const struct backward *b, const struct gradient_sums *s, struct cuda_kernel *kernel,
+                                   struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, b->c->region);
     text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
-    print_shared(&print, b);
-    print_divisor(&print, b->q_blocks, "q_blocks");
-    print_divisor(&print, b->c->heads, "heads");
-    print_number(&print, b->c->depth, "depth");
-    attention_print_tensor(&print, b->c, b->op->dq, "dq", NULL);
-    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_queries_sm90.cuh", "attention_backward_queries_sm90",
+    attention_hopper_print_scores(&print, b->c);
+    print_type(&print, "in_t", (weftDataType_t)b->c->a->q->type);
+    print_constant(&print, "IS_BF16", b->c->a->q->type == WEFT_DATA_BFLOAT16);
+    print_constant(&print, "ROWS", s->rows);
+    print_constant(&print, "WIDTH", s->width);
+    print_constant(&print, "IS_OF_KEYS", s->is_of_keys);
+    print_constant(&print, "HAS_PARTS", s->parts > 1);
+    print_constant(&print, "SCALES", s->scales);
+    print_scratch(&print, "float", s->offset, "sums");
+    print_divisor(&print, s->blocks, "blocks");
+    print_divisor(&print, s->heads, "heads");
+    print_number(&print, s->gradient->dims.at[3], "width");
+    if (s->parts > 1)
+        print_number(&print, s->parts, "parts");
+    attention_print_tensor(&print, b->c, s->gradient, "gradient", NULL);
+    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sums_sm90.cuh", "attention_backward_sums_sm90",
                       arena));
-    return attention_grid(kernel, b->c, b->tiles, QUERIES_THREADS / 32);
+    return attention_grid(kernel, b->c, b->c->batches * s->heads * s->blocks, SUMS_THREADS / 32);
+}
+
+/* Of queries, which blocks of keys added to. */
+static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
+    struct gradient_sums sums = {b->op->dq,   b->block_q,  b->head, statistics_bytes(b),
+                                 b->c->heads, b->q_blocks, 1,       .scales = true};
+    return build_gradient(b, &sums, kernel, arena);
+}
+
+/* Of keys and values, whose parts are finished numbers. */
+static weftStatus_t build_parts(const struct backward *b, const struct backward_tile *t, struct cuda_step *state,
+                                struct arena *arena) {
+    int64_t parts = part_count(b, t->makes);
+    for (int of_values = 0; of_values < 2 && parts > 1; of_values++) {
+        if (!(of_values ? kinds[t->makes].makes_second : kinds[t->makes].makes_first))
+            continue;
+        struct gradient_sums sums = {of_values ? b->op->dv : b->op->dk,
+                                     BLOCK_OWN / 2,
+                                     of_values ? b->value_head : b->head,
+                                     parts_offset(b, of_values),
+                                     own_heads(b->c, t->makes),
+                                     2 * b->key_blocks,
+                                     parts,
+                                     .is_of_keys = true};
+        TRY(build_gradient(b, &sums, &state->kernels[state->count++], arena));
+    }
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
@@ -249,7 +342,7 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
 
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
-    bool own_is_key = kinds[t->makes].own_is_key, lacks[6] = {0};
+    bool own_is_key = kinds[t->makes].own_is_key, has_parts = part_count(b, t->makes) > 1, lacks[6] = {0};
     const struct {
         const struct tensor *tensor;
         int rows;
@@ -263,8 +356,8 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
         {b->op->dv, BLOCK_OWN / 2, "second_gradient_map", "second_gradient"},
     };
     bool makes_used_alone = true;
-    lacks[4] = !kinds[t->makes].makes_first;
-    lacks[5] = !kinds[t->makes].makes_second;
+    lacks[4] = !kinds[t->makes].makes_first || has_parts;
+    lacks[5] = !kinds[t->makes].makes_second || has_parts;
     for (int i = 0; i < 6; i++)
         if (!lacks[i])
             attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
@@ -318,21 +411,31 @@ static void print_tile(struct kernel_print *print, const struct backward_tile *t
     print_constant(print, "SHARED_BYTES", shared_bytes(t));
 }
 
-/* Where bounds make blocks of unequal length, those of several heads that have most steps come first. */
+/* Where blocks are of unequal length, those of several heads that have most steps come first. */
 static int64_t heads_per_set(const struct cuda_attention *c, int64_t own_blocks) {
-    bool has_bounds = c->a->right_bound < c->keys || c->a->left_bound < c->queries;
-    return has_bounds && own_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / own_blocks : 1;
+    return has_bounds(c) && own_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / own_blocks : 1;
 }
 
-static int64_t own_heads(const struct cuda_attention *c, const struct backward_tile *t) {
-    return t->makes == MAKES_QUERIES ? c->heads : t->makes == MAKES_DV ? c->value_heads : c->key_heads;
+/* How a block of keys finds the heads of queries that it takes, and where its gradients go. */
+static void print_parts(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
+    int64_t parts = part_count(b, t->makes);
+    print_constant(print, "HAS_PARTS", parts > 1);
+    if (parts == 1)
+        return;
+    print_number(print, parts, "parts");
+    print_number(print, heads_per_part(b, t->makes), "heads_per_part");
+    if (kinds[t->makes].makes_first)
+        print_scratch(print, "float", parts_offset(b, false), "first_parts");
+    if (kinds[t->makes].makes_second)
+        print_scratch(print, "float", parts_offset(b, true), "second_parts");
 }
 
 static weftStatus_t build_pass(const struct backward *b, const struct backward_tile *t, struct cuda_kernel *kernel,
                                struct arena *arena) {
     const struct cuda_attention *c = b->c;
     bool own_is_key = kinds[t->makes].own_is_key;
-    int64_t own_blocks = divide_up(own_is_key ? c->keys : c->queries, BLOCK_OWN), heads = own_heads(c, t);
+    int64_t own_blocks = divide_up(own_is_key ? c->keys : c->queries, BLOCK_OWN), heads = own_heads(c, t->makes),
+            outer = heads * part_count(b, t->makes);
     struct kernel_print print;
     kernel_print_init(&print, c->region);
     print_maps(&print, b, t);
@@ -344,18 +447,19 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     attention_print_block_mask(&print, c);
     attention_print_dropout(&print, c);
     print_number(&print, c->heads, "heads");
-    print_number(&print, heads, "own_heads");
+    print_number(&print, outer, "own_heads");
     print_number(&print, c->heads / (own_is_key ? heads : c->key_heads), "group");
     print_number(&print, b->q_blocks, "q_blocks");
     print_number(&print, own_blocks, "own_blocks");
     print_number(&print, heads_per_set(c, own_blocks), "heads_per_set");
+    print_parts(&print, b, t);
     print_constant(&print, "HAS_OTHER_GROUP", c->key_heads != c->value_heads);
     if (c->key_heads != c->value_heads)
         print_number(&print, c->heads / (t->makes == MAKES_DV ? c->key_heads : c->value_heads), "other_group");
     print_products(&print.code, b, t);
     TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sm90.cuh", "attention_backward_sm90", arena));
     kernel->shared_bytes = (uint32_t)shared_bytes(t);
-    return attention_grid(kernel, c, c->batches * heads * own_blocks, THREADS / 32);
+    return attention_grid(kernel, c, c->batches * outer * own_blocks, THREADS / 32);
 }
 
 /* ---- What the families do ---- */
@@ -363,7 +467,8 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
 /* Blocks of a pass, of a batch: those of all heads. */
 static int64_t blocks_of(const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
-    return c->batches * own_heads(c, t) * divide_up(kinds[t->makes].own_is_key ? c->keys : c->queries, BLOCK_OWN);
+    return c->batches * own_heads(c, t->makes) * part_count(b, t->makes) *
+           divide_up(kinds[t->makes].own_is_key ? c->keys : c->queries, BLOCK_OWN);
 }
 
 static double predict(const struct backward *b) {
@@ -374,7 +479,8 @@ static double predict(const struct backward *b) {
         seconds += flops * kinds[b->passes[i]->makes].share / rate +
                    BLOCK_SECONDS * (double)divide_up(blocks_of(b, b->passes[i]), cuda->multiprocessors);
     seconds += attention_backward_predict_biases(b->c);
-    return seconds + 3.0 * (double)sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
+    seconds += 3.0 * (double)sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
+    return seconds + 2.0 * (double)(parts_bytes(b, false) + parts_bytes(b, true)) / (double)cuda->bandwidth;
 }
 
 weftStatus_t attention_hopper_backward_accepts(const struct cuda_attention *c, bool has_sums, double *seconds) {
@@ -393,9 +499,11 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
         TRY(build_pass(&b, b.passes[i], &state->kernels[state->count++], arena));
     if (has_sums)
         TRY(build_queries(&b, &state->kernels[state->count++], arena));
+    for (int i = 0; i < b.pass_count; i++)
+        TRY(build_parts(&b, b.passes[i], state, arena));
     if (attention_wants(c, c->backward->dsink))
         TRY(build_sink(&b, &state->kernels[state->count++], arena));
-    step->workspace_bytes = statistics_bytes(&b) + sums_bytes(&b);
+    step->workspace_bytes = parts_offset(&b, true) + parts_bytes(&b, true);
     if (attention_backward_wants_biases(c))
         TRY(attention_backward_build_biases(step, c, step->workspace_bytes, state, arena));
     const char *names[PASSES_MAX] = {"", "", ""};

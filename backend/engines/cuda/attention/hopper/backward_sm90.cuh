@@ -10,6 +10,8 @@
    Tile      BLOCK_OWN own rows, of which each consumer has half, and BLOCK_PASS that pass
              MAKES_FIRST, MAKES_SECOND: dK, or dQ, and dV. One alone where registers hold one, or where K and V have
              other numbers of heads: then own K of dV, or own V of dK, may be another one from head to head of queries
+             HAS_PARTS: of the heads of queries that share own keys only so many pass a block, whose gradients are then
+             a part, as floats in the order of accumulators: backward_sums_sm90 adds the parts in their order
    Roles     warpgroup 0: thread 0 loads (producer); HAS_SUMS: all of it makes dQ of a step, in parts of 64 x 64
              warpgroups 1 and 2 (consumers): own rows x rows that pass lie in accumulators as P and dS are wanted in
              registers, as the A operand of the gradients, which stay in registers to the end. HAS_SUMS: dS^T is stored
@@ -28,9 +30,10 @@
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS
              BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES
-             MAKES_USED_ALONE, those of scores, terms, block masks and dropout; printed entries of the maps; printed
+             HAS_PARTS MAKES_USED_ALONE, those of scores, terms, block masks and dropout; printed entries of the maps; printed
              products: multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
+             HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
    Tried     adds from registers (red.v4): within noise
              P kept in float: 224 registers, too many beside warpgroup 0
              dQ as one product of 128 columns: 96 registers in warpgroup 0, too many
@@ -68,6 +71,7 @@ static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS == 2), "warpgroup 0 has register
 static_assert(!HAS_SUMS || (MAKES_FIRST && MAKES_SECOND && STAGES == SECOND_STAGES), "it follows one count of stages");
 static_assert(SECOND_STAGES == STAGES || !MAKES_SECOND, "else they are read to the end of a step");
 static_assert(MAKES_FIRST || HEAD >= VALUE_HEAD, "dV leaves through own K");
+static_assert(!HAS_PARTS || OWN_IS_KEY, "a head of queries has one of keys");
 static_assert(!HAS_OTHER_GROUP || !(MAKES_FIRST && MAKES_SECOND), "a block sums for one number of heads");
 static_assert(BARRIERS + BARRIER_COUNT * 8 == SHARED_BYTES && SHARED_BYTES <= 232448, "227 KB is all a block can have");
 static_assert(2 * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= 3 * 168, "growing beyond what the launch gave would hang");
@@ -110,6 +114,8 @@ DEVICE constexpr u32 mn_major(u32 panel_bytes) { return panel_bytes >> 4 << 16; 
 struct work {
     band seen;
     i32 own, head, batch;          /* the first own row, of a head of the own side */
+    i32 first_head, last_head;     /* of queries: those that pass, or the own one */
+    i32 part;                      /* HAS_PARTS: which, of all own heads of the batch entry */
     i32 first, last;               /* blocks that pass, of each head */
     i32 steps;                     /* over all heads */
     box_entry first_at, second_at; /* of what passes */
@@ -133,14 +139,26 @@ template <class P> DEVICE bool warp_takes_part(const P &p, const work &w, i32 he
 }
 /* How many do, by whole warps. */
 template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
-    const i32 heads = OWN_IS_KEY ? (i32)p.group : 1, first_head = w.head * heads;
     i32 count = 0;
-    for (i32 head = first_head; head < first_head + heads; ++head)
+    for (i32 head = w.first_head; head < w.last_head; ++head)
         for (i32 from = w.first; from < w.last; from += 32) {
             const i32 block = from + (i32)lane_index();
             count += __popc(__ballot_sync(~0u, block < w.last && takes_part(p, w, head, block)));
         }
     return count;
+}
+
+template <class P> DEVICE void find_heads(const P &p, work &w) {
+    const i32 group = OWN_IS_KEY ? (i32)p.group : 1;
+    if constexpr (HAS_PARTS) { /* w.head counts them */
+        w.part = w.head;
+        w.head = w.part / (i32)p.parts;
+        w.first_head = w.head * group + (w.part - w.head * (i32)p.parts) * (i32)p.heads_per_part;
+        w.last_head = min(w.first_head + (i32)p.heads_per_part, (w.head + 1) * group);
+    } else {
+        w.first_head = w.head * group;
+        w.last_head = w.first_head + group;
+    }
 }
 
 /* A block's own rows, numbered so that those with most steps come first: the first keys, the last queries. */
@@ -150,8 +168,9 @@ DEVICE work find_own(const arguments &p) {
               heads = min(gridDim.x / blocks - set * set_heads, set_heads);
     const u32 number = within / heads, outer = set * set_heads + within - number * heads;
     const u32 block = OWN_IS_KEY ? number : blocks - 1 - number, batch = outer / (u32)p.own_heads;
-    const i32 head = (i32)(outer - batch * (u32)p.own_heads);
-    return work{band(p, (i32)batch), (i32)block * BLOCK_OWN, head, (i32)batch, 0, 0, 0, {}, {}};
+    work w{band(p, (i32)batch), (i32)block * BLOCK_OWN, (i32)(outer - batch * (u32)p.own_heads), (i32)batch};
+    find_heads(p, w);
+    return w;
 }
 DEVICE work find_work(const arguments &p) {
     work w = find_own(p);
@@ -162,7 +181,7 @@ DEVICE work find_work(const arguments &p) {
         return w;
     w.first = max(w.low(w.own), 0) / BLOCK_PASS;
     w.last = max((min(w.high(last_own), w.pass_used()) + BLOCK_PASS - 1) / BLOCK_PASS, w.first);
-    w.steps = HAS_BLOCK_MASK ? count_steps(p, w) : (w.last - w.first) * (OWN_IS_KEY ? (i32)p.group : 1);
+    w.steps = HAS_BLOCK_MASK ? count_steps(p, w) : (w.last - w.first) * (w.last_head - w.first_head);
     return w;
 }
 
@@ -170,7 +189,7 @@ DEVICE work find_work(const arguments &p) {
 struct cursor {
     i32 block, head;
     DEVICE explicit cursor(const arguments &p, const work &w)
-        : block(w.first), head(OWN_IS_KEY ? w.head * (i32)p.group : w.head / (i32)p.group) {
+        : block(w.first), head(OWN_IS_KEY ? w.first_head : w.head / (i32)p.group) {
         if (HAS_BLOCK_MASK && w.steps > 0)
             pass_over_hidden(p, w);
     }
@@ -663,7 +682,7 @@ struct consumer_step {
 
     template <class P>
     DEVICE consumer_step(const P &p, const work &w)
-        : pass(w.first * BLOCK_PASS), head(OWN_IS_KEY ? w.head * (i32)p.group : w.head), slope2(slope2_of(p, head)) {
+        : pass(w.first * BLOCK_PASS), head(w.first_head), slope2(slope2_of(p, head)) {
         if constexpr (HAS_BLOCK_MASK)
             if (!warp_takes_part(p, w, head, w.first)) {
                 advance(p, w);
@@ -876,6 +895,42 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     mma_wait<0>();
 }
 
+/* Of HALF own rows: [8 columns][thread][4]. */
+template <int N> DEVICE void store_accumulators(float *to, const float (&sum)[N], float scale) {
+#pragma unroll
+    for (int c = 0; c < N / 4; ++c) {
+        const float *const x = sum + 4 * c;
+        const run<float, 4> four = {{x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale}};
+        store_run(to + (c * 128 + (threadIdx.x & 127)) * 4, four);
+    }
+}
+template <class P> DEVICE void store_part(const P &p, const work &w, int half, const gradients &sum) {
+    const i64 tile = ((i64)(w.batch * (i32)p.own_heads + w.part) * (i32)p.own_blocks * 2) + w.own / HALF + half;
+    if constexpr (MAKES_FIRST)
+        store_accumulators(p.first_parts + tile * HALF * HEAD, sum.first, scale_of(p));
+    if constexpr (MAKES_SECOND)
+        store_accumulators(p.second_parts + tile * HALF * VALUE_HEAD, sum.second, growth_of(p));
+}
+
+/* Rows of the gradients' type, through what the block owned. */
+template <class P>
+DEVICE void store_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, const gradients &sum) {
+    constexpr u32 SECOND_LEAVES = MAKES_FIRST ? OWN_SECOND : OWN_FIRST;
+    if constexpr (MAKES_SECOND)
+        store_gradient<SECOND_GRADIENT_IS_RAGGED>(sum.second, growth_of(p), base + SECOND_LEAVES + half * HALF * 128,
+                                                  p.second_gradient_map, w,
+                                                  second_gradient_entry(p, w.batch, w.own_used()), half);
+    const i32 last = w.steps - 1;
+    if (HAS_SUMS && w.steps > 0)
+        wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
+    if constexpr (MAKES_FIRST)
+        store_gradient<FIRST_GRADIENT_IS_RAGGED>(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128,
+                                                 p.first_gradient_map, w,
+                                                 first_gradient_entry(p, w.batch, w.own_used()), half);
+    if ((threadIdx.x & 127) == 0)
+        wait_stores_read<0>();
+}
+
 template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
     const work w = find_work(p);
     const barriers b(base);
@@ -892,20 +947,10 @@ template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
         settle_all(sum.first);
     if constexpr (MAKES_SECOND)
         settle_all(sum.second);
-    constexpr u32 SECOND_LEAVES = MAKES_FIRST ? OWN_SECOND : OWN_FIRST;
-    if constexpr (MAKES_SECOND)
-        store_gradient<SECOND_GRADIENT_IS_RAGGED>(sum.second, growth_of(p), base + SECOND_LEAVES + half * HALF * 128,
-                                                  p.second_gradient_map, w,
-                                                  second_gradient_entry(p, w.batch, w.own_used()), half);
-    const i32 last = w.steps - 1;
-    if (HAS_SUMS && w.steps > 0)
-        wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
-    if constexpr (MAKES_FIRST)
-        store_gradient<FIRST_GRADIENT_IS_RAGGED>(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128,
-                                                 p.first_gradient_map, w,
-                                                 first_gradient_entry(p, w.batch, w.own_used()), half);
-    if ((threadIdx.x & 127) == 0)
-        wait_stores_read<0>();
+    if constexpr (HAS_PARTS)
+        store_part(p, w, half, sum);
+    else
+        store_gradients(p, w, base, b, half, sum);
 }
 
 /* ---- The kernel ---- */

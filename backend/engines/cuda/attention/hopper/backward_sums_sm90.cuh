@@ -1,0 +1,73 @@
+/* backward_sums_sm90: rows of a gradient from its float sums, which lie in the order of accumulators
+   Tile      a block of one warpgroup makes ROWS rows of one head, through shared memory, swizzled by row
+   Memory    sums: [batch][head][part of the sum][block of rows][64 x 64][8 columns][thread][4]
+   Limits    the gradient has 16-byte aligned rows of whole chunks. Rows past those in use become 0; ragged ones belong
+             to others
+   Params    in_t ROWS WIDTH: of padded columns. IS_OF_KEYS: whose rows are in use. HAS_PARTS: a sum lies in parts, which
+             are added in their order. SCALES: sums are to be multiplied by the scale of scores. HAS_SCALE, the band's */
+
+#include "attention/hopper/backward_scores_sm90.cuh"
+
+constexpr int THREADS = 128, PANELS = WIDTH / 64, PANEL = ROWS * 128; /* of 64 columns, bytes */
+constexpr int OCTETS = ROWS / 64 * WIDTH / 8;                         /* 8 columns of 64 rows */
+constexpr int CHUNKS = WIDTH / 8;                                     /* of 16 bytes, of a row */
+
+DEVICE u32 chunk_at(u32 panel, u32 row, u32 chunk) { return panel + row * 128 + (chunk ^ (row & 7)) * 16; }
+
+/* Two octets of columns are four blocks of 8 x 8. */
+DEVICE void stage_octets(u32 s_tile, int octet, const run<float, 4> &a, const run<float, 4> &b, float scale) {
+    const u32 lane = lane_index(), part = octet / 8, row = part / PANELS * 64 + warp_index() * 16 + lane % 16;
+    const u32 pairs[4] = {
+        rounded_pair<in_t>(a.at[0] * scale, a.at[1] * scale), rounded_pair<in_t>(a.at[2] * scale, a.at[3] * scale),
+        rounded_pair<in_t>(b.at[0] * scale, b.at[1] * scale), rounded_pair<in_t>(b.at[2] * scale, b.at[3] * scale)};
+    store_matrices(chunk_at(s_tile + part % PANELS * PANEL, row, octet % 8 + lane / 16), pairs);
+}
+
+/* What the thread has of a block's sums. */
+template <class P> DEVICE void load_sums(run<float, 4> (&x)[OCTETS], const P &p, u32 outer, u32 block) {
+    const i64 step = (i64)p.blocks.value * ROWS * WIDTH;
+    i64 parts = 1;
+    if constexpr (HAS_PARTS)
+        parts = (i64)p.parts;
+    const float *const sums = p.sums + outer * parts * step + (i64)block * ROWS * WIDTH + threadIdx.x * 4;
+#pragma unroll
+    for (int i = 0; i < OCTETS; ++i)
+        x[i] = load_run<float, 4>(sums + i * THREADS * 4);
+#pragma unroll 1
+    for (i32 part = 1; part < parts; ++part)
+#pragma unroll
+        for (int i = 0; i < OCTETS; ++i) {
+            const run<float, 4> more = load_run<float, 4>(sums + part * step + i * THREADS * 4);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                x[i].at[e] += more.at[e];
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_backward_sums_sm90(const __grid_constant__ arguments p) {
+    __shared__ alignas(1024) unsigned char tile[PANELS * PANEL];
+    const u32 outer = divide(blockIdx.x, p.blocks), m = blockIdx.x - outer * p.blocks.value;
+    const i32 batch = (i32)divide(outer, p.heads), head = (i32)(outer - batch * p.heads.value), first = (i32)m * ROWS;
+    const band seen(p, batch);
+    const i32 used = IS_OF_KEYS ? seen.keys : seen.queries, rows = (i32)(IS_OF_KEYS ? p.keys : p.queries);
+    if (is_ragged(p.gradient_batch) && first >= used)
+        return;
+    const float scale = SCALES ? scale_of(p) : 1.0f;
+    run<float, 4> x[OCTETS];
+    load_sums(x, p, outer, m);
+#pragma unroll
+    for (int i = 0; i < OCTETS; i += 2)
+        stage_octets(shared_address(tile), i, x[i], x[i + 1], scale);
+    __syncthreads();
+    in_t *const gradient = p.gradient + batch * p.gradient_batch + head * p.gradient_head;
+#pragma unroll
+    for (int i = 0; i < ROWS * CHUNKS / THREADS; ++i) {
+        const i32 chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
+        words some = load_words(chunk_at(shared_address(tile) + chunk / 8 * PANEL, row, chunk % 8));
+        if (first + row >= used)
+            some = words{};
+        if (first + row < (is_ragged(p.gradient_batch) ? used : rows) && chunk * 8 < (i32)p.width)
+            *(words *)(gradient + (i64)(first + row) * p.gradient_row + chunk * 8) = some;
+    }
+}
