@@ -114,8 +114,7 @@ DEVICE constexpr u32 mn_major(u32 panel_bytes) { return panel_bytes >> 4 << 16; 
 struct work {
     band seen;
     i32 own, head, batch;          /* the first own row, of a head of the own side */
-    i32 first_head, last_head;     /* of queries: those that pass, or the own one */
-    i32 part;                      /* HAS_PARTS: which, of all own heads of the batch entry */
+    i32 part;                      /* HAS_PARTS: of all own heads of the batch entry */
     i32 first, last;               /* blocks that pass, of each head */
     i32 steps;                     /* over all heads */
     box_entry first_at, second_at; /* of what passes */
@@ -127,6 +126,21 @@ struct work {
     DEVICE i32 high(i32 row) const { return OWN_IS_KEY ? row + seen.last : min(row - seen.first + 1, seen.keys); }
 };
 constexpr bool HAS_LOW = OWN_IS_KEY ? HAS_RIGHT : HAS_LEFT, HAS_HIGH = OWN_IS_KEY ? HAS_LEFT : true;
+
+/* Heads of queries: those that pass own keys, or that of own queries. */
+template <class P> DEVICE i32 first_head(const P &p, const work &w) {
+    i32 head = OWN_IS_KEY ? w.head * (i32)p.group : w.head;
+    if constexpr (HAS_PARTS)
+        head += (w.part - w.head * (i32)p.parts) * (i32)p.heads_per_part;
+    return head;
+}
+template <class P> DEVICE i32 last_head(const P &p, const work &w) {
+    const i32 last = OWN_IS_KEY ? (w.head + 1) * (i32)p.group : w.head + 1;
+    if constexpr (HAS_PARTS)
+        return min(first_head(p, w) + (i32)p.heads_per_part, last);
+    else
+        return last;
+}
 
 /* Whether a block that passes is in a tile of the block mask that takes part; head: of queries. */
 template <class P> DEVICE bool takes_part(const P &p, const work &w, i32 head, i32 block) {
@@ -140,7 +154,7 @@ template <class P> DEVICE bool warp_takes_part(const P &p, const work &w, i32 he
 /* How many do, by whole warps. */
 template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
     i32 count = 0;
-    for (i32 head = w.first_head; head < w.last_head; ++head)
+    for (i32 head = first_head(p, w), last = last_head(p, w); head < last; ++head)
         for (i32 from = w.first; from < w.last; from += 32) {
             const i32 block = from + (i32)lane_index();
             count += __popc(__ballot_sync(~0u, block < w.last && takes_part(p, w, head, block)));
@@ -148,17 +162,10 @@ template <class P> DEVICE i32 count_steps(const P &p, const work &w) {
     return count;
 }
 
-template <class P> DEVICE void find_heads(const P &p, work &w) {
-    const i32 group = OWN_IS_KEY ? (i32)p.group : 1;
-    if constexpr (HAS_PARTS) { /* w.head counts them */
-        w.part = w.head;
-        w.head = w.part / (i32)p.parts;
-        w.first_head = w.head * group + (w.part - w.head * (i32)p.parts) * (i32)p.heads_per_part;
-        w.last_head = min(w.first_head + (i32)p.heads_per_part, (w.head + 1) * group);
-    } else {
-        w.first_head = w.head * group;
-        w.last_head = w.first_head + group;
-    }
+/* w.head counts parts. */
+template <class P> DEVICE void find_part(const P &p, work &w) {
+    w.part = w.head;
+    w.head /= (i32)p.parts;
 }
 
 /* A block's own rows, numbered so that those with most steps come first: the first keys, the last queries. */
@@ -169,7 +176,8 @@ DEVICE work find_own(const arguments &p) {
     const u32 number = within / heads, outer = set * set_heads + within - number * heads;
     const u32 block = OWN_IS_KEY ? number : blocks - 1 - number, batch = outer / (u32)p.own_heads;
     work w{band(p, (i32)batch), (i32)block * BLOCK_OWN, (i32)(outer - batch * (u32)p.own_heads), (i32)batch};
-    find_heads(p, w);
+    if constexpr (HAS_PARTS)
+        find_part(p, w);
     return w;
 }
 DEVICE work find_work(const arguments &p) {
@@ -181,7 +189,7 @@ DEVICE work find_work(const arguments &p) {
         return w;
     w.first = max(w.low(w.own), 0) / BLOCK_PASS;
     w.last = max((min(w.high(last_own), w.pass_used()) + BLOCK_PASS - 1) / BLOCK_PASS, w.first);
-    w.steps = HAS_BLOCK_MASK ? count_steps(p, w) : (w.last - w.first) * (w.last_head - w.first_head);
+    w.steps = HAS_BLOCK_MASK ? count_steps(p, w) : (w.last - w.first) * (last_head(p, w) - first_head(p, w));
     return w;
 }
 
@@ -189,7 +197,7 @@ DEVICE work find_work(const arguments &p) {
 struct cursor {
     i32 block, head;
     DEVICE explicit cursor(const arguments &p, const work &w)
-        : block(w.first), head(OWN_IS_KEY ? w.first_head : w.head / (i32)p.group) {
+        : block(w.first), head(OWN_IS_KEY ? first_head(p, w) : w.head / (i32)p.group) {
         if (HAS_BLOCK_MASK && w.steps > 0)
             pass_over_hidden(p, w);
     }
@@ -682,7 +690,7 @@ struct consumer_step {
 
     template <class P>
     DEVICE consumer_step(const P &p, const work &w)
-        : pass(w.first * BLOCK_PASS), head(w.first_head), slope2(slope2_of(p, head)) {
+        : pass(w.first * BLOCK_PASS), head(first_head(p, w)), slope2(slope2_of(p, head)) {
         if constexpr (HAS_BLOCK_MASK)
             if (!warp_takes_part(p, w, head, w.first)) {
                 advance(p, w);
