@@ -14,6 +14,7 @@ from weft.bench.predict import Prediction
 # Cases beyond the factor, and why; docs/benchmark.md names them, too.
 EXCEPTIONS = {
     "mem/relu_512K",  # shorter than launches are apart
+    "fused/conv_3x3_64_56_after_scale_bias_relu",  # what goes before overlaps with products more than is counted
     "pool/max3x3s1_bwd_nchw",  # bound by what windows compare, not by memory
 }
 
@@ -27,7 +28,7 @@ def predictions() -> dict[str, Prediction]:
 
 def test_nine_of_ten_are_within_a_factor() -> None:
     found = predictions()
-    assert len(found) >= 275
+    assert len(found) >= 282
     strange = {name: f"{it.ratio:.2f}" for name, it in found.items() if not it.is_good}
     assert strange.keys() <= EXCEPTIONS, strange
     assert len(strange) <= len(found) / 10

@@ -19,6 +19,7 @@ static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "d
 
 /* Multiply-adds per clock and multiprocessor, and the part of them that these kernels reach. */
 enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64 };
+static const double FP8_COST = 3.2; /* times as long: operands become halves one by one (H200, heads of 256) */
 static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75;  /* of the nominal rate: an H200 decoding */
 static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6; /* of a second one */
 /* Before the first product of a block and behind its last one, of both passes backward: not less than Hopper's. */
@@ -283,6 +284,8 @@ static double predict(const struct cuda_attention *c) {
         bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
     double moving = bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
     double multiplying = attention_predict_flops(c, op_flops(node->op) * attention_seen_share(c) * again);
+    if (dtype_is_fp8((weftDataType_t)c->a->q->type))
+        multiplying *= FP8_COST;
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
     bool has_merge = !c->backward && blocks < cuda->multiprocessors; /* of parts of the keys */

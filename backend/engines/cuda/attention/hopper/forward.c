@@ -26,7 +26,8 @@ enum {
 static const double DYNAMIC_SECONDS = 80e-6; /* from which on it pays for the launch that resets its counter */
 static const double RASTER_BYTES = 24e6;     /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
-static const double FP8_EFFICIENCY = 0.75; /* of the same: exponentials take as long as products of twice the rate */
+/* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as deep. */
+static const double FP8_EFFICIENCY = 0.67, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
@@ -153,10 +154,14 @@ static int64_t raster_heads(const struct cuda_attention *c) {
     return !is_bounded || fit < share ? share : fit < heads ? fit : heads;
 }
 
+static double efficiency(const struct forward *f) {
+    return !f->is_fp8 ? EFFICIENCY : f->value_depth <= 64 ? FP8_SHALLOW_EFFICIENCY : FP8_EFFICIENCY;
+}
+
 static double predict(const struct forward *f, int64_t multiprocessors) {
     const struct cuda_attention *c = f->c;
     const struct node *node = region_node(c->region, 0);
-    double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * (f->is_fp8 ? FP8_EFFICIENCY : EFFICIENCY);
+    double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * efficiency(f);
     double bytes = 0;
     double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
     double rounds = (double)divide_up(f->all_tiles, multiprocessors);
