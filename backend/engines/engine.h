@@ -159,11 +159,16 @@ extern const int engine_count;
 
 /* ---- Regions ----------------------------------------------------------------------------------------------------- */
 
+bool node_is_pointwise(const struct node *node);
+
 static inline const struct node *region_node(const struct region *region, int i) {
     return &region->graph->nodes[region->nodes[i]];
 }
 
 bool region_has(const struct region *region, int node);
+/* Whether a node of the region makes a value; and that node, NULL: none. */
+bool region_makes(const struct region *region, int value);
+const struct node *region_producer(const struct region *region, const struct tensor *tensor);
 
 /* Whether a value that the region makes is needed outside it: by the user or by other nodes. */
 bool region_exports(const struct region *region, int value);

@@ -1,16 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Regions of a graph: operations that one family takes together. */
 #include "engines/engine.h"
+#include "graph/ops/pointwise.h"
 
 #include <string.h>
 
 enum { OUTSIDE_MOST = 2 /* readers of a value outside of an extract: one, or several */ };
+
+bool node_is_pointwise(const struct node *node) { return op_of(node->op) == &pointwise_op; }
 
 bool region_has(const struct region *region, int node) {
     for (int i = 0; i < region->count; i++)
         if (region->nodes[i] == node)
             return true;
     return false;
+}
+
+bool region_makes(const struct region *region, int value) {
+    int producer = region->graph->values[value].producer;
+    return producer >= 0 && region_has(region, producer);
+}
+
+const struct node *region_producer(const struct region *region, const struct tensor *tensor) {
+    int value = graph_find_value(region->graph, tensor);
+    return region_makes(region, value) ? &region->graph->nodes[region->graph->values[value].producer] : NULL;
 }
 
 bool region_exports(const struct region *region, int value) {

@@ -40,11 +40,13 @@ struct norm_shape {
 struct norm_shape norm_forward_shape(const struct norm_forward *op);
 struct norm_shape norm_backward_shape(const struct norm_backward *op);
 
-/* norm_expansion.c: the formulas as instructions over rows; and dy * xhat, whose sums are dscale, from statistics that
-   are values of the expansion (-1: no mean). */
+/* norm_expansion.c: the formulas as instructions over rows. */
 weftStatus_t norm_forward_expand(const struct descriptor *op, struct expansion *e);
 weftStatus_t norm_backward_expand(const struct descriptor *op, struct expansion *e);
-int norm_expand_weighted(struct expansion *e, const struct norm_backward *op, int mean, int inv);
+/* The sums alone, over rows of another space. mean and inv: given by these numbers, -1: what the op has for each element,
+   if anything. dscale, dbias NULL: not wanted. */
+void norm_expand_sums(struct expansion *e, const struct norm_backward *op, const struct tensor *dscale,
+                      const struct tensor *dbias, int mean, int inv);
 
 static inline bool norm_has_mean(int32_t mode) { return mode != WEFT_RMS_NORM; }
 

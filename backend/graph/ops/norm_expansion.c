@@ -269,11 +269,15 @@ weftStatus_t norm_backward_expand(const struct descriptor *descriptor, struct ex
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The sums alone, over rows of another space, where mean and inv are those of each element. */
-int norm_expand_weighted(struct expansion *e, const struct norm_backward *op, int mean, int inv) {
-    struct statistics s = no_statistics(e, op->x);
-    s.mean = mean;
-    s.inv = inv;
-    int dy = expand_input(e, op->dy);
-    return expand_multiply(e, dy, normalised(e, expand_input(e, op->x), s));
+void norm_expand_sums(struct expansion *e, const struct norm_backward *op, const struct tensor *dscale,
+                      const struct tensor *dbias, int mean, int inv) {
+    if (dscale) {
+        struct statistics s = no_statistics(e, op->x);
+        s.mean = mean < 0 ? expand_input(e, op->mean) : expand_given(e, mean);
+        s.inv = inv < 0 ? expand_input(e, op->inv_variance) : expand_given(e, inv);
+        int dy = expand_input(e, op->dy), xhat = normalised(e, expand_input(e, op->x), s);
+        expand_result(e, dscale, expand_sum(e, expand_multiply(e, dy, xhat)));
+    }
+    if (dbias)
+        expand_result(e, dbias, expand_sum(e, expand_input(e, op->dy)));
 }

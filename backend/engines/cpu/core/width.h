@@ -6,8 +6,6 @@
 #include "engines/engine.h"
 #include "graph/ops/pointwise.h"
 
-static inline bool node_is_pointwise(const struct node *node) { return op_of(node->op) == &pointwise_op; }
-
 /* Whether a type has values that float does not hold exactly. */
 static inline bool type_is_wide(int32_t type) {
     return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;

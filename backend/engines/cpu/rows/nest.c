@@ -22,8 +22,8 @@ static bool is_used(const struct row_schedule *s, int k) {
 static double operand_bytes(const struct row_schedule *s, int k) {
     const struct row_operand *operand = &s->rows->operands[k];
     double bytes = operand->value == VALUE_INDEX ? 0 : (double)dtype_of(operand->type)->bits / 8;
-    for (int i = 0; i < s->rows->axis_count; i++)
-        bytes *= operand->strides[i] ? (double)s->rows->axes[i].extent : 1;
+    for (int i = 0; i < s->rows->space.axis_count; i++)
+        bytes *= operand->strides[i] ? (double)s->rows->space.axes[i].extent : 1;
     return bytes;
 }
 
@@ -55,12 +55,13 @@ static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
     const struct rowwise *rows = s->rows;
     int64_t positions[WEFT_DIM_MAX];
     int first = s->loop_count, kept = first;
-    rowwise_pack(rows, positions, true);
-    for (int i = 0; i < rows->axis_count; i++) {
-        struct row_loop loop = {.extent = rows->axes[i].extent, .is_reduced = is_reduced, .position = positions[i]};
+    row_space_pack(&rows->space, positions, true);
+    for (int i = 0; i < rows->space.axis_count; i++) {
+        struct row_loop loop = {
+            .extent = rows->space.axes[i].extent, .is_reduced = is_reduced, .position = positions[i]};
         for (int k = 0; k < rows->operand_count; k++)
             loop.strides[k] = rows->operands[k].strides[i];
-        if (rows->axes[i].is_reduced == is_reduced)
+        if (rows->space.axes[i].is_reduced == is_reduced)
             insert_loop(s, &loop, first, lead);
     }
     for (int i = first; i < s->loop_count; i++) {
@@ -168,8 +169,10 @@ static int64_t rows_of_tile(const struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a];
     double bytes = 1;
     for (int k = 0; k < s->rows->operand_count; k++)
-        bytes += is_used(s, k) && a->strides[k] ? operand_bytes(s, k) / (double)max64(rowwise_count(s->rows), 1) : 0;
-    int64_t rows = (int64_t)(TILE_BYTES / bytes), most = rowwise_count(s->rows) / LEAST_TILES;
+        bytes += is_used(s, k) && a->strides[k]
+                     ? operand_bytes(s, k) / (double)max64(row_space_rows(&s->rows->space), 1)
+                     : 0;
+    int64_t rows = (int64_t)(TILE_BYTES / bytes), most = row_space_rows(&s->rows->space) / LEAST_TILES;
     rows = min64(min64(rows, most_rows(s)), min64(most, a->extent));
     return max64(rows - rows % s->block_a, s->block_a);
 }

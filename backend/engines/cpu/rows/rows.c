@@ -34,7 +34,7 @@ static weftStatus_t try_schedule(struct sweep *sweep, const struct region *regio
 
 static bool rereads_memory(const struct sweep *sweep) {
     const struct row_schedule *s = &sweep->schedules[0];
-    return s->splits > 1 || rowwise_length(&sweep->rows[0]) * s->tile_rows * (int64_t)sizeof(float) > LONG_ROW;
+    return s->splits > 1 || row_space_length(&sweep->rows[0].space) * s->tile_rows * (int64_t)sizeof(float) > LONG_ROW;
 }
 
 static bool needs_apart(const struct sweep *sweep) {
@@ -67,11 +67,13 @@ static void place_sums(struct sweep *sweep) {
     struct rowwise *rows = &sweep->rows[0];
     struct row_schedule *s = &sweep->schedules[0];
     struct follow *follow = &rows->follow;
-    int64_t width = follow->is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float), length = rowwise_length(rows);
+    int64_t width = follow->math == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float),
+            length = row_space_length(&rows->space);
+    follow->partial_sums = s->tasks;
     s->sums_at = rows->scratch_bytes;
     s->sum_bytes = s->sum_count * length * width;
-    follow->at_scale = s->sums_at / width + slot_of_sum(s, follow->scale_sum) * length;
-    follow->at_bias = s->sums_at / width + slot_of_sum(s, follow->bias_sum) * length;
+    follow->at_scale = s->sums_at / width + slot_of_sum(s, rows->scale_sum) * length;
+    follow->at_bias = s->sums_at / width + slot_of_sum(s, rows->bias_sum) * length;
     rows->scratch_bytes += round_up(s->tasks * s->sum_bytes, 64);
 }
 
@@ -82,7 +84,7 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     if (first->follow.kind == FOLLOW_COLUMNS)
         place_sums(sweep);
     if (first->follow.kind != FOLLOW_NOTHING) {
-        TRY(rowwise_follow(&sweep->rows[1], first, sweep->schedules[0].tasks));
+        TRY(rowwise_follow(&sweep->rows[1], first));
         TRY(row_schedule_make(&sweep->schedules[1], &sweep->rows[1], device->threads));
         sweep->programs = 2;
     }

@@ -338,7 +338,7 @@ static void reduce_pair(struct run *run, const struct row_instruction *at) {
 static void sum_column(struct run *run, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     bool is_wide = term_at(run, at->term)->is_wide;
-    int64_t width = width_of(is_wide), length = rowwise_length(s->rows), bytes = run->columns * width;
+    int64_t width = width_of(is_wide), length = row_space_length(&s->rows->space), bytes = run->columns * width;
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
     char *sums = run->sums + (at->slot * length + run->position) * width;
     if (!s->loops[s->a].is_reduced) {

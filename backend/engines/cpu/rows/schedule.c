@@ -30,7 +30,7 @@ static double instruction_nanoseconds(const struct row_schedule *s, const struct
 
 /* All passes over one tile, on one thread. */
 static double tile_nanoseconds(const struct row_schedule *s) {
-    double elements = (double)(rowwise_length(s->rows) * s->tile_rows), nanoseconds = 0;
+    double elements = (double)(row_space_length(&s->rows->space) * s->tile_rows), nanoseconds = 0;
     for (int i = 0; i < s->instruction_count; i++)
         nanoseconds += INSTRUCTION * (double)s->blocks + elements * instruction_nanoseconds(s, &s->instructions[i]);
     return nanoseconds + s->row_slots * (ROW_INSTRUCTION + 0.1 * (double)s->tile_rows);
@@ -67,7 +67,7 @@ static void predict(struct row_schedule *s, int threads) {
 
 static void measure_memory(struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
-    s->kept_bytes = s->kept_count ? round_up(rowwise_length(s->rows) * s->tile_rows * width, 64) : 0;
+    s->kept_bytes = s->kept_count ? round_up(row_space_length(&s->rows->space) * s->tile_rows * width, 64) : 0;
     s->task_bytes = s->kept_bytes * s->kept_count;
 }
 

@@ -51,8 +51,8 @@ static int add_operand(struct rowwise *rows, struct row_operand operand) {
 static int add_value(struct rowwise *rows, int value, int term, bool is_store) {
     const struct tensor *tensor = rows->graph->values[value].tensor;
     struct row_operand operand = {value, term, is_store, (weftDataType_t)tensor->type, 0, {0}};
-    for (int i = 0; i < rows->axis_count && tensor_elements(tensor) != 1; i++)
-        operand.strides[i] = rowwise_stride(rows, tensor, i);
+    for (int i = 0; i < rows->space.axis_count && tensor_elements(tensor) != 1; i++)
+        operand.strides[i] = row_space_stride(&rows->space, tensor, i);
     return add_operand(rows, operand);
 }
 
@@ -60,8 +60,8 @@ static int add_load(struct rowwise *rows, int operand, bool is_wide) {
     struct term term = {.kind = TERM_LOAD, .operand = operand, .is_wide = is_wide, .nanoseconds = PLAIN};
     if (operand < 0)
         return -1;
-    for (int i = 0; i < rows->axis_count; i++)
-        term.spans = term.spans || (rows->axes[i].is_reduced && rows->operands[operand].strides[i]);
+    for (int i = 0; i < rows->space.axis_count; i++)
+        term.spans = term.spans || (rows->space.axes[i].is_reduced && rows->operands[operand].strides[i]);
     return rows->operands[operand].term = append(rows, term);
 }
 
@@ -109,12 +109,12 @@ int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wid
 }
 
 int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide) {
-    int value = graph_find_value(rows->graph, tensor), producer = rows->graph->values[value].producer;
-    if ((producer >= 0 && region_has(rows->region, producer)) || rowwise_length(rows) == 0)
+    int value = graph_find_value(rows->graph, tensor);
+    if (region_makes(rows->region, value) || row_space_length(&rows->space) == 0)
         return -1;
     int operand = add_value(rows, value, -1, false);
-    for (int i = 0; i < rows->axis_count && operand >= 0; i++)
-        if (rows->axes[i].is_reduced)
+    for (int i = 0; i < rows->space.axis_count && operand >= 0; i++)
+        if (rows->space.axes[i].is_reduced)
             rows->operands[operand].strides[i] = 0;
     rows->has_sample = true;
     return add_load(rows, operand, is_wide);
@@ -201,15 +201,15 @@ int64_t rowwise_keep(struct rowwise *rows, int term) {
     bool is_wide = rows->terms[term].is_wide;
     int64_t bytes = scratch_bytes_of(is_wide), at = rows->scratch_bytes / bytes;
     struct row_operand operand = {VALUE_SCRATCH, term, true, scratch_type(is_wide), at, {0}};
-    rowwise_pack(rows, operand.strides, false);
-    rows->scratch_bytes += round_up(rowwise_count(rows) * bytes, 64);
+    row_space_pack(&rows->space, operand.strides, false);
+    rows->scratch_bytes += round_up(row_space_rows(&rows->space) * bytes, 64);
     add_operand(rows, operand);
     return at;
 }
 
 int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide) {
     struct row_operand operand = {VALUE_SCRATCH, -1, false, scratch_type(is_wide), at, {0}};
-    for (int i = 0; i < rows->axis_count; i++)
+    for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = strides[i];
     return add_load(rows, add_operand(rows, operand), is_wide);
 }
@@ -223,8 +223,8 @@ static int scaled(struct rowwise *rows, const struct tensor *tensor, double fact
 
 static void add_index(struct rowwise *rows, const struct pointwise_op *op) {
     struct row_operand operand = {VALUE_INDEX, -1, false, WEFT_DATA_INT64, 0, {0}};
-    for (int i = 0; i < rows->axis_count; i++)
-        operand.strides[i] = rows->axes[i].dim == op->pw->axis ? rows->axes[i].inner : 0;
+    for (int i = 0; i < rows->space.axis_count; i++)
+        operand.strides[i] = rows->space.axes[i].dim == op->pw->axis ? rows->space.axes[i].inner : 0;
     bool is_wide = node_is_wide(op);
     rowwise_result(rows, pointwise_operands(op).out, add_load(rows, add_operand(rows, operand), is_wide));
 }
@@ -283,16 +283,10 @@ static void mark_needed(struct rowwise *rows, int index) {
 
 static weftStatus_t check_store(const struct rowwise *rows, const struct row_operand *operand) {
     const struct tensor *tensor = rows->graph->values[operand->value].tensor;
-    bool spans = rows->terms[operand->term].spans;
     if (dtype_of(operand->type)->bits < 8)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s has data type %s, of which rows would share bytes",
              descriptor_label(&tensor->base), dtype_of(operand->type)->name);
-    for (int i = 0; i < rows->axis_count; i++)
-        if (rowwise_has_axis(rows, tensor, i) != (spans || !rows->axes[i].is_reduced))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-                 "%s with dims %s is neither one number for each row nor one for each element",
-                 descriptor_label(&tensor->base), tensor_dims_text(tensor));
-    return WEFT_STATUS_SUCCESS;
+    return row_space_check_result(&rows->space, tensor, rows->terms[operand->term].spans);
 }
 
 weftStatus_t rowwise_finish(struct rowwise *rows) {

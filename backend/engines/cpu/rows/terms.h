@@ -7,8 +7,7 @@
 #define WEFT_ENGINES_CPU_ROWS_TERMS_H
 
 #include "engines/cpu/core/loops.h"
-#include "engines/engine.h"
-#include "graph/expansion.h"
+#include "engines/row_space.h"
 
 enum { ROWWISE_OPERANDS = 40, ROWWISE_TERMS = 160 };
 
@@ -43,16 +42,6 @@ struct term {
     double nanoseconds; /* an element takes, roughly */
 };
 
-enum { DIM_OF_TASKS = -1 }; /* of an axis over partial sums in scratch memory */
-
-/* One dimension of the index space; part of a dimension where rows take groups of neighbours along it. */
-struct row_axis {
-    int dim;
-    int64_t extent, inner; /* inner: elements of the dimension that one step passes over */
-    bool is_reduced;       /* lies within the row */
-    bool counts_groups;    /* the groups of a dimension, not its elements */
-};
-
 /* A tensor as it is read or written. */
 struct row_operand {
     int value, term; /* of the graph, or as above; the term that it becomes or stores */
@@ -62,33 +51,12 @@ struct row_operand {
     int64_t strides[WEFT_DIM_MAX]; /* elements, along the axes; 0 where the tensor broadcasts */
 };
 
-/* What is left to do for gradients of scale and bias when the rows are done. */
-enum follow_kind {
-    FOLLOW_NOTHING,
-    FOLLOW_COLUMNS, /* sum the tasks' partial sums of each position in the row */
-    FOLLOW_FOLD,    /* sum the rows' totals of those that share a scale */
-    FOLLOW_APART,   /* a sweep of its own over x and dy */
-};
-
-struct follow {
-    enum follow_kind kind;
-    const struct node *node;
-    const struct tensor *scale, *bias; /* gradients; NULL: not wanted */
-    bool is_wide;
-    /* Elements into scratch memory of what the first program leaves there; -1: nothing. */
-    int64_t at_scale, at_bias, at_mean, at_inv;
-    int scale_sum, bias_sum; /* FOLLOW_COLUMNS: the terms that are summed */
-};
-
 struct rowwise {
     const struct region *region;
     const struct graph *graph;
     enum statistics_method method; /* of norms; all else takes its statistics in turn */
     bool sums_apart;               /* no column sums: gradients of scale and bias in a sweep of their own */
-    struct dims dims;              /* of the elements */
-    int64_t parts[WEFT_DIM_MAX];   /* as in struct expansion */
-    int axis_count;
-    struct row_axis axes[WEFT_DIM_MAX];
+    struct row_space space;
     int operand_count;
     struct row_operand operands[ROWWISE_OPERANDS];
     int term_count;
@@ -97,24 +65,12 @@ struct rowwise {
         int value, term;
     } made[ROWWISE_TERMS]; /* values of the graph that have become terms */
     struct follow follow;
-    int64_t scratch_bytes; /* of what follow needs */
+    int scale_sum, bias_sum; /* FOLLOW_COLUMNS: the terms that are summed */
+    int64_t scratch_bytes;   /* of what follow needs */
     bool has_sample;
     weftStatus_t trouble;             /* the first failure of the calls that return terms */
     struct term terms[ROWWISE_TERMS]; /* last, since a step keeps no more than there are */
 };
-
-/* ---- space.c ---- */
-
-weftStatus_t rowwise_make_axes(struct rowwise *rows);
-int64_t rowwise_length(const struct rowwise *rows); /* elements of a row */
-int64_t rowwise_count(const struct rowwise *rows);  /* rows */
-/* Whether a tensor has an element for each group of a split dimension. */
-bool rowwise_has_groups(const struct rowwise *rows, const struct tensor *tensor, int64_t dim);
-/* Whether a tensor has more than one element along an axis, and how far these are apart. */
-bool rowwise_has_axis(const struct rowwise *rows, const struct tensor *tensor, int axis);
-int64_t rowwise_stride(const struct rowwise *rows, const struct tensor *tensor, int axis);
-/* Row-major strides over the axes of the row, or of the rows. */
-void rowwise_pack(const struct rowwise *rows, int64_t *strides, bool is_reduced);
 
 /* ---- terms.c: each gives the new term's number, -1 after a failure, which `trouble` keeps ---- */
 
@@ -140,7 +96,7 @@ weftStatus_t rowwise_finish(struct rowwise *rows);
 /* Writes the program of a region, or says why the family does not serve it. Pure. */
 weftStatus_t rowwise_analyse(struct rowwise *rows, const struct region *region, enum statistics_method method,
                              bool sums_apart);
-/* The program that does what the first one left over; tasks: that have each left sums of columns. */
-weftStatus_t rowwise_follow(struct rowwise *rows, const struct rowwise *first, int64_t tasks);
+/* The program that does what the first one left over. */
+weftStatus_t rowwise_follow(struct rowwise *rows, const struct rowwise *first);
 
 #endif

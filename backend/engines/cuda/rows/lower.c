@@ -21,14 +21,8 @@ struct lowering {
 
 static bool is_op(const struct node *node, const struct op *op) { return op_of(node->op) == op; }
 
-/* The node of the region that makes a value; NULL: none. */
-static const struct node *producer_of(const struct rows *rows, const struct tensor *tensor) {
-    int producer = rows->graph->values[graph_find_value(rows->graph, tensor)].producer;
-    return producer >= 0 && region_has(rows->region, producer) ? &rows->graph->nodes[producer] : NULL;
-}
-
 static bool is_made_inside(const void *context, const struct tensor *tensor) {
-    return producer_of(context, tensor) != NULL;
+    return region_producer(((const struct rows *)context)->region, tensor) != NULL;
 }
 
 static void begin(struct lowering *l, struct rows *rows) {
@@ -39,92 +33,43 @@ static void begin(struct lowering *l, struct rows *rows) {
     l->e.context = rows;
 }
 
-/* ---- Row spaces -------------------------------------------------------------------------------------------------- */
-
-/* Operations that are refused later have one, too: their refusal is worded then. */
-bool rows_shape_of(const struct node *node, struct dims *dims, int64_t *parts) {
-    struct expansion e = {.method = STATISTICS_IN_TURN};
-    if (!op_expands(node->op))
-        return false;
-    if (expansion_of(&e, node->op))
-        status_clear();
-    *dims = e.dims;
-    memcpy(parts, e.parts, sizeof e.parts);
-    return true;
-}
-
 /* ---- Gradients of scale and bias --------------------------------------------------------------------------------- */
 
 static bool is_wanted(const struct rows *rows, const struct tensor *tensor) {
     return region_exports(rows->region, graph_find_value(rows->graph, tensor));
 }
 
-/* How a tensor's axes lie to those of the rows. */
-struct reach {
-    bool in_row, whole_row; /* it differs within a row; along all of it */
-    bool in_rows, all_rows; /* it differs from row to row; for all rows */
-};
-
-static struct reach reach_of(const struct rows *rows, const struct tensor *tensor) {
-    struct reach reach = {.whole_row = true, .all_rows = true};
-    for (int i = 0; i < rows->axis_count; i++) {
-        bool has = rows_has_axis(rows, tensor, i), reduced = rows->axes[i].is_reduced;
-        reach.in_row = reach.in_row || (reduced && has);
-        reach.whole_row = reach.whole_row && (!reduced || has);
-        reach.in_rows = reach.in_rows || (!reduced && has);
-        reach.all_rows = reach.all_rows && (reduced || has);
-    }
-    return reach;
-}
-
 /* Statistics that have no memory of their own are left in the workspace. */
-static weftStatus_t keep_statistics(struct lowering *l, const struct node *node) {
-    const struct norm_backward *op = (const struct norm_backward *)node->op;
+static void keep_statistics(struct lowering *l, const struct norm_backward *op) {
     struct rows *rows = l->rows;
-    if (producer_of(rows, op->x) || producer_of(rows, op->dy))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
-             descriptor_label(node->op));
-    rows->follow.kind = FOLLOW_APART;
-    if (!op->inv_variance || producer_of(rows, op->inv_variance))
+    if (!op->inv_variance || region_producer(rows->region, op->inv_variance))
         rows->follow.at_inv = rows_keep(rows, l->type, l->values[l->e.inv].name, false);
-    if (l->e.mean >= 0 && (!op->mean || producer_of(rows, op->mean)))
+    if (l->e.mean >= 0 && (!op->mean || region_producer(rows->region, op->mean)))
         rows->follow.at_mean = rows_keep(rows, l->type, l->values[l->e.mean].name, false);
-    return WEFT_STATUS_SUCCESS;
 }
 
-/* A sum over everything that shares an element of the tensor: the row's own, one of rows that share a scale, one of
-   columns, or one of a sweep of its own over x and dy. */
+/* A sum over everything that shares an element of the tensor: the row's own, or left to a second program. */
 static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, const struct instruction *at) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
     struct rows *rows = l->rows;
     struct follow *follow = &rows->follow;
-    struct reach reach = reach_of(rows, at->tensor);
-    bool is_scale = at->tensor == op->dscale;
+    bool is_first;
     if (!is_wanted(rows, at->tensor))
         return WEFT_STATUS_SUCCESS;
     int element = l->values[at->arguments[0]].name, row = at->arguments[1] < 0 ? -1 : l->values[at->arguments[1]].name;
-    if (!reach.in_row && reach.all_rows) {
+    enum follow_kind kind = row_space_sum_kind(&rows->space, at->tensor, rows->sums_apart);
+    if (kind == FOLLOW_NOTHING) {
         rows_result(rows, at->tensor, l->type, row);
         return WEFT_STATUS_SUCCESS;
     }
-    if (follow->kind && follow->node != node)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
-             descriptor_label(node->op));
-    bool is_second = follow->kind != FOLLOW_NOTHING;
-    if (!is_second)
-        *follow =
-            (struct follow){.node = node, .type = l->type, .at_scale = -1, .at_bias = -1, .at_mean = -1, .at_inv = -1};
-    *(is_scale ? &follow->scale : &follow->bias) = at->tensor;
-    if (!reach.in_row) {
-        follow->kind = FOLLOW_FOLD;
-        *(is_scale ? &follow->at_scale : &follow->at_bias) = rows_keep(rows, l->type, row, false);
-    } else if (!reach.in_rows && reach.whole_row && !rows->sums_apart) {
-        follow->kind = FOLLOW_COLUMNS;
+    TRY(follow_add(follow, rows->region, node, at->tensor, kind, &is_first));
+    follow->math = l->e.math;
+    if (kind == FOLLOW_FOLD)
+        *(at->tensor == op->dscale ? &follow->at_scale : &follow->at_bias) = rows_keep(rows, l->type, row, false);
+    else if (kind == FOLLOW_COLUMNS)
         rows_keep(rows, l->type, rows_reduce(rows, ROWS_COLUMN_SUM, l->type, element), true);
-    } else if (!is_second) {
-        TRY(keep_statistics(l, node));
-    }
+    else if (is_first)
+        keep_statistics(l, op);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -197,7 +142,7 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
 
 /* The instructions that were written since the last call. */
 static weftStatus_t lower(struct lowering *l, const struct node *node) {
-    l->type = l->e.math == WEFT_DATA_INT64 ? "i64" : l->e.math == WEFT_DATA_DOUBLE ? "double" : "float";
+    l->type = math_name(l->e.math);
     for (; l->done < l->e.count; l->done++)
         TRY(lower_instruction(l, node, l->done));
     return WEFT_STATUS_SUCCESS;
@@ -208,15 +153,8 @@ weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, i
     struct lowering l;
     begin(&l, rows);
     expansion_begin(&l.e, op->math, op->x);
-    l.e.dims = rows->dims;
-    memcpy(l.e.parts, rows->parts, sizeof l.e.parts);
-    if (follow->scale) {
-        int mean_value = mean < 0 ? expand_input(&l.e, op->mean) : expand_given(&l.e, mean);
-        int inv_value = inv < 0 ? expand_input(&l.e, op->inv_variance) : expand_given(&l.e, inv);
-        expand_result(&l.e, follow->scale, expand_sum(&l.e, norm_expand_weighted(&l.e, op, mean_value, inv_value)));
-    }
-    if (follow->bias)
-        expand_result(&l.e, follow->bias, expand_sum(&l.e, expand_input(&l.e, op->dy)));
+    row_space_expand_in(&rows->space, &l.e);
+    norm_expand_sums(&l.e, op, follow->scale, follow->bias, mean, inv);
     return lower(&l, follow->node);
 }
 
@@ -251,14 +189,15 @@ void rows_find_softmax(struct rows *rows) {
     for (int i = 0; i < rows->region->count; i++) {
         const struct node *quotient = region_node(rows->region, i), *exponential, *difference, *most, *sum;
         struct pointwise_operands share = operands_of(quotient, WEFT_POINTWISE_DIV), e, d;
-        if (!share.x || !(exponential = producer_of(rows, share.x)) || !(sum = producer_of(rows, share.b)))
+        if (!share.x || !(exponential = region_producer(rows->region, share.x)) ||
+            !(sum = region_producer(rows->region, share.b)))
             continue;
         const struct reduction_op *total = reduction_of(sum, WEFT_REDUCE_TENSOR_ADD);
         e = operands_of(exponential, WEFT_POINTWISE_EXP);
-        if (!e.x || !total || total->x != share.x || !(difference = producer_of(rows, e.x)))
+        if (!e.x || !total || total->x != share.x || !(difference = region_producer(rows->region, e.x)))
             continue;
         d = operands_of(difference, WEFT_POINTWISE_SUB);
-        most = d.x ? producer_of(rows, d.b) : NULL;
+        most = d.x ? region_producer(rows->region, d.b) : NULL;
         const struct reduction_op *peak = reduction_of(most, WEFT_REDUCE_TENSOR_MAX);
         if (peak && peak->x == d.x && is_inner(rows, share.x, 2) && is_inner(rows, e.x, 1) &&
             is_inner(rows, share.b, 1) && d.b->type == WEFT_DATA_FLOAT)
@@ -278,8 +217,7 @@ static weftStatus_t expand_softmax_node(struct rows *rows, const struct node *no
     struct lowering l;
     begin(&l, rows);
     l.e.math = WEFT_DATA_FLOAT;
-    l.e.dims = rows->dims;
-    memcpy(l.e.parts, rows->parts, sizeof l.e.parts);
+    row_space_expand_in(&rows->space, &l.e);
     if (node == parts->most) {
         int peak = softmax_expand_peak(&l.e, expand_input(&l.e, score));
         expand_result(&l.e, ((const struct reduction_op *)node->op)->y, peak);

@@ -23,8 +23,8 @@ bool schedule_moves(const struct schedule *s, int k) {
 double schedule_operand_bytes(const struct schedule *s, int k) {
     const struct rows *rows = s->rows;
     double bytes = (double)dtype_bytes(rows->operands[k].type, 1);
-    for (int i = 0; i < rows->axis_count; i++)
-        bytes *= rows->operands[k].strides[i] ? (double)rows->axes[i].extent : 1;
+    for (int i = 0; i < rows->space.axis_count; i++)
+        bytes *= rows->operands[k].strides[i] ? (double)rows->space.axes[i].extent : 1;
     return bytes;
 }
 
@@ -47,12 +47,12 @@ static void append_dims(struct loop_nest *nest, const struct rows *rows, bool is
     memcpy(part, rows->operands, sizeof part);
     for (int k = 0; k < rows->operand_count; k++)
         memset(part[k].strides, 0, sizeof part[k].strides);
-    for (int i = 0; i < rows->axis_count; i++) {
-        if (rows->axes[i].is_reduced != is_reduced)
+    for (int i = 0; i < rows->space.axis_count; i++) {
+        if (rows->space.axes[i].is_reduced != is_reduced)
             continue;
         for (int k = 0; k < rows->operand_count; k++)
             part[k].strides[space.rank] = rows->operands[k].strides[i];
-        space.extents[space.rank++] = rows->axes[i].extent;
+        space.extents[space.rank++] = rows->space.axes[i].extent;
     }
     if (space.rank == 0) /* one row, or rows of one element: printed code counts through a dim of each kind */
         space.extents[space.rank++] = 1;
@@ -68,11 +68,11 @@ static weftStatus_t order_dims(struct schedule *s) {
     const struct rows *rows = s->rows;
     struct loop_nest *nest = &s->nest;
     int lead = leading_operand(s), kinds[2] = {0};
-    for (int i = 0; i < rows->axis_count; i++)
-        kinds[rows->axes[i].is_reduced]++;
+    for (int i = 0; i < rows->space.axis_count; i++)
+        kinds[rows->space.axes[i].is_reduced]++;
     if ((kinds[0] ? kinds[0] : 1) + (kinds[1] ? kinds[1] : 1) > WEFT_DIM_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "rows in dims %s would be a loop nest of more than %d dims",
-             numbers_text(rows->dims.at, rows->dims.count), WEFT_DIM_MAX);
+             numbers_text(rows->space.dims.at, rows->space.dims.count), WEFT_DIM_MAX);
     memcpy(nest->operands, rows->operands, sizeof nest->operands);
     for (int k = 0; k < rows->operand_count; k++)
         memset(nest->operands[k].strides, 0, sizeof nest->operands[k].strides);

@@ -7,7 +7,7 @@
 
 #include "engines/cuda/core/formula.h"
 #include "engines/cuda/core/operand.h"
-#include "graph/expansion.h"
+#include "engines/row_space.h"
 
 enum { ROWS_OPERANDS_MAX = 32, TERMS_MAX = 160, TERM_USES = 8 }; /* of a row program; terms that one reads */
 
@@ -59,34 +59,6 @@ static inline bool term_closes_pass(const struct term *term) {
     return term->kind == TERM_REDUCTION && term->opcode != ROWS_COLUMN_SUM;
 }
 
-enum { DIM_OF_BLOCKS = -1 }; /* of an axis over parts of sums in the workspace */
-
-/* One dimension of the index space; part of a dimension where rows take groups of neighbours along it. */
-struct axis {
-    int dim;
-    int64_t extent, inner; /* inner: elements of the dimension that one step passes over */
-    bool is_reduced;       /* lies within the row */
-    bool counts_groups;    /* the groups of a dimension, not its elements */
-};
-
-/* What is left to do for gradients of scale and bias when the rows are done. */
-enum follow_kind {
-    FOLLOW_NOTHING,
-    FOLLOW_COLUMNS, /* sum the blocks' partial sums of each place in the row */
-    FOLLOW_FOLD,    /* sum the reductions of rows that share a scale */
-    FOLLOW_APART,   /* a sweep of its own over x and dy */
-};
-
-struct follow {
-    enum follow_kind kind;
-    const struct node *node;
-    const struct tensor *scale, *bias; /* gradients; NULL: not wanted */
-    const char *type;
-    /* Bytes in the workspace of what the first program leaves there, -1: nothing. */
-    int64_t at_scale, at_bias, at_mean, at_inv;
-    int64_t blocks; /* FOLLOW_COLUMNS: partial sums of each place */
-};
-
 /* Softmax where it comes as a maximum, a difference, an exponential, a sum and a quotient. */
 struct softmax_nodes {
     const struct node *most, *sum, *quotient; /* NULL: it does not */
@@ -98,14 +70,9 @@ struct rows {
     const struct region *region;
     const struct graph *graph;
     enum statistics_method method;
-    bool sums_apart;  /* no sums of columns: gradients of scale and bias in a sweep of their own */
-    bool is_brief;    /* every element that is stored has at most 16 bits */
-    struct dims dims; /* of the elements */
-    int64_t
-        parts[WEFT_DIM_MAX]; /* along each dimension: 1 where rows span it, its extent where each element has its own
-                                    row, between them where rows take groups of neighbours */
-    int axis_count;
-    struct axis axes[WEFT_DIM_MAX];
+    bool sums_apart; /* no sums of columns: gradients of scale and bias in a sweep of their own */
+    bool is_brief;   /* every element that is stored has at most 16 bits */
+    struct row_space space;
     int operand_count;
     struct operand operands[ROWS_OPERANDS_MAX]; /* strides over the axes */
     int term_count;
@@ -128,21 +95,6 @@ weftStatus_t rows_follow(struct rows *rows, const struct rows *first);
 
 /* The family's may_alias. */
 bool rows_may_alias(const struct step *step, int in, int out);
-
-/* ---- space.c: the row space ---- */
-
-/* From dims and parts. */
-weftStatus_t rows_make_axes(struct rows *rows);
-/* Elements in a row, and rows. */
-int64_t rows_length(const struct rows *rows);
-int64_t rows_count(const struct rows *rows);
-/* Whether a tensor has an element for each group of a split dimension. */
-bool rows_has_groups(const struct rows *rows, const struct tensor *tensor, int64_t dim);
-/* Whether a tensor has more than one element along an axis, and how far these are apart. */
-bool rows_has_axis(const struct rows *rows, const struct tensor *tensor, int axis);
-int64_t rows_stride(const struct rows *rows, const struct tensor *tensor, int axis);
-/* Row-major strides over the axes of the row, or of the rows. */
-void rows_pack(const struct rows *rows, int64_t *strides, bool reduced);
 
 /* ---- terms.c: writing terms ---- */
 
@@ -167,6 +119,11 @@ void rows_need(struct rows *rows, int name);
 /* Whether a term is a number that code of elements, stores or later passes asks the row for: a field of struct row. */
 bool rows_is_field(const struct rows *rows, const struct term *term);
 
+/* The type of arithmetic, as CUDA spells it. */
+static inline const char *math_name(weftDataType_t math) {
+    return math == WEFT_DATA_INT64 ? "i64" : math == WEFT_DATA_DOUBLE ? "double" : "float";
+}
+
 /* ---- lower.c: operations that are not pointwise, from their expansions to terms ---- */
 
 /* Finds softmax among the operations of the region, if it is there. */
@@ -174,8 +131,6 @@ void rows_find_softmax(struct rows *rows);
 /* Writes the terms of an operation that is not pointwise, or a part of softmax. */
 bool rows_expands(const struct rows *rows, const struct node *node);
 weftStatus_t rows_expand(struct rows *rows, const struct node *node);
-/* The dims and parts that the operation gives the row space; false: it has none. */
-bool rows_shape_of(const struct node *node, struct dims *dims, int64_t *parts);
 /* dscale and dbias as sums over what is outside of them; mean and inv are names, -1: to be loaded, or none. */
 weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv);
 

@@ -27,7 +27,7 @@ static void print_operand_fields(struct printer *p, int k) {
     }
     if (term_is_column_sum(rows_find(p->rows, operand->value))) {
         snprintf(name, sizeof name, "block%d", k);
-        print_number(p->print, rows_length(p->rows), name);
+        print_number(p->print, row_space_length(&p->rows->space), name);
     }
 }
 
@@ -56,7 +56,7 @@ static void print_fields(struct printer *p) {
         {"strips", s->vectors.strips},
         {"vectors", s->vectors.per_row},
         {"rows", schedule_slots(s)},
-        {"length", rows_length(p->rows)},
+        {"length", row_space_length(&p->rows->space)},
         {"splits", p->stage->splits},
     };
     char name[32];
@@ -192,7 +192,7 @@ static void print_types(struct printer *p) {
         print_constant(p->print, "SAMPLES", ROW_SAMPLES);
     text_add(&p->print->constants, "using position = %s;\n", s->vectors.per_row < INT32_MAX / 2 ? "int" : "i64");
     text_add(&p->print->constants, "using column_t = %s;\n\n#include \"rows/program.cuh\"\n",
-             p->rows->follow.type ? p->rows->follow.type : "float");
+             math_name(p->rows->follow.math));
 }
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */

@@ -79,7 +79,7 @@ int64_t schedule_partial_bytes(const struct schedule *s) {
     return round_up(most, 8); /* doubles among them are aligned */
 }
 
-int64_t schedule_slots(const struct schedule *s) { return rows_count(s->rows) + s->overlap.elements; }
+int64_t schedule_slots(const struct schedule *s) { return row_space_rows(&s->rows->space) + s->overlap.elements; }
 
 /* Groups of more than a warp leave theirs for each row, and the joined ones beside them. */
 bool schedule_exchange_fits(const struct schedule *s) {

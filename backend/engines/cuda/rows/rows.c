@@ -63,13 +63,14 @@ static void place_columns(struct rows *rows, const struct schedule *s) {
     struct follow *follow = &rows->follow;
     int64_t *places[] = {follow->scale ? &follow->at_scale : &follow->at_bias, &follow->at_bias};
     int column = 0;
-    follow->blocks = s->grid.blocks;
+    follow->partial_sums = s->grid.blocks;
     for (int k = 0; k < rows->operand_count; k++) {
         struct operand *operand = &rows->operands[k];
         const struct term *term = rows_find(rows, operand->value);
         if (!operand->is_store || !term_is_column_sum(term))
             continue;
-        int64_t size = dtype_bytes(operand->type, 1), bytes = follow->blocks * rows_length(rows) * size;
+        int64_t size = dtype_bytes(operand->type, 1),
+                bytes = follow->partial_sums * row_space_length(&rows->space) * size;
         *places[column++] = rows->scratch_bytes;
         operand->offset = rows->scratch_bytes / size;
         rows->scratch_bytes += round_up(bytes, 256);

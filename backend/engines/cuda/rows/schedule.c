@@ -160,7 +160,7 @@ void schedule_for_joining(struct schedule *s, int64_t splits) {
         group *= 2;
     s->nest.is_columns = false;
     s->unaligned = (struct unaligned){0};
-    s->vectors = (struct vectors){1, schedule_slots(s), rows_length(s->rows)};
+    s->vectors = (struct vectors){1, schedule_slots(s), row_space_length(&s->rows->space)};
     s->memory = (struct memory){.scheme = MEMORY_STREAMED, .unroll = 1};
     s->threads = (struct threads){(int)group, JOIN_THREADS / (int)group, 1, JOIN_THREADS, 1};
     s->grid.tiles = divide_up(s->vectors.strips, s->threads.across);

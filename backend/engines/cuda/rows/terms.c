@@ -27,14 +27,14 @@ static int add_operand(struct rows *rows, struct operand operand) {
 static int add_value(struct rows *rows, int value, bool is_store) {
     const struct tensor *tensor = rows->graph->values[value].tensor;
     struct operand operand = {value, value, is_store, (weftDataType_t)tensor->type, 0, {0}};
-    for (int i = 0; i < rows->axis_count && tensor_elements(tensor) != 1; i++)
-        operand.strides[i] = rows_stride(rows, tensor, i);
+    for (int i = 0; i < rows->space.axis_count && tensor_elements(tensor) != 1; i++)
+        operand.strides[i] = row_space_stride(&rows->space, tensor, i);
     return add_operand(rows, operand);
 }
 
 static bool operand_spans(const struct rows *rows, int operand) {
-    for (int i = 0; i < rows->axis_count; i++)
-        if (rows->axes[i].is_reduced && rows->operands[operand].strides[i])
+    for (int i = 0; i < rows->space.axis_count; i++)
+        if (rows->space.axes[i].is_reduced && rows->operands[operand].strides[i])
             return true;
     return false;
 }
@@ -108,16 +108,16 @@ int rows_input(struct rows *rows, const struct tensor *tensor, const char *type)
 }
 
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type) {
-    int value = graph_find_value(rows->graph, tensor), producer = rows->graph->values[value].producer;
+    int value = graph_find_value(rows->graph, tensor);
     /* Values that the region makes are not in memory yet, and rows without elements have no first one. */
-    if ((producer >= 0 && region_has(rows->region, producer)) || rows_length(rows) == 0)
+    if (region_makes(rows->region, value) || row_space_length(&rows->space) == 0)
         return -1;
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1};
     term.operand = add_value(rows, value, false);
     struct operand *operand = &rows->operands[term.operand];
     operand->value = term.name;
-    for (int i = 0; i < rows->axis_count; i++)
-        operand->strides[i] = rows->axes[i].is_reduced ? 0 : operand->strides[i];
+    for (int i = 0; i < rows->space.axis_count; i++)
+        operand->strides[i] = rows->space.axes[i].is_reduced ? 0 : operand->strides[i];
     term.type = cuda_type_name(operand->type);
     return convert(rows, type, new_term(rows, term)->name);
 }
@@ -169,9 +169,9 @@ static int64_t reserve(struct rows *rows, int64_t bytes) {
 int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) {
     weftDataType_t stored = scratch_type(type);
     struct operand operand = {name, MEMORY_SCRATCH, true, stored, 0, {0}};
-    rows_pack(rows, operand.strides, by_place);
+    row_space_pack(&rows->space, operand.strides, by_place);
     /* Sums of places have one copy for each block, and their size is not known yet. */
-    int64_t at = by_place ? 0 : reserve(rows, dtype_bytes(stored, rows_count(rows)));
+    int64_t at = by_place ? 0 : reserve(rows, dtype_bytes(stored, row_space_rows(&rows->space)));
     operand.offset = at / dtype_bytes(stored, 1);
     add_operand(rows, operand);
     return at;
@@ -191,8 +191,8 @@ static void add_index(struct rows *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     int value = node->operands[node->is_output[0] ? 0 : 1];
     struct operand operand = {value, MEMORY_INDEX, false, WEFT_DATA_INT64, 0, {0}};
-    for (int i = 0; i < rows->axis_count; i++)
-        operand.strides[i] = rows->axes[i].dim == op->pw->axis ? rows->axes[i].inner : 0;
+    for (int i = 0; i < rows->space.axis_count; i++)
+        operand.strides[i] = rows->space.axes[i].dim == op->pw->axis ? rows->space.axes[i].inner : 0;
     struct term term = {.kind = TERM_LOAD, .name = value, .names = 1, .type = "i64"};
     term.operand = add_operand(rows, operand);
     term.spans = operand_spans(rows, term.operand);

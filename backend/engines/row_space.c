@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engines/row_space.h"
+#include "graph/ops/norm.h"
+#include "graph/ops/pointwise.h"
+
+#include <string.h>
+
+/* Groups of neighbours along a dimension, as group norm has of channels: two axes, of groups and within one. */
+static bool is_split(const struct row_space *space, int64_t dim) {
+    return space->parts[dim] != 1 && space->parts[dim] != space->dims.at[dim];
+}
+
+/* ---- Finding it -------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t add_axis(struct row_space *space, struct row_axis axis) {
+    /* An axis of one element needs no loop. */
+    if (axis.extent == 1)
+        return WEFT_STATUS_SUCCESS;
+    if (space->axis_count == WEFT_DIM_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "dims %s in groups would be more than %d dims to walk",
+             numbers_text(space->dims.at, space->dims.count), WEFT_DIM_MAX);
+    space->axes[space->axis_count++] = axis;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t make_axes(struct row_space *space) {
+    for (int64_t d = 0; d < space->dims.count; d++) {
+        int64_t extent = space->dims.at[d], parts = space->parts[d], inner = parts ? extent / parts : 0;
+        bool splits = is_split(space, d);
+        if (splits)
+            TRY(add_axis(space, (struct row_axis){(int)d, parts, inner, false, true}));
+        TRY(add_axis(space, (struct row_axis){(int)d, splits ? inner : extent, 1, splits || parts == 1, false}));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Takes the space of an operation; false: it has another than those before it. */
+static bool take_space(struct row_space *space, const struct node *node) {
+    struct expansion e = {.method = STATISTICS_IN_TURN};
+    if (expansion_of(&e, node->op))
+        status_clear(); /* a refused operation has its space too, and is worded when its terms are written */
+    if (space->dims.count == 0) {
+        space->dims = e.dims;
+        memcpy(space->parts, e.parts, sizeof space->parts);
+        return true;
+    }
+    bool is_same = e.dims.count == space->dims.count;
+    for (int64_t d = 0; is_same && d < e.dims.count; d++)
+        is_same = e.dims.at[d] == space->dims.at[d] && (e.dims.at[d] == 1 || e.parts[d] == space->parts[d]);
+    return is_same;
+}
+
+weftStatus_t row_space_find(struct row_space *space, const struct region *region) {
+    *space = (struct row_space){0};
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        if (!node_is_pointwise(node) && !op_expands(node->op))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s is no pointwise operation, reduction, softmax or normalisation", descriptor_label(node->op));
+        if (op_expands(node->op) && !take_space(space, node))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s has other rows than the operations before it",
+                 descriptor_label(node->op));
+    }
+    if (space->dims.count == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "no operation of the region combines elements to rows");
+    return make_axes(space);
+}
+
+void row_space_expand_in(const struct row_space *space, struct expansion *e) {
+    e->dims = space->dims;
+    memcpy(e->parts, space->parts, sizeof e->parts);
+}
+
+/* ---- Sizes ------------------------------------------------------------------------------------------------------- */
+
+static int64_t elements_along(const struct row_space *space, bool is_reduced) {
+    int64_t count = 1;
+    for (int i = 0; i < space->axis_count; i++)
+        count *= space->axes[i].is_reduced == is_reduced ? space->axes[i].extent : 1;
+    return count;
+}
+
+int64_t row_space_length(const struct row_space *space) { return elements_along(space, true); }
+
+int64_t row_space_rows(const struct row_space *space) { return elements_along(space, false); }
+
+void row_space_pack(const struct row_space *space, int64_t *strides, bool is_reduced) {
+    int64_t packed = 1;
+    for (int i = space->axis_count; i-- > 0;) {
+        strides[i] = space->axes[i].is_reduced == is_reduced ? packed : 0;
+        packed *= space->axes[i].is_reduced == is_reduced ? space->axes[i].extent : 1;
+    }
+}
+
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+
+/* Whether a tensor has an element for each group of a split dimension. */
+static bool has_groups(const struct row_space *space, const struct tensor *tensor, int64_t dim) {
+    return is_split(space, dim) && tensor->dims.at[dim] == space->parts[dim];
+}
+
+static bool fits_along(const struct row_space *space, const struct tensor *tensor, int64_t dim) {
+    int64_t extent = tensor->dims.at[dim];
+    return extent == space->dims.at[dim] || extent == 1 || has_groups(space, tensor, dim);
+}
+
+weftStatus_t row_space_check(const struct row_space *space, const struct descriptor *op, const struct tensor *tensor,
+                             bool is_output) {
+    bool is_scalar = tensor_elements(tensor) == 1 && !is_output;
+    bool fits = is_scalar || tensor->dims.count == space->dims.count;
+    TRY(tensor_check_plain(tensor, op));
+    for (int64_t d = 0; fits && !is_scalar && d < space->dims.count; d++)
+        fits = fits_along(space, tensor, d);
+    if (!fits)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has dims %s, the rows of this region lie in %s",
+             descriptor_label(op), descriptor_label(&tensor->base), tensor_dims_text(tensor),
+             numbers_text(space->dims.at, space->dims.count));
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t row_space_check_result(const struct row_space *space, const struct tensor *tensor, bool spans) {
+    for (int i = 0; i < space->axis_count; i++)
+        if (row_space_has_axis(space, tensor, i) != (spans || !space->axes[i].is_reduced))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+                 "%s with dims %s is neither one number for each row nor one for each element",
+                 descriptor_label(&tensor->base), tensor_dims_text(tensor));
+    return WEFT_STATUS_SUCCESS;
+}
+
+bool row_space_has_axis(const struct row_space *space, const struct tensor *tensor, int axis) {
+    int64_t dim = space->axes[axis].dim;
+    if (dim == DIM_OF_PARTIAL_SUMS)
+        return false;
+    return tensor->dims.at[dim] == space->dims.at[dim] ||
+           (has_groups(space, tensor, dim) && space->axes[axis].counts_groups);
+}
+
+int64_t row_space_stride(const struct row_space *space, const struct tensor *tensor, int axis) {
+    const struct row_axis *at = &space->axes[axis];
+    if (!row_space_has_axis(space, tensor, axis))
+        return 0;
+    bool is_by_group = tensor->dims.at[at->dim] != space->dims.at[at->dim];
+    return tensor->strides.at[at->dim] * (is_by_group ? 1 : at->inner);
+}
+
+/* ---- Sums that cross rows ---------------------------------------------------------------------------------------- */
+
+/* How a tensor's axes lie to those of the rows. */
+struct reach {
+    bool in_row, whole_row; /* it differs within a row; along all of it */
+    bool in_rows, all_rows; /* it differs from row to row; for all rows */
+};
+
+static struct reach reach_of(const struct row_space *space, const struct tensor *tensor) {
+    struct reach reach = {.whole_row = true, .all_rows = true};
+    for (int i = 0; i < space->axis_count; i++) {
+        bool has = row_space_has_axis(space, tensor, i), is_reduced = space->axes[i].is_reduced;
+        reach.in_row = reach.in_row || (is_reduced && has);
+        reach.whole_row = reach.whole_row && (!is_reduced || has);
+        reach.in_rows = reach.in_rows || (!is_reduced && has);
+        reach.all_rows = reach.all_rows && (is_reduced || has);
+    }
+    return reach;
+}
+
+enum follow_kind row_space_sum_kind(const struct row_space *space, const struct tensor *tensor, bool sums_apart) {
+    struct reach reach = reach_of(space, tensor);
+    if (!reach.in_row)
+        return reach.all_rows ? FOLLOW_NOTHING : FOLLOW_FOLD;
+    return !reach.in_rows && reach.whole_row && !sums_apart ? FOLLOW_COLUMNS : FOLLOW_APART;
+}
+
+weftStatus_t follow_add(struct follow *follow, const struct region *region, const struct node *node,
+                        const struct tensor *gradient, enum follow_kind kind, bool *is_first) {
+    const struct norm_backward *op = (const struct norm_backward *)node->op;
+    *is_first = follow->kind == FOLLOW_NOTHING;
+    if (!*is_first && follow->node != node)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
+             descriptor_label(node->op));
+    if (kind == FOLLOW_APART && (region_producer(region, op->x) || region_producer(region, op->dy)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
+             descriptor_label(node->op));
+    if (*is_first)
+        *follow = (struct follow){.node = node, .at_scale = -1, .at_bias = -1, .at_mean = -1, .at_inv = -1};
+    follow->kind = kind;
+    *(gradient == op->dscale ? &follow->scale : &follow->bias) = gradient;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The partial sums are one more axis, the slowest; the positions in the row become the rows. */
+static weftStatus_t columns_space(const struct follow *follow, const struct row_space *first, struct row_space *space,
+                                  int64_t *strides) {
+    int64_t packed = 1;
+    space->axes[space->axis_count++] = (struct row_axis){DIM_OF_PARTIAL_SUMS, follow->partial_sums, 0, true, false};
+    for (int i = 0; i < first->axis_count; i++)
+        if (first->axes[i].is_reduced) {
+            if (space->axis_count == WEFT_DIM_MAX)
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "rows of %d dims are too many to sum", WEFT_DIM_MAX);
+            space->axes[space->axis_count] = first->axes[i];
+            space->axes[space->axis_count++].is_reduced = false;
+        }
+    for (int i = space->axis_count; i-- > 0; packed *= space->axes[i].extent)
+        strides[i] = packed;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The rows' totals become the elements, those that share a scale the rows. */
+static void fold_space(const struct tensor *gradient, const struct row_space *first, struct row_space *space,
+                       int64_t *strides) {
+    int64_t all[WEFT_DIM_MAX];
+    row_space_pack(first, all, false);
+    for (int i = 0; i < first->axis_count; i++)
+        if (!first->axes[i].is_reduced) {
+            strides[space->axis_count] = all[i];
+            space->axes[space->axis_count] = first->axes[i];
+            space->axes[space->axis_count++].is_reduced = !row_space_has_axis(first, gradient, i);
+        }
+}
+
+/* The same elements, those that share a scale as rows; each row left its statistics. */
+static void apart_space(const struct tensor *gradient, const struct row_space *first, struct row_space *space,
+                        int64_t *strides) {
+    row_space_pack(first, strides, false);
+    for (int i = 0; i < first->axis_count; i++) {
+        space->axes[space->axis_count] = first->axes[i];
+        space->axes[space->axis_count++].is_reduced = !row_space_has_axis(first, gradient, i);
+    }
+}
+
+weftStatus_t follow_space(const struct follow *follow, const struct row_space *first, struct row_space *space,
+                          int64_t *strides) {
+    const struct tensor *gradient = follow->scale ? follow->scale : follow->bias; /* both lie alike */
+    *space = *first;
+    space->axis_count = 0;
+    memset(strides, 0, WEFT_DIM_MAX * sizeof *strides);
+    if (follow->kind == FOLLOW_COLUMNS)
+        return columns_space(follow, first, space, strides);
+    (follow->kind == FOLLOW_FOLD ? fold_space : apart_space)(gradient, first, space, strides);
+    return WEFT_STATUS_SUCCESS;
+}
