@@ -1,4 +1,5 @@
-# A fresh clone needs Python >= 3.10, a C compiler and make. Everything else, cmake included, comes from wheels into .venv.
+# A fresh clone needs Python >= 3.10, a C compiler and make. Everything else, cmake included, comes from wheels into
+# .venv.
 PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
@@ -7,7 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-C_FILES = $(shell find backend include tests/c tests/emulator tests/fake_cuda samples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
+C_FOLDERS = backend include tests/c tests/emulator tests/fake_cuda samples
+C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
 
 help:
 	@echo "make demo       build, then run python -m weft demo"
@@ -22,13 +24,16 @@ help:
 
 # ---- Set-up: done once, and again when pyproject.toml changes ----
 
+TOO_OLD = "Weft needs Python 3.10 or newer; say which: make PYTHON=..."
+SITE = import site; print(site.getsitepackages()[0])
+
 $(VENV)/.ready: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Weft needs Python 3.10 or newer; say which: make PYTHON=...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and $(TOO_OLD))'
 	@echo "set-up: tools into .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade "pip>=25.1"
 	@$(PIP) install --group dev
-	@printf '%s\n' "$(CURDIR)/python" "$(CURDIR)/bindings" > "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')/weft.pth"
+	@printf '%s\n' "$(CURDIR)/python" "$(CURDIR)/bindings" > "$$($(BIN)/python -c '$(SITE)')/weft.pth"
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.ready
@@ -47,12 +52,13 @@ build: $(VENV)/.ready
 	@$(CMAKE) -B build/release -DWEFT_PYTHON_LIB_DIR=python/weft/lib $(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/release -j$(JOBS) -- --quiet
 
-# Assertions are on here (Debug), warnings are errors; ONLY names the programs to build. Running them is left to pytest or
-# ctest.
+# Assertions are on here (Debug), warnings are errors; ONLY names the programs to build. Running them is left to pytest
+# or ctest.
 SANITIZE ?= address,undefined
 SANITIZE_DIR = build/$(if $(filter thread,$(SANITIZE)),tsan,asan)
 sanitize: $(VENV)/.ready
-	@$(CMAKE) -B $(SANITIZE_DIR) -DCMAKE_BUILD_TYPE=Debug -DWEFT_SANITIZE=$(SANITIZE) -DWEFT_BUILD_TESTS=ON -DWEFT_WERROR=ON >/dev/null
+	@$(CMAKE) -B $(SANITIZE_DIR) -DCMAKE_BUILD_TYPE=Debug -DWEFT_SANITIZE=$(SANITIZE) -DWEFT_BUILD_TESTS=ON \
+		-DWEFT_WERROR=ON >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE_DIR) -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
 
 bindings: build
@@ -78,6 +84,7 @@ lint: $(VENV)/.ready
 	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python tools/sizes.py --check
 
 format: $(VENV)/.ready
 	@$(BIN)/clang-format -i $(C_FILES)

@@ -79,16 +79,22 @@ def test_floor_checker_sees(tmp_path: Path, file: str, text: str, offence: str) 
     assert (done.returncode, offence in done.stdout) == (1 if offence else 0, True), done.stdout + done.stderr
 
 
+def check_tree(
+    folder: Path, tool: str, files: dict[str, str], *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a tool on a tree of these files."""
+    program = folder / "tools" / tool
+    program.parent.mkdir()
+    shutil.copy(ROOT / "tools" / tool, program)
+    for file, text in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    return subprocess.run([sys.executable, program, *options], capture_output=True, text=True, check=False)
+
+
 def check_floors(folder: Path, files: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Runs the checker on a backend of these files."""
-    (folder / "tools").mkdir()
-    shutil.copy(ROOT / "tools/check_floors.py", folder / "tools")
-    for file, text in files.items():
-        source = folder / "backend" / file
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.write_text(text)
-    program = folder / "tools/check_floors.py"
-    return subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    return check_tree(folder, "check_floors.py", {f"backend/{file}": text for file, text in files.items()})
 
 
 def test_floor_checker_sees_circles_and_calls(tmp_path: Path) -> None:
@@ -147,6 +153,25 @@ def test_machine_instructions_lie_in_one_place_one_a_function() -> None:
 
 def test_sizes_report_runs() -> None:
     assert "longest functions" in run(sys.executable, "tools/sizes.py")
+
+
+def test_lines_and_functions_keep_their_size() -> None:
+    run(sys.executable, "tools/sizes.py", "--check")
+
+
+def test_size_checker_sees(tmp_path: Path) -> None:
+    long = ("void f(void) {\n" + "    g();\n" * 30 + "}\n") * 20  # the tool is there, too
+    python = f"\n# {'é' * 109}\n# {'é' * 108}"
+    files = {"backend/a.cuh": "x" * 121, "tests/a.py": python, "tests/c/a.c": long}
+    good = {"Makefile": "y" * 120, "a.md": "z" * 200}
+    done = check_tree(tmp_path, "sizes.py", files | good, "--check")
+    assert done.stdout.splitlines() == [
+        "backend/a.cuh:1: 121 columns, at most 120 fit.",
+        "tests/a.py:2: 111 columns, at most 110 fit.",
+        "functions: 50% are within 32 lines; 10 should be enough.",
+        "functions: 90% are within 32 lines; 25 should be enough.",
+    ]
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.name)

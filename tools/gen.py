@@ -188,6 +188,20 @@ def write_enums(api: Json, names: Names) -> str:
     return "\n".join(lines) + "\n"
 
 
+def split_tables(module: str) -> str:
+    """cffi's module at the width of all files: its tables come as lines of up to 50,000 characters."""
+
+    def pieces(literal: re.Match[str]) -> str:
+        found = re.findall(r"(?:\\x..){1,24}|[^\\]{1,95}(?:,|(?=\\)|$)", literal[1])
+        return " " + " ".join(f"b'{piece}'" for piece in found)
+
+    lines = []
+    for line in module.splitlines():
+        is_table = len(line) > 110
+        lines += wrapped(re.sub(r"b'([^']*)'", pieces, line.strip()), 4, hang=4) if is_table else [line]
+    return "\n".join(lines) + "\n"
+
+
 def write_cffi() -> str:
     """The cffi module in out-of-line ABI mode: nothing is compiled, and nothing is parsed at import."""
     from cffi import FFI
@@ -200,7 +214,7 @@ def write_cffi() -> str:
         target = Path(folder) / "_weft.py"
         with contextlib.redirect_stdout(None):  # it says which file it writes
             ffi.emit_python_code(str(target))
-        return f"# {NOTE}\n" + target.read_text()
+        return f"# {NOTE}\n" + split_tables(target.read_text())
 
 
 # ---- Operations --------------------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
 """How large the project is: lines and tokens per folder, the longest files and functions, the library.
 
 Lines are counted without blanks and comments. Tokens per line stands beside them, so that cramming shows.
+
+    python tools/sizes.py            prints the report
+    python tools/sizes.py --check    fails if a line is too wide or functions have become long, and says which
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("include", "backend", "bindings", "python", "tests", "samples", "tools")
 C_LIKE = {".c", ".h", ".cuh", ".hpp", ".cpp"}
+# Columns that a line may have: Python's are as ruff's in pyproject.toml, all others' as .clang-format's.
+PYTHON_WIDTH, WIDTH = 110, 120
+# Lines that so many of all functions should be enough for, comments and blanks included.
+LENGTHS = {0.5: 10, 0.9: 25}
+BUILD_FILES = {"Makefile", "CMakeLists.txt", "pyproject.toml", "run"}
 TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\w+|[^\s\w]')
 C_COMMENT = re.compile(r'("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\')|/\*.*?\*/|//[^\n]*', re.DOTALL)
 # A definition opens at the left margin, is no declaration, and closes with a brace at the left margin.
@@ -40,6 +49,29 @@ def functions(path: Path) -> Iterator[tuple[int, str]]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield (node.end_lineno or node.lineno) - node.lineno + 1, node.name
+
+
+def wide_lines() -> Iterator[str]:
+    """One sentence for each line of code that is wider than its language allows."""
+    folders = [ROOT / name for name in (*FOLDERS, "cmake", ".ci")]
+    paths = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
+    for path in sorted(paths):
+        if path.suffix in C_LIKE | {".py", ".in", ".map"} or path.name in BUILD_FILES:
+            width = PYTHON_WIDTH if path.suffix == ".py" else WIDTH
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if len(line) > width:
+                    yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns, at most {width} fit."
+
+
+def long_functions() -> Iterator[str]:
+    """A sentence where half of all functions, or nine of ten, are longer than they should be."""
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    code = [path for path in paths if path.suffix in C_LIKE | {".py"}]
+    lengths = sorted(length for path in code for length, _ in functions(path))
+    for share, most in LENGTHS.items():
+        length = lengths[int(len(lengths) * share)] if lengths else 0
+        if length > most:
+            yield f"functions: {share:.0%} are within {length} lines; {most} should be enough."
 
 
 def main() -> None:
@@ -71,4 +103,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "--check" in sys.argv[1:]:
+        found = [*wide_lines(), *long_functions()]
+        print("\n".join(found), end="\n" if found else "")
+        sys.exit(bool(found))
     main()

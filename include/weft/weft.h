@@ -7,8 +7,9 @@
  *   1. creates a handle:                 weftCreate
  *   2. describes tensors and operations: weftBackendCreateDescriptor, -SetAttribute, -Finalize
  *   3. gathers them in a graph:          the descriptor WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR
- *   4. asks for engines and makes a plan: WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR, then WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR
- *   5. runs the plan, any number of times: weftBackendExecute or weftExecute
+ *   4. asks for engines:                 the descriptor WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR
+ *   5. makes a plan of one:              the descriptor WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR
+ *   6. runs it, any number of times:     weftBackendExecute or weftExecute
  *
  * Names and numbers that cuDNN's backend API has too are the same after s/cudnn/weft/; what it lacks ends in _EXT or is
  * said to be Weft's own.
@@ -16,14 +17,14 @@
  * Errors: every function that can fail returns a weftStatus_t. A failure leaves a sentence in the calling thread
  * (weftGetLastErrorString): where, the rule, what was expected and what came, and what to do.
  *
- * Threads: descriptors under construction belong to one thread at a time. Finalized descriptors are immutable and may be
- * shared; one plan may run on many threads at once, each call with its own workspace. A tensor whose strides are left
- * unset is completed by the first operation that is finalized with it: do that on one thread.
+ * Threads: descriptors under construction belong to one thread at a time. Finalized descriptors are immutable and may
+ * be shared; one plan may run on many threads at once, each call with its own workspace. A tensor whose strides are
+ * left unset is completed by the first operation that is finalized with it: do that on one thread.
  *
- * Environment: WEFT_LOG=error|warn|info|plan|exec prints to stderr; WEFT_THREADS=n caps the CPU threads. For NVIDIA GPUs:
- * WEFT_DEVICE=cpu|cuda|cuda:N says what weftCreate opens, WEFT_NVRTC names the run-time compiler to use, WEFT_CACHE_DIR,
- * WEFT_CACHE=off|ro|rw and WEFT_CACHE_BYTES rule the disk cache of kernels, WEFT_DUMP_DIR receives the kernels' text,
- * WEFT_LIBCUDA names another driver library. */
+ * Environment: WEFT_LOG=error|warn|info|plan|exec prints to stderr; WEFT_THREADS=n caps the CPU threads. For NVIDIA
+ * GPUs: WEFT_DEVICE=cpu|cuda|cuda:N says what weftCreate opens, WEFT_NVRTC names the run-time compiler to use,
+ * WEFT_CACHE_DIR, WEFT_CACHE=off|ro|rw and WEFT_CACHE_BYTES rule the disk cache of kernels, WEFT_DUMP_DIR receives the
+ * kernels' text, WEFT_LIBCUDA names another driver library. */
 #ifndef WEFT_H
 #define WEFT_H
 
@@ -57,8 +58,8 @@ size_t weftGetVersion(void);
 /** The name of a status, such as "WEFT_STATUS_BAD_PARAM". Never NULL; the text is static. */
 const char *weftGetErrorString(weftStatus_t status);
 
-/** Copies the calling thread's last error text, cut to max_size bytes with its terminating zero. Empty when the thread's
-    last Weft call succeeded. message may be NULL when max_size is 0. This call keeps the text. */
+/** Copies the calling thread's last error text, cut to max_size bytes with its terminating zero. Empty when the
+    thread's last Weft call succeeded. message may be NULL when max_size is 0. This call keeps the text. */
 void weftGetLastErrorString(char *message, size_t max_size);
 
 /* ---- Handles ----------------------------------------------------------------------------------------------------- */
@@ -77,8 +78,8 @@ weftStatus_t weftCreate(weftHandle_t *handle);
 /** Opens one device of a kind. Weft's own.
     ordinal: 0-based index of the device among its kind; 0 for the CPU.
     Fails with BAD_PARAM_OUT_OF_BOUND when there is no such device, with NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING or
-    NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER when no driver can be used, with NOT_SUPPORTED_ARCH_MISMATCH for GPUs older than
-    compute capability 7.5. */
+    NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER when no driver can be used, with NOT_SUPPORTED_ARCH_MISMATCH for GPUs older
+    than compute capability 7.5. */
 weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, int32_t ordinal);
 
 /** Closes a handle. Descriptors that named it stay valid. NULL is allowed and does nothing. */
@@ -157,9 +158,9 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
 
 /** The same with a flat list of pointers, for bindings and hot loops. Weft's own.
     count:     how many pointers; must be the plan's number of slots.
-    pointers:  addresses in slot order, which WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT tells. On a GPU multiples of what
-               their tensors promise in WEFT_ATTR_TENSOR_BYTE_ALIGNMENT; of an element alone on the CPU and where the plan
-               has WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT.
+    pointers:  addresses in slot order, which WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT tells. On a GPU multiples of
+               what their tensors promise in WEFT_ATTR_TENSOR_BYTE_ALIGNMENT; of an element alone on the CPU and where
+               the plan has WEFT_ATTR_EXECUTION_PLAN_ELEMENT_ALIGNED_EXT.
     workspace: at least WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE bytes, aligned to 64 bytes; may be NULL if that is 0.
     stream:    where to enqueue; the CPU ignores it. */
 weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
@@ -171,14 +172,15 @@ weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendD
                                                weftBackendDescriptor_t variantPack, size_t *workspaceSize);
 
 /** How long a plan takes: runs it some times, one after another, and waits. On a GPU the time between two events of the
-    stream, on the CPU that of the clock. For choosing between plans by trial; not while a stream is captured. Weft's own.
+    stream, on the CPU that of the clock. For choosing between plans by trial; not while a stream is captured. Weft's
+    own.
     count, pointers, workspace, stream: as for weftExecute.
     repeats: how many runs, at least 1.
     seconds: receives the mean time of one run. */
 weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                          weftStream_t stream, int64_t repeats, double *seconds);
 
-/* ---- Memory of devices, for programs that have no allocator of their own: all Weft's own --------------------------- */
+/* ---- Memory of devices, for programs that have no allocator of their own: all Weft's own ------------------------- */
 
 /** Allocates memory of the handle's device, aligned to 64 bytes or more.
     address: receives it; NULL for 0 bytes. Give it back with weftFree.
@@ -194,16 +196,16 @@ weftStatus_t weftFree(weftHandle_t handle, void *address);
     Give it back with weftFreeOnStream, or with weftFree once no work uses it any more. */
 weftStatus_t weftAllocateOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void **address);
 
-/** Gives such memory back as soon as the last work on it is enqueued on its stream; work on other streams must be over. The
-    handle keeps some freed memory until it is destroyed: 64 blocks and a sixteenth of the device's memory at most. It frees
-    that when memory runs out.
-    bytes, stream: as it was allocated. A stream may be destroyed while work on what was given back is under way: another that
-    comes to have its address does not get that memory. What is given back after its stream was destroyed must be free of
-    work. */
+/** Gives such memory back as soon as the last work on it is enqueued on its stream; work on other streams must be over.
+    The handle keeps some freed memory until it is destroyed: 64 blocks and a sixteenth of the device's memory at most.
+    It frees that when memory runs out.
+    bytes, stream: as it was allocated. A stream may be destroyed while work on what was given back is under way:
+    another that comes to have its address does not get that memory. What is given back after its stream was destroyed
+    must be free of work. */
 weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void *address);
 
-/** Copies bytes between memory of the host and of the handle's device, in either direction or within one, in the order of
-    a stream. Returns when it is done. */
+/** Copies bytes between memory of the host and of the handle's device, in either direction or within one, in the order
+    of a stream. Returns when it is done. */
 weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source, size_t bytes, weftStream_t stream);
 
 /** Waits until everything that was enqueued on a stream of the handle's device is done. */
@@ -211,7 +213,8 @@ weftStatus_t weftSynchronize(weftHandle_t handle, weftStream_t stream);
 
 /* ---- Asking the library ------------------------------------------------------------------------------------------ */
 
-/** Which engines can run a graph, with predicted times, and why the others cannot, as JSON. Needs no device. Weft's own.
+/** Which engines can run a graph, with predicted times, and why the others cannot, as JSON. Needs no device. Weft's
+    own.
     graph:            a finalized operation graph.
     deviceProperties: the device asked about, finalized; NULL asks about the CPU.
     text:             receives up to capacity bytes with a terminating zero; NULL with capacity 0 asks for the size.
@@ -219,19 +222,19 @@ weftStatus_t weftSynchronize(weftHandle_t handle, weftStream_t stream);
 weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescriptor_t deviceProperties, char *text,
                               size_t capacity, size_t *size);
 
-/** Every descriptor kind with its attributes, every operation with its rules and frontend methods, every pointwise mode,
-    as JSON: enough to generate bindings and documentation from. Arguments as for weftQuerySupport. Weft's own. */
+/** Every descriptor kind with its attributes, every operation with its rules and frontend methods, every pointwise
+    mode, as JSON: enough to generate bindings and documentation from. Arguments as for weftQuerySupport. Weft's own. */
 weftStatus_t weftDescribe(char *text, size_t capacity, size_t *size);
 
-/** What this machine offers for GPUs, as JSON, arguments as for weftQuerySupport: the driver's version, or its problem in
-    words; every copy of the run-time compiler that was found, and which one serves the first GPU ("sm_90a" where there is
-    none) and why; the kernel cache in memory and on disk. Weft's own. */
+/** What this machine offers for GPUs, as JSON, arguments as for weftQuerySupport: the driver's version, or its problem
+    in words; every copy of the run-time compiler that was found, and which one serves the first GPU ("sm_90a" where
+    there is none) and why; the kernel cache in memory and on disk. Weft's own. */
 weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size);
 
-/** Says where the run-time compiler, libnvrtc, may lie besides the usual places: what a language knows of its packages and
-    the library cannot know (Python: sys.path). Plans finalized afterwards look there too. Weft's own.
-    paths: folders and files, divided by colons; a folder may hold the library, or as site-packages do nvidia/cu13/lib or
-           nvidia/cuda_nvrtc/lib. Replaces what was set before; NULL or empty sets none. */
+/** Says where the run-time compiler, libnvrtc, may lie besides the usual places: what a language knows of its packages
+    and the library cannot know (Python: sys.path). Plans finalized afterwards look there too. Weft's own.
+    paths: folders and files, divided by colons; a folder may hold the library, or as site-packages do nvidia/cu13/lib
+           or nvidia/cuda_nvrtc/lib. Replaces what was set before; NULL or empty sets none. */
 weftStatus_t weftSetSearchPaths(const char *paths);
 
 /* ---- Logging ----------------------------------------------------------------------------------------------------- */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the CUDA families share. A test describes regions as models, has a family build a step for each on
-   described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by every
-   copy of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), else by the one that Weft would take, on all
-   processors. Where that takes long, each copy compiles a case for one chip, another copy for another; WEFT_TEST_ALL=1
-   compiles all for all. WEFT_TEST_VERBOSE=1 prints registers and grids. */
+   described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by
+   every copy of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), else by the one that Weft would take, on
+   all processors. Where that takes long, each copy compiles a case for one chip, another copy for another;
+   WEFT_TEST_ALL=1 compiles all for all. WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
 #define WEFT_TESTS_CUDA_FAMILY_H
 
@@ -174,14 +174,15 @@ static struct wanted *wanted;
 static int wanted_count, case_count, copy_index;
 static bool takes_turns, is_without_compiler;
 
-/* A program that may spill, as it is named and by the versions of NVRTC that it is known of; a list ends with no name. */
+/* A program that may spill, by its name and the versions of NVRTC that it is known of; a list ends with no name. */
 struct spill {
     const char *name, *arch;
     int major;
 };
 static const struct spill *allowed_spills;
 
-/* Whether what the assembler says about wgmma, codes C7501 and on, is an error: most of it makes a kernel several times slower. */
+/* Whether what the assembler says about wgmma, codes C7501 and on, is an error: most of it makes a kernel several times
+   slower. */
 static bool forbids_advice;
 
 static inline bool may_spill(const struct wanted *one, int version) {
@@ -224,7 +225,7 @@ static inline bool is_repeated(int index) {
     return false;
 }
 
-/* The kernel is in the code and takes the arguments that the host gives, as the fake driver reads them from the cubin. */
+/* The kernel is in the code and takes the arguments that the host gives: the fake driver reads them from the cubin. */
 static inline void load_on_fake(const struct wanted *one, const struct compiled *compiled) {
     struct device device;
     const struct code *code;

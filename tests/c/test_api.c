@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every exported function with every kind of misuse: each refusal by its status and its whole message, and what must work
-   beside it. Attribute access is also swept over every row of every descriptor kind. */
+/* Every exported function with every kind of misuse: each refusal by its status and its whole message, and what must
+   work beside it. Attribute access is also swept over every row of every descriptor kind. */
 #include "graph/graph.h"
 #include "graph/ops.h"
 #include "harness.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA families of block scales, and of products with weights that have them, without a GPU: how they make and use
-   scales, what they decline and in which words, and that every kernel printed compiles for all generations of chips with
-   no spills. */
+   scales, what they decline and in which words, and that every kernel printed compiles for all generations of chips
+   with no spills. */
 #include "cuda_family.h"
 
 #define E8M0 WEFT_DATA_FP8_E8M0

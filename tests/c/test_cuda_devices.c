@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPUs that are elsewhere: describing them, planning and compiling for them where there is none, and carrying the plan with
-   its code to where one is. Against the driver and the compiler of tests/fake_cuda, each machine a process of its own. */
+/* GPUs that are elsewhere: describing them, planning and compiling for them where there is none, and carrying the plan
+   with its code to where one is. Against the driver and the compiler of tests/fake_cuda, each machine a process of its
+   own. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -31,7 +32,8 @@ static const char h200[] =
     "\"shared_per_block\":232448,\"shared_per_multiprocessor\":233472,\"registers_per_multiprocessor\":65536,"
     "\"threads_per_multiprocessor\":2048,\"threads_per_block\":1024}";
 
-/* The architecture alone is enough; what a text says beside it replaces the typical; a device's own text makes its twin. */
+/* The architecture alone is enough; what a text says beside it replaces the typical; a device's own text makes its
+   twin. */
 static void test_descriptions(void) {
     static const char *const texts[][2] = {
         {"{\"kind\":\"cuda\",\"arch\":\"sm_90\"}", h200},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the packed family copies, without a GPU: the small graphs of its copies are run by the references of their
-   operations, and every element of what they write is looked up; then the product, too, is calculated from the copies. */
+   operations, and every element of what they write is looked up; the product is calculated from the copies, too. */
 #include "cuda_family.h"
 
 #include "engines/cuda/map/copy.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA families of depthwise convolutions, of stems and of patches without a GPU: how shapes that people run are cut, what is
-   declined and in which words, and that every kernel printed compiles for all generations of chips with no spills. */
+/* The CUDA families of depthwise convolutions, of stems and of patches without a GPU: how shapes that people run are
+   cut, what is declined and in which words, and that every kernel printed compiles for all generations of chips with no
+   spills. */
 #include "cuda_family.h"
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans on a GPU, without one: the engine "cuda" against the driver and the compiler of tests/fake_cuda. What reaches the
-   driver in an execution, what an execution may not do, each call failing in turn, several devices, streams being captured,
-   threads. Linked with --wrap, so that the library's allocations pass through here. Build with WEFT_SANITIZE=thread to see
-   races. */
+/* Plans on a GPU, without one: the engine "cuda" against the driver and the compiler of tests/fake_cuda. What reaches
+   the driver in an execution, what an execution may not do, each call failing in turn, several devices, streams being
+   captured, threads. Linked with --wrap, so that the library's allocations pass through here. Build with
+   WEFT_SANITIZE=thread to see races. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -207,8 +207,8 @@ static void check_alignment(desc plan, struct memory *m, int declared, int64_t t
     free(report);
 }
 
-/* A plan takes what its tensors declare, but no part of an element; with element_aligned any element, and so does what is
-   saved of such a plan. */
+/* A plan takes what its tensors declare, but no part of an element; with element_aligned any element, and so does what
+   is saved of such a plan. */
 static void less_aligned(void) {
     static struct memory m;
     open_fake();
@@ -535,7 +535,7 @@ static void test_each_call_failing(void) {
         IN_CHILD(failing_compiler, driver, compiler);
 }
 
-/* ---- Saved plans that were tampered with ---------------------------------------------------------------------------- */
+/* ---- Saved plans that were tampered with ------------------------------------------------------------------------- */
 
 enum { BLOBS = 600, HEADER_BYTES = 56, HASH_AT = 24 };
 
@@ -544,8 +544,8 @@ static uint64_t next_random(uint64_t *state) {
     return *state >> 33;
 }
 
-/* A few bits or bytes of a graph changed, and the hash made right again: it loads or is refused, whatever the families are
-   asked for. */
+/* A few bits or bytes of a graph changed, and the hash made right again: it loads or is refused, whatever the families
+   are asked for. */
 static void mutations(void) {
     uint64_t state = 1;
     int64_t bytes, survived = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA rows family without a GPU, and the channels family beside it: which schedule they choose for sizes that people
-   run, what they decline and in which words, and that every kernel they print compiles for all generations of chips with
-   no spills. */
+/* The CUDA rows family without a GPU, and the channels family beside it: which schedule they choose for sizes that
+   people run, what they decline and in which words, and that every kernel they print compiles for all generations of
+   chips with no spills. */
 #include "cuda_family.h"
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */

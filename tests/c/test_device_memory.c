@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weftAllocate, weftFree, their forms for streams, weftCopy, weftSynchronize and weftMeasure on the CPU and on a fake GPU: what they give, what they
-   refuse by exact words, and every call to the driver failing in turn, which must leave nothing behind. */
+/* weftAllocate, weftFree, their forms for streams, weftCopy, weftSynchronize and weftMeasure on the CPU and on a fake
+   GPU: what they give, what they refuse by exact words, and every call to the driver failing in turn, which must leave
+   nothing behind. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -77,7 +78,7 @@ static void on_a_gpu(void) {
     check_clean(1);
 }
 
-/* ---- Memory of streams -------------------------------------------------------------------------------------------- */
+/* ---- Memory of streams ------------------------------------------------------------------------------------------- */
 
 static int allocations(void) {
     struct fake_counts counts;

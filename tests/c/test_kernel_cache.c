@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From program text to machine code: which copy of NVRTC is taken and what is said when none can be, what a failed
-   compilation says, what the cache compiles once and what it compiles anew, and what it does with a folder or an entry that
-   is damaged, planted or full. Compilers are copies of tests/fake_cuda's, each with settings of its own. */
+   compilation says, what the cache compiles once and what it compiles anew, and what it does with a folder or an entry
+   that is damaged, planted or full. Compilers are copies of tests/fake_cuda's, each with settings of its own. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -46,7 +46,7 @@ static int64_t reported(const char *key) {
     return number;
 }
 
-/* ---- Choosing a copy ---------------------------------------------------------------------------------------------- */
+/* ---- Choosing a copy --------------------------------------------------------------------------------------------- */
 
 static int version_for(const char *arch) {
     struct nvrtc_choice choice;
@@ -173,7 +173,7 @@ static void no_archs(void) {
                    "it does not tell its version and architectures", either);
 }
 
-/* ---- Looking everywhere: copies that call themselves 19.x beat whatever the machine has --------------------------- */
+/* ---- Looking everywhere: copies that call themselves 19.x beat whatever the machine has -------------------------- */
 
 static void found_as(const char *how, const char *folder) {
     struct text json;
@@ -263,7 +263,7 @@ static void test_choosing(void) {
     IN_CHILD(in_cuda_path, none, place_variable("CUDA_PATH", "toolkit"));
 }
 
-/* ---- Compiling ---------------------------------------------------------------------------------------------------- */
+/* ---- Compiling --------------------------------------------------------------------------------------------------- */
 
 static void compiling(void) {
     const struct code *code;
@@ -386,7 +386,7 @@ static void dumping_nowhere(void) {
                   "yours.\n");
 }
 
-/* ---- Keys and memory ----------------------------------------------------------------------------------------------- */
+/* ---- Keys and memory --------------------------------------------------------------------------------------------- */
 
 /* Each part of a program makes another key; the same program does not. */
 static void keys(void) {
@@ -464,7 +464,7 @@ static void idle_code(void) {
     free(image);
 }
 
-/* ---- Threads: one compiles, all get it, or hear why not ------------------------------------------------------------- */
+/* ---- Threads: one compiles, all get it, or hear why not ---------------------------------------------------------- */
 
 static const char *shared_text;
 static weftStatus_t thread_status[THREADS];
@@ -528,7 +528,7 @@ static void many_threads(void) {
     CHECK(reported("\"in_memory\":") == 10, "%lld", (long long)reported("\"in_memory\":"));
 }
 
-/* ---- Disk ----------------------------------------------------------------------------------------------------------- */
+/* ---- Disk -------------------------------------------------------------------------------------------------------- */
 
 static const char *disk_text = simple_text; /* what the scenarios below want compiled */
 
@@ -748,7 +748,7 @@ static void test_read_only(const char *compiler, const char *cache) {
     IN_CHILD(heals, compiler, cache, "WEFT_CACHE=rw");
 }
 
-/* ---- The size limit --------------------------------------------------------------------------------------------------- */
+/* ---- The size limit ---------------------------------------------------------------------------------------------- */
 
 /* Four programs of about 20 kB each in a cache of 70 kB: the fourth drives out the one used longest ago. */
 static char *big_text(int which) {
@@ -811,7 +811,7 @@ static void test_limit(const char *compiler) {
     IN_CHILD(drives_out_all, compiler, cache, "WEFT_CACHE_BYTES=1000", "WEFT_CACHE=rw");
 }
 
-/* ---- Processes at once -------------------------------------------------------------------------------------------------- */
+/* ---- Processes at once ------------------------------------------------------------------------------------------- */
 
 static void test_processes(const char *compiler) {
     pid_t children[4];

@@ -16,7 +16,7 @@ enum { SMALL_STACK = 128 << 10 }; /* frames are larger by what is watched */
 enum { SMALL_STACK = 64 << 10 };
 #endif
 
-/* ---- A long chain: y = x + count * b ------------------------------------------------------------------------------- */
+/* ---- A long chain: y = x + count * b ----------------------------------------------------------------------------- */
 
 enum { UID_X = 1, UID_B, UID_Y, UID_BETWEEN };
 
@@ -97,7 +97,7 @@ static void test_chain(void) {
     drop(graph);
 }
 
-/* ---- Many slots: y_i = -x_i ---------------------------------------------------------------------------------------- */
+/* ---- Many slots: y_i = -x_i -------------------------------------------------------------------------------------- */
 
 enum { PAIRS = 5000, SLOTS = 2 * PAIRS };
 
@@ -192,7 +192,7 @@ static void test_wide(void) {
     MUST(weftDestroy(wide.handle));
 }
 
-/* ---- Work and memory of a partition -------------------------------------------------------------------------------- */
+/* ---- Work and memory of a partition ------------------------------------------------------------------------------ */
 
 enum { REGION_MOST = 3 };
 static int64_t questions;

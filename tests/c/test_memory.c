@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Out of memory, everywhere: a program that builds, runs, saves and loads is repeated with its n-th allocation failing, for
-   n = 1, 2, .. until none fails. The failing call must say so; then the program either gives up, and nothing may leak,
-   or it makes the same call again, and everything must come out right. Linked with --wrap, so that the library's
+/* Out of memory, everywhere: a program that builds, runs, saves and loads is repeated with its n-th allocation failing,
+   for n = 1, 2, .. until none fails. The failing call must say so; then the program either gives up, and nothing may
+   leak, or it makes the same call again, and everything must come out right. Linked with --wrap, so that the library's
    allocations, and no others, pass through here. */
 #include "harness.h"
 
@@ -122,7 +122,7 @@ static bool make_graph(struct program *p) {
     return true;
 }
 
-/* Heuristics for this machine's device as another machine would describe it; the fastest configuration is copied out. */
+/* Heuristics for this machine's device as another machine would describe it; the fastest configuration is copied. */
 static bool choose_engine(struct program *p) {
     static const char device_text[] =
         "{\"kind\":\"cpu\",\"ordinal\":0,\"threads\":2,\"name\":\"the \\\"other\\\" one\"}";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The real NVRTC, of every copy that can be found: cubins for each chip that Weft promises, headers from memory, and the words
-   of a failed compilation. WEFT_TEST_NVRTC names folders to look in (a colon-separated list, as WEFT_NVRTC), each tested alone;
-   without it the copy that Weft itself would take is tested. Ends with 77 when there is none. */
+/* The real NVRTC, of every copy that can be found: cubins for each chip that Weft promises, headers from memory, and
+   the words of a failed compilation. WEFT_TEST_NVRTC names folders to look in (a colon-separated list, as WEFT_NVRTC),
+   each tested alone; without it the copy that Weft itself would take is tested. Ends with 77 when there is none. */
 #define _GNU_SOURCE
 #include "scenario.h"
 

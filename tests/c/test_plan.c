@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines, knobs, heuristics, plans, packs, overridden shapes and saved plans: what they refuse and in which words, that
-   results are right, and that no blob, however damaged, does harm. The oracle for results is plain double arithmetic. */
+/* Engines, knobs, heuristics, plans, packs, overridden shapes and saved plans: what they refuse and in which words,
+   that results are right, and that no blob, however damaged, does harm. The oracle for results is plain double
+   arithmetic. */
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "harness.h"
@@ -8,7 +9,7 @@
 
 #include <math.h>
 
-/* ---- The graph most tests run: y = relu(((x @ w) + bias) * alpha * 2.5) -------------------------------------------- */
+/* ---- The graph most tests run: y = relu(((x @ w) + bias) * alpha * 2.5) ------------------------------------------ */
 
 enum { ROWS_X = 4, K = 8, N = 6, MOST_ROWS = 64 };
 enum { UID_X = 1, UID_W, UID_BIAS, UID_ALPHA, UID_Y };
@@ -902,7 +903,7 @@ static void test_damaged_blobs(void) {
     drop(graph), drop(plan);
 }
 
-/* A blob that sets an address on an operation: attributes of that type are a constant's bytes in a tensor, else nothing. */
+/* A blob that sets an address on an operation: such attributes are a constant's bytes in a tensor alone. */
 static void test_blob_with_address(void) {
     desc graph = mlp_graph(NULL), plan = plan_of(graph);
     int64_t bytes;

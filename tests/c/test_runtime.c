@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA driver, devices, kernels and launches, without a GPU: every outcome of loading a driver by its exact words, what
-   reaches the driver in a launch, and each call of a whole build-and-run failing in turn. The driver and the compiler are
-   those of tests/fake_cuda. */
+/* The CUDA driver, devices, kernels and launches, without a GPU: every outcome of loading a driver by its exact words,
+   what reaches the driver in a launch, and each call of a whole build-and-run failing in turn. The driver and the
+   compiler are those of tests/fake_cuda. */
 #define _GNU_SOURCE
 #include "../emulator/tensor_map.h"
 #include "scenario.h"
@@ -417,7 +417,7 @@ static void launching(void) {
     check_clean(1);
 }
 
-/* A kernel with 1 KiB of static shared memory has 47 KiB more for the asking, and for a byte beyond that all there is. */
+/* A kernel with 1 KiB of static shared memory has 47 KiB more for the asking; a byte beyond asks for all there is. */
 static void check_shared_of_tile(const struct device *device, const struct code *code) {
     static const int limits[][2] = {{(47 << 10) - 1, 47 << 10},
                                     {47 << 10, 47 << 10},

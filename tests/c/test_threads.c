@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Threads: each builds, saves, loads and runs graphs of its own, and all run one shared plan, each call with its own
-   memory and workspace; some of these calls override shapes, some fail. Build with WEFT_SANITIZE=thread to see races. */
+   memory and workspace; some of these calls override shapes, some fail. WEFT_SANITIZE=thread makes races seen. */
 #include "harness.h"
 
 #include <math.h>

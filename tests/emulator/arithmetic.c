@@ -255,7 +255,7 @@ NARROW(abs_x2, uint32_t, a & 0x7FFF7FFF)
 NARROW(neg_half, uint16_t, a ^ 0x8000)
 NARROW(abs_half, uint16_t, a & 0x7FFF)
 
-/* ---- Those whose operands have several types ----------------------------------------------------------------------------- */
+/* ---- Those whose operands have several types --------------------------------------------------------------------- */
 
 /* Shifts by as many bits as there are, or more, leave zeros, or the sign. */
 #define SHIFT(name, storage, fetch, type, bits, expression)                                                            \
@@ -434,7 +434,7 @@ static enum outcome select_wide(struct warp *w, const struct instruction *i, uin
     return NEXT;
 }
 
-/* ---- Predicates --------------------------------------------------------------------------------------------------------- */
+/* ---- Predicates -------------------------------------------------------------------------------------------------- */
 
 #define PREDICATES(name, expression)                                                                                   \
     static enum outcome name(struct warp *w, const struct instruction *i, uint32_t mask) {                             \
@@ -611,7 +611,7 @@ static enum outcome set(struct warp *w, const struct instruction *i, uint32_t ma
     return NEXT;
 }
 
-/* ---- Moves -------------------------------------------------------------------------------------------------------------- */
+/* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
 /* mov.b64 %rd, {%r1, %r2} and back. */
 static enum outcome pack(struct warp *w, const struct instruction *i, uint32_t mask) {
@@ -669,7 +669,7 @@ static enum outcome createpolicy(struct warp *w, const struct instruction *i, ui
     return NEXT;
 }
 
-/* ---- Names -------------------------------------------------------------------------------------------------------------- */
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;

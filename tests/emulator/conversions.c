@@ -11,7 +11,7 @@ enum { ROUND_NEAREST, ROUND_ZERO, ROUND_DOWN, ROUND_UP };
 static bool is_integer(enum ptx_type type) { return type >= TYPE_U8 && type <= TYPE_B64; }
 static bool is_signed(enum ptx_type type) { return type >= TYPE_S8 && type <= TYPE_S64; }
 
-/* ---- Integers ----------------------------------------------------------------------------------------------------------- */
+/* ---- Integers ---------------------------------------------------------------------------------------------------- */
 
 static int64_t read_integer(const struct warp *w, const struct operand *o, int lane, enum ptx_type type) {
     uint64_t bits = lane_value(w, o, lane);
@@ -62,7 +62,7 @@ static int64_t saturated(int64_t value, enum ptx_type type, bool from_u64) {
     return (uint64_t)value > most ? (int64_t)most : value;
 }
 
-/* ---- Floats ------------------------------------------------------------------------------------------------------------- */
+/* ---- Floats ------------------------------------------------------------------------------------------------------ */
 
 static double read_float(const struct warp *w, const struct operand *o, int lane, enum ptx_type type) {
     uint64_t bits = lane_value(w, o, lane);
@@ -167,7 +167,7 @@ static int64_t float_to_integer(double value, enum ptx_type from, enum ptx_type 
     return is_signed(type) ? (int64_t)whole : (int64_t)(uint64_t)whole;
 }
 
-/* ---- The instruction ------------------------------------------------------------------------------------------------------ */
+/* ---- The instruction --------------------------------------------------------------------------------------------- */
 
 static enum outcome convert(struct warp *w, const struct instruction *i, uint32_t mask) {
     enum ptx_type to = (enum ptx_type)i->from, from = (enum ptx_type)i->type;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes on beside the threads: barriers in shared memory, cp.async, copies by the engine. A copy begun here arrives when
-   the machine says so; what it will overwrite is spoilt at once. */
+/* What goes on beside the threads: barriers in shared memory, cp.async, copies by the engine. A copy begun here arrives
+   when the machine says so; what it will overwrite is spoilt at once. */
 #include "machine.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Barriers: 64 bits of shared memory ------------------------------------------------------------------------------------ */
+/* ---- Barriers: 64 bits of shared memory -------------------------------------------------------------------------- */
 
 /* Announced bytes may arrive before they are announced: the count goes below zero, too. */
 struct barrier_state {
@@ -104,7 +104,7 @@ static enum outcome barrier_try(struct warp *w, const struct instruction *i, uin
     return WAIT;
 }
 
-/* ---- cp.async: a lane's own copies, which land when it waits for them ----------------------------------------------------- */
+/* ---- cp.async: a lane's own copies, which land when it waits for them -------------------------------------------- */
 
 /* cp.async... [to], [from], bytes {, how many are read, or whether none is}: beyond what is read come zeros. */
 static enum outcome lane_copy(struct warp *w, const struct instruction *i, uint32_t mask) {
@@ -164,7 +164,7 @@ static enum outcome wait_lane_copies(struct warp *w, const struct instruction *i
     return NEXT;
 }
 
-/* ---- The copy engine -------------------------------------------------------------------------------------------------------- */
+/* ---- The copy engine --------------------------------------------------------------------------------------------- */
 
 static const struct tensor_map *map_at(const struct warp *w, uint64_t address) {
     const unsigned char *at = machine_memory(w, 0, SPACE_GENERIC, address, 1);

@@ -25,7 +25,7 @@ uint64_t machine_random(void) {
 
 static int random_below(int count) { return (int)(machine_random() % (uint64_t)count); }
 
-/* ---- Failures --------------------------------------------------------------------------------------------------------------- */
+/* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
 static const char *line_text(int line) {
     const struct module *module = machine->module;
@@ -82,7 +82,7 @@ static void fail_standing_still(void) {
     longjmp(machine->failed, 1);
 }
 
-/* ---- Memory ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 struct block *machine_block_of(const struct warp *w, uint64_t address) {
     uint64_t rank = (uint32_t)address >> SHARED_ADDRESS_BITS;
@@ -165,7 +165,7 @@ unsigned char *machine_memory(const struct warp *w, int lane, enum ptx_space spa
     return (unsigned char *)(uintptr_t)address;
 }
 
-/* ---- Copies ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
 void machine_add_copy(const struct copy *copy) {
     struct copy *made = malloc(sizeof *made);
@@ -253,7 +253,7 @@ static void finish_any_copy(void) {
         machine_finish_copy(at);
 }
 
-/* ---- Clusters ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Clusters ---------------------------------------------------------------------------------------------------- */
 
 static void *taken(size_t bytes) {
     void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
@@ -380,7 +380,7 @@ static void end_warp(struct warp *w) {
     machine_leave(w);
 }
 
-/* ---- Warps -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Warps ------------------------------------------------------------------------------------------------------- */
 
 static void set_places(struct warp *w, uint32_t mask, uint32_t place) { FOR_LANES(mask, l) w->places[l] = place; }
 
@@ -412,7 +412,8 @@ static uint32_t choose_lanes(struct warp *w, uint32_t *place, uint32_t *limit) {
     return mask;
 }
 
-/* Those of the lanes at an instruction for which it can run now: the others' time comes when all are here whom they want. */
+/* Those of the lanes at an instruction for which it can run now: the others' time comes when all are here whom they
+   want. */
 static uint32_t find_ready(const struct warp *w, const struct instruction *i, uint32_t mask, uint32_t active) {
     const uint32_t *members = narrow(w, &i->operands[i->operand_count - 1]);
     if (i->meets == MEETS_NOBODY)
@@ -509,7 +510,7 @@ static void take_turn(struct warp *w, int budget) {
         budget = run_lanes(w, budget);
 }
 
-/* ---- Launches ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
 static bool can_go_on(const struct warp *w) {
     return w->state == WARP_READY ||
@@ -624,7 +625,7 @@ bool machine_run(struct machine *run) {
     return is_done;
 }
 
-/* ---- Instructions --------------------------------------------------------------------------------------------------------- */
+/* ---- Instructions ------------------------------------------------------------------------------------------------ */
 
 operation ptx_decode(struct instruction *i) {
     static operation (*const parts[])(struct instruction *) = {decode_arithmetic, decode_conversion, decode_copies,

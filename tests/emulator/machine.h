@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU's parts as a launch uses them: clusters of blocks of warps, shared memory, barriers, and copies under way. Everything
-   that a real chip leaves open is decided at random, from a seed: which warp goes on and for how long, when a copy arrives.
-   It must not know a driver. */
+/* A GPU's parts as a launch uses them: clusters of blocks of warps, shared memory, barriers, and copies under way.
+   Everything that a real chip leaves open is decided at random, from a seed: which warp goes on and for how long, when
+   a copy arrives. It must not know a driver. */
 #ifndef WEFT_TESTS_EMULATOR_MACHINE_H
 #define WEFT_TESTS_EMULATOR_MACHINE_H
 
@@ -169,7 +169,7 @@ bool barrier_is_over(const struct warp *warp, const unsigned char *barrier, uint
 void barrier_count(const struct warp *warp, struct block *block, uint32_t address, uint32_t arrivals,
                    int64_t expected_bytes);
 
-/* What comes before what: see order.c. A barrier's clock gathers what those who arrive know, and tells those who leave. */
+/* What comes before what: see order.c. A barrier's clock takes what those who arrive know and tells those who leave. */
 void order_begin(struct cluster *cluster);
 void order_end(struct cluster *cluster);
 void order_arrive(struct warp *warp, int named_barrier);
@@ -197,7 +197,7 @@ void order_sent_write(struct warp *warp, struct block *block, uint32_t address, 
 void order_engine_write(struct warp *warp, struct block *block, uint32_t address, uint32_t bytes, uint32_t line);
 void order_engine_read(struct warp *warp, struct block *block, uint32_t address, uint32_t line);
 
-/* ---- Operands --------------------------------------------------------------------------------------------------------- */
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
 static inline uint32_t *narrow(const struct warp *w, const struct operand *o) {
     return (uint32_t *)(void *)(w->files[o->file] + o->offset);

@@ -38,8 +38,8 @@ static bool is_part(const char *opcode, int index, const char *name) {
     return strlen(name) == length && strncmp(part, name, length) == 0;
 }
 
-/* "f32.bf16.bf16" at the end of an opcode, less the last `skipped` parts: whether the types are known, and their sums' is f32
-   or, of integers, s32. */
+/* "f32.bf16.bf16" at the end of an opcode, less the last `skipped` parts: whether the types are known, and their sums'
+   is f32 or, of integers, s32. */
 static bool read_matrix_types(const char *opcode, int skipped, enum matrix_type *a, enum matrix_type *b) {
     size_t length;
     const char *b_name = part_from_end(opcode, skipped, &length);
@@ -76,7 +76,7 @@ static enum outcome mma(struct warp *w, const struct instruction *i, uint32_t ma
     return NEXT;
 }
 
-/* ---- Blocks of 8 x 8 -------------------------------------------------------------------------------------------------------- */
+/* ---- Blocks of 8 x 8 --------------------------------------------------------------------------------------------- */
 
 static int block_count(const struct instruction *i) {
     return ptx_has(i->opcode, "x4") ? 4 : ptx_has(i->opcode, "x2") ? 2 : 1;
@@ -115,7 +115,7 @@ static enum outcome store_matrix(struct warp *w, const struct instruction *i, ui
     return NEXT;
 }
 
-/* ---- wgmma ------------------------------------------------------------------------------------------------------------------ */
+/* ---- wgmma ------------------------------------------------------------------------------------------------------- */
 
 static struct warpgroup *group_of(const struct warp *w) { return &w->block->groups[w->index / GROUP_WARPS]; }
 

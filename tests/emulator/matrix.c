@@ -257,8 +257,8 @@ static const char *find_bad_shape(const struct matrix_product *p) {
     return NULL;
 }
 
-/* As wgmma sums FP8: of every product, and of what was there, only what is not below 2^-13 of the largest one's power of
-   two is kept. */
+/* As wgmma sums FP8: of every product, and of what was there, only what is not below 2^-13 of the largest one's power
+   of two is kept. */
 static float truncated_sum(float before, int k, const float *a, const float *b, int b_step) {
     float terms[K_MAX + 1], largest = fabsf(before), sum = 0;
     int exponent;

@@ -39,7 +39,7 @@ const char *matrix_multiply(const struct matrix_product *product, const unsigned
 /* Called with the shared address of each 16 bytes that a product reads. */
 typedef void matrix_reader(void *context, uint32_t address);
 
-/* A digest of all bytes that the product reads in shared memory; those beyond its end do not count. reads may be NULL. */
+/* A digest of all bytes that the product reads in shared memory; those beyond its end do not count. reads: or NULL. */
 uint64_t matrix_digest(const struct matrix_product *product, const unsigned char *shared, size_t shared_bytes,
                        matrix_reader *reads, void *context);
 

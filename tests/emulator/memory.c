@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- Loads and stores ----------------------------------------------------------------------------------------------------- */
+/* ---- Loads and stores -------------------------------------------------------------------------------------------- */
 
 static void put(struct warp *w, const struct operand *o, int lane, enum ptx_type type, const unsigned char *bytes) {
     uint64_t value = 0;
@@ -68,7 +68,7 @@ static enum outcome store(struct warp *w, const struct instruction *i, uint32_t 
     return NEXT;
 }
 
-/* ---- Atomic operations ------------------------------------------------------------------------------------------------------ */
+/* ---- Atomic operations ------------------------------------------------------------------------------------------- */
 
 enum { ATOM_ADD, ATOM_INC, ATOM_DEC, ATOM_MIN, ATOM_MAX, ATOM_EXCH, ATOM_CAS, ATOM_AND, ATOM_OR, ATOM_XOR, ATOMS };
 static const char *const atoms[] = {"add", "inc", "dec", "min", "max", "exch", "cas", "and", "or", "xor"};
@@ -164,7 +164,7 @@ static enum outcome trap(struct warp *w, const struct instruction *i, uint32_t m
     machine_fail(w, "'%s'", i->opcode);
 }
 
-/* ---- Names ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
 
 #define SPACES "global shared shared::cta shared::cluster "
 #define ORDERS "weak volatile relaxed acquire release acq_rel cta cluster gpu sys "

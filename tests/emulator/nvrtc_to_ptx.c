@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVRTC as the emulator wants it, chosen by WEFT_NVRTC: whatever is asked for a chip comes as PTX for that chip, in the place
-   of machine code. EMULATOR_NVRTC names the copy that compiles. */
+/* NVRTC as the emulator wants it, chosen by WEFT_NVRTC: whatever is asked for a chip comes as PTX for that chip, in the
+   place of machine code. EMULATOR_NVRTC names the copy that compiles. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

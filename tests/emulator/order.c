@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which accesses to shared memory are in order, whatever the turns that warps happen to take. Every warp keeps a clock: how far
-   it knows each warp of its cluster to have come. Barriers hand clocks on. Of each fourth byte of shared memory the last
-   write is kept, and one of the last reads; who touches it must know of them. Lanes of a warp are in order with each other.
-   What the threads have written, and then a product or the copy engine reads, must also have gone through a fence; so must what
-   they have read before the engine writes there: else it may be under way still. */
+/* Which accesses to shared memory are in order, whatever the turns that warps happen to take. Every warp keeps a clock:
+   how far it knows each warp of its cluster to have come. Barriers hand clocks on. Of each fourth byte of shared memory
+   the last write is kept, and one of the last reads; who touches it must know of them. Lanes of a warp are in order
+   with each other. What the threads have written, and then a product or the copy engine reads, must also have gone
+   through a fence; so must what they have read before the engine writes there: else it may be under way still. */
 #include "machine.h"
 
 #include <stdlib.h>
@@ -77,7 +77,7 @@ void order_end(struct cluster *cluster) {
     }
 }
 
-/* ---- Handing clocks on -------------------------------------------------------------------------------------------------------- */
+/* ---- Handing clocks on ------------------------------------------------------------------------------------------- */
 
 static void release(struct warp *w, uint32_t *to) {
     join(w->block->cluster, to, w->clock);
@@ -167,7 +167,7 @@ uint32_t *order_copy_clock(struct warp *w) {
 
 void order_fence(struct warp *w) { w->last_fence = ++machine->fences; }
 
-/* ---- Accesses ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Accesses ---------------------------------------------------------------------------------------------------- */
 
 static void fail(const struct warp *w, const struct block *block, uint32_t address, const char *does, uint16_t other,
                  const char *did, uint32_t line) __attribute__((noreturn));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading PTX: one pass over the text declares names and makes instructions whose registers are numbers; a second gives the
-   registers of each kernel places, by the instructions between which they live. */
+/* Reading PTX: one pass over the text declares names and makes instructions whose registers are numbers; a second gives
+   the registers of each kernel places, by the instructions between which they live. */
 #define _GNU_SOURCE
 #include "ptx.h"
 
@@ -30,8 +30,8 @@ struct life {
     bool is_wide;
 };
 
-/* Instructions that run one after the other; which registers it reads before it writes them, writes for certain, and needs
-   at its beginning and end, as sets of bits. */
+/* Instructions that run one after the other; which registers it reads before it writes them, writes for certain, and
+   needs at its beginning and end, as sets of bits. */
 struct stretch {
     int from, to, next[2]; /* to: its last; next: stretches that may follow, or -1 */
     uint64_t *reads, *writes, *enters, *leaves;
@@ -93,7 +93,7 @@ static void *grown(void *items, int count, int *room, size_t bytes) {
     return items;
 }
 
-/* ---- Words --------------------------------------------------------------------------------------------------------- */
+/* ---- Words ------------------------------------------------------------------------------------------------------- */
 
 static void skip_space(struct reader *r) {
     for (;; r->at++) {
@@ -165,7 +165,7 @@ static int64_t take_number(struct reader *r) {
 
 static bool is_number(const char *at) { return isdigit((unsigned char)at[at[0] == '-']); }
 
-/* ---- Types ------------------------------------------------------------------------------------------------------------ */
+/* ---- Types ------------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
@@ -222,7 +222,7 @@ bool ptx_only(const char *opcode, const char *words) {
     return true;
 }
 
-/* ---- Names ------------------------------------------------------------------------------------------------------------ */
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
 
 static unsigned bucket_of(const char *name) {
     unsigned hash = 2166136261u;
@@ -292,7 +292,7 @@ static void read_registers(struct reader *r) {
     expect(r, ";");
 }
 
-/* ---- Variables -------------------------------------------------------------------------------------------------------- */
+/* ---- Variables --------------------------------------------------------------------------------------------------- */
 
 struct variable {
     const char *name;
@@ -373,7 +373,7 @@ static void read_global(struct reader *r) {
     expect(r, ";");
 }
 
-/* ---- Operands --------------------------------------------------------------------------------------------------------- */
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
 static struct operand constant(struct reader *r, uint64_t value) {
     struct module *module = r->module;
@@ -500,7 +500,7 @@ static struct operand read_operand(struct reader *r) {
     return o;
 }
 
-/* ---- Instructions ------------------------------------------------------------------------------------------------------- */
+/* ---- Instructions ------------------------------------------------------------------------------------------------ */
 
 /* "cvt.rn.bf16x2.f32": the last type, and the one before it. */
 static void read_types(struct instruction *i) {
@@ -563,7 +563,7 @@ static void resolve_label(struct reader *r, struct operand *o, int number) {
     o->offset = (uint32_t)label->value;
 }
 
-/* ---- Places ----------------------------------------------------------------------------------------------------------- */
+/* ---- Places ------------------------------------------------------------------------------------------------------ */
 
 typedef void (*visitor)(struct reader *r, struct operand *o, int number, bool is_written);
 
@@ -736,7 +736,7 @@ static void place_registers(struct reader *r) {
     visit_all(r, set_place);
 }
 
-/* ---- Kernels and modules -------------------------------------------------------------------------------------------------- */
+/* ---- Kernels and modules ----------------------------------------------------------------------------------------- */
 
 static void read_parameters(struct reader *r) {
     struct kernel *kernel = r->kernel;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PTX as the emulator runs it: a module's text becomes an array of instructions per kernel, whose operands are places in a
-   warp's register files. It must not know blocks, memory or time.
-   A register is 32 lanes wide: uint32_t[32] in the narrow file (types up to 32 bits), uint64_t[32] in the wide file, a mask
-   of 32 bits if it is a predicate. Registers whose lives do not meet share a place. */
+/* PTX as the emulator runs it: a module's text becomes an array of instructions per kernel, whose operands are places
+   in a warp's register files. It must not know blocks, memory or time.
+   A register is 32 lanes wide: uint32_t[32] in the narrow file (types up to 32 bits), uint64_t[32] in the wide file, a
+   mask of 32 bits if it is a predicate. Registers whose lives do not meet share a place. */
 #ifndef WEFT_TESTS_EMULATOR_PTX_H
 #define WEFT_TESTS_EMULATOR_PTX_H
 

@@ -162,8 +162,8 @@ static struct run run_of(const struct tensor_map *map, const int64_t at[RANK_MAX
     return run;
 }
 
-/* To nearest, ties away from zero, and NaN to the one NaN, as cvt.rna.tf32 does. The manual says only that a map of this
-   type rounds, not how. */
+/* To nearest, ties away from zero, and NaN to the one NaN, as cvt.rna.tf32 does. The manual says only that a map of
+   this type rounds, not how. */
 static void round_to_tf32(unsigned char *bytes, size_t size) {
     for (size_t i = 0; i < size; i += sizeof(uint32_t)) {
         uint32_t code;

@@ -28,8 +28,8 @@ _Static_assert(sizeof(struct tensor_map) == 128, "a kernel's parameter has room 
 
 #define TENSOR_MAP_MAGIC UINT64_C(0x70616d2074666577)
 
-/* As the driver: 0, or 1 (CUDA_ERROR_INVALID_VALUE) for what it refuses, and then the map is left as it was. Interleaved
-   layouts and a fill other than zeros are refused too: nothing uses them. */
+/* As the driver: 0, or 1 (CUDA_ERROR_INVALID_VALUE) for what it refuses, and then the map is left as it was.
+   Interleaved layouts and a fill other than zeros are refused too: nothing uses them. */
 int tensor_map_encode_tiled(struct tensor_map *map, int type, uint32_t rank, uint64_t address, const uint64_t *dims,
                             const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                             int swizzle, int promotion, int fill);
@@ -53,7 +53,7 @@ typedef const char *tensor_map_ask(void *context, uint64_t host_address, size_t 
 const char *tensor_map_load(const struct tensor_map *map, uint32_t address, const int32_t *coordinates,
                             const uint16_t *offsets, unsigned char *box, tensor_map_ask *reads, void *context);
 
-/* Writes a tiled box from its swizzled bytes to the tensor; what lies outside is not written. NULL, or what is wrong. */
+/* Writes a tiled box from its swizzled bytes to the tensor; nothing outside it. NULL, or what is wrong. */
 const char *tensor_map_store(const struct tensor_map *map, uint32_t address, const int32_t *coordinates,
                              const unsigned char *box, tensor_map_ask *writes, void *context);
 

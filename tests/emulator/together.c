@@ -4,12 +4,12 @@
 
 #include <string.h>
 
-/* ---- Of a warp ------------------------------------------------------------------------------------------------------------ */
+/* ---- Of a warp --------------------------------------------------------------------------------------------------- */
 
 enum { SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_FLY, SHUFFLE_TO };
 
-/* The lane whose register lane l reads: c holds the clamp and, above, which bits of the lane's number stay. False: there is
-   none, and it keeps its own. */
+/* The lane whose register lane l reads: c holds the clamp and, above, which bits of the lane's number stay. False:
+   there is none, and it keeps its own. */
 static bool find_source(int mode, uint32_t l, uint32_t b, uint32_t c, uint32_t *source) {
     uint32_t clamp = c & 31, kept = c >> 8 & 31, least = l & kept, most = least | (clamp & ~kept);
     b &= 31;
@@ -98,7 +98,7 @@ static enum outcome meet(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
-/* ---- Of a block ----------------------------------------------------------------------------------------------------------- */
+/* ---- Of a block -------------------------------------------------------------------------------------------------- */
 
 /* A barrier for all waits for the warps that have not ended. */
 static uint32_t expected(const struct block *block, const struct named_barrier *barrier) {
@@ -166,7 +166,7 @@ static enum outcome arrive(struct warp *w, const struct instruction *i, uint32_t
     return waits ? WAIT : NEXT;
 }
 
-/* ---- Of a cluster ----------------------------------------------------------------------------------------------------------- */
+/* ---- Of a cluster ------------------------------------------------------------------------------------------------ */
 
 static void release_cluster(struct cluster *cluster) {
     if (!cluster->arrived || cluster->arrived < cluster->threads_alive)

@@ -428,8 +428,8 @@ static int read_ptx(struct item *module, const char *image, char error[512]) {
     return OK;
 }
 
-/* The size of all parameters, from a kernel's .nv.info section: attribute 0x17 tells of one, its size above bit 18 of the
-   third word. (Offsets count from where constant memory begins to be the kernel's, which need not be aligned.) */
+/* The size of all parameters, from a kernel's .nv.info section: attribute 0x17 tells of one, its size above bit 18 of
+   the third word. (Offsets count from where constant memory begins to be the kernel's, which need not be aligned.) */
 static int64_t read_parameter_bytes(const unsigned char *info, size_t bytes) {
     enum { PARAMETER = 0x17, HAS_VALUE = 4 };
     int64_t sum = 0;
@@ -672,7 +672,7 @@ static int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle
     return leave(OK);
 }
 
-/* ---- Memory, streams, events --------------------------------------------------------------------------------------- */
+/* ---- Memory, streams, events ------------------------------------------------------------------------------------- */
 
 static int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     ENTER(true, true);
@@ -739,7 +739,7 @@ static int cuEventElapsedTime(float *milliseconds, void *start, void *stop) {
     return leave(find_alive(start, EVENT) && find_alive(stop, EVENT) ? OK : INVALID_HANDLE);
 }
 
-/* ---- Tensor maps ----------------------------------------------------------------------------------------------------- */
+/* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
 static int cuTensorMapEncodeTiled(struct tensor_map *map, int type, uint32_t rank, uint64_t address,
                                   const uint64_t *dims, const uint64_t *strides, const uint32_t *box,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A CUDA driver without a GPU, chosen by WEFT_LIBCUDA: it checks what it is asked as the real one does, keeps count of
-   what is alive, records launches, and fails on demand. Kernels that come as NVRTC's PTX run, on the emulator, before the
-   launch returns; others do not. Memory is host memory, and copies happen at once. Tests steer it through the table that the library exports as `fake_cuda`. Before it is asked anything it
-   reads
+   what is alive, records launches, and fails on demand. Kernels that come as NVRTC's PTX run, on the emulator, before
+   the launch returns; others do not. Memory is host memory, and copies happen at once. Tests steer it through the table
+   that the library exports as `fake_cuda`. Before it is asked anything it reads
      FAKE_CUDA_VERSION   what it says it speaks; 13000
      FAKE_CUDA_DEVICES   how many GPUs; 2
      FAKE_CUDA_ARCH      of them; 90
@@ -43,8 +43,8 @@ struct fake_cuda {
     /* Between the two, calls that allocate, load or wait are misuse. */
     void (*begin_execution)(void);
     void (*end_execution)(void);
-    /* Captures a stream until told NULL. Meanwhile work on the default stream fails, and calls that allocate, free, load or
-       wait fail in threads that have not declared them harmless. */
+    /* Captures a stream until told NULL. Meanwhile work on the default stream fails, and calls that allocate, free,
+       load or wait fail in threads that have not declared them harmless. */
     void (*capture)(void *stream);
     /* All streams are destroyed, and others are made at their addresses. */
     void (*replace_streams)(void);

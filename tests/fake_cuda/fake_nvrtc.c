@@ -8,7 +8,8 @@
      empty                 it gives no code
    A line "#error words" in the text or in a header fails the compilation with NVRTC's words for it. The image names the
    kernels of the text and of the headers that it includes. What their arguments take is read from the text's
-   "struct arguments {", a field per line, or from a line "// fake: <kernel> <bytes of its arguments> <static shared bytes>". */
+   "struct arguments {", a field per line, or from a line
+   "// fake: <kernel> <bytes of its arguments> <static shared bytes>". */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -195,8 +196,8 @@ static int find_name(const char **name, const char *at) {
     return 0;
 }
 
-/* Pointers, numbers and held scalars take 8 bytes, divisors 16, tensor maps 128, aligned to 64; -1 where the text does not
-   say. */
+/* Pointers, numbers and held scalars take 8 bytes, divisors 16, tensor maps 128, aligned to 64; -1 where the text does
+   not say. */
 static long long count_arguments(const char *text) {
     const char *at = strstr(text, "struct arguments {\n");
     long long bytes = 0, alignment = 8;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For tests of what happens once per process (loading the driver, finding compilers, opening the cache): each scenario runs
-   in a child of its own with an environment of its own, against the fakes. */
+/* For tests of what happens once per process (loading the driver, finding compilers, opening the cache): each scenario
+   runs in a child of its own with an environment of its own, against the fakes. */
 #ifndef WEFT_TESTS_SCENARIO_H
 #define WEFT_TESTS_SCENARIO_H
 
@@ -31,7 +31,7 @@ static inline void exactly(const char *file, int line, const char *got, const ch
     printf("%s:%d\n  expected %s\n  got      %s\n", file, line, wanted, got);
 }
 
-/* ---- The fake driver ---------------------------------------------------------------------------------------------- */
+/* ---- The fake driver --------------------------------------------------------------------------------------------- */
 
 static const struct fake_cuda *fake;
 

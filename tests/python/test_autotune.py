@@ -57,8 +57,9 @@ class Engines:
         tag = f"eng{engine_id}" + "".join(f"_k{int(k)}={v}" for k, v in knobs.items())
         tags = [candidate.tag for candidate in self.candidates]
         if tag not in tags:
-            made: Any = Candidate(None, _Named(engine_id), tag, engine_id, dict(knobs))  # type: ignore[arg-type]
-            self.candidates.append(made)
+            config: Any = None
+            engine: Any = _Named(engine_id)
+            self.candidates.append(Candidate(config, engine, tag, engine_id, dict(knobs)))
         return [*tags, tag].index(tag)
 
     def refusal(self, candidate: Candidate) -> str:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,9 @@ def measure(handle: Any) -> dict[str, float]:
     for kind, given, made in arrays(handle):
         pack, run = {x: given, y: made}, g.plan.bind(x=given, out={"y": made})
         rows[f"Python, {kind}: run = plan.bind(...); run()"] = cost(run, wait)
-        rows[f"Python, {kind}: graph.execute({{...}})"] = cost(lambda pack=pack: g.execute(pack), wait)  # type: ignore[misc]
-        call = {"x": given, "out": {"y": made}}
-        rows[f"Python, {kind}: plan(x=..., out=...)"] = cost(lambda call=call: g.plan(**call), wait)  # type: ignore[misc]
-        rows[f"Python, {kind}: y = plan(x=...)"] = cost(lambda given=given: g.plan(x=given), wait)  # type: ignore[misc]
+        rows[f"Python, {kind}: graph.execute({{...}})"] = cost(partial(g.execute, pack), wait)
+        rows[f"Python, {kind}: plan(x=..., out=...)"] = cost(partial(g.plan, x=given, out={"y": made}), wait)
+        rows[f"Python, {kind}: y = plan(x=...)"] = cost(partial(g.plan, x=given), wait)
     return rows
 
 

@@ -43,8 +43,8 @@ struct norm_shape norm_backward_shape(const struct norm_backward *op);
 /* norm_expansion.c: the formulas as instructions over rows. */
 weftStatus_t norm_forward_expand(const struct descriptor *op, struct expansion *e);
 weftStatus_t norm_backward_expand(const struct descriptor *op, struct expansion *e);
-/* The sums alone, over rows of another space. mean and inv: given by these numbers, -1: what the op has for each element,
-   if anything. dscale, dbias NULL: not wanted. */
+/* The sums alone, over rows of another space. mean and inv: given by these numbers, -1: what the op has for each
+   element, if anything. dscale, dbias NULL: not wanted. */
 void norm_expand_sums(struct expansion *e, const struct norm_backward *op, const struct tensor *dscale,
                       const struct tensor *dbias, int mean, int inv);
 
