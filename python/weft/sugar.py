@@ -418,19 +418,17 @@ class Sugar(Ops):
         [0.    0.693]
         """
         where = label("sdpa", name)
-        _check_padding(where, use_padding_mask, (seq_len_q, cu_seq_len_q), (seq_len_kv, cu_seq_len_kv))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
             sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
-            dropout,
+            dropout, use_padding_mask, seq_len_q, seq_len_kv, sink_token, cu_seq_len_q, cu_seq_len_kv,
         )  # fmt: skip
-        values |= {"bias": bias, "use_alibi_mask": use_alibi_mask or None, "sink_token": sink_token}
-        values |= {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv, "rng_dump": rng_dump}
-        values |= {"score_max": score_max, "score_sum_exp": score_sum_exp, "unfuse_fma": unfuse_fma or None}
-        values |= {"block_mask": block_mask, "paged_attention_k_table": paged_attention_k_table}
+        values |= {"bias": bias, "use_alibi_mask": use_alibi_mask or None, "block_mask": block_mask}
+        values |= {"rng_dump": rng_dump, "score_max": score_max, "score_sum_exp": score_sum_exp}
+        values |= {"paged_attention_k_table": paged_attention_k_table}
         values |= {"paged_attention_v_table": paged_attention_v_table}
         values |= {"paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv}
-        values |= {"cu_seq_len_q": cu_seq_len_q, "cu_seq_len_kv": cu_seq_len_kv}
+        values |= {"unfuse_fma": unfuse_fma or None}
         values |= self._modified_scores(where, values, score_mod)
         values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
         with_stats = is_inference is False if generate_stats is None else generate_stats
@@ -554,14 +552,13 @@ class Sugar(Ops):
         """
         where = label("sdpa_fp8", name)
         _refuse(where, {"fn": fn})
-        _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, sliding_window,
             diagonal_alignment, left_bound, right_bound, dropout,
+            use_padding_mask, seq_len_q, seq_len_kv, sink_token,
         )  # fmt: skip
-        values |= {"bias": bias, "use_alibi_mask": use_alibi_mask or None, "sink_token": sink_token}
-        values |= {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv, "rng_dump": rng_dump}
-        values |= {"score_max": score_max, "score_sum_exp": score_sum_exp}
+        values |= {"bias": bias, "use_alibi_mask": use_alibi_mask or None}
+        values |= {"rng_dump": rng_dump, "score_max": score_max, "score_sum_exp": score_sum_exp}
         values |= {"paged_attention_k_table": paged_attention_k_table}
         values |= {"paged_attention_v_table": paged_attention_v_table}
         values |= {"paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv}
@@ -682,18 +679,15 @@ class Sugar(Ops):
         """
         where = label("sdpa_backward", name)
         _refuse(where, {"rng_dump": rng_dump})
-        _check_padding(where, use_padding_mask, (seq_len_q, cu_seq_len_q), (seq_len_kv, cu_seq_len_kv))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right,
             sliding_window_length, diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound,
-            dropout,
+            dropout, use_padding_mask, seq_len_q, seq_len_kv, sink_token, cu_seq_len_q, cu_seq_len_kv,
         )  # fmt: skip
         values |= {"o": o, "dO": dO, "stats": stats, "bias": bias, "dBias": dBias}
-        values |= {"use_alibi_mask": use_alibi_mask or None, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        values |= {"use_alibi_mask": use_alibi_mask or None, "block_mask": block_mask}
         values |= {"max_total_seq_len_q": max_total_seq_len_q, "max_total_seq_len_kv": max_total_seq_len_kv}
-        values |= {"sink_token": sink_token, "dSink_token": dSink_token, "block_mask": block_mask}
-        values |= {"is_deterministic": use_deterministic_algorithm or None}
-        values |= {"cu_seq_len_q": cu_seq_len_q, "cu_seq_len_kv": cu_seq_len_kv}
+        values |= {"dSink_token": dSink_token, "is_deterministic": use_deterministic_algorithm or None}
         values |= self._modified_scores(where, values, score_mod, score_mod_bprop, score_mod_gradients)
         results = ("dQ", "dK", "dV")
         made = self._operation("sdpa_backward", "sdpa_bwd", values, results, compute_data_type, name)
@@ -819,18 +813,17 @@ class Sugar(Ops):
         [4.]
         """
         where = label("sdpa_fp8_backward", name)
-        _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, None,
             diagonal_alignment, left_bound, right_bound, dropout,
+            use_padding_mask, seq_len_q, seq_len_kv, sink_token,
         )  # fmt: skip
-        values |= {"o": o, "dO": dO, "stats": stats, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        values |= {"o": o, "dO": dO, "stats": stats}
         values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
         values |= {"descale_o": descale_o, "descale_dO": descale_dO}
         values |= {"descale_s": descale_s, "scale_s": scale_s, "descale_dP": descale_dP, "scale_dP": scale_dP}
         values |= {"scale_dQ": scale_dQ, "scale_dK": scale_dK, "scale_dV": scale_dV}
-        values |= {"sink_token": sink_token, "dSink_token": dSink_token}
-        values |= {"is_deterministic": use_deterministic_algorithm or None}
+        values |= {"dSink_token": dSink_token, "is_deterministic": use_deterministic_algorithm or None}
         results = ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV", "amax_dP")
         made = self._operation("sdpa_fp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
         return made[0], made[1], made[2], made[3], made[4], made[5], made[6]
@@ -915,14 +908,13 @@ class Sugar(Ops):
         [40.]
         """
         where = label("sdpa_mxfp8", name)
-        _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, None,
             diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound, None,
+            use_padding_mask, seq_len_q, seq_len_kv, sink_token,
         )  # fmt: skip
         values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
-        values |= {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
-        values |= {"sink_token": sink_token, "unfuse_fma": unfuse_fma or None}
+        values |= {"unfuse_fma": unfuse_fma or None}
         results = ("o", "stats", "amax_o") if generate_stats else ("o", "amax_o")
         made = self._operation("sdpa_mxfp8", "sdpa_fwd", values, results, compute_data_type, name)
         return made[0], made[1] if generate_stats else None, made[-1]
@@ -1039,18 +1031,17 @@ class Sugar(Ops):
         [2.]
         """
         where = label("sdpa_mxfp8_backward", name)
-        _check_padding(where, use_padding_mask, (seq_len_q, None), (seq_len_kv, None))
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, None,
             diagonal_alignment, left_bound, right_bound, dropout,
+            use_padding_mask, seq_len_q, seq_len_kv, sink_token,
         )  # fmt: skip
-        values |= {"o": o_f16, "dO": dO, "stats": stats, "seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        values |= {"o": o_f16, "dO": dO, "stats": stats}
         values |= {"q_T": q_T, "k_T": k_T, "dO_T": dO_T, "dO_f16": dO_f16}
         values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
         values |= {"descale_q_T": descale_q_T, "descale_k_T": descale_k_T}
         values |= {"descale_dO": descale_dO, "descale_dO_T": descale_dO_T}
-        values |= {"sink_token": sink_token, "dSink_token": dSink_token}
-        values |= {"is_deterministic": use_deterministic_algorithm or None}
+        values |= {"dSink_token": dSink_token, "is_deterministic": use_deterministic_algorithm or None}
         results = ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV")
         made = self._operation("sdpa_mxfp8_backward", "sdpa_bwd", values, results, compute_data_type, name)
         return made[0], made[1], made[2], made[3], made[4], made[5]
@@ -1072,10 +1063,19 @@ class Sugar(Ops):
         left_bound: int | None,
         right_bound: int | None,
         dropout: tuple[Any, ...] | None,
+        use_padding_mask: bool,
+        seq_len_q: Operand | None,
+        seq_len_kv: Operand | None,
+        sink_token: Operand | None,
+        cu_seq_len_q: Operand | None = None,
+        cu_seq_len_kv: Operand | None = None,
     ) -> dict[str, Any]:
         """What both directions share, by row key: the scale as number or tensor, masks as bounds, dropout's
-        parts."""
-        values: dict[str, Any] = {"q": q, "k": k, "v": v}
+        parts, lengths."""
+        _check_padding(where, use_padding_mask, (seq_len_q, cu_seq_len_q), (seq_len_kv, cu_seq_len_kv))
+        values: dict[str, Any] = {"q": q, "k": k, "v": v, "sink_token": sink_token}
+        values |= {"seq_len_q": seq_len_q, "seq_len_kv": seq_len_kv}
+        values |= {"cu_seq_len_q": cu_seq_len_q, "cu_seq_len_kv": cu_seq_len_kv}
         is_number = isinstance(attn_scale, (int, float))
         values["attn_scale_value" if is_number else "attn_scale"] = attn_scale
         alignment = enums.member(enums.diagonal_alignment, diagonal_alignment)

@@ -4,7 +4,6 @@ families that it uses, then without those that serve instead, and so on. Results
 from __future__ import annotations
 
 import csv
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.case import Case
-from weft.bench.machines import in_turn
+from weft.bench.chosen import Chosen, clock, engine_of, in_turns
 from weft.bench.measure import Bench, named
 from weft.enums import knob_type
 from weft.errors import WeftError
@@ -24,28 +23,10 @@ NOISE = 1.03  # of two plans that are nearer, neither is the faster one
 
 
 @dataclass(frozen=True)
-class Rivalry:
-    """What was timed of a case; seconds."""
+class Rivalry(Chosen):
+    """Plans by their families."""
 
-    case: str
-    times: Mapping[str, float]
-    """By the families of a plan; the chosen plan first."""
     predicted: Mapping[str, float]
-
-    @property
-    def chosen(self) -> str:
-        """The families of the plan that heuristics advise."""
-        return next(iter(self.times))
-
-    @property
-    def best(self) -> str:
-        """Those of the fastest plan."""
-        return min(self.times, key=self.times.__getitem__)
-
-    @property
-    def ratio(self) -> float:
-        """The time of the chosen plan in units of the best one's."""
-        return self.times[self.chosen] / self.times[self.best]
 
     @property
     def is_good(self) -> bool:
@@ -58,22 +39,15 @@ def measure(bench: Bench, case: Case) -> Rivalry:
     with named(f"{case.name} failed before a plan ran"):
         side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
         plans, predicted = build(side.graph)
-
-    def seconds(what: str) -> float:
-        with named(f"{case.name} failed with {what}"):
-            side.use(plans[what])
-            return in_turn([bench.machine.timer(lambda i: side.run(sets[i]), len(sets))], 1)[0]
-
-    turns = [{what: seconds(what) for what in plans} for _ in range(TURNS + 1)][1:]  # the first one warms up
-    times = {what: statistics.median(turn[what] for turn in turns) for what in plans}
-    return Rivalry(case.name, times, predicted)
+    seconds = clock(bench, case, side, sets, plans)
+    in_turns(seconds, plans, 1)  # warms up
+    return Rivalry(case.name, in_turns(seconds, plans, TURNS), predicted)
 
 
 def build(graph: Any) -> tuple[dict[str, int], dict[str, float]]:
     """The indices of plans, and what they are predicted to take, by their families; the chosen one first.
     Each is without the family of the longest step of the one before."""
-    name = graph.plan.report["engine"]
-    engine = next(answer["index"] for answer in graph.support() if answer["engine"] == name)
+    engine = engine_of(graph)
     families = graph.get_families_for_engine(engine)
     plans: dict[str, int] = {}
     predicted: dict[str, float] = {}

@@ -6,8 +6,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.case import Case
-from weft.bench.machines import in_turn
+from weft.bench.chosen import Chosen, clock, engine_of, in_turns
 from weft.bench.measure import Bench, named
 from weft.enums import knob_type
 from weft.errors import WeftError
@@ -26,29 +25,11 @@ TURNS = 3  # in turn
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What was timed of a case; seconds."""
+class Choice(Chosen):
+    """Tiles by what their plans say; of those that were not chosen, the fastest."""
 
-    case: str
-    times: Mapping[str, float]
-    """The chosen plan, then the fastest of the others, by what they say of themselves."""
     count: int
     """How many tiles there are to choose from."""
-
-    @property
-    def chosen(self) -> str:
-        """The plan that heuristics advise."""
-        return next(iter(self.times))
-
-    @property
-    def best(self) -> str:
-        """The fastest plan."""
-        return min(self.times, key=self.times.__getitem__)
-
-    @property
-    def ratio(self) -> float:
-        """The time of the chosen plan in units of the best one's."""
-        return self.times[self.chosen] / self.times[self.best]
 
 
 def measure(bench: Bench, case: Case) -> Choice:
@@ -56,24 +37,16 @@ def measure(bench: Bench, case: Case) -> Choice:
     with named(f"{case.name} failed before a tile ran"):
         side, sets = bench.side(case), bench.sets(case, bench.inputs(case))
         plans = build(side.graph)
-
-    def seconds(what: str) -> float:
-        with named(f"{case.name} failed with '{what}'"):
-            side.use(plans[what])
-            return in_turn([bench.machine.timer(lambda i: side.run(sets[i]), len(sets))], 1)[0]
-
+    seconds = clock(bench, case, side, sets, plans)
     chosen, *others = plans
     first = {what: seconds(what) for what in (chosen, *others, chosen)}  # a device is fast until it is hot
     finalists = [chosen, *sorted(others, key=first.__getitem__)[:FINALISTS]]
-    turns = [{what: seconds(what) for what in finalists} for _ in range(TURNS)]
-    times = {what: statistics.median(turn[what] for turn in turns) for what in finalists}
-    return Choice(case.name, times, len(plans))
+    return Choice(case.name, in_turns(seconds, finalists, TURNS), len(plans))
 
 
 def build(graph: Any) -> dict[str, int]:
     """The indices of the plans to time, by what they say of themselves; the chosen one first."""
-    chosen = graph.plan.report["engine"]
-    engine = next(answer["index"] for answer in graph.support() if answer["engine"] == chosen)
+    engine = engine_of(graph)
     start = graph.get_execution_plan_count()
     for knob in graph.get_knobs_for_engine(engine):
         if knob.type is knob_type.TILE_SIZE:

@@ -1,0 +1,62 @@
+"""Plans of one case timed beside each other: the one that heuristics advise, then others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from weft.bench.case import Case
+from weft.bench.machines import in_turn
+from weft.bench.measure import Bench, Memory, Side, named
+
+Clock: TypeAlias = Callable[[str], float]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was timed of a case; seconds."""
+
+    case: str
+    times: Mapping[str, float]
+    """By what plans say of themselves; the chosen plan first."""
+
+    @property
+    def chosen(self) -> str:
+        """The plan that heuristics advise."""
+        return next(iter(self.times))
+
+    @property
+    def best(self) -> str:
+        """The fastest plan."""
+        return min(self.times, key=self.times.__getitem__)
+
+    @property
+    def ratio(self) -> float:
+        """The time of the chosen plan in units of the best one's."""
+        return self.times[self.chosen] / self.times[self.best]
+
+
+def engine_of(graph: Any) -> int:
+    """The index of the engine that the graph's plan is of."""
+    name = graph.plan.report["engine"]
+    index: int = next(answer["index"] for answer in graph.support() if answer["engine"] == name)
+    return index
+
+
+def clock(bench: Bench, case: Case, side: Side, sets: list[Memory], plans: Mapping[str, int]) -> Clock:
+    """Runs the plan of that name and gives its seconds."""
+
+    def seconds(what: str) -> float:
+        with named(f"{case.name} failed with '{what}'"):
+            side.use(plans[what])
+            return in_turn([bench.machine.timer(lambda i: side.run(sets[i]), len(sets))], 1)[0]
+
+    return seconds
+
+
+def in_turns(seconds: Clock, plans: Iterable[str], turns: int) -> dict[str, float]:
+    """Each plan's median of so many turns."""
+    rounds = [{what: seconds(what) for what in plans} for _ in range(turns)]
+    return {what: statistics.median(each[what] for each in rounds) for what in plans}
