@@ -2,10 +2,33 @@
    Shuffles within a warp, then exchanges through the shared memory of the block and of all blocks that share the rows;
    in a fixed order. Behind strip.cuh */
 
+/* What the warps of a block have of each row, combined, to all blocks that share the rows. */
+template <class P, int WARPS, int ROWS>
+DEVICE void join_warps(const typename P::total (&s_warps)[WARPS][ROWS], typename P::total (&s_blocks)[CLUSTER][ROWS],
+                       u32 rank) {
+    constexpr int SPARE = THREADS / ROWS, JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
+    for (int c = threadIdx.x / JOINERS; c < ROWS; c += THREADS / JOINERS) {
+        typename P::total whole = P::none();
+        for (int w = threadIdx.x % JOINERS; w < WARPS; w += JOINERS)
+            whole = P::joined(whole, s_warps[w][c]);
+        whole = P::template of_lanes<1, JOINERS / 2>(whole);
+        auto *own = &s_blocks[rank][c];
+        if constexpr (CLUSTER == 1)
+            *own = whole;
+        else if (threadIdx.x % JOINERS < CLUSTER)
+            store_to_peer(own, threadIdx.x % JOINERS, whole);
+    }
+    if constexpr (CLUSTER == 1)
+        __syncthreads();
+    else {
+        arrive_at_cluster();
+        await_cluster();
+    }
+}
+
 template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], const span &s) {
     constexpr int IN_WARP = ACROSS >= 32 ? 1 : GROUP * ACROSS >= 32 ? 32 / ACROSS : GROUP; // threads with one strip
-    constexpr int WARPS = GROUP / IN_WARP, ROWS = LANES * ACROSS, SPARE = THREADS / ROWS;
-    [[maybe_unused]] constexpr int JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
+    constexpr int WARPS = GROUP / IN_WARP, ROWS = LANES * ACROSS;
     static_assert(CLUSTER == 1 || WARPS > 1, "blocks that share rows have several warps for each");
 #pragma unroll
     for (int l = 0; l < LANES; l++)
@@ -19,23 +42,7 @@ template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], c
             for (int l = 0; l < LANES; l++)
                 s_warps[s.lane / IN_WARP][l * ACROSS + s.across] = sum[l];
         __syncthreads();
-        for (int c = threadIdx.x / JOINERS; c < ROWS; c += THREADS / JOINERS) {
-            typename P::total whole = P::none();
-            for (int w = threadIdx.x % JOINERS; w < WARPS; w += JOINERS)
-                whole = P::joined(whole, s_warps[w][c]);
-            whole = P::template of_lanes<1, JOINERS / 2>(whole);
-            auto *own = &s_blocks[buffer][s.rank][c];
-            if constexpr (CLUSTER == 1)
-                *own = whole;
-            else if (threadIdx.x % JOINERS < CLUSTER)
-                store_to_peer(own, threadIdx.x % JOINERS, whole);
-        }
-        if constexpr (CLUSTER == 1)
-            __syncthreads();
-        else {
-            arrive_at_cluster();
-            await_cluster();
-        }
+        join_warps<P>(s_warps, s_blocks[buffer], s.rank);
 #pragma unroll
         for (int l = 0; l < LANES; l++) {
             sum[l] = s_blocks[buffer][0][l * ACROSS + s.across];

@@ -116,11 +116,67 @@ struct no_reductions {
     template <class P, class L> DEVICE void end_tile(const P &, const L &, int) {}
 };
 
+/* Two octets of columns of a warp's 16 rows, which begin at row and column: sums become results, in the epilogue tile;
+   number: of the block's octets, in twos. */
+template <class P, int BLOCKS, class R>
+DEVICE void stage_octets(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
+                         int number, i32 row, i32 column, u32 s_tile, R &reductions) {
+    constexpr int PAIRS = EPILOGUE_TILE_N / 16, AHEAD = operands_ahead<P, BLOCKS>::AHEAD;
+    const int octets = number % PAIRS, whole = block * (BLOCK_N / 16) + number;
+    const u32 lane = lane_index();
+    auto &in = ahead.in[whole % AHEAD];
+    const u32 s_blocks =
+        s_tile + lane % 16 * EPILOGUE_ROW_BYTES + ((octets * 2 + lane / 16) ^ tile_swizzle(lane % 16)) * 16;
+    if constexpr (AUX_LOAD) {
+        u32 r_aux[4];
+        load_matrices(r_aux, s_blocks);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            set_aux_pair(in[i], r_aux[i]);
+    }
+    decltype(pair_of(evaluate(p, ahead.z, index(0), index(0), run<sum_t, RUN>{}, in[0]))) packed[4];
+    [[maybe_unused]] u32 second[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const pair_coordinates at(row, column, octets, i);
+        const int r = number * 8 + i * 2;
+        const auto out = evaluate(p, ahead.z, at.row, at.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[i]);
+        packed[i] = pair_of(out);
+        if constexpr (RESULTS == 2)
+            second[i] = pair_of_second(out);
+        reductions.add(p, ahead.z, at.row, at.column, r / 4, i % 2, out);
+    }
+    ahead.fetch_octets(p, whole + AHEAD);
+    if constexpr (RESULT_BYTES == 2)
+        store_matrices(s_blocks, packed);
+    else
+        store_pairs(s_tile, octets * RESULT_BYTES, packed); /* 16 columns are so many chunks */
+    if constexpr (RESULTS == 2)
+        store_matrices(s_blocks + EPILOGUE_TILE_BYTES, second);
+}
+
+/* A warp's epilogue tile to memory. line: of a lane's row, where rows leave one by one. */
+template <class P> DEVICE void send_tile(const P &p, index z, i32 row, i32 column, u32 s_tile, u64 line) {
+    if constexpr (STORES_BOXES) {
+        publish_to_async_proxy();
+        __syncwarp();
+        if (lane_index() == 0) { /* rows and columns outside the result are dropped */
+            store_result(p, z, s_tile, column, row);
+            if constexpr (RESULTS == 2)
+                store_second(p, z, s_tile + EPILOGUE_TILE_BYTES, column, row);
+            commit_stores();
+        }
+    } else {
+        __syncwarp();
+        scatter_tile(p, line, column, s_tile);
+    }
+}
+
 /* The warp's 16 rows of a block of sums; rows from row_end on do not exist. */
 template <class P, int BLOCKS, class R>
 DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ahead<P, BLOCKS> &ahead, int block,
                         epilogue_cursor &to, R &reductions) {
-    constexpr int PAIRS = EPILOGUE_TILE_N / 16, AHEAD = operands_ahead<P, BLOCKS>::AHEAD;
+    constexpr int PAIRS = EPILOGUE_TILE_N / 16;
     const u32 lane = lane_index();
     const index z = ahead.z;
     const i32 row = ahead.row + block * 64, row_end = ahead.row_end;
@@ -136,51 +192,9 @@ DEVICE void stage_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, operands_ah
         wait_stores_read<EPILOGUE_TILES - 1>(); /* only lane 0 has any, and they are long done */
         __syncwarp();
 #pragma unroll
-        for (int octets = 0; octets < PAIRS; ++octets) {
-            const int number = tile * PAIRS + octets, whole = block * (BLOCK_N / 16) + number;
-            auto &in = ahead.in[whole % AHEAD];
-            const u32 s_blocks =
-                s_tile + lane % 16 * EPILOGUE_ROW_BYTES + ((octets * 2 + lane / 16) ^ tile_swizzle(lane % 16)) * 16;
-            if constexpr (AUX_LOAD) {
-                u32 r_aux[4];
-                load_matrices(r_aux, s_blocks);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    set_aux_pair(in[i], r_aux[i]);
-            }
-            decltype(pair_of(evaluate(p, z, index(0), index(0), run<sum_t, RUN>{}, in[0]))) packed[4];
-            [[maybe_unused]] u32 second[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const pair_coordinates at(row, column, octets, i);
-                const int r = number * 8 + i * 2;
-                const auto out = evaluate(p, z, at.row, at.column, run<sum_t, RUN>{{r_c[r], r_c[r + 1]}}, in[i]);
-                packed[i] = pair_of(out);
-                if constexpr (RESULTS == 2)
-                    second[i] = pair_of_second(out);
-                reductions.add(p, z, at.row, at.column, r / 4, i % 2, out);
-            }
-            ahead.fetch_octets(p, whole + AHEAD);
-            if constexpr (RESULT_BYTES == 2)
-                store_matrices(s_blocks, packed);
-            else
-                store_pairs(s_tile, octets * RESULT_BYTES, packed); /* 16 columns are so many chunks */
-            if constexpr (RESULTS == 2)
-                store_matrices(s_blocks + EPILOGUE_TILE_BYTES, second);
-        }
-        if constexpr (STORES_BOXES) {
-            publish_to_async_proxy();
-            __syncwarp();
-            if (lane == 0) { /* rows and columns outside the result are dropped */
-                store_result(p, z, s_tile, column, row);
-                if constexpr (RESULTS == 2)
-                    store_second(p, z, s_tile + EPILOGUE_TILE_BYTES, column, row);
-                commit_stores();
-            }
-        } else {
-            __syncwarp();
-            scatter_tile(p, line, column, s_tile);
-        }
+        for (int octets = 0; octets < PAIRS; ++octets)
+            stage_octets(r_c, p, ahead, block, tile * PAIRS + octets, row, column, s_tile, reductions);
+        send_tile(p, z, row, column, s_tile, line);
         reductions.add_tile(p, s_tile, tile, has_row);
     }
 }

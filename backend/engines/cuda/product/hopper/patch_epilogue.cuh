@@ -93,10 +93,29 @@ DEVICE u32 row_of_blocks(u32 s_y, int pair, u32 lane) {
     return s_y + row * PIXEL_BYTES + (chunk ^ row % 8) * 16;
 }
 
+/* The words of the auxiliary operand, as run_epilogue wants them; and words to where rows of pixels leave from. */
+DEVICE void read_pixels(u32 (&r_pairs)[PIXELS / 4], u32 s_y, u32 lane) {
+#pragma unroll
+    for (int pair = 0; pair < (PIXELS + 15) / 16; ++pair) {
+        u32 blocks[4];
+        load_matrices_transposed(blocks, row_of_blocks(s_y, pair, lane));
+#pragma unroll
+        for (int i = 0; i < 4 && pair * 4 + i < PIXELS / 4; ++i)
+            r_pairs[pair * 4 + i] = blocks[i];
+    }
+}
+DEVICE void write_pixels(const u32 (&r_pairs)[PIXELS / 4], u32 s_y, u32 lane) {
+#pragma unroll
+    for (int pair = 0; pair < (PIXELS + 15) / 16; ++pair) {
+        const int second = pair * 16 + 8 < PIXELS ? pair * 4 + 2 : pair * 4;
+        const u32 blocks[4] = {r_pairs[pair * 4], r_pairs[pair * 4 + 1], r_pairs[second], r_pairs[second + 1]};
+        store_matrices_transposed(row_of_blocks(s_y, pair, lane), blocks);
+    }
+}
+
 template <class P>
 DEVICE void write_tile(const sums &r_y, const P &p, i32 filter, u32 slot, int group, const result_cursor &result,
                        const tile_coordinates &at, register_reductions<P> &reductions) {
-    constexpr int PAIRS = (PIXELS + 15) / 16;
     u32 lane = lane_index();
     if constexpr (AUX_LOAD || register_reductions<P>::EXIST)
         settle(lane); /* here, too */
@@ -104,14 +123,7 @@ DEVICE void write_tile(const sums &r_y, const P &p, i32 filter, u32 slot, int gr
     u32 r_pairs[PIXELS / 4];
     if constexpr (AUX_LOAD) {
         wait(result_ready(out), result.phase);
-#pragma unroll
-        for (int pair = 0; pair < PAIRS; ++pair) {
-            u32 blocks[4];
-            load_matrices_transposed(blocks, row_of_blocks(s_y, pair, lane));
-#pragma unroll
-            for (int i = 0; i < 4 && pair * 4 + i < PIXELS / 4; ++i)
-                r_pairs[pair * 4 + i] = blocks[i];
-        }
+        read_pixels(r_pairs, s_y, lane);
     }
     if (!register_reductions<P>::EXIST || lies_within(p, at, filter))
         run_epilogue<true>(r_pairs, r_y, p, filter, at, reductions);
@@ -125,12 +137,8 @@ DEVICE void write_tile(const sums &r_y, const P &p, i32 filter, u32 slot, int gr
         lane = __shfl_sync(~0u, lane, lane); /* else all addresses of what is read would be kept for what is written */
     if constexpr (IS_PLANAR)
         write_planes(r_pairs, s_y);
-#pragma unroll
-    for (int pair = 0; pair < PAIRS && !IS_PLANAR; ++pair) {
-        const int second = pair * 16 + 8 < PIXELS ? pair * 4 + 2 : pair * 4;
-        const u32 blocks[4] = {r_pairs[pair * 4], r_pairs[pair * 4 + 1], r_pairs[second], r_pairs[second + 1]};
-        store_matrices_transposed(row_of_blocks(s_y, pair, lane), blocks);
-    }
+    else
+        write_pixels(r_pairs, s_y, lane);
     publish_to_async_proxy();
     __syncwarp();
     release(result_written(out));

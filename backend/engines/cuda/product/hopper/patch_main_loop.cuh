@@ -42,6 +42,20 @@ DEVICE void ready_patch(const P &p, const patch_cursor &patch, const tile_coordi
     }
 }
 
+/* Waits for a tile's last products, and gives back what they read. */
+DEVICE void finish_products(sums &r_y, u32 last_patch, u32 last_filter) {
+    if constexpr (IS_RESIDENT)
+        release(main_loop_issued());
+    mma_wait<0>();
+    if constexpr (!IS_RESIDENT)
+        release(filter_released(last_filter));
+    if constexpr (AUX_LOAD)
+        release(patch_released(last_patch));
+#pragma unroll
+    for (int i = 0; i < PIXELS / 2; ++i)
+        settle(r_y[i]);
+}
+
 /* Returns the slot of the last patch: the result goes there, and store_tiles gives it back; or, AUX_LOAD, elsewhere,
    and it is given back here. */
 template <class P>
@@ -78,15 +92,6 @@ DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coo
         last_patch = patch.slot;
         patch.advance(CONSUMER_GROUPS); /* the other warpgroup has the slot between */
     }
-    if constexpr (IS_RESIDENT)
-        release(main_loop_issued());
-    mma_wait<0>();
-    if constexpr (!IS_RESIDENT)
-        release(filter_released(last_filter));
-    if constexpr (AUX_LOAD)
-        release(patch_released(last_patch));
-#pragma unroll
-    for (int i = 0; i < PIXELS / 2; ++i)
-        settle(r_y[i]);
+    finish_products(r_y, last_patch, last_filter);
     return last_patch;
 }

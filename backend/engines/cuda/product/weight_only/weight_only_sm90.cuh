@@ -208,6 +208,24 @@ DEVICE void keep(pairs &r_a) { /* until here, where the products that read them 
         settle(r_a[i / 4][i % 4]);
 }
 
+/* The products of a part of a step on their way. */
+DEVICE void multiply_part(sums &r_sum, const pairs &r_a, u64 b, int part, bool adds) {
+    mma_fence();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int number = part * 2 + i; /* of the step's products */
+        multiply_accumulate(r_sum, r_a[i], b + number / 4 * (A_BOX >> 4) + number % 4 * 2, number > 0 || adds);
+    }
+    mma_commit();
+}
+
+/* A warp's sums to where blocks that share k read them. */
+DEVICE void store_sums(const sums &r_c, u32 warp) {
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; ++i)
+        store_shared(sum_address(i / 4 * 8 + lane_index() % 4 * 2 + i % 2, lane_row(warp, i / 2 % 2)), r_c[i]);
+}
+
 /* One turn of unpacking ahead: while the last part of a step is multiplied, the first one of the next. */
 DEVICE void multiply_tile(const tile &tile, u32 warp) {
     sums r_c, r_step;
@@ -230,14 +248,7 @@ DEVICE void multiply_tile(const tile &tile, u32 warp) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             pairs &r_next = r_a[(part + 1) % 2];
-            mma_fence();
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int number = part * 2 + i; /* of the step's products */
-                multiply_accumulate(r_sum, r_a[part % 2][i], b + number / 4 * (A_BOX >> 4) + number % 4 * 2,
-                                    number > 0 || (!SCALES_SUMS && step > 0));
-            }
-            mma_commit();
+            multiply_part(r_sum, r_a[part % 2], b, part, !SCALES_SUMS && step > 0);
             if (part + 1 == PARTS) {
                 if (step + 1 < tile.steps)
                     wait(arrived(use.slot), use.phase); /* else nobody wants what is read there */
@@ -262,9 +273,7 @@ DEVICE void multiply_tile(const tile &tile, u32 warp) {
         }
     }
     sync_threads(1, CONSUMER_THREADS); /* nobody reads operands any more */
-#pragma unroll
-    for (int i = 0; i < TOKENS / 2; ++i)
-        store_shared(sum_address(i / 4 * 8 + lane_index() % 4 * 2 + i % 2, lane_row(warp, i / 2 % 2)), r_c[i]);
+    store_sums(r_c, warp);
 }
 
 /* ---- The epilogue ---- */
