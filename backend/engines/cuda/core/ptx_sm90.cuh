@@ -316,10 +316,11 @@ template <int PENDING> DEVICE void mma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* The compiler may not see that a wait makes registers valid: nothing that reads them moves above this line. */
-DEVICE void settle(float &r) { asm volatile("" : "+f"(r)::"memory"); }
-DEVICE void settle(i32 &r) { asm volatile("" : "+r"(r)::"memory"); }
-DEVICE void settle(u32 &r) { asm volatile("" : "+r"(r)::"memory"); }
+/* For the compiler, which may not see that a wait makes registers valid: nothing that reads them moves above this
+   line, and what it knew of the value is forgotten. */
+DEVICE void fence_register(float &r) { asm volatile("" : "+f"(r)::"memory"); }
+DEVICE void fence_register(i32 &r) { asm volatile("" : "+r"(r)::"memory"); }
+DEVICE void fence_register(u32 &r) { asm volatile("" : "+r"(r)::"memory"); }
 /* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch:
    this one, which is hardly ever taken. */
 DEVICE void stay_in_order() {

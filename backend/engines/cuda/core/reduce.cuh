@@ -1,6 +1,6 @@
-/* reduce: combining elements to totals. A taker takes chunks of elements in (added) and ends as a total (settled); a
-   total has an identity (none) and joins with another one. All threads that join the same totals agree to the bit:
-   either the order of the two makes no difference (COMMUTES), or it is kept. NaN wins. */
+/* reduce: combining elements to totals. An accumulator takes chunks of elements in (added) and ends as a total
+   (finished); a total has an identity (none) and joins with another one. All threads that join the same totals agree to
+   the bit: either the order of the two makes no difference (COMMUTES), or it is kept. NaN wins. */
 
 namespace weft {
 
@@ -73,17 +73,17 @@ template <class A, int N> DEVICE A plus_all(A number, const A (&x)[N]) {
 
 template <class A> struct sum {
     A number;
-    using taker = sum;
+    using accumulator = sum;
     static constexpr bool COMMUTES = true;
     static DEVICE sum none() { return {(A)0}; }
     template <int N> DEVICE void added(const A (&x)[N]) { number = plus_all(number, x); }
-    DEVICE sum settled() const { return *this; }
+    DEVICE sum finished() const { return *this; }
     static DEVICE sum joined(const sum &a, const sum &b) { return {plus(a.number, b.number)}; }
 };
 
 template <class A> struct product {
     A number;
-    using taker = product;
+    using accumulator = product;
     static constexpr bool COMMUTES = true;
     static DEVICE product none() { return {(A)1}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
@@ -91,7 +91,7 @@ template <class A> struct product {
         for (int i = 0; i < N; i++)
             number = times(number, x[i]);
     }
-    DEVICE product settled() const { return *this; }
+    DEVICE product finished() const { return *this; }
     static DEVICE product joined(const product &a, const product &b) { return {times(a.number, b.number)}; }
 };
 
@@ -126,7 +126,7 @@ template <> DEVICE float smaller(float a, float b) {
 
 template <class A> struct largest {
     A number;
-    using taker = largest;
+    using accumulator = largest;
     static constexpr bool COMMUTES = true;
     static DEVICE largest none() { return {ends<A>::low()}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
@@ -134,13 +134,13 @@ template <class A> struct largest {
         for (int i = 0; i < N; i++)
             number = larger(number, x[i]);
     }
-    DEVICE largest settled() const { return *this; }
+    DEVICE largest finished() const { return *this; }
     static DEVICE largest joined(const largest &a, const largest &b) { return {larger(a.number, b.number)}; }
 };
 
 template <class A> struct least {
     A number;
-    using taker = least;
+    using accumulator = least;
     static constexpr bool COMMUTES = true;
     static DEVICE least none() { return {ends<A>::high()}; }
     template <int N> DEVICE void added(const A (&x)[N]) {
@@ -148,7 +148,7 @@ template <class A> struct least {
         for (int i = 0; i < N; i++)
             number = smaller(number, x[i]);
     }
-    DEVICE least settled() const { return *this; }
+    DEVICE least finished() const { return *this; }
     static DEVICE least joined(const least &a, const least &b) { return {smaller(a.number, b.number)}; }
 };
 
@@ -193,9 +193,9 @@ template <class A> struct moments {
 
     /* Measures around its first element: that is at most sqrt(count) deviations off, so that what cancels in the end is
        no more than count units of the last place. */
-    struct taker {
+    struct accumulator {
         A count, shift, sum, squares;
-        static DEVICE taker none() { return {(A)0, (A)0, (A)0, (A)0}; }
+        static DEVICE accumulator none() { return {(A)0, (A)0, (A)0, (A)0}; }
         template <int N> DEVICE void added(const A (&x)[N]) {
             A near[N], square[N];
             shift = count > 0 ? shift : x[0];
@@ -208,7 +208,7 @@ template <class A> struct moments {
             sum = plus_all(sum, near);
             squares = plus_all(squares, square);
         }
-        DEVICE moments settled() const {
+        DEVICE moments finished() const {
             const A mean = count > 0 ? share(sum, count) : (A)0, rest = squares - sum * mean;
             return {count, shift + mean, rest < 0 ? (A)0 : rest};
         }
@@ -240,7 +240,7 @@ DEVICE double brief_weight(double score, double shift) { return weight(score, sh
 /* The largest score so far and the sum of weights relative to it; the first tells of NaN. */
 template <class A, bool IS_BRIEF> struct weights {
     A number, sum;
-    using taker = weights;
+    using accumulator = weights;
     static constexpr bool COMMUTES = false;
     static DEVICE A of(A score, A shift) { return IS_BRIEF ? brief_weight(score, shift) : weight(score, shift); }
     static DEVICE weights none() { return {ends<A>::low(), (A)0}; }
@@ -256,7 +256,7 @@ template <class A, bool IS_BRIEF> struct weights {
         sum = plus_all(sum * of(number, shift), each);
         number = most;
     }
-    DEVICE weights settled() const { return *this; }
+    DEVICE weights finished() const { return *this; }
     static DEVICE weights joined(const weights &a, const weights &b) {
         const A most = larger(a.number, b.number), shift = shift_of(most);
         return {most, a.sum * of(a.number, shift) + b.sum * of(b.number, shift)};

@@ -105,14 +105,14 @@ static void print_coordinate(struct kernel_print *print, int dim, int64_t extent
 }
 
 /* Moves one of the places along a dim by an index, which is an expression. */
-static void print_advance(struct kernel_print *print, const char *place, int dim, const char *index, int64_t stride) {
+static void print_advance(struct kernel_print *print, const char *name, int dim, const char *index, int64_t stride) {
     char text[32];
-    snprintf(text, sizeof text, "%s_stride%d", place, dim);
+    snprintf(text, sizeof text, "%s_stride%d", name, dim);
     print_number(print, stride, text);
-    text_add(&print->code, "    %s += (i64)%s * p.%s;\n", place, index, text);
+    text_add(&print->code, "    %s += (i64)%s * p.%s;\n", name, index, text);
 }
 
-/* Moves the place in the scales; in tiles their rows and columns are kept for the end. */
+/* Moves along the scales; in tiles their rows and columns are kept for the end. */
 static void print_scale_advance(struct kernel_print *print, const struct tensor *scale, int dim, const char *index) {
     int rank = (int)scale->dims.count;
     if (!scale_is_tiled(scale) || dim < rank - 2)
@@ -125,7 +125,7 @@ static void print_tile(struct kernel_print *print, const struct tensor *scale) {
     if (!scale_is_tiled(scale))
         return;
     print_number(print, scale->dims.at[scale_column(scale)] / SCALE_TILE_COLUMNS, "tiles");
-    text_add(&print->code, "    scale += tile_place(row, column, p.tiles);\n");
+    text_add(&print->code, "    scale += tile_offset(row, column, p.tiles);\n");
 }
 
 /* begin_block(): blocks are counted in the order of x's memory. */

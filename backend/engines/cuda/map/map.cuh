@@ -18,7 +18,7 @@ template <class A> DEVICE void sweep_rest(const A &a, i64 first) {
     constexpr int EACH = SHARES_BYTES ? RUN : 1;
     if (blockIdx.x > 0 || threadIdx.x >= RUN / EACH)
         return;
-    place to[EACH];
+    coordinates to[EACH];
     inputs<1> in[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; e++) {

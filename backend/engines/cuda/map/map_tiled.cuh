@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) map_tile(const __g
     begin_overlapped();
     __shared__ staged tile;
     constexpr int PER_ROW = TILE_LAST / RUN, ALL = TILE_AXIS / GROUP * PER_ROW;
-    place origin = locate(a, blockIdx.x);
+    coordinates origin = locate(a, blockIdx.x);
     const i64 left_axis = a.axis_extent - along_axis(origin), left_last = a.last_extent - along_last(origin);
     stage_inputs(tile, a, origin, left_axis, left_last);
     __syncthreads();
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) map_tile(const __g
         if (axis >= left_axis || last >= left_last)
             continue;
         inputs<RUN> in[GROUP];
-        place to[GROUP];
+        coordinates to[GROUP];
 #pragma unroll
         for (int g = 0; g < GROUP; g++) {
             to[g] = origin;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of the map family's kernels: how a place of the space is found, and how a run of operands is loaded there,
-   computed and stored. The dims of the space are c0 .., the operands p0 .., as they stand in struct map. */
+/* The text of the map family's kernels: how coordinates in the space are found, and how a run of operands is loaded
+   there, computed and stored. The dims of the space are c0 .., the operands p0 .., as they stand in struct map. */
 #include "base/number.h"
 #include "engines/cuda/core/formula.h"
 #include "engines/cuda/map/map.h"
@@ -72,17 +72,17 @@ static void print_operands(struct kernel_print *print, const struct map *map) {
     }
 }
 
-/* The address of an operand at a place. */
-static void print_address(struct text *code, const struct map *map, int k, const char *place) {
+/* The address of an operand's element, by the name of coordinates. */
+static void print_address(struct text *code, const struct map *map, int k, const char *at) {
     const struct operand *operand = &map->operands[k];
     text_add(code, "a.p%d", k);
     if (is_packed(operand) && operand->offset)
         text_add(code, " + a.offset%d", k);
     for (int i = 0; i <= last_of(map); i++) {
         if (has_stride(map, k, i))
-            text_add(code, " + %s.c%d * a.s%d_%d", place, i, k, i);
+            text_add(code, " + %s.c%d * a.s%d_%d", at, i, k, i);
         else if (operand->strides[i])
-            text_add(code, " + %s.c%d", place, i);
+            text_add(code, " + %s.c%d", at, i);
     }
 }
 
@@ -104,16 +104,16 @@ static void find_coordinates(const struct map *map, int *dims, int64_t *steps) {
         steps[1] = tile->along_axis;
 }
 
-/* advance(): the next element's place. */
+/* advance(): to the next element. */
 static void print_advance(struct text *code, const struct map *map) {
-    text_add(code, "DEVICE void advance(const arguments& a, place& to) {\n");
+    text_add(code, "DEVICE void advance(const arguments& a, coordinates& to) {\n");
     for (int i = last_of(map); i > 0; i--)
         text_add(code, "    if (++to.c%d < (i64)a.count%d.value) return;\n    to.c%d = 0;\n", i, i, i);
     text_add(code, "    to.c0++;\n}\n\n");
 }
 
-/* struct place, and locate(): the place of a run, or of the first element of a tile, by its number; element(): that of
-   an element of a flat space. */
+/* struct coordinates, and locate(): those of a run, or of the first element of a tile, by its number; element(): those
+   of an element of a flat space. */
 static void print_locate(struct kernel_print *print, const struct map *map) {
     struct text *code = &print->code;
     int dims[WEFT_DIM_MAX], last = last_of(map);
@@ -123,11 +123,13 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
     /* Divisions of 32 bits are several times faster, and nearly all spaces are that small. */
     const char *type = count < INT32_MAX ? "u32" : "i64";
     find_coordinates(map, dims, steps);
-    text_add(code, "struct place { i64 c0");
+    text_add(code, "struct coordinates { i64 c0");
     for (int i = 1; i <= last; i++)
         text_add(code, ", c%d", i);
-    text_add(code, "; };\n\nDEVICE place %s(const arguments& a, i64 at) {\n    place to;\n    %s rest = (%s)at;\n",
-             map->is_flat ? "element" : "locate", type, type);
+    text_add(
+        code,
+        "; };\n\nDEVICE coordinates %s(const arguments& a, i64 at) {\n    coordinates to;\n    %s rest = (%s)at;\n",
+        map->is_flat ? "element" : "locate", type, type);
     for (int i = 0; i <= last; i++) {
         int64_t extent = map->space.extents[dims[i]];
         text_add(code, "    to.c%d = (i64)", dims[i]);
@@ -141,7 +143,7 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
     }
     text_add(code, "    return to;\n}\n\n");
     if (map->is_flat)
-        text_add(code, "DEVICE place locate(const arguments& a, i64 at) { return element(a, at * RUN); }\n\n");
+        text_add(code, "DEVICE coordinates locate(const arguments& a, i64 at) { return element(a, at * RUN); }\n\n");
 }
 
 /* ---- Runs -------------------------------------------------------------------------------------------------------- */
@@ -152,7 +154,7 @@ static void print_element_loads(struct text *code, const struct map *map) {
         has_any = has_any || (is_loaded(map, k) && goes_by_element(map, k));
     if (!has_any)
         return;
-    text_add(code, "    place at = to;\n    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
+    text_add(code, "    coordinates at = to;\n    #pragma unroll\n    for (int e = 0; e < N; e++) {\n");
     for (int k = 0; k < map->count; k++)
         if (is_loaded(map, k) && goes_by_element(map, k)) {
             text_add(code, "        in.r%d.at[e] = load_run<%s, 1>(", k, cuda_element_name(map->operands[k].type));
@@ -168,8 +170,9 @@ static void print_loads(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (is_loaded(map, k))
             text_add(code, "    run<%s, %s> r%d;\n", cuda_element_name(map->operands[k].type), loaded_count(map, k), k);
-    text_add(code,
-             "};\n\ntemplate <int N> DEVICE void load_inputs(inputs<N>& in, const arguments& a, const place& to) {\n");
+    text_add(
+        code,
+        "};\n\ntemplate <int N> DEVICE void load_inputs(inputs<N>& in, const arguments& a, const coordinates& to) {\n");
     for (int k = 0; k < map->count; k++) {
         const char *type = cuda_element_name(map->operands[k].type);
         if (!is_loaded(map, k) || is_staged(map, k) || goes_by_element(map, k))
@@ -189,10 +192,10 @@ static void print_loads(struct text *code, const struct map *map) {
     text_add(code, "}\n\n");
 }
 
-/* expect_inputs(): asks for what a block reads of dense operands, from the place of its first run on. */
+/* expect_inputs(): asks for what a block reads of dense operands, from its first run on. */
 static void print_expected(struct text *code, const struct map *map) {
     text_add(code, "DEVICE void expect(const void* p, u32 bytes);\n\n"
-                   "DEVICE void expect_inputs(const arguments& a, const place& to) {\n");
+                   "DEVICE void expect_inputs(const arguments& a, const coordinates& to) {\n");
     for (int k = 0; k < map->count; k++)
         if (map->expects && is_expected(map, k)) {
             text_add(code, "    expect(");
@@ -270,8 +273,9 @@ static void print_store(struct text *code, const struct map *map, int k) {
 
 /* compute(): the region's nodes for one run, and the stores. */
 static void print_compute(struct text *code, const struct map *map) {
-    text_add(code,
-             "template <int N> DEVICE void compute(const inputs<N>& in, const arguments& a, const place& to) {\n");
+    text_add(
+        code,
+        "template <int N> DEVICE void compute(const inputs<N>& in, const arguments& a, const coordinates& to) {\n");
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store)
             text_add(code, "    run<%s, N> w%d;\n", cuda_element_name(map->operands[k].type), k);
@@ -295,8 +299,8 @@ static void print_compute(struct text *code, const struct map *map) {
 
 /* along_axis() and along_last(): the two coordinates that a tile spreads over. */
 static void print_sides(struct text *code, const struct map *map) {
-    text_add(code, "DEVICE i64& along_axis(place& to) { return to.c%d; }\n", map->tile.axis);
-    text_add(code, "DEVICE i64& along_last(place& to) { return to.c%d; }\n\n", last_of(map));
+    text_add(code, "DEVICE i64& along_axis(coordinates& to) { return to.c%d; }\n", map->tile.axis);
+    text_add(code, "DEVICE i64& along_last(coordinates& to) { return to.c%d; }\n\n", last_of(map));
 }
 
 /* staged, stage_inputs() and take_inputs(): the operands that go through shared memory. */
@@ -307,8 +311,9 @@ static void print_stages(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k))
             text_add(code, "    exchange<%s> x%d;\n", cuda_type_name(map->operands[k].type), k);
-    text_add(code, "};\n\nDEVICE void stage_inputs(staged& tile, const arguments& a, const place& to, i64 left_axis, "
-                   "i64 left_last) {\n");
+    text_add(code,
+             "};\n\nDEVICE void stage_inputs(staged& tile, const arguments& a, const coordinates& to, i64 left_axis, "
+             "i64 left_last) {\n");
     for (int k = 0; k < map->count; k++)
         if (is_staged(map, k)) {
             text_add(code, "    tile.x%d.fill<%d>(", k, map->tile.width[k]);
@@ -368,9 +373,10 @@ void map_print(struct kernel_print *print, const struct map *map) {
     print_compute(&print->code, map);
 }
 
-/* from_place() or to_place(): an operand of a transpose at a place, as bits. */
+/* from_address() or to_address(): an operand of a transpose at coordinates, as bits. */
 static void print_side(struct text *code, const struct map *map, int k, const char *name, const char *type) {
-    text_add(code, "DEVICE %s* %s_place(const arguments& a, const place& to) { return (%s*)(", type, name, type);
+    text_add(code, "DEVICE %s* %s_address(const arguments& a, const coordinates& to) { return (%s*)(", type, name,
+             type);
     print_address(code, map, k, "to");
     text_add(code, "); }\n");
 }

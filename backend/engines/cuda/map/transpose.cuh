@@ -16,8 +16,8 @@
              slower); rows as `from` has them for a flat `to`, too, whose chunks are then put together element by
              element (7x7 images: 15.4 us for 14.1, three channels of float: 189 for 75)
    Params    element, which has a type's size, THREADS TILE_AXIS TILE_LAST SHIFTS_FROM SHIFTS_TO (rows may begin inside
-             of chunks) IS_FLAT_FROM IS_FLAT_TO, and locate(), from_memory(), from_place(), to_place(), along_axis(),
-             along_last(), printed */
+             of chunks) IS_FLAT_FROM IS_FLAT_TO, and locate(), from_memory(), from_address(), to_address(),
+             along_axis(), along_last(), printed */
 
 #include "core/dependent_launch.cuh"
 
@@ -39,7 +39,7 @@ struct phases {
     int from, step, to;
     DEVICE int of_row(int row) const { return SHIFTS_FROM ? (int)((u32)(from + row * step) % EACH) : 0; }
     /* Where in the tile an element of `from` lies. */
-    DEVICE int place(int last, int axis) const {
+    DEVICE int offset(int last, int axis) const {
         if (IS_FLAT_TO)
             return to + axis * TILE_LAST + last;
         return last * PITCH + (SKEW ? last / EACH * SKEW : 0) + axis + (IS_FLAT_FROM ? from : of_row(last));
@@ -61,7 +61,7 @@ DEVICE void fill_cut(u32 *tile, const arguments &a, const element *from, const p
         const int row = n / axis_left, axis = n % axis_left;
         const element *const p = from + (row * a.from_step + axis);
         if (is_cut(a, p - phase_of(p)))
-            ((element *)tile)[at.place(row, axis)] = *p;
+            ((element *)tile)[at.offset(row, axis)] = *p;
     }
 }
 
@@ -112,7 +112,7 @@ DEVICE void fill_tile(u32 *tile, const arguments &a, const element *from, const 
             axis[i] =
                 (int)(IS_GROUPED ? group % GROUPS * ACROSS + lane % ACROSS : n % PER_SEGMENT) * EACH - at.of_row(row);
             const element *const p = from + (row * a.from_step + axis[i]);
-            to[i] = n < ALL && row < rows && axis[i] < length && !(HAS_CUT && is_cut(a, p)) ? at.place(row, axis[i])
+            to[i] = n < ALL && row < rows && axis[i] < length && !(HAS_CUT && is_cut(a, p)) ? at.offset(row, axis[i])
                                                                                             : SKIPPED;
             if (to[i] != SKIPPED)
                 in[i] = load_global<16>((u64)p);
@@ -151,7 +151,7 @@ DEVICE void empty_chunk(const u32 *tile, element *row, int axis, int last, int s
 #pragma unroll
     for (int e = 0; e < EACH; e++)
         put_element(out, e,
-                    ((const element *)tile)[at.place(skipped && e < skipped ? last + skipped : last + e, axis)]);
+                    ((const element *)tile)[at.offset(skipped && e < skipped ? last + skipped : last + e, axis)]);
     store_chunk(row + last, out, skipped, last_left - last);
 }
 
@@ -194,13 +194,13 @@ constexpr int BLOCKS = SIZE == 1 ? 6 : CHIP < 800 ? 8 : 9;
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) transpose(const __grid_constant__ arguments a) {
     begin_overlapped();
     __shared__ __align__(16) u32 tile[TILE_WORDS];
-    place origin = locate(a, blockIdx.x);
+    coordinates origin = locate(a, blockIdx.x);
     const bool is_first = along_last(origin) == 0;
     const i64 axis_left = a.axis_extent - along_axis(origin), last_left = a.last_extent - along_last(origin);
     const int axis = axis_left < TILE_AXIS ? (int)axis_left : TILE_AXIS,
               last = last_left < ROWS ? (int)last_left : ROWS;
-    const element *const from = from_place(a, origin);
-    element *const to = to_place(a, origin);
+    const element *const from = from_address(a, origin);
+    element *const to = to_address(a, origin);
     const phases at = {SHIFTS_FROM ? phase_of(from) : 0, SHIFTS_FROM ? (int)(a.from_step % EACH) : 0,
                        IS_FLAT_TO && SHIFTS_TO ? phase_of(to) : 0};
     const bool is_end = has_cut(a, from, axis, last);

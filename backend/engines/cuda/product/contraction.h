@@ -283,10 +283,10 @@ double contraction_rate(enum arithmetic arithmetic, const struct device *device)
 /* ---- plan.c: tile and splits ---- */
 
 /* Fills in what no tile changes of a contraction that has its shape: the arithmetic, and what follows the sum. */
-weftStatus_t contraction_settle(struct contraction *c, const struct device *device);
+weftStatus_t contraction_analyse(struct contraction *c, const struct device *device);
 /* The same and the rest. */
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);
-/* What it takes to move all that a settled contraction reads and writes. */
+/* What it takes to move all that an analysed contraction reads and writes. */
 double contraction_memory_seconds(const struct contraction *c, const struct device *device);
 enum { TILE_ROWS = 7, SPLITS_MAX = 64 }; /* of the table of tiles; of k */
 

@@ -258,7 +258,7 @@ static enum arithmetic without_mma(enum arithmetic arithmetic) {
     return arithmetic == MMA_INT8 ? FMA_INT32 : arithmetic_rows[arithmetic].is_mma ? FMA_FLOAT : arithmetic;
 }
 
-weftStatus_t contraction_settle(struct contraction *c, const struct device *device) {
+weftStatus_t contraction_analyse(struct contraction *c, const struct device *device) {
     c->arithmetic = contraction_arithmetic(c, device);
     c->has_k16 = device->cuda.major >= 8;
     c->is_direct = wants_direct(c);
@@ -275,7 +275,7 @@ weftStatus_t contraction_settle(struct contraction *c, const struct device *devi
 }
 
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
-    TRY(contraction_settle(c, device));
+    TRY(contraction_analyse(c, device));
     if (c->is_direct) {
         choose_direct_access(c);
         plan_direct(c, device, knobs);

@@ -239,7 +239,7 @@ DEVICE void sync_workers() { team_barrier(1, THREADS); }
 DEVICE void leave_partials(const summed::accumulators (&sums)[WIDTH], const work_tile &s, const arguments &a) {
 #pragma unroll
     for (int l = 0; l < WIDTH; l++) {
-        const summed::total sum = reduce_lanes<summed, ACROSS, 16>(summed::settled(sums[l]));
+        const summed::total sum = reduce_lanes<summed, ACROSS, 16>(summed::finished(sums[l]));
         if (threadIdx.x % 32 < ACROSS)
             s_partials[threadIdx.x / 32][s.across * WIDTH + l] = sum;
     }

@@ -14,7 +14,7 @@ template <class P>
 DEVICE void reduce(typename P::total (&sum)[LANES], const typename P::accumulators (&sums)[LANES], const span &s) {
 #pragma unroll
     for (int l = 0; l < LANES; l++)
-        sum[l] = P::settled(sums[l]);
+        sum[l] = P::finished(sums[l]);
     reduce_strip<P>(sum, s);
 }
 

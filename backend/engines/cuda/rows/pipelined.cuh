@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_pipelined
             await_arrival(&s_arrived[w.filler][stage], phase);
             pass<0>::accumulators sums[1] = {pass<0>::nothing()};
             accumulate<pass<0>>(sums, w, stage_of(w, stage), all, next, columns, a, at);
-            next_sum = pass<0>::of_lanes<1, 16>(pass<0>::settled(sums[0]));
+            next_sum = pass<0>::of_lanes<1, 16>(pass<0>::finished(sums[0]));
             if constexpr (PARTIALS > 1)
                 leave_partial(w, next_sum, turn);
         }

@@ -43,7 +43,7 @@ template <int I, class T> DEVICE auto &member(T &t) {
 template <class I, class... R> struct reductions_of;
 template <int... I, class... R> struct reductions_of<indices<I...>, R...> {
     static constexpr bool CLOSES = sizeof...(R) > 0, COMMUTES = (true && ... && R::COMMUTES);
-    using accumulators = tuple<typename R::taker...>;
+    using accumulators = tuple<typename R::accumulator...>;
     using total = tuple<R...>;
     /* Elements to be taken in at once. */
     template <int N> struct values {
@@ -52,15 +52,15 @@ template <int... I, class... R> struct reductions_of<indices<I...>, R...> {
 
     static DEVICE accumulators nothing() {
         accumulators t;
-        ((member<I>(t) = R::taker::none()), ...);
+        ((member<I>(t) = R::accumulator::none()), ...);
         return t;
     }
     template <int N> static DEVICE void add(accumulators &t, const values<N> &x) {
         (member<I>(t).added(member<I>(x.of)), ...);
     }
-    static DEVICE total settled(const accumulators &a) {
+    static DEVICE total finished(const accumulators &a) {
         total t;
-        ((member<I>(t) = member<I>(a).settled()), ...);
+        ((member<I>(t) = member<I>(a).finished()), ...);
         return t;
     }
     static DEVICE total none() {

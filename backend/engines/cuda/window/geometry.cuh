@@ -6,8 +6,8 @@ struct axis {
     offset_t x_stride, y_stride, index_stride, saved_stride;
 };
 
-/* A position: image, channel (the first of RUN), place along each axis. */
-struct place {
+/* Of a position: image, channel (the first of RUN), and the number along each axis. */
+struct coordinates {
     offset_t n, c;
     length_t at[3];
 };

@@ -41,15 +41,15 @@ template <class T, int FILL, bool SHIFTS> struct plane_reader {
                     continue;
                 filling *const at = to + image * fills.value;
                 const length_t row = top + (length_t)split(image, rows);
-                const T *const place = from + ((length_t)image * (length_t)plane + row * width + column);
+                const T *const source = from + ((length_t)image * (length_t)plane + row * width + column);
                 const bool is_inside = has_column && row >= 0 && row < height;
                 in[i] = padding;
                 if constexpr (PASSES_REGISTERS) {
                     if (is_inside)
-                        in[i] = read(place, width - column, padding);
+                        in[i] = read(source, width - column, padding);
                 } else {
                     if (is_inside)
-                        copy_async<(int)sizeof(filling)>(at, place, true);
+                        copy_async<(int)sizeof(filling)>(at, source, true);
                     else
                         *at = padding;
                 }

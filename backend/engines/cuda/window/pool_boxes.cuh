@@ -17,19 +17,19 @@ extern __shared__ __align__(128) u8 shared[];
 constexpr int HEIGHT = PATCH1 + TAPS1 - 1, WIDTH = PATCH2 + TAPS2 - 1;
 
 /* Where element `at` along an axis lies in a box that begins at `first`. */
-DEVICE int place_in_box(const axis &a, length_t at, length_t first) {
+DEVICE int offset_in_box(const axis &a, length_t at, length_t first) {
     return (int)((REPEATS_EDGES ? nearest_inside(a, at) : at) - first);
 }
 
 /* The windows of a patch, whose elements are WIDTH columns of the box, and rows of `pitch` elements: stored as soon as
    they are whole. */
-DEVICE void go_down(const arguments &p, const axis (&axes)[3], const place &to, const x_t *const (&columns)[WIDTH],
-                    length_t top, int pitch) {
+DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates &to,
+                    const x_t *const (&columns)[WIDTH], length_t top, int pitch) {
     const u32 all[WIDTH] = {};
     found made[PATCH1][PATCH2];
 #pragma unroll
     for (int j = 0; j < HEIGHT; j++) {
-        const int offset = place_in_box(axes[1], first_of(axes[1], to.at[1]) + j, top) * pitch;
+        const int offset = offset_in_box(axes[1], first_of(axes[1], to.at[1]) + j, top) * pitch;
         run<x_t, RUN> loaded[WIDTH];
         found row[PATCH2];
 #pragma unroll
@@ -48,7 +48,7 @@ DEVICE void go_down(const arguments &p, const axis (&axes)[3], const place &to, 
                     made[r][s].add(row[s]);
                 const length_t o[3] = {0, to.at[1] + r, to.at[2] + s};
                 if (j == r + TAPS1 - 1 && o[1] < axes[1].y && o[2] < axes[2].y)
-                    store_values(p, axes, place_in_y(p, axes, to, o), o, made[r][s]);
+                    store_values(p, axes, offset_in_y(p, axes, to, o), o, made[r][s]);
             }
     }
 }
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes(const _
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
         columns[i] =
-            (const x_t *)shared + (place_in_box(axes[2], first_of(axes[2], o2) + i, left) * PIXEL + patch.lane);
+            (const x_t *)shared + (offset_in_box(axes[2], first_of(axes[2], o2) + i, left) * PIXEL + patch.lane);
     await_arrival(&arrival, 0);
     if (patch.row >= p.below || channel >= p.channels || o1 >= axes[1].y || o2 >= axes[2].y)
         return;

@@ -16,8 +16,8 @@ extern __shared__ __align__(128) u8 shared[];
 
 /* The patch whose elements begin at `at`; `dy` and `numbers` are what the first position of those that reach it gives,
    in boxes whose rows lie `pitch` elements apart. Elements are stored as soon as they are whole. */
-DEVICE void go_down(const arguments &p, const axis (&axes)[3], const place &at, const y_t *dy, const index_t *numbers,
-                    int pitch) {
+DEVICE void go_down(const arguments &p, const axis (&axes)[3], const coordinates &at, const y_t *dy,
+                    const index_t *numbers, int pitch) {
     x_t *const dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[1] * axes[1].x_stride +
                            at.at[2] * axes[2].x_stride);
     gathered all;
@@ -58,9 +58,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_boxes_bwd(con
                  (i32)tile.image);
     }
     const box_patch patch = patch_of_thread(p);
-    const place at = {(offset_t)tile.image,
-                      (offset_t)(tile.slice + patch.lane),
-                      {0, tile.row + patch.down, tile.column + patch.right}};
+    const coordinates at = {(offset_t)tile.image,
+                            (offset_t)(tile.slice + patch.lane),
+                            {0, tile.row + patch.down, tile.column + patch.right}};
     const int pitch = (int)p.columns_seen * PIXEL, first = patch.down * pitch + patch.right * PIXEL + patch.lane;
     await_arrival(&arrival, 0);
     if (patch.row >= p.below || at.c >= p.channels || at.at[1] >= axes[1].x || at.at[2] >= axes[2].x)

@@ -18,8 +18,8 @@ DEVICE length_t nearest_position(const axis &a, length_t o) { return o < 0 ? 0 :
    same for all threads; `again`, where maxima are found again, has their numbers. Templates, so that what was not
    printed is not looked up. */
 template <bool IS_INTERIOR, class P, class A>
-DEVICE void add_position(gathered &all, const P &p, const axis (&axes)[3], const place &at, const length_t (&first)[3],
-                         length_t t0, int k1, int k2, const A &again) {
+DEVICE void add_position(gathered &all, const P &p, const axis (&axes)[3], const coordinates &at,
+                         const length_t (&first)[3], length_t t0, int k1, int k2, const A &again) {
     const length_t o[3] = {first[0], first[1] + k1, first[2] + k2};
     const bool inside = IS_INTERIOR || (o[1] >= 0 && o[1] < axes[1].y && o[2] >= 0 && o[2] < axes[2].y);
     const length_t near[3] = {o[0], IS_INTERIOR ? first[1] : nearest_position(axes[1], o[1]),
@@ -48,8 +48,8 @@ DEVICE void add_position(gathered &all, const P &p, const axis (&axes)[3], const
 }
 
 template <bool IS_INTERIOR, class P, class A>
-DEVICE void add_positions(gathered &all, const P &p, const axis (&axes)[3], const place &at, const length_t (&first)[3],
-                          length_t t0, const A &again) {
+DEVICE void add_positions(gathered &all, const P &p, const axis (&axes)[3], const coordinates &at,
+                          const length_t (&first)[3], length_t t0, const A &again) {
 #pragma unroll
     for (int k1 = 0; k1 < REACHING1; k1++)
 #pragma unroll
@@ -59,8 +59,8 @@ DEVICE void add_positions(gathered &all, const P &p, const axis (&axes)[3], cons
 }
 
 template <class P, class A>
-DEVICE void add_around(gathered &all, const P &p, const axis (&axes)[3], const place &at, const length_t (&first)[3],
-                       length_t t0, const A &again) {
+DEVICE void add_around(gathered &all, const P &p, const axis (&axes)[3], const coordinates &at,
+                       const length_t (&first)[3], length_t t0, const A &again) {
     const bool is_interior =
         first[1] >= 0 && first[1] + REACHING1 <= axes[1].y && first[2] >= 0 && first[2] + REACHING2 <= axes[2].y;
     if (is_interior)
@@ -70,8 +70,8 @@ DEVICE void add_around(gathered &all, const P &p, const axis (&axes)[3], const p
 }
 
 template <class P>
-DEVICE void add_plane(gathered &all, const P &p, const axis (&axes)[3], const place &at, const length_t (&first)[3],
-                      length_t t0) {
+DEVICE void add_plane(gathered &all, const P &p, const axis (&axes)[3], const coordinates &at,
+                      const length_t (&first)[3], length_t t0) {
     if constexpr (HAS_SAVED) {
         const offset_t strides[3] = {axes[0].saved_stride, axes[1].saved_stride, axes[2].saved_stride};
         const patch<REACHING1, REACHING2> again(p.saved + (at.n * (offset_t)p.saved_n + at.c * (offset_t)p.saved_c),
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_bwd(const __g
     axis axes[3];
     read_axes(axes, p);
     for (i64 item = (i64)blockIdx.x * THREADS + threadIdx.x; item < p.runs; item += (i64)gridDim.x * THREADS) {
-        const place at = locate(p, (position)item);
+        const coordinates at = locate(p, (position)item);
         const length_t b1 = at.at[1] + (length_t)p.first1, b2 = at.at[2] + (length_t)p.first2;
         gathered all;
         all.clear();

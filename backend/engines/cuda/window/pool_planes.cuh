@@ -133,8 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_planes(const 
         find_windows(made, axes, o, from, pitch, outside);
         u32 image = (u32)(plane + rest);
         const offset_t channel = (offset_t)split(image, p.channels);
-        const place to = {(offset_t)image, channel, {0, o[1], o[2]}};
-        const offset_t first = place_in_y(p, axes, to, o);
+        const coordinates to = {(offset_t)image, channel, {0, o[1], o[2]}};
+        const offset_t first = offset_in_y(p, axes, to, o);
 #pragma unroll
         for (int r = 0; r < PATCH1; r++) {
             const length_t at[3] = {0, o[1] + r, o[2]};

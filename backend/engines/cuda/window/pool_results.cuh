@@ -35,7 +35,7 @@ DEVICE run<y_t, RUN> values_of(const P &p, const axis (&axes)[3], const length_t
     return out;
 }
 
-/* `at` is the place in y. */
+/* `at` is the offset in y. */
 template <class P>
 DEVICE void store_values(const P &p, const axis (&axes)[3], offset_t at, const length_t (&o)[3], const found &made) {
     if constexpr (HAS_Y) {
@@ -46,13 +46,13 @@ DEVICE void store_values(const P &p, const axis (&axes)[3], offset_t at, const l
     }
 }
 
-DEVICE offset_t place_in_y(const arguments &p, const axis (&axes)[3], const place &to, const length_t (&o)[3]) {
+DEVICE offset_t offset_in_y(const arguments &p, const axis (&axes)[3], const coordinates &to, const length_t (&o)[3]) {
     return to.n * (offset_t)p.y_n + to.c * (offset_t)p.y_c + o[0] * axes[0].y_stride + o[1] * axes[1].y_stride +
            o[2] * axes[2].y_stride;
 }
 
 template <class P>
-DEVICE void store_numbers(const P &p, const axis (&axes)[3], const place &to, const length_t (&o)[3],
+DEVICE void store_numbers(const P &p, const axis (&axes)[3], const coordinates &to, const length_t (&o)[3],
                           const found &made) {
     if constexpr (HAS_INDEX) {
         const bool is_any =
@@ -69,7 +69,8 @@ DEVICE void store_numbers(const P &p, const axis (&axes)[3], const place &to, co
 
 /* Where a maximum of pairs is NaN, its number: the first NaN's. Rare, so short rather than fast. */
 template <class P, class F>
-DEVICE void correct_numbers(const P &p, const axis (&axes)[3], const place &to, const length_t (&o)[3], const F &made) {
+DEVICE void correct_numbers(const P &p, const axis (&axes)[3], const coordinates &to, const length_t (&o)[3],
+                            const F &made) {
     if constexpr (HAS_INDEX && IS_PAIRED) {
         u32 any = 0;
 #pragma unroll

@@ -31,7 +31,7 @@ struct parts {
     }
 };
 
-DEVICE void find_row(found (&row)[1], const arguments &p, const axis (&axes)[3], const place &to, length_t t) {
+DEVICE void find_row(found (&row)[1], const arguments &p, const axis (&axes)[3], const coordinates &to, length_t t) {
     const length_t at = first_of(axes[1], to.at[1]) + t, first = first_of(axes[2], to.at[2]),
                    plane = first_of(axes[0], to.at[0]);
     const x_t *const x =
@@ -49,7 +49,8 @@ DEVICE void find_row(found (&row)[1], const arguments &p, const axis (&axes)[3],
 
 /* Asks for what a warp reads first, where it is one segment per tap. A template, so that what was not printed is not
    looked up. */
-template <class P> DEVICE void expect_row(const P &p, const axis (&axes)[3], const place &to, int lane, length_t t) {
+template <class P>
+DEVICE void expect_row(const P &p, const axis (&axes)[3], const coordinates &to, int lane, length_t t) {
     const length_t row = first_of(axes[1], to.at[1]) + t, column = first_of(axes[2], to.at[2]) + lane;
     if (lane < TAPS2 && is_inside(axes[1], row) && is_inside(axes[2], column))
         expect(p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c + row * axes[1].x_stride +
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_team(const __
     begin_overlapped();
     for (i64 first = (i64)blockIdx.x * 32; first < p.runs; first += (i64)gridDim.x * 32) {
         const bool is_ours = first + lane < p.runs;
-        const place to = locate(p, (position)(is_ours ? first + lane : p.runs - 1));
+        const coordinates to = locate(p, (position)(is_ours ? first + lane : p.runs - 1));
         found made, row[1];
         find_row(row, p, axes, to, t);
         shared.put(row[0], t, lane);
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) pool_team(const __
             }
         }
         if (t == 0 && is_ours) {
-            store_values(p, axes, place_in_y(p, axes, to, to.at), to.at, made);
+            store_values(p, axes, offset_in_y(p, axes, to, to.at), to.at, made);
             store_numbers(p, axes, to, to.at, made);
             correct_numbers(p, axes, to, to.at, made);
         }

@@ -55,7 +55,7 @@ struct item_mode {
     int64_t extent, stride, times;
 };
 
-/* The modes of an item, slowest first in memory: the result's image, run of channels, and place or patch along each
+/* The modes of an item, slowest first in memory: the result's image, run of channels, and position or patch along each
    axis. Rows of patches that neighbours take come right before the channels. */
 static int list_modes(const struct window *w, struct item_mode *modes) {
     const struct resample_operand *result = window_result(w);
@@ -85,7 +85,8 @@ static int list_modes(const struct window *w, struct item_mode *modes) {
 static void print_locate(struct kernel_print *print, const struct window *w) {
     struct item_mode modes[COORDINATES_MAX];
     int count = list_modes(w, modes);
-    text_add(&print->code, "DEVICE place locate(const arguments& p, position rest) {\n    place to = {};\n");
+    text_add(&print->code,
+             "DEVICE coordinates locate(const arguments& p, position rest) {\n    coordinates to = {};\n");
     for (int k = count; k-- > 0;) {
         char text[32];
         snprintf(text, sizeof text, "mode%d", k);

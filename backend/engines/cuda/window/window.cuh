@@ -51,7 +51,8 @@ struct weighted {
 };
 
 /* Templates, so that what was not printed is not looked up. */
-template <class P> DEVICE void store_y(const P &p, const axis (&axes)[3], const place &to, const math_t (&value)[RUN]) {
+template <class P>
+DEVICE void store_y(const P &p, const axis (&axes)[3], const coordinates &to, const math_t (&value)[RUN]) {
     if constexpr (HAS_Y) {
         y_t *y = p.y + (to.n * (offset_t)p.y_n + to.c * (offset_t)p.y_c + to.at[0] * axes[0].y_stride +
                         to.at[1] * axes[1].y_stride + to.at[2] * axes[2].y_stride);
@@ -70,7 +71,7 @@ template <class P> DEVICE void store_y(const P &p, const axis (&axes)[3], const 
 }
 
 template <class P>
-DEVICE void store_index(const P &p, const axis (&axes)[3], const place &to, const i32 (&where)[RUN]) {
+DEVICE void store_index(const P &p, const axis (&axes)[3], const coordinates &to, const i32 (&where)[RUN]) {
     if constexpr (HAS_INDEX) {
         run<index_t, RUN> out;
 #pragma unroll
@@ -88,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window(const __grid_con
     read_axes(axes, p);
     const math_t lowest = (math_t)__longlong_as_double(p.lowest);
     for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.runs; at += (i64)gridDim.x * THREADS) {
-        const place to = locate(p, (position)at);
+        const coordinates to = locate(p, (position)at);
         const x_t *x = p.x + (to.n * (offset_t)p.x_n + to.c * (offset_t)p.x_c);
         if constexpr (IS_MAXIMUM) {
             const offset_t strides[3] = {axes[0].x_stride, axes[1].x_stride, axes[2].x_stride};

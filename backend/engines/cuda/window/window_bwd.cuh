@@ -48,8 +48,8 @@ template <class W> DEVICE bool hits(const axis (&axes)[3], const length_t (&o)[3
 /* Adds what position o gives back to element i of a maximum. Templates, so that what was not printed is not looked up.
    */
 template <class P>
-DEVICE void add_maximum(math_t (&sum)[RUN], const P &p, const axis (&axes)[3], const place &at, const length_t (&o)[3],
-                        const run<y_t, RUN> &dy) {
+DEVICE void add_maximum(math_t (&sum)[RUN], const P &p, const axis (&axes)[3], const coordinates &at,
+                        const length_t (&o)[3], const run<y_t, RUN> &dy) {
     if constexpr (HAS_INDEX) {
         const run<index_t, RUN> where = load_run<index_t, RUN>(
             p.index + (at.n * (offset_t)p.index_n + at.c * (offset_t)p.index_c + o[0] * axes[0].index_stride +
@@ -70,7 +70,8 @@ DEVICE void add_maximum(math_t (&sum)[RUN], const P &p, const axis (&axes)[3], c
     }
 }
 
-template <class P> DEVICE void store_dx(const P &p, const axis (&axes)[3], const place &at, const math_t (&sum)[RUN]) {
+template <class P>
+DEVICE void store_dx(const P &p, const axis (&axes)[3], const coordinates &at, const math_t (&sum)[RUN]) {
     x_t *dx = p.x + (at.n * (offset_t)p.x_n + at.c * (offset_t)p.x_c + at.at[0] * axes[0].x_stride +
                      at.at[1] * axes[1].x_stride + at.at[2] * axes[2].x_stride);
     run<x_t, RUN> out, old = {};
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window_bwd(const __grid
     axis axes[3];
     read_axes(axes, p);
     for (i64 t = (i64)blockIdx.x * THREADS + threadIdx.x; t < p.runs; t += (i64)gridDim.x * THREADS) {
-        const place at = locate(p, (position)t);
+        const coordinates at = locate(p, (position)t);
         const reach r0 = reach_of(axes[0], at.at[0]), r1 = reach_of(axes[1], at.at[1]),
                     r2 = reach_of(axes[2], at.at[2]);
         const y_t *dy = p.y + (at.n * (offset_t)p.y_n + at.c * (offset_t)p.y_c);

@@ -93,15 +93,15 @@ struct barriers {
           ds_empty(ds_full + 8 * DS_STAGES), own_empty(ds_empty + 8 * DS_STAGES) {}
 };
 
-template <int N> DEVICE void settle_all(float (&r)[N]) {
+template <int N> DEVICE void fence_registers(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
-        settle(r[i]);
+        fence_register(r[i]);
 }
-template <int N> DEVICE void settle_all(u32 (&r)[N]) {
+template <int N> DEVICE void fence_registers(u32 (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
-        settle(r[i]);
+        fence_register(r[i]);
 }
 
 /* An operand in swizzled rows of 128 bytes: the low word of its descriptor, to which multiples of 16 bytes may be
@@ -407,7 +407,7 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
                 sync_threads(PART_STAGED, 128);
             }
             mma_wait<0>();
-            settle_all(dq);
+            fence_registers(dq);
             if (part == PARTS - 1 && lane_index() == 0)
                 arrive(b.ds_empty + 8 * slot);
             add_part(dq, base + DQ + staged * PART_BYTES,
@@ -803,15 +803,15 @@ DEVICE void find_all_kept(u32 (&kept)[KEPT_WORDS], const P &p, const work &w, co
 }
 
 /* What is made at a time of one side comes before the next product reads it: the compiler keeps to that. */
-DEVICE void settle_factors(u32 (&weights)[BLOCK_PASS / 4], slope_pairs &slopes, float (&dp)[BLOCK_PASS / 2],
-                           u32 (&kept)[KEPT_WORDS]) {
+DEVICE void fence_factors(u32 (&weights)[BLOCK_PASS / 4], slope_pairs &slopes, float (&dp)[BLOCK_PASS / 2],
+                          u32 (&kept)[KEPT_WORDS]) {
     if constexpr (HAS_SLOPES)
-        settle_all(slopes);
+        fence_registers(slopes);
     if constexpr (HAS_DROPOUT) { /* else both are unpacked before, into more registers */
-        settle_all(weights);
-        settle_all(kept);
+        fence_registers(weights);
+        fence_registers(kept);
     }
-    settle_all(dp);
+    fence_registers(dp);
 }
 
 /* Both sides, once products have read them. */
@@ -852,7 +852,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
                   second = k_major(base + SECOND + at.second_stage() * SECOND_BYTES);
         const u32 s_statistics = base + STATISTICS + at.stage * STATISTICS_BYTES + (lane & 3) * 8;
         mma_wait<0>();
-        settle_all(s);
+        fence_registers(s);
         finish_weights(weights, s, slopes, p, w, at, statistics, s_statistics, scale2, own);
         wait(b.second_full + 8 * at.second_stage(), at.second_phase());
         if constexpr (MAKES_FIRST) {
@@ -864,7 +864,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             find_all_kept(kept, p, w, at, own);
         if constexpr (MAKES_FIRST) {
             mma_wait<0>();
-            settle_factors(weights, slopes, dp, kept);
+            fence_factors(weights, slopes, dp, kept);
             if (SECOND_STAGES != STAGES && lane == 0) /* read, and the next one has no stage but this */
                 arrive(second_empty);
             make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
@@ -892,9 +892,9 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             break;
         at.advance(p, w);
         mma_wait<0>();
-        settle_all(weights);
+        fence_registers(weights);
         if constexpr (MAKES_FIRST)
-            settle_all(ds);
+            fence_registers(ds);
         leave_step(first_empty, second_empty);
         other.follow(other_head(p, at.head), w, base, b, half);
         wait(b.first_full + 8 * at.stage, at.phase);
@@ -952,9 +952,9 @@ template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
     if (w.steps > 0)
         sum_gradients(p, w, base, b, half, sum);
     if constexpr (MAKES_FIRST)
-        settle_all(sum.first);
+        fence_registers(sum.first);
     if constexpr (MAKES_SECOND)
-        settle_all(sum.second);
+        fence_registers(sum.second);
     if constexpr (HAS_PARTS)
         store_part(p, w, half, sum);
     else

@@ -238,7 +238,7 @@ DEVICE u32 parked_at(const consumer &c, int four) {
     return shared_address(s_memory) + SUMS_AT + ((c.group * (HEAD_V / 8) + four) * 128 + threadIdx.x % 128) * 16;
 }
 DEVICE void add_parked(consumer &c) {
-    settle_all(c.o);
+    fence_registers(c.o);
 #pragma unroll
     for (int i = 0; i < HEAD_V / 8; ++i) {
         const words parked = load_words(parked_at(c, i));
@@ -246,13 +246,13 @@ DEVICE void add_parked(consumer &c) {
         for (int j = 0; j < 4; ++j)
             c.o[4 * i + j] += __uint_as_float(parked.at[j]);
     }
-    settle_all(c.o);
+    fence_registers(c.o);
 }
 /* The next product replaces what is in o. */
 DEVICE void promote(consumer &c) {
     if (c.is_parked)
         add_parked(c);
-    settle_all(c.o);
+    fence_registers(c.o);
 #pragma unroll
     for (int i = 0; i < HEAD_V / 8; ++i)
         store_quad(parked_at(c, i), c.o[4 * i], c.o[4 * i + 1], c.o[4 * i + 2], c.o[4 * i + 3]);
@@ -350,7 +350,7 @@ DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32
             }
         }
     }
-    settle_all(s);
+    fence_registers(s);
 }
 
 /* Dropped weights become 0; their sums keep them. */
@@ -360,7 +360,7 @@ template <class P> DEVICE void drop(weights &p, const P &a, const tile &t, i32 f
 #pragma unroll
     for (int i = 0; HAS_DROPOUT && i < BLOCK_K; i += 64) {
         u32 kept[] = {find_kept<false, 8>(a, t.batch, t.head, query, key + i)};
-        settle(kept[0]);
+        fence_register(kept[0]);
 #pragma unroll
         for (int k = 0; IS_FP8 && k < 8; ++k)
             drop_four(p[i / 8 + k], kept, k / 2 * 8 + k % 2 * 2);
@@ -391,7 +391,7 @@ DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float h
                 if (8 * j + e >= last || (HAS_LEFT && 8 * j + e < first))
                     s[4 * j + 2 * h + e] = hidden;
     }
-    settle_all(s);
+    fence_registers(s);
 }
 
 /* The first scores of a tile. */
@@ -402,7 +402,7 @@ DEVICE void start_tile(consumer &c) {
     pass_turn(c);
     c.block.advance();
     mma_wait<0>();
-    settle_all(c.s);
+    fence_registers(c.s);
 }
 
 /* Blocks that this consumer's queries do not see. They are waited for, since a barrier tells only two phases apart. */
@@ -503,7 +503,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             pass_turn(c);
             c.block.advance();
             mma_wait<1>();
-            settle_all(c.s);
+            fence_registers(c.s);
             is_first = false;
         }
         if (!O_LEAVES_THROUGH_Q)
@@ -526,7 +526,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             pass_turn(c);
             c.block.advance();
             mma_wait<0>();
-            settle_all(c.s);
+            fence_registers(c.s);
         } else {
             take_turn(c);
             issue_values(c, now.stage, is_first);
@@ -534,7 +534,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 pass_turn(c);
             mma_wait<0>();
         }
-        settle_all(c.o);
+        fence_registers(c.o);
         release(v_empty(now.stage));
         if constexpr (PARKS_SUMS)
             mma_wait<0>(); /* again: ptxas sees none behind the branches, and would serialise all products */

@@ -34,16 +34,16 @@ struct row_pair {
     bool finds_maximum;
 };
 
-template <int N> DEVICE void settle_all(float (&r)[N]) {
+template <int N> DEVICE void fence_registers(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
-        settle(r[i]);
+        fence_register(r[i]);
 }
 
 /* Else the compiler makes a copy of the loop for each value that it knows at the loop's start. */
 DEVICE bool hidden(bool x) {
     i32 y = x;
-    settle(y);
+    fence_register(y);
     return y;
 }
 
@@ -141,11 +141,11 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
         exponentiate(p, sum, rows.top, s, scale, maximum);
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];
         if (!is_first) {
-            settle_all(o);
+            fence_registers(o);
 #pragma unroll
             for (int i = 0; i < HEAD_V / 2; ++i)
                 o[i] *= rescale[i / 2 % 2];
-            settle_all(o);
+            fence_registers(o);
             rescale_rest(rescale);
         }
         const bool is_unseen = rows.maximum[0] == -infinity() || rows.maximum[1] == -infinity();

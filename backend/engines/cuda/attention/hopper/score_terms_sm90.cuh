@@ -14,7 +14,7 @@ DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 /* ALiBi's, of natural scores. */
 template <class P> DEVICE float slope_of(const P &a, i32 head) {
     float slope = HAS_ALIBI ? alibi_slope<float>(head, (i32)a.heads) : 0.0f;
-    settle(slope); /* else it is made anew where it is used */
+    fence_register(slope); /* else it is made anew where it is used */
     return slope;
 }
 

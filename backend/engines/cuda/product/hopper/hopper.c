@@ -106,7 +106,7 @@ static weftStatus_t analyse_as(struct hopper *h, const struct region *region, co
     if (h->is_swapped)
         contraction_swap(&h->c);
     hopper_order(h);
-    TRY(contraction_settle(&h->c, device));
+    TRY(contraction_analyse(&h->c, device));
     TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));
     TRY(hopper_scales(h));

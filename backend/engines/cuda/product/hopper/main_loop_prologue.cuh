@@ -103,7 +103,7 @@ template <class P> struct prepared_rows {
         }
 #pragma unroll
         for (int i = 0; i < PRODUCTS_PER_SLOT * ROW_BLOCKS * 4; ++i)
-            settle(r[i / 4 / ROW_BLOCKS][i / 4 % ROW_BLOCKS][i % 4]);
+            fence_register(r[i / 4 / ROW_BLOCKS][i / 4 % ROW_BLOCKS][i % 4]);
     }
 
     DEVICE void load(fragment &r, u32 at, int product) const {

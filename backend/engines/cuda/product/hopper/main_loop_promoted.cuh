@@ -54,7 +54,7 @@ template <class P, bool EXIST = HAS_SCALES> struct step_scales {
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
                 now[j][i] = a[buffer][i] * b[buffer][j];
-                settle(now[j][i]);
+                fence_register(now[j][i]);
             }
         }
         fetch(p, buffer);
@@ -118,7 +118,7 @@ struct main_loop {
                 release_slot(slot);
 #pragma unroll
             for (int i = 0; i < BLOCK_N / 2; ++i) {
-                settle(r_step[i]);
+                fence_register(r_step[i]);
                 r_c[block][i] = scales.add(r_c[block][i], block, i, r_step[i]);
             }
         }

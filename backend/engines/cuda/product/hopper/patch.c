@@ -415,7 +415,7 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     h->filters = is_data ? h->g.c : h->g.k;
     TRY(check_shape(h));
     TRY(take_prologue(h));
-    TRY(contraction_settle(&h->c, device));
+    TRY(contraction_analyse(&h->c, device));
     h->store = epilogue_find_half(&h->c);
     h->is_planar = !h->store && find_planar(h);
     h->store = h->is_planar ? find_planar(h) : h->store;

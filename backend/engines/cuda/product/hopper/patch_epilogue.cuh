@@ -118,7 +118,7 @@ DEVICE void write_tile(const sums &r_y, const P &p, i32 filter, u32 slot, int gr
                        const tile_coordinates &at, register_reductions<P> &reductions) {
     u32 lane = lane_index();
     if constexpr (AUX_LOAD || register_reductions<P>::EXIST)
-        settle(lane); /* here, too */
+        fence_register(lane); /* here, too */
     const u32 out = group * RESULT_SLOTS + result.slot, s_y = AUX_LOAD ? result_slot(out) : patch_slot(slot);
     u32 r_pairs[PIXELS / 4];
     if constexpr (AUX_LOAD) {

@@ -11,7 +11,7 @@ DEVICE void ready_patch(const P &p, const patch_cursor &patch, const tile_coordi
     } else {
         constexpr int ROWS = PATCH_H * PITCH, AT_ONCE = column_reductions::COUNT + whole_reductions::COUNT > 0 ? 2 : 4;
         u32 thread = threadIdx.x % 128;
-        settle(thread); /* what follows from it would be kept in registers over all tiles */
+        fence_register(thread); /* what follows from it would be kept in registers over all tiles */
         const i32 first = (i32)(thread / 8), chunk = (i32)(thread % 8), left = (i32)p.channels - channel - chunk * 8;
         const auto along = read_along(p, channel + chunk * 8, false);
         const auto across = read_across(p, 0);
@@ -53,7 +53,7 @@ DEVICE void finish_products(sums &r_y, u32 last_patch, u32 last_filter) {
         release(patch_released(last_patch));
 #pragma unroll
     for (int i = 0; i < PIXELS / 2; ++i)
-        settle(r_y[i]);
+        fence_register(r_y[i]);
 }
 
 /* Returns the slot of the last patch: the result goes there, and store_tiles gives it back; or, AUX_LOAD, elsewhere,

@@ -86,5 +86,5 @@ DEVICE void complete_products(accumulators &r_c, u32 last_slot, i32 steps) {
     for (int block = 0; block < ROW_BLOCKS; ++block)
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; ++i)
-            settle(r_c[block][i]);
+            fence_register(r_c[block][i]);
 }

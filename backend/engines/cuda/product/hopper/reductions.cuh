@@ -136,13 +136,13 @@ template <class P> struct register_reductions {
     DEVICE void fence_registers() {
 #pragma unroll
         for (int i = 0; i < COLUMN_REDUCTIONS * UNITS_KEPT * 8; ++i)
-            settle(r_columns[i / 8 / UNITS_KEPT][i / 8 % UNITS_KEPT][i % 8]);
+            fence_register(r_columns[i / 8 / UNITS_KEPT][i / 8 % UNITS_KEPT][i % 8]);
 #pragma unroll
         for (int i = 0; i < ROW_REDUCTIONS * 2; ++i)
-            settle(r_rows[i / 2][i % 2]);
+            fence_register(r_rows[i / 2][i % 2]);
 #pragma unroll
         for (int t = 0; t < WHOLE_REDUCTIONS; ++t)
-            settle(r_whole[t]);
+            fence_register(r_whole[t]);
     }
 
     template <class T, int FIRST, int LAST> static DEVICE float combine_all_lanes(int t, float x) {

@@ -51,7 +51,7 @@ template <class P> struct staged_reductions {
     template <class L> DEVICE void end_rows(const P &, const L &, i32) {
 #pragma unroll
         for (int i = 0; i < COLUMN_REDUCTIONS * TILES * 2; ++i)
-            settle(r_total[i / 2 / TILES][i / 2 % TILES][i % 2]);
+            fence_register(r_total[i / 2 / TILES][i / 2 % TILES][i % 2]);
     }
     DEVICE void store(const P &p, i32 first_column, i64 line, int group) {
 #pragma unroll

@@ -126,7 +126,7 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
     if (!conv_is(s->c.node->op))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
     s->g = conv_geometry(s->c.node->op);
-    TRY(contraction_settle(&s->c, device));
+    TRY(contraction_analyse(&s->c, device));
     s->store = epilogue_find_half(&s->c);
     TRY(check(s));
     if (!plan_tile(s))

@@ -144,7 +144,7 @@ DEVICE void multiply_patch(accumulators &r_y, u32 slot) {
     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; ++i)
-            settle(r_y[block][i]);
+            fence_register(r_y[block][i]);
 }
 
 DEVICE void multiply_patches(const arguments &p, u32 consumer_warp) {

@@ -157,7 +157,7 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
                                  int64_t rows_most) {
     TRY(find_rest(w, region));
     TRY(contraction_find(&w->c, &w->rest));
-    TRY(contraction_settle(&w->c, device));
+    TRY(contraction_analyse(&w->c, device));
     w->rows = modes_extent(&w->c.modes[ROW]);
     w->columns = modes_extent(&w->c.modes[COLUMN]);
     w->k_count = modes_extent(&w->c.modes[K]);

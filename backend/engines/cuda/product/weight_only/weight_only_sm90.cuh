@@ -205,7 +205,7 @@ DEVICE void unpack(pairs &r_a, const u32 (&r_w)[2][WORDS], int part, const float
 DEVICE void keep(pairs &r_a) { /* until here, where the products that read them are over */
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        settle(r_a[i / 4][i % 4]);
+        fence_register(r_a[i / 4][i % 4]);
 }
 
 /* The products of a part of a step on their way. */
@@ -267,7 +267,7 @@ DEVICE void multiply_tile(const tile &tile, u32 warp) {
             arrive(released(slot));
 #pragma unroll
         for (int i = 0; i < TOKENS / 2; ++i) {
-            settle(r_sum[i]);
+            fence_register(r_sum[i]);
             if constexpr (SCALES_SUMS)
                 r_c[i] += r_step[i] * r_scale[i / 2 % 2];
         }
