@@ -212,8 +212,9 @@ def summed(case: Case, operands: dict[str, Any]) -> list[float]:
 def wrong(
     name: str, got: np.ndarray, want: np.ndarray, same: np.ndarray | None, dtype: str, most_summed: float = 0
 ) -> str:
-    """Where a result is farther off than twice the same precision, a rounding of the largest number, eight roundings
-    in float of a score of 128 (2^-17 each: its exponential is off by as much), and some of what is summed."""
+    """Where a result is farther off than twice the same precision, a rounding of the largest number, eight
+    roundings in float of a score of 128 (2^-17 each: its exponential is off by as much), and some of what is
+    summed."""
     got, want = checks.exact(got), np.asarray(want, np.float64)
     finite = np.isfinite(want)
     if not np.array_equal(np.where(finite, 0, want), np.where(finite & np.isfinite(got), 0, got)):

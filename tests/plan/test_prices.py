@@ -14,7 +14,7 @@ from weft.bench.predict import Prediction
 # Cases beyond the factor, and why; docs/benchmark.md names them, too.
 EXCEPTIONS = {
     "mem/relu_512K",  # shorter than launches are apart
-    "fused/conv_3x3_64_56_after_scale_bias_relu",  # what goes before overlaps with products more than is counted
+    "fused/conv_3x3_64_56_after_scale_bias_relu",  # what goes before overlaps more than is counted
     "pool/max3x3s1_bwd_nchw",  # bound by what windows compare, not by memory
 }
 

@@ -3,8 +3,9 @@
    Memory    sums: [batch][head][part of the sum][block of rows][64 x 64][8 columns][thread][4]
    Limits    the gradient has 16-byte aligned rows of whole chunks. Rows past those in use become 0; ragged ones belong
              to others
-   Params    in_t ROWS WIDTH: of padded columns. IS_OF_KEYS: whose rows are in use. HAS_PARTS: a sum lies in parts, which
-             are added in their order. SCALES: sums are to be multiplied by the scale of scores. HAS_SCALE, the band's */
+   Params    in_t ROWS WIDTH: of padded columns. IS_OF_KEYS: whose rows are in use. HAS_PARTS: a sum lies in parts,
+             which are added in their order. SCALES: sums are to be multiplied by the scale of scores. HAS_SCALE, the
+             band's */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 

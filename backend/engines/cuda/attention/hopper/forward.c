@@ -26,7 +26,8 @@ enum {
 static const double DYNAMIC_SECONDS = 80e-6; /* from which on it pays for the launch that resets its counter */
 static const double RASTER_BYTES = 24e6;     /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
-/* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as deep. */
+/* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
+   deep. */
 static const double FP8_EFFICIENCY = 0.67, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
