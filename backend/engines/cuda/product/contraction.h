@@ -56,8 +56,15 @@ struct phase {
 /* How products are made and summed. */
 enum arithmetic { MMA_F16, MMA_BF16, MMA_INT8, MMA_TF32, FMA_FLOAT, FMA_DOUBLE, FMA_INT32, FMA_INT64 };
 
-/* What epilogue() does with memory; TOTAL is written by the kernel that ends reductions. */
-enum epilogue_role { EPILOGUE_LOAD, EPILOGUE_STORE, EPILOGUE_INDEX, EPILOGUE_LIMIT, EPILOGUE_OLD, EPILOGUE_REDUCED };
+/* What the epilogue does with an operand. */
+enum epilogue_role {
+    EPILOGUE_LOAD,    /* reads a tensor beside the sums */
+    EPILOGUE_STORE,   /* writes a tensor */
+    EPILOGUE_INDEX,   /* a coordinate of the element, as GEN_INDEX asks; no memory */
+    EPILOGUE_LIMIT,   /* writes nothing from this coordinate on; no memory */
+    EPILOGUE_OLD,     /* reads the result itself, to which beta is applied */
+    EPILOGUE_REDUCED, /* leaves parts of a reduction, which the kernel that ends reductions writes */
+};
 
 struct epilogue_operand {
     enum epilogue_role role;

@@ -1,7 +1,6 @@
 /* score_terms: what makes scores of scaled products, for the kernels of sm_90: a score modifier, a bias or a boolean
-     mask,
-   ALiBi. Scores are natural then, and -inf hides a key. Operands are read from memory (L2), element by element, or two
-   neighbouring keys at a time.
+   mask, ALiBi. Scores are natural then, and -inf hides a key. Operands are read from memory (L2), element by element,
+   or two neighbouring keys at a time.
    Demands HAS_MODIFIER BIAS BIAS_IS_PAIR BIAS_IS_NEAR HAS_ALIBI. Functions are templates on the arguments, so that what
    was not printed is not looked up. */
 
