@@ -37,7 +37,7 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
         const struct tensor *tensor = value->tensor;
-        if (!node->is_output[i] && value->producer >= 0 && region_has(region, value->producer))
+        if (!node->is_output[i] && region_makes(region, node->operands[i]))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
                  "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
                  descriptor_label(node->op), descriptor_label(&tensor->base),

@@ -8,7 +8,7 @@
 #include <ctype.h>
 
 void print_operation(struct text *text, const struct node *node) {
-    if (op_of(node->op) != &pointwise_op) {
+    if (!node_is_pointwise(node)) {
         text_add(text, "%s", node->op->schema->name);
         return;
     }

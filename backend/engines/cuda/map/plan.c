@@ -38,14 +38,9 @@ static int leading_value(const struct region *region) {
     return found;
 }
 
-static bool made_inside(const struct region *region, int value) {
-    int producer = region->graph->values[value].producer;
-    return producer >= 0 && region_has(region, producer);
-}
-
 /* The movement node that makes a value inside the region, or NULL. */
 static const struct node *movement_of(const struct region *region, int value) {
-    if (!made_inside(region, value))
+    if (!region_makes(region, value))
         return NULL;
     const struct node *node = &region->graph->nodes[region->graph->values[value].producer];
     return is_op(node, &transpose_op) || is_op(node, &slice_op) || is_op(node, &reshape_op) ? node : NULL;
@@ -56,7 +51,7 @@ bool map_moves(const struct region *region, int value) {
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count; k++)
-            if (node->operands[k] == value && !node->is_output[k] && op_of(node->op) != &pointwise_op)
+            if (node->operands[k] == value && !node->is_output[k] && !node_is_pointwise(node))
                 return true;
     }
     return false;
@@ -84,7 +79,7 @@ static int movement_strides(const struct node *node, struct operand *operand) {
 }
 
 bool map_is_index(const struct node *node) {
-    return is_op(node, &pointwise_op) && ((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX;
+    return node_is_pointwise(node) && ((const struct pointwise_op *)node->op)->pw->mode == WEFT_POINTWISE_GEN_INDEX;
 }
 
 /* The value of GEN_INDEX: an operand without memory, whose offset is the coordinate. */
@@ -128,7 +123,7 @@ static weftStatus_t check_shape(const struct map *map, const struct descriptor *
 
 static weftStatus_t check_movement(const struct map *map, const struct node *node) {
     const struct tensor *x = tensor_at(map, node->operands[0]), *y = tensor_at(map, node->operands[1]);
-    if (made_inside(map->region, node->operands[0]))
+    if (region_makes(map->region, node->operands[0]))
         /* What is in registers of one thread cannot be read by another where it is wanted. */
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s moves what this sweep computes; it needs a sweep of its own",
              descriptor_label(node->op));
@@ -145,7 +140,7 @@ static weftStatus_t check_movement(const struct map *map, const struct node *nod
 static weftStatus_t check_node(const struct map *map, const struct node *node) {
     if (is_op(node, &transpose_op) || is_op(node, &slice_op) || is_op(node, &reshape_op))
         return check_movement(map, node);
-    if (!is_op(node, &pointwise_op))
+    if (!node_is_pointwise(node))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is neither pointwise nor data movement",
              descriptor_label(node->op));
     TRY(formula_accepts(node->op));
@@ -170,8 +165,8 @@ static weftStatus_t add_operands(struct map *map, const struct region *region) {
         for (int k = 0; k < node->operand_count; k++) {
             int value = node->operands[k];
             bool is_store = node->is_output[k] && region_exports(region, value);
-            bool is_load = !node->is_output[k] && is_op(node, &pointwise_op) && !map_is_index(node);
-            if (is_store || (is_load && !made_inside(region, value)))
+            bool is_load = !node->is_output[k] && node_is_pointwise(node) && !map_is_index(node);
+            if (is_store || (is_load && !region_makes(region, value)))
                 TRY(add_operand(map, value, is_store));
             if (node->is_output[k] && movement_of(region, value)) {
                 TRY(add_operand(map, value, false));
@@ -278,7 +273,7 @@ static bool is_copy(const struct map *map) {
     if (map->region->count > 1 || map->count != 2 || map->operands[1].is_store || map->operands[1].memory < 0 ||
         map->operands[1].type != type || !cuda_type_name(type))
         return false;
-    if (!is_op(node, &pointwise_op))
+    if (!node_is_pointwise(node))
         return true;
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     return op->pw->mode == WEFT_POINTWISE_IDENTITY && op->alpha1 == 1 &&

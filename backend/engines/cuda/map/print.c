@@ -229,7 +229,7 @@ static bool is_taken_apart(const struct map *map, int k) {
     int value = map->operands[k].value;
     for (int i = 0; i < map->region->count; i++) {
         const struct node *node = region_node(map->region, i);
-        for (int j = 0; op_of(node->op) == &pointwise_op && j < node->operand_count; j++)
+        for (int j = 0; node_is_pointwise(node) && j < node->operand_count; j++)
             if (node->operands[j] == value && !node->is_output[j])
                 return true;
     }
@@ -250,7 +250,7 @@ static void print_values(struct text *code, const struct map *map) {
     }
     for (int i = 0; i < map->region->count; i++) {
         const struct node *node = region_node(map->region, i);
-        if (op_of(node->op) == &pointwise_op && !map_is_index(node))
+        if (node_is_pointwise(node) && !map_is_index(node))
             formula_print(code, map->region->graph, node);
     }
 }

@@ -95,7 +95,7 @@ static bool reads_outputs(const struct descriptor *op) {
 static weftStatus_t note_operand(struct staged *staged, const struct region *region, const struct node *node, int k,
                                  struct arena *arena) {
     const struct value *value = &region->graph->values[node->operands[k]];
-    bool is_made = value->producer >= 0 && region_has(region, value->producer);
+    bool is_made = region_makes(region, node->operands[k]);
     if (is_plain(value->tensor) || value_is_dead(value))
         return WEFT_STATUS_SUCCESS;
     if (is_made && !node->is_output[k])

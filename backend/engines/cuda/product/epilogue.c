@@ -20,10 +20,7 @@ static weftDataType_t tensor_type(const struct contraction *c, int value) {
 }
 
 /* Whether the value is made by an operation of the region, and so is in registers. */
-static bool made_inside(const struct contraction *c, int value) {
-    int producer = c->region->graph->values[value].producer;
-    return producer >= 0 && region_has(c->region, producer);
-}
+static bool made_inside(const struct contraction *c, int value) { return region_makes(c->region, value); }
 
 /* GEN_INDEX reads no tensor: its value is a coordinate. */
 static bool is_index(const struct node *node) {

@@ -8,20 +8,18 @@
 
 static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
 
-static bool goes_behind(const struct node *node) { return op_of(node->op) == &pointwise_op; }
-
 static bool goes_around(const struct node *node) {
-    return goes_behind(node) || reductions_serve(node) || is_scaling(node);
+    return node_is_pointwise(node) || reductions_serve(node) || is_scaling(node);
 }
 
-static bool is_preparing(const struct node *node) { return goes_behind(node) || is_scaling(node); }
+static bool is_preparing(const struct node *node) { return node_is_pointwise(node) || is_scaling(node); }
 
 /* Nodes that go around the product may be in front of it. */
 static weftStatus_t check_operands(const struct region *region, bool takes_prepared, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
         const struct tensor *tensor = value->tensor;
-        bool is_made_here = value->producer >= 0 && region_has(region, value->producer);
+        bool is_made_here = region_makes(region, node->operands[i]);
         if (!node->is_output[i] && is_made_here &&
             !(takes_prepared && is_preparing(&region->graph->nodes[value->producer])))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
@@ -51,7 +49,7 @@ static weftStatus_t find(struct contraction *c, const struct region *region,
 }
 
 weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
-    return find(c, region, goes_behind);
+    return find(c, region, node_is_pointwise);
 }
 
 /* An operand that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
@@ -111,9 +109,9 @@ static weftStatus_t take_prepared(struct contraction *c, struct product_operand 
     int input = NOTHING_BEFORE;
     for (int b = 0; b < c->before_count; b++)
         for (int k = 0; k < c->before[b]->operand_count; k++) {
-            int value = c->before[b]->operands[k], producer = graph->values[value].producer;
+            int value = c->before[b]->operands[k];
             const struct tensor *tensor = graph->values[value].tensor;
-            if (c->before[b]->is_output[k] || (producer >= 0 && region_has(c->region, producer)) ||
+            if (c->before[b]->is_output[k] || region_makes(c->region, value) ||
                 !tensor_same_layout(tensor, operand->tensor) || value == input)
                 continue;
             if (input != NOTHING_BEFORE)
@@ -139,7 +137,7 @@ static weftStatus_t find_before(struct contraction *c, struct product_operand *o
     for (int i = c->region->count; i-- > 0;) {
         const struct node *node = region_node(c->region, i);
         bool is = false;
-        if (op_of(node->op) != &pointwise_op || is_before(c, node))
+        if (!node_is_pointwise(node) || is_before(c, node))
             continue;
         TRY(check_before(c, node, operand->value, &is));
         if (!is)

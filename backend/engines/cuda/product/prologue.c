@@ -23,8 +23,7 @@ int prologue_companions(const struct graph *graph, int node, int *nodes) {
         do {
             for (int k = first; k < last; k++) {
                 int producer = graph->values[reader->operands[k]].producer;
-                bool is_new =
-                    !reader->is_output[k] && producer >= 0 && op_of(graph->nodes[producer].op) == &pointwise_op;
+                bool is_new = !reader->is_output[k] && producer >= 0 && node_is_pointwise(&graph->nodes[producer]);
                 for (int j = 0; j < count; j++)
                     is_new = is_new && nodes[j] != producer;
                 if (is_new && count == BEFORE_MAX)
@@ -102,9 +101,8 @@ weftStatus_t prologue_find(struct prologue *h) {
                  descriptor_label(node->op));
         TRY(formula_accepts(node->op));
         for (int k = 0; k < node->operand_count; k++) {
-            int value = node->operands[k], producer = c->region->graph->values[value].producer;
-            bool is_inside = producer >= 0 && region_has(c->region, producer);
-            if (!node->is_output[k] && !is_inside && value != c->operand[OPERAND_A].value)
+            int value = node->operands[k];
+            if (!node->is_output[k] && !region_makes(c->region, value) && value != c->operand[OPERAND_A].value)
                 TRY(add_operand(h, node, value));
         }
     }
