@@ -139,6 +139,8 @@ int64_t row_space_stride(const struct row_space *space, const struct tensor *ten
     const struct row_axis *at = &space->axes[axis];
     if (!row_space_has_axis(space, tensor, axis))
         return 0;
+    if (at->extent == 0)
+        return 1; /* 0 would say that the tensor has one element for all, and it has none */
     bool is_by_group = tensor->dims.at[at->dim] != space->dims.at[at->dim];
     return tensor->strides.at[at->dim] * (is_by_group ? 1 : at->inner);
 }

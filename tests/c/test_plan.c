@@ -538,6 +538,32 @@ static void test_aliasing(void) {
     drop(plan), drop(x), drop(y);
 }
 
+/* The sum of rows without elements is 0, on every engine, and nothing of x is read, not even where stride 0 says that all
+   elements of a row are one. */
+static void test_no_elements(void) {
+    desc parameters = make(WEFT_BACKEND_REDUCTION_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    desc x = open_tensor(1, DIMS(3, 0)), y = tensor(2, DIMS(3, 1));
+    MUST(set_numbers(x, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){1, 0}));
+    MUST(weftBackendFinalize(x));
+    MUST(set_enum(parameters, WEFT_ATTR_REDUCTION_OPERATOR, WEFT_TYPE_REDUCTION_OPERATOR_TYPE, WEFT_REDUCE_TENSOR_ADD));
+    MUST(weftBackendFinalize(parameters));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_REDUCTION_XDESC, x));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_REDUCTION_YDESC, y));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_REDUCTION_DESC, parameters));
+    MUST(weftBackendFinalize(op));
+    desc graph = graph_of(1, &op);
+    for (int64_t index = first_cpu_index(graph); index <= reference_index(graph); index++) {
+        desc plan = finalized(open_plan(graph, index));
+        _Alignas(64) float sums[3] = {1, 2, 3}, workspace[1024];
+        char *nothing = malloc(1); /* AddressSanitizer knows its end */
+        CHECK(get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) <= (int64_t)sizeof workspace, "too small");
+        MUST(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)nothing, (uintptr_t)sums}, workspace, NULL));
+        CHECK(sums[0] == 0 && sums[1] == 0 && sums[2] == 0, "%g %g %g", sums[0], sums[1], sums[2]);
+        free(nothing), drop(plan);
+    }
+    drop(graph), drop(x), drop(y), drop(parameters);
+}
+
 static void test_packs(void) {
     static struct memory m;
     fill(&m);
@@ -1242,6 +1268,7 @@ int main(void) {
     test_flat_misuse();
     test_alignment();
     test_aliasing();
+    test_no_elements();
     test_packs();
     test_overrides();
     test_save_and_load();
