@@ -66,7 +66,7 @@ static void mark(const struct row_schedule *s, int pass, int term, bool *is_mark
 }
 
 static void mark_pass(const struct row_schedule *s, int pass, bool *is_marked) {
-    memset(is_marked, 0, ROWWISE_TERMS * sizeof *is_marked);
+    memset(is_marked, 0, (size_t)s->rows->term_count * sizeof *is_marked);
     for (int i = 0; i < s->rows->term_count; i++)
         if (closes(term_at(s, i), pass))
             mark(s, pass, term_at(s, i)->arguments[0], is_marked);
@@ -134,6 +134,17 @@ struct listing {
     int pair_of[ROWWISE_TERMS]; /* the sum whose reading a sum of products shares, and the other way round; -1: none */
     bool is_full;
 };
+
+/* Of the terms that there are: most programs have few. */
+static void begin_listing(struct listing *l, struct row_schedule *s, int pass) {
+    l->s = s;
+    l->pass = pass;
+    l->is_full = false;
+    for (int i = 0; i < s->rows->term_count; i++) {
+        l->at[i] = l->pair_of[i] = -1;
+        l->is_taken_in[i] = l->is_product[i] = false;
+    }
+}
 
 static struct row_instruction *add(struct listing *l, enum row_verb verb, int term) {
     struct row_schedule *s = l->s;
@@ -397,10 +408,9 @@ static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
 
 static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     struct row_pass *pass = &s->passes[number];
-    struct listing l = {.s = s, .pass = number};
+    struct listing l;
+    begin_listing(&l, s, number);
     *pass = (struct row_pass){.first = s->instruction_count};
-    memset(l.at, -1, sizeof l.at);
-    memset(l.pair_of, -1, sizeof l.pair_of);
     mark_pass(s, number, l.is_marked);
     add_spreads(&l);
     pass->spreads = s->instruction_count - pass->first;

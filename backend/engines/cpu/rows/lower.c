@@ -162,15 +162,14 @@ static weftStatus_t check_pointwise(const struct node *node) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers", descriptor_label(node->op));
 }
 
-static void start(struct rowwise *rows, const struct region *region) {
-    memset(rows, 0, sizeof *rows);
-    rows->region = region;
-    rows->graph = region->graph;
+static void start(struct rowwise *rows, struct rowwise_room *room, const struct region *region) {
+    *rows = (struct rowwise){
+        .region = region, .graph = region->graph, .operands = room->operands, .made = room->made, .terms = room->terms};
 }
 
-weftStatus_t rowwise_analyse(struct rowwise *rows, const struct region *region, enum statistics_method method,
-                             bool sums_apart) {
-    start(rows, region);
+weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, const struct region *region,
+                             enum statistics_method method, bool sums_apart) {
+    start(rows, room, region);
     rows->method = method;
     rows->sums_apart = sums_apart;
     TRY(row_space_find(&rows->space, region));
@@ -213,10 +212,10 @@ static weftStatus_t sum_apart(struct rowwise *rows, const struct follow *follow,
     return lower(&l, follow->node);
 }
 
-weftStatus_t rowwise_follow(struct rowwise *rows, const struct rowwise *first) {
+weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, const struct rowwise *first) {
     const struct follow *follow = &first->follow;
     int64_t strides[WEFT_DIM_MAX];
-    start(rows, first->region);
+    start(rows, room, first->region);
     TRY(follow_space(follow, &first->space, &rows->space, strides));
     if (follow->kind == FOLLOW_APART) {
         TRY(sum_apart(rows, follow, strides));

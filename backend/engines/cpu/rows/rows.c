@@ -8,8 +8,6 @@
 #include "engines/cpu/families.h"
 #include "engines/cpu/rows/schedule.h"
 
-#include <stddef.h>
-
 enum { LONG_ROW = 512 << 10 }; /* bytes above which a row's second reading comes from beyond a usual L2 */
 
 struct sweep {
@@ -17,19 +15,21 @@ struct sweep {
     struct row_schedule schedules[2];
     int programs;
     int64_t scratch_bytes; /* of both; then the memory of each */
+    struct rowwise_room rooms[2];
+    struct schedule_room schedule_rooms[2];
 };
 
-/* What a step keeps of that: programs without the room that they do not use. */
+/* What a step keeps of that. */
 struct programs {
     int count;
     int64_t scratch_bytes;
-    struct row_schedule *schedules[2];
+    const struct row_schedule *schedules[2];
 };
 
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, int threads,
                                  enum statistics_method method, bool apart) {
-    TRY(rowwise_analyse(&sweep->rows[0], region, method, apart));
-    return row_schedule_make(&sweep->schedules[0], &sweep->rows[0], threads);
+    TRY(rowwise_analyse(&sweep->rows[0], &sweep->rooms[0], region, method, apart));
+    return row_schedule_make(&sweep->schedules[0], &sweep->schedule_rooms[0], &sweep->rows[0], threads);
 }
 
 static bool rereads_memory(const struct sweep *sweep) {
@@ -84,8 +84,8 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     if (first->follow.kind == FOLLOW_COLUMNS)
         place_sums(sweep);
     if (first->follow.kind != FOLLOW_NOTHING) {
-        TRY(rowwise_follow(&sweep->rows[1], first));
-        TRY(row_schedule_make(&sweep->schedules[1], &sweep->rows[1], device->threads));
+        TRY(rowwise_follow(&sweep->rows[1], &sweep->rooms[1], first));
+        TRY(row_schedule_make(&sweep->schedules[1], &sweep->schedule_rooms[1], &sweep->rows[1], device->threads));
         sweep->programs = 2;
     }
     sweep->scratch_bytes = first->scratch_bytes;
@@ -101,21 +101,6 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-static weftStatus_t keep_program(struct programs *kept, const struct sweep *sweep, struct arena *arena) {
-    const struct rowwise *rows = &sweep->rows[kept->count];
-    const struct row_schedule *s = &sweep->schedules[kept->count];
-    struct rowwise *own_rows;
-    struct row_schedule *own;
-    TRY(arena_copy(arena, &own_rows, rows,
-                   offsetof(struct rowwise, terms) + (size_t)rows->term_count * sizeof *rows->terms));
-    TRY(arena_copy(arena, &own, s,
-                   offsetof(struct row_schedule, instructions) +
-                       (size_t)s->instruction_count * sizeof *s->instructions));
-    own->rows = own_rows;
-    kept->schedules[kept->count++] = own;
-    return WEFT_STATUS_SUCCESS;
-}
-
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;
@@ -125,8 +110,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(threads_start());
     TRY(arena_alloc(arena, &kept, sizeof *kept));
     int64_t memory = 0;
-    for (int i = 0; i < sweep.programs; i++) {
-        TRY(keep_program(kept, &sweep, arena));
+    for (; kept->count < sweep.programs; kept->count++) {
+        int i = kept->count;
+        TRY(row_schedule_keep(&kept->schedules[i], &sweep.schedules[i], arena));
         memory = max64(memory, row_schedule_bytes(&sweep.schedules[i]));
     }
     kept->scratch_bytes = sweep.scratch_bytes;

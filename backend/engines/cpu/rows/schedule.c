@@ -71,9 +71,16 @@ static void measure_memory(struct row_schedule *s) {
     s->task_bytes = s->kept_bytes * s->kept_count;
 }
 
-weftStatus_t row_schedule_make(struct row_schedule *s, const struct rowwise *rows, int threads) {
-    memset(s, 0, sizeof *s);
-    s->rows = rows;
+weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
+                               int threads) {
+    *s = (struct row_schedule){.rows = rows,
+                               .loops = room->loops,
+                               .passes = room->passes,
+                               .instructions = room->instructions,
+                               .row_terms = room->row_terms,
+                               .slot_of = room->slot_of,
+                               .kept = room->kept,
+                               .kept_pass = room->kept_pass};
     TRY(row_schedule_list(s, true));
     row_schedule_nest(s);
     row_schedule_cut(s);
@@ -87,6 +94,37 @@ weftStatus_t row_schedule_make(struct row_schedule *s, const struct rowwise *row
     s->sums_columns = b->is_reduced && b->position == 1 && s->splits == 1;
     cut_tasks(s);
     predict(s, threads);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Replaces a list by a copy of its items. */
+static weftStatus_t keep_list(struct arena *arena, void *list, int count, size_t item_bytes) {
+    void *items;
+    memcpy(&items, list, sizeof items);
+    return arena_copy(arena, list, items, (size_t)count * item_bytes);
+}
+
+static weftStatus_t keep_rows(const struct rowwise **kept, const struct rowwise *rows, struct arena *arena) {
+    struct rowwise *own;
+    TRY(arena_copy(arena, &own, rows, sizeof *rows));
+    own->made = NULL;
+    TRY(keep_list(arena, &own->operands, rows->operand_count, sizeof *rows->operands));
+    TRY(keep_list(arena, &own->terms, rows->term_count, sizeof *rows->terms));
+    *kept = own;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena) {
+    struct row_schedule *own;
+    TRY(arena_copy(arena, &own, s, sizeof *s));
+    own->kept = own->kept_pass = NULL;
+    TRY(keep_rows(&own->rows, s->rows, arena));
+    TRY(keep_list(arena, &own->loops, s->loop_count, sizeof *s->loops));
+    TRY(keep_list(arena, &own->passes, s->pass_count, sizeof *s->passes));
+    TRY(keep_list(arena, &own->instructions, s->instruction_count, sizeof *s->instructions));
+    TRY(keep_list(arena, &own->row_terms, s->stage_ends[ROWWISE_PASSES], sizeof *s->row_terms));
+    TRY(keep_list(arena, &own->slot_of, s->rows->term_count, sizeof *s->slot_of));
+    *kept = own;
     return WEFT_STATUS_SUCCESS;
 }
 

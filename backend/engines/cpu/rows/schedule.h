@@ -58,10 +58,18 @@ struct row_loop {
     int64_t position;                  /* elements of a row that one step passes over; 0: a loop over rows */
 };
 
+/* What a schedule is made in, as struct rowwise_room. */
+struct schedule_room {
+    struct row_loop loops[ROWWISE_LOOPS];
+    struct row_pass passes[ROWWISE_PASSES];
+    struct row_instruction instructions[ROWWISE_INSTRUCTIONS];
+    int row_terms[ROWWISE_TERMS], slot_of[ROWWISE_TERMS], kept[ROWWISE_TERMS], kept_pass[ROWWISE_TERMS];
+};
+
 struct row_schedule {
     const struct rowwise *rows;
     int loop_count;
-    struct row_loop loops[ROWWISE_LOOPS];
+    struct row_loop *loops;
     int a, b;                      /* the loops of a block's rows and columns */
     int64_t block_a, block_b;      /* extents of a block */
     int64_t tile_a;                /* extent of a tile along a, where that is a loop over rows: some blocks */
@@ -72,25 +80,28 @@ struct row_schedule {
     int64_t tasks, tiles_per_task; /* where splits is 1 */
     bool sums_columns;             /* rows lie so that sums of columns can be taken beside them */
     int pass_count, closed;        /* passes; the first of them, which end in reductions */
-    struct row_pass passes[ROWWISE_PASSES];
+    struct row_pass *passes;
     int instruction_count, register_count;
+    struct row_instruction *instructions;
     bool has_wide;
     int64_t register_bytes;
-    int row_terms[ROWWISE_TERMS], stage_ends[ROWWISE_PASSES + 1]; /* formulas and loads of rows, stage after stage */
-    int row_slots, slot_of[ROWWISE_TERMS];                        /* of terms of rows; -1: none */
-    int64_t row_bytes, totals_at, tile_bytes; /* of one slot; of all, where totals begin; with totals */
-    int kept_count, kept[ROWWISE_TERMS];      /* slot of a term whose elements stay from pass to pass; -1: none */
-    int kept_pass[ROWWISE_TERMS];             /* that calculates them */
-    int64_t kept_bytes;                       /* of one slot */
-    int sum_count;                            /* sums of columns */
-    int64_t sums_at, sum_bytes;               /* where in scratch memory the first task's are; bytes of one task's */
-    int64_t task_bytes;                       /* scratch memory of a task */
+    int *row_terms, stage_ends[ROWWISE_PASSES + 1]; /* formulas and loads of rows, stage after stage */
+    int row_slots, *slot_of;                        /* of terms of rows; -1: none */
+    int64_t row_bytes, totals_at, tile_bytes;       /* of one slot; of all, where totals begin; with totals */
+    int kept_count, *kept;      /* slot of a term whose elements stay from pass to pass; -1: none; NULL to run */
+    int *kept_pass;             /* that calculates them; NULL to run */
+    int64_t kept_bytes;         /* of one slot */
+    int sum_count;              /* sums of columns */
+    int64_t sums_at, sum_bytes; /* where in scratch memory the first task's are; bytes of one task's */
+    int64_t task_bytes;         /* scratch memory of a task */
     double seconds;
-    struct row_instruction instructions[ROWWISE_INSTRUCTIONS]; /* last, since a step keeps no more than there are */
 };
 
 /* Decides everything for a program, or says why it cannot run. */
-weftStatus_t row_schedule_make(struct row_schedule *s, const struct rowwise *rows, int threads);
+weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
+                               int threads);
+/* A copy with its program, in memory of an arena, to run. */
+weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena);
 
 /* Memory of a run: what follows shares the first part; tiles and parts of tiles where splits > 1, else tasks. */
 int64_t row_schedule_bytes(const struct row_schedule *s);

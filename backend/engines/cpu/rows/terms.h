@@ -51,25 +51,33 @@ struct row_operand {
     int64_t strides[WEFT_DIM_MAX]; /* elements, along the axes; 0 where the tensor broadcasts */
 };
 
+/* A value of the graph that has become a term. */
+struct row_value {
+    int value, term;
+};
+
+/* What a program is written in, and need not be cleared. A step keeps as much of it as was used. */
+struct rowwise_room {
+    struct row_operand operands[ROWWISE_OPERANDS];
+    struct row_value made[ROWWISE_TERMS];
+    struct term terms[ROWWISE_TERMS];
+};
+
 struct rowwise {
     const struct region *region;
     const struct graph *graph;
     enum statistics_method method; /* of norms; all else takes its statistics in turn */
     bool sums_apart;               /* no column sums: gradients of scale and bias in a sweep of their own */
     struct row_space space;
-    int operand_count;
-    struct row_operand operands[ROWWISE_OPERANDS];
-    int term_count;
-    int made_count;
-    struct {
-        int value, term;
-    } made[ROWWISE_TERMS]; /* values of the graph that have become terms */
+    int operand_count, made_count, term_count;
+    struct row_operand *operands;
+    struct row_value *made;
+    struct term *terms;
     struct follow follow;
     int scale_sum, bias_sum; /* FOLLOW_COLUMNS: the terms that are summed */
     int64_t scratch_bytes;   /* of what follow needs */
     bool has_sample;
-    weftStatus_t trouble;             /* the first failure of the calls that return terms */
-    struct term terms[ROWWISE_TERMS]; /* last, since a step keeps no more than there are */
+    weftStatus_t trouble; /* the first failure of the calls that return terms */
 };
 
 /* ---- terms.c: each gives the new term's number, -1 after a failure, which `trouble` keeps ---- */
@@ -94,9 +102,9 @@ weftStatus_t rowwise_finish(struct rowwise *rows);
 /* ---- lower.c ---- */
 
 /* Writes the program of a region, or says why the family does not serve it. Pure. */
-weftStatus_t rowwise_analyse(struct rowwise *rows, const struct region *region, enum statistics_method method,
-                             bool sums_apart);
+weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, const struct region *region,
+                             enum statistics_method method, bool sums_apart);
 /* The program that does what the first one left over. */
-weftStatus_t rowwise_follow(struct rowwise *rows, const struct rowwise *first);
+weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, const struct rowwise *first);
 
 #endif
