@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* BLOCK_BYTES: what most descriptors need in all, so that one of them is one allocation. ALIGNMENT: of every result;
-   enough for any C type but vectors wider than 16 bytes. */
-enum { BLOCK_BYTES = 2048, ALIGNMENT = 16 };
+/* BLOCK_BYTES: what most tensors and operations need, a name; each further block is twice as large as the one before, up
+   to MOST_BYTES. ALIGNMENT: of every result; enough for any C type but vectors wider than 16 bytes. */
+enum { BLOCK_BYTES = 256, MOST_BYTES = 64 << 10, ALIGNMENT = 16 };
 
 struct arena_block {
     struct arena_block *next;
@@ -19,15 +19,20 @@ struct arena_block {
     alignas(ALIGNMENT) unsigned char bytes[];
 };
 
+static size_t next_capacity(const struct arena_block *last, size_t need) {
+    size_t usual = !last ? BLOCK_BYTES : last->capacity < MOST_BYTES / 2 ? 2 * last->capacity : MOST_BYTES;
+    return need > usual ? need : usual;
+}
+
 weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
     /* Rounding up and the head of the block must not overflow. */
     if (bytes > SIZE_MAX / 2)
         return status_no_memory(bytes);
     size_t need = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     struct arena_block *block = arena->blocks;
-    /* What is left of the block before is given up: arenas live shortly or hold few things. */
+    /* What is left of the block before is given up. */
     if (!block || block->capacity - block->used < need) {
-        size_t capacity = need > BLOCK_BYTES ? need : BLOCK_BYTES;
+        size_t capacity = next_capacity(block, need);
         /* calloc: callers count on zeros, and blocks are never used twice. */
         block = calloc(1, sizeof *block + capacity);
         if (!block)
@@ -66,6 +71,16 @@ weftStatus_t arena_print(struct arena *arena, const char **out, const char *form
     va_end(again);
     *out = chars;
     return status;
+}
+
+void arena_join(struct arena *arena, struct arena *from) {
+    /* Behind the newest block, in which there is room. */
+    struct arena_block **at = arena->blocks ? &arena->blocks->next : &arena->blocks, *rest = *at;
+    *at = from->blocks;
+    while (*at)
+        at = &(*at)->next;
+    *at = rest;
+    from->blocks = NULL;
 }
 
 void arena_free(struct arena *arena) {

@@ -20,6 +20,9 @@ weftStatus_t arena_copy(struct arena *arena, void *out, const void *source, size
 weftStatus_t arena_print(struct arena *arena, const char **out, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Gives all that lives in `from` to another arena; nothing moves. */
+void arena_join(struct arena *arena, struct arena *from);
+
 void arena_free(struct arena *arena);
 
 #endif
