@@ -62,7 +62,7 @@ struct row {
     double initial;       /* default of a number, enumeration or boolean */
     const char *in_place; /* of an output: keys of the inputs whose memory it may overwrite element by element */
     const char *shape;    /* of a tensor: its dimensions in words */
-    /* Of a result that is text and is written each time that it is asked for, as it is long; NULL: it lies at the
+    /* Of characters that are written each time that they are asked for, as they are many; NULL: they lie at the
        offset. */
     void (*write)(const struct descriptor *descriptor, struct text *text);
     const char *doc;

@@ -3,8 +3,8 @@
 #include "plan/engine.h"
 #include "base/text.h"
 #include "graph/descriptor.h"
-#include "plan/draft.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* ---- Knobs ------------------------------------------------------------------------------------------------------- */
@@ -276,20 +276,31 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
         TRY(check_setting(self, (const struct knob_setting *)self->knobs.descriptors[i]));
     const struct graph *graph = self->engine->graph;
     struct knob_choices choices;
-    struct draft draft;
-    struct arena arena = {0};
+    struct arena *arena = &self->draft_arena;
     TRY(choose_device(&self->device, self->engine->device, graph->handle, engine));
-    weftStatus_t status = collect_choices(&choices, self, &arena);
+    weftStatus_t status = collect_choices(&choices, self, arena);
     if (!status)
         status = partition(&self->cover, graph, engine, &self->device, &choices, INT64_MAX, &descriptor->arena);
     if (!status)
-        status = draft_make(&draft, graph, engine, &self->device, &choices, &self->cover, &arena);
-    if (!status) {
-        self->workspace_bytes = draft.workspace_bytes;
-        self->seconds = draft.seconds;
+        status = draft_make(&self->draft, graph, engine, &self->device, &choices, &self->cover, arena);
+    if (status) {
+        arena_free(arena);
+        return status;
     }
-    arena_free(&arena);
-    return status;
+    self->workspace_bytes = self->draft.workspace_bytes;
+    self->seconds = self->draft.seconds;
+    atomic_store(&self->has_draft, true);
+    return WEFT_STATUS_SUCCESS;
+}
+
+bool config_take_draft(struct draft *draft, struct engine_config *config, const struct device *device,
+                       struct arena *arena) {
+    struct engine_config *planned = config->planned ? (struct engine_config *)config->planned : config;
+    if (!device_same(device, &planned->device) || !atomic_exchange(&planned->has_draft, false))
+        return false;
+    *draft = planned->draft;
+    arena_join(arena, &planned->draft_arena);
+    return true;
 }
 
 static weftStatus_t copy_config(struct descriptor *target, const struct descriptor *source) {
@@ -302,7 +313,9 @@ static weftStatus_t copy_config(struct descriptor *target, const struct descript
 }
 
 static void release_config(struct descriptor *descriptor) {
-    descriptor_release(((struct engine_config *)descriptor)->planned);
+    struct engine_config *self = (struct engine_config *)descriptor;
+    arena_free(&self->draft_arena);
+    descriptor_release(self->planned);
 }
 
 const struct schema engine_config_schema = {

@@ -3,7 +3,7 @@
 #ifndef WEFT_PLAN_ENGINE_H
 #define WEFT_PLAN_ENGINE_H
 
-#include "plan/partition.h"
+#include "plan/draft.h"
 
 struct device_properties {
     struct descriptor base;
@@ -48,6 +48,9 @@ struct engine_config {
     struct device device;       /* for which finalize planned */
     struct cover cover;         /* of the graph there, without a limit of the workspace: plans begin with it */
     struct descriptor *planned; /* the configuration in which the cover is; NULL: in this one, which is no copy */
+    struct draft draft;         /* what finalize drafted, for the first plan */
+    struct arena draft_arena;
+    _Atomic bool has_draft; /* no plan has taken it */
 };
 
 extern const struct schema device_properties_schema, knob_info_schema, knob_setting_schema, layout_info_schema,
@@ -66,6 +69,10 @@ weftStatus_t make_config(struct engine_config **out, struct graph *graph, int in
 /* The fastest configuration that finalized heuristics found; the caller releases it. NOT_SUPPORTED when there is
    none. */
 weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config);
+
+/* Gives what finalize drafted for this device, with its memory, to whoever is the first to ask; false to others. */
+bool config_take_draft(struct draft *draft, struct engine_config *config, const struct device *device,
+                       struct arena *arena);
 
 /* The settings of a configuration as families read them, in `arena`. */
 weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_config *config, struct arena *arena);

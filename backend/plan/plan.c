@@ -28,7 +28,8 @@ static const struct row rows[] = {
               "run_only_intermediate_uids", .storage = STORE_LIST,
               .doc = "not supported: plans compute all of their graph"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct plan, blob, WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, "json",
-              .storage = STORE_LIST, .doc = "get: the plan saved as bytes; set: those bytes, to load it"),
+              .storage = STORE_LIST, .write = plan_write_blob,
+              .doc = "get: the plan saved as bytes; set: those bytes, to load it"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, kernel_cache, WEFT_ATTR_EXECUTION_PLAN_KERNEL_CACHE,
               "kernel_cache", .target = WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR, .doc = "kernels to share"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, device_properties, WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP,
@@ -160,6 +161,8 @@ static weftStatus_t limit_config(struct engine_config **config, const struct pla
 static weftStatus_t draft_config(struct plan *plan, const struct device *device) {
     const struct engine_config *config = plan->config;
     struct knob_choices choices;
+    if (config_take_draft(&plan->draft, plan->config, device, &plan->base.arena))
+        return WEFT_STATUS_SUCCESS;
     TRY(collect_choices(&choices, config, &plan->base.arena));
     return draft_make(&plan->draft, config->engine->graph, engines[config->engine->index], device, &choices,
                       device_same(device, &config->device) ? &config->cover : NULL, &plan->base.arena);
@@ -217,7 +220,7 @@ static weftStatus_t build(struct plan *plan) {
     trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",
           plan->tag.chars, descriptor_label(&plan->draft.graph->base), plan->draft.engine->name,
           plan->draft.cover.count, (long long)plan->workspace_bytes, plan->draft.seconds * 1e6);
-    return plan_save(plan);
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* The properties that are set, else those of the plan's handle; NULL without either. The caller releases them. */

@@ -29,7 +29,7 @@ struct plan {
     struct graph *graph; /* to be planned on the fastest engine, when there is no config */
     int64_t workspace_bytes;
     struct list computed_intermediates, run_only_intermediates;
-    struct list blob; /* as set by the user: a saved plan; then what save makes */
+    struct list blob; /* as set by the user: a saved plan, to load */
     struct descriptor *kernel_cache;
     struct device_properties *device_properties;
     int32_t retention;

@@ -296,43 +296,40 @@ static weftStatus_t put_codes(struct byte_writer *body, const struct plan *plan)
     return status;
 }
 
-weftStatus_t plan_save(struct plan *plan) {
-    struct byte_writer body, whole;
-    byte_writer_init(&body);
-    byte_writer_init(&whole);
+static weftStatus_t put_body(struct byte_writer *body, const struct plan *plan) {
     const char *name = plan->draft.engine->name;
-    byte_put_block(&body, name, strlen(name));
-    byte_put_i64(&body, plan->config->knobs.count);
+    byte_put_block(body, name, strlen(name));
+    byte_put_i64(body, plan->config->knobs.count);
     for (int64_t i = 0; i < plan->config->knobs.count; i++) {
         const struct knob_setting *knob = (const struct knob_setting *)plan->config->knobs.descriptors[i];
-        byte_put_u32(&body, (uint32_t)knob->type);
-        byte_put_i64(&body, knob->value);
+        byte_put_u32(body, (uint32_t)knob->type);
+        byte_put_i64(body, knob->value);
     }
-    weftStatus_t status = graph_save(&body, plan->draft.graph, &(struct changes){0});
-    if (!status)
-        status = put_codes(&body, plan);
+    TRY(graph_save(body, plan->draft.graph, &(struct changes){0}));
+    return put_codes(body, plan);
+}
 
+void plan_write_blob(const struct descriptor *descriptor, struct text *bytes) {
+    struct byte_writer body, head;
+    byte_writer_init(&body);
+    byte_writer_init(&head);
+    weftStatus_t status = put_body(&body, (const struct plan *)descriptor);
     uint8_t digest[32];
     struct sha256 hash;
     sha256_init(&hash);
     sha256_update(&hash, body.data, body.length);
     /* Against damage, not against forgery: whoever writes a blob can write its digest. */
     sha256_final(digest, &hash);
-    byte_put_raw(&whole, MAGIC, sizeof MAGIC);
-    byte_put_u32(&whole, FORMAT);
-    byte_put_u32(&whole, library_version());
-    byte_put_i64(&whole, (int64_t)body.length);
-    byte_put_raw(&whole, digest, sizeof digest);
-    byte_put_raw(&whole, body.data, body.length);
-    if (!status && whole.failed)
-        status = status_no_memory(body.length);
-    if (!status) {
-        plan->blob.count = (int64_t)whole.length;
-        status = arena_copy(&plan->base.arena, &plan->blob.items, whole.data, whole.length);
-    }
+    byte_put_raw(&head, MAGIC, sizeof MAGIC);
+    byte_put_u32(&head, FORMAT);
+    byte_put_u32(&head, library_version());
+    byte_put_i64(&head, (int64_t)body.length);
+    byte_put_raw(&head, digest, sizeof digest);
+    text_add_chars(bytes, (const char *)head.data, head.length);
+    text_add_chars(bytes, (const char *)body.data, body.length);
+    bytes->failed = bytes->failed || status || body.failed || head.failed;
     byte_writer_free(&body);
-    byte_writer_free(&whole);
-    return status;
+    byte_writer_free(&head);
 }
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */

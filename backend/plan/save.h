@@ -8,8 +8,8 @@
 #include "base/bytes.h"
 #include "plan/plan.h"
 
-/* Puts the plan's bytes into its json row. */
-weftStatus_t plan_save(struct plan *plan);
+/* The plan's bytes, which its json row is read as. */
+void plan_write_blob(const struct descriptor *plan, struct text *bytes);
 
 /* Makes the engine configuration from the json row, for a plan whose handle and device properties are set, and lists
    the code that it carries. */
