@@ -173,15 +173,12 @@ SHORT = 16
 
 
 @cache
-def _array_type(kind: str) -> Any:
-    """The C type of an array of elements of an attribute type."""
-    return ffi.typeof(f"{_ELEMENTS.get(kind, 'int32_t')}[]")
+def _type_of(kind: str) -> tuple[int, Any]:
+    """The number of an attribute type, and the C type of an array of its elements."""
+    return int(enums.attribute_type[kind]), ffi.typeof(f"{_ELEMENTS.get(kind, 'int32_t')}[]")
 
 
-@cache
-def _number_of(kind: str) -> int:
-    """The number of an attribute type."""
-    return int(enums.attribute_type[kind])
+_COUNT, _DESCRIPTOR = ffi.typeof("int64_t *"), ffi.typeof("weftBackendDescriptor_t *")
 
 
 class Descriptor:
@@ -191,13 +188,14 @@ class Descriptor:
     __slots__ = ("__weakref__", "kind", "pointer")
 
     def __init__(self, kind: int) -> None:
-        pointer = ffi.new("weftBackendDescriptor_t *")
-        check(library().weftBackendCreateDescriptor(int(kind), pointer))
-        self.pointer = ffi.gc(pointer[0], library().weftBackendDestroyDescriptor)
-        self.kind = enums.descriptor_type(kind)
+        pointer, functions = ffi.new(_DESCRIPTOR), library()
+        check(functions.weftBackendCreateDescriptor(int(kind), pointer))
+        self.pointer = ffi.gc(pointer[0], functions.weftBackendDestroyDescriptor)
+        self.kind = kind
 
     def set(self, name: int, kind: str, values: Iterable[Any]) -> None:
         """Sets an attribute. kind: the element type, such as "INT64"; values: the elements."""
+        number, array = _type_of(kind)
         if kind == "CHAR":
             text = values.encode() if isinstance(values, str) else bytes(values)
             if isinstance(values, str) and "\0" in values:
@@ -208,8 +206,10 @@ class Descriptor:
         else:
             given = values if isinstance(values, (list, tuple)) else list(values)
             plain = [held.pointer for held in given] if kind == "BACKEND_DESCRIPTOR" else given
-            elements, count = ffi.new(_array_type(kind), plain), len(given)
-        check(library().weftBackendSetAttribute(self.pointer, name, _number_of(kind), count, elements))
+            elements, count = ffi.new(array, plain), len(plain)
+        status = library().weftBackendSetAttribute(self.pointer, name, number, count, elements)
+        if status:
+            check(status)
 
     def finalize(self) -> None:
         """Checks the descriptor, infers what was left unset, and makes it immutable."""
@@ -221,20 +221,21 @@ class Descriptor:
 
     def _read(self, name: int, kind: str, room: int, elements: Any) -> int:
         """Reads as many elements of an attribute as there is room for; how many it has."""
-        count = ffi.new("int64_t *")
+        count = ffi.new(_COUNT)
         get = library().weftBackendGetAttribute
-        check(get(self.pointer, name, _number_of(kind), room, count, elements))
+        check(get(self.pointer, name, _type_of(kind)[0], room, count, elements))
         return int(count[0])
 
     def get(self, name: int, kind: str) -> list[Any]:
         """The elements of an attribute. Text comes in one piece; see get_text."""
-        room = SHORT
-        elements = ffi.new(_array_type(kind), room)
-        count = self._read(name, kind, room, elements)
-        if count > room:
-            elements = ffi.new(_array_type(kind), count)
+        array = _type_of(kind)[1]
+        elements = ffi.new(array, SHORT)
+        count = self._read(name, kind, SHORT, elements)
+        if count > SHORT:
+            elements = ffi.new(array, count)
             self._read(name, kind, count, elements)
-        return [elements[i] for i in range(count)]
+        found: list[Any] = ffi.unpack(elements, count)
+        return found
 
     def get_one(self, name: int, kind: str) -> Any:
         """The only element of an attribute."""

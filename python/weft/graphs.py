@@ -306,15 +306,16 @@ class Graph(Sugar):
             raise BadParameterError(f"{method}: name is {arguments.shown(name)}. Give a text.")
         rows = backend.operations()[operation].rows
         name = name or f"{method}_{len(self._operations)}"
+        where = f"{method} '{name}'"
         kept: dict[str, Any] = {}
         for key, value in values.items():
             if value is None or (isinstance(value, (tuple, list)) and not value):
                 continue
             if key not in rows:
                 raise NotSupportedError(
-                    f"{method} '{name}': the loaded library has no attribute '{key}' of {operation}."
+                    f"{where}: the loaded library has no attribute '{key}' of {operation}."
                 )
-            kept[key] = self._as_operand(value, rows[key], f"{method} '{name}'", key)
+            kept[key] = self._as_operand(value, rows[key], where, key)
         made: dict[str, Tensor] = {}
         recorded = Operation(operation, name, kept, made, dtypes.data_type_of(compute_data_type))
         for key in computed_results(method, kept, results):
@@ -371,10 +372,12 @@ class Graph(Sugar):
 
     def _as_operand(self, value: Any, rows: list[Row], operation: str, key: str) -> Any:
         """A value as its row stores it; operands become tensors."""
-        takes_tensor = any(row.role in ("input", "output") for row in rows)
-        takes_number = any(row.role == "option" and row.type != "BACKEND_DESCRIPTOR" for row in rows)
-        if not takes_tensor or (takes_number and isinstance(value, (int, float))):
+        if {row.role for row in rows}.isdisjoint(("input", "output")):
             return value
+        if isinstance(value, (int, float)):
+            takes_number = any(row.role == "option" and row.type != "BACKEND_DESCRIPTOR" for row in rows)
+            if takes_number:
+                return value
         is_list = rows[0].storage == "list"
         tensors = [self._as_tensor(item, operation, key) for item in (value if is_list else [value])]
         for tensor in tensors:

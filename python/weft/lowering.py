@@ -133,9 +133,8 @@ class Lowering:
             values["compute_data_type"] = compute
         if "subgraph" in values:
             values |= self._nested(values["subgraph"], values)
-        where = f"{operation.kind} '{operation.name}'"
         for key, value in values.items():
-            row, elements = self._row(schema.rows[key], value, where)
+            row, elements = self._row(schema.rows[key], value, operation)
             target = parameters if row.is_parameter and parameters is not None else own
             target.set(row.name, row.type, elements)
         if parameters is not None and schema.parameters_row is not None:
@@ -190,7 +189,9 @@ class Lowering:
         found = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
         return [data_type(number) for number in found if number >= 0]
 
-    def _row(self, rows: Sequence[Row], value: Any, where: str) -> tuple[Row, Sequence[Any]]:
+    def _row(
+        self, rows: Sequence[Row], value: Any, operation: Operation
+    ) -> tuple[Row, Sequence[Any]]:
         """Which of an attribute's rows takes a value, and the value as its elements."""
         if len(rows) == 1 and isinstance(value, Tensor):
             return rows[0], [self.tensor(value)]
@@ -200,7 +201,9 @@ class Lowering:
             row = next(row for row in rows if row.type == "BACKEND_DESCRIPTOR")
             return row, [self.tensor(item) for item in values]
         row = next((row for row in rows if row.type != "BACKEND_DESCRIPTOR"), rows[0])
-        what = f"{where}: {row.key}"
+        if row.type == "DATA_TYPE" and isinstance(value, data_type):
+            return row, values
+        what = f"{operation.kind} '{operation.name}': {row.key}"
         if row.type in ("INT64", "INT32"):
             return row, [whole(int(item) if isinstance(item, IntEnum) else item, what) for item in values]
         if row.type in ("FLOAT", "DOUBLE"):
