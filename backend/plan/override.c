@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Executions with other shapes than the plan's: the graph is made again with the overridden dims and strides, planned
-   on the same engine, and kept for the next execution of these shapes. Only such an execution takes a lock or
+   on the same engine where that serves them, and kept for the next execution of these shapes. Only such an execution takes a lock or
    allocates. */
 #include "graph/descriptor.h"
 #include "plan/plan.h"
@@ -66,15 +66,14 @@ static weftStatus_t check_overrides(const struct plan *plan, const struct varian
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The graph with other shapes, as a plan on the same engine with the same knobs. */
+/* The graph with other shapes, as a plan. */
 static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const struct variant_pack *pack) {
     struct graph *graph = NULL;
     struct engine_config *config = NULL;
     struct descriptor *made = NULL;
     weftStatus_t status = graph_change(&graph, plan->draft.graph, &(struct changes){.overrides = pack});
     if (!status)
-        status = make_config(&config, graph, (int)plan->config->engine->index, plan->config->engine->device,
-                             &plan->config->knobs);
+        status = plan_config_again(&config, plan->config, graph);
     if (!status)
         status = descriptor_make(&plan_schema, &made);
     if (!status) {

@@ -266,20 +266,34 @@ static const struct engine *fallback_of(const struct engine *engine, int *index)
     return NULL;
 }
 
-/* Makes the configuration anew for a graph that promises no alignment: on its engine, or where that declines such a
-   graph on the one that runs every graph. */
+static struct descriptor *find_workspace_knob(const struct list *knobs) {
+    for (int64_t i = 0; i < knobs->count; i++)
+        if (((const struct knob_setting *)knobs->descriptors[i])->type == WEFT_KNOB_TYPE_WORKSPACE)
+            return knobs->descriptors[i];
+    return NULL;
+}
+
+weftStatus_t plan_config_again(struct engine_config **made, const struct engine_config *config, struct graph *graph) {
+    const struct engine_descriptor *engine = config->engine;
+    struct descriptor *limit = find_workspace_knob(&config->knobs);
+    int fallback;
+    weftStatus_t status = make_config(made, graph, (int)engine->index, engine->device, &config->knobs);
+    /* Statuses are grouped by thousands; any kind of NOT_SUPPORTED is a refusal. */
+    bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
+    if (!is_declined || !fallback_of(engines[engine->index], &fallback) || fallback == engine->index)
+        return status;
+    const struct list knobs = {.count = limit != NULL, .items = &limit};
+    return make_config(made, graph, fallback, engine->device, &knobs);
+}
+
+/* Makes the configuration anew for a graph that promises no alignment. */
 static weftStatus_t give_up_alignment(struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     struct engine_config *config = NULL;
     struct graph *graph = NULL;
-    int fallback;
     weftStatus_t status = graph_change(&graph, engine->graph, &(struct changes){.element_aligned = true});
     if (!status)
-        status = make_config(&config, graph, (int)engine->index, engine->device, &plan->config->knobs);
-    /* Statuses are grouped by thousands; any kind of NOT_SUPPORTED is a refusal. */
-    bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
-    if (is_declined && fallback_of(engines[engine->index], &fallback))
-        status = make_config(&config, graph, fallback, engine->device, NULL);
+        status = plan_config_again(&config, plan->config, graph);
     descriptor_release(graph ? &graph->base : NULL);
     if (status)
         return status;

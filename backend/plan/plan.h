@@ -57,6 +57,10 @@ weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *worksp
 /* The same with a pack: looks the pointers up, and plans anew where shapes are overridden. */
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream);
 
+/* A configuration for a plan's graph after a change: on the plan's engine with its knobs, or where that declines such a
+   graph on the one that runs every graph, which keeps to the same limit of the workspace. */
+weftStatus_t plan_config_again(struct engine_config **made, const struct engine_config *config, struct graph *graph);
+
 /* The plan that serves a pack: `plan` itself, or one for the overridden shapes; the caller releases it. */
 weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct variant_pack *pack);
 void plan_free_overrides(struct plan *plan);

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import weft
+from weft import backend
+from weft.enums import attribute_name, descriptor_type
 
 UNORDERED = weft.numerical_note.NONDETERMINISTIC
 
@@ -132,3 +134,28 @@ def test_terms_that_it_takes(options: dict[str, Any], depth: int) -> None:
 def test_other_chips_do_not_have_it(device: str) -> None:
     said = answer(gradient(device=device))["reason"]
     assert said.startswith("Hopper's attention kernels run on compute capability 9.0, ")
+
+
+def test_shapes_that_the_engine_declines_run_on_the_one_that_takes_all() -> None:
+    """An execution of a legal shape is never refused for the engine that was chosen for another."""
+    g = gradient()
+    g.create_execution_plan(2)
+    g.build_plan_at_index(0)
+    wide = {"q": 4, "k": 2, "v": 2, "o": 4, "dO": 4, "a::dQ": 4, "a::dK": 2, "a::dV": 2}  # heads
+    assert "heads of 256" in answer(gradient(depth=256))["reason"]
+    pack = backend.Descriptor(descriptor_type.VARIANT_PACK_DESCRIPTOR)
+    slots = {slot.name: slot.uid for slot in g.plan.slots}
+    strides = [n for heads in wide.values() for n in (heads * 512 * 256, 512 * 256, 256, 1)]
+    for attribute, kind, values in [
+        ("UNIQUE_IDS", "INT64", list(slots.values())),
+        ("DATA_POINTERS", "VOID_PTR", [backend.ffi.NULL] * len(slots)),
+        ("OVERRIDE_UNIQUE_IDS", "INT64", [slots[name] for name in wide]),
+        ("OVERRIDE_SHAPES", "INT64", [n for heads in wide.values() for n in (2, heads, 512, 256)]),
+        ("OVERRIDE_STRIDES", "INT64", strides),
+    ]:
+        pack.set(attribute_name[f"VARIANT_PACK_{attribute}"], kind, values)
+    pack.finalize()
+    wanted = backend.get_execution_plan_workspace_size(weft.create_handle("cpu"), g.plan.descriptor, pack)
+    other = gradient(depth=256)
+    other.create_execution_plan(0)
+    assert wanted == other.get_workspace_size_plan_at_index(0)
