@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An output may overlap nothing, but an input that nobody reads any more, or one that the writing step reads where it
+/* An output may lie between the elements of others, and overlap nothing, but an input that nobody reads any more, or one that the writing step reads where it
    writes. What a step allows is asked of its family once, when the plan is made. */
 #include "plan/overlap.h"
 #include "graph/descriptor.h"
@@ -112,9 +112,40 @@ static struct span span_of(const struct plan *plan, void *const *values, int slo
     return (struct span){begin, begin + (uintptr_t)plan->slots[slot].bytes, slot};
 }
 
+/* Bytes that a tensor's elements stay within, where each is moved by multiples of `pitch` bytes into the first of them; 0:
+   this cannot be said of it. */
+static int64_t bytes_within(const struct tensor *tensor, int64_t pitch) {
+    int64_t element = tensor_element_bytes(tensor), bytes = element;
+    const struct dtype *type = dtype_of((weftDataType_t)tensor->type);
+    if (tensor->vector_count > 1 || !type || type->bits % 8)
+        return 0;
+    for (int64_t d = 0; d < tensor->dims.count && bytes <= pitch; d++)
+        if (tensor->dims.at[d] > 1 && tensor->strides.at[d] * element % pitch)
+            bytes += (tensor->dims.at[d] - 1) * tensor->strides.at[d] * element;
+    return bytes <= pitch ? bytes : 0;
+}
+
+/* Whether the elements of two tensors lie between each other, as two ranges of columns of one matrix do: apart modulo
+   a stride. */
+static bool are_interlaced(const struct plan *plan, const struct span *a, const struct span *b) {
+    const struct value *values = plan->draft.graph->values;
+    const struct tensor *x = values[plan->slots[a->slot].value].tensor, *y = values[plan->slots[b->slot].value].tensor;
+    for (int64_t d = 0; d < x->dims.count; d++) {
+        int64_t pitch = x->dims.at[d] > 1 ? x->strides.at[d] * tensor_element_bytes(x) : 0;
+        int64_t of_x = pitch ? bytes_within(x, pitch) : 0, of_y = of_x ? bytes_within(y, pitch) : 0;
+        /* Where y begins behind x, in the space between two beginnings of x. */
+        int64_t ahead = of_y ? (int64_t)((b->begin - a->begin) % (uintptr_t)pitch) : 0;
+        if (b->begin < a->begin && of_y)
+            ahead = (pitch - (int64_t)((a->begin - b->begin) % (uintptr_t)pitch)) % pitch;
+        if (of_y && ahead >= of_x && ahead + of_y <= pitch)
+            return true;
+    }
+    return false;
+}
+
 static weftStatus_t check_pair(const struct plan *plan, const struct span *a, const struct span *b) {
     bool apart = a->end <= b->begin || b->end <= a->begin;
-    if (apart || a->begin == a->end || b->begin == b->end)
+    if (apart || a->begin == a->end || b->begin == b->end || are_interlaced(plan, a, b))
         return WEFT_STATUS_SUCCESS;
     int64_t allowed = allowed_offset(plan, a->slot, b->slot);
     return allowed >= 0 && b->begin == a->begin + (uintptr_t)allowed ? WEFT_STATUS_SUCCESS
@@ -180,8 +211,8 @@ static weftStatus_t check_sorted(const struct plan *plan, struct span *spans) {
     for (int i = 0; i < count; i++) {
         const struct span *here = &spans[i];
         bool is_written = plan->slots[here->slot].is_written;
-        if (is_written && farthest && farthest->end > here->begin)
-            return fail_overlap(plan, here->slot, farthest->slot);
+        for (int k = 0; is_written && farthest && farthest->end > here->begin && k < i; k++)
+            TRY(check_pair(plan, here, &spans[k]));
         for (int k = i + 1; is_written && k < count && spans[k].begin < here->end; k++)
             TRY(check_pair(plan, here, &spans[k]));
         if (!farthest || here->end > farthest->end)

@@ -184,10 +184,44 @@ static void test_wide_overlaps(desc plan) {
     free(memory);
 }
 
+/* All slots are columns of one matrix, two of each, and none overlaps another. */
+static void test_columns(void) {
+    enum { COUNT = 80, COLUMNS = 2 * COUNT, ROWS = 3 };
+    desc list[COUNT / 2], t[COUNT];
+    static float memory[ROWS * COLUMNS + 1];
+    uint64_t pointers[COUNT];
+    for (int s = 0; s < COUNT; s++) {
+        t[s] = open_tensor(s + 1, DIMS(ROWS, 2));
+        MUST(set_numbers(t[s], WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){COLUMNS, 1}));
+        MUST(weftBackendFinalize(t[s]));
+        pointers[s] = (uintptr_t)(memory + 2 * (COUNT - 1 - s)); /* outputs before their inputs */
+    }
+    for (int i = 0; i < COUNT / 2; i++)
+        list[i] = pointwise(WEFT_POINTWISE_NEG, t[2 * i], NULL, t[2 * i + 1]);
+    desc graph = graph_of(COUNT / 2, list), plan = plan_of(graph);
+    for (int i = 0; i < ROWS * COLUMNS; i++)
+        memory[i] = (float)i;
+    MUST(weftExecute(plan, COUNT, pointers, NULL, NULL));
+    for (int i = 0; i < ROWS * COLUMNS; i++)
+        CHECK(memory[i] == (float)(i / 2 % 2 ? i : -(i + 2)), "element %d: %g", i, memory[i]);
+    pointers[41] += sizeof *memory; /* half over its input, which begins behind it */
+    REFUSED(
+        weftExecute(plan, COUNT, pointers, NULL, NULL), WEFT_STATUS_BAD_PARAM,
+        "output tensor (uid 42) and tensor (uid 41) overlap in memory. Give the output memory of its own, or exactly "
+        "the same memory.");
+    pointers[41] -= 2 * sizeof *memory; /* and over the input of the next, which begins before it */
+    REFUSED(weftExecute(plan, COUNT, pointers, NULL, NULL), WEFT_STATUS_BAD_PARAM,
+            "output tensor (uid 42) and tensor (uid 43) overlap in memory. Give the output memory of its own%s.", "");
+    drop(graph), drop(plan);
+    for (int s = 0; s < COUNT; s++)
+        drop(t[s]);
+}
+
 static void test_wide(void) {
     struct wide wide = {wide_plan(), cpu_handle()};
     run_on_small_stacks(run_wide, &wide);
     test_wide_overlaps(wide.plan);
+    test_columns();
     drop(wide.plan);
     MUST(weftDestroy(wide.handle));
 }

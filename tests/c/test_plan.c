@@ -531,6 +531,25 @@ static void test_aliasing(void) {
     CHECK(memory[0] == 0 && memory[3] == 0, "x - x");
     drop(graph), drop(plan), drop(x), drop(y), drop(z);
 
+    /* Columns of one matrix lie between each other: to the element on either side, and whichever comes first. */
+    x = open_tensor(1, DIMS(3, 2)), y = open_tensor(2, DIMS(3, 2));
+    MUST(set_numbers(x, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){5, 1}));
+    MUST(set_numbers(y, WEFT_ATTR_TENSOR_STRIDES, 2, (int64_t[]){5, 1}));
+    plan = one_op_plan(pointwise(WEFT_POINTWISE_NEG, finalized(x), NULL, finalized(y)));
+    for (int64_t shift = -12; shift <= 12; shift++) {
+        int64_t apart = (shift + 15) % 5; /* columns from x to y, of a matrix of 5 */
+        bool is_fit = shift == 0 || apart == 2 || apart == 3 || shift <= -12 || shift >= 12;
+        for (int i = 0; i < 64; i++)
+            memory[i] = (float)i;
+        weftStatus_t status = weftExecute(plan, 2, (uint64_t[]){at + 80, at + 80 + (uint64_t)(4 * shift)}, NULL, NULL);
+        CHECK(status == (is_fit ? WEFT_STATUS_SUCCESS : WEFT_STATUS_BAD_PARAM), "y %d elements behind x: %s",
+              (int)shift, last_error());
+        for (int i = 0; is_fit && i < 6; i++)
+            CHECK(memory[20 + shift + i / 2 * 5 + i % 2] == -(float)(20 + i / 2 * 5 + i % 2), "y %d behind x",
+                  (int)shift);
+    }
+    drop(plan), drop(x), drop(y);
+
     /* Empty tensors need no memory. */
     x = tensor(1, DIMS(0, 3)), y = tensor(2, DIMS(0, 3));
     plan = one_op_plan(pointwise(WEFT_POINTWISE_NEG, x, NULL, y));
