@@ -93,7 +93,7 @@ static int64_t held_count(const struct descriptor *descriptor, const struct row 
 /* Lists what a descriptor holds, then itself. */
 /* Recursion is as deep as descriptors hold each other: operations, parameters, tensors, offsets. */
 static void list_descriptors(struct listing *listing, const struct descriptor *descriptor) {
-    if (find_listed(listing, descriptor) >= 0 || listing->failed)
+    if (find_listed(listing, descriptor) >= 0)
         return;
     for (int i = 0; i < descriptor->schema->row_count; i++) {
         struct descriptor *const *held = NULL;

@@ -797,12 +797,13 @@ static void test_save_and_load(void) {
 
 /* Runs a plan with two slots of eight floats and its loaded twin: the second slot must come out the same. */
 static void check_twin(desc plan, const char *what) {
+    _Alignas(64) char workspace[256];
     _Alignas(16) float in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[2][8] = {{0}};
     int64_t bytes;
     char *blob = save(plan, &bytes);
     desc loaded = finalized(open_loaded(blob, bytes));
-    MUST(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)in, (uintptr_t)out[0]}, NULL, NULL));
-    MUST(weftExecute(loaded, 2, (uint64_t[]){(uintptr_t)in, (uintptr_t)out[1]}, NULL, NULL));
+    MUST(weftExecute(plan, 2, (uint64_t[]){(uintptr_t)in, (uintptr_t)out[0]}, workspace, NULL));
+    MUST(weftExecute(loaded, 2, (uint64_t[]){(uintptr_t)in, (uintptr_t)out[1]}, workspace, NULL));
     CHECK(!memcmp(out[0], out[1], sizeof out[0]), "%s: %g %g %g, loaded %g %g %g", what, out[0][0], out[0][1],
           out[0][2], out[1][0], out[1][1], out[1][2]);
     free(blob);
@@ -847,6 +848,24 @@ static void test_load_keeps_outputs_open(void) {
     MUST(weftDestroy(handle));
     free(blob);
     drop(x), drop(y);
+}
+
+/* The descriptor that is saved first is saved once, also where a later operation holds it again. */
+static void test_shared_parameters_are_saved_once(void) {
+    desc t[3] = {tensor(1, DIMS(8)), virtual_tensor(2), tensor(3, DIMS(8))}, ops[2];
+    desc parameters = make(WEFT_BACKEND_POINTWISE_DESCRIPTOR);
+    MUST(set_enum(parameters, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, WEFT_POINTWISE_EXP));
+    MUST(weftBackendFinalize(parameters));
+    for (int i = 0; i < 2; i++) {
+        ops[i] = make(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+        MUST(set_held(ops[i], WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, parameters));
+        MUST(set_held(ops[i], WEFT_ATTR_OPERATION_POINTWISE_XDESC, t[i]));
+        MUST(set_held(ops[i], WEFT_ATTR_OPERATION_POINTWISE_YDESC, t[i + 1]));
+        MUST(weftBackendFinalize(ops[i]));
+    }
+    desc graph = graph_of(2, ops);
+    check_twin(plan_of(graph), "parameters that two operations hold");
+    drop(graph), drop(t[0]), drop(t[1]), drop(t[2]), drop(parameters);
 }
 
 static void test_constants_survive(void) {
@@ -1293,6 +1312,7 @@ int main(void) {
     test_save_and_load();
     test_load_keeps_inferred_layouts();
     test_load_keeps_outputs_open();
+    test_shared_parameters_are_saved_once();
     test_constants_survive();
     test_load_is_repaired();
     test_damaged_blobs();
