@@ -74,7 +74,7 @@ bench: build
 
 test: WERROR = -DWEFT_WERROR=ON
 test: $(if $(TORCH),$(VENV)/.torch) lint build sanitize
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 mutants: $(VENV)/.mutants
 	@test -n "$(FILE)" || { echo "Say what to change: make mutants FILE=backend/plan/run.c"; exit 1; }

@@ -1,4 +1,4 @@
-"""The frame holds: floors, headers, exported symbols, sizes, C tests, installation, samples, wheel."""
+"""The frame holds: floors, headers, exported symbols, sizes, installation, samples, wheel."""
 
 from __future__ import annotations
 
@@ -10,26 +10,15 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-import emulated_gpu
 import pytest
+from commands import ROOT, run
 
-ROOT = Path(__file__).parents[1]
 HEADERS = sorted((ROOT / "include/weft").glob("*.h"))
 LIBRARY = ROOT / "python/weft/lib/libweft.so.1"
 MAX_BYTES = 3_000_000
-TOOLS = Path(sys.executable).parent
 CC, CXX = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
 
 needs_cxx = pytest.mark.skipif(not shutil.which(CXX), reason="no C++ compiler")
-
-
-def run(*command: object, cwd: Path = ROOT, **environment: object) -> str:
-    """Runs a command, this environment's tools first in PATH; its output is the failure's message."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    env = inherited | {"PATH": f"{TOOLS}:{os.environ['PATH']}"} | {k: str(v) for k, v in environment.items()}
-    done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -213,39 +202,6 @@ def test_library_is_small() -> None:
 
 def test_library_names_no_build_folder() -> None:
     assert str(ROOT).encode() not in LIBRARY.read_bytes()
-
-
-# ---- C tests, under AddressSanitizer and UndefinedBehaviorSanitizer ----
-
-
-@pytest.fixture(scope="session")
-def sanitized() -> Path:
-    run("make", "sanitize")
-    return ROOT / "build/asan"
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tests/c").glob("*.c")))
-def test_c(sanitized: Path, name: str) -> None:
-    layouts = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
-    places = [Path(place, layout) for place in sys.path for layout in layouts]
-    compilers = [str(place) for place in places if place.is_dir()]
-    command = ("ctest", "--no-tests=error", "--output-on-failure", "-R", f"^{name}$")
-    if "***Skipped" in run(*command, cwd=sanitized, WEFT_TEST_NVRTC=":".join(compilers)):
-        pytest.skip("what it needs is not on this machine")
-
-
-def test_c_sequences_on_an_emulated_gpu(sanitized: Path) -> None:
-    """Products keep all bits of floats, as narrowing is off. AddressSanitizer's dlopen finds nothing beside
-    a library, so that NVRTC's own second library must be in the path."""
-    there = Path(emulated_gpu.find_nvrtc()).parent
-    settings = {"LD_LIBRARY_PATH": there, "NVIDIA_TF32_OVERRIDE": 0, "WEFT_TEST_ROUNDS": 2}
-    run(sanitized / "tests/test_sequences", **emulated_gpu.environment(), **settings)
-
-
-@pytest.mark.parametrize("name", ["test_threads", "test_cuda_plan"])
-def test_c_threads_do_not_race(name: str) -> None:
-    run("make", "sanitize", "SANITIZE=thread", f"ONLY=test_{name}")
-    run("ctest", "--no-tests=error", "--output-on-failure", "-R", f"^{name}$", cwd=ROOT / "build/tsan")
 
 
 # ---- Installation ----

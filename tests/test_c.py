@@ -1,0 +1,34 @@
+"""The C tests, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import emulated_gpu
+import pytest
+from commands import ROOT, run
+
+
+@pytest.fixture(scope="session")
+def sanitized() -> Path:
+    run("make", "sanitize")
+    return ROOT / "build/asan"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tests/c").glob("*.c")))
+def test_c(sanitized: Path, name: str) -> None:
+    layouts = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
+    places = [Path(place, layout) for place in sys.path for layout in layouts]
+    compilers = [str(place) for place in places if place.is_dir()]
+    command = ("ctest", "--no-tests=error", "--output-on-failure", "-R", f"^{name}$")
+    if "***Skipped" in run(*command, cwd=sanitized, WEFT_TEST_NVRTC=":".join(compilers)):
+        pytest.skip("what it needs is not on this machine")
+
+
+def test_c_sequences_on_an_emulated_gpu(sanitized: Path) -> None:
+    """Products keep all bits of floats, as narrowing is off. AddressSanitizer's dlopen finds nothing beside
+    a library, so that NVRTC's own second library must be in the path."""
+    there = Path(emulated_gpu.find_nvrtc()).parent
+    settings = {"LD_LIBRARY_PATH": there, "NVIDIA_TF32_OVERRIDE": 0, "WEFT_TEST_ROUNDS": 2}
+    run(sanitized / "tests/test_sequences", **emulated_gpu.environment(), **settings)
