@@ -2,11 +2,13 @@
 
     python tests/attention_cases.py 1234                    one case, on the CPU
     WEFT_TEST_DEVICE=cuda python tests/attention_cases.py --count 3000    all of them, on the GPU
+    python tests/attention_cases.py --first 1000000 --count 300    sequences behind each other (THD)
 
 Lengths at the ends of tiles, shared heads, head sizes, masks, biases, modifiers, block masks, pages, lengths
 with empty sequences and NaN behind them, scores up to +-120, any order of the dims in memory, with gaps. An
 error may be twice that of the same formula with operands, weights and gradients of scores rounded to the type
-of the operands.
+of the operands. Numbers from RAGGED on are packed tokens with ragged offsets, some sequences empty, NaN
+between them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import checks
 import numpy as np
+import weft
 from attention_oracle import (
     BOTTOM_RIGHT,
     TOP_LEFT,
@@ -35,7 +39,11 @@ from attention_oracle import (
     run_backward,
     run_forward,
 )
+from attention_tokens import STATISTICS, Tokens
 
+FORWARD = ("o", *STATISTICS)
+BACKWARD = ("dQ", "dK", "dV", *(f"gradient {i}" for i in range(3, 9)))
+RAGGED = 1_000_000  # the first number of a case of packed tokens
 DEPTHS = [(64, 64), (128, 128), (80, 80), (96, 96), (192, 128), (40, 72), (256, 256), (17, 30)]
 ORDERS = [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)]  # BHSD, BSHD, SBHD
 MODIFIERS = {
@@ -66,6 +74,10 @@ class Made:
     gap: int
     pages: tuple[int, int]
     layout: str
+    is_ragged: bool = False
+    in_tokens: bool = False  # ragged offsets count tokens, not elements
+    token_gap: int = 0  # tokens of nobody behind each sequence
+    padded: tuple[str, ...] = ()  # operands that are not packed
 
     def __str__(self) -> str:
         usual = vars(Case())
@@ -73,11 +85,56 @@ class Made:
         options = {key: value for key, value in vars(self.case).items() if value != usual[key]}
         shown = ", ".join(f"{key}={value}" for key, value in options.items() if key not in hidden)
         end = ", modified" if self.case.modifier else ""
+        if self.is_ragged:
+            unit = "tokens" if self.in_tokens else "elements"
+            end += (
+                f", ragged in {unit}, gap {self.token_gap} tokens, pages {self.pages}, padded {self.padded}"
+            )
         return f"{self.dtype}, logits {self.logits:g}, order {self.order}, gap {self.gap}, {shown}{end}"
 
 
 def make(number: int) -> Made:
     """The case of a number."""
+    return make_ragged(number) if number >= RAGGED else make_padded(number)
+
+
+def make_ragged(number: int) -> Made:
+    """A case of packed tokens: as a padded one, with lengths of its own, and more of them."""
+    random = np.random.default_rng(number)
+
+    def one(*options: Any) -> Any:
+        return options[random.integers(len(options))]
+
+    def lengths(most: int) -> list[int]:
+        return [
+            int(one(0, most, random.integers(0, most + 1), random.integers(1, most + 1)))
+            for _ in range(batch)
+        ]
+
+    made, batch = make_padded(number), int(random.integers(1, 7))
+    case = made.case
+    heads = one(case.heads, case.heads, (case.heads[0], 1, 1))
+    case = replace(case, batch=batch, heads=heads, has_sums=one(True, False))
+    case = replace(case, seq_len_q=lengths(case.rows), seq_len_kv=lengths(case.columns))
+    if case.bias:
+        case = replace(case, bias=(one(1, batch), *case.bias[1:]))
+    if case.block_mask:
+        case = replace(case, block_mask=(one(1, batch), case.block_mask[1]))
+    pages = one((0, 0), (0, 0), (1, 16), (16, 16), (64, 128))
+    padded = one((), STATISTICS)
+    return replace(
+        made,
+        case=case,
+        pages=pages,
+        is_ragged=True,
+        in_tokens=one(True, False),
+        token_gap=one(0, 0, 1, 9),
+        padded=padded,
+    )
+
+
+def make_padded(number: int) -> Made:
+    """A case of tensors with padding."""
     random = np.random.default_rng(number)
 
     def one(*options: Any) -> Any:
@@ -229,8 +286,29 @@ def wrong(
 # ---- Running -----------------------------------------------------------------------------------------------
 
 
-def results(build: Any, made: Made, inputs: dict[str, Any], count: int) -> dict[str, list[np.ndarray]]:
-    return checks.check(build, laid_out(made, inputs), [None] * count, layouts=[made.layout])
+def results(
+    build: Any, made: Made, inputs: dict[str, Any], want: Any, names: Any
+) -> dict[str, list[np.ndarray]]:
+    """What each engine makes of a case; names of results that may be packed."""
+    if not made.is_ragged:
+        return checks.check(build, laid_out(made, inputs), [None] * len(want), layouts=[made.layout])
+    found = {}
+    for engine in checks.engine_names():
+        with suppress(weft.NotSupportedError) if engine not in ("cpu.reference", "cuda") else nullcontext():
+            found[engine] = in_tokens(build, made, inputs, dict(zip(names, want, strict=False)), engine)
+    return found
+
+
+def in_tokens(
+    build: Any, made: Made, inputs: dict[str, Any], want: dict[str, Any], engine: str
+) -> list[np.ndarray]:
+    """Results of packed operands, padded again; keys in pages stay there."""
+    pages = tuple(name for name in "kv" if f"paged_attention_{name}_table" in inputs)
+    t = Tokens(made.case, made.in_tokens, made.padded + pages, made.token_gap)
+    outputs = build(t.g, **{name: t.input(name, array) for name, array in inputs.items()})
+    for (name, each), tensor in zip(want.items(), outputs, strict=True):
+        t.output(name, tensor, each)
+    return [t.unpacked(name, got) for name, got in t.run(engine).items()]
 
 
 def run(number: int) -> str:
@@ -245,7 +323,7 @@ def run(number: int) -> str:
         found = []
         options = {"paged_attention_max_seq_len_kv": case.columns} if any(made.pages) else {}
         build = run_forward(replace(case, options=options))
-        for engine, (o, *statistics) in results(build, made, operands, 4).items():
+        for engine, (o, *statistics) in results(build, made, operands, want, FORWARD).items():
             found.append((engine, wrong("o", o, want[0], same, made.dtype)))
             for name, got, expected in zip(("stats", "max", "sum_exp"), statistics, want[1:], strict=True):
                 found.append((engine, wrong(name, got, expected, None, "f32")))
@@ -253,7 +331,7 @@ def run(number: int) -> str:
         gradients, _ = by_definition(case, clean)
         near, magnitudes = rounded_backward(case, clean, made.dtype), summed(case, clean)
         spoiled = spoil(case, clean)
-        for engine, got in results(run_backward(case), made, spoiled, len(gradients)).items():
+        for engine, got in results(run_backward(case), made, spoiled, gradients, BACKWARD).items():
             for i, each in enumerate(got):
                 usual = near[i] if i < 3 else None
                 name = ("dQ", "dK", "dV")[i] if i < 3 else f"gradient {i}"
