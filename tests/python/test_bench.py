@@ -120,6 +120,10 @@ WORK = {
         2 * 2 * 32 * 4096**2 * (3 * 192 + 2 * 128) // 2,
         2 * 2 * 2 * 32 * 4096 * (2 * 192 + 2 * 128) + 4 * 2 * 32 * 4096,
     ),
+    "sdpa/fwd_d64_s8192_window1024": (
+        4 * 2 * 32 * (8192 * 1024 - 1024**2 // 2) * 64,
+        2 * 4 * 2 * 32 * 8192 * 64,
+    ),
     "sdpa/decode_b64_h32_kv8_s4096": (
         4 * 64 * 32 * 4096 * 128,
         2 * 64 * (2 * 32 * 128 + 2 * 8 * 4096 * 128),
@@ -139,7 +143,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2
-    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 28
+    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 48
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -189,6 +193,7 @@ SMALL = [
     *(streams.pool_backward("t_bwd", "f32", p) for p in (MAXIMUM, MEAN)),
     streams.pool_backward("from_x_bwd", "f32", MAXIMUM, has_index=False),
     *(products.sdpa("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), is_bwd) for is_bwd in (False, True)),
+    *(products.sdpa("w", "f32", Attention(1, 2, 1, 9, 9, 4, 3, True, 4), is_bwd) for is_bwd in (False, True)),
     products.sdpa("decode", "f32", Attention(2, 4, 2, 1, 9, 4, 4)),
     products.sdpa_fp8("scaled", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True)),
 ]
@@ -214,6 +219,18 @@ def test_case_is_right(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     row = quick(monkeypatch).row(case)
     assert row.notes == ()
     assert row.weft == 0.002
+    assert row.error is not None
+    assert row.error < 1e-6
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("window", [0, 4])
+def test_attention_is_judged_some_queries_at_a_time(
+    is_backward: bool, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.bench.oracle.QUERIES_AT_ONCE", 4)
+    attention = Attention(1, 2, 1, 9, 9, 4, 3, True, window)
+    row = quick(monkeypatch).row(products.sdpa("parts", "f32", attention, is_backward))
     assert row.error is not None
     assert row.error < 1e-6
 

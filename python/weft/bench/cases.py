@@ -60,6 +60,21 @@ _GPU_FP8_ATTENTION = [(64, 8192, "causal"), (128, 2048, "full"), (128, 8192, "fu
 _GPU_FP8_ATTENTION += [(128, 16384, "causal"), (256, 8192, "full")]
 
 
+_GPU_ATTENTION_SHAPES = {
+    "d128_s16384_causal": Attention(1, 16, 16, 16384, 16384, 128, 128, True),
+    "d128_s32768_causal": Attention(1, 4, 4, 32768, 32768, 128, 128, True),
+    "d64_s8192_window1024": Attention(2, 32, 32, 8192, 8192, 64, 64, True, 1024),
+    "d80_s4096_full": Attention(4, 16, 16, 4096, 4096, 80, 80),
+    "d96_s4096_full": Attention(4, 16, 16, 4096, 4096, 96, 96),
+    "d256_s4096_causal": Attention(4, 8, 8, 4096, 4096, 256, 256, True),
+    "d64_s64_h1024_full": Attention(16, 1024, 1024, 64, 64, 64, 64),
+    "d64_s128_h512_full": Attention(16, 512, 512, 128, 128, 64, 64),
+    "d64_s256_h256_full": Attention(16, 256, 256, 256, 256, 64, 64),
+    "mqa_d128_s4096_causal": Attention(4, 16, 1, 4096, 4096, 128, 128, True),
+}
+"""Beside the plain ones: long and short sequences, a window, other head dims, one head of keys for all."""
+
+
 def _gpu_attention() -> list[Case]:
     made = []
     for is_backward in (False, True):
@@ -74,6 +89,8 @@ def _gpu_attention() -> list[Case]:
         mla = Attention(2, 32, 32, 4096, 4096, 192, 128, True)
         made.append(products.sdpa(f"{way}_gqa_llama70b_s8192_causal", "bf16", llama, is_backward))
         made.append(products.sdpa(f"{way}_mla192_128_s4096_causal", "bf16", mla, is_backward))
+        for tag, a in _GPU_ATTENTION_SHAPES.items():
+            made.append(products.sdpa(f"{way}_{tag}", "bf16", a, is_backward))
     for width, length, mask in _GPU_FP8_ATTENTION:
         heads, batch = 2048 // width, 16384 // length
         a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")

@@ -6,6 +6,7 @@ as float64. None of them knows Weft.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterator
@@ -193,12 +194,23 @@ def running(t: Arrays, found: Arrays, momentum: float, epsilon: float) -> Arrays
 # ---- Attention: one head at a time -------------------------------------------------------------------------
 
 
-def _probabilities(xp: Any, q: Any, k: Any, a: Attention) -> tuple[Any, Any]:
-    """softmax(q k^T scale) of one head, and the logarithm of its denominators."""
+QUERIES_AT_ONCE = 4096  # whose scores are kept: those of 32k queries would take 8 GB in float64
+
+
+def _parts(a: Attention) -> list[slice]:
+    """Queries of a head, so many at a time."""
+    return [slice(first, first + QUERIES_AT_ONCE) for first in range(0, a.queries, QUERIES_AT_ONCE)]
+
+
+def _probabilities(xp: Any, q: Any, k: Any, a: Attention, first: int) -> tuple[Any, Any]:
+    """softmax(q k^T scale) of queries of one head, and the logarithm of its denominators."""
     scores = (q @ xp.swapaxes(k, 0, 1)) * a.scale
     if a.is_causal:
-        allowed = xp.tril(xp.ones(scores.shape, dtype=xp.float64)) > 0
-        scores = xp.where(allowed, scores, -math.inf)
+        ones = xp.ones(scores.shape, dtype=xp.float64)
+        allowed = xp.tril(ones, first)
+        if a.window:
+            allowed = allowed - xp.tril(ones, first - a.window)
+        scores = xp.where(allowed > 0, scores, -math.inf)
     most = xp.amax(scores, axis=-1, keepdims=True)
     weights = xp.exp(scores - most)
     total = weights.sum(axis=-1, keepdims=True)
@@ -209,11 +221,10 @@ def sdpa_forward(xp: Any, t: Arrays, a: Attention) -> Arrays:
     """o = softmax(q k^T scale) v, and the statistics that the backward pass reads."""
     o = xp.zeros((a.batch, a.heads, a.queries, a.value_width), dtype=xp.float64)
     stats = xp.zeros((a.batch, a.heads, a.queries, 1), dtype=xp.float64)
-    for b in range(a.batch):
-        for h in range(a.heads):
-            shared = h * a.key_heads // a.heads
-            p, stats[b, h] = _probabilities(xp, t["q"][b, h], t["k"][b, shared], a)
-            o[b, h] = p @ t["v"][b, shared]
+    for b, h, part in itertools.product(range(a.batch), range(a.heads), _parts(a)):
+        shared = h * a.key_heads // a.heads
+        p, stats[b, h, part] = _probabilities(xp, t["q"][b, h, part], t["k"][b, shared], a, part.start)
+        o[b, h, part] = p @ t["v"][b, shared]
     return {"o": o, "stats": stats}
 
 
@@ -227,17 +238,16 @@ def sdpa_fp8(xp: Any, t: Arrays, a: Attention) -> Arrays:
 def sdpa_backward(xp: Any, t: Arrays, a: Attention) -> Arrays:
     """Gradients of q, k and v; heads of keys sum over the query heads that they serve."""
     found = {f"d{name.upper()}": xp.zeros(tuple(t[name].shape), dtype=xp.float64) for name in "qkv"}
-    for b in range(a.batch):
-        for h in range(a.heads):
-            at = b, h * a.key_heads // a.heads
-            q, k, v, d_o = t["q"][b, h], t["k"][at], t["v"][at], t["dO"][b, h]
-            p, _ = _probabilities(xp, q, k, a)
-            d_p = d_o @ xp.swapaxes(v, 0, 1)
-            along = (d_o * t["o"][b, h]).sum(axis=-1, keepdims=True)
-            d_s = p * (d_p - along) * a.scale
-            found["dQ"][b, h] = d_s @ k
-            found["dK"][at] += xp.swapaxes(d_s, 0, 1) @ q
-            found["dV"][at] += xp.swapaxes(p, 0, 1) @ d_o
+    for b, h, part in itertools.product(range(a.batch), range(a.heads), _parts(a)):
+        at = b, h * a.key_heads // a.heads
+        q, k, v, d_o = t["q"][b, h, part], t["k"][at], t["v"][at], t["dO"][b, h, part]
+        p, _ = _probabilities(xp, q, k, a, part.start)
+        d_p = d_o @ xp.swapaxes(v, 0, 1)
+        along = (d_o * t["o"][b, h, part]).sum(axis=-1, keepdims=True)
+        d_s = p * (d_p - along) * a.scale
+        found["dQ"][b, h, part] = d_s @ k
+        found["dK"][at] += xp.swapaxes(d_s, 0, 1) @ q
+        found["dV"][at] += xp.swapaxes(p, 0, 1) @ d_o
     return found
 
 

@@ -207,6 +207,8 @@ def sdpa(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> 
     """Attention, forward without statistics, or backward."""
     dtype = _TENSORS[arithmetic]
     options: dict[str, Any] = {"attn_scale": a.scale} | ({"use_causal_mask": True} if a.is_causal else {})
+    if a.window:
+        options["diagonal_band_left_bound"] = a.window
 
     def operands(*names: str) -> dict[str, Operand]:
         return {name: Operand(a.dims(name), dtype, BSHD) for name in names}

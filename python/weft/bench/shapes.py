@@ -118,6 +118,8 @@ class Attention:
     width: int
     value_width: int
     is_causal: bool = False
+    window: int = 0
+    """Keys that a query of a causal attention sees: the last ones; 0: all before it."""
 
     @property
     def scale(self) -> float:
@@ -125,11 +127,14 @@ class Attention:
         return 1 / math.sqrt(self.width)
 
     def flops(self, is_backward: bool) -> float:
-        """Of the products: two forward, five backward. A causal mask leaves half of each."""
+        """Of the products: two forward, five backward. A causal mask leaves half of each, a
+        window what is in it."""
         d, v = self.width, self.value_width
         widths = 3 * d + 2 * v if is_backward else d + v
-        share = 0.5 if self.is_causal else 1.0
-        return 2.0 * self.batch * self.heads * self.queries * self.keys * widths * share
+        scores = self.queries * self.keys * (0.5 if self.is_causal else 1.0)
+        if self.window:
+            scores = self.queries * self.window - 0.5 * self.window**2
+        return 2.0 * self.batch * self.heads * scores * widths
 
     def dims(self, name: str) -> tuple[int, ...]:
         """Those of q, k, v, o, stats and the gradients, which are as what they belong to."""
