@@ -143,7 +143,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2
-    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 48
+    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 51
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -194,6 +194,10 @@ SMALL = [
     streams.pool_backward("from_x_bwd", "f32", MAXIMUM, has_index=False),
     *(products.sdpa("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), is_bwd) for is_bwd in (False, True)),
     *(products.sdpa("w", "f32", Attention(1, 2, 1, 9, 9, 4, 3, True, 4), is_bwd) for is_bwd in (False, True)),
+    *(
+        products.sdpa_modified("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), kind)
+        for kind in ("bias", "softcap", "alibi")
+    ),
     products.sdpa("decode", "f32", Attention(2, 4, 2, 1, 9, 4, 4)),
     products.sdpa_fp8("scaled", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True)),
 ]

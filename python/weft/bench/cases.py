@@ -91,6 +91,9 @@ def _gpu_attention() -> list[Case]:
         made.append(products.sdpa(f"{way}_mla192_128_s4096_causal", "bf16", mla, is_backward))
         for tag, a in _GPU_ATTENTION_SHAPES.items():
             made.append(products.sdpa(f"{way}_{tag}", "bf16", a, is_backward))
+    modified = Attention(4, 16, 16, 4096, 4096, 128, 128, True)
+    for kind in ("bias", "softcap", "alibi"):
+        made.append(products.sdpa_modified("fwd_d128_s4096_causal", "bf16", modified, kind))
     for width, length, mask in _GPU_FP8_ATTENTION:
         heads, batch = 2048 // width, 16384 // length
         a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ def running(t: Arrays, found: Arrays, momentum: float, epsilon: float) -> Arrays
 # ---- Attention: one head at a time -------------------------------------------------------------------------
 
 
+SOFTCAP = 16.0
 QUERIES_AT_ONCE = 4096  # whose scores are kept: those of 32k queries would take 8 GB in float64
 
 
@@ -202,9 +203,23 @@ def _parts(a: Attention) -> list[slice]:
     return [slice(first, first + QUERIES_AT_ONCE) for first in range(0, a.queries, QUERIES_AT_ONCE)]
 
 
-def _probabilities(xp: Any, q: Any, k: Any, a: Attention, first: int) -> tuple[Any, Any]:
+def modified_scores(xp: Any, kind: str, t: Arrays, a: Attention, scores: Any, head: int, first: int) -> Any:
+    """Scores of queries of one head, the first of which is told: capped, with a bias, or with ALiBi's slope,
+    of heads that are a power of two."""
+    if kind == "softcap":
+        return SOFTCAP * xp.tanh(scores / SOFTCAP)
+    if kind == "bias":
+        return scores + t["bias"][0, 0, first : first + scores.shape[0]]
+    rows, columns = (xp.arange(n, dtype=xp.float64) for n in scores.shape)
+    return scores + 2.0 ** (-8 * (head + 1) / a.heads) * (columns - first - rows[:, None])
+
+
+def _probabilities(
+    xp: Any, q: Any, k: Any, a: Attention, first: int, modify: Callable[..., Any] | None = None
+) -> tuple[Any, Any]:
     """softmax(q k^T scale) of queries of one head, and the logarithm of its denominators."""
     scores = (q @ xp.swapaxes(k, 0, 1)) * a.scale
+    scores = modify(scores=scores) if modify else scores
     if a.is_causal:
         ones = xp.ones(scores.shape, dtype=xp.float64)
         allowed = xp.tril(ones, first)
@@ -217,13 +232,16 @@ def _probabilities(xp: Any, q: Any, k: Any, a: Attention, first: int) -> tuple[A
     return weights / total, most + xp.log(total)
 
 
-def sdpa_forward(xp: Any, t: Arrays, a: Attention) -> Arrays:
+def sdpa_forward(xp: Any, t: Arrays, a: Attention, kind: str = "") -> Arrays:
     """o = softmax(q k^T scale) v, and the statistics that the backward pass reads."""
     o = xp.zeros((a.batch, a.heads, a.queries, a.value_width), dtype=xp.float64)
     stats = xp.zeros((a.batch, a.heads, a.queries, 1), dtype=xp.float64)
     for b, h, part in itertools.product(range(a.batch), range(a.heads), _parts(a)):
         shared = h * a.key_heads // a.heads
-        p, stats[b, h, part] = _probabilities(xp, t["q"][b, h, part], t["k"][b, shared], a, part.start)
+        where = {"t": t, "a": a, "head": h, "first": part.start}
+        modify = partial(modified_scores, xp, kind, **where) if kind else None
+        q, k = t["q"][b, h, part], t["k"][b, shared]
+        p, stats[b, h, part] = _probabilities(xp, q, k, a, part.start, modify)
         o[b, h, part] = p @ t["v"][b, shared]
     return {"o": o, "stats": stats}
 

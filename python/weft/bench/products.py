@@ -233,6 +233,27 @@ def sdpa(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> 
     return Case(name, arithmetic, flops, inputs, outputs, backward, judge, follows)
 
 
+def sdpa_modified(tag: str, arithmetic: str, a: Attention, kind: str) -> Case:
+    """Attention forward with a "bias", a "softcap" or "alibi" on its scores; bare: without."""
+    plain = sdpa(tag, arithmetic, a)
+    inputs = dict(plain.inputs)
+    options: dict[str, Any] = {"attn_scale": a.scale} | ({"use_causal_mask": True} if a.is_causal else {})
+    if kind == "bias":
+        inputs["bias"] = Operand((1, 1, a.queries, a.keys), _TENSORS[arithmetic])
+    if kind == "alibi":
+        options["use_alibi_mask"] = True
+    if kind == "softcap":
+        cap = oracle.SOFTCAP
+        options["score_mod"] = lambda g, s: g.mul(a=g.tanh(input=g.mul(a=s, b=1 / cap)), b=cap)
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        o, _ = g.sdpa(**{name: t[name] for name in inputs}, generate_stats=False, **options)
+        return {"o": o}
+
+    judge = partial(oracle.sdpa_forward, a=a, kind=kind)
+    return replace(plain, name=f"{plain.name}_{kind}", inputs=inputs, build=build, oracle=judge, bare=plain)
+
+
 _SCALES = {"descale_q": 1.0, "descale_k": 1.0, "descale_v": 1.0, "descale_s": 2.0**-8, "scale_s": 2.0**8}
 _SCALES["scale_o"] = 2.0**6
 _SCALAR = (1, 1, 1, 1)
