@@ -373,14 +373,19 @@ static void merge_formulas(struct listing *l) {
     }
 }
 
-/* Formulas take one chunk for all, others want every element. */
-static void thin_spreads(struct row_schedule *s, const struct row_pass *pass) {
-    for (int i = pass->first; i < pass->first + pass->spreads; i++) {
-        s->instructions[i].is_thin = true;
+/* Formulas take one chunk for all; they, reductions and sums step from row to row; others want every element. */
+static bool takes_thin(const struct row_instruction *reader, enum row_verb made) {
+    return reader->opcode >= 0 || (made == ROW_LOAD && (reader->verb == ROW_REDUCE || reader->verb == ROW_SUM_COLUMN));
+}
+
+static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
+    for (int i = pass->first; i < pass->first + pass->count; i++) {
+        struct row_instruction *at = &s->instructions[i];
+        at->is_thin = at->verb == ROW_SPREAD || at->verb == ROW_LOAD;
         for (int j = pass->first + pass->spreads; j < pass->first + pass->count; j++)
             for (int k = 0; k < INSTRUCTION_ARGUMENTS; k++)
-                if (s->instructions[j].x[k] == i && s->instructions[j].opcode < 0)
-                    s->instructions[i].is_thin = false;
+                if (s->instructions[j].x[k] == i && !takes_thin(&s->instructions[j], at->verb))
+                    at->is_thin = false;
     }
 }
 
@@ -427,7 +432,7 @@ static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     pass->count = s->instruction_count - pass->first;
     *is_full = *is_full || l.is_full;
     store_directly(s, pass);
-    thin_spreads(s, pass);
+    find_thin(s, pass);
     find_reducing(s, pass);
 }
 

@@ -22,9 +22,16 @@ enum row_opcode {
     ROW_FORMULAS_END,
 };
 
-/* y[i] = opcode(x[0][i], x[1][i], ...). y may be exactly one of x. steps: from chunk to chunk of each of the four, in
-   elements: ROW_CHUNK, or 0 where one chunk stands for all. */
-typedef void row_formula(int64_t count, void *y, const void *const *x, const int64_t *steps);
+/* How formulas step through an argument, in elements: from chunk to chunk ROW_CHUNK, or 0 where one chunk stands for
+   all; and from row to row. */
+struct row_steps {
+    int64_t chunk, row;
+};
+
+/* y[i] = opcode(x[0][i], x[1][i], ...) of rows and columns. y may be exactly one of x. ld: elements from row to row of
+   y; steps: of each of x. */
+typedef void row_formula(int64_t rows, int64_t columns, void *y, int64_t ld, const void *const *x,
+                         const struct row_steps *steps);
 
 /* Takes elements into totals, which are double, of each row or of each column. b: what x is multiplied by before, NULL:
    nothing. ld: elements from row to row of x and of b. */
@@ -40,8 +47,9 @@ struct row_pair {
 typedef void row_pair_reduction(int64_t rows, int64_t columns, double *sums, double *products,
                                 const struct row_pair *pair);
 
-/* sums[column] += the sum of its elements. */
-typedef void row_column_sum(int64_t rows, int64_t columns, void *sums, const void *x, const void *b);
+/* sums[column] += the sum of its elements, row after row. */
+typedef void row_column_sum(int64_t rows, int64_t columns, void *sums, const void *x, int64_t ld_x, const void *b,
+                            int64_t ld_b);
 
 struct row_kernels {
     row_formula *const *formulas;                  /* by opcode */
@@ -51,6 +59,7 @@ struct row_kernels {
     row_column_sum *column_sum;
     void (*scale)(int64_t count, void *y, const void *x, double factor);
     void (*fill)(int64_t count, void *y, double number);
+    void (*fill_chunks)(int64_t count, void *y, const void *values); /* a chunk of each value */
     void (*of_totals)(int64_t count, void *y, const double *totals);
 };
 

@@ -28,19 +28,25 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
     y[i] = (expression);
 
 #define FORMULA(name, expression)                                                                                      \
-    WIDE static void formula_##name(int64_t count, void *result, const void *const *x, const int64_t *steps) {         \
-        const real *as = x[0], *bs = x[1], *cs = x[2], *ds = x[3];                                                     \
-        real *y = result;                                                                                              \
-        for (; count >= ROW_CHUNK; count -= ROW_CHUNK) {                                                               \
+    WIDE static void formula_##name(int64_t rows, int64_t columns, void *result, int64_t ld, const void *const *x,     \
+                                    const struct row_steps *steps) {                                                   \
+        for (int64_t row = 0; row < rows; row++) {                                                                     \
+            const real *as = (const real *)x[0] + row * steps[0].row, *bs = (const real *)x[1] + row * steps[1].row;   \
+            const real *cs = (const real *)x[2] + row * steps[2].row, *ds = (const real *)x[3] + row * steps[3].row;   \
+            real *y = (real *)result + row * ld;                                                                       \
+            int64_t count = columns;                                                                                   \
+            for (; count >= ROW_CHUNK; count -= ROW_CHUNK) {                                                           \
+                INDEPENDENT                                                                                            \
+                for (int64_t i = 0; i < ROW_CHUNK; i++) {                                                              \
+                    ONE_FORMULA(expression)                                                                            \
+                }                                                                                                      \
+                y += ROW_CHUNK, as += steps[0].chunk, bs += steps[1].chunk;                                            \
+                cs += steps[2].chunk, ds += steps[3].chunk;                                                            \
+            }                                                                                                          \
             INDEPENDENT                                                                                                \
-            for (int64_t i = 0; i < ROW_CHUNK; i++) {                                                                  \
+            for (int64_t i = 0; i < count; i++) {                                                                      \
                 ONE_FORMULA(expression)                                                                                \
             }                                                                                                          \
-            y += ROW_CHUNK, as += steps[0], bs += steps[1], cs += steps[2], ds += steps[3];                            \
-        }                                                                                                              \
-        INDEPENDENT                                                                                                    \
-        for (int64_t i = 0; i < count; i++) {                                                                          \
-            ONE_FORMULA(expression)                                                                                    \
         }                                                                                                              \
     }
 
@@ -103,9 +109,8 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
 
 /* The join of lanes, pairwise. */
 #define JOIN_LANES(JOIN, count, all)                                                                                   \
-    for (int width = (count) / 2; width > 0; width /= 2)                                                               \
-        for (int k = 0; k < width; k++)                                                                                \
-            all[k] = JOIN(all[k], all[k + width]);
+    _Pragma("GCC unroll 8") for (int width = (count) / 2; width > 0; width /= 2)                                       \
+        INDEPENDENT for (int k = 0; k < width; k++) all[k] = JOIN(all[k], all[k + width]);
 
 /* LOAD(i): lanes from element i on; LOAD_ONE(i): one, where fewer are left, beside others that change nothing. */
 #define REDUCE_ROWS(function, TAKE, identity, LOAD, LOAD_ONE)                                                          \
@@ -347,21 +352,30 @@ static void pair_of_columns(int64_t rows, int64_t columns, double *sums, double 
     (pair->p ? columns_pair : columns_deviations)(rows, columns, sums, products, pair);
 }
 
-#define COLUMN_SUM(function, AT)                                                                                       \
-    WIDE static void function(int64_t rows, int64_t columns, void *sums, const void *xs, const void *bs) {             \
+#define COLUMN_SUM(function, AT, LANES_AT)                                                                             \
+    WIDE static void function(int64_t rows, int64_t columns, void *sums, const void *xs, int64_t ld_x, const void *bs, \
+                              int64_t ld_b) {                                                                          \
         const real *x = xs, *b = bs;                                                                                   \
         real *y = sums;                                                                                                \
-        (void)b;                                                                                                       \
-        for (int64_t row = 0; row < rows; row++)                                                                       \
-            INDEPENDENT                                                                                                \
-        for (int64_t i = 0; i < columns; i++)                                                                          \
-            y[i] += AT(row * columns + i);                                                                             \
+        int64_t k = 0;                                                                                                 \
+        (void)b, (void)ld_b;                                                                                           \
+        for (; k + STRIDE <= columns; k += STRIDE) {                                                                   \
+            lanes s[4];                                                                                                \
+            _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) s[j] = VECTOR(y + k + j * LANES);                      \
+            for (int64_t row = 0; row < rows; row++)                                                                   \
+                _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) s[j] += LANES_AT(row, k + j * LANES);              \
+            _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) * (lanes *)(y + k + j * LANES) = s[j];                 \
+        }                                                                                                              \
+        for (; k < columns; k++)                                                                                       \
+            for (int64_t row = 0; row < rows; row++)                                                                   \
+                y[k] += AT(row, k);                                                                                    \
     }
-COLUMN_SUM(add_columns, ELEMENT_X)
-COLUMN_SUM(add_columns_of_products, ELEMENT_PRODUCT)
+COLUMN_SUM(add_columns, COLUMN_X, COLUMNS_X)
+COLUMN_SUM(add_columns_of_products, COLUMN_PRODUCT, COLUMNS_PRODUCT)
 
-static void add_any_columns(int64_t rows, int64_t columns, void *sums, const void *x, const void *b) {
-    (b ? add_columns_of_products : add_columns)(rows, columns, sums, x, b);
+static void add_any_columns(int64_t rows, int64_t columns, void *sums, const void *x, int64_t ld_x, const void *b,
+                            int64_t ld_b) {
+    (b ? add_columns_of_products : add_columns)(rows, columns, sums, x, ld_x, b, ld_b);
 }
 
 /* ---- Others ------------------------------------------------------------------------------------------------------ */
@@ -380,6 +394,13 @@ WIDE static void fill(int64_t count, void *y, double number) {
         to[i] = value;
 }
 
+WIDE static void fill_chunks(int64_t count, void *y, const void *values) {
+    real *to = y;
+    for (int64_t i = 0; i < count; i++, to += ROW_CHUNK)
+        for (int k = 0; k < ROW_CHUNK; k++)
+            to[k] = ((const real *)values)[i];
+}
+
 WIDE static void of_totals(int64_t count, void *y, const double *totals) {
     real *to = y;
     INDEPENDENT
@@ -387,5 +408,6 @@ WIDE static void of_totals(int64_t count, void *y, const double *totals) {
         to[i] = (real)totals[i];
 }
 
-const struct row_kernels KERNELS = {
-    formulas, find_of_rows, find_of_columns, pair_of_rows, pair_of_columns, add_any_columns, scale, fill, of_totals};
+const struct row_kernels KERNELS = {formulas,        find_of_rows,    find_of_columns, pair_of_rows,
+                                    pair_of_columns, add_any_columns, scale,           fill,
+                                    fill_chunks,     of_totals};

@@ -8,11 +8,10 @@
 
 /* Bytes of the parts that tasks share long rows in, and how many there are at most. Tiles fewer than FEW are split. */
 enum { SPLIT_BYTES = 128 << 10, SPLITS = 32, FEW_TILES = 8, LANES = 16 };
-enum { SHORT_ROW = 192 };      /* elements, below which a block has several rows */
 enum { REDUCED_BLOCK = 8192 }; /* elements that only go into totals: half of a usual L1 */
 enum { REGISTER_GAP = 192 };   /* bytes, which keep registers from the same sets of the L1 cache */
 /* Of a tile of rows one after the other: bytes at most, and tiles at least. */
-enum { TILE_BYTES = 96 << 10, LEAST_TILES = 64 };
+enum { TILE_BYTES = 96 << 10, LEAST_TILES = 16 };
 
 static bool is_used(const struct row_schedule *s, int k) {
     const struct row_operand *operand = &s->rows->operands[k];
@@ -108,6 +107,11 @@ static int64_t piece_of(int64_t extent, int64_t most) {
     return whole <= most ? whole : piece;
 }
 
+/* The same of rows. */
+static int64_t equal_pieces(int64_t extent, int64_t most) {
+    return max64(divide_up(extent, max64(divide_up(extent, most), 1)), 1);
+}
+
 /* Rows that a tile has room for. */
 static int64_t most_rows(const struct row_schedule *s) {
     int64_t totals = 0, width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
@@ -127,11 +131,12 @@ static void cut_block(struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
     int64_t elements = most_elements(s), rows = most_rows(s);
     s->block_b = piece_of(b->extent, b->is_reduced ? elements : min64(elements, rows));
+    s->steps_rows = !(a->is_reduced && b->is_reduced) && s->block_b >= ROW_CHUNK;
     bool is_whole = s->block_b >= b->extent, has_gaps = !b->is_reduced && s->block_b < elements / 4;
     s->block_a = is_whole || has_gaps ? elements / s->block_b : 1;
     if (!a->is_reduced)
-        s->block_a = min64(b->extent < SHORT_ROW ? s->block_a : 1, rows);
-    s->block_a = max64(min64(s->block_a, a->extent), 1);
+        s->block_a = min64(s->block_a, rows);
+    s->block_a = equal_pieces(a->extent, max64(s->block_a, 1));
 }
 
 static int64_t rows_of_block(const struct row_schedule *s, const struct row_pass *pass) {

@@ -29,8 +29,7 @@ struct run {
     int64_t rows_here, columns;         /* of the block */
     int64_t position, done;             /* elements of the row before the block; and of all blocks before it */
     char *registers[ROWWISE_REGISTERS]; /* own memory, or that of a tensor */
-    int64_t steps[ROWWISE_REGISTERS];   /* as formulas take them */
-    int64_t lds[ROWWISE_REGISTERS];     /* elements from row to row, as reductions take them */
+    struct row_steps steps[ROWWISE_REGISTERS];
     char memory[ROWWISE_REGISTER_BYTES] __attribute__((aligned(64)));
 };
 
@@ -168,14 +167,15 @@ static void load(bool is_wide, char *dst, const struct place *place) {
             load_row(is_wide, dst + r * bytes, place, place->index + r * place->row_stride);
 }
 
-static void store(bool is_wide, const struct place *place, const char *src) {
+/* ld: elements of src from row to row. */
+static void store(bool is_wide, const struct place *place, const char *src, int64_t ld) {
     int64_t width = width_of(is_wide);
     bool is_run = place->column_stride == 1 || place->columns == 1;
-    if (is_run && (place->row_stride == place->columns || place->rows == 1)) {
+    if (is_run && ((place->row_stride == place->columns && ld == place->columns) || place->rows == 1)) {
         store_run(is_wide, place, place->index, src, place->rows * place->columns);
         return;
     }
-    for (int64_t r = 0; r < place->rows; r++, src += place->columns * width) {
+    for (int64_t r = 0; r < place->rows; r++, src += ld * width) {
         int64_t index = place->index + r * place->row_stride;
         if (is_run)
             store_run(is_wide, place, index, src, place->columns);
@@ -187,10 +187,11 @@ static void store(bool is_wide, const struct place *place, const char *src) {
 /* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
 static void round_to(bool is_wide, int64_t count, char *dst, const char *src, weftDataType_t type) {
-    char stored[ROWWISE_BLOCK * sizeof(double)];
+    enum { PART = 512 };
+    char stored[PART * sizeof(double)];
     struct place place = {.base = stored, .type = type};
-    for (int64_t done = 0; done < count; done += ROWWISE_BLOCK) {
-        int64_t part = min64(count - done, ROWWISE_BLOCK);
+    for (int64_t done = 0; done < count; done += PART) {
+        int64_t part = min64(count - done, PART);
         store_run(is_wide, &place, 0, src + done * width_of(is_wide), part);
         load_run(is_wide, dst + done * width_of(is_wide), &place, 0, part);
     }
@@ -198,11 +199,11 @@ static void round_to(bool is_wide, int64_t count, char *dst, const char *src, we
 
 /* dst may be exactly one of x, but for conversions. */
 static void calculate(const struct term *term, int64_t count, char *dst, const void *const *x) {
-    static const int64_t steps[] = {ROW_CHUNK, ROW_CHUNK, ROW_CHUNK, ROW_CHUNK};
+    static const struct row_steps steps[] = {{ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0}};
     const struct row_kernels *kernels = kernels_of(term->is_wide);
     switch (term->kind) {
     case TERM_FORMULA:
-        kernels->formulas[term->opcode](count, dst, x, steps);
+        kernels->formulas[term->opcode](1, count, dst, count, x, steps);
         break;
     case TERM_LOOP:
         term->loop(count, dst, x[0], x[1], x[2], &term->parameters);
@@ -251,19 +252,23 @@ static void store_rows(const struct run *run) {
         const struct row_operand *operand = &rows->operands[k];
         struct place place = rows_place(run, k);
         if (operand->is_store && !rows->terms[operand->term].spans && place.base)
-            store(rows->terms[operand->term].is_wide, &place, row_values(run, operand->term));
+            store(rows->terms[operand->term].is_wide, &place, row_values(run, operand->term), run->tile_rows);
     }
 }
 
 /* ---- Totals ------------------------------------------------------------------------------------------------------ */
 
+static void begin_total(struct run *run, int slot, double identity) {
+    row_kernels_f64.fill(run->tile_rows, totals_of(run, slot), identity);
+}
+
 static void begin_totals(struct run *run, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         const struct row_instruction *at = &run->s->instructions[i];
-        for (int64_t r = 0; r < run->tile_rows && at->verb == ROW_REDUCE; r++)
-            totals_of(run, at->slot)[r] = row_identity(term_at(run, at->term)->opcode);
-        for (int64_t r = 0; r < run->tile_rows && at->verb == ROW_REDUCE_PAIR; r++)
-            totals_of(run, at->slot)[r] = totals_of(run, at->pair_slot)[r] = 0;
+        if (at->verb == ROW_REDUCE || at->verb == ROW_REDUCE_PAIR)
+            begin_total(run, at->slot, row_identity(term_at(run, at->term)->opcode));
+        if (at->verb == ROW_REDUCE_PAIR)
+            begin_total(run, at->pair_slot, row_identity(OPCODE_SUM));
     }
 }
 
@@ -307,7 +312,7 @@ static void reduce(struct run *run, const struct row_instruction *at) {
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
     int64_t rows = run->rows_here, columns = run->columns;
     double *totals = totals_of(run, at->slot) + run->row;
-    int64_t ld_x = run->lds[at->x[0]], ld_b = b ? run->lds[at->x[1]] : 0;
+    int64_t ld_x = run->steps[at->x[0]].row, ld_b = b ? run->steps[at->x[1]].row : 0;
     if (!s->loops[s->b].is_reduced)
         kernels->of_columns(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
     else if (s->loops[s->a].is_reduced)
@@ -323,10 +328,10 @@ static void reduce_pair(struct run *run, const struct row_instruction *at) {
     struct row_pair pair = {.x = run->registers[at->x[0]],
                             .m = run->registers[at->x[1]],
                             .p = at->x[2] < 0 ? NULL : run->registers[at->x[2]],
-                            .ld_x = run->lds[at->x[0]],
-                            .ld_m = run->lds[at->x[1]],
-                            .ld_p = at->x[2] < 0 ? 0 : run->lds[at->x[2]],
-                            .step = run->steps[at->x[1]]};
+                            .ld_x = run->steps[at->x[0]].row,
+                            .ld_m = run->steps[at->x[1]].row,
+                            .ld_p = at->x[2] < 0 ? 0 : run->steps[at->x[2]].row,
+                            .step = run->steps[at->x[1]].chunk};
     if (!s->loops[s->b].is_reduced)
         kernels->pair_of_columns(run->rows_here, run->columns, sums, products, &pair);
     else if (s->loops[s->a].is_reduced)
@@ -342,29 +347,19 @@ static void sum_column(struct run *run, const struct row_instruction *at) {
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
     char *sums = run->sums + (at->slot * length + run->position) * width;
     if (!s->loops[s->a].is_reduced) {
-        kernels_of(is_wide)->column_sum(run->rows_here, run->columns, sums, x, b);
+        int64_t ld_b = b ? run->steps[at->x[1]].row : 0;
+        kernels_of(is_wide)->column_sum(run->rows_here, run->columns, sums, x, run->steps[at->x[0]].row, b, ld_b);
         return;
     }
     for (int64_t r = 0; r < run->rows_here; r++, x += bytes, b = b ? b + bytes : b)
-        kernels_of(is_wide)->column_sum(1, run->columns, sums + r * s->loops[s->a].position * width, x, b);
-}
-
-/* Asks for where the next rows are stored, while these are calculated: layer norm of 4096 rows of 768, which lie in the
-   L3 cache, takes 1.2 ms so and 1.75 ms without (Zen 5). */
-static void ask_for_next_rows(const struct run *run, const struct place *place) {
-    enum { LINE = 64 };
-    int64_t row_bytes = place->row_stride * dtype_of(place->type)->bits / 8;
-    bool has_next = run->s->loops[run->s->b].is_reduced && run->row + place->rows < run->tile_rows;
-    const char *next = place->base + place->index * dtype_of(place->type)->bits / 8;
-    for (int64_t r = 0; r < place->rows && has_next; r++, next += row_bytes)
-        for (int64_t line = 0; line < place->columns * dtype_of(place->type)->bits / 8; line += LINE)
-            __builtin_prefetch(next + place->rows * row_bytes + line, 1, 3);
+        kernels_of(is_wide)->column_sum(1, run->columns, sums + r * s->loops[s->a].position * width, x, 0, b, 0);
 }
 
 static void calculate_block(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
     const void *x[INSTRUCTION_ARGUMENTS];
-    int64_t steps[INSTRUCTION_ARGUMENTS];
+    struct row_steps steps[INSTRUCTION_ARGUMENTS];
+    int64_t ld = run->columns;
     for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++) {
         int reg = at->x[i] < 0 ? at->x[0] : at->x[i];
         x[i] = run->registers[reg];
@@ -375,45 +370,40 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
         dst = run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term->is_wide);
     } else if (at->operand >= 0) {
         struct place place = block_place(run, at->operand);
-        char *dense = find_dense(&place, term->is_wide);
-        dst = dense ? dense : dst;
-        if (dense)
-            ask_for_next_rows(run, &place);
+        bool may_gap = run->s->steps_rows && at->opcode >= 0;
+        char *found = may_gap ? find_rows(&place, term->is_wide) : find_dense(&place, term->is_wide);
+        dst = found ? found : dst;
+        ld = found && may_gap ? place.row_stride : ld;
     }
-    if (at->opcode >= 0)
-        kernels_of(term->is_wide)->formulas[at->opcode](run->rows_here * run->columns, dst, x, steps);
+    if (at->opcode >= 0 && run->s->steps_rows)
+        kernels_of(term->is_wide)->formulas[at->opcode](run->rows_here, run->columns, dst, ld, x, steps);
+    else if (at->opcode >= 0)
+        kernels_of(term->is_wide)->formulas[at->opcode](1, run->rows_here * run->columns, dst, 0, x, steps);
     else
         calculate(term, run->rows_here * run->columns, dst, x);
     run->registers[at->dst] = dst;
-    run->steps[at->dst] = ROW_CHUNK;
-    run->lds[at->dst] = run->columns;
+    run->steps[at->dst] = (struct row_steps){ROW_CHUNK, ld};
 }
 
 static void load_block(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     struct place place = block_place(run, at->operand);
-    char *dense = find_dense(&place, is_wide), *own = register_memory(run, at->dst);
-    run->lds[at->dst] = run->columns;
-    bool may_gap = pass->only_reduces && !(run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced);
-    if (!dense && may_gap) {
-        dense = find_rows(&place, is_wide);
-        run->lds[at->dst] = dense ? place.row_stride : run->columns;
-    }
-    run->registers[at->dst] = dense ? dense : own;
-    run->steps[at->dst] = ROW_CHUNK;
-    if (!dense)
-        load(is_wide, own, &place);
+    bool is_run = run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced;
+    bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_thin);
+    char *found = may_gap ? find_rows(&place, is_wide) : find_dense(&place, is_wide);
+    run->registers[at->dst] = found ? found : register_memory(run, at->dst);
+    run->steps[at->dst] = (struct row_steps){ROW_CHUNK, found && may_gap ? place.row_stride : run->columns};
+    if (!found)
+        load(is_wide, run->registers[at->dst], &place);
 }
 
 static void store_block(struct run *run, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     struct place place = block_place(run, at->operand);
     const char *src = run->registers[at->x[0]];
-    if (!place.base || find_dense(&place, is_wide) == src) /* nobody wants it, or it was written as it was calculated */
+    if (!place.base || find_rows(&place, is_wide) == src) /* nobody wants it, or it was written as it was calculated */
         return;
-    if (place.column_stride == 1)
-        ask_for_next_rows(run, &place);
-    store(is_wide, &place, src);
+    store(is_wide, &place, src, run->steps[at->x[0]].row);
 }
 
 static void execute(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
@@ -424,8 +414,7 @@ static void execute(struct run *run, const struct row_pass *pass, const struct r
     case ROW_RECALL:
         run->registers[at->dst] =
             run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term_at(run, at->term)->is_wide);
-        run->steps[at->dst] = ROW_CHUNK;
-        run->lds[at->dst] = run->columns;
+        run->steps[at->dst] = (struct row_steps){ROW_CHUNK, run->columns};
         break;
     case ROW_CALCULATE:
         calculate_block(run, at);
@@ -456,15 +445,20 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
     char *dst = run->registers[at->dst] = register_memory(run, at->dst);
     bool is_one = s->loops[s->b].is_reduced && (s->loops[s->a].is_reduced || s->block_a == 1);
     bool are_columns = !s->loops[s->b].is_reduced;
-    run->lds[at->dst] = is_one ? 0 : run->columns;
-    if (pass->only_reduces || (are_columns && pass->block_a == 1)) { /* as they are: one for each column or row */
+    bool is_thin = at->is_thin && s->steps_rows;
+    if (pass->only_reduces || (are_columns && is_thin)) { /* as they are: one for each column or row */
         run->registers[at->dst] = (char *)values;
-        run->steps[at->dst] = are_columns ? ROW_CHUNK : 0;
-        run->lds[at->dst] = are_columns || s->loops[s->a].is_reduced ? 0 : 1;
+        run->steps[at->dst].chunk = are_columns ? ROW_CHUNK : 0;
+        run->steps[at->dst].row = are_columns || s->loops[s->a].is_reduced ? 0 : 1;
+        return;
+    }
+    if (is_thin) {
+        run->steps[at->dst] = (struct row_steps){0, ROW_CHUNK};
+        kernels_of(term->is_wide)->fill_chunks(run->rows_here, dst, values);
         return;
     }
     int64_t count = at->is_thin ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
-    run->steps[at->dst] = is_one && at->is_thin ? 0 : ROW_CHUNK;
+    run->steps[at->dst] = (struct row_steps){is_one && at->is_thin ? 0 : ROW_CHUNK, is_one ? 0 : run->columns};
     if (is_one)
         kernels_of(term->is_wide)->fill(count, dst, first_of(term->is_wide, values));
     for (int64_t r = 0; r < run->rows_here && !is_one; r++, dst += columns * width)

@@ -10,7 +10,7 @@
 #include "engines/cpu/rows/terms.h"
 
 enum {
-    ROWWISE_BLOCK = 1024, /* elements of a register at most */
+    ROWWISE_BLOCK = 2048, /* elements of a register at most */
     ROWWISE_REGISTERS = 40,
     ROWWISE_REGISTER_BYTES = 56 << 10, /* of all registers, on the stack of the thread that runs them */
     ROWWISE_ROW_BYTES = 48 << 10,      /* of the values and totals of a tile's rows, likewise */
@@ -36,7 +36,8 @@ struct row_instruction {
     int term;
     int dst, x[INSTRUCTION_ARGUMENTS]; /* registers; -1: none */
     int opcode;                        /* of CALCULATE of a formula: the term's, or one of enum row_opcode */
-    bool is_thin;                      /* of SPREAD: only formulas read it, for which one chunk will do */
+    bool is_thin;                      /* of SPREAD: only formulas read it, for which one chunk will do; of LOAD: only
+                                          what steps from row to row reads it, so that it may stay where it is */
     int operand;                       /* of LOAD and STORE; of CALCULATE: where dst may be written to at once; -1 */
     int slot;                          /* of kept elements (CALCULATE, RECALL; -1: none), of totals, of sums */
     int pair, pair_slot;               /* of REDUCE_PAIR: the term that is a product's total, and its slot */
@@ -72,6 +73,7 @@ struct row_schedule {
     struct row_loop *loops;
     int a, b;                      /* the loops of a block's rows and columns */
     int64_t block_a, block_b;      /* extents of a block */
+    bool steps_rows;               /* formulas take a block row by row: else as one run of elements */
     int64_t tile_a;                /* extent of a tile along a, where that is a loop over rows: some blocks */
     int64_t pieces[ROWWISE_LOOPS]; /* of each loop: tiles, or blocks within one */
     int64_t tile_rows;             /* rows of a tile, at most */
