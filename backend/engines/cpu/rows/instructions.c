@@ -127,7 +127,7 @@ struct listing {
     bool is_marked[ROWWISE_TERMS];
     int at[ROWWISE_TERMS]; /* the instruction that makes a term; -1: none */
     struct {
-        int opcode, count, x[INSTRUCTION_ARGUMENTS]; /* what a formula has become with those that it takes in */
+        int opcode, count, x[ROW_ARGUMENTS]; /* what a formula has become with those that it takes in */
     } formulas[ROWWISE_TERMS];
     bool is_taken_in[ROWWISE_TERMS];
     bool is_product[ROWWISE_TERMS]; /* of a pair of sums, the one of products */
@@ -151,7 +151,7 @@ static struct row_instruction *add(struct listing *l, enum row_verb verb, int te
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
     s->instruction_count -= l->is_full;
     struct row_instruction *made = &s->instructions[s->instruction_count++];
-    *made = (struct row_instruction){verb, term, -1, {-1, -1, -1, -1}, -1, false, -1, -1, -1, -1};
+    *made = (struct row_instruction){verb, term, -1, {-1, -1, -1, -1, -1, -1}, -1, false, -1, -1, -1, -1};
     if (verb <= ROW_CALCULATE) {
         made->dst = s->instruction_count - 1; /* its own number, until registers are assigned */
         l->at[term] = made->dst;
@@ -301,16 +301,22 @@ static const struct {
     {OPCODE_ADD, OPCODE_MULTIPLY, ROW_MULTIPLY_ADD, true},
     {OPCODE_SUBTRACT, OPCODE_MULTIPLY, ROW_MULTIPLY_SUBTRACT, false},
     {OPCODE_MULTIPLY, OPCODE_MULTIPLY, ROW_MULTIPLY_MULTIPLY, true},
+    {OPCODE_SUBTRACT, ROW_MULTIPLY_MULTIPLY, ROW_MULTIPLY_MULTIPLY_SUBTRACT, false},
+    {ROW_MULTIPLY_ADD, ROW_SUBTRACT_MULTIPLY, ROW_DEVIATION_MULTIPLY_ADD, true},
+    {ROW_SUBTRACT_MULTIPLY_ADD, ROW_SUBTRACT_MULTIPLY, ROW_NORMALISE, false},
     {ROW_EXPONENTIAL, OPCODE_SUBTRACT, ROW_SUBTRACT_EXPONENTIAL, false},
 };
 
+/* The arguments of argument k, then the others of the term itself. */
 static void merge(struct listing *l, int term, int k, int opcode) {
-    int inner = l->formulas[term].x[k], rest = l->formulas[term].x[!k], outers = l->formulas[term].count;
+    int others[ROW_ARGUMENTS], inner = l->formulas[term].x[k], outers = l->formulas[term].count;
     int count = l->formulas[inner].count;
     l->is_taken_in[inner] = true;
-    memcpy(l->formulas[term].x, l->formulas[inner].x, sizeof l->formulas[term].x);
-    if (outers > 1)
-        l->formulas[term].x[count++] = rest;
+    memcpy(others, l->formulas[term].x, sizeof others);
+    memcpy(l->formulas[term].x, l->formulas[inner].x, sizeof others);
+    for (int i = 0; i < outers; i++)
+        if (i != k)
+            l->formulas[term].x[count++] = others[i];
     l->formulas[term].opcode = opcode;
     l->formulas[term].count = count;
 }
@@ -383,7 +389,7 @@ static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
         struct row_instruction *at = &s->instructions[i];
         at->is_thin = at->verb == ROW_SPREAD || at->verb == ROW_LOAD;
         for (int j = pass->first + pass->spreads; j < pass->first + pass->count; j++)
-            for (int k = 0; k < INSTRUCTION_ARGUMENTS; k++)
+            for (int k = 0; k < ROW_ARGUMENTS; k++)
                 if (s->instructions[j].x[k] == i && !takes_thin(&s->instructions[j], at->verb))
                     at->is_thin = false;
     }
@@ -447,7 +453,7 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
     struct row_instruction *at = &s->instructions[index];
     int end = pass->first + pass->count, last = index;
     for (int i = index + 1; i < end; i++)
-        for (int k = 0; k < INSTRUCTION_ARGUMENTS; k++)
+        for (int k = 0; k < ROW_ARGUMENTS; k++)
             if (s->instructions[i].x[k] == index)
                 last = i;
     if (at->verb == ROW_SPREAD)
@@ -474,7 +480,7 @@ static bool assign_registers(struct row_schedule *s, const struct row_pass *pass
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
         at->dst = at->dst >= 0 ? home[at->dst - pass->first] : -1;
-        for (int k = 0; k < INSTRUCTION_ARGUMENTS; k++)
+        for (int k = 0; k < ROW_ARGUMENTS; k++)
             at->x[k] = at->x[k] >= 0 ? home[at->x[k] - pass->first] : -1;
     }
     return true;

@@ -8,7 +8,8 @@
 
 #include "graph/expansion.h"
 
-enum { ROW_CHUNK = 64 }; /* elements that a formula takes at a time */
+enum { ROW_CHUNK = 64 };    /* elements that a formula takes at a time */
+enum { ROW_ARGUMENTS = 6 }; /* of a formula, at most */
 
 /* Formulas of several instructions, which are made of terms that nobody else needs. */
 enum row_opcode {
@@ -17,6 +18,9 @@ enum row_opcode {
     ROW_MULTIPLY_SUBTRACT,              /* a * b - c */
     ROW_SUBTRACT_MULTIPLY_ADD,          /* (a - b) * c + d */
     ROW_MULTIPLY_MULTIPLY,              /* a * b * c */
+    ROW_MULTIPLY_MULTIPLY_SUBTRACT,     /* a * b * c - d */
+    ROW_DEVIATION_MULTIPLY_ADD,         /* (a - b) * c * d + e */
+    ROW_NORMALISE,                      /* ((a - b) * c - d) * e + f */
     ROW_EXPONENTIAL,                    /* e^a */
     ROW_SUBTRACT_EXPONENTIAL,           /* e^(a - b) */
     ROW_FORMULAS_END,
@@ -28,7 +32,7 @@ struct row_steps {
     int64_t chunk, row;
 };
 
-/* y[i] = opcode(x[0][i], x[1][i], ...) of rows and columns. y may be exactly one of x. ld: elements from row to row of
+/* y[i] = opcode(x[0][i], x[1][i], ...) of rows and columns; there are ROW_ARGUMENTS valid ones. y may be exactly one of x. ld: elements from row to row of
    y; steps: of each of x. */
 typedef void row_formula(int64_t rows, int64_t columns, void *y, int64_t ld, const void *const *x,
                          const struct row_steps *steps);

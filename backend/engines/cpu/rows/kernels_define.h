@@ -23,8 +23,8 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
 /* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
 #define ONE_FORMULA(expression)                                                                                        \
-    const real a = as[i], b = bs[i], c = cs[i], d = ds[i];                                                             \
-    (void)a, (void)b, (void)c, (void)d;                                                                                \
+    const real a = as[i], b = bs[i], c = cs[i], d = ds[i], e = es[i], f = fs[i];                                       \
+    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;                                                              \
     y[i] = (expression);
 
 #define FORMULA(name, expression)                                                                                      \
@@ -33,6 +33,7 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
         for (int64_t row = 0; row < rows; row++) {                                                                     \
             const real *as = (const real *)x[0] + row * steps[0].row, *bs = (const real *)x[1] + row * steps[1].row;   \
             const real *cs = (const real *)x[2] + row * steps[2].row, *ds = (const real *)x[3] + row * steps[3].row;   \
+            const real *es = (const real *)x[4] + row * steps[4].row, *fs = (const real *)x[5] + row * steps[5].row;   \
             real *y = (real *)result + row * ld;                                                                       \
             int64_t count = columns;                                                                                   \
             for (; count >= ROW_CHUNK; count -= ROW_CHUNK) {                                                           \
@@ -41,7 +42,7 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
                     ONE_FORMULA(expression)                                                                            \
                 }                                                                                                      \
                 y += ROW_CHUNK, as += steps[0].chunk, bs += steps[1].chunk;                                            \
-                cs += steps[2].chunk, ds += steps[3].chunk;                                                            \
+                cs += steps[2].chunk, ds += steps[3].chunk, es += steps[4].chunk, fs += steps[5].chunk;                \
             }                                                                                                          \
             INDEPENDENT                                                                                                \
             for (int64_t i = 0; i < count; i++) {                                                                      \
@@ -70,6 +71,9 @@ FORMULA(multiply_add, a *b + c)
 FORMULA(multiply_subtract, a *b - c)
 FORMULA(subtract_multiply_add, (a - b) * c + d)
 FORMULA(multiply_multiply, a * b * c)
+FORMULA(multiply_multiply_subtract, a * b * c - d)
+FORMULA(deviation_multiply_add, (a - b) * c * d + e)
+FORMULA(normalise, ((a - b) * c - d) * e + f)
 FORMULA(exponential, EXP(a))
 FORMULA(subtract_exponential, EXP(a - b))
 
@@ -96,6 +100,9 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
     [ROW_MULTIPLY_SUBTRACT] = formula_multiply_subtract,
     [ROW_SUBTRACT_MULTIPLY_ADD] = formula_subtract_multiply_add,
     [ROW_MULTIPLY_MULTIPLY] = formula_multiply_multiply,
+    [ROW_MULTIPLY_MULTIPLY_SUBTRACT] = formula_multiply_multiply_subtract,
+    [ROW_DEVIATION_MULTIPLY_ADD] = formula_deviation_multiply_add,
+    [ROW_NORMALISE] = formula_normalise,
     [ROW_EXPONENTIAL] = formula_exponential,
     [ROW_SUBTRACT_EXPONENTIAL] = formula_subtract_exponential,
 };

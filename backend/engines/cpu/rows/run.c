@@ -199,7 +199,8 @@ static void round_to(bool is_wide, int64_t count, char *dst, const char *src, we
 
 /* dst may be exactly one of x, but for conversions. */
 static void calculate(const struct term *term, int64_t count, char *dst, const void *const *x) {
-    static const struct row_steps steps[] = {{ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0}};
+    static const struct row_steps steps[ROW_ARGUMENTS] = {{ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0},
+                                                          {ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0}};
     const struct row_kernels *kernels = kernels_of(term->is_wide);
     switch (term->kind) {
     case TERM_FORMULA:
@@ -229,8 +230,8 @@ static void calculate(const struct term *term, int64_t count, char *dst, const v
 
 static void evaluate_row(struct run *run, int index) {
     const struct term *term = term_at(run, index);
-    const void *x[INSTRUCTION_ARGUMENTS];
-    for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++)
+    const void *x[ROW_ARGUMENTS];
+    for (int i = 0; i < ROW_ARGUMENTS; i++)
         x[i] = term->argument_count == 0 ? NULL : row_values(run, term->arguments[i < term->argument_count ? i : 0]);
     if (term->kind == TERM_LOAD) {
         struct place place = rows_place(run, term->operand);
@@ -357,10 +358,10 @@ static void sum_column(struct run *run, const struct row_instruction *at) {
 
 static void calculate_block(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
-    const void *x[INSTRUCTION_ARGUMENTS];
-    struct row_steps steps[INSTRUCTION_ARGUMENTS];
+    const void *x[ROW_ARGUMENTS];
+    struct row_steps steps[ROW_ARGUMENTS];
     int64_t ld = run->columns;
-    for (int i = 0; i < INSTRUCTION_ARGUMENTS; i++) {
+    for (int i = 0; i < ROW_ARGUMENTS; i++) {
         int reg = at->x[i] < 0 ? at->x[0] : at->x[i];
         x[i] = run->registers[reg];
         steps[i] = run->steps[reg];
