@@ -348,8 +348,8 @@ INLINE void store(weftDataType_t type, void *base, int64_t index, double value) 
     }
 }
 
-/* The upper half of a float, rounded to even; NaN keeps what is left of its bits, and is quiet. Carries past the largest
-   number give infinity. */
+/* The upper half of a float, rounded to even; a carry out of the largest number gives infinity. NaN keeps what is left
+   of its bits, and is quiet. */
 INLINE uint32_t narrow_bf16(float value) {
     uint32_t bits = bits_of_f32(value);
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;

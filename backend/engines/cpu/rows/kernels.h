@@ -32,8 +32,8 @@ struct row_steps {
     int64_t chunk, row;
 };
 
-/* y[i] = opcode(x[0][i], x[1][i], ...) of rows and columns; there are ROW_ARGUMENTS valid ones. y may be exactly one of x. ld: elements from row to row of
-   y; steps: of each of x. */
+/* y[i] = opcode(x[0][i], x[1][i], ...) of rows and columns; all of the ROW_ARGUMENTS x are valid. y may be exactly one
+   of them. ld: elements from row to row of y; steps: of each of x. */
 typedef void row_formula(int64_t rows, int64_t columns, void *y, int64_t ld, const void *const *x,
                          const struct row_steps *steps);
 
