@@ -67,6 +67,7 @@ struct family {
     const char *doc;
     bool is_last_resort;      /* asked only about what no other family serves */
     bool combines;            /* changes a region and leaves it to another family, which it finds by engine_offer */
+    bool shares_reads;        /* takes operations that have nothing in common but what they read */
     bool wants_boxes;         /* reads operands only as the copy engine brings them: it may pay to copy them first */
     const struct knob *knobs; /* ends with a knob without doc; NULL: none */
     /* SUCCESS and a predicted time, or NOT_SUPPORTED* and a sentence that says what would have to change. Pure. */

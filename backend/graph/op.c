@@ -31,6 +31,33 @@ weftStatus_t op_each_operand(const struct descriptor *op,
     return WEFT_STATUS_SUCCESS;
 }
 
+static weftStatus_t exchange_list(struct list *list, struct tensor *(*exchange)(const void *, struct tensor *),
+                                  const void *context, struct arena *arena) {
+    TRY(arena_copy(arena, &list->tensors, list->tensors, (size_t)list->count * sizeof *list->tensors));
+    for (int64_t k = 0; k < list->count; k++)
+        list->tensors[k] = exchange(context, list->tensors[k]);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
+                         struct tensor *(*exchange)(const void *context, struct tensor *tensor), const void *context,
+                         struct arena *arena) {
+    struct descriptor *copy;
+    TRY(descriptor_mirror(arena, &copy, op));
+    for (int i = 0; i < op->schema->row_count; i++) {
+        const struct row *row = &op->schema->rows[i];
+        void *field = (char *)copy + row->offset;
+        if (row->role != ROLE_INPUT && row->role != ROLE_OUTPUT)
+            continue;
+        if (row->storage == STORE_LIST)
+            TRY(exchange_list(field, exchange, context, arena));
+        else if (row_tensor(op, row))
+            *(struct tensor **)field = exchange(context, row_tensor(op, row));
+    }
+    *made = copy;
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Operations that do not say otherwise count one per element of their outputs. */
 double op_flops(const struct descriptor *op) {
     if (op_of(op)->flops)

@@ -33,6 +33,12 @@ struct view {
     int64_t vector_count, vector_dim;
 };
 
+/* How a tensor lies in memory that another may have begun: in elements. */
+struct layout {
+    struct dims strides;
+    int64_t offset;
+};
+
 struct graph;
 struct expansion;
 
@@ -64,8 +70,11 @@ struct op {
     /* Bytes from the start of `out` at which input `in` may lie already, so that writing it there changes nothing; -1:
        it may not. NULL: never. Beside the rows' in_place, which is for inputs that are overwritten. */
     int64_t (*place_in)(const struct descriptor *op, const struct tensor *in, const struct tensor *out);
-    /* The input whose memory a virtual output can simply be, so that nothing runs; NULL: none. NULL hook: never. */
-    struct tensor *(*memory_of)(const struct descriptor *op);
+    /* Of operations that only move elements. How the result lies where its one input does, so that nothing runs; false:
+       no strides say it. NULL: never. */
+    bool (*look)(const struct descriptor *op, const struct layout *x, struct layout *y);
+    /* How the k-th operand lies where the result does, so that it is made in its place. */
+    bool (*fit)(const struct descriptor *op, int k, const struct layout *y, struct layout *x);
     /* Bytes of scratch that the reference wants; NULL: none. */
     int64_t (*scratch_bytes)(const struct descriptor *op);
     /* Arithmetic operations of one run; NULL: one per output element. */
@@ -88,6 +97,11 @@ static inline enum role op_role(const struct descriptor *op, const struct row *r
 weftStatus_t op_each_operand(const struct descriptor *op,
                              weftStatus_t (*visit)(void *context, const struct row *row, struct tensor *tensor),
                              void *context);
+
+/* A copy that nobody holds, on the tensors that `exchange` gives for its own. */
+weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
+                         struct tensor *(*exchange)(const void *context, struct tensor *tensor), const void *context,
+                         struct arena *arena);
 
 double op_flops(const struct descriptor *op);
 

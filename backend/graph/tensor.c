@@ -209,6 +209,10 @@ int64_t tensor_bytes(const struct tensor *tensor) {
     return dtype_bytes((weftDataType_t)tensor->type, (last + 1) * tensor->vector_count);
 }
 
+int64_t tensor_own_bytes(const struct tensor *tensor) {
+    return min64(tensor_bytes(tensor), dtype_bytes((weftDataType_t)tensor->type, tensor_elements(tensor)));
+}
+
 struct tensor tensor_mirror(const struct tensor *tensor) {
     /* The count of holders is atomic and must not be copied as bytes; what lies behind it may. */
     enum { BEHIND = offsetof(struct tensor, base) + offsetof(struct descriptor, schema) };

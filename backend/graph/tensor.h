@@ -37,6 +37,9 @@ int64_t tensor_element_bytes(const struct tensor *tensor);
 /* Bytes from the tensor's pointer to its last element; 0 for an empty one. */
 int64_t tensor_bytes(const struct tensor *tensor);
 
+/* Of these, what its elements may take: those between them may be another tensor's. */
+int64_t tensor_own_bytes(const struct tensor *tensor);
+
 /* Refuses dims and strides that reach farther than memory does; all arithmetic on sizes relies on it. */
 weftStatus_t tensor_check_reach(const struct tensor *tensor);
 

@@ -21,7 +21,7 @@ struct hole {
     int64_t offset, bytes;
 };
 
-struct layout {
+struct space {
     struct draft *draft;
     bool *crosses; /* of each value: a step other than the one that makes it reads it */
     struct life *lives;
@@ -40,83 +40,93 @@ static int making_step(const struct draft *draft, int value) {
     return producer < 0 ? -1 : draft->cover.part_of_node[producer];
 }
 
-static void note_reading(struct layout *layout, int step, int operand) {
-    struct draft *draft = layout->draft;
-    int value = draft->cover.memory[operand];
+static void note_reading(struct space *space, int step, int operand) {
+    struct draft *draft = space->draft;
+    int value = draft->cover.views.memory[operand];
     if (step > draft->last_reading[value])
         draft->last_reading[value] = step;
-    if (value != operand)
-        draft->is_viewed[value] = true;
     /* Within one step a value may stay in registers; whether it does is the family's business. */
-    if (step != making_step(draft, value))
-        layout->crosses[value] = true;
+    if (step != making_step(draft, operand))
+        space->crosses[value] = true;
 }
 
-static void note_readings(struct layout *layout) {
-    const struct draft *draft = layout->draft;
+static void note_writing(const struct draft *draft, int step, int operand) {
+    int value = draft->cover.views.memory[operand];
+    if (draft->first_writing[value] < 0 || step < draft->first_writing[value])
+        draft->first_writing[value] = step;
+}
+
+static void note_accesses(struct space *space) {
+    const struct draft *draft = space->draft;
     for (int v = 0; v < draft->graph->value_count; v++)
-        draft->last_reading[v] = -1;
+        draft->first_writing[v] = draft->last_reading[v] = -1;
     for (int n = 0; n < draft->graph->node_count; n++) {
         const struct node *node = &draft->graph->nodes[n];
-        for (int i = 0; i < node->operand_count && draft->cover.part_of_node[n] >= 0; i++)
-            if (!node->is_output[i])
-                note_reading(layout, draft->cover.part_of_node[n], node->operands[i]);
+        int step = draft->cover.part_of_node[n];
+        for (int i = 0; i < node->operand_count && step >= 0; i++) {
+            int value = node->operands[i];
+            draft->is_viewed[draft->cover.views.memory[value]] |= draft->cover.views.memory[value] != value;
+            if (node->is_output[i])
+                note_writing(draft, step, value);
+            else
+                note_reading(space, step, value);
+        }
     }
 }
 
-static void list_lives(struct layout *layout) {
-    const struct draft *draft = layout->draft;
+static void list_lives(struct space *space) {
+    const struct draft *draft = space->draft;
     for (int v = 0; v < draft->graph->value_count; v++) {
         const struct tensor *tensor = draft->graph->values[v].tensor;
         /* What is not virtual has memory of the user's; a view has that of what it views. */
-        if (tensor->is_virtual && draft->cover.memory[v] == v && layout->crosses[v])
-            layout->lives[layout->count++] = (struct life){.value = v,
-                                                           .first = making_step(draft, v),
-                                                           .last = draft->last_reading[v],
-                                                           .bytes = align_up(tensor_bytes(tensor))};
+        if (tensor->is_virtual && draft->cover.views.memory[v] == v && space->crosses[v])
+            space->lives[space->count++] = (struct life){.value = v,
+                                                         .first = draft->first_writing[v],
+                                                         .last = draft->last_reading[v],
+                                                         .bytes = align_up(tensor_bytes(tensor))};
     }
 }
 
 /* The lowest offset at which there is room; -1: nowhere. */
-static int64_t take_room(struct layout *layout, int64_t bytes) {
+static int64_t take_room(struct space *space, int64_t bytes) {
     int at = 0;
-    while (at < layout->hole_count && layout->holes[at].bytes < bytes)
+    while (at < space->hole_count && space->holes[at].bytes < bytes)
         at++;
-    if (at == layout->hole_count)
+    if (at == space->hole_count)
         return -1;
-    struct hole *hole = &layout->holes[at];
+    struct hole *hole = &space->holes[at];
     int64_t offset = hole->offset;
     hole->offset += bytes;
     hole->bytes -= bytes;
     if (hole->bytes == 0)
-        memmove(hole, hole + 1, (size_t)(--layout->hole_count - at) * sizeof *hole);
+        memmove(hole, hole + 1, (size_t)(--space->hole_count - at) * sizeof *hole);
     return offset;
 }
 
 /* Holes stay sorted and never touch, so that their number is at most one more than that of lives. */
-static void give_room(struct layout *layout, int64_t offset, int64_t bytes) {
-    int low = 0, high = layout->hole_count - 1; /* the first hole behind is one of these */
+static void give_room(struct space *space, int64_t offset, int64_t bytes) {
+    int low = 0, high = space->hole_count - 1; /* the first hole behind is one of these */
     if (bytes == 0)
         return;
     while (low < high) {
         int middle = low + (high - low) / 2;
-        if (layout->holes[middle].offset < offset)
+        if (space->holes[middle].offset < offset)
             low = middle + 1;
         else
             high = middle;
     }
-    struct hole *behind = &layout->holes[low], *before = behind - 1;
+    struct hole *behind = &space->holes[low], *before = behind - 1;
     bool meets_behind = offset + bytes == behind->offset,
          meets_before = low && before->offset + before->bytes == offset;
     if (meets_behind && meets_before) {
         before->bytes += bytes + behind->bytes;
-        memmove(behind, behind + 1, (size_t)(--layout->hole_count - low) * sizeof *behind);
+        memmove(behind, behind + 1, (size_t)(--space->hole_count - low) * sizeof *behind);
     } else if (meets_behind) {
         *behind = (struct hole){offset, bytes + behind->bytes};
     } else if (meets_before) {
         before->bytes += bytes;
     } else {
-        memmove(behind + 1, behind, (size_t)(layout->hole_count++ - low) * sizeof *behind);
+        memmove(behind + 1, behind, (size_t)(space->hole_count++ - low) * sizeof *behind);
         *behind = (struct hole){offset, bytes};
     }
 }
@@ -133,22 +143,22 @@ static int by_last(const void *a, const void *b) {
 
 /* Step by step: room for what a step makes, while that of all it reads is taken; then what it was the last to read
    goes. */
-static weftStatus_t place_lives(struct layout *layout, struct arena *scratch) {
-    struct draft *draft = layout->draft;
+static weftStatus_t place_lives(struct space *space, struct arena *scratch) {
+    struct draft *draft = space->draft;
     struct life *ending;
     int ended = 0;
-    qsort(layout->lives, (size_t)layout->count, sizeof *layout->lives, by_first);
-    TRY(arena_copy(scratch, &ending, layout->lives, (size_t)layout->count * sizeof *ending));
-    qsort(ending, (size_t)layout->count, sizeof *ending, by_last);
-    TRY(arena_alloc(scratch, &layout->holes, (size_t)(layout->count + 1) * sizeof *layout->holes));
-    layout->holes[0].bytes = WORKSPACE_MOST;
-    layout->hole_count = 1;
-    for (int i = 0; i < layout->count; i++) {
-        const struct life *life = &layout->lives[i];
+    qsort(space->lives, (size_t)space->count, sizeof *space->lives, by_first);
+    TRY(arena_copy(scratch, &ending, space->lives, (size_t)space->count * sizeof *ending));
+    qsort(ending, (size_t)space->count, sizeof *ending, by_last);
+    TRY(arena_alloc(scratch, &space->holes, (size_t)(space->count + 1) * sizeof *space->holes));
+    space->holes[0].bytes = WORKSPACE_MOST;
+    space->hole_count = 1;
+    for (int i = 0; i < space->count; i++) {
+        const struct life *life = &space->lives[i];
         /* Strictly before: a step may not write over what it still reads. */
         for (; ending[ended].last < life->first; ended++)
-            give_room(layout, draft->value_offset[ending[ended].value], ending[ended].bytes);
-        int64_t offset = take_room(layout, life->bytes);
+            give_room(space, draft->value_offset[ending[ended].value], ending[ended].bytes);
+        int64_t offset = take_room(space, life->bytes);
         if (offset < 0)
             FAIL(
                 WEFT_STATUS_NOT_SUPPORTED,
@@ -162,19 +172,20 @@ static weftStatus_t place_lives(struct layout *layout, struct arena *scratch) {
 }
 
 static weftStatus_t lay_out_values(struct draft *draft, struct arena *scratch) {
-    struct layout layout = {.draft = draft};
+    struct space space = {.draft = draft};
     size_t values = (size_t)draft->graph->value_count;
-    TRY(arena_alloc(scratch, &layout.crosses, values * sizeof *layout.crosses));
-    TRY(arena_alloc(scratch, &layout.lives, values * sizeof *layout.lives));
-    note_readings(&layout);
-    list_lives(&layout);
-    return place_lives(&layout, scratch);
+    TRY(arena_alloc(scratch, &space.crosses, values * sizeof *space.crosses));
+    TRY(arena_alloc(scratch, &space.lives, values * sizeof *space.lives));
+    note_accesses(&space);
+    list_lives(&space);
+    return place_lives(&space, scratch);
 }
 
 static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) {
     struct arena scratch = {0};
     int64_t most = 0;
     size_t values = (size_t)draft->graph->value_count;
+    TRY(arena_alloc(arena, &draft->first_writing, values * sizeof *draft->first_writing));
     TRY(arena_alloc(arena, &draft->last_reading, values * sizeof *draft->last_reading));
     TRY(arena_alloc(arena, &draft->is_viewed, values * sizeof *draft->is_viewed));
     TRY(arena_alloc(arena, &draft->value_offset, values * sizeof *draft->value_offset));
@@ -197,12 +208,11 @@ static int64_t count_bytes(const struct draft *draft, int step, int *counted) {
     int64_t bytes = 0;
     for (int k = 0; k < region->count; k++)
         for (int i = 0; i < region_node(region, k)->operand_count; i++) {
-            int value = draft->cover.memory[region_node(region, k)->operands[i]];
-            const struct tensor *tensor = draft->graph->values[value].tensor;
-            /* Each memory once per step, however many of its operations read it. */
-            bool in_memory = !tensor->is_virtual || draft->value_offset[value] >= 0;
+            int value = region_node(region, k)->operands[i], whole = draft->cover.views.memory[value];
+            /* Each once per step, however many of its operations read it. */
+            bool in_memory = !draft->graph->values[whole].tensor->is_virtual || draft->value_offset[whole] >= 0;
             if (in_memory && counted[value] != step + 1)
-                bytes = add_sizes(bytes, tensor_bytes(tensor));
+                bytes = add_sizes(bytes, tensor_own_bytes(draft->graph->values[value].tensor));
             counted[value] = step + 1;
         }
     return bytes;
@@ -223,6 +233,7 @@ static weftStatus_t count_moved(struct draft *draft, struct arena *arena) {
 
 /* The steps of a cover. */
 static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *knobs, struct arena *arena) {
+    draft->graph = draft->cover.views.graph;
     TRY(arena_alloc(arena, &draft->steps, (size_t)draft->cover.count * sizeof *draft->steps));
     for (int s = 0; s < draft->cover.count; s++) {
         const struct part *part = &draft->cover.parts[s];
@@ -237,18 +248,17 @@ static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *
 }
 
 /* A draft whose steps each take no more scratch than the limit. */
-static weftStatus_t draft_within(struct draft *draft, const struct knob_choices *knobs, int64_t scratch_limit,
-                                 struct arena *arena) {
-    const struct graph *graph = draft->graph;
-    *draft = (struct draft){.graph = graph, .engine = draft->engine, .device = draft->device};
+static weftStatus_t draft_within(struct draft *draft, const struct graph *graph, const struct knob_choices *knobs,
+                                 int64_t scratch_limit, struct arena *arena) {
+    *draft = (struct draft){.engine = draft->engine, .device = draft->device};
     TRY(partition(&draft->cover, graph, draft->engine, &draft->device, knobs, scratch_limit, arena));
     return draft_steps(draft, knobs, arena);
 }
 
 /* Drafts again, within a limit of the whole workspace that the best draft is beyond: without steps that take more, then
    with sums in one piece, then with what intermediate tensors leave of it. */
-static weftStatus_t draft_small(struct draft *draft, const struct knob_choices *knobs, int64_t limit,
-                                struct arena *arena) {
+static weftStatus_t draft_small(struct draft *draft, const struct graph *graph, const struct knob_choices *knobs,
+                                int64_t limit, struct arena *arena) {
     const struct engine *engine = draft->engine;
     int64_t wanted = draft->workspace_bytes, scratch = limit;
     struct knob_choices whole = {.count = knobs->count + 1};
@@ -260,7 +270,7 @@ static weftStatus_t draft_small(struct draft *draft, const struct knob_choices *
     items[knobs->count] = (struct knob_choice){.type = WEFT_KNOB_TYPE_SPLIT_K, .value = 1};
     whole.items = items; /* what comes first of a kind counts */
     for (int attempt = 0; attempt < 3; attempt++) {
-        weftStatus_t status = draft_within(draft, attempt ? &whole : knobs, scratch, arena);
+        weftStatus_t status = draft_within(draft, graph, attempt ? &whole : knobs, scratch, arena);
         if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
             return status;
         if (!status && draft->workspace_bytes <= limit)
@@ -279,7 +289,7 @@ weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const st
                         const struct device *device, const struct knob_choices *knobs, const struct cover *cover,
                         struct arena *arena) {
     const struct knob_choice *limit = knob_find(knobs, WEFT_KNOB_TYPE_WORKSPACE);
-    *draft = (struct draft){.graph = graph, .engine = engine, .device = *device};
+    *draft = (struct draft){.engine = engine, .device = *device};
     if (cover)
         draft->cover = *cover;
     else
@@ -287,5 +297,5 @@ weftStatus_t draft_make(struct draft *draft, const struct graph *graph, const st
     TRY(draft_steps(draft, knobs, arena));
     if (!limit || draft->workspace_bytes <= limit->value)
         return WEFT_STATUS_SUCCESS;
-    return draft_small(draft, knobs, limit->value, arena);
+    return draft_small(draft, graph, knobs, limit->value, arena);
 }

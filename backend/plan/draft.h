@@ -9,13 +9,14 @@
 enum { WORKSPACE_ALIGNMENT = 64 };
 
 struct draft {
-    const struct graph *graph;
+    const struct graph *graph; /* with the layouts that the cover's views give tensors */
     const struct engine *engine;
     struct device device;
     struct cover cover;
     struct step *steps;     /* one per part */
-    int *last_reading;      /* of each value: the last step that reads its memory, under whatever name; -1: none */
-    bool *is_viewed;        /* of each value: something reads its memory under another name */
+    int *first_writing;     /* of each value: the first step that writes its memory, under whatever name; -1: none */
+    int *last_reading;      /* and the last that reads it */
+    bool *is_viewed;        /* of each value: steps use its memory under another name */
     int64_t *value_offset;  /* in the workspace, of each value; -1: not there */
     int64_t scratch_offset; /* of the steps' scratch, which they use in turn */
     int64_t workspace_bytes;

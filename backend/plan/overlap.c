@@ -6,17 +6,13 @@
 
 /* ---- What is allowed --------------------------------------------------------------------------------------------- */
 
-static int writing_step(const struct draft *draft, int out) {
-    return draft->cover.part_of_node[draft->graph->values[out].producer];
-}
-
 /* Whether `out` may lie exactly where `in` lies, as far as the steps before the one that writes `out` and those behind
    it are concerned. */
 static bool may_share(const struct draft *draft, int in, int out) {
     const struct value *values = draft->graph->values;
     return tensor_same_layout(values[in].tensor, values[out].tensor) &&
            !draft->is_viewed[in] && /* a view is read at other places than its own */
-           draft->last_reading[in] <= writing_step(draft, out);
+           draft->last_reading[in] <= draft->first_writing[out];
 }
 
 /* Where the one operation that writes `out` lets `in` lie inside it; -1: nowhere. */
@@ -30,9 +26,10 @@ static int64_t place_in_output(const struct graph *graph, int in, int out) {
 
 /* Where the step that writes `out` and reads `in` lets `in` begin; -1: nowhere near. */
 static int64_t ask_step(const struct draft *draft, int in, int out) {
-    const struct step *step = &draft->steps[writing_step(draft, out)];
+    const struct step *step = &draft->steps[draft->first_writing[out]];
     /* The family knows in which order its kernel reads and writes; only it can allow this. */
-    bool may_alias = may_share(draft, in, out) && step->family->may_alias && step->family->may_alias(step, in, out);
+    bool may_alias = may_share(draft, in, out) && !draft->is_viewed[out] && step->family->may_alias &&
+                     step->family->may_alias(step, in, out);
     return may_alias ? 0 : place_in_output(draft->graph, in, out);
 }
 
@@ -46,7 +43,7 @@ static const struct permission *find_permission(const struct plan *plan, const s
 /* Calls visit for each input of the graph that the step reads which writes a slot. */
 static int each_input(struct plan *plan, struct slot *out, void (*visit)(struct plan *plan, struct slot *out, int in)) {
     const struct graph *graph = plan->draft.graph;
-    const struct region *region = &plan->draft.steps[writing_step(&plan->draft, out->value)].region;
+    const struct region *region = &plan->draft.steps[plan->draft.first_writing[out->value]].region;
     int count = 0;
     for (int n = 0; n < region->count; n++)
         for (int k = 0; k < region_node(region, n)->operand_count; k++) {

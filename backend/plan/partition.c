@@ -16,6 +16,7 @@
 enum { UNASSIGNED = -1, NOT_NEEDED = -2, VIEW = -3 };
 enum {
     JOINED_MAX = 8,      /* operations added at once */
+    SHARED_MAX = 8,      /* readers of a value, where each looks at all others */
     CANDIDATES_MAX = 64, /* two of each family */
 };
 
@@ -33,8 +34,7 @@ struct partitioning {
     int64_t scratch_limit;        /* of a part; INT64_MAX: none */
     const struct family *without; /* which is not asked; NULL: all are */
     struct arena *arena;
-    int *owner;  /* of each node: a part, or one of the above */
-    int *memory; /* see struct cover */
+    int *owner; /* of each node: a part, or one of the above */
     struct part *parts;
     int part_count;
 
@@ -47,6 +47,7 @@ struct partitioning {
     int *nodes, *grown; /* its region, as it grows, and as it was before */
     int *neighbours;    /* nodes beside it, in order */
     int neighbour_count;
+    bool shares_reads;              /* the family that grows it takes what reads the same */
     bool *is_neighbour, *is_inside; /* per node */
     int *all, *left;                /* nodes of any candidate, and those that one leaves out, in order */
     double *alone;                  /* per node: what serving it alone takes; 0: not asked yet, INFINITY: nobody does */
@@ -89,18 +90,11 @@ static void drop_needless_nodes(struct partitioning *p) {
 
 /* ---- Views ------------------------------------------------------------------------------------------------------- */
 
-/* Nodes whose virtual result is the memory of an input run nothing. */
-static void find_views(struct partitioning *p) {
-    const struct graph *graph = p->graph;
-    for (int n = 0; n < graph->node_count; n++) {
-        const struct node *node = &graph->nodes[n];
-        struct tensor *source = op_of(node->op)->memory_of ? op_of(node->op)->memory_of(node->op) : NULL;
-        for (int i = 0; source && p->owner[n] == UNASSIGNED && i < node->operand_count; i++)
-            if (node->is_output[i] && graph->values[node->operands[i]].tensor->is_virtual) {
-                p->memory[node->operands[i]] = p->memory[graph_find_value(graph, source)];
-                p->owner[n] = VIEW;
-            }
-    }
+/* Nodes that run nothing. */
+static void leave_views_out(struct partitioning *p, const struct views *views) {
+    for (int n = 0; n < p->graph->node_count; n++)
+        if (views->is_view[n] && p->owner[n] == UNASSIGNED)
+            p->owner[n] = VIEW;
 }
 
 /* ---- Cycles ------------------------------------------------------------------------------------------------------ */
@@ -114,15 +108,12 @@ static struct region companions(const struct partitioning *p, const int *node) {
 
 enum mark { PLAIN, MEMBER, REACHED };
 
-/* Who makes the memory of a value; -1: nobody here. Views wait for nobody, nobody for them. */
-static int maker_of(const struct partitioning *p, int value) { return p->graph->values[p->memory[value]].producer; }
-
 /* Whether a group reads what a member, or a group that a member reaches, makes. */
 static bool is_reached(const struct partitioning *p, const struct region *group) {
     for (int k = 0; k < group->count; k++) {
         const struct node *node = region_node(group, k);
         for (int i = 0; i < node->operand_count; i++) {
-            int producer = maker_of(p, node->operands[i]);
+            int producer = p->graph->values[node->operands[i]].producer;
             if (!node->is_output[i] && producer >= 0 && p->group[producer] != p->group[group->nodes[k]] &&
                 p->mark[p->group[producer]] != PLAIN)
                 return true;
@@ -136,7 +127,7 @@ static bool closes_circle(const struct partitioning *p, const struct region *gro
     for (int k = 0; k < group->count; k++) {
         const struct node *node = region_node(group, k);
         for (int i = 0; i < node->operand_count; i++) {
-            int producer = maker_of(p, node->operands[i]);
+            int producer = p->graph->values[node->operands[i]].producer;
             if (!node->is_output[i] && producer >= 0 && p->mark[p->group[producer]] == REACHED)
                 return true;
         }
@@ -246,13 +237,16 @@ static void add_neighbour(struct partitioning *p, int node) {
     insert_sorted(p->neighbours, p->neighbour_count++, node);
 }
 
-/* Adds the nodes that make what a node reads, or read what it makes. */
+/* Adds the nodes that make what a node reads, or read what it makes; and those beside it that read the same, of a family
+   that could share the reading. */
 static void add_neighbours_of(struct partitioning *p, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         int value = node->operands[i], producer = p->graph->values[value].producer;
+        int first = p->reader_start[value], last = p->reader_start[value + 1];
+        bool shares = p->shares_reads && last - first <= SHARED_MAX;
         if (producer >= 0)
             add_neighbour(p, producer);
-        for (int r = p->reader_start[value]; node_writes(node, value) && r < p->reader_start[value + 1]; r++)
+        for (int r = first; (shares || node->is_output[i]) && r < last; r++)
             add_neighbour(p, p->readers[r]);
     }
 }
@@ -353,8 +347,8 @@ static bool accepts_with_readers(struct partitioning *p, struct part *part, int 
 static double seconds_alone(struct partitioning *p, int node) {
     const struct region region = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
     struct offer offer;
-    /* Asked once for each node: every price here is made of many such answers. */
-    if (p->alone[node] == 0) {
+    /* Asked once for each node: every price here is made of many such answers. A view is free. */
+    if (p->alone[node] == 0 && p->owner[node] != VIEW) {
         weftStatus_t status = engine_offer(&offer, p->engine, &region, p->device, NULL);
         p->alone[node] = status ? INFINITY : offer.seconds;
     }
@@ -367,7 +361,7 @@ static double seconds_apart(struct partitioning *p, const int *nodes, int count)
     double each = 0;
     for (int i = 0; i < count; i++)
         each += seconds_alone(p, nodes[i]);
-    if (count > 1 && engine_offer(&offer, p->engine, &region, p->device, NULL) == WEFT_STATUS_SUCCESS)
+    if (count > 1 && each > 0 && engine_offer(&offer, p->engine, &region, p->device, NULL) == WEFT_STATUS_SUCCESS)
         each = offer.seconds < each ? offer.seconds : each;
     return each;
 }
@@ -415,13 +409,14 @@ static bool grow_once(struct partitioning *p, struct part *part) {
     return false;
 }
 
-/* A family may take an operation only together with those that prepare what it alone reads. */
+/* A family may take an operation only together with those that prepare what it alone reads; views among them then show
+   nothing to others. */
 static bool accepts_with_companions(struct partitioning *p, struct part *part, int *nodes, int seed) {
     const struct family *family = part->family;
     int count = family->companions ? family->companions(p->graph, seed, nodes) : 0;
     bool are_free = count > 0;
     for (int i = 0; i < count; i++)
-        are_free = are_free && p->owner[nodes[i]] == UNASSIGNED;
+        are_free = are_free && (p->owner[nodes[i]] == UNASSIGNED || p->owner[nodes[i]] == VIEW);
     for (int i = 1; i < count; i++)
         insert_sorted(nodes, i, nodes[i]);
     insert_sorted(nodes, count, seed);
@@ -450,6 +445,7 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     if (!is_accepted || !is_free(p, &part->region))
         return WEFT_STATUS_SUCCESS;
     set_inside(p, &part->region, true);
+    p->shares_reads = family->shares_reads;
     update_neighbours(p, &part->region, NULL, 0);
     while (grow_once(p, part)) {
     }
@@ -530,14 +526,15 @@ static weftStatus_t cover_nodes(struct partitioning *p);
 static weftStatus_t alloc_all(struct partitioning *p);
 
 /* Covers a region with the families other than the one that would serve it whole. */
-static weftStatus_t cover_apart(struct partitioning *apart, const struct part *part, double *seconds) {
+static weftStatus_t cover_apart(struct partitioning *apart, const struct partitioning *p, const struct part *part,
+                                double *seconds) {
     struct region whole;
     const int *outer;
     TRY(region_extract(&whole, &outer, &part->region, apart->arena));
     apart->graph = whole.graph;
     TRY(alloc_all(apart));
     for (int n = 0; n < whole.graph->node_count; n++)
-        apart->owner[n] = n < whole.count ? UNASSIGNED : NOT_NEEDED;
+        apart->owner[n] = n < whole.count ? p->owner[part->region.nodes[n]] : NOT_NEEDED;
     TRY(cover_nodes(apart));
     *seconds = 0;
     for (int n = 0; n < whole.count; n++)
@@ -561,7 +558,7 @@ static weftStatus_t is_dearer(bool *is, struct partitioning *p, const struct par
     *is = false;
     if (!part->family->combines || !part->family->companions)
         return WEFT_STATUS_SUCCESS;
-    weftStatus_t status = cover_apart(&apart, part, &seconds);
+    weftStatus_t status = cover_apart(&apart, p, part, &seconds);
     arena_free(&arena);
     *is = !status && seconds < part->seconds;
     if (!*is)
@@ -730,7 +727,6 @@ static weftStatus_t list_readers(struct partitioning *p) {
 static weftStatus_t alloc_all(struct partitioning *p) {
     size_t nodes = (size_t)p->graph->node_count;
     TRY(arena_alloc(p->arena, &p->owner, nodes * sizeof *p->owner));
-    TRY(arena_alloc(p->arena, &p->memory, (size_t)p->graph->value_count * sizeof *p->memory));
     TRY(arena_alloc(p->arena, &p->parts, (nodes + 1) * sizeof *p->parts));
     TRY(arena_alloc(p->arena, &p->dearer, nodes * sizeof *p->dearer));
     int **lists[] = {&p->nodes, &p->grown,    &p->neighbours,  &p->all,   &p->left,
@@ -743,8 +739,6 @@ static weftStatus_t alloc_all(struct partitioning *p) {
     TRY(arena_alloc(p->arena, &p->mark, nodes * sizeof *p->mark));
     for (int n = 0; n < p->graph->node_count; n++)
         p->group[n] = p->position[n] = p->at_position[n] = n;
-    for (int v = 0; v < p->graph->value_count; v++)
-        p->memory[v] = v;
     return list_readers(p);
 }
 
@@ -766,17 +760,53 @@ static weftStatus_t leave_families_out(const struct engine **engine, int64_t bit
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The parts of a graph with these views. */
+static weftStatus_t cover_views(struct cover *cover, const struct partitioning *like, const struct views *views) {
+    struct partitioning p = *like;
+    int *order, *place;
+    p.graph = views->graph;
+    TRY(alloc_all(&p));
+    TRY(arena_alloc(p.arena, &order, (size_t)p.graph->node_count * sizeof *order));
+    TRY(arena_alloc(p.arena, &place, (size_t)p.graph->node_count * sizeof *place));
+    drop_needless_nodes(&p);
+    leave_views_out(&p, views);
+    TRY(assign_all(&p));
+    put_order(&p, order);
+
+    *cover = (struct cover){.views = *views, .count = p.part_count, .part_of_node = p.owner};
+    TRY(arena_alloc(p.arena, &cover->parts, (size_t)p.part_count * sizeof *cover->parts));
+    for (int i = 0; i < p.part_count; i++) {
+        place[order[i]] = i;
+        cover->parts[i] = p.parts[order[i]];
+        cover->seconds += cover->parts[i].seconds;
+        TRY(collect_refusals(&p, &cover->parts[i], cover->parts[i].region.nodes[0], cover->parts[i].family));
+    }
+    for (int n = 0; n < p.graph->node_count; n++)
+        /* Parts are numbered in the order in which they run; views and what nobody needs are in none. */
+        p.owner[n] = p.owner[n] >= 0 ? place[p.owner[n]] : -1;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* With views where there are any, or with copies in their places, which a family may take in: what is cheaper. */
+static weftStatus_t cover_cheapest(struct cover *cover, const struct partitioning *like, const struct graph *graph) {
+    struct views views;
+    struct cover copies;
+    TRY(views_find(&views, graph, like->arena));
+    weftStatus_t status = cover_views(cover, like, &views);
+    if (views.graph == graph || status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
+        return status;
+    TRY(views_none(&views, graph, like->arena));
+    weftStatus_t other = cover_views(&copies, like, &views);
+    if (!other && (status || copies.seconds < cover->seconds))
+        *cover = copies;
+    return status ? other : WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,
                        const struct device *device, const struct knob_choices *knobs, int64_t scratch_limit,
                        struct arena *arena) {
-    struct partitioning p = {.graph = graph,
-                             .engine = engine,
-                             .device = device,
-                             .knobs = knobs,
-                             .scratch_limit = scratch_limit,
-                             .arena = arena};
-    size_t nodes = (size_t)graph->node_count;
-    int *order, *place;
+    struct partitioning p = {
+        .engine = engine, .device = device, .knobs = knobs, .scratch_limit = scratch_limit, .arena = arena};
     if (engine->device != device->kind)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
              "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
@@ -786,25 +816,5 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     if (without)
         TRY(leave_families_out(&p.engine, without, arena));
     TRY(graph_check_closed(graph));
-    TRY(alloc_all(&p));
-    TRY(arena_alloc(arena, &order, nodes * sizeof *order));
-    TRY(arena_alloc(arena, &place, nodes * sizeof *place));
-    drop_needless_nodes(&p);
-    find_views(&p);
-    TRY(assign_all(&p));
-    put_order(&p, order);
-
-    cover->count = p.part_count;
-    cover->part_of_node = p.owner;
-    cover->memory = p.memory;
-    TRY(arena_alloc(arena, &cover->parts, (size_t)p.part_count * sizeof *cover->parts));
-    for (int i = 0; i < p.part_count; i++) {
-        place[order[i]] = i;
-        cover->parts[i] = p.parts[order[i]];
-        TRY(collect_refusals(&p, &cover->parts[i], cover->parts[i].region.nodes[0], cover->parts[i].family));
-    }
-    for (int n = 0; n < graph->node_count; n++)
-        /* Parts are numbered in the order in which they run; views and what nobody needs are in none. */
-        p.owner[n] = p.owner[n] >= 0 ? place[p.owner[n]] : -1;
-    return WEFT_STATUS_SUCCESS;
+    return cover_cheapest(cover, &p, graph);
 }

@@ -4,6 +4,7 @@
 #define WEFT_PLAN_PARTITION_H
 
 #include "engines/engine.h"
+#include "graph/views.h"
 
 /* Why a family does not serve a region. */
 struct refusal {
@@ -21,13 +22,14 @@ struct part {
     struct refusal *refusals;
 };
 
-/* Parts in an order in which they can run. Nodes whose results nobody needs, or whose virtual result is its input under
-   other extents, belong to no part. */
+/* Parts of the graph that views make, in an order in which they can run. Views, and nodes whose results nobody needs,
+   belong to no part. */
 struct cover {
+    struct views views;
     int count;
     struct part *parts;
     int *part_of_node; /* -1: nothing runs: not needed, or a view */
-    int *memory;       /* of each value: the value whose memory it is; another's for a view, else itself */
+    double seconds;    /* predicted */
 };
 
 /* Parts that each take no more scratch than the limit, built with these knobs, by families that knob

@@ -69,12 +69,15 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
 static void add_value(struct text *text, const struct plan *plan, int v) {
     const struct value *value = &plan->draft.graph->values[v];
     const struct tensor *tensor = value->tensor;
+    const struct views *views = &plan->draft.cover.views;
     text_add(text, "{\"uid\":%lld,", (long long)tensor->uid);
     add_key(text, "name", tensor->base.label.count ? tensor->base.label.chars : NULL);
     text_add(text, ",\"dims\":%s,\"strides\":%s,", tensor_dims_text(tensor),
              numbers_text(tensor->strides.at, tensor->strides.count));
     text_add(text, "\"ragged\":%s,", tensor->ragged_offset ? "true" : "false");
     add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
+    text_add(text, ",\"memory\":%lld,\"offset\":%lld",
+             (long long)plan->draft.graph->values[views->memory[v]].tensor->uid, (long long)views->offset[v]);
     text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
              (long long)plan_alignment(plan, tensor), tensor->is_virtual ? "true" : "false",
              tensor->is_by_value || tensor->is_constant ? "true" : "false", (long long)plan->draft.value_offset[v],

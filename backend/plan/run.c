@@ -143,7 +143,7 @@ static weftStatus_t set_pointers(const struct execution *execution, void **value
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The memory of all that is no slot; then views have that of what they show. */
+/* The memory of all that is no slot; then views have their places in it. */
 static void set_memory(const struct draft *draft, void **values, void *workspace) {
     const struct graph *graph = draft->graph;
     for (int v = 0; v < graph->value_count; v++) {
@@ -153,8 +153,10 @@ static void set_memory(const struct draft *draft, void **values, void *workspace
         else if (!value_is_slot(&graph->values[v]))
             values[v] = tensor->is_constant ? tensor->constant : NULL;
     }
-    for (int v = 0; v < graph->value_count; v++)
-        values[v] = values[draft->cover.memory[v]];
+    for (int v = 0; v < graph->value_count; v++) {
+        char *whole = values[draft->cover.views.memory[v]];
+        values[v] = whole ? whole + draft->cover.views.offset[v] : NULL;
+    }
 }
 
 static weftStatus_t execute_in(const struct execution *execution, struct frame *frame) {

@@ -3,6 +3,7 @@ and why. Knows the report's keys and nothing of graphs."""
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -83,6 +84,18 @@ def _details(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return [line for words in named for line in _wrapped(words, "  ")]
 
 
+def _views(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What lies in the memory of another tensor, and where."""
+    names = {tensor["uid"]: tensor["name"] or f"uid {tensor['uid']}" for tensor in tensors}
+    lines = []
+    for tensor in tensors:
+        if tensor["memory"] != tensor["uid"]:
+            dims, strides = (json.dumps(tensor[key], separators=(",", ":")) for key in ("dims", "strides"))
+            whole = f"{names[tensor['memory']]} from byte {tensor['offset']} on"
+            lines += _wrapped(f"{names[tensor['uid']]} {dims} is {whole}, strides {strides}", "  ")
+    return lines
+
+
 def _declined(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each refusal once, with the steps that it was given for; "matmul 'fc'" is "matmul" in it."""
     reasons: dict[tuple[str, str], list[str]] = {}
@@ -143,6 +156,7 @@ def explain_text(
     ]
     sections = {
         "how": _details(steps),
+        "views, which run nothing": _views(report["tensors"]),
         "families that declined": _declined(steps),
         "other engines": _engines(support, report["engine"]),
     }

@@ -184,7 +184,7 @@ PRICES = {
         r".*: predicted to take \S+ us here, cuda.packed.tf32 \S+ us$",
     ),
     "floats": (
-        Spelling(batch=1, heads=(4, 4), rows=256, columns=256, depth=64, value_depth=64, mask="causal"),
+        Spelling(batch=1, heads=(1, 1), rows=64, columns=64, depth=64, value_depth=64, mask="causal"),
         "f32",
         r"matmul 'values': predicted to take \S+ us here, \S+ us in steps$",
     ),

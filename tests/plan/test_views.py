@@ -1,7 +1,9 @@
-"""A reshape inside a graph runs nothing: its result is the memory of its input."""
+"""Slices, transposes, reshapes and concatenations inside a graph run nothing where strides can say it: their
+results lie in the memory of inputs, or these are made where a reader wants them."""
 
 import checks
 import numpy as np
+import pytest
 import weft
 
 
@@ -66,4 +68,145 @@ def test_memory_lives_until_the_view_is_read():
     graph = {"compute_data_type": "f64", "intermediate_data_type": "f64"}
     checks.check(
         build, {"x": x}, oracle(checks.exact(x)), layouts=["packed"], graph=graph, out="f32", magnitude=300
+    )
+
+
+# ---- Every kind of view ------------------------------------------------------------------------------------
+
+
+def planned(build, *dims, **options):
+    """For an H200: families, and the views by their names."""
+    g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16", **options)
+    build(g, *(g.tensor(each, name=f"x{i}") for i, each in enumerate(dims)))
+    report = g.build().plan.report
+    names = {tensor["uid"]: tensor["name"] for tensor in report["tensors"]}
+    views = {
+        tensor["name"]: (names[tensor["memory"]], tensor["offset"], tensor["strides"])
+        for tensor in report["tensors"]
+        if tensor["memory"] != tensor["uid"]
+    }
+    return [step["family"].removeprefix("cuda.") for step in report["steps"]], views
+
+
+def test_parts_of_a_product_are_read_where_they_lie():
+    def build(g, x, w):
+        made = g.matmul(x, w, name="made")
+        for i in range(2):
+            part = g.slice(made, [slice(0, 1), slice(0, 256), slice(64 * i, 64 * i + 64)], name=f"part{i}")
+            g.matmul(x, g.transpose(part, [0, 2, 1], name=f"turned{i}")).set_output(True)
+
+    families, views = planned(build, [1, 256, 64], [1, 64, 128])
+    assert families == ["hopper"] * 3
+    assert views["part1::y"] == ("made::C", 128, [32768, 128, 1])
+    assert views["turned1::y"] == ("made::C", 128, [32768, 1, 128])
+
+
+def test_a_result_is_made_where_its_reader_wants_it():
+    """No strides show [B, H, S, D] as [B, S, H D] unless it is made that way."""
+
+    def build(g, x, w):
+        turned = g.transpose(g.matmul(x, w, name="made"), [0, 2, 1, 3], name="turned")
+        joined = g.reshape(turned, reshape_mode="LOGICAL", name="joined").set_dim([2, 128, 256])
+        g.exp(joined, name="last").set_output(True)
+
+    families, views = planned(build, [2, 4, 128, 64], [2, 4, 64, 64])
+    assert families == ["hopper", "map"]
+    assert views["made::C"] == ("joined::y", 0, [32768, 64, 256, 1])
+    assert views["turned::y"] == ("joined::y", 0, [32768, 256, 64, 1])
+
+
+def test_parts_of_a_concatenation_are_made_in_place():
+    def build(g, x, w):
+        parts = [g.matmul(x, w, name="left"), g.relu(x, name="right")]
+        g.concatenate(parts, 2, name="joined").set_output(True)
+
+    families, views = planned(build, [1, 256, 64], [1, 64, 128])
+    assert sorted(families) == ["hopper", "map"]
+    assert views["left::C"] == ("joined::y", 0, [49152, 192, 1])
+    assert views["right::y"] == ("joined::y", 256, [49152, 192, 1])
+
+
+def test_what_is_no_view_is_copied():
+    """Another type, an input in a place of an output, a reshape across a gap."""
+
+    def build(g, x):
+        g.transpose(x, [1, 0]).set_output(True)
+        g.exp(g.transpose(x, [1, 0]).set_data_type("f32")).set_output(True).set_data_type("f32")
+        cut = g.slice(x, [slice(0, 64), slice(0, 32)], name="cut")
+        g.exp(g.reshape(cut, reshape_mode="LOGICAL").set_dim([32, 64])).set_output(True)
+
+    families, views = planned(build, [64, 64])
+    assert len(families) >= 4
+    assert not any(name.startswith("transpose") for name in views)
+
+
+def test_views_are_explained():
+    g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16")
+    x = g.tensor([64, 128], name="x")
+    g.exp(g.slice(x, [slice(0, 64), slice(32, 64)], name="part")).set_output(True)
+    assert "  part::y [64,32] is x from byte 64 on, strides [128,1]\n" in g.build().explain()
+
+
+def _view(g, rng, x, shape):
+    """A random view of x, in the graph and of an array."""
+    rank = len(shape)
+    kind = rng.integers(3)
+    if kind == 0:
+        order = [int(i) for i in rng.permutation(rank)]
+        return g.transpose(x, order), lambda a: a.transpose(order)
+    if kind == 1:
+        start = [int(rng.integers(0, max(1, n // 3))) for n in shape]
+        step = [int(rng.integers(1, 3)) if n > 4 else 1 for n in shape]
+        box = tuple(slice(at, n, by) for at, n, by in zip(start, shape, step, strict=True))
+        return g.slice(x, list(box)), lambda a: a[box]
+    flat = int(np.prod(shape))
+    first = next(n for n in (4, 3, 2, 5, 1) if flat % n == 0)
+    dims = [first, flat // first] if rng.integers(2) else [flat // first, 1, first]
+    return g.reshape(x, reshape_mode="LOGICAL").set_dim(dims), lambda a: a.reshape(dims)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_views_between_operations(seed):
+    """Chains of views, of inputs and of results, whose ends are read, joined and given out."""
+    source = checks.random((6, 8, 10), seed=seed)
+    other = checks.random((7, 5), seed=seed + 100)
+
+    def run(g, x, y, exact):
+        rng = np.random.default_rng(seed)
+        tensor, array, outputs, expected = (
+            (x, exact, [], []) if rng.integers(2) else (g.neg(x), -exact, [], [])
+        )
+        for _ in range(int(rng.integers(2, 6))):
+            tensor, how = _view(g, rng, tensor, array.shape)
+            array = how(array)
+            if not rng.integers(3):
+                tensor, array = g.abs(tensor), np.abs(array)
+            if not rng.integers(4):
+                outputs.append(g.mul(tensor, tensor))
+                expected.append(array * array)
+        flat = g.reshape(tensor, reshape_mode="LOGICAL").set_dim([array.size, 1])
+        row = g.slice(g.transpose(y, [1, 0]), [slice(0, 1), slice(1, 7)])
+        spread = g.matmul(flat, row)
+        wide = array.reshape(-1, 1) @ checks.exact(other).T[:1, 1:7]
+        joined = g.concatenate([spread, g.neg(flat), g.slice(spread, [slice(0, array.size), slice(2, 4)])], 1)
+        outputs.append(joined)
+        expected.append(np.concatenate([wide, -array.reshape(-1, 1), wide[:, 2:4]], 1))
+        return outputs, expected
+
+    class Shapes:
+        """A graph that only counts: what the arrays come to."""
+
+        def __getattr__(self, _):
+            return lambda *a, **k: self
+
+        def set_dim(self, _):
+            return self
+
+    expected = run(Shapes(), None, None, checks.exact(source))[1]
+    checks.check(
+        lambda g, x, y: tuple(run(g, x, y, checks.exact(source))[0]),
+        {"x": source, "y": other},
+        expected,
+        graph={"intermediate_data_type": "f32"},
+        magnitude=16,
     )

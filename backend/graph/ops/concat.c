@@ -87,6 +87,15 @@ static int64_t place_in(const struct descriptor *descriptor, const struct tensor
     return dtype_bytes((weftDataType_t)in->type, before * out->strides.at[axis]);
 }
 
+static bool fit(const struct descriptor *descriptor, int k, const struct layout *y, struct layout *x) {
+    const struct concat_op *op = (const struct concat_op *)descriptor;
+    int axis = concat_axis(op);
+    *x = *y;
+    for (int i = 0; i < k; i++)
+        x->offset += op->inputs.tensors[i]->dims.at[axis] * y->strides.at[axis];
+    return true;
+}
+
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     struct view y = view_of(bindings, op->y);
@@ -117,5 +126,6 @@ const struct op concat_op = {
     .methods = methods,
     .infer = infer,
     .place_in = place_in,
+    .fit = fit,
     .reference = reference,
 };

@@ -4,7 +4,6 @@
    transpose. LOGICAL keeps the order of the elements, last dimension fastest. A result of another data type is
    converted. */
 #include "graph/ops/reshape.h"
-#include "base/number.h"
 #include "graph/ops/move.h"
 
 static const struct row rows[] = {
@@ -29,8 +28,6 @@ static weftStatus_t infer(struct descriptor *descriptor) {
              descriptor_label(descriptor), tensor_dims_text(op->x));
     tensor_infer_strides(op->y, NULL);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
-    if (op->y->is_virtual) /* it may be x's memory */
-        op->y->alignment = min64(op->y->alignment, op->x->alignment);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -66,14 +63,64 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The same bytes under other extents. A result that promises more alignment than x has, as an operation that was
-   finalized before the one that makes x may, is a copy. */
-static struct tensor *memory_of(const struct descriptor *descriptor) {
+bool reshape_keeps_order(const struct reshape_op *op) {
+    return op->mode == WEFT_RESHAPE_LOGICAL ||
+           (tensor_is_packed(op->x) && tensor_is_packed(op->y) && tensor_elements(op->x) == tensor_elements(op->y));
+}
+
+/* Neighbouring dimensions that one stride walks through, as the elements are counted. */
+struct walk {
+    int64_t count, step; /* elements that it has, and that are counted between two of them */
+    int64_t stride;
+};
+
+/* The walks of a layout, from the last dimension on; gives their number. */
+static int list_walks(struct walk *walks, const struct dims *dims, const struct dims *strides) {
+    int64_t step = 1;
+    int count = 0;
+    for (int64_t i = dims->count; i-- > 0; step *= dims->at[i]) {
+        if (dims->at[i] == 1)
+            continue;
+        if (count && strides->at[i] == walks[count - 1].stride * walks[count - 1].count)
+            walks[count - 1].count *= dims->at[i];
+        else
+            walks[count++] = (struct walk){dims->at[i], step, strides->at[i]};
+    }
+    return count;
+}
+
+/* The layout of the same elements, in the same order, under other extents. */
+static bool reshape_layout(const struct dims *from, const struct layout *known, const struct dims *to,
+                           struct layout *found) {
+    struct walk walks[WEFT_DIM_MAX];
+    int count = list_walks(walks, from, &known->strides), at = 0;
+    int64_t step = 1;
+    *found = (struct layout){.strides.count = to->count, .offset = known->offset};
+    for (int64_t i = to->count; i-- > 0; step *= to->at[i]) {
+        while (at < count - 1 && step >= walks[at].step * walks[at].count)
+            at++;
+        const struct walk *walk = &walks[at];
+        bool fits = !count || step % walk->step == 0;
+        int64_t first = fits && count ? step / walk->step : 1; /* element of the walk */
+        if (to->at[i] > 1 && (!fits || first * to->at[i] > walk->count))
+            return false;
+        found->strides.at[i] = count ? first * walk->stride : 1;
+    }
+    return true;
+}
+
+static bool look(const struct descriptor *descriptor, const struct layout *x, struct layout *y) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
-    bool packed = tensor_is_packed(op->x) && tensor_is_packed(op->y);
-    bool same = op->x->type == op->y->type && op->y->vector_count == 1 && op->x->vector_count == 1 &&
-                op->y->alignment <= op->x->alignment;
-    return same && (op->mode == WEFT_RESHAPE_VIEW_ONLY || packed) ? op->x : NULL;
+    if (reshape_keeps_order(op))
+        return reshape_layout(&op->x->dims, x, &op->y->dims, y);
+    *y = (struct layout){.strides = op->y->strides, .offset = x->offset};
+    return true;
+}
+
+static bool fit(const struct descriptor *descriptor, int k, const struct layout *y, struct layout *x) {
+    const struct reshape_op *op = (const struct reshape_op *)descriptor;
+    (void)k;
+    return reshape_keeps_order(op) && reshape_layout(&op->y->dims, y, &op->x->dims, x);
 }
 
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
@@ -105,6 +152,7 @@ const struct op reshape_op = {
     .methods = methods,
     .infer = infer,
     .check = check,
-    .memory_of = memory_of,
+    .look = look,
+    .fit = fit,
     .reference = reference,
 };

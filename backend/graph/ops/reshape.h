@@ -13,4 +13,8 @@ struct reshape_op {
 
 extern const struct op reshape_op;
 
+/* Whether the elements of y are those of x in the same order, whatever their strides: not where storage is seen that is
+   not packed. */
+bool reshape_keeps_order(const struct reshape_op *op);
+
 #endif

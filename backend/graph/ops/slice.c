@@ -57,6 +57,17 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
+static bool look(const struct descriptor *descriptor, const struct layout *x, struct layout *y) {
+    const struct slice_op *op = (const struct slice_op *)descriptor;
+    *y = *x;
+    for (int64_t i = 0; i < x->strides.count; i++) {
+        y->offset += op->start.at[i] * x->strides.at[i];
+        /* Of one element there is no next one: steps may be as large as numbers are. */
+        y->strides.at[i] *= op->y->dims.at[i] > 1 ? slice_step(op, i) : 1;
+    }
+    return true;
+}
+
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
@@ -83,5 +94,6 @@ const struct op slice_op = {
         },
     .methods = methods,
     .infer = infer,
+    .look = look,
     .reference = reference,
 };

@@ -44,6 +44,23 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
+static bool look(const struct descriptor *descriptor, const struct layout *x, struct layout *y) {
+    const struct transpose_op *op = (const struct transpose_op *)descriptor;
+    *y = *x;
+    for (int64_t i = 0; i < x->strides.count; i++)
+        y->strides.at[i] = x->strides.at[op->permutation.at[i]];
+    return true;
+}
+
+static bool fit(const struct descriptor *descriptor, int k, const struct layout *y, struct layout *x) {
+    const struct transpose_op *op = (const struct transpose_op *)descriptor;
+    (void)k;
+    *x = *y;
+    for (int64_t i = 0; i < y->strides.count; i++)
+        x->strides.at[op->permutation.at[i]] = y->strides.at[i];
+    return true;
+}
+
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);
@@ -70,5 +87,7 @@ const struct op transpose_op = {
         },
     .methods = methods,
     .infer = infer,
+    .look = look,
+    .fit = fit,
     .reference = reference,
 };

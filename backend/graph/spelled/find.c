@@ -231,7 +231,9 @@ weftStatus_t spelled_attention_find(struct spelled_attention *found, const struc
     TRY(spelled_look_behind(found, &found->o));
     found->v = spelled_view_of(op->b, op);
     TRY(spelled_look_through(found, &found->v, node, NULL));
-    TRY(find_weights(found, node, spelled_behind_view(found, op->a)));
+    const struct tensor *weights = op->a;
+    TRY(spelled_take_view(found, &weights));
+    TRY(find_weights(found, node, weights));
     TRY(spelled_find_scores(found));
     return check_closed(found);
 }

@@ -71,18 +71,13 @@ bool spelled_is_private(const struct spelled_attention *s, const struct tensor *
     return is;
 }
 
-/* Whether the elements of y are those of x in the same order. */
-static bool keeps_order(const struct reshape_op *op) {
-    return tensor_is_packed(op->x) && tensor_is_packed(op->y) && tensor_elements(op->x) == tensor_elements(op->y);
-}
-
 /* The reshape, at a node, that is another view of its input's memory; NULL: something else is there. */
 static const struct reshape_op *view_at(const struct spelled_attention *s, int node) {
     const struct descriptor *op = node < 0 ? NULL : spelled_op(s, node);
-    if (!op || op_of(op) != &reshape_op || !op_of(op)->memory_of(op))
-        return NULL;
     const struct reshape_op *reshape = (const struct reshape_op *)op;
-    return reshape->y->is_virtual && keeps_order(reshape) ? reshape : NULL;
+    bool is = op && op_of(op) == &reshape_op && reshape->y->is_virtual && reshape->y->type == reshape->x->type;
+    return is && tensor_is_packed(reshape->x) && tensor_is_packed(reshape->y) && reshape_keeps_order(reshape) ? reshape
+                                                                                                              : NULL;
 }
 
 const struct tensor *spelled_behind_view(const struct spelled_attention *s, const struct tensor *tensor) {
@@ -91,6 +86,14 @@ const struct tensor *spelled_behind_view(const struct spelled_attention *s, cons
     bool is_of_batches = x >= 2 && y >= 2 && op->x->dims.at[x - 1] == tensor->dims.at[y - 1] &&
                          op->x->dims.at[x - 2] == tensor->dims.at[y - 2];
     return is_of_batches ? op->x : tensor;
+}
+
+weftStatus_t spelled_take_view(struct spelled_attention *s, const struct tensor **tensor) {
+    const struct tensor *behind = spelled_behind_view(s, *tensor);
+    if (behind != *tensor)
+        TRY(spelled_take(s, spelled_maker(s, *tensor)));
+    *tensor = behind;
+    return WEFT_STATUS_SUCCESS;
 }
 
 bool spelled_is_wanted(const struct spelled_attention *s, const struct tensor *tensor) {
@@ -255,8 +258,10 @@ weftStatus_t spelled_look_through(struct spelled_attention *s, struct spelled_vi
         order[i] = i;
     for (int node; (node = spelled_maker(s, view->tensor)) >= 0 && spelled_is_private(s, view->tensor, reader);
          reader = node) {
+        int maker = node; /* of what is seen, which may be a view of copies */
         if (view->tensor->dims.count != rank || !look_back(s, view, &node, factor, order))
             break;
+        TRY(spelled_take(s, maker));
         TRY(spelled_take(s, node));
     }
     return WEFT_STATUS_SUCCESS;
@@ -286,7 +291,7 @@ weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_vie
         const struct reshape_op *reshape = (const struct reshape_op *)op;
         const struct tensor *from = view->tensor;
         struct spelled_view before = *view;
-        if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && keeps_order(reshape))
+        if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && reshape_keeps_order(reshape))
             view->tensor = reshape->y;
         else if (op_of(op) != &transpose_op || !follow_transpose(view, (const struct transpose_op *)op, order))
             return WEFT_STATUS_SUCCESS;

@@ -29,6 +29,8 @@ weftStatus_t spelled_refuse_tensor(const struct tensor *tensor, const char *what
 bool spelled_is_private(const struct spelled_attention *s, const struct tensor *tensor, int reader);
 /* Scores, or weights, under the extents in which an operation made them. */
 const struct tensor *spelled_behind_view(const struct spelled_attention *s, const struct tensor *tensor);
+/* The same of a tensor of the attention, which takes the view, too. */
+weftStatus_t spelled_take_view(struct spelled_attention *s, const struct tensor **tensor);
 /* Whether something outside of what spells the attention reads a tensor, or a view of it. */
 bool spelled_is_wanted(const struct spelled_attention *s, const struct tensor *tensor);
 /* The one node that minds a tensor's elements; -1: none does, or several. */

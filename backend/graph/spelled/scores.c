@@ -64,7 +64,9 @@ static weftStatus_t find_product(struct spelled_attention *s, int *found) {
     }
     if (!s->product)
         return spelled_refuse_tensor(s->scores, "is not made of a product of queries and keys");
-    *found = spelled_maker(s, spelled_behind_view(s, s->product));
+    const struct tensor *product = s->product;
+    TRY(spelled_take_view(s, &product));
+    *found = spelled_maker(s, product);
     return spelled_check_product(s, *found);
 }
 

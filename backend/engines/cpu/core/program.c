@@ -151,7 +151,7 @@ static int add_tensor_access(struct builder *builder, int value, bool is_store) 
     for (int64_t i = 0; i < builder->space->dims.count && tensor_elements(tensor) != 1; i++)
         if (tensor->dims.at[i] != 1)
             builder->program->accesses[index].strides[i] = tensor->strides.at[i];
-    builder->program->bytes += (double)tensor_bytes(tensor);
+    builder->program->bytes += (double)tensor_own_bytes(tensor);
     return index;
 }
 

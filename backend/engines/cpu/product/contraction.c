@@ -110,7 +110,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
     double elements = (double)tensor_elements(region->graph->values[result_of(node)].tensor);
     double computing = multiplying_seconds(&product, op_flops(node->op)) + elements * program.nanoseconds * 1e-9;
-    double bytes = program.bytes + (double)tensor_bytes(product.a) + (double)tensor_bytes(product.b);
+    double bytes = program.bytes + (double)tensor_own_bytes(product.a) + (double)tensor_own_bytes(product.b);
     double moving = bytes / BYTES_PER_SECOND;
     *seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
     return WEFT_STATUS_SUCCESS;

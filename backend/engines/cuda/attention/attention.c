@@ -281,7 +281,7 @@ static double predict(const struct cuda_attention *c) {
     double blocks = (double)(c->batches * c->heads * divide_up(c->queries, BLOCK_QUERIES));
     double waves = blocks > 0 ? (double)divide_up((int64_t)blocks, cuda->multiprocessors) / blocks : 0;
     for (int i = 0; i < node->operand_count; i++)
-        bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
+        bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
     double moving = bytes / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
     double multiplying = attention_predict_flops(c, op_flops(node->op) * attention_seen_share(c) * again);
     if (dtype_is_fp8((weftDataType_t)c->a->q->type))

@@ -12,7 +12,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     double bytes = 0;
     for (int k = 0; k < map.count; k++)
         if (map.operands[k].memory >= 0)
-            bytes += (double)tensor_bytes(region->graph->values[map.operands[k].memory].tensor);
+            bytes += (double)tensor_own_bytes(region->graph->values[map.operands[k].memory].tensor);
     *seconds = (map_is_tiled(&map) ? 2 : 1) * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -63,6 +63,7 @@ static bool may_alias(const struct step *step, int in, int out) {
 
 const struct family cuda_map = {
     .name = "cuda.map",
+    .shares_reads = true,
     .doc = "pointwise operations and data movement of one shape in one sweep",
     .accepts = accepts,
     .build = build,

@@ -116,30 +116,18 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
-static void exchange(const struct staged *staged, struct tensor **tensor) {
+static struct tensor *exchange(const void *context, struct tensor *tensor) {
+    const struct staged *staged = context;
     for (int k = 0; k < staged->count; k++)
-        if (*tensor == staged->at[k].tensor)
-            *tensor = (struct tensor *)staged->at[k].plain;
+        if (tensor == staged->at[k].tensor)
+            return (struct tensor *)staged->at[k].plain;
+    return tensor;
 }
 
 /* A copy of an operation on the plain tensors. */
 static weftStatus_t exchange_operands(const struct staged *staged, struct node *node, struct arena *arena) {
     struct descriptor *op;
-    TRY(descriptor_mirror(arena, &op, node->op));
-    for (int i = 0; i < op->schema->row_count; i++) {
-        const struct row *row = &op->schema->rows[i];
-        void *field = (char *)op + row->offset;
-        if (row->role != ROLE_INPUT && row->role != ROLE_OUTPUT)
-            continue;
-        if (row->storage == STORE_LIST) {
-            struct list *list = field;
-            TRY(arena_copy(arena, &list->tensors, list->tensors, (size_t)list->count * sizeof *list->tensors));
-            for (int64_t k = 0; k < list->count; k++)
-                exchange(staged, &list->tensors[k]);
-        } else {
-            exchange(staged, field);
-        }
-    }
+    TRY(op_exchange(&op, node->op, exchange, staged, arena));
     node->op = op;
     return WEFT_STATUS_SUCCESS;
 }

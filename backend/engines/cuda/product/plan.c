@@ -119,10 +119,10 @@ static double seen_share(const struct contraction *c, const struct product_opera
 double contraction_memory_seconds(const struct contraction *c, const struct device *device) {
     double bytes = 0;
     for (int f = 0; f < OPERANDS; f++)
-        bytes += (double)tensor_bytes(c->operand[f].tensor) * seen_share(c, &c->operand[f]);
+        bytes += (double)tensor_own_bytes(c->operand[f].tensor) * seen_share(c, &c->operand[f]);
     for (int k = 0; k < c->epilogue.count; k++)
         if (c->epilogue.at[k].role != EPILOGUE_INDEX && c->epilogue.at[k].role != EPILOGUE_LIMIT)
-            bytes += (double)tensor_bytes(c->region->graph->values[c->epilogue.at[k].value].tensor);
+            bytes += (double)tensor_own_bytes(c->region->graph->values[c->epilogue.at[k].value].tensor);
     return bytes / (double)device->cuda.bandwidth;
 }
 

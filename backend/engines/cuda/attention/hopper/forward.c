@@ -168,7 +168,7 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     double rounds = (double)divide_up(f->all_tiles, multiprocessors);
     double flops = op_flops(node->op) * attention_seen_share(c) * rows / (double)f->all_tiles; /* of a tile */
     for (int i = 0; i < node->operand_count; i++)
-        bytes += (double)tensor_bytes(c->graph->values[node->operands[i]].tensor);
+        bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
     double moving = bytes / (double)c->device->cuda.bandwidth, computing = rounds * (flops / rate + TILE_SECONDS);
     return START_SECONDS + (moving > computing ? moving : computing);
 }

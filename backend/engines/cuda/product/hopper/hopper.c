@@ -70,7 +70,7 @@ static weftStatus_t check_reductions(const struct hopper *h, const struct device
     for (int span = 0; span < SPANS; span++)
         bare.c.epilogue.spans[span].count = 0;
     hopper_plan(&bare, device, NULL);
-    double apart = bare.seconds + REDUCTION_SECONDS + (double)tensor_bytes(result) / (double)device->cuda.bandwidth;
+    double apart = bare.seconds + REDUCTION_SECONDS + (double)tensor_own_bytes(result) / (double)device->cuda.bandwidth;
     if (apart < h->seconds)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its sums are better split %d times than reduced.",
              descriptor_label(h->c.node->op), bare.splits);

@@ -335,7 +335,7 @@ static double predict(const struct patch *h, const struct device *device) {
         step += PREPARING_CLOCKS * h->patch_h * h->pitch;
     double end = h->auxiliary || h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
     double computing = waves * (step * (double)h->blocks + end) / POWERED_CLOCK;
-    double bytes = (double)(tensor_bytes(h->in->tensor) + (h->auxiliary ? 2 : 1) * tensor_bytes(result_of(h)));
+    double bytes = (double)(tensor_own_bytes(h->in->tensor) + (h->auxiliary ? 2 : 1) * tensor_own_bytes(result_of(h)));
     double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;

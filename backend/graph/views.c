@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Walks over the nodes. From the last to the first: what only moves elements to an output or to a place in a
+   concatenation has its input made there. From the first to the last: all other results that strides can express lie
+   in their inputs. Then tensors whose layout changed, and the operations that name them, are copied. */
+#include "graph/views.h"
+#include "base/number.h"
+#include "graph/ops/attention.h"
+#include "graph/ops/reshape.h"
+
+struct search {
+    const struct graph *graph;
+    struct views *views;
+    struct layout *layouts; /* of each value, in the memory that it lies in */
+    bool *is_fixed;         /* of each value: it stays where and as it is */
+    bool *is_changed;       /* of each value: it lies elsewhere than its tensor says */
+    bool *is_stuck;         /* of each node: no strides show its result where its input would be made */
+};
+
+/* ---- What may lie elsewhere -------------------------------------------------------------------------------------- */
+
+static bool is_plain(const struct tensor *t) {
+    return t->vector_count == 1 && !t->ragged_offset && t->reordering == WEFT_TENSOR_REORDERING_NONE &&
+           dtype_of((weftDataType_t)t->type)->bits % 8 == 0 && tensor_elements(t) > 0;
+}
+
+/* A reshape of what is not packed speaks of the storage, not of elements: neither side may lie otherwise. */
+static bool is_of_storage(const struct descriptor *op) {
+    const struct reshape_op *reshape = (const struct reshape_op *)op;
+    return op_of(op) == &reshape_op && reshape->mode == WEFT_RESHAPE_VIEW_ONLY && !reshape_keeps_order(reshape);
+}
+
+static void fix_tensor(struct search *s, const struct tensor *tensor) {
+    int value = tensor ? graph_find_value(s->graph, tensor) : -1;
+    if (value >= 0)
+        s->is_fixed[value] = true;
+}
+
+/* A score modifier's graph names tensors of its own accord. */
+static void fix_modified(struct search *s, const struct descriptor *op) {
+    const struct attention *attention = attention_of(op);
+    const struct graph *modifier = attention ? attention->modifier.graph : NULL;
+    for (int v = 0; modifier && v < modifier->value_count; v++)
+        fix_tensor(s, modifier->values[v].tensor);
+}
+
+static void find_fixed(struct search *s) {
+    const struct graph *graph = s->graph;
+    for (int v = 0; v < graph->value_count; v++) {
+        const struct tensor *tensor = graph->values[v].tensor;
+        s->is_fixed[v] = s->is_fixed[v] || !tensor->is_virtual || !is_plain(tensor);
+        fix_tensor(s, tensor->ragged_offset);
+    }
+    for (int n = 0; n < graph->node_count; n++) {
+        fix_modified(s, graph->nodes[n].op);
+        for (int k = 0; is_of_storage(graph->nodes[n].op) && k < graph->nodes[n].operand_count; k++)
+            s->is_fixed[graph->nodes[n].operands[k]] = true;
+    }
+}
+
+/* ---- Finding ----------------------------------------------------------------------------------------------------- */
+
+static bool has_place(const struct search *s, int value) { return s->views->memory[value] != value; }
+
+static const struct tensor *tensor_at(const struct search *s, int value) { return s->graph->values[value].tensor; }
+
+/* The one value that a node of a view writes; -1: it is none. */
+static int result_of(const struct search *s, const struct node *node) {
+    const struct op *op = op_of(node->op);
+    int last = node->operand_count - 1; /* rows of outputs stand last */
+    bool is = (op->look || op->fit) && graph_needs(s->graph, node) && is_plain(tensor_at(s, node->operands[last]));
+    return is ? node->operands[last] : -1;
+}
+
+static void put(struct search *s, int value, int in, const struct layout *layout) {
+    s->views->memory[value] = s->views->memory[in];
+    s->layouts[value] = *layout;
+    s->is_changed[value] = true;
+}
+
+/* Has the k-th operand of a node made where the result y wants it. */
+static bool fit_operand(struct search *s, const struct node *node, int k, int y) {
+    struct layout found;
+    int x = node->operands[k];
+    bool may = !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 && x != s->views->memory[y] &&
+               tensor_at(s, x)->type == tensor_at(s, y)->type;
+    if (!may || !op_of(node->op)->fit(node->op, k, &s->layouts[y], &found))
+        return false;
+    put(s, x, y, &found);
+    return true;
+}
+
+/* A virtual result of one input lies in the input if it can, which then is free to lie anywhere. */
+static bool wants_inputs(const struct search *s, int n, int y) {
+    const struct op *op = op_of(s->graph->nodes[n].op);
+    return op->fit && (!op->look || s->is_stuck[n] || !tensor_at(s, y)->is_virtual || has_place(s, y));
+}
+
+static void fit_inputs(struct search *s, int n) {
+    const struct node *node = &s->graph->nodes[n];
+    int y = result_of(s, node), fitted = 0;
+    if (y < 0 || !wants_inputs(s, n, y))
+        return;
+    for (int k = 0; k < node->operand_count - 1; k++)
+        fitted += fit_operand(s, node, k, y);
+    s->views->is_view[n] = fitted == node->operand_count - 1;
+}
+
+/* Whether the result of storage that is not packed can lie in it: that storage is as the tensor says. */
+static bool may_look(const struct search *s, const struct node *node, int x, int y) {
+    bool is_free = tensor_at(s, y)->is_virtual && !has_place(s, y);
+    bool is_right = is_of_storage(node->op) ? !s->is_changed[x] : !s->is_fixed[y];
+    return is_free && is_right && is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == tensor_at(s, y)->type &&
+           !tensor_at(s, x)->is_by_value && !tensor_at(s, x)->is_constant;
+}
+
+static void look_through(struct search *s, int n) {
+    const struct node *node = &s->graph->nodes[n];
+    struct layout found;
+    int y = result_of(s, node), x = node->operands[0];
+    if (y < 0 || s->views->is_view[n] || !op_of(node->op)->look || !may_look(s, node, x, y) ||
+        !op_of(node->op)->look(node->op, &s->layouts[x], &found))
+        return;
+    put(s, y, x, &found);
+    s->views->is_view[n] = true;
+}
+
+static void forget(struct search *s) {
+    for (int v = 0; v < s->graph->value_count; v++) {
+        s->views->memory[v] = v;
+        s->is_changed[v] = false;
+        s->layouts[v] = (struct layout){.strides = tensor_at(s, v)->strides};
+    }
+}
+
+/* Finds the nodes whose results cannot lie in their inputs, were all of these made as their tensors say. */
+static void find_stuck(struct search *s) {
+    for (int n = 0; n < s->graph->node_count; n++) {
+        look_through(s, n);
+        s->is_stuck[n] = !s->views->is_view[n];
+        s->views->is_view[n] = false;
+    }
+    forget(s);
+}
+
+/* ---- The graph with the layouts ---------------------------------------------------------------------------------- */
+
+/* What the address of a part is a multiple of. */
+static int64_t part_alignment(const struct tensor *whole, int64_t offset) {
+    return offset ? min64(whole->alignment, offset & -offset) : whole->alignment;
+}
+
+static weftStatus_t copy_tensor(struct search *s, struct value *value, int v, struct arena *arena) {
+    struct tensor *copy;
+    int whole = s->views->memory[v];
+    int64_t bytes = tensor_element_bytes(value->tensor);
+    s->views->offset[v] = s->layouts[v].offset * bytes;
+    TRY(descriptor_mirror(arena, &copy, &value->tensor->base));
+    copy->strides = s->layouts[v].strides;
+    copy->alignment = part_alignment(tensor_at(s, whole), s->views->offset[v]);
+    value->tensor = copy;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static struct tensor *exchange_tensor(const void *context, struct tensor *tensor) {
+    const struct search *s = context;
+    int value = graph_find_value(s->graph, tensor);
+    return value >= 0 ? s->views->graph->values[value].tensor : tensor;
+}
+
+static bool names_changed(const struct search *s, const struct node *node) {
+    for (int k = 0; k < node->operand_count; k++)
+        if (s->is_changed[node->operands[k]])
+            return true;
+    return false;
+}
+
+static weftStatus_t copy_node(struct search *s, struct node *node, struct arena *arena) {
+    struct descriptor *op;
+    if (!names_changed(s, node))
+        return WEFT_STATUS_SUCCESS;
+    TRY(op_exchange(&op, node->op, exchange_tensor, s, arena));
+    if (op_of(op) == &reshape_op && !is_of_storage(op))
+        ((struct reshape_op *)op)->mode = WEFT_RESHAPE_LOGICAL; /* storage is what changed */
+    node->op = op;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t copy_graph(struct search *s, struct arena *arena) {
+    const struct graph *graph = s->graph;
+    struct graph *copy;
+    TRY(descriptor_mirror(arena, &copy, &graph->base));
+    TRY(arena_copy(arena, &copy->values, graph->values, (size_t)graph->value_count * sizeof *copy->values));
+    TRY(arena_copy(arena, &copy->nodes, graph->nodes, (size_t)graph->node_count * sizeof *copy->nodes));
+    s->views->graph = copy;
+    for (int v = 0; v < graph->value_count; v++)
+        if (s->is_changed[v])
+            TRY(copy_tensor(s, &copy->values[v], v, arena));
+    for (int n = 0; n < graph->node_count; n++)
+        TRY(copy_node(s, &copy->nodes[n], arena));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The whole --------------------------------------------------------------------------------------------------- */
+
+weftStatus_t views_none(struct views *views, const struct graph *graph, struct arena *arena) {
+    *views = (struct views){.graph = graph};
+    TRY(arena_alloc(arena, &views->is_view, (size_t)graph->node_count * sizeof *views->is_view));
+    TRY(arena_alloc(arena, &views->memory, (size_t)graph->value_count * sizeof *views->memory));
+    TRY(arena_alloc(arena, &views->offset, (size_t)graph->value_count * sizeof *views->offset));
+    for (int v = 0; v < graph->value_count; v++)
+        views->memory[v] = v;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static bool has_any(const struct graph *graph) {
+    for (int n = 0; n < graph->node_count; n++)
+        if (op_of(graph->nodes[n].op)->look || op_of(graph->nodes[n].op)->fit)
+            return true;
+    return false;
+}
+
+static weftStatus_t search(struct search *s, struct arena *arena, struct arena *scratch) {
+    const struct graph *graph = s->graph;
+    size_t values = (size_t)graph->value_count;
+    bool is_any = false;
+    TRY(arena_alloc(scratch, &s->layouts, values * sizeof *s->layouts));
+    TRY(arena_alloc(scratch, &s->is_fixed, values * sizeof *s->is_fixed));
+    TRY(arena_alloc(scratch, &s->is_changed, values * sizeof *s->is_changed));
+    TRY(arena_alloc(scratch, &s->is_stuck, (size_t)graph->node_count * sizeof *s->is_stuck));
+    forget(s);
+    find_fixed(s);
+    find_stuck(s);
+    for (int n = graph->node_count; n-- > 0;)
+        fit_inputs(s, n);
+    for (int n = 0; n < graph->node_count; n++)
+        look_through(s, n);
+    for (int n = 0; n < graph->node_count; n++)
+        s->views->count += s->views->is_view[n];
+    for (int v = 0; v < graph->value_count; v++)
+        is_any = is_any || s->is_changed[v];
+    return is_any ? copy_graph(s, arena) : WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t views_find(struct views *views, const struct graph *graph, struct arena *arena) {
+    struct arena scratch = {0};
+    struct search s = {.graph = graph, .views = views};
+    TRY(views_none(views, graph, arena));
+    weftStatus_t status = has_any(graph) ? search(&s, arena, &scratch) : WEFT_STATUS_SUCCESS;
+    arena_free(&scratch);
+    return status;
+}
