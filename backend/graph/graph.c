@@ -317,6 +317,44 @@ const struct schema graph_schema = {
     .copy = copy_graph,
 };
 
+struct exchange {
+    const struct graph *graph;
+    struct tensor *const *tensors;
+};
+
+static struct tensor *exchange_tensor(const void *context, struct tensor *tensor) {
+    const struct exchange *exchange = context;
+    int value = graph_find_value(exchange->graph, tensor);
+    return value >= 0 && exchange->tensors[value] ? exchange->tensors[value] : tensor;
+}
+
+static bool names_any(const struct node *node, struct tensor *const *tensors) {
+    for (int k = 0; k < node->operand_count; k++)
+        if (tensors[node->operands[k]])
+            return true;
+    return false;
+}
+
+weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, struct tensor *const *tensors,
+                            struct arena *arena) {
+    const struct exchange exchange = {graph, tensors};
+    struct graph *copy;
+    TRY(descriptor_mirror(arena, &copy, &graph->base));
+    TRY(arena_copy(arena, &copy->values, graph->values, (size_t)graph->value_count * sizeof *copy->values));
+    TRY(arena_copy(arena, &copy->nodes, graph->nodes, (size_t)graph->node_count * sizeof *copy->nodes));
+    for (int v = 0; v < graph->value_count; v++)
+        if (tensors[v])
+            copy->values[v].tensor = tensors[v];
+    for (int n = 0; n < graph->node_count; n++)
+        if (names_any(&graph->nodes[n], tensors)) {
+            struct descriptor *op;
+            TRY(op_exchange(&op, graph->nodes[n].op, exchange_tensor, &exchange, arena));
+            copy->nodes[n].op = op;
+        }
+    *made = copy;
+    return WEFT_STATUS_SUCCESS;
+}
+
 double graph_flops(const struct graph *graph) {
     double flops = 0;
     for (int i = 0; i < graph->node_count; i++)

@@ -66,6 +66,11 @@ bool graph_needs(const struct graph *graph, const struct node *node);
 /* Every virtual tensor has a producer: a graph that is no part of an operation. */
 weftStatus_t graph_check_closed(const struct graph *graph);
 
+/* A copy that nobody holds, with other tensors: of each value its own, or NULL where that stays. Of what it has in
+   common with the graph, operations that name no other tensor are a part. */
+weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, struct tensor *const *tensors,
+                            struct arena *arena);
+
 double graph_flops(const struct graph *graph);
 
 #endif

@@ -19,6 +19,7 @@ struct tensor {
     int64_t alignment;   /* bytes that every pointer to it is a multiple of */
     int64_t vector_count, vector_dim;
     bool is_virtual, is_by_value;
+    bool is_free; /* the user set no type: exact within a kernel, of its type only where it is stored */
     int32_t reordering;
     void *constant_address; /* as set: address of the scalar's bytes */
     bool is_constant;
@@ -39,6 +40,11 @@ int64_t tensor_bytes(const struct tensor *tensor);
 
 /* Of these, what its elements may take: those between them may be another tensor's. */
 int64_t tensor_own_bytes(const struct tensor *tensor);
+
+/* The type that a reader within the same kernel sees. */
+static inline weftDataType_t tensor_type_inside(const struct tensor *tensor) {
+    return tensor->is_free ? WEFT_DATA_FLOAT : (weftDataType_t)tensor->type;
+}
 
 /* Refuses dims and strides that reach farther than memory does; all arithmetic on sizes relies on it. */
 weftStatus_t tensor_check_reach(const struct tensor *tensor);

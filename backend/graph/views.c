@@ -13,6 +13,7 @@ struct search {
     struct layout *layouts; /* of each value, in the memory that it lies in */
     bool *is_fixed;         /* of each value: it stays where and as it is */
     bool *is_changed;       /* of each value: it lies elsewhere than its tensor says */
+    const bool *is_apart;   /* of each value: nothing else lies in its memory; NULL: of none */
     bool *is_stuck;         /* of each node: no strides show its result where its input would be made */
 };
 
@@ -59,6 +60,10 @@ static void find_fixed(struct search *s) {
 
 /* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
+static bool takes_views(const struct search *s, int value) {
+    return !s->is_apart || !s->is_apart[s->views->memory[value]];
+}
+
 static bool has_place(const struct search *s, int value) { return s->views->memory[value] != value; }
 
 static const struct tensor *tensor_at(const struct search *s, int value) { return s->graph->values[value].tensor; }
@@ -81,8 +86,8 @@ static void put(struct search *s, int value, int in, const struct layout *layout
 static bool fit_operand(struct search *s, const struct node *node, int k, int y) {
     struct layout found;
     int x = node->operands[k];
-    bool may = !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 && x != s->views->memory[y] &&
-               tensor_at(s, x)->type == tensor_at(s, y)->type;
+    bool may = takes_views(s, y) && !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 &&
+               x != s->views->memory[y] && tensor_at(s, x)->type == tensor_at(s, y)->type;
     if (!may || !op_of(node->op)->fit(node->op, k, &s->layouts[y], &found))
         return false;
     put(s, x, y, &found);
@@ -107,7 +112,7 @@ static void fit_inputs(struct search *s, int n) {
 
 /* Whether the result of storage that is not packed can lie in it: that storage is as the tensor says. */
 static bool may_look(const struct search *s, const struct node *node, int x, int y) {
-    bool is_free = tensor_at(s, y)->is_virtual && !has_place(s, y);
+    bool is_free = takes_views(s, x) && tensor_at(s, y)->is_virtual && !has_place(s, y);
     bool is_right = is_of_storage(node->op) ? !s->is_changed[x] : !s->is_fixed[y];
     return is_free && is_right && is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == tensor_at(s, y)->type &&
            !tensor_at(s, x)->is_by_value && !tensor_at(s, x)->is_constant;
@@ -149,54 +154,35 @@ static int64_t part_alignment(const struct tensor *whole, int64_t offset) {
     return offset ? min64(whole->alignment, offset & -offset) : whole->alignment;
 }
 
-static weftStatus_t copy_tensor(struct search *s, struct value *value, int v, struct arena *arena) {
+static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, struct arena *arena) {
+    const struct tensor *tensor = tensor_at(s, v);
     struct tensor *copy;
-    int whole = s->views->memory[v];
-    int64_t bytes = tensor_element_bytes(value->tensor);
-    s->views->offset[v] = s->layouts[v].offset * bytes;
-    TRY(descriptor_mirror(arena, &copy, &value->tensor->base));
+    s->views->offset[v] = s->layouts[v].offset * tensor_element_bytes(tensor);
+    TRY(descriptor_mirror(arena, &copy, &tensor->base));
     copy->strides = s->layouts[v].strides;
-    copy->alignment = part_alignment(tensor_at(s, whole), s->views->offset[v]);
-    value->tensor = copy;
+    copy->alignment = part_alignment(tensor_at(s, s->views->memory[v]), s->views->offset[v]);
+    *made = copy;
     return WEFT_STATUS_SUCCESS;
 }
 
-static struct tensor *exchange_tensor(const void *context, struct tensor *tensor) {
-    const struct search *s = context;
-    int value = graph_find_value(s->graph, tensor);
-    return value >= 0 ? s->views->graph->values[value].tensor : tensor;
+/* Storage is what changed: a reshape that keeps the order of the elements speaks of them from here on. */
+static void name_elements(struct node *copy, const struct node *node) {
+    if (copy->op != node->op && op_of(node->op) == &reshape_op && !is_of_storage(node->op))
+        ((struct reshape_op *)copy->op)->mode = WEFT_RESHAPE_LOGICAL;
 }
 
-static bool names_changed(const struct search *s, const struct node *node) {
-    for (int k = 0; k < node->operand_count; k++)
-        if (s->is_changed[node->operands[k]])
-            return true;
-    return false;
-}
-
-static weftStatus_t copy_node(struct search *s, struct node *node, struct arena *arena) {
-    struct descriptor *op;
-    if (!names_changed(s, node))
-        return WEFT_STATUS_SUCCESS;
-    TRY(op_exchange(&op, node->op, exchange_tensor, s, arena));
-    if (op_of(op) == &reshape_op && !is_of_storage(op))
-        ((struct reshape_op *)op)->mode = WEFT_RESHAPE_LOGICAL; /* storage is what changed */
-    node->op = op;
-    return WEFT_STATUS_SUCCESS;
-}
-
-static weftStatus_t copy_graph(struct search *s, struct arena *arena) {
+static weftStatus_t copy_graph(struct search *s, struct arena *arena, struct arena *scratch) {
     const struct graph *graph = s->graph;
+    struct tensor **tensors;
     struct graph *copy;
-    TRY(descriptor_mirror(arena, &copy, &graph->base));
-    TRY(arena_copy(arena, &copy->values, graph->values, (size_t)graph->value_count * sizeof *copy->values));
-    TRY(arena_copy(arena, &copy->nodes, graph->nodes, (size_t)graph->node_count * sizeof *copy->nodes));
-    s->views->graph = copy;
+    TRY(arena_alloc(scratch, &tensors, (size_t)graph->value_count * sizeof *tensors));
     for (int v = 0; v < graph->value_count; v++)
         if (s->is_changed[v])
-            TRY(copy_tensor(s, &copy->values[v], v, arena));
+            TRY(copy_tensor(&tensors[v], s, v, arena));
+    TRY(graph_exchange(&copy, graph, tensors, arena));
     for (int n = 0; n < graph->node_count; n++)
-        TRY(copy_node(s, &copy->nodes[n], arena));
+        name_elements(&copy->nodes[n], &graph->nodes[n]);
+    s->views->graph = copy;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -238,12 +224,12 @@ static weftStatus_t search(struct search *s, struct arena *arena, struct arena *
         s->views->count += s->views->is_view[n];
     for (int v = 0; v < graph->value_count; v++)
         is_any = is_any || s->is_changed[v];
-    return is_any ? copy_graph(s, arena) : WEFT_STATUS_SUCCESS;
+    return is_any ? copy_graph(s, arena, scratch) : WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t views_find(struct views *views, const struct graph *graph, struct arena *arena) {
+weftStatus_t views_find(struct views *views, const struct graph *graph, const bool *is_apart, struct arena *arena) {
     struct arena scratch = {0};
-    struct search s = {.graph = graph, .views = views};
+    struct search s = {.graph = graph, .views = views, .is_apart = is_apart};
     TRY(views_none(views, graph, arena));
     weftStatus_t status = has_any(graph) ? search(&s, arena, &scratch) : WEFT_STATUS_SUCCESS;
     arena_free(&scratch);

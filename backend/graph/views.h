@@ -16,8 +16,9 @@ struct views {
     int64_t *offset;           /* of each value: bytes from there to its first element */
 };
 
-/* Finds the views of a graph. What is made lives with the arena and names the graph's own tensors and operations. */
-weftStatus_t views_find(struct views *views, const struct graph *graph, struct arena *arena);
+/* Finds the views of a graph, but none in the memory of a value that is_apart names (NULL: none is). What is made lives
+   with the arena and names the graph's own tensors and operations. */
+weftStatus_t views_find(struct views *views, const struct graph *graph, const bool *is_apart, struct arena *arena);
 
 /* The same where nothing is a view. */
 weftStatus_t views_none(struct views *views, const struct graph *graph, struct arena *arena);

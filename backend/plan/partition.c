@@ -2,11 +2,13 @@
 /* At each node the families of the engine that accept it grow a region each over neighbours, for as long as a family
    accepts the larger region, that is no dearer than what is added would be apart, and regions stay free of cycles. The
    cheapest candidate becomes a part: its own price, and that of what the others would serve and it leaves out. What a
-   step of this looks at is regions and what lies around them, never the whole graph: planning is linear in the number
-   of operations. */
+   step of this looks at is regions and what lies around them, never the whole graph: a cover is linear in the number
+   of operations. Some covers are made and the cheapest is taken: with views and with copies in their places, and, of
+   graphs that are not large, without the views of one memory and without one family. */
 #include "plan/partition.h"
 #include "base/number.h"
 #include "base/text.h"
+#include "graph/widths.h"
 
 #include <math.h>
 #include <string.h>
@@ -760,46 +762,129 @@ static weftStatus_t leave_families_out(const struct engine **engine, int64_t bit
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The parts of a graph with these views. */
-static weftStatus_t cover_views(struct cover *cover, const struct partitioning *like, const struct views *views) {
-    struct partitioning p = *like;
-    int *order, *place;
-    p.graph = views->graph;
-    TRY(alloc_all(&p));
-    TRY(arena_alloc(p.arena, &order, (size_t)p.graph->node_count * sizeof *order));
-    TRY(arena_alloc(p.arena, &place, (size_t)p.graph->node_count * sizeof *place));
-    drop_needless_nodes(&p);
-    leave_views_out(&p, views);
-    TRY(assign_all(&p));
-    put_order(&p, order);
+/* ---- Covers that are compared ------------------------------------------------------------------------------------ */
 
-    *cover = (struct cover){.views = *views, .count = p.part_count, .part_of_node = p.owner};
-    TRY(arena_alloc(p.arena, &cover->parts, (size_t)p.part_count * sizeof *cover->parts));
-    for (int i = 0; i < p.part_count; i++) {
-        place[order[i]] = i;
-        cover->parts[i] = p.parts[order[i]];
-        cover->seconds += cover->parts[i].seconds;
-        TRY(collect_refusals(&p, &cover->parts[i], cover->parts[i].region.nodes[0], cover->parts[i].family));
-    }
-    for (int n = 0; n < p.graph->node_count; n++)
-        /* Parts are numbered in the order in which they run; views and what nobody needs are in none. */
-        p.owner[n] = p.owner[n] >= 0 ? place[p.owner[n]] : -1;
+enum { SEARCH_NODES = 512 }; /* that covers other than the first two may have together */
+
+/* A graph covered in one of several ways. */
+struct attempt {
+    struct partitioning p;
+    struct views views;
+    double seconds;
+};
+
+static weftStatus_t attempt_cover(struct attempt *made, const struct partitioning *like, const struct views *views) {
+    *made = (struct attempt){.p = *like, .views = *views};
+    made->p.graph = views->graph;
+    TRY(alloc_all(&made->p));
+    drop_needless_nodes(&made->p);
+    leave_views_out(&made->p, views);
+    TRY(assign_all(&made->p));
+    for (int i = 0; i < made->p.part_count; i++)
+        made->seconds += made->p.parts[i].seconds;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* With views where there are any, or with copies in their places, which a family may take in: what is cheaper. */
-static weftStatus_t cover_cheapest(struct cover *cover, const struct partitioning *like, const struct graph *graph) {
+/* Prices of a last resort say nothing: who leaves more to one is not cheaper. */
+static int last_resorts(const struct attempt *attempt) {
+    int count = 0;
+    for (int i = 0; i < attempt->p.part_count; i++)
+        count += attempt->p.parts[i].family->is_last_resort;
+    return count;
+}
+
+/* Takes an attempt that is cheaper than the best one. */
+static void take_cheaper(struct attempt *best, weftStatus_t status, const struct attempt *other) {
+    if (!status && last_resorts(other) <= last_resorts(best) && other->seconds < best->seconds)
+        *best = *other;
+}
+
+/* With views where there are any, or with copies in their places, which a family may take in. */
+static weftStatus_t attempt_views(struct attempt *best, const struct partitioning *like, const struct graph *graph) {
     struct views views;
-    struct cover copies;
-    TRY(views_find(&views, graph, like->arena));
-    weftStatus_t status = cover_views(cover, like, &views);
-    if (views.graph == graph || status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
+    struct attempt copies;
+    TRY(views_find(&views, graph, NULL, like->arena));
+    weftStatus_t status = attempt_cover(best, like, &views);
+    if (views.graph == graph)
         return status;
     TRY(views_none(&views, graph, like->arena));
-    weftStatus_t other = cover_views(&copies, like, &views);
-    if (!other && (status || copies.seconds < cover->seconds))
-        *cover = copies;
+    weftStatus_t other = attempt_cover(&copies, like, &views);
+    if (status)
+        *best = copies;
+    else
+        take_cheaper(best, other, &copies);
     return status ? other : WEFT_STATUS_SUCCESS;
+}
+
+/* Without views in one value's memory, for each that has some. */
+static weftStatus_t attempt_apart(struct attempt *best, const struct partitioning *like, const struct graph *graph,
+                                  int *budget) {
+    const int nodes = graph->node_count;
+    bool *is_apart, *was_tried;
+    TRY(arena_alloc(like->arena, &is_apart, (size_t)graph->value_count * sizeof *is_apart));
+    TRY(arena_alloc(like->arena, &was_tried, (size_t)graph->value_count * sizeof *was_tried));
+    for (int v = 0; v < graph->value_count && *budget >= nodes; v++) {
+        int whole = best->views.memory[v];
+        struct attempt other;
+        struct views views;
+        if (whole == v || was_tried[whole])
+            continue;
+        was_tried[whole] = is_apart[whole] = true;
+        *budget -= nodes;
+        TRY(views_find(&views, graph, is_apart, like->arena));
+        double before = best->seconds;
+        take_cheaper(best, attempt_cover(&other, like, &views), &other);
+        is_apart[whole] = best->seconds < before;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Without one of its families: what it took was cheapest where it began, and may have left others worse off. */
+static void attempt_without(struct attempt *best, const struct partitioning *like, int *budget) {
+    for (int i = 0; i < best->p.part_count && *budget >= best->p.graph->node_count; i++) {
+        struct partitioning p = *like;
+        struct attempt other;
+        bool was_tried = best->p.parts[i].family->is_last_resort;
+        for (int k = 0; k < i; k++)
+            was_tried = was_tried || best->p.parts[k].family == best->p.parts[i].family;
+        if (was_tried)
+            continue;
+        *budget -= best->p.graph->node_count;
+        p.without = best->p.parts[i].family;
+        take_cheaper(best, attempt_cover(&other, &p, &best->views), &other);
+    }
+}
+
+/* The cheapest of some covers of the whole graph: each takes time linear in its operations, and beyond the first two
+   there are as many as SEARCH_NODES has room for. */
+static weftStatus_t search_cover(struct attempt *best, const struct partitioning *like, const struct graph *graph) {
+    int budget = SEARCH_NODES;
+    TRY(attempt_views(best, like, graph));
+    if (best->p.part_count < 2)
+        return WEFT_STATUS_SUCCESS;
+    TRY(attempt_apart(best, like, graph, &budget));
+    attempt_without(best, like, &budget);
+    status_clear();
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Parts are numbered in the order in which they run; views and what nobody needs are in none. */
+static weftStatus_t finish(struct cover *cover, struct attempt *attempt) {
+    struct partitioning *p = &attempt->p;
+    int *order, *place;
+    TRY(arena_alloc(p->arena, &order, (size_t)p->graph->node_count * sizeof *order));
+    TRY(arena_alloc(p->arena, &place, (size_t)p->graph->node_count * sizeof *place));
+    put_order(p, order);
+    *cover = (struct cover){.views = attempt->views, .count = p->part_count, .part_of_node = p->owner};
+    TRY(arena_alloc(p->arena, &cover->parts, (size_t)p->part_count * sizeof *cover->parts));
+    for (int i = 0; i < p->part_count; i++) {
+        place[order[i]] = i;
+        cover->parts[i] = p->parts[order[i]];
+        TRY(collect_refusals(p, &cover->parts[i], cover->parts[i].region.nodes[0], cover->parts[i].family));
+    }
+    for (int n = 0; n < p->graph->node_count; n++)
+        p->owner[n] = p->owner[n] >= 0 ? place[p->owner[n]] : -1;
+    return WEFT_STATUS_SUCCESS;
 }
 
 weftStatus_t partition(struct cover *cover, const struct graph *graph, const struct engine *engine,
@@ -815,6 +900,10 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     int64_t without = knob_value(knobs, WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT);
     if (without)
         TRY(leave_families_out(&p.engine, without, arena));
+    struct attempt best;
     TRY(graph_check_closed(graph));
-    return cover_cheapest(cover, &p, graph);
+    if (device->kind == WEFT_DEVICE_CUDA)
+        TRY(widths_find(&graph, graph, arena));
+    TRY(search_cover(&best, &p, graph));
+    return finish(cover, &best);
 }

@@ -29,7 +29,6 @@ struct cover {
     int count;
     struct part *parts;
     int *part_of_node; /* -1: nothing runs: not needed, or a view */
-    double seconds;    /* predicted */
 };
 
 /* Parts that each take no more scratch than the limit, built with these knobs, by families that knob

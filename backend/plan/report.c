@@ -76,6 +76,7 @@ static void add_value(struct text *text, const struct plan *plan, int v) {
              numbers_text(tensor->strides.at, tensor->strides.count));
     text_add(text, "\"ragged\":%s,", tensor->ragged_offset ? "true" : "false");
     add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
+    text_add(text, ",\"free\":%s", tensor->is_free ? "true" : "false");
     text_add(text, ",\"memory\":%lld,\"offset\":%lld",
              (long long)plan->draft.graph->values[views->memory[v]].tensor->uid, (long long)views->offset[v]);
     text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",

@@ -96,6 +96,16 @@ def _views(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def _free(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is stored in a type that the user did not set."""
+    stored: dict[str, list[str]] = {}
+    for tensor in tensors:
+        if tensor["free"] and tensor["workspace_offset"] >= 0:
+            stored.setdefault(tensor["type"], []).append(tensor["name"] or f"uid {tensor['uid']}")
+    lines = [f"{', '.join(names)}: stored as {type_}, exact within a step" for type_, names in stored.items()]
+    return [line for words in lines for line in _wrapped(words, "  ")]
+
+
 def _declined(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each refusal once, with the steps that it was given for; "matmul 'fc'" is "matmul" in it."""
     reasons: dict[tuple[str, str], list[str]] = {}
@@ -157,6 +167,7 @@ def explain_text(
     sections = {
         "how": _details(steps),
         "views, which run nothing": _views(report["tensors"]),
+        "intermediates whose type is unset": _free(report["tensors"]),
         "families that declined": _declined(steps),
         "other engines": _engines(support, report["engine"]),
     }

@@ -177,11 +177,11 @@ def test_a_result_that_is_rounded_twice_is_not_rounded_once(rounds: str) -> None
 
 # Sizes, and who is faster: nobody but attention, one of the products with all else apart, several steps.
 PRICES = {
-    "attention": (Spelling(heads=(4, 4), rows=512, columns=512, depth=64, value_depth=64), "bf16", None),
+    "attention": (Spelling(heads=(4, 4), rows=1024, columns=1024, depth=64, value_depth=64), "bf16", None),
     "a deep head": (
         Spelling(batch=1, heads=(1, 1), rows=2048, columns=2048, depth=512, value_depth=512),
         "bf16",
-        r".*: predicted to take \S+ us here, cuda.packed.tf32 \S+ us$",
+        r".*: predicted to take \S+ us here, cuda.hopper \S+ us$",
     ),
     "floats": (
         Spelling(batch=1, heads=(1, 1), rows=64, columns=64, depth=64, value_depth=64, mask="causal"),

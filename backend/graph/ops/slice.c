@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* slice: y[i] = x[start + i * step] in each dimension, up to and without limit
-   y has memory of its own. A result of another data type is converted. */
+   A result of another data type is converted. */
 #include "graph/ops/slice.h"
 #include "graph/ops/move.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transpose: dimension i of y is dimension permutation[i] of x
-   Without strides of its own y is packed in row-major order: the elements move. A result of another data type is
-   converted. */
+   Without strides of its own an output is packed in row-major order: the elements move. A result of another data type
+   is converted. */
 #include "graph/ops/transpose.h"
 #include "graph/ops/move.h"
 

@@ -71,13 +71,17 @@ bool spelled_is_private(const struct spelled_attention *s, const struct tensor *
     return is;
 }
 
+/* Whether a reshape sees its packed input as the same elements in the same order, packed. */
+static bool keeps_packed(const struct reshape_op *op) {
+    return reshape_keeps_order(op) && tensor_is_packed(op->x) && tensor_is_packed(op->y);
+}
+
 /* The reshape, at a node, that is another view of its input's memory; NULL: something else is there. */
 static const struct reshape_op *view_at(const struct spelled_attention *s, int node) {
     const struct descriptor *op = node < 0 ? NULL : spelled_op(s, node);
     const struct reshape_op *reshape = (const struct reshape_op *)op;
     bool is = op && op_of(op) == &reshape_op && reshape->y->is_virtual && reshape->y->type == reshape->x->type;
-    return is && tensor_is_packed(reshape->x) && tensor_is_packed(reshape->y) && reshape_keeps_order(reshape) ? reshape
-                                                                                                              : NULL;
+    return is && keeps_packed(reshape) ? reshape : NULL;
 }
 
 const struct tensor *spelled_behind_view(const struct spelled_attention *s, const struct tensor *tensor) {
@@ -123,7 +127,8 @@ int spelled_sole_reader(const struct spelled_attention *s, const struct tensor *
 /* ---- Types ------------------------------------------------------------------------------------------------------- */
 
 bool spelled_is_exact(const struct spelled_attention *s, const struct tensor *tensor) {
-    return tensor->type == (int32_t)WEFT_DATA_DOUBLE || tensor->type == (int32_t)s->math;
+    weftDataType_t type = tensor_type_inside(tensor);
+    return type == WEFT_DATA_DOUBLE || type == s->math;
 }
 
 weftStatus_t spelled_note_math(struct spelled_attention *s, const struct descriptor *op, weftDataType_t math) {
@@ -291,7 +296,7 @@ weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_vie
         const struct reshape_op *reshape = (const struct reshape_op *)op;
         const struct tensor *from = view->tensor;
         struct spelled_view before = *view;
-        if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && reshape_keeps_order(reshape))
+        if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && keeps_packed(reshape))
             view->tensor = reshape->y;
         else if (op_of(op) != &transpose_op || !follow_transpose(view, (const struct transpose_op *)op, order))
             return WEFT_STATUS_SUCCESS;

@@ -74,7 +74,7 @@ static void print_mask(struct text *code, const struct graph *graph, const struc
 
 /* The storage type that a value must be rounded to because it is narrower than its arithmetic; NULL: none. */
 static const char *narrower_type(const struct tensor *tensor, const char *type) {
-    weftDataType_t stored = (weftDataType_t)tensor->type;
+    weftDataType_t stored = tensor_type_inside(tensor);
     const char *name = cuda_element_name(stored);
     return strcmp(name, type) == 0 || (stored == WEFT_DATA_FLOAT && strcmp(type, "double") != 0) ||
                    stored == WEFT_DATA_DOUBLE

@@ -312,7 +312,7 @@ static void print_result(struct kernel_print *print, const struct contraction *c
                  lead_stride(&c->epilogue, &c->epilogue.at[old]) ? "e" : "0");
     }
     text_add(&print->code, ";\n");
-    if (is_read_inside(c, c->result))
+    if (is_read_inside(c, c->result) && !c->region->graph->values[c->result].tensor->is_free)
         text_add(&print->code, "        v%d = rounded<%s>(v%d);\n", c->result,
                  cuda_type_name(tensor_type(c, c->result)), c->result);
 }

@@ -180,7 +180,7 @@ static const struct reduction_op *reduction_of(const struct node *node, weftRedu
 /* Whether a value is a float that nobody sees but so many nodes of the region. */
 static bool is_inner(const struct rows *rows, const struct tensor *tensor, int readers) {
     int value = graph_find_value(rows->graph, tensor);
-    return tensor->type == WEFT_DATA_FLOAT && rows->graph->values[value].readers == readers &&
+    return tensor_type_inside(tensor) == WEFT_DATA_FLOAT && rows->graph->values[value].readers == readers &&
            !region_exports(rows->region, value);
 }
 
@@ -200,7 +200,7 @@ void rows_find_softmax(struct rows *rows) {
         most = d.x ? region_producer(rows->region, d.b) : NULL;
         const struct reduction_op *peak = reduction_of(most, WEFT_REDUCE_TENSOR_MAX);
         if (peak && peak->x == d.x && is_inner(rows, share.x, 2) && is_inner(rows, e.x, 1) &&
-            is_inner(rows, share.b, 1) && d.b->type == WEFT_DATA_FLOAT)
+            is_inner(rows, share.b, 1) && tensor_type_inside(d.b) == WEFT_DATA_FLOAT)
             rows->softmax = (struct softmax_nodes){most, sum, quotient, graph_find_value(rows->graph, d.x), -1, -1, -1};
     }
 }

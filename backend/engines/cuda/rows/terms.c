@@ -144,7 +144,7 @@ void rows_result(struct rows *rows, const struct tensor *tensor, const char *typ
     struct term term = {.kind = TERM_FORMULA, .name = value, .names = 1, .type = type, .argument_count = 1};
     const char *stored = cuda_type_name((weftDataType_t)tensor->type);
     /* Nodes that read it see what memory would hold. */
-    bool is_narrower = rows->graph->values[value].readers && strcmp(stored, type) != 0 &&
+    bool is_narrower = rows->graph->values[value].readers && strcmp(stored, type) != 0 && !tensor->is_free &&
                        tensor->type != WEFT_DATA_DOUBLE &&
                        !(tensor->type == WEFT_DATA_FLOAT && strcmp(type, "i64") == 0);
     term.opcode = is_narrower ? ROWS_ROUND : OPCODE_COPY;

@@ -1,0 +1,81 @@
+"""Intermediates whose type is unset: exact within a kernel, stored in the type of what they are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+import weft
+
+TOKENS, WIDTH = (1, 256, 256), (1, 256, 512)
+
+
+def chain(intermediate: str | None, io: str = "bf16", **types: str) -> weft.Graph:
+    """A norm, a product and a softmax of rows, each a kernel of its own."""
+    g = weft.Graph(
+        device="sm_90", io_data_type=io, intermediate_data_type=intermediate, compute_data_type="f32"
+    )
+    scale = g.tensor([1, 1, 256], data_type="f32")
+    normal = g.rmsnorm("INFERENCE", g.tensor(TOKENS), scale, epsilon=1e-5, name="normal")[0]
+    product = g.matmul(normal, g.tensor(WIDTH), name="product")
+    for name, tensor in {"normal": normal, "product": product}.items():
+        if name in types:
+            tensor.set_data_type(types[name])
+    g.softmax(product, name="weights").set_output(True)
+    g.build_operation_graph()
+    return g
+
+
+def families(g: weft.Graph) -> list[str]:
+    return [family.removeprefix("cuda.") for family in g.support()[0]["families"]]
+
+
+def test_what_is_unset_widens_no_product() -> None:
+    assert families(chain(None)) == families(chain("bf16")) == ["rows", "hopper", "rows"]
+
+
+@pytest.mark.parametrize("options", [{"intermediate": "f32"}, {"intermediate": None, "normal": "f32"}])
+def test_what_is_set_is_kept(options: dict[str, Any]) -> None:
+    assert "hopper" not in families(chain(**options))
+
+
+def test_floats_stay_floats() -> None:
+    types = {tensor["name"]: tensor["type"] for tensor in chain(None, "f32").build().plan.report["tensors"]}
+    assert types["normal::y"] == types["product::C"] == "f32"
+
+
+def test_what_is_stored_is_explained() -> None:
+    text = chain(None).build().explain()
+    assert (
+        "intermediates whose type is unset\n  normal::y, product::C: stored as bf16, exact within a step\n"
+        in text
+    )
+
+
+def test_exact_within_a_kernel() -> None:
+    """x + x / 256 needs more bits than bf16 has: what is left of it shows whether it was rounded."""
+    x = checks.random((16, 64), "bf16", low=1, high=2)
+    wide = checks.exact(x)
+    checks.check(
+        lambda g, x: g.mul(g.sub(g.add(x, g.mul(x, 1 / 256)), x), 256.0),
+        {"x": x},
+        wide,
+        layouts=["packed"],
+        graph={"io_data_type": "bf16"},
+    )
+
+
+def test_one_rounding_between_kernels() -> None:
+    a, b, c = (checks.random(shape, "bf16", seed=i) for i, shape in enumerate([(64, 32), (32, 48), (48, 16)]))
+    inner = checks.exact(a) @ checks.exact(b)
+    checks.check(
+        lambda g, a, b, c: g.matmul(g.matmul(a, b), c),
+        {"a": a, "b": b, "c": c},
+        inner @ checks.exact(c),
+        layouts=["packed"],
+        graph={"io_data_type": "bf16"},
+        magnitude=float(np.abs(inner).max()) * 2 * 48,
+        rounded=[2.0**-8 * np.abs(inner) @ np.abs(checks.exact(c))],
+    )
