@@ -171,6 +171,24 @@ static weftStatus_t place_lives(struct space *space, struct arena *scratch) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What the worst step needs: all that lives then and its own scratch. No workspace of these steps in this order is
+   smaller. */
+static weftStatus_t count_least(struct space *space, struct arena *scratch) {
+    struct draft *draft = space->draft;
+    int64_t *change, live = 0; /* of each step: bytes that begin to live, less those that ended before */
+    TRY(arena_alloc(scratch, &change, ((size_t)draft->cover.count + 1) * sizeof *change));
+    for (int i = 0; i < space->count; i++) {
+        change[space->lives[i].first] += space->lives[i].bytes;
+        change[space->lives[i].last + 1] -= space->lives[i].bytes;
+    }
+    for (int s = 0; s < draft->cover.count; s++) {
+        live += change[s];
+        draft->least_workspace_bytes =
+            max64(draft->least_workspace_bytes, add_sizes(live, align_up(draft->steps[s].workspace_bytes)));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t lay_out_values(struct draft *draft, struct arena *scratch) {
     struct space space = {.draft = draft};
     size_t values = (size_t)draft->graph->value_count;
@@ -178,7 +196,8 @@ static weftStatus_t lay_out_values(struct draft *draft, struct arena *scratch) {
     TRY(arena_alloc(scratch, &space.lives, values * sizeof *space.lives));
     note_accesses(&space);
     list_lives(&space);
-    return place_lives(&space, scratch);
+    TRY(place_lives(&space, scratch));
+    return count_least(&space, scratch);
 }
 
 static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) {

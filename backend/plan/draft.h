@@ -19,10 +19,10 @@ struct draft {
     bool *is_viewed;        /* of each value: steps use its memory under another name */
     int64_t *value_offset;  /* in the workspace, of each value; -1: not there */
     int64_t scratch_offset; /* of the steps' scratch, which they use in turn */
-    int64_t workspace_bytes;
-    double seconds;      /* predicted */
-    int64_t *step_bytes; /* that each step reads and writes in memory */
-    int64_t moved_bytes; /* all of these */
+    int64_t workspace_bytes, least_workspace_bytes; /* and what no workspace for these steps could be below */
+    double seconds;                                 /* predicted */
+    int64_t *step_bytes;                            /* that each step reads and writes in memory */
+    int64_t moved_bytes;                            /* all of these */
 };
 
 /* Keeps to the workspace that knob WORKSPACE allows, by slower families where it must. cover: what partition makes of

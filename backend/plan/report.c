@@ -105,8 +105,8 @@ static void add_whole(struct text *text, const struct plan *plan) {
     add_device(text, &draft->device);
     add_number(text, "seconds", draft->seconds);
     add_number(text, "flops", graph_flops(draft->graph));
-    text_add(text, ",\"bytes\":%lld,\"workspace_bytes\":%lld", (long long)draft->moved_bytes,
-             (long long)draft->workspace_bytes);
+    text_add(text, ",\"bytes\":%lld,\"workspace_bytes\":%lld,\"least_workspace_bytes\":%lld",
+             (long long)draft->moved_bytes, (long long)draft->workspace_bytes, (long long)draft->least_workspace_bytes);
 }
 
 void plan_write_report(const struct descriptor *descriptor, struct text *json) {

@@ -137,6 +137,13 @@ def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
     return lines
 
 
+def _workspace(report: Mapping[str, Any]) -> str:
+    """Its bytes, and those that the worst step needs, where these are fewer."""
+    whole, least = report["workspace_bytes"], report["least_workspace_bytes"]
+    at_least = f", at least {amount(least, 'B')}" if least < whole else ""
+    return f"workspace {amount(whole, 'B')}{at_least}"
+
+
 def explain_text(
     report: Mapping[str, Any],
     support: Sequence[Mapping[str, Any]] = (),
@@ -160,7 +167,7 @@ def explain_text(
     lines += [
         f"  {device['kind']}:{device['ordinal']} {device['name']}{threads}",
         f"  predicted {amount(report['seconds'], 's')}{timed} · {amount(report['flops'], 'FLOP')} · "
-        f"{amount(report['bytes'], 'B')} moved · workspace {amount(report['workspace_bytes'], 'B')}",
+        f"{amount(report['bytes'], 'B')} moved · {_workspace(report)}",
         "",
         *table(_step_rows(steps), right=(0, 3, 4, 5), indent="  "),
     ]

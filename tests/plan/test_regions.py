@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import weft
 
@@ -53,3 +55,32 @@ def test_sums_in_one_piece_where_the_workspace_has_no_room_for_parts(limit: int 
     assert (g.get_workspace_size() > 4 * 64 * 64) == (limit is None)
     splits = g.plan.report["steps"][0]["detail"]
     assert (", 1 splits" in splits) == (limit is not None), splits
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_the_worst_step_needs_is_told(seed: int) -> None:
+    """By the steps: what is made at or before one and read there or later, and its scratch."""
+    rng = np.random.default_rng(seed)
+    g = weft.Graph(device="cpu", io_data_type="f32", intermediate_data_type="f32", compute_data_type="f32")
+    made = [g.softmax(g.tensor([24, 24]))]
+    for _ in range(12):
+        left, right = (made[int(rng.integers(max(0, len(made) - 4), len(made)))] for _ in range(2))
+        rows = g.tensor([24, 24]) if rng.integers(2) else g.tensor([1, 24])
+        made.append(
+            g.softmax(g.matmul(g.matmul(left, right), rows) if rows.dims[0] == 24 else g.add(left, rows))
+        )
+    for x in made[-2:]:
+        x.set_output(True)
+    report = g.build().plan.report
+    size = {t["uid"]: -(-4 * math.prod(t["dims"]) // 64) * 64 for t in report["tensors"]}
+    stored = {t["uid"] for t in report["tensors"] if t["workspace_offset"] >= 0}
+    lives: dict[int, list[int]] = {}
+    for at, step in enumerate(report["steps"]):
+        for operand in (each for operation in step["operations"] for each in operation["operands"]):
+            lives.setdefault(operand["uid"], []).append(at)
+    needs = [
+        sum(size[uid] for uid in stored if lives[uid][0] <= at <= lives[uid][-1])
+        + -(-step["scratch_bytes"] // 64) * 64
+        for at, step in enumerate(report["steps"])
+    ]
+    assert report["least_workspace_bytes"] == max(needs) <= report["workspace_bytes"]
