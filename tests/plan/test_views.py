@@ -210,3 +210,40 @@ def test_random_views_between_operations(seed):
         graph={"intermediate_data_type": "f32"},
         magnitude=16,
     )
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_views_between_softmax_products_and_attention(heads):
+    """Parts of one product as heads, and the heads' results side by side again."""
+    batch, tokens, width = 2, 6, 24
+    x = checks.random((batch, tokens, width))
+    w, out = checks.random((1, width, 3 * width), seed=1), checks.random((1, width, width), seed=2)
+
+    def split(g, qkv, i):
+        box = [slice(0, batch), slice(0, tokens), slice(i * width, (i + 1) * width)]
+        part = g.reshape(g.slice(qkv, box), reshape_mode="LOGICAL")
+        return g.transpose(part.set_dim([batch, tokens, heads, width // heads]), [0, 2, 1, 3])
+
+    def build(g, x, w, out):
+        qkv = g.matmul(g.softmax(x), w)
+        q, k, v = (split(g, qkv, i) for i in range(3))
+        o, _ = g.sdpa(q=q, k=k, v=v, attn_scale=0.5, generate_stats=False)
+        joined = g.reshape(g.transpose(o, [0, 2, 1, 3]), reshape_mode="LOGICAL").set_dim(
+            [batch, tokens, width]
+        )
+        return g.matmul(joined, out), g.concatenate([joined, x], 2)
+
+    def softmax(a):
+        weights = np.exp(a - a.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True)
+
+    exact = checks.exact
+    qkv = (softmax(exact(x)) @ exact(w)).reshape(batch, tokens, 3, heads, -1)
+    q, k, v = qkv.transpose(2, 0, 3, 1, 4)
+    joined = (softmax(q @ k.swapaxes(2, 3) * 0.5) @ v).swapaxes(1, 2).reshape(batch, tokens, width)
+    checks.check(
+        build,
+        {"x": x, "w": w, "out": out},
+        [joined @ exact(out), np.concatenate([joined, exact(x)], 2)],
+        ulps=32,  # the reference, too, rounds to FLOAT between operations
+    )
