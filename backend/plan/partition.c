@@ -799,23 +799,6 @@ static void take_cheaper(struct attempt *best, weftStatus_t status, const struct
         *best = *other;
 }
 
-/* With views where there are any, or with copies in their places, which a family may take in. */
-static weftStatus_t attempt_views(struct attempt *best, const struct partitioning *like, const struct graph *graph) {
-    struct views views;
-    struct attempt copies;
-    TRY(views_find(&views, graph, NULL, like->arena));
-    weftStatus_t status = attempt_cover(best, like, &views);
-    if (views.graph == graph)
-        return status;
-    TRY(views_none(&views, graph, like->arena));
-    weftStatus_t other = attempt_cover(&copies, like, &views);
-    if (status)
-        *best = copies;
-    else
-        take_cheaper(best, other, &copies);
-    return status ? other : WEFT_STATUS_SUCCESS;
-}
-
 /* Without views in one value's memory, for each that has some. */
 static weftStatus_t attempt_apart(struct attempt *best, const struct partitioning *like, const struct graph *graph,
                                   int *budget) {
@@ -825,6 +808,7 @@ static weftStatus_t attempt_apart(struct attempt *best, const struct partitionin
     TRY(arena_alloc(like->arena, &was_tried, (size_t)graph->value_count * sizeof *was_tried));
     for (int v = 0; v < graph->value_count && *budget >= nodes; v++) {
         int whole = best->views.memory[v];
+        double before = best->seconds;
         struct attempt other;
         struct views views;
         if (whole == v || was_tried[whole])
@@ -832,11 +816,31 @@ static weftStatus_t attempt_apart(struct attempt *best, const struct partitionin
         was_tried[whole] = is_apart[whole] = true;
         *budget -= nodes;
         TRY(views_find(&views, graph, is_apart, like->arena));
-        double before = best->seconds;
         take_cheaper(best, attempt_cover(&other, like, &views), &other);
         is_apart[whole] = best->seconds < before;
     }
     return WEFT_STATUS_SUCCESS;
+}
+
+/* With views where there are any and where they pay, or with copies in the places of all, which a family may take
+   in. */
+static weftStatus_t attempt_views(struct attempt *best, const struct partitioning *like, const struct graph *graph,
+                                  int *budget) {
+    struct views views;
+    struct attempt copies;
+    TRY(views_find(&views, graph, NULL, like->arena));
+    weftStatus_t status = attempt_cover(best, like, &views);
+    if (views.graph == graph)
+        return status;
+    if (!status)
+        TRY(attempt_apart(best, like, graph, budget));
+    TRY(views_none(&views, graph, like->arena));
+    weftStatus_t other = attempt_cover(&copies, like, &views);
+    if (status)
+        *best = copies;
+    else
+        take_cheaper(best, other, &copies);
+    return status ? other : WEFT_STATUS_SUCCESS;
 }
 
 /* Without one of its families: what it took was cheapest where it began, and may have left others worse off. */
@@ -859,11 +863,9 @@ static void attempt_without(struct attempt *best, const struct partitioning *lik
    there are as many as SEARCH_NODES has room for. */
 static weftStatus_t search_cover(struct attempt *best, const struct partitioning *like, const struct graph *graph) {
     int budget = SEARCH_NODES;
-    TRY(attempt_views(best, like, graph));
-    if (best->p.part_count < 2)
-        return WEFT_STATUS_SUCCESS;
-    TRY(attempt_apart(best, like, graph, &budget));
-    attempt_without(best, like, &budget);
+    TRY(attempt_views(best, like, graph, &budget));
+    if (best->p.part_count > 1)
+        attempt_without(best, like, &budget);
     status_clear();
     return WEFT_STATUS_SUCCESS;
 }

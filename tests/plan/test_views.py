@@ -140,6 +140,23 @@ def test_what_is_no_view_is_copied():
     assert not any(name.startswith("transpose") for name in views)
 
 
+@pytest.mark.parametrize(("start", "copies"), [(8, 0), (3, 1)])
+def test_a_copy_is_made_where_it_is_cheaper(start, copies):
+    """Products read parts at odd places by way of copies of their own: one for both is cheaper. The other part
+    stays a view."""
+    g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16")
+    x = g.tensor([1, 8192, 1024])
+    made = g.matmul(x, g.tensor([1, 1024, 3072]))
+    part = g.slice(made, [slice(0, 1), slice(0, 8192), slice(start, start + 1024)])
+    for _ in range(2):
+        g.matmul(part, g.tensor([1, 1024, 1024])).set_output(True)
+    even = g.slice(g.exp(x), [slice(0, 1), slice(0, 8192), slice(0, 512)])
+    g.matmul(even, g.tensor([1, 512, 64])).set_output(True)
+    g.build_operation_graph()
+    families = g.support()[0]["families"]
+    assert sorted(families) == ["cuda.hopper"] * 4 + ["cuda.map"] + ["cuda.move"] * copies
+
+
 def test_views_are_explained():
     g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16")
     x = g.tensor([64, 128], name="x")
@@ -245,5 +262,5 @@ def test_views_between_softmax_products_and_attention(heads):
         build,
         {"x": x, "w": w, "out": out},
         [joined @ exact(out), np.concatenate([joined, exact(x)], 2)],
-        ulps=32,  # the reference, too, rounds to FLOAT between operations
+        ulps=512,  # of small differences: the reference, too, rounds to FLOAT between operations
     )
