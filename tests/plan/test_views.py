@@ -142,7 +142,7 @@ def test_what_is_no_view_is_copied():
 
 @pytest.mark.parametrize(("start", "copies"), [(8, 0), (3, 1)])
 def test_a_copy_is_made_where_it_is_cheaper(start, copies):
-    """Products read parts at odd places by way of copies of their own: one for both is cheaper. The other part
+    """Products read parts at odd places by way of copies of their own: one for both is cheaper. What is even
     stays a view."""
     g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type="bf16")
     x = g.tensor([1, 8192, 1024])
