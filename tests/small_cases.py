@@ -334,16 +334,23 @@ def attention_gradient(t: Maker) -> None:
         t.out(grad)
 
 
-def byte_attention_gradient(t: Maker) -> None:
+def byte_attention_gradient(rows: int, width: int, gradient: str = "e5m2") -> Any:
     """All scales and largest numbers of FP8, and heads that share keys."""
-    q, o, d_o = (t(2, 4, 70, 64, dtype=dtype) for dtype in ("e4m3", "e4m3", "e5m2"))
-    k, v = (t(2, 2, 60, 64, dtype="e4m3") for _ in "kv")
-    scales = [t(1, 1, 1, 1, dtype="f32", low=0.5) for _ in range(12)]
-    made = t.g.sdpa_fp8_backward(
-        q, k, v, o, d_o, t(2, 4, 70, 1, dtype="f32", low=6), *scales, attn_scale=1 / 16, use_causal_mask=True
-    )
-    for i, result in enumerate(made):
-        t.out(result, dtype="bf16" if i < 3 else "f32")
+
+    def build(t: Maker) -> None:
+        q, o, d_o = (t(2, 4, rows, width, dtype=dtype) for dtype in ("e4m3", "e4m3", gradient))
+        k, v = (t(2, 2, rows - 10, width, dtype="e4m3") for _ in "kv")
+        factors = {5: 1 / 256, 6: 1 / 64, 7: 256, 11: 64}  # scales of factors, there and back
+        known = {i: np.full((1, 1, 1, 1), x, "f4") for i, x in factors.items()}
+        scales = [t(1, 1, 1, 1, dtype="f32", low=0.5, values=known.get(i)) for i in range(12)]
+        made = t.g.sdpa_fp8_backward(
+            q, k, v, o, d_o, t(2, 4, rows, 1, dtype="f32", low=6), *scales, attn_scale=4 / width,
+            use_causal_mask=True,
+        )  # fmt: skip
+        for i, result in enumerate(made):
+            t.out(result, dtype="bf16" if i < 3 else "f32")
+
+    return build
 
 
 def block_scaled(t: Maker, heads: int, rows: int, width: int, axis: int, tiled: bool) -> tuple[Any, Any]:
@@ -1147,7 +1154,18 @@ CASES = {
         "amax_clear backward backward_rows", "attention", block_scaled_gradient(40, True)
     ),
     "attention gradient, FP8, largest numbers": Case(
-        "amax_clear backward backward_rows", "attention", byte_attention_gradient
+        "amax_clear backward backward_rows", "attention", byte_attention_gradient(70, 60)
+    ),
+    "attention gradient on Hopper, FP8": Case(
+        "widen_sm90 amax_clear backward_rows_sm90 backward_sm90",
+        "attention_hopper",
+        byte_attention_gradient(300, 128),
+    ),
+    "attention gradient on Hopper, unordered FP8": Case(
+        "widen_sm90 amax_clear backward_rows_sm90 backward_sm90 backward_queries_sm90",
+        "attention_hopper_unordered",
+        byte_attention_gradient(150, 112, "e4m3"),
+        engine="cuda.unordered",
     ),
     "attention gradient on Hopper": Case(
         "backward_rows_sm90 backward_sm90",

@@ -252,3 +252,69 @@ def test_backward_terms(
     suffix = "" if is_deterministic or depth > 128 else "_unordered"
     assert backward(depth, "bf16", is_deterministic, **options) == [f"cuda.attention_hopper{suffix}"]
     assert cubins.check_dumped(tmp_path, diverges=False) >= 1
+
+
+def fp8_backward(depth: int, deterministic: bool = False, **options: Any) -> tuple[str, str]:
+    """The family of the plan's step, and why others declined."""
+    g = weft.Graph(device_property=DeviceProperties(H200))
+    types = {"q": "e4m3", "k": "e4m3", "v": "e4m3", "o": "e4m3", "dO": "e5m2"} | options.pop("types", {})
+    tensors = {name: g.tensor([2, 4, 2000, depth], data_type=dtype) for name, dtype in types.items()}
+    tensors["stats"] = g.tensor([2, 4, 2000, 1], data_type="f32")
+    for name in {"descale_q", "descale_dO", "scale_s", "scale_dP", "scale_dK"} - options.pop("lacks", set()):
+        tensors[name] = g.tensor([1, 1, 1, 1], data_type="f32")
+    if options.pop("lengths", False):
+        tensors |= {f"seq_len_{name}": g.tensor([2, 1, 1, 1], data_type="i32") for name in ("q", "kv")}
+    for name, value in options.items():
+        if isinstance(value, tuple):
+            options[name] = g.tensor(list(value[0]), data_type=value[1])
+    largest = {name: g.tensor(name=name, data_type="f32") for name in ("amax_dQ", "amax_dV", "amax_dP")}
+    options |= {"attn_scale_value": 0.1, "is_deterministic": deterministic}
+    made = g._sdpa_bwd(**tensors, **options, **largest)
+    for tensor, out in zip(made[:3], ("e4m3", "e5m2", "bf16"), strict=True):
+        tensor.set_output(True).set_data_type(out)
+    for tensor in largest.values():
+        tensor.set_output(True)
+    g.build()
+    (step,) = g.plan.report["steps"]
+    return step["family"], " ".join(each["reason"] for each in step["declined"])
+
+
+@pytest.mark.parametrize(
+    ("depth", "is_deterministic", "options"),
+    [
+        (64, False, {"lengths": True}),
+        (80, False, {}),
+        (128, False, {**CAUSAL, "lengths": True}),
+        (128, False, {**CAUSAL, "diagonal_band_left_bound": 9, "use_alibi_mask": True}),
+        (128, True, CAUSAL),
+        (256, True, {"lengths": True}),
+    ],
+)
+def test_gradients_of_fp8(
+    depth: int,
+    is_deterministic: bool,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE", "off")
+    suffix = "" if is_deterministic or depth in (64, 256) else "_unordered"
+    assert fp8_backward(depth, is_deterministic, **options)[0] == f"cuda.attention_hopper{suffix}"
+    assert cubins.check_dumped(tmp_path, diverges=False) >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"depth": 72}, "does not have rows side by side in memory of whole 16 bytes"),
+        ({"types": {"k": "bf16"}}, "has scales where q, k, v and dO are FP8"),
+        ({"lacks": {"scale_dP"}}, "makes factors of FP8 with scale_s and scale_dP alone"),
+        ({"descale_v": ((2, 4, 1, 1), "f32")}, "has one scale of an operand, none of heads, rows or blocks"),
+        ({"bias": ((1, 4, 2000, 2000), "bf16")}, "a bias, a score modifier and dropout take more registers"),
+    ],
+)
+def test_what_gradients_of_fp8_decline(options: dict[str, Any], sentence: str) -> None:
+    family, reasons = fp8_backward(options.pop("depth", 64), **options)
+    assert family == "cuda.attention"
+    assert sentence in reasons

@@ -29,6 +29,7 @@ struct cuda_attention {
     int64_t batches, heads, key_heads, value_heads, queries, keys, depth, value_depth;
     int64_t lines;   /* batches * heads * queries */
     int64_t rows_at; /* where the workspace has the portable kernels' statistics of queries, in bytes */
+    const struct attention_widened *widened; /* operands that Hopper's kernels read from the workspace; NULL: none */
 };
 
 /* 16 m_tiles rows per warp against `columns` of the other side at a time. */

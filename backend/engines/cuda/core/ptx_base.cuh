@@ -54,9 +54,24 @@ DEVICE u16 cvt_e5m2x2(float high, float low) { /* sm_89; saturates */
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
     return y;
 }
+DEVICE u16 cvt_e4m3x2(u32 halves) { /* sm_89; saturates */
+    u16 y;
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(y) : "r"(halves));
+    return y;
+}
+DEVICE u16 cvt_e5m2x2(u32 halves) { /* sm_89; saturates */
+    u16 y;
+    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(y) : "r"(halves));
+    return y;
+}
 DEVICE u32 cvt_f16x2_e4m3x2(u16 x) { /* sm_89 */
     u32 y;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(x));
+    return y;
+}
+DEVICE u32 cvt_f16x2_e5m2x2(u16 x) { /* sm_89 */
+    u32 y;
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"(x));
     return y;
 }
 

@@ -20,6 +20,10 @@
     FILE(attention_gradient, "attention/gradient.cuh", "attention/gradient.cuh")                                       \
     FILE(attention_hopper_backward_sums_sm90, "attention/hopper/backward_sums_sm90.cuh",                               \
          "attention/hopper/backward_sums_sm90.cuh")                                                                    \
+    FILE(attention_hopper_backward_fp8_sm90, "attention/hopper/backward_fp8_sm90.cuh",                                 \
+         "attention/hopper/backward_fp8_sm90.cuh")                                                                     \
+    FILE(attention_hopper_backward_queries_sm90, "attention/hopper/backward_queries_sm90.cuh",                         \
+         "attention/hopper/backward_queries_sm90.cuh")                                                                 \
     FILE(attention_hopper_backward_rows_sm90, "attention/hopper/backward_rows_sm90.cuh",                               \
          "attention/hopper/backward_rows_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_scores_sm90, "attention/hopper/backward_scores_sm90.cuh",                           \
@@ -42,6 +46,7 @@
          "attention/hopper/forward_values_sm90.cuh")                                                                   \
     FILE(attention_hopper_score_terms_sm90, "attention/hopper/score_terms_sm90.cuh",                                   \
          "attention/hopper/score_terms_sm90.cuh")                                                                      \
+    FILE(attention_hopper_widen_sm90, "attention/hopper/widen_sm90.cuh", "attention/hopper/widen_sm90.cuh")            \
     FILE(attention_lengths, "attention/lengths.cuh", "attention/lengths.cuh")                                          \
     FILE(attention_merge_splits, "attention/merge_splits.cuh", "attention/merge_splits.cuh")                           \
     FILE(attention_online_softmax, "attention/online_softmax.cuh", "attention/online_softmax.cuh")                     \

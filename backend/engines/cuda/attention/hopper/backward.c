@@ -3,7 +3,8 @@
    makes all gradients, those of queries as float sums, to which blocks add in any order, and backward_sums_sm90.cuh
    makes rows of these: the unordered family; or one pass makes those of keys and values, and another one those of
    queries, which makes the scores twice, and the same bits in every run. Where many heads of queries share one
-   of keys, a block of keys takes a part of them, and backward_sums_sm90.cuh adds the parts. */
+   of keys, a block of keys takes a part of them, and backward_sums_sm90.cuh adds the parts. Operands of FP8 are
+   widened to f16 before. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
@@ -59,6 +60,9 @@ static const struct backward_tile {
     {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
 };
 
+/* All gradients of FP8 at once, whose scales take registers: of heads of 64 columns there are too few. */
+static const struct backward_tile fp8_tile = {MAKES_ALL, false, 128, 128, 64, 3, 3, 216, 72};
+
 enum { PASSES_MAX = 3 };
 
 /* The passes that an operation takes, and how statistics and sums lie: by blocks of queries. */
@@ -71,6 +75,10 @@ struct backward {
     int head, value_head, block_q;
     int64_t q_blocks, tiles; /* tiles: blocks of queries of all heads */
     int64_t key_blocks;
+    weftDataType_t type; /* of factors */
+    bool is_fp8;         /* then c is `wide`, whose operands are widened */
+    struct cuda_attention wide;
+    struct attention_widened widened;
 };
 
 /* ---- Accepting ---- */
@@ -90,9 +98,51 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Scales that are one number for an operand, or are not there. */
+static bool has_plain_scales(const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *scales[] = {c->a->descale_q, c->a->descale_k, c->a->descale_v, op->descale_o, op->descale_do};
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        if (scales[i] && tensor_elements(scales[i]) != 1)
+            return false;
+    return !op->q_t && !op->k_t && !op->do_t && !op->do_f16;
+}
+
+static bool is_fp8(int32_t type) { return dtype_is_fp8((weftDataType_t)type); }
+
+static weftStatus_t check_fp8(const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    if (!is_fp8(c->a->q->type) || !is_fp8(c->a->k->type) || !is_fp8(c->a->v->type) || !is_fp8(op->d_o->type))
+        return refuse(c, "Hopper's backward kernel has scales where q, k, v and dO are FP8");
+    if (!has_plain_scales(c))
+        return refuse(c, "Hopper's backward kernel has one scale of an operand, none of heads, rows or blocks");
+    if (!op->scale_s || !op->scale_dp)
+        return refuse(c, "Hopper's backward kernel makes factors of FP8 with scale_s and scale_dP alone");
+    if (c->a->bias || c->a->modifier.graph || c->a->dropout_probability > 0)
+        return refuse(c, "a bias, a score modifier and dropout take more registers than there are beside FP8's scales");
+    if (attention_wants(c, op->dsink))
+        return refuse(c, "Hopper's backward kernel makes no gradient of the sink with FP8's scales");
+    if (attention_is_ragged(c))
+        return refuse(c, "Hopper's backward kernel widens FP8 of whole tensors, not of ragged ones");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* What is widened, and o and results, which may have any type: rows that are read and written in runs. */
+static weftStatus_t check_fp8_operands(const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *rows[] = {op->o, op->dq, op->dk, op->dv};
+    TRY(attention_hopper_check_widened(c));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (i == 0 || attention_wants(c, rows[i]))
+            TRY(attention_hopper_check_rows(c, rows[i]));
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t check_operands(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *read[] = {c->a->q, c->a->k, c->a->v, op->o, op->d_o}, *made[] = {op->dq, op->dk, op->dv};
+    if (c->widened)
+        return check_fp8_operands(c);
     for (size_t i = 0; i < sizeof read / sizeof *read; i++)
         TRY(attention_hopper_check_boxed(c, read[i]));
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
@@ -113,11 +163,16 @@ static weftStatus_t check_ragged(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
+static bool fits(const struct backward_tile *t, const struct backward *b) {
+    return t->has_slopes >= b->has_slopes && t->head >= b->c->depth && t->value_head >= b->c->value_depth;
+}
+
 /* NULL: there is none. */
 static const struct backward_tile *find_tile(const struct backward *b, enum makes makes) {
+    if (b->is_fp8 && makes == MAKES_ALL)
+        return fits(&fp8_tile, b) ? &fp8_tile : NULL;
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
-        if (tiles[i].makes == makes && tiles[i].has_slopes >= b->has_slopes && tiles[i].head >= b->c->depth &&
-            tiles[i].value_head >= b->c->value_depth)
+        if (tiles[i].makes == makes && fits(&tiles[i], b))
             return &tiles[i];
     return NULL;
 }
@@ -160,6 +215,8 @@ static weftStatus_t plan_passes(struct backward *b) {
         return refuse(b->c, "dropout of f16 takes more registers than there are beside the sums of dQ");
     if (b->has_sums && b->c->a->dropout_probability > 0 && (b->c->a->bias || b->c->a->modifier.graph))
         return refuse(b->c, "dropout and a bias take more registers than there are beside the sums of dQ");
+    if (b->has_sums && b->is_fp8 && b->c->depth <= 64 && b->c->value_depth <= 64)
+        return refuse(b->c, "dK, dV and sums of dQ of heads up to 64 take more registers than FP8's scales leave");
     if (b->has_sums)
         return add_pass(b, MAKES_ALL);
     TRY(add_passes_of_keys(b, wants_k, wants_v));
@@ -168,12 +225,45 @@ static weftStatus_t plan_passes(struct backward *b) {
     return b->pass_count ? WEFT_STATUS_SUCCESS : refuse(b->c, "no gradient is wanted");
 }
 
+static weftStatus_t widen_operands(struct backward *b) {
+    const struct cuda_attention *c = b->c;
+    TRY(check_fp8(c));
+    b->is_fp8 = true;
+    b->type = b->widened.type = WEFT_DATA_HALF;
+    attention_hopper_widen(&b->widened, c->a->q, c->a->descale_q);
+    attention_hopper_widen(&b->widened, c->a->k, c->a->descale_k);
+    attention_hopper_widen(&b->widened, c->a->v, c->a->descale_v);
+    attention_hopper_widen(&b->widened, b->op->d_o, b->op->descale_do);
+    b->wide = *c;
+    b->wide.widened = &b->widened;
+    b->c = &b->wide;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The first pass that makes dS, which notes the largest one; NULL: there is none. */
+static const struct backward_tile *first_of_ds(const struct backward *b) {
+    for (int i = 0; i < b->pass_count; i++)
+        if (kinds[b->passes[i]->makes].makes_first)
+            return b->passes[i];
+    return NULL;
+}
+
+static weftStatus_t check_amax(const struct backward *b) {
+    if (attention_wants(b->c, b->op->amax_dp) && !first_of_ds(b))
+        return refuse(b->c, "amax_dP is wanted, and neither dQ nor dK");
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool has_sums) {
-    *b = (struct backward){.c = c, .op = c->backward, .has_sums = has_sums};
+    *b = (struct backward){.c = c, .op = c->backward, .has_sums = has_sums, .type = (weftDataType_t)c->a->q->type};
+    if (attention_is_scaled(c))
+        TRY(widen_operands(b));
+    c = b->c;
     b->has_slopes = c->a->modifier.graph && !score_modifier_is_shift(&c->a->modifier);
     TRY(check_features(c));
     TRY(check_operands(c));
     TRY(plan_passes(b));
+    TRY(check_amax(b));
     b->head = b->passes[0]->head;
     b->value_head = b->passes[0]->value_head;
     b->block_q = !kinds[b->passes[0]->makes].own_is_key ? BLOCK_OWN : b->passes[0]->block_pass;
@@ -203,8 +293,8 @@ static int64_t heads_per_part(const struct backward *b, enum makes makes) {
     const struct cuda_attention *c = b->c;
     int64_t own = own_heads(c, makes), group = c->heads / own, blocks = c->batches * own * b->key_blocks;
     int64_t enough = c->device->cuda.multiprocessors * (has_bounds(c) ? 2 : 1);
-    int64_t heads = b->has_sums && has_bounds(c) ? min64(group, HEADS_PER_PART) : group;
-    while (heads > 1 && heads * b->q_blocks > STEPS_PER_PART && blocks * divide_up(group, heads) < enough)
+    int64_t heads = b->has_sums && has_bounds(c) && !b->is_fp8 ? min64(group, HEADS_PER_PART) : group;
+    while (!b->is_fp8 && heads > 1 && heads * b->q_blocks > STEPS_PER_PART && blocks * divide_up(group, heads) < enough)
         heads = divide_up(heads, 2);
     return divide_up(group, divide_up(group, heads));
 }
@@ -229,11 +319,42 @@ static int64_t parts_offset(const struct backward *b, bool of_values) {
     return statistics_bytes(b) + sums_bytes(b) + (of_values ? parts_bytes(b, false) : 0);
 }
 
+/* NAME_of(arguments) of each scale; of one that is not there it is 1. */
+static void print_scales(struct kernel_print *print, const struct backward *b) {
+    const struct attention *a = b->c->a;
+    const struct sdpa_bwd_op *op = b->op;
+    const struct {
+        const struct tensor *tensor;
+        const char *name;
+    } scales[] = {{a->descale_q, "descale_q"},    {a->descale_k, "descale_k"},     {a->descale_v, "descale_v"},
+                  {op->descale_o, "descale_o"},   {op->descale_do, "descale_d_o"}, {op->descale_s, "descale_s"},
+                  {op->descale_dp, "descale_dp"}, {op->scale_s, "scale_s"},        {op->scale_dp, "scale_dp"},
+                  {op->scale_dq, "scale_dq"},     {op->scale_dk, "scale_dk"},      {op->scale_dv, "scale_dv"}};
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        const struct tensor *scale = scales[i].tensor;
+        text_add(&print->code, "template <class P> DEVICE float %s_of(const P &p) {\n    return ", scales[i].name);
+        text_add(&print->code, scale ? "to_float(*p.%s);\n}\n\n" : "1;\n}\n\n", scales[i].name);
+        if (scale)
+            print_pointer(print, (weftDataType_t)scale->type, graph_find_value(b->c->graph, scale), 0, scales[i].name);
+    }
+}
+
+/* What FP8 has beside: scales, the types of factors, and whether the largest dS is noted. */
+static void print_fp8(struct kernel_print *print, const struct backward *b, bool notes_ds) {
+    bool has_amax = notes_ds && attention_wants(b->c, b->op->amax_dp);
+    print_constant(print, "IS_FP8", b->is_fp8);
+    attention_print_scale(print, b->c, has_amax ? b->op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
+    if (b->is_fp8)
+        print_scales(print, b);
+    print_type(print, "weight_factor_t", b->is_fp8 ? (weftDataType_t)b->c->a->q->type : b->type);
+    print_type(print, "ds_factor_t", b->is_fp8 ? (weftDataType_t)b->op->d_o->type : b->type);
+}
+
 /* What all kernels know. */
 static void print_shared(struct kernel_print *print, const struct backward *b) {
     attention_hopper_print_scores(print, b->c);
-    print_type(print, "in_t", (weftDataType_t)b->c->a->q->type);
-    print_constant(print, "IS_BF16", b->c->a->q->type == WEFT_DATA_BFLOAT16);
+    print_type(print, "in_t", b->type);
+    print_constant(print, "IS_BF16", b->type == WEFT_DATA_BFLOAT16);
     print_constant(print, "HAS_SUMS", b->has_sums);
     print_constant(print, "HEAD", b->head);
     print_constant(print, "VALUE_HEAD", b->value_head);
@@ -248,6 +369,7 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
     kernel_print_init(&print, b->c->region);
     text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
     print_shared(&print, b);
+    print_fp8(&print, b, false);
     print_constant(&print, "THREADS", ROWS_THREADS);
     print_divisor(&print, b->q_blocks, "q_blocks");
     print_divisor(&print, b->c->heads, "heads");
@@ -293,8 +415,28 @@ static weftStatus_t build_gradient(const struct backward *b, const struct gradie
     return attention_grid(kernel, b->c, b->c->batches * s->heads * s->blocks, SUMS_THREADS / 32);
 }
 
+/* Of queries of FP8, to any type. */
+static weftStatus_t build_queries_of_fp8(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
+    struct kernel_print print;
+    kernel_print_init(&print, b->c->region);
+    text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
+    print_shared(&print, b);
+    print_fp8(&print, b, false);
+    attention_print_scale(&print, b->c, attention_wants(b->c, b->op->amax_dq) ? b->op->amax_dq : NULL, "amax_first",
+                          "HAS_AMAX_FIRST");
+    print_divisor(&print, b->q_blocks, "q_blocks");
+    print_divisor(&print, b->c->heads, "heads");
+    print_number(&print, b->c->depth, "depth");
+    attention_print_tensor(&print, b->c, b->op->dq, "dq", NULL);
+    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_queries_sm90.cuh", "attention_backward_queries_sm90",
+                      arena));
+    return attention_grid(kernel, b->c, b->tiles, SUMS_THREADS / 32);
+}
+
 /* Of queries, which blocks of keys added to. */
 static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
+    if (b->is_fp8)
+        return build_queries_of_fp8(b, kernel, arena);
     struct gradient_sums sums = {b->op->dq,   b->block_q,  b->head, statistics_bytes(b),
                                  b->c->heads, b->q_blocks, 1,       .scales = true};
     return build_gradient(b, &sums, kernel, arena);
@@ -356,8 +498,8 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
         {b->op->dv, BLOCK_OWN / 2, "second_gradient_map", "second_gradient"},
     };
     bool makes_used_alone = true;
-    lacks[4] = !kinds[t->makes].makes_first || has_parts;
-    lacks[5] = !kinds[t->makes].makes_second || has_parts;
+    lacks[4] = !kinds[t->makes].makes_first || has_parts || b->is_fp8;
+    lacks[5] = !kinds[t->makes].makes_second || has_parts || b->is_fp8;
     for (int i = 0; i < 6; i++)
         if (!lacks[i])
             attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
@@ -369,11 +511,11 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
             print_constant(print, i == 4 ? "FIRST_GRADIENT_IS_RAGGED" : "SECOND_GRADIENT_IS_RAGGED", 0);
         else
             makes_used_alone = makes_used_alone && boxes[i].tensor->ragged_offset;
-    print_constant(print, "MAKES_USED_ALONE", makes_used_alone);
+    print_constant(print, "MAKES_USED_ALONE", makes_used_alone && !b->is_fp8);
 }
 
 static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
-    const char *type = cuda_type_name((weftDataType_t)b->c->a->q->type);
+    const char *type = cuda_type_name(b->type);
     const struct attention_product products[] = {
         {"multiply_scores", type, t->block_pass, .adds = PRODUCT_ADDS},
         {"multiply_scores_first", type, t->block_pass, .is_fresh = true},
@@ -411,6 +553,27 @@ static void print_tile(struct kernel_print *print, const struct backward_tile *t
     print_constant(print, "SHARED_BYTES", shared_bytes(t));
 }
 
+static const struct tensor *wanted(const struct backward *b, const struct tensor *tensor, bool is_made) {
+    return is_made && attention_wants(b->c, tensor) ? tensor : NULL;
+}
+
+/* Results of FP8's gradients, and the largest ones, that a pass stores itself. */
+static void print_results(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
+    bool own_is_key = kinds[t->makes].own_is_key, stores_first = kinds[t->makes].makes_first;
+    bool stores_second = kinds[t->makes].makes_second;
+    const struct tensor *amax_first = own_is_key ? b->op->amax_dk : b->op->amax_dq;
+    attention_print_scale(print, b->c, wanted(b, amax_first, stores_first), "amax_first", "HAS_AMAX_FIRST");
+    attention_print_scale(print, b->c, wanted(b, b->op->amax_dv, stores_second), "amax_second", "HAS_AMAX_SECOND");
+    if (!b->is_fp8)
+        return;
+    print_number(print, b->c->depth, "depth");
+    print_number(print, b->c->value_depth, "value_depth");
+    if (stores_first)
+        attention_print_tensor(print, b->c, own_is_key ? b->op->dk : b->op->dq, "first_gradient", NULL);
+    if (stores_second)
+        attention_print_tensor(print, b->c, b->op->dv, "second_gradient", NULL);
+}
+
 /* Where blocks are of unequal length, those of several heads that have most steps come first. */
 static int64_t heads_per_set(const struct cuda_attention *c, int64_t own_blocks) {
     return has_bounds(c) && own_blocks < BLOCKS_PER_SET ? BLOCKS_PER_SET / own_blocks : 1;
@@ -441,6 +604,8 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_maps(&print, b, t);
     print_shared(&print, b);
     print_tile(&print, t);
+    print_fp8(&print, b, t == first_of_ds(b));
+    print_results(&print, b, t);
     print_constant(&print, "HAS_SLOPES", b->has_slopes);
     attention_hopper_print_terms(&print, c);
     attention_print_modifier_gradient(&print, c);
@@ -478,7 +643,7 @@ static double predict(const struct backward *b) {
     for (int i = 0; i < b->pass_count; i++)
         seconds += flops * kinds[b->passes[i]->makes].share / rate +
                    BLOCK_SECONDS * (double)divide_up(blocks_of(b, b->passes[i]), cuda->multiprocessors);
-    seconds += attention_backward_predict_biases(b->c);
+    seconds += attention_backward_predict_biases(b->c) + attention_hopper_predict_widening(b->c);
     seconds += 3.0 * (double)sums_bytes(b) / (double)cuda->bandwidth; /* cleared, added to and read */
     return seconds + 2.0 * (double)(parts_bytes(b, false) + parts_bytes(b, true)) / (double)cuda->bandwidth;
 }
@@ -494,6 +659,9 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
                                              struct cuda_step *state, struct arena *arena) {
     struct backward b;
     TRY(plan_backward(&b, c, has_sums));
+    b.widened.workspace_at = parts_offset(&b, true) + parts_bytes(&b, true);
+    TRY(attention_hopper_build_widening(b.c, state, arena));
+    TRY(attention_build_amax_clear(c, state, arena));
     TRY(build_rows(&b, &state->kernels[state->count++], arena));
     for (int i = 0; i < b.pass_count; i++)
         TRY(build_pass(&b, b.passes[i], &state->kernels[state->count++], arena));
@@ -503,14 +671,14 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
         TRY(build_parts(&b, b.passes[i], state, arena));
     if (attention_wants(c, c->backward->dsink))
         TRY(build_sink(&b, &state->kernels[state->count++], arena));
-    step->workspace_bytes = parts_offset(&b, true) + parts_bytes(&b, true);
+    step->workspace_bytes = parts_offset(&b, true) + parts_bytes(&b, true) + b.widened.bytes;
     if (attention_backward_wants_biases(c))
         TRY(attention_backward_build_biases(step, c, step->workspace_bytes, state, arena));
     const char *names[PASSES_MAX] = {"", "", ""};
     for (int i = 0; i < b.pass_count; i++)
         names[i] = kinds[b.passes[i]->makes].name;
-    return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %s%s%s%s%s, %d x %d tiles",
-                       cuda_type_name((weftDataType_t)c->a->q->type), b.head, b.value_head, names[0],
+    return arena_print(arena, &step->detail, "%swgmma of %s, heads of %d and %d, %s%s%s%s%s, %d x %d tiles",
+                       b.is_fp8 ? "FP8 widened, then " : "", cuda_type_name(b.type), b.head, b.value_head, names[0],
                        b.pass_count > 1 ? ", then " : "", names[1], b.pass_count > 2 ? ", then " : "", names[2],
                        BLOCK_OWN, b.passes[0]->block_pass);
 }

@@ -27,11 +27,13 @@
              are not made, nor those in tiles of a block mask that do not take part
    Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors,
              and past ragged entries, are 0 (TMA), and not written: see entries_sm90
+   FP8       IS_FP8: operands are widened to f16 before, P and dS rounded to FP8 as factors: see backward_fp8. dK and dV
+             leave from registers, in any type
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS
              BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES
-             HAS_PARTS MAKES_USED_ALONE, those of scores, terms, block masks and dropout; printed entries of the maps;
-             printed products: multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
+             HAS_PARTS MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks and dropout; printed entries of the
+             maps; printed products: multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
    Tried     adds from registers (red.v4): within noise
@@ -45,6 +47,7 @@
 #include "attention/hopper/dropout_sm90.cuh"
 #include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/backward_scores_sm90.cuh"
+#include "attention/hopper/backward_fp8_sm90.cuh"
 
 constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consumer */
 constexpr int PANELS = HEAD / 64, VALUE_PANELS = VALUE_HEAD / 64,
@@ -568,16 +571,19 @@ DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work &w, i32 own, i32
     }
 }
 
-/* dS = P (dP - delta), from the rounded weights; growth: what dropout multiplies by what it keeps of dP. */
+/* dS = P (dP - delta), from the rounded weights; growth: what dropout multiplies by what it keeps of dP; factors:
+   IS_FP8. */
 DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)[BLOCK_PASS / 4],
                                  const slope_pairs &slopes, const float (&dp)[BLOCK_PASS / 2],
                                  const statistics_of_rows &own, u32 s_delta, const u32 (&kept)[KEPT_WORDS],
-                                 float growth) {
+                                 float growth, score_factors &factors) {
 #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float delta[4];
         statistics_of_rows::load(delta, s_delta + c * 32, own.delta);
-        const auto grown = [&](int i) { return !HAS_DROPOUT ? dp[i] : is_kept(kept, i) ? dp[i] * growth : 0.0f; };
+        const auto grown = [&](int i) {
+            return IS_FP8 ? dp[i] * factors.of_dp : !HAS_DROPOUT ? dp[i] : is_kept(kept, i) ? dp[i] * growth : 0.0f;
+        };
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 pair = weights[2 * c + h];
@@ -588,7 +594,8 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)
                 low = low == 0 ? 0.0f : low * low_half(slopes[2 * c + h]);
                 high = high == 0 ? 0.0f : high * high_half(slopes[2 * c + h]);
             }
-            ds[2 * c + h] = rounded_pair<in_t>(low, high);
+            factors.note(low, high);
+            ds[2 * c + h] = IS_FP8 ? factor_pair<ds_factor_t>(low, high) : rounded_pair<in_t>(low, high);
         }
     }
 }
@@ -783,8 +790,8 @@ DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS
                            const work &w, const consumer_step &at, const statistics_of_rows &statistics,
                            u32 s_statistics, float scale2, i32 own) {
     if constexpr (HAS_SCORES)
-        make_weights_of_scores(s, slopes, p, w.batch, at.head, statistics, s_statistics, scale_of(p), at.slope2, own,
-                               at.pass);
+        make_weights_of_scores(s, slopes, p, w.batch, at.head, statistics, s_statistics, score_scale_of(p), at.slope2,
+                               own, at.pass);
     else
         make_weights(s, statistics, s_statistics, scale2, at.slope2, own, at.pass);
     if (needs_mask(w, own, at.pass))
@@ -824,12 +831,13 @@ DEVICE void leave_step(u32 first_empty, u32 second_empty) {
 }
 
 template <class P>
-DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, gradients &sum) {
+DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, gradients &sum,
+                          score_factors &factors) {
     const i32 own = w.own + half * HALF;
     const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
     const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
     const statistics_of_rows statistics(p, w, own);
-    const float scale2 = scale_of(p) * 1.44269504f, growth = growth_of(p);
+    const float scale2 = score_scale_of(p) * 1.44269504f, growth = growth_of(p);
     float s[BLOCK_PASS / 2];
     u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
     [[maybe_unused]] float dp[BLOCK_PASS / 2];
@@ -867,12 +875,17 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             fence_factors(weights, slopes, dp, kept);
             if (SECOND_STAGES != STAGES && lane == 0) /* read, and the next one has no stage but this */
                 arrive(second_empty);
-            make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth);
+            make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth,
+                                 factors);
         }
         if constexpr (HAS_DROPOUT)
 #pragma unroll
             for (int k = 0; k < BLOCK_PASS / 4; ++k)
                 drop_pair(weights[k], kept, 2 * k);
+        if constexpr (IS_FP8)
+#pragma unroll
+            for (int k = 0; k < BLOCK_PASS / 4; ++k)
+                weights[k] = factor_pair<weight_factor_t>(weights[k]);
         if constexpr (MAKES_SECOND) {
             mma_fence();
             add_second(sum.second, weights, second);
@@ -939,10 +952,54 @@ DEVICE void store_gradients(const P &p, const work &w, u32 base, const barriers 
         wait_stores_read<0>();
 }
 
+/* IS_FP8: own rows of this consumer, from registers; at: the tensor's head. */
+template <bool HAS_AMAX, class T, int N>
+DEVICE float store_scaled(const float (&sum)[N], float scale, float to_memory, T *at, i64 row_step, i32 first, i32 rows,
+                          i32 columns) {
+    const tile_place place;
+    float largest = 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const i32 row = first + place.row + 8 * h;
+        if (row >= rows)
+            continue;
+#pragma unroll
+        for (int c = 0; c < N / 4; ++c)
+            if (8 * c + place.column < columns)
+                store_scaled_pair<HAS_AMAX>(at + row * row_step + 8 * c + place.column, sum[4 * c + 2 * h] * scale,
+                                            sum[4 * c + 2 * h + 1] * scale, to_memory, largest);
+    }
+    return largest;
+}
+template <class P>
+DEVICE void store_scaled_gradients(const P &p, const work &w, const gradients &sum, const score_factors &factors,
+                                   i32 own) {
+    const i32 rows = (i32)(OWN_IS_KEY ? p.keys : p.queries);
+    if constexpr (MAKES_SECOND) {
+        const float largest = store_scaled<HAS_AMAX_SECOND>(
+            sum.second, descale_s_of(p) * descale_d_o_of(p), scale_dv_of(p),
+            p.second_gradient + w.batch * p.second_gradient_batch + w.head * p.second_gradient_head,
+            p.second_gradient_row, own, rows, (i32)p.value_depth);
+        if constexpr (HAS_AMAX_SECOND)
+            raise_largest(p.amax_second, largest);
+    }
+    if constexpr (MAKES_FIRST) {
+        const float largest = store_scaled<HAS_AMAX_FIRST>(
+            sum.first, descale_dp_of(p) * (OWN_IS_KEY ? descale_q_of(p) : descale_k_of(p)),
+            OWN_IS_KEY ? scale_dk_of(p) : scale_dq_of(p),
+            p.first_gradient + w.batch * p.first_gradient_batch + w.head * p.first_gradient_head, p.first_gradient_row,
+            own, rows, (i32)p.depth);
+        if constexpr (HAS_AMAX_FIRST)
+            raise_largest(p.amax_first, largest);
+    }
+    factors.store(p);
+}
+
 template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
     const work w = find_work(p);
     const barriers b(base);
     gradients sum;
+    score_factors factors(p);
 #pragma unroll
     for (int i = 0; i < HEAD / 2; ++i)
         sum.first[i] = 0;
@@ -950,12 +1007,14 @@ template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
     for (int i = 0; i < VALUE_HEAD / 2; ++i)
         sum.second[i] = 0;
     if (w.steps > 0)
-        sum_gradients(p, w, base, b, half, sum);
+        sum_gradients(p, w, base, b, half, sum, factors);
     if constexpr (MAKES_FIRST)
         fence_registers(sum.first);
     if constexpr (MAKES_SECOND)
         fence_registers(sum.second);
-    if constexpr (HAS_PARTS)
+    if constexpr (IS_FP8)
+        store_scaled_gradients(p, w, sum, factors, w.own + half * HALF);
+    else if constexpr (HAS_PARTS)
         store_part(p, w, half, sum);
     else
         store_gradients(p, w, base, b, half, sum);

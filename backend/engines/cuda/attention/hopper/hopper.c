@@ -11,11 +11,6 @@ static weftStatus_t analyse(struct cuda_attention *c, const struct region *regio
     if (is_unordered && !c->backward)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: this family serves sdpa_bwd.",
              descriptor_label(region_node(region, 0)->op));
-    if (c->backward && attention_is_scaled(c))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED,
-             "%s: there are scales of operands or results; the portable attention family "
-             "takes it.",
-             descriptor_label(region_node(region, 0)->op));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -66,8 +61,8 @@ static const struct knob knobs[] = {
 
 const struct family cuda_attention_hopper = {
     .name = "cuda.attention_hopper",
-    .doc = "scaled dot-product attention of 16 bits, of FP8, and gradients of 16 bits, on Hopper, by its copy engine "
-           "and wgmma",
+    .doc = "scaled dot-product attention of 16 bits and of FP8, and its gradients, on Hopper, by its copy engine and "
+           "wgmma",
     .knobs = knobs,
     .accepts = accepts,
     .build = build,

@@ -6,6 +6,32 @@
 
 #include "engines/cuda/attention/attention.h"
 
+/* ---- widen.c: operands of FP8 that become f16 or bf16, in the workspace, before the other kernels of a step ---- */
+
+enum { WIDENED_MAX = 4 };
+struct attention_wide_operand {
+    const struct tensor *source, *scales; /* scales: of blocks, which multiply elements; NULL: there are none */
+    struct tensor tensor;                 /* the source as it is then */
+    int64_t offset;                       /* behind workspace_at */
+};
+struct attention_widened {
+    weftDataType_t type;
+    int count;
+    struct attention_wide_operand operands[WIDENED_MAX];
+    int64_t bytes, workspace_at;
+};
+
+/* Adds an operand to those that are widened. */
+void attention_hopper_widen(struct attention_widened *w, const struct tensor *source, const struct tensor *scales);
+/* What an operand is widened to; NULL: it is read as it is. */
+const struct attention_wide_operand *attention_hopper_wide(const struct cuda_attention *c, const struct tensor *source);
+weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c);
+double attention_hopper_predict_widening(const struct cuda_attention *c);
+weftStatus_t attention_hopper_build_widening(const struct cuda_attention *c, struct cuda_step *state,
+                                             struct arena *arena);
+
+/* ---- print.c ---- */
+
 weftStatus_t attention_hopper_check_device(const struct device *device);
 
 /* Rows of 16 bits that the copy engine takes: contiguous, strides and addresses multiples of 16 bytes. */

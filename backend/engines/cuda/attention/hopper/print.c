@@ -42,7 +42,9 @@ weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const 
 }
 
 void attention_hopper_print_box_map(struct kernel_print *print, const struct cuda_attention *c,
-                                    const struct tensor *tensor, int rows, int row_bytes, const char *name) {
+                                    const struct tensor *source, int rows, int row_bytes, const char *name) {
+    const struct attention_wide_operand *wide = attention_hopper_wide(c, source);
+    const struct tensor *tensor = wide ? &wide->tensor : source;
     int64_t bytes = bytes_of(tensor, 1);
     struct cuda_map map = {.form = {.type = bytes == 1                       ? TENSOR_MAP_U8
                                             : tensor->type == WEFT_DATA_HALF ? TENSOR_MAP_F16
@@ -50,7 +52,8 @@ void attention_hopper_print_box_map(struct kernel_print *print, const struct cud
                                     .rank = 4,
                                     .box = {(uint32_t)(row_bytes / bytes), (uint32_t)rows, 1, 1},
                                     .swizzle = row_bytes == 64 ? TENSOR_MAP_64B : TENSOR_MAP_128B,
-                                    .promotion = TENSOR_MAP_L2_128B}};
+                                    .promotion = TENSOR_MAP_L2_128B},
+                           .offset = wide ? c->widened->workspace_at + wide->offset : 0};
     for (int i = 0; i < 4; i++) {
         int dim = (int[]){3, 2, 1, 0}[i];
         map.form.dims[i] = (uint64_t)tensor->dims.at[dim];
@@ -64,7 +67,7 @@ void attention_hopper_print_box_map(struct kernel_print *print, const struct cud
     }
     if (print->map_count == 0)
         text_add(&print->constants, "#include \"core/ptx_sm90.cuh\"\n#include \"attention/hopper/entries_sm90.cuh\"\n");
-    print_map(print, graph_find_value(c->graph, tensor), &map, name);
+    print_map(print, wide ? -1 : graph_find_value(c->graph, source), &map, name);
 }
 
 void attention_hopper_print_map(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Operands of FP8 widened to 16 bits, in the workspace, before the kernels that read them: Hopper's products of FP8
+   take both operands with what is summed over side by side, and gradients, and scales of blocks, have some otherwise. */
+#include "base/number.h"
+#include "engines/cuda/attention/hopper/hopper.h"
+
+enum { WIDEN_THREADS = 256, WIDEN_CHUNK = 16 };
+
+static const double WIDEN_SECONDS = 2e-6; /* of a kernel */
+
+/* Scales of blocks multiply what is widened, those of a head what products make. */
+static const struct tensor *of_blocks(const struct tensor *scales, const struct tensor *operand) {
+    return scales && attention_blocks_of(scales, operand).are_blocks ? scales : NULL;
+}
+
+void attention_hopper_widen(struct attention_widened *w, const struct tensor *source, const struct tensor *scales) {
+    struct attention_wide_operand *operand = &w->operands[w->count++];
+    *operand = (struct attention_wide_operand){source, of_blocks(scales, source), tensor_mirror(source), w->bytes};
+    struct tensor *tensor = &operand->tensor;
+    tensor->type = w->type;
+    tensor->alignment = 64;
+    int64_t stride = 1;
+    for (int i = 3; i >= 0; i--) {
+        tensor->strides.at[i] = stride;
+        stride *= tensor->dims.at[i];
+    }
+    w->bytes += round_up(tensor_bytes(tensor), 64);
+}
+
+const struct attention_wide_operand *attention_hopper_wide(const struct cuda_attention *c,
+                                                           const struct tensor *source) {
+    for (int i = 0; c->widened && i < c->widened->count; i++)
+        if (c->widened->operands[i].source == source)
+            return &c->widened->operands[i];
+    return NULL;
+}
+
+weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c) {
+    for (int i = 0; i < c->widened->count; i++) {
+        const struct tensor *source = c->widened->operands[i].source;
+        if (source->ragged_offset)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED,
+                 "%s: %s is ragged, and of FP8 that is widened none is here; the portable attention family takes it.",
+                 descriptor_label(region_node(c->region, 0)->op), descriptor_label(&source->base));
+        if (tensor_elements(source) / WIDEN_CHUNK > INT32_MAX)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %s has too many elements to be widened. Split the batch.",
+                 descriptor_label(region_node(c->region, 0)->op), descriptor_label(&source->base));
+        TRY(attention_hopper_check_rows(c, source));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Each is read once, written and read at twice its bytes. */
+double attention_hopper_predict_widening(const struct cuda_attention *c) {
+    double bandwidth = (double)c->device->cuda.bandwidth;
+    return c->widened ? c->widened->count * WIDEN_SECONDS + 1.5 * (double)c->widened->bytes / bandwidth : 0;
+}
+
+static weftStatus_t build_one(const struct cuda_attention *c, const struct attention_wide_operand *operand,
+                              struct cuda_kernel *kernel, struct arena *arena) {
+    const struct tensor *source = operand->source;
+    const int64_t *dims = source->dims.at;
+    int64_t chunks = tensor_elements(source) / WIDEN_CHUNK;
+    struct kernel_print print;
+    kernel_print_init(&print, c->region);
+    print_constant(&print, "THREADS", WIDEN_THREADS);
+    print_type(&print, "to_t", c->widened->type);
+    attention_print_tensor(&print, c, source, "from", NULL);
+    print_scratch(&print, "to_t", c->widened->workspace_at + operand->offset, "to");
+    print_number(&print, chunks, "all_chunks");
+    print_divisor(&print, dims[3] / WIDEN_CHUNK, "chunks");
+    print_divisor(&print, dims[2], "rows");
+    print_divisor(&print, dims[1], "heads");
+    attention_print_element_scales(&print, c, operand->scales, source, "from");
+    TRY(kernel_finish(&print, kernel, "attention/hopper/widen_sm90.cuh", "attention_widen_sm90", arena));
+    return attention_grid(kernel, c, divide_up(chunks, WIDEN_THREADS), WIDEN_THREADS / 32);
+}
+
+weftStatus_t attention_hopper_build_widening(const struct cuda_attention *c, struct cuda_step *state,
+                                             struct arena *arena) {
+    for (int i = 0; c->widened && i < c->widened->count; i++)
+        TRY(build_one(c, &c->widened->operands[i], &state->kernels[state->count++], arena));
+    return WEFT_STATUS_SUCCESS;
+}
