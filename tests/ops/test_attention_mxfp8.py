@@ -173,6 +173,26 @@ def test_forward_of(name: str) -> None:
     check_forward(CASES[name], "packed", layouts=["packed"])
 
 
+HOPPER = {
+    "": case(batch=1, heads=(2, 1, 1), rows=100, columns=300, depth=128, value_depth=128, right=200),
+    "packed": case(
+        batch=1, heads=(4, 2, 2), rows=150, columns=300, depth=64, value_depth=96, seq_len_kv=[211]
+    ),
+    "turned": case(batch=1, heads=(2, 2, 2), rows=70, columns=77, depth=48, value_depth=16, right=0),
+}
+
+
+@pytest.mark.parametrize("tiles", HOPPER)
+def test_forward_widened_on_hopper(tiles: str) -> None:
+    """So small, the portable family is predicted to be faster: it is left out."""
+    g = weft.Graph(device="sm_90")
+    q = g.tensor([1, 1, 64, 64], data_type="bf16")
+    g.sdpa(q, q, q)[0].set_output(True)
+    g.build()
+    without = 1 << g.get_families_for_engine(0).index("cuda.attention")
+    check_forward(HOPPER[tiles], tiles, layouts=["packed"], knobs={"WITHOUT_FAMILIES_EXT": without})
+
+
 @pytest.mark.parametrize("rows", [1, 3, 17])
 def test_few_queries_of_heads_that_share_keys(rows: int) -> None:
     """Whose queries are rows of one tile; the keys are split."""

@@ -162,15 +162,23 @@ static void print_operand_scales(struct kernel_print *print, const struct cuda_a
         attention_print_tensor(print, c, scales, field, NULL);
 }
 
+/* Widened operands have been multiplied by scales of blocks. */
+static int scales_left(const struct cuda_attention *c, int kind) {
+    return c->widened && kind == ATTENTION_SCALES_BLOCKS ? ATTENTION_SCALES_NONE : kind;
+}
+
 void attention_print_scales(struct kernel_print *print, const struct cuda_attention *c, bool is_packed) {
     const struct attention *a = c->a;
     const struct sdpa_fwd_op *op = c->forward;
-    print_constant(print, "Q_SCALES", attention_query_scales(c, is_packed));
-    print_constant(print, "K_SCALES", attention_key_scales(a->descale_k, a->k_table));
-    print_constant(print, "V_SCALES", attention_key_scales(a->descale_v, a->v_table));
-    print_operand_scales(print, c, a->descale_q, a->q, attention_query_scales(c, is_packed), "q");
-    print_operand_scales(print, c, a->descale_k, a->k, attention_key_scales(a->descale_k, a->k_table), "k");
-    print_operand_scales(print, c, a->descale_v, a->v, attention_key_scales(a->descale_v, a->v_table), "v");
+    int q_scales = scales_left(c, attention_query_scales(c, is_packed));
+    int k_scales = scales_left(c, attention_key_scales(a->descale_k, a->k_table));
+    int v_scales = scales_left(c, attention_key_scales(a->descale_v, a->v_table));
+    print_constant(print, "Q_SCALES", q_scales);
+    print_constant(print, "K_SCALES", k_scales);
+    print_constant(print, "V_SCALES", v_scales);
+    print_operand_scales(print, c, a->descale_q, a->q, q_scales, "q");
+    print_operand_scales(print, c, a->descale_k, a->k, k_scales, "k");
+    print_operand_scales(print, c, a->descale_v, a->v, v_scales, "v");
     attention_print_scale(print, c, op->scale_s, "scale_s", "HAS_SCALE_S");
     attention_print_scale(print, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
     attention_print_scale(print, c, op->scale_o, "scale_o", "HAS_SCALE_O");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_fwd on Hopper: forward_sm90.cuh, and before it, where whoever is free takes the next tile, what resets the
-   counter of tiles. */
+   counter of tiles. FP8 with scales of blocks (MXFP8) is widened to bf16 before. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
@@ -66,13 +66,43 @@ struct forward {
     int64_t tiles, all_tiles, raster_heads;
     bool is_dynamic;
     double seconds;
+    struct cuda_attention wide; /* c, where operands are widened */
+    struct attention_widened widened;
 };
 
 /* ---- Accepting ---- */
 
-static bool is_fp8(const struct cuda_attention *c) {
+static bool are_fp8(const struct cuda_attention *c) {
     return dtype_is_fp8((weftDataType_t)c->a->q->type) && dtype_is_fp8((weftDataType_t)c->a->k->type) &&
            dtype_is_fp8((weftDataType_t)c->a->v->type);
+}
+
+/* Whether products are of FP8. */
+static bool is_fp8(const struct cuda_attention *c) { return are_fp8(c) && !c->widened; }
+
+static bool has_block_scales(const struct cuda_attention *c) {
+    return attention_query_scales(c, false) == ATTENTION_SCALES_BLOCKS ||
+           attention_key_scales(c->a->descale_k, NULL) == ATTENTION_SCALES_BLOCKS ||
+           attention_key_scales(c->a->descale_v, NULL) == ATTENTION_SCALES_BLOCKS;
+}
+
+/* f->c becomes what the kernel reads. */
+static void begin(struct forward *f, const struct cuda_attention *c) {
+    *f = (struct forward){.c = c, .op = c->forward, .widened.type = WEFT_DATA_BFLOAT16};
+    if (!are_fp8(c) || !has_block_scales(c) || c->a->k_table || c->a->v_table)
+        return;
+    attention_hopper_widen(&f->widened, c->a->q, c->a->descale_q);
+    attention_hopper_widen(&f->widened, c->a->k, c->a->descale_k);
+    attention_hopper_widen(&f->widened, c->a->v, c->a->descale_v);
+    f->wide = *c;
+    f->wide.widened = &f->widened;
+    f->c = &f->wide;
+}
+
+/* An operand as the kernel reads it. */
+static const struct tensor *as_read(const struct cuda_attention *c, const struct tensor *tensor) {
+    const struct attention_wide_operand *wide = attention_hopper_wide(c, tensor);
+    return wide ? &wide->tensor : tensor;
 }
 
 static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
@@ -81,19 +111,24 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 }
 
 static bool has_other_scales(const struct cuda_attention *c) {
-    return attention_query_scales(c, false) > ATTENTION_SCALES_HEAD ||
-           attention_key_scales(c->a->descale_k, NULL) > ATTENTION_SCALES_HEAD ||
-           attention_key_scales(c->a->descale_v, NULL) > ATTENTION_SCALES_HEAD;
+    const int kinds[] = {attention_query_scales(c, false), attention_key_scales(c->a->descale_k, NULL),
+                         attention_key_scales(c->a->descale_v, NULL)};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (kinds[i] > ATTENTION_SCALES_HEAD && !(c->widened && kinds[i] == ATTENTION_SCALES_BLOCKS))
+            return true;
+    return false;
 }
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     if (c->a->k_table || c->a->v_table)
         return refuse(c, "Hopper's forward kernel reads no pages");
-    if (attention_is_scaled(c) && !is_fp8(c))
+    if (attention_is_scaled(c) && !are_fp8(c))
         return refuse(c, "Hopper's forward kernel multiplies FP8 alone by scales");
     if (has_other_scales(c))
         return refuse(c, "Hopper's forward kernel has a scale of a head, not of a row or a block");
+    if (c->widened && (op->scale_s || op->amax_s))
+        return refuse(c, "Hopper's forward kernel has no scale and no largest number of the softmax beside blocks'");
     if (attention_wants(c, op->rng_dump))
         return refuse(c, "Hopper's forward kernel dumps no dropout mask");
     if (!attention_wants(c, op->o))
@@ -116,6 +151,13 @@ static weftStatus_t check_all(const struct cuda_attention *c) {
     if (is_fp8(c) && !dtype_is_fp8(out) && !dtype_is_half(out))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: o has data type %s; of FP8 it is FP8, f16 or bf16 here.",
              descriptor_label(region_node(c->region, 0)->op), dtype_of(out)->name);
+    if (c->widened && out != c->widened->type)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: o has data type %s; of FP8 with scales of blocks it is bf16.",
+             descriptor_label(region_node(c->region, 0)->op), dtype_of(out)->name);
+    if (c->widened) {
+        TRY(attention_hopper_check_rows(c, c->forward->o));
+        return attention_hopper_check_widened(c);
+    }
     for (size_t i = 0; i < sizeof boxed / sizeof *boxed; i++)
         TRY(is_fp8(c) ? attention_hopper_check_rows(c, boxed[i]) : attention_hopper_check_boxed(c, boxed[i]));
     return WEFT_STATUS_SUCCESS;
@@ -133,9 +175,9 @@ static bool parks_sums(const struct forward *f) { return f->is_fp8 && f->tile->v
 
 static int64_t shared_bytes(const struct forward *f) {
     const struct forward_tile *t = f->tile;
-    int64_t q = (int64_t)panels(f->depth, f->c->a->q) * ROW_BYTES * GROUP_QUERIES * t->groups;
-    int64_t k = (int64_t)panels(f->depth, f->c->a->k) * ROW_BYTES * t->keys;
-    int64_t v = dtype_bytes((weftDataType_t)f->c->a->v->type, round_up(f->value_depth, 64) * t->keys);
+    int64_t q = (int64_t)panels(f->depth, as_read(f->c, f->c->a->q)) * ROW_BYTES * GROUP_QUERIES * t->groups;
+    int64_t k = (int64_t)panels(f->depth, as_read(f->c, f->c->a->k)) * ROW_BYTES * t->keys;
+    int64_t v = dtype_bytes((weftDataType_t)as_read(f->c, f->c->a->v)->type, round_up(f->value_depth, 64) * t->keys);
     int64_t o = (int64_t)4 * t->groups * f->o_stages * 16 * ROW_BYTES;
     int64_t stage = k + v + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
     int64_t barriers = 2 * f->q_stages * t->groups;
@@ -149,8 +191,8 @@ static int64_t raster_heads(const struct cuda_attention *c) {
     bool is_bounded = c->a->left_bound != ATTENTION_UNBOUNDED || c->a->right_bound != ATTENTION_UNBOUNDED ||
                       c->a->seq_len_kv || c->a->cu_seq_len_kv;
     int64_t share = c->heads / c->key_heads, heads = c->batches * c->heads;
-    double bytes = (double)c->keys * (double)(dtype_bytes((weftDataType_t)c->a->k->type, c->depth) +
-                                              dtype_bytes((weftDataType_t)c->a->v->type, c->value_depth));
+    double bytes = (double)c->keys * (double)(dtype_bytes((weftDataType_t)as_read(c, c->a->k)->type, c->depth) +
+                                              dtype_bytes((weftDataType_t)as_read(c, c->a->v)->type, c->value_depth));
     int64_t fit = share * (int64_t)(RASTER_BYTES / bytes);
     return !is_bounded || fit < share ? share : fit < heads ? fit : heads;
 }
@@ -170,7 +212,7 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
     double moving = bytes / (double)c->device->cuda.bandwidth, computing = rounds * (flops / rate + TILE_SECONDS);
-    return START_SECONDS + (moving > computing ? moving : computing);
+    return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 
 /* Tiles of scores lie in one of a block mask's, and consumers that take turns pass over the same ones. */
@@ -180,9 +222,10 @@ static bool fits(const struct forward_tile *t, const struct forward *f, int term
            (is_inside || !f->c->a->block_mask);
 }
 
-static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
+static weftStatus_t plan_forward(struct forward *f) {
+    const struct cuda_attention *c = f->c;
     int64_t multiprocessors = c->device->cuda.multiprocessors;
-    *f = (struct forward){.c = c, .op = c->forward, .is_fp8 = is_fp8(c)};
+    f->is_fp8 = is_fp8(c);
     f->tile = f->is_fp8 ? fp8_tiles : tiles;
     f->depth = (int)round_up(c->depth, f->is_fp8 ? 32 : 16);
     f->value_depth = (int)round_up(c->value_depth, f->is_fp8 ? 32 : 16);
@@ -190,7 +233,7 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
         (c->a->bias != NULL) + (c->a->modifier.graph != NULL) + c->a->alibi + 2 * (c->a->dropout_probability > 0);
     while (!fits(f->tile, f, terms))
         f->tile++;
-    bool fits_q = panels(f->value_depth, f->op->o) <= panels(f->depth, c->a->q);
+    bool fits_q = panels(f->value_depth, f->op->o) <= panels(f->depth, as_read(c, c->a->q));
     f->o_stages = f->tile->o_stages == 0 && !fits_q ? 1 : f->tile->o_stages;
     f->q_stages = f->o_stages == 0 ? 2 : 1;
     f->tiles = divide_up(c->queries, GROUP_QUERIES * f->tile->groups);
@@ -205,8 +248,9 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
 
 weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, double *seconds) {
     struct forward f;
-    TRY(check_all(c));
-    TRY(plan_forward(&f, c));
+    begin(&f, c);
+    TRY(check_all(f.c));
+    TRY(plan_forward(&f));
     *seconds = f.seconds;
     return WEFT_STATUS_SUCCESS;
 }
@@ -214,7 +258,8 @@ weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, do
 /* The plan with the tile scheduler that was chosen. */
 static weftStatus_t plan_schedule(struct forward *f, const struct cuda_attention *c, const struct knob_choices *knobs) {
     int64_t schedule = knob_value(knobs, WEFT_KNOB_TYPE_KERNEL_CFG);
-    TRY(plan_forward(f, c));
+    begin(f, c);
+    TRY(plan_forward(f));
     f->is_dynamic = schedule == ATTENTION_SCHEDULE_CHOSEN ? f->is_dynamic : schedule == ATTENTION_SCHEDULE_DYNAMIC;
     return WEFT_STATUS_SUCCESS;
 }
@@ -238,9 +283,10 @@ static void print_maps(struct kernel_print *print, const struct forward *f) {
 
 static void print_tile(struct kernel_print *print, const struct forward *f) {
     const struct forward_tile *t = f->tile;
-    print_type(print, "in_t", (weftDataType_t)f->c->a->q->type);
+    weftDataType_t type = (weftDataType_t)as_read(f->c, f->c->a->q)->type;
+    print_type(print, "in_t", type);
     print_type(print, "out_t", (weftDataType_t)f->op->o->type);
-    print_constant(print, "IS_BF16", f->c->a->q->type == WEFT_DATA_BFLOAT16);
+    print_constant(print, "IS_BF16", type == WEFT_DATA_BFLOAT16);
     print_constant(print, "HEAD_QK", f->depth);
     print_constant(print, "HEAD_V", f->value_depth);
     print_constant(print, "BLOCK_K", t->keys);
@@ -290,9 +336,9 @@ static void print_schedule(struct kernel_print *print, const struct forward *f) 
 }
 
 static void print_products(struct text *code, const struct forward *f) {
-    const char *type = cuda_type_name((weftDataType_t)f->c->a->q->type);
-    const char *k_type = cuda_type_name((weftDataType_t)f->c->a->k->type);
-    const char *v_type = cuda_type_name((weftDataType_t)f->c->a->v->type);
+    const char *type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->q)->type);
+    const char *k_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->k)->type);
+    const char *v_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->v)->type);
     struct attention_product scores = {"multiply_scores",   type, f->tile->keys, .is_fp8 = f->is_fp8, .b_type = k_type,
                                        .adds = PRODUCT_ADDS};
     struct attention_product first = {
@@ -341,13 +387,17 @@ weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda
                                             const struct knob_choices *knobs, struct cuda_step *state,
                                             struct arena *arena) {
     struct forward f;
+    enum { COUNTER_BYTES = 64 };
     TRY(plan_schedule(&f, c, knobs));
+    f.widened.workspace_at = COUNTER_BYTES;
+    TRY(attention_hopper_build_widening(f.c, state, arena));
     if (f.is_dynamic)
         TRY(build_counter(&f, &state->kernels[state->count++], arena));
     TRY(attention_build_amax_clear(c, state, arena));
     TRY(build_main(&f, &state->kernels[state->count++], arena));
-    step->workspace_bytes = f.is_dynamic ? 64 : 0;
-    return arena_print(arena, &step->detail, "wgmma of %s, heads of %d and %d, %d queries x %d keys, %s schedule",
-                       cuda_type_name((weftDataType_t)c->a->q->type), f.depth, f.value_depth,
+    step->workspace_bytes = f.c->widened ? COUNTER_BYTES + f.widened.bytes : f.is_dynamic ? COUNTER_BYTES : 0;
+    return arena_print(arena, &step->detail, "%swgmma of %s, heads of %d and %d, %d queries x %d keys, %s schedule",
+                       f.c->widened ? "FP8 times scales of blocks widened, then " : "",
+                       cuda_type_name((weftDataType_t)as_read(f.c, c->a->q)->type), f.depth, f.value_depth,
                        GROUP_QUERIES * f.tile->groups, f.tile->keys, f.is_dynamic ? "dynamic" : "static");
 }
