@@ -430,6 +430,20 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
+def test_what_fails_leaves_the_table_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, written = measure.Bench.row, tmp_path / "out.csv"
+
+    def fail(bench: measure.Bench, case: Case) -> Row:
+        if "bwd" in case.name:
+            raise RuntimeError("the device is gone")
+        return row(bench, case)
+
+    monkeypatch.setattr(measure.Bench, "row", fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        main(["bench", "sdpa", "--device", "cpu", "--csv", str(written)])
+    assert [found.case for found in results.read_csv(written)][-1] == "sdpa/fwd_d32_s64_causal"
+
+
 def test_csv(table: Path) -> None:
     assert table.read_text() == CSV
     back = results.read_csv(table)

@@ -90,7 +90,7 @@ def listing(chosen: Iterable[Case]) -> list[str]:
 
 
 def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
-    """Prints each row when it is measured."""
+    """Prints each row when it is measured, and writes it: what fails later leaves the table so far."""
     peers = [name for name in options.peer.split(",") if name]
     bench = Bench(machine(kind), peers, QUICK_ROUNDS if options.quick else ROUNDS)
     beside = peers[0] if len(peers) == 1 else "peer" if peers else ""
@@ -103,9 +103,9 @@ def _measure(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
     for case in chosen.values():
         rows.append(bench.row(case))
         print("\n".join([lines.line(rows[-1], case), *(f"  {note}" for note in rows[-1].notes)]), flush=True)
+        if options.csv:
+            results.write_csv(options.csv, rows)
     print("\n".join(["", *results.summary(rows, chosen, beside)]).rstrip())
-    if options.csv:
-        results.write_csv(options.csv, rows)
     _draw(rows, chosen, roof, options.svg)
     return int(any(row.weft is None for row in rows if row.case in chosen))
 
