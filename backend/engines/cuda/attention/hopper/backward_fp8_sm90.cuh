@@ -1,7 +1,7 @@
 /* backward_fp8: what gradients of FP8 have beside those of 16 bits; operands are widened to f16, which holds them
-   Formula   P' = P scale_s = 2^(scale2 S - lse2), lse2 less log2(scale_s), is the factor of dV once it is rounded to FP8;
-             dS' = scale dS scale_dP = P' (dP of_dp - delta), delta with the same factors, is that of dK and dQ; descales
-             multiply sums, scales what is stored. The largest numbers are those before their scales
+   Formula   P' = P scale_s = 2^(scale2 S - lse2), lse2 less log2(scale_s), is the factor of dV once it is rounded to
+             FP8; dS' = scale dS scale_dP = P' (dP of_dp - delta), delta with the same factors, is that of dK and dQ;
+             descales multiply sums, scales what is stored. The largest numbers are those before their scales
    Demands   IS_FP8 HAS_AMAX_DS weight_factor_t ds_factor_t; with IS_FP8, of each scale, 1 where there is none,
              descale_q_of(arguments), .. */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operands of FP8 widened to 16 bits, in the workspace, before the kernels that read them: Hopper's products of FP8
-   take both operands with what is summed over side by side, and gradients, and scales of blocks, have some otherwise. */
+   take both operands with what is summed over side by side; gradients, and scales of blocks, have some otherwise. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
