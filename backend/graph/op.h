@@ -34,7 +34,7 @@ struct view {
 };
 
 /* How a tensor lies in memory that another may have begun: in elements. */
-struct layout {
+struct placement {
     struct dims strides;
     int64_t offset;
 };
@@ -72,9 +72,9 @@ struct op {
     int64_t (*place_in)(const struct descriptor *op, const struct tensor *in, const struct tensor *out);
     /* Of operations that only move elements. How the result lies where its one input does, so that nothing runs; false:
        no strides say it. NULL: never. */
-    bool (*look)(const struct descriptor *op, const struct layout *x, struct layout *y);
+    bool (*look)(const struct descriptor *op, const struct placement *x, struct placement *y);
     /* How the k-th operand lies where the result does, so that it is made in its place. */
-    bool (*fit)(const struct descriptor *op, int k, const struct layout *y, struct layout *x);
+    bool (*fit)(const struct descriptor *op, int k, const struct placement *y, struct placement *x);
     /* Bytes of scratch that the reference wants; NULL: none. */
     int64_t (*scratch_bytes)(const struct descriptor *op);
     /* Arithmetic operations of one run; NULL: one per output element. */

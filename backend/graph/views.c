@@ -10,11 +10,11 @@
 struct search {
     const struct graph *graph;
     struct views *views;
-    struct layout *layouts; /* of each value, in the memory that it lies in */
-    bool *is_fixed;         /* of each value: it stays where and as it is */
-    bool *is_changed;       /* of each value: it lies elsewhere than its tensor says */
-    const bool *is_apart;   /* of each value: nothing else lies in its memory; NULL: of none */
-    bool *is_stuck;         /* of each node: no strides show its result where its input would be made */
+    struct placement *layouts; /* of each value, in the memory that it lies in */
+    bool *is_fixed;            /* of each value: it stays where and as it is */
+    bool *is_changed;          /* of each value: it lies elsewhere than its tensor says */
+    const bool *is_apart;      /* of each value: nothing else lies in its memory; NULL: of none */
+    bool *is_stuck;            /* of each node: no strides show its result where its input would be made */
 };
 
 /* ---- What may lie elsewhere -------------------------------------------------------------------------------------- */
@@ -76,7 +76,7 @@ static int result_of(const struct search *s, const struct node *node) {
     return is ? node->operands[last] : -1;
 }
 
-static void put(struct search *s, int value, int in, const struct layout *layout) {
+static void put(struct search *s, int value, int in, const struct placement *layout) {
     s->views->memory[value] = s->views->memory[in];
     s->layouts[value] = *layout;
     s->is_changed[value] = true;
@@ -84,7 +84,7 @@ static void put(struct search *s, int value, int in, const struct layout *layout
 
 /* Has the k-th operand of a node made where the result y wants it. */
 static bool fit_operand(struct search *s, const struct node *node, int k, int y) {
-    struct layout found;
+    struct placement found;
     int x = node->operands[k];
     bool may = takes_views(s, y) && !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 &&
                x != s->views->memory[y] && tensor_at(s, x)->type == tensor_at(s, y)->type;
@@ -120,7 +120,7 @@ static bool may_look(const struct search *s, const struct node *node, int x, int
 
 static void look_through(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
-    struct layout found;
+    struct placement found;
     int y = result_of(s, node), x = node->operands[0];
     if (y < 0 || s->views->is_view[n] || !op_of(node->op)->look || !may_look(s, node, x, y) ||
         !op_of(node->op)->look(node->op, &s->layouts[x], &found))
@@ -133,7 +133,7 @@ static void forget(struct search *s) {
     for (int v = 0; v < s->graph->value_count; v++) {
         s->views->memory[v] = v;
         s->is_changed[v] = false;
-        s->layouts[v] = (struct layout){.strides = tensor_at(s, v)->strides};
+        s->layouts[v] = (struct placement){.strides = tensor_at(s, v)->strides};
     }
 }
 

@@ -87,7 +87,7 @@ static int64_t place_in(const struct descriptor *descriptor, const struct tensor
     return dtype_bytes((weftDataType_t)in->type, before * out->strides.at[axis]);
 }
 
-static bool fit(const struct descriptor *descriptor, int k, const struct layout *y, struct layout *x) {
+static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     int axis = concat_axis(op);
     *x = *y;

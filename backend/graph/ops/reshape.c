@@ -90,12 +90,12 @@ static int list_walks(struct walk *walks, const struct dims *dims, const struct 
 }
 
 /* The layout of the same elements, in the same order, under other extents. */
-static bool reshape_layout(const struct dims *from, const struct layout *known, const struct dims *to,
-                           struct layout *found) {
+static bool reshape_layout(const struct dims *from, const struct placement *known, const struct dims *to,
+                           struct placement *found) {
     struct walk walks[WEFT_DIM_MAX];
     int count = list_walks(walks, from, &known->strides), at = 0;
     int64_t step = 1;
-    *found = (struct layout){.strides.count = to->count, .offset = known->offset};
+    *found = (struct placement){.strides.count = to->count, .offset = known->offset};
     for (int64_t i = to->count; i-- > 0; step *= to->at[i]) {
         while (at < count - 1 && step >= walks[at].step * walks[at].count)
             at++;
@@ -109,15 +109,15 @@ static bool reshape_layout(const struct dims *from, const struct layout *known, 
     return true;
 }
 
-static bool look(const struct descriptor *descriptor, const struct layout *x, struct layout *y) {
+static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     if (reshape_keeps_order(op))
         return reshape_layout(&op->x->dims, x, &op->y->dims, y);
-    *y = (struct layout){.strides = op->y->strides, .offset = x->offset};
+    *y = (struct placement){.strides = op->y->strides, .offset = x->offset};
     return true;
 }
 
-static bool fit(const struct descriptor *descriptor, int k, const struct layout *y, struct layout *x) {
+static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     (void)k;
     return reshape_keeps_order(op) && reshape_layout(&op->y->dims, y, &op->x->dims, x);

@@ -57,7 +57,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
-static bool look(const struct descriptor *descriptor, const struct layout *x, struct layout *y) {
+static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
     *y = *x;
     for (int64_t i = 0; i < x->strides.count; i++) {

@@ -44,7 +44,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
-static bool look(const struct descriptor *descriptor, const struct layout *x, struct layout *y) {
+static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     *y = *x;
     for (int64_t i = 0; i < x->strides.count; i++)
@@ -52,7 +52,7 @@ static bool look(const struct descriptor *descriptor, const struct layout *x, st
     return true;
 }
 
-static bool fit(const struct descriptor *descriptor, int k, const struct layout *y, struct layout *x) {
+static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     (void)k;
     *x = *y;
