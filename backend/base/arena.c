@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* BLOCK_BYTES: what most tensors and operations need, a name; each further block is twice as large as the one before, up
-   to MOST_BYTES. ALIGNMENT: of every result; enough for any C type but vectors wider than 16 bytes. */
+/* BLOCK_BYTES: what most tensors and operations need, a name; each further block is twice as large as the one before,
+   up to MOST_BYTES. ALIGNMENT: of every result; enough for any C type but vectors wider than 16 bytes. */
 enum { BLOCK_BYTES = 256, MOST_BYTES = 64 << 10, ALIGNMENT = 16 };
 
 struct arena_block {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An output may lie between the elements of others, and overlap nothing, but an input that nobody reads any more, or one that the writing step reads where it
-   writes. What a step allows is asked of its family once, when the plan is made. */
+/* An output may lie between the elements of others, and overlap nothing, but an input that nobody reads any more, or
+   one that the writing step reads where it writes. What a step allows is asked of its family once, when the plan is
+   made. */
 #include "plan/overlap.h"
 #include "graph/descriptor.h"
 
@@ -109,8 +110,8 @@ static struct span span_of(const struct plan *plan, void *const *values, int slo
     return (struct span){begin, begin + (uintptr_t)plan->slots[slot].bytes, slot};
 }
 
-/* Bytes that a tensor's elements stay within, where each is moved by multiples of `pitch` bytes into the first of them; 0:
-   this cannot be said of it. */
+/* Bytes that a tensor's elements stay within, where each is moved by multiples of `pitch` bytes into the first of them;
+   0: this cannot be said of it. */
 static int64_t bytes_within(const struct tensor *tensor, int64_t pitch) {
     int64_t element = tensor_element_bytes(tensor), bytes = element;
     const struct dtype *type = dtype_of((weftDataType_t)tensor->type);

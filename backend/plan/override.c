@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Executions with other shapes than the plan's: the graph is made again with the overridden dims and strides, planned
-   on the same engine where that serves them, and kept for the next execution of these shapes. Only such an execution takes a lock or
-   allocates. */
+   on the same engine where that serves them, and kept for the next execution of these shapes. Only such an execution
+   takes a lock or allocates. */
 #include "graph/descriptor.h"
 #include "plan/plan.h"
 #include "plan/save.h"

@@ -239,8 +239,8 @@ static void add_neighbour(struct partitioning *p, int node) {
     insert_sorted(p->neighbours, p->neighbour_count++, node);
 }
 
-/* Adds the nodes that make what a node reads, or read what it makes; and those beside it that read the same, of a family
-   that could share the reading. */
+/* Adds the nodes that make what a node reads, or read what it makes; and those beside it that read the same, of a
+   family that could share the reading. */
 static void add_neighbours_of(struct partitioning *p, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         int value = node->operands[i], producer = p->graph->values[value].producer;

@@ -557,8 +557,8 @@ static void test_aliasing(void) {
     drop(plan), drop(x), drop(y);
 }
 
-/* The sum of rows without elements is 0, on every engine, and nothing of x is read, not even where stride 0 says that all
-   elements of a row are one. */
+/* The sum of rows without elements is 0, on every engine, and nothing of x is read, not even where stride 0 says that
+   all elements of a row are one. */
 static void test_no_elements(void) {
     desc parameters = make(WEFT_BACKEND_REDUCTION_DESCRIPTOR), op = make(WEFT_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
     desc x = open_tensor(1, DIMS(3, 0)), y = tensor(2, DIMS(3, 1));
