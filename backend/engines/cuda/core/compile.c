@@ -12,8 +12,11 @@
 
 enum { COMPILERS_MAX = 8 }; /* each takes some hundred MiB while it works */
 
+/* Part of a program's identity. if constexpr and inline variables need C++17; there is no option that trades exactness
+   for speed, as fast math would. */
 static const char *const options[] = {"-std=c++17"};
 
+/* Linear: a saved plan carries some dozen programs, each of which compiles for far longer. */
 static const struct carried_code *find_carried(const struct carried_codes *carried, const uint8_t identity[32]) {
     for (int i = 0; carried && i < carried->count; i++)
         if (memcmp(carried->items[i].identity, identity, 32) == 0)
@@ -26,6 +29,7 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
     struct program_header headers[DEVICE_FILES_MAX];
     uint8_t headers_digest[32];
     char name[64], arch[16];
+    /* Named for its entry, which compiler messages and dumps show. */
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
     device_arch(arch, device);
     struct program program = {.name = name,
@@ -46,6 +50,8 @@ weftStatus_t kernel_compile(struct cuda_kernel *kernel, const struct device *dev
 
 /* ---- In parallel ------------------------------------------------------------------------------------------------- */
 
+/* What threads share. `next` is the one thing they contend for: all else is read only, or belongs to kernel i, which
+   one thread takes. */
 struct compilation {
     const struct device *device;
     const struct carried_codes *carried;
@@ -83,6 +89,7 @@ static void *work(void *compilation) {
 static weftStatus_t compile_all(struct compilation *all) {
     pthread_t helpers[COMPILERS_MAX];
     int wanted = device_host_threads(), helper_count = 0;
+    /* This thread is one of them: wanted - 1 helpers, none for one program. */
     wanted = wanted < all->count ? wanted : all->count;
     wanted = wanted < COMPILERS_MAX ? wanted : COMPILERS_MAX;
     pthread_mutex_init(&all->lock, NULL);
@@ -118,6 +125,7 @@ weftStatus_t cuda_compile(struct step *steps, int count, const struct device *de
     return status;
 }
 
+/* The image belongs to the kernel's code, which the plan holds: the caller copies it before the plan goes. */
 bool cuda_code(const struct step *step, int i, struct carried_code *code) {
     const struct cuda_step *state = step->state;
     if (i >= state->count)

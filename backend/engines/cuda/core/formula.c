@@ -7,6 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+/* Prices alone: an operator with its conversion; a function as exp or tanh, by polynomials or the special function unit
+   and what goes around it. A few of either change no choice of family. */
 enum { OPERATOR_INSTRUCTIONS = 2, FUNCTION_INSTRUCTIONS = 10 };
 
 const char *formula_type(const struct pointwise_op *op) {
@@ -29,7 +31,8 @@ weftStatus_t formula_accepts(const struct descriptor *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A double in CUDA text, exactly. */
+/* A double in CUDA text, exactly. %a is hexadecimal and so loses no bit; infinities and NaN have no literal, but a
+   pattern of bits. */
 static void print_real(struct text *code, double number) {
     unsigned long long bits;
     memcpy(&bits, &number, sizeof bits);
@@ -46,6 +49,7 @@ static void print_parameters(struct text *code, const char *type, const char *fo
         double number;
     } all[] = {{"lower", p.lower}, {"upper", p.upper}, {"slope", p.slope}, {"alpha", p.alpha}, {"beta", p.beta}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        /* A name within another would declare a constant too many, never one too few. */
         if (strstr(formula, all[i].name)) {
             text_add(code, " const %s %s = (%s)", type, all[i].name, type);
             print_real(code, all[i].number);
@@ -72,7 +76,8 @@ static void print_mask(struct text *code, const struct graph *graph, const struc
     text_add(code, " const i64 t = as<%s>::of(v%d) != 0;", type, graph_find_value(graph, mask));
 }
 
-/* The storage type that a value must be rounded to because it is narrower than its arithmetic; NULL: none. */
+/* The storage type that a value must be rounded to because it is narrower than its arithmetic; NULL: none. Float in
+   float needs no rounding, and double is never narrower; all else that is not the arithmetic type is. */
 static const char *narrower_type(const struct tensor *tensor, const char *type) {
     weftDataType_t stored = tensor_type_inside(tensor);
     const char *name = cuda_element_name(stored);
@@ -82,6 +87,7 @@ static const char *narrower_type(const struct tensor *tensor, const char *type) 
                : name;
 }
 
+/* A call is a lower-case name before a parenthesis: C( , the constant, is none. */
 double formula_instructions(const struct pointwise_op *op) {
     const char *formula = pointwise_find_mode(op->pw->mode)->formula;
     for (const char *call = strchr(formula, '('); call; call = strchr(call + 1, '('))
@@ -90,7 +96,8 @@ double formula_instructions(const struct pointwise_op *op) {
     return OPERATOR_INSTRUCTIONS;
 }
 
-/* The formula of a mode over a type; relu as it mostly is, in one instruction. */
+/* The formula of a mode over a type; relu as it mostly is, in one instruction. With a slope or an upper bound relu
+   keeps its formula. at_least passes NaN on as the formula does. */
 static const char *formula_over(const struct pointwise_mode *mode, const char *type, struct pointwise_parameters p) {
     if (strcmp(type, "i64") == 0)
         return pointwise_integer_formula(mode->mode);
@@ -139,6 +146,7 @@ void formula_print_rounded(struct text *code, const struct graph *graph, const s
         text_add(code, "    v%d = rounded<%s>(v%d);\n", out, narrow, out);
 }
 
+/* What nobody reads is stored at once, and storing rounds it. */
 void formula_print(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     bool is_read = graph->values[graph_find_value(graph, pointwise_operands(op).out)].readers > 0;

@@ -13,6 +13,7 @@ struct file_set {
     uint64_t words[DEVICE_FILES_MAX / 64];
 };
 
+/* Filled once, under pthread_once, and only read afterwards: no lock guards it. */
 static struct {
     struct file_set reached; /* the file itself, what it includes, and what that reaches */
     uint8_t digest[32];
@@ -21,6 +22,8 @@ static struct {
 
 static void add_included(struct file_set *set, const char *text);
 
+/* By text and length, as the name stands between quotes. The list is short (below DEVICE_FILES_MAX) and is searched
+   once per include line and program. */
 static int find_file(const char *name, size_t length) {
     int count;
     const struct program_header *files = device_files(&count);
@@ -62,6 +65,7 @@ static void read_all(void) {
         read_file(i);
 }
 
+/* The digest goes over the files' digests in the order of the list, so that the order of includes does not matter. */
 int kernel_headers(struct program_header headers[DEVICE_FILES_MAX], uint8_t digest[32], const char *text) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct file_set set = {{0}};

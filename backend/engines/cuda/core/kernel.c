@@ -18,6 +18,7 @@ void kernel_print_init(struct kernel_print *print, const struct region *region) 
     print->argument_count = print->map_count = 0;
 }
 
+/* Designated, so that types without an address are NULL as those that are unknown. */
 const char *cuda_type_name(weftDataType_t type) {
     static const char *const names[] = {
         [WEFT_DATA_FLOAT] = "float",   [WEFT_DATA_DOUBLE] = "double", [WEFT_DATA_HALF] = "f16",
@@ -63,6 +64,7 @@ static void add_field(struct kernel_print *print, int value, const char *type, c
     text_add(&print->fields, "\n");
 }
 
+/* In step with the printed fields: word i of the arguments is field i, of 8 bytes, of the struct. */
 static void add_argument(struct kernel_print *print, struct argument argument) {
     /* Counted on beyond what fits, so that kernel_finish can say how many there would be. */
     if (print->argument_count < ARGUMENTS_MAX)
@@ -181,6 +183,7 @@ static void add_code(struct text *to, const char *code) {
     free(named.numbers);
 }
 
+/* The texts are freed whatever happens; the kernel keeps nothing of the print. */
 weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kernel, const char *file, const char *entry,
                            struct arena *arena) {
     struct text whole;

@@ -21,12 +21,16 @@ enum argument_kind {
                          `number` is the form; 15 words follow */
 };
 
+/* Everything that a kernel is given is one word of 8 bytes, or several in a row: the struct needs no packing rules, and
+   running it is one loop. */
 struct argument {
     enum argument_kind kind;
     int value;
     int64_t number;
 };
 
+/* 480 words are 3,840 bytes: below the 4 KiB of parameters that a kernel takes on every chip and driver. A tensor map
+   is 128 bytes, MAP_WORDS words. */
 enum { ARGUMENTS_MAX = 480, KERNELS_MAX = 13, MAPS_MAX = 10, MAP_WORDS = 16 };
 
 /* How a value is seen by the copy engine; its map is encoded when the kernel is launched, for the address of the
@@ -37,6 +41,8 @@ struct cuda_map {
     int64_t offset; /* bytes from the address of the value, or of the workspace */
 };
 
+/* Set by build, from the plan's arena, up to `is_cooperative`; `identity`, `code` and `is_carried` by compile; `loaded`
+   by load. After that nothing changes it: threads run one plan at the same time. */
 struct cuda_kernel {
     const char *file;    /* its path from engines/cuda: "map/map.cuh" */
     const char *entry;   /* its function */
@@ -86,7 +92,8 @@ const char *cuda_type_name(weftDataType_t type);
 /* The name of any data type as registers hold it. Types below a byte lie in memory behind a packed<T>. */
 const char *cuda_element_name(weftDataType_t type);
 
-/* A field that is a tensor map, 64-byte aligned: printed before all others. */
+/* A field that is a tensor map, 64-byte aligned: printed before all others. Precondition: no other field is printed
+   yet, and fewer than MAPS_MAX maps are. */
 void print_map(struct kernel_print *print, int value, const struct cuda_map *map, const char *name);
 
 /* Fields of the arguments. The pointer of a by-value scalar or constant is printed as by_value<T>, which holds the
@@ -97,7 +104,8 @@ void print_number(struct kernel_print *print, int64_t number, const char *name);
 /* core/index.cuh's ragged, which stands for a stride of batch entries: they begin where a value says. */
 void print_ragged(struct kernel_print *print, weftDataType_t type, int value, int64_t step, int64_t multiplier,
                   const char *name);
-/* core/index.cuh's divisor for n / value, n < 2^31. */
+/* core/index.cuh's divisor for n / value, n < 2^31. Division by a number of the arguments is a multiplication and a
+   shift there. */
 void print_divisor(struct kernel_print *print, int64_t value, const char *name);
 
 /* Comments that say where text comes from: the kind of an operation, "relu_fwd"; and of which operation of the region a

@@ -54,6 +54,8 @@ weftStatus_t cuda_load(struct step *step, const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A by-value scalar is read anew at every run: the caller may change it between runs. Its bytes come first in the word,
+   where by_value<T> looks for them. */
 static uint64_t argument_word(const struct argument *argument, void *const *values, const char *workspace) {
     uint64_t word = 0;
     switch (argument->kind) {
@@ -72,7 +74,8 @@ static uint64_t argument_word(const struct argument *argument, void *const *valu
     return word;
 }
 
-/* Encoding is arithmetic on the host, a few hundred nanoseconds. */
+/* Encoding is arithmetic on the host, a few hundred nanoseconds. A map holds its address, which each execution may
+   change; so no map is kept from one run to the next. */
 static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kernel, void *const *values,
                                 const void *workspace) {
     for (int i = 0; i < kernel->argument_count; i += MAP_WORDS) {
@@ -91,6 +94,8 @@ static weftStatus_t encode_maps(uint64_t *words, const struct cuda_kernel *kerne
 
 static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *values, const void *workspace,
                                weftStream_t stream) {
+    /* On the stack, so that threads run one plan at the same time. Maps need 64 bytes of alignment, which the kernel's
+       struct has too. */
     _Alignas(struct cuda_tensor_map) uint64_t words[ARGUMENTS_MAX + 1];
     for (int i = 0; i < kernel->argument_count; i++)
         words[i] = argument_word(&kernel->arguments[i], values, workspace);
@@ -118,6 +123,8 @@ weftStatus_t cuda_run(const struct step *step, void *const *values, void *worksp
     return status;
 }
 
+/* Also of a step whose build, compile or load failed half way: what is not there yet is NULL, and releasing that does
+   nothing. */
 void cuda_release(struct step *step) {
     struct cuda_step *state = step->state;
     for (int i = 0; state && i < state->count; i++) {

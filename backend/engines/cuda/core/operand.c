@@ -3,8 +3,11 @@
 #include "engines/cuda/core/operand.h"
 #include "base/number.h"
 
+/* Elements: 16 bytes of the smallest type with an address. */
 enum { LONGEST_RUN = 16 };
 
+/* A tensor of one element broadcasts whatever its rank: it may have fewer dims than the space, and is not indexed by
+   them. */
 void operand_of_tensor(struct operand *operand, const struct graph *graph, int value, const struct space *space,
                        bool is_store) {
     const struct tensor *tensor = graph->values[value].tensor;
@@ -42,6 +45,7 @@ static void remove_dim(struct space *space, struct operand *operands, int count,
     }
 }
 
+/* Broadcast along both (strides 0 and 0) merges too; broadcast along one alone never does. */
 static bool merges(const struct space *space, const struct operand *operands, int count, int dim) {
     for (int k = 0; k < count; k++)
         if (operands[k].strides[dim] != operands[k].strides[dim + 1] * space->extents[dim + 1])
@@ -49,7 +53,10 @@ static bool merges(const struct space *space, const struct operand *operands, in
     return true;
 }
 
-/* Sorting and merging change the order in which positions are counted, never which positions there are. */
+/* Sorting and merging change the order in which positions are counted, never which positions there are. First dims of
+   one element go, whose strides mean nothing, but for the last one left: a space has a rank of 1 at least. Then an
+   insertion sort, stable, for ranks of at most WEFT_DIM_MAX. Merging runs from the last dim forwards, so that what was
+   merged merges again. */
 void space_coalesce(struct space *space, struct operand *operands, int count, int lead) {
     for (int i = space->rank; i-- > 0;)
         if (space->extents[i] == 1 && space->rank > 1)
@@ -80,6 +87,8 @@ static int64_t elements_per_access(const struct operand *operand, const struct g
 }
 
 int operand_run_length(const struct space *space, const struct operand *operand, int dim, const struct graph *graph) {
+    /* Every row begins aligned only if the extent is a multiple, too: gcd of powers of two and anything is a power of
+       two. */
     int64_t length = gcd64(elements_per_access(operand, graph), space->extents[dim]);
     return (int)common_length(space, operand, dim, length);
 }
@@ -92,7 +101,8 @@ bool operand_is_dense(const struct space *space, const struct operand *operand) 
     return true;
 }
 
-/* The most that an access to the operand may take, of runs of up to `length`; `byte` elements must fit. */
+/* The most that an access to the operand may take, of runs of up to `length`; `byte` elements must fit. A wide type
+   takes several accesses for them, which its alignment must allow. */
 static int64_t limit_length(int64_t length, const struct operand *operand, int64_t byte, const struct graph *graph) {
     int64_t fits = elements_per_access(operand, graph);
     bool is_aligned = graph->values[operand->memory].tensor->alignment >= 16;

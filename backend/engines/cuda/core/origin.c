@@ -23,6 +23,7 @@ struct operand_search {
     const char *key;
 };
 
+/* Called for the operands in the order in which node->operands has them. */
 static weftStatus_t note_key(void *search, const struct row *row, struct tensor *tensor) {
     struct operand_search *wanted = search;
     (void)tensor;
@@ -45,6 +46,7 @@ static bool print_role(struct text *text, const struct node *node, int value, bo
     return false;
 }
 
+/* Who writes a value says more than who reads it, so outputs are asked first. */
 void print_origin(struct text *text, const struct region *region, int value) {
     for (int writes = 1; writes >= 0; writes--)
         for (int i = 0; i < region->count; i++)

@@ -3,6 +3,7 @@
    names of the device files that it reaches; these files' texts stand once, behind all kernels. */
 #include "engines/cuda/core/kernel.h"
 
+/* Which files any kernel shown so far reaches, by their index in device_files. */
 struct shown {
     bool is_needed[DEVICE_FILES_MAX];
     int count;
@@ -14,6 +15,7 @@ static void show_field(struct text *json, const char *key, const char *value) {
     text_add(json, ",");
 }
 
+/* Both lists are in the same order and share their names' addresses: one pass finds all. */
 static void show_headers(struct text *json, struct shown *shown, const char *program) {
     struct program_header headers[DEVICE_FILES_MAX];
     uint8_t digest[32];

@@ -10,7 +10,9 @@ static const struct kernel_place *find_place(const struct kernel_place *places, 
     return NULL;
 }
 
-/* An argument that is a value, or the map of one. */
+/* An argument that is a value, or the map of one. A constant of the other graph becomes a number, its first word:
+   constants are scalars of 8 bytes at most. An address in the workspace keeps the bytes that the argument added to
+   it. */
 static void send(struct argument *argument, struct cuda_map *maps, const struct kernel_place *place) {
     if (place->value >= 0) {
         argument->value = place->value;
@@ -25,6 +27,8 @@ static void send(struct argument *argument, struct cuda_map *maps, const struct 
     }
 }
 
+/* Copies the arguments and maps, as the other step's arena and graph end before this plan does; text and names are
+   shared. Scratch of the other step moves by `scratch` as a whole, which `places` do not concern. */
 weftStatus_t kernels_take(struct cuda_step *state, const struct cuda_step *from, const struct kernel_place *places,
                           int count, int64_t scratch, struct arena *arena) {
     if (state->count + from->count > KERNELS_MAX)
