@@ -23,7 +23,8 @@ static bool is_byte(weftDataType_t type) {
     return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8 || dtype_is_boolean(type);
 }
 
-/* Whether f16 holds all its numbers. */
+/* Whether f16 holds all its numbers. e5m2 has f16's exponent and fewer bits, e4m3 less of both; bytes are integers
+   below 2^11. */
 static bool is_exact_in_half(weftDataType_t type) { return is_byte(type) || dtype_is_fp8(type); }
 
 /* What floats would round. */
@@ -39,6 +40,9 @@ weftDataType_t contraction_math(const struct node *node) {
                                : conv_math((const struct conv_op *)node->op);
 }
 
+/* In this order, first match: padding of another value than 0 needs elements one by one; bytes; integers; what float
+   would round; halves; bfloat16, which tensor cores have from sm_80 on; floats, on tensor cores only for the tf32
+   family. Sums are always float or wider. */
 enum arithmetic contraction_arithmetic(const struct contraction *c, const struct device *device) {
     weftDataType_t a = operand_type(c, OPERAND_A), b = operand_type(c, OPERAND_B),
                    math = math_type(contraction_math(c->node));
@@ -63,7 +67,9 @@ enum arithmetic contraction_arithmetic(const struct contraction *c, const struct
     return c->narrows && !is_turing ? MMA_TF32 : FMA_FLOAT;
 }
 
-/* By compute capability; a device that does not tell its clock counts as 1.5 GHz. */
+/* By compute capability; a device that does not tell its clock counts as 1.5 GHz. Of dense products, two operations
+   each, from the architectures' tables: chips for servers have twice the tensor throughput per multiprocessor, and sixteen
+   times that of doubles. */
 double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
     int chip = device->cuda.major * 10 + device->cuda.minor;
     bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;

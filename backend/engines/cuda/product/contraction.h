@@ -31,7 +31,8 @@ struct modes {
 };
 
 /* A or B. The element of all modes 0 lies at `first`; where a coordinate is outside 0 .. size - 1, the element counts
-   as the padding value and is not read. */
+   as the padding value and is not read. Offsets are in elements from the tensor's address, which padding in front makes
+   negative: `first` alone need not lie in the tensor. */
 struct product_operand {
     int value;
     const struct tensor *tensor;
@@ -66,6 +67,7 @@ enum epilogue_role {
     EPILOGUE_REDUCED, /* leaves parts of a reduction, which the kernel that ends reductions writes */
 };
 
+/* `strides` are by index (batch, row, column) and by the epilogue's own modes, in elements. */
 struct epilogue_operand {
     enum epilogue_role role;
     int value;
@@ -106,6 +108,7 @@ struct epilogue {
     struct reduced_span spans[SPANS];
 };
 
+/* In elements of the result. A block has warps_m * warps_n warps, or a thread for each thread_m x thread_n results. */
 struct tile {
     int rows, columns;
     int warps_m, warps_n;   /* of MMA kernels */
@@ -113,6 +116,8 @@ struct tile {
     double efficiency;
 };
 
+/* From the top down to `limited_dim`: what contraction_find and contraction_shape read from the region. Below: what
+   contraction_plan chooses from a device and knobs. */
 struct contraction {
     const struct region *region;
     const struct node *node;

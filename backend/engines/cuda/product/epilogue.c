@@ -37,6 +37,8 @@ static int output_of(const struct node *node) {
 
 /* ---- Analysis ---------------------------------------------------------------------------------------------------- */
 
+/* Same rank or one element: nothing is reshaped on the way, and inputs may broadcast along any dimension; outputs may
+   not. */
 static weftStatus_t check_tensor(const struct contraction *c, const struct descriptor *op, const struct tensor *tensor,
                                  bool is_output) {
     const struct tensor *result = tensor_at(c, c->result);
@@ -165,7 +167,8 @@ static void merge_modes(struct epilogue *epilogue, int index) {
     }
 }
 
-/* The index whose last mode runs along the memory of the first store. */
+/* The index whose last mode runs along the memory of the first store. The index of the smaller stride: a thread then
+   stores neighbours, whichever operand they came from. */
 static enum index find_lead(const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     int rows = epilogue->mode_count[ROW], columns = epilogue->mode_count[COLUMN], k = 0;
@@ -185,7 +188,9 @@ static bool moves_data(const struct epilogue_operand *operand) {
     return operand->role != EPILOGUE_INDEX && operand->role != EPILOGUE_REDUCED;
 }
 
-/* How many neighbours one thread finishes: what is contiguous is read and written in one access. */
+/* How many neighbours one thread finishes: what is contiguous is read and written in one access. Per operand: a bound
+   must be a multiple of the run, or a run would be half inside; a contiguous operand must be aligned at every run's
+   beginning; one that broadcasts or is strided along the lead is read element by element and sets no limit. */
 static int find_run(const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     int last = epilogue->mode_count[epilogue->lead] - 1;
@@ -283,13 +288,16 @@ static bool is_read_inside(const struct contraction *c, int value) {
     return false;
 }
 
-/* Whether sums become 16 bits and are read again as they are: a run of them is converted at once. */
+/* Whether sums become 16 bits and are read again as they are: a run of them is converted at once. Two floats become two
+   halves in one instruction. */
 static bool keeps_runs(const struct contraction *c) {
     return is_read_inside(c, c->result) && c->alpha == 1 && c->beta == 0 &&
            dtype_bytes(tensor_type(c, c->result), 1) == 2 && arithmetic_rows[c->arithmetic].sum == WEFT_DATA_FLOAT;
 }
 
-/* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. */
+/* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. Whole sums are i64
+   on their way, as epilogue formulas over integers are; scaled by alpha or beta they pass through double, which holds
+   53 bits. */
 static void print_result(struct kernel_print *print, const struct contraction *c) {
     if (keeps_runs(c)) {
         text_add(&print->code, "        const float v%d = kept.number.at[e];\n", c->result);
@@ -378,6 +386,8 @@ double epilogue_instructions(const struct contraction *c) {
     return count;
 }
 
+/* Of 16 columns a thread has two pairs in each of its two rows: 4 pairs, or 2 where the rows share what they read; a
+   pair of 16 bits is one word. */
 int epilogue_fetched_words(const struct epilogue *epilogue) {
     int words = 0;
     for (int k = 0; k < epilogue->count; k++)
@@ -525,6 +535,8 @@ static void print_exists(struct kernel_print *print, const struct epilogue *epil
     text_add(&print->code, "    return true;\n}\n\n");
 }
 
+/* Printed in the order in which they call each other. The second epilogue() fetches for itself, for kernels that do not
+   read ahead. */
 void epilogue_print(struct kernel_print *print, const struct contraction *c) {
     print_constant(print, "RUN", c->epilogue.run);
     epilogue_print_arguments(print, &c->epilogue);
@@ -556,6 +568,7 @@ void epilogue_print_address(struct kernel_print *print, const struct contraction
     text_add(&print->code, ";\n}\n\n");
 }
 
+/* 8 elements are 16 bytes: every piece of a row begins where the copy engine can. */
 bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilogue_operand *store) {
     const struct epilogue *epilogue = &c->epilogue;
     const struct epilogue_operand *operand = &epilogue->at[k];

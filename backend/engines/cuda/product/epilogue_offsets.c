@@ -36,6 +36,7 @@ void epilogue_print_arguments(struct kernel_print *print, const struct epilogue 
     }
 }
 
+/* The slowest mode, 0, needs no divisor: it is what the others leave. */
 void epilogue_print_modes(struct kernel_print *print, const struct epilogue *epilogue) {
     for (int index = BATCH; index < K; index++) {
         char prefix[] = {'f', index_letters[index], 0}, value[] = {index_letters[index], 0};
@@ -43,6 +44,7 @@ void epilogue_print_modes(struct kernel_print *print, const struct epilogue *epi
     }
 }
 
+/* The limited coordinate is the operand's offset: its strides are steps of the coordinate (add_coordinate). */
 void epilogue_print_limits(struct kernel_print *print, const struct epilogue *epilogue, bool of_column,
                            const char *out) {
     for (int k = 0; k < epilogue->count; k++)

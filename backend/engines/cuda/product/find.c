@@ -52,7 +52,8 @@ weftStatus_t contraction_find(struct contraction *c, const struct region *region
     return find(c, region, node_is_pointwise);
 }
 
-/* An operand that the region scales becomes the tensor whose blocks are scaled, where both lie alike. */
+/* An operand that the region scales becomes the tensor whose blocks are scaled, where both lie alike. Scales apply
+   inside the product only if nobody sees the scaled tensor: it never reaches memory. */
 static weftStatus_t take_scaling(struct contraction *c, struct product_operand *operand, int *count) {
     const struct graph *graph = c->region->graph;
     int producer = graph->values[operand->value].producer;
@@ -130,7 +131,8 @@ static weftStatus_t take_prepared(struct contraction *c, struct product_operand 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Pointwise operations of the region that lead to an operand. */
+/* Pointwise operations of the region that lead to an operand. Operations before both operands are refused (count > 0):
+   kernels stage one operand through registers. */
 static weftStatus_t find_before(struct contraction *c, struct product_operand *operand) {
     int count = c->before_count;
     /* Backwards: readers come before what they read, so that chains are followed to their first operation. */
@@ -151,6 +153,8 @@ static weftStatus_t find_before(struct contraction *c, struct product_operand *o
     return c->before_count > count ? take_prepared(c, operand) : WEFT_STATUS_SUCCESS;
 }
 
+/* `left` counts scalings that became operands against those in the region: one that is left over would scale something
+   else, as a result. */
 weftStatus_t contraction_find_prepared(struct contraction *c, const struct region *region) {
     int left = 0;
     TRY(find(c, region, goes_around));
@@ -190,7 +194,7 @@ bool contraction_narrows(const struct graph *graph, int node) {
     return node_is_product(product) && (has_float || (has_half && has_bfloat16));
 }
 
-/* Whether a node is the product of a region, or makes what that reads. */
+/* Whether a node is the product of a region, or makes what that reads. Recursion ends: a region has no cycle. */
 static bool leads_to_product(const struct region *region, const struct node *node) {
     bool leads = node_is_product(node);
     for (int k = 0; k < node->operand_count && !leads; k++)

@@ -32,11 +32,12 @@ static const struct tile fma_tiles[TILE_ROWS] = {
 /* Of a kernel with its first and last steps, which nothing hides. */
 static const double LAUNCH_SECONDS = 2e-6;
 static const double INSTRUCTIONS_PER_CLOCK = 128; /* of a multiprocessor's threads; and for an access: */
+/* Splitting an index into modes, offset, bounds and the load; of an image three coordinates more. */
 static const double MATRIX_INSTRUCTIONS = 30, IMAGE_INSTRUCTIONS = 90;
+/* Each product loads both its factors, mostly from L1, and finds where they are. */
 static const double DIRECT_RATE = 0.15; /* of the FMA rate */
 
-/* ---- How operands are read ----------------------------------------------------------------------------------------
-   */
+/* ---- How operands are read --------------------------------------------------------------------------------------- */
 
 /* The longest run along `index`: its last mode is contiguous and moves no coordinate, everything else keeps to
    multiples of it. */
@@ -63,7 +64,8 @@ static int operand_run(const struct contraction *c, int f, int index) {
     return (int)run;
 }
 
-/* The distance between neighbours along an index; none at all is worst. */
+/* The distance between neighbours along an index; none at all is worst. gcd64 of one number and 0 is its size: strides
+   may be negative. */
 static int64_t neighbour_stride(const struct contraction *c, int f, int index) {
     const struct modes *modes = &c->modes[index];
     return modes->count ? gcd64(modes->at[modes->count - 1].stride[f], 0) : INT64_MAX;
@@ -72,13 +74,14 @@ static int64_t neighbour_stride(const struct contraction *c, int f, int index) {
 /* Along k or along its own index, whichever has the longer vectors; of equal ones, whichever neighbours are nearer. */
 static void choose_access(struct contraction *c, int f) {
     int outer = f == OPERAND_A ? ROW : COLUMN;
-    int along_outer = operand_run(c, f, outer), is_k_major = operand_run(c, f, K);
-    c->operand[f].is_k_major = along_outer == is_k_major ? neighbour_stride(c, f, K) <= neighbour_stride(c, f, outer)
-                                                         : is_k_major > along_outer;
-    c->operand[f].run = is_k_major > along_outer ? is_k_major : along_outer;
+    int along_outer = operand_run(c, f, outer), along_k = operand_run(c, f, K);
+    c->operand[f].is_k_major =
+        along_outer == along_k ? neighbour_stride(c, f, K) <= neighbour_stride(c, f, outer) : along_k > along_outer;
+    c->operand[f].run = along_k > along_outer ? along_k : along_outer;
 }
 
-/* A run of results shares all coordinates, and its elements in A and B are neighbours, or one, or evenly apart. */
+/* A run of results shares all coordinates, and its elements in A and B are neighbours, or one, or evenly apart. An
+   operand that cannot be read `run` at a time is read one by one, which costs accesses and not correctness. */
 static void choose_direct_access(struct contraction *c) {
     const struct modes *batch = &c->modes[BATCH];
     int last = batch->count - 1;
@@ -126,7 +129,8 @@ double contraction_memory_seconds(const struct contraction *c, const struct devi
     return bytes / (double)device->cuda.bandwidth;
 }
 
-/* Time to write the parts of a split sum and to read them back. */
+/* Time to write the parts of a split sum and to read them back. Partial sums go through memory once each way. L2 may
+   hold them; it is not counted on. */
 static double split_seconds(const struct contraction *c, const struct device *device, int splits) {
     double bytes = (double)contraction_elements(c) * (double)contraction_sum_bytes(c) * splits * 2;
     return splits == 1 ? 0 : LAUNCH_SECONDS + bytes / (double)device->cuda.bandwidth;
@@ -150,6 +154,7 @@ static double computing_seconds(const struct contraction *c, const struct device
     double products = 2.0 * tile->rows * tile->columns * arithmetic_rows[c->arithmetic].block_k;
     double waves = tiles / device->cuda.multiprocessors;
     double whole = (double)(int64_t)waves;
+    /* A started wave takes as long as a whole one, until there are so many that blocks no longer run in step. */
     waves = waves > 8 ? waves : whole < waves ? whole + 1 : whole;
     /* The first loads and the last stores of a tile are not hidden. */
     return waves * (steps_each * products / rate + 1e-6);
@@ -163,7 +168,8 @@ static double tile_seconds(const struct contraction *c, const struct device *dev
 }
 
 /* What finding and fetching the elements of both operands takes, beside which nothing is multiplied: each tile reads
-   them anew, a run at a time. */
+   them anew, a run at a time. Bounded by issue, not by bandwidth: addresses are computed per access by all threads.
+   Fewer blocks than multiprocessors leave the others idle. */
 static double gathering_seconds(const struct contraction *c, const struct device *device, int64_t steps) {
     double accesses = 0;
     for (int f = 0; f < OPERANDS; f++)
@@ -175,7 +181,8 @@ static double gathering_seconds(const struct contraction *c, const struct device
     return instructions / (INSTRUCTIONS_PER_CLOCK * (double)device->cuda.clock_khz * 1e3 * (busy > 0 ? busy : 1));
 }
 
-/* The least predicted time over tiles and splits. Splits grow in steps of a half: neighbours differ by little. */
+/* The least predicted time over tiles and splits. Splits grow in steps of a half: neighbours differ by little. Tiles
+   are compared without gathering; the price, by which families are compared, has it. */
 static void choose_tile(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
     const struct tile *tiles = arithmetic_rows[c->arithmetic].is_mma ? mma_tiles : fma_tiles;
     int64_t block = arithmetic_rows[c->arithmetic].block_k;
@@ -212,7 +219,8 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
 }
 
 /* One thread per run of results pays where a tile would be nearly empty: depthwise convolutions, batches of tiny
-   products. */
+   products. A tile is 32 x 32 at least: `share` is how much of the smallest one the product fills. Above 1/6 tensor
+   cores win even so. */
 static bool wants_direct(const struct contraction *c) {
     int64_t rows = modes_extent(&c->modes[ROW]), columns = modes_extent(&c->modes[COLUMN]);
     bool is_matmul = op_of(c->node->op) == &matmul_op;
@@ -223,6 +231,8 @@ static bool wants_direct(const struct contraction *c) {
 }
 
 static void plan_direct(struct contraction *c, const struct device *device, const struct knob_choices *knobs) {
+    /* 1,024 threads of a multiprocessor are enough to hide memory; K is split until there are so many, with 64 products
+       each at least. */
     double threads = (double)device->cuda.multiprocessors * 1024,
            runs = (double)contraction_elements(c) / c->epilogue.run;
     int64_t k = modes_extent(&c->modes[K]), chosen = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
@@ -242,6 +252,7 @@ static void plan_direct(struct contraction *c, const struct device *device, cons
     c->seconds = LAUNCH_SECONDS + (computing > moving ? computing : moving) + split_seconds(c, device, c->splits);
 }
 
+/* Kernels then count in 32 bits, whose divisions are one multiplication. */
 static bool all_small(const struct contraction *c) {
     bool small = true;
     for (int index = 0; index < INDICES; index++) {

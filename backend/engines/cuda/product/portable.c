@@ -11,6 +11,8 @@ enum { DIRECT_THREADS = 128 };
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* Refuses the narrowing family what its sibling computes the same: two families with one answer would be a choice of
+   nothing. */
 static weftStatus_t analyse(struct contraction *c, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
     TRY(contraction_find(c, region));

@@ -11,6 +11,7 @@
 const char index_letters[INDICES + 1] = "zijk";
 static const char operand_letters[] = "ab";
 
+/* Returned by value: it lives for the expression that calls it. Text beyond 31 characters is cut off. */
 struct name named(const char *format, ...) {
     struct name name;
     va_list arguments;
@@ -26,6 +27,7 @@ void print_real(struct kernel_print *print, double number, const char *name) {
     print_number(print, bits, name);
 }
 
+/* Coefficients of 0 and 1 must be told in the text: print_coefficient leaves their fields out by the same rule. */
 void print_term(struct kernel_print *print, const char *mode, int64_t coefficient, const char *argument) {
     if (coefficient == 1)
         text_add(&print->code, " + %s", mode);
@@ -57,7 +59,8 @@ static void print_coefficient(struct kernel_print *print, int64_t coefficient, c
         print_number(print, coefficient, name);
 }
 
-/* Names are the operand's letter, the index's letter and the mode: a_i1. */
+/* Names are the operand's letter, the index's letter and the mode: a_i1. A mode that is the slowest of its index has no
+   divisor; taps of a phase have one that is known at run time. */
 static void print_arguments(struct kernel_print *print, const struct contraction *c) {
     for (int index = 0; index < INDICES; index++)
         for (int d = 0; d < c->modes[index].count; d++) {
@@ -92,7 +95,8 @@ static void print_batch_struct(struct kernel_print *print, const struct contract
     text_add(&print->code, "};\n\n");
 }
 
-/* Of the taps that a phase sees: the first one, how many, and where in dy the first one reads. */
+/* Of the taps that a phase sees: the first one, how many, and where in dy the first one reads. In device code, once per
+   batch entry: a phase's taps take divisions, which tiles must not repeat. */
 static void print_phase(struct kernel_print *print, const struct contraction *c, int n) {
     const struct phase *phase = &c->phases[n];
     int z = 0;
@@ -138,7 +142,8 @@ static void print_override(struct kernel_print *print, const struct contraction 
     text_add(&print->code, ";\n");
 }
 
-/* find_batch(p, z): the batch's part of offsets and coordinates, and how many k there are. */
+/* find_batch(p, z): the batch's part of offsets and coordinates, and how many k there are. k_count is that of modes
+   without phases; each phase multiplies it by the taps it sees. */
 static void print_find_batch(struct kernel_print *print, const struct contraction *c) {
     const struct modes *batch = &c->modes[BATCH];
     int64_t k = 1;
@@ -176,7 +181,8 @@ static void print_find_batch(struct kernel_print *print, const struct contractio
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
-/* One part of an operand's offset: `index` is the operand's own, which brings the batch's part along, or K. */
+/* One part of an operand's offset: `index` is the operand's own, which brings the batch's part along, or K. NOWHERE
+   ends loads past the last row, column or k: tiles at the edges need no test of their own. */
 static void print_offsets(struct kernel_print *print, const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];
     const struct modes *modes = &c->modes[index];
@@ -217,7 +223,8 @@ static void print_coordinates(struct kernel_print *print, const struct contracti
     text_add(&print->code, "%s};\n\n", contraction_has_overrides(c) ? "    bool unused;\n" : "");
 }
 
-/* is_inside(): whether the element of two such exists; one comparison for both ends, as unsigned numbers. */
+/* is_inside(): whether the element of two such exists; one comparison for both ends, as unsigned numbers. A negative
+   coordinate becomes a large unsigned number. */
 static void print_is_inside(struct kernel_print *print, const struct contraction *c, int f) {
     const struct product_operand *operand = &c->operand[f];
     char letter = operand_letters[f];

@@ -12,6 +12,8 @@ static const struct tensor *tensor_at(const struct prologue *prologue, int value
 
 /* ---- Which there are --------------------------------------------------------------------------------------------- */
 
+/* Breadth first, from the operand backwards through pointwise operations alone; `nodes` is the queue as well.
+   BEFORE_MAX bounds it. */
 int prologue_companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     int count = 0;
@@ -41,7 +43,8 @@ int prologue_companions(const struct graph *graph, int node, int *nodes) {
 
 /* ---- What is read ------------------------------------------------------------------------------------------------ */
 
-/* Of the operand's axes the one that dimension `dim` of its tensor is; NULL: none is. */
+/* Of the operand's axes the one that dimension `dim` of its tensor is; NULL: none is. By extent and stride: the axes
+   are dimensions of this very tensor. */
 static const struct prologue_axis *axis_of(const struct prologue *prologue, int dim) {
     const struct tensor *a = prologue->c->operand[OPERAND_A].tensor;
     for (int i = 0; i < prologue->axis_count; i++)
@@ -111,7 +114,7 @@ weftStatus_t prologue_find(struct prologue *h) {
 
 /* ---- Text -------------------------------------------------------------------------------------------------------- */
 
-/* Whether all neighbours exist and lie in whole accesses. */
+/* Whether all neighbours exist and lie in whole accesses. One load of all neighbours then needs no test at the end. */
 static bool is_whole(const struct prologue *h, const struct prologue_operand *operand) {
     return operand->stride == 1 && operand->extent % h->neighbours == 0 &&
            tensor_at(h, operand->value)->alignment % ACCESS_BYTES == 0;
@@ -156,7 +159,8 @@ static void print_read(struct kernel_print *print, const struct prologue *h, boo
     text_add(&print->code, "    return in;\n}\n\n");
 }
 
-/* prepare(): numbers of A in, what the product reads out, converted in pairs. */
+/* prepare(): numbers of A in, what the product reads out, converted in pairs. Backwards through `before`, which has the
+   last operation first. The last one is not rounded by itself: rounded_pair does it. */
 static void print_prepare(struct kernel_print *print, const struct prologue *h) {
     const struct product_operand *a = &h->c->operand[OPERAND_A];
     const char *type = cuda_type_name((weftDataType_t)a->tensor->type);

@@ -19,6 +19,8 @@ struct prologue_operand {
     int64_t extent, stride;
 };
 
+/* neighbours: how many elements prepare() changes at once, as the kernel's registers hold them. Set by the family with
+   c and the axes; prologue_find fills in the operands. */
 struct prologue {
     const struct contraction *c;
     int neighbours; /* an even number of them */

@@ -20,6 +20,8 @@ struct operator {
     const char *combine, *element, *result;
 };
 
+/* Those without a row are refused by reductions_add. AMAX: `largest` of nothing is below 0, and no absolute value
+   is. */
 static const struct operator operators[] = {
     [WEFT_REDUCE_TENSOR_ADD] = {"sum", "X", "X"},
     [WEFT_REDUCE_TENSOR_MUL] = {"product", "X", "X"},
@@ -84,6 +86,8 @@ static weftStatus_t find_kept(const struct contraction *c, const struct node *no
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Number t of a span is the t-th line of its partial sums: genstats and batch-norm weights take two, sums of X and of X
+   * X or X * x^. */
 weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
     struct epilogue *epilogue = &c->epilogue;
     const struct tensor *kept, *result = c->region->graph->values[c->result].tensor;
@@ -123,7 +127,7 @@ static int value_of(const struct contraction *c, const struct tensor *tensor) {
     return graph_find_value(c->region->graph, tensor);
 }
 
-/* The combination of core/reduce.cuh that number t of a span is. */
+/* The combination of core/reduce.cuh that number t of a span is. Nodes of two numbers sum both. */
 static const char *combine_name(const struct epilogue *epilogue, enum span span, int t) {
     for (int r = 0; r < epilogue->reduction_count; r++) {
         const struct fused_reduction *reduction = &epilogue->reductions[r];
@@ -210,6 +214,7 @@ bool reductions_are_of_stored(const struct contraction *c) {
            reductions_read_only_value(c, store->value);
 }
 
+/* From 16 bits, so that what is reduced is what memory holds, as it would be of a reduction apart. */
 void reductions_print_stored(struct kernel_print *print, const struct contraction *c,
                              const struct epilogue_operand *store) {
     if (c->epilogue.reduction_count == 0)
@@ -224,8 +229,7 @@ void reductions_print_stored(struct kernel_print *print, const struct contractio
     text_add(&print->code, "    return out;\n}\n\n");
 }
 
-/* ---- What becomes of partial sums
-   -------------------------------------------------------------------------------------- */
+/* ---- What becomes of partial sums -------------------------------------------------------------------------------- */
 
 /* p.f<k>[offset], an operand over what is kept. */
 static int print_address(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor) {
@@ -314,7 +318,8 @@ static int64_t extent_along(const struct contraction *c, enum span span) {
     return span == SPAN_ALL ? 1 : modes_extent(&c->modes[span == SPAN_ROW ? ROW : COLUMN]);
 }
 
-/* Where the partial sums of a span begin in the workspace; SPANS: where they end. */
+/* Where the partial sums of a span begin in the workspace; SPANS: where they end. PARTIALS_ALIGNMENT keeps each span's
+   lines on lines of memory. */
 static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS], enum span span) {
     int64_t offset = 0;
     for (int before = 0; before < (int)span; before++) {
@@ -330,6 +335,7 @@ void reductions_print_partials(struct kernel_print *print, const struct contract
     print_number(print, lines[span], named("%s_lines", span_names[span]).text);
 }
 
+/* The order in which lines are summed depends on their number alone, so that equal runs give equal bits. */
 static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
                                   int64_t lines, int64_t offset, struct arena *arena) {
     const struct reduced_span *reduced = &c->epilogue.spans[span];

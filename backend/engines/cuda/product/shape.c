@@ -22,7 +22,7 @@ int64_t modes_extent(const struct modes *modes) {
     return extent;
 }
 
-/* Adds a mode unless it stands still. */
+/* Adds a mode unless it stands still. A phase stays even if it is the only one: the kernel reads its taps from it. */
 static void add_mode(struct contraction *c, enum index index, struct mode mode) {
     if (mode.extent != 1 || mode.phase != NO_PHASE)
         c->modes[index].at[c->modes[index].count++] = mode;
@@ -41,7 +41,8 @@ static struct mode result_mode(int64_t extent, int64_t a, int64_t b, int dim, in
     return mode;
 }
 
-/* Sorts by falling distance in memory; modes that stay in place come first. */
+/* Sorts by falling distance in memory; modes that stay in place come first. A mode of distance 0 broadcasts: where it
+   stands changes no address, and in front it breaks no run of neighbours. */
 static void sort_modes(struct modes *modes, int64_t (*distance)(const void *context, const struct mode *mode),
                        const void *context) {
     for (int i = 1; i < modes->count; i++)
@@ -110,8 +111,8 @@ static void shape_matmul(struct contraction *c, const struct matmul_op *op) {
 
 /* ---- Convolution ------------------------------------------------------------------------------------------------- */
 
-/* The dimension of channels of a tensor; one of groups stands before it or is part of it. */
-/* From the end: spatial dimensions come last, in any number. */
+/* The dimension of channels of a tensor; one of groups stands before it or is part of it. From the end: spatial
+   dimensions come last, in any number. */
 static int channel_dim(const struct conv_geometry *g, const struct tensor *tensor) {
     return (int)tensor->dims.count - g->spatial - 1;
 }
@@ -154,7 +155,9 @@ static void shape_forward(struct contraction *c, const struct conv_geometry *g) 
 }
 
 /* One spatial dimension of the data gradient with a stride: a mode for the phase, one for the position within it, and
-   one for the taps that the phase sees. */
+   one for the taps that the phase sees. With stride s and dilation d, x + pre - t * d is a multiple of s for every (s /
+   gcd(d, s))-th tap at most: tap_step. From one such tap to the next, dy moves by `moves` = d / gcd(d, s) positions. A
+   dimension shorter than the stride has only so many phases as elements. */
 static void add_phase(struct contraction *c, const struct conv_geometry *g, int i) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
     int64_t stride = g->stride[i], common = gcd64(g->dilation[i], stride), tap_step = stride / common;
@@ -231,6 +234,7 @@ static void shape_filter(struct contraction *c, const struct conv_geometry *g) {
     sort_modes(&c->modes[COLUMN], distance_in_result, w->tensor);
 }
 
+/* Whether elements are neighbours along one of the modes, and vector loads thereby possible. */
 static bool has_unit_stride(const struct modes *modes, int operand) {
     for (int i = 0; i < modes->count; i++)
         if (modes->at[i].stride[operand] == 1)
@@ -258,8 +262,8 @@ static void shape_convolution(struct contraction *c, const struct node *node) {
 
 /* ---- What is outside the image ----------------------------------------------------------------------------------- */
 
-/* The least and the largest value of a coordinate. */
-/* Coordinates are sums of one multiple of each mode, so each mode adds its largest or its least. */
+/* The least and the largest value of a coordinate. Coordinates are sums of one multiple of each mode, so each mode adds
+   its largest or its least. */
 static void coordinate_range(const struct contraction *c, int operand, int i, int64_t *least, int64_t *most) {
     *least = *most = c->operand[operand].start[i];
     for (int index = 0; index < INDICES; index++)
@@ -293,7 +297,8 @@ static weftStatus_t check_phases(const struct contraction *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Finds which coordinates can leave the image, and forgets the others. */
+/* Finds which coordinates can leave the image, and forgets the others. A step that is never checked is set to 0: the
+   printed code then computes no such coordinate, and modes merge and vectorise that differed in it alone. */
 static weftStatus_t find_checks(struct contraction *c) {
     TRY(check_phases(c));
     for (int f = 0; f < OPERANDS; f++)
@@ -344,6 +349,7 @@ weftStatus_t contraction_shape(struct contraction *c, const struct node *node) {
     return find_checks(c);
 }
 
+/* C^T = B^T A^T. The batch keeps its modes, K too; only the operand slots of each change places. */
 void contraction_swap(struct contraction *c) {
     struct product_operand operand = c->operand[OPERAND_A];
     struct modes rows = c->modes[ROW];
@@ -364,6 +370,8 @@ void contraction_swap(struct contraction *c) {
         }
 }
 
+/* The extent is kept below 2^31, so that one 32-bit division splits the index again. Phases never join: their extents
+   are no constants. */
 static bool modes_join(const struct mode *outer, const struct mode *inner) {
     bool joins = outer->phase == NO_PHASE && inner->phase == NO_PHASE && outer->extent * inner->extent < INT32_MAX;
     for (int f = 0; f < OPERANDS; f++) {
@@ -383,6 +391,7 @@ void modes_merge(struct modes *modes) {
         }
 }
 
+/* A filter gradient reads x far more often than it writes w, so x decides the order there. */
 void contraction_flatten(struct contraction *c) {
     struct modes *batch = &c->modes[BATCH];
     for (int index = ROW; index <= COLUMN; index++) {

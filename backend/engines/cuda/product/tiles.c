@@ -10,6 +10,7 @@ enum {
     GROUP_TILES = 8,                  /* rows of tiles that are made together, so that their operands meet in L2 */
 };
 
+/* CUDA's limit along x; kernels stride over what is beyond it. */
 static const int64_t GRID_MAX = INT32_MAX;
 
 void contraction_print_begin(struct kernel_print *print, const struct contraction *c) {
@@ -29,6 +30,7 @@ static void print_splits(struct kernel_print *print, const struct contraction *c
         print_scratch(print, "sum_t", 0, "partial");
 }
 
+/* A split kernel stores bare sums: what follows them is the combining kernel's, which alone sees whole sums. */
 void contraction_print_epilogue(struct kernel_print *print, const struct contraction *c) {
     print_constant(print, "IS_SPLIT", c->splits > 1);
     print_splits(print, c);
@@ -52,7 +54,8 @@ static int tile_threads(const struct contraction *c) {
 }
 
 /* Blocks that shall fit on a multiprocessor: two, which hide each other's waits, where 128 registers per thread hold
-   the sums and what is on its way. */
+   the sums and what is on its way. 65,536 registers of a multiprocessor are 128 for each of 512 threads: two blocks of
+   256. */
 static int resident_blocks(const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     bool is_large = c->tile->rows + c->tile->columns > 192, is_light = row->is_mma && c->has_k16;
@@ -119,7 +122,8 @@ weftStatus_t contraction_end_tiles(struct kernel_print *print, struct cuda_kerne
 }
 
 /* Threads that share the parts of a run of results: few results keep few threads busy. Where there are several, the
-   grid has a block for all that these make at a time. */
+   grid has a block for all that these make at a time. Powers of two up to the number of splits, so that every sharer
+   has a part. */
 static int64_t combine_sharers(const struct contraction *c, int64_t runs) {
     int64_t sharers = 1;
     while (sharers * 2 <= c->splits && sharers < COMBINE_SHARERS_MAX && runs * sharers < COMBINE_THREADS_WANTED)

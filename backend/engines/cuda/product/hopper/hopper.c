@@ -61,6 +61,7 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
 
 /* The partial sums of splits cannot be reduced: where splitting saves more than to read the result again, it is kept.
    */
+/* The plan is made anew without reductions, on a copy; knobs are left out, as they may forbid the very split. */
 static weftStatus_t check_reductions(const struct hopper *h, const struct device *device) {
     const struct tensor *result = h->c.region->graph->values[h->c.result].tensor;
     if (h->c.epilogue.reduction_count == 0 || !h->tile)
@@ -118,7 +119,9 @@ static weftStatus_t analyse_as(struct hopper *h, const struct region *region, co
 }
 
 /* The product as it stands or with A and B swapped: few rows are the columns of the swapped product, whose tiles may be
-   narrow. */
+   narrow. Swapping is tried where it can win: no tile fits as it stands, rows are neighbours in memory, so that stores
+   of the swapped product are whole, or rows are few. A failure of the second try is no failure: its sentence is
+   cleared. */
 static weftStatus_t analyse(struct hopper *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs, bool narrows) {
     struct hopper swapped;
@@ -178,7 +181,9 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 static int tile_groups(const struct hopper *h) { return h->tile->rows / (h->tile->row_blocks * 64); }
 static int consumer_groups(const struct hopper *h) { return tile_is_pingpong(h->tile) ? 2 : tile_groups(h); }
 
-/* As product/hopper/pipeline.cuh lays it out. */
+/* As product/hopper/pipeline.cuh lays it out. The producer's slots of A and B, each with two barriers of 8 bytes; the
+   warps' epilogue tiles of 16 rows; half a tile of sums that one block of a cluster split sends to the other; and
+   partial sums of columns, a line for each warp. */
 static int shared_bytes(const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     int warps = consumer_groups(h) * 4, sum_bytes = (int)sizeof(float);
@@ -192,7 +197,8 @@ static int shared_bytes(const struct hopper *h) {
     return slots + staging + exchange + partials + own_barriers + aux_barriers;
 }
 
-/* Epilogue tiles for a whole tile, where an operand is loaded that lies like the result: at the cost of stages. */
+/* Epilogue tiles for a whole tile, where an operand is loaded that lies like the result: at the cost of stages. Every
+   part of the result has an epilogue tile of its own then, since all loads are issued before the first sum leaves. */
 static bool fits_aux_load(struct hopper *h) {
     h->has_aux_load = true; /* and its barriers */
     h->stages = h->tile->stages;
@@ -215,6 +221,8 @@ static void plan_aux_load(struct hopper *h) {
     hopper_fit(h);
 }
 
+/* Two epilogue tiles for each warp, so that one fills while the copy engine reads the other. The stages of the table
+   fit beside one at the cost of one stage at most; pipeline.cuh asserts it. */
 void hopper_fit(struct hopper *h) {
     h->stages = h->tile->stages;
     h->epilogue_tiles = 2;
@@ -224,7 +232,8 @@ void hopper_fit(struct hopper *h) {
         h->stages--;
 }
 
-/* Whether the result is a matrix per batch entry, as the copy engine stores them. */
+/* Whether the result is a matrix per batch entry, as the copy engine stores them. Maps have one dimension for rows,
+   columns and entries each; phases interleave in memory. */
 static bool stores_boxes(const struct hopper *h) {
     return h->store && h->c.phase_count == 0 && h->c.epilogue.mode_count[ROW] <= 1 &&
            h->c.epilogue.mode_count[BATCH] <= 1;
@@ -243,6 +252,8 @@ static void plan_reductions(struct hopper *h, const struct device *device) {
     const struct reduced_span *spans = h->c.epilogue.spans;
     int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, tiles_n = hopper_tiles_along(h, COLUMN);
     int64_t batches = modes_extent(&h->c.modes[BATCH]);
+    /* Clusters must be a multiple of the tiles of a row, so that each meets its column again; that may leave some
+       idle. */
     h->keeps_column = spans[SPAN_COLUMN].count > 0 && !spans[SPAN_COLUMN].keeps_batch &&
                       clusters % tiles_n * STAYING_SHARE <= clusters && tiles_n <= clusters;
     int64_t blocks = clusters_at_work(h, device, hopper_tiles(h, h->tile)) * h->tile->cluster;
@@ -252,7 +263,8 @@ static void plan_reductions(struct hopper *h, const struct device *device) {
     h->lines[SPAN_ALL] = blocks * consumer_groups(h) * 4;
 }
 
-/* Two results of 16 bits leave side by side, where the copy engine stores both. */
+/* Two results of 16 bits leave side by side, where the copy engine stores both. A split result is no result yet, and
+   one that is staged alone has its epilogue tiles already. */
 static void plan_second(struct hopper *h) {
     const struct epilogue_operand *stores[2];
     if (h->store || h->splits > 1 || epilogue_find_stored(&h->c, 2, stores) != 2)
@@ -352,10 +364,13 @@ static void print_partials(struct kernel_print *print, const struct hopper *h) {
 
 void hopper_launch(struct cuda_kernel *kernel, const struct hopper *h, const struct device *device, int64_t tiles) {
     const struct hopper_tile *tile = h->tile;
+    /* Persistent but for a cluster split, whose clusters make one tile each. */
     int64_t blocks = (int64_t)tile->cluster * tile_splits(tile), clusters = clusters_at_work(h, device, tiles);
     contraction_set_launch(kernel, (tile_splits(tile) > 1 ? tiles : clusters) * blocks,
                            (1 + consumer_groups(h)) * WARPGROUP, shared_bytes(h));
     kernel->cluster = blocks > 1 ? (uint32_t)blocks : 0;
+    /* The kernel waits for the launch before it by itself, once its barriers are made (programmatic dependent
+       launch). */
     kernel->is_dependent = true;
 }
 

@@ -42,6 +42,8 @@ struct positions {
    of two blocks, which sum half of k each. product/hopper/schedule_*.cuh */
 enum schedule { SCHEDULE_COOPERATIVE, SCHEDULE_PINGPONG, SCHEDULE_CLUSTER_SPLIT };
 
+/* wgmma makes 64 rows with four warps; so rows = 64 * row_blocks * (consumer warpgroups that share the tile). A thread
+   holds row_blocks * columns / 2 accumulators. */
 struct hopper_tile {
     int rows, columns; /* of the result */
     int row_blocks;    /* of 64 rows, for each consumer warpgroup */
@@ -67,6 +69,9 @@ struct block_scales {
     int64_t stride, step_stride, entry_stride; /* elements from one block to the next; per batch entry */
 };
 
+/* Filled in this order: c and is_swapped by the analysis, the views by hopper_shape, scales by hopper_scales, tile,
+   splits, steps and seconds by hopper_plan; how results leave (store to lines) is known only in build, once the tile
+   is. */
 struct hopper {
     struct contraction c;
     bool is_swapped; /* A and B have changed places */
@@ -176,6 +181,8 @@ static inline const struct epilogue_operand *hopper_find_store(const struct hopp
 static inline int hopper_result_bytes(const struct hopper *h) {
     return h->store ? (int)dtype_bytes(h->store->type, 1) : 2;
 }
+/* A row of an epilogue tile is 128 bytes, the span of the swizzle: 64 elements of 16 bits or 32 of 32. Tiles that 64
+   does not divide take half of it. */
 static inline int hopper_epilogue_columns(const struct hopper *h) {
     return hopper_result_bytes(h) == 4 || h->tile->columns % 64 != 0 ? 32 : 64;
 }

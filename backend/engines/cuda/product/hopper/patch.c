@@ -60,6 +60,8 @@ struct axis {
     struct seen seen[PHASES_MAX];
 };
 
+/* Filters are the product's rows and pixels its columns: the tile of pixels is the wgmma's width, which is any multiple
+   of 8. */
 struct patch {
     struct contraction c;
     struct prologue prologue;
@@ -84,8 +86,7 @@ static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w
 
 static int phases_of(const struct patch *h) { return (int)(h->axis[0].phases * h->axis[1].phases); }
 
-/* ---- Accepting ----------------------------------------------------------------------------------------------------
-   */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static bool is_aligned(const struct tensor *tensor, int64_t channel_stride, int64_t a, int64_t b, int64_t c) {
     return channel_stride == 1 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0 && a > 0 && b > 0 && c > 0 &&
@@ -101,7 +102,8 @@ static const struct tensor *result_of(const struct patch *h) {
     return h->c.region->graph->values[h->store->value].tensor;
 }
 
-/* 0: from image to image, 1: from line to line, 2: from pixel to pixel. */
+/* 0: from image to image, 1: from line to line, 2: from pixel to pixel. 8: a stride that passes every test of
+   alignment, of a line that an image of one dimension does not have. */
 static int64_t image_stride(const struct tensor *tensor, int dim) {
     int64_t last = tensor->dims.count - 1;
     return dim == 0   ? tensor->strides.at[0]
@@ -114,7 +116,8 @@ static bool image_is_aligned(const struct tensor *tensor) {
     return is_aligned(tensor, 1, image_stride(tensor, 0), image_stride(tensor, 1), image_stride(tensor, 2));
 }
 
-/* The one result, if it lies pixel by pixel, in whole accesses of 16 bytes. */
+/* The one result, if it lies pixel by pixel, in whole accesses of 16 bytes. Exactly one store, NCHW: the last dimension
+   contiguous, all others in multiples of 16 bytes. */
 static const struct epilogue_operand *find_planar(const struct patch *h) {
     const struct epilogue *epilogue = &h->c.epilogue;
     const struct epilogue_operand *found = NULL;
@@ -145,7 +148,8 @@ static weftStatus_t check_shape(const struct patch *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The layout, too: boxes of 64 channels in, one box of results out. */
+/* The layout, too: boxes of 64 channels in, one box of results out. Channels last, so that 64 channels of a pixel are
+   one row of the swizzle. */
 static weftStatus_t check_types(const struct patch *h) {
     weftDataType_t a = (weftDataType_t)h->in->tensor->type, b = (weftDataType_t)h->g.w.tensor->type;
     bool is_half = dtype_is_half(a) && a == b;
@@ -161,7 +165,8 @@ static weftStatus_t check_types(const struct patch *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The first operand behind the sum that lies as the result does. */
+/* The first operand behind the sum that lies as the result does. Planar results leave line by line, and have no tile
+   for another operand to arrive in. */
 static void find_auxiliary(struct patch *h) {
     struct epilogue *epilogue = &h->c.epilogue;
     bool has_pairs = epilogue->mode_count[ROW] > 0;
@@ -214,10 +219,10 @@ static weftStatus_t check_end(const struct patch *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- What is seen -------------------------------------------------------------------------------------------------
-   */
+/* ---- What is seen ------------------------------------------------------------------------------------------------ */
 
-/* Corner and reach over all phases; false where a phase sees nothing. */
+/* Corner and reach over all phases; false where a phase sees nothing. Offsets become relative to the least one, so that
+   kernels see numbers from 0 on. */
 static bool find_corner(struct axis *axis) {
     int64_t least = INT64_MAX, most = INT64_MIN;
     for (int64_t z = 0; z < axis->phases; z++) {
@@ -242,7 +247,8 @@ static void find_forward(struct axis *axis, const struct conv_geometry *g, int i
     axis->seen[0] = (struct seen){g->w.size[i], 0, -g->pre[i]};
 }
 
-/* Elements of dx at distance `stride` see the same taps, which run backwards. */
+/* Elements of dx at distance `stride` see the same taps, which run backwards. step: the least number of taps after
+   which the same phase is met again, stride / gcd(dilation, stride). */
 static void find_backward(struct axis *axis, const struct conv_geometry *g, int i) {
     int64_t taps = g->w.size[i], stride = g->stride[i], dilation = g->dilation[i], step = 1;
     while (step * dilation % stride != 0)
@@ -269,15 +275,17 @@ static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
     return find_corner(axis);
 }
 
-/* ---- The tile -----------------------------------------------------------------------------------------------------
-   */
+/* ---- The tile ---------------------------------------------------------------------------------------------------- */
 
+/* Lines of a tile lie `pitch` apart in the patch: products go over the gaps, too, and what they make there is never
+   stored. */
 static int pixels_of(const struct patch *h) { return round_up((h->lines - 1) * h->pitch + h->columns, 8); }
 
 /* The 128-byte swizzle wants slots at multiples of 1024 bytes. */
 static int slot_bytes(int pixels) { return round_up(pixels * PIXEL_BYTES, 1024); }
 
-/* Pixels of a result, and one that nobody wants. */
+/* Pixels of a result, and one that nobody wants. Pixels that fall into gaps are written to the surplus one: no
+   branch. */
 static int result_pixels(const struct patch *h) { return h->lines * h->columns + 1; }
 
 /* Of a patch in shared memory: of what is copied, of what the last tap reads behind it, and of a result in its place.
@@ -293,7 +301,8 @@ static int shared_bytes(const struct patch *h) {
     return h->patches * slot_bytes(patch_pixels(h)) + h->filter_slots * FILTER_BYTES + results + barriers * 8;
 }
 
-/* All taps of the filters if they fit beside the patches, else a ring of some. */
+/* All taps of the filters if they fit beside the patches, else a ring of some. As many patches as possible first;
+   filters have what these leave. */
 static bool fit_slots(struct patch *h) {
     for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
         h->filter_slots = h->is_resident ? taps_of(h) : FILTERS_MOST;
@@ -320,7 +329,7 @@ static double largest(double a, double b, double c) {
 }
 
 /* The longest of products, copies into shared memory and traffic of shared memory, for each wave of items; or moving
-   all bytes. */
+   all bytes. bytes: the image and the result once, and what lies like the result; filters are few. */
 static double predict(const struct patch *h, const struct device *device) {
     double phases = phases_of(h), taps = taps_of(h) / phases; /* of each, on average */
     double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
@@ -341,12 +350,14 @@ static double predict(const struct patch *h, const struct device *device) {
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
 }
 
-/* Of a tile of some columns, that one product covers. */
+/* Of a tile of some columns, that one product covers. lines: the largest for which (lines - 1) * pitch + columns stays
+   within PIXELS_MAX. */
 static int most_lines(const struct patch *h, int columns) {
     return (PIXELS_MAX - columns) / (columns + (int)h->axis[1].reach) + 1;
 }
 
-/* Sets a tile of the table; false where it does not fit. */
+/* Sets a tile of the table; false where it does not fit. A copy's box has at most 256 elements along each dimension, so
+   patch and pitch have. Items are counted in 32 bits over both warpgroups and all phases. */
 static bool set_tile(struct patch *h, int tile) {
     int lines = tile_lines[tile / TILE_WIDTHS], columns = tile_columns[tile % TILE_WIDTHS];
     lines = lines ? lines : most_lines(h, columns);
@@ -386,7 +397,8 @@ static bool plan(struct patch *h, const struct device *device, const struct knob
     return best >= 0 && set_tile(h, best);
 }
 
-/* Operations before it are fused on the image, whose tensor they read. */
+/* Operations before it are fused on the image, whose tensor they read. The prologue is that of the image: the product's
+   A here, whatever wgmma calls its operands. */
 static weftStatus_t take_prologue(struct patch *h) {
     const struct contraction *c = &h->c;
     struct conv_operand *in = h->g.direction == CONV_DATA ? &h->g.y : &h->g.x;
@@ -399,7 +411,8 @@ static weftStatus_t take_prologue(struct patch *h) {
     return prologue_find(&h->prologue);
 }
 
-/* Fills in all of a patch: what is computed, then what is read, then the tile. */
+/* Fills in all of a patch: what is computed, then what is read, then the tile. The order matters: check_types looks at
+   the store, find_auxiliary at the epilogue's modes, plan at both. */
 static weftStatus_t analyse(struct patch *h, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     TRY(hopper_check_device(device, "patch family"));
@@ -444,8 +457,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building -----------------------------------------------------------------------------------------------------
-   */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 static void print_structure(struct kernel_print *print, const struct patch *h) {
     const struct conv_geometry *g = &h->g;
@@ -492,7 +504,8 @@ static struct tensor_map_form form_of(int32_t type, const int64_t dims[4], const
     return form;
 }
 
-/* Columns, lines, filters and images; a line at a time leaves. */
+/* Columns, lines, filters and images; a line at a time leaves. Plain, not swizzled: a line's columns are contiguous in
+   memory, and shorter than the swizzle's span. */
 static struct cuda_map planar_map(const struct patch *h) {
     const struct tensor *tensor = result_of(h);
     int channel = (int)tensor->dims.count - h->g.spatial - 1;
@@ -519,7 +532,9 @@ static struct cuda_map map_of_phase(const struct patch *h, const struct epilogue
                              .offset = (line * of_line + column * of_pixel) * 2};
 }
 
-/* The phases, those with many taps first: maps of what lies like the result, or what they see. */
+/* The phases, those with many taps first: maps of what lies like the result, or what they see. Taps are at most
+   TAPS_MAX and offsets below 256, so that bytes and 16 bits hold them. Phases with most taps come first, as they last
+   longest. */
 static void print_phases(struct kernel_print *print, const struct patch *h, const struct epilogue_operand *mapped,
                          const char *name) {
     int number = 0;
@@ -583,7 +598,8 @@ static void print_numbers(struct kernel_print *print, const struct patch *h) {
     print_divisor(print, h->tiles_q, "tiles_q");
 }
 
-/* A block keeps resident filters, and those that it reduces, for life. */
+/* A block keeps resident filters, and those that it reduces, for life. A multiple of the filter tiles: item i belongs
+   to filter tile i % filter_tiles, so that a block meets the same one in each of its rounds. */
 static int64_t blocks_at_work(const struct patch *h, const struct device *device) {
     int64_t blocks = device->cuda.multiprocessors, items = h->items * phases_of(h);
     if (h->is_resident || h->c.epilogue.spans[SPAN_COLUMN].count > 0)

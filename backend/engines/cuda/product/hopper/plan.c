@@ -89,10 +89,13 @@ static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
      .schedule = SCHEDULE_PINGPONG},
 };
 
-/* The chip. Clocks are those of a multiprocessor. */
+/* The chip. Clocks are those of a multiprocessor. Fitted: the chip lowers its clock under its power limit, so long
+   products run slower than the nominal clock says. */
 static const double POWERED_CLOCK = 1.54e9; /* Hz, under the power limit, when all multiprocessors work */
 static const double MOST_CLOCK = 1.98e9;    /* Hz */
 static const double IDLE_POWER = 0.4; /* share of its power that an idle multiprocessor leaves to the others' clock */
+/* Multiply-adds of a multiprocessor. A step is 128 bytes of k whatever the type: 64 halves at this rate, 128 bytes at
+   twice, 32 tf32 at half of it; so all steps take the same clocks, and 64 stands for all. */
 static const double PRODUCTS_PER_CLOCK = 2048;    /* of 16-bit operands */
 static const double INSTRUCTIONS_PER_CLOCK = 128; /* of single threads */
 static const double FILL_BYTES_PER_CLOCK = 77;    /* from L2, when not all ask at once */
@@ -142,6 +145,7 @@ int64_t hopper_tiles_along(const struct hopper *h, enum index index) {
     return divide_up(modes_extent(&h->c.modes[index]), index == ROW ? rows : h->tile->columns);
 }
 
+/* Brute force: the height of a group is at most the number of clusters. Ties go to the lower height. */
 int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n) {
     int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, least = INT64_MAX, best = 1;
     for (int64_t height = 1; height <= tiles_m && height <= clusters && !h->keeps_column; height++) {
@@ -179,6 +183,8 @@ static double clusters_of(const struct hopper_tile *tile, const struct device *d
     return (double)(device->cuda.multiprocessors / (tile->cluster * tile_splits(tile)));
 }
 
+/* In a ping-pong two tiles are under way in a block: one multiplies while the other's epilogue runs, so a turn is the
+   longer of the two; where the epilogue is the longer one, half of what both take. The last epilogue is seen whole. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                       double epilogue, double moving) {
     double clusters = clusters_of(tile, device);
@@ -194,7 +200,8 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
     return overlapped_seconds(clocks / (clock < MOST_CLOCK ? clock : MOST_CLOCK), moving);
 }
 
-/* What no split of the sums takes less than: all multiprocessors are at work all the time, and nothing ends. */
+/* What no split of the sums takes less than: all multiprocessors are at work all the time, and nothing ends. A lower
+   bound that grows with neither waves nor ends: consider() stops trying more splits by it. */
 static double least_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                             double moving) {
     double clocks = units * steps / tile_splits(tile) * step_clocks(tile) / clusters_of(tile, device);
@@ -218,6 +225,7 @@ static struct hopper_tile promoted(const struct hopper *h, const struct hopper_t
 static struct hopper_tile preparing(const struct hopper *h, const struct hopper_tile *tile) {
     struct hopper_tile made = *tile;
     bool by_pixels = h->k_is_pixels && h->view[OPERAND_A].is_image;
+    /* Chosen so that a step takes the longer of the bare one and of preparing plus half of the products. */
     double step = (double)tile->rows * tile->columns * 64 / PRODUCTS_PER_CLOCK, bare = step / tile->efficiency;
     double used = tile->rows * (by_pixels ? PREPARING_CLOCKS_PER_LINE : PREPARING_CLOCKS_PER_ROW) + bare / 2;
     made.efficiency = step / (used > bare ? used : bare);
@@ -225,7 +233,7 @@ static struct hopper_tile preparing(const struct hopper *h, const struct hopper_
 }
 
 /* What it takes more that a warp stores pieces shorter than a sector of L2, or elements apart, and reads epilogue
-   operands where the sums lie. */
+   operands where the sums lie. Staged results leave whole, and cost nothing more. */
 static double scattered_seconds(const struct hopper *h, const struct device *device) {
     const struct epilogue *epilogue = &h->c.epilogue;
     int last = epilogue->mode_count[epilogue->lead] - 1;
@@ -255,6 +263,7 @@ static struct hopper_tile used_tile(const struct hopper *h, const struct hopper_
     return h->promotes ? promoted(h, tile) : h->c.before_count > 0 ? preparing(h, tile) : *tile;
 }
 
+/* 8: a partial sum is written and read, 4 bytes each. */
 static double combine_seconds(double elements, int splits) {
     return splits == 1 ? 0 : COMBINE_SECONDS + elements * splits * 8 / L2_BYTES_PER_SECOND;
 }
@@ -269,6 +278,8 @@ int hopper_operands(const struct hopper *h) {
 /* Whether accumulators leave registers for little beyond the output. */
 static bool is_deep(const struct hopper_tile *tile) { return tile->row_blocks * tile->columns > ACCUMULATORS_MOST; }
 
+/* Half as many registers as columns: 128 of the 160 that three consumer warpgroups have each, 192 of the 232 of two
+   (pipeline.cuh). A ping-pong has no room for two sets of sums. */
 bool hopper_can_promote(const struct hopper_tile *tile) {
     return !tile_is_pingpong(tile) &&
            (tile->row_blocks + 1) * tile->columns <= (tile->rows / tile->row_blocks > 128 ? 256 : 384);
@@ -280,7 +291,8 @@ static bool is_skinny(const struct hopper *h, const struct hopper_tile *tile) {
            (modes_extent(&h->c.modes[ROW]) <= tile->rows || modes_extent(&h->c.modes[COLUMN]) <= tile->columns);
 }
 
-/* Registers for operands: one that lies like the result is copied instead. */
+/* Registers for operands: one that lies like the result is copied instead. 4: what epilogue_fetched_words counted for
+   that operand. */
 static int fetched_words(const struct hopper *h) {
     const struct epilogue_operand *store = epilogue_find_half(&h->c);
     int words = epilogue_fetched_words(&h->c.epilogue);
@@ -320,7 +332,9 @@ static bool operands_fit(const struct hopper *h, const struct hopper_tile *tile)
     return tile->row_blocks == 1 || tile->columns < 128 || hopper_operands(h) <= most;
 }
 
-/* Whether registers hold two steps of A beside the accumulators; reductions take some more. */
+/* Whether registers hold two steps of A beside the accumulators; reductions take some more. A step of A is 16 registers
+   for each block of 64 rows, two of them 32; columns / 2 are accumulators. CONSUMER_REGISTERS of pipeline.cuh is the
+   bound. */
 static bool can_prepare(const struct hopper *h, const struct hopper_tile *tile) {
     bool is_wide = tile->rows / tile->row_blocks > 128;
     bool has_reductions = h->c.epilogue.reduction_count > 0;
@@ -334,7 +348,9 @@ static bool panels_fit(const struct hopper *h, const struct hopper_tile *tile) {
            (h->view[OPERAND_B].is_k_major || tile->columns % (HOPPER_PANEL * tile->cluster) == 0);
 }
 
-/* What main loop and schedule ask of a tile. */
+/* What main loop and schedule ask of a tile. A cluster split pays where the other operand is read once anyhow, and
+   where each half of k has steps enough. Overrides change rows and k by entry, which it and a ping-pong do not look
+   at. */
 static bool scheme_fits(const struct hopper *h, const struct hopper_tile *tile) {
     bool has_overrides = contraction_has_overrides(&h->c), has_prologue = h->c.before_count > 0;
     if (has_prologue && !can_prepare(h, tile))
@@ -388,7 +404,8 @@ struct demand {
     int splits;      /* asked for; 0: as many as pay */
 };
 
-/* Takes the tile, with as many splits as pay, if it is predicted to be faster than what was found so far. */
+/* Takes the tile, with as many splits as pay, if it is predicted to be faster than what was found so far. Asked for
+   splits, it takes that number or leaves the tile alone. */
 static void consider(struct hopper *h, const struct device *device, const struct hopper_tile *tile,
                      const struct demand *demand) {
     const struct hopper_tile used = used_tile(h, tile);
@@ -440,6 +457,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
     if (!h->tile)
         return;
     h->c.epilogue.reduces_stored = reduces_staged(h, h->tile);
+    /* After the choice: it is the same for every tile, but not for other families. */
     h->seconds += scattered_seconds(h, device);
     h->steps_per_split = divide_up(h->steps, (int64_t)h->splits * tile_splits(h->tile));
     /* Every split has steps to do. */

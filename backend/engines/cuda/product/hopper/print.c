@@ -34,6 +34,9 @@ enum tensor_map_type hopper_map_type(weftDataType_t type) {
                                         : TENSOR_MAP_TF32;
 }
 
+/* The box of a dimension is what one copy brings of it: 128 bytes of the contiguous one, the tile of the other, one of
+   all else. An im2col map has no box; it counts channels and pixels, and walks corners from `lower` to `upper`, both
+   against the image's own ends. */
 static struct tensor_map_form form_of(const struct hopper *h, int operand) {
     const struct map_view *view = &h->view[operand];
     int64_t row = HOPPER_K_BYTES / stored_bytes(h);
@@ -55,6 +58,7 @@ static struct tensor_map_form form_of(const struct hopper *h, int operand) {
         return form;
     form.channels = (uint32_t)row;
     form.pixels = (uint32_t)(h->k_is_pixels ? row : block_of(h, operand));
+    /* The first dimension is channels, the last images; between them the spatial ones, innermost first. */
     for (int i = 1; i < view->count - 1; i++) {
         const struct positions *at = &h->positions[view->dims[i].number];
         form.steps[i] = (uint32_t)at->stride;
@@ -68,7 +72,8 @@ static struct tensor_map_form form_of(const struct hopper *h, int operand) {
 
 static bool has_planes(const struct map_view *view) { return view->dims[view->count - 1].role == ROLE_PLANE; }
 
-/* One coordinate of a copy, in the order of the map's dimensions: by what the dimension is. */
+/* One coordinate of a copy, in the order of the map's dimensions: by what the dimension is. A group's own channels
+   begin per_group further in the map; entry[0] is the group, the first mode of the batch. */
 static void print_coordinate(struct kernel_print *print, const struct hopper *h, int operand, int i) {
     const struct view_dim *dim = &h->view[operand].dims[i];
     const char *from = h->k_is_pixels ? "k" : "at";
@@ -100,7 +105,8 @@ static void print_coordinate(struct kernel_print *print, const struct hopper *h,
 }
 
 /* The result's index of taps and channels, taken apart: behind the last tap the first one comes again, for no result;
-   where there is one tap, channels count on into zeros. */
+   where there is one tap, channels count on into zeros. By divisors from the innermost tap outwards. Channels are
+   extent / taps: the index was rounded up to whole panels for each tap (hopper_order). */
 static void print_split_taps(struct kernel_print *print, const struct hopper *h) {
     const struct modes *outer = &h->c.modes[h->is_swapped ? ROW : COLUMN];
     int64_t taps = h->positions[0].taps * h->positions[1].taps * h->positions[2].taps;
@@ -118,7 +124,8 @@ static void print_split_taps(struct kernel_print *print, const struct hopper *h)
     text_add(&print->code, "}\n\n");
 }
 
-/* Whether a pixel under a tap lies inside the image, in those dimensions where it may not. */
+/* Whether a pixel under a tap lies inside the image, in those dimensions where it may not. The copy engine fills pixels
+   outside with zeros; a prologue would make something else of these, so it asks. */
 static void print_is_inside(struct kernel_print *print, const struct hopper *h) {
     text_add(&print->code,
              "DEVICE bool is_inside(const arguments& p, const tile_coordinates& at, const pixel& from, const i32 "
@@ -179,6 +186,7 @@ static void print_phases(struct kernel_print *print, const struct positions *at,
         int64_t count = first < phase->taps ? (phase->taps - 1 - first) / phase->tap_step + 1 : 0;
         int64_t offset = count ? (z + phase->pre - first * phase->dilation) / phase->stride - at->corner : 0;
         int64_t filter = is_flipped && count ? phase->taps - 1 - first : first;
+        /* Taps and offsets are bounded by check_phases and by the reach of the copy engine, far below 16 bits. */
         print_number(print, count | filter << 16 | offset << 32, named("phase%d_%d", i, (int)z).text);
     }
     text_add(&print->code,
@@ -203,7 +211,8 @@ static void print_taps(struct kernel_print *print, const struct hopper *h, int i
              h->is_flipped ? named("(i32)p.taps%d - 1, -1", i).text : "0, 1", i, i);
 }
 
-/* The batch entry's modes: phases, or what the maps count. */
+/* The batch entry's modes: phases, or what the maps count. From the fastest mode to the slowest, which is what the
+   divisions leave. */
 static void print_entry(struct kernel_print *print, const struct hopper *h) {
     const struct modes *batch = &h->c.modes[BATCH];
     if (batch->count)
@@ -250,7 +259,8 @@ static void print_find_entry(struct kernel_print *print, const struct hopper *h)
     text_add(&print->code, "}\n\n");
 }
 
-/* The one result as epilogue tiles leave shared memory. */
+/* The one result as epilogue tiles leave shared memory. 16 rows: what a warp has of a wgmma result. 16 bytes stand for
+   the stride of a dimension of one element, which the driver wants all the same. */
 static struct tensor_map_form result_form(const struct hopper *h,
                                           const struct epilogue_operand *store) { /* or an operand */
     const struct epilogue *epilogue = &h->c.epilogue;
@@ -270,6 +280,7 @@ static struct tensor_map_form result_form(const struct hopper *h,
     return form;
 }
 
+/* Maps are printed before all other fields, as print_map asks. */
 void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
     static const char *const names[] = {"a_map", "b_map"};
     for (int f = 0; f < OPERANDS; f++) {
@@ -292,6 +303,7 @@ void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
     }
 }
 
+/* The run is 2 there, so a run of the result is one word of twice its width. */
 void epilogue_print_pairs(struct kernel_print *print, const struct contraction *c,
                           const struct epilogue_operand *store) {
     static const char *const types[] = {[1] = "u16", [2] = "u32", [4] = "u64"};
@@ -354,6 +366,8 @@ static const char *wgmma_type(weftDataType_t stored) {
     return stored == WEFT_DATA_FLOAT ? "tf32" : stored == WEFT_DATA_INT8 ? "s8" : cuda_type_name(stored);
 }
 
+/* A product is 64 rows x columns x 32 bytes of k. Operand i of the asm is accumulator i, then A, B and `adds`, which is
+   0 where the accumulators are fresh: the sum then begins without clearing them. */
 void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
                  bool b_is_mn_major) {
     int count = columns / 2, bytes = (int)dtype_bytes(a, 1), words = from == WGMMA_A_REGISTERS ? 4 : 1;

@@ -32,7 +32,8 @@ static weftStatus_t find_entries(const struct hopper *h, int f, int outer_dim, s
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Blocks of one operand, as its own index and k see them. */
+/* Blocks of one operand, as its own index and k see them. A block that covers all of k counts as all its steps; so one
+   number serves the whole sum. */
 static weftStatus_t find_scales(struct hopper *h, int f) {
     const struct block_scale_dequantize_op *op = h->c.operand[f].scaling;
     struct block_scales *scales = &h->scales[f];
@@ -73,6 +74,7 @@ weftStatus_t hopper_scales(struct hopper *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The greatest common divisor: columns between two borders of blocks, wherever a tile begins. */
 int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile) {
     int64_t sharing = h->scales[OPERAND_B].outer, columns = tile->columns;
     if (!h->scales[OPERAND_B].exists || sharing >= modes_extent(&h->c.modes[COLUMN]))

@@ -15,6 +15,7 @@ enum {
     IMAGE_REACH_MAX = 255,
     VOLUME_REACH_MAX = 31
 };
+/* Bytes: of a tensor map's address and of all its strides but the first, by the CUDA driver's rules. */
 enum { MAP_ALIGNMENT = 16 };
 
 /* Both operands have elements of as many bytes. */
@@ -23,7 +24,7 @@ static int64_t element_bytes(const struct hopper *h, int operand) {
 }
 
 /* The next dimension of an operand's map. Dimensions of one element that nothing moves along are left out: maps have
-   five. */
+   five. Order matters: the first dimension added is the contiguous one, and coordinates follow in the same order. */
 static weftStatus_t add_dim(struct hopper *h, int operand, struct view_dim dim) {
     struct map_view *view = &h->view[operand];
     const struct tensor *tensor = h->c.operand[operand].tensor;
@@ -101,7 +102,9 @@ static bool lies_evenly(const struct conv_operand *operand, int64_t stride) {
     return stride > 0 && operand->group_stride % stride == 0;
 }
 
-/* Boxes along k must end where groups do. */
+/* Boxes along k must end where groups do. A group's channels are an offset of the coordinate along them; so filters and
+   channels of all groups must be one evenly strided dimension. A box of k that reached into the next group would
+   multiply its channels. */
 static weftStatus_t check_groups(const struct hopper *h, const struct conv_geometry *g) {
     int64_t block = HOPPER_K_BYTES / element_bytes(h, OPERAND_A), k = g->direction == CONV_DATA ? g->k : g->c;
     bool is_even = (g->direction == CONV_DATA || lies_evenly(&g->x, g->x.channel_stride)) &&
@@ -119,6 +122,8 @@ static weftStatus_t check_groups(const struct hopper *h, const struct conv_geome
 
 /* The image of an operand: what lies without gaps, then positions from the innermost dimension outwards, then images.
    */
+/* `last`: where the box of the last position ends against the image, as im2col maps have it: the upper corner. Taps are
+   offsets of a copy, of 8 bits in images and 5 in volumes. */
 static weftStatus_t add_image(struct hopper *h, int operand, const struct conv_geometry *g,
                               const struct conv_operand *image, struct view_dim first, struct view_dim images) {
     int64_t most = g->spatial == COORDINATES ? VOLUME_CORNER_MAX : IMAGE_CORNER_MAX;
@@ -226,7 +231,8 @@ static weftStatus_t shape_data(struct hopper *h, const struct conv_geometry *g, 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether the pixels of an image, over all images, are evenly apart. */
+/* Whether the pixels of an image, over all images, are evenly apart. From the innermost dimension outwards; i == -1
+   stands for the images. */
 static bool is_one_line(const struct conv_operand *image, int64_t images, int64_t *pixels, int64_t *stride) {
     *pixels = 1;
     *stride = 0;
@@ -308,7 +314,8 @@ static weftStatus_t shape_planes(struct hopper *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether shape_planes() serves: one tap, and neither operand an image with borders. */
+/* Whether shape_planes() serves: one tap, and neither operand an image with borders. k has two modes: images (0) and
+   pixels (1). */
 static bool is_planes(const struct contraction *c) {
     const struct modes *k = &c->modes[K];
     bool is = c->before_count == 0 && op_of(c->node->op) == &conv_wgrad_op && k->count == 2 &&
@@ -368,6 +375,8 @@ static void separate_images(struct hopper *h) {
     memmove(pixels->at, pixels->at + 1, (size_t)--pixels->count * sizeof *pixels->at);
 }
 
+/* MN-major is for 16 bits alone, so FP8 takes images for k. Channels that fill no panels of 64 are counted up to a
+   whole one, and `has_limit` keeps the surplus from memory: a box then never holds two taps. */
 void hopper_order(struct hopper *h) {
     struct contraction *c = &h->c;
     struct modes *modes = &c->modes[h->is_swapped ? ROW : COLUMN];
@@ -390,7 +399,8 @@ void hopper_order(struct hopper *h) {
 
 /* ---- All operations ---------------------------------------------------------------------------------------------- */
 
-/* What the copy engine and wgmma ask of any operand, whatever made its view. */
+/* What the copy engine and wgmma ask of any operand, whatever made its view. 512: a tile and its cluster may reach past
+   the end, still within 32 bits. */
 static weftStatus_t check_view(const struct hopper *h, int operand) {
     const struct tensor *tensor = h->c.operand[operand].tensor;
     int64_t offset = h->is_matrix ? h->c.operand[operand].first * element_bytes(h, operand) : 0;

@@ -8,8 +8,7 @@
 
 enum { ROW_BYTES = 16, BLOCK_BYTES = 128 }; /* what the copy engine wants rows to begin at; of a step along k */
 
-/* ---- Which tensors, and of which types ----------------------------------------------------------------------------
-   */
+/* ---- Which tensors, and of which types --------------------------------------------------------------------------- */
 
 static weftStatus_t find_product(struct repack_candidates *candidates, const struct region *region) {
     const struct node *first = region_node(region, 0);
@@ -88,8 +87,7 @@ static weftStatus_t find_types(struct repack_candidates *candidates) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Layouts ------------------------------------------------------------------------------------------------------
-   */
+/* ---- Layouts ----------------------------------------------------------------------------------------------------- */
 
 /* The packed tensor's strides: `dim` innermost, in rows of whole ROW_BYTES, and the others around it in the order in
    which they lie. */
@@ -136,8 +134,7 @@ static weftStatus_t lay_out_operands(struct repack_candidates *candidates) {
     return lay_out(right, is_swapped ? channel - 1 : channel);
 }
 
-/* ---- Merged groups ------------------------------------------------------------------------------------------------
-   */
+/* ---- Merged groups ----------------------------------------------------------------------------------------------- */
 
 enum { MERGES, MERGING, FILTERS, BLOCKS, CHANNELS, TAPS };
 
@@ -189,8 +186,7 @@ static weftStatus_t merge_groups(struct repack_candidates *candidates, const str
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Patches ------------------------------------------------------------------------------------------------------
-   */
+/* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
 static bool never_overlaps(const struct conv_geometry *g) {
     bool never = g->direction != CONV_DATA && g->groups == 1 && !g->flip && g->spatial <= 2 &&
@@ -247,8 +243,7 @@ static weftStatus_t cut_patches(struct repack_candidates *candidates, const stru
     return make_patches(&candidates->at[is_result ? PACKED_RESULT : PACKED_B], &g, &g.w, 1, true);
 }
 
-/* ---- Lines --------------------------------------------------------------------------------------------------------
-   */
+/* ---- Lines ------------------------------------------------------------------------------------------------------- */
 
 /* Whether a convolution sees some lines, or planes, of its image only. */
 static bool skips(const struct conv_geometry *g, int i) {
@@ -300,8 +295,7 @@ weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const st
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- The result ---------------------------------------------------------------------------------------------------
-   */
+/* ---- The result -------------------------------------------------------------------------------------------------- */
 
 /* A tensor that could lie as the product's result does, with its channels innermost, and does not. */
 static bool is_across(const struct tensor *tensor, const struct tensor *made, int channel) {
@@ -342,8 +336,7 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
     return add_rows(candidates, PACKED_OPERAND, region, operand, channel);
 }
 
-/* ---- All of them --------------------------------------------------------------------------------------------------
-   */
+/* ---- All of them ------------------------------------------------------------------------------------------------- */
 
 weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum writing writing) {
     *candidates = (struct repack_candidates){.writing = writing};

@@ -34,8 +34,7 @@ struct packing {
     double copying, seconds; /* of the copies, and of all */
 };
 
-/* ---- Copies -------------------------------------------------------------------------------------------------------
-   */
+/* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
 static weftStatus_t make_copy(struct region *region, const struct repack_candidate *candidate, bool is_result,
                               struct arena *arena) {
@@ -61,8 +60,7 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
     return kernels_take(state, step.state, places, 2, 0, arena);
 }
 
-/* ---- Accepting ----------------------------------------------------------------------------------------------------
-   */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 /* Whether a tensor lies as its copy would. */
 static bool is_idle(const struct repack_candidate *candidate) {
@@ -177,8 +175,7 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
     return accepts_for(region, multiplies_narrowed, device, seconds);
 }
 
-/* ---- Building -----------------------------------------------------------------------------------------------------
-   */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t build_for(struct step *step, multiplier *may, const struct device *device,
                               const struct knob_choices *knobs, struct arena *arena) {

@@ -35,8 +35,7 @@ struct weight_only {
     double seconds;
 };
 
-/* ---- Accepting ----------------------------------------------------------------------------------------------------
-   */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static const struct node *find_weights(const struct region *region) {
     for (int i = 0; i < region->count; i++)
@@ -176,8 +175,7 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
     return check_layout(w);
 }
 
-/* ---- Tile ---------------------------------------------------------------------------------------------------------
-   */
+/* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
 /* Blocks of a multiprocessor: many sums leave registers for half of the warps. */
 static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->p.scales_sums ? 2 : 4); }
@@ -243,8 +241,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building -----------------------------------------------------------------------------------------------------
-   */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 static int bytes_of_stage(const struct weight_only *w, bool has_a) {
     int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->p.length / 8 : 0);

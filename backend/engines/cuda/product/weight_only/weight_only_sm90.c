@@ -40,8 +40,7 @@ struct weight_only_sm90 {
     double seconds;
 };
 
-/* ---- Tile ---------------------------------------------------------------------------------------------------------
-   */
+/* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
 static int weight_bits(const struct weight_only_sm90 *w) { return 16 * 8 / w->p.length; }
 
@@ -110,8 +109,7 @@ static void choose_tile(struct weight_only_sm90 *w, const struct device *device,
     w->stages = w->stages < STAGES_MAX ? w->stages : STAGES_MAX;
 }
 
-/* ---- Accepting ----------------------------------------------------------------------------------------------------
-   */
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
 static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
@@ -130,8 +128,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* ---- Building -----------------------------------------------------------------------------------------------------
-   */
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
 
 /* The kernel that repacks A in the order of k, in the workspace. */
 static weftStatus_t build_order(struct step *step, const struct weight_only_sm90 *w, struct arena *arena) {
