@@ -29,7 +29,8 @@ bool attention_wants(const struct cuda_attention *c, const struct tensor *output
     return output && !value_is_dead(&c->graph->values[graph_find_value(c->graph, output)]);
 }
 
-/* Whether elements of an operand of the backward pass are multiplied by scales as they are loaded. */
+/* Whether elements of an operand of the backward pass are multiplied by scales as they are loaded. One scale for all is
+   no matter: it multiplies the product. */
 static bool loads_scaled(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     if (!op)
@@ -69,6 +70,7 @@ int attention_query_scales(const struct cuda_attention *c, bool is_packed) {
     return is_packed && scales->dims.at[1] > 1 ? ATTENTION_SCALES_ROWS : ATTENTION_SCALES_HEAD;
 }
 
+/* In containers each page has its own rows, so only one scale for all entries is a head's. */
 int attention_key_scales(const struct tensor *scales, const struct tensor *table) {
     if (!scales)
         return ATTENTION_SCALES_NONE;
@@ -115,6 +117,7 @@ int attention_amax_outputs(const struct cuda_attention *c, const struct tensor *
     return count;
 }
 
+/* 16: the depth of one tensor core product of halves. A depth of 0 counts as 1, so that tiles exist. */
 struct attention_depth attention_depth_of(int64_t depth, int most) {
     struct attention_depth found = {.chunks = divide_up(depth > 0 ? depth : 1, most)};
     found.chunk = round_up(divide_up(depth > 0 ? depth : 1, found.chunks), 16);
@@ -141,7 +144,8 @@ weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attent
 
 /* ---- Accepting ---- */
 
-/* is_bias: elements below a byte may be, since they are read one by one. */
+/* is_bias: elements below a byte may be, since they are read one by one. Half of 31 bits, so that sums of two
+   coordinates do not overflow. */
 static weftStatus_t check_operand(const struct descriptor *op, const struct tensor *tensor, bool is_bias) {
     weftDataType_t type = (weftDataType_t)tensor->type;
     if (!(is_bias ? cuda_element_name(type) : cuda_type_name(type)))
@@ -182,7 +186,9 @@ static bool has_double(const struct cuda_attention *c) {
     return c->a->math == WEFT_DATA_DOUBLE;
 }
 
-/* The narrowest arithmetic that multiplies every operand exactly, and sums in double what is read or wanted so. */
+/* The narrowest arithmetic that multiplies every operand exactly, and sums in double what is read or wanted so. f16 and
+   bf16 together are refused the tensor cores: neither holds the other's numbers. Turing (no k16) has no bf16
+   products. */
 static const struct attention_arithmetic *choose_arithmetic(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *factors[] = {
@@ -255,6 +261,8 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Samples up to PIECES_MOST blocks of queries, evenly: exact for short sequences, near enough for long ones, and of
+   bounded cost. */
 double attention_seen_share(const struct cuda_attention *c) {
     enum { TILE_ROWS = 128, PIECES_MOST = 256 };
     int64_t shift = c->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT ? c->keys - c->queries : 0;
@@ -268,12 +276,14 @@ double attention_seen_share(const struct cuda_attention *c) {
     return pieces && c->keys ? (double)seen / ((double)pieces * (double)c->keys) : 1;
 }
 
+/* 2: a multiply-add is two operations. Doubles are at half the rate of floats here. */
 double attention_predict_flops(const struct cuda_attention *c, double flops) {
     const struct cuda_properties *cuda = &c->device->cuda;
     double rate = 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
     return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
 }
 
+/* Sums what a wave of blocks takes: its multiplications, and a constant for each block that nothing hides. */
 static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     const struct cuda_properties *cuda = &c->device->cuda;

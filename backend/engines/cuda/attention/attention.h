@@ -7,7 +7,8 @@
 #include "engines/cuda/core/kernel.h"
 #include "graph/ops/attention.h"
 
-/* How products are made and summed. */
+/* How products are made and summed. Constant rows in attention.c. `bytes` of a staged element, `sum_bytes` of an
+   element of a sum. */
 struct attention_arithmetic {
     weftDataType_t staged; /* type of tiles in shared memory */
     const char *staged_name, *sum_name;
@@ -32,7 +33,8 @@ struct cuda_attention {
     const struct attention_widened *widened; /* operands that Hopper's kernels read from the workspace; NULL: none */
 };
 
-/* 16 m_tiles rows per warp against `columns` of the other side at a time. */
+/* 16 m_tiles rows per warp against `columns` of the other side at a time. stages: tiles of the passing side in shared
+   memory at a time, one of which is multiplied. */
 struct attention_tile {
     int warps, m_tiles, columns, stages;
     bool is_held; /* own rows stay in registers */

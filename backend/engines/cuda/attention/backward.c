@@ -24,7 +24,8 @@ static const struct {
 
 enum { ROW_WARPS = 4, SINK_WARPS = 8 };
 
-/* One run of attention_bwd or attention_bwd_bias. */
+/* One run of attention_bwd or attention_bwd_bias. own: the side that a block keeps while the other one passes; first:
+   dK or dQ, as wide as the depth; second: dV, as wide as the values. */
 struct pass {
     bool own_is_key, makes_first, makes_second, is_bias, is_sliced;
     int64_t operand; /* is_bias: of the score modifier whose gradient it makes; -1: the bias */
@@ -58,7 +59,8 @@ static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor)
     return c->arithmetic->is_mma && tensor && !tensor->is_virtual && tensor->type == WEFT_DATA_FLOAT;
 }
 
-/* is_sliced: rows come in slices. A whole tile that leaves room for one warp would wait for memory all the time. */
+/* is_sliced: rows come in slices. A whole tile that leaves room for one warp would wait for memory all the time.
+   Columns that a block sums in registers must fit the tile's; others may be held whole in shared memory. */
 static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_sliced) {
     int limit = attention_most_columns(c, p->parts), widest = is_sliced ? c->arithmetic->most_columns : INT32_MAX;
     bool sums_first = p->makes_first && !p->is_bias;
@@ -88,6 +90,7 @@ static bool has_copies(const struct cuda_attention *c) {
     return c->backward->q_t || c->backward->k_t || c->backward->do_t;
 }
 
+/* Copies of factors come beside those of the scores, for which only slices leave room. */
 static weftStatus_t plan_pass(struct pass *p, const struct cuda_attention *c) {
     p->parts = !p->is_bias && (is_wide(c, p->first) || is_wide(c, p->second)) ? 2 : 1;
     bool found = ((p->is_bias || !has_copies(c)) && choose_tile(p, c, false)) || choose_tile(p, c, true);
@@ -118,7 +121,8 @@ static weftStatus_t note_ds(struct pass *passes, int count, const struct cuda_at
          descriptor_label(region_node(c->region, 0)->op));
 }
 
-/* The passes that an operation takes: dK and dV together where one block can sum both. */
+/* The passes that an operation takes: dK and dV together where one block can sum both. Order is that of the launches.
+   Each pass makes the scores anew: no memory grows with their number. */
 static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     bool wants_k = attention_wants(c, op->dk), wants_v = attention_wants(c, op->dv);
@@ -183,6 +187,7 @@ static void print_loaded(struct kernel_print *print, const struct cuda_attention
     attention_print_element_scales(print, c, is_one(scales) ? NULL : scales, operand, name);
 }
 
+/* shifts: what exponentials are taken around, by row; dots: the sum of dO * O. Both are written by backward_rows. */
 static int64_t print_rows(struct kernel_print *print, const struct cuda_attention *c) {
     int64_t bytes = round_up(c->lines * c->arithmetic->sum_bytes, 64);
     print_scratch(print, c->arithmetic->sum_name, c->rows_at, "shifts");
@@ -331,6 +336,7 @@ static void print_largest(struct kernel_print *print, const struct cuda_attentio
     attention_print_scale(print, c, p->notes_ds ? op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
 }
 
+/* chunks: blocks that share rows and make other columns of the gradients each. */
 static weftStatus_t build_pass(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
                                struct arena *arena) {
     int64_t own_heads = !p->own_is_key ? c->heads : p->makes_first ? c->key_heads : c->value_heads;
@@ -458,6 +464,7 @@ bool attention_backward_wants_biases(const struct cuda_attention *c) {
     return count > 0;
 }
 
+/* 2/5: scores and gradients of weights, two of the five products of a backward pass. */
 double attention_backward_predict_biases(const struct cuda_attention *c) {
     struct pass passes[PASSES_MAX];
     int count = 0;
@@ -465,6 +472,7 @@ double attention_backward_predict_biases(const struct cuda_attention *c) {
     return count * attention_predict_flops(c, op_flops(region_node(c->region, 0)->op) * 2 / 5);
 }
 
+/* On a copy, whose statistics lie behind what the caller has in the workspace. */
 weftStatus_t attention_backward_build_biases(struct step *step, const struct cuda_attention *c, int64_t workspace_at,
                                              struct cuda_step *state, struct arena *arena) {
     struct cuda_attention behind = *c;

@@ -8,7 +8,8 @@
 enum { QUERIES_MOST = 64, DEPTH_MOST = 256, SPLITS_MAX = 128, ROWS_MOST = 64, RUN_BYTES = 16 };
 enum { KEYS = 16, HEADS_MAX = 4, CLUSTER_MAX = 8, BOX_BYTES = 128, SLICE_ALIGNMENT = 1024 };
 
-/* CTAs for rows of 16 row_warps; the first that fits the rows and the device is taken. */
+/* CTAs for rows of 16 row_warps; the first that fits the rows and the device is taken. key_groups: groups of warps that
+   take slices of keys in turn, each with a ring of `stages` slices. Their sums join in shared memory at the end. */
 static const struct decode_tile {
     int row_warps, key_groups, stages;
 } tiles[] = {{1, 8, 3}, {1, 8, 2}, {1, 4, 3}, {1, 4, 2}, {1, 2, 3}, {1, 2, 2}, {2, 4, 4},
@@ -57,6 +58,7 @@ static int stages_of(const struct decode *d, const struct decode_tile *t) {
     return key_bytes(d) == 1 ? 2 * t->stages : t->stages;
 }
 
+/* Copied by threads, rows are padded by 16 bytes against bank conflicts; boxes are swizzled instead. */
 static int64_t row_bytes(const struct decode *d, int64_t columns) {
     int64_t bytes = columns * key_bytes(d);
     return d->has_boxes ? round_up(bytes, BOX_BYTES) : bytes + RUN_BYTES;
@@ -67,6 +69,8 @@ static int64_t slice_bytes(const struct decode *d) {
     return d->has_boxes ? round_up(bytes, SLICE_ALIGNMENT) : bytes;
 }
 
+/* Sums of the groups are exchanged when the rings are done with: they share the room. Beside them, for each slice:
+   scales of its rows, where values are not finite, and a barrier. */
 static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t, int64_t heads) {
     int64_t depth = d->depth.padded + 8, values = d->value_depth.padded + 8, rows = tile_rows(t);
     int64_t slices = (int64_t)t->key_groups * stages_of(d, t);
@@ -109,7 +113,8 @@ static int64_t resident_ctas(const struct decode *d, int64_t shared) {
     return max64(1, by_memory < by_registers ? by_memory : by_registers);
 }
 
-/* Most slices of keys that one row sees. */
+/* Most slices of keys that one row sees. A window between both bounds moves with the query: it is as long as both and
+   the queries together. */
 static int64_t most_slices(const struct decode *d) {
     const struct cuda_attention *c = d->c;
     const struct attention *a = c->a;
@@ -130,7 +135,7 @@ static int64_t units_of(const struct decode *d, int64_t heads) {
 }
 
 /* What a division of the work takes, in slices of a group: a wave costs its slices, and START_SLICES to begin and to
-   end. */
+   end. splits / 8: of two equal divisions the one with fewer parts. */
 static int64_t cost_of(const struct decode *d, int64_t heads, int64_t splits, int64_t each, int64_t slots) {
     enum { START_SLICES = 6, CLUSTER_SLICES = 3, MERGE_SLICES = 12 };
     static const int join_slices[] = {0, CLUSTER_SLICES, MERGE_SLICES};
@@ -139,7 +144,8 @@ static int64_t cost_of(const struct decode *d, int64_t heads, int64_t splits, in
            splits / 8;
 }
 
-/* The cheapest number of splits for so many heads in a CTA. */
+/* The cheapest number of splits for so many heads in a CTA. needed: with `each` slices for a part, fewer parts may do.
+   Stops where a part keeps no group busy. */
 static void choose_splits(struct decode *d, int64_t heads, int64_t asked, int64_t *best) {
     int64_t shared = shared_bytes(d, d->tile, heads), ctas = resident_ctas(d, shared);
     int64_t slots = ctas * d->c->device->cuda.multiprocessors, slices = max64(most_slices(d), 1);
@@ -166,7 +172,8 @@ static int64_t heads_most(const struct decode *d) {
                                                   : HEADS_MAX;
 }
 
-/* Heads of a CTA, and CTAs for its keys, so that whole waves of CTAs have equal work. */
+/* Heads of a CTA, and CTAs for its keys, so that whole waves of CTAs have equal work. Powers of two that divide key
+   heads and groups, so that all CTAs are alike. */
 static void divide_work(struct decode *d, int64_t asked_heads, int64_t asked_splits) {
     int64_t best = INT64_MAX;
     for (int64_t heads = 1; heads <= HEADS_MAX; heads *= 2) {
@@ -191,7 +198,8 @@ static bool has_positive_strides(const struct tensor *tensor) {
     return is_positive;
 }
 
-/* Whether the copy engine can load slices: none lies in two pages, and strides are what it takes. */
+/* Whether the copy engine can load slices: none lies in two pages, and strides are what it takes. Stride 0 is no stride
+   to the copy engine, nor a negative one. */
 static bool can_box(const struct cuda_attention *c) {
     const struct attention *a = c->a;
     return c->device->cuda.major >= 9 && (!a->k_table || a->k->dims.at[2] % KEYS == 0) &&
@@ -255,6 +263,8 @@ static weftStatus_t check_scales(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Each refusal names the one feature; what is left is multiplied from pages or tensors with at most one scale per
+   row. */
 static weftStatus_t check_decode(const struct cuda_attention *c) {
     if (!c->forward)
         return refuse(c, "decoding has no gradients");
@@ -286,6 +296,7 @@ static weftStatus_t analyse(struct decode *d, struct cuda_attention *c, const st
     return plan_decode(d, c, knobs);
 }
 
+/* Memory in the end; with many rows tensor cores instead, whichever takes longer. */
 static double predict(const struct decode *d) {
     const struct cuda_attention *c = d->c;
     const struct cuda_properties *cuda = &c->device->cuda;

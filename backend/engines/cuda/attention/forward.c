@@ -35,6 +35,8 @@ struct forward {
 
 static int64_t tile_rows(const struct attention_tile *t) { return t->warps * t->m_tiles * 16; }
 
+/* Rows are padded by 16 bytes, so that neighbouring rows fall into different banks. Weights pass through shared memory
+   only where multiply-adds take them; The last term: for each key of a stage, whether its values are not finite. */
 static int64_t shared_bytes(const struct cuda_attention *c, const struct attention_tile *t, const struct forward *f) {
     int64_t bytes = c->arithmetic->bytes, pad = 16 / bytes, rows = tile_rows(t);
     int64_t stage = t->columns * (f->depth.chunk + pad + f->value_depth.chunk + pad);
@@ -74,6 +76,8 @@ static int64_t count_splits(const struct cuda_attention *c, const struct forward
     return splits < 2 ? 1 : splits < SPLITS_MAX ? splits : SPLITS_MAX;
 }
 
+/* Packing: heads that share keys make one tile of queries, where these are few. parts: weights that lead to a FLOAT
+   result are split into a high and a low half, which products sum. */
 static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention *c) {
     int64_t share = c->heads / max64(c->key_heads, 1);
     bool is_packed =
@@ -105,6 +109,7 @@ void attention_print_ends(struct kernel_print *print, const struct cuda_attentio
     attention_print_wanted(print, c, c->forward->sum_exp, "sum_exp", "HAS_SUM_EXP");
 }
 
+/* In the order: partial O, maxima, sums of each split and line; a multiple of 64 bytes each. */
 int64_t attention_print_splits(struct kernel_print *print, const struct cuda_attention *c, int64_t splits) {
     int64_t lines = splits * c->lines, bytes = c->arithmetic->sum_bytes;
     int64_t o_bytes = round_up(lines * c->value_depth * bytes, 64), line_bytes = round_up(lines * bytes, 64);
@@ -161,6 +166,7 @@ weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t split
     return attention_grid(kernel, c, divide_up(c->lines, MERGE_WARPS), MERGE_WARPS);
 }
 
+/* Blocks raise the largest number by atomics, which need a beginning: 0, as absolute values are not below. */
 weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena) {
     const struct tensor *outputs[ATTENTION_AMAX_MAX];
     int count = attention_amax_outputs(c, outputs);
@@ -182,6 +188,8 @@ weftStatus_t attention_build_amax_clear(const struct cuda_attention *c, struct c
     return attention_grid(kernel, c, 1, 1);
 }
 
+/* 4: one call of Philox gives four random words, for four keys. Blocks go on where there are more lines than `enough`
+   of them. */
 static weftStatus_t build_dump(const struct cuda_attention *c, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, c->region);

@@ -26,7 +26,7 @@ weftStatus_t attention_check_modifier(const struct cuda_attention *c) {
 
 /* ---- Operands ---- */
 
-/* The modifier's value of operand i. */
+/* The modifier's value of operand i. By uid: the sub-graph has tensors of its own for the operation's operands. */
 static int value_of_operand(const struct cuda_attention *c, int64_t i) {
     return graph_find_uid(c->a->modifier.graph, c->a->modifier.operands.tensors[i]->uid);
 }
@@ -76,7 +76,8 @@ static void print_node(struct text *code, const struct graph *graph, const struc
                  out->dims.at[op->pw->axis] == 1 ? "0 * " : "(i32)", axes[op->pw->axis]);
 }
 
-/* What `wanted` is made of, in order. */
+/* What `wanted` is made of, in order. Only what is needed: an operand that the derivative does not ask for is not
+   loaded. */
 static void print_values(struct text *code, const struct cuda_attention *c, int wanted) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX];
@@ -106,7 +107,9 @@ void attention_print_modifier(struct kernel_print *print, const struct cuda_atte
     text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->output);
 }
 
-/* The gradient of `source` from that of the modified score. */
+/* The gradient of `source` from that of the modified score. Reverse mode: forwards once for the values, then backwards,
+   each node adding to the gradients of its operands that depend on the source. A source that the output does not depend
+   on gets 0. */
 static void print_derived(struct text *code, const struct cuda_attention *c, int source) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX], dependent[SCORE_MODIFIER_VALUES_MAX];

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+/* In elements, 16 bytes at most; a power of two, since gcd64(alignment, 16) is. */
 int attention_run(const struct tensor *tensor) {
     int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);
     if (tensor->strides.at[3] != 1 || tensor->is_by_value || tensor->is_constant)
@@ -19,6 +20,7 @@ int attention_run(const struct tensor *tensor) {
     return length < 0 ? (int)-length : (int)length;
 }
 
+/* A dimension of one element gets stride 0, whatever its tensor says: indices may run past it. */
 void attention_print_tensor(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                             const char *name, const char *const axes[4]) {
     static const char *const usual[] = {"batch", "head", "row", "column"};
@@ -220,6 +222,8 @@ void attention_print_block_mask(struct kernel_print *print, const struct cuda_at
         attention_print_tensor(print, c, c->a->block_mask, "block_mask", axes);
 }
 
+/* Sizes and bounds are arguments, what switches code on and off are constants: a shape compiles nothing, a feature
+   does. */
 void attention_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
     static const char *const bias_axes[] = {"batch", "head", "query", "key"};
     const struct attention *a = c->a;

@@ -16,6 +16,7 @@ struct spelled {
 
 /* ---- Which operations -------------------------------------------------------------------------------------------- */
 
+/* Both lists are in the order of the graph. */
 static bool covers(const struct spelled_attention *a, const struct region *region) {
     bool is = a->count == region->count;
     for (int i = 0; is && i < a->count; i++)
@@ -23,6 +24,7 @@ static bool covers(const struct spelled_attention *a, const struct region *regio
     return is;
 }
 
+/* From the last product backwards: the one of weights and values. */
 static weftStatus_t find(struct spelled_attention *found, const struct region *region) {
     for (int i = region->count; i-- > 0;)
         if (op_of(region_node(region, i)->op) == &matmul_op) {
@@ -58,6 +60,7 @@ static weftStatus_t analyse(struct spelled *s, const struct region *region, cons
     return engine_offer(&s->offer, region->engine, &s->region, device, NULL);
 }
 
+/* The price is the offer's: the same kernels run, and nothing beside them. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct spelled s = {0};
     struct arena arena = {0};

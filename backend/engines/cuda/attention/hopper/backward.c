@@ -275,6 +275,7 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
 
 /* ---- Printing ---- */
 
+/* Two floats for each query: what exponentials are taken around, and the sum of dO * O. */
 static int64_t statistics_bytes(const struct backward *b) { return round_up(b->tiles * 2 * b->block_q * 4, 64); }
 static int64_t sums_bytes(const struct backward *b) { return b->has_sums ? b->tiles * b->block_q * b->head * 4 : 0; }
 
@@ -482,6 +483,8 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
     return attention_grid(kernel, b->c, b->c->heads, SINK_THREADS / 32);
 }
 
+/* Own and passing side change places between passes of keys and of queries; the kernel sees `first` and `second`
+   alone. */
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
     bool own_is_key = kinds[t->makes].own_is_key, has_parts = part_count(b, t->makes) > 1, lacks[6] = {0};

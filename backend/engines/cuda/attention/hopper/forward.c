@@ -173,6 +173,8 @@ static int panels(int depth, const struct tensor *tensor) {
 /* Whether sums of FP8 are promoted: see forward_sm90.cuh. */
 static bool parks_sums(const struct forward *f) { return f->is_fp8 && f->tile->value_depth <= PARKED_DEPTH_MAX; }
 
+/* Q of each group, stages of K and V, O's panels of 16 rows for each warp, the parked sums of FP8, tiles that the
+   scheduler has handed out, barriers. Must agree with forward_sm90.cuh, which is given the number. */
 static int64_t shared_bytes(const struct forward *f) {
     const struct forward_tile *t = f->tile;
     int64_t q = (int64_t)panels(f->depth, as_read(f->c, f->c->a->q)) * ROW_BYTES * GROUP_QUERIES * t->groups;
@@ -186,7 +188,9 @@ static int64_t shared_bytes(const struct forward *f) {
            barriers * BARRIER_BYTES;
 }
 
-/* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. */
+/* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. A multiple of the heads
+   that share keys: these read the same K and V. Without bounds all tiles are as long, and nothing is gained by taking
+   several heads together. */
 static int64_t raster_heads(const struct cuda_attention *c) {
     bool is_bounded = c->a->left_bound != ATTENTION_UNBOUNDED || c->a->right_bound != ATTENTION_UNBOUNDED ||
                       c->a->seq_len_kv || c->a->cu_seq_len_kv;
@@ -352,6 +356,7 @@ static void print_products(struct text *code, const struct forward *f) {
     attention_hopper_print_product(code, &values);
 }
 
+/* Persistent: one block on each multiprocessor takes tile after tile. */
 static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     int64_t multiprocessors = f->c->device->cuda.multiprocessors;

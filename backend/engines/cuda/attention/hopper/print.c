@@ -41,6 +41,8 @@ weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const 
     return attention_hopper_check_rows(c, tensor);
 }
 
+/* A ragged tensor has one map for all entries: the batch dimension becomes steps of 16 bytes, by which an entry's first
+   row is reached wherever it begins, and rows behind its last lie outside of the map. */
 void attention_hopper_print_box_map(struct kernel_print *print, const struct cuda_attention *c,
                                     const struct tensor *source, int rows, int row_bytes, const char *name) {
     const struct attention_wide_operand *wide = attention_hopper_wide(c, source);
@@ -107,6 +109,7 @@ void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_
              (int)(PLACE_BYTES / bytes_of(tensor, 1)), name, name, name);
 }
 
+/* ATTENTION_UNBOUNDED hides nothing; kernels leave its test out. */
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c) {
     const struct attention *a = c->a;
     int64_t scale;
@@ -142,6 +145,8 @@ void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_
     attention_print_modifier(print, c);
 }
 
+/* The descriptor's high word is constant: the stride between groups of eight rows, 1,024 bytes (0x40, in 16 bytes) of
+   rows of 128, or 512 (0x20) of 64, and the swizzle (bits 30 and 31). */
 void attention_hopper_print_product(struct text *code, const struct attention_product *product) {
     bool in_registers = product->a == PRODUCT_A_REGISTERS, asks = product->adds == PRODUCT_ADDS_AT_RUN_TIME;
     int count = product->columns / 2, b = count + (in_registers ? 4 : 1);
