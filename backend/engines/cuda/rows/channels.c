@@ -22,8 +22,11 @@ enum {
     OTHER_BYTES = 1024,  /* of shared memory: barriers and partial results */
 };
 
+/* Of a launch with a barrier among all blocks; of L2, what may be counted on to stay from one pass to the next. */
 static const double LAUNCH_SECONDS = 5e-6, CACHED_SHARE = 0.5;
 
+/* A tile is `across` vectors of channels; its positions are cut into batches, which its blocks share and copy one at a
+   time. */
 struct channels {
     struct rows rows;
     struct schedule schedule;
@@ -44,6 +47,7 @@ static bool is_batch_norm(const struct node *node) {
     return op->mode == WEFT_BATCH_NORM && !norm_is_inference_of_batch(op);
 }
 
+/* One norm, since all blocks wait at one barrier between its two passes. */
 static weftStatus_t check_region(const struct region *region, const struct device *device) {
     int norms = 0;
     for (int i = 0; i < region->count; i++)
@@ -109,7 +113,8 @@ static weftStatus_t check_schedule(const struct schedule *s) {
 
 /* ---- The schedule ------------------------------------------------------------------------------------------------ */
 
-/* The share of all threads' work that counts, when tiles are `across` vectors wide. */
+/* The share of all threads' work that counts, when tiles are `across` vectors wide. Of channels that fill their tiles,
+   times of multiprocessors that have a tile: each tile gets equally many. */
 static double worth_of(const struct schedule *s, int64_t across, const struct device *device) {
     int64_t tiles = divide_up(s->vectors.strips, across), multiprocessors = device->cuda.multiprocessors;
     return (double)s->vectors.strips / (double)(tiles * across) * (double)(multiprocessors / tiles * tiles) /
@@ -152,6 +157,7 @@ static int64_t row_bytes(const struct schedule *s) {
     return bytes;
 }
 
+/* One block on each multiprocessor at most: they wait for each other, so all must be resident. */
 static weftStatus_t place(struct channels *c, const struct device *device) {
     struct schedule *s = &c->schedule;
     int64_t multiprocessors = device->cuda.multiprocessors;
@@ -196,6 +202,7 @@ static double bytes_of(const struct schedule *s, bool is_store) {
     return bytes;
 }
 
+/* Read once for statistics; what neither shared memory nor L2 kept is read a second time. */
 static void predict(struct channels *c, const struct device *device) {
     struct schedule *s = &c->schedule;
     double again = bytes_again(s, device), stored = bytes_of(s, true);
@@ -243,6 +250,7 @@ static void print_constants(struct kernel_print *print, const struct channels *c
     text_add(&print->constants, "using position = int;\nusing column_t = float;\n\n#include \"rows/program.cuh\"\n");
 }
 
+/* Only the size of an element matters to a copy: bf16 stands for all of 16 bits. */
 static enum tensor_map_type map_type(weftDataType_t type) {
     int64_t bytes = dtype_bytes(type, 1);
     return bytes == 1 ? TENSOR_MAP_U8 : bytes == 2 ? TENSOR_MAP_BF16 : TENSOR_MAP_F32;
@@ -268,7 +276,8 @@ static void print_maps(struct kernel_print *print, const struct schedule *s) {
     }
 }
 
-/* copy_batch(): one batch of all of them, each behind the other, as read_kept() looks for them. */
+/* copy_batch(): one batch of all of them, each behind the other, as read_kept() looks for them. Boxes have 256
+   positions at most, so a batch may take several. */
 static void print_copy_batch(struct text *code, const struct schedule *s) {
     int64_t at = 0;
     text_add(code,
@@ -319,6 +328,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)s->threads.block + PRODUCER;
     kernel->shared_bytes = (uint32_t)(batch_bytes(s) * c.stages);
+    /* Cooperative: the driver refuses to start fewer blocks than all, which would wait forever. */
     kernel->is_dependent = kernel->is_cooperative = true;
     step->workspace_bytes = c.tiles * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
     TRY(kernel_finish(&print, kernel, "rows/channels.cuh", "channels", arena));

@@ -10,7 +10,8 @@
 
 #include <string.h>
 
-/* An expansion on its way to terms: what its values have become. */
+/* An expansion on its way to terms: what its values have become. values[i]: the term that instruction i came to, or a
+   literal, whose name is -1. `done` lets an expansion be written in steps. */
 struct lowering {
     struct rows *rows;
     struct expansion e;
@@ -90,7 +91,7 @@ static int lower_formula(struct lowering *l, const struct instruction *at) {
     return rows_formula(l->rows, l->type, at->opcode, arguments, count);
 }
 
-/* The reader's sums are around what it has sampled. */
+/* The reader's sums are around what it has sampled. rows_first appended the sampled operand last, if it did at all. */
 static int lower_sample(struct lowering *l, const struct tensor *tensor) {
     int name = rows_first(l->rows, tensor, l->type);
     if (l->rows->method == STATISTICS_SHIFTED)
@@ -98,6 +99,7 @@ static int lower_sample(struct lowering *l, const struct tensor *tensor) {
     return name;
 }
 
+/* OPCODE_SECOND needs no term: the second number has the next name (rows_reduce). */
 static weftStatus_t lower_instruction(struct lowering *l, const struct node *node, int index) {
     const struct instruction *at = &l->e.at[index];
     struct rows *rows = l->rows;
@@ -148,6 +150,7 @@ static weftStatus_t lower(struct lowering *l, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The same expansion of a weighted dy as the first program's, here summed over what is outside of the scale. */
 weftStatus_t rows_expand_apart(struct rows *rows, const struct follow *follow, int mean, int inv) {
     const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
     struct lowering l;
@@ -177,13 +180,15 @@ static const struct reduction_op *reduction_of(const struct node *node, weftRedu
     return e.math == WEFT_DATA_FLOAT ? op : NULL;
 }
 
-/* Whether a value is a float that nobody sees but so many nodes of the region. */
+/* Whether a value is a float that nobody sees but so many nodes of the region. Two readers of the exponential, sum and
+   quotient, and one of the others: then no result but the quotient is lost. */
 static bool is_inner(const struct rows *rows, const struct tensor *tensor, int readers) {
     int value = graph_find_value(rows->graph, tensor);
     return tensor_type_inside(tensor) == WEFT_DATA_FLOAT && rows->graph->values[value].readers == readers &&
            !region_exports(rows->region, value);
 }
 
+/* Looks from the quotient backwards. The last match wins: one softmax for each region has this form. */
 void rows_find_softmax(struct rows *rows) {
     rows->softmax = (struct softmax_nodes){.peak = -1, .weight = -1, .total = -1};
     for (int i = 0; i < rows->region->count; i++) {
@@ -210,7 +215,7 @@ static bool is_softmax_node(const struct rows *rows, const struct node *node) {
 }
 
 /* Each node writes its part of one formula. A row with an infinite score or NaN is NaN throughout, as infinity minus
-   itself is. */
+   itself is. peak - peak is 0, or NaN where the peak is infinite or NaN; added to the sum it spreads to the row. */
 static weftStatus_t expand_softmax_node(struct rows *rows, const struct node *node) {
     struct softmax_nodes *parts = &rows->softmax;
     const struct tensor *score = rows->graph->values[parts->score].tensor;

@@ -64,6 +64,7 @@ static void append_dims(struct loop_nest *nest, const struct rows *rows, bool is
     }
 }
 
+/* Each kind has one dim at least, so the two counts are at least 1 each. */
 static weftStatus_t order_dims(struct schedule *s) {
     const struct rows *rows = s->rows;
     struct loop_nest *nest = &s->nest;
@@ -114,7 +115,8 @@ static void count_passes(struct schedule *s) {
     passes->count = passes->closed > passes->storing + 1 ? passes->closed : passes->storing + 1;
 }
 
-/* Terms of the row are marked too where elements use them, but not what they depend on. */
+/* Terms of the row are marked too where elements use them, but not what they depend on. Recursion is as deep as
+   formulas nest; marks end it. */
 static void take_part(const struct schedule *s, int pass, int index, bool *takes_part) {
     const struct term *term = &s->rows->terms[index];
     if (takes_part[index])
@@ -125,6 +127,8 @@ static void take_part(const struct schedule *s, int pass, int index, bool *takes
         take_part(s, pass, term->uses[i], takes_part);
 }
 
+/* A pass evaluates what its reductions take in, and the storing pass what is stored; a term that two passes need is
+   evaluated in both, unless it is kept. */
 void schedule_terms_of_pass(const struct schedule *s, int pass, bool *takes_part) {
     const struct rows *rows = s->rows;
     memset(takes_part, 0, TERMS_MAX * sizeof *takes_part);
@@ -161,7 +165,8 @@ static int64_t operand_alignment(const struct rows *rows, const struct operand *
 }
 
 /* Neighbours that one access may take of every operand: what moves most bytes per element gets up to 16 bytes, and
-   every vector of an operand begins at a multiple of its size, or of 16 bytes. */
+   every vector of an operand begins at a multiple of its size, or of 16 bytes. All are powers of two, as gcd64 of a
+   power of two is one. */
 static int vector_width(const struct schedule *s) {
     const struct loop_nest *nest = &s->nest;
     int fast = schedule_fast_dim(s);
@@ -203,7 +208,9 @@ static void narrow_vectors(struct schedule *s) {
 
 /* ---- Rows that begin anywhere ------------------------------------------------------------------------------------ */
 
-/* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. */
+/* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. Both begin at a
+   multiple of 16 bytes and move alike from row to row, in elements: an element that begins a vector of one, a multiple of
+   the width, begins one of the other. */
 static bool begins_as(const struct schedule *s, int k, int leader) {
     const struct loop_nest *nest = &s->nest;
     const struct operand *operand = &nest->operands[k];
@@ -228,7 +235,8 @@ static bool is_column_sum(const struct schedule *s, const struct operand *operan
 }
 
 /* Finds the operand that heads are counted by, the widest type of those that lead, and the margin; false: operands
-   begin differently. */
+   begin differently. Of operands that all rows share the margin is kept: their 16 bytes are read around a vector,
+   beyond it too. */
 static bool find_leader(const struct schedule *s, int *leader, int64_t *widest, int64_t *margin) {
     *leader = -1;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -246,7 +254,8 @@ static bool find_leader(const struct schedule *s, int *leader, int64_t *widest, 
     return *leader >= 0;
 }
 
-/* Broadcast operands are shifted to where the vectors of rows begin. */
+/* Broadcast operands are shifted to where the vectors of rows begin. Below WIDENS times the width the head and tail
+   cost more than wider vectors save. */
 void schedule_allow_unaligned(struct schedule *s) {
     int64_t widest = 1, margin = 0;
     bool is_one_dim = !s->nest.is_columns && s->nest.rank == s->nest.row_dims + 1;

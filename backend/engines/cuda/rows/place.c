@@ -63,7 +63,8 @@ static void round_group(struct schedule *s, int64_t threads) {
     s->threads.group = threads <= 32 ? power_above(threads, 32) : (int)(divide_up(threads, 32) * 32);
 }
 
-/* Vectors that a thread may keep: they take registers, and so do the next row's and the sums of their columns. */
+/* Vectors that a thread may keep: they take registers, and so do the next row's and the sums of their columns. Doubles
+   take two registers each in arithmetic, whatever their storage. */
 static int64_t most_steps(const struct schedule *s) {
     int64_t bytes = schedule_kept_bytes(s), most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
     if (s->passes.column_sums)
@@ -82,7 +83,8 @@ static int64_t wanted_steps(const struct schedule *s, const struct device *devic
 }
 
 /* The smallest cluster whose threads keep a row in `most` vectors each. Clusters cost a barrier between blocks for each
-   reduction: rows of a single pass are streamed instead. */
+   reduction: rows of a single pass are streamed instead. Sets cluster, group and steps, and on failure leaves the cluster
+   at 1. A group has 8 threads at least, or as many as the row has vectors. */
 static bool fit_rows(struct schedule *s, const struct device *device, int64_t widest, int64_t most) {
     int64_t wanted = min64(wanted_steps(s, device), most), vectors = s->vectors.per_row;
     int clusters = device->cuda.major >= 9 && s->passes.count > 1 ? CLUSTER_MOST : 1;
@@ -108,7 +110,8 @@ static int64_t column_sum_bytes(const struct schedule *s) {
     return s->vectors.width * (schedule_calculates_in_double(s) ? 8 : 4);
 }
 
-/* Rows of a group in shared memory at a time, one of them worked on; 0: too few to be worth it. */
+/* Rows of a group in shared memory at a time, one of them worked on; 0: too few to be worth it. Sums that groups of a
+   block exchange lie in shared memory, too. */
 static int stage_count(const struct schedule *s, const struct device *device) {
     int64_t sums = s->threads.across > 1 ? column_sum_bytes(s) * s->threads.block : 0;
     int64_t room = device->cuda.shared_per_block - OTHER_BYTES - sums;
@@ -141,7 +144,8 @@ static bool place_persistent(struct schedule *s, const struct device *device) {
 
 /* ---- One row behind the other ------------------------------------------------------------------------------------ */
 
-/* Registers of a thread for one vector of what lasts from row to row: sums of columns, and what all rows read alike. */
+/* Registers of a thread for one vector of what lasts from row to row: sums of columns, and what all rows read alike. 4
+   bytes a register; 1 where nothing lasts, so that it divides. */
 static int64_t lasting_registers(const struct schedule *s) {
     int64_t registers = s->passes.column_sums * s->vectors.width + divide_up(schedule_broadcast_bytes(s), 4);
     return registers ? registers : 1;
@@ -161,7 +165,8 @@ static bool fit_stages(struct schedule *s, const struct device *device) {
     return s->memory.stages >= STAGES_LEAST;
 }
 
-/* Groups of a block of so many warps: as many as there is work for. */
+/* Groups of a block of so many warps: as many as there is work for. From as many groups as warps give down to the first
+   whose stages fit. */
 static bool fit_warps(struct schedule *s, const struct device *device, int64_t warps, int64_t registers) {
     int64_t most = min64(STEPS_MOST, registers / lasting_registers(s)), lanes = 32 * s->threads.cluster;
     int64_t groups = most ? warps / divide_up(s->vectors.per_row, lanes * most) : 0;
@@ -206,7 +211,8 @@ static bool place_pipelined(struct schedule *s, const struct device *device) {
     return false;
 }
 
-/* Long rows go through shared memory where they can. */
+/* Long rows go through shared memory where they can. The persistent placing is asked again at last, as the pipelined
+   one has overwritten what it had set. */
 static bool place_summed(struct schedule *s, const struct device *device) {
     bool is_short = place_persistent(s, device) && s->threads.cluster == 1;
     return is_short || place_pipelined(s, device) || place_persistent(s, device);
@@ -246,7 +252,8 @@ static bool place_narrow(struct schedule *s, const struct device *device) {
     return s->memory.steps <= most && s->threads.block >= SHORT_THREADS;
 }
 
-/* In registers: few threads for a row, as far as they keep it and blocks have SHORT_THREADS. */
+/* In registers: few threads for a row, as far as they keep it and blocks have SHORT_THREADS. `across` grows at last,
+   beyond the strips there are: surplus groups idle, and a block has its SHORT_THREADS. */
 static bool place_columns(struct schedule *s, const struct device *device) {
     s->memory.scheme = MEMORY_COLUMNS;
     if (s->passes.count == 1 && s->passes.storing < 0 && place_narrow(s, device))
@@ -330,6 +337,7 @@ static void stream_columns(struct schedule *s) {
     }
 }
 
+/* Larger blocks where strips are few: a row's threads ask for more at once. */
 void schedule_place_streamed(struct schedule *s, const struct device *device) {
     bool is_few = s->vectors.strips < 3 * device->cuda.multiprocessors;
     s->memory = (struct memory){.scheme = MEMORY_STREAMED, .unroll = stream_unroll(s)};
@@ -347,7 +355,7 @@ void schedule_place_streamed(struct schedule *s, const struct device *device) {
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
 /* Those that lie side by side want their statistics in one pass when they go through shared memory, as streamed ones
-   do. */
+   do. Rows side by side have no sums of columns here: their columns are other rows. */
 bool schedule_place_resident(struct schedule *s, const struct device *device, bool must_stream) {
     if (s->nest.is_columns && s->passes.column_sums)
         return false;

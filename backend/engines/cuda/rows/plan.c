@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+/* A tensor has all elements of a dimension, one, or one for each group. */
 static weftStatus_t check_tensor(const struct rows *rows, const struct descriptor *op, const struct tensor *tensor,
                                  bool is_output) {
     TRY(row_space_check(&rows->space, op, tensor, is_output));
@@ -79,6 +80,7 @@ static weftStatus_t sum_apart(struct rows *rows, const struct follow *follow, co
     return rows_expand_apart(rows, follow, mean, inv);
 }
 
+/* Names begin anew: programs share no code. The workspace does not: what the first one took stays taken. */
 weftStatus_t rows_follow(struct rows *rows, const struct rows *first) {
     const struct follow *follow = &first->follow;
     int64_t strides[WEFT_DIM_MAX];

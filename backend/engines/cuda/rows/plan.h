@@ -35,6 +35,7 @@ struct term_argument {
     double number;
 };
 
+/* Terms lie in the order of evaluation: a term uses only those before it. */
 struct term {
     enum term_kind kind;
     int opcode;         /* of a formula or a reduction */
@@ -66,6 +67,7 @@ struct softmax_nodes {
     int peak, weight, total;                  /* names, -1: not made yet */
 };
 
+/* Tens of KiB, on the stack of accepts and build, two at a time. */
 struct rows {
     const struct region *region;
     const struct graph *graph;

@@ -12,6 +12,7 @@ enum { SAMPLES = 16, ROW_SAMPLES = 4 };
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
+/* Strides 0 and, along the fast dim, 1 are text. */
 static void print_operand_fields(struct printer *p, int k) {
     const struct operand *operand = operand_at(p, k);
     char name[32];
@@ -36,7 +37,8 @@ static int64_t extent_in_runs(const struct schedule *s, int dim) {
     return dim == schedule_fast_dim(s) ? s->nest.extents[dim] / s->vectors.width : s->nest.extents[dim];
 }
 
-/* Samples lie as far apart as the row's last dim allows. */
+/* Samples lie as far apart as the row's last dim allows. The sampled operand has strides 0 within the row, so the step
+   is that of the one that reads the same memory. */
 static int64_t sample_step(const struct schedule *s) {
     int last = s->nest.rank - 1, memory = s->nest.operands[s->rows->sampled].memory;
     int64_t step = 0;
@@ -119,6 +121,8 @@ static int64_t slot_vectors(const struct schedule *s) {
     return (int64_t)s->memory.steps * threads;
 }
 
+/* A constant is printed only for the kernels that name it: an unused one would make programs differ that are the
+   same. */
 static void print_constants(struct printer *p) {
     enum {
         STREAMED = 1 << MEMORY_STREAMED,
@@ -215,6 +219,7 @@ void rows_print_functions(struct kernel_print *print, const struct schedule *s) 
     print_functions(&p);
 }
 
+/* On a copy of the schedule, since joins and stores change it. */
 static weftStatus_t print_launch(const struct schedule *planned, const struct stage *stage, struct cuda_step *state,
                                  struct arena *arena) {
     struct schedule adapted = *planned, *s = &adapted;
@@ -265,7 +270,9 @@ static weftStatus_t print_join(const struct schedule *s, struct stage *stage, in
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A launch for each pass that ends in reductions, and one behind them: it stores elements, or joins the last. */
+/* A launch for each pass that ends in reductions, and one behind them: it stores elements, or joins the last. Launches
+   follow each other in one stream, so what one leaves the next finds. Passes after the first go from the end of a row
+   to its beginning (VECTOR_STEP), which L2 still has. */
 static weftStatus_t print_split(const struct schedule *s, struct stage stage, struct cuda_step *state,
                                 int64_t *scratch_bytes, struct arena *arena) {
     int64_t bytes = schedule_slots(s) * schedule_partial_bytes(s);

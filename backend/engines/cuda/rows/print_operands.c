@@ -13,7 +13,8 @@ bool rows_is_element_load(const struct printer *p, int k) {
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
 /* Coordinates c<first> .. of a position that counts through dims first .. end; runs along the fast dim count as one. N
-   is the length of a vector: WIDTH, or 1 of unaligned elements. */
+   is the length of a vector: WIDTH, or 1 of unaligned elements. 32 bits where all positions fit: a division by
+   multiplication. Vectors count as one along the fast dim, hence * WIDTH. */
 void rows_print_coordinates(struct printer *p, int first, int end, const char *position) {
     const struct schedule *s = p->s;
     int64_t count = 1;
@@ -71,7 +72,8 @@ void rows_print_offset(struct printer *p, int k, int first, int end) {
         text_add(p->code, "0");
 }
 
-/* Vectors of a row; and where it has unaligned elements, the coordinate in the row of one of them, or of a vector. */
+/* Vectors of a row; and where it has unaligned elements, the coordinate in the row of one of them, or of a vector.
+   Elements of head and tail are counted through: those past the head lie behind all vectors. */
 static void print_runs(struct printer *p) {
     text_add(p->code, "DEVICE i64 vectors_of(const arguments& a, i64 strip) { return %s; }\n\n",
              p->s->unaligned.most ? "base_of(a, strip).vectors" : "a.vectors");
@@ -82,7 +84,8 @@ static void print_runs(struct printer *p) {
             "    return N > 1 ? at.head + (i64)q * WIDTH : q < at.head ? (i64)q : q + (i64)at.vectors * WIDTH;\n}\n\n");
 }
 
-/* Where rows begin: offsets that all elements of a row share; and the unaligned elements before the first vector. */
+/* Where rows begin: offsets that all elements of a row share; and the unaligned elements before the first vector. head:
+   elements to the next multiple of WIDTH, from the leader's offset, which is negative modulo a power of two. */
 void rows_print_base(struct printer *p) {
     const struct schedule *s = p->s;
     text_add(p->code, "struct base {\n    i64 strip;\n%s", s->unaligned.most ? "    position head, vectors;\n" : "");
@@ -222,7 +225,8 @@ static void print_loader(struct printer *p, const char *name, bool (*takes)(cons
 
 /* Shared memory: a slot has the vectors of one operand behind those of another, SLOT_VECTORS each. `line` is printed
    for each operand: # its number, $ its type, @ where it begins in a slot, % bytes of a vector, ^ the address of its
-   first vector in the row, ~ the address at the coordinates in scope. */
+   first vector in the row, ~ the address at the coordinates in scope. A template of one letter for each thing that
+   varies; none of these letters occurs in CUDA text otherwise. */
 static void print_slots(struct printer *p, const char *line) {
     int64_t at = 0;
     for (int k = 0; k < p->rows->operand_count; k++) {
@@ -264,7 +268,7 @@ static void print_copies(struct printer *p) {
     }
 }
 
-/* Part of a row, as far as L2. */
+/* Part of a row, as far as L2. Always there, as kernels call it; empty where nothing is asked for. */
 static void print_prefetch(struct printer *p) {
     text_add(p->code, "DEVICE void prefetch_kept(const arguments& a, const base& at, position first, "
                       "position vectors) {\n");
@@ -273,6 +277,8 @@ static void print_prefetch(struct printer *p) {
     text_add(p->code, "}\n\n");
 }
 
+/* forget_conversions: makes the compiler convert again in the next pass, instead of keeping converted numbers in
+   registers. */
 void rows_print_kept(struct printer *p) {
     print_loader(p, "kept", stays, "const base& at", true);
     print_loader(p, "broadcast", is_broadcast, "i64 strip", false);

@@ -16,6 +16,7 @@ static const struct {
     [OPCODE_WEIGHTS] = {"weights", "sum"},
 };
 
+/* Stage n + 1 is known when pass n ends. */
 static bool closes(const struct term *term, int pass) {
     return term->is_needed && term_closes_pass(term) && term->stage == pass + 1;
 }
@@ -43,7 +44,8 @@ static void print_reductions(struct printer *p, int pass) {
     text_add(p->code, ">");
 }
 
-/* From the reductions of a pass to the numbers of a row that they make known. */
+/* From the reductions of a pass to the numbers of a row that they make known. member<i> counts the reductions of this
+   pass alone, in the order of terms, as print_reductions lists them. */
 static void print_close(struct printer *p, int pass) {
     text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
     for (int i = 0, member = 0; i < p->rows->term_count; i++) {
@@ -73,11 +75,13 @@ static void print_left(struct printer *p, int pass) {
 
 /* ---- Elements ---------------------------------------------------------------------------------------------------- */
 
+/* What stays on chip is not loaded again. */
 static bool is_loaded_by_pass(const struct printer *p, int k, const bool *takes_part) {
     return rows_is_element_load(p, k) && !schedule_keeps(p->s, k) &&
            takes_part[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
 }
 
+/* `once`: streamed elements are not worth a place in L1. */
 static void print_inputs(struct printer *p, const bool *takes_part) {
     text_add(p->code, "    struct inputs {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -171,6 +175,7 @@ static void print_element_results(struct printer *p, int pass) {
     }
 }
 
+/* Terms come in the order of evaluation, so that each finds those that it uses in scope. */
 static void print_element(struct printer *p, int pass, const bool *takes_part) {
     text_add(
         p->code,
@@ -255,6 +260,8 @@ void rows_print_passes(struct printer *p) {
 
 /* ---- Sums of columns --------------------------------------------------------------------------------------------- */
 
+/* Each block writes sums of its own, `block` elements after those of the block before: no atomics, and the same order
+   in every run. */
 void rows_print_columns(struct printer *p) {
     text_add(p->code, "template <int N = WIDTH>\nDEVICE void store_column(int k, const run<column_t, WIDTH>& from, "
                       "const arguments& a, i64 strip, position q) {\n");

@@ -15,7 +15,8 @@ static void print_row_struct(struct printer *p) {
     text_add(p->code, "};\n\n");
 }
 
-/* Formulas as CUDA text: A, B, C and D are arguments, T is the type of arithmetic, S the one of memory. */
+/* Formulas as CUDA text: A, B, C and D are arguments, T is the type of arithmetic, S the one of memory. Letters within
+   function names must be lower case: A to D, S and T are replaced wherever they stand. */
 static const char *const formulas[] = {
     [OPCODE_COPY] = "A",
     [OPCODE_ADD] = "A + B",
@@ -46,6 +47,7 @@ static const char *integer_formula(int opcode) {
                                        : formulas[opcode];
 }
 
+/* %.17g is a double's shortest exact width. Lengths are arguments, as sizes are no part of the text. */
 static void print_argument(struct printer *p, const char *type, const struct term_argument *argument) {
     if (argument->name >= 0)
         text_add(p->code, "v%d", argument->name);
@@ -57,6 +59,7 @@ static void print_argument(struct printer *p, const char *type, const struct ter
         text_add(p->code, "(%s)(a.length ? a.length : 1)", type);
 }
 
+/* is_brief: results of 16 bits or fewer show none of what the short exponential loses. */
 void rows_print_term(struct printer *p, const struct term *term) {
     if (term->kind == TERM_NODE) {
         formula_print(p->code, p->rows->graph, term->node);
@@ -109,7 +112,8 @@ static bool has_number_for_each(const struct printer *p, int k) { return p->s->n
 
 static const char *input_width(const struct printer *p, int k) { return has_number_for_each(p, k) ? "WIDTH" : "1"; }
 
-/* What the rows' own numbers are loaded to, before they are worked on. */
+/* What the rows' own numbers are loaded to, before they are worked on. Loads first, conversions later (open_rows): all
+   loads of a strip are under way at once. */
 static void print_entry(struct printer *p) {
     text_add(p->code, "struct row_inputs {\n");
     for (int i = 0; i < p->rows->term_count; i++)
@@ -205,7 +209,8 @@ void rows_print_row_stores(struct printer *p) {
     text_add(p->code, "}\n\n");
 }
 
-/* The same of the row with which a run of rows side by side begins, or of the l-th after it. */
+/* The same of the row with which a run of rows side by side begins, or of the l-th after it. Channels are opened one by
+   one: a thread makes the numbers of one and hands them on in shared memory. */
 static void print_one_row(struct printer *p) {
     text_add(p->code, "DEVICE void open_row(row& r, const arguments& a, const base& at, int l) {\n");
     for (int i = 0; i < p->rows->term_count; i++) {

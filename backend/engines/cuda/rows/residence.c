@@ -35,6 +35,7 @@ int64_t schedule_vector_bytes(const struct schedule *s, int k) {
     return dtype_bytes(operand->type, 1) * (operand->strides[schedule_fast_dim(s)] ? s->vectors.width : 1);
 }
 
+/* 1 where nothing stays: callers divide by it. */
 int64_t schedule_kept_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -81,7 +82,8 @@ int64_t schedule_partial_bytes(const struct schedule *s) {
 
 int64_t schedule_slots(const struct schedule *s) { return row_space_rows(&s->rows->space) + s->overlap.elements; }
 
-/* Groups of more than a warp leave theirs for each row, and the joined ones beside them. */
+/* Groups of more than a warp leave theirs for each row, and the joined ones beside them. Rows one behind the other
+   reduce in a few numbers for each warp, which always fit. */
 bool schedule_exchange_fits(const struct schedule *s) {
     if (!s->nest.is_columns)
         return true;
@@ -92,7 +94,8 @@ bool schedule_exchange_fits(const struct schedule *s) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-/* Each row whole in memory, in pieces of 16 bytes. */
+/* Each row whole in memory, in pieces of 16 bytes. Bulk copies (cp.async.bulk) are of sm_90 and up, and move multiples
+   of 16 bytes between multiples of 16. */
 bool schedule_copies_rows(const struct schedule *s, const struct device *device) {
     bool can = device->cuda.major >= 9 && s->nest.rank == s->nest.row_dims + 1 && s->passes.closed > 0, any = false;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -105,7 +108,7 @@ bool schedule_copies_rows(const struct schedule *s, const struct device *device)
     return can && any;
 }
 
-/* In pieces of 4 bytes or more. */
+/* In pieces of 4 bytes or more. cp.async is of sm_80 and up, and moves 4, 8 or 16 bytes. */
 bool schedule_copies_vectors(const struct schedule *s, const struct device *device) {
     bool can = device->cuda.major >= 8 && s->nest.rank == s->nest.row_dims + 1;
     for (int k = 0; k < s->rows->operand_count; k++)

@@ -10,6 +10,7 @@
 
 enum { LARGE_GROUP = 256 }; /* threads, of which one pass over plain sums is faster than two */
 
+/* The program of the region, and the one that does what it left over, if there is any. */
 struct sweep {
     struct rows rows[2];
     struct schedule schedules[2];
@@ -36,7 +37,7 @@ static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region
 
 /* Rows in registers with sums of columns beside them, or without, or through shared memory, or streamed. Blocks that
    share rows wait for each other less where these go through shared memory, and large groups where one pass takes
-   plain sums. */
+   plain sums. Each try plans anew and overwrites the last: what is planned when it returns is what runs. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, const struct device *device) {
     const struct schedule *s = &sweep->schedules[0];
     TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, false));
@@ -58,7 +59,8 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The blocks' sums of each column lie one block after the other. */
+/* The blocks' sums of each column lie one block after the other. 256: each block's sums begin at a line. The schedule
+   copied its operands before, so plan() copies the offsets after it. */
 static void place_columns(struct rows *rows, const struct schedule *s) {
     struct follow *follow = &rows->follow;
     int64_t *places[] = {follow->scale ? &follow->at_scale : &follow->at_bias, &follow->at_bias};
@@ -139,7 +141,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        s->memory.steps, s->vectors.width, rest, s->passes.count, state->count);
 }
 
-/* Whether elements, or reductions of them, depend on a value. */
+/* Whether elements, or reductions of them, depend on a value. Terms lie in the order of evaluation, so one sweep sees
+   all that depends. */
 static bool elements_depend_on(const struct rows *rows, int name) {
     bool depends[TERMS_MAX] = {false};
     for (int i = 0; i < rows->term_count; i++) {
@@ -162,7 +165,8 @@ static bool starts_anew_at_elements(const struct step *step) {
 }
 
 /* Elements are stored in the last reading of them, by the thread that read them; a number of a row that only numbers of
-   the row depend on is read and stored by one thread. A second program reads everything again. */
+   the row depend on is read and stored by one thread. A second program reads everything again. An element that is read
+   again in a later stage than the one that stores it must not be gone by then. */
 bool rows_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     struct rows rows;

@@ -31,7 +31,8 @@ static bool is_streamed(const struct schedule *s) { return s->memory.scheme == M
 
 /* ---- The grid ---------------------------------------------------------------------------------------------------- */
 
-/* Steps in which every thread has a vector, however many elements head and tail have. */
+/* Steps in which every thread has a vector, however many elements head and tail have. width - 1: the longest head. The
+   last block of a cluster has the fewest vectors, so what it has is what all have. */
 static int guaranteed_steps(const struct schedule *s) {
     const struct threads *threads = &s->threads;
     int64_t of_others = (int64_t)threads->group * s->memory.steps * (threads->cluster - 1); /* than the last block */
@@ -63,7 +64,8 @@ static bool has_formulas(const struct schedule *s) {
     return false;
 }
 
-/* Threads that registers shall suffice for: launch bounds, from which the compiler derives registers per thread. */
+/* Threads that registers shall suffice for: launch bounds, from which the compiler derives registers per thread. 64
+   registers at THREADS_LIGHT, 85 at THREADS_USUAL, 128 at THREADS_HEAVY, of the 65,536 of a multiprocessor. */
 static int resident_threads(const struct schedule *s, const struct device *device) {
     bool is_double = schedule_calculates_in_double(s), only_reduces = s->passes.count == 1 && s->passes.storing < 0;
     bool is_heavy = is_double || s->nest.is_columns || s->nest.rank - s->nest.row_dims > 1 || s->passes.column_sums;
@@ -86,7 +88,8 @@ static void allot_registers(struct schedule *s, const struct device *device) {
     s->threads.min_blocks = blocks > 0 && !is_alone ? blocks : 1;
 }
 
-/* Streams whose rows are too few for the chip are split. */
+/* Streams whose rows are too few for the chip are split. With reductions, rows that fill half of a wave are left whole:
+   joining is a launch of its own, and every split reads the row's results again. */
 static void split_rows(struct schedule *s, const struct device *device) {
     /* One wave of blocks; each split reads at least `smallest` vectors, below which joining costs more than it saves.
        */
@@ -102,7 +105,8 @@ static void split_rows(struct schedule *s, const struct device *device) {
         divide_up(s->vectors.per_row, smallest * (s->memory.unroll < STORE_UNROLL ? STORE_UNROLL : 1));
 }
 
-/* Blocks, or clusters of them, that are all on the chip at once. */
+/* Blocks, or clusters of them, that are all on the chip at once. Never 0: a chip with fewer multiprocessors than
+   NO_CLUSTER runs one cluster after the other. */
 static int64_t blocks_at_once(const struct schedule *s, const struct device *device) {
     int64_t multiprocessors = device->cuda.multiprocessors - (s->threads.cluster <= 2 ? 0 : NO_CLUSTER);
     int64_t blocks = multiprocessors / s->threads.cluster * s->threads.min_blocks;
@@ -144,6 +148,7 @@ bool schedule_joins(const struct schedule *s, int pass) {
     return s->grid.splits > UNJOINED_SPLITS && is_read_by_many;
 }
 
+/* Unsplit, all passes are one launch; split, each pass that closes ends one, and joins come between. */
 int schedule_kernel_count(const struct schedule *s) {
     if (s->vectors.strips == 0)
         return 0;
@@ -153,7 +158,7 @@ int schedule_kernel_count(const struct schedule *s) {
     return kernels;
 }
 
-/* Each row's splits are few and rows are many: a warp or a few for each. */
+/* Each row's splits are few and rows are many: a warp or a few for each. Four partial results a thread. */
 void schedule_for_joining(struct schedule *s, int64_t splits) {
     int64_t group = 32;
     while (group < divide_up(splits, 4) && group < JOIN_THREADS)
@@ -173,6 +178,7 @@ void schedule_for_storing(struct schedule *s) {
 
 /* ---- Price ------------------------------------------------------------------------------------------------------- */
 
+/* Streamed rows are read once for each pass: that L2 may hold them is not counted on. */
 static double bytes_moved(const struct schedule *s) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -213,6 +219,8 @@ static weftStatus_t place(struct schedule *s, const struct device *device, bool 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Phases in this order, each from those before: nest and vectors, place, tiles, registers, splits, blocks, what L2 is
+   asked for. Halving `across` halves what groups exchange. */
 weftStatus_t schedule_plan(struct schedule *s, const struct rows *rows, const struct device *device, bool must_stream) {
     TRY(schedule_begin(s, rows));
     TRY(place(s, device, must_stream));

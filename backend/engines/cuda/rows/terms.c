@@ -14,6 +14,7 @@ static void keep_trouble(struct rows *rows, weftStatus_t status) {
         rows->trouble = status;
 }
 
+/* 0 after a failure: a valid index, so that callers go on without asking. */
 static int add_operand(struct rows *rows, struct operand operand) {
     if (rows->operand_count == ROWS_OPERANDS_MAX) {
         keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
@@ -50,6 +51,7 @@ static struct term *new_term(struct rows *rows, struct term term) {
     return &rows->terms[rows->term_count++];
 }
 
+/* Linear, over at most TERMS_MAX terms. */
 static int find_index(const struct rows *rows, int name) {
     for (int i = 0; i < rows->term_count; i++)
         if (name >= rows->terms[i].name && name < rows->terms[i].name + rows->terms[i].names)
@@ -57,6 +59,7 @@ static int find_index(const struct rows *rows, int name) {
     return -1;
 }
 
+/* Precondition: a term of this name exists. */
 const struct term *rows_find(const struct rows *rows, int name) { return &rows->terms[find_index(rows, name)]; }
 
 static void use(struct rows *rows, struct term *term, int name) {
@@ -107,6 +110,7 @@ int rows_input(struct rows *rows, const struct tensor *tensor, const char *type)
     return convert(rows, type, value);
 }
 
+/* Strides 0 within the row: the operand moves from row to row alone. */
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type) {
     int value = graph_find_value(rows->graph, tensor);
     /* Values that the region makes are not in memory yet, and rows without elements have no first one. */
@@ -156,6 +160,7 @@ void rows_result(struct rows *rows, const struct tensor *tensor, const char *typ
         add_value(rows, value, true);
 }
 
+/* What is left between programs keeps the width of its arithmetic: rounding it would show in gradients. */
 static weftDataType_t scratch_type(const char *type) {
     return strcmp(type, "double") == 0 ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
 }
@@ -221,6 +226,7 @@ void rows_pointwise(struct rows *rows, const struct node *node) {
         add_value(rows, term.name, true);
 }
 
+/* Ends: uses point backwards. */
 static void mark_needed(struct rows *rows, int index) {
     struct term *term = &rows->terms[index];
     if (term->is_needed)
