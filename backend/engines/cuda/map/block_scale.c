@@ -44,6 +44,7 @@ static weftStatus_t read_op(struct scaling *s, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Coordinates are u32 in kernels; positions widen to i64 where there are more elements. */
 static weftStatus_t check_tensor(const struct scaling *s, const struct tensor *tensor) {
     if (!cuda_element_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
@@ -77,7 +78,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
-/* The dims whose extents exceed 1, in the order of the strides of `like`, slowest first. */
+/* The dims whose extents exceed 1, in the order of the strides of `like`, slowest first. Dims of one element take no
+   part in counting. */
 static int order_dims(const struct dims *extents, const struct tensor *like, int *order) {
     int count = 0;
     for (int i = 0; i < (int)extents->count; i++) {
@@ -128,7 +130,8 @@ static void print_tile(struct kernel_print *print, const struct tensor *scale) {
     text_add(&print->code, "    scale += tile_offset(row, column, p.tiles);\n");
 }
 
-/* begin_block(): blocks are counted in the order of x's memory. */
+/* begin_block(): blocks are counted in the order of x's memory. Gives the elements of the block that exist: fewer at
+   the end of an axis, none in what only fills up a tile of scales. */
 static void print_block(struct kernel_print *print, const struct scaling *s) {
     int order[WEFT_DIM_MAX], count = order_dims(&s->scale->dims, s->x, order), axis = block_scale_axis(s->quantize);
     print_number(print, s->x->dims.at[axis], "length");
@@ -216,6 +219,7 @@ static void begin_print(struct kernel_print *print, const struct scaling *s, boo
     text_add(&print->code, "#include \"core/gather.cuh\"\n#include \"map/scales.cuh\"\n\n");
 }
 
+/* 64 blocks for each multiprocessor are enough for any length: each goes on by the grid. */
 static weftStatus_t end_print(struct kernel_print *print, struct cuda_step *state, const char *file, const char *entry,
                               int64_t threads, const struct device *device, struct arena *arena) {
     struct cuda_kernel *kernel = &state->kernels[state->count++];
@@ -263,6 +267,7 @@ static bool is_double(const struct scaling *s) {
     return is_wide || (s->quantize && s->scale->type != WEFT_DATA_FP8_E8M0);
 }
 
+/* Elements below a byte are made by whole bytes, so that no two threads store to one. */
 static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
     bool is_by_byte = !cuda_type_name((weftDataType_t)s->y->type);
@@ -284,6 +289,7 @@ static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state,
     return end_print(&print, state, "map/block_values.cuh", "block_values", items, device, arena);
 }
 
+/* Scales are made first and read as they were stored, also where nobody else wants them: these lie in the workspace. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;

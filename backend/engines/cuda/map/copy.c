@@ -6,6 +6,7 @@
 
 enum { NODES_MAX = 5, VALUES_MAX = 6, OPERANDS_MAX = 4 }; /* of the small graphs that are made here */
 
+/* All in one allocation, pointers into itself: it must not be moved. */
 struct small_graph {
     struct graph graph;
     struct value values[VALUES_MAX];
@@ -91,6 +92,7 @@ static void finish_graph(struct region *region, struct small_graph *small) {
     *region = (struct region){.graph = &small->graph, .count = small->graph.node_count, .nodes = small->numbers};
 }
 
+/* A transpose that permutes nothing moves bits; identity would pass numbers through arithmetic, and quiet NaNs. */
 weftStatus_t copy_region(struct region *region, const struct tensor *from, const struct tensor *to,
                          struct arena *arena) {
     static const int both[] = {COPY_FROM, COPY_TO};
@@ -110,6 +112,7 @@ weftStatus_t copy_region(struct region *region, const struct tensor *from, const
     return WEFT_STATUS_SUCCESS;
 }
 
+/* y = row == column ? x : 0, by coordinates along dims 1 and 3; zero is made as row - row. */
 weftStatus_t copy_diagonal_region(struct region *region, const struct tensor *from, const struct tensor *to,
                                   struct arena *arena) {
     struct small_graph *small;

@@ -6,6 +6,7 @@
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
+/* A tiled sweep is priced as a launch more. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct map map;
     TRY(map_analyse(&map, region));

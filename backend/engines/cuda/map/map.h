@@ -21,6 +21,8 @@ struct map_tile {
     bool is_flat_from, is_flat_to; /* of a transpose: whether rows of a tile follow one another in memory */
 };
 
+/* map_analyse fills the space, operands, run and is_flat; map_choose, which knows the device, unroll, expects and the
+   tile. */
 struct map {
     const struct region *region;
     struct space space;

@@ -17,6 +17,7 @@
 
 enum { THREADS = 256, UNROLL = 4 }; /* UNROLL: vectors that a thread loads before it stores them */
 
+/* In the frame of accepts or build: parts refer to the operation's tensors. */
 struct movement {
     const struct region *region;
     const struct descriptor *op;
@@ -33,6 +34,8 @@ static struct side side_of(const struct tensor *tensor, const struct dims *exten
     return side;
 }
 
+/* An insertion sort by the result's strides, both sides alike: the order in which elements are visited is the
+   result's. */
 void part_order(struct part *part) {
     struct side *sides[] = {&part->from, &part->to};
     for (int i = 1; i < part->to.rank; i++)
@@ -46,7 +49,8 @@ void part_order(struct part *part) {
             }
 }
 
-/* Makes one mode of neighbours that lie at one distance. */
+/* Makes one mode of neighbours that lie at one distance. In place: mode i is read before one at or before it is
+   written. */
 static void merge_modes(struct side *side) {
     int rank = 0;
     for (int i = 0; i < side->rank; i++) {
@@ -302,7 +306,8 @@ static int64_t blocks_of(const struct part *part, const struct device *device) {
     return blocks < most ? blocks : most;
 }
 
-/* copy_parts(): each part in blocks of its own. Gives the number of blocks. */
+/* copy_parts(): each part in blocks of its own. Gives the number of blocks. All parts share one grid: each has blocks
+   of its own, which find their part by number. */
 static int64_t print_parts(struct kernel_print *print, const struct part *parts, int count,
                            const struct device *device) {
     struct text deal;
@@ -363,7 +368,8 @@ static int64_t row_of(const struct movement *m) {
     return length;
 }
 
-/* Whether parts are packed rows that lie side by side in packed ones, whole bytes, unchanged. */
+/* Whether parts are packed rows that lie side by side in packed ones, whole bytes, unchanged. The parts must be in the
+   order in which they lie in the result, without gaps. */
 static bool is_join(const struct movement *m) {
     int64_t before = 0, length;
     if (m->count < 2 || m->count > MOVE_PARTS_PER_KERNEL)
@@ -417,6 +423,8 @@ static void print_pieces(struct kernel_print *print, const struct movement *m) {
     text_add(&print->code, "}\n\n");
 }
 
+/* each: elements of a chunk that no border of a part cuts, where that is half a chunk of 16 bytes at least; else whole
+   chunks, shifted together. */
 static weftStatus_t build_join(struct step *step, struct cuda_step *state, const struct movement *m,
                                const struct device *device, struct arena *arena) {
     const struct side *whole = &m->parts[0].to;

@@ -20,7 +20,8 @@ static const struct tensor *tensor_at(const struct map *map, int value) {
 
 /* ---- What a region is made of ------------------------------------------------------------------------------------ */
 
-/* The result whose dims and memory order lead: the first that leaves the region, of the most elements. */
+/* The result whose dims and memory order lead: the first that leaves the region, of the most elements. A region of dead
+   ends has none that leaves; its first output stands in. */
 static int leading_value(const struct region *region) {
     int found = -1;
     for (int i = 0; i < region->count; i++) {
@@ -57,7 +58,8 @@ bool map_moves(const struct region *region, int value) {
     return false;
 }
 
-/* A moved tensor's source as an operand over the moved tensor's own dims. */
+/* A moved tensor's source as an operand over the moved tensor's own dims. Gives the value whose memory is read. A
+   reshape that is not logical keeps y's strides, as x's memory is y's. */
 static int movement_strides(const struct node *node, struct operand *operand) {
     if (is_op(node, &transpose_op)) {
         const struct transpose_op *op = (const struct transpose_op *)node->op;
@@ -105,6 +107,7 @@ static weftStatus_t add_operand(struct map *map, int value, bool is_store) {
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* Outputs have all dims: what broadcasts would be stored by many threads. */
 static weftStatus_t check_shape(const struct map *map, const struct descriptor *op, const struct tensor *tensor,
                                 bool is_output) {
     bool fits = tensor->vector_count == 1 &&
@@ -149,6 +152,8 @@ static weftStatus_t check_node(const struct map *map, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The lead's store is operand 0, by whose memory the space is ordered. A moved value is loaded under its own number
+   from another's memory. */
 static weftStatus_t add_operands(struct map *map, const struct region *region) {
     const struct graph *graph = region->graph;
     int lead = leading_value(region);
@@ -186,7 +191,8 @@ bool map_shares_bytes(const struct map *map) {
     return false;
 }
 
-/* No two threads store to one byte. */
+/* No two threads store to one byte. Elements below a byte share one; runs that begin and end at bytes keep threads
+   apart. */
 static weftStatus_t check_bytes(const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
@@ -209,7 +215,8 @@ static int axis_across(const struct map *map, const struct operand *operand) {
     return -1;
 }
 
-/* Rows of odd lengths leave but short runs, unless what is dense is swept as one row. */
+/* Rows of odd lengths leave but short runs, unless what is dense is swept as one row. What is tiled is not swept flat:
+   its gain is larger. */
 static void find_flat(struct map *map) {
     bool may = true;
     map->is_flat = map->space.rank == 1;
@@ -266,7 +273,9 @@ static int64_t side_of(int64_t extent, int64_t most) {
     return round_up(part, TILE_UNIT);
 }
 
-/* Whether a region changes no element: it moves them, or takes over what no arithmetic would round. */
+/* Whether a region changes no element: it moves them, or takes over what no arithmetic would round. Whole numbers of 32
+   bits and more pass through i64 formulas and are no plain copy here; halves and floats are, as identity rounds
+   nothing. */
 static bool is_copy(const struct map *map) {
     const struct node *node = region_node(map->region, 0);
     weftDataType_t type = map->operands[0].type;
@@ -283,6 +292,7 @@ static bool is_copy(const struct map *map) {
 
 /* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of so many elements: it lies along
    `dim`, and rows of a tile are `other` ones, of which `steps` are taken at a time where they are one. */
+/* Then chunks of 16 bytes are loaded or stored without shifting. */
 static bool begins_at(const struct map *map, const struct operand *operand, int dim, int other, int64_t steps,
                       int64_t each) {
     int64_t alignment = map->region->graph->values[operand->memory].tensor->alignment;
@@ -344,7 +354,8 @@ bool map_is_tiled(const struct map *map) {
 }
 
 /* Tiles pay where an operand lies across; the largest type decides along which axis. They are smaller where that brings
-   work to all multiprocessors. */
+   work to all multiprocessors. Tiles halve until there are four for each multiprocessor, or they reach
+   LEAST_TILE_BYTES. Operands that find no room in shared memory are loaded across, as ever. */
 static void find_tile(struct map *map, const struct device *device) {
     struct map_tile *tile = &map->tile;
     const int64_t *extents = map->space.extents;
@@ -375,6 +386,7 @@ static void find_tile(struct map *map, const struct device *device) {
     tile->along_axis = side_of(extents[tile->axis], area / tile->along_last);
     tile->along_last = side_of(extents[last], area / tile->along_axis);
     for (int k = 0; k < map->count; k++) {
+        /* One element more in a row moves neighbouring rows to other banks. */
         int64_t row = (tile->along_axis + 1) * dtype_bytes(map->operands[k].type, 1) + 8,
                 needs = row * tile->along_last;
         shared += tile->width[k] ? needs : 0;
@@ -419,6 +431,7 @@ static bool expects(int64_t blocks, const struct device *device) {
     return device->cuda.major >= 9 && each > 2 && each < BLOCKS_AT_ONCE;
 }
 
+/* More tiles than a grid holds fall back to a plain sweep, whose blocks go on. */
 int64_t map_choose(struct map *map, const struct device *device) {
     map->unroll = choose_unroll(map, device);
     find_tile(map, device);

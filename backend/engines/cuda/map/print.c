@@ -49,7 +49,8 @@ static const char *loaded_count(const struct map *map, int k) {
     return map->operands[k].strides[last_of(map)] || goes_by_element(map, k) ? "N" : "1";
 }
 
-/* Strides are arguments, but for the 0 and 1 along the last dim, which are structure. */
+/* Strides are arguments, but for the 0 and 1 along the last dim, which are structure. An index has no memory, so its
+   stride 1 along the last dim is an argument as well. */
 static bool has_stride(const struct map *map, int k, int dim) {
     const struct operand *operand = &map->operands[k];
     int64_t stride = operand->strides[dim];
@@ -213,7 +214,8 @@ static void print_index(struct text *code, const struct map *map, int k) {
     text_add(code, ";\n");
 }
 
-/* The loaded operand that a store only copies, or -1: whole runs of it go as words, not element by element. */
+/* The loaded operand that a store only copies, or -1: whole runs of it go as words, not element by element. Only runs:
+   a broadcast element would have to be repeated. */
 static int copied_operand(const struct map *map, int store) {
     const struct operand *to = &map->operands[store];
     for (int k = 0; k < map->count; k++) {
@@ -331,7 +333,8 @@ static void print_stages(struct text *code, const struct map *map) {
     text_add(code, "}\n\n");
 }
 
-/* How many elements of the narrowest staged operand fill a word, or lie along the axis of a tile. */
+/* How many elements of the narrowest staged operand fill a word, or lie along the axis of a tile. Elements of several
+   rows that a thread takes together, so that shared memory is read in whole words. */
 static int64_t group_of(const struct map *map) {
     int64_t group = 1;
     for (int k = 0; k < map->count; k++)
@@ -381,6 +384,7 @@ static void print_side(struct text *code, const struct map *map, int k, const ch
     text_add(code, "); }\n");
 }
 
+/* `from_span`: elements from the first to the last of the source; chunks that are shifted must not be read beyond. */
 void map_print_transpose(struct kernel_print *print, const struct map *map) {
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct map_tile *tile = &map->tile;

@@ -19,6 +19,7 @@ static const struct rng_op *op_at(const struct region *region) {
 
 static int64_t columns_of(const struct tensor *y) { return y->dims.at[y->dims.count - 1]; }
 
+/* A row begins with a new block, so that what is drawn depends on seed, offset, row and column, never on strides. */
 static int64_t blocks_per_row(const struct tensor *y) { return divide_up(columns_of(y), WORDS); }
 
 static int64_t blocks_of(const struct tensor *y) {
@@ -86,6 +87,7 @@ static int64_t bits_of(double number) {
     return bits;
 }
 
+/* Two numbers say all of each distribution: a threshold; least and range; mean and deviation. */
 static void print_distribution(struct kernel_print *print, const struct rng *rng) {
     int kind = rng->distribution == WEFT_RNG_DISTRIBUTION_BERNOULLI ? 0
                : rng->distribution == WEFT_RNG_DISTRIBUTION_UNIFORM ? 1

@@ -26,6 +26,7 @@ static bool repeats(const struct tensor *tensor) {
     return false;
 }
 
+/* A stride of 0 is no place to write results to, and some kernels refuse it. */
 static bool is_plain(const struct tensor *tensor) {
     return tensor->vector_count == 1 && cuda_type_name((weftDataType_t)tensor->type) && !repeats(tensor);
 }
@@ -48,6 +49,7 @@ static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
     }
 }
 
+/* Strides in the order of the tensor's own, packed. */
 static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor, bool is_written,
                                struct arena *arena) {
     struct tensor like = tensor_mirror(tensor), *plain;
@@ -82,7 +84,8 @@ struct staged_value *staged_add(struct staged *staged, int value, const struct t
     return added;
 }
 
-/* Whether an operation reads what its output holds before. */
+/* Whether an operation reads what its output holds before. beta times the old result: then the copy must have it
+   before. */
 static bool reads_outputs(const struct descriptor *op) {
     for (int i = 0; i < op->schema->row_count; i++) {
         const struct row *row = &op->schema->rows[i];
@@ -92,6 +95,7 @@ static bool reads_outputs(const struct descriptor *op) {
     return false;
 }
 
+/* What stays within the region has no memory to copy, and its type is part of what the region means. */
 static weftStatus_t note_operand(struct staged *staged, const struct region *region, const struct node *node, int k,
                                  struct arena *arena) {
     const struct value *value = &region->graph->values[node->operands[k]];
@@ -124,7 +128,8 @@ static struct tensor *exchange(const void *context, struct tensor *tensor) {
     return tensor;
 }
 
-/* A copy of an operation on the plain tensors. */
+/* A copy of an operation on the plain tensors. By the schema's rows: every operation's tensors are found without
+   knowing it. */
 static weftStatus_t exchange_operands(const struct staged *staged, struct node *node, struct arena *arena) {
     struct descriptor *op;
     TRY(op_exchange(&op, node->op, exchange, staged, arena));
@@ -144,7 +149,8 @@ weftStatus_t staged_exchange(struct staged *staged, const struct region *region,
     return WEFT_STATUS_SUCCESS;
 }
 
-/* copying: what the copies take. */
+/* copying: what the copies take. Each copy is read and written once, whence the factor 2; what it is copied from is
+   smaller or as large. */
 static weftStatus_t analyse(struct staged *staged, const struct region *region, const struct device *device,
                             double *copying, struct arena *arena) {
     struct offer offer;
@@ -211,6 +217,7 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
     return move_add_kernels(state, region, parts, count, device, arena);
 }
 
+/* The inner step's workspace begins behind the copies. */
 weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
                                 const struct knob_choices *knobs, struct step *inner, struct arena *arena) {
     struct kernel_place *places;
