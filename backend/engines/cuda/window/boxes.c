@@ -15,7 +15,8 @@ static bool is_dense(const struct window *w, int axis) {
     return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && window_result(w)->size[axis] > 1;
 }
 
-/* Whether the copy engine can walk an operand: its strides are whole accesses, and so is a box's row of `channels`. */
+/* Whether the copy engine can walk an operand: its strides are whole accesses, and so is a box's row of `channels`.
+   Elements of 8 bytes have no map type here; multiples of 16 bytes are the copy engine's. */
 static bool has_strides(const struct resample_operand *o, int64_t images, int64_t channels) {
     int64_t size = window_bytes(o, 1);
     bool has = size <= 4 && channels * size % ACCESS == 0 && o->tensor->alignment % ACCESS == 0 &&
@@ -25,6 +26,7 @@ static bool has_strides(const struct resample_operand *o, int64_t images, int64_
     return has;
 }
 
+/* A block has at most POOL_THREADS: lanes over channels, the rest over patches along and below, in equal shares. */
 void window_find_boxes(struct window *w) {
     const struct resample_geometry *g = &w->g;
     const struct resample_operand *read = window_source(w), *result = window_result(w);
@@ -64,6 +66,7 @@ static int64_t bytes_of_box(const struct window *w, const struct resample_operan
     return window_bytes(o, columns_seen(w) * rows_seen(w) * w->boxes.lanes * w->run);
 }
 
+/* Only sizes matter to a copy: bf16 stands for all of 2 bytes, i32 for all of 4. */
 static void print_map_of(struct kernel_print *print, const struct window *w, const struct resample_operand *o,
                          const char *name) {
     int64_t size = window_bytes(o, 1), strides[] = {o->size_stride[2], o->size_stride[1], o->batch_stride};
@@ -92,6 +95,7 @@ void window_print_maps(struct kernel_print *print, const struct window *w) {
         print_map_of(print, w, &w->g.index, "index_map");
 }
 
+/* Numbers of maxima lie behind dy, from a line of memory on. */
 uint32_t window_print_boxes(struct kernel_print *print, const struct window *w) {
     int64_t first = bytes_of_box(w, window_source(w)), second = w->g.backward ? bytes_of_box(w, &w->g.index) : 0;
     int64_t numbers_at = round_up(first, POOL_LINE);

@@ -9,6 +9,7 @@ bool window_uses(const struct window *w, const struct resample_operand *operand)
            (operand != &w->g.index || w->has_index) && (operand != &w->g.y || w->has_y);
 }
 
+/* Along any axis: a window begins before the image, or the last one ends after it. */
 bool window_has_padding(const struct resample_geometry *g) {
     bool has = false;
     for (int i = 0; i < 3; i++)
@@ -16,6 +17,7 @@ bool window_has_padding(const struct resample_geometry *g) {
     return has;
 }
 
+/* The first window ends before the image, or the last begins after it; fractions of a step are not looked at closer. */
 bool window_may_be_empty(const struct resample_geometry *g) {
     bool may = false;
     for (int i = 0; i < 3; i++) {
@@ -29,11 +31,13 @@ bool window_may_be_empty(const struct resample_geometry *g) {
    of the padding. */
 static int64_t side_of(const struct window *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
 
+/* Rounded towards minus infinity: offsets may be negative. */
 int64_t window_first_patch(const struct window *w, int axis) {
     int64_t offset = w->g.offset[axis], side = side_of(w, axis);
     return axis ? offset / side - (offset % side < 0) : 0;
 }
 
+/* A kernel for all geometries has no patches: each result is one. */
 int64_t window_patches(const struct window *w, int axis) {
     const struct resample_operand *result = window_result(w);
     int64_t size = result->size[axis], side = side_of(w, axis);

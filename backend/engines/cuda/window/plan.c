@@ -23,6 +23,7 @@ enum {
     UNALIGNED_TILE_BYTES = 18 << 10 /* of a tile in shared memory, at most */
 };
 
+/* Half of 31 bits: sums of two such numbers stay in 32. */
 static const double INT32_REACH = 1 << 30;
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
@@ -54,7 +55,8 @@ static bool is_stored(const struct region *region, const struct tensor *tensor) 
     return value >= 0 && !value_is_dead(&region->graph->values[value]);
 }
 
-/* The gradient of a mean whose windows go step by step is such a mean itself, of dy. */
+/* The gradient of a mean whose windows go step by step is such a mean itself, of dy. Each output has the same weight,
+   which padding of zeros does not change; so the forward kernels make the gradient as well. */
 static void make_forward_mean(struct window *w) {
     struct resample_geometry *g = &w->g;
     bool is_mean = (g->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING && g->padding != WEFT_EDGE_VAL_PAD) ||
@@ -93,6 +95,7 @@ static int64_t reaching(const struct window *w, int axis) {
     return (w->g.taps[axis] - 1) / w->g.step[axis] + w->patch[axis];
 }
 
+/* What a thread holds of x is unrolled into registers. */
 static bool forward_fits(const struct window *w) {
     int64_t loads = w->g.taps[0];
     for (int i = 1; i < 3; i++)
@@ -100,12 +103,14 @@ static bool forward_fits(const struct window *w) {
     return loads <= POOL_LOADS;
 }
 
+/* A maximum that is searched again holds a window for each position, whence the lower bound. */
 static bool backward_fits(const struct window *w) {
     int64_t sides = w->patch[1] * w->g.step[1] * w->patch[2] * w->g.step[2], all = reaching(w, 1) * reaching(w, 2);
     return sides <= POOL_SIDES && all <= (window_uses(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
 }
 
-/* Whether windows go in whole steps, few enough, over what padding does not change. */
+/* Whether windows go in whole steps, few enough, over what padding does not change. Padding by the edge's value, and
+   means with a padding of minus infinity, change numbers at the border. */
 bool window_is_pool(const struct window *w) {
     const struct resample_geometry *g = &w->g;
     bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
@@ -117,7 +122,9 @@ bool window_is_pool(const struct window *w) {
     return is;
 }
 
-/* Windows that overlap share what a thread loads; those of rows two steps apart share it through L1. */
+/* Windows that overlap share what a thread loads; those of rows two steps apart share it through L1. Two results along
+   an axis share all but a step of their windows. The third axis always pays where windows are small; the second only
+   where they go one by one. */
 static void find_patch(struct window *w) {
     const struct resample_geometry *g = &w->g;
     bool is_small = window_product(g->taps) <= POOL_SHARED_TAPS;
@@ -157,7 +164,8 @@ bool window_is_packed_last(const struct resample_geometry *g, const struct resam
 }
 
 /* Positions of a row whose windows a block takes in shared memory, where accesses would be short: an even part of the
-   row. */
+   row. Rows of all channels are copied to shared memory whole, in chunks shifted to where they begin; what is read
+   there needs no alignment. */
 static void find_unaligned(struct window *w) {
     const struct resample_geometry *g = &w->g;
     int64_t size = window_bytes(&g->x, 1), row = g->y.size[2], most;
@@ -186,7 +194,7 @@ static void find_unaligned(struct window *w) {
         w->pitch++;
 }
 
-/* How many channels go at once, and what a thread makes of them. */
+/* How many channels go at once, and what a thread makes of them. run: what every operand allows in one access. */
 static void choose_kernel(struct window *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
     int64_t run = gcd64(LONGEST_RUN, w->g.c);
@@ -241,7 +249,8 @@ bool window_finds_first(const struct window *w) {
            (overlaps || (w->run == 1 && window_is_planes(&w->g, &w->g.saved)));
 }
 
-/* The two passes: a forward one that leaves nothing but numbers of taps, laid out like y, and the gradient by them. */
+/* The two passes: a forward one that leaves nothing but numbers of taps, laid out like y, and the gradient by them. The
+   first pass is the forward pool without y; taps fit INT8, as window_finds_first asks. */
 weftStatus_t window_split(struct window passes[2], const struct window *w, struct arena *arena) {
     struct tensor *numbers;
     TRY(arena_copy(arena, &numbers, w->g.y.tensor, sizeof *numbers));

@@ -17,6 +17,7 @@ enum {
 
 static const int64_t BLOCKS_EACH = 8; /* of a multiprocessor, before tiles take more planes */
 
+/* Images, channels, rows and columns without gaps, in this order. */
 bool window_is_planes(const struct resample_geometry *g, const struct resample_operand *operand) {
     const int64_t *size = operand->size, *stride = operand->size_stride, plane = size[1] * size[2];
     return plane < INT32_MAX && size[0] == 1 && (size[2] == 1 || stride[2] == 1) &&
@@ -33,7 +34,8 @@ static bool padding_has_number(const struct window *w) {
            (!w->has_index && (type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8));
 }
 
-/* How many elements are read at once of rows that begin anywhere, or else at multiples of so many. */
+/* How many elements are read at once of rows that begin anywhere, or else at multiples of so many. Below half a chunk,
+   shifting whole chunks is cheaper than short accesses. */
 static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
     int64_t size = window_bytes(operand, 1);
     *fill = gcd64(gcd64(CHUNK / size, operand->size[2]), gcd64(operand->tensor->alignment, CHUNK) / size);
@@ -42,7 +44,8 @@ static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
     return shifts;
 }
 
-/* How many of `along` neighbours of a result one access takes. */
+/* How many of `along` neighbours of a result one access takes. gcd64 with 0 leaves the number: a dimension of one
+   element limits nothing. */
 static int64_t grain_of(const struct window *w, const struct resample_operand *result, int64_t along) {
     int64_t unit = gcd64(result->tensor->alignment, CHUNK), fits = unit / window_bytes(result, 1);
     if (result->size[2] > 1 && result->size_stride[2] != 1)
@@ -54,7 +57,8 @@ static int64_t grain_of(const struct window *w, const struct resample_operand *r
 }
 
 /* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as
-   far as `end`; the last ones read on, what nobody needs. */
+   far as `end`; the last ones read on, what nobody needs. left: room for padding before a row, in whole units, so that
+   rows begin aligned. */
 static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
     p->seen = count;
     p->left = round_up(first < 0 ? -first : 0, unit);
@@ -101,6 +105,8 @@ static void find_rows(struct window *w) {
 /* Rows of x that so many rows of positions see. */
 static int64_t rows_seen(const struct window *w, int64_t rows) { return (rows - 1) * w->g.step[1] + w->g.taps[1]; }
 
+/* down: rows of results that a thread makes, as registers allow. Tiles halve until TILE_BYTES hold the rows that they
+   see. */
 static void find_forward(struct window *w) {
     const struct resample_geometry *g = &w->g;
     int64_t rows = g->y.size[1], down = 4;
@@ -121,7 +127,9 @@ static void find_forward(struct window *w) {
     w->patch[2] = 1;
 }
 
-/* What reaches a run of dx, which begins as it lies in memory, somewhere between the starts of two windows. */
+/* What reaches a run of dx, which begins as it lies in memory, somewhere between the starts of two windows. ALONG
+   positions of dy for each thread: its run of dx is as many steps long. Floor division by hand, as offsets may be
+   negative. */
 static void find_rows_back(struct window *w) {
     const struct resample_geometry *g = &w->g;
     struct planes *p = &w->planes;
@@ -147,6 +155,7 @@ static int64_t rows_reaching(const struct window *w, int64_t groups) {
     return groups * w->patch[1] + (w->g.taps[1] - 1) / w->g.step[1];
 }
 
+/* window_patches depends on the patch, which is therefore set first, and put back where nothing fits. */
 static void find_backward(struct window *w) {
     const struct resample_geometry *g = &w->g;
     int64_t patch[3], groups;
@@ -253,7 +262,8 @@ static int64_t bands_of(const struct window *w) {
     return divide_up(all, w->planes.tile_rows);
 }
 
-/* Tiles are bands of a plane where it is large, else as many planes as leave work to all multiprocessors. */
+/* Tiles are bands of a plane where it is large, else as many planes as leave work to all multiprocessors. More planes
+   only where the block's last round of threads is filled at least as well as before. */
 static int64_t planes_of_tile(const struct window *w) {
     const struct planes *p = &w->planes;
     int64_t each = 1, rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
@@ -279,6 +289,8 @@ static int64_t bytes_of_segment(const struct resample_operand *o, int64_t count)
     return window_bytes(o, count) + POOL_LINE + CHUNK;
 }
 
+/* The shared memory of a block: rows of all planes, what the last thread reads past them, and padding on both sides of
+   a segment. */
 uint32_t window_print_planes(struct kernel_print *print, const struct window *w) {
     const struct planes *p = &w->planes;
     int64_t plane = w->g.x.size[1] * w->g.x.size[2];

@@ -31,7 +31,8 @@ static void print_numbered(struct kernel_print *print, const int64_t *numbers, c
     }
 }
 
-/* Type, strides and, where it is used, pointer of an operand. */
+/* Type, strides and, where it is used, pointer of an operand. An absent operand has a type all the same: kernels name
+   it. */
 static void print_operand(struct kernel_print *print, const struct window *w, const struct resample_operand *operand,
                           const char *name, const char *pointer) {
     char text[32];
@@ -113,6 +114,7 @@ static bool computes_in_double(const struct window *w) {
     return is_double;
 }
 
+/* A team: a warp for each row of a window. */
 static int threads_of(const struct window *w) {
     return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
 }
@@ -133,7 +135,8 @@ static bool is_paired(const struct window *w) {
            finds && (w->run % 2 == 0 || w->run == 1) && dtype_is_half(type) && w->device->cuda.major >= 8;
 }
 
-/* How many blocks a multiprocessor's registers must hold at once. */
+/* How many blocks a multiprocessor's registers must hold at once. Launch bounds, from which the compiler derives
+   registers; the first condition that holds decides. */
 static int blocks_of(const struct window *w) {
     bool is_mean = w->g.mode != WEFT_RESAMPLE_MAXPOOL, is_small = w->patch[1] * w->patch[2] <= 2;
     if (w->kernel == POOL_TEAM)
@@ -157,7 +160,8 @@ static int blocks_of(const struct window *w) {
     return is_mean || is_paired(w) || is_small ? 5 : 4;
 }
 
-/* Whether places in memory pass 31 bits. */
+/* Whether places in memory pass 31 bits. POOL_TAPS more than the size: windows reach past the image before they are
+   clipped. */
 static bool has_far_elements(const struct window *w) {
     const struct resample_operand *operands[] = {&w->g.x, &w->g.y, &w->g.index, &w->g.saved};
     double farthest = 0;
@@ -262,7 +266,8 @@ static void print_constants(struct kernel_print *print, const struct window *w) 
         window_items(w) < INT32_MAX ? "u32" : "i64");
 }
 
-/* What blocks ask L2 for ahead: equal parts of the memory that is read, one for each block. */
+/* What blocks ask L2 for ahead: equal parts of the memory that is read, one for each block. In whole chunks of 16
+   bytes, which prefetching wants. */
 static void print_ahead(struct kernel_print *print, const struct window *w) {
     const struct resample_operand *read = window_source(w);
     int64_t bytes = tensor_bytes(read->tensor), parts = blocks_at_all(w);
@@ -312,6 +317,7 @@ const char *const window_entries[] = {
     [POOL_WHOLE] = "pool_whole",
 };
 
+/* POOL_LINE more: a tile begins where its memory does within a line. */
 static uint32_t print_unaligned(struct kernel_print *print, const struct window *w) {
     print_number(print, w->tile_columns, "tile_columns");
     print_number(print, w->pitch, "pitch");

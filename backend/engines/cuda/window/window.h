@@ -31,7 +31,8 @@ enum window_kernel {
 };
 
 /* How planes go through shared memory, in elements of x, or of dy for gradients: rows lie `pitch` apart, the memory's
-   begin at `left`, and what a thread reads first of a row lies `phase` after `first`, `seen` of them. */
+   begin at `left`, and what a thread reads first of a row lies `phase` after `first`, `seen` of them. Chosen by
+   planes.c, printed as constants and arguments; of the other kernels all 0. */
 struct planes {
     int64_t tile_rows; /* rows of positions, or of patches of dx, that a tile makes; of whole planes, planes */
     int64_t along;     /* results side by side that a thread makes, and how many threads a row takes */
@@ -54,6 +55,7 @@ struct boxes {
     int64_t along, below; /* patches of results */
 };
 
+/* g and the flags come from the operation; kernel, run, patch and what follows from choose_kernel. */
 struct window {
     const struct region *region;
     const struct device *device;
