@@ -12,7 +12,8 @@
 #include "runtime/carried.h"
 #include "runtime/context.h"
 
-/* Nodes of a graph that are served together, in the graph's order. */
+/* Nodes of a graph that are served together, in the graph's order. Borrowed: it lives as long as its graph and the list
+   of nodes. */
 struct region {
     const struct graph *graph;
     int count;

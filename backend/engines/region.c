@@ -45,7 +45,7 @@ static int operands_of(const struct region *region) {
     return count;
 }
 
-/* The values of a region, each once, in order; gives their number. */
+/* The values of a region, each once, in order; gives their number. An insertion into a sorted list. */
 static int list_values(int *outer, const struct region *region) {
     int count = 0;
     for (int i = 0; i < region->count; i++)
