@@ -6,6 +6,7 @@
 
 #include "plan/partition.h"
 
+/* Bytes: a cache line of CPUs; vectors and tensor maps want 16. */
 enum { WORKSPACE_ALIGNMENT = 64 };
 
 struct draft {

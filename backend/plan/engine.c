@@ -126,7 +126,7 @@ static const struct row engine_rows[] = {
               .doc = "its kernel families, in the order of the bits of knob WITHOUT_FAMILIES_EXT"),
 };
 
-/* NULL where the list has none of that type. */
+/* NULL where the list has none of that type. Linear over a dozen. */
 static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType_t type) {
     for (int64_t i = 0; i < knobs->count; i++)
         if (((const struct knob_info *)knobs->descriptors[i])->type == (int32_t)type)
@@ -258,6 +258,7 @@ static weftStatus_t check_setting(const struct engine_config *self, const struct
          engines[self->engine->index]->name, setting->type);
 }
 
+/* Order is kept: of two choices for one knob the first counts (knob_find). */
 weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_config *config, struct arena *arena) {
     struct knob_choice *items;
     TRY(arena_alloc(arena, &items, (size_t)config->knobs.count * sizeof *items));
@@ -269,6 +270,8 @@ weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_c
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The draft is thrown away: it only says how much workspace and time a plan takes. The cover stays, and a plan on the
+   same device begins with it. */
 static weftStatus_t finalize_config(struct descriptor *descriptor) {
     struct engine_config *self = (struct engine_config *)descriptor;
     const struct engine *engine = engines[self->engine->index];
@@ -303,6 +306,7 @@ bool config_take_draft(struct draft *draft, struct engine_config *config, const 
     return true;
 }
 
+/* The cover lies in the first configuration's arena, which the copy therefore keeps alive. */
 static weftStatus_t copy_config(struct descriptor *target, const struct descriptor *source) {
     struct engine_config *self = (struct engine_config *)target;
     const struct engine_config *from = (const struct engine_config *)source;
@@ -333,6 +337,7 @@ static weftStatus_t set_held(struct descriptor *descriptor, weftBackendAttribute
     return descriptor_set(descriptor, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
 }
 
+/* Through the same descriptors and checks as a user's, so that there is one way only. */
 weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
                          struct device_properties *properties, const struct list *knobs) {
     struct descriptor *engine, *config = NULL;

@@ -38,6 +38,8 @@ static void insert_by_time(struct list *results, struct engine_config *config) {
     results->descriptors[at] = &config->base;
 }
 
+/* Engines are few and each plans on its own. Out of memory is the one failure that says nothing of the engine, and is
+   passed on. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct heuristics *self = (struct heuristics *)descriptor;
     TRY(arena_alloc(&descriptor->arena, &self->results.items, (size_t)engine_count * sizeof(void *)));

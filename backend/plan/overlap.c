@@ -8,7 +8,7 @@
 /* ---- What is allowed --------------------------------------------------------------------------------------------- */
 
 /* Whether `out` may lie exactly where `in` lies, as far as the steps before the one that writes `out` and those behind
-   it are concerned. */
+   it are concerned. A step that reads `in` after `out` was written would read the output. */
 static bool may_share(const struct draft *draft, int in, int out) {
     const struct value *values = draft->graph->values;
     return tensor_same_layout(values[in].tensor, values[out].tensor) &&
@@ -25,7 +25,8 @@ static int64_t place_in_output(const struct graph *graph, int in, int out) {
                : -1;
 }
 
-/* Where the step that writes `out` and reads `in` lets `in` begin; -1: nowhere near. */
+/* Where the step that writes `out` and reads `in` lets `in` begin; -1: nowhere near. Asked of the family first; if it
+   declines, of the operation, whose kernel may leave an input where it is, as concat does. */
 static int64_t ask_step(const struct draft *draft, int in, int out) {
     const struct step *step = &draft->steps[draft->first_writing[out]];
     /* The family knows in which order its kernel reads and writes; only it can allow this. */
@@ -83,7 +84,8 @@ weftStatus_t overlap_list(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How many bytes after output `a` slot b may begin; -1: it may not overlap. */
+/* How many bytes after output `a` slot b may begin; -1: it may not overlap. Inputs that the writing step does not read
+   are done with when all steps that read them come before it. */
 static int64_t allowed_offset(const struct plan *plan, int a, int b) {
     const struct slot *out = &plan->slots[a], *in = &plan->slots[b];
     const struct draft *draft = &plan->draft;
@@ -150,6 +152,7 @@ static weftStatus_t check_pair(const struct plan *plan, const struct span *a, co
                                                                      : fail_overlap(plan, a->slot, b->slot);
 }
 
+/* Quadratic in the outputs, with inputs as the inner loop; a pair of outputs is looked at once. */
 static weftStatus_t check_pairs(const struct plan *plan, void *const *values) {
     for (int a = 0; a < plan->slot_count; a++) {
         const struct span out = span_of(plan, values, a);
@@ -198,7 +201,8 @@ static void sort_spans(const struct plan *plan, struct span *spans, int count) {
     }
 }
 
-/* What overlaps an output began before it, or begins inside it. */
+/* What overlaps an output began before it, or begins inside it. `farthest` may be an input that ends late: an output
+   that begins inside it is refused, as only equal beginnings or those behind an output's are ever allowed. */
 static weftStatus_t check_sorted(const struct plan *plan, struct span *spans) {
     const struct span *farthest = NULL; /* of those before */
     int count = 0;

@@ -76,6 +76,7 @@ static int64_t sure_bytes(const struct tensor *tensor) {
     return tensor->ragged_offset ? dtype_bytes((weftDataType_t)tensor->type, 1) : tensor_bytes(tensor);
 }
 
+/* In the order of values, which is that of uids: callers may search by uid. */
 static weftStatus_t list_slots(struct plan *plan) {
     const struct graph *graph = plan->draft.graph;
     struct arena *arena = &plan->base.arena;
@@ -111,7 +112,8 @@ static weftStatus_t write_tag(struct plan *plan) {
     return arena_copy(&plan->base.arena, &plan->tag.items, tag, strlen(tag) + 1);
 }
 
-/* The handle's device, if the plan has a handle: it must be what the engine was chosen for. */
+/* The handle's device, if the plan has a handle: it must be what the engine was chosen for. Properties of a described
+   device stand for any of its kind; those of one that is here may set limits of their own, which hold. */
 static weftStatus_t choose_plan_device(struct device *device, const struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     const struct device_properties *named = plan->device_properties ? plan->device_properties : engine->device;
@@ -168,6 +170,7 @@ static weftStatus_t draft_config(struct plan *plan, const struct device *device)
                       device_same(device, &config->device) ? &config->cover : NULL, &plan->base.arena);
 }
 
+/* The limited configuration takes the place of the first, so that the tag and the saved plan say what runs. */
 static weftStatus_t make_draft(struct plan *plan) {
     struct device device;
     struct engine_config *limited;
@@ -189,7 +192,8 @@ static weftStatus_t make_draft(struct plan *plan) {
     return draft_config(plan, &device);
 }
 
-/* A device that is elsewhere gets code, and nothing is loaded. */
+/* A device that is elsewhere gets code, and nothing is loaded. Compiled together, so that the compiler has all programs
+   of the plan at once; loaded one by one. */
 static weftStatus_t load_steps(struct plan *plan) {
     struct draft *draft = &plan->draft;
     if (draft->engine->compile)
@@ -207,6 +211,7 @@ static void release_steps(struct plan *plan) {
     plan->draft.steps = NULL;
 }
 
+/* The order matters: permissions need slots, the frame needs both, and saving needs compiled code. */
 static weftStatus_t build(struct plan *plan) {
     /* A finalize that failed may have counted some. */
     plan->slot_count = 0;
@@ -302,6 +307,8 @@ static weftStatus_t give_up_alignment(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A plan may be finalized again after a failure: its steps are released, and a configuration that came from a blob
+   goes. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
     bool loads = !plan->config && plan->blob.count;

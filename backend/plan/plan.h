@@ -22,6 +22,8 @@ struct permission {
     int64_t offset; /* it may begin exactly so many bytes after the output; -1: it may not overlap */
 };
 
+/* Rows of the descriptor come first, as a user sets or reads them; from `draft` on, what finalize makes. Only
+   spare_frame and overrides change afterwards, the one atomically, the other under its lock. */
 struct plan {
     struct descriptor base;
     struct weftContext *handle;

@@ -66,6 +66,7 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     text_add(text, "]}");
 }
 
+/* workspace_offset: -1 where the tensor has no place there. */
 static void add_value(struct text *text, const struct plan *plan, int v) {
     const struct value *value = &plan->draft.graph->values[v];
     const struct tensor *tensor = value->tensor;

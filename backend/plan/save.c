@@ -32,6 +32,7 @@ static uint32_t library_version(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR *
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
+/* The index of an item is what the saved bytes name it by. */
 struct listing {
     const struct descriptor **items;
     int64_t count;
@@ -41,7 +42,7 @@ struct listing {
     bool failed;
 };
 
-/* Where a descriptor's index stands, or would. */
+/* Where a descriptor's index stands, or would. Ends: at most half of the places are taken. */
 static int64_t *place_of(const struct listing *listing, const struct descriptor *descriptor) {
     uint64_t hash = (uint64_t)(uintptr_t)descriptor * UINT64_C(0x9E3779B97F4A7C15); /* 2^64 over the golden ratio */
     for (size_t at = hash >> 32;; at++) {
@@ -82,6 +83,7 @@ static bool add_listed(struct listing *listing, const struct descriptor *descrip
     return true;
 }
 
+/* A single descriptor is a list of one, or of none where it is unset. */
 static int64_t held_count(const struct descriptor *descriptor, const struct row *row, struct descriptor *const **held) {
     const struct list *list = row_at(descriptor, row);
     if (row->type != WEFT_TYPE_BACKEND_DESCRIPTOR)
@@ -115,6 +117,7 @@ static void put_numbers(struct byte_writer *writer, const struct row *row, const
     byte_put_raw(writer, numbers, (size_t)count * sizeof *numbers);
 }
 
+/* 16 bytes hold any constant: tensors keep them so, whatever their type. */
 static void put_row(struct byte_writer *writer, const struct listing *listing, const struct descriptor *descriptor,
                     const struct row *row) {
     const struct list *list = row_at(descriptor, row);
@@ -138,7 +141,8 @@ static void put_row(struct byte_writer *writer, const struct listing *listing, c
     }
 }
 
-/* The place of a tensor among the overridden ones, and of its numbers in the lists; -1 when it is none. */
+/* The place of a tensor among the overridden ones, and of its numbers in the lists; -1 when it is none. The offset sums
+   the dims of those before it, as the lists have them one after the other. */
 static int64_t find_override(const struct graph *graph, const struct variant_pack *overrides,
                              const struct tensor *tensor, int64_t *offset) {
     *offset = 0;
@@ -152,7 +156,8 @@ static int64_t find_override(const struct graph *graph, const struct variant_pac
 }
 
 /* Of a tensor of a score modifier's graph: the attention that it modifies the scores of, NULL for all others; and
-   whether it is scores that come from there, or is made of these. */
+   whether it is scores that come from there, or is made of these. Linear in the graph's attentions, of which there are
+   few. */
 static const struct attention *find_modified(const struct graph *graph, const struct tensor *tensor, bool *is_scores,
                                              bool *is_made) {
     for (int i = 0; i < graph->node_count; i++) {
@@ -263,7 +268,7 @@ weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, c
     return listing.failed || writer->failed ? status_no_memory(writer->length) : WEFT_STATUS_SUCCESS;
 }
 
-/* Each program's code once. */
+/* Each program's code once. Quadratic in the programs of one plan, some dozen. */
 static weftStatus_t list_codes(struct carried_code **codes, int64_t *count, const struct draft *draft) {
     struct carried_code next;
     size_t bytes = 0;
@@ -338,12 +343,14 @@ static weftStatus_t fail_damaged(const char *what) {
     FAIL(WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT, "saved plan is damaged: %s. Save the plan again.", what);
 }
 
-/* A count of what takes at least so many bytes each. */
+/* A count of what takes at least so many bytes each. A count that the bytes left cannot hold makes the reader bad,
+   before anything is allocated by it. */
 static int64_t get_count(struct byte_reader *reader, size_t least_bytes) {
     size_t left = reader->length - reader->position, taken = left < sizeof(int64_t) ? left : sizeof(int64_t);
     return byte_get_count(reader, (int64_t)((left - taken) / least_bytes));
 }
 
+/* Room for one element more: calloc of nothing may give NULL. */
 static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *descriptor, const struct row *row,
                                  struct descriptor *const *made, int64_t made_count, int64_t count) {
     weftBackendAttributeType_t type = row->type == WEFT_TYPE_FLOAT ? WEFT_TYPE_DOUBLE : row->type;
@@ -417,6 +424,8 @@ static weftStatus_t get_scores(struct byte_reader *reader, struct descriptor *de
                           (const int64_t[]){heads, rows, keys, 1});
 }
 
+/* made[i] is set as soon as it exists, so that a failure behind it leaves nothing behind. descriptor_set checks each
+   value as it does a user's. */
 static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor **made, int64_t made_count) {
     const struct schema *schema = ops_find_schema((weftBackendDescriptorType_t)byte_get_u32(reader));
     uint32_t rows = byte_get_u32(reader);
@@ -450,6 +459,7 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
     return descriptor_finalize(made[made_count]);
 }
 
+/* Descriptors hold each other, so all of the list can be released once the graph is retained. */
 weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader) {
     int64_t count = get_count(reader, DESCRIPTOR_BYTES);
     struct descriptor **made = calloc((size_t)count + 1, sizeof *made);
@@ -509,7 +519,8 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Checked always, used only where the user asked for it: images stay where they lie. */
+/* Checked always, used only where the user asked for it: images stay where they lie. PTX ends with a zero, as the
+   driver reads it as text. */
 static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
     struct carried_code *codes;
     int64_t count = get_count(body, CODE_BYTES);
@@ -555,6 +566,7 @@ static weftStatus_t find_engine(struct byte_reader *body, int64_t *index) {
     return fail_damaged("it names an engine that this library has not");
 }
 
+/* Knobs and graph are the plan's through its configuration; what is left of them here goes. */
 weftStatus_t plan_load(struct plan *plan) {
     struct byte_reader body;
     struct graph *graph = NULL;

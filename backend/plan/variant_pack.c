@@ -25,6 +25,7 @@ static const struct row rows[] = {
               "override_strides", .storage = STORE_LIST, .doc = "their strides, one tensor after the other"),
 };
 
+/* A difference could overflow. */
 static int by_uid(const void *a, const void *b) {
     int64_t left = ((const struct packed_pointer *)a)->uid, right = ((const struct packed_pointer *)b)->uid;
     return (left > right) - (left < right);
@@ -58,6 +59,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `sorted` is derived, and lies in the source's arena: it is made anew. */
 static weftStatus_t copy(struct descriptor *target, const struct descriptor *source) {
     (void)source;
     return finalize(target);

@@ -18,6 +18,8 @@ enum state { BEING_MADE, MADE, FAILED };
 /* Bytes of code that nobody holds and that is kept for the next plan: some thousand kernels. */
 enum { IDLE_BYTES_MAX = 64 << 20 };
 
+/* In the list while it is being made or is made, held or idle; one that failed is out of it, and goes with its last
+   reference. Idle: references is 0. */
 struct entry {
     struct code code; /* first: what callers hold */
     struct entry *next;
@@ -59,6 +61,7 @@ void cache_digest_headers(uint8_t digest[32], const struct program_header *heade
     sha256_final(digest, &hash);
 }
 
+/* Everything that decides what code comes out, but for the compiler, whose version make_key adds. */
 void cache_identify(uint8_t identity[32], const struct program *program, const char *arch) {
     struct sha256 hash;
     uint8_t headers[32];
@@ -97,6 +100,7 @@ static void make_key(uint8_t key[32], const struct program *program, const char 
 
 /* ---- Entries ----------------------------------------------------------------------------------------------------- */
 
+/* With one reference, the caller's, and not in the list yet. */
 static struct entry *make_entry(const uint8_t key[32], const char *name) {
     struct entry *entry = calloc(1, sizeof *entry);
     if (!entry || !(entry->name = strdup(name))) {
@@ -171,6 +175,7 @@ static struct entry *find_entry(const uint8_t key[32]) {
     return entry;
 }
 
+/* The lock is held. From here on the entry's code does not change. */
 static void publish(struct entry *entry, weftStatus_t status) {
     entry->status = status;
     entry->state = status ? FAILED : MADE;
@@ -199,6 +204,7 @@ static void save(const struct entry *entry) {
     byte_writer_free(&writer);
 }
 
+/* The payload is copied, as image and log are freed apart. */
 static bool load(struct entry *entry) {
     uint8_t *payload;
     size_t bytes, log_bytes, image_bytes;
@@ -242,6 +248,8 @@ static weftStatus_t fill(struct entry *entry, const struct program *program, con
     return status;
 }
 
+/* The lock is not held while a program compiles: others find theirs meanwhile, and those who want the same wait for
+   it. */
 weftStatus_t cache_get(const struct code **code, const struct program *program, const char *arch) {
     struct nvrtc_choice choice;
     uint8_t key[32];
@@ -269,6 +277,7 @@ weftStatus_t cache_get(const struct code **code, const struct program *program, 
     return status;
 }
 
+/* Its key is of the image alone: two plans that carry the same code share it. */
 weftStatus_t cache_adopt(const struct code **code, const char *name, const void *image, size_t bytes, bool is_ptx) {
     struct sha256 hash;
     uint8_t key[32];

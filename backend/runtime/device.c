@@ -166,6 +166,7 @@ weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t o
     return WEFT_STATUS_SUCCESS;
 }
 
+/* WEFT_DEVICE is a wish that must hold; without it the first GPU that kernels run on, else the CPU. */
 weftStatus_t device_choose_default(struct device *device) {
     const char *wish = getenv("WEFT_DEVICE");
     if (!wish || !*wish) {
@@ -200,6 +201,7 @@ static const struct {
     int multiprocessors, clock_khz;
     int64_t bandwidth, memory_bytes, l2_bytes;
     int shared_per_block, shared_per_multiprocessor, threads_per_multiprocessor;
+    /* Clocks and bandwidths are NVIDIA's data sheets'; they decide predictions alone, never what runs correctly. */
 } known[] = {
     {75, "T4", 40, 1590000, 320000000000, GIB(16), MIB(4), KIB(64), KIB(64), 1024},
     {80, "A100", 108, 1410000, 2039000000000, GIB(80), MIB(40), KIB(163), KIB(164), 2048},
@@ -268,6 +270,7 @@ void device_arch(char arch[16], const struct device *device) {
              device->cuda.major >= 9 ? "a" : "");
 }
 
+/* The order of arguments matters: `planned` may be described, `here` never is. */
 bool device_serves(const struct device *here, const struct device *planned) {
     if (here->kind != planned->kind || here->is_described)
         return false;
@@ -318,6 +321,7 @@ static weftStatus_t retain_context(const struct device *device) {
     return result ? driver_fail(result, "cuda:%d: opening it", (int)device->ordinal) : WEFT_STATUS_SUCCESS;
 }
 
+/* On the hot path: one atomic load and one call of the driver where the context is current. */
 weftStatus_t device_enter(struct device_scope *scope, const struct device *device) {
     *scope = (struct device_scope){0};
     if (device->kind != WEFT_DEVICE_CUDA || device->is_described || device->ordinal < 0 ||

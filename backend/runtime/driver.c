@@ -121,6 +121,7 @@ static const struct {
     {912, WEFT_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM, "This is a defect of Weft: report it with this text."},
 };
 
+/* Results that are not listed have the general status: they say something about the machine, not about the call. */
 static weftStatus_t interpret(int result, const char **fix) {
     for (size_t i = 0; i < sizeof meanings / sizeof *meanings; i++)
         if (meanings[i].result == result) {
@@ -218,6 +219,7 @@ static bool is_new_enough(void *library, const char *name) {
     return false;
 }
 
+/* Missing optional ones are NULL in the table; who uses them asks. */
 static bool find_entries(void *library, const char *name) {
     int (*get_address)(const char *, void **, int, uint64_t, int *);
     const char *missing = NULL;
@@ -286,6 +288,7 @@ weftStatus_t driver_get(const struct driver **driver) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Silent: for those who want to know whether there are GPUs, and need none. */
 const struct driver *driver_find(void) {
     pthread_once(&load_once, load);
     return outcome.status || outcome.process != getpid() ? NULL : &table;

@@ -48,6 +48,8 @@ static bool write_options(const char *folder, const struct program *program, con
     return is_whole;
 }
 
+/* The folder is named for the program and the first 12 digits of its key, so that variants of one kernel stand side by
+   side. */
 void dump_program(const struct program *program, const struct nvrtc_choice *choice, const uint8_t key[32],
                   const struct compiled *compiled) {
     static atomic_flag told = ATOMIC_FLAG_INIT;

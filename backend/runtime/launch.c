@@ -18,6 +18,7 @@ static weftStatus_t refuse_limits(const struct launch *launch) {
          launch->shared_bytes);
 }
 
+/* Checked here, as the driver's answer would name no limit. */
 static bool is_within_limits(const struct launch *launch) {
     const struct kernel *kernel = launch->kernel;
     /* 64 bits: the product of three 32-bit extents. 1024, 1024 and 64 are the limits of every chip. */
@@ -109,7 +110,8 @@ static uint64_t type_bytes(enum tensor_map_type type) {
     }
 }
 
-/* The driver says only that something is invalid; this says what. Asked after a failure alone. */
+/* The driver says only that something is invalid; this says what. Asked after a failure alone. The rules of
+   cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col, in the driver's documentation. */
 static const char *broken_rule(const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
     uint64_t row = (is_tiled ? form->box[0] : form->channels) * type_bytes(form->type);
     if (form->rank < (is_tiled ? 1 : 3) || form->rank > TENSOR_MAP_RANK_MAX)
@@ -148,6 +150,7 @@ static weftStatus_t answer_map(int result, const struct tensor_map_form *form, u
          form->channels, form->pixels, (int)form->swizzle);
 }
 
+/* 0 stands for 1, so that forms need not set what they do not use. */
 static void fill_steps(uint32_t steps[TENSOR_MAP_RANK_MAX], const struct tensor_map_form *form) {
     for (int i = 0; i < TENSOR_MAP_RANK_MAX; i++)
         steps[i] = form->steps[i] ? form->steps[i] : 1;

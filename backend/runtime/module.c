@@ -104,7 +104,8 @@ static int read_attributes(struct kernel *kernel, const struct driver *driver) {
     return result;
 }
 
-/* The argument struct must be the one that the kernel was compiled with; some drivers cannot tell. */
+/* The argument struct must be the one that the kernel was compiled with; some drivers cannot tell. Asks for arguments 0
+   and 1: there must be the one, of the right size, and not the other. */
 static weftStatus_t check_arguments(const struct kernel *kernel, const struct driver *driver) {
     size_t offset, bytes = 0, more;
     if (!driver->func_get_param_info)
@@ -126,7 +127,8 @@ static weftStatus_t check_arguments(const struct kernel *kernel, const struct dr
          bytes);
 }
 
-/* Loaded copies are shared, so the limits set on a function are the device's own, whatever one user needs. */
+/* Loaded copies are shared, so the limits set on a function are the device's own, whatever one user needs. Raising the
+   limit for all users is harmless: a launch still takes only what it asks for. */
 static weftStatus_t prepare(struct kernel *kernel, const struct driver *driver, const struct device *device,
                             const struct kernel_needs *needs) {
     int result = read_attributes(kernel, driver);
@@ -167,6 +169,7 @@ static weftStatus_t load(struct kernel *kernel, const struct device *device, con
     return status;
 }
 
+/* The name lies behind the struct, in the same allocation. */
 weftStatus_t kernel_load(struct kernel **out, const struct device *device, const struct code *code, const char *name,
                          const struct kernel_needs *needs) {
     struct device_scope scope;

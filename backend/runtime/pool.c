@@ -55,7 +55,9 @@ static int find_stream(const struct pool *pool, weftStream_t stream) {
     return i;
 }
 
-/* Makes sure that what is kept under a stream's address is the stream's own. */
+/* Makes sure that what is kept under a stream's address is the stream's own. A stream's address may be another stream's
+   by now, and blocks of the old one may still be in use by work on it. Where the table is full, streams are forgotten
+   in turn. */
 static void meet_stream(struct pool *pool, const struct driver *driver, weftStream_t stream, uint64_t number) {
     int i = find_stream(pool, stream);
     if (i >= 0 && pool->streams[i].number == number)
@@ -84,6 +86,7 @@ static uint64_t find_block(struct pool *pool, const struct driver *driver, size_
     return found;
 }
 
+/* Blocks are compared by their rounded size, so that what was asked for slightly smaller fits. */
 weftStatus_t pool_take(uint64_t *address, struct pool *pool, const struct driver *driver, size_t bytes,
                        weftStream_t stream) {
     int capture = 0, result = driver->stream_is_capturing(stream, &capture);

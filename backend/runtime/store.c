@@ -48,6 +48,7 @@ static atomic_llong hits, saved, damaged, evicted;
 /* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
 static void lower_mode(enum mode mode, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Only from open_store, once for each process: nobody reads the mode yet. */
 static void lower_mode(enum mode mode, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -57,6 +58,7 @@ static void lower_mode(enum mode mode, const char *format, ...) {
     trace(WEFT_SEV_WARNING, "kernel cache: %s", store.problem);
 }
 
+/* An empty or missing WEFT_CACHE means rw; a relative HOME or XDG_CACHE_HOME is passed over, as the standard asks. */
 static void read_settings(void) {
     const char *mode = getenv("WEFT_CACHE"), *folder = getenv("WEFT_CACHE_DIR"), *shared = getenv("XDG_CACHE_HOME"),
                *home = getenv("HOME");
@@ -183,6 +185,7 @@ static uint8_t *read_entry(int file, size_t *bytes, const char **problem) {
     return data;
 }
 
+/* The payload is freed by the caller. A hit counts as a use: its time is set anew. */
 bool store_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
     char name[80];
     size_t file_bytes = 0;
@@ -307,6 +310,8 @@ static bool write_all(int file, const uint8_t *src, size_t bytes) {
     return true;
 }
 
+/* Readers see a whole entry or none: rename is atomic within a folder. fsync first, or a crash could leave the name
+   with no bytes. */
 static bool write_entry(const char *name, const struct byte_writer *entry) {
     static atomic_uint serial;
     char aside[80];

@@ -30,7 +30,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether a space-separated list holds a word. */
+/* Whether a space-separated list holds a word. `word` ends at a space or at its end, as keys in rows do. */
 static bool list_has(const char *list, const char *word) {
     size_t length = 0;
     for (const char *at = word; *at && *at != ' '; at++)

@@ -34,6 +34,7 @@ static int value_of(const struct builder *builder, const struct tensor *tensor) 
 
 enum { DOUBLE_BITS = 53, UNKNOWN_BITS = 64 };
 
+/* A float holds more than 53 bits' worth of integers, whatever its width. */
 static int type_bits(const struct tensor *tensor) {
     weftDataType_t type = (weftDataType_t)tensor->type;
     return dtype_is_float(type) ? UNKNOWN_BITS : dtype_of(type)->bits;
@@ -68,6 +69,7 @@ static int result_bits(const struct pointwise_mode *mode, int x, int b) {
     }
 }
 
+/* The last place is overwritten when there is no room; is_full gives the program up. */
 static struct place *place_of(struct builder *builder, int value) {
     for (int i = 0; i < builder->place_count; i++)
         if (builder->places[i].value == value)
@@ -95,7 +97,8 @@ static weftStatus_t check_tensor(const struct builder *builder, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A node of integer arithmetic gives the same numbers in double, or is refused. */
+/* A node of integer arithmetic gives the same numbers in double, or is refused. Where the result saturates to 32 bits
+   or fewer, a double that lost its last bits is still on the right side of the limit. */
 static weftStatus_t check_integers(struct builder *builder, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
@@ -145,6 +148,7 @@ static int add_access(struct builder *builder, int value, weftDataType_t type, b
     return program->access_count++;
 }
 
+/* Strides stay 0 where the tensor broadcasts. */
 static int add_tensor_access(struct builder *builder, int value, bool is_store) {
     const struct tensor *tensor = tensor_of(builder, value);
     int index = add_access(builder, value, (weftDataType_t)tensor->type, is_store);
@@ -155,7 +159,7 @@ static int add_tensor_access(struct builder *builder, int value, bool is_store) 
     return index;
 }
 
-/* The register that holds a value, loaded or converted if need be. */
+/* The register that holds a value, loaded or converted if need be. Each value is loaded once in each width. */
 static unsigned char read_value(struct builder *builder, int value, bool is_wide) {
     struct place *place = place_of(builder, value);
     if (place->registers[is_wide] != NONE)
@@ -239,7 +243,8 @@ static void add_node(struct builder *builder, const struct pointwise_op *op) {
     define_value(builder, value_of(builder, operands.out), apply->dst, is_wide, mode->is_logical);
 }
 
-/* The caller's block, as the node that makes it defines its result. */
+/* The caller's block, as the node that makes it defines its result. beta reads what the result's memory holds before:
+   block by block, ahead of the store. */
 static void add_given(struct builder *builder, const struct given *given) {
     bool is_wide = given->is_wide;
     unsigned char result = add(builder, VERB_GIVEN, is_wide)->dst;
@@ -255,6 +260,7 @@ static void add_given(struct builder *builder, const struct given *given) {
     define_value(builder, given->value, result, is_wide, false);
 }
 
+/* Stores come last: all memory of a block is read before any is written. */
 static void add_stores(struct builder *builder) {
     for (int i = 0; i < builder->place_count && !builder->is_full; i++) {
         const struct place *place = &builder->places[i];
@@ -291,6 +297,7 @@ static void find_needed(const struct region *region, bool *is_needed) {
     }
 }
 
+/* Too large is NOT_SUPPORTED: the planner then serves the region in parts. */
 weftStatus_t program_compile(struct program *program, const struct region *region, const struct tensor *space,
                              const struct given *given) {
     struct builder builder = {.program = program, .region = region, .space = space};
@@ -321,6 +328,7 @@ weftStatus_t program_compile(struct program *program, const struct region *regio
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Only what pointwise operations alone read: a product reads its operands at other places than it writes. */
 bool program_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;

@@ -13,6 +13,7 @@ struct place {
     weftDataType_t type;
 };
 
+/* On the stack of the thread that runs a task: PROGRAM_BYTES and little more. */
 struct run {
     const struct program *program;
     const struct walk *walk;
@@ -41,7 +42,8 @@ static struct place place_of(const struct run *run, int access) {
                           .type = run->program->accesses[access].type};
 }
 
-/* The block in memory where it lies as a register would: without gaps, in this type. NULL: it does not. */
+/* The block in memory where it lies as a register would: without gaps, in this type. NULL: it does not. User memory
+   promises no alignment, so a float may lie anywhere: then it is copied. */
 static void *find_dense(const struct run *run, const struct place *place, bool is_wide) {
     bool is_dense = (place->column_stride == 1 || run->columns == 1) &&
                     (place->row_stride == run->columns || run->rows == 1) && place->type == type_of(is_wide) &&
@@ -88,6 +90,7 @@ static void transpose(bool is_wide, void *dst, const void *src, int rows, int co
 
 /* ---- Loads and stores -------------------------------------------------------------------------------------------- */
 
+/* Floats are copied by memcpy, as they may not be aligned. */
 static void load_scattered(const struct run *run, bool is_wide, char *dst, const struct place *place) {
     for (int r = 0; r < run->rows; r++) {
         int64_t index = place->index + r * place->row_stride;
@@ -101,7 +104,7 @@ static void load_scattered(const struct run *run, bool is_wide, char *dst, const
     }
 }
 
-/* Column by column, then turned. */
+/* Column by column, then transposed. */
 static void load_columns(const struct run *run, bool is_wide, void *dst, const struct place *place) {
     double columns[PROGRAM_BLOCK];
     for (int c = 0; c < run->columns; c++)
@@ -129,6 +132,7 @@ static void load_rows(const struct run *run, bool is_wide, char *dst, const stru
     }
 }
 
+/* From the best to the worst: where it lies, rows, columns transposed, element by element. */
 static void load(struct run *run, const struct instruction *instruction) {
     struct place place = place_of(run, instruction->access);
     void *dense = find_dense(run, &place, instruction->is_wide), *dst = run->registers[instruction->dst];
@@ -211,6 +215,7 @@ static void scale(bool is_wide, int64_t count, void *dst, const void *src, doubl
         ((float *)dst)[i] = narrow[i] * (float)factor;
 }
 
+/* Through bytes of the type, as memory would. */
 static void round_to(bool is_wide, int64_t count, void *dst, const void *src, weftDataType_t type) {
     unsigned char memory[PROGRAM_BLOCK * sizeof(double)];
     struct place place = {.base = memory, .type = type};
@@ -232,6 +237,7 @@ static void apply(struct run *run, const struct instruction *instruction, int64_
     run->registers[instruction->dst] = dst;
 }
 
+/* A load may put a tensor's own memory in place of the register. */
 static void execute(struct run *run, const struct instruction *instruction) {
     int64_t count = (int64_t)run->rows * run->columns;
     bool is_wide = instruction->is_wide;
@@ -269,7 +275,8 @@ static void execute(struct run *run, const struct instruction *instruction) {
 
 /* ---- Walking ----------------------------------------------------------------------------------------------------- */
 
-/* Runs all columns of a few rows that follow each other along the inner row loop. */
+/* Runs all columns of a few rows that follow each other along the inner row loop. The caller's block is put back at the
+   end: its corner moved along. */
 static void run_rows(struct run *run, const int64_t *position, int64_t column, int64_t columns, int64_t row) {
     const struct walk *walk = run->walk;
     const struct block given = run->given;
@@ -289,6 +296,7 @@ static void run_rows(struct run *run, const int64_t *position, int64_t column, i
     run->given = given;
 }
 
+/* A block never crosses the end of the inner row loop, so that its rows are evenly apart. */
 void program_run(const struct program *program, const struct walk *walk, void *const *values, struct block block,
                  int64_t row, int64_t rows, int64_t column, int64_t columns) {
     struct run run;

@@ -34,6 +34,8 @@ static void share_memory(struct program *program) {
     program->register_bytes = program->block * bytes;
 }
 
+/* A linear scan: programs are straight lines, so a result's life ends at its last reader. Results that nobody reads
+   free their register at once. */
 bool program_assign_registers(struct program *program) {
     int last_reader[PROGRAM_INSTRUCTIONS + 1] = {0};
     unsigned char home[PROGRAM_INSTRUCTIONS + 1];

@@ -65,6 +65,7 @@ static bool enter(uint64_t *seen) {
     return false;
 }
 
+/* Spins first: jobs of one plan follow each other within microseconds. */
 static void await_job(uint64_t *seen) {
     for (int spin = 0; spin < SPINS; spin++) {
         if (enter(seen))
@@ -87,6 +88,8 @@ static void run_tasks(void) {
         pool.body(pool.context, task);
 }
 
+/* Signals only the last one out of a shut door; the lock keeps the signal from falling between the caller's look and
+   its sleep. */
 static void leave(void) {
     uint64_t before = atomic_fetch_sub(&pool.door, 1);
     if (!(before & DOOR_OPEN) && (before & DOOR_INSIDE) == 1) { /* the caller may sleep */
@@ -129,6 +132,8 @@ static void await_workers(void) {
     pthread_mutex_unlock(&pool.lock);
 }
 
+/* Runs alone where there is nothing to share, no pool, or another caller has it: a nested loop, or another thread's,
+   never waits. Everything of the job is written before the door opens, which workers read first. */
 void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void *context) {
     if (tasks < 2 || atomic_load(&pool.workers) == 0 || atomic_exchange(&pool.taken, true)) {
         for (int64_t task = 0; task < tasks; task++)
@@ -155,6 +160,7 @@ static void forget_workers(void) {
     atomic_store(&pool.taken, false);
 }
 
+/* Detached: they live as long as the process. Fewer than wanted are used all the same, and the status says so. */
 static void make_workers(void) {
     int wanted = threads_count() - 1, made = 0;
     sigset_t all, before;

@@ -10,6 +10,7 @@ static bool steps_as_one(const struct walk *walk, int accesses, int outer, int i
     return true;
 }
 
+/* A part of a dimension (first != 0) is never merged. */
 bool walk_merges(const struct program *program, const struct axis *axes, int count) {
     for (int a = 0; a < program->access_count; a++) {
         int64_t reach = program->accesses[a].strides[axes[count - 1].dim] * axes[count - 1].step;
@@ -29,7 +30,8 @@ static void copy_loop(struct walk *walk, int accesses, int to, int from) {
         walk->strides[a][to] = walk->strides[a][from];
 }
 
-/* Drops loops of one step and merges neighbours; loop `fixed`, the last if any, is left as it is. */
+/* Drops loops of one step and merges neighbours; loop `fixed`, the last if any, is left as it is. In place: loop i is
+   read before one at or before it is written. */
 static void merge_loops(struct walk *walk, int accesses, int fixed) {
     int kept = 0;
     for (int i = 0; i < walk->rank; i++) {

@@ -20,7 +20,7 @@ struct map {
     int64_t task_rows, task_columns, column_tasks, tasks;
 };
 
-/* The result whose dims and memory order lead. */
+/* The result whose dims and memory order lead. The first that leaves the region; without any, the last that is made. */
 static const struct tensor *leading_output(const struct region *region) {
     const struct tensor *found = NULL;
     for (int i = 0; i < region->count; i++) {
@@ -70,7 +70,8 @@ static int order_axes(const struct tensor *tensor, struct axis *axes) {
     return count;
 }
 
-/* Pieces large enough to be worth a thread, a whole number of blocks each. */
+/* Pieces large enough to be worth a thread, a whole number of blocks each. Elements that share a byte are all one
+   task's. */
 static void cut_tasks(struct map *map) {
     int64_t rows = map->walk.rows, columns = map->walk.extents[map->walk.rank - 1];
     double elements = TASK_NANOSECONDS / map->program.nanoseconds;

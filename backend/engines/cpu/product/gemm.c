@@ -81,6 +81,7 @@ static const struct gemm_kernel kernels[] = {
     {"plain 6x4", WEFT_DATA_DOUBLE, 6, 4, multiply_plain_f64},
 };
 
+/* By the name's beginning, which says what a kernel was compiled for. */
 static bool cpu_runs(const struct gemm_kernel *kernel) {
 #if defined(__x86_64__)
     if (strncmp(kernel->name, "avx512", 6) == 0)
@@ -125,6 +126,8 @@ static double predict(const struct tiling *t, int64_t batch, int threads) {
     return rounds * (product + PACK_COST * (double)(t->tile_m + t->tile_n));
 }
 
+/* Tries finer cuts until there are as many tiles as threads: fewer threads may leave some idle, more pack more
+   often. */
 static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     int64_t size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4;
     int64_t cuts_m = divide_up(gemm->m, TILE_M), cuts_n = divide_up(gemm->n, TILE_N);
@@ -173,7 +176,8 @@ struct tile {
     char *a, *b, *c;
 };
 
-/* Packs [first, first + count) x [k0, k0 + depth) of one operand, panel after panel. */
+/* Packs [first, first + count) x [k0, k0 + depth) of one operand, panel after panel. A last panel that is not full is
+   cleared, so that kernels multiply zeros instead of asking. */
 static void pack(const struct job *job, gemm_pack *function, const void *source, char *panels, int width, int64_t batch,
                  int64_t first, int64_t count, int64_t k0, int depth) {
     int64_t panel_bytes = width * depth * job->size;
@@ -185,7 +189,8 @@ static void pack(const struct job *job, gemm_pack *function, const void *source,
     }
 }
 
-/* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row`. */
+/* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row`. Columns outside: the
+   panel of B stays in L1 while rows of A pass. */
 static void multiply_block(const struct job *job, const struct tile *tile, int64_t row, int64_t rows, int depth,
                            bool first) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
@@ -204,6 +209,7 @@ static void store_block(const struct job *job, const struct tile *tile, int64_t 
                      tile->column, (int)tile->columns);
 }
 
+/* k in the outer loop, as a panel of B is packed once for all blocks of rows. */
 static void run_tile(const struct job *job, const struct tile *tile) {
     const struct gemm *gemm = job->gemm;
     if (gemm->k <= 0) {
@@ -225,7 +231,7 @@ static void run_tile(const struct job *job, const struct tile *tile) {
     }
 }
 
-/* One thread: takes tiles until none is left. */
+/* One thread: takes tiles until none is left. `thread` numbers a set of buffers, whichever thread of the pool it is. */
 static void run_tiles(void *context, int64_t thread) {
     struct job *job = context;
     const struct gemm *gemm = job->gemm;
@@ -256,7 +262,8 @@ void gemm_run(const struct gemm *gemm, int threads, void *workspace) {
 
 /* ---- Operands in memory ---- */
 
-/* Index of the element at (first, k0) in one matrix of a batch. */
+/* Index of the element at (first, k0) in one matrix of a batch. The batch index is taken apart from its fastest
+   dimension on. */
 static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
     int64_t index = first * matrix->stride + k0 * matrix->depth_stride;
     for (int i = matrix->batch_rank - 1; i >= 0; i--) {
@@ -339,6 +346,7 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
     }
 }
 
+/* Element by element: products in double are rare, and exact in any type. */
 void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
                              int64_t k0, int depth) {
     const struct gemm_matrix *matrix = source;

@@ -6,7 +6,7 @@
 static const struct matmul_op *op_at(const struct node *node) { return (const struct matmul_op *)node->op; }
 
 /* Whether the transposed product is computed: its rows are the ones that lie in memory, or b is all but a vector. */
-static bool is_turned(const struct matmul_op *op) {
+static bool is_transposed(const struct matmul_op *op) {
     const struct tensor *c = op->c;
     int64_t columns = c->dims.count - 1, rows = columns - 1, m = c->dims.at[rows], n = c->dims.at[columns];
     return n < 8 ? m > n : m >= 8 && c->strides.at[rows] == 1 && c->strides.at[columns] != 1;
@@ -20,13 +20,14 @@ static struct product product(const struct node *node) {
                             .math = matmul_math(op),
                             .alpha = 1,
                             .depth = (double)op->a->dims.at[last],
-                            .rows = is_turned(op) ? n : m,
-                            .columns = is_turned(op) ? m : n};
+                            .rows = is_transposed(op) ? n : m,
+                            .columns = is_transposed(op) ? m : n};
 }
 
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
 
-/* Adds a loop to the batch, or makes the last one longer where the matrices of both follow each other. */
+/* Adds a loop to the batch, or makes the last one longer where the matrices of both follow each other. An extent of 0
+   never comes here: find_batch ends before. */
 static bool add_batch(struct gemm_matrix *matrix, int64_t extent, int64_t stride) {
     int last = matrix->batch_rank - 1;
     if (extent == 1)
@@ -87,7 +88,8 @@ static struct factor factor_of(const struct graph *graph, const struct tensor *t
     return factor;
 }
 
-/* Makes one product of a batch when all of it shares b and a's rows go on from entry to entry. */
+/* Makes one product of a batch when all of it shares b and a's rows go on from entry to entry. More rows in one product
+   pack b once. */
 static void merge_batch(struct piece *piece) {
     struct gemm_matrix *a = &piece->a.matrix, *b = &piece->b.matrix;
     bool is_shared = b->batch_rank == 0 || (b->batch_rank == 1 && b->batch_strides[0] == 0);
@@ -104,20 +106,21 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     const struct tensor *c = op->c;
     int64_t rows = c->dims.count - 2, columns = rows + 1, m = c->dims.at[rows], n = c->dims.at[columns];
     bool is_wide = kernel->type == WEFT_DATA_DOUBLE;
-    bool turned = is_turned(op);
+    bool transposed = is_transposed(op);
     struct axis axes[WEFT_DIM_MAX];
     struct piece *piece;
     TRY(arena_alloc(arena, &piece, sizeof *piece));
-    piece->gemm = (struct gemm){.batch = 1, .m = turned ? n : m, .n = turned ? m : n, .k = op->a->dims.at[columns]};
+    piece->gemm =
+        (struct gemm){.batch = 1, .m = transposed ? n : m, .n = transposed ? m : n, .k = op->a->dims.at[columns]};
     for (int i = 0; i < c->dims.count; i++)
         axes[i] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
     for (int i = 0; i < rows; i++)
         piece->gemm.batch *= c->dims.at[i];
     struct factor a = factor_of(graph, op->a, c, rows, columns, is_wide);
     struct factor b = factor_of(graph, op->b, c, columns, rows, is_wide);
-    piece->a = turned ? b : a;
-    piece->b = turned ? a : b;
-    if (turned) {
+    piece->a = transposed ? b : a;
+    piece->b = transposed ? a : b;
+    if (transposed) {
         struct axis row = axes[rows];
         axes[rows] = axes[columns];
         axes[columns] = row;

@@ -24,7 +24,8 @@ static void clear(const struct panel *panel, int64_t lane, int64_t lanes, int64_
         memset(corner(panel, lane, row + i), 0, (size_t)(lanes * (panel->is_wide ? 8 : 4)));
 }
 
-/* Packs elements base[index + i * stride + d * depth_stride]. */
+/* Packs elements base[index + i * stride + d * depth_stride]. The corner's index is folded into the base, so that the
+   matrix begins there. */
 static void copy(const struct panel *panel, int64_t lane, int64_t lanes, int64_t row, int64_t rows, const void *base,
                  weftDataType_t type, int64_t index, int64_t stride, int64_t depth_stride) {
     struct gemm_matrix matrix = {.base = (const char *)base + dtype_bytes(type, index),
@@ -51,6 +52,7 @@ static void unravel(int64_t index, const int64_t *extents, int64_t *place) {
     place[0] = index;
 }
 
+/* A run ends with the last dimension's positions at the latest. */
 static struct run run_at(const struct patches *p, int64_t batch, int64_t position, int64_t most) {
     int64_t per_image = p->positions[0] * p->positions[1] * p->positions[2];
     int64_t image = p->batch_has_images ? batch / p->groups : position / per_image;
@@ -98,6 +100,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
     }
 }
 
+/* By rectangles: a run of positions x some channels under one tap. */
 void patches_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
                   int depth) {
     const struct patches *p = source;
@@ -120,6 +123,7 @@ static bool is_plain(const struct patches *p, int i) {
     return p->taps[i] == 1 && p->offset[i] == 0 && p->step[i] == 1 && p->size[i] == p->positions[i];
 }
 
+/* From the last dimension outwards, as long as it is walked whole and without gaps. */
 void patches_simplify(struct patches *p) {
     for (int i = 1; i >= 0 && is_plain(p, i) && is_plain(p, 2); i--) {
         if (p->size[i] != 1 && p->stride[i] != p->stride[2] * p->size[2])

@@ -35,6 +35,7 @@ static int leading_operand(const struct row_schedule *s) {
     return found;
 }
 
+/* position: both must count through the row as one, too, for sums of columns and indices. */
 static bool steps_as_one(const struct row_schedule *s, const struct row_loop *outer, const struct row_loop *inner) {
     bool is_one = outer->is_reduced == inner->is_reduced && outer->position == inner->position * inner->extent;
     for (int k = 0; k < s->rows->operand_count && is_one; k++)
@@ -50,6 +51,7 @@ static void insert_loop(struct row_schedule *s, const struct row_loop *loop, int
     s->loops[at] = *loop;
 }
 
+/* In place: a loop is read before one at or before it is written. */
 static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
     const struct rowwise *rows = s->rows;
     int64_t positions[WEFT_DIM_MAX];
@@ -99,7 +101,8 @@ void row_schedule_nest(struct row_schedule *s) {
 
 /* ---- Blocks and tiles -------------------------------------------------------------------------------------------- */
 
-/* An extent in equal pieces of at most so many elements, of whole vectors where that makes no more pieces. */
+/* An extent in equal pieces of at most so many elements, of whole vectors where that makes no more pieces. LANES: 16
+   floats are the widest vector, so that no piece but the last ends within one. */
 static int64_t piece_of(int64_t extent, int64_t most) {
     if (extent <= most)
         return max64(extent, 1);
@@ -121,12 +124,14 @@ static int64_t most_rows(const struct row_schedule *s) {
     return rows > LANES ? rows - rows % LANES : max64(rows, 1);
 }
 
+/* 64 more for each register's alignment. Whole vectors; the registers share ROWWISE_REGISTER_BYTES. */
 static int64_t most_elements(const struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     int64_t elements = (ROWWISE_REGISTER_BYTES / max64(s->register_count, 1) - REGISTER_GAP - 64) / width;
     return min64(elements - elements % LANES, ROWWISE_BLOCK);
 }
 
+/* Several rows only where a row is whole within a block: columns then lie without gaps, and the block is one run. */
 static void cut_block(struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
     int64_t elements = most_elements(s), rows = most_rows(s);
@@ -139,6 +144,7 @@ static void cut_block(struct row_schedule *s) {
     s->block_a = equal_pieces(a->extent, max64(s->block_a, 1));
 }
 
+/* A pass that only reduces needs no registers, so its blocks may be larger than those of others. */
 static int64_t rows_of_block(const struct row_schedule *s, const struct row_pass *pass) {
     const struct row_loop *a = &s->loops[s->a];
     if (!pass->only_reduces)
@@ -182,7 +188,8 @@ static int64_t rows_of_tile(const struct row_schedule *s) {
     return max64(rows - rows % s->block_a, s->block_a);
 }
 
-/* Few tiles of many bytes are shared: the number of parts depends on sizes alone, so that sums do, too. */
+/* Few tiles of many bytes are shared: the number of parts depends on sizes alone, so that sums do, too. At least two
+   blocks for two parts: a block is what is never cut. */
 static int64_t splits_of(const struct row_schedule *s) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -193,6 +200,7 @@ static int64_t splits_of(const struct row_schedule *s) {
     return max64(min64(min64(parts, SPLITS), s->blocks), 1);
 }
 
+/* Pieces are counted twice, as the tile is chosen by a number that they decide: splits. */
 void row_schedule_cut(struct row_schedule *s) {
     cut_block(s);
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);

@@ -31,6 +31,7 @@ enum row_verb {
     ROW_STORE,       /* memory = x */
 };
 
+/* A term of rows has a slot among the tile's rows; a term of elements a register, for the length of a pass. */
 struct row_instruction {
     enum row_verb verb;
     int term;

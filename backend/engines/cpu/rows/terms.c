@@ -5,8 +5,10 @@
 #include "engines/cpu/core/width.h"
 #include "engines/cpu/rows/kernels.h"
 
+/* Of an element, on the core that schedule.c names; they decide what is kept between passes, and prices. */
 static const double PLAIN = 0.06, ROOT = 0.3, WEIGHT = 0.6, WIDE = 4; /* nanoseconds; WIDE times as many in double */
 
+/* -1 is what calls give that find no term, so that failures pass through them. */
 static int fail(struct rowwise *rows, weftStatus_t status) {
     rows->trouble = rows->trouble ? rows->trouble : status;
     return -1;
@@ -28,6 +30,7 @@ static int append(struct rowwise *rows, struct term term) {
     return rows->term_count++;
 }
 
+/* A reduction's `spans` is put right by its caller. */
 static int unary(struct rowwise *rows, enum term_kind kind, int of, struct term term) {
     if (of < 0)
         return -1;
@@ -75,7 +78,8 @@ static int in_width(struct rowwise *rows, int term, bool is_wide) {
     return unary(rows, TERM_CONVERT, term, (struct term){.is_wide = is_wide});
 }
 
-/* The term of a value; a new one is -1. */
+/* The term of a value; a new one is -1. `none` is written to after a failure, and never read as a term: trouble is
+   asked first. */
 static int *term_of(struct rowwise *rows, int value) {
     static _Thread_local int none; /* after a failure */
     for (int i = 0; i < rows->made_count; i++)
@@ -108,6 +112,7 @@ int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wid
     return tensor ? in_width(rows, term_of_value(rows, graph_find_value(rows->graph, tensor)), is_wide) : -1;
 }
 
+/* An operand of its own with strides 0 within the row: it reads the first element whatever the position. */
 int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide) {
     int value = graph_find_value(rows->graph, tensor);
     if (region_makes(rows->region, value) || row_space_length(&rows->space) == 0)
@@ -142,6 +147,7 @@ static bool is_one(const struct rowwise *rows, int term) {
     return term >= 0 && rows->terms[term].kind == TERM_CONSTANT && rows->terms[term].number == 1;
 }
 
+/* Times 1 is the term itself: expansions need not look. */
 int rowwise_formula(struct rowwise *rows, int opcode, const int *arguments, int count, bool is_wide) {
     if (opcode == OPCODE_MULTIPLY && is_one(rows, arguments[1]))
         return arguments[0];
@@ -195,6 +201,7 @@ static int64_t scratch_bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof
 
 static weftDataType_t scratch_type(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
 
+/* Counted in elements of its own width from the beginning of scratch memory, whose parts are multiples of 64 bytes. */
 int64_t rowwise_keep(struct rowwise *rows, int term) {
     if (term < 0)
         return -1;
@@ -247,6 +254,7 @@ static int opcode_of(const struct pointwise_op *op) {
     }
 }
 
+/* A loop takes three operands; those that a mode has not repeat the first. */
 void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
@@ -274,6 +282,7 @@ void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
 
 /* ---- What is needed ---------------------------------------------------------------------------------------------- */
 
+/* Ends: arguments point backwards. */
 static void mark_needed(struct rowwise *rows, int index) {
     struct term *term = &rows->terms[index];
     for (int i = 0; i < term->argument_count && !term->is_needed; i++)
@@ -289,6 +298,7 @@ static weftStatus_t check_store(const struct rowwise *rows, const struct row_ope
     return row_space_check_result(&rows->space, tensor, rows->terms[operand->term].spans);
 }
 
+/* Sums of columns are stored by what follows, so no store names them here. */
 weftStatus_t rowwise_finish(struct rowwise *rows) {
     TRY(rows->trouble);
     for (int k = 0; k < rows->operand_count; k++) {

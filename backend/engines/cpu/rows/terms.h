@@ -63,6 +63,7 @@ struct rowwise_room {
     struct term terms[ROWWISE_TERMS];
 };
 
+/* Terms lie in the order of evaluation: arguments come before those that use them. */
 struct rowwise {
     const struct region *region;
     const struct graph *graph;
