@@ -68,8 +68,8 @@ enum arithmetic contraction_arithmetic(const struct contraction *c, const struct
 }
 
 /* By compute capability; a device that does not tell its clock counts as 1.5 GHz. Of dense products, two operations
-   each, from the architectures' tables: chips for servers have twice the tensor throughput per multiprocessor, and sixteen
-   times that of doubles. */
+   each, from the architectures' tables: chips for servers have twice the tensor throughput per multiprocessor, and
+   sixteen times that of doubles. */
 double contraction_rate(enum arithmetic arithmetic, const struct device *device) {
     int chip = device->cuda.major * 10 + device->cuda.minor;
     bool is_server = chip == 80 || chip == 90 || chip == 100 || chip == 103;

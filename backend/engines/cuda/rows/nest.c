@@ -209,8 +209,8 @@ static void narrow_vectors(struct schedule *s) {
 /* ---- Rows that begin anywhere ------------------------------------------------------------------------------------ */
 
 /* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. Both begin at a
-   multiple of 16 bytes and move alike from row to row, in elements: an element that begins a vector of one, a multiple of
-   the width, begins one of the other. */
+   multiple of 16 bytes and move alike from row to row, in elements: an element that begins a vector of one, a multiple
+   of the width, begins one of the other. */
 static bool begins_as(const struct schedule *s, int k, int leader) {
     const struct loop_nest *nest = &s->nest;
     const struct operand *operand = &nest->operands[k];

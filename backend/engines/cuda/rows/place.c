@@ -83,8 +83,8 @@ static int64_t wanted_steps(const struct schedule *s, const struct device *devic
 }
 
 /* The smallest cluster whose threads keep a row in `most` vectors each. Clusters cost a barrier between blocks for each
-   reduction: rows of a single pass are streamed instead. Sets cluster, group and steps, and on failure leaves the cluster
-   at 1. A group has 8 threads at least, or as many as the row has vectors. */
+   reduction: rows of a single pass are streamed instead. Sets cluster, group and steps, and on failure leaves the
+   cluster at 1. A group has 8 threads at least, or as many as the row has vectors. */
 static bool fit_rows(struct schedule *s, const struct device *device, int64_t widest, int64_t most) {
     int64_t wanted = min64(wanted_steps(s, device), most), vectors = s->vectors.per_row;
     int clusters = device->cuda.major >= 9 && s->passes.count > 1 ? CLUSTER_MOST : 1;
