@@ -66,12 +66,12 @@ static weftStatus_t check_overrides(const struct plan *plan, const struct varian
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The graph with other shapes, as a plan. */
+/* The graph with other shapes, as a plan: the graph as it was given, whose results have the shapes that follow. */
 static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const struct variant_pack *pack) {
     struct graph *graph = NULL;
     struct engine_config *config = NULL;
     struct descriptor *made = NULL;
-    weftStatus_t status = graph_change(&graph, plan->draft.graph, &(struct changes){.overrides = pack});
+    weftStatus_t status = graph_change(&graph, plan->config->engine->graph, &(struct changes){.overrides = pack});
     if (!status)
         status = plan_config_again(&config, plan->config, graph);
     if (!status)

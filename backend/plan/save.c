@@ -197,8 +197,8 @@ static bool loses_alignment(const struct tensor *tensor, const struct changes *c
     return changes->element_aligned && !tensor->is_virtual && !tensor->is_constant;
 }
 
-/* What was inferred is saved too: operations of another graph, or in another order, may have inferred it. With
-   overrides the shapes that follow from others are left out. */
+/* What was inferred is saved too: operations of another graph, or in another order, may have inferred it. But the type
+   of a virtual result, which is free while it is unset; and, with overrides, shapes that follow from others. */
 static bool row_is_saved(const struct graph *graph, const struct descriptor *descriptor, const struct row *row,
                          const struct changes *changes) {
     bool is_set = row_is_set(descriptor, row);
@@ -212,6 +212,8 @@ static bool row_is_saved(const struct graph *graph, const struct descriptor *des
     bool follows = value >= 0 && graph->values[value].producer >= 0 && (tensor->is_virtual || !is_set);
     int64_t offset;
     bool is_scores = false, is_made = false;
+    if (row->name == WEFT_ATTR_TENSOR_DATA_TYPE && tensor->is_virtual && follows)
+        return is_set;
     if (is_shape && changes->overrides)
         find_modified(graph, tensor, &is_scores, &is_made);
     follows = follows || is_scores || is_made;
@@ -310,7 +312,7 @@ static weftStatus_t put_body(struct byte_writer *body, const struct plan *plan) 
         byte_put_u32(body, (uint32_t)knob->type);
         byte_put_i64(body, knob->value);
     }
-    TRY(graph_save(body, plan->draft.graph, &(struct changes){0}));
+    TRY(graph_save(body, plan->config->engine->graph, &(struct changes){0}));
     return put_codes(body, plan);
 }
 

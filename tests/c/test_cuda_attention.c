@@ -400,7 +400,7 @@ static const struct attention_case hopper_cases[] = {
     {"128 causal", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .is_causal = true,
      .backward = "wgmma of bf16, heads of 128 and 128, "},
     {"128 causal, grouped, padded", BF16, BF16, 0, 2, 8, 1, 1, 500, 700, 96, 128, .is_causal = true, .is_padded = true,
-     .backward = "wgmma of bf16, heads of 128 and 128, "},
+     .backward_kernels = 5, .backward = "wgmma of bf16, heads of 128 and 128, "},
     {"64 alibi", BF16, BF16, 0, 2, 6, 6, 6, 512, 512, 64, 64, .has_alibi = true,
      .backward = "wgmma of bf16, heads of 64 and 64, "},
     {"64 dropout", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .dropout = 0.1f,
@@ -410,7 +410,8 @@ static const struct attention_case hopper_cases[] = {
     {"128 alibi", F16, F16, 0, 2, 8, 8, 8, 512, 512, 128, 128, .is_causal = true, .has_alibi = true,
      .backward = "wgmma of f16, heads of 128 and 128, "},
     {"128 with everything", BF16, BF16, 0, 2, 8, 2, 2, 500, 700, 128, 128, .is_causal = true, .is_padded = true,
-     .has_alibi = true, .has_sink = true, .dropout = 0.1f, .backward = "wgmma of bf16, heads of 128 and 128, "},
+     .has_alibi = true, .has_sink = true, .dropout = 0.1f, .backward_kernels = 5,
+     .backward = "wgmma of bf16, heads of 128 and 128, "},
     {"64 dropout of f16", F16, F16, 0, 2, 8, 8, 8, 512, 512, 64, 64, .dropout = 0.1f,
      .backward = "wgmma of f16, heads of 64 and 64, "},
     {"192 and 128", BF16, BF16, 0, 2, 8, 8, 8, 512, 512, 192, 128, .is_causal = true, .is_padded = true,
@@ -421,7 +422,7 @@ static const struct attention_case hopper_cases[] = {
      .has_alibi = true, .has_sink = true, .dropout = 0.1f, .backward_kernels = 4,
      .backward = "wgmma of f16, heads of 256 and 256, dK, then dV, then dQ, "},
     {"128, unlike heads", BF16, BF16, 0, 2, 8, 4, 2, 500, 700, 128, 128, .is_causal = true, .is_padded = true,
-     .backward_kernels = 4, .backward = "wgmma of bf16, heads of 128 and 128, dK, then dV, then dQ, "},
+     .backward_kernels = 5, .backward = "wgmma of bf16, heads of 128 and 128, dK, then dV, then dQ, "},
 };
 
 static void build_hopper_cases(const struct family *hopper, int count) {
@@ -431,7 +432,7 @@ static void build_hopper_cases(const struct family *hopper, int count) {
     for (int i = 0; i < count; i++) {
         struct attention_case c = hopper_cases[i];
         c.backward_kernels = (c.backward_kernels ? c.backward_kernels : 3) + c.has_sink;
-        check_case(&c, false, &device, -1);
+        check_case(&c, false, &device, i);
     }
     family = &cuda_attention;
 }
@@ -665,7 +666,8 @@ static void narrow_rows_of_fp8(struct model *m) {
 
 static const struct refused_case refusals[] = {
     {&cuda_attention_hopper, scaled_gradients,
-     "sdpa_bwd: there are scales of operands or results; the portable attention family takes it."},
+     "sdpa_bwd: Hopper's backward kernel has scales where q, k, v and dO are FP8; the portable attention family takes "
+     "it."},
     {&cuda_attention, double_largest, "sdpa_bwd: tensor (uid 100) has data type f64. Kernels make FLOAT."},
     {&cuda_attention_hopper, scaled_keys,
      "sdpa_fwd: Hopper's forward kernel multiplies FP8 alone by scales; the portable attention family takes it."},

@@ -346,9 +346,10 @@ def test_every_fused_case_has_a_bare_one() -> None:
             if case.group == "fused" and not case.name.endswith("_bare"):
                 assert case.bare is not None
                 assert case.bare.name in known
+            if case.bare is not None:
+                assert case.group in ("fused", "sdpa")
                 assert case.bare.flops == case.flops
-            else:
-                assert case.bare is None
+                assert case.bare.bare is None
 
 
 # ---- The roof ----------------------------------------------------------------------------------------------
