@@ -1,0 +1,104 @@
+"""Weft under torch's own operators: what it serves is computed by Weft, the rest falls through to torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import WeftError
+from weft.torch.ops import OPERATORS, Operator
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Enabled:
+    """What enable() returns: a context, and a report of what was served."""
+
+    def __init__(self, operators: Sequence[Operator], keys: Sequence[str]) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._library: Any = torch.library.Library("aten", "IMPL")
+        for operator in operators:
+            for key in keys:
+                self._put(operator, key)
+
+    def _put(self, operator: Operator, key: str) -> None:
+        name = operator.twin._schema.name
+        own = torch.library.get_kernel(operator.twin, key)
+        serve = _server(operator, own, self._counts)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
+            short = name.removeprefix("aten::")
+            self._library.impl(short, serve, key, with_keyset=True, allow_override=True)
+
+    def report(self) -> dict[str, dict[str, int]]:
+        """Of each operator of torch's, how often Weft served it, and how often it did not, by reason."""
+        told: dict[str, dict[str, int]] = {}
+        for (name, outcome), count in sorted(self._counts.items()):
+            told.setdefault(name, {})[outcome] = count
+        return told
+
+    def disable(self) -> None:
+        """Gives torch its own operators back."""
+        if self._library is not None:
+            self._library._destroy()
+        self._library = None
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disable()
+
+
+def _server(operator: Operator, own: Any, counts: Counter[tuple[str, str]]) -> Callable[..., Any]:
+    """What stands for one of torch's operators on one device."""
+    name = operator.twin._schema.name
+
+    def serve(keys: Any, *arguments: Any) -> Any:
+        reason = _refusal(arguments)
+        if not reason:
+            try:
+                results = operator(*arguments)
+                counts[name, "served"] += 1
+                return results
+            except WeftError as error:
+                reason = str(error)
+        counts[name, reason] += 1
+        return own.call_boxed(keys, *arguments)
+
+    return serve
+
+
+def _refusal(arguments: Sequence[Any]) -> str:
+    """Why these arguments are torch's to compute; empty if they are not."""
+    for each in arguments:
+        if isinstance(each, torch.Tensor):
+            if each.dtype not in _DTYPES:
+                return f"type {each.dtype}"
+            if type(each) is not torch.Tensor and type(each) is not torch.nn.Parameter:
+                return f"a tensor of class {type(each).__name__}"
+            if each.layout is not torch.strided:
+                return f"layout {each.layout}"
+    return ""
+
+
+def enable(ops: Sequence[str] | None = None, where: Sequence[str] = ("cpu", "cuda")) -> Enabled:
+    """Puts Weft under torch's operators until disable(), or the end of a with block.
+
+    Args:
+        ops: names in weft.torch.OPERATORS; default all of them. Gradients are operators of their own,
+            "conv_backward" for "conv".
+        where: devices, "cpu" and "cuda".
+    """
+    unknown = [name for name in ops or () if name not in OPERATORS]
+    if unknown:
+        raise ValueError(f"enable: no operator is named {unknown[0]!r}. Use some of {', '.join(OPERATORS)}.")
+    places = [place for place in where if place not in ("cpu", "cuda")]
+    if places:
+        raise ValueError(f"enable: where has {places[0]!r}. Use 'cpu' and 'cuda'.")
+    keys = [p.upper() for p in where if p == "cpu" or torch.cuda.is_available()]
+    return Enabled([OPERATORS[name] for name in (OPERATORS if ops is None else ops)], keys)

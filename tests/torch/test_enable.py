@@ -1,0 +1,74 @@
+"""Weft under torch's own operators: what is served, what falls through and why, and that torch comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import weft.torch as weft_torch  # noqa: E402
+
+F = torch.nn.functional
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.LayerNorm([6, 6])
+
+    def forward(self, x):
+        return torch.softmax(self.norm(self.conv(x)), 1)
+
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [each.grad.clone() for each in model.parameters()]
+
+
+def test_a_model_trains_on_weft_and_says_so() -> None:
+    torch.manual_seed(1)
+    model, x = Small(), torch.randn(2, 3, 6, 6)
+    expected = gradients(model, x)
+    with weft_torch.enable() as enabled:
+        served = gradients(model, x)
+    torch.testing.assert_close(served, expected)
+    forward = ("convolution", "native_layer_norm", "_softmax")
+    backward = ("convolution_backward", "native_layer_norm_backward", "_softmax_backward_data")
+    assert {f"aten::{name}" for name in (*forward, *backward)} == set(enabled.report())
+    assert all(outcome == {"served": 1} for outcome in enabled.report().values())
+
+
+def test_torch_comes_back() -> None:
+    x = torch.randn(2, 3)
+    with weft_torch.enable(["softmax"]) as enabled:
+        torch.softmax(x, 1)
+    torch.softmax(x, 1)
+    assert enabled.report() == {"aten::_softmax": {"served": 1}}
+    enabled.disable()  # once more does no harm
+
+
+def test_what_weft_leaves_falls_through_with_a_reason() -> None:
+    x = torch.randn(4, 3).t()
+    expected = F.layer_norm(x, [4])
+    with weft_torch.enable(["layer_norm", "softmax"]) as enabled:
+        torch.testing.assert_close(F.layer_norm(x, [4]), expected)
+        assert torch.softmax(torch.empty(0, 3), 1).shape == (0, 3)
+    assert enabled.report() == {
+        "aten::native_layer_norm": {
+            "layer_norm: the input is not contiguous. Give input.contiguous().": 1
+        },
+        "aten::_softmax": {"softmax: a tensor without elements.": 1},
+    }
+
+
+def test_other_operators_are_left_alone() -> None:
+    with weft_torch.enable(["conv"]) as enabled:
+        torch.softmax(torch.randn(2, 3), 1)
+    assert enabled.report() == {}
+
+
+def test_names_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no operator is named 'convolution'\. Use some of conv, "):
+        weft_torch.enable(["convolution"])
+    with pytest.raises(ValueError, match=r"where has 'tpu'\. Use 'cpu' and 'cuda'\."):
+        weft_torch.enable(where=["tpu"])

@@ -1,0 +1,117 @@
+"""Operators of weft.torch: schema, fakes and gradients as torch.library checks them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import weft.torch as weft_torch  # noqa: E402
+
+
+
+def normal(*shape: int, grad: bool = True, dtype=torch.float64):
+    seed = torch.Generator().manual_seed(len(shape) + sum(shape))
+    return torch.randn(*shape, generator=seed, dtype=dtype).requires_grad_(grad)
+
+
+CONV = [[2, 1], [1, 0], [1, 2], False, [0, 0], 2]
+CASES = {
+    "conv": (weft.conv, (normal(2, 4, 7, 6), normal(6, 2, 3, 2), normal(6), *CONV)),
+    "conv_without_bias": (
+        weft.conv, (normal(1, 2, 9), normal(3, 2, 4), None, [1], [2], [1], False, [0], 1),
+    ),
+    "conv_channels_last": (
+        weft.conv,
+        (
+            normal(2, 4, 5, 5).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),
+            normal(3, 4, 3, 3), normal(3), [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
+        ),
+    ),
+    "conv_transposed": (
+        weft.conv,
+        (normal(1, 4, 4, 3), normal(4, 1, 3, 2), normal(2), [2, 1], [1, 0], [1, 1], True, [1, 0], 2),
+    ),
+    "conv3d": (
+        weft.conv, (normal(1, 2, 3, 4, 3), normal(2, 2, 2, 3, 1), normal(2), [1], [1], [1], False, [0], 1),
+    ),
+    "layer_norm": (weft.layer_norm, (normal(3, 2, 5), [2, 5], normal(2, 5), normal(2, 5), 1e-5)),
+    "layer_norm_plain": (weft.layer_norm, (normal(7, 5), [5], None, None, 1e-3)),
+    "softmax": (weft.softmax, (normal(3, 4, 5), 1, False)),
+    "softmax_strided": (weft.softmax, (normal(5, 3).detach().t().requires_grad_(), -1, False)),
+}  # fmt: skip
+
+
+def first(results):
+    return results[0] if isinstance(results, tuple) else results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_library_checks_schema_fakes_and_dispatch(case: str) -> None:
+    operator, arguments = CASES[case]
+    torch.library.opcheck(operator.default, arguments)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_differences(case: str) -> None:
+    operator, arguments = CASES[case]
+    assert torch.autograd.gradcheck(lambda *a: first(operator(*a)), arguments)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_results_are_those_of_torch(case: str, dtype) -> None:
+    operator, arguments = CASES[case]
+    given = [a.detach().to(dtype) if isinstance(a, torch.Tensor) else a for a in arguments]
+    twin = weft_torch.OPERATORS[operator.default._schema.name.removeprefix("weft::")].twin
+    exact = first(twin(*[a.double() if isinstance(a, torch.Tensor) else a for a in given]))
+    result = first(operator(*given))
+    assert result.dtype == dtype
+    relative = 1.6e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(result, exact.to(dtype), rtol=relative, atol=1e-5)
+
+
+def test_compile_makes_no_graph_break() -> None:
+    def block(x, w, scale):
+        y = weft.conv(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        y = weft.layer_norm(y, [5, 5], scale, None, 1e-5)[0]
+        return weft.softmax(y, 1, False).square().sum()
+
+    given = [normal(2, 3, 5, 5), normal(4, 3, 3, 3), normal(5, 5)]
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(block(*given), given)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*given), given), expected)
+
+
+def test_plans_are_found_again_and_the_cache_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr("weft.torch.plans.CAPACITY", 2)
+    weft_torch.clear_cache()
+    before = weft_torch.cache_info()
+    for length in (3, 4, 5, 5, 5):
+        weft.softmax(normal(2, length, grad=False), 1, False)
+    after = weft_torch.cache_info()
+    assert (after["hits"] - before["hits"], after["misses"] - before["misses"], after["size"]) == (2, 3, 2)
+
+
+def test_threads_share_a_plan() -> None:
+    given = [normal(8, 33, grad=False) * i for i in range(4)]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        expected = torch.softmax(given[i], 1)
+        for _ in range(50):
+            if not torch.allclose(weft.softmax(given[i], 1, False), expected):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == []
+
+
+def test_a_refusal_is_said() -> None:
+    with pytest.raises(Exception, match="layer_norm: the input is not contiguous"):
+        weft.layer_norm(normal(4, 3, grad=False).t(), [4], None, None, 1e-5)
