@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
 
+weft = torch.ops.weft
+
 
 
 def normal(*shape: int, grad: bool = True, dtype=torch.float64):
@@ -38,6 +40,12 @@ CASES = {
     ),
     "layer_norm": (weft.layer_norm, (normal(3, 2, 5), [2, 5], normal(2, 5), normal(2, 5), 1e-5)),
     "layer_norm_plain": (weft.layer_norm, (normal(7, 5), [5], None, None, 1e-3)),
+    "group_norm": (weft.group_norm, (normal(2, 4, 3), normal(4), normal(4), 2, 4, 3, 2, 1e-5)),
+    "rms_norm": (weft.rms_norm, (normal(3, 2, 5), [5], normal(5), 1e-5)),
+    "log_softmax": (weft.log_softmax, (normal(3, 4, 5), 1, False)),
+    "avg_pool": (weft.avg_pool, (normal(2, 3, 7, 6), [3, 2], [2, 2], [1, 0], False, False, None)),
+    "avg_pool_whole": (weft.avg_pool, (normal(1, 3, 5, 5), [3, 3], [], [1, 1], False, True, None)),
+    "sdpa": (weft.sdpa, (normal(2, 3, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 4), 0.0, True)),
     "softmax": (weft.softmax, (normal(3, 4, 5), 1, False)),
     "softmax_strided": (weft.softmax, (normal(5, 3).detach().t().requires_grad_(), -1, False)),
 }  # fmt: skip

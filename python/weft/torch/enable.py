@@ -23,7 +23,8 @@ class Enabled:
         self._library: Any = torch.library.Library("aten", "IMPL")
         for operator in operators:
             for key in keys:
-                self._put(operator, key)
+                if key.lower() in operator.places:
+                    self._put(operator, key)
 
     def _put(self, operator: Operator, key: str) -> None:
         name = operator.twin._schema.name
@@ -58,17 +59,17 @@ def _server(operator: Operator, own: Any, counts: Counter[tuple[str, str]]) -> C
     """What stands for one of torch's operators on one device."""
     name = operator.twin._schema.name
 
-    def serve(keys: Any, *arguments: Any) -> Any:
-        reason = _refusal(arguments)
+    def serve(keys: Any, *arguments: Any, **named: Any) -> Any:
+        reason = _refusal((*arguments, *named.values()))
         if not reason:
             try:
-                results = operator(*arguments)
+                results = operator(*arguments, **named)
                 counts[name, "served"] += 1
                 return results
             except WeftError as error:
                 reason = str(error)
         counts[name, reason] += 1
-        return own.call_boxed(keys, *arguments)
+        return own.call_boxed(keys, *arguments, **named)
 
     return serve
 

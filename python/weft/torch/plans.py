@@ -36,17 +36,28 @@ class Drawing:
         self.ends: list[tuple[Tensor, int]] = []
         """Each end's tensor, and which argument it is, or ~i for result i."""
 
-    def read(self, value: torch.Tensor, dims: Sequence[int] | None = None) -> Tensor:
-        """An argument as a tensor of the graph. dims: of the same elements, packed, where they are shown in
-        another shape."""
+    def read(
+        self, value: torch.Tensor, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None
+    ) -> Tensor:
+        """An argument as a tensor of the graph. dims, steps: of the same elements where they are shown in
+        another shape, packed unless strides are given."""
         at = next(i for i, each in enumerate(self._inputs) if each is value)
-        steps = None if dims is not None else _strides(value)
+        steps = _strides(value) if dims is None else steps
         shape = tuple(value.shape) or (1,) if dims is None else dims
         made = self.graph.tensor(shape, stride=steps, data_type=value.dtype)
         self.ends.append((made, at))
         return made
 
-    def write(self, i: int, result: Tensor, dims: Sequence[int] | None = None) -> None:
+    def read_broadcast(self, value: torch.Tensor, rank: int) -> Tensor:
+        """An argument with 1s before its extents, and in place of those whose elements are all one."""
+        pairs = zip(value.shape, value.stride(), strict=True)
+        shown = [(n, step) if step else (1, 1) for n, step in pairs]
+        shown = [(1, 1)] * (rank - len(shown)) + shown
+        return self.read(value, [n for n, _ in shown], [max(step, 1) for _, step in shown])
+
+    def write(
+        self, i: int, result: Tensor, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None
+    ) -> None:
         """Makes a tensor of the graph the operator's result i, of the type and layout that torch expects."""
         value = self.outputs[i]
         result.set_output(True).set_data_type(value.dtype)
@@ -54,6 +65,8 @@ class Drawing:
             result.set_dim(tuple(value.shape) or (1,)).set_stride(_strides(value))
         else:
             result.set_dim(dims)
+            if steps is not None:
+                result.set_stride(steps)
         self.ends.append((result, ~i))
 
     def number(self, value: float) -> Tensor:
