@@ -38,7 +38,7 @@ $(VENV)/.ready: pyproject.toml
 
 $(VENV)/.torch: $(VENV)/.ready
 	@echo "set-up: PyTorch into .venv"
-	@$(PIP) install torch==2.13.0
+	@$(PIP) install torch==2.13.0 expecttest
 	@touch $@
 
 $(VENV)/.mutants: $(VENV)/.ready
