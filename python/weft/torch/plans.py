@@ -145,7 +145,7 @@ def run(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence
     """The results of an operator on torch tensors. expected: tells results of fake tensors. Raises WeftError
     where Weft refuses the operator on such tensors."""
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-    key = (name, _full_precision(tensors[0]), *map(_key, arguments))
+    key = (name, _unwanted(tensors[0]), *map(_key, arguments))
     found = _plans.get(key)
     if found is None:
         found = _add(key, lambda: _prepare(name, expected, draw, arguments, tensors))
@@ -186,9 +186,16 @@ def _add(key: Any, make: Callable[[], Prepared]) -> Prepared | WeftError:
     return found
 
 
-def _full_precision(value: torch.Tensor) -> bool:
-    """Whether float products on a GPU keep all their bits, as torch's allow_tf32 says."""
-    return value.is_cuda and value.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+_NARROWED, _UNORDERED = numerical_note.DOWN_CONVERT_INPUTS, numerical_note.NONDETERMINISTIC
+
+
+def _unwanted(value: torch.Tensor) -> tuple[numerical_note, ...]:
+    """What torch's flags forbid on a GPU: products of narrowed floats, sums in no certain order."""
+    if not value.is_cuda:
+        return ()
+    flags = torch.backends.cudnn
+    is_ordered = flags.deterministic or torch.are_deterministic_algorithms_enabled()
+    return (*((_NARROWED,) if not flags.allow_tf32 else ()), *((_UNORDERED,) if is_ordered else ()))
 
 
 def _prepare(
@@ -204,8 +211,8 @@ def _prepare(
     handle = default_handle(kind, device.index or 0)
     is_double = any(each.dtype == torch.float64 for each in tensors)
     graph = Graph(name, handle=handle, compute_data_type=torch.float64 if is_double else torch.float32)
-    if _full_precision(tensors[0]):
-        graph.deselect_numeric_notes([numerical_note.DOWN_CONVERT_INPUTS])
+    if _unwanted(tensors[0]):
+        graph.deselect_numeric_notes(_unwanted(tensors[0]))
     drawing = Drawing(graph, tensors, outputs)
     draw(drawing, *arguments)
     return Prepared(graph.build().plan, drawing.ends, outputs)

@@ -1,0 +1,27 @@
+"""docs/torch.md and README: their example runs as it stands there, and the table names every operator."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import weft.torch as weft_torch  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/torch.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs_on_weft(capsys) -> None:
+    program = re.search(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)[1]
+    assert program in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(program.splitlines()) == 5
+    exec(program, {})
+    assert "'aten::convolution_backward': {'served': 1}" in capsys.readouterr().out
+
+
+def test_the_page_names_every_operator() -> None:
+    named = set(re.findall(r"`(\w+)`", PAGE))
+    assert {name for name in weft_torch.OPERATORS if not name.endswith("_backward")} <= named
