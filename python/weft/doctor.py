@@ -17,7 +17,21 @@ from weft import gpu_health
 
 PACKAGES: tuple[str, ...] = ("cffi", "numpy", "torch", "cupy", "ml_dtypes", "scikit-learn")
 PACKAGES += ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
-VARIABLES = ("WEFT_LOG", "WEFT_THREADS", "WEFT_LIBRARY", "WEFT_DEVICE", "WEFT_NVRTC", "WEFT_CACHE_DIR")
+# docs/environment.md says what each does.
+VARIABLES: tuple[str, ...] = (
+    "WEFT_DEVICE",
+    "WEFT_THREADS",
+    "WEFT_LOG",
+    "WEFT_LIBRARY",
+    "WEFT_LIBCUDA",
+    "WEFT_NVRTC",
+    "WEFT_CACHE",
+    "WEFT_CACHE_DIR",
+    "WEFT_CACHE_BYTES",
+    "WEFT_DUMP_DIR",
+)
+VARIABLES += ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE")
+VARIABLES += ("XDG_CACHE_HOME", "HOME")
 # The extensions that Weft's kernels, or those that users compare it with, are written for.
 FEATURES: tuple[str, ...] = (
     "sse4_2",
@@ -49,6 +63,7 @@ def examine() -> dict[str, Any]:
         "weft": _weft(problems),
         "gpu": None,
         "devices": [],
+        "default_device": None,
         "cpu": _guarded(_cpu, {}),
         "python": {
             "version": platform.python_version(),
@@ -62,6 +77,7 @@ def examine() -> dict[str, Any]:
     if not problems:
         found["gpu"] = _gpu(problems)
         found["devices"] = _devices(problems)
+        found["default_device"] = _default_device(problems)
         found["smoke_tests"] = [_smoke_test(device, problems) for device in found["devices"]]
     problems += _environment_problems()
     found["problems"] = problems
@@ -83,7 +99,9 @@ def _package_version(name: str) -> str | None:
 
 
 def _variables() -> list[str]:
-    return sorted({*VARIABLES, *(name for name in os.environ if name.startswith("WEFT_"))})
+    """Those that Weft reads, then those that look as if it did: they may be misspelled."""
+    ours = sorted(name for name in os.environ if name.startswith("WEFT_"))
+    return list(dict.fromkeys([*VARIABLES, *ours]))
 
 
 # ---- Weft itself ----
@@ -192,6 +210,19 @@ def _devices(problems: list[Problem]) -> list[dict[str, Any]]:
     return found
 
 
+def _default_device(problems: list[Problem]) -> str | None:
+    """The device that graphs run on unless they say otherwise: what WEFT_DEVICE asks for."""
+    weft: Any = import_module("weft")
+    try:
+        handle = weft.create_handle()
+    except weft.WeftError as error:
+        asked = f"WEFT_DEVICE={os.environ.get('WEFT_DEVICE', '')}"
+        what = f"{asked} opens no device, so every graph fails that names none: {error}"
+        problems.append(Problem(what, "unset WEFT_DEVICE (the first GPU that works, else the CPU)"))
+        return None
+    return f"{handle.device.name.lower()}:{handle.ordinal}"
+
+
 def _cpu() -> dict[str, Any]:
     """The processor's name, its cores, and the extensions that matter."""
     text = Path("/proc/cpuinfo").read_text()
@@ -250,6 +281,7 @@ def report(found: dict[str, Any]) -> str:
     rows.append(("library", f"{own['library_version'] or 'not loaded'} {own['library'] or ''}".strip()))
     rows += [("engine", engine["name"]) for engine in own["engines"]]
     rows += [("device", gpu_health.device_text(device)) for device in found["devices"]]
+    rows += [("default", found["default_device"])] if found["default_device"] else []
     rows += gpu_health.rows(found["gpu"]) if found["gpu"] else []
     cpu = found["cpu"]
     if cpu:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -76,6 +77,7 @@ KEYS = {
     "weft": ["version", "package", "library", "library_version", "engines"],
     "gpu": ["hardware", "kernel_driver", "driver", "arch", "compilers", "cache"],
     "devices": None,
+    "default_device": None,
     "cpu": ["name", "cores", "features"],
     "python": ["version", "executable", "platform"],
     "packages": list(doctor.PACKAGES),
@@ -97,6 +99,7 @@ def test_doctor_json() -> None:
     assert found["weft"]["version"] == found["weft"]["library_version"] == weft.__version__
     assert Path(found["weft"]["library"]).name.startswith("libweft")
     assert found["devices"][0]["kind"] == "cpu"
+    assert found["default_device"] == "cpu:0"  # conftest sets WEFT_DEVICE
     assert found["devices"][0]["threads"] == 1
     assert found["environment"]["WEFT_LOG"] == "error"
     assert found["environment"]["WEFT_THREADS"] == "1"
@@ -149,6 +152,17 @@ def test_doctor_text(capsys: pytest.CaptureFixture[str]) -> None:
             "WEFT_NVRTC names nothing that exists: /nowhere/libnvrtc.so.13",
             "repair        unset WEFT_NVRTC",
         ),
+        (
+            {"WEFT_DEVICE": "gpu"},
+            "WEFT_DEVICE=gpu opens no device, so every graph fails that names none: WEFT_DEVICE is 'gpu'; it "
+            "must be cpu, cuda or cuda:N.",
+            "repair        unset WEFT_DEVICE (the first GPU that works, else the CPU)",
+        ),
+        (
+            {"WEFT_DEVICE": "cuda:99"},
+            "WEFT_DEVICE=cuda:99 opens no device, so every graph fails that names none: ",
+            "repair        unset WEFT_DEVICE (the first GPU that works, else the CPU)",
+        ),
     ],
 )
 def test_doctor_repairs(environment: dict[str, str], what: str, repair: str) -> None:
@@ -156,6 +170,37 @@ def test_doctor_repairs(environment: dict[str, str], what: str, repair: str) -> 
     assert done.returncode == 1
     assert f"\nPROBLEM       {what}" in done.stdout.replace("weft: ", "")
     assert repair in done.stdout
+
+
+def variables_that_code_reads() -> set[str]:
+    """The names in the sources of the library and of the package; one that is no literal stands in a list."""
+    found: set[str] = set()
+    literal = r"""(?:getenv|environment_number|environ\.get)\(\s*"(\w+)"|environ\["(\w+)"\]"""
+    for folder, pattern in (("backend", "*.[ch]"), ("python", "*.py"), ("bindings/weft_cffi", "*.py")):
+        for path in (ROOT / folder).rglob(pattern):
+            text = path.read_text(encoding="utf-8")
+            found |= {first or second for first, second in re.findall(literal, text)}
+            if re.search(r"getenv\([^\")]*\[", text):
+                (names,) = re.findall(r"char \*const variables\[\] = \{(.*)\};", text)
+                found |= set(re.findall(r'"(\w+)"', names))
+    return found
+
+
+def test_environment_is_documented_and_shown() -> None:
+    page = (ROOT / "docs/environment.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    names = re.findall(r"`(\w+)`", "".join(rows))
+    assert tuple(names) == doctor.VARIABLES
+    assert set(names) == variables_that_code_reads()
+
+
+def test_doctor_lists_every_variable() -> None:
+    text = command("doctor", WEFT_DUMP_DIR="", WEFT_CACHE="ro", WEFT_THREAD="3").stdout
+    shown = [line.split()[1] for line in text.splitlines() if line.startswith("variable ")]
+    assert shown[: len(doctor.VARIABLES)] == list(doctor.VARIABLES)
+    assert re.search(r"^variable +WEFT_CACHE ro$", text, re.MULTILINE)
+    assert re.search(r"^variable +WEFT_CACHE_BYTES \(unset\)$", text, re.MULTILINE)
+    assert re.search(r"^variable +WEFT_THREAD 3$", text, re.MULTILINE)  # misspelled
 
 
 def test_doctor_sees_an_older_package(monkeypatch: pytest.MonkeyPatch) -> None:
