@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="print what a saved plan does")
     explain.add_argument("file", type=Path, help="the bytes that Graph.serialize gave")
+    explain.add_argument("--all", action="store_true", help="name every kernel family that declined")
     explain.add_argument("--svg", type=Path, help="also draw the plan into this file")
     explain.add_argument("--device", help="what it was made for, as sm_90, when that is not here")
 
@@ -80,13 +81,13 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--from", dest="tables", nargs="+", type=Path, default=(), metavar="CSV", help=shown)
 
 
-def _explain(file: Path, svg: Path | None, device: str | None) -> int:
+def _explain(file: Path, svg: Path | None, device: str | None, all_refusals: bool) -> int:
     import weft
     from weft.explain import explain_text
     from weft.plot import plot
 
     plan = weft.Graph(device=device).deserialize(file.read_bytes()).plan
-    print(explain_text(plan.report))
+    print(explain_text(plan.report, all_refusals=all_refusals))
     if svg is not None:
         plot(plan, svg)
         print(f"\npicture: {svg}")
@@ -128,7 +129,7 @@ def _run(given: argparse.Namespace) -> int:
 
         return demo.run(given.out, given.epochs or demo.EPOCHS)
     if given.command == "explain":
-        return _explain(given.file, given.svg, given.device)
+        return _explain(given.file, given.svg, given.device, given.all)
     if given.command == "support":
         from weft import support
 

@@ -111,15 +111,39 @@ def _declined(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for number, step in enumerate(steps, 1):
         for refusal in step["declined"]:
-            reason = refusal["reason"]
-            for operation in step["operations"]:
-                reason = reason.replace(operation["name"], operation["name"].partition(" '")[0])
+            reason = _without_names(refusal["reason"], step)
             reasons.setdefault((refusal["family"], reason), []).append(str(number))
     return [
         line
         for (family, reason), where in reasons.items()
         for line in _wrapped(f"{family} (step {', '.join(where)}): {reason}", "  ")
     ]
+
+
+def _without_names(reason: str, step: Mapping[str, Any]) -> str:
+    for operation in step["operations"]:
+        reason = reason.replace(operation["name"], operation["name"].partition(" '")[0])
+    return reason
+
+
+def _grouped(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each sentence once, whichever operation it is said of: with its family, or how many families say it."""
+    said: dict[str, dict[str, set[int]]] = {}
+    for number, step in enumerate(steps, 1):
+        kinds = {operation["name"].partition(" '")[0] for operation in step["operations"]}
+        for refusal in step["declined"]:
+            reason = _without_names(refusal["reason"], step)
+            kind, colon, sentence = reason.partition(": ")
+            sentence = sentence if colon and kind in kinds else reason
+            said.setdefault(sentence, {}).setdefault(refusal["family"], set()).add(number)
+    lines = []
+    for sentence, families in said.items():
+        where = f"(step {', '.join(map(str, sorted(set.union(*families.values()))))})"
+        if len(families) == 1:
+            lines += _wrapped(f"{next(iter(families))} {where}: {sentence}", "  ")
+        else:
+            lines += _wrapped(f"{sentence.rstrip('.')}: {len(families)} families {where}", "  ")
+    return lines
 
 
 def _engines(support: Sequence[Mapping[str, Any]], chosen: str) -> list[str]:
@@ -149,6 +173,7 @@ def explain_text(
     support: Sequence[Mapping[str, Any]] = (),
     measured: float | None = None,
     brief: bool = False,
+    all_refusals: bool = False,
 ) -> str:
     """A plan in words.
 
@@ -157,6 +182,7 @@ def explain_text(
         support: what every engine answered, as Graph.support gives it.
         measured: seconds that one execution took, to stand beside the prediction.
         brief: leave out the sections below the table.
+        all_refusals: name every family that declined, instead of counting those that say the same.
     """
     device, steps = report["device"], report["steps"]
     count = device["threads"]  # of a CPU
@@ -175,7 +201,7 @@ def explain_text(
         "how": _details(steps),
         "views, which run nothing": _views(report["tensors"]),
         "intermediates whose type is unset": _free(report["tensors"]),
-        "families that declined": _declined(steps),
+        "families that declined": _declined(steps) if all_refusals else _grouped(steps),
         "other engines": _engines(support, report["engine"]),
     }
     for heading, section in sections.items():

@@ -769,8 +769,9 @@ class Graph(Sugar):
         """
         return self._planner().support(device)
 
-    def explain(self) -> str:
-        """The chosen plan in words, and what every other engine answered.
+    def explain(self, all_refusals: bool = False) -> str:
+        """The chosen plan in words, and what every other engine answered. all_refusals: names every family
+        that declined, instead of counting those that say the same.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph().deselect_engines(["cpu.fast"])
@@ -781,7 +782,7 @@ class Graph(Sugar):
         from weft.explain import explain_text
 
         support = self._made_planner.support() if self._made_planner is not None else ()
-        return explain_text(self.plan.report, support)
+        return explain_text(self.plan.report, support, all_refusals=all_refusals)
 
     # ---- Execution ----
 

@@ -556,11 +556,12 @@ class Plan:
 
     # ---- Words ----
 
-    def explain(self) -> str:
-        """What runs where, what it is predicted to cost, and which kernel families declined and why."""
+    def explain(self, all_refusals: bool = False) -> str:
+        """What runs where, what it is predicted to cost, and which kernel families declined and why; with
+        all_refusals each of them by name, also where many say the same."""
         from weft.explain import explain_text
 
-        return explain_text(self.report)
+        return explain_text(self.report, all_refusals=all_refusals)
 
     def kernels(self) -> list[Kernel]:
         """The GPU kernels that the plan runs, in order, as they were compiled; none on the CPU.

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import weft
 from weft import backend, demo, doctor, support
@@ -231,6 +232,7 @@ REPORT: dict[str, Any] = {
     "flops": 2.05e6,
     "bytes": 14000,
     "workspace_bytes": 64,
+    "least_workspace_bytes": 64,
     "tensors": [],
     "steps": [
         {
@@ -285,6 +287,37 @@ def test_explain_text() -> None:
     assert explain_text(REPORT, SUPPORT, 2.5e-5, brief=True) == EXPLAINED.split("\n\nhow")[0]
 
 
+def declined(**reasons: str) -> list[dict[str, str]]:
+    return [{"family": family, "reason": reason} for family, reason in reasons.items()]
+
+
+def test_explain_groups_refusals_by_their_sentence() -> None:
+    none = "matmul 'fc': no weights."
+    product = declined(a=none, b=none, c="too wide.", d="pointwise 'act': no weights.")
+    softmax = declined(a="softmax 's': no weights.", c="softmax 's': too deep.", e="wants: nothing")
+    steps = [{**REPORT["steps"][0], "declined": product}, {**REPORT["steps"][1], "declined": softmax}]
+
+    def section(**words: bool) -> list[str]:
+        text = explain_text({**REPORT, "steps": steps}, **words)
+        return text.split("families that declined\n")[1].split("\n")
+
+    assert section() == [
+        "  no weights: 3 families (step 1, 2)",
+        "  c (step 1): too wide.",
+        "  c (step 2): too deep.",
+        "  e (step 2): wants: nothing",
+    ]
+    assert section(all_refusals=True) == [
+        "  a (step 1): matmul: no weights.",
+        "  b (step 1): matmul: no weights.",
+        "  c (step 1): too wide.",
+        "  d (step 1): pointwise: no weights.",
+        "  a (step 2): softmax: no weights.",
+        "  c (step 2): softmax: too deep.",
+        "  e (step 2): wants: nothing",
+    ]
+
+
 def test_explain_lines_are_not_too_wide() -> None:
     step = {
         **REPORT["steps"][1],
@@ -334,12 +367,22 @@ def test_graph_explains_itself(graph: weft.Graph) -> None:
     assert graph.plan.explain() == explain_text(graph.plan.report)
 
 
+def test_graph_names_all_refusals_on_request() -> None:
+    g = weft.Graph(handle=weft.create_handle("cpu")).deselect_engines(["cpu.reference"])
+    g.exp(np.float32([0, 1]))
+    text = g.build().explain(all_refusals=True)
+    assert text == explain_text(g.plan.report, g.support(), all_refusals=True) != g.explain()
+    assert g.plan.explain(all_refusals=True) == explain_text(g.plan.report, all_refusals=True)
+
+
 def test_explain_a_file(graph: weft.Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "plan.weft").write_bytes(graph.serialize())
     assert main(["explain", str(tmp_path / "plan.weft"), "--svg", str(tmp_path / "plan.svg")]) == 0
     output = capsys.readouterr().out
     assert output == f"{graph.plan.explain()}\n\npicture: {tmp_path}/plan.svg\n"
     ET.parse(tmp_path / "plan.svg")
+    assert main(["explain", str(tmp_path / "plan.weft"), "--all"]) == 0
+    assert capsys.readouterr().out == f"{graph.plan.explain(all_refusals=True)}\n"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no plan at all"])
