@@ -246,6 +246,54 @@ def test_samples_run(installed: Path, version: str, tmp_path: Path, language: st
     assert f"header of {version}: WEFT_STATUS_SUCCESS" in run(programs / "version", cwd=tmp_path)
 
 
+def test_readme_says_how_to_link(installed: Path, tmp_path: Path) -> None:
+    if not shutil.which("pkg-config"):
+        pytest.skip("no pkg-config")
+    text = (ROOT / "README.md").read_text()
+    (commands,) = re.findall(r"^(export PKG_CONFIG_PATH=.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "weft").symlink_to(installed)
+    if not (installed / "lib/pkgconfig").exists():
+        commands = commands.replace("/lib/", "/lib64/")
+    shutil.copy(ROOT / "samples/c/version.c", tmp_path / "conv.c")
+    run("sh", "-ec", commands, cwd=tmp_path, HOME=tmp_path, LD_LIBRARY_PATH="")
+    assert "WEFT_STATUS_SUCCESS" in run(tmp_path / "conv", LD_LIBRARY_PATH="")
+
+
+FETCHING = """
+cmake_minimum_required(VERSION 3.18...4.0)
+project(fetching LANGUAGES C)
+include(FetchContent)
+FetchContent_Declare(weft SOURCE_DIR "@ROOT@")
+FetchContent_MakeAvailable(weft)
+add_executable(version "@ROOT@/samples/c/version.c")
+target_link_libraries(version PRIVATE weft::weft)
+"""
+
+
+@pytest.mark.slow
+def test_static_library_of_a_project_that_fetches(version: str, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(FETCHING.replace("@ROOT@", str(ROOT)))
+    quick = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O0"]
+    run("cmake", "-G", "Ninja", "-S", ".", "-B", "build", "-DBUILD_SHARED_LIBS=OFF", *quick, cwd=tmp_path)
+    run("cmake", "--build", "build", cwd=tmp_path)
+    run("cmake", "--install", "build", "--prefix", "first", cwd=tmp_path)
+    prefix = (tmp_path / "first").rename(tmp_path / "moved")
+    assert [path.name for path in prefix.rglob("libweft*")] == ["libweft.a"]
+    sample = ["-S", ROOT / "samples/c", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    run("cmake", "-G", "Ninja", *sample, "-B", "found", cwd=tmp_path)
+    run("cmake", "--build", "found", cwd=tmp_path)
+    assert run(tmp_path / "found/conv_bias_relu") == "0 0\n21 30\n"
+    programs = [tmp_path / "build/version", tmp_path / "found/version"]
+    if shutil.which("pkg-config"):
+        folder = next(prefix.glob("lib*/**/pkgconfig"))
+        flags = run("pkg-config", "--cflags", "--libs", "weft", PKG_CONFIG_PATH=folder).split()
+        programs.append(tmp_path / "by_hand")
+        run(CC, ROOT / "samples/c/version.c", "-o", programs[-1], *flags)
+    for program in programs:
+        assert f"header of {version}: WEFT_STATUS_SUCCESS" in run(program, cwd=tmp_path)
+        assert "libweft" not in run("readelf", "-d", program)
+
+
 # ---- The wheel ----
 
 
@@ -264,7 +312,9 @@ def test_wheel_is_small_and_holds_one_library(wheel: Path, version: str) -> None
     with ZipFile(wheel) as archive:
         libraries = [item.filename for item in archive.infolist() if ".so" in item.filename]
         metadata = archive.read(f"weft-{version}.dist-info/METADATA").decode()
+        headers = [item.filename for item in archive.infolist() if item.filename.endswith(".h")]
     assert libraries == ["weft/lib/libweft.so.1"]
+    assert sorted(headers) == [f"weft/include/weft/{path.name}" for path in HEADERS]
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
     assert [line for line in required if "extra ==" not in line] == ["Requires-Dist: cffi>=1.17"]
 
@@ -279,3 +329,9 @@ def test_wheel_imports_in_a_clean_environment(wheel: Path, version: str, tmp_pat
     assert answer[0] == version
     assert Path(answer[1]).is_relative_to(tmp_path)
     assert answer[2] == "False"
+    program = tmp_path / "venv/bin/weft"
+    assert run(program, "--version", PYTHONPATH="") == f"{version}\n"
+    assert run(program, "--help", PYTHONPATH="").startswith("usage: weft [-h] [--version] command ...\n")
+    include = run(python, "-c", "import weft; print(weft.get_include())", cwd=tmp_path, PYTHONPATH="").strip()
+    assert Path(include) == Path(answer[1]).parent / "include"
+    run(CC, "-fsyntax-only", f"-I{include}", ROOT / "samples/c/version.c")

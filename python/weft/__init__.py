@@ -7,6 +7,7 @@ runs its scripts. Importing this package loads neither the library nor NumPy; th
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ __all__ = [
     "destroy_handle",
     "device_kind",
     "diagonal_alignment",
+    "get_include",
     "get_last_error_string",
     "get_stream",
     "graph",
@@ -132,6 +134,18 @@ def __getattr__(name: str) -> Any:
                 globals()[name] = found
                 return found
     raise AttributeError(f"module 'weft' has no attribute '{name}'")
+
+
+def get_include() -> str:
+    """The folder of the C headers, for the compiler's -I.
+
+    >>> import os, weft
+    >>> os.path.exists(os.path.join(weft.get_include(), "weft", "weft.h"))
+    True
+    """
+    package = Path(__file__).parent
+    bundled = package / "include"
+    return str(bundled if bundled.exists() else package.parents[1] / "include")  # or in a source tree
 
 
 def __dir__() -> list[str]:

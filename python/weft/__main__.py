@@ -1,4 +1,4 @@
-"""The command `python -m weft`."""
+"""The command `weft`, which is `python -m weft`, too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 DESCRIPTION = "Weft: deep-learning primitives as graphs, planned and run on CPUs and NVIDIA GPUs."
@@ -21,7 +22,7 @@ EPILOG = """examples:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     main_parser = argparse.ArgumentParser(
-        "python -m weft",
+        "weft" if Path(sys.argv[0]).name == "weft" else "python -m weft",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -125,6 +126,10 @@ def _run(given: argparse.Namespace) -> int:
 
         return doctor.run(given.json)
     if given.command == "demo":
+        missing = [name for name in ("numpy", "sklearn") if find_spec(name) is None]
+        if missing:
+            print(f"demo: it needs {' and '.join(missing)}. pip install 'weft[demo]'", file=sys.stderr)
+            return 1
         from weft import demo
 
         return demo.run(given.out, given.epochs or demo.EPOCHS)

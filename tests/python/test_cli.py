@@ -58,6 +58,15 @@ def test_version() -> None:
     assert command("--version").stdout == f"{weft.__version__}\n"
 
 
+def test_demo_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("weft.__main__.find_spec", lambda name: None)
+    assert main(["demo", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr() == ("", "demo: it needs numpy and sklearn. pip install 'weft[demo]'\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_unknown_command() -> None:
     done = command("dance")
     assert done.returncode == 2
