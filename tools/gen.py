@@ -319,6 +319,9 @@ def values_by_key(arguments: list[Json]) -> dict[str, str]:
     return values
 
 
+# Options with a number for each spatial dimension, which take one number for all.
+SPATIAL = ("pre_padding", "post_padding", "stride", "dilation", "window")
+
 PLAIN_TYPES = {
     "INT64": "int",
     "INT32": "int",
@@ -336,7 +339,8 @@ def python_type(row: Json, names: Names) -> str:
     if row["type"] in names.enum_of_type:
         return f"enums.{snake(names.enum_of_type[row['type']]['name'])} | str"
     kind = "Operand" if row["type"] == "BACKEND_DESCRIPTOR" else PLAIN_TYPES.get(row["type"], "Any")
-    return f"Sequence[{kind}]" if row["storage"] != "value" else kind
+    alone = f"{kind} | " if row["key"] in SPATIAL else ""
+    return f"{alone}Sequence[{kind}]" if row["storage"] != "value" else kind
 
 
 def python_default(argument: Json, names: Names) -> str:
@@ -366,6 +370,8 @@ def argument_doc(argument: Json, names: Names, doc: str) -> str:
     if len(argument["keys"]) > 1:
         doc = f"{' and '.join(argument['keys'])} in one"
     doc = re.sub(r"^[A-Z][A-Z_]+: |: weft[A-Z][a-zA-Z]*_t", "", doc)
+    if row["key"] in SPATIAL:
+        doc += "; one number: for all"
     receives = "receives: " if argument.get("receives") else ""
     text = f"{argument['name']}: {receives}{doc}" + (f", {row['shape']}" if row["shape"] else "")
     if default not in (None, "None", "[]"):
@@ -622,8 +628,8 @@ if TYPE_CHECKING:
 class Ops:
     """Methods that add an operation to a graph and return its outputs.
 
-    Operands are tensors of the graph, or arrays and numbers, which become tensors. Whatever is wrong with an
-    operation is said when the graph is built.
+    Operands are tensors of the graph, or arrays and numbers, which become tensors. An option that is no
+    value of its type is refused at once; what else is wrong is said when the graph is built.
     """
 
     def _operation(

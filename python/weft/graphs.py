@@ -16,7 +16,7 @@ from weft.backend import Descriptor, Handle, Row
 from weft.devices import DeviceProperties, KernelCache, default_handle, device_of
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
 from weft.errors import BadParameterError, NotSupportedError
-from weft.lowering import Lowering, Nested, Operation, Shape
+from weft.lowering import Lowering, Nested, Operation, Shape, option
 from weft.memory import stream_of, use_on
 from weft.plan import Overrides, Plan
 from weft.planning import Candidate, Knob, Planner, Wrapper
@@ -373,6 +373,8 @@ class Graph(Sugar):
     def _as_operand(self, value: Any, rows: list[Row], operation: str, key: str) -> Any:
         """A value as its row stores it; operands become tensors."""
         if {row.role for row in rows}.isdisjoint(("input", "output")):
+            if all(row.type != "BACKEND_DESCRIPTOR" for row in rows):
+                option(rows, value, operation)  # refuses it here, and not first when the graph is built
             return value
         if isinstance(value, (int, float)):
             takes_number = any(row.role == "option" and row.type != "BACKEND_DESCRIPTOR" for row in rows)

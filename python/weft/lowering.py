@@ -23,6 +23,10 @@ NUMERIC_KEYS = ("x", "b", "dy")
 """The operands of a pointwise operation beside which a Python number takes their type; a mask is none."""
 
 
+SPATIAL = frozenset(("pre_padding", "post_padding", "stride", "dilation", "window"))
+"""Options with a number for each spatial dimension; one number alone counts for all."""
+
+
 class Operation(NamedTuple):
     """An operation as it was asked for: operands and options by row key."""
 
@@ -123,6 +127,7 @@ class Lowering:
         """The finalized descriptor of an operation; the library infers its results."""
         schema = backend.operations()[operation.kind]
         self._type_numbers(operation)
+        self._check_inputs(operation)
         own = Descriptor(schema.kind)
         own.set(attribute_name.NAME_EXT, "CHAR", operation.name)
         parameters = Descriptor(schema.parameters) if schema.parameters is not None else None
@@ -134,6 +139,8 @@ class Lowering:
         if "subgraph" in values:
             values |= self._nested(values["subgraph"], values)
         for key, value in values.items():
+            if key in SPATIAL and not isinstance(value, (list, tuple)):
+                value = [value] * self._spatial_rank(operation)
             row, elements = self._row(schema.rows[key], value, operation)
             target = parameters if row.is_parameter and parameters is not None else own
             target.set(row.name, row.type, elements)
@@ -172,6 +179,28 @@ class Lowering:
             )
         return list(dims)
 
+    def _spatial_rank(self, operation: Operation) -> int:
+        """How many dims the operands have behind batch and channels; at least 1, as the library complains of
+        those that are missing."""
+        dims = [self.tensor(t).get(attribute_name.TENSOR_DIMENSIONS, "INT64") for t in operation.operands()]
+        return max(1, *(len(each) - 2 for each in dims))
+
+    def _check_inputs(self, operation: Operation) -> None:
+        """Refuses what is given for an operand and has no shape or type, in Python's words."""
+        for key, value in operation.values.items():
+            for tensor in value if isinstance(value, list) else [value]:
+                if not isinstance(tensor, Tensor) or tensor.producer is not None or tensor.is_written:
+                    continue
+                dims, _ = self._shapes.get(tensor, (tensor._dims, ()))
+                if dims and tensor._data_type is not None:
+                    continue
+                lacking, remedy = ("data type", "data_type=") if dims else ("dims", "dim=")
+                graph = ", or io_data_type= to the graph" if dims else ""
+                where = f"{operation.kind} '{operation.name}': {key}, {tensor.label}"
+                raise BadParameterError(
+                    f"{where}, has no {lacking}. Give {remedy} to its tensor(){graph}."
+                )
+
     def _type_numbers(self, operation: Operation) -> None:
         """Gives the Python numbers among the operands their types: those of their neighbours in a pointwise
         operation, else Python's."""
@@ -195,26 +224,36 @@ class Lowering:
         """Which of an attribute's rows takes a value, and the value as its elements."""
         if len(rows) == 1 and isinstance(value, Tensor):
             return rows[0], [self.tensor(value)]
-        is_list = rows[0].storage != "value"
-        values = list(value) if is_list and isinstance(value, (list, tuple)) else [value]
+        values = _listed(rows, value)
         if values and isinstance(values[0], Tensor):
             row = next(row for row in rows if row.type == "BACKEND_DESCRIPTOR")
             return row, [self.tensor(item) for item in values]
-        row = next((row for row in rows if row.type != "BACKEND_DESCRIPTOR"), rows[0])
-        if row.type == "DATA_TYPE" and isinstance(value, data_type):
-            return row, values
-        what = f"{operation.kind} '{operation.name}': {row.key}"
-        if row.type in ("INT64", "INT32"):
-            return row, [whole(int(item) if isinstance(item, IntEnum) else item, what) for item in values]
-        if row.type in ("FLOAT", "DOUBLE"):
-            return row, [real(item, what) for item in values]
-        try:
-            return row, elements_of(row, values)
-        except WeftError as error:
-            raise BadParameterError(f"{what}: {error}") from None
-        except (TypeError, ValueError, AttributeError):
-            kind = f"{row.type}{'[]' if is_list else ''}"
-            raise BadParameterError(f"{what} is {shown(value)}. Give a value of type {kind}.") from None
+        return option(rows, value, f"{operation.kind} '{operation.name}'")
+
+
+def _listed(rows: Sequence[Row], value: Any) -> list[Any]:
+    is_list = rows[0].storage != "value"
+    return list(value) if is_list and isinstance(value, (list, tuple)) else [value]
+
+
+def option(rows: Sequence[Row], value: Any, operation: str) -> tuple[Row, Sequence[Any]]:
+    """Which of an option's rows takes a value that is no tensor, and the value as its elements."""
+    values = _listed(rows, value)
+    row = next((row for row in rows if row.type != "BACKEND_DESCRIPTOR"), rows[0])
+    if row.type == "DATA_TYPE" and isinstance(value, data_type):
+        return row, values
+    what = f"{operation}: {row.key}"
+    if row.type in ("INT64", "INT32"):
+        return row, [whole(int(item) if isinstance(item, IntEnum) else item, what) for item in values]
+    if row.type in ("FLOAT", "DOUBLE"):
+        return row, [real(item, what) for item in values]
+    try:
+        return row, elements_of(row, values)
+    except WeftError as error:
+        raise BadParameterError(f"{what}: {error}") from None
+    except (TypeError, ValueError, AttributeError):
+        kind = f"{row.type}{'[]' if row.storage != 'value' else ''}"
+        raise BadParameterError(f"{what} is {shown(value)}. Give a value of type {kind}.") from None
 
 
 def elements_of(row: Row, values: Sequence[Any]) -> Sequence[Any]:

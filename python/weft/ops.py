@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Ops:
     """Methods that add an operation to a graph and return its outputs.
 
-    Operands are tensors of the graph, or arrays and numbers, which become tensors. Whatever is wrong with an
-    operation is said when the graph is built.
+    Operands are tensors of the graph, or arrays and numbers, which become tensors. An option that is no
+    value of its type is refused at once; what else is wrong is said when the graph is built.
     """
 
     def _operation(
@@ -2522,15 +2522,15 @@ class Ops:
         self,
         image: Operand,
         weight: Operand,
-        pre_padding: Sequence[int] = (),
-        post_padding: Sequence[int] = (),
-        stride: Sequence[int] = (),
-        dilation: Sequence[int] = (),
+        pre_padding: int | Sequence[int] = (),
+        post_padding: int | Sequence[int] = (),
+        stride: int | Sequence[int] = (),
+        dilation: int | Sequence[int] = (),
         convolution_mode: enums.convolution_mode | str = enums.convolution_mode.CROSS_CORRELATION,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
         *,
-        padding: Sequence[int] | None = None,
+        padding: int | Sequence[int] | None = None,
     ) -> Tensor:
         """Convolution.
 
@@ -2539,16 +2539,18 @@ class Ops:
         Args:
             image: image, [N, C, x..].
             weight: filters, [K, C / groups, w..].
-            pre_padding: zeros before the start of each spatial dimension; unset: 0.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding.
-            stride: step of the filter in elements, per spatial dimension; unset: 1.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
+            pre_padding: zeros before the start of each spatial dimension; unset: 0; one number: for all.
+            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; one number:
+                for all.
+            stride: step of the filter in elements, per spatial dimension; unset: 1; one number: for all.
+            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
+                one number: for all.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
             compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
                 INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and pictures.
-            padding: pre_padding and post_padding in one; optional.
+            padding: pre_padding and post_padding in one; one number: for all; optional.
         Returns:
             y: result, [N, K, 1 + (x + pre + post - dilation * (w - 1) - 1) / stride..].
         Data types:
@@ -2584,15 +2586,15 @@ class Ops:
         self,
         loss: Operand,
         filter: Operand,
-        pre_padding: Sequence[int] = (),
-        post_padding: Sequence[int] = (),
-        stride: Sequence[int] = (),
-        dilation: Sequence[int] = (),
+        pre_padding: int | Sequence[int] = (),
+        post_padding: int | Sequence[int] = (),
+        stride: int | Sequence[int] = (),
+        dilation: int | Sequence[int] = (),
         convolution_mode: enums.convolution_mode | str = enums.convolution_mode.CROSS_CORRELATION,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
         *,
-        padding: Sequence[int] | None = None,
+        padding: int | Sequence[int] | None = None,
     ) -> Tensor:
         """Gradient of a convolution's image; transposed convolution.
 
@@ -2601,16 +2603,18 @@ class Ops:
         Args:
             loss: gradient of the result, [N, K, y..].
             filter: filters, [K, C / groups, w..].
-            pre_padding: zeros before the start of each spatial dimension; unset: 0.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding.
-            stride: step of the filter in elements, per spatial dimension; unset: 1.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
+            pre_padding: zeros before the start of each spatial dimension; unset: 0; one number: for all.
+            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; one number:
+                for all.
+            stride: step of the filter in elements, per spatial dimension; unset: 1; one number: for all.
+            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
+                one number: for all.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
             compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
                 INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and pictures.
-            padding: pre_padding and post_padding in one; optional.
+            padding: pre_padding and post_padding in one; one number: for all; optional.
         Returns:
             dx: gradient of the image, [N, C, x..]; unset: one group, and the least x.. that makes y...
         Data types:
@@ -2646,15 +2650,15 @@ class Ops:
         self,
         image: Operand,
         loss: Operand,
-        pre_padding: Sequence[int] = (),
-        post_padding: Sequence[int] = (),
-        stride: Sequence[int] = (),
-        dilation: Sequence[int] = (),
+        pre_padding: int | Sequence[int] = (),
+        post_padding: int | Sequence[int] = (),
+        stride: int | Sequence[int] = (),
+        dilation: int | Sequence[int] = (),
         convolution_mode: enums.convolution_mode | str = enums.convolution_mode.CROSS_CORRELATION,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
         *,
-        padding: Sequence[int] | None = None,
+        padding: int | Sequence[int] | None = None,
     ) -> Tensor:
         """Gradient of a convolution's filters.
 
@@ -2663,16 +2667,18 @@ class Ops:
         Args:
             image: image, [N, C, x..].
             loss: gradient of the result, [N, K, y..].
-            pre_padding: zeros before the start of each spatial dimension; unset: 0.
-            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding.
-            stride: step of the filter in elements, per spatial dimension; unset: 1.
-            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1.
+            pre_padding: zeros before the start of each spatial dimension; unset: 0; one number: for all.
+            post_padding: zeros after the end of each spatial dimension; unset: as pre_padding; one number:
+                for all.
+            stride: step of the filter in elements, per spatial dimension; unset: 1; one number: for all.
+            dilation: distance in elements between neighbouring filter taps, per spatial dimension; unset: 1;
+                one number: for all.
             convolution_mode: whether the filter is flipped; CROSS_CORRELATION does not; default
                 CROSS_CORRELATION.
             compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
                 INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and pictures.
-            padding: pre_padding and post_padding in one; optional.
+            padding: pre_padding and post_padding in one; one number: for all; optional.
         Returns:
             dw: gradient of the filters, [K, C / groups, w..]; its dims must be set.
         Data types:
@@ -2710,13 +2716,13 @@ class Ops:
         index: Operand | None = None,
         input: Operand | None = None,
         output: Operand | None = None,
-        window: Sequence[Rational] = (),
-        stride: Sequence[Rational] = (),
-        pre_padding: Sequence[Rational] = (),
-        post_padding: Sequence[Rational] = (),
+        window: Rational | Sequence[Rational] = (),
+        stride: Rational | Sequence[Rational] = (),
+        pre_padding: Rational | Sequence[Rational] = (),
+        post_padding: Rational | Sequence[Rational] = (),
         mode: enums.resample_mode | str = enums.resample_mode.MAXPOOL,
         padding_mode: enums.padding_mode | str | None = None,
-        padding: Sequence[Rational] | None = None,
+        padding: Rational | Sequence[Rational] | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
@@ -2731,17 +2737,17 @@ class Ops:
                 x..]; optional.
             output: the forward result; accepted, not needed, [N, C, y..]; optional.
             window: extents of the window in elements; interpolation uses it only to infer the extents of y,
-                unset: 1.
+                unset: 1; one number: for all.
             stride: step of the window in elements, a fraction below 1 enlarges; unset: x extent / y extent,
-                for interpolation only.
+                for interpolation only; one number: for all.
             pre_padding: elements before the start of each spatial dimension where the first window begins;
-                unset: 0.
+                unset: 0; one number: for all.
             post_padding: elements after the end of each spatial dimension that windows may reach; unset: as
-                pre_padding.
+                pre_padding; one number: for all.
             mode: how the window becomes one value; default MAXPOOL.
             padding_mode: what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL,
                 EDGE_VAL_PAD for NEAREST and BILINEAR.
-            padding: pre_padding and post_padding in one; optional.
+            padding: pre_padding and post_padding in one; one number: for all; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
         Returns:

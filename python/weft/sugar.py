@@ -182,13 +182,13 @@ class Sugar(Ops):
     def resample(
         self,
         input: Operand,
-        window: Sequence[Rational] = (),
-        stride: Sequence[Rational] = (),
-        pre_padding: Sequence[Rational] = (),
-        post_padding: Sequence[Rational] = (),
+        window: Rational | Sequence[Rational] = (),
+        stride: Rational | Sequence[Rational] = (),
+        pre_padding: Rational | Sequence[Rational] = (),
+        post_padding: Rational | Sequence[Rational] = (),
         mode: enums.resample_mode | str = enums.resample_mode.MAXPOOL,
         padding_mode: enums.padding_mode | str | None = None,
-        padding: Sequence[Rational] | None = None,
+        padding: Rational | Sequence[Rational] | None = None,
         generate_index: bool = False,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
@@ -200,13 +200,13 @@ class Sugar(Ops):
         Args:
             input: input, [N, C, x..].
             window: extents of the window in elements; interpolation uses it only to infer the extents of y,
-                unset: 1.
+                unset: 1; one number: for all.
             stride: step of the window in elements, a fraction below 1 enlarges; unset: x extent / y extent,
-                for interpolation only.
+                for interpolation only; one number: for all.
             pre_padding: elements before the start of each spatial dimension where the first window begins;
-                unset: 0.
+                unset: 0; one number: for all.
             post_padding: elements after the end of each spatial dimension that windows may reach; unset: as
-                pre_padding.
+                pre_padding; one number: for all.
             mode: how the window becomes one value; default MAXPOOL.
             padding_mode: what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL,
                 EDGE_VAL_PAD for NEAREST and BILINEAR.

@@ -860,18 +860,64 @@ def test_messages_of_the_library_name_the_operation() -> None:
 
 def test_options_of_a_wrong_type_are_refused() -> None:
     g = weft.Graph()
-    g.gen_index(g.tensor([2], data_type="f32"), axis="zero", name="i")  # type: ignore[arg-type]
-    with pytest.raises(
-        weft.BadParameterError, match=says("pointwise 'i': axis is 'zero'. Give a whole number.")
-    ):
-        g.validate()
+    x = g.tensor([1, 2, 8, 8], data_type="f32")
+    with refusal("gen_index 'i': axis is 'zero'. Give a whole number."):
+        g.gen_index(x, axis="zero", name="i")  # type: ignore[arg-type]
+    with refusal("relu 'relu_0': relu_lower_clip_slope is 'r'. Give a number."):
+        g.relu(x, "r")  # type: ignore[arg-type]
+    with refusal("conv_fprop 'c': pre_padding is 'same'. Give a whole number."):
+        g.conv_fprop(x, x, padding="same", name="c")  # type: ignore[arg-type]
+    with refusal("conv_fprop 'c': stride is 1.5. Give a whole number."):
+        g.conv_fprop(x, x, stride=[1, 1.5], name="c")  # type: ignore[list-item]
+    assert g._operations == []
+
+
+def test_a_missing_type_speaks_of_arguments() -> None:
+    g = weft.Graph()
+    g.add(g.relu(g.tensor([2], data_type="f32")), g.tensor([2], name="b"), name="s")
+    remedy = "Give data_type= to its tensor(), or io_data_type= to the graph."
+    with refusal(f"pointwise 's': b, tensor 'b', has no data type. {remedy}"):
+        g.build()
+    g = weft.Graph(io_data_type="f32")
+    g.concatenate([g.tensor([2], name="a"), g.tensor(name="b")], axis=0, name="c")
+    with refusal("concat 'c': inputs, tensor 'b', has no dims. Give dim= to its tensor()."):
+        g.build()
+
+
+def windows(x: Any, size: int, padding: int, stride: int, dilation: int) -> Any:
+    """Those of all spatial dimensions, at the end of the dims."""
+    spatial = tuple(range(2, x.ndim))
+    padded = np.pad(x.astype("f8"), [(0, 0)] * 2 + [(padding, padding)] * len(spatial))
+    seen = np.lib.stride_tricks.sliding_window_view(
+        padded, [dilation * (size - 1) + 1] * len(spatial), axis=spatial
+    )
+    step = (slice(None, None, stride),) * len(spatial)
+    return seen[(slice(None),) * 2 + step + (slice(None, None, dilation),) * len(spatial)]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_one_number_counts_for_all_spatial_dimensions(rank: int) -> None:
+    random = np.random.default_rng(rank)
+    x = random.integers(-3, 4, [2, 4, *[9] * rank]).astype("f4")
+    w = random.integers(-3, 4, [3, 4, *[3] * rank]).astype("f4")
+    spatial = tuple(range(-rank, 0))
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    g.conv_fprop(x, w, padding=1, stride=2, dilation=2).set_output(True)
+    g.conv_fprop(x, w, pre_padding=np.int64(1), post_padding=[1] * rank).set_output(True)
+    pooled, _ = g.resample(x, window=3, stride=2, padding=1, mode="AVGPOOL", padding_mode="ZERO_PAD")
+    pooled.set_output(True)
+    strided, plain, means = g()
+    for got, padding, stride, dilation in ((strided, 1, 2, 2), (plain, 1, 1, 1)):
+        seen = windows(x, 3, padding, stride, dilation)[:, None]
+        filters = w.reshape(1, 3, 4, *[1] * rank, *w.shape[2:])
+        np.testing.assert_array_equal(got, (seen * filters).sum((2, *spatial)))
+    np.testing.assert_allclose(means, windows(x, 3, 1, 2, 1).mean(spatial), rtol=1e-6, atol=1e-6)
 
 
 def test_members_of_enumerations_are_no_numbers() -> None:
     g, x, w, _ = small()
-    g.matmul(x, w, padding=weft.data_type.HALF, name="m")
     with refusal("matmul 'm': padding is data_type.HALF, a member of an enumeration. Give a number."):
-        g.validate()
+        g.matmul(x, w, padding=weft.data_type.HALF, name="m")
     g, x, *_ = small()
     with refusal("mul 'm': b is data_type.HALF, a member of an enumeration. Give a number."):
         g.mul(x, weft.data_type.HALF, name="m")
@@ -883,10 +929,9 @@ def test_members_of_enumerations_are_no_numbers() -> None:
 
 def test_unknown_members_are_refused() -> None:
     g = weft.Graph()
-    g.reduction(g.tensor([2], data_type="f32"), "SUM", name="r").set_dim([1])
     message = r"^reduction 'r': mode: reduction_mode: 'SUM' is none of its members. Give one of ADD, MUL, MIN"
     with pytest.raises(weft.BadParameterError, match=message):
-        g.validate()
+        g.reduction(g.tensor([2], data_type="f32"), "SUM", name="r")
 
 
 @pytest.mark.parametrize(
