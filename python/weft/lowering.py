@@ -127,7 +127,7 @@ class Lowering:
         """The finalized descriptor of an operation; the library infers its results."""
         schema = backend.operations()[operation.kind]
         self._type_numbers(operation)
-        self._check_inputs(operation)
+        self._check_inputs(operation, schema.rows)
         own = Descriptor(schema.kind)
         own.set(attribute_name.NAME_EXT, "CHAR", operation.name)
         parameters = Descriptor(schema.parameters) if schema.parameters is not None else None
@@ -185,21 +185,21 @@ class Lowering:
         dims = [self.tensor(t).get(attribute_name.TENSOR_DIMENSIONS, "INT64") for t in operation.operands()]
         return max(1, *(len(each) - 2 for each in dims))
 
-    def _check_inputs(self, operation: Operation) -> None:
-        """Refuses what is given for an operand and has no shape or type, in Python's words."""
+    def _check_inputs(self, operation: Operation, rows: Mapping[str, Sequence[Row]]) -> None:
+        """Refuses what is given for an operand and has no shape or type, in Python's words. What an earlier
+        operation wrote has both by now."""
         for key, value in operation.values.items():
-            for tensor in value if isinstance(value, list) else [value]:
-                if not isinstance(tensor, Tensor) or tensor.producer is not None or tensor.is_written:
-                    continue
-                dims, _ = self._shapes.get(tensor, (tensor._dims, ()))
-                if dims and tensor._data_type is not None:
-                    continue
-                lacking, remedy = ("data type", "data_type=") if dims else ("dims", "dim=")
-                graph = ", or io_data_type= to the graph" if dims else ""
-                where = f"{operation.kind} '{operation.name}': {key}, {tensor.label}"
-                raise BadParameterError(
-                    f"{where}, has no {lacking}. Give {remedy} to its tensor(){graph}."
-                )
+            if rows[key][0].role == "input":
+                for tensor in value if isinstance(value, list) else [value]:
+                    if isinstance(tensor, Tensor) and tensor.producer is None:
+                        self._check_input(tensor, f"{operation.kind} '{operation.name}': {key}")
+
+    def _check_input(self, tensor: Tensor, where: str) -> None:
+        if not self.tensor(tensor).get(attribute_name.TENSOR_DIMENSIONS, "INT64"):
+            raise BadParameterError(f"{where}, {tensor.label}, has no dims. Give dim= to its tensor().")
+        if not self._types_of(tensor):
+            remedy = "Give data_type= to its tensor(), or io_data_type= to the graph."
+            raise BadParameterError(f"{where}, {tensor.label}, has no data type. {remedy}")
 
     def _type_numbers(self, operation: Operation) -> None:
         """Gives the Python numbers among the operands their types: those of their neighbours in a pointwise

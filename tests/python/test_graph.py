@@ -882,6 +882,12 @@ def test_a_missing_type_speaks_of_arguments() -> None:
     g.concatenate([g.tensor([2], name="a"), g.tensor(name="b")], axis=0, name="c")
     with refusal("concat 'c': inputs, tensor 'b', has no dims. Give dim= to its tensor()."):
         g.build()
+    g = weft.Graph(io_data_type="f32")  # what an operation writes has both
+    x, stats = g.tensor([2, 3], name="x"), g.tensor(name="stats")
+    g.softmax(x, stats=stats)
+    g.add(stats, 1)
+    g.validate()
+    assert stats.dims == (2, 1)
 
 
 def windows(x: Any, size: int, padding: int, stride: int, dilation: int) -> Any:
