@@ -339,6 +339,7 @@ static weftStatus_t refuse_unserved(const struct descriptor *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Query heads share keys in groups of equal size, each group's heads next to each other. */
 static weftStatus_t check_shared_heads(const struct descriptor *op, const struct attention *a, const char *key,
                                        const struct tensor *shared) {
     int64_t heads = a->q->dims.at[1], own = shared->dims.at[1];
@@ -370,6 +371,7 @@ static int64_t table_reach(const struct tensor *table, const struct tensor *cont
     return __builtin_mul_overflow(table->dims.at[2], container->dims.at[2], &reach) ? INT64_MAX : reach;
 }
 
+/* Without a table the tensor's own; with one the pages' reach, the lesser of both where both have one. */
 int64_t attention_keys(const struct attention *a) {
     if (a->most_keys)
         return a->most_keys;
@@ -405,6 +407,7 @@ static weftStatus_t check_pages(const struct descriptor *op, const struct attent
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Before inference, which takes dims from these. A container of pages has its own leading extents. */
 static weftStatus_t check_operands(const struct descriptor *op, const struct attention *a) {
     const int64_t *q = a->q->dims.at, *k = a->k->dims.at, *v = a->v->dims.at;
     TRY(check_rank(op, "q", a->q, 4, 4));
@@ -612,6 +615,7 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
                       (const int64_t[]){q[0], q[1], q[2], attention_keys(&op->a)});
 }
 
+/* A gradient of a boolean bias, or of a sink that is not there, is refused here: its dims would be nobody's. */
 static weftStatus_t infer_backward(struct descriptor *descriptor) {
     struct sdpa_bwd_op *op = (struct sdpa_bwd_op *)descriptor;
     TRY(refuse_unserved(descriptor));
@@ -785,6 +789,7 @@ struct head {
     double sink; /* -inf: none */
 };
 
+/* Lengths come from memory and may be anything: they are cut to 0 .. all. */
 static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
     int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
     if (sums->data)
@@ -817,7 +822,8 @@ static bool keeps_tile(const struct run *run, const struct head *head, int64_t r
 }
 
 /* The score of key `column` (its vector is k) for query `row`; -inf when it is not seen. product: scale q k, before the
-   score modifier. */
+   score modifier. Order matters: a key that is not seen is not multiplied, so that what lies there, NaN too, does not
+   count. */
 static double score(const struct run *run, const struct head *head, const double *q, const double *k, int64_t row,
                     int64_t column, double *product) {
     bool seen = row < head->rows_used && column < head->columns_used &&
@@ -842,7 +848,8 @@ static double score(const struct run *run, const struct head *head, const double
     return modified == -INFINITY ? modified : modified + bias + head->slope * (double)(column - row);
 }
 
-/* What dropout multiplies a weight by. */
+/* What dropout multiplies a weight by. One call of Philox gives four words, for four keys of a row that stand side by
+   side; the upper 24 bits of one decide. */
 static double kept(const struct run *run, const struct head *head, int64_t row, int64_t column) {
     double keeps = 1 - run->a->dropout_probability;
     if (keeps == 1)
@@ -853,7 +860,8 @@ static double kept(const struct run *run, const struct head *head, int64_t row, 
     return word >> 8 < philox_threshold(keeps) ? 1 / keeps : 0;
 }
 
-/* An operand, of which index {batch, ..} finds the entry where the tensor's ragged offset says, if it has one. */
+/* An operand, of which index {batch, ..} finds the entry where the tensor's ragged offset says, if it has one. The
+   usual offset of the entry is taken off, as view_load adds it. */
 static struct view entry_of(const struct bindings *bindings, const struct tensor *tensor, int64_t batch) {
     struct view view = view_of(bindings, tensor);
     if (!view.data || !tensor->ragged_offset)
@@ -901,7 +909,8 @@ static void load_scaled_head(double *to, const struct view *from, const struct s
         }
 }
 
-/* Points the index of a key, or a value, into the page that a table names. */
+/* Points the index of a key, or a value, into the page that a table names. A page outside of the container counts as
+   the nearest inside: nothing beyond it is read. */
 static void find_page(int64_t *index, const struct view *container, const struct view *table) {
     int64_t size = container->dims[2], key = index[2];
     int64_t page = view_load_int(table, (const int64_t[]){index[0], 0, key / size, 0});
@@ -949,6 +958,7 @@ struct cursor {
     int64_t used;
 };
 
+/* Sizes are counted by the same code that lays arrays out, so that the two agree. */
 static double *take(struct cursor *cursor, int64_t count) {
     double *array = cursor->block ? cursor->block + cursor->used : NULL;
     cursor->used += count;
@@ -978,7 +988,8 @@ static int64_t forward_scratch_bytes(const struct descriptor *descriptor) {
     return lay_out_forward((const struct sdpa_fwd_op *)descriptor, NULL, &scratch) * (int64_t)sizeof(double);
 }
 
-/* Fills one row's weights e^(score - max), 0 for keys that are not seen; gives max and the sum, sink included. */
+/* Fills one row's weights e^(score - max), 0 for keys that are not seen; gives max and the sum, sink included. Around
+   the maximum, so that no exponential overflows; a row without keys and sink has max -inf and sum 0. */
 static void weigh_row(const struct run *run, const struct head *head, const struct forward_scratch *scratch,
                       int64_t row, double *max, double *sum) {
     const double *q = scratch->q + row * run->depth;
@@ -1223,7 +1234,8 @@ static void note_largest(double *largest, double number) {
     *largest = fabs(number) > *largest ? fabs(number) : *largest;
 }
 
-/* Adds what one row gives to all gradients. */
+/* Adds what one row gives to all gradients. dS = P (dP - sum of dP P), and that sum is dO o: one product for a row
+   instead of one for each key. */
 static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                          const struct backward_scratch *scratch, struct backward_scales *scales, int64_t row) {
     int64_t q_at = row * run->depth, o_at = row * run->value_depth;
@@ -1299,7 +1311,8 @@ static void store_gradient(const struct run *run, const struct tensor *tensor, c
         view_store(&view, (const int64_t[]){head->batch, shared, i / columns, i % columns}, from[i] * scale);
 }
 
-/* Of keys and values the last query head of a group has the sum. */
+/* Of keys and values the last query head of a group has the sum. Heads that share a key are visited one after the
+   other. */
 static void store_gradients(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                             const struct backward_scratch *scratch, struct backward_scales *scales) {
     int64_t key_share = run->heads / op->a.k->dims.at[1], value_share = run->heads / op->a.v->dims.at[1];
@@ -1368,6 +1381,7 @@ static void backward(const struct descriptor *descriptor, const struct bindings 
     store_sums(op, bindings, &scratch, &scales);
 }
 
+/* Five products: scores and dP, then dQ, dK and dV. */
 static double backward_flops(const struct descriptor *descriptor) {
     const struct attention *a = &((const struct sdpa_bwd_op *)descriptor)->a;
     return 2 * score_count(a) * (double)(3 * a->q->dims.at[3] + 2 * a->v->dims.at[3]);

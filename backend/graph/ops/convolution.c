@@ -37,6 +37,7 @@ static const struct row parameter_rows[] = {
               .doc = "number of spatial dimensions; unset: as the lists or tensors have"),
 };
 
+/* The number of spatial dimensions may be left to the lists, and these to the tensors. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     struct convolution *conv = (struct convolution *)descriptor;
     static const char *const keys[] = {"stride", "dilation", "pre_padding", "post_padding"};
@@ -210,7 +211,7 @@ static int64_t output_extent(struct axis axis, int64_t x, int64_t w) {
     return room < 0 || x == 0 ? 0 : 1 + room / axis.stride;
 }
 
-/* The least x that makes y. */
+/* The least x that makes y. stride - 1 images more give the same y: the gradient cannot tell which there was. */
 static int64_t least_image(struct axis axis, int64_t w, int64_t y) {
     int64_t x = capped_product(axis.stride, y - 1) + span_of(axis, w) - axis.pre - axis.post;
     return y == 0 || x < 0 ? 0 : x;
@@ -267,6 +268,7 @@ weftDataType_t conv_math(const struct conv_op *op) {
                         direction == CONV_DATA ? op->y : op->x, direction == CONV_FILTER ? op->y : op->w);
 }
 
+/* A data gradient without dims gets the least image; a filter gradient has to say its own. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct conv_op *op = (struct conv_op *)descriptor;
     struct tensor *out = output_of(op);
@@ -392,6 +394,8 @@ static struct conv_operand operand_of(const struct tensor *tensor, int spatial, 
     return operand;
 }
 
+/* Spatial dimensions are always three, missing ones in front with an extent of 1, so that engines have one loop
+   nest. */
 struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
     const struct conv_op *op = (const struct conv_op *)descriptor;
     int spatial = spatial_of(op), channel = first_of(op) - 1;
@@ -501,6 +505,7 @@ static void add_product(struct sum *sum, const struct conv_geometry *g, const st
         sum_add(sum, &views->x, in_x, &views->y, in_y);
 }
 
+/* beta 0 reads nothing: the output may hold anything before. */
 static void store(const struct conv_geometry *g, const struct conv_operand *operand, const struct view *view,
                   const int64_t place[PLACE], struct sum *sum) {
     int64_t index[WEFT_DIM_MAX];
@@ -529,7 +534,8 @@ static void compute_y(const struct conv_geometry *g, const struct views *views) 
     }
 }
 
-/* The output position whose tap r reads x; false when there is none. */
+/* The output position whose tap r reads x; false when there is none. Negative numbers are tested before the division,
+   which rounds towards 0. */
 static bool find_position(const struct conv_geometry *g, const int64_t *x, struct product *p) {
     for (int i = 0; i < SPATIAL_MAX; i++) {
         int64_t scaled = x[i] + g->pre[i] - p->r[i] * g->dilation[i];

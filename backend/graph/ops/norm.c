@@ -149,7 +149,8 @@ struct evidence {
     struct operand affine, statistic;
 };
 
-/* Whether statistics are taken over a dimension. Where x has extent 1 the answer makes no difference. */
+/* Whether statistics are taken over a dimension. Where x has extent 1 the answer makes no difference. Layer norms say
+   by the scale's extents what they normalise; without one, by the statistics'. */
 static bool spans(const struct evidence *of, int64_t dim) {
     if (of->mode == WEFT_BATCH_NORM)
         return dim != 1;
@@ -320,6 +321,7 @@ static void infer_result(struct tensor *result, const struct tensor *like, int32
         tensor_infer_like(result, like);
 }
 
+/* Statistics keep the bits of the calculation, not of x. */
 static void infer_statistic(struct tensor *statistic, const struct dims *dims, const struct tensor *x) {
     if (!statistic)
         return;
@@ -436,7 +438,8 @@ static void store_all(const struct view *view, const double *numbers) {
         view_store(view, index, numbers[place++]);
 }
 
-/* Mean and variance in two passes over x; the mean stays 0 where the mode has none. Rows without elements have 0. */
+/* Mean and variance in two passes over x; the mean stays 0 where the mode has none. Rows without elements have 0. The
+   mean first: squares of deviations do not cancel as x^2 - mean^2 would. */
 static void take_statistics(const struct norm_shape *shape, bool has_mean, const struct view *x, double *mean,
                             double *variance) {
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape->statistics);
@@ -515,6 +518,8 @@ static int64_t backward_scratch(const struct descriptor *descriptor) {
     return (4 * elements_of(&shape.statistics) + 2 * elements_of(&shape.affine)) * (int64_t)sizeof(double);
 }
 
+/* Scratch: mean, inverse deviation, and the means of g and of g * xhat, one of each for a row; then dscale and
+   dbias. */
 static void backward_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct norm_backward *op = (const struct norm_backward *)descriptor;
     struct norm_shape shape = norm_backward_shape(op);

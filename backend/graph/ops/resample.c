@@ -187,7 +187,8 @@ static weftFraction_t fraction_at(const struct list *list, int i, weftFraction_t
     return (weftFraction_t){f.numerator / divisor, f.denominator / divisor};
 }
 
-/* x, y: the extents, from whose ratio an unset stride follows. False when 64 bits do not hold them. */
+/* x, y: the extents, from whose ratio an unset stride follows. False when 64 bits do not hold them. Fractions become
+   whole numbers of 1/denominator of an element, so that nothing is rounded. */
 static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, struct axis *axis) {
     weftFraction_t ratio = {.numerator = x > 0 && y > 0 ? x : 1, .denominator = x > 0 && y > 0 ? y : 1};
     weftFraction_t pre = fraction_at(&p->pre_padding, i, (weftFraction_t){0, 1});
@@ -447,6 +448,7 @@ struct tap {
     double weight;
 };
 
+/* Clamped taps count as inside: they have the edge's element. */
 static struct tap find_tap(const struct resample_geometry *g, const int64_t *position, const int64_t *number) {
     struct tap tap = {.inside = true, .weight = 1};
     bool clamps = g->padding == WEFT_EDGE_VAL_PAD && g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
@@ -496,7 +498,8 @@ static double load_tap(const struct resample_geometry *g, const struct image *im
     return view_load(image->view, index);
 }
 
-/* Whether a value replaces the best so far: the first of the largest wins. */
+/* Whether a value replaces the best so far: the first of the largest wins. NaN propagates or loses, whichever is asked
+   for; of two NaN the first stays. */
 static bool beats(const struct resample_geometry *g, double value, double best) {
     if (isnan(value) || isnan(best))
         return isnan(value) != isnan(best) && isnan(value) == g->propagates_nan;
@@ -582,7 +585,7 @@ static double *plane_at(const struct plane *plane, const int64_t *at) {
     return &plane->sums[(at[0] * size[1] + at[1]) * size[2] + at[2]];
 }
 
-/* dy goes to the tap that was the maximum. */
+/* dy goes to the tap that was the maximum. Numbers come from memory: one outside of the window is passed over. */
 static void return_maximum(const struct plane *plane, const int64_t *position, int64_t where, double dy) {
     const int64_t *taps = plane->g->taps;
     if (where < 0 || where >= taps[0] * taps[1] * taps[2])
@@ -634,6 +637,7 @@ static void compute_plane(const struct plane *plane, const struct backward_views
     }
 }
 
+/* One plane in double: sums of many taps must not be rounded to dx's type on the way. */
 static int64_t scratch_bytes(const struct descriptor *descriptor) {
     struct resample_geometry g = resample_geometry(descriptor);
     return g.x.size[0] * g.x.size[1] * g.x.size[2] * (int64_t)sizeof(double);

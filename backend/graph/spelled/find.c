@@ -18,7 +18,7 @@ static weftStatus_t check_weights(const struct spelled_attention *s, const struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Ones and zeros, times a number. */
+/* Ones and zeros, times a number. What it took is taken back by the caller where it finds none. */
 static const struct rng_op *find_dropout(struct spelled_attention *s, const struct tensor *mask, double *growth) {
     double number;
     for (int node; (node = spelled_maker(s, mask)) >= 0;) {
@@ -126,6 +126,7 @@ static void find_share(struct spelled_softmax *p, const struct spelled_attention
     p->sum = reduced_by(s, sum, WEFT_REDUCE_TENSOR_ADD);
 }
 
+/* From the quotient up to the maximum: all of x must be the same tensor. */
 static bool find_softmax(struct spelled_softmax *p, const struct spelled_attention *s, int node) {
     *p = (struct spelled_softmax){0};
     find_share(p, s, node);
@@ -219,6 +220,7 @@ static weftStatus_t check_closed(const struct spelled_attention *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Upwards from the last product, so that each step has one tensor to explain. */
 weftStatus_t spelled_attention_find(struct spelled_attention *found, const struct graph *graph, int node) {
     *found = (struct spelled_attention){.graph = graph,
                                         .scale_value = 1,

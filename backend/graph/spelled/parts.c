@@ -110,6 +110,7 @@ bool spelled_is_wanted(const struct spelled_attention *s, const struct tensor *t
     return is;
 }
 
+/* Indices read the extents of a tensor, not its elements. */
 int spelled_sole_reader(const struct spelled_attention *s, const struct tensor *tensor) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     int found = -1;
@@ -201,7 +202,8 @@ struct spelled_view spelled_view_of(const struct tensor *tensor, const struct ma
     return (struct spelled_view){tensor, tensor->dims, tensor->strides, &op->c->dims};
 }
 
-/* Where the dimensions of a view lie in the input of the transpose that makes its tensor. */
+/* Where the dimensions of a view lie in the input of the transpose that makes its tensor. `order`: which dimension of
+   the tensor each one of the view is, as looked through so far. */
 static void look_through_transpose(struct spelled_view *view, const struct dims *permutation,
                                    const struct tensor *input, int64_t *order) {
     for (int64_t i = 0; i < permutation->count; i++) {

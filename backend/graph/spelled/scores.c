@@ -11,7 +11,8 @@ static const double HIDDEN_MOST = -1e30;
 
 /* ---- The score modifier ------------------------------------------------------------------------------------------ */
 
-/* The pointwise operations that lead to a tensor. */
+/* The pointwise operations that lead to a tensor. Ends at what no pointwise operation makes, and at nodes that are
+   taken already. */
 static weftStatus_t gather(struct spelled_attention *s, const struct tensor *tensor) {
     int node = spelled_maker(s, tensor);
     if (!spelled_is_pointwise(s, node) || spelled_has(s, node))
@@ -199,7 +200,8 @@ static bool read_bound(const struct spelled_attention *s, const struct pointwise
     return true;
 }
 
-/* Keeps the scores of columns up to, or from, row + number. */
+/* Keeps the scores of columns up to, or from, row + number. Several masks hide what any of them hides: the tighter
+   bound stays. left_bound counts from the diagonal: column > row - left. */
 static void keep_bound(struct spelled_attention *s, bool is_right, int64_t number) {
     if (is_right)
         s->right_bound = number < s->right_bound ? number : s->right_bound;
@@ -243,7 +245,8 @@ static bool bounds_leave_keys(const struct spelled_attention *s) {
 }
 
 /* A mask is attention's own where what it hides is -inf; a finite number gives a row of nothing else equal weights,
-   and must have no such row. */
+   and must have no such row. Tried on s itself and put back where it fails: keep_where may have taken half of a
+   mask. */
 static bool peel_mask(struct spelled_attention *s, const struct tensor *mask, bool keeps, double hidden) {
     struct spelled_attention before = *s;
     bool is = hidden <= HIDDEN_MOST && keep_where(s, mask, keeps, FORMULA_DEPTH);

@@ -93,6 +93,7 @@ static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct s
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
+/* A mirror shares everything with its source but uid and what the caller changes; it lives in the arena. */
 static weftStatus_t add(struct writer *w, struct tensor **made, const struct tensor *like,
                         const struct tensor *source) {
     if (w->count == TENSORS_MAX)
@@ -289,7 +290,8 @@ static void list_readers(struct graph *graph, int v, int *readers) {
                 *readers++ = n;
 }
 
-/* Operations in an order in which they can run, on these tensors. */
+/* Operations in an order in which they can run, on these tensors. Values are in the order of uids, as graph_find_value
+   searches them. */
 static weftStatus_t write_graph(struct graph **made, struct writer *w, struct descriptor *const *ops, int op_count,
                                 bool is_modifier) {
     struct graph *graph;
@@ -311,6 +313,7 @@ static weftStatus_t write_graph(struct graph **made, struct writer *w, struct de
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Nodes are in the graph's order, so that each finds its operands written. */
 static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
     const struct spelled_attention *s = w->s;
     m->input = m->output = m->gradient_input = m->gradient_output = -1;
@@ -394,6 +397,7 @@ static weftStatus_t check_inputs(const struct writer *w, const struct graph *gra
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Inferred and checked as an operation of the user's would be; any refusal says that this pattern is none. */
 weftStatus_t spelled_attention_make(struct graph **made, const int **outer, const struct spelled_attention *spelled,
                                     struct arena *arena) {
     struct writer *w;
