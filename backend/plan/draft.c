@@ -35,6 +35,7 @@ struct space {
 
 static int64_t align_up(int64_t bytes) { return round_up(bytes, WORKSPACE_ALIGNMENT); }
 
+/* -1 for inputs, and for what a view makes. */
 static int making_step(const struct draft *draft, int value) {
     int producer = draft->graph->values[value].producer;
     return producer < 0 ? -1 : draft->cover.part_of_node[producer];
@@ -87,7 +88,8 @@ static void list_lives(struct space *space) {
     }
 }
 
-/* The lowest offset at which there is room; -1: nowhere. */
+/* The lowest offset at which there is room; -1: nowhere. Holes lie in the order of offsets; the last one reaches to
+   WORKSPACE_MOST. */
 static int64_t take_room(struct space *space, int64_t bytes) {
     int at = 0;
     while (at < space->hole_count && space->holes[at].bytes < bytes)
@@ -142,7 +144,7 @@ static int by_last(const void *a, const void *b) {
 }
 
 /* Step by step: room for what a step makes, while that of all it reads is taken; then what it was the last to read
-   goes. */
+   goes. `ended` stays within the list: the life that is being placed has not ended yet, so one entry stops the loop. */
 static weftStatus_t place_lives(struct space *space, struct arena *scratch) {
     struct draft *draft = space->draft;
     struct life *ending;
@@ -200,6 +202,7 @@ static weftStatus_t lay_out_values(struct draft *draft, struct arena *scratch) {
     return count_least(&space, scratch);
 }
 
+/* Offsets are multiples of WORKSPACE_ALIGNMENT, as sizes are rounded up to it. */
 static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) {
     struct arena scratch = {0};
     int64_t most = 0;
@@ -221,7 +224,8 @@ static weftStatus_t lay_out_workspace(struct draft *draft, struct arena *arena) 
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-/* Counts the memory that a step reads and writes; counted: of each value, the step that counted it last. */
+/* Counts the memory that a step reads and writes; counted: of each value, the step that counted it last. step + 1,
+   since 0 is what the list begins with. */
 static int64_t count_bytes(const struct draft *draft, int step, int *counted) {
     const struct region *region = &draft->steps[step].region;
     int64_t bytes = 0;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Plans kept: each holds its kernels and steps, but kernels of other shapes are mostly the same. */
 enum { OVERRIDES_MAX = 32 };
 
 struct plan_override {
@@ -22,7 +23,8 @@ static bool same_list(const struct list *a, const struct list *b) {
     return a->count == b->count && memcmp(a->i64, b->i64, (size_t)a->count * sizeof *a->i64) == 0;
 }
 
-/* Takes the entry of a pack's shapes out of the list. */
+/* Takes the entry of a pack's shapes out of the list. The order of uids is part of what is compared: packs are made by
+   programs, which keep to one. */
 static struct plan_override *take(struct plan *plan, const struct variant_pack *pack) {
     for (struct plan_override **at = &plan->overrides; *at; at = &(*at)->next) {
         struct plan_override *found = *at;
@@ -121,6 +123,7 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The list is one entry too long at most, so dropping ends with it. Executions that still run it hold a reference. */
 static void drop_oldest(struct plan *plan) {
     int kept = 0;
     for (struct plan_override **at = &plan->overrides; *at; at = &(*at)->next)

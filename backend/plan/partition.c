@@ -65,7 +65,8 @@ struct partitioning {
 
 /* ---- Asking a family --------------------------------------------------------------------------------------------- */
 
-/* What the family says of a region; and where there is a limit, whether the step would keep to it. */
+/* What the family says of a region; and where there is a limit, whether the step would keep to it. Building is dear
+   against accepting, so it is asked for only under a limit. */
 static weftStatus_t ask(const struct partitioning *p, const struct family *family, const struct region *region,
                         double *seconds) {
     TRY(family->accepts(region, p->device, seconds));
@@ -137,7 +138,8 @@ static bool closes_circle(const struct partitioning *p, const struct region *gro
     return false;
 }
 
-/* Marks the groups from `first` to `last` in the order that a member reaches; false where one reaches a member. */
+/* Marks the groups from `first` to `last` in the order that a member reaches; false where one reaches a member. One
+   pass suffices: at_position is an order in which groups may run, so whatever reaches a group stands before it. */
 static bool mark_reached(struct partitioning *p, int first, int last) {
     for (int at = first; at <= last; at++) {
         int name = p->at_position[at];
@@ -152,8 +154,9 @@ static bool mark_reached(struct partitioning *p, int first, int last) {
     return true;
 }
 
-/* Orders the groups between the first member and the last anew: what no member reaches, the members as one, the
-   rest. */
+/* Orders the groups between the first member and the last anew: what no member reaches, the members as one, the rest.
+   What no member reaches may run before them all, and what one reaches must run behind. Places that members leave
+   become -1 at the end. */
 static void reorder(struct partitioning *p, int first, int last, int name) {
     int at = first, behind = 0;
     for (int from = first; from <= last; from++) {
@@ -186,6 +189,7 @@ static bool mark_region(struct partitioning *p, const struct region *region, int
     return mark_reached(p, *first, *last);
 }
 
+/* After reorder() members are no longer in at_position: they are unmarked by name, all others by place. */
 static void unmark(struct partitioning *p, const struct region *region, int first, int last) {
     for (int i = 0; i < region->count; i++)
         p->mark[p->group[region->nodes[i]]] = PLAIN;
@@ -224,7 +228,8 @@ static void put_order(const struct partitioning *p, int *order) {
 
 /* ---- Growing ----------------------------------------------------------------------------------------------------- */
 
-/* Regions list their nodes in the graph's order, in which producers come first. */
+/* Regions list their nodes in the graph's order, in which producers come first. The caller has room: lists are as long
+   as the graph has nodes. */
 static void insert_sorted(int *nodes, int count, int node) {
     int at = count;
     for (; at > 0 && nodes[at - 1] > node; at--)
@@ -253,7 +258,8 @@ static void add_neighbours_of(struct partitioning *p, const struct node *node) {
     }
 }
 
-/* What lies beside the nodes that a region has and `before` has not; both are sorted. The region's own are none. */
+/* What lies beside the nodes that a region has and `before` has not; both are sorted. The region's own are none.
+   `before` is a subset of the region, which only grows. */
 static void update_neighbours(struct partitioning *p, const struct region *region, const int *before, int count) {
     for (int i = 0, k = 0; i < region->count; i++)
         if (k < count && before[k] == region->nodes[i])
@@ -284,7 +290,8 @@ static int outside_reader(const struct partitioning *p, const struct region *reg
 }
 
 /* How many results of a region others read, those left out that have memory of their own; and the first that reads one
-   of them, -1: nobody. */
+   of them, -1: nobody. Open: made here, read outside, and without memory of its own. A region of more than one such
+   result would store intermediates. */
 static int open_results(const struct partitioning *p, const struct region *region, int *reader) {
     int count = 0;
     *reader = -1;
@@ -312,7 +319,8 @@ static bool add_readers(const struct partitioning *p, struct part *part, int *no
     return false;
 }
 
-/* Adds what makes an operand of operations that were added, which has no memory of its own. */
+/* Adds what makes an operand of operations that were added, which has no memory of its own. One at a time, from the
+   last node backwards; the family is asked again after each. */
 static bool add_maker(const struct partitioning *p, struct part *part, int *nodes) {
     struct region *region = &part->region;
     for (int i = region->count; i-- > 0 && region->count > 1;) {
@@ -330,7 +338,7 @@ static bool add_maker(const struct partitioning *p, struct part *part, int *node
 }
 
 /* A family may decline what an operation makes, and take what the operations behind it make of that, and of what others
-   do. */
+   do. Only refusals of layout or data type can be mended by more operations: shapes and devices stay what they are. */
 static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes) {
     double seconds;
     do {
@@ -345,7 +353,8 @@ static bool accepts_with_readers(struct partitioning *p, struct part *part, int 
     return false;
 }
 
-/* What nodes take apart, in the order in which they stand: the least for all as one region, or for each alone. */
+/* What nodes take apart, in the order in which they stand: the least for all as one region, or for each alone. INFINITY
+   where no family takes it: then nothing is cheaper than a region that has it. */
 static double seconds_alone(struct partitioning *p, int node) {
     const struct region region = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
     struct offer offer;
@@ -379,7 +388,8 @@ static int leave_out(int *left, const int *nodes, int count, const struct region
     return kept;
 }
 
-/* Whether serving a region together is no dearer than serving apart what was added to it. */
+/* Whether serving a region together is no dearer than serving apart what was added to it. Equal prices grow: one step
+   fewer. */
 static bool pays(struct partitioning *p, const struct part *part, const struct part *before) {
     struct region old = {.count = before->region.count, .nodes = p->grown};
     int count = leave_out(p->left, part->region.nodes, part->region.count, &old);
@@ -391,7 +401,8 @@ static void set_inside(struct partitioning *p, const struct region *region, bool
         p->is_inside[region->nodes[i]] = is_inside;
 }
 
-/* Adds one more neighbour to a candidate, or several, if family, price and order allow it. */
+/* Adds one more neighbour to a candidate, or several, if family, price and order allow it. part->seconds is that of the
+   grown region afterwards; p->nodes holds its nodes. */
 static bool grow_once(struct partitioning *p, struct part *part) {
     /* What is tried and refused is undone: nodes and part are put back as they were. */
     const struct part before = *part;
@@ -462,7 +473,8 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     return WEFT_STATUS_SUCCESS;
 }
 
-/* All regions that families from the f-th on would serve, if that one does. */
+/* All regions that families from the f-th on would serve, if that one does. Families before the f-th have been asked at
+   this node already, and have declined. */
 static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
     p->candidate_count = 0;
     for (int g = f; p->engine->families[g] && (g == f || p->candidate_count > 0); g++) {
@@ -477,7 +489,7 @@ static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The nodes of all candidates, in order. */
+/* The nodes of all candidates, in order. is_inside is scratch here, all false before and after. */
 static int gather_all(struct partitioning *p) {
     int count = 0;
     for (int c = 0; c < p->candidate_count; c++) {
@@ -506,7 +518,7 @@ static struct candidate *cheapest(struct partitioning *p) {
     return best;
 }
 
-/* What the families say whose candidates were dearer. */
+/* What the families say whose candidates were dearer. Each family once: its two candidates stand beside each other. */
 static weftStatus_t note_rivals(struct partitioning *p, const struct candidate *best) {
     struct part *part = &p->parts[p->part_count];
     TRY(arena_alloc(p->arena, &part->rivals, (size_t)p->candidate_count * sizeof *part->rivals));
@@ -527,7 +539,9 @@ static weftStatus_t note_rivals(struct partitioning *p, const struct candidate *
 static weftStatus_t cover_nodes(struct partitioning *p);
 static weftStatus_t alloc_all(struct partitioning *p);
 
-/* Covers a region with the families other than the one that would serve it whole. */
+/* Covers a region with the families other than the one that would serve it whole. Everything in the other
+   partitioning's own arena: the caller frees it at once. Nodes behind whole.count stand for readers outside
+   (region_extract) and are not to be served. */
 static weftStatus_t cover_apart(struct partitioning *apart, const struct partitioning *p, const struct part *part,
                                 double *seconds) {
     struct region whole;
@@ -547,7 +561,8 @@ static weftStatus_t cover_apart(struct partitioning *apart, const struct partiti
 }
 
 /* Whether many operations, written as another one, take longer than the plan of them. Their prices alone, by which
-   others compare, know of no fusion. */
+   others compare, know of no fusion. Only for combinations that write many operations as one; a failure to plan apart
+   is no answer, and is passed on. */
 static weftStatus_t is_dearer(bool *is, struct partitioning *p, const struct part *part, int seed) {
     double seconds;
     struct arena arena = {0};
@@ -570,7 +585,8 @@ static weftStatus_t is_dearer(bool *is, struct partitioning *p, const struct par
                        descriptor_label(p->graph->nodes[seed].op), part->seconds * 1e6, seconds * 1e6);
 }
 
-/* One part of the cover: at a node that no part has yet, begun by the f-th family. */
+/* One part of the cover: at a node that no part has yet, begun by the f-th family. p->parts has a place for each node,
+   so it never overflows. */
 static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
     bool is;
     TRY(find_candidates(p, f, seed));
@@ -662,7 +678,8 @@ static weftStatus_t fail_without_liberty(const struct partitioning *p) {
          descriptor_label(&p->graph->base), p->engine->narrows ? "narrowed" : "summed in an order that differs");
 }
 
-/* An engine that would do as another does is no choice. */
+/* An engine that would do as another does is no choice. A single part: then the reason of the family that would have
+   taken the liberty says more than the fact. */
 static weftStatus_t check_liberty(struct partitioning *p) {
     bool is_taken = !is_liberal(p->engine);
     for (int i = 0; i < p->part_count; i++)
@@ -677,6 +694,7 @@ static weftStatus_t check_liberty(struct partitioning *p) {
     return status ? status : fail_without_liberty(p);
 }
 
+/* Family by family, then node by node: a family begins everywhere it can before the next one is heard. */
 static weftStatus_t cover_nodes(struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++)
@@ -712,7 +730,7 @@ static void each_reader(struct partitioning *p, void (*visit)(struct partitionin
                 visit(p, p->graph->nodes[n].operands[i], n);
 }
 
-/* A node is listed as often as it reads a value. */
+/* A node is listed as often as it reads a value. By counting, in two passes: linear in the operands. */
 static weftStatus_t list_readers(struct partitioning *p) {
     int values = p->graph->value_count;
     TRY(arena_alloc(p->arena, &p->reader_start, ((size_t)values + 1) * sizeof *p->reader_start));
@@ -726,6 +744,7 @@ static weftStatus_t list_readers(struct partitioning *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Arena memory is zeroed: owners, marks and flags begin at 0 or are set right after. */
 static weftStatus_t alloc_all(struct partitioning *p) {
     size_t nodes = (size_t)p->graph->node_count;
     TRY(arena_alloc(p->arena, &p->owner, nodes * sizeof *p->owner));

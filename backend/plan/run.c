@@ -24,6 +24,7 @@ static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, 
          label, pointer, (long long)slot->alignment);
 }
 
+/* One test for each slot on the hot path; which rule was broken is found out only when one was. */
 static weftStatus_t check_slots(const struct plan *plan, void *const *values) {
     for (int i = 0; i < plan->slot_count; i++) {
         const struct slot *slot = &plan->slots[i];
@@ -76,6 +77,7 @@ static bool has_small_frame(const struct plan *plan) {
     return plan->draft.graph->value_count <= VALUES_ON_STACK && plan->slot_count <= SLOTS_BY_PAIRS;
 }
 
+/* One allocation: the frame, its values and its spans, in this order; all are aligned as pointers are. */
 static weftStatus_t make_frame(struct frame **made, const struct plan *plan) {
     size_t values = (size_t)plan->draft.graph->value_count, spans = (size_t)plan->slot_count;
     size_t bytes = sizeof **made + values * sizeof *(*made)->values + spans * sizeof *(*made)->spans;
@@ -119,7 +121,8 @@ struct execution {
     weftStream_t stream;
 };
 
-/* One pointer per slot, looked up in the pack by walking both sorted lists. */
+/* One pointer per slot, looked up in the pack by walking both sorted lists. A pack may name more than the plan asks
+   for; surplus uids are passed over. */
 static weftStatus_t find_pointers(const struct plan *plan, const struct variant_pack *pack, void **values) {
     int64_t at = 0;
     for (int i = 0; i < plan->slot_count; i++) {
@@ -177,6 +180,7 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A frame is given back also when a step fails. */
 static weftStatus_t execute(const struct execution *execution) {
     struct plan *plan = execution->plan;
     void *few[VALUES_ON_STACK];
