@@ -9,6 +9,7 @@ enum { OUTSIDE_MOST = 2 /* readers of a value outside of an extract: one, or sev
 
 bool node_is_pointwise(const struct node *node) { return op_of(node->op) == &pointwise_op; }
 
+/* Linear: a region has few nodes. */
 bool region_has(const struct region *region, int node) {
     for (int i = 0; i < region->count; i++)
         if (region->nodes[i] == node)
@@ -26,6 +27,7 @@ const struct node *region_producer(const struct region *region, const struct ten
     return region_makes(region, value) ? &region->graph->nodes[region->graph->values[value].producer] : NULL;
 }
 
+/* A slot is a value that the user has memory for. */
 bool region_exports(const struct region *region, int value) {
     const struct value *read = &region->graph->values[value];
     if (value_is_slot(read))

@@ -23,6 +23,7 @@ static weftStatus_t add_axis(struct row_space *space, struct row_axis axis) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* parts is 0 only where the extent is. As many parts as elements: a row for each element, one axis. */
 static weftStatus_t make_axes(struct row_space *space) {
     for (int64_t d = 0; d < space->dims.count; d++) {
         int64_t extent = space->dims.at[d], parts = space->parts[d], inner = parts ? extent / parts : 0;
@@ -34,7 +35,8 @@ static weftStatus_t make_axes(struct row_space *space) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Takes the space of an operation; false: it has another than those before it. */
+/* Takes the space of an operation; false: it has another than those before it. Dims of one element belong to any row:
+   there is nothing to tell apart. */
 static bool take_space(struct row_space *space, const struct node *node) {
     struct expansion e = {.method = STATISTICS_IN_TURN};
     if (expansion_of(&e, node->op))
@@ -135,6 +137,8 @@ bool row_space_has_axis(const struct row_space *space, const struct tensor *tens
            (has_groups(space, tensor, dim) && space->axes[axis].counts_groups);
 }
 
+/* A tensor with one element for each group steps by its own stride; one of all elements by `inner` of them along the
+   axis of groups. */
 int64_t row_space_stride(const struct row_space *space, const struct tensor *tensor, int axis) {
     const struct row_axis *at = &space->axes[axis];
     if (!row_space_has_axis(space, tensor, axis))
@@ -165,6 +169,8 @@ static struct reach reach_of(const struct row_space *space, const struct tensor 
     return reach;
 }
 
+/* In the order of cost: the row's own sum needs nothing more; rows that share a scale, a small program behind; columns,
+   partial sums of each block and a program behind; else a second reading of x and dy. */
 enum follow_kind row_space_sum_kind(const struct row_space *space, const struct tensor *tensor, bool sums_apart) {
     struct reach reach = reach_of(space, tensor);
     if (!reach.in_row)

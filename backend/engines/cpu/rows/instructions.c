@@ -40,7 +40,7 @@ static bool stores_elements(const struct row_schedule *s, const struct row_opera
     return operand->is_store && term_at(s, operand->term)->spans;
 }
 
-/* The pass in which elements are stored: the last one that any of them needs. */
+/* The pass in which elements are stored: the last one that any of them needs. -1: no elements are stored. */
 static int storing_pass(const struct row_schedule *s) {
     int pass = -1;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -87,7 +87,8 @@ static void price_terms(const struct row_schedule *s, double *nanoseconds) {
     }
 }
 
-/* Whether a term of the later pass that the earlier one has not needs this one. */
+/* Whether a term of the later pass that the earlier one has not needs this one. What only terms of the earlier pass
+   read is not worth keeping: the later one reads these. */
 static bool is_frontier(const struct row_schedule *s, int term, const bool *earlier, const bool *later, int pass) {
     for (int i = term + 1; i < s->rows->term_count; i++)
         for (int k = 0; k < term_at(s, i)->argument_count; k++)
@@ -96,6 +97,7 @@ static bool is_frontier(const struct row_schedule *s, int term, const bool *earl
     return false;
 }
 
+/* KEPT terms at most: each takes memory as long as a tile's rows. */
 static void keep_between(struct row_schedule *s, int earlier, int later, const double *nanoseconds) {
     bool before[ROWWISE_TERMS], after[ROWWISE_TERMS];
     mark_pass(s, earlier, before);
@@ -146,6 +148,7 @@ static void begin_listing(struct listing *l, struct row_schedule *s, int pass) {
     }
 }
 
+/* The last one is overwritten when there is no room: writing stays in the array, and is_full gives the listing up. */
 static struct row_instruction *add(struct listing *l, enum row_verb verb, int term) {
     struct row_schedule *s = l->s;
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
@@ -193,6 +196,7 @@ static bool is_recalled(const struct listing *l, int term) {
     return l->s->kept[term] >= 0 && l->s->kept_pass[term] < l->pass;
 }
 
+/* A product that is only summed, or a formula that another takes in, has no instruction. */
 static void add_element(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term);
     if (!at->spans || is_only_summed(l, term) || l->is_taken_in[term])
@@ -228,6 +232,7 @@ static void add_pair(struct listing *l, int product) {
     made->x[2] = is_square ? -1 : l->at[of->arguments[!l->is_taken_in[of->arguments[1]] ? 1 : 0]];
 }
 
+/* Without a register of the product, its two factors are reduced: x[0] * x[1]. */
 static void add_reduction(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term), *of = term_at(l->s, at->arguments[0]);
     if (l->pair_of[term] >= 0) {
@@ -256,7 +261,8 @@ static void add_stores(struct listing *l) {
     }
 }
 
-/* The last formula of a pass may write to memory at once: all else has been read by then. */
+/* The last formula of a pass may write to memory at once: all else has been read by then. Only memory of the
+   arithmetic's type is written to as a register would be. */
 static void store_directly(struct row_schedule *s, const struct row_pass *pass) {
     int last = pass->first + pass->count - 1, at = last;
     while (at >= pass->first && s->instructions[at].verb == ROW_STORE)
@@ -321,6 +327,7 @@ static void merge(struct listing *l, int term, int k, int opcode) {
     l->formulas[term].count = count;
 }
 
+/* In the table's order; a merged formula may be merged again, as (a - b) * c + d. */
 static void take_in(struct listing *l, int term) {
     for (size_t m = 0; m < sizeof merges / sizeof *merges; m++)
         for (int k = 0; k <= merges[m].commutes && l->formulas[term].opcode == merges[m].outer; k++)
@@ -417,6 +424,7 @@ static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
     }
 }
 
+/* Pairs of sums are found before formulas merge, as a deviation in a pair is nobody else's to take in. */
 static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     struct row_pass *pass = &s->passes[number];
     struct listing l;
@@ -448,7 +456,8 @@ static bool works_in_place(const struct row_schedule *s, const struct row_instru
     return at->verb == ROW_CALCULATE && term_at(s, at->term)->kind != TERM_CONVERT;
 }
 
-/* Gives an instruction's result a register that nobody reads any more from here on; false: there is none. */
+/* Gives an instruction's result a register that nobody reads any more from here on; false: there is none. Values of
+   rows stay to the end of the pass: every block reads them. */
 static bool take_register(struct row_schedule *s, const struct row_pass *pass, int index, int *free_from, int *home) {
     struct row_instruction *at = &s->instructions[index];
     int end = pass->first + pass->count, last = index;
@@ -499,6 +508,7 @@ static void order_row_terms(struct row_schedule *s) {
     }
 }
 
+/* One width for all slots: double if any needed term has it. */
 static void give_row_slots(struct row_schedule *s) {
     s->row_slots = 0;
     s->has_wide = false;
@@ -510,6 +520,7 @@ static void give_row_slots(struct row_schedule *s) {
     }
 }
 
+/* Called again without keeping: it resets all that it counts. */
 weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep) {
     bool is_full = false;
     TRY(count_passes(s));

@@ -24,6 +24,7 @@ static bool is_norm(const struct node *node) {
     return op_of(node->op) == &norm_forward_op || op_of(node->op) == &norm_backward_op;
 }
 
+/* Only norms know other ways to their statistics; all else takes them in turn. */
 static void begin(struct lowering *l, struct rowwise *rows, const struct node *node) {
     l->rows = rows;
     l->done = l->e.count = 0;
@@ -43,6 +44,7 @@ static void keep_statistics(struct lowering *l, const struct norm_backward *op) 
         rows->follow.at_mean = rowwise_keep(rows, l->terms[l->e.mean]);
 }
 
+/* Scale and bias of one norm take the same way; the second finds it chosen. */
 static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, const struct instruction *at,
                                   enum follow_kind kind) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
@@ -82,6 +84,7 @@ static int lower_formula(struct lowering *l, const struct instruction *at) {
     return rowwise_formula(l->rows, at->opcode, arguments, count, l->is_wide);
 }
 
+/* A row's length is known here: constants, where the GPU family prints arguments. */
 static int lower_value(struct lowering *l, const struct instruction *at) {
     struct rowwise *rows = l->rows;
     double length = (double)row_space_length(&rows->space);

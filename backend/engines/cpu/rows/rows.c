@@ -37,11 +37,13 @@ static bool rereads_memory(const struct sweep *sweep) {
     return s->splits > 1 || row_space_length(&sweep->rows[0].space) * s->tile_rows * (int64_t)sizeof(float) > LONG_ROW;
 }
 
+/* Sums of columns are wanted, and rows lie so that tasks cannot take them beside. */
 static bool needs_apart(const struct sweep *sweep) {
     return sweep->schedules[0].sum_count && !sweep->schedules[0].sums_columns;
 }
 
-/* Statistics of long rows are taken in one pass, where a sample of the row is in memory. */
+/* Statistics of long rows are taken in one pass, where a sample of the row is in memory. Each try overwrites the one
+   before; a refusal of the one-pass form is no refusal of the region. */
 static weftStatus_t first_program(struct sweep *sweep, const struct region *region, int threads) {
     bool apart = false;
     TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart));
@@ -62,7 +64,8 @@ static int64_t slot_of_sum(const struct row_schedule *s, int term) {
     return 0;
 }
 
-/* The tasks' sums of columns lie one task after the other, those of scale and bias beside each other. */
+/* The tasks' sums of columns lie one task after the other, those of scale and bias beside each other. In elements:
+   follow's places count so, the schedule's in bytes. 64: each program's part begins at a cache line. */
 static void place_sums(struct sweep *sweep) {
     struct rowwise *rows = &sweep->rows[0];
     struct row_schedule *s = &sweep->schedules[0];
@@ -101,6 +104,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Programs run one after the other and share the memory behind scratch, as large as the larger needs. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;

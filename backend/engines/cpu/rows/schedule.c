@@ -13,6 +13,7 @@ static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds of an e
 
 enum { KEPT_BYTES = 1 << 20, MOST_TASKS = 4096 }; /* kept bytes: of a tile, at most: half of a usual L2 */
 
+/* Recalls and spreads are reads of L1, too cheap to count. */
 static double instruction_nanoseconds(const struct row_schedule *s, const struct row_instruction *at) {
     switch (at->verb) {
     case ROW_CALCULATE:
@@ -49,7 +50,8 @@ static double moved_bytes(const struct row_schedule *s) {
     return s->splits > 1 ? bytes * s->pass_count : bytes;
 }
 
-/* How many tasks there are follows from the sizes alone, and so do sums of columns. */
+/* How many tasks there are follows from the sizes alone, and so do sums of columns. Tasks with memory of their own are
+   few (ROWWISE_TASKS): workspace grows with their number, not with the threads'. */
 static void cut_tasks(struct row_schedule *s) {
     int64_t most = s->kept_count || s->sum_count ? ROWWISE_TASKS : MOST_TASKS;
     double per_tile = tile_nanoseconds(s);
@@ -71,6 +73,8 @@ static void measure_memory(struct row_schedule *s) {
     s->task_bytes = s->kept_bytes * s->kept_count;
 }
 
+/* What is kept must fit: if it does not, instructions are listed anew without it. Splitting has no place for it, since
+   passes are phases. */
 weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
                                int threads) {
     *s = (struct row_schedule){.rows = rows,

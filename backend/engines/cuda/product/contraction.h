@@ -294,7 +294,8 @@ double contraction_rate(enum arithmetic arithmetic, const struct device *device)
 
 /* ---- plan.c: tile and splits ---- */
 
-/* Fills in what no tile changes of a contraction that has its shape: the arithmetic, and what follows the sum. */
+/* Fills in what no tile changes of a contraction that has its shape: the arithmetic, and what follows the sum. Merges
+   modes: whoever wants modes as the operation has them looks before. */
 weftStatus_t contraction_analyse(struct contraction *c, const struct device *device);
 /* The same and the rest. */
 weftStatus_t contraction_plan(struct contraction *c, const struct device *device, const struct knob_choices *knobs);

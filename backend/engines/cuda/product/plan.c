@@ -269,6 +269,7 @@ static enum arithmetic without_mma(enum arithmetic arithmetic) {
     return arithmetic == MMA_INT8 ? FMA_INT32 : arithmetic_rows[arithmetic].is_mma ? FMA_FLOAT : arithmetic;
 }
 
+/* The epilogue is analysed before modes merge: it has modes of its own, which it merges by the result's operands. */
 weftStatus_t contraction_analyse(struct contraction *c, const struct device *device) {
     c->arithmetic = contraction_arithmetic(c, device);
     c->has_k16 = device->cuda.major >= 8;

@@ -57,7 +57,8 @@ struct item_mode {
 };
 
 /* The modes of an item, slowest first in memory: the result's image, run of channels, and position or patch along each
-   axis. Rows of patches that neighbours take come right before the channels. */
+   axis. Rows of patches that neighbours take come right before the channels. The made-up strides -1 and -2 sort
+   channels last and their rows before them, whatever memory says. */
 static int list_modes(const struct window *w, struct item_mode *modes) {
     const struct resample_operand *result = window_result(w);
     int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,

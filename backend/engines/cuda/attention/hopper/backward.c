@@ -167,7 +167,7 @@ static bool fits(const struct backward_tile *t, const struct backward *b) {
     return t->has_slopes >= b->has_slopes && t->head >= b->c->depth && t->value_head >= b->c->value_depth;
 }
 
-/* NULL: there is none. */
+/* NULL: there is none. The first that has room is the best one: rows are ordered by heads. */
 static const struct backward_tile *find_tile(const struct backward *b, enum makes makes) {
     if (b->is_fp8 && makes == MAKES_ALL)
         return fits(&fp8_tile, b) ? &fp8_tile : NULL;
@@ -254,6 +254,8 @@ static weftStatus_t check_amax(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Statistics lie by blocks of queries, whose height the first pass decides: its passing side, or its own where it makes
+   dQ. */
 static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool has_sums) {
     *b = (struct backward){.c = c, .op = c->backward, .has_sums = has_sums, .type = (weftDataType_t)c->a->q->type};
     if (attention_is_scaled(c))

@@ -205,6 +205,7 @@ static double efficiency(const struct forward *f) {
     return !f->is_fp8 ? EFFICIENCY : f->value_depth <= 64 ? FP8_SHALLOW_EFFICIENCY : FP8_EFFICIENCY;
 }
 
+/* By rounds of tiles over all multiprocessors: a started round counts whole. */
 static double predict(const struct forward *f, int64_t multiprocessors) {
     const struct cuda_attention *c = f->c;
     const struct node *node = region_node(c->region, 0);
@@ -226,6 +227,8 @@ static bool fits(const struct forward_tile *t, const struct forward *f, int term
            (is_inside || !f->c->a->block_mask);
 }
 
+/* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends. O
+   leaves through Q's room where it has no more panels; else it has some of its own, and Q one buffer instead of two. */
 static weftStatus_t plan_forward(struct forward *f) {
     const struct cuda_attention *c = f->c;
     int64_t multiprocessors = c->device->cuda.multiprocessors;
