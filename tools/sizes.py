@@ -1,6 +1,7 @@
 """How large the project is: lines and tokens per folder, the longest files and functions, the library.
 
-Lines are counted without blanks and comments. Tokens per line stands beside them, so that cramming shows.
+Lines are counted without blanks and comments. Tokens per line stands beside them, so that cramming shows, and
+comments as a share of all lines but blank ones.
 
     python tools/sizes.py            prints the report
     python tools/sizes.py --check    fails if a line is too wide or functions have become long, and says which
@@ -78,21 +79,24 @@ def main() -> None:
     """Prints the report."""
     paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))]
     files = [path.relative_to(ROOT) for path in paths if path.suffix in C_LIKE | {".py"}]
-    folders: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    folders: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     longest_files, longest_functions = [], []
     for name in files:
         lines = code_lines(ROOT / name)
         tokens = sum(len(TOKEN.findall(line)) for line in lines)
+        comments = sum(1 for line in (ROOT / name).read_text().splitlines() if line.strip()) - len(lines)
         for folder in {"total", "/".join(name.parts[:-1][:3]) or "."}:
-            folders[folder] = [a + b for a, b in zip(folders[folder], (1, len(lines), tokens), strict=True)]
+            counts = (1, len(lines), tokens, comments)
+            folders[folder] = [a + b for a, b in zip(folders[folder], counts, strict=True)]
         longest_files.append((len(lines), str(name)))
         longest_functions += [(length, f"{function}  {name}") for length, function in functions(ROOT / name)]
 
-    print(f"{'folder':<36}{'files':>6}{'lines':>8}{'tokens/line':>13}")
-    for folder, (count, lines_, tokens) in sorted(
+    print(f"{'folder':<36}{'files':>6}{'lines':>8}{'tokens/line':>13}{'comments':>10}")
+    for folder, (count, lines_, tokens, comments) in sorted(
         folders.items(), key=lambda item: (item[0] == "total", item)
     ):
-        print(f"{folder:<36}{count:>6}{lines_:>8}{tokens / max(lines_, 1):>13.1f}")
+        share = comments / max(lines_ + comments, 1)
+        print(f"{folder:<36}{count:>6}{lines_:>8}{tokens / max(lines_, 1):>13.1f}{share:>10.1%}")
     for title, rows in ("longest files", longest_files), ("longest functions", longest_functions):
         print(f"\n{title}")
         for length, name in sorted(rows, reverse=True)[:10]:
