@@ -319,7 +319,7 @@ def values_by_key(arguments: list[Json]) -> dict[str, str]:
     return values
 
 
-# Options with a number for each spatial dimension, which take one number for all.
+# Options with a number for each spatial dimension, which take one number for all: weft.ops names them.
 SPATIAL = ("pre_padding", "post_padding", "stride", "dilation", "window")
 
 PLAIN_TYPES = {
@@ -623,6 +623,10 @@ from weft import enums
 if TYPE_CHECKING:
     from weft.dtypes import DataTypeLike
     from weft.tensor import {", ".join(types)}
+
+
+SPATIAL = frozenset(({", ".join(f'"{key}"' for key in SPATIAL)}))
+"""Options with a number for each spatial dimension; one number alone counts for all."""
 
 
 class Ops:

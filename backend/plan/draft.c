@@ -31,7 +31,7 @@ struct space {
 };
 
 /* Far from INT64_MAX, so that an offset and a size never overflow together. */
-#define WORKSPACE_MOST (INT64_C(1) << 62)
+#define LAST_HOLE_BYTES (INT64_C(1) << 62)
 
 static int64_t align_up(int64_t bytes) { return round_up(bytes, WORKSPACE_ALIGNMENT); }
 
@@ -89,7 +89,7 @@ static void list_lives(struct space *space) {
 }
 
 /* The lowest offset at which there is room; -1: nowhere. Holes lie in the order of offsets; the last one reaches to
-   WORKSPACE_MOST. */
+   LAST_HOLE_BYTES. */
 static int64_t take_room(struct space *space, int64_t bytes) {
     int at = 0;
     while (at < space->hole_count && space->holes[at].bytes < bytes)
@@ -153,7 +153,7 @@ static weftStatus_t place_lives(struct space *space, struct arena *scratch) {
     TRY(arena_copy(scratch, &ending, space->lives, (size_t)space->count * sizeof *ending));
     qsort(ending, (size_t)space->count, sizeof *ending, by_last);
     TRY(arena_alloc(scratch, &space->holes, (size_t)(space->count + 1) * sizeof *space->holes));
-    space->holes[0].bytes = WORKSPACE_MOST;
+    space->holes[0].bytes = LAST_HOLE_BYTES;
     space->hole_count = 1;
     for (int i = 0; i < space->count; i++) {
         const struct life *life = &space->lives[i];

@@ -139,9 +139,8 @@ static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType
 static const struct knob workspace_knob = {WEFT_KNOB_TYPE_WORKSPACE,    0, WORKSPACE_MOST, 1, WORKSPACE_MOST,
                                            "bytes of workspace at most"};
 
-/* A bit for each family that an engine may have; see partition. */
-#define FAMILIES_MOST ((INT64_C(1) << 48) - 1)
-static const struct knob families_knob = {WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, FAMILIES_MOST, 1, 0,
+#define ALL_FAMILIES ((INT64_C(1) << WITHOUT_FAMILIES_BITS) - 1)
+static const struct knob families_knob = {WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, ALL_FAMILIES, 1, 0,
                                           "families that are not to be used, a bit each"};
 
 /* Of a knob that several know, the values of all: who does not know a value chooses. */
@@ -270,8 +269,8 @@ weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_c
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The draft is thrown away: it only says how much workspace and time a plan takes. The cover stays, and a plan on the
-   same device begins with it. */
+/* The draft says how much workspace and time a plan takes, and the first plan takes it; others on the same device begin
+   with the cover. */
 static weftStatus_t finalize_config(struct descriptor *descriptor) {
     struct engine_config *self = (struct engine_config *)descriptor;
     const struct engine *engine = engines[self->engine->index];

@@ -201,8 +201,8 @@ static void sort_spans(const struct plan *plan, struct span *spans, int count) {
     }
 }
 
-/* What overlaps an output began before it, or begins inside it. `farthest` may be an input that ends late: an output
-   that begins inside it is refused, as only equal beginnings or those behind an output's are ever allowed. */
+/* What overlaps an output began before it, or begins inside it. Those before are asked one by one only where the
+   farthest of them reaches here: quadratic where many outputs lie between each other, else linear. */
 static weftStatus_t check_sorted(const struct plan *plan, struct span *spans) {
     const struct span *farthest = NULL; /* of those before */
     int count = 0;

@@ -353,8 +353,7 @@ static bool accepts_with_readers(struct partitioning *p, struct part *part, int 
     return false;
 }
 
-/* What nodes take apart, in the order in which they stand: the least for all as one region, or for each alone. INFINITY
-   where no family takes it: then nothing is cheaper than a region that has it. */
+/* INFINITY where no family takes a node: then nothing is cheaper than a region that has it. */
 static double seconds_alone(struct partitioning *p, int node) {
     const struct region region = {.graph = p->graph, .count = 1, .nodes = &node, .engine = p->engine};
     struct offer offer;
@@ -366,6 +365,7 @@ static double seconds_alone(struct partitioning *p, int node) {
     return p->alone[node];
 }
 
+/* What nodes take apart, in the order in which they stand: the least for all as one region, or for each alone. */
 static double seconds_apart(struct partitioning *p, const int *nodes, int count) {
     const struct region region = {.graph = p->graph, .count = count, .nodes = nodes, .engine = p->engine};
     struct offer offer;
@@ -772,8 +772,7 @@ static weftStatus_t leave_families_out(const struct engine **engine, int64_t bit
         count++;
     TRY(arena_alloc(arena, &kept, ((size_t)count + 1) * sizeof *kept));
     for (int f = 0; f < count; f++)
-        /* As many bits as the knob has, FAMILIES_MOST in plan/engine.c. */
-        if (f >= 48 || !(bits >> f & 1))
+        if (f >= WITHOUT_FAMILIES_BITS || !(bits >> f & 1))
             kept[kept_count++] = all[f];
     TRY(arena_copy(arena, &smaller, *engine, sizeof *smaller));
     smaller->families = kept;

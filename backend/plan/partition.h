@@ -6,6 +6,9 @@
 #include "engines/engine.h"
 #include "graph/views.h"
 
+/* Families, from the engine's first one on, that the knob of that name has bits for. */
+enum { WITHOUT_FAMILIES_BITS = 48 };
+
 /* Why a family does not serve a region. */
 struct refusal {
     const char *family;

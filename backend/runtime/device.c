@@ -166,10 +166,10 @@ weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t o
     return WEFT_STATUS_SUCCESS;
 }
 
-/* WEFT_DEVICE is a wish that must hold; without it the first GPU that kernels run on, else the CPU. */
+/* The device that WEFT_DEVICE names, or a failure; without it the first GPU that kernels run on, else the CPU. */
 weftStatus_t device_choose_default(struct device *device) {
-    const char *wish = getenv("WEFT_DEVICE");
-    if (!wish || !*wish) {
+    const char *named = getenv("WEFT_DEVICE");
+    if (!named || !*named) {
         int count = device_count(WEFT_DEVICE_CUDA);
         for (int i = 0; i < count; i++)
             if (device_find(device, WEFT_DEVICE_CUDA, i) == WEFT_STATUS_SUCCESS)
@@ -179,13 +179,13 @@ weftStatus_t device_choose_default(struct device *device) {
         return device_find(device, WEFT_DEVICE_CPU, 0);
     }
     char *end;
-    bool has_ordinal = strncmp(wish, "cuda:", 5) == 0;
-    long ordinal = has_ordinal ? strtol(wish + 5, &end, 10) : 0;
-    if (strcmp(wish, "cpu") == 0)
+    bool has_ordinal = strncmp(named, "cuda:", 5) == 0;
+    long ordinal = has_ordinal ? strtol(named + 5, &end, 10) : 0;
+    if (strcmp(named, "cpu") == 0)
         return device_find(device, WEFT_DEVICE_CPU, 0);
-    if (strcmp(wish, "cuda") == 0 || (has_ordinal && end != wish + 5 && !*end && ordinal >= 0 && ordinal < INT32_MAX))
+    if (strcmp(named, "cuda") == 0 || (has_ordinal && end != named + 5 && !*end && ordinal >= 0 && ordinal < INT32_MAX))
         return device_find(device, WEFT_DEVICE_CUDA, (int32_t)ordinal);
-    FAIL(WEFT_STATUS_BAD_PARAM, "WEFT_DEVICE is '%s'; it must be cpu, cuda or cuda:N. Correct or unset it.", wish);
+    FAIL(WEFT_STATUS_BAD_PARAM, "WEFT_DEVICE is '%s'; it must be cpu, cuda or cuda:N. Correct or unset it.", named);
 }
 
 /* ---- GPUs of other machines -------------------------------------------------------------------------------------- */

@@ -14,6 +14,7 @@ from weft.arguments import real, shown, whole
 from weft.backend import Descriptor, Row
 from weft.enums import attribute_name, data_type, descriptor_type
 from weft.errors import BadParameterError, WeftError
+from weft.ops import SPATIAL
 from weft.tensor import Tensor
 
 Shape = tuple[Sequence[int], Sequence[int]]
@@ -21,10 +22,6 @@ Shape = tuple[Sequence[int], Sequence[int]]
 
 NUMERIC_KEYS = ("x", "b", "dy")
 """The operands of a pointwise operation beside which a Python number takes their type; a mask is none."""
-
-
-SPATIAL = frozenset(("pre_padding", "post_padding", "stride", "dilation", "window"))
-"""Options with a number for each spatial dimension; one number alone counts for all."""
 
 
 class Operation(NamedTuple):

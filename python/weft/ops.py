@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from weft.tensor import Operand, Rational, Tensor
 
 
+SPATIAL = frozenset(("pre_padding", "post_padding", "stride", "dilation", "window"))
+"""Options with a number for each spatial dimension; one number alone counts for all."""
+
+
 class Ops:
     """Methods that add an operation to a graph and return its outputs.
 

@@ -102,6 +102,21 @@ def test_plans_are_found_again_and_the_cache_is_bounded(monkeypatch) -> None:
     assert (after["hits"] - before["hits"], after["misses"] - before["misses"], after["size"]) == (2, 3, 2)
 
 
+def test_a_plan_of_one_tensor_given_twice_serves_others() -> None:
+    weft_torch.clear_cache()
+    x, y = (normal(1, 2, 4, 4, grad=False) * i for i in (1, 3))
+    weft.sdpa(x, x, x)
+    q, k, v = x, y, y.flip(2)
+    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(weft.sdpa(q, k, v)[0], attended)
+    wanted = [True, True, False]
+    sizes = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    loss = torch.nn.functional.conv2d(x, x, padding=1)
+    weft.conv_backward(loss, x, x, None, *sizes, wanted)
+    expected = torch.ops.aten.convolution_backward(loss, x, y, None, *sizes, wanted)[:2]
+    torch.testing.assert_close(weft.conv_backward(loss, x, y, None, *sizes, wanted)[:2], expected)
+
+
 def test_threads_share_a_plan() -> None:
     given = [normal(8, 33, grad=False) * i for i in range(4)]
     wrong: list[int] = []

@@ -234,10 +234,10 @@ def _pool(x: Any, window: Any, stride: Any, padding: Any, ceil: bool, whole: boo
     """How Weft says an average pooling."""
     if ceil or divisor is not None or x.ndim != 4:
         raise NotSupportedError("avg_pool: ceil_mode, divisor_override or no batch. Leave them out.")
-    names = "AVGPOOL_INCLUDE_PADDING" if whole else "AVGPOOL_EXCLUDE_PADDING"
+    mode = "AVGPOOL_INCLUDE_PADDING" if whole else "AVGPOOL_EXCLUDE_PADDING"
     padding = _spatial(x, padding)
     sizes = {"window": _spatial(x, window), "stride": _spatial(x, stride or window)}
-    return {**sizes, "pre_padding": padding, "post_padding": padding, "mode": resample_mode[names]}
+    return {**sizes, "pre_padding": padding, "post_padding": padding, "mode": resample_mode[mode]}
 
 
 @_operator("avg_pool", aten.avg_pool2d.default)

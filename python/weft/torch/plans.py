@@ -148,7 +148,7 @@ def run(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence
     key = (name, _unwanted(tensors[0]), *map(_key, arguments))
     found = _plans.get(key)
     if found is None:
-        found = _add(key, lambda: _prepare(name, expected, draw, arguments, tensors))
+        found = _add(key, lambda: _prepare(name, expected, draw, arguments))
     else:
         _touch(key)
     if isinstance(found, WeftError):
@@ -198,9 +198,10 @@ def _unwanted(value: torch.Tensor) -> tuple[numerical_note, ...]:
     return (*((_NARROWED,) if not flags.allow_tf32 else ()), *((_UNORDERED,) if is_ordered else ()))
 
 
-def _prepare(
-    name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any], tensors: list[torch.Tensor]
-) -> Prepared:
+def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any]) -> Prepared:
+    # An argument is known by its object: each is one of its own, also where a caller gives one tensor twice.
+    arguments = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
+    tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     device = tensors[0].device
     if any(each.device != device for each in tensors):
         raise NotSupportedError(f"{name}: tensors of several devices. Move them to one.")

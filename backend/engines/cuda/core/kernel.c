@@ -106,7 +106,10 @@ void print_map(struct kernel_print *print, int value, const struct cuda_map *map
     /* Room for the rest of the map, which is encoded at each launch; see core/load.c. */
     for (int i = 1; i < MAP_WORDS; i++)
         add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
-    print->maps[print->map_count++] = *map;
+    /* Counted on beyond what fits, as arguments are. */
+    if (print->map_count < MAPS_MAX)
+        print->maps[print->map_count] = *map;
+    print->map_count++;
 }
 
 void print_number(struct kernel_print *print, int64_t number, const char *name) {
@@ -202,6 +205,9 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     if (!status && print->argument_count > ARGUMENTS_MAX)
         status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "the kernel would take %d arguments, at most %d fit",
                              print->argument_count, ARGUMENTS_MAX);
+    if (!status && print->map_count > MAPS_MAX)
+        status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "the kernel would take %d tensor maps, at most %d fit",
+                             print->map_count, MAPS_MAX);
     kernel->file = file;
     kernel->entry = entry;
     kernel->argument_count = print->argument_count;
