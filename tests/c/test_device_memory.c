@@ -329,8 +329,6 @@ static void describing_without_a_driver(void) {
 
 int main(void) {
     const char *const driver = "WEFT_LIBCUDA=" FAKE_CUDA, *const compiler = "WEFT_NVRTC=" FAKE_NVRTC;
-    on_the_cpu();
-    measuring();
     IN_CHILD(on_a_gpu, driver);
     IN_CHILD(on_streams, driver);
     IN_CHILD(on_streams_without_numbers, driver, "FAKE_CUDA_MISSING=cuStreamGetId");
@@ -338,6 +336,8 @@ int main(void) {
     IN_CHILD(measuring_on_a_gpu, driver, compiler);
     IN_CHILD(describing, driver, compiler);
     IN_CHILD(describing_without_a_driver, "WEFT_LIBCUDA=/nowhere/libcuda.so.1", compiler);
+    on_the_cpu();
+    measuring();
     remove_scratch();
     return harness_end();
 }
