@@ -18,10 +18,10 @@ static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "d
                                                        "double multiply-adds"};
 
 /* Multiply-adds per clock and multiprocessor, and the part of them that these kernels reach. */
-enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64 };
+enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64, SPLIT_KEYS = 256 };
 static const double FP8_COST = 3.2; /* times as long: operands become halves one by one (H200, heads of 256) */
-static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75;  /* of the nominal rate: an H200 decoding */
-static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6; /* of a second one */
+static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75; /* of the nominal rate: an H200 decoding */
+static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6, MERGE_SECONDS = 5e-6; /* of a second one, of splits */
 /* Before the first product of a block and behind its last one, of both passes backward: not less than Hopper's. */
 static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 13e-6;
 
@@ -298,10 +298,8 @@ static double predict(const struct cuda_attention *c) {
         multiplying *= FP8_COST;
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
-    bool has_merge = !c->backward && blocks < cuda->multiprocessors; /* of parts of the keys */
-    double others = c->backward ? KERNEL_SECONDS + attention_backward_predict_biases(c)
-                    : has_merge ? KERNEL_SECONDS
-                                : 0;
+    bool has_merge = !c->backward && blocks < cuda->multiprocessors && c->keys >= SPLIT_KEYS; /* of parts of the keys */
+    double others = c->backward ? KERNEL_SECONDS + attention_backward_predict_biases(c) : has_merge ? MERGE_SECONDS : 0;
     return START_SECONDS + others + (moving > computing ? moving : computing);
 }
 

@@ -8,8 +8,8 @@
 enum { QUERIES_MOST = 64, DEPTH_MOST = 256, SPLITS_MAX = 128, ROWS_MOST = 64, RUN_BYTES = 16 };
 enum { KEYS = 16, HEADS_MAX = 4, CLUSTER_MAX = 8, BOX_BYTES = 128, SLICE_ALIGNMENT = 1024 };
 
-/* CTAs for rows of 16 row_warps; the first that fits the rows and the device is taken. key_groups: groups of warps that
-   take slices of keys in turn, each with a ring of `stages` slices. Their sums join in shared memory at the end. */
+/* CTAs for rows of 16 row_warps. key_groups: groups of warps that take slices of keys in turn, each with a ring of
+   `stages` slices. Their sums join in shared memory at the end. */
 static const struct decode_tile {
     int row_warps, key_groups, stages;
 } tiles[] = {{1, 8, 3}, {1, 8, 2}, {1, 4, 3}, {1, 4, 2}, {1, 2, 3}, {1, 2, 2}, {2, 4, 4},
@@ -22,10 +22,22 @@ enum { LOADS_CHOSEN, LOADS_BY_THREADS, LOADS_BY_BOXES };
 /* How CTAs that share the keys join their sums, as the kernel's text counts it. */
 enum split { SPLIT_NONE, SPLIT_CLUSTER, SPLIT_WORKSPACE };
 
-/* The part of the memory's nominal rate that reading keys and values reaches, products of tensor cores per clock and
-   the part of them that is reached, and what a launch and a second one behind it take. */
-static const double MEMORY_EFFICIENCY = 0.9, PRODUCTS_PER_CLOCK = 1024, EFFICIENCY = 0.4;
-static const double START_SECONDS = 3e-6, MERGE_SECONDS = 2e-6;
+/* Products of tensor cores per clock and the part of them that is reached, and what a launch takes. */
+static const double PRODUCTS_PER_CLOCK = 1024, EFFICIENCY = 0.4, START_SECONDS = 3e-6;
+
+/* How fast keys and values are read, measured on an H200 over all tiles and splits of 13 shapes. The part of the
+   memory's nominal rate that is reached; how long a slice is under way, and how long a group multiplies it by 16 rows;
+   the part of the rate that is left where more than CROWDED_SECONDS of reading are under way at once, and where CTAs
+   are clusters of LARGE_CLUSTER and more, which fill few of the chip's parts; and what one multiprocessor takes in. */
+static const double MEMORY_EFFICIENCY = 0.93, SLICE_SECONDS = 1.6e-6, MULTIPLY_SECONDS = 0.45e-6;
+static const double CROWDED_SECONDS = 2.2e-6, CROWDED_RATE = 0.98, CLUSTER_RATE = 0.7, BYTES_PER_CLOCK = 34;
+enum { LARGE_CLUSTER = 3 };
+
+/* What a wave behind the first takes to begin and to end, where queries become numbers of more bits too; what each CTA
+   of a cluster adds where one waits for room for all of it; what joining takes in a cluster, and by the workspace and a
+   second kernel, there for each part. */
+static const double WAVE_SECONDS = 2e-6, BYTE_WAVE_SECONDS = 6e-6, CLUSTER_WAIT_SECONDS = 0.9e-6;
+static const double CLUSTER_SECONDS = 0.5e-6, MERGE_SECONDS = 5e-6, PART_SECONDS = 0.2e-6;
 
 struct decode {
     const struct cuda_attention *c;
@@ -36,6 +48,7 @@ struct decode {
     int64_t heads;                  /* key heads of a CTA */
     int64_t ctas;                   /* that run at once on a multiprocessor */
     int64_t splits, split_slices;
+    double reading; /* seconds, of all keys and values */
     int parts;
     bool has_boxes;
 };
@@ -89,27 +102,17 @@ static bool tile_fits(const struct decode *d, const struct decode_tile *t) {
 
 /* Few keys in all are read before a large CTA has begun. */
 static bool is_too_large(const struct decode *d, const struct decode_tile *t) {
-    enum { LARGE_GROUPS = 8, LARGE_SLICES = 2 };
+    enum { LARGE_GROUPS = 4, LARGE_SLICES = 2 };
     int64_t slices = d->c->batches * d->c->key_heads * divide_up(d->c->keys, KEYS);
     return t->key_groups >= LARGE_GROUPS &&
-           slices < (int64_t)LARGE_GROUPS * LARGE_SLICES * d->c->device->cuda.multiprocessors;
-}
-
-static bool choose_tile(struct decode *d, int64_t asked) {
-    d->tile = NULL;
-    if (asked > 0 && asked <= TILE_COUNT && tile_fits(d, &tiles[asked - 1]))
-        d->tile = &tiles[asked - 1];
-    for (int i = 0; i < TILE_COUNT && !d->tile; i++)
-        if (tile_fits(d, &tiles[i]) && !is_too_large(d, &tiles[i]))
-            d->tile = &tiles[i];
-    return d->tile != NULL;
+           slices < t->key_groups * (int64_t)LARGE_SLICES * d->c->device->cuda.multiprocessors;
 }
 
 /* CTAs that a multiprocessor has room for: each takes a kilobyte more, and threads of up to 168 registers. */
-static int64_t resident_ctas(const struct decode *d, int64_t shared) {
+static int64_t resident_ctas(const struct decode *d, const struct decode_tile *t, int64_t shared) {
     const struct cuda_properties *cuda = &d->c->device->cuda;
     int64_t by_memory = cuda->shared_per_multiprocessor / (shared + 1024);
-    int64_t by_registers = cuda->registers_per_multiprocessor / (tile_warps(d->tile) * 32 * 168);
+    int64_t by_registers = cuda->registers_per_multiprocessor / (tile_warps(t) * 32 * 168);
     return max64(1, by_memory < by_registers ? by_memory : by_registers);
 }
 
@@ -130,65 +133,136 @@ static enum split split_of(const struct decode *d, int64_t splits) {
     return d->c->device->cuda.major >= 9 && splits <= CLUSTER_MAX ? SPLIT_CLUSTER : SPLIT_WORKSPACE;
 }
 
-static int64_t units_of(const struct decode *d, int64_t heads) {
-    return d->c->batches * d->c->key_heads / heads * d->row_tiles;
+static int64_t row_tiles_of(const struct decode *d, const struct decode_tile *t) {
+    return divide_up(d->rows, tile_rows(t));
 }
 
-/* What a division of the work takes, in slices of a group: a wave costs its slices, and START_SLICES to begin and to
-   end. splits / 8: of two equal divisions the one with fewer parts. */
-static int64_t cost_of(const struct decode *d, int64_t heads, int64_t splits, int64_t each, int64_t slots) {
-    enum { START_SLICES = 6, CLUSTER_SLICES = 3, MERGE_SLICES = 12 };
-    static const int join_slices[] = {0, CLUSTER_SLICES, MERGE_SLICES};
-    int64_t waves = divide_up(units_of(d, heads) * splits, slots);
-    return waves * (divide_up(each * heads, d->tile->key_groups) + START_SLICES) + join_slices[split_of(d, splits)] +
-           splits / 8;
+static int64_t units_of(const struct decode *d, const struct decode_tile *t, int64_t heads) {
+    return d->c->batches * d->c->key_heads / heads * row_tiles_of(d, t);
 }
 
-/* The cheapest number of splits for so many heads in a CTA. needed: with `each` slices for a part, fewer parts may do.
-   Stops where a part keeps no group busy. */
-static void choose_splits(struct decode *d, int64_t heads, int64_t asked, int64_t *best) {
-    int64_t shared = shared_bytes(d, d->tile, heads), ctas = resident_ctas(d, shared);
-    int64_t slots = ctas * d->c->device->cuda.multiprocessors, slices = max64(most_slices(d), 1);
+/* One way to divide the work: each of `ctas` CTAs reads `slices` slices, and `slots` of them run at once. */
+struct division {
+    const struct decode_tile *tile;
+    int64_t heads, splits, split_slices;
+    int64_t ctas, slices, slots;
+    int64_t shared_bytes, resident; /* of a CTA; CTAs of a multiprocessor */
+};
+
+/* Bytes a second that `ctas` CTAs read together: as many as are under way and multiplied, up to what the memory gives
+   and what the multiprocessors take in. */
+static double reading_rate(const struct decode *d, const struct division *w, int64_t ctas) {
+    const struct cuda_properties *cuda = &d->c->device->cuda;
+    int64_t busy = ctas < cuda->multiprocessors ? ctas : cuda->multiprocessors;
+    double bytes = (double)(ctas * w->tile->key_groups) * (double)slice_bytes(d), ahead = stages_of(d, w->tile) - 1;
+    double waiting = SLICE_SECONDS / ahead, multiplying = MULTIPLY_SECONDS * w->tile->row_warps;
+    double memory = (double)cuda->bandwidth * MEMORY_EFFICIENCY;
+    double rate = bytes / (waiting > multiplying ? waiting : multiplying);
+    double taken = (double)busy * cuda->clock_khz * 1e3 * BYTES_PER_CLOCK;
+    if (rate > memory)
+        rate = bytes * ahead > memory * CROWDED_SECONDS ? memory * CROWDED_RATE : memory;
+    if (split_of(d, w->splits) == SPLIT_CLUSTER && w->splits >= LARGE_CLUSTER)
+        rate *= CLUSTER_RATE;
+    return rate < taken ? rate : taken;
+}
+
+/* Seconds that a division takes: whole waves, a last one that may be smaller, and the joining of splits. */
+static double seconds_of(const struct decode *d, const struct division *w) {
+    int64_t whole = w->ctas / w->slots, rest = w->ctas % w->slots, waves = whole + (rest > 0);
+    double bytes = (double)w->slices * (double)slice_bytes(d);
+    double seconds = (double)(waves - 1) * (key_bytes(d) == 1 ? BYTE_WAVE_SECONDS : WAVE_SECONDS);
+    if (whole)
+        seconds += (double)(whole * w->slots) * bytes / reading_rate(d, w, w->slots);
+    if (rest)
+        seconds += (double)rest * bytes / reading_rate(d, w, rest);
+    if (split_of(d, w->splits) == SPLIT_CLUSTER)
+        seconds += CLUSTER_SECONDS + (double)((waves - 1) * w->splits) * CLUSTER_WAIT_SECONDS;
+    if (split_of(d, w->splits) == SPLIT_WORKSPACE)
+        seconds += MERGE_SECONDS + (double)w->splits * PART_SECONDS;
+    return seconds;
+}
+
+/* Takes a division that is clearly faster than the best so far. */
+static void consider(struct decode *d, const struct division *w) {
+    static const double CLEARLY = 0.99;
+    double seconds = seconds_of(d, w);
+    if (d->tile && seconds > d->reading * CLEARLY)
+        return;
+    d->reading = seconds, d->tile = w->tile, d->heads = w->heads, d->row_tiles = row_tiles_of(d, w->tile);
+    d->shared_bytes = w->shared_bytes, d->ctas = w->resident;
+    d->split_slices = w->split_slices, d->splits = w->splits;
+}
+
+/* All numbers of splits for so many heads in a CTA, or the one that is asked for. With `each` slices for a part, fewer
+   parts may do. Stops where a part keeps no group busy. */
+static void consider_splits(struct decode *d, const struct decode_tile *t, int64_t heads, int64_t asked) {
+    int64_t slices = max64(most_slices(d), 1), shared = shared_bytes(d, t, heads),
+            resident = resident_ctas(d, t, shared);
     for (int64_t splits = asked > 0 ? asked : 1; splits <= SPLITS_MAX; splits++) {
         int64_t each = divide_up(slices, splits), needed = divide_up(slices, each);
-        int64_t cost = cost_of(d, heads, needed, each, slots);
-        if (cost < *best) {
-            *best = cost;
-            d->heads = heads, d->shared_bytes = shared, d->ctas = ctas;
-            d->split_slices = each, d->splits = needed;
-        }
-        if (asked > 0 || each * heads <= d->tile->key_groups)
-            break;
+        struct division w = {.tile = t, .heads = heads, .splits = needed, .split_slices = each};
+        w.ctas = units_of(d, t, heads) * needed, w.slices = each * heads;
+        w.shared_bytes = shared, w.resident = resident, w.slots = resident * d->c->device->cuda.multiprocessors;
+        consider(d, &w);
+        if (asked > 0 || each * heads <= t->key_groups)
+            return;
     }
 }
 
 /* Key heads that may share a CTA. They pay where rows are short: the heads of a key are neighbours in memory, and a
    wave that begins costs more of its time. Rows of LONG_ROW bytes come as fast from CTAs of one head, which end one by
    one. */
-static int64_t heads_most(const struct decode *d) {
+static int64_t heads_most(const struct decode *d, const struct decode_tile *t) {
     enum { LONG_ROW = 256 };
-    return key_bytes(d) * d->c->depth >= LONG_ROW ? 1
-           : d->tile->key_groups < HEADS_MAX      ? d->tile->key_groups
-                                                  : HEADS_MAX;
+    return key_bytes(d) * d->c->depth >= LONG_ROW ? 1 : t->key_groups < HEADS_MAX ? t->key_groups : HEADS_MAX;
 }
 
-/* Heads of a CTA, and CTAs for its keys, so that whole waves of CTAs have equal work. Powers of two that divide key
-   heads and groups, so that all CTAs are alike. */
-static void divide_work(struct decode *d, int64_t asked_heads, int64_t asked_splits) {
-    int64_t best = INT64_MAX;
+/* Powers of two that divide key heads and groups, so that all CTAs are alike; one head if that is not what was asked
+   for. */
+static void consider_heads(struct decode *d, const struct decode_tile *t, int64_t asked, int64_t splits) {
+    bool is_served = false;
     for (int64_t heads = 1; heads <= HEADS_MAX; heads *= 2) {
-        bool is_wanted = asked_heads ? heads == asked_heads : heads <= heads_most(d);
-        if (is_wanted && d->c->key_heads % heads == 0 && d->tile->key_groups % heads == 0 &&
-            shared_bytes(d, d->tile, heads) <= d->c->device->cuda.shared_per_block)
-            choose_splits(d, heads, asked_splits, &best);
+        bool is_wanted = asked ? heads == asked : heads <= heads_most(d, t);
+        if (!is_wanted || d->c->key_heads % heads || t->key_groups % heads ||
+            shared_bytes(d, t, heads) > d->c->device->cuda.shared_per_block)
+            continue;
+        consider_splits(d, t, heads, splits);
+        is_served = true;
     }
-    if (best == INT64_MAX)
-        choose_splits(d, 1, asked_splits, &best);
+    if (!is_served)
+        consider_splits(d, t, 1, splits);
 }
 
 static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
          descriptor_label(region_node(c->region, 0)->op), what);
+}
+
+/* The three largest tiles that fit; one of fewer stages only where there is no room for more. Smaller ones read no
+   faster. */
+static void consider_tiles(struct decode *d, int64_t heads, int64_t splits) {
+    enum { CANDIDATES = 3 };
+    int considered = 0, groups = 0;
+    for (int i = 0; i < TILE_COUNT && considered < CANDIDATES; i++) {
+        const struct decode_tile *t = &tiles[i];
+        if (!tile_fits(d, t) || is_too_large(d, t) || t->key_groups == groups)
+            continue;
+        consider_heads(d, t, heads, splits);
+        groups = t->key_groups, considered++;
+    }
+}
+
+/* Tile, heads of a CTA and CTAs for its keys that are read fastest; knobs fix any of the three. */
+static weftStatus_t divide_work(struct decode *d, const struct knob_choices *knobs) {
+    int64_t heads = knob_value(knobs, WEFT_KNOB_TYPE_SLICED), splits = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    int64_t asked = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
+    if (asked > 0 && asked <= TILE_COUNT && tile_fits(d, &tiles[asked - 1]))
+        consider_heads(d, &tiles[asked - 1], heads, splits);
+    if (!d->tile)
+        consider_tiles(d, heads, splits);
+    if (!d->tile)
+        return refuse(d->c, "the smallest tile of few queries takes more shared memory than there is");
+    return WEFT_STATUS_SUCCESS;
 }
 
 static bool has_positive_strides(const struct tensor *tensor) {
@@ -217,11 +291,7 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
     }
     d->parts = c->forward->o->type == WEFT_DATA_FLOAT && !c->forward->o->is_virtual ? 2 : 1;
     d->has_boxes = can_box(c) && knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE) != LOADS_BY_THREADS;
-    if (!choose_tile(d, knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE)))
-        return refuse(c, "the smallest tile of few queries takes more shared memory than there is");
-    d->row_tiles = divide_up(d->rows, tile_rows(d->tile));
-    divide_work(d, knob_value(knobs, WEFT_KNOB_TYPE_SLICED), knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K));
-    return WEFT_STATUS_SUCCESS;
+    return divide_work(d, knobs);
 }
 
 /* ---- Accepting ---- */
@@ -304,9 +374,7 @@ static double predict(const struct decode *d) {
     double rows = (double)(d->row_tiles * tile_rows(d->tile)), columns = (double)(c->depth + c->value_depth);
     double rate = PRODUCTS_PER_CLOCK * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
     double computing = heads * rows * keys * columns / rate;
-    double moving = heads * keys * columns * (double)key_bytes(d) / ((double)cuda->bandwidth * MEMORY_EFFICIENCY);
-    return START_SECONDS + (split_of(d, d->splits) == SPLIT_WORKSPACE ? MERGE_SECONDS : 0) +
-           (moving > computing ? moving : computing);
+    return START_SECONDS + (d->reading > computing ? d->reading : computing);
 }
 
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
@@ -355,7 +423,7 @@ static void print_map_of(struct kernel_print *print, const struct cuda_attention
                                     .rank = 4,
                                     .box = {(uint32_t)(BOX_BYTES / bytes), KEYS, 1, 1},
                                     .swizzle = TENSOR_MAP_128B,
-                                    .promotion = TENSOR_MAP_L2_256B}};
+                                    .promotion = TENSOR_MAP_L2_128B}};
     for (int i = 0; i < 4; i++) {
         int dim = (int[]){3, 2, 1, 0}[i];
         map.form.dims[i] = (uint64_t)tensor->dims.at[dim];
@@ -399,7 +467,7 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     kernel->shared_bytes = (uint32_t)d->shared_bytes;
     kernel->cluster = split_of(d, d->splits) == SPLIT_CLUSTER ? (uint32_t)d->splits : 0;
     kernel->is_dependent = c->device->cuda.major >= 9;
-    return attention_grid(kernel, c, units_of(d, d->heads) * d->splits, tile_warps(d->tile));
+    return attention_grid(kernel, c, units_of(d, d->tile, d->heads) * d->splits, tile_warps(d->tile));
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,

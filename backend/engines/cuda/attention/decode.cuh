@@ -15,9 +15,9 @@
    Limits    DEPTH and VALUES <= 256; rows of K and V are read 16 bytes at a time
    Params    staged_t weight_t ROW_WARPS KEY_GROUPS HEADS KEYS STAGES DEPTH VALUES PARTS IS_HELD HAS_BOXES SPLIT CTAS,
              runs and features
-   Measured  on an H100, bf16, heads of 128 (time of cuDNN 9.19 over this one's): 64 x 32 heads on 8, 4096 keys 1.006
-             (3.08 TB/s), 8 x 32 on 8, 32768 keys 1.007, pages of 128 and 16 1.014 and 1.002, of 1 0.96
-   Tried     on an H100, reading alone, of 3.07 TB/s: cp.async 2.88, with a hint of 256 bytes 2.95, rows by bulk copies
+   Measured  tools/bench/results/h200-attention.csv; tiles and splits chosen by decode.c from what 13 shapes took
+   Tried     on an H200, reading alone, of 4.57 TB/s: boxes with L2 promotion of 128 bytes 4.46, of 256 bytes 4.13 (an
+             H100: alike); on an H100, of 3.07: cp.async 2.88, with a hint of 128 or 256 bytes 2.95, rows by bulk copies
              2.87, boxes 3.06, whichever CTA reads what; tickets instead of segments no more */
 
 constexpr bool OWN_IS_KEY = false;

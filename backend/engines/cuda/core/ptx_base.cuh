@@ -286,7 +286,7 @@ DEVICE void cp_async_cg(u32 to, const void *p, u32 bytes) {
 }
 /* The 256 bytes around them come into L2. */
 DEVICE void cp_async_cg_256(u32 to, const void *p, u32 bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(p), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(p), "r"(bytes) : "memory");
 }
 DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void cp_async_wait_group() {
