@@ -13,12 +13,16 @@
    up to MOST_BYTES. ALIGNMENT: of every result; enough for any C type but vectors wider than 16 bytes. */
 enum { BLOCK_BYTES = 256, MOST_BYTES = 64 << 10, ALIGNMENT = 16 };
 
+/* One allocation of malloc. Blocks lie in no order of address; the newest is the only one that still gives room. */
 struct arena_block {
     struct arena_block *next;
+    /* In bytes, both multiples of ALIGNMENT. */
     size_t used, capacity;
     alignas(ALIGNMENT) unsigned char bytes[];
 };
 
+/* Bytes of the block after `last` (NULL: the first). Doubling keeps the calls of calloc logarithmic in what an arena
+   holds, the limit keeps the waste of a large plan below MOST_BYTES. */
 static size_t next_capacity(const struct arena_block *last, size_t need) {
     size_t usual = !last ? BLOCK_BYTES : last->capacity < MOST_BYTES / 2 ? 2 * last->capacity : MOST_BYTES;
     return need > usual ? need : usual;
@@ -41,6 +45,7 @@ weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
         block->next = arena->blocks;
         arena->blocks = block;
     }
+    /* calloc and the flexible array both align to 16, and every request is rounded up to that: so is each result. */
     void *result = block->bytes + block->used;
     block->used += need;
     /* `out` is a pointer to a pointer of any type: copying its bytes is what C allows without aliasing trouble. */
@@ -51,12 +56,14 @@ weftStatus_t arena_alloc(struct arena *arena, void *out, size_t bytes) {
 weftStatus_t arena_copy(struct arena *arena, void *out, const void *source, size_t bytes) {
     void *copy = NULL;
     TRY(arena_alloc(arena, &copy, bytes));
+    /* `source` may be NULL where there is nothing to copy; memcpy may not get it even then. */
     if (bytes)
         memcpy(copy, source, bytes);
     memcpy(out, &copy, sizeof copy);
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The text with its zero. A format that printf refuses gives an empty string rather than an error. */
 weftStatus_t arena_print(struct arena *arena, const char **out, const char *format, ...) {
     /* A va_list is read once: one for the length, one for the text. */
     va_list arguments, again;
@@ -73,6 +80,8 @@ weftStatus_t arena_print(struct arena *arena, const char **out, const char *form
     return status;
 }
 
+/* Takes constant time in what lies in the blocks, linear in the number of blocks of `from`, which is empty
+   afterwards. */
 void arena_join(struct arena *arena, struct arena *from) {
     /* Behind the newest block, in which there is room. */
     struct arena_block **at = arena->blocks ? &arena->blocks->next : &arena->blocks, *rest = *at;
@@ -83,6 +92,7 @@ void arena_join(struct arena *arena, struct arena *from) {
     from->blocks = NULL;
 }
 
+/* Leaves an empty arena, which may be used again. */
 void arena_free(struct arena *arena) {
     for (struct arena_block *block = arena->blocks, *next; block; block = next) {
         next = block->next;

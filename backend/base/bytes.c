@@ -11,9 +11,11 @@ void *bytes_grow(void *data, size_t *capacity, size_t need) {
         return data;
     /* Doubling keeps the copies of all growing linear in the final length. */
     size_t doubled = *capacity > SIZE_MAX / 2 ? SIZE_MAX : *capacity * 2;
+    /* A first size of 64 bytes saves the reallocations of 1, 2, 4 ... that doubling from nothing would make. */
     size_t larger = need > doubled ? need : doubled;
     if (larger < 64)
         larger = 64;
+    /* realloc leaves the old memory alone when it fails, as the promise of this function needs. */
     void *grown = realloc(data, larger);
     if (grown)
         *capacity = larger;
@@ -27,6 +29,7 @@ void byte_writer_free(struct byte_writer *writer) {
     byte_writer_init(writer);
 }
 
+/* `data` must not lie within the writer: growing may move it. */
 void byte_put_raw(struct byte_writer *writer, const void *data, size_t bytes) {
     if (writer->failed || bytes == 0)
         return;
@@ -43,6 +46,7 @@ void byte_put_raw(struct byte_writer *writer, const void *data, size_t bytes) {
     writer->length += bytes;
 }
 
+/* The lowest 1, 4 or 8 bytes of `value`. */
 static void put_little_endian(struct byte_writer *writer, uint64_t value, size_t bytes) {
     uint8_t encoded[8];
     for (size_t i = 0; i < bytes; i++)
@@ -56,6 +60,7 @@ void byte_put_u32(struct byte_writer *writer, uint32_t value) { put_little_endia
 
 void byte_put_i64(struct byte_writer *writer, int64_t value) { put_little_endian(writer, (uint64_t)value, 8); }
 
+/* The length is always 8 bytes: 32-bit and 64-bit hosts read each other's blobs. */
 void byte_put_block(struct byte_writer *writer, const void *data, size_t bytes) {
     byte_put_i64(writer, (int64_t)bytes);
     byte_put_raw(writer, data, bytes);
@@ -65,7 +70,7 @@ void byte_reader_init(struct byte_reader *reader, const void *data, size_t bytes
     *reader = (struct byte_reader){.data = data, .length = bytes};
 }
 
-/* The next bytes, or NULL once bad. */
+/* The next `bytes` bytes, still inside the blob, or NULL once bad. A reader that was bad stays so, even for 0 bytes. */
 static const uint8_t *take(struct byte_reader *reader, size_t bytes) {
     /* Written as a difference: position never passes length, while position + bytes could wrap. */
     if (reader->bad || bytes > reader->length - reader->position) {
@@ -77,6 +82,7 @@ static const uint8_t *take(struct byte_reader *reader, size_t bytes) {
     return taken;
 }
 
+/* Bytes one by one: the blob promises no alignment, and the host no byte order. 0 once bad. */
 static uint64_t get_little_endian(struct byte_reader *reader, size_t bytes) {
     const uint8_t *encoded = take(reader, bytes);
     uint64_t value = 0;
@@ -102,6 +108,7 @@ int64_t byte_get_count(struct byte_reader *reader, int64_t most) {
 }
 
 void byte_get_raw(struct byte_reader *reader, void *dst, size_t bytes) {
+    /* Without this, a reader of an empty array would have to own a pointer that memset may get. */
     if (bytes == 0)
         return;
     const uint8_t *src = take(reader, bytes);

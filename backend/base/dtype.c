@@ -62,6 +62,8 @@ bool dtype_is_half(weftDataType_t type) { return type == WEFT_DATA_HALF || type 
 
 bool dtype_is_fp8(weftDataType_t type) { return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2; }
 
+/* In two terms, so that counts near 2^63 do not overflow: whole groups of 8 elements, which fill whole bytes for each
+   width, and the rest rounded up to bytes. */
 int64_t dtype_bytes(weftDataType_t type, int64_t elems) {
     const struct dtype *row = dtype_of(type);
     return row ? elems / 8 * row->bits + (elems % 8 * row->bits + 7) / 8 : 0;
@@ -93,6 +95,7 @@ INLINE uint32_t get_code(const void *base, int64_t index, int bits) {
     }
 }
 
+/* Writes 4- and 1-bit elements by reading the byte first, which is why two threads must not share one. */
 INLINE void put_code(void *base, int64_t index, int bits, uint32_t code) {
     uint8_t *bytes = base;
     uint16_t two = (uint16_t)code;
@@ -133,6 +136,7 @@ INLINE float f32_of_bits(uint32_t bits) {
     return value;
 }
 
+/* The inverse, bit for bit: no conversion, so that a signalling NaN stays one. */
 INLINE uint32_t bits_of_f32(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -158,13 +162,17 @@ INLINE uint64_t bits_of_f64(double value) {
 
 /* Small floats with a sign: f16, bf16, e4m3, e5m2, e2m1. */
 
+/* What is added to an exponent in its code: 15 for f16 and e5m2, 127 for bf16, 7 for e4m3, 1 for e2m1. */
 INLINE uint32_t bias_of(const struct dtype *row) { return (1u << (row->exponent_bits - 1)) - 1; }
 
+/* From a code to float, exactly: each of these types is a subset of float. Codes above max_code are infinities and
+   NaNs; a NaN keeps its payload and turns quiet. */
 INLINE float widen(weftDataType_t type, uint32_t code) {
     const struct dtype *row = &DTYPES[type];
     uint32_t sign = code >> (row->bits - 1) << 31;
     uint32_t magnitude = code & ((1u << (row->bits - 1)) - 1);
     uint32_t rebias = (127 - bias_of(row)) << 23; /* 0 for bf16: its subnormals are float's */
+    /* The code's exponent and mantissa where float has them, not rebased yet. */
     uint32_t moved = magnitude << (23 - row->mantissa_bits);
 
     uint32_t normal = moved + rebias;
@@ -183,6 +191,8 @@ INLINE float widen(weftDataType_t type, uint32_t code) {
    carry out of the mantissa is the right next exponent. Subnormal results come from adding a
    power of two whose last place is the smallest subnormal: the addition rounds. */
 INLINE uint32_t narrow_f32(weftDataType_t type, float value) {
+    /* `dropped` is the number of mantissa bits that the narrower type lacks; all shifts below are constants of a
+       type. */
     const struct dtype *row = &DTYPES[type];
     const int dropped = 23 - row->mantissa_bits;
     uint32_t bits = bits_of_f32(value);
@@ -190,12 +200,15 @@ INLINE uint32_t narrow_f32(weftDataType_t type, float value) {
     uint32_t magnitude = bits & 0x7fffffff;
     uint32_t rebias = (127 - bias_of(row)) << 23;
 
+    /* Wraps for values below the type's normal ones, where `subnormal` is taken instead. */
     uint32_t normal = magnitude - rebias;
     normal = (normal + (1u << (dropped - 1)) - 1 + (normal >> dropped & 1)) >> dropped;
+    /* 1.0 * 2^e, whose last place is the smallest subnormal of the type: the sum's low bits are the code. */
     uint32_t grid = rebias + ((uint32_t)(24 - row->mantissa_bits) << 23);
     uint32_t subnormal = bits_of_f32(f32_of_bits(magnitude) + f32_of_bits(grid)) - grid;
     uint32_t nan = row->nan_code | (magnitude >> dropped & ((1u << row->mantissa_bits) - 1));
 
+    /* bf16 has float's exponents, so that its subnormals need no rounding of their own. */
     bool is_subnormal = magnitude < (rebias != 0 ? rebias + (1u << 23) : 0);
     uint32_t result = pick32(is_subnormal, subnormal, normal);
     result = pick32(result > row->max_code, row->overflow_code, result);
@@ -205,6 +218,7 @@ INLINE uint32_t narrow_f32(weftDataType_t type, float value) {
 /* The same from double, in one rounding: through float there would be two. */
 INLINE uint32_t narrow_f64(weftDataType_t type, double value) {
     const struct dtype *row = &DTYPES[type];
+    /* As above, with the widths of double: 52 bits of mantissa, a bias of 1023. */
     const int dropped = 52 - row->mantissa_bits;
     uint64_t bits = bits_of_f64(value);
     uint32_t sign = (uint32_t)(bits >> 63) << (row->bits - 1);
@@ -235,6 +249,7 @@ INLINE uint32_t narrow_e8m0(double value) {
         return 255;
     if (value <= 0x1p-127)
         return 0;
+    /* 2^127 and all above: infinity saturates, as the type has none. */
     if (value >= 0x1p127)
         return 254;
     /* Halfway, 1.5 * 2^e, goes up: a lone leading one is odd, so the even neighbour is the next power. */
@@ -248,6 +263,7 @@ INLINE int64_t largest_integer(const struct dtype *row) { return INT64_MAX >> (6
 
 INLINE int64_t smallest_integer(const struct dtype *row) { return row->is_signed ? -largest_integer(row) - 1 : 0; }
 
+/* To nearest even, saturated; 2^63 itself is the first double that is too large, and NaN becomes 0. */
 INLINE int64_t round_i64(double value) {
     if (isnan(value))
         return 0;
@@ -256,16 +272,19 @@ INLINE int64_t round_i64(double value) {
     return value > -0x1p63 ? (int64_t)rint(value) : INT64_MIN;
 }
 
-/* Into 32 bits or fewer. Clamped first, then rounded by an addition that leaves the integer in
-   the low bits of the double, in two's complement: unlike rint it needs no SSE4.1 to be fast. */
+/* Into 32 bits or fewer. Clamped first, then rounded by an addition that leaves the integer in the low bits of the
+   double, in two's complement: unlike rint it needs no SSE4.1 to be fast. NaN compares false with everything, so it
+   must go before the clamps. */
 INLINE uint32_t round_integer(weftDataType_t type, double value) {
     double lowest = DTYPES[type].lowest, max = DTYPES[type].max;
     value = isnan(value) ? 0 : value;
     value = value < lowest ? lowest : value;
     value = value > max ? max : value;
+    /* 1.5 * 2^52: from there up to 2^53 doubles are integers, and the half leaves room for negative values. */
     return (uint32_t)bits_of_f64(value + 0x1.8p52);
 }
 
+/* Sign-extended for narrow types; exact for all. */
 INLINE int64_t load_integer(weftDataType_t type, const void *base, int64_t index) {
     const struct dtype *row = &DTYPES[type];
     if (row->bits == 64)
@@ -273,6 +292,7 @@ INLINE int64_t load_integer(weftDataType_t type, const void *base, int64_t index
     uint32_t code = get_code(base, index, row->bits);
     if (!row->is_signed)
         return code;
+    /* Shifted up to bit 31 and back, arithmetically: the sign bit of a narrow type reaches all above it. */
     int unused = 32 - row->bits;
     return (int32_t)(code << unused) >> unused;
 }
@@ -283,8 +303,10 @@ INLINE void store_integer(weftDataType_t type, void *base, int64_t index, int64_
         put_u64(base, index, (uint64_t)value);
         return;
     }
+    /* One comparison for each side serves signed and unsigned types: int64 holds the range of all others. */
     int64_t smallest = smallest_integer(row), largest = largest_integer(row);
     value = value < smallest ? smallest : value > largest ? largest : value;
+    /* The mask keeps the low bits of a negative number: put_code wants nothing above the type's width. */
     put_code(base, index, row->bits, (uint32_t)value & (uint32_t)((1ull << row->bits) - 1));
 }
 
@@ -309,6 +331,7 @@ INLINE double load(weftDataType_t type, const void *base, int64_t index) {
     case WEFT_DATA_BYTE_BOOLEAN:
         return get_code(base, index, 8) != 0;
     default:
+        /* A type without storage loads as 0: checks at finalize have refused it before. */
         return dtype_is_integer(type) ? (double)load_integer(type, base, index) : 0;
     }
 }
@@ -341,6 +364,7 @@ INLINE void store(weftDataType_t type, void *base, int64_t index, double value) 
         put_u64(base, index, (uint64_t)round_i64(value));
         break;
     default:
+        /* The mask's shift is defined for 4 to 32 bits; 64 bits have a case of their own above. */
         if (dtype_is_integer(type)) {
             uint32_t mask = 0xffffffff >> (32 - DTYPES[type].bits);
             put_code(base, index, DTYPES[type].bits, round_integer(type, value) & mask);
@@ -383,7 +407,8 @@ int64_t dtype_load_i64(weftDataType_t type, const void *base, int64_t index) {
 }
 
 /* A double that narrower float types round as they would the integer: where its last bits do not fit, the lowest that
-   is kept tells whether any of them was set. */
+   is kept tells whether any of them was set. 2^53 bounds what double holds exactly; 11 bits are what a 64-bit integer
+   has beyond 53. */
 static double double_of_odd(int64_t value) {
     int64_t dropped = value & 0x7ff;
     bool fits = value > -INT64_C(0x20000000000000) && value < INT64_C(0x20000000000000);
@@ -419,6 +444,8 @@ INLINE float load_f32(weftDataType_t type, const void *base, int64_t index) {
     }
 }
 
+/* The four loops that the row functions below are made of. `type` is a constant in most calls, and the switch in load
+   and store folds away. */
 INLINE void row_to_f32(weftDataType_t type, float *restrict dst, const void *restrict base, int64_t index,
                        int64_t count) {
     for (int64_t i = 0; i < count; i++)
@@ -500,24 +527,30 @@ weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
         return a;
     if (sort_of(a) != sort_of(b))
         return sort_of(a) > sort_of(b) ? a : b;
+    /* Two booleans of different width: a byte each, since threads may write those apart. */
     int bits_a = dtype_of(a)->bits, bits_b = dtype_of(b)->bits;
     if (sort_of(a) == 0)
         return WEFT_DATA_BYTE_BOOLEAN;
     if (sort_of(a) == 1 && dtype_of(a)->is_signed != dtype_of(b)->is_signed) /* one bit more than the unsigned one */
         return (dtype_of(a)->is_signed ? bits_b : bits_a) < 32 && bits_a <= 32 && bits_b <= 32 ? WEFT_DATA_INT32
                                                                                                : WEFT_DATA_INT64;
+    /* Two floats, or integers of one sign: the wider one. */
     if (bits_a != bits_b)
         return bits_a > bits_b ? a : b;
+    /* Of one width and two formats (bf16 and f16, e4m3 and e5m2) neither holds the other: the promoted type is the next
+       wider float. */
     return bits_a < 16 ? WEFT_DATA_HALF : WEFT_DATA_FLOAT;
 }
 
 /* Whether `type` holds every value of `other`. */
 static bool holds(weftDataType_t type, weftDataType_t other) {
     const struct dtype *row = dtype_of(type), *held = dtype_of(other);
+    /* Booleans are 0 and 1: any type whose range starts at or below 0 holds them, e8m0 alone does not. */
     if (row->is_boolean || held->is_boolean)
         return held->is_boolean && (row->is_boolean ? row->bits >= held->bits : row->lowest <= 0);
     if (row->lowest > held->lowest || row->max < held->max)
         return false;
+    /* Between float and integer the mantissa decides, with its leading one, against the digits without the sign. */
     if (!row->is_float || !held->is_float)
         return !held->is_float && (!row->is_float || row->mantissa_bits + 1 >= held->bits - held->is_signed);
     return row->exponent_bits >= held->exponent_bits && row->mantissa_bits >= held->mantissa_bits;

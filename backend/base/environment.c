@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Settings in variables of the environment. */
+/* Settings in variables of the environment. Warnings go past base/trace.h, which may itself be asking for a setting. It
+   must not know which variables there are: who reads one names it. */
 #include "base/environment.h"
 
 #include <errno.h>
@@ -7,6 +8,7 @@
 #include <stdlib.h>
 
 void environment_warn(const char *variable, const char *value, const char *rule) {
+    /* At most 100 characters of a value, so that one of megabytes does not flood the terminal. */
     fprintf(stderr, "weft warning: %s is '%.100s', %s\n", variable, value, rule);
 }
 
@@ -15,6 +17,7 @@ int64_t environment_number(const char *variable, int64_t otherwise) {
     char *end;
     if (!text || !*text)
         return otherwise;
+    /* strtoll tells an overflow by errno alone, and leaves an earlier one standing. */
     errno = 0;
     long long number = strtoll(text, &end, 10);
     /* All of the text must be the number: "8 threads" or "0x8" are warned of, not half read. */

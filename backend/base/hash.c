@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SHA-256 as FIPS 180-4 defines it, and 64-bit FNV-1a. They see bytes and know no structure:
-   whoever hashes a struct says which of its fields count. */
+/* SHA-256 as FIPS 180-4 defines it. It sees bytes and knows no structure: whoever hashes a struct says which of its
+   fields count. */
 #include "base/hash.h"
 
 #include <string.h>
@@ -17,8 +17,10 @@ static const uint32_t ROUND_WORDS[64] = {
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
 };
 
+/* By 1 .. 31: a shift by 32 is undefined. */
 static uint32_t rotate_right(uint32_t word, int by) { return word >> by | word << (32 - by); }
 
+/* The standard counts words and lengths in big-endian order, whatever the machine. */
 static uint32_t read_big_endian(const uint8_t *bytes) {
     return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
 }
@@ -33,6 +35,7 @@ static void expand_block(uint32_t words[64], const uint8_t block[64]) {
     for (int i = 0; i < 16; i++)
         words[i] = read_big_endian(block + 4 * i);
     for (int i = 16; i < 64; i++) {
+        /* sigma 0 and sigma 1 in lower case, section 4.1.2: two rotations and a shift. */
         uint32_t x = words[i - 15], y = words[i - 2];
         uint32_t s0 = rotate_right(x, 7) ^ rotate_right(x, 18) ^ x >> 3;
         uint32_t s1 = rotate_right(y, 17) ^ rotate_right(y, 19) ^ y >> 10;
@@ -47,13 +50,17 @@ static void mix_block(uint32_t state[8], const uint8_t block[64]) {
     uint32_t h = state[7];
     expand_block(words, block);
     for (int i = 0; i < 64; i++) {
+        /* The upper-case sigmas and the functions Ch and Maj of the same section. */
         uint32_t s1 = rotate_right(e, 6) ^ rotate_right(e, 11) ^ rotate_right(e, 25);
         uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + ROUND_WORDS[i] + words[i];
         uint32_t s0 = rotate_right(a, 2) ^ rotate_right(a, 13) ^ rotate_right(a, 22);
         uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
+        /* A comma keeps the rotation of the eight variables in the standard's order: each takes its neighbour's old
+           value. */
         h = g, g = f, f = e, e = d + t1;
         d = c, c = b, b = a, a = t1 + t2;
     }
+    /* A block is added, not assigned: that makes the compression a one-way function. */
     const uint32_t mixed[8] = {a, b, c, d, e, f, g, h};
     for (int i = 0; i < 8; i++)
         state[i] += mixed[i];
@@ -69,6 +76,7 @@ void sha256_init(struct sha256 *hash) {
 void sha256_update(struct sha256 *hash, const void *data, size_t bytes) {
     const uint8_t *src = data;
     while (bytes > 0) {
+        /* 0 .. 63 bytes that wait from the calls before. */
         size_t held = hash->bytes % 64;
         size_t taken = bytes < 64 - held ? bytes : 64 - held;
         memcpy(hash->block + held, src, taken);
@@ -83,6 +91,7 @@ void sha256_update(struct sha256 *hash, const void *data, size_t bytes) {
 void sha256_final(uint8_t digest[32], struct sha256 *hash) {
     /* A one bit, zeros, and the length in bits in the last 8 bytes of a block. */
     static const uint8_t one_bit_then_zeros[64] = {0x80};
+    /* The length of the message itself, read before the padding below counts as hashed. */
     uint64_t bits = hash->bytes * 8;
     uint8_t length[8];
     write_big_endian(length, (uint32_t)(bits >> 32));

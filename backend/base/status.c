@@ -69,6 +69,7 @@ static const struct {
 };
 #undef STATUS
 
+/* A loop over some fifty rows: names are asked for when something failed or is printed, never when something runs. */
 const char *status_name(weftStatus_t status) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (names[i].value == status)
@@ -77,22 +78,26 @@ const char *status_name(weftStatus_t status) {
 }
 
 weftStatus_t status_fail(weftStatus_t status, const char *format, ...) {
-    /* Arguments may point into last_text: word the new message aside first. */
+    /* Arguments may point into last_text: word the new message aside first. vsnprintf cuts a long message off and still
+       ends it with a zero. */
     char fresh[STATUS_TEXT_BYTES];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(fresh, sizeof fresh, format, arguments);
     va_end(arguments);
+    /* The text alone, not the 4 KiB behind it. */
     memcpy(last_text, fresh, strlen(fresh) + 1);
     return status;
 }
 
+/* The only error without a name of the user's: the allocator knows none. Who allocates for an object may prefix it. */
 weftStatus_t status_no_memory(size_t bytes) {
     FAIL(WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
          "out of memory: the host could not give %zu bytes. Free memory or build a smaller graph.", bytes);
 }
 
 weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) {
+    /* A prefix is a few names; what is longer than this is cut off, the error behind it stays. */
     char prefix[1024];
     va_list arguments;
     va_start(arguments, format);
@@ -101,6 +106,7 @@ weftStatus_t status_prefix(weftStatus_t status, const char *format, ...) {
     return status_fail(status, "%s%s", prefix, last_text);
 }
 
+/* The thread's text alone: another thread's failure is not cleared. */
 void status_clear(void) { last_text[0] = '\0'; }
 
 const char *status_text(void) { return last_text; }

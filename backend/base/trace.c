@@ -22,11 +22,13 @@ enum { EXEC_BIT = 1u << 16 };
 
 /* Of severities that are logged; read on every call, so without a lock. */
 static atomic_uint mask_bits;
+/* Guards sink_callback and sink_udata, which belong together; NULL stands for the standard error stream. */
 static pthread_once_t mask_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
 static weftCallback_t sink_callback;
 static void *sink_udata;
 
+/* The mask of the severities that WEFT_LOG names; each level holds those before it. */
 static void read_environment(void) {
     static const struct {
         const char *word;
@@ -34,6 +36,8 @@ static void read_environment(void) {
     } levels[] = {
         {"error", 1u << WEFT_SEV_FATAL | 1u << WEFT_SEV_ERROR},
         {"warn", 1u << WEFT_SEV_FATAL | 1u << WEFT_SEV_ERROR | 1u << WEFT_SEV_WARNING},
+        /* 0xF: all four severities, from fatal to info. `plan` logs no more than `info` here: who explains plans asks
+           the variable itself. */
         {"info", 0xF},
         {"plan", 0xF},
         {"exec", 0xF | EXEC_BIT},
@@ -50,6 +54,7 @@ static void read_environment(void) {
     environment_warn("WEFT_LOG", word, "which is no level. Set it to error, warn, info, plan or exec.");
 }
 
+/* The order of loads does not matter: a line more or less at the moment of a change harms nobody. */
 static unsigned mask_now(void) {
     pthread_once(&mask_once, read_environment);
     return atomic_load_explicit(&mask_bits, memory_order_relaxed);
@@ -59,6 +64,8 @@ bool trace_on(weftSeverity_t severity) { return mask_now() >> severity & 1u; }
 
 bool trace_exec_on(void) { return mask_now() & EXEC_BIT; }
 
+/* `severity` is one of four, also the index of its word. `status` is for the callback alone: messages name it
+   themselves. */
 static void send(weftSeverity_t severity, weftStatus_t status, const char *message) {
     static const char *const words[] = {"fatal", "error", "warning", "info"};
     pthread_mutex_lock(&sink_lock);
@@ -77,6 +84,7 @@ static void send(weftSeverity_t severity, weftStatus_t status, const char *messa
         .weft_version = WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL,
         .time_sec = (uint32_t)now.tv_sec,
         .time_usec = (uint32_t)now.tv_usec,
+        /* Wall-clock time, as cuDNN's callback has it: lines of several processes can be sorted by it. */
         .pid = (uint64_t)getpid(),
         .tid = (uint64_t)syscall(SYS_gettid),
     };
@@ -86,6 +94,7 @@ static void send(weftSeverity_t severity, weftStatus_t status, const char *messa
 void trace(weftSeverity_t severity, const char *format, ...) {
     if (!trace_on(severity))
         return;
+    /* On the stack: a log must not allocate, since it may be telling of memory that ran out. */
     char message[STATUS_TEXT_BYTES];
     va_list arguments;
     va_start(arguments, format);
@@ -114,6 +123,7 @@ void trace_set_callback(uint32_t mask, void *udata, weftCallback_t callback) {
 }
 
 void trace_get_callback(uint32_t *mask, void **udata, weftCallback_t *callback) {
+    /* Read outside the lock: mask and sink need not belong to one call of trace_set_callback. */
     unsigned now = mask_now();
     pthread_mutex_lock(&sink_lock);
     if (mask)
