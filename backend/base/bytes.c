@@ -98,8 +98,8 @@ uint32_t byte_get_u32(struct byte_reader *reader) { return (uint32_t)get_little_
 int64_t byte_get_i64(struct byte_reader *reader) { return (int64_t)get_little_endian(reader, 8); }
 
 int64_t byte_get_count(struct byte_reader *reader, int64_t most) {
-    /* `most` is what the rest of the blob could hold: no count makes a caller allocate more than its input justifies.
-       */
+    /* `most` is what the rest of the blob could hold: a count never makes a caller allocate more than its input
+       justifies. */
     int64_t count = byte_get_i64(reader);
     if (count >= 0 && count <= most)
         return count;

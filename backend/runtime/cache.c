@@ -35,9 +35,11 @@ struct entry {
 
 static pthread_mutex_t lock =
     PTHREAD_MUTEX_INITIALIZER; /* guards all below and the entries, but for the maker's fields */
+/* Newest first. A search compares 32 bytes an entry, which is little beside what a program's key costs to hash. */
 static struct entry *entries;
 static uint64_t release_count;
 static size_t idle_bytes;
+/* Since the process began, for cache_report alone. */
 static int64_t compile_count, share_count;
 
 /* ---- Keys -------------------------------------------------------------------------------------------------------- */
@@ -61,11 +63,13 @@ void cache_digest_headers(uint8_t digest[32], const struct program_header *heade
     sha256_final(digest, &hash);
 }
 
-/* Everything that decides what code comes out, but for the compiler, whose version make_key adds. */
+/* Everything that decides what code comes out, but for the compiler, whose version make_key adds. The name counts, too:
+   the log that is kept with the code speaks of it. */
 void cache_identify(uint8_t identity[32], const struct program *program, const char *arch) {
     struct sha256 hash;
     uint8_t headers[32];
-    /* Of the library's version, since its headers may change without any text here changing. */
+    /* Of the library's version, since its headers may change without any text here changing. The header's digest is
+       hashed when the caller has none: programs of a plan share theirs. */
     int64_t numbers[] = {WEFT_MAJOR, WEFT_MINOR, WEFT_PATCHLEVEL, program->header_count, program->option_count};
     if (!program->headers_digest)
         cache_digest_headers(headers, program->headers, program->header_count);
@@ -81,6 +85,8 @@ void cache_identify(uint8_t identity[32], const struct program *program, const c
     sha256_final(identity, &hash);
 }
 
+/* The identity is of the caller's own architecture; where PTX for an older one is compiled instead, another target
+   comes in and the identity is found anew. */
 static void make_key(uint8_t key[32], const struct program *program, const char *arch,
                      const struct nvrtc_choice *choice) {
     struct sha256 hash;
@@ -110,10 +116,12 @@ static struct entry *make_entry(const uint8_t key[32], const char *name) {
     memcpy(entry->code.key, key, 32);
     entry->code.name = entry->name;
     entry->references = 1;
+    /* Never fails on Linux with default attributes. */
     pthread_cond_init(&entry->done, NULL);
     return entry;
 }
 
+/* Nobody may hold or find the entry any more. */
 static void free_entry(struct entry *entry) {
     pthread_cond_destroy(&entry->done);
     compiled_free(&entry->compiled);
@@ -122,6 +130,7 @@ static void free_entry(struct entry *entry) {
     free(entry);
 }
 
+/* Does nothing for an entry that is not in the list, as a failed one. */
 static void unlink_entry(struct entry *entry) {
     struct entry **at = &entries;
     while (*at && *at != entry)
@@ -130,6 +139,8 @@ static void unlink_entry(struct entry *entry) {
         *at = entry->next;
 }
 
+/* Frees idle entries, those released longest ago first, until what is idle fits. Entries that are held do not count:
+   they cannot be freed, and the plans that hold them are alive. */
 static void drop_idle(void) {
     /* Linear in the number of entries, and rare. */
     while (idle_bytes > IDLE_BYTES_MAX) {
@@ -147,6 +158,7 @@ static void drop_idle(void) {
 
 /* Below, the lock is held. */
 
+/* Gives up one reference. */
 static void let_go(struct entry *entry) {
     if (--entry->references)
         return;
@@ -166,6 +178,7 @@ static struct entry *find_entry(const uint8_t key[32]) {
         entry = entry->next;
     if (!entry)
         return NULL;
+    /* An idle entry becomes a held one, whose bytes no longer count as idle. */
     if (!entry->references++)
         idle_bytes -= entry->code.bytes;
     /* The reference taken above keeps the entry alive while this thread waits without the lock. */
@@ -181,6 +194,7 @@ static void publish(struct entry *entry, weftStatus_t status) {
     entry->state = status ? FAILED : MADE;
     /* Those who waited are other threads, whose own last message is another. */
     entry->text = status ? strdup(status_text()) : NULL;
+    /* Zero until here: find_entry lets nobody see an entry before it is published. */
     entry->code.image = entry->compiled.image;
     entry->code.bytes = entry->compiled.bytes;
     entry->code.is_ptx = entry->compiled.is_ptx;
@@ -192,7 +206,8 @@ static void publish(struct entry *entry, weftStatus_t status) {
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
-/* What the store keeps: whether it is PTX, the log, the image. */
+/* What the store keeps: whether it is PTX, the log, the image. A store that cannot keep it is no failure: the code is
+   in memory, and the next process compiles again. */
 static void save(const struct entry *entry) {
     struct byte_writer writer;
     byte_writer_init(&writer);
@@ -204,7 +219,8 @@ static void save(const struct entry *entry) {
     byte_writer_free(&writer);
 }
 
-/* The payload is copied, as image and log are freed apart. */
+/* Fills entry->compiled from the store; false, and nothing changed, when there is no such entry or one that does not
+   read well. The payload is copied, as image and log are freed apart. */
 static bool load(struct entry *entry) {
     uint8_t *payload;
     size_t bytes, log_bytes, image_bytes;
@@ -214,11 +230,13 @@ static bool load(struct entry *entry) {
     if (!store_load(entry->code.key, &payload, &bytes))
         return false;
     byte_reader_init(&reader, payload, bytes);
+    /* Of a bad reader these are zeros and NULL; asked once, below. */
     found.is_ptx = byte_get_u8(&reader);
     const uint8_t *log = byte_get_block(&reader, &log_bytes), *image = byte_get_block(&reader, &image_bytes);
     if (!reader.bad && image_bytes) {
         found.bytes = image_bytes;
         found.image = malloc(image_bytes);
+        /* One byte more, zeroed: the log is a C string, while the store counts its length. */
         found.log = calloc(1, log_bytes + 1);
     }
     bool is_found = found.image && found.log;
@@ -233,6 +251,7 @@ static bool load(struct entry *entry) {
     return is_found;
 }
 
+/* Runs without the lock: only this thread, the maker, touches entry->compiled until publish. */
 static weftStatus_t fill(struct entry *entry, const struct program *program, const struct nvrtc_choice *choice) {
     weftStatus_t status = WEFT_STATUS_SUCCESS;
     if (!load(entry)) {
@@ -254,11 +273,13 @@ weftStatus_t cache_get(const struct code **code, const struct program *program, 
     struct nvrtc_choice choice;
     uint8_t key[32];
     *code = NULL;
+    /* Chosen first, since the compiler's version is part of the key: another NVRTC makes code of its own. */
     TRY(nvrtc_choose(&choice, arch));
     make_key(key, program, arch, &choice);
     pthread_mutex_lock(&lock);
     struct entry *entry = find_entry(key);
     if (!entry && (entry = make_entry(key, program->name))) {
+        /* In the list before it is made: whoever asks for the same key meanwhile finds it and waits. */
         entry->next = entries;
         entries = entry;
         pthread_mutex_unlock(&lock);
@@ -268,6 +289,7 @@ weftStatus_t cache_get(const struct code **code, const struct program *program, 
     }
     weftStatus_t status = entry ? entry->status : status_no_memory(sizeof *entry);
     if (entry && status) {
+        /* Into this thread's own text, also when another thread's attempt failed. */
         status_fail(status, "%s", entry->text ? entry->text : status_name(status));
         let_go(entry);
     } else if (entry) {
@@ -283,12 +305,14 @@ weftStatus_t cache_adopt(const struct code **code, const char *name, const void 
     uint8_t key[32];
     *code = NULL;
     sha256_init(&hash);
+    /* Another prefix than that of programs: the two kinds of keys share one list. */
     hash_text(&hash, "weft image");
     hash_part(&hash, image, bytes);
     sha256_final(key, &hash);
     pthread_mutex_lock(&lock);
     struct entry *entry = find_entry(key);
     if (!entry && (entry = make_entry(key, name))) {
+        /* malloc of 0 bytes may give NULL, which is no lack of memory. */
         entry->compiled = (struct compiled){.image = malloc(bytes ? bytes : 1), .bytes = bytes, .is_ptx = is_ptx};
         if (entry->compiled.image) {
             memcpy(entry->compiled.image, image, bytes);
@@ -311,12 +335,14 @@ void cache_release(const struct code *code) {
     if (!code)
         return;
     pthread_mutex_lock(&lock);
+    /* `code` is the first member of its entry, so the two have one address. */
     let_go((struct entry *)code);
     pthread_mutex_unlock(&lock);
 }
 
 void cache_report(struct text *json) {
     int64_t count = 0;
+    /* Counted while others may add: a snapshot, good for people. */
     pthread_mutex_lock(&lock);
     for (const struct entry *entry = entries; entry; entry = entry->next)
         count++;

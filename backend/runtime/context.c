@@ -2,6 +2,8 @@
 /* The one check that every function with a handle begins with. */
 #include "runtime/context.h"
 
+/* `where` is the exported function as the user calls it. Catches what mistakes usually give: NULL, another kind of
+   object, a handle after weftDestroy whose memory is not used again yet. */
 weftStatus_t context_check(const struct weftContext *context, const char *where) {
     if (!context)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: the handle is NULL. Make one with weftCreate.", where);

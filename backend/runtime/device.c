@@ -28,6 +28,7 @@ static void read_cpu_name(char *name, size_t bytes) {
     char line[256];
     while (file && fgets(line, sizeof line, file)) {
         char *colon = strchr(line, ':');
+        /* Lines are "model name<tab>: text": the text begins two characters behind the colon. */
         if (strncmp(line, "model name", 10) != 0 || !colon)
             continue;
         line[strcspn(line, "\n")] = '\0';
@@ -41,6 +42,7 @@ static void read_cpu_name(char *name, size_t bytes) {
 /* Counted once: the pool of threads has that size for as long as the process lives. */
 static int host_threads;
 
+/* WEFT_THREADS can lower the number but not raise it: more threads than processors wait for each other. */
 static void count_host_threads(void) {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 #ifdef __linux__
@@ -59,6 +61,7 @@ int device_host_threads(void) {
 
 /* ---- GPUs of this machine ---------------------------------------------------------------------------------------- */
 
+/* Attributes that are one int of struct cuda_properties each; all members named here must be of type int. */
 static const struct {
     enum cuda_device_attribute attribute;
     size_t offset;
@@ -74,7 +77,8 @@ static const struct {
     {CUDA_MAX_THREADS_PER_BLOCK, offsetof(struct cuda_properties, threads_per_block)},
 };
 
-/* Stops at the first result that is not success, and returns it. */
+/* Stops at the first result that is not success, and returns it. Results are the driver's, in a chain: no call is made
+   once one failed, so the first failure is what is reported. */
 static int read_properties(struct device *device, const struct driver *driver) {
     struct cuda_properties *cuda = &device->cuda;
     int id, value, memory_khz = 0, bus_bits = 0;
@@ -86,6 +90,7 @@ static int read_properties(struct device *device, const struct driver *driver) {
         result = driver->device_total_mem(&memory, id);
     if (!result)
         result = driver->device_get_uuid(cuda->uuid, id);
+    /* On failure `value` is unset, but so is the device: its caller fails. */
     for (size_t i = 0; !result && i < sizeof int_attributes / sizeof *int_attributes; i++) {
         result = driver->device_get_attribute(&value, int_attributes[i].attribute, id);
         memcpy((char *)cuda + int_attributes[i].offset, &value, sizeof value);
@@ -109,6 +114,7 @@ static int read_properties(struct device *device, const struct driver *driver) {
     return CUDA_SUCCESS;
 }
 
+/* Says which ordinals there are: "cuda:0..3", or "cuda:0" where there is one. */
 static weftStatus_t fail_to_find(int32_t ordinal, int count) {
     char last[16] = "";
     if (count > 1)
@@ -121,6 +127,7 @@ static weftStatus_t fail_to_find(int32_t ordinal, int count) {
 static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
     const struct driver *driver;
     TRY(driver_get(&driver));
+    /* A negative ordinal would index the table of contexts. */
     if (ordinal < 0 || ordinal >= driver->device_count || ordinal >= CUDA_DEVICES_MAX)
         return fail_to_find(ordinal, driver->device_count);
     device->kind = WEFT_DEVICE_CUDA;
@@ -135,6 +142,7 @@ static weftStatus_t find_cuda(struct device *device, int32_t ordinal) {
              "cuda:%d (%s): kernels need compute capability 7.5 or newer, this GPU has %d.%d. Use a newer GPU or the "
              "CPU (device cpu:0).",
              (int)ordinal, device->name, cuda->major, cuda->minor);
+    /* 0 would make each prediction infinite. */
     if (cuda->bandwidth <= 0) { /* some virtual GPUs do not say */
         struct device typical;
         TRY(device_describe_cuda(&typical, cuda->major, cuda->minor));
@@ -152,6 +160,7 @@ int device_count(weftDeviceKind_t kind) {
 
 weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t ordinal) {
     memset(device, 0, sizeof *device);
+    /* Ordinals count as CUDA_VISIBLE_DEVICES leaves them. */
     if (kind == WEFT_DEVICE_CUDA)
         return find_cuda(device, ordinal);
     if (kind != WEFT_DEVICE_CPU || ordinal != 0)
@@ -169,6 +178,7 @@ weftStatus_t device_find(struct device *device, weftDeviceKind_t kind, int32_t o
 /* The device that WEFT_DEVICE names, or a failure; without it the first GPU that kernels run on, else the CPU. */
 weftStatus_t device_choose_default(struct device *device) {
     const char *named = getenv("WEFT_DEVICE");
+    /* GPUs too old for kernels are passed over: a machine with one such and a newer one uses the newer. */
     if (!named || !*named) {
         int count = device_count(WEFT_DEVICE_CUDA);
         for (int i = 0; i < count; i++)
@@ -178,6 +188,7 @@ weftStatus_t device_choose_default(struct device *device) {
             status_clear(); /* of a GPU that cannot be used: nobody asked for it */
         return device_find(device, WEFT_DEVICE_CPU, 0);
     }
+    /* "cuda:" alone, "cuda:x" and "cuda:1x" are refused, not taken as cuda:0. */
     char *end;
     bool has_ordinal = strncmp(named, "cuda:", 5) == 0;
     long ordinal = has_ordinal ? strtol(named + 5, &end, 10) : 0;
@@ -198,11 +209,14 @@ weftStatus_t device_choose_default(struct device *device) {
 static const struct {
     int arch;
     const char *name;
+    /* clock_khz: kHz at boost; bandwidth: bytes per second; memory, L2 and shared memory: bytes. shared_per_block is
+       what a kernel may ask for, 1 KiB less than a multiprocessor has where CUDA reserves that much of each block. */
     int multiprocessors, clock_khz;
     int64_t bandwidth, memory_bytes, l2_bytes;
     int shared_per_block, shared_per_multiprocessor, threads_per_multiprocessor;
     /* Clocks and bandwidths are NVIDIA's data sheets'; they decide predictions alone, never what runs correctly. */
 } known[] = {
+    /* Ascending by arch: device_describe_cuda searches from the end. */
     {75, "T4", 40, 1590000, 320000000000, GIB(16), MIB(4), KIB(64), KIB(64), 1024},
     {80, "A100", 108, 1410000, 2039000000000, GIB(80), MIB(40), KIB(163), KIB(164), 2048},
     {86, "RTX 3090", 82, 1695000, 936000000000, GIB(24), MIB(6), KIB(99), KIB(100), 1536},
@@ -216,9 +230,11 @@ static const struct {
     {121, "GB10", 48, 2418000, 273000000000, GIB(128), MIB(24), KIB(99), KIB(100), 1536},
 };
 
+/* Only what a plan is priced and compiled by. ordinal 0 and a zero UUID: it stands for any GPU of that chip. */
 weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
     memset(device, 0, sizeof *device);
-    /* The newest known chip that is not newer: of its generation, or like one before. */
+    /* The newest known chip that is not newer: of its generation, or like one before. Behind the last row: a chip newer
+       than all gets that of the newest. */
     size_t row = sizeof known / sizeof *known;
     while (row > 0 && known[row - 1].arch > major * 10 + minor)
         row--;
@@ -246,6 +262,7 @@ weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
         .registers_per_multiprocessor = 65536,
         .threads_per_multiprocessor = known[row].threads_per_multiprocessor,
         .threads_per_block = 1024,
+        /* Limits of gridDim.x, y and z in the CUDA C++ Programming Guide, the same since compute capability 3.0. */
         .max_grid = {INT32_MAX, 65535, 65535},
     };
     return WEFT_STATUS_SUCCESS;
@@ -253,8 +270,10 @@ weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
 
 weftStatus_t device_read_arch(int *major, int *minor, const char *text) {
     char *end = NULL;
+    /* The last digit is the minor version, all before it the major one: 90 is 9.0, 103 is 10.3. */
     const char *digits = strncmp(text, "sm_", 3) == 0 ? text + 3 : text;
     long arch = *digits >= '0' && *digits <= '9' ? strtol(digits, &end, 10) : 0;
+    /* A suffix says which features may be used; device_arch adds Weft's own. */
     if (end && (*end == 'a' || *end == 'f'))
         end++;
     if (!end || *end || arch < 10 || arch > 9999)
@@ -264,19 +283,22 @@ weftStatus_t device_read_arch(int *major, int *minor, const char *text) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `% 1000` and `% 10` bound the length for the compiler, which checks it against 16; real numbers are smaller. */
 void device_arch(char arch[16], const struct device *device) {
     snprintf(arch, 16, "sm_%d%d%s", device->cuda.major % 1000, device->cuda.minor % 10,
              /* From sm_90 on kernels use instructions of one architecture alone (wgmma), whose target ends in a. */
              device->cuda.major >= 9 ? "a" : "");
 }
 
-/* The order of arguments matters: `planned` may be described, `here` never is. */
+/* Whether a plan's device may be replaced by this one. The order of arguments matters: `planned` may be described,
+   `here` never is. Plans of the CPU serve every CPU: their engines ask for threads when they run. */
 bool device_serves(const struct device *here, const struct device *planned) {
     if (here->kind != planned->kind || here->is_described)
         return false;
     if (here->kind == WEFT_DEVICE_CPU)
         return true;
     bool is_same_chip = here->cuda.major == planned->cuda.major && here->cuda.minor == planned->cuda.minor;
+    /* Two GPUs of one chip may differ in memory and multiprocessors, so a plan of a real one stays with its ordinal. */
     return is_same_chip && (planned->is_described || planned->ordinal == here->ordinal);
 }
 
@@ -296,9 +318,11 @@ const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *dev
 
 /* The driver is written once, before the first context is published: whoever sees a context may read it. */
 static const struct driver *context_driver;
+/* By ordinal; NULL until somebody enters the device. */
 static _Atomic(void *) contexts[CUDA_DEVICES_MAX];
 static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* Afterwards contexts[ordinal] is set, by this thread or by another. */
 static weftStatus_t retain_context(const struct device *device) {
     const struct driver *driver;
     void *context = NULL;
@@ -330,11 +354,13 @@ weftStatus_t device_enter(struct device_scope *scope, const struct device *devic
              "%s:%d (%s): loading and running code need a GPU of this machine, which this device is not. Save the plan "
              "and run it where the GPU is.",
              device_kind_name(device->kind), (int)device->ordinal, device->name);
+    /* Acquire pairs with the store in retain_context: whoever sees the context sees context_driver, too. */
     void *context = atomic_load_explicit(&contexts[device->ordinal], memory_order_acquire), *current = NULL;
     if (!context) {
         TRY(retain_context(device));
         context = atomic_load(&contexts[device->ordinal]);
     }
+    /* Another library may have made another context current, or none: pushed, so that device_leave can restore it. */
     scope->driver = context_driver;
     int result = scope->driver->ctx_get_current(&current);
     /* The usual case, as torch makes the same primary context current: nothing to push, nothing to pop. */
@@ -348,6 +374,7 @@ weftStatus_t device_enter(struct device_scope *scope, const struct device *devic
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Contexts nest: leave in the opposite order of enter, on the same thread. */
 void device_leave(const struct device_scope *scope) {
     void *popped;
     if (scope->is_pushed)

@@ -15,8 +15,10 @@
 /* CUDA 12.0, which came with driver 525: the first with tensor maps and cuGetProcAddress_v2. */
 enum { OLDEST_VERSION = 12000, LEGACY_STREAM = 1 /* NULL means the legacy default stream */ };
 
-/* Written once, under load_once; read by all threads without a lock from then on. */
+/* Written once, under load_once; read by all threads without a lock from then on. Zeroed where loading stopped early:
+   print_result finds no functions there and says so in its own words. */
 static struct driver table;
+/* status is SUCCESS, 0, where the driver serves; text is then empty. */
 static struct {
     weftStatus_t status;
     char text[1024];
@@ -26,6 +28,7 @@ static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
 /* member: where the address goes; version: of CUDA whose form of the function we declare. */
 #define ENTRY(member, name) {name, OLDEST_VERSION, offsetof(struct driver, member), false}
+/* Names without _v2 and the like: cuGetProcAddress picks the form by `version`. */
 static const struct {
     const char *name;
     int version;
@@ -51,6 +54,7 @@ static const struct {
     ENTRY(module_get_function, "cuModuleGetFunction"),
     ENTRY(func_get_attribute, "cuFuncGetAttribute"),
     ENTRY(func_set_attribute, "cuFuncSetAttribute"),
+    /* Optional ones are newer than OLDEST_VERSION, or missing from some drivers that claim it. */
     {"cuFuncGetParamInfo", 12040, offsetof(struct driver, func_get_param_info), true},
     ENTRY(occupancy_blocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor"),
     ENTRY(launch_kernel_ex, "cuLaunchKernelEx"),
@@ -70,12 +74,14 @@ static const struct {
 };
 #undef ENTRY
 
-/* What a result means to a caller and what to do about it. */
+/* What a result means to a caller and what to do about it. By the numbers of CUresult. */
 static const struct {
     int result;
     weftStatus_t status;
     const char *fix;
 } meanings[] = {
+    /* INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED, STUB_LIBRARY, DEVICE_UNAVAILABLE,
+       INVALID_DEVICE. */
     {1, WEFT_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE, "This is a defect of Weft: report it with this text."},
     {2, WEFT_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED, "Free device memory, or set a smaller workspace limit."},
     {3, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
@@ -86,6 +92,8 @@ static const struct {
     {46, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "Another process may own the GPU exclusively: see 'nvidia-smi -q -d COMPUTE', or use another GPU."},
     {101, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "See nvidia-smi: the GPU may have fallen off the bus."},
+    /* Of images and contexts: INVALID_IMAGE, INVALID_CONTEXT, NO_BINARY_FOR_GPU, ECC_UNCORRECTABLE, INVALID_PTX,
+       JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION. */
     {200, WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "The code was not made for this GPU: build the plan here."},
     {201, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "The context of the GPU was destroyed or reset by this program; keep it alive while Weft is used."},
@@ -96,6 +104,9 @@ static const struct {
      "libnvidia-ptxjitcompiler.so.1 of the driver is missing: install the whole driver."},
     {222, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
      "The compiler is newer than the driver: update the driver, or install an older NVRTC."},
+    /* Of launches: INVALID_HANDLE, ILLEGAL_ADDRESS, LAUNCH_OUT_OF_RESOURCES, LAUNCH_TIMEOUT, ILLEGAL_INSTRUCTION,
+       MISALIGNED_ADDRESS, LAUNCH_FAILED. Most are sticky: they come from whatever call follows the kernel that
+       failed. */
     {400, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "A stream or kernel of another GPU or of a destroyed context was given: use one of the plan's GPU."},
     {700, WEFT_STATUS_EXECUTION_FAILED,
@@ -108,12 +119,14 @@ static const struct {
      "A kernel launched before met a pointer that is not aligned; the GPU is lost to this process. Check pointers."},
     {719, WEFT_STATUS_EXECUTION_FAILED,
      "A kernel launched before failed; the GPU is lost to this process. Run under compute-sanitizer."},
+    /* Of the installation: SYSTEM_NOT_READY, SYSTEM_DRIVER_MISMATCH, COMPAT_NOT_SUPPORTED_ON_DEVICE. */
     {802, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
      "The system is not ready: on NVSwitch machines start nvidia-fabricmanager, then try again."},
     {803, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
      "libcuda and the kernel module are of different versions: reboot, or reload the module, after a driver update."},
     {804, WEFT_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
      "The cuda-compat library does not serve this GPU: take it out of LD_LIBRARY_PATH or update the driver."},
+    /* Of captures and clusters: STREAM_CAPTURE_UNSUPPORTED, _INVALIDATED, _IMPLICIT, INVALID_CLUSTER_SIZE. */
     {900, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "The stream is being captured: do this before the capture."},
     {901, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "An earlier error ended the capture of the stream: capture anew."},
     {906, WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
@@ -132,7 +145,8 @@ static weftStatus_t interpret(int result, const char **fix) {
     return WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
 }
 
-/* "CUDA_ERROR_NO_DEVICE (100: no CUDA-capable device is detected)" */
+/* "CUDA_ERROR_NO_DEVICE (100: no CUDA-capable device is detected)" The functions may be missing, as where the driver
+   did not load: then the number alone. */
 static void print_result(char *out, size_t bytes, int result) {
     const char *name = NULL, *words = NULL;
     if (table.get_error_name)
@@ -168,7 +182,8 @@ static void refuse(weftStatus_t status, const char *format, ...) {
     outcome.status = status;
 }
 
-/* The library, and its name as messages say it; NULL: refused. */
+/* The library, and its name as messages say it; NULL: refused. LOCAL: the driver's symbols must not bind those of other
+   libraries in the process. NOW: what is missing shows here, not in the middle of a launch. */
 static void *open_library(const char **name) {
     /* Where Windows' Linux and Jetson keep it, when the loader does not know. */
     static const char *const places[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1",
@@ -199,6 +214,7 @@ static void *open_library(const char **name) {
     return NULL;
 }
 
+/* Asked by dlsym, before cuGetProcAddress_v2, which older drivers lack: their users hear their version. */
 static bool is_new_enough(void *library, const char *name) {
     int (*get_version)(int *);
     /* C has no conversion from object to function pointers; POSIX asks for this form. */
@@ -219,7 +235,8 @@ static bool is_new_enough(void *library, const char *name) {
     return false;
 }
 
-/* Missing optional ones are NULL in the table; who uses them asks. */
+/* Fills the table, false when an entry that is not optional is missing. Missing optional ones are NULL in the table;
+   who uses them asks. */
 static bool find_entries(void *library, const char *name) {
     int (*get_address)(const char *, void **, int, uint64_t, int *);
     const char *missing = NULL;
@@ -228,12 +245,14 @@ static bool find_entries(void *library, const char *name) {
         missing = "cuGetProcAddress_v2";
     for (size_t i = 0; !missing && i < sizeof entries / sizeof *entries; i++) {
         void *address = NULL;
+        /* CUdriverProcAddressQueryResult: 0 is success, 1 no such symbol, 2 a version that the driver does not have. */
         int found = 0;
         int result = get_address(entries[i].name, &address, entries[i].version, LEGACY_STREAM, &found);
         if (result || found)
             address = NULL;
         if (!address && !entries[i].is_optional)
             missing = entries[i].name;
+        /* Members are function pointers of many types; POSIX has all of them in the form of an object pointer. */
         memcpy((char *)&table + entries[i].offset, &address, sizeof address);
     }
     if (missing)
@@ -243,6 +262,7 @@ static bool find_entries(void *library, const char *name) {
     return !missing;
 }
 
+/* Words what cuInit or cuDeviceGetCount answered, for all later callers. */
 static void refuse_start(int result) {
     char answer[256];
     const char *fix;
@@ -252,6 +272,7 @@ static void refuse_start(int result) {
            answer, fix);
 }
 
+/* Runs once; sets table and outcome. */
 static void load(void) {
     const char *name;
     void *library = open_library(&name);
@@ -262,6 +283,7 @@ static void load(void) {
         result = table.device_get_count(&table.device_count);
     /* A driver that was started does not survive a fork, and would say nothing useful. */
     outcome.process = getpid();
+    /* A driver without a GPU answers NO_DEVICE or a count of 0. */
     if (result && result != CUDA_NO_DEVICE) {
         refuse_start(result);
     } else if (result || table.device_count < 1) {
@@ -278,6 +300,7 @@ weftStatus_t driver_get(const struct driver **driver) {
     pthread_once(&load_once, load);
     if (outcome.status)
         FAIL(outcome.status, "%s", outcome.text);
+    /* A child of fork has the parent's table but none of its threads and device mappings. */
     if (outcome.process != getpid())
         FAIL(
             WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,

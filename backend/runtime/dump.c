@@ -15,7 +15,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Makes the folders of a path, all but its last part. */
+/* mkdir fails where the folder is there, and where it cannot be made fopen tells soon. Makes the folders of a path, all
+   but its last part. */
 static void make_parents(char *path) {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
@@ -24,6 +25,8 @@ static void make_parents(char *path) {
     }
 }
 
+/* Folder and name are joined; header names hold folders of their own ("lib/types.cuh"). True when all bytes lie
+   there. */
 static bool write_file(const char *folder, const char *name, const void *data, size_t bytes) {
     char path[PATH_MAX];
     if (name[0] == '/' || strstr(name, "..") || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
@@ -32,10 +35,12 @@ static bool write_file(const char *folder, const char *name, const void *data, s
     FILE *file = fopen(path, "wb");
     if (!file)
         return false;
+    /* fwrite of 0 bytes answers 0, which is no failure here. */
     bool is_whole = !bytes || fwrite(data, bytes, 1, file) == 1;
     return fclose(file) == 0 && is_whole;
 }
 
+/* What it takes to compile the program again by hand: the version, the target, the options in their order. */
 static bool write_options(const char *folder, const struct program *program, const struct nvrtc_choice *choice) {
     struct text text;
     text_init(&text);
@@ -52,6 +57,7 @@ static bool write_options(const char *folder, const struct program *program, con
    side. */
 void dump_program(const struct program *program, const struct nvrtc_choice *choice, const uint8_t key[32],
                   const struct compiled *compiled) {
+    /* Whether stderr was told. The variable itself is read each time: a debugger may set it in the middle. */
     static atomic_flag told = ATOMIC_FLAG_INIT;
     const char *root = getenv("WEFT_DUMP_DIR"), *log = compiled->log ? compiled->log : "";
     char hex[65], folder[PATH_MAX];
@@ -62,6 +68,7 @@ void dump_program(const struct program *program, const struct nvrtc_choice *choi
         return;
     bool is_whole = write_file(folder, program->name, program->text, strlen(program->text)) &&
                     write_options(folder, program, choice) && write_file(folder, "log.txt", log, strlen(log));
+    /* Beside the program, under the names that it includes them by: the folder compiles as it stands. */
     for (int i = 0; is_whole && i < program->header_count; i++)
         is_whole =
             write_file(folder, program->headers[i].name, program->headers[i].text, strlen(program->headers[i].text));

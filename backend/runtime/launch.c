@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A launch's configuration lives on the stack; its one argument travels as kernelParams with a single pointer, which
-   costs the driver one copy and lets it check the size. */
+/* Enqueues work: kernels, copies, tensor maps, events. A launch's configuration lives on the stack; its one argument
+   travels as kernelParams with a single pointer, which costs the driver one copy and lets it check the size. Nothing
+   here knows what a kernel computes, nor chooses a stream. */
 #include "runtime/launch.h"
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
+/* All limits and all that was asked for, side by side: apart from is_within_limits, off the hot path. */
 static weftStatus_t refuse_limits(const struct launch *launch) {
     const struct kernel *kernel = launch->kernel;
     FAIL(WEFT_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
@@ -26,6 +28,7 @@ static bool is_within_limits(const struct launch *launch) {
     bool fits = threads > 0 && launch->block[0] <= 1024 && launch->block[1] <= 1024 && launch->block[2] <= 64 &&
                 threads <= (uint64_t)kernel->threads_per_block &&
                 launch->shared_bytes <= (uint32_t)kernel->max_dynamic_shared_bytes;
+    /* The driver wants a grid of whole clusters in each axis, and grids within what the device told. */
     for (int axis = 0; axis < 3; axis++) {
         fits &= launch->grid[axis] >= 0 && launch->grid[axis] <= kernel->max_grid[axis];
         if (launch->cluster[0])
@@ -34,7 +37,8 @@ static bool is_within_limits(const struct launch *launch) {
     return fits;
 }
 
-/* What the driver reads; it points into itself, so it is filled where it lies. */
+/* What the driver reads; it points into itself, so it is filled where it lies. Attributes: cluster dimension,
+   programmatic stream serialization, cooperative. */
 struct configuration {
     struct cuda_launch_config config;
     struct cuda_launch_attribute attributes[3];
@@ -48,6 +52,8 @@ static void configure(struct configuration *c, const struct launch *launch, weft
             c->attributes[count].value.cluster[axis] = launch->cluster[axis];
         count++;
     }
+    /* Programmatic dependent launch: the kernel may start while the one before it in the stream still runs, and waits
+       by itself (griddepcontrol.wait) before it reads what that one wrote. */
     if (launch->is_dependent) {
         c->attributes[count].id = CUDA_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION;
         c->attributes[count].value.programmatic = 1;
@@ -71,6 +77,7 @@ static void configure(struct configuration *c, const struct launch *launch, weft
 weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream) {
     const struct kernel *kernel = launch->kernel;
     struct configuration c;
+    /* The driver copies the struct before it returns, so that the caller's may go. */
     void *arguments[] = {(void *)launch->arguments};
     if (!is_within_limits(launch))
         return refuse_limits(launch);
@@ -86,16 +93,19 @@ weftStatus_t launch_kernel(const struct launch *launch, weftStream_t stream) {
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
+/* SUCCESS or the words for a result of the driver, where no names need printing. */
 static weftStatus_t answer(int result, const char *what) {
     return result ? driver_fail(result, "%s", what) : WEFT_STATUS_SUCCESS;
 }
 
+/* A copy of 0 bytes may come with addresses that the driver would refuse. */
 weftStatus_t launch_copy(const struct driver *driver, uint64_t dst, uint64_t src, size_t bytes, weftStream_t stream) {
     return bytes ? answer(driver->memcpy_async(dst, src, bytes, stream), "copying memory") : WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
+/* Of one element in shared memory, by which rows of a box are measured. */
 static uint64_t type_bytes(enum tensor_map_type type) {
     switch (type) {
     case TENSOR_MAP_U8:
@@ -113,6 +123,7 @@ static uint64_t type_bytes(enum tensor_map_type type) {
 /* The driver says only that something is invalid; this says what. Asked after a failure alone. The rules of
    cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col, in the driver's documentation. */
 static const char *broken_rule(const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
+    /* Bytes of the innermost dimension of a copy: one row in shared memory. */
     uint64_t row = (is_tiled ? form->box[0] : form->channels) * type_bytes(form->type);
     if (form->rank < (is_tiled ? 1 : 3) || form->rank > TENSOR_MAP_RANK_MAX)
         return "the rank is 1 to 5, for im2col 3 to 5";
@@ -132,11 +143,13 @@ static const char *broken_rule(const struct tensor_map_form *form, uint64_t addr
         return "an im2col copy has at most 256 channels and 1024 pixels";
     if (row % 16)
         return "a row of the box is a multiple of 16 bytes";
+    /* The enumerators are 1, 2, 3 for 32, 64 and 128 bytes. */
     if (form->swizzle && row > UINT64_C(16) << form->swizzle)
         return "a row of the box is no longer than the swizzle";
     return "one that Weft does not check";
 }
 
+/* Answers other than INVALID_VALUE say nothing about the form: the driver itself failed. */
 static weftStatus_t answer_map(int result, const struct tensor_map_form *form, uint64_t address, bool is_tiled) {
     if (!result)
         return WEFT_STATUS_SUCCESS;
@@ -150,7 +163,7 @@ static weftStatus_t answer_map(int result, const struct tensor_map_form *form, u
          form->channels, form->pixels, (int)form->swizzle);
 }
 
-/* 0 stands for 1, so that forms need not set what they do not use. */
+/* Element strides of the map: 0 stands for 1, so that forms need not set what they do not use. */
 static void fill_steps(uint32_t steps[TENSOR_MAP_RANK_MAX], const struct tensor_map_form *form) {
     for (int i = 0; i < TENSOR_MAP_RANK_MAX; i++)
         steps[i] = form->steps[i] ? form->steps[i] : 1;
@@ -160,6 +173,7 @@ weftStatus_t tensor_map_tiled(struct cuda_tensor_map *map, const struct driver *
                               const struct tensor_map_form *form, uint64_t address) {
     uint32_t steps[TENSOR_MAP_RANK_MAX];
     fill_steps(steps, form);
+    /* Interleave 0: the innermost dimension is contiguous. The last 0 fills what lies outside with zeros, not NaNs. */
     int result =
         driver->tensor_map_encode_tiled(map, (int)form->type, (uint32_t)form->rank, address, form->dims, form->strides,
                                         form->box, steps, 0, (int)form->swizzle, (int)form->promotion, 0);
@@ -185,15 +199,18 @@ weftStatus_t memory_make(uint64_t *address, const struct driver *driver, size_t 
     return result ? driver_fail(result, "allocating %zu bytes of device memory", bytes) : WEFT_STATUS_SUCCESS;
 }
 
+/* Results are ignored: memory is freed on ways out, whose own error must stay the last one. */
 void memory_free(const struct driver *driver, uint64_t address) {
     if (address)
         driver->mem_free(address);
 }
 
+/* An error of any kernel on the stream shows here. */
 weftStatus_t stream_wait(const struct driver *driver, weftStream_t stream) {
     return answer(driver->stream_synchronize(stream), "waiting for a stream");
 }
 
+/* On failure the watch is empty and may be freed again. */
 weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver) {
     *watch = (struct stopwatch){.driver = driver};
     int result = driver->event_create(&watch->start, CUDA_EVENT_DEFAULT);
@@ -212,6 +229,7 @@ weftStatus_t stopwatch_stop(const struct stopwatch *watch, weftStream_t stream) 
     return answer(watch->driver->event_record(watch->stop, stream), "stopping a stopwatch");
 }
 
+/* A stop that was never recorded counts as reached; the elapsed time then fails. */
 weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch) {
     /* The driver counts in milliseconds, with a resolution of about half a microsecond. */
     float milliseconds = 0;

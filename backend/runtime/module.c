@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Code loaded once for each device, however many plans use it, and the kernels in it. */
+/* Code loaded once for each device, however many plans use it, and the kernels in it. It must not know where code comes
+   from (runtime/cache.h) nor what its kernels compute. */
 #include "runtime/module.h"
 #include "runtime/driver.h"
 
@@ -14,8 +15,10 @@ enum { DEFAULT_SHARED_BYTES = 48 * 1024, PORTABLE_CLUSTER = 8 };
 /* Code loaded into one device's context. */
 struct module {
     struct module *next;
+    /* Ordinal and key together name it: code is loaded for each device apart. */
     int32_t ordinal;
     uint8_t key[32]; /* of the code */
+    /* The context is kept, as whoever releases last may be on a thread where another one is current. */
     void *context, *handle;
     int references;
 };
@@ -24,13 +27,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list and 
 static struct module *modules;
 
 /* Another thread may be capturing a stream; loading and unloading are then allowed only to a thread that declares them
-   harmless. */
+   harmless. With the device entered. `log` stays empty where the driver says nothing. */
 static int load_image(void **handle, const struct driver *driver, const struct code *code, char *log,
                       size_t log_bytes) {
     int mode = CUDA_CAPTURE_MODE_RELAXED;
     /* What the driver says of PTX that it cannot translate, for the message. */
     int options[] = {CUDA_JIT_ERROR_LOG_BUFFER, CUDA_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void *values[] = {log, (void *)(uintptr_t)log_bytes};
+    /* Exchanges: `mode` holds the thread's own mode afterwards, which the second call restores. */
     int result = driver->thread_exchange_stream_capture_mode(&mode);
     if (result)
         return result;
@@ -39,10 +43,12 @@ static int load_image(void **handle, const struct driver *driver, const struct c
     return result;
 }
 
-/* Called with the lock held and the device entered. */
+/* Called with the lock held and the device entered. One more reference of code that is loaded, or a new module with one
+   reference. */
 static weftStatus_t get_module(struct module **out, const struct driver *driver, const struct device *device,
                                const struct code *code) {
     char log[1024] = "";
+    /* Compared by key, not by address: equal code may come from two plans' blobs. */
     for (struct module *module = modules; module; module = module->next)
         if (module->ordinal == device->ordinal && memcmp(module->key, code->key, sizeof module->key) == 0) {
             module->references++;
@@ -79,6 +85,7 @@ static void release_module(const struct driver *driver, struct module *module) {
     while (*at != module)
         at = &(*at)->next;
     *at = module->next;
+    /* The module's own context: on this thread another may be current, or none. */
     if (driver->ctx_push_current(module->context) == CUDA_SUCCESS) {
         int mode = CUDA_CAPTURE_MODE_RELAXED, result = driver->thread_exchange_stream_capture_mode(&mode);
         driver->module_unload(module->handle);
@@ -91,6 +98,7 @@ static void release_module(const struct driver *driver, struct module *module) {
 
 /* Stops at the first result that is not success, and returns it. */
 static int read_attributes(struct kernel *kernel, const struct driver *driver) {
+    /* func_get_attribute writes ints, in any order. */
     const struct {
         enum cuda_function_attribute attribute;
         int *value;
@@ -107,6 +115,8 @@ static int read_attributes(struct kernel *kernel, const struct driver *driver) {
 /* The argument struct must be the one that the kernel was compiled with; some drivers cannot tell. Asks for arguments 0
    and 1: there must be the one, of the right size, and not the other. */
 static weftStatus_t check_arguments(const struct kernel *kernel, const struct driver *driver) {
+    /* Answers of cuFuncGetParamInfo: INVALID_VALUE where there is no such argument, NOT_SUPPORTED of code whose
+       parameters the driver does not know. */
     size_t offset, bytes = 0, more;
     if (!driver->func_get_param_info)
         return WEFT_STATUS_SUCCESS;
@@ -136,17 +146,22 @@ static weftStatus_t prepare(struct kernel *kernel, const struct driver *driver, 
         return driver_fail(result, "cuda:%d: reading the limits of kernel '%s'", (int)kernel->ordinal, kernel->name);
     TRY(check_arguments(kernel, driver));
     int fixed = kernel->shared_bytes, limit = device->cuda.shared_per_block;
+    /* A difference and not a sum, which could overflow for needs that are nonsense. shared_per_block has static and
+       dynamic shared memory together. */
     if (needs->shared_bytes > limit - fixed)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
              "cuda:%d (%s): kernel '%s': a block may use %d bytes of shared memory, this one needs %d + %d. Choose a "
              "smaller tile.",
              (int)kernel->ordinal, device->name, kernel->name, limit, fixed, needs->shared_bytes);
+    /* Up to 48 KiB nothing is asked of the driver: beyond that a kernel must opt in. */
     kernel->shared_bytes += needs->shared_bytes;
     kernel->max_dynamic_shared_bytes = DEFAULT_SHARED_BYTES - fixed;
     if (needs->shared_bytes + fixed > DEFAULT_SHARED_BYTES) {
         kernel->max_dynamic_shared_bytes = limit - fixed;
         result = driver->func_set_attribute(kernel->function, CUDA_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - fixed);
     }
+    /* More than 8 blocks are not portable: the driver wants to hear that this is meant, and whether they fit it tells
+       at the launch. */
     if (!result && needs->cluster > PORTABLE_CLUSTER)
         result = driver->func_set_attribute(kernel->function, CUDA_FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
     return result
@@ -154,6 +169,7 @@ static weftStatus_t prepare(struct kernel *kernel, const struct driver *driver, 
                : WEFT_STATUS_SUCCESS;
 }
 
+/* With the lock held and the device entered. On failure kernel->module is released. */
 static weftStatus_t load(struct kernel *kernel, const struct device *device, const struct code *code,
                          const struct kernel_needs *needs) {
     TRY(get_module(&kernel->module, kernel->driver, device, code));
@@ -176,12 +192,14 @@ weftStatus_t kernel_load(struct kernel **out, const struct device *device, const
     *out = NULL;
     TRY(device_enter(&scope, device));
     struct kernel *kernel = calloc(1, sizeof *kernel + strlen(name) + 1);
+    /* The driver is there, since the device was entered. */
     weftStatus_t status = kernel ? driver_get(&kernel->driver) : status_no_memory(sizeof *kernel);
     if (!status) {
         strcpy(kernel->name, name);
         kernel->ordinal = device->ordinal;
         kernel->argument_bytes = needs->argument_bytes;
         memcpy(kernel->max_grid, device->cuda.max_grid, sizeof kernel->max_grid);
+        /* One lock for loading on all devices: loads take milliseconds and are rare. */
         pthread_mutex_lock(&lock);
         status = load(kernel, device, code, needs);
         pthread_mutex_unlock(&lock);

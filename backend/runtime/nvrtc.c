@@ -17,13 +17,15 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* NEWEST_MAJOR: how far file names are tried; versions beyond the ones known today are taken as they come. ARCHS_MAX: a
-   copy lists about 20. */
+/* OLDEST_MAJOR: as the oldest driver that Weft takes. NEWEST_MAJOR: how far file names are tried; versions beyond the
+   ones known today are taken as they come. ARCHS_MAX: a copy lists about 20. */
 enum { OLDEST_MAJOR = 12, NEWEST_MAJOR = 19, ARCHS_MAX = 64 };
+/* Of nvrtcResult: the three that get words of their own. */
 enum { NVRTC_OUT_OF_MEMORY = 1, NVRTC_COMPILATION = 6, NVRTC_BUILTIN_OPERATION_FAILURE = 7 };
 
 /* One copy of the library. */
 struct nvrtc {
+    /* In the order found, which decides between equal versions. */
     struct nvrtc *next;
     char path[PATH_MAX];
     const char *found_by;
@@ -33,6 +35,7 @@ struct nvrtc {
     int version; /* 0: not usable, for the reason in fault */
     char fault[256];
     bool has_builtins; /* libnvrtc-builtins lies beside it */
+    /* archs: 90 for sm_90, ascending as NVRTC lists them. */
     int arch_count, archs[ARCHS_MAX];
 
     int (*get_version)(int *major, int *minor);
@@ -51,6 +54,7 @@ struct nvrtc {
     int (*get_log)(void *program, char *log);
 };
 
+/* All are needed: a copy that lacks one is kept with its fault, for the report. */
 static const struct {
     const char *name;
     size_t offset;
@@ -77,6 +81,7 @@ static bool is_searched;
 
 /* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
+/* A copy that does not serve stays in the list, with the reason: the report and messages say why. */
 static void fault(struct nvrtc *copy, const char *what, const char *detail) {
     snprintf(copy->fault, sizeof copy->fault, "%s%s", what, detail);
     copy->version = 0;
@@ -90,10 +95,11 @@ static void load_builtins(struct nvrtc *copy, int major, int minor) {
     copy->has_builtins = dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL;
 }
 
+/* Sets version and archs, or fault. */
 static void load_copy(struct nvrtc *copy) {
     int major = 0, minor = 0, count = 0;
     /* RTLD_LOCAL: copies side by side must not see each other's symbols. They stay loaded: programs may be under way in
-       them. */
+       them. RTLD_NOW: what the copy itself lacks shows here. */
     void *library = dlopen(copy->path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         fault(copy, "it cannot be loaded: ", dlerror());
@@ -118,6 +124,7 @@ static void load_copy(struct nvrtc *copy) {
     load_builtins(copy, major, minor);
 }
 
+/* One file under several names (links, the folders of several settings) is taken once, as found first. */
 static void add_file(const char *path, const char *found_by) {
     struct stat file;
     char real[PATH_MAX];
@@ -126,6 +133,7 @@ static void add_file(const char *path, const char *found_by) {
     for (const struct nvrtc *copy = copies; copy; copy = copy->next)
         if (copy->device == file.st_dev && copy->inode == file.st_ino)
             return;
+    /* Without memory a copy is as if it were not there. */
     struct nvrtc *copy = calloc(1, sizeof *copy);
     if (!copy)
         return;
@@ -139,7 +147,8 @@ static void add_file(const char *path, const char *found_by) {
     last_copy = &copy->next;
 }
 
-/* Major versions above and below what serves are looked for too, so that the report can say why they do not. */
+/* `inside` begins with a slash or is empty. Major versions above and below what serves are looked for too, so that the
+   report can say why they do not. */
 static void add_folder(const char *folder, const char *inside, const char *found_by) {
     char path[PATH_MAX];
     for (int major = NEWEST_MAJOR; major >= OLDEST_MAJOR - 1; major--)
@@ -147,6 +156,7 @@ static void add_folder(const char *folder, const char *inside, const char *found
             add_file(path, found_by);
 }
 
+/* NVIDIA's wheels: from CUDA 13 on all parts share one folder, those of CUDA 12 have one each. */
 static void add_wheels(const char *site_packages, const char *found_by) {
     add_folder(site_packages, "/nvidia/cu13/lib", found_by);
     add_folder(site_packages, "/nvidia/cuda_nvrtc/lib", found_by);
@@ -155,17 +165,21 @@ static void add_wheels(const char *site_packages, const char *found_by) {
 /* Files and folders divided by colons. */
 static void add_list(const char *paths, const char *found_by) {
     char path[PATH_MAX];
+    /* Past the end of this path, and past the colon where there is one. */
     for (const char *at = paths; *at; at += strcspn(at, ":"), at += *at == ':') {
         int length = (int)strcspn(at, ":");
+        /* Longer paths name no file. */
         if (!length || snprintf(path, sizeof path, "%.*s", length, at) >= PATH_MAX)
             continue;
+        /* Each may be the library itself, its folder, or a site-packages. */
         add_file(path, found_by);
         add_folder(path, "", found_by);
         add_wheels(path, found_by);
     }
 }
 
-/* Loading inside the walk would lock up, so paths are only noted. */
+/* Called for each object of the process under the loader's lock: loading inside would lock up, so paths are only
+   noted. */
 static int note_loaded(struct dl_phdr_info *info, size_t bytes, void *paths) {
     (void)bytes;
     const char *name = strrchr(info->dlpi_name, '/');
@@ -174,6 +188,7 @@ static int note_loaded(struct dl_phdr_info *info, size_t bytes, void *paths) {
     return 0;
 }
 
+/* A copy that PyTorch, say, has loaded costs no second load. */
 static void add_loaded(void) {
     struct text paths;
     text_init(&paths);
@@ -186,15 +201,18 @@ static void add_loaded(void) {
 static void add_siblings(void) {
     Dl_info self;
     char folder[PATH_MAX], up[PATH_MAX + 8];
+    /* The address of any variable of this library tells the library's own file. */
     if (!dladdr((void *)&copies, &self) || !realpath(self.dli_fname, folder) || !strrchr(folder, '/'))
         return;
     *strrchr(folder, '/') = '\0';
+    /* "/../.." and then "/..": site-packages from weft/lib, and from a libweft that lies one folder down. */
     for (const char *step = "/../.."; *step; step += 3) {
         snprintf(up, sizeof up, "%s%s", folder, step);
         add_wheels(up, "beside libweft");
     }
 }
 
+/* By file name alone, as the system finds libraries; the loader then tells the path. */
 static void add_from_loader(void) {
     char name[32];
     struct link_map *map;
@@ -206,6 +224,7 @@ static void add_from_loader(void) {
     }
 }
 
+/* The variables first: they are set on purpose, /usr/local has what the system has. */
 static void add_toolkits(void) {
     static const char *const variables[] = {"CUDA_HOME", "CUDA_PATH"};
     glob_t found;
@@ -288,6 +307,7 @@ static weftStatus_t judge(char why[512], const struct nvrtc *copy, int arch, int
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of equal versions the first found stays: `>` and not `>=`. */
 static const struct nvrtc *choose_copy(int arch, int driver) {
     const struct nvrtc *best = NULL;
     char why[512];
@@ -301,6 +321,8 @@ static const struct nvrtc *choose_copy(int arch, int driver) {
 static const struct nvrtc *choose_for_ptx(int arch, int driver) {
     const struct nvrtc *best = NULL;
     for (const struct nvrtc *copy = copies; copy; copy = copy->next) {
+        /* No newer than the driver to the minor version: a driver translates PTX up to its own version alone, unlike
+           cubins. */
         bool serves = copy->version / 1000 >= OLDEST_MAJOR && newest_known(copy, arch) &&
                       newest_known(copy, arch) < arch && (!driver || copy->version <= driver);
         if (serves && (!best || copy->version > best->version))
@@ -309,6 +331,7 @@ static const struct nvrtc *choose_for_ptx(int arch, int driver) {
     return best;
 }
 
+/* The command that brings a copy that serves; `driver` is 0 where there is none. */
 static const char *how_to_install(int driver) {
     return driver && driver / 1000 < 13
                ? "pip install nvidia-cuda-nvrtc-cu12"
@@ -320,6 +343,7 @@ static weftStatus_t fail_to_choose(const char *arch_name, int arch, int driver) 
     const char *forced = getenv("WEFT_NVRTC");
     bool is_forced = forced && *forced;
     weftStatus_t status = WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING;
+    /* A copy that cannot be used has version 0: any other is newer. */
     int newest = -1, count = 0;
     struct text list;
     char why[512];
@@ -357,20 +381,23 @@ static weftStatus_t fail_to_choose(const char *arch_name, int arch, int driver) 
     return status;
 }
 
-/* "sm_90a" is 90; 0: no such name. */
+/* "sm_90a" is 90; 0: no such name. A suffix of letters does not count. */
 static int arch_number(const char *arch) { return strncmp(arch, "sm_", 3) == 0 ? (int)strtol(arch + 3, NULL, 10) : 0; }
 
+/* 0 without a driver: compiling needs none, and no copy is too new then. */
 static int driver_version(void) {
     const struct driver *driver = driver_find();
     return driver ? driver->version : 0;
 }
 
+/* The architecture as asked for, with its suffix, becomes the target: NVRTC checks whether it knows "sm_90a". */
 weftStatus_t nvrtc_choose(struct nvrtc_choice *choice, const char *arch) {
     int number = arch_number(arch), driver = driver_version();
     if (number < 10)
         FAIL(WEFT_STATUS_BAD_PARAM, "NVRTC: '%.40s' names no GPU architecture. Write it as \"sm_90\".", arch);
     memset(choice, 0, sizeof *choice);
     pthread_mutex_lock(&lock);
+    /* Searches on the first call, and again after nvrtc_set_search_paths. */
     search();
     const struct nvrtc *copy = choose_copy(number, driver);
     snprintf(choice->target, sizeof choice->target, "%s", arch);
@@ -393,6 +420,7 @@ void nvrtc_report(struct text *json, const char *arch) {
     char why[512];
     pthread_mutex_lock(&lock);
     search();
+    /* A copy is either chosen or spare: PTX is the last resort. */
     const struct nvrtc *chosen = choose_copy(number, driver), *spare = chosen ? NULL : choose_for_ptx(number, driver);
     text_add(json, "[");
     for (const struct nvrtc *copy = copies; copy; copy = copy->next) {
@@ -402,6 +430,8 @@ void nvrtc_report(struct text *json, const char *arch) {
             snprintf(why, sizeof why, "chosen as a last resort, for PTX: no copy knows sm_%d", number);
         else if (judge(why, copy, number, driver) == WEFT_STATUS_SUCCESS)
             snprintf(why, sizeof why,
+                     /* choose_copy takes the newest, so a copy that serves too is older, or of the same version and
+                        found later. */
                      copy->version < chosen->version ? "a newer one serves" : "the same was found before");
         text_add(json, "%s{\"path\":", copy == copies ? "" : ",");
         text_json_string(json, copy->path);
@@ -426,18 +456,22 @@ struct log_error {
     int file_length, words_length, line;
 };
 
+/* The first line of a log that is "FILE(LINE): ... error ...: WORDS"; false where there is none. */
 static bool find_error(struct log_error *error, const char *log) {
     for (const char *at = log; *at; at += strcspn(at, "\n"), at += *at == '\n') {
+        /* strstr looks beyond the line; whether `error` lies in it is asked below. */
         const char *end = at + strcspn(at, "\n"), *close = strstr(at, "): "), *open = close;
         const char *word = close ? strstr(close, "error") : NULL;
         if (!word || word > end)
             continue;
+        /* Back to the parenthesis that opens the line's number: file names may hold others. */
         while (open > at && *open != '(')
             open--;
         const char *words = word + strcspn(word, ":\n");
         words += *words == ':';
         words += strspn(words, " ");
         *error = (struct log_error){at, words, (int)(open - at), (int)strcspn(words, "\n"), atoi(open + 1)};
+        /* No file or no number: not of that form, so the whole log is shown. */
         return open > at && error->line > 0;
     }
     return false;
@@ -454,6 +488,7 @@ static const char *find_line(const char *text, int line, int *length) {
     return text;
 }
 
+/* The text of the program or of a header by the name that the log has for it; NULL: a file of another's. */
 static const char *find_text(const struct program *program, const char *file, int length) {
     if (strncmp(program->name, file, (size_t)length) == 0 && !program->name[length])
         return program->text;
@@ -463,6 +498,7 @@ static const char *find_text(const struct program *program, const char *file, in
     return NULL;
 }
 
+/* `log` is never NULL. The text of the line is quoted, as users do not have the file. */
 static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choice, const struct program *program,
                                     const char *log) {
     const struct nvrtc *nvrtc = choice->compiler;
@@ -478,6 +514,7 @@ static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choic
              "NVRTC %d.%d: '%s' cannot use its own libnvrtc-builtins.so.%d.%d, which must lie beside it. Install NVRTC "
              "anew: %s.",
              major, minor, nvrtc->path, major, minor, how_to_install(choice->version));
+    /* Other failures have no line: NVRTC's own words and the log must do. */
     if (result != NVRTC_COMPILATION || !find_error(&error, log))
         FAIL(WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "NVRTC %d.%d, %s: '%s' does not compile: %s. %s. Log: %s",
              major, minor, choice->target, program->name, nvrtc->get_error_string(result), report,
@@ -490,13 +527,15 @@ static weftStatus_t fail_to_compile(int result, const struct nvrtc_choice *choic
          text ? length : 8, line, report, log);
 }
 
-/* Says in the log that the code is PTX, since nothing else would. */
+/* Says in the log that the code is PTX, since nothing else would. Also of a compilation that failed, which the log
+   explains. */
 static weftStatus_t read_log(struct compiled *out, const struct nvrtc_choice *choice, void *program) {
     size_t bytes = 0;
     char note[128] = "";
     if (choice->is_ptx)
         snprintf(note, sizeof note, "weft: NVRTC %d.%d does not know this chip; compiled to PTX of %s for the driver\n",
                  choice->version / 1000, choice->version % 1000 / 10, choice->target);
+    /* `bytes` counts the zero. */
     if (choice->compiler->get_log_size(program, &bytes))
         bytes = 0;
     out->log = calloc(1, strlen(note) + bytes + 1);
@@ -508,10 +547,12 @@ static weftStatus_t read_log(struct compiled *out, const struct nvrtc_choice *ch
     return WEFT_STATUS_SUCCESS;
 }
 
+/* On failure image may be set; compiled_free takes it with the rest. */
 static weftStatus_t read_image(struct compiled *out, const struct nvrtc_choice *choice, void *program) {
     const struct nvrtc *nvrtc = choice->compiler;
     int result =
         choice->is_ptx ? nvrtc->get_ptx_size(program, &out->bytes) : nvrtc->get_cubin_size(program, &out->bytes);
+    /* A size of 0 without an error: NVRTC gives no cubin for a virtual architecture. */
     if (!result && out->bytes) {
         out->image = malloc(out->bytes);
         if (!out->image)
@@ -527,6 +568,7 @@ static weftStatus_t read_image(struct compiled *out, const struct nvrtc_choice *
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `options` has room for option_count + 1. The log is read first, so that failures have it. */
 static weftStatus_t compile(struct compiled *out, const struct nvrtc_choice *choice, const struct program *program,
                             const char **options, void *handle) {
     char target[64];
@@ -542,6 +584,7 @@ static weftStatus_t compile(struct compiled *out, const struct nvrtc_choice *cho
     return read_image(out, choice, handle);
 }
 
+/* Runs without a lock: NVRTC compiles several programs at once, each with a handle of its own. */
 weftStatus_t nvrtc_compile(struct compiled *out, const struct nvrtc_choice *choice, const struct program *program) {
     const struct nvrtc *nvrtc = choice->compiler;
     struct timespec start, end;
@@ -556,6 +599,7 @@ weftStatus_t nvrtc_compile(struct compiled *out, const struct nvrtc_choice *choi
         list[i] = program->headers[i].text;
         list[program->header_count + i] = program->headers[i].name;
     }
+    /* What compiling costs, for the log: a few hundred milliseconds are usual. */
     clock_gettime(CLOCK_MONOTONIC, &start);
     int result = nvrtc->create_program(&handle, program->text, program->name, program->header_count, list,
                                        list + program->header_count);

@@ -9,6 +9,7 @@
 enum { STEP_BYTES = 512, STEPS = 8 /* at least, in a block: no more than an eighth is beyond what was asked for */ };
 
 void pool_init(struct pool *pool, size_t bytes_max) {
+    /* A zeroed struct and a mutex; nothing is allocated before memory is given back. */
     *pool = (struct pool){.bytes_max = bytes_max};
     pthread_mutex_init(&pool->lock, NULL);
 }
@@ -22,7 +23,7 @@ static size_t block_bytes(size_t bytes) {
     return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
 }
 
-/* Takes block i off the list. */
+/* Takes block i off the list, in its order; its memory is the caller's now. */
 static uint64_t remove_block(struct pool *pool, int i) {
     uint64_t address = pool->blocks[i].address;
     pool->bytes -= pool->blocks[i].bytes;
@@ -41,13 +42,15 @@ static weftStatus_t stream_number(uint64_t *number, const struct driver *driver,
     return result ? driver_fail(result, "asking for the number of a stream") : WEFT_STATUS_SUCCESS;
 }
 
-/* Gives what is kept for the stream of an address back to the driver, which waits for the work on it. */
+/* Gives what is kept for the stream of an address back to the driver, which waits for the work on it. From the end:
+   removing a block moves only those behind it. */
 static void free_blocks_of(struct pool *pool, const struct driver *driver, weftStream_t stream) {
     for (int i = pool->count - 1; i >= 0; i--)
         if (pool->blocks[i].stream == stream)
             memory_free(driver, remove_block(pool, i));
 }
 
+/* Index in pool->streams, or -1. At most 16 of them. */
 static int find_stream(const struct pool *pool, weftStream_t stream) {
     int i = pool->stream_count - 1;
     while (i >= 0 && pool->streams[i].stream != stream)
@@ -98,16 +101,20 @@ weftStatus_t pool_take(uint64_t *address, struct pool *pool, const struct driver
     TRY(stream_number(&number, driver, stream));
     size_t whole = block_bytes(bytes);
     *address = find_block(pool, driver, whole, stream, number);
+    /* Outside the lock: the driver may take long. */
     return *address ? WEFT_STATUS_SUCCESS : memory_make(address, driver, whole);
 }
 
 void pool_give(struct pool *pool, const struct driver *driver, uint64_t address, size_t bytes, weftStream_t stream) {
     size_t whole = block_bytes(bytes);
-    /* The name of the default stream per thread means another stream in each. */
+    /* The name of the default stream per thread means another stream in each. 0 bytes of bytes_max switch the pool
+       off. */
     bool is_kept = stream != CUDA_STREAM_PER_THREAD && whole <= pool->bytes_max;
     pthread_mutex_lock(&pool->lock);
+    /* A stream that pool_take has forgotten, or never met, has no number by which a later one could be told from it. */
     is_kept = is_kept && find_stream(pool, stream) >= 0;
-    /* The block that was freed longest ago makes room. */
+    /* The block that was freed longest ago makes room. `whole` is at most bytes_max, so the difference does not
+       wrap. */
     while (is_kept && (pool->count == POOL_BLOCKS_MAX || pool->bytes > pool->bytes_max - whole))
         memory_free(driver, remove_block(pool, 0));
     if (is_kept) {
@@ -117,10 +124,12 @@ void pool_give(struct pool *pool, const struct driver *driver, uint64_t address,
         pool->bytes += whole;
     }
     pthread_mutex_unlock(&pool->lock);
+    /* Frees when the device is done with the memory: cuMemFree waits by itself. */
     if (!is_kept)
         memory_free(driver, address);
 }
 
+/* Handles call it when they are destroyed, and whoever found the device's memory full, before trying again. */
 bool pool_empty(struct pool *pool, const struct driver *driver) {
     pthread_mutex_lock(&pool->lock);
     bool was_kept = pool->count > 0;

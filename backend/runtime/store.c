@@ -33,14 +33,18 @@ enum { SAVES_PER_TRIM = 64, STALE_SECONDS = 3600 };
 enum mode { MODE_OFF, MODE_READ, MODE_WRITE };
 static const char *const mode_names[] = {"off", "ro", "rw"};
 
+/* Written by open_store alone, constant from then on: read without a lock. */
 static struct {
     enum mode mode;
+    /* Stays open for as long as the process lives. */
     int folder; /* descriptor */
     char path[PATH_MAX];
     char problem[PATH_MAX + 256]; /* why the mode is less than asked for */
+    /* Bytes that trim keeps the folder below. */
     int64_t limit;
 } store;
 static pthread_once_t open_once = PTHREAD_ONCE_INIT;
+/* One thread of this process trims at a time; others wait. */
 static pthread_mutex_t trim_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_llong estimate, save_count; /* bytes in the folder as far as known; saves of this process */
 static atomic_llong hits, saved, damaged, evicted;
@@ -63,6 +67,7 @@ static void read_settings(void) {
     const char *mode = getenv("WEFT_CACHE"), *folder = getenv("WEFT_CACHE_DIR"), *shared = getenv("XDG_CACHE_HOME"),
                *home = getenv("HOME");
     store.mode = MODE_WRITE;
+    /* MODE_OFF .. MODE_WRITE are 0 .. 2, the indices of their names. */
     for (int m = MODE_OFF; mode && m <= MODE_WRITE; m++)
         if (strcmp(mode, mode_names[m]) == 0)
             store.mode = (enum mode)m;
@@ -70,6 +75,8 @@ static void read_settings(void) {
         environment_warn("WEFT_CACHE", mode, "which is not rw, ro or off. It is taken as rw.");
     store.limit = environment_number("WEFT_CACHE_BYTES", 256 << 20);
     int length = -1;
+    /* The first that is set decides, even where it turns out to be of no use: users shall see that theirs is not
+       used. */
     if (folder && *folder)
         length = snprintf(store.path, sizeof store.path, "%s", folder);
     else if (shared && *shared == '/')
@@ -90,9 +97,10 @@ static void make_folders(char *path) {
     mkdir(path, 0700);
 }
 
-/* Root could replace the library itself. */
+/* Root could replace the library itself. Who else could write the folder could give this process code to run. */
 static bool is_trusted_owner(uid_t owner) { return owner == geteuid() || owner == 0; }
 
+/* Sets store, lowering the mode step by step to what the folder allows; every reason is one warning. */
 static void open_store(void) {
     struct stat info;
     read_settings();
@@ -100,17 +108,20 @@ static void open_store(void) {
         return;
     if (store.mode == MODE_WRITE)
         make_folders(store.path);
+    /* NOFOLLOW: a link in the last place could lead anywhere. CLOEXEC: child programs do not inherit it. */
     store.folder = open(store.path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (store.folder < 0 || fstat(store.folder, &info))
         lower_mode(MODE_OFF,
                    "'%s' cannot be opened (%s). Kernels are compiled anew in every process; set WEFT_CACHE_DIR to "
                    "a folder of yours, or WEFT_CACHE=off for silence.",
                    store.path, errno == ELOOP || errno == ENOTDIR ? "it is a link or no folder" : strerror(errno));
+    /* Asked of the open folder, not of its path, which may be exchanged in between. */
     else if (!is_trusted_owner(info.st_uid) || info.st_mode & (S_IWGRP | S_IWOTH))
         lower_mode(MODE_OFF,
                    "'%s' is ignored: %s, who could plant code there. Set WEFT_CACHE_DIR to a folder that only you "
                    "can write (chmod 700).",
                    store.path, is_trusted_owner(info.st_uid) ? "others can write it" : "it belongs to another user");
+    /* EACCESS: with the rights that the process acts with. */
     else if (store.mode == MODE_WRITE && faccessat(store.folder, ".", W_OK, AT_EACCESS))
         lower_mode(MODE_READ,
                    "'%s' cannot be written (%s); it is only read. Set WEFT_CACHE_DIR to a folder of yours, or "
@@ -125,11 +136,13 @@ static enum mode open_mode(void) {
 
 /* ---- Loading ----------------------------------------------------------------------------------------------------- */
 
+/* 64 digits, ".weft" and the zero: 70 bytes. */
 static void print_name(char name[80], const uint8_t key[32]) {
     sha256_hex(name, key);
     strcpy(name + 64, ".weft");
 }
 
+/* read may give less than asked for, and a signal may interrupt it; false at the end of the file. */
 static bool read_all(int file, uint8_t *dst, size_t bytes) {
     while (bytes > 0) {
         ssize_t got = read(file, dst, bytes);
@@ -143,7 +156,8 @@ static bool read_all(int file, uint8_t *dst, size_t bytes) {
     return true;
 }
 
-/* The payload inside an entry's bytes, or NULL when anything does not fit. */
+/* The payload inside an entry's bytes, or NULL when anything does not fit. Guards against files cut short, other
+   formats, files renamed by hand, and bits that a disk lost; not against who can write the folder. */
 static const uint8_t *check_entry(size_t *payload_bytes, const uint8_t *data, size_t bytes, const uint8_t key[32]) {
     struct byte_reader reader;
     struct sha256 hash;
@@ -155,6 +169,7 @@ static const uint8_t *check_entry(size_t *payload_bytes, const uint8_t *data, si
     byte_get_raw(&reader, found_key, sizeof found_key);
     byte_get_raw(&reader, wanted, sizeof wanted);
     const uint8_t *payload = byte_get_block(&reader, payload_bytes);
+    /* `position != bytes`: nothing may follow the payload. */
     if (reader.bad || reader.position != bytes || format != FORMAT || memcmp(found_magic, magic, sizeof magic) != 0 ||
         memcmp(found_key, key, 32) != 0)
         return NULL;
@@ -164,11 +179,13 @@ static const uint8_t *check_entry(size_t *payload_bytes, const uint8_t *data, si
     return memcmp(digest, wanted, sizeof digest) == 0 ? payload : NULL;
 }
 
-/* The whole file of an entry; NULL with *problem set when there is one that cannot be trusted. */
+/* The whole file of an entry, for the caller to free; NULL with *problem set when there is one that cannot be trusted,
+   NULL alone when memory ran out. */
 static uint8_t *read_entry(int file, size_t *bytes, const char **problem) {
     struct stat info;
     if (fstat(file, &info) || !S_ISREG(info.st_mode))
         *problem = "is no file";
+    /* The folder is trusted, but root or its owner may have moved a file of another user into it. */
     else if (!is_trusted_owner(info.st_uid))
         *problem = "belongs to another user";
     else if (info.st_size < HEADER_BYTES || info.st_size > ENTRY_BYTES_MAX)
@@ -195,6 +212,7 @@ bool store_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
     print_name(name, key);
     /* NONBLOCK: a pipe of that name must not hold us. */
     int file = openat(store.folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    /* ELOOP is NOFOLLOW's answer to a link; any other failure means that there is no entry. */
     if (file < 0 && errno != ELOOP)
         return false;
     uint8_t *data = NULL;
@@ -209,13 +227,16 @@ bool store_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
         atomic_fetch_add(&damaged, 1);
         trace(WEFT_SEV_WARNING, "kernel cache: '%s/%s' %s; it is dropped and compiled anew.", store.path, name,
               problem);
+        /* Removed, so that the next process does not meet it; a store that is only read keeps it and warns again. */
         if (store.mode == MODE_WRITE)
             unlinkat(store.folder, name, 0);
     }
     if (found) {
+        /* The payload moves to the front, so that the caller frees what it was given. */
         memmove(data, found, *bytes);
         *payload = data;
         atomic_fetch_add(&hits, 1);
+        /* Its modification time is its last use; trimming goes by it. */
         if (store.mode == MODE_WRITE)
             futimens(file, NULL);
     } else {
@@ -231,9 +252,11 @@ bool store_load(const uint8_t key[32], uint8_t **payload, size_t *bytes) {
 struct entry {
     char name[80];
     int64_t bytes;
+    /* By modification time. */
     struct timespec used;
 };
 
+/* Ascending, as qsort asks: negative, zero or positive. */
 static int compare_use(const void *left, const void *right) {
     const struct timespec *a = &((const struct entry *)left)->used, *b = &((const struct entry *)right)->used;
     if (a->tv_sec != b->tv_sec)
@@ -248,10 +271,12 @@ static struct entry *list_entries(size_t *count, int64_t *bytes) {
     struct stat info;
     *count = 0;
     *bytes = 0;
+    /* Opened again: fdopendir takes its descriptor over, and two listings must not share a position. */
     int again = openat(store.folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *folder = again < 0 ? NULL : fdopendir(again);
     for (struct dirent *item; folder && (item = readdir(folder));) {
         size_t length = strlen(item->d_name);
+        /* Files vanish between readdir and fstatat when another process trims. */
         if (fstatat(store.folder, item->d_name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISREG(info.st_mode))
             continue;
         if (store.mode == MODE_WRITE && strncmp(item->d_name, ".tmp-", 5) == 0 &&
@@ -276,8 +301,8 @@ static struct entry *list_entries(size_t *count, int64_t *bytes) {
     return entries;
 }
 
-/* Above the limit, removes the entries used longest ago until an eighth below it is free, so that trimming is rare. */
-/* Other processes may trim at the same time: an entry that is gone already is no error. */
+/* Above the limit, removes the entries used longest ago until an eighth below it is free, so that trimming is rare.
+   Other processes may trim at the same time: an entry that is gone already is no error. */
 static void trim(void) {
     size_t count;
     int64_t bytes;
@@ -289,6 +314,7 @@ static void trim(void) {
             bytes -= entries[i].bytes;
             atomic_fetch_add(&evicted, 1);
         }
+    /* What was saved meanwhile by other threads may be missing from it until the next listing. */
     atomic_store(&estimate, bytes);
     free(entries);
     pthread_mutex_unlock(&trim_lock);
@@ -296,7 +322,7 @@ static void trim(void) {
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
-/* write may put less than all of it, and a signal may interrupt it. */
+/* All bytes or false: write may put less than all of it, and a signal may interrupt it. */
 static bool write_all(int file, const uint8_t *src, size_t bytes) {
     while (bytes > 0) {
         ssize_t put = write(file, src, bytes);
@@ -318,6 +344,7 @@ static bool write_entry(const char *name, const struct byte_writer *entry) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now); /* process numbers repeat where machines or containers share the folder */
     snprintf(aside, sizeof aside, ".tmp-%ld-%u-%ld", (long)getpid(), atomic_fetch_add(&serial, 1u), now.tv_nsec);
+    /* EXCL: a name that is taken is somebody else's, and fails. 0600, as others must not read it. */
     int file = openat(store.folder, aside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (file < 0)
         return false;
@@ -331,6 +358,7 @@ static bool write_entry(const char *name, const struct byte_writer *entry) {
     return is_whole;
 }
 
+/* No lock: writing aside and renaming lets threads and processes save the same key at once, the last one stays. */
 void store_save(const uint8_t key[32], const void *payload, size_t bytes) {
     static atomic_bool has_warned;
     char name[80];
@@ -352,9 +380,11 @@ void store_save(const uint8_t key[32], const void *payload, size_t bytes) {
     if (!entry.failed && write_entry(name, &entry)) {
         atomic_fetch_add(&saved, 1);
         int64_t now = atomic_fetch_add(&estimate, (long long)entry.length) + (int64_t)entry.length;
+        /* The first save trims as well: it learns how full earlier processes left the folder. */
         if (atomic_fetch_add(&save_count, 1) % SAVES_PER_TRIM == 0 || now > store.limit)
             trim();
     } else if (!atomic_exchange(&has_warned, true)) {
+        /* One warning in a process: a full disk would give one for every kernel. */
         trace(WEFT_SEV_WARNING,
               "kernel cache: an entry could not be written to '%s' (%s). Make room there, or set "
               "WEFT_CACHE_DIR to another folder.",
@@ -366,6 +396,7 @@ void store_save(const uint8_t key[32], const void *payload, size_t bytes) {
 void store_report(struct text *json) {
     size_t count = 0;
     int64_t bytes = 0;
+    /* Opens the store, so that a report says what a run would find. */
     enum mode mode = open_mode();
     if (mode != MODE_OFF)
         free(list_entries(&count, &bytes));
