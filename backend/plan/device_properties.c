@@ -27,7 +27,8 @@ static const struct row rows[] = {
               .role = ROLE_RESULT, .doc = "CPU threads that work on one plan"),
 };
 
-/* A GPU's numbers, as the text names them. */
+/* A GPU's numbers, as the text names them. Lists written and read go by this table, so that a text that was written
+   reads back the same. */
 static const struct {
     const char *key;
     size_t offset;
@@ -48,9 +49,11 @@ enum { NUMBER_COUNT = sizeof numbers / sizeof *numbers };
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
+/* JSON's white space. */
 static const char *skip_spaces(const char *at) { return at + strspn(at, " \t\r\n"); }
 
-/* The value of a key of a flat JSON object, or NULL. */
+/* The value of a key of a flat JSON object, or NULL. Text within a string that looks like a key and a colon would be
+   taken for one; the texts that Weft writes have none. */
 static const char *find_key(const char *json, const char *key) {
     char quoted[64];
     snprintf(quoted, sizeof quoted, "\"%s\"", key);
@@ -62,8 +65,8 @@ static const char *find_key(const char *json, const char *key) {
     return NULL;
 }
 
-/* The characters between the quotes, cut to `bytes`; escaped quotes and backslashes stand for themselves. False, and
-   nothing changes, where no string is. */
+/* The characters between the quotes, cut to `bytes` with the zero; escaped quotes and backslashes stand for themselves.
+   False, and nothing changes, where no string is. */
 static bool read_string(char *out, size_t bytes, const char *at) {
     size_t length = 0;
     if (!at || *at++ != '"')
@@ -76,6 +79,7 @@ static bool read_string(char *out, size_t bytes, const char *at) {
     return true;
 }
 
+/* A typical GPU of the architecture, with the numbers that the text has instead. */
 static weftStatus_t read_cuda(struct device *device, const struct descriptor *self, const char *json) {
     char arch[32];
     int major, minor;
@@ -88,10 +92,12 @@ static weftStatus_t read_cuda(struct device *device, const struct descriptor *se
     for (int i = 0; i < NUMBER_COUNT; i++) {
         const char *text = find_key(json, numbers[i].key);
         void *place = (char *)&device->cuda + numbers[i].offset;
+        /* 2^50 is a petabyte: larger numbers are mistakes, and products of them could overflow. */
         int64_t said = text ? strtoll(text, NULL, 10) : 0, most = numbers[i].is_wide ? INT64_C(1) << 50 : INT32_MAX;
         if (text && (said < 1 || said > most))
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: json says %s %lld; legal are 1..%lld. Correct the text.",
                  descriptor_label(self), numbers[i].key, (long long)said, (long long)most);
+        /* The table says how wide the member is. */
         if (text && numbers[i].is_wide)
             *(int64_t *)place = said;
         else if (text)
@@ -100,6 +106,7 @@ static weftStatus_t read_cuda(struct device *device, const struct descriptor *se
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Fills in the whole device; unknown keys are passed over, as a later version may write more. */
 static weftStatus_t read_json(struct device *device, const struct descriptor *self, const char *json) {
     const char *ordinal = find_key(json, "ordinal"), *threads = find_key(json, "threads");
     char kind[8] = "";
@@ -110,11 +117,13 @@ static weftStatus_t read_json(struct device *device, const struct descriptor *se
              "%s: json describes no device that Weft knows: '%.60s'. Use text that attribute json of another device "
              "gave.",
              descriptor_label(self), json);
+    /* What is left out is 0 and 1. */
     long ordinal_said = ordinal ? strtol(ordinal, NULL, 10) : 0, threads_said = threads ? strtol(threads, NULL, 10) : 1;
     if (ordinal_said < 0 || ordinal_said > INT32_MAX || threads_said < 1 || threads_said > 4096)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: json says ordinal %ld and %ld threads; legal are 0 or more, and 1..4096. Correct the text.",
              descriptor_label(self), ordinal_said, threads_said);
+    /* Zeroed, so that devices compare by their bytes. */
     *device = (struct device){.kind = WEFT_DEVICE_CPU, .threads = (int)threads_said};
     if (is_cuda)
         TRY(read_cuda(device, self, json));
@@ -125,6 +134,7 @@ static weftStatus_t read_json(struct device *device, const struct descriptor *se
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
+/* count leaves the zero out, as in all lists of characters. */
 static weftStatus_t set_chars(struct list *list, struct arena *arena, const char *chars) {
     TRY(arena_copy(arena, &list->items, chars, strlen(chars) + 1));
     list->count = (int64_t)strlen(chars);
@@ -140,6 +150,7 @@ static void add_numbers(struct text *text, const struct cuda_properties *cuda) {
     }
 }
 
+/* Written for every device, also one that was read: the text then has all numbers. */
 static weftStatus_t write_json(struct device_properties *properties) {
     struct text text;
     const struct device *device = &properties->device;
@@ -157,6 +168,7 @@ static weftStatus_t write_json(struct device_properties *properties) {
     return status;
 }
 
+/* json counts before the handle, the handle before device_id. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct device_properties *properties = (struct device_properties *)descriptor;
     if (properties->json.count)
@@ -165,6 +177,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         properties->device = properties->handle->device;
     else
         TRY(device_find(&properties->device, (weftDeviceKind_t)properties->kind, properties->device_id));
+    /* The rows then say what the device is, whichever of the three told. */
     properties->kind = properties->device.kind;
     properties->device_id = properties->device.ordinal;
     properties->threads = properties->device.threads;
@@ -172,6 +185,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     return write_json(properties);
 }
 
+/* Rows are copied already; the device behind them is no row. */
 static weftStatus_t copy(struct descriptor *target, const struct descriptor *source) {
     ((struct device_properties *)target)->device = ((const struct device_properties *)source)->device;
     return WEFT_STATUS_SUCCESS;
@@ -195,6 +209,7 @@ weftStatus_t choose_device(struct device *device, const struct device_properties
         *device = handle->device;
     else
         TRY(device_choose_default(device));
+    /* Nobody named a device: the engine may pick the first of its kind. */
     bool is_free = !properties && !handle;
     return is_free && engine && engine->device != device->kind ? device_find(device, engine->device, 0)
                                                                : WEFT_STATUS_SUCCESS;

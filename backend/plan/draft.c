@@ -9,9 +9,10 @@
 
 /* ---- The workspace ----------------------------------------------------------------------------------------------- */
 
-/* Steps in which a value must keep its memory. */
+/* Steps in which an intermediate must keep its memory: from the one that makes it to the last that reads it. */
 struct life {
     int value;
+    /* Steps are numbered in the order in which they run. */
     int first, last;
     int64_t bytes;
 };
@@ -21,9 +22,11 @@ struct hole {
     int64_t offset, bytes;
 };
 
+/* What the layout works with; freed when it is done, but for `draft`. */
 struct space {
     struct draft *draft;
     bool *crosses; /* of each value: a step other than the one that makes it reads it */
+    /* Unordered at first, then by `first`. */
     struct life *lives;
     int count;
     struct hole *holes; /* by offset; the last one has no end */
@@ -33,6 +36,7 @@ struct space {
 /* Far from INT64_MAX, so that an offset and a size never overflow together. */
 #define LAST_HOLE_BYTES (INT64_C(1) << 62)
 
+/* Each size is rounded up, so that every offset is a multiple of WORKSPACE_ALIGNMENT. */
 static int64_t align_up(int64_t bytes) { return round_up(bytes, WORKSPACE_ALIGNMENT); }
 
 /* -1 for inputs, and for what a view makes. */
@@ -41,6 +45,7 @@ static int making_step(const struct draft *draft, int value) {
     return producer < 0 ? -1 : draft->cover.part_of_node[producer];
 }
 
+/* Operands count as the memory that they lie in: reading a view reads what it views. */
 static void note_reading(struct space *space, int step, int operand) {
     struct draft *draft = space->draft;
     int value = draft->cover.views.memory[operand];
@@ -57,12 +62,14 @@ static void note_writing(const struct draft *draft, int step, int operand) {
         draft->first_writing[value] = step;
 }
 
+/* Fills in first_writing, last_reading and is_viewed of the draft, and crosses. Linear in the operands. */
 static void note_accesses(struct space *space) {
     const struct draft *draft = space->draft;
     for (int v = 0; v < draft->graph->value_count; v++)
         draft->first_writing[v] = draft->last_reading[v] = -1;
     for (int n = 0; n < draft->graph->node_count; n++) {
         const struct node *node = &draft->graph->nodes[n];
+        /* Negative: nothing runs at this node. */
         int step = draft->cover.part_of_node[n];
         for (int i = 0; i < node->operand_count && step >= 0; i++) {
             int value = node->operands[i];
@@ -99,6 +106,7 @@ static int64_t take_room(struct space *space, int64_t bytes) {
     struct hole *hole = &space->holes[at];
     int64_t offset = hole->offset;
     hole->offset += bytes;
+    /* What is left of the hole stays where it is in the order. */
     hole->bytes -= bytes;
     if (hole->bytes == 0)
         memmove(hole, hole + 1, (size_t)(--space->hole_count - at) * sizeof *hole);
@@ -108,6 +116,7 @@ static int64_t take_room(struct space *space, int64_t bytes) {
 /* Holes stay sorted and never touch, so that their number is at most one more than that of lives. */
 static void give_room(struct space *space, int64_t offset, int64_t bytes) {
     int low = 0, high = space->hole_count - 1; /* the first hole behind is one of these */
+    /* A value without elements took no room. */
     if (bytes == 0)
         return;
     while (low < high) {
@@ -133,6 +142,7 @@ static void give_room(struct space *space, int64_t offset, int64_t bytes) {
     }
 }
 
+/* By number where they begin together, so that the layout is the same on each machine: qsort keeps no order. */
 static int by_first(const void *a, const void *b) {
     const struct life *left = a, *right = b;
     return left->first != right->first ? left->first - right->first : left->value - right->value;
@@ -167,6 +177,7 @@ static weftStatus_t place_lives(struct space *space, struct arena *scratch) {
                 "engine %s: the graph's intermediate tensors take more than 2^62 bytes of workspace. Use smaller ones.",
                 draft->engine->name);
         draft->value_offset[life->value] = offset;
+        /* The scratch begins behind the highest intermediate. */
         if (offset + life->bytes > draft->scratch_offset)
             draft->scratch_offset = offset + life->bytes;
     }
@@ -174,7 +185,7 @@ static weftStatus_t place_lives(struct space *space, struct arena *scratch) {
 }
 
 /* What the worst step needs: all that lives then and its own scratch. No workspace of these steps in this order is
-   smaller. */
+   smaller. A sweep over the steps with the change of each: linear in both, instead of all lives for each step. */
 static weftStatus_t count_least(struct space *space, struct arena *scratch) {
     struct draft *draft = space->draft;
     int64_t *change, live = 0; /* of each step: bytes that begin to live, less those that ended before */
@@ -191,6 +202,7 @@ static weftStatus_t count_least(struct space *space, struct arena *scratch) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Scratch that this takes goes with its caller's arena. */
 static weftStatus_t lay_out_values(struct draft *draft, struct arena *scratch) {
     struct space space = {.draft = draft};
     size_t values = (size_t)draft->graph->value_count;
@@ -232,7 +244,8 @@ static int64_t count_bytes(const struct draft *draft, int step, int *counted) {
     for (int k = 0; k < region->count; k++)
         for (int i = 0; i < region_node(region, k)->operand_count; i++) {
             int value = region_node(region, k)->operands[i], whole = draft->cover.views.memory[value];
-            /* Each once per step, however many of its operations read it. */
+            /* Memory is counted by the view's own elements: a step that reads a tenth of a tensor moves a tenth. Each
+               once per step, however many of its operations read it. */
             bool in_memory = !draft->graph->values[whole].tensor->is_virtual || draft->value_offset[whole] >= 0;
             if (in_memory && counted[value] != step + 1)
                 bytes = add_sizes(bytes, tensor_own_bytes(draft->graph->values[value].tensor));
@@ -241,6 +254,7 @@ static int64_t count_bytes(const struct draft *draft, int step, int *counted) {
     return bytes;
 }
 
+/* step_bytes and moved_bytes are for reports alone. */
 static weftStatus_t count_moved(struct draft *draft, struct arena *arena) {
     struct arena scratch = {0};
     int *counted;
@@ -254,7 +268,8 @@ static weftStatus_t count_moved(struct draft *draft, struct arena *arena) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The steps of a cover. */
+/* The steps of a cover: each is built by its family, then all get their places in the workspace. Time is the sum of the
+   steps', as they run one after another. */
 static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *knobs, struct arena *arena) {
     draft->graph = draft->cover.views.graph;
     TRY(arena_alloc(arena, &draft->steps, (size_t)draft->cover.count * sizeof *draft->steps));
@@ -273,6 +288,7 @@ static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *
 /* A draft whose steps each take no more scratch than the limit. */
 static weftStatus_t draft_within(struct draft *draft, const struct graph *graph, const struct knob_choices *knobs,
                                  int64_t scratch_limit, struct arena *arena) {
+    /* Afresh: the draft before was of another cover. */
     *draft = (struct draft){.engine = draft->engine, .device = draft->device};
     TRY(partition(&draft->cover, graph, draft->engine, &draft->device, knobs, scratch_limit, arena));
     return draft_steps(draft, knobs, arena);
@@ -293,7 +309,9 @@ static weftStatus_t draft_small(struct draft *draft, const struct graph *graph, 
     items[knobs->count] = (struct knob_choice){.type = WEFT_KNOB_TYPE_SPLIT_K, .value = 1};
     whole.items = items; /* what comes first of a kind counts */
     for (int attempt = 0; attempt < 3; attempt++) {
+        /* First with the knobs as they are, then twice with whole sums. */
         weftStatus_t status = draft_within(draft, graph, attempt ? &whole : knobs, scratch, arena);
+        /* Any other failure is no answer yet: the next attempt asks for something else. */
         if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
             return status;
         if (!status && draft->workspace_bytes <= limit)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engine, knob and configuration descriptors: what may be chosen for a graph, and what was. */
+/* Engine, knob and configuration descriptors: what may be chosen for a graph, and what was. Finalizing a configuration
+   covers and drafts the graph, so that its time and workspace are known; it compiles nothing and loads nothing. */
 #include "plan/engine.h"
 #include "base/text.h"
 #include "graph/descriptor.h"
@@ -9,6 +10,7 @@
 
 /* ---- Knobs ------------------------------------------------------------------------------------------------------- */
 
+/* Made by the library, read by the user: see list_knob. */
 static const struct row knob_info_rows[] = {
     VALUE_ROW(WEFT_TYPE_KNOB_TYPE, struct knob_info, type, WEFT_ATTR_KNOB_INFO_TYPE, "type", .role = ROLE_RESULT,
               .doc = "which knob"),
@@ -28,6 +30,7 @@ const struct schema knob_info_schema = {
     ROWS(knob_info_rows),
 };
 
+/* Made by the user, or by a plan that is loaded. */
 static const struct row knob_setting_rows[] = {
     VALUE_ROW(WEFT_TYPE_KNOB_TYPE, struct knob_setting, type, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, "knob_type",
               .required = true, .doc = "which knob"),
@@ -45,6 +48,7 @@ const struct schema knob_setting_schema = {
 
 /* ---- Placeholders that cuDNN's interface has --------------------------------------------------------------------- */
 
+/* No engine lists any: its attribute is always empty. */
 struct layout_info {
     struct descriptor base;
     int64_t uid;
@@ -66,6 +70,7 @@ const struct schema layout_info_schema = {
     ROWS(layout_info_rows),
 };
 
+/* The same: Weft's intermediate tensors have no names outside. */
 struct intermediate_info {
     struct descriptor base;
     int64_t uid, size;
@@ -94,6 +99,7 @@ const struct schema intermediate_info_schema = {
 
 /* ---- Engine ------------------------------------------------------------------------------------------------------ */
 
+/* sm_count_target, disable_cluster_cooperative and shared_memory_limit are kept and read back; no engine heeds them. */
 static const struct row engine_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, graph, WEFT_ATTR_ENGINE_OPERATION_GRAPH,
               "operation_graph", .required = true, .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
@@ -134,11 +140,13 @@ static struct knob_info *find_knob(const struct list *knobs, weftBackendKnobType
     return NULL;
 }
 
-/* What every engine keeps to; see draft_make. */
+/* A limit of the workspace in bytes, to which every engine keeps (draft_make). 2^48 is more than any machine has: no
+   limit. */
 #define WORKSPACE_MOST (INT64_C(1) << 48)
 static const struct knob workspace_knob = {WEFT_KNOB_TYPE_WORKSPACE,    0, WORKSPACE_MOST, 1, WORKSPACE_MOST,
                                            "bytes of workspace at most"};
 
+/* A bit for each family from the first one on; tests and users narrow down with it who serves a graph. */
 #define ALL_FAMILIES ((INT64_C(1) << WITHOUT_FAMILIES_BITS) - 1)
 static const struct knob families_knob = {WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT,           0, ALL_FAMILIES, 1, 0,
                                           "families that are not to be used, a bit each"};
@@ -148,6 +156,7 @@ static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob 
     struct descriptor *made;
     struct knob_info *listed = find_knob(&self->knobs, knob->type);
     if (listed) {
+        /* The wider range wins: values that one family does not know are legal all the same. */
         listed->least = knob->least < listed->least ? knob->least : listed->least;
         listed->most = knob->most > listed->most ? knob->most : listed->most;
         return WEFT_STATUS_SUCCESS;
@@ -164,10 +173,11 @@ static weftStatus_t list_knob(struct engine_descriptor *self, const struct knob 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The union of the families' knobs, and the planner's own two. */
+/* The union of the families' knobs, and the planner's own two. Knobs of a family end with one that has no doc. */
 static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engine *engine) {
     /* At most as many as all families have, and the planner's two: those of one type become one. */
     int most = 2;
+    /* Room for all, though one type may be several families'. */
     for (int f = 0; engine->families[f]; f++)
         for (const struct knob *knob = engine->families[f]->knobs; knob && knob->doc; knob++)
             most++;
@@ -179,11 +189,13 @@ static weftStatus_t list_knobs(struct engine_descriptor *self, const struct engi
     return list_knob(self, &families_knob);
 }
 
+/* Names in the order of the engine's list, with a space between two; each name is one word. */
 static weftStatus_t list_families(struct engine_descriptor *self, const struct engine *engine) {
     struct text names;
     text_init(&names);
     for (int f = 0; engine->families[f]; f++)
         text_add(&names, "%s%s", f ? " " : "", engine->families[f]->name);
+    /* The zero behind the text is not counted. */
     self->families.count = (int64_t)strlen(text_string(&names));
     weftStatus_t status = names.failed ? status_no_memory(names.capacity)
                                        : arena_copy(&self->base.arena, &self->families.items, text_string(&names),
@@ -192,6 +204,7 @@ static weftStatus_t list_families(struct engine_descriptor *self, const struct e
     return status;
 }
 
+/* Lists are copied into the descriptor's arena, as attributes of all descriptors lie there. */
 static weftStatus_t finalize_engine(struct descriptor *descriptor) {
     struct engine_descriptor *self = (struct engine_descriptor *)descriptor;
     if (self->index < 0 || self->index >= engine_count)
@@ -222,6 +235,7 @@ const struct schema engine_schema = {
 
 /* ---- Configuration ----------------------------------------------------------------------------------------------- */
 
+/* shared_memory_used is 0: it is known of kernels that are compiled alone. */
 static const struct row config_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_config, engine, WEFT_ATTR_ENGINECFG_ENGINE, "engine",
               .required = true, .target = WEFT_BACKEND_ENGINE_DESCRIPTOR, .doc = "the engine"),
@@ -239,12 +253,14 @@ static const struct row config_rows[] = {
               "predicted_seconds", .role = ROLE_RESULT, .doc = "predicted time of one run"),
 };
 
+/* A value must lie in the knob's range and on its grid; what a family makes of a legal value is its own business. */
 static weftStatus_t check_setting(const struct engine_config *self, const struct knob_setting *setting) {
     const struct list *knobs = &self->engine->knobs;
     for (int64_t i = 0; i < knobs->count; i++) {
         const struct knob_info *info = (const struct knob_info *)knobs->descriptors[i];
         if (info->type != setting->type)
             continue;
+        /* A stride of 0 stands for 1. */
         if (setting->value < info->least || setting->value > info->most ||
             (setting->value - info->least) % (info->stride > 0 ? info->stride : 1))
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
@@ -260,6 +276,7 @@ static weftStatus_t check_setting(const struct engine_config *self, const struct
 /* Order is kept: of two choices for one knob the first counts (knob_find). */
 weftStatus_t collect_choices(struct knob_choices *choices, const struct engine_config *config, struct arena *arena) {
     struct knob_choice *items;
+    /* In the arena of whoever plans: the configuration may go before the plan. */
     TRY(arena_alloc(arena, &items, (size_t)config->knobs.count * sizeof *items));
     for (int64_t i = 0; i < config->knobs.count; i++) {
         const struct knob_setting *setting = (const struct knob_setting *)config->knobs.descriptors[i];
@@ -278,6 +295,7 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
         TRY(check_setting(self, (const struct knob_setting *)self->knobs.descriptors[i]));
     const struct graph *graph = self->engine->graph;
     struct knob_choices choices;
+    /* An arena of its own, which a plan takes over with the draft; the cover stays here for all other plans. */
     struct arena *arena = &self->draft_arena;
     TRY(choose_device(&self->device, self->engine->device, graph->handle, engine));
     weftStatus_t status = collect_choices(&choices, self, arena);
@@ -285,19 +303,24 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
         status = partition(&self->cover, graph, engine, &self->device, &choices, INT64_MAX, &descriptor->arena);
     if (!status)
         status = draft_make(&self->draft, graph, engine, &self->device, &choices, &self->cover, arena);
+    /* A configuration may be finalized again after a failure, with nothing of the first attempt left. */
     if (status) {
         arena_free(arena);
         return status;
     }
     self->workspace_bytes = self->draft.workspace_bytes;
     self->seconds = self->draft.seconds;
+    /* Last: from here on another thread may take it. */
     atomic_store(&self->has_draft, true);
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of several threads with one configuration, one gets the draft; others make theirs from the cover. */
 bool config_take_draft(struct draft *draft, struct engine_config *config, const struct device *device,
                        struct arena *arena) {
+    /* A copy of a configuration takes the original's. */
     struct engine_config *planned = config->planned ? (struct engine_config *)config->planned : config;
+    /* Exchanged only where the device is right, so that the draft stays for a plan that can use it. */
     if (!device_same(device, &planned->device) || !atomic_exchange(&planned->has_draft, false))
         return false;
     *draft = planned->draft;
@@ -305,16 +328,19 @@ bool config_take_draft(struct draft *draft, struct engine_config *config, const 
     return true;
 }
 
-/* The cover lies in the first configuration's arena, which the copy therefore keeps alive. */
+/* The cover lies in the first configuration's arena, which the copy therefore keeps alive. A copy has no draft of its
+   own. */
 static weftStatus_t copy_config(struct descriptor *target, const struct descriptor *source) {
     struct engine_config *self = (struct engine_config *)target;
     const struct engine_config *from = (const struct engine_config *)source;
     self->device = from->device;
     self->cover = from->cover;
+    /* Copies of a copy hold the first one, so that there is no chain. */
     self->planned = descriptor_retain(from->planned ? from->planned : (struct descriptor *)source);
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A draft that no plan took goes here. */
 static void release_config(struct descriptor *descriptor) {
     struct engine_config *self = (struct engine_config *)descriptor;
     arena_free(&self->draft_arena);
@@ -332,6 +358,7 @@ const struct schema engine_config_schema = {
     .release = release_config,
 };
 
+/* Another descriptor as the value of an attribute; the row checks its kind and keeps a reference. */
 static weftStatus_t set_held(struct descriptor *descriptor, weftBackendAttributeName_t name, void *held) {
     return descriptor_set(descriptor, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
 }
@@ -358,6 +385,7 @@ weftStatus_t make_config(struct engine_config **out, struct graph *graph, int in
                                 knobs->items);
     if (!status)
         status = descriptor_finalize(config);
+    /* The configuration holds its engine from here on. */
     descriptor_release(engine);
     if (status) {
         descriptor_release(config);

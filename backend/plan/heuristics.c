@@ -4,10 +4,12 @@
 #include "graph/descriptor.h"
 #include "plan/engine.h"
 
+/* Rows first, in their order; results are engine configurations that the descriptor holds. */
 struct heuristics {
     struct descriptor base;
     int32_t mode;
     struct graph *graph;
+    /* At most one for each engine; allocated for all of them. */
     struct list results;
     int32_t sm_count_target, shared_memory_limit;
     struct device_properties *device;
@@ -30,6 +32,7 @@ static const struct row rows[] = {
               "shared_memory_limit", .doc = "bytes of shared memory per block to use at most; 0: all"),
 };
 
+/* Insertion into a sorted list: there are a handful of engines. */
 static void insert_by_time(struct list *results, struct engine_config *config) {
     int64_t at = results->count++;
     /* Strictly greater: of equal times the engine that comes first in the list stays first. */
@@ -58,6 +61,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         if (status == WEFT_STATUS_SUCCESS)
             insert_by_time(&self->results, config);
     }
+    /* The reasons why engines declined are not this call's error. */
     status_clear();
     return WEFT_STATUS_SUCCESS;
 }
@@ -71,6 +75,7 @@ const struct schema heuristics_schema = {
     .finalize = finalize,
 };
 
+/* results hold one reference each; the caller gets another. */
 weftStatus_t heuristics_first(const struct descriptor *heuristics, struct engine_config **config) {
     const struct list *results = &((const struct heuristics *)heuristics)->results;
     if (results->count == 0)

@@ -4,6 +4,7 @@
 #include "graph/descriptor.h"
 #include "plan/engine.h"
 
+/* is_cached, revision and entries stay 0: nothing is kept here. */
 struct kernel_cache {
     struct descriptor base;
     struct graph *graph;
@@ -27,12 +28,14 @@ static const struct row rows[] = {
               .role = ROLE_RESULT, .doc = "kernels that the descriptor holds itself"),
 };
 
+/* Text that was set stays as it is and is given back; otherwise an empty JSON object. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct kernel_cache *cache = (struct kernel_cache *)descriptor;
     static const char empty[] = "{}";
     if (cache->json.count)
         return WEFT_STATUS_SUCCESS;
     TRY(arena_copy(&descriptor->arena, &cache->json.items, empty, sizeof empty));
+    /* The zero is not counted. */
     cache->json.count = sizeof empty - 1;
     return WEFT_STATUS_SUCCESS;
 }

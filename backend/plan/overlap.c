@@ -35,6 +35,7 @@ static int64_t ask_step(const struct draft *draft, int in, int out) {
     return may_alias ? 0 : place_in_output(draft->graph, in, out);
 }
 
+/* Linear over the inputs of one step. */
 static const struct permission *find_permission(const struct plan *plan, const struct slot *out, int in) {
     for (int i = out->first_permission; i < out->first_permission + out->permission_count; i++)
         if (plan->permissions[i].in == in)
@@ -42,7 +43,8 @@ static const struct permission *find_permission(const struct plan *plan, const s
     return NULL;
 }
 
-/* Calls visit for each input of the graph that the step reads which writes a slot. */
+/* Calls visit (NULL: only counts) for each input of the graph that the step reads which writes a slot; an input that is
+   read k times is visited k times. */
 static int each_input(struct plan *plan, struct slot *out, void (*visit)(struct plan *plan, struct slot *out, int in)) {
     const struct graph *graph = plan->draft.graph;
     const struct region *region = &plan->draft.steps[plan->draft.first_writing[out->value]].region;
@@ -58,6 +60,7 @@ static int each_input(struct plan *plan, struct slot *out, void (*visit)(struct 
     return count;
 }
 
+/* Asked of the family once for each pair, and kept for all executions. */
 static void add_permission(struct plan *plan, struct slot *out, int in) {
     if (find_permission(plan, out, in))
         return;
@@ -97,6 +100,7 @@ static int64_t allowed_offset(const struct plan *plan, int a, int b) {
     return may_share(draft, in->value, out->value) ? 0 : -1; /* what other steps read, which are all done */
 }
 
+/* Where the same memory would do, the message says so: in place was meant, and missed. */
 static weftStatus_t fail_overlap(const struct plan *plan, int a, int b) {
     const struct value *values = plan->draft.graph->values;
     FAIL(WEFT_STATUS_BAD_PARAM, "output %s and %s overlap in memory. Give the output memory of its own%s.",
@@ -107,6 +111,7 @@ static weftStatus_t fail_overlap(const struct plan *plan, int a, int b) {
 
 /* ---- A few slots ------------------------------------------------------------------------------------------------- */
 
+/* `end` is exclusive; an empty tensor has an empty span, which overlaps nothing. */
 static struct span span_of(const struct plan *plan, void *const *values, int slot) {
     uintptr_t begin = (uintptr_t)values[plan->slots[slot].value];
     return (struct span){begin, begin + (uintptr_t)plan->slots[slot].bytes, slot};
@@ -143,6 +148,7 @@ static bool are_interlaced(const struct plan *plan, const struct span *a, const 
     return false;
 }
 
+/* From the cheapest question to the dearest; nearly all pairs are apart. */
 static weftStatus_t check_pair(const struct plan *plan, const struct span *a, const struct span *b) {
     bool apart = a->end <= b->begin || b->end <= a->begin;
     if (apart || a->begin == a->end || b->begin == b->end || are_interlaced(plan, a, b))
@@ -177,6 +183,7 @@ static bool stands_before(const struct plan *plan, const struct span *a, const s
     return a->slot < b->slot;
 }
 
+/* Restores the heap below `at`, whose root stands behind all others. */
 static void sift_down(const struct plan *plan, struct span *spans, int at, int count) {
     for (int child; (child = 2 * at + 1) < count; at = child) {
         if (child + 1 < count && stands_before(plan, &spans[child], &spans[child + 1]))

@@ -12,6 +12,7 @@
 /* Plans kept: each holds its kernels and steps, but kernels of other shapes are mostly the same. */
 enum { OVERRIDES_MAX = 32 };
 
+/* An entry of the list is found by its three lists, which are the pack's, copied. */
 struct plan_override {
     struct plan_override *next; /* most recently used first */
     struct list uids, shapes, strides;
@@ -19,6 +20,7 @@ struct plan_override {
     struct plan *plan;
 };
 
+/* Exact equality, the order included. */
 static bool same_list(const struct list *a, const struct list *b) {
     return a->count == b->count && memcmp(a->i64, b->i64, (size_t)a->count * sizeof *a->i64) == 0;
 }
@@ -37,12 +39,14 @@ static struct plan_override *take(struct plan *plan, const struct variant_pack *
     return NULL;
 }
 
+/* The plan may be NULL, where making it failed. */
 static void free_override(struct plan_override *entry) {
     descriptor_release(entry->plan ? &entry->plan->base : NULL);
     arena_free(&entry->arena);
     free(entry);
 }
 
+/* Nobody runs the plan any more, so no lock is needed. */
 void plan_free_overrides(struct plan *plan) {
     while (plan->overrides) {
         struct plan_override *entry = plan->overrides;
@@ -51,6 +55,8 @@ void plan_free_overrides(struct plan *plan) {
     }
 }
 
+/* Dims and strides have one number for each dim of each named tensor; the pack itself has checked that they are as many
+   as each other. */
 static weftStatus_t check_overrides(const struct plan *plan, const struct variant_pack *pack) {
     const struct graph *graph = plan->draft.graph;
     int64_t numbers = 0;
@@ -59,6 +65,7 @@ static weftStatus_t check_overrides(const struct plan *plan, const struct varian
         if (value < 0)
             FAIL(WEFT_STATUS_BAD_PARAM, "%s overrides uid %lld, which %s has not. Name a tensor of the graph.",
                  descriptor_label(&pack->base), (long long)pack->override_uids.i64[i], descriptor_label(&graph->base));
+        /* Ranks do not change, so the old dims say how many numbers a tensor has. */
         numbers += graph->values[value].tensor->dims.count;
     }
     if (numbers != pack->override_shapes.count)
@@ -78,6 +85,7 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
         status = plan_config_again(&config, plan->config, graph);
     if (!status)
         status = descriptor_make(&plan_schema, &made);
+    /* Properties, handle, limit and carried code as the plan's own: what differs is the graph alone. */
     if (!status) {
         ((struct plan *)made)->handle = context_retain(plan->handle);
         if (plan->device_properties)
@@ -91,6 +99,7 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
     if (!status)
         status = descriptor_finalize(made);
     descriptor_release(graph ? &graph->base : NULL);
+    /* The configuration holds the graph, the plan the configuration. */
     descriptor_release(config ? &config->base : NULL);
     if (status) {
         descriptor_release(made);
@@ -101,6 +110,8 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
 }
 
 static weftStatus_t make_override(struct plan_override **out, const struct plan *plan,
+                                  /* On success `*out` has its one plan and copies of the pack's lists; it is in no list
+                                     yet. */
                                   const struct variant_pack *pack) {
     TRY(check_overrides(plan, pack));
     struct plan_override *entry = calloc(1, sizeof *entry);
@@ -109,7 +120,8 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     entry->uids = pack->override_uids;
     entry->shapes = pack->override_shapes;
     entry->strides = pack->override_strides;
-    /* The pack is the caller's and may go: the entry keeps its own copy of what it is found by. */
+    /* The pack is the caller's and may go: the entry keeps its own copy of what it is found by. Planned first: shapes
+       that cannot be planned leave nothing behind. */
     struct list *lists[] = {&entry->uids, &entry->shapes, &entry->strides};
     weftStatus_t status = plan_anew(&entry->plan, plan, pack);
     for (int i = 0; i < 3 && !status; i++)
@@ -123,7 +135,8 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The list is one entry too long at most, so dropping ends with it. Executions that still run it hold a reference. */
+/* Keeps the first OVERRIDES_MAX. The list is one entry too long at most, so dropping ends with it. Executions that
+   still run it hold a reference. */
 static void drop_oldest(struct plan *plan) {
     int kept = 0;
     for (struct plan_override **at = &plan->overrides; *at; at = &(*at)->next)
@@ -149,6 +162,7 @@ weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct 
     if (!status) {
         entry->next = plan->overrides;
         plan->overrides = entry;
+        /* Retained under the lock: another thread may drop the entry as soon as it is released. */
         *found = (struct plan *)descriptor_retain(&entry->plan->base);
         drop_oldest(plan);
     }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finalizing a plan: draft the graph on the chosen engine, load what it runs, list the slots. */
+/* Finalizing a plan: draft the graph on the chosen engine, load what it runs, list the slots. What may be set comes by
+   one of three ways: an engine configuration, a graph that heuristics choose one for, or the bytes of a saved plan. It
+   must not know how a plan runs (run.c) nor how its bytes look (save.c). */
 #include "plan/plan.h"
 #include "base/number.h"
 #include "base/trace.h"
@@ -11,6 +13,7 @@
 #include <string.h>
 
 static const struct row rows[] = {
+    /* Where a row has `write`, its text is made when it is asked for. */
     VALUE_ROW(WEFT_TYPE_HANDLE, struct plan, handle, WEFT_ATTR_EXECUTION_PLAN_HANDLE, "handle",
               .doc = "device to run on; unset: the device properties, or the machine's first device"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct plan, config, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
@@ -63,7 +66,7 @@ static const struct row rows[] = {
 
 /* ---- Slots ------------------------------------------------------------------------------------------------------- */
 
-/* A GPU reads no element across its own size, whatever is declared. */
+/* A GPU reads no element across its own size, whatever is declared. A power of two, in bytes. */
 int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor) {
     /* Engines that take any alignment read elements alone, so asking for more would refuse what runs. */
     int64_t element = tensor_element_bytes(tensor);
@@ -83,11 +86,13 @@ static weftStatus_t list_slots(struct plan *plan) {
     int64_t *uids;
     TRY(arena_alloc(arena, &plan->slots, (size_t)graph->value_count * sizeof *plan->slots));
     TRY(arena_alloc(arena, &uids, (size_t)graph->value_count * sizeof *uids));
+    /* Virtual tensors, constants and views have no pointer of the user's. */
     for (int v = 0; v < graph->value_count; v++) {
         const struct tensor *tensor = graph->values[v].tensor;
         if (!value_is_slot(&graph->values[v]))
             continue;
         uids[plan->slot_count] = tensor->uid;
+        /* is_written: some operation makes it; all other slots are read alone. */
         plan->slots[plan->slot_count++] = (struct slot){.value = v,
                                                         .uid = tensor->uid,
                                                         .bytes = sure_bytes(tensor),
@@ -100,6 +105,7 @@ static weftStatus_t list_slots(struct plan *plan) {
 
 /* ---- Finalize ---------------------------------------------------------------------------------------------------- */
 
+/* Tells plans of one graph apart in reports and logs: engine and knobs, in the order in which they were set. */
 static weftStatus_t write_tag(struct plan *plan) {
     /* snprintf gives the length that it would have written: the loop ends where that is past the end. */
     char tag[512];
@@ -117,6 +123,7 @@ static weftStatus_t write_tag(struct plan *plan) {
 static weftStatus_t choose_plan_device(struct device *device, const struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     const struct device_properties *named = plan->device_properties ? plan->device_properties : engine->device;
+    /* No handle: the plan is for the device of the properties, else of the graph's handle, else the default one. */
     if (!plan->handle)
         return choose_device(device, named, engine->graph->handle, engines[engine->index]);
     const struct device *here = &plan->handle->device;
@@ -126,6 +133,7 @@ static weftStatus_t choose_plan_device(struct device *device, const struct plan 
              "%s: a plan runs on the device that it is made for: the properties name %s, the handle %s. Give a handle "
              "of that device, or no properties.",
              descriptor_label(&plan->base), device_label(wanted, &named->device), device_label(given, here));
+    /* Properties that name a device of this machine may have been made from text, with fewer multiprocessors, say. */
     bool is_ruled = plan->device_properties && !plan->device_properties->device.is_described;
     *device = is_ruled ? plan->device_properties->device : *here;
     return WEFT_STATUS_SUCCESS;
@@ -160,11 +168,14 @@ static weftStatus_t limit_config(struct engine_config **config, const struct pla
     return status == WEFT_STATUS_NOT_SUPPORTED ? WEFT_STATUS_SUCCESS : status;
 }
 
+/* The draft comes from the configuration where it has one for this device, which no plan has taken; otherwise from its
+   cover, where the device is the same; otherwise from the graph. */
 static weftStatus_t draft_config(struct plan *plan, const struct device *device) {
     const struct engine_config *config = plan->config;
     struct knob_choices choices;
     if (config_take_draft(&plan->draft, plan->config, device, &plan->base.arena))
         return WEFT_STATUS_SUCCESS;
+    /* Both the choices and the draft lie in the plan's arena and go with it. */
     TRY(collect_choices(&choices, config, &plan->base.arena));
     return draft_make(&plan->draft, config->engine->graph, engines[config->engine->index], device, &choices,
                       device_same(device, &config->device) ? &config->cover : NULL, &plan->base.arena);
@@ -187,6 +198,7 @@ static weftStatus_t make_draft(struct plan *plan) {
              "engine.",
              descriptor_label(&plan->base), plan->draft.engine->name, (long long)needed,
              (long long)plan->workspace_limit);
+    /* The plan owns one reference of its configuration, so the one it replaces goes. */
     descriptor_release(&plan->config->base);
     plan->config = limited;
     return draft_config(plan, &device);
@@ -203,6 +215,7 @@ static weftStatus_t load_steps(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Also of a build that failed midway: steps without a family were not built yet. */
 static void release_steps(struct plan *plan) {
     for (int s = 0; plan->draft.steps && s < plan->draft.cover.count; s++)
         if (plan->draft.steps[s].family)
@@ -221,6 +234,7 @@ static weftStatus_t build(struct plan *plan) {
     TRY(list_slots(plan));
     TRY(overlap_list(plan));
     TRY(write_tag(plan));
+    /* predicted seconds are logged in microseconds. */
     TRY(plan_make_frame(plan)); /* last: an attempt that failed leaves none of another size */
     trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",
           plan->tag.chars, descriptor_label(&plan->draft.graph->base), plan->draft.engine->name,
@@ -228,7 +242,8 @@ static weftStatus_t build(struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The properties that are set, else those of the plan's handle; NULL without either. The caller releases them. */
+/* The properties that are set, else those of the plan's handle; NULL without either. The caller releases them, also
+   after a failure. */
 static weftStatus_t name_device(struct descriptor **properties, const struct plan *plan) {
     *properties = plan->device_properties ? descriptor_retain(&plan->device_properties->base) : NULL;
     if (*properties || !plan->handle)
@@ -239,10 +254,11 @@ static weftStatus_t name_device(struct descriptor **properties, const struct pla
     return descriptor_finalize(*properties);
 }
 
-/* Takes the first of what heuristics advise for the graph. */
+/* Takes the first of what heuristics advise for the graph: what a user does by hand with a heuristics descriptor. */
 static weftStatus_t choose_config(struct plan *plan) {
     struct descriptor *heuristics = NULL, *properties = NULL;
     void *graph = plan->graph;
+    /* Modes A, B and INSTANT rank alike. */
     int32_t mode = WEFT_HEUR_MODE_A;
     weftStatus_t status = name_device(&properties, plan);
     if (!status)
@@ -264,6 +280,7 @@ static weftStatus_t choose_config(struct plan *plan) {
     return status;
 }
 
+/* The first engine of the same kind of device that runs every graph, and its index; NULL: there is none. */
 static const struct engine *fallback_of(const struct engine *engine, int *index) {
     for (*index = 0; *index < engine_count; ++*index)
         if (engines[*index]->is_fallback && engines[*index]->device == engine->device)
@@ -271,6 +288,7 @@ static const struct engine *fallback_of(const struct engine *engine, int *index)
     return NULL;
 }
 
+/* The choice that a knob list has for WORKSPACE; NULL: none. The list keeps its reference. */
 static struct descriptor *find_workspace_knob(const struct list *knobs) {
     for (int64_t i = 0; i < knobs->count; i++)
         if (((const struct knob_setting *)knobs->descriptors[i])->type == WEFT_KNOB_TYPE_WORKSPACE)
@@ -285,13 +303,15 @@ weftStatus_t plan_config_again(struct engine_config **made, const struct engine_
     weftStatus_t status = make_config(made, graph, (int)engine->index, engine->device, &config->knobs);
     /* Statuses are grouped by thousands; any kind of NOT_SUPPORTED is a refusal. */
     bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
+    /* The fallback runs every graph: what it declines, and what it fails at, is told. */
     if (!is_declined || !fallback_of(engines[engine->index], &fallback) || fallback == engine->index)
         return status;
+    /* Other knobs are of the engine that declined, and would be refused by this one. */
     const struct list knobs = {.count = limit != NULL, .items = &limit};
     return make_config(made, graph, fallback, engine->device, &knobs);
 }
 
-/* Makes the configuration anew for a graph that promises no alignment. */
+/* Makes the configuration anew for a graph that promises no alignment, and puts it in the place of the first. */
 static weftStatus_t give_up_alignment(struct plan *plan) {
     const struct engine_descriptor *engine = plan->config->engine;
     struct engine_config *config = NULL;
@@ -299,6 +319,7 @@ static weftStatus_t give_up_alignment(struct plan *plan) {
     weftStatus_t status = graph_change(&graph, engine->graph, &(struct changes){.element_aligned = true});
     if (!status)
         status = plan_config_again(&config, plan->config, graph);
+    /* The configuration holds its graph. */
     descriptor_release(graph ? &graph->base : NULL);
     if (status)
         return status;

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plan's report: what runs where and why, as JSON. Frontends lay it out for people. */
+/* The plan's report: what runs where and why, as JSON. Frontends lay it out for people, so keys stay and numbers have
+   base units: seconds, bytes, operations. It must not know families; their words are in the steps. */
 #include "base/text.h"
 #include "graph/descriptor.h"
 #include "plan/plan.h"
 
 #include <string.h>
 
+/* value NULL is null. Commas between keys are the caller's. */
 static void add_key(struct text *text, const char *key, const char *value) {
     text_add(text, "\"%s\":", key);
     text_json_string(text, value);
 }
 
+/* With its comma, as no object begins with a number here. */
 static void add_number(struct text *text, const char *key, double value) {
     text_add(text, ",\"%s\":", key);
     text_json_number(text, value);
@@ -24,6 +27,7 @@ static double step_flops(const struct step *step) {
     return flops;
 }
 
+/* kind is the descriptor kind's number, uids are those of the user or of inferred tensors. */
 static void add_operations(struct text *text, const struct step *step) {
     text_add(text, ",\"operations\":[");
     for (int i = 0; i < step->region.count; i++) {
@@ -40,6 +44,7 @@ static void add_operations(struct text *text, const struct step *step) {
     text_add(text, "]");
 }
 
+/* Step s with its bytes in memory, scratch and operations; s is also its place in the order. */
 static void add_step(struct text *text, const struct plan *plan, int s) {
     const struct step *step = &plan->draft.steps[s];
     const struct part *part = &plan->draft.cover.parts[s];
@@ -66,26 +71,30 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     text_add(text, "]}");
 }
 
-/* workspace_offset: -1 where the tensor has no place there. */
+/* One tensor with its layout and place. workspace_offset: -1 where the tensor has no place there. */
 static void add_value(struct text *text, const struct plan *plan, int v) {
     const struct value *value = &plan->draft.graph->values[v];
     const struct tensor *tensor = value->tensor;
     const struct views *views = &plan->draft.cover.views;
     text_add(text, "{\"uid\":%lld,", (long long)tensor->uid);
+    /* A tensor without a name of its own is null, not its label. */
     add_key(text, "name", tensor->base.label.count ? tensor->base.label.chars : NULL);
     text_add(text, ",\"dims\":%s,\"strides\":%s,", tensor_dims_text(tensor),
              numbers_text(tensor->strides.at, tensor->strides.count));
     text_add(text, "\"ragged\":%s,", tensor->ragged_offset ? "true" : "false");
     add_key(text, "type", dtype_of((weftDataType_t)tensor->type)->name);
     text_add(text, ",\"free\":%s", tensor->is_free ? "true" : "false");
+    /* The tensor whose memory this one lies in, itself where it is no view, and the bytes from there. */
     text_add(text, ",\"memory\":%lld,\"offset\":%lld",
              (long long)plan->draft.graph->values[views->memory[v]].tensor->uid, (long long)views->offset[v]);
     text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
              (long long)plan_alignment(plan, tensor), tensor->is_virtual ? "true" : "false",
+             /* Both come with the plan and need no pointer. */
              tensor->is_by_value || tensor->is_constant ? "true" : "false", (long long)plan->draft.value_offset[v],
              value->producer >= 0 ? "true" : "false");
 }
 
+/* threads is 0 for a GPU. */
 static void add_device(struct text *text, const struct device *device) {
     text_add(text, ",\"device\":{");
     add_key(text, "kind", device_kind_name(device->kind));
@@ -94,6 +103,7 @@ static void add_device(struct text *text, const struct device *device) {
     text_add(text, "}");
 }
 
+/* Of the plan as a whole; seconds are predicted, bytes are those that all steps move. */
 static void add_whole(struct text *text, const struct plan *plan) {
     const struct draft *draft = &plan->draft;
     add_key(text, "graph", descriptor_label(&draft->graph->base));
@@ -110,6 +120,7 @@ static void add_whole(struct text *text, const struct plan *plan) {
              (long long)draft->moved_bytes, (long long)draft->workspace_bytes, (long long)draft->least_workspace_bytes);
 }
 
+/* Asked for by the attribute, each time anew: plans keep no text. */
 void plan_write_report(const struct descriptor *descriptor, struct text *json) {
     const struct plan *plan = (const struct plan *)descriptor;
     text_add(json, "{");
@@ -125,6 +136,7 @@ void plan_write_report(const struct descriptor *descriptor, struct text *json) {
     text_add(json, "]}");
 }
 
+/* The part that frontends need to run a plan, without the cost of the whole report. */
 void plan_write_slots(const struct descriptor *descriptor, struct text *json) {
     const struct plan *plan = (const struct plan *)descriptor;
     text_add(json, "{");
@@ -138,6 +150,7 @@ void plan_write_slots(const struct descriptor *descriptor, struct text *json) {
     text_add(json, "]}");
 }
 
+/* A plan whose finalize failed has no steps. */
 void plan_write_kernels(const struct descriptor *plan, struct text *json) {
     const struct draft *draft = &((const struct plan *)plan)->draft;
     if (draft->steps && draft->engine->show)

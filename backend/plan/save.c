@@ -22,9 +22,11 @@
 
 enum { FORMAT = 2, HEADER_BYTES = 8 + 4 + 4 + 8 + 32 };
 /* The fewest bytes that these take. What is saved is as large as it is; a reader bounds counts by the bytes that are
-   left. */
+   left. With these a count that is nonsense is refused before memory of that size is asked for. */
 enum { KNOB_BYTES = 4 + 8, DESCRIPTOR_BYTES = 4 + 4, CODE_BYTES = 32 + 1 + 8 };
+/* Attribute types are below 2^30, so that two bits of their 32 are free. */
 static const uint32_t INFERRED = UINT32_C(1) << 31, SCORES = UINT32_C(1) << 30; /* in a row's type */
+/* q, k, v, and the tables of k and v. */
 enum { SCORES_OPERANDS = 5 };
 static const char MAGIC[8] = {'W', 'E', 'F', 'T', 'P', 'L', 'A', 'N'};
 
@@ -32,7 +34,7 @@ static uint32_t library_version(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR *
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-/* The index of an item is what the saved bytes name it by. */
+/* Descriptors of a graph, those that others hold first. The index of an item is what the saved bytes name it by. */
 struct listing {
     const struct descriptor **items;
     int64_t count;
@@ -45,6 +47,8 @@ struct listing {
 /* Where a descriptor's index stands, or would. Ends: at most half of the places are taken. */
 static int64_t *place_of(const struct listing *listing, const struct descriptor *descriptor) {
     uint64_t hash = (uint64_t)(uintptr_t)descriptor * UINT64_C(0x9E3779B97F4A7C15); /* 2^64 over the golden ratio */
+    /* The upper half of the product, as a multiplicative hash mixes best there; allocations differ in few of their low
+       bits. */
     for (size_t at = hash >> 32;; at++) {
         int64_t *place = &listing->places[at & (listing->place_count - 1)];
         if (*place == 0 || listing->items[*place - 1] == descriptor)
@@ -52,6 +56,7 @@ static int64_t *place_of(const struct listing *listing, const struct descriptor 
     }
 }
 
+/* -1: it is not in the list. */
 static int64_t find_listed(const struct listing *listing, const struct descriptor *descriptor) {
     return listing->count ? *place_of(listing, descriptor) - 1 : -1;
 }
@@ -62,6 +67,7 @@ static bool grow_places(struct listing *listing) {
     int64_t *places = calloc(wanted, sizeof *places);
     if (!places)
         return false;
+    /* Entries are put in anew: their places depend on the size. */
     free(listing->places);
     listing->places = places;
     listing->place_count = wanted;
@@ -70,12 +76,14 @@ static bool grow_places(struct listing *listing) {
     return true;
 }
 
+/* False where memory ran out; the listing is as it was but for its room. */
 static bool add_listed(struct listing *listing, const struct descriptor *descriptor) {
     size_t count = (size_t)listing->count + 1;
     void *grown = bytes_grow(listing->items, &listing->bytes, count * sizeof *listing->items);
     if (!grown)
         return false;
     listing->items = grown;
+    /* Grown before the item is in, so that place_of always finds an empty place. */
     if (2 * count > listing->place_count && !grow_places(listing))
         return false;
     listing->items[listing->count++] = descriptor;
@@ -83,7 +91,8 @@ static bool add_listed(struct listing *listing, const struct descriptor *descrip
     return true;
 }
 
-/* A single descriptor is a list of one, or of none where it is unset. */
+/* How many descriptors a row holds, and where their pointers are: 0 for rows of other types. A single descriptor is a
+   list of one, or of none where it is unset. */
 static int64_t held_count(const struct descriptor *descriptor, const struct row *row, struct descriptor *const **held) {
     const struct list *list = row_at(descriptor, row);
     if (row->type != WEFT_TYPE_BACKEND_DESCRIPTOR)
@@ -92,8 +101,8 @@ static int64_t held_count(const struct descriptor *descriptor, const struct row 
     return row->storage == STORE_LIST ? list->count : **held != NULL;
 }
 
-/* Lists what a descriptor holds, then itself. */
-/* Recursion is as deep as descriptors hold each other: operations, parameters, tensors, offsets. */
+/* Lists what a descriptor holds, then itself, each once. Recursion is as deep as descriptors hold each other:
+   operations, parameters, tensors, offsets. */
 static void list_descriptors(struct listing *listing, const struct descriptor *descriptor) {
     if (find_listed(listing, descriptor) >= 0)
         return;
@@ -106,12 +115,14 @@ static void list_descriptors(struct listing *listing, const struct descriptor *d
     listing->failed = listing->failed || !add_listed(listing, descriptor);
 }
 
+/* Attribute, type with its marks, count: what comes before the elements of each row. */
 static void put_row_head(struct byte_writer *writer, const struct row *row, int64_t count, bool is_set) {
     byte_put_u32(writer, (uint32_t)row->name);
     byte_put_u32(writer, (uint32_t)row->type | (is_set ? 0 : INFERRED));
     byte_put_i64(writer, count);
 }
 
+/* A row of int64 with other numbers than the descriptor's own. */
 static void put_numbers(struct byte_writer *writer, const struct row *row, const int64_t *numbers, int64_t count) {
     put_row_head(writer, row, count, true);
     byte_put_raw(writer, numbers, (size_t)count * sizeof *numbers);
@@ -124,7 +135,9 @@ static void put_row(struct byte_writer *writer, const struct listing *listing, c
     const struct dims *dims = row_at(descriptor, row);
     struct descriptor *const *held = NULL;
     int64_t count = row->storage == STORE_LIST ? list->count : row->storage == STORE_DIMS ? dims->count : 1;
+    /* A scalar lies in the descriptor itself: its address is that of its one element. */
     const void *items = row->storage == STORE_LIST ? list->items : row->storage == STORE_DIMS ? dims->at : (void *)list;
+    /* The name is no row of the schema; it counts as set where there is one. */
     bool is_set = row == &name_row || row_is_set(descriptor, row);
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
         count = held_count(descriptor, row, &held);
@@ -135,6 +148,7 @@ static void put_row(struct byte_writer *writer, const struct listing *listing, c
         put_row_head(writer, row, 1, is_set);
         byte_put_raw(writer, ((const struct tensor *)descriptor)->constant, 16);
     } else {
+        /* A float row is a double in the structs, and is set as one. */
         size_t bytes = row->type == WEFT_TYPE_FLOAT ? sizeof(double) : attribute_type_bytes(row->type);
         put_row_head(writer, row, count, is_set);
         byte_put_raw(writer, items, (size_t)count * bytes);
@@ -142,7 +156,7 @@ static void put_row(struct byte_writer *writer, const struct listing *listing, c
 }
 
 /* The place of a tensor among the overridden ones, and of its numbers in the lists; -1 when it is none. The offset sums
-   the dims of those before it, as the lists have them one after the other. */
+   the dims of those before it, as the lists have them one after the other. `overrides` may be NULL. */
 static int64_t find_override(const struct graph *graph, const struct variant_pack *overrides,
                              const struct tensor *tensor, int64_t *offset) {
     *offset = 0;
@@ -174,7 +188,8 @@ static const struct attention *find_modified(const struct graph *graph, const st
     return NULL;
 }
 
-/* The scores of an attention, whose shape follows from its operands. */
+/* The scores of an attention, whose shape follows from its operands. Saved as a rule and not as numbers, so that
+   overridden shapes of q, k and v change the scores with them. */
 static void put_scores(struct byte_writer *writer, const struct listing *listing, const struct attention *a) {
     const struct tensor *operands[SCORES_OPERANDS] = {a->q, a->k, a->v, a->k_table, a->v_table};
     byte_put_u32(writer, WEFT_ATTR_TENSOR_DIMENSIONS);
@@ -185,7 +200,8 @@ static void put_scores(struct byte_writer *writer, const struct listing *listing
     byte_put_i64(writer, a->most_keys);
 }
 
-/* Whether a row of a tensor that operations may infer holds something. */
+/* Whether a row of a tensor that operations may infer holds something. All other rows have defaults where they are
+   unset, which need no bytes. */
 static bool is_known(const struct tensor *tensor, const struct row *row) {
     return (row->name == WEFT_ATTR_TENSOR_DIMENSIONS && tensor->dims.count) ||
            (row->name == WEFT_ATTR_TENSOR_STRIDES && tensor->strides.count) ||
@@ -197,8 +213,9 @@ static bool loses_alignment(const struct tensor *tensor, const struct changes *c
     return changes->element_aligned && !tensor->is_virtual && !tensor->is_constant;
 }
 
-/* What was inferred is saved too: operations of another graph, or in another order, may have inferred it. But the type
-   of a virtual result, which is free while it is unset; and, with overrides, shapes that follow from others. */
+/* Handles and results belong to this process. What was inferred is saved too: operations of another graph, or in
+   another order, may have inferred it. But the type of a virtual result, which is free while it is unset; and, with
+   overrides, shapes that follow from others. */
 static bool row_is_saved(const struct graph *graph, const struct descriptor *descriptor, const struct row *row,
                          const struct changes *changes) {
     bool is_set = row_is_set(descriptor, row);
@@ -209,11 +226,13 @@ static bool row_is_saved(const struct graph *graph, const struct descriptor *des
     const struct tensor *tensor = (const struct tensor *)descriptor;
     bool is_shape = row->name == WEFT_ATTR_TENSOR_DIMENSIONS || row->name == WEFT_ATTR_TENSOR_STRIDES;
     int value = graph_find_value(graph, tensor);
+    /* Made by an operation, which infers what a virtual tensor is and what the user left unset. */
     bool follows = value >= 0 && graph->values[value].producer >= 0 && (tensor->is_virtual || !is_set);
     int64_t offset;
     bool is_scores = false, is_made = false;
     if (row->name == WEFT_ATTR_TENSOR_DATA_TYPE && tensor->is_virtual && follows)
         return is_set;
+    /* Scores of a modifier's graph follow from q and k, whatever was set. */
     if (is_shape && changes->overrides)
         find_modified(graph, tensor, &is_scores, &is_made);
     follows = follows || is_scores || is_made;
@@ -224,6 +243,7 @@ static bool row_is_saved(const struct graph *graph, const struct descriptor *des
     return is_set || is_known(tensor, row);
 }
 
+/* The head says how many rows follow: those that row_is_saved names, and those that changes add. */
 static void put_descriptor(struct byte_writer *writer, const struct listing *listing, const struct graph *graph,
                            const struct descriptor *descriptor, const struct changes *changes) {
     const struct schema *schema = descriptor->schema;
@@ -232,6 +252,7 @@ static void put_descriptor(struct byte_writer *writer, const struct listing *lis
     bool is_loosened = tensor && loses_alignment(tensor, changes), is_scores = false, is_made;
     const struct attention *modified =
         tensor && changes->overrides ? find_modified(graph, tensor, &is_scores, &is_made) : NULL;
+    /* An override brings two rows, dims and strides; is_loosened one; scores one. */
     uint32_t rows = (uint32_t)(descriptor->label.count > 0) + (place >= 0 ? 2 : 0) + is_loosened + is_scores;
     for (int i = 0; i < schema->row_count; i++)
         rows += row_is_saved(graph, descriptor, &schema->rows[i], changes);
@@ -242,6 +263,7 @@ static void put_descriptor(struct byte_writer *writer, const struct listing *lis
     for (int i = 0; i < schema->row_count; i++)
         if (row_is_saved(graph, descriptor, &schema->rows[i], changes))
             put_row(writer, listing, descriptor, &schema->rows[i]);
+    /* Behind the rows of its own, which leave these out: see row_is_saved. */
     if (place >= 0) {
         const struct variant_pack *pack = changes->overrides;
         put_numbers(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_DIMENSIONS), pack->override_shapes.i64 + offset,
@@ -251,11 +273,13 @@ static void put_descriptor(struct byte_writer *writer, const struct listing *lis
     }
     if (is_scores)
         put_scores(writer, listing, modified);
+    /* Never larger than declared. */
     if (is_loosened)
         put_numbers(writer, schema_find_row(schema, WEFT_ATTR_TENSOR_BYTE_ALIGNMENT),
                     (const int64_t[]){min64(tensor->alignment, tensor_element_bytes(tensor))}, 1);
 }
 
+/* Constants travel with their tensors; the bytes of other tensors are the user's and never saved. */
 weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, const struct changes *changes) {
     struct listing listing = {0};
     /* In the order in which they can be finalized again: producers first, as shapes are inferred from them. */
@@ -270,12 +294,13 @@ weftStatus_t graph_save(struct byte_writer *writer, const struct graph *graph, c
     return listing.failed || writer->failed ? status_no_memory(writer->length) : WEFT_STATUS_SUCCESS;
 }
 
-/* Each program's code once. Quadratic in the programs of one plan, some dozen. */
+/* Each program's code once, as steps share programs. Quadratic in the programs of one plan, some dozen. */
 static weftStatus_t list_codes(struct carried_code **codes, int64_t *count, const struct draft *draft) {
     struct carried_code next;
     size_t bytes = 0;
     for (int s = 0; s < draft->cover.count; s++)
         for (int i = 0; draft->engine->code && draft->engine->code(&draft->steps[s], i, &next); i++) {
+            /* `known` is the count where the code is new. */
             int64_t known = 0;
             while (known < *count && memcmp((*codes)[known].identity, next.identity, sizeof next.identity) != 0)
                 known++;
@@ -289,6 +314,7 @@ static weftStatus_t list_codes(struct carried_code **codes, int64_t *count, cons
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The count comes first, 0 where code was not asked for. */
 static weftStatus_t put_codes(struct byte_writer *body, const struct plan *plan) {
     struct carried_code *codes = NULL;
     int64_t count = 0;
@@ -303,6 +329,7 @@ static weftStatus_t put_codes(struct byte_writer *body, const struct plan *plan)
     return status;
 }
 
+/* Engines are named, not numbered: their order may change between versions. */
 static weftStatus_t put_body(struct byte_writer *body, const struct plan *plan) {
     const char *name = plan->draft.engine->name;
     byte_put_block(body, name, strlen(name));
@@ -316,6 +343,7 @@ static weftStatus_t put_body(struct byte_writer *body, const struct plan *plan) 
     return put_codes(body, plan);
 }
 
+/* As a row's `write` does, it reports a failure in the text's flag; the status has the words. */
 void plan_write_blob(const struct descriptor *descriptor, struct text *bytes) {
     struct byte_writer body, head;
     byte_writer_init(&body);
@@ -341,20 +369,22 @@ void plan_write_blob(const struct descriptor *descriptor, struct text *bytes) {
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
+/* All damage is one status: what to do is the same. */
 static weftStatus_t fail_damaged(const char *what) {
     FAIL(WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT, "saved plan is damaged: %s. Save the plan again.", what);
 }
 
 /* A count of what takes at least so many bytes each. A count that the bytes left cannot hold makes the reader bad,
-   before anything is allocated by it. */
+   before anything is allocated by it. Read where the count itself may be cut off: then nothing is left. */
 static int64_t get_count(struct byte_reader *reader, size_t least_bytes) {
     size_t left = reader->length - reader->position, taken = left < sizeof(int64_t) ? left : sizeof(int64_t);
     return byte_get_count(reader, (int64_t)((left - taken) / least_bytes));
 }
 
-/* Room for one element more: calloc of nothing may give NULL. */
+/* Reads `count` elements of a row and sets them. Room for one element more: calloc of nothing may give NULL. */
 static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *descriptor, const struct row *row,
                                  struct descriptor *const *made, int64_t made_count, int64_t count) {
+    /* Float rows are saved as doubles, see put_row. */
     weftBackendAttributeType_t type = row->type == WEFT_TYPE_FLOAT ? WEFT_TYPE_DOUBLE : row->type;
     if (type == WEFT_TYPE_VOID_PTR) {
         unsigned char constant[16];
@@ -365,6 +395,7 @@ static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *
         struct tensor *tensor = (struct tensor *)descriptor;
         return arena_copy(&descriptor->arena, &tensor->constant_address, constant, sizeof constant);
     }
+    /* Bounded by the bytes that are left, so that a blob of a kilobyte cannot ask for a gigabyte. */
     size_t bytes = attribute_type_bytes(type);
     if ((uint64_t)count * 8 > reader->length - reader->position &&
         (uint64_t)count * bytes > reader->length - reader->position)
@@ -376,6 +407,7 @@ static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *
     if (type == WEFT_TYPE_BACKEND_DESCRIPTOR)
         for (int64_t i = 0; i < count; i++) {
             int64_t index = byte_get_i64(reader);
+            /* Only backwards: a blob cannot spell a circle. */
             if (index < 0 || index >= made_count)
                 status = fail_damaged("a descriptor names one that does not stand before it");
             else
@@ -383,6 +415,7 @@ static weftStatus_t get_elements(struct byte_reader *reader, struct descriptor *
         }
     else
         byte_get_raw(reader, elements, (size_t)count * bytes);
+    /* The setter copies; checks of type, count and range are those of a user's call. */
     if (!status)
         status = descriptor_set(descriptor, row->name, type, count, elements);
     free(elements);
@@ -397,6 +430,7 @@ static weftStatus_t get_operands(struct byte_reader *reader, struct tensor *oper
         if (index >= made_count || (index < 0 && i < optional) || (index >= 0 && made[index]->schema != &tensor_schema))
             return fail_damaged("scores are of what is no tensor before them");
         operands[i] = index < 0 ? NULL : (struct tensor *)made[index];
+        /* attention_keys below reads four dims. */
         if (operands[i] && operands[i]->dims.count != 4)
             return fail_damaged("scores are of a tensor that has not four dims");
     }
@@ -410,6 +444,7 @@ static weftStatus_t get_scores(struct byte_reader *reader, struct descriptor *de
     if (descriptor->schema != &tensor_schema || count != SCORES_OPERANDS + 1)
         return fail_damaged("something else than a tensor has the shape of scores");
     TRY(get_operands(reader, operands, 3, made, made_count));
+    /* A descriptor on the stack with as much as attention_keys reads. */
     struct attention a = {.q = operands[0],
                           .k = operands[1],
                           .v = operands[2],
@@ -418,6 +453,7 @@ static weftStatus_t get_scores(struct byte_reader *reader, struct descriptor *de
                           .most_keys = byte_get_i64(reader)};
     const int64_t *q = a.q->dims.at;
     int64_t keys = attention_keys(&a), rows, heads;
+    /* Products beyond int64 would wrap in the strides. */
     if (__builtin_mul_overflow(q[2], keys, &rows) || __builtin_mul_overflow(q[1], rows, &heads))
         return fail_damaged("scores are more than memory holds");
     TRY(descriptor_set(descriptor, WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64, 4,
@@ -431,6 +467,7 @@ static weftStatus_t get_scores(struct byte_reader *reader, struct descriptor *de
 static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor **made, int64_t made_count) {
     const struct schema *schema = ops_find_schema((weftBackendDescriptorType_t)byte_get_u32(reader));
     uint32_t rows = byte_get_u32(reader);
+    /* Only kinds of the graph floor: a blob cannot make plans or handles. */
     if (!schema || reader->bad)
         return fail_damaged("it holds a descriptor of a kind that graphs have none of");
     TRY(descriptor_make(schema, &made[made_count]));
@@ -439,11 +476,13 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
         uint32_t marked_type = byte_get_u32(reader);
         weftBackendAttributeType_t type = (weftBackendAttributeType_t)(marked_type & ~(INFERRED | SCORES));
         int64_t count = get_count(reader, 1);
+        /* Its attribute's name is not looked at: marked rows are dimensions alone. */
         if (marked_type & SCORES) {
             TRY(get_scores(reader, made[made_count], made, made_count, count));
             continue;
         }
         const struct row *row = NULL;
+        /* A row is known by name and type: another type under a known name is damage. */
         for (int k = 0; k < schema->row_count && !row; k++)
             if (schema->rows[k].name == name && schema->rows[k].type == type)
                 row = &schema->rows[k];
@@ -453,6 +492,7 @@ static weftStatus_t get_descriptor(struct byte_reader *reader, struct descriptor
         if (!row || reader->bad || row->type == WEFT_TYPE_HANDLE || (row->type == WEFT_TYPE_VOID_PTR && !is_constant))
             return fail_damaged("it sets an attribute that the descriptor has not");
         TRY(get_elements(reader, made[made_count], row, made, made_count, count));
+        /* Inferred rows are set like others, then marked as not set, as inference would have left them. */
         if (marked_type & INFERRED && row != &name_row)
             made[made_count]->set_rows &= ~(UINT64_C(1) << (row - schema->rows));
     }
@@ -468,9 +508,11 @@ weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader) {
     weftStatus_t status = made ? WEFT_STATUS_SUCCESS : status_no_memory((size_t)count * sizeof *made);
     for (int64_t i = 0; i < count && !status; i++)
         status = get_descriptor(reader, made, i);
+    /* The graph is last, since it holds all others. */
     if (!status && (count == 0 || made[count - 1]->schema != &graph_schema))
         status = fail_damaged("it holds no graph");
     *graph = status ? NULL : (struct graph *)descriptor_retain(made[count - 1]);
+    /* Filled in here, as by the API for a user's graph: the graph floor knows no engines. */
     if (*graph)
         (*graph)->engine_count = engine_count;
     for (int64_t i = 0; made && i < count; i++)
@@ -479,6 +521,7 @@ weftStatus_t graph_load(struct graph **graph, struct byte_reader *reader) {
     return status;
 }
 
+/* Through bytes in memory: saving and loading are the one way in which a graph is made again. */
 weftStatus_t graph_change(struct graph **changed, const struct graph *graph, const struct changes *changes) {
     struct byte_writer writer;
     struct byte_reader reader;
@@ -487,12 +530,14 @@ weftStatus_t graph_change(struct graph **changed, const struct graph *graph, con
     byte_reader_init(&reader, writer.data, writer.length);
     if (!status)
         status = graph_load(changed, &reader);
+    /* A handle is no part of the bytes. */
     if (!status)
         (*changed)->handle = context_retain(graph->handle);
     byte_writer_free(&writer);
     return status;
 }
 
+/* Checks all of the header before the body is read; `body` borrows the blob's memory. */
 static weftStatus_t open_body(struct byte_reader *body, const struct list *blob) {
     struct byte_reader header;
     char magic[sizeof MAGIC];
@@ -504,6 +549,7 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
     byte_get_raw(&header, digest, sizeof digest);
     if (header.bad || memcmp(magic, MAGIC, sizeof MAGIC) != 0)
         return fail_damaged("it does not begin as one");
+    /* Equal versions only: rows, defaults and enumerators may mean something else in another. */
     if (format != FORMAT || version != library_version())
         FAIL(WEFT_STATUS_SERIALIZATION_VERSION_MISMATCH,
              "saved plan has format %u of version %u, this library reads format %d of version %u. Save it again with "
@@ -522,7 +568,7 @@ static weftStatus_t open_body(struct byte_reader *body, const struct list *blob)
 }
 
 /* Checked always, used only where the user asked for it: images stay where they lie. PTX ends with a zero, as the
-   driver reads it as text. */
+   driver reads it as text. The blob is a list of the plan's, in its arena, so the images live as long as it. */
 static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
     struct carried_code *codes;
     int64_t count = get_count(body, CODE_BYTES);
@@ -544,6 +590,7 @@ static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
 
 /* Reads knob choices; the caller releases those made, also after a failure. */
 static weftStatus_t load_knobs(struct byte_reader *body, struct list *settings, struct arena *arena) {
+    /* Beyond the bytes that are left no count is taken. */
     int64_t most = get_count(body, KNOB_BYTES);
     TRY(arena_alloc(arena, &settings->items, (size_t)most * sizeof *settings->descriptors));
     while (settings->count < most) {
@@ -559,6 +606,7 @@ static weftStatus_t load_knobs(struct byte_reader *body, struct list *settings, 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* By name, since the list's order may differ between builds. */
 static weftStatus_t find_engine(struct byte_reader *body, int64_t *index) {
     size_t length;
     const uint8_t *name = byte_get_block(body, &length);
@@ -583,6 +631,7 @@ weftStatus_t plan_load(struct plan *plan) {
     if (!status)
         status = load_codes(&body, plan);
     if (!status) {
+        /* As if the user had made the graph with the plan's handle. */
         graph->handle = context_retain(plan->handle);
         status = make_config(&plan->config, graph, (int)index, plan->device_properties, &knobs);
     }

@@ -31,6 +31,7 @@ static int by_uid(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
+/* Checks what a pack alone can say; whether it fits a plan is asked when that runs. */
 static weftStatus_t finalize(struct descriptor *descriptor) {
     struct variant_pack *pack = (struct variant_pack *)descriptor;
     if (pack->uids.count != pack->pointers.count)
@@ -41,17 +42,20 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
              "%s: override_shapes has %lld numbers, override_strides %lld. Give both for each overridden tensor.",
              descriptor_label(descriptor), (long long)pack->override_shapes.count,
              (long long)pack->override_strides.count);
-    /* Quadratic, over the few tensors of a pack that change their shape. */
+    /* Dims and strides are parallel lists; how many belong to a tensor only a graph knows. Quadratic, over the few
+       tensors of a pack that change their shape. */
     for (int64_t i = 0; i < pack->override_uids.count; i++)
         for (int64_t k = 0; k < i; k++)
             if (pack->override_uids.i64[i] == pack->override_uids.i64[k])
                 FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
                      "%s: override_unique_ids names uid %lld twice. Give each tensor one shape.",
                      descriptor_label(descriptor), (long long)pack->override_uids.i64[i]);
+    /* One entry a uid, sorted once: execute then goes through plan and pack side by side. */
     TRY(arena_alloc(&descriptor->arena, &pack->sorted, (size_t)pack->uids.count * sizeof *pack->sorted));
     for (int64_t i = 0; i < pack->uids.count; i++)
         pack->sorted[i] = (struct packed_pointer){.uid = pack->uids.i64[i], .pointer = pack->pointers.pointers[i]};
     qsort(pack->sorted, (size_t)pack->uids.count, sizeof *pack->sorted, by_uid);
+    /* Equal uids stand beside each other. */
     for (int64_t i = 1; i < pack->uids.count; i++)
         if (pack->sorted[i].uid == pack->sorted[i - 1].uid)
             FAIL(WEFT_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "%s: uid %lld stands twice. Give each tensor one pointer.",
