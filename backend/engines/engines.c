@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of engines, best first, and the families of each, best first. */
+/* The list of engines, best first, and the families of each, best first. The one place that names families of both
+   kinds of device; what an engine or a family does is in its own folder. An engine's place in `engines` is its global
+   index. */
 #include "engines/cpu/families.h"
 #include "engines/cuda/core/kernel.h"
 #include "engines/cuda/families.h"
@@ -35,6 +37,7 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention,
                                                      &cuda_block_scale,
                                                      &cuda_staged,
                                                      NULL};
+/* Told by the engine descriptor: products may use tensor cores, and the first plan of a graph compiles. */
 static const weftBackendNumericalNote_t cuda_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE};
 static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NOTE_RUNTIME_COMPILATION};
 
@@ -53,6 +56,7 @@ static const struct engine cuda_engine = {
     OF_CUDA,
 };
 
+/* tf32 has 8 bits of exponent and 10 of fraction: the range of float, the precision of half. */
 static const weftBackendNumericalNote_t cuda_tf32_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
                                                                        WEFT_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
 static const struct engine cuda_tf32_engine = {
@@ -64,6 +68,7 @@ static const struct engine cuda_tf32_engine = {
     OF_CUDA,
 };
 
+/* Atomic additions: the order of a sum depends on which block comes first. */
 static const weftBackendNumericalNote_t cuda_unordered_numerical_notes[] = {WEFT_NUMERICAL_NOTE_TENSOR_CORE,
                                                                             WEFT_NUMERICAL_NOTE_NONDETERMINISTIC};
 static const struct engine cuda_unordered_engine = {
@@ -75,6 +80,8 @@ static const struct engine cuda_unordered_engine = {
     OF_CUDA,
 };
 
+/* cpu_reference stands last, as in every engine of the CPU: it takes each operation alone, at a price that others
+   beat. */
 static const struct family *const cpu_fast_families[] = {&cpu_contraction, &cpu_rows, &cpu_map, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
@@ -84,6 +91,7 @@ static const struct engine cpu_fast_engine = {
     .takes_any_alignment = true,
 };
 
+/* The judge of all others in tests: no fusion, no threads, no vectors. */
 static const struct family *const cpu_reference_families[] = {&cpu_reference, NULL};
 static const struct engine cpu_reference_engine = {
     .name = "cpu.reference",
@@ -94,6 +102,8 @@ static const struct engine cpu_reference_engine = {
     .is_fallback = true,
 };
 
+/* GPUs first: the default device is one where there is any, and plans take engines of their own kind of device
+   alone. */
 const struct engine *const engines[] = {&cuda_engine, &cuda_tf32_engine, &cuda_unordered_engine, &cpu_fast_engine,
                                         &cpu_reference_engine};
 const int engine_count = sizeof engines / sizeof *engines;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions of a graph: operations that one family takes together. */
+/* Regions of a graph: operations that one family takes together, what they make and what others read of it. A region
+   borrows its graph and list of nodes; an extract is a graph of its own. */
 #include "engines/engine.h"
 #include "graph/ops/pointwise.h"
 
@@ -17,11 +18,13 @@ bool region_has(const struct region *region, int node) {
     return false;
 }
 
+/* Values without a producer are inputs of the graph, and made by no region. */
 bool region_makes(const struct region *region, int value) {
     int producer = region->graph->values[value].producer;
     return producer >= 0 && region_has(region, producer);
 }
 
+/* NULL, too, for a tensor that another region makes or that is the graph's input. */
 const struct node *region_producer(const struct region *region, const struct tensor *tensor) {
     int value = graph_find_value(region->graph, tensor);
     return region_makes(region, value) ? &region->graph->nodes[region->graph->values[value].producer] : NULL;
@@ -40,6 +43,7 @@ bool region_exports(const struct region *region, int value) {
 
 /* ---- Extracts ---------------------------------------------------------------------------------------------------- */
 
+/* At least the number of the region's values, by which lists are allocated. */
 static int operands_of(const struct region *region) {
     int count = 0;
     for (int i = 0; i < region->count; i++)
@@ -63,7 +67,7 @@ static int list_values(int *outer, const struct region *region) {
     return count;
 }
 
-/* Linear: regions have a few values. */
+/* The place of a number in a list, -1: it is not there. Linear: regions have a few values. */
 static int index_of(const int *sorted, int count, int number) {
     int low = 0;
     while (low < count && sorted[low] != number)
@@ -75,6 +79,8 @@ static weftStatus_t extract_node(struct node *made, const struct node *node, con
                                  struct arena *arena) {
     /* The operation itself is shared: only which values it reads and writes is numbered anew. */
     *made = *node;
+    /* Operands of the node in the extract's numbers; `outer` has each of them, as list_values went through the same
+       nodes. */
     TRY(arena_copy(arena, &made->operands, node->operands, (size_t)node->operand_count * sizeof *node->operands));
     for (int k = 0; k < node->operand_count; k++)
         made->operands[k] = index_of(outer, values, node->operands[k]);
@@ -86,13 +92,17 @@ static weftStatus_t extract_value(struct graph *graph, int v, const struct value
                                   struct arena *arena) {
     struct value *made = &graph->values[v];
     int *readers, inside = 0, outside = 0;
+    /* The producer is the node's place in the region; -1 where it lies outside: the value is an input of the
+       extract. */
     *made =
         (struct value){.tensor = value->tensor, .producer = index_of(region->nodes, region->count, value->producer)};
     TRY(arena_alloc(arena, &readers, (size_t)(operands_of(region) + OUTSIDE_MOST) * sizeof *readers));
+    /* Once for each time that a node reads the value, as in the whole graph. */
     for (int i = 0; i < region->count; i++)
         for (int k = 0; k < graph->nodes[i].operand_count; k++)
             if (graph->nodes[i].operands[k] == v && !graph->nodes[i].is_output[k])
                 readers[inside++] = i;
+    /* Nodes of those outside have no operands: they stand behind the region's own and are never served. */
     for (int r = 0; r < value->readers && outside < OUTSIDE_MOST && inside + outside < value->readers; r++)
         /* A family asks whether anybody outside reads a value, and whether more than one does: two stand for all. */
         if (!region_has(region, value->read_by[r])) {
@@ -104,6 +114,7 @@ static weftStatus_t extract_value(struct graph *graph, int v, const struct value
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Takes time quadratic in the region's operands, whatever the size of the whole graph; all memory is the arena's. */
 weftStatus_t region_extract(struct region *made, const int **outer, const struct region *region, struct arena *arena) {
     struct graph *graph;
     int *values, *nodes, operands = operands_of(region);
@@ -112,6 +123,7 @@ weftStatus_t region_extract(struct region *made, const int **outer, const struct
     TRY(arena_alloc(arena, &values, (size_t)operands * sizeof *values));
     TRY(arena_alloc(arena, &nodes, (size_t)region->count * sizeof *nodes));
     graph->value_count = list_values(values, region);
+    /* Counts the region's nodes for now; extract_value adds those that stand for readers outside. */
     graph->node_count = region->count;
     TRY(arena_alloc(arena, &graph->values, (size_t)graph->value_count * sizeof *graph->values));
     TRY(arena_alloc(arena, &graph->nodes,

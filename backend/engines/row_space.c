@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finding the rows of a region and how its tensors lie along them, for the row families of all engines; and which way a
+   sum takes that crosses rows, as the gradient of a norm's scale. What a row computes is in graph/expansion.h, how that
+   is scheduled in each engine's rows/. */
 #include "engines/row_space.h"
 #include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
 
 #include <string.h>
 
-/* Groups of neighbours along a dimension, as group norm has of channels: two axes, of groups and within one. */
+/* Groups of neighbours along a dimension, as group norm has of channels: two axes, of groups and within one. Groups lie
+   one after the other, all of the same size. */
 static bool is_split(const struct row_space *space, int64_t dim) {
     return space->parts[dim] != 1 && space->parts[dim] != space->dims.at[dim];
 }
 
 /* ---- Finding it -------------------------------------------------------------------------------------------------- */
 
+/* Refuses what would need more loops than tensors have dims. */
 static weftStatus_t add_axis(struct row_space *space, struct row_axis axis) {
     /* An axis of one element needs no loop. */
     if (axis.extent == 1)
@@ -27,6 +32,8 @@ static weftStatus_t add_axis(struct row_space *space, struct row_axis axis) {
 static weftStatus_t make_axes(struct row_space *space) {
     for (int64_t d = 0; d < space->dims.count; d++) {
         int64_t extent = space->dims.at[d], parts = space->parts[d], inner = parts ? extent / parts : 0;
+        /* parts == 1: the row takes the whole dimension in; parts == extent: each element is a row of its own along
+           it. */
         bool splits = is_split(space, d);
         if (splits)
             TRY(add_axis(space, (struct row_axis){(int)d, parts, inner, false, true}));
@@ -35,8 +42,9 @@ static weftStatus_t make_axes(struct row_space *space) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Takes the space of an operation; false: it has another than those before it. Dims of one element belong to any row:
-   there is nothing to tell apart. */
+/* Takes the space of an operation, as its expansion names it; false: it has another than those before it. Dims of one
+   element belong to any row: there is nothing to tell apart. Dims and parts are filled in before anything that may be
+   refused. */
 static bool take_space(struct row_space *space, const struct node *node) {
     struct expansion e = {.method = STATISTICS_IN_TURN};
     if (expansion_of(&e, node->op))
@@ -52,6 +60,7 @@ static bool take_space(struct row_space *space, const struct node *node) {
     return is_same;
 }
 
+/* Pointwise nodes have no rows of their own: they take those of the operations that combine elements. */
 weftStatus_t row_space_find(struct row_space *space, const struct region *region) {
     *space = (struct row_space){0};
     for (int i = 0; i < region->count; i++) {
@@ -63,11 +72,13 @@ weftStatus_t row_space_find(struct row_space *space, const struct region *region
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s has other rows than the operations before it",
                  descriptor_label(node->op));
     }
+    /* Only pointwise nodes: a map, not rows. */
     if (space->dims.count == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "no operation of the region combines elements to rows");
     return make_axes(space);
 }
 
+/* For expansions that are written once more, as the sums that follow are. */
 void row_space_expand_in(const struct row_space *space, struct expansion *e) {
     e->dims = space->dims;
     memcpy(e->parts, space->parts, sizeof e->parts);
@@ -75,6 +86,7 @@ void row_space_expand_in(const struct row_space *space, struct expansion *e) {
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
+/* Product of the extents of one kind of axes: 1 where there is none, 0 where one is empty. */
 static int64_t elements_along(const struct row_space *space, bool is_reduced) {
     int64_t count = 1;
     for (int i = 0; i < space->axis_count; i++)
@@ -86,6 +98,7 @@ int64_t row_space_length(const struct row_space *space) { return elements_along(
 
 int64_t row_space_rows(const struct row_space *space) { return elements_along(space, false); }
 
+/* Along the last axis of the kind the stride is 1. */
 void row_space_pack(const struct row_space *space, int64_t *strides, bool is_reduced) {
     int64_t packed = 1;
     for (int i = space->axis_count; i-- > 0;) {
@@ -101,11 +114,13 @@ static bool has_groups(const struct row_space *space, const struct tensor *tenso
     return is_split(space, dim) && tensor->dims.at[dim] == space->parts[dim];
 }
 
+/* Each extent is the space's, one for all, or one for each group. */
 static bool fits_along(const struct row_space *space, const struct tensor *tensor, int64_t dim) {
     int64_t extent = tensor->dims.at[dim];
     return extent == space->dims.at[dim] || extent == 1 || has_groups(space, tensor, dim);
 }
 
+/* A scalar input has any rank, since it is the same everywhere. */
 weftStatus_t row_space_check(const struct row_space *space, const struct descriptor *op, const struct tensor *tensor,
                              bool is_output) {
     bool is_scalar = tensor_elements(tensor) == 1 && !is_output;
@@ -120,6 +135,8 @@ weftStatus_t row_space_check(const struct row_space *space, const struct descrip
     return WEFT_STATUS_SUCCESS;
 }
 
+/* spans: whether the result differs within a row. An axis within the row must then be there, and may not be
+   otherwise. */
 weftStatus_t row_space_check_result(const struct row_space *space, const struct tensor *tensor, bool spans) {
     for (int i = 0; i < space->axis_count; i++)
         if (row_space_has_axis(space, tensor, i) != (spans || !space->axes[i].is_reduced))
@@ -129,6 +146,7 @@ weftStatus_t row_space_check_result(const struct row_space *space, const struct 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A tensor of one element for each group differs along the axis of groups, not along that within one. */
 bool row_space_has_axis(const struct row_space *space, const struct tensor *tensor, int axis) {
     int64_t dim = space->axes[axis].dim;
     if (dim == DIM_OF_PARTIAL_SUMS)
@@ -151,12 +169,13 @@ int64_t row_space_stride(const struct row_space *space, const struct tensor *ten
 
 /* ---- Sums that cross rows ---------------------------------------------------------------------------------------- */
 
-/* How a tensor's axes lie to those of the rows. */
+/* How a tensor's axes lie to those of the rows, from which follows what a sum to its elements has to cross. */
 struct reach {
     bool in_row, whole_row; /* it differs within a row; along all of it */
     bool in_rows, all_rows; /* it differs from row to row; for all rows */
 };
 
+/* An empty space has no axes: both `whole_row` and `all_rows` are then true. */
 static struct reach reach_of(const struct row_space *space, const struct tensor *tensor) {
     struct reach reach = {.whole_row = true, .all_rows = true};
     for (int i = 0; i < space->axis_count; i++) {
@@ -170,7 +189,8 @@ static struct reach reach_of(const struct row_space *space, const struct tensor 
 }
 
 /* In the order of cost: the row's own sum needs nothing more; rows that share a scale, a small program behind; columns,
-   partial sums of each block and a program behind; else a second reading of x and dy. */
+   partial sums of each block and a program behind; else a second reading of x and dy. sums_apart: the schedule has no
+   place for partial sums of columns. */
 enum follow_kind row_space_sum_kind(const struct row_space *space, const struct tensor *tensor, bool sums_apart) {
     struct reach reach = reach_of(space, tensor);
     if (!reach.in_row)
@@ -178,6 +198,7 @@ enum follow_kind row_space_sum_kind(const struct row_space *space, const struct 
     return !reach.in_rows && reach.whole_row && !sums_apart ? FOLLOW_COLUMNS : FOLLOW_APART;
 }
 
+/* Scale and bias of one norm share x, dy and statistics, and so the second program. */
 weftStatus_t follow_add(struct follow *follow, const struct region *region, const struct node *node,
                         const struct tensor *gradient, enum follow_kind kind, bool *is_first) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
@@ -185,6 +206,7 @@ weftStatus_t follow_add(struct follow *follow, const struct region *region, cons
     if (!*is_first && follow->node != node)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
              descriptor_label(node->op));
+    /* Made within the region, they might have no memory at all. */
     if (kind == FOLLOW_APART && (region_producer(region, op->x) || region_producer(region, op->dy)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
@@ -196,7 +218,8 @@ weftStatus_t follow_add(struct follow *follow, const struct region *region, cons
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The partial sums are one more axis, the slowest; the positions in the row become the rows. */
+/* The partial sums are one more axis, the slowest; the positions in the row become the rows. Strides are those of what
+   the first program left: [partial_sums, position in the row], packed. */
 static weftStatus_t columns_space(const struct follow *follow, const struct row_space *first, struct row_space *space,
                                   int64_t *strides) {
     int64_t packed = 1;
@@ -216,6 +239,7 @@ static weftStatus_t columns_space(const struct follow *follow, const struct row_
 /* The rows' totals become the elements, those that share a scale the rows. */
 static void fold_space(const struct tensor *gradient, const struct row_space *first, struct row_space *space,
                        int64_t *strides) {
+    /* `all`: where each row's total lies, as the first program packed its rows. */
     int64_t all[WEFT_DIM_MAX];
     row_space_pack(first, all, false);
     for (int i = 0; i < first->axis_count; i++)
@@ -226,7 +250,8 @@ static void fold_space(const struct tensor *gradient, const struct row_space *fi
         }
 }
 
-/* The same elements, those that share a scale as rows; each row left its statistics. */
+/* The same elements, those that share a scale as rows; each row left its statistics. Strides are those of the rows'
+   statistics, 0 within a row: each element finds its own row's. */
 static void apart_space(const struct tensor *gradient, const struct row_space *first, struct row_space *space,
                         int64_t *strides) {
     row_space_pack(first, strides, false);

@@ -110,8 +110,6 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
 }
 
 static weftStatus_t make_override(struct plan_override **out, const struct plan *plan,
-                                  /* On success `*out` has its one plan and copies of the pack's lists; it is in no list
-                                     yet. */
                                   const struct variant_pack *pack) {
     TRY(check_overrides(plan, pack));
     struct plan_override *entry = calloc(1, sizeof *entry);
@@ -135,8 +133,8 @@ static weftStatus_t make_override(struct plan_override **out, const struct plan 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Keeps the first OVERRIDES_MAX. The list is one entry too long at most, so dropping ends with it. Executions that
-   still run it hold a reference. */
+/* Keeps the OVERRIDES_MAX that were used last. The list is one entry too long at most, so dropping ends with it.
+   Executions that still run it hold a reference. */
 static void drop_oldest(struct plan *plan) {
     int kept = 0;
     for (struct plan_override **at = &plan->overrides; *at; at = &(*at)->next)

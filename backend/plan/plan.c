@@ -234,7 +234,6 @@ static weftStatus_t build(struct plan *plan) {
     TRY(list_slots(plan));
     TRY(overlap_list(plan));
     TRY(write_tag(plan));
-    /* predicted seconds are logged in microseconds. */
     TRY(plan_make_frame(plan)); /* last: an attempt that failed leaves none of another size */
     trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",
           plan->tag.chars, descriptor_label(&plan->draft.graph->base), plan->draft.engine->name,

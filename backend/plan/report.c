@@ -89,7 +89,6 @@ static void add_value(struct text *text, const struct plan *plan, int v) {
              (long long)plan->draft.graph->values[views->memory[v]].tensor->uid, (long long)views->offset[v]);
     text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
              (long long)plan_alignment(plan, tensor), tensor->is_virtual ? "true" : "false",
-             /* Both come with the plan and need no pointer. */
              tensor->is_by_value || tensor->is_constant ? "true" : "false", (long long)plan->draft.value_offset[v],
              value->producer >= 0 ? "true" : "false");
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loops in float. exp, tanh, erf, log and their kin are our own, which become vector code; the rest is libm's. */
+/* The loops in float: the table of modes names functions as in C for double, and the macros below give them their form
+   in float. exp, tanh, erf, log and their kin are our own, which become vector code; the rest is libm's. */
 #include "engines/cpu/core/loops.h"
 
 #include "engines/cpu/core/fastmath.h"
@@ -43,6 +44,7 @@ double loop_cost(int mode, bool is_wide) {
     case WEFT_POINTWISE_ERF:
         return is_wide ? 3 : 0.6;
     }
+    /* From the first activation to the last in the order of the header; a ReLU's derivative is mere arithmetic. */
     bool is_activation = mode >= WEFT_POINTWISE_TANH_FWD && mode <= WEFT_POINTWISE_GELU_APPROX_TANH_BWD &&
                          mode != WEFT_POINTWISE_RELU_BWD;
     return is_activation ? (is_wide ? 6 : 1) : is_wide ? 0.2 : 0.1;

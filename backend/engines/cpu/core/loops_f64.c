@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loops in double, on libm's functions. */
+/* The loops in double, on libm's functions: double is for who asks for precision, not for speed. */
 #include "engines/cpu/core/loops.h"
 
 #include <math.h>

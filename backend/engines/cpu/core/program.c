@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+/* VALUES: of a region, at most. A program refuses larger ones, and the planner takes them in parts. */
 enum { NONE = PROGRAM_NO_REGISTER, VALUES = 128 };
 
 /* Where a value is while instructions are listed: virtual registers, one per instruction that makes one. */
@@ -13,12 +14,15 @@ struct place {
     unsigned char registers[2]; /* in float, in double; NONE */
 };
 
+/* A program while it is written; on the stack of program_compile. */
 struct builder {
     struct program *program;
     const struct region *region;
     const struct tensor *space;
+    /* next_register counts virtual registers: one for each instruction with a result, never used again. */
     int place_count, next_register;
     struct place places[VALUES];
+    /* A limit was passed: from here on writing goes to the last place, and nothing of the program is used. */
     bool is_full;
 };
 
@@ -26,12 +30,14 @@ static const struct tensor *tensor_of(const struct builder *builder, int value) 
     return builder->region->graph->values[value].tensor;
 }
 
+/* The region's tensors are the graph's own, so each has a value. */
 static int value_of(const struct builder *builder, const struct tensor *tensor) {
     return graph_find_value(builder->region->graph, tensor);
 }
 
 /* ---- Integers in double ------------------------------------------------------------------------------------------ */
 
+/* DOUBLE_BITS: whole numbers below 2^53 are exact. UNKNOWN_BITS: more than that, so that a check refuses. */
 enum { DOUBLE_BITS = 53, UNKNOWN_BITS = 64 };
 
 /* A float holds more than 53 bits' worth of integers, whatever its width. */
@@ -69,7 +75,8 @@ static int result_bits(const struct pointwise_mode *mode, int x, int b) {
     }
 }
 
-/* The last place is overwritten when there is no room; is_full gives the program up. */
+/* Where a value is, noted when it is first asked for. The last place is overwritten when there is no room; is_full
+   gives the program up. */
 static struct place *place_of(struct builder *builder, int value) {
     for (int i = 0; i < builder->place_count; i++)
         if (builder->places[i].value == value)
@@ -82,6 +89,7 @@ static struct place *place_of(struct builder *builder, int value) {
 
 /* ---- What a region must be --------------------------------------------------------------------------------------- */
 
+/* Inputs may broadcast to the space; results must fill it, since each element is stored once. */
 static weftStatus_t check_tensor(const struct builder *builder, const struct node *node, const struct tensor *tensor,
                                  bool is_output) {
     bool is_whole = tensor_same_dims(tensor, builder->space) ||
@@ -118,6 +126,7 @@ static weftStatus_t check_integers(struct builder *builder, const struct node *n
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Operands first, so that a refusal of layout names the tensor and not the arithmetic. */
 static weftStatus_t check_node(struct builder *builder, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++)
         TRY(check_tensor(builder, node, tensor_of(builder, node->operands[i]), node->is_output[i]));
@@ -139,6 +148,7 @@ static struct instruction *add(struct builder *builder, enum verb verb, bool is_
     return instruction;
 }
 
+/* Accesses are counted for each use of memory: a tensor that is read and written has two. */
 static int add_access(struct builder *builder, int value, weftDataType_t type, bool is_store) {
     struct program *program = builder->program;
     builder->is_full = builder->is_full || program->access_count == PROGRAM_ACCESSES;
@@ -148,13 +158,15 @@ static int add_access(struct builder *builder, int value, weftDataType_t type, b
     return program->access_count++;
 }
 
-/* Strides stay 0 where the tensor broadcasts. */
+/* Strides are the tensor's own, in elements, and stay 0 where it broadcasts: a dimension of one element, or a
+   scalar. */
 static int add_tensor_access(struct builder *builder, int value, bool is_store) {
     const struct tensor *tensor = tensor_of(builder, value);
     int index = add_access(builder, value, (weftDataType_t)tensor->type, is_store);
     for (int64_t i = 0; i < builder->space->dims.count && tensor_elements(tensor) != 1; i++)
         if (tensor->dims.at[i] != 1)
             builder->program->accesses[index].strides[i] = tensor->strides.at[i];
+    /* Bytes are counted once for each access; broadcast elements stay in the caches. */
     builder->program->bytes += (double)tensor_own_bytes(tensor);
     return index;
 }
@@ -165,6 +177,7 @@ static unsigned char read_value(struct builder *builder, int value, bool is_wide
     if (place->registers[is_wide] != NONE)
         return place->registers[is_wide];
     struct instruction *instruction;
+    /* The value is there in the other width: converting a register is cheaper than loading again. */
     if (place->registers[!is_wide] != NONE) {
         instruction = add(builder, VERB_CONVERT, is_wide);
         instruction->x = place->registers[!is_wide];
@@ -175,6 +188,7 @@ static unsigned char read_value(struct builder *builder, int value, bool is_wide
     return place->registers[is_wide] = instruction->dst;
 }
 
+/* x itself where the factor is 1, as for nearly all operands. */
 static unsigned char add_scale(struct builder *builder, unsigned char x, double factor, bool is_wide) {
     if (factor == 1)
         return x;
@@ -191,6 +205,7 @@ static unsigned char read_operand(struct builder *builder, const struct tensor *
 static struct instruction *add_apply(struct builder *builder, int mode, bool is_wide) {
     struct instruction *apply = add(builder, VERB_APPLY, is_wide);
     apply->loop = is_wide ? loop_f64(mode) : loop_f32(mode);
+    /* Nanoseconds of one element; summed up, as instructions run one after another. */
     builder->program->nanoseconds += loop_cost(mode, is_wide);
     return apply;
 }
@@ -200,6 +215,7 @@ static struct instruction *add_apply(struct builder *builder, int mode, bool is_
 static void define_value(struct builder *builder, int value, unsigned char result, bool is_wide, bool is_truth) {
     const struct tensor *tensor = tensor_of(builder, value);
     weftDataType_t type = (weftDataType_t)tensor->type;
+    /* Of these types the register already holds what memory would: doubles, floats in float, truths as 0 or 1. */
     bool is_kept =
         type == WEFT_DATA_DOUBLE || (type == WEFT_DATA_FLOAT && !is_wide) || (is_truth && dtype_is_boolean(type));
     bool is_read = false;
@@ -208,6 +224,7 @@ static void define_value(struct builder *builder, int value, unsigned char resul
         for (int k = 0; k < node->operand_count; k++)
             is_read = is_read || (node->operands[k] == value && !node->is_output[k]);
     }
+    /* Results that only leave the region are rounded by their store. */
     if (is_read && !is_kept) {
         struct instruction *round = add(builder, VERB_ROUND, is_wide);
         round->x = result;
@@ -217,6 +234,7 @@ static void define_value(struct builder *builder, int value, unsigned char resul
     place_of(builder, value)->registers[is_wide] = result;
 }
 
+/* An access without memory, of stride 1 along the axis: its index is the position. */
 static void add_index(struct builder *builder, const struct pointwise_op *op, bool is_wide) {
     struct instruction *index = add(builder, VERB_INDEX, is_wide);
     index->access = add_access(builder, -1, WEFT_DATA_INT64, false);
@@ -232,6 +250,7 @@ static void add_node(struct builder *builder, const struct pointwise_op *op) {
         add_index(builder, op, is_wide);
         return;
     }
+    /* Operands that a mode has not are given as x, so that loops read valid memory. */
     unsigned char x = read_operand(builder, operands.x, op->alpha1, is_wide), b = x, t = x;
     if (operands.b)
         b = read_operand(builder, operands.b, op->alpha2, is_wide);
@@ -254,6 +273,7 @@ static void add_given(struct builder *builder, const struct given *given) {
         load->access = add_tensor_access(builder, given->value, false);
         unsigned char before = add_scale(builder, load->dst, given->beta, is_wide);
         struct instruction *sum = add_apply(builder, WEFT_POINTWISE_ADD, is_wide);
+        /* t is not read by an addition, but must name a register. */
         sum->x = result, sum->b = before, sum->t = result;
         result = sum->dst;
     }
@@ -262,26 +282,31 @@ static void add_given(struct builder *builder, const struct given *given) {
 
 /* Stores come last: all memory of a block is read before any is written. */
 static void add_stores(struct builder *builder) {
+    /* Values that the region makes and others need, in the order in which they were made. */
     for (int i = 0; i < builder->place_count && !builder->is_full; i++) {
         const struct place *place = &builder->places[i];
         const struct value *value = &builder->region->graph->values[place->value];
+        /* Inputs, and what only the region reads, have places too. */
         if (value->producer < 0 || !region_has(builder->region, value->producer) ||
             !region_exports(builder->region, place->value))
             continue;
-        /* A value may have been converted for readers; what it was computed in is the one to store. */
+        /* Virtual registers count up: of two widths the smaller number was made first. A value may have been converted
+           for readers; what it was computed in is the one to store. */
         bool is_wide =
             place->registers[0] == NONE || (place->registers[1] != NONE && place->registers[1] < place->registers[0]);
         struct instruction *store = add(builder, VERB_STORE, is_wide);
         store->x = place->registers[is_wide];
         store->access = add_tensor_access(builder, place->value, true);
         weftDataType_t type = (weftDataType_t)value->tensor->type;
+        /* Elements below 8 bits: two threads would write one byte. */
         builder->program->shares_bytes = builder->program->shares_bytes || dtype_of(type)->bits < 8;
     }
 }
 
 /* ---- Compiling --------------------------------------------------------------------------------------------------- */
 
-/* Marks the nodes whose results are read by marked nodes or leave the region. */
+/* Marks the nodes whose results are read by marked nodes or leave the region. Backwards: readers stand behind what they
+   read. Quadratic in a region's nodes. */
 static void find_needed(const struct region *region, bool *is_needed) {
     for (int i = region->count; i-- > 0;) {
         const struct node *node = region_node(region, i);
@@ -290,6 +315,7 @@ static void find_needed(const struct region *region, bool *is_needed) {
             if (!node->is_output[k])
                 continue;
             is_needed[i] = is_needed[i] || region_exports(region, value);
+            /* Operands include outputs, which no other node shares. */
             for (int j = i + 1; j < region->count; j++)
                 for (int m = 0; m < region_node(region, j)->operand_count; m++)
                     is_needed[i] = is_needed[i] || (is_needed[j] && region_node(region, j)->operands[m] == value);
@@ -324,11 +350,13 @@ weftStatus_t program_compile(struct program *program, const struct region *regio
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: a fusion of %d operations needs more than %d instructions, %d tensors or %d registers. It is split.",
              label, region->count, PROGRAM_INSTRUCTIONS, PROGRAM_ACCESSES, PROGRAM_REGISTERS);
+    /* What fetching an instruction costs, spread over the elements of a block. */
     program->nanoseconds += 0.1 * program->instruction_count;
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Only what pointwise operations alone read: a product reads its operands at other places than it writes. */
+/* Only what pointwise operations alone read: a product reads its operands at other places than it writes. All other
+   rules (who reads the input later) are the planner's. */
 bool program_may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     const struct tensor *from = region->graph->values[in].tensor, *to = region->graph->values[out].tensor;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running a program: block by block, instruction by instruction. All memory of a block is read before any is written,
-   except that the last computation may write as it reads, element by element. */
+   except that the last computation may write as it reads, element by element. One call runs on one thread and allocates
+   nothing; who calls divides the space among threads. */
 #include "base/dtype.h"
 #include "engines/cpu/core/walk.h"
 
@@ -13,24 +14,29 @@ struct place {
     weftDataType_t type;
 };
 
-/* On the stack of the thread that runs a task: PROGRAM_BYTES and little more. */
+/* What a thread has while it runs a task, on its stack: PROGRAM_BYTES and little more. Nothing is cleared: instructions
+   write a register before others read it. */
 struct run {
     const struct program *program;
     const struct walk *walk;
     void *const *values;
     struct block given;
+    /* Of the block that is being run; rows * columns is at most program->block. */
     int rows, columns;
     int64_t indices[PROGRAM_ACCESSES];  /* of the block's corner */
     void *registers[PROGRAM_REGISTERS]; /* own memory, or that of a tensor */
     unsigned char memory[PROGRAM_BYTES] __attribute__((aligned(64)));
 };
 
+/* Register `reg` of the run's own memory; it is aligned to a vector, as register_bytes is a multiple of one. */
 static void *memory_of(struct run *run, int reg) { return run->memory + reg * run->program->register_bytes; }
 
+/* Of an element in a register. */
 static int64_t bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float); }
 
 static weftDataType_t type_of(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
 
+/* Rows are the walk's inner row loop, columns its last one. */
 static struct place place_of(const struct run *run, int access) {
     const int64_t *strides = run->walk->strides[access];
     int column = run->walk->rank - 1;
@@ -53,6 +59,7 @@ static void *find_dense(const struct run *run, const struct place *place, bool i
 
 /* ---- Rows of either type ----------------------------------------------------------------------------------------- */
 
+/* Elements index, index + 1, ... of a tensor as float or double; dtype.h converts and rounds as every engine does. */
 static void load_row(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
     if (is_wide)
         dtype_to_f64(dst, place->type, place->base, index, count);
@@ -67,6 +74,7 @@ static void store_row(bool is_wide, const struct place *place, int64_t index, co
         dtype_from_f32(place->type, place->base, index, src, count);
 }
 
+/* Repeats the first element of a row, which is there already. */
 static void fill(bool is_wide, void *row, int64_t count) {
     double *wide = row, wide_value = is_wide ? *wide : 0;
     float *narrow = row, narrow_value = *narrow;
@@ -113,8 +121,10 @@ static void load_columns(const struct run *run, bool is_wide, void *dst, const s
     transpose(is_wide, dst, columns, run->rows, run->columns);
 }
 
+/* dst gets rows without gaps. A row stride of 0 repeats the first row, a column stride of 0 its one element. */
 static void load_rows(const struct run *run, bool is_wide, char *dst, const struct place *place) {
     int64_t row_bytes = run->columns * bytes_of(is_wide);
+    /* The rows follow each other in memory: one conversion for all. */
     bool is_run = place->column_stride == 1 && place->row_stride == run->columns;
     if (is_run) {
         load_row(is_wide, dst, place, place->index, (int64_t)run->rows * run->columns);
@@ -122,6 +132,7 @@ static void load_rows(const struct run *run, bool is_wide, char *dst, const stru
     }
     for (int r = 0; r < run->rows; r++) {
         char *row = dst + r * row_bytes;
+        /* Broadcast along the rows: copied in the width of the register, not converted again. */
         if (r > 0 && place->row_stride == 0) {
             memcpy(row, dst, (size_t)row_bytes);
             continue;
@@ -135,6 +146,8 @@ static void load_rows(const struct run *run, bool is_wide, char *dst, const stru
 /* From the best to the worst: where it lies, rows, columns transposed, element by element. */
 static void load(struct run *run, const struct instruction *instruction) {
     struct place place = place_of(run, instruction->access);
+    /* A dense block is not copied: instructions read the tensor's own memory, which nothing of this block has written
+       yet. */
     void *dense = find_dense(run, &place, instruction->is_wide), *dst = run->registers[instruction->dst];
     if (dense)
         run->registers[instruction->dst] = dense;
@@ -146,6 +159,7 @@ static void load(struct run *run, const struct instruction *instruction) {
         load_scattered(run, instruction->is_wide, dst, &place);
 }
 
+/* Transposed first, so that each column of the tensor is one run. */
 static void store_columns(const struct run *run, bool is_wide, const struct place *place, const void *src) {
     double columns[PROGRAM_BLOCK];
     transpose(is_wide, columns, src, run->columns, run->rows);
@@ -158,6 +172,7 @@ static void store(const struct run *run, const struct instruction *instruction) 
     struct place place = place_of(run, instruction->access);
     const char *src = run->registers[instruction->x];
     bool is_wide = instruction->is_wide;
+    /* dst of the last formula may have been the tensor's memory itself. */
     if (!place.base || find_dense(run, &place, is_wide) == src)
         return; /* nobody wants it, or it was written as it was computed */
     if (place.row_stride == 1 && place.column_stride != 1 && run->rows > 1) {
@@ -170,6 +185,7 @@ static void store(const struct run *run, const struct instruction *instruction) 
             store_row(is_wide, &place, index, src, run->columns);
             continue;
         }
+        /* No run in either direction: element by element. */
         for (int c = 0; c < run->columns; c++) {
             const char *element = src + c * bytes_of(is_wide);
             if (place.type == WEFT_DATA_FLOAT && !is_wide)
@@ -183,6 +199,7 @@ static void store(const struct run *run, const struct instruction *instruction) 
 
 /* ---- The other instructions -------------------------------------------------------------------------------------- */
 
+/* The access has no memory: its strides count positions. */
 static void count_index(const struct run *run, const struct instruction *instruction) {
     struct place place = place_of(run, instruction->access);
     double *wide = run->registers[instruction->dst];
@@ -197,15 +214,18 @@ static void count_index(const struct run *run, const struct instruction *instruc
         }
 }
 
+/* The caller's block has ld elements from row to row; without gaps between rows it serves as the register itself. */
 static void take_given(struct run *run, const struct instruction *instruction) {
     int64_t bytes = bytes_of(instruction->is_wide);
     char *src = run->given.data, *dst = run->registers[instruction->dst];
     if (run->rows == 1 || run->given.ld == run->columns)
         run->registers[instruction->dst] = src;
+    /* With gaps, rows are copied together, since formulas run over the block as one. */
     for (int r = 0; r < run->rows && run->registers[instruction->dst] != src; r++)
         memcpy(dst + r * run->columns * bytes, src + r * run->given.ld * bytes, (size_t)(run->columns * bytes));
 }
 
+/* In the width of the register, as the operation defines it: alpha times x. */
 static void scale(bool is_wide, int64_t count, void *dst, const void *src, double factor) {
     const double *wide = src;
     const float *narrow = src;
@@ -215,7 +235,7 @@ static void scale(bool is_wide, int64_t count, void *dst, const void *src, doubl
         ((float *)dst)[i] = narrow[i] * (float)factor;
 }
 
-/* Through bytes of the type, as memory would. */
+/* Through bytes of the type, as memory would. A rounded value is what a reader outside the region would have loaded. */
 static void round_to(bool is_wide, int64_t count, void *dst, const void *src, weftDataType_t type) {
     unsigned char memory[PROGRAM_BLOCK * sizeof(double)];
     struct place place = {.base = memory, .type = type};
@@ -227,6 +247,7 @@ static void round_to(bool is_wide, int64_t count, void *dst, const void *src, we
 static void apply(struct run *run, const struct instruction *instruction, int64_t count) {
     const void *x = run->registers[instruction->x], *b = run->registers[instruction->b];
     const void *t = run->registers[instruction->t];
+    /* Its own register, whatever was put in its place for an earlier block. */
     void *dst = memory_of(run, instruction->dst);
     if (instruction->access >= 0) {
         struct place place = place_of(run, instruction->access);
@@ -243,6 +264,7 @@ static void execute(struct run *run, const struct instruction *instruction) {
     bool is_wide = instruction->is_wide;
     const void *x = instruction->x == PROGRAM_NO_REGISTER ? NULL : run->registers[instruction->x];
     void *dst = NULL;
+    /* Set anew for each block: a load may have put a tensor's memory there. */
     if (instruction->dst != PROGRAM_NO_REGISTER && instruction->verb != VERB_APPLY)
         dst = run->registers[instruction->dst] = memory_of(run, instruction->dst);
     switch (instruction->verb) {
@@ -280,9 +302,11 @@ static void execute(struct run *run, const struct instruction *instruction) {
 static void run_rows(struct run *run, const int64_t *position, int64_t column, int64_t columns, int64_t row) {
     const struct walk *walk = run->walk;
     const struct block given = run->given;
+    /* Bytes of an element of the caller's block: a program with one begins with GIVEN. */
     int64_t width = bytes_of(run->program->instructions[0].is_wide), step = walk->block_columns;
     for (int64_t done = 0; done < columns; done += step) {
         run->columns = (int)(columns - done < step ? columns - done : step);
+        /* Elements from each tensor's beginning to the block's corner. */
         for (int a = 0; a < run->program->access_count; a++) {
             run->indices[a] = walk->bases[a] + (column + done) * walk->strides[a][walk->rank - 1];
             for (int i = 0; i < walk->rank - 1; i++)
@@ -296,7 +320,8 @@ static void run_rows(struct run *run, const int64_t *position, int64_t column, i
     run->given = given;
 }
 
-/* A block never crosses the end of the inner row loop, so that its rows are evenly apart. */
+/* A block has rows of the inner loop and columns; narrow spaces make it up of more rows. A block never crosses the end
+   of the inner row loop, so that its rows are evenly apart. */
 void program_run(const struct program *program, const struct walk *walk, void *const *values, struct block block,
                  int64_t row, int64_t rows, int64_t column, int64_t columns) {
     struct run run;
@@ -304,6 +329,7 @@ void program_run(const struct program *program, const struct walk *walk, void *c
     int64_t inner = walk->extents[walk->rank - 2];
     int64_t widest = columns < walk->block_columns ? columns : walk->block_columns;
     int64_t most = widest > 0 ? program->block / widest : 1;
+    /* The row number taken apart into the loops' positions, the inner one last. */
     for (int64_t done = 0; done < rows; done += run.rows) {
         int64_t position[WALK_AXES], rest = row + done;
         for (int i = walk->rank - 2; i >= 0; i--) {

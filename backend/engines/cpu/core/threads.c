@@ -26,6 +26,7 @@ enum {
     SPINS = 1000        /* pauses before sleeping: some 20 to 50 microseconds, what waking costs */
 };
 
+/* taken guards tasks, body and context: only its owner writes them, while the door is shut. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t opened, emptied;
@@ -39,12 +40,14 @@ static struct {
     void *context;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER, .emptied = PTHREAD_COND_INITIALIZER};
 
+/* Written under start_once, read behind it. */
 static weftStatus_t start_status = WEFT_STATUS_SUCCESS;
 static int start_error; /* errno's number of the thread that could not be made */
 static pthread_once_t start_once = PTHREAD_ONCE_INIT;
 
 int threads_count(void) { return (int)min64(device_host_threads(), MAX_THREADS); }
 
+/* Tells the core that this is a loop that waits: it saves energy, and the other hyperthread runs on. */
 static void pause_briefly(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -55,6 +58,7 @@ static void pause_briefly(void) {
 
 /* Enters the open job, unless it is the one with number *seen, which this worker has left. */
 static bool enter(uint64_t *seen) {
+    /* On failure compare_exchange reloads `door`: the loop looks at it anew. */
     uint64_t door = atomic_load(&pool.door);
     while ((door & DOOR_OPEN) && door >> DOOR_JOB != *seen) {
         if (atomic_compare_exchange_weak(&pool.door, &door, door + 1)) {
@@ -82,6 +86,7 @@ static void await_job(uint64_t *seen) {
     pthread_mutex_unlock(&pool.lock);
 }
 
+/* Tasks start in ascending order; a thread that comes late finds none left and leaves. */
 static void run_tasks(void) {
     int64_t task;
     while ((task = atomic_fetch_add(&pool.next, 1)) < pool.tasks)
@@ -99,6 +104,7 @@ static void leave(void) {
     }
 }
 
+/* A worker's life: one job after another, until the process ends. */
 static void *work(void *unused) {
     uint64_t seen = 0;
     (void)unused;
@@ -110,6 +116,7 @@ static void *work(void *unused) {
     return NULL;
 }
 
+/* Not more than there are tasks left, since each wakes for one at least. */
 static void wake_workers(int64_t wanted) {
     int64_t sleepers = atomic_load(&pool.sleepers);
     if (sleepers == 0)
@@ -120,6 +127,7 @@ static void wake_workers(int64_t wanted) {
     pthread_mutex_unlock(&pool.lock);
 }
 
+/* Until nobody is inside: then no thread reads the job any more, and its memory may go. */
 static void await_workers(void) {
     for (int spin = 0; spin < SPINS; spin++) {
         if (!(atomic_load(&pool.door) & DOOR_INSIDE))
@@ -144,16 +152,19 @@ void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void 
     pool.body = body;
     pool.context = context;
     atomic_store(&pool.next, 0);
+    /* Another number than the job before, so that a worker does not enter the same job twice. */
     uint64_t job = (atomic_load(&pool.door) >> DOOR_JOB) + 1;
     atomic_store(&pool.door, job << DOOR_JOB | DOOR_OPEN);
     wake_workers(tasks - 1);
     run_tasks();
+    /* Nobody enters any more; those inside finish their tasks. */
     atomic_fetch_and(&pool.door, ~DOOR_OPEN);
     await_workers();
     atomic_store(&pool.taken, false);
 }
 
-/* Only the forking thread lives on in a child: forget the workers and whatever they were doing. */
+/* Only the forking thread lives on in a child: forget the workers and whatever they were doing. Loops then run on their
+   caller alone. */
 static void forget_workers(void) {
     atomic_store(&pool.workers, 0);
     atomic_store(&pool.door, 0);
@@ -162,9 +173,11 @@ static void forget_workers(void) {
 
 /* Detached: they live as long as the process. Fewer than wanted are used all the same, and the status says so. */
 static void make_workers(void) {
+    /* The caller is a thread, too. */
     int wanted = threads_count() - 1, made = 0;
     sigset_t all, before;
     start_error = pthread_atfork(NULL, NULL, forget_workers);
+    /* A worker inherits the mask of the thread that makes it. */
     sigfillset(&all); /* signals belong to the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (start_error == 0 && made < wanted) {
@@ -176,6 +189,7 @@ static void make_workers(void) {
         }
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    /* Last: threads_for uses the pool from here on. */
     atomic_store(&pool.workers, made);
     if (start_error)
         start_status = WEFT_STATUS_INTERNAL_ERROR;

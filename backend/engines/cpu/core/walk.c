@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making a walk: offsets of every tensor along the loops, merged where they can be. */
+/* Making a walk: offsets of every tensor along the loops, merged where they can be. Fewer loops mean longer runs, and
+   longer runs larger blocks. It must not know what the program computes; running the walk is program_run.c. */
 #include "engines/cpu/core/walk.h"
 
 /* Whether every tensor steps from the end of loop `inner` to its next row as one step of loop `outer`. */
@@ -10,12 +11,14 @@ static bool steps_as_one(const struct walk *walk, int accesses, int outer, int i
     return true;
 }
 
-/* A part of a dimension (first != 0) is never merged. */
+/* A part of a dimension (first != 0) is never merged. reach: how far apart the merged loop's steps would be at this
+   axis, from the innermost one outwards. */
 bool walk_merges(const struct program *program, const struct axis *axes, int count) {
     for (int a = 0; a < program->access_count; a++) {
         int64_t reach = program->accesses[a].strides[axes[count - 1].dim] * axes[count - 1].step;
         for (int i = count - 1; i >= 0; i--) {
             int64_t stride = program->accesses[a].strides[axes[i].dim] * axes[i].step;
+            /* A loop of one step merges with anything. */
             if (axes[i].first != 0 || (axes[i].extent != 1 && stride != reach))
                 return false;
             reach *= axes[i].extent;
@@ -24,6 +27,7 @@ bool walk_merges(const struct program *program, const struct axis *axes, int cou
     return true;
 }
 
+/* All that a walk has for each loop moves together. */
 static void copy_loop(struct walk *walk, int accesses, int to, int from) {
     walk->extents[to] = walk->extents[from];
     for (int a = 0; a < accesses; a++)
@@ -35,8 +39,10 @@ static void copy_loop(struct walk *walk, int accesses, int to, int from) {
 static void merge_loops(struct walk *walk, int accesses, int fixed) {
     int kept = 0;
     for (int i = 0; i < walk->rank; i++) {
+        /* Offsets of loops of one step are in `bases` already. */
         if (walk->extents[i] == 1 && i != fixed)
             continue;
+        /* The merged loop steps as the inner one, through the extents of both. */
         if (kept > 0 && i != fixed && steps_as_one(walk, accesses, kept - 1, i)) {
             int64_t outer = walk->extents[kept - 1];
             copy_loop(walk, accesses, kept - 1, i);
@@ -61,9 +67,10 @@ static void pad_loops(struct walk *walk, int accesses) {
 }
 
 /* Wide blocks suit rows that lie in memory as they are; a tensor that lies column by column wants a square one, which
-   uses whole cache lines of it. */
+   uses whole cache lines of it. Strides in elements; INDEX accesses read no memory and want nothing. */
 static int block_columns_of(const struct walk *walk, const struct program *program) {
     int column = walk->rank - 1;
+    /* 32 columns: of such a block 32 rows, in floats two cache lines of each column. */
     for (int a = 0; a < program->access_count; a++)
         if (program->accesses[a].value >= 0 && walk->strides[a][column] > 1 && walk->strides[a][column - 1] == 1)
             return 32;
@@ -77,6 +84,7 @@ void walk_make(struct walk *walk, const struct program *program, const struct ax
     for (int i = 0; i < count; i++)
         walk->extents[i] = axes[i].extent;
     for (int a = 0; a < accesses; a++) {
+        /* Where the first element of the space lies in each tensor: a part of a dimension begins at `first`. */
         walk->bases[a] = 0;
         for (int i = 0; i < count; i++) {
             int64_t stride = program->accesses[a].strides[axes[i].dim];
@@ -84,6 +92,7 @@ void walk_make(struct walk *walk, const struct program *program, const struct ax
             walk->strides[a][i] = stride * axes[i].step;
         }
     }
+    /* With a caller's block the columns are its columns, and stay a loop of their own. */
     merge_loops(walk, accesses, may_merge_columns ? -1 : count - 1);
     pad_loops(walk, accesses);
     walk->rows = 1;
