@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The contraction family: one matmul or convolution, and the pointwise operations that follow it, applied to each block
-   of the product while it is in the cache. */
+   of the product while it is in the cache. matmul.c and convolution.c say what is multiplied as pieces, gemm.c and
+   depthwise.c multiply; here is what both kinds share: checks, price, epilogue. */
 #include "engines/cpu/product/contraction.h"
 #include "base/dtype.h"
 #include "base/number.h"
@@ -15,10 +16,12 @@
 
 /* Of a thread, in a second: a kernel's two vectors side by side go at half their peak at 3 GHz. */
 static const double FLOPS_PER_COLUMN = 3e9, DEPTHWISE_FLOPS = 8e9;
+/* Shared by all threads; START_SECONDS: of a step, before its first multiplication. */
 static const double BYTES_PER_SECOND = 16e9;
 static const double START_SECONDS = 2e-6;
 static const double FLOAT_EXACT = 0x1p24, DOUBLE_EXACT = 0x1p53; /* whole numbers up to here are exact */
 
+/* NULL: neither, which region_find_product has excluded. */
 static const struct contraction_kind *kind_of(const struct node *node) {
     return op_of(node->op) == &matmul_op ? &matmul_contraction : conv_is(node->op) ? &conv_contraction : NULL;
 }
@@ -33,6 +36,7 @@ static int result_of(const struct node *node) {
 
 /* ---- What a region must be --------------------------------------------------------------------------------------- */
 
+/* The product's operands come from memory: an operation before it would have to be packed again for every tile. */
 static weftStatus_t check_operands(const struct region *region, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
@@ -50,13 +54,14 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The largest sum that there can be. */
+/* The largest sum that there can be: the largest factors of each type, all of one sign. */
 static double largest_sum(const struct product *product) {
     const struct dtype *a = dtype_of((weftDataType_t)product->a->type), *b = dtype_of((weftDataType_t)product->b->type);
     return fmax(a->max, -a->lowest) * fmax(b->max, -b->lowest) * product->depth;
 }
 
-/* Sums of integers in an integer type are exact, and kernels sum in floating point. */
+/* Sums of integers in an integer type are exact, and kernels sum in floating point: only sums that double holds are
+   taken. */
 static weftStatus_t check_exact(const struct node *node, const struct product *product) {
     bool is_whole = !dtype_is_float((weftDataType_t)product->a->type) &&
                     !dtype_is_float((weftDataType_t)product->b->type) && !dtype_is_float(product->math);
@@ -69,7 +74,8 @@ static weftStatus_t check_exact(const struct node *node, const struct product *p
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The kernel that sums: in double where that is asked for, or where whole numbers may pass what float holds. */
+/* The kernel that sums: in double where that is asked for, or where whole numbers may pass what float holds. The best
+   one for this CPU; both types have one on every CPU. */
 static const struct gemm_kernel *kernel_of(const struct product *product) {
     weftDataType_t a = (weftDataType_t)product->a->type, b = (weftDataType_t)product->b->type;
     bool is_wide = product->math == WEFT_DATA_DOUBLE || type_is_wide(a) || type_is_wide(b) ||
@@ -77,12 +83,14 @@ static const struct gemm_kernel *kernel_of(const struct product *product) {
     return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }
 
+/* All that accepts and build must agree on: which node multiplies, and the program of the others. */
 static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node) {
     TRY(region_find_product(node, region, node_is_pointwise));
     TRY(check_operands(region, *node));
     TRY(kind_of(*node)->check(*node));
     struct product product = kind_of(*node)->product(*node);
     TRY(check_exact(*node, &product));
+    /* The result is alpha * sum + beta * (what its memory held before). */
     struct given given = {.value = result_of(*node),
                           .is_wide = kernel_of(&product)->type == WEFT_DATA_DOUBLE,
                           .alpha = product.alpha,
@@ -90,10 +98,12 @@ static weftStatus_t compile(struct program *program, const struct region *region
     return program_compile(program, region, region->graph->values[given.value].tensor, &given);
 }
 
+/* How much of a kernel's work is done on rows or columns that do not exist: 1 where the extent is a multiple. */
 static double padded(int64_t extent, int width) {
     return extent > 0 ? (double)round_up(extent, width) / (double)extent : 1;
 }
 
+/* On one thread; rows == 0: depthwise, which multiplies no matrices. */
 static double multiplying_seconds(const struct product *product, double flops) {
     const struct gemm_kernel *kernel = kernel_of(product);
     if (product->rows == 0)
@@ -102,6 +112,7 @@ static double multiplying_seconds(const struct product *product, double flops) {
            (FLOPS_PER_COLUMN * kernel->columns);
 }
 
+/* The dearer of arithmetic on all threads and of memory; operands are counted once, as caches hold what is packed. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct program program;
     const struct node *node;
@@ -118,12 +129,14 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building and running ---------------------------------------------------------------------------------------- */
 
+/* What gemm's store gets back: of one execution, on the stack of `run`. */
 struct sink {
     const struct contraction *contraction;
     const struct piece *piece;
     void *const *values;
 };
 
+/* The epilogue of a block: gemm has its rows within a batch entry, the walk over all of them. */
 static void finish_block(const void *context, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
                          int64_t column, int columns) {
     const struct sink *sink = context;
@@ -131,6 +144,7 @@ static void finish_block(const void *context, void *block, int64_t ld, int64_t b
                 batch * sink->piece->gemm.m + row, rows, column, columns);
 }
 
+/* In words, for the report: the first piece stands for all, as phases of a data gradient are alike. */
 static weftStatus_t describe(struct step *step, const struct contraction *contraction, const struct gemm_kernel *kernel,
                              struct arena *arena) {
     const struct gemm *gemm = &contraction->pieces[0].gemm;
@@ -155,6 +169,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct product product = kind_of(node)->product(node);
     const struct gemm_kernel *kernel = kernel_of(&product);
     TRY(kind_of(node)->plan(contraction, step->region.graph, node, kernel, arena));
+    /* Pieces run one after another, so the largest workspace is enough for all. */
     for (int i = 0; i < contraction->piece_count; i++) {
         struct piece *piece = &contraction->pieces[i];
         piece->gemm.kernel = kernel;
@@ -174,6 +189,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     (void)stream;
     const struct contraction *contraction = step->state;
     for (int i = 0; i < contraction->piece_count; i++) {
+        /* A copy on the stack: plans are immutable, and addresses differ from execution to execution. */
         struct piece piece = contraction->pieces[i];
         struct sink sink = {contraction, &piece, values};
         piece.a.base = values[piece.a.value];

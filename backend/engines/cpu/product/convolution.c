@@ -11,6 +11,7 @@
 #include "base/number.h"
 #include "engines/cpu/product/contraction.h"
 
+/* Limits below which the other way is taken. None depends on the number of threads. */
 enum {
     FEW_POSITIONS = 128, /* of an image: packing the filter for each image would cost too much */
     FEW_CHANNELS = 16,   /* half of a kernel's columns */
@@ -20,8 +21,10 @@ enum {
 
 /* ---- What the family asks ---------------------------------------------------------------------------------------- */
 
+/* Extents of three spatial dimensions; those that a convolution has not come first and are 1. */
 static int64_t count_of(const int64_t *extents) { return extents[0] * extents[1] * extents[2]; }
 
+/* One channel per group on both sides: a product of matrices would have one column, and all others padding. */
 static bool is_depthwise(const struct conv_geometry *g) {
     return g->direction != CONV_FILTER && g->c == 1 && g->k == 1 && g->groups >= FEW_GROUPS;
 }
@@ -32,9 +35,11 @@ static void count_phases(const struct conv_geometry *g, int64_t *phases) {
         phases[i] = g->stride[i] < g->x.size[i] ? g->stride[i] : g->x.size[i] > 0 ? g->x.size[i] : 1;
 }
 
+/* For the price: a data gradient's phases are priced as one product of all their positions. */
 static struct product product(const struct node *node) {
     struct conv_geometry g = conv_geometry(node->op);
     const struct conv_op *op = (const struct conv_op *)node->op;
+    /* What is made: y, or dx for the data gradient. */
     const struct conv_operand *image = g.direction == CONV_DATA ? &g.x : &g.y;
     int64_t made = g.direction == CONV_DATA ? g.c : g.k, read = g.direction == CONV_DATA ? g.k : g.c;
     struct product product = {.a = g.direction == CONV_DATA ? g.y.tensor : g.x.tensor,
@@ -56,6 +61,7 @@ static struct product product(const struct node *node) {
     return product;
 }
 
+/* Elements below 8 bits have no address of their own, from which a rectangle could be packed. */
 static weftStatus_t check(const struct node *node) {
     struct product p = product(node);
     const struct tensor *operands[] = {p.a, p.b};
@@ -76,6 +82,7 @@ static weftStatus_t check(const struct node *node) {
 
 /* ---- Planning ---------------------------------------------------------------------------------------------------- */
 
+/* While a step is planned; is_wide: the kernel sums in double, and panels are double. */
 struct planner {
     struct contraction *contraction;
     const struct graph *graph;
@@ -89,7 +96,8 @@ struct phase {
     int64_t count, first, step, offset, tap_step;
 };
 
-/* The image that is read, but for its geometry. */
+/* The image that is read, but for its geometry. With taps of one element at offset 0: the image itself, position by
+   position. */
 static struct patches patches_of(const struct planner *planner, const struct conv_operand *operand, int64_t channels) {
     struct patches patches = {.type = (weftDataType_t)operand->tensor->type,
                               .is_wide = planner->is_wide,
@@ -101,6 +109,7 @@ static struct patches patches_of(const struct planner *planner, const struct con
     for (int i = 0; i < 3; i++) {
         patches.size[i] = operand->size[i];
         patches.stride[i] = operand->size_stride[i];
+        /* For the dimensions that a convolution has not, 1 all over. */
         patches.positions[i] = operand->size[i];
         patches.step[i] = patches.taps[i] = 1;
     }
@@ -115,6 +124,7 @@ static struct patches forward_patches(const struct planner *planner) {
         patches.positions[i] = g->y.size[i];
         patches.step[i] = g->stride[i];
         patches.taps[i] = g->w.size[i];
+        /* pre is the padding in front. A flipped filter is read backwards: its last tap lies first in the image. */
         patches.offset[i] = -g->pre[i] + (g->flip ? (g->w.size[i] - 1) * g->dilation[i] : 0);
         patches.tap_step[i] = g->flip ? -g->dilation[i] : g->dilation[i];
     }
@@ -139,6 +149,7 @@ static struct filter filter_of(const struct planner *planner, int64_t channels, 
     return filter;
 }
 
+/* Simplified here, so that callers plan with the dimensions as they are. */
 static struct factor image_factor(const struct planner *planner, const struct tensor *tensor, struct patches patches) {
     struct factor factor = {.pack = patches_pack, .value = graph_find_value(planner->graph, tensor)};
     patches_simplify(&patches);
@@ -146,6 +157,7 @@ static struct factor image_factor(const struct planner *planner, const struct te
     return factor;
 }
 
+/* Depthwise kernels go by taps, which simplifying would turn into channels. */
 static struct factor filter_factor(const struct planner *planner, struct filter filter, bool is_depthwise) {
     struct factor factor = {.pack = filter_pack, .value = graph_find_value(planner->graph, planner->g.w.tensor)};
     if (!is_depthwise)
@@ -156,7 +168,8 @@ static struct factor filter_factor(const struct planner *planner, struct filter 
 
 /* ---- Loops over the result --------------------------------------------------------------------------------------- */
 
-/* The dimension of channels of a tensor; one of groups stands before it or is part of it. */
+/* The dimension of channels of a tensor; one of groups stands before it or is part of it. Dims are [image, (group,)
+   channel, spatial ...], with the spatial ones last. */
 static int channel_dim(const struct planner *planner, const struct tensor *tensor) {
     return (int)tensor->dims.count - planner->g.spatial - 1;
 }
@@ -167,7 +180,8 @@ static struct axis group_axis(const struct planner *planner, const struct tensor
         .dim = 1, .extent = planner->g.groups, .step = channel_dim(planner, image) == 2 ? 1 : channels};
 }
 
-/* An image that is made (forward, data): from patches of `source` and a filter, at positions along `axes`. */
+/* An image that is made (forward, data): from patches of `source` and a filter, at positions along `axes`. channels: of
+   one group of the image that is made; axes: its spatial dimensions, outermost first. */
 struct image_plan {
     const struct tensor *image, *source;
     int64_t channels;
@@ -181,19 +195,22 @@ static bool image_is_turned(const struct planner *planner, const struct image_pl
     const struct tensor *image = plan->image;
     int64_t positions = count_of(plan->patches.positions);
     int last = (int)image->dims.count - 1, channel = channel_dim(planner, image);
+    /* Positions side by side in memory (NCHW) and many of them: as columns they make long runs. */
     bool lies_turned = image->strides.at[last] < image->strides.at[channel] && positions >= FEW_POSITIONS;
     return (lies_turned || (plan->channels < FEW_CHANNELS && positions > plan->channels)) &&
            walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
 }
 
 /* Loops over images, groups and channels on the outside, positions inside as one; or groups, images, positions and then
-   channels, which are the groups of a depthwise filter. */
+   channels, which are the groups of a depthwise filter. Which loop is last gives gemm's columns; merging it would
+   change what a column is. */
 static void walk_image(struct planner *planner, struct piece *piece, const struct image_plan *plan, bool is_turned) {
     struct axis axes[WALK_AXES];
     int spatial = planner->g.spatial, count = 0;
     struct axis image = {.dim = 0, .extent = planner->g.n, .step = 1};
     struct axis group = group_axis(planner, plan->image, plan->channels);
     struct axis channel = {.dim = channel_dim(planner, plan->image), .extent = plan->channels, .step = 1};
+    /* Positions are one loop, of the last dimension's step: walk_merges has said that they may be. */
     if (is_turned) {
         axes[count++] = image;
         axes[count++] = group;
@@ -201,6 +218,7 @@ static void walk_image(struct planner *planner, struct piece *piece, const struc
         axes[count] = plan->axes[spatial - 1];
         axes[count++].extent = count_of(plan->patches.positions);
     } else {
+        /* Of a depthwise piece the groups are the columns: vectors run over them. */
         if (!piece->is_depthwise)
             axes[count++] = group;
         axes[count++] = image;
@@ -217,14 +235,17 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
             depth = plan->patches.channels * count_of(plan->patches.taps);
     piece->is_depthwise =
         !planner->is_wide && plan->channels == 1 && plan->patches.channels == 1 && g->groups >= FEW_GROUPS;
+    /* Channels side by side suit the depthwise kernel as they are, whatever the result prefers. */
     bool is_turned = image_is_turned(planner, plan) && !(piece->is_depthwise && plan->patches.group_stride == 1);
     plan->patches.batch_has_images = is_turned;
     struct factor read = image_factor(planner, plan->source, plan->patches);
     struct factor weights = filter_factor(planner, plan->filter, piece->is_depthwise);
+    /* One product for each group: all images' positions x the group's channels. */
     piece->gemm = (struct gemm){.batch = g->groups, .m = g->n * positions, .n = plan->channels, .k = depth};
     piece->a = read;
     piece->b = weights;
     if (is_turned && !piece->is_depthwise) {
+        /* Transposed, one product for each image and group: channels x positions. */
         piece->gemm = (struct gemm){.batch = g->n * g->groups, .m = plan->channels, .n = positions, .k = depth};
         piece->a = weights;
         piece->b = read;
@@ -234,6 +255,7 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
 
 /* ---- The three directions ---------------------------------------------------------------------------------------- */
 
+/* One piece. The filter's depth runs over taps and input channels, its rows over output channels. */
 static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     struct image_plan plan = {.image = g->y.tensor,
@@ -250,7 +272,9 @@ static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* dx at place + stride * position meets tap m where place + pre - r(m) * dilation is a multiple of the stride. */
+/* dx at place + stride * position meets tap m where place + pre - r(m) * dilation is a multiple of the stride; r(m) is
+   m, or of a flipped filter the m-th tap from the end. Such taps are evenly apart: two of them say which. Without any
+   the depth is 0: zeros go through the program as other sums do. */
 static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place) {
     int64_t stride = g->stride[i], taps = g->w.size[i];
     struct phase phase = {.step = 1};
@@ -267,8 +291,11 @@ static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place
     return phase;
 }
 
+/* The piece of dx at these places within a step of the stride; places: one along each dimension. */
 static void plan_phase(struct planner *planner, struct piece *piece, const int64_t *places) {
     const struct conv_geometry *g = &planner->g;
+    /* Against the forward filter, rows and depth have changed roles: depth over output channels, rows over input
+       channels. */
     struct image_plan plan = {.image = g->x.tensor,
                               .source = g->y.tensor,
                               .channels = g->c,
@@ -279,11 +306,13 @@ static void plan_phase(struct planner *planner, struct piece *piece, const int64
     int first = (int)g->x.tensor->dims.count - g->spatial;
     for (int i = 0; i < 3; i++) {
         struct phase phase = phase_of(g, i, places[i]);
+        /* Elements of dx along the dimension that belong to the phase. */
         int64_t count = divide_up(g->x.size[i] - places[i], g->stride[i]);
         patches->positions[i] = count;
         patches->taps[i] = filter->taps[i] = phase.count;
         patches->offset[i] = phase.offset;
         patches->tap_step[i] = phase.tap_step;
+        /* The phase's taps as a filter of its own: it begins at the first and steps over those of other phases. */
         filter->first += phase.first * filter->tap_stride[i];
         filter->tap_stride[i] *= phase.step;
         if (i >= 3 - g->spatial)
@@ -293,6 +322,7 @@ static void plan_phase(struct planner *planner, struct piece *piece, const int64
     plan_image(planner, piece, &plan);
 }
 
+/* A piece for each phase, in row-major order of the places; all write different elements of dx. */
 static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     int64_t phases[3], places[3];
@@ -303,6 +333,7 @@ static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* One product for each group: depth runs over all positions of all images, rows over taps and channels of x. */
 static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     const struct tensor *w = g->w.tensor;
@@ -311,11 +342,13 @@ static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
     int channel = channel_dim(planner, w), count = 0;
     TRY(arena_alloc(arena, &piece, sizeof *piece));
     struct patches x = forward_patches(planner), dy = patches_of(planner, &g->y, g->k);
+    /* Both factors are seen along their positions; dy has one tap, at its own position. */
     x.positions_are_depth = dy.positions_are_depth = true;
     piece->gemm =
         (struct gemm){.batch = g->groups, .m = g->c * count_of(g->w.size), .n = g->k, .k = g->n * count_of(g->y.size)};
     piece->a = image_factor(planner, g->x.tensor, x);
     piece->b = image_factor(planner, g->y.tensor, dy);
+    /* Axes in the order of the product: group, taps, channels of x; then the columns, channels of dy. */
     axes[count++] = (struct axis){.dim = 0, .extent = g->groups, .step = channel == 2 ? 1 : g->k};
     for (int i = 0; i < g->spatial; i++)
         axes[count++] = (struct axis){.dim = channel + 1 + i, .extent = g->w.size[3 - g->spatial + i], .step = 1};
@@ -327,6 +360,7 @@ static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What is planned is checked already: the last line is never reached. */
 static weftStatus_t plan(struct contraction *contraction, const struct graph *graph, const struct node *node,
                          const struct gemm_kernel *kernel, struct arena *arena) {
     struct planner planner = {.contraction = contraction,

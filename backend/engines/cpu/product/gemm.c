@@ -33,8 +33,9 @@ static const double ALONE = 1 << 20;
 #pragma GCC optimize("O3", "fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
 #endif
 
-/* A macro, since GCC splits vectors into what the enclosing function's target has before it inlines:
-   one text for several targets can only be expanded. */
+/* Sums stay in registers for all of a panel's depth: 2 * height vectors of them, two of B, one of A broadcast. A macro,
+   since GCC splits vectors into what the enclosing function's target has before it inlines: one text for several
+   targets can only be expanded. */
 #define GEMM_KERNEL(function, attribute, real, lanes, height)                                                          \
     attribute static void function(int64_t depth, const void *a_panel, const void *b_panel, void *c_block, int64_t ld, \
                                    bool first) {                                                                       \
@@ -93,6 +94,7 @@ static bool cpu_runs(const struct gemm_kernel *kernel) {
     return true;
 }
 
+/* Rank 1 and above are for tests, which run every kernel that the CPU has. */
 const struct gemm_kernel *gemm_kernel(weftDataType_t type, int rank) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         if (kernels[i].type == type && cpu_runs(&kernels[i]) && rank-- == 0)
@@ -109,7 +111,8 @@ struct tiling {
     int64_t a_bytes, b_bytes, c_bytes; /* one thread's buffers */
 };
 
-/* Cuts C into about cuts_m x cuts_n tiles. */
+/* Cuts C into about cuts_m x cuts_n tiles. Tile sizes are rounded up to whole kernels, so there may be fewer tiles than
+   cuts. */
 static struct tiling cut(const struct gemm *gemm, int64_t cuts_m, int64_t cuts_n) {
     struct tiling t = {0};
     t.tile_m = round_up(divide_up(gemm->m, cuts_m), gemm->kernel->rows);
@@ -119,22 +122,24 @@ static struct tiling cut(const struct gemm *gemm, int64_t cuts_m, int64_t cuts_n
     return t;
 }
 
-/* Time, in multiplications per step of k, until the last thread is done. */
+/* Time, in multiplications per step of k, until the last thread is done. All tiles count as full ones. */
 static double predict(const struct tiling *t, int64_t batch, int threads) {
     double rounds = (double)divide_up(batch * t->tiles_m * t->tiles_n, threads);
     double product = (double)t->tile_m * (double)t->tile_n;
     return rounds * (product + PACK_COST * (double)(t->tile_m + t->tile_n));
 }
 
-/* Tries finer cuts until there are as many tiles as threads: fewer threads may leave some idle, more pack more
-   often. */
+/* Tries finer cuts until there are as many tiles as threads: fewer threads may leave some idle, more pack more often.
+   Depends on sizes and threads alone: workspace bytes and the run come to the same tiling. */
 static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     int64_t size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4;
     int64_t cuts_m = divide_up(gemm->m, TILE_M), cuts_n = divide_up(gemm->n, TILE_N);
+    /* Multiplications of the whole product. */
     double work = (double)gemm->batch * (double)gemm->m * (double)gemm->n * (double)gemm->k;
     struct tiling best = cut(gemm, cuts_m, cuts_n);
     if (threads < 1 || work < ALONE)
         threads = 1;
+    /* i more cuts along m, j more along n; the limit keeps their product near the number of threads. */
     for (int64_t i = 0; i < threads; i++) {
         for (int64_t j = 0; j <= threads / (i + 1); j++) {
             struct tiling t = cut(gemm, cuts_m + i, cuts_n + j);
@@ -144,6 +149,7 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     }
     best.threads = min64(threads, max64(1, gemm->batch * best.tiles_m * best.tiles_n));
     best.block_m = min64(best.tile_m, round_up(BLOCK_M, gemm->kernel->rows));
+    /* Panels of equal depth, so that the last one is not a thin rest; at least 1 where k is 0. */
     best.depth = max64(1, divide_up(gemm->k, max64(1, divide_up(gemm->k, GEMM_DEPTH))));
     best.a_bytes = round_up(best.block_m * best.depth * size, LINE);
     best.b_bytes = round_up(best.tile_n * best.depth * size, LINE);
@@ -151,8 +157,10 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     return best;
 }
 
+/* Stores nothing. k may be 0: that stores zeros. */
 static bool is_empty(const struct gemm *gemm) { return gemm->batch <= 0 || gemm->m <= 0 || gemm->n <= 0; }
 
+/* LINE more, as the workspace may have any alignment. */
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
     if (is_empty(gemm))
         return 0;
@@ -162,6 +170,8 @@ int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
 
 /* ---- Running ---- */
 
+/* next_tile: threads take tiles in order, row-major within a batch entry. A job is one gemm_run; it lies on the
+   caller's stack. */
 struct job {
     const struct gemm *gemm;
     struct tiling tiling;
@@ -170,7 +180,7 @@ struct job {
     _Atomic int64_t next_tile;
 };
 
-/* The part of C that a thread works on, and where. */
+/* The part of C that a thread works on, and where: row and column in C, the buffers of packed A, packed B and sums. */
 struct tile {
     int64_t batch, row, rows, column, columns;
     char *a, *b, *c;
@@ -180,6 +190,7 @@ struct tile {
    cleared, so that kernels multiply zeros instead of asking. */
 static void pack(const struct job *job, gemm_pack *function, const void *source, char *panels, int width, int64_t batch,
                  int64_t first, int64_t count, int64_t k0, int depth) {
+    /* Of one panel: width * depth elements. */
     int64_t panel_bytes = width * depth * job->size;
     for (int64_t i = 0; i < count; i += width, panels += panel_bytes) {
         int lanes = (int)min64(width, count - i);
@@ -195,6 +206,7 @@ static void multiply_block(const struct job *job, const struct tile *tile, int64
                            bool first) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
     int64_t ld = job->tiling.tile_n;
+    /* Columns beyond the tile's are computed, too, on zeros: the buffer has room for whole kernels. */
     for (int64_t j = 0; j < tile->columns; j += kernel->columns) {
         for (int64_t i = 0; i < rows; i += kernel->rows) {
             kernel->multiply(depth, tile->a + i * depth * job->size, tile->b + j * depth * job->size,
@@ -203,6 +215,7 @@ static void multiply_block(const struct job *job, const struct tile *tile, int64
     }
 }
 
+/* Rows `row` on of the tile, complete; the sink may change them in place. */
 static void store_block(const struct job *job, const struct tile *tile, int64_t row, int64_t rows) {
     int64_t ld = job->tiling.tile_n;
     job->gemm->store(job->gemm->sink, tile->c + row * ld * job->size, ld, tile->batch, tile->row + row, (int)rows,
@@ -212,6 +225,7 @@ static void store_block(const struct job *job, const struct tile *tile, int64_t 
 /* k in the outer loop, as a panel of B is packed once for all blocks of rows. */
 static void run_tile(const struct job *job, const struct tile *tile) {
     const struct gemm *gemm = job->gemm;
+    /* No panel: the sums are zeros. */
     if (gemm->k <= 0) {
         memset(tile->c, 0, (size_t)job->tiling.c_bytes);
         store_block(job, tile, 0, tile->rows);
@@ -224,6 +238,7 @@ static void run_tile(const struct job *job, const struct tile *tile) {
             int64_t rows = min64(job->tiling.block_m, tile->rows - row);
             pack(job, gemm->pack_a, gemm->a, tile->a, gemm->kernel->rows, tile->batch, tile->row + row, rows, k0,
                  depth);
+            /* The first panel overwrites what the tile before has left in the buffer. */
             multiply_block(job, tile, row, rows, depth, k0 == 0);
             if (k0 + depth == gemm->k)
                 store_block(job, tile, row, rows);
@@ -231,7 +246,8 @@ static void run_tile(const struct job *job, const struct tile *tile) {
     }
 }
 
-/* One thread: takes tiles until none is left. `thread` numbers a set of buffers, whichever thread of the pool it is. */
+/* One thread: takes tiles until none is left. `thread` numbers a set of buffers, whichever thread of the pool it is:
+   threads_for gives each number once. */
 static void run_tiles(void *context, int64_t thread) {
     struct job *job = context;
     const struct gemm *gemm = job->gemm;
@@ -256,6 +272,7 @@ void gemm_run(const struct gemm *gemm, int threads, void *workspace) {
         return;
     struct job job = {.gemm = gemm, .tiling = tiling_of(gemm, threads)};
     job.size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4;
+    /* Up to the next multiple of LINE. */
     job.buffers = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1));
     threads_for(job.tiling.threads, run_tiles, &job);
 }
@@ -279,6 +296,7 @@ static void transpose(float *panel, int width, const float *rows, int64_t ld, in
     typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
     int i = 0;
     for (; i + 4 <= count; i += 4, rows += 4 * ld) {
+        /* Blocks of 4 x 4: two shuffles of each pair of rows turn four rows into four columns. */
         float *to = panel + i;
         int d = 0;
         for (; d + 4 <= depth; d += 4, to += 4 * width) {
@@ -293,6 +311,7 @@ static void transpose(float *panel, int width, const float *rows, int64_t ld, in
             *(four *)(to + 2 * width) = __builtin_shufflevector(ab23, ce23, 0, 1, 4, 5);
             *(four *)(to + 3 * width) = __builtin_shufflevector(ab23, ce23, 2, 3, 6, 7);
         }
+        /* Depths that are left over, and below rows that are: at most three of each. */
         for (; d < depth; d++, to += width)
             for (int lane = 0; lane < 4; lane++)
                 to[lane] = rows[lane * ld + d];
@@ -314,6 +333,7 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
         transpose(panel, width, (const float *)matrix->base + index, matrix->stride, count, depth);
         return;
     }
+    /* Four rows converted at a time, so that transpose reads them as floats. */
     float strip[4][GEMM_DEPTH];
     for (int i = 0; i < count; i += 4) {
         int rows = (int)min64(4, count - i);
@@ -328,11 +348,13 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
     const struct gemm_matrix *matrix = source;
     int64_t index = matrix_index(matrix, batch, first, k0);
     float *dst = panel;
+    /* Depth fastest in memory: rows are transposed into the panel. */
     if (matrix->depth_stride == 1) {
         pack_contiguous_depth(matrix, dst, width, index, count, depth);
         return;
     }
     for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width) {
+        /* Depth by depth: a row of the panel is `width` neighbours along the other index. */
         if (has_floats(matrix)) {
             const float *src = (const float *)matrix->base + index;
             for (int i = 0; i < count; i++)

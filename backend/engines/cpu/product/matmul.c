@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matmul as a product of packed matrices: which operand gives the rows, and what of the batch becomes rows. */
+/* Matmul as a product of packed matrices: which operand gives the rows, and what of the batch becomes rows. Nothing is
+   transposed in memory: packing reads any strides, and the walk stores along any. */
 #include "graph/ops/matmul.h"
 #include "engines/cpu/product/contraction.h"
 
 static const struct matmul_op *op_at(const struct node *node) { return (const struct matmul_op *)node->op; }
 
-/* Whether the transposed product is computed: its rows are the ones that lie in memory, or b is all but a vector. */
+/* Whether the transposed product is computed, C^T = B^T A^T: its rows are the ones that lie in memory, or b is all but
+   a vector. With n < 8 more than half of a kernel's 16 columns would be padding. */
 static bool is_transposed(const struct matmul_op *op) {
     const struct tensor *c = op->c;
     int64_t columns = c->dims.count - 1, rows = columns - 1, m = c->dims.at[rows], n = c->dims.at[columns];
     return n < 8 ? m > n : m >= 8 && c->strides.at[rows] == 1 && c->strides.at[columns] != 1;
 }
 
+/* For the price and the choice of a kernel; the batch does not change either. */
 static struct product product(const struct node *node) {
     const struct matmul_op *op = op_at(node);
     int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];
@@ -44,7 +47,8 @@ static bool add_batch(struct gemm_matrix *matrix, int64_t extent, int64_t stride
     return true;
 }
 
-/* The batch of an operand, entry by entry of the result's: matmul_batch_entry as loops. */
+/* The batch of an operand, entry by entry of the result's: matmul_batch_entry as loops. Along a dimension its entries
+   come in turn, each for whole / extent neighbours of the result's: a second loop of stride 0. */
 static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand, const struct tensor *result) {
     for (int64_t i = 0; i < result->dims.count - 2; i++) {
         int64_t whole = result->dims.at[i], extent = operand->dims.at[i];
@@ -56,6 +60,7 @@ static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand,
     return true;
 }
 
+/* Overrides of M, N and K come with each run, and differ from entry to entry of the batch; panels are cut before. */
 static weftStatus_t check(const struct node *node) {
     const struct matmul_op *op = op_at(node);
     const struct tensor *operands[] = {op->a, op->b};
@@ -77,6 +82,7 @@ static weftStatus_t check(const struct node *node) {
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
+/* dim: along which rows (of A) or columns (of B) lie; depth_dim: along k. */
 static struct factor factor_of(const struct graph *graph, const struct tensor *tensor, const struct tensor *result,
                                int64_t dim, int64_t depth_dim, bool is_wide) {
     struct factor factor = {.pack = is_wide ? gemm_pack_matrix_double : gemm_pack_matrix,
@@ -92,6 +98,7 @@ static struct factor factor_of(const struct graph *graph, const struct tensor *t
    pack b once. */
 static void merge_batch(struct piece *piece) {
     struct gemm_matrix *a = &piece->a.matrix, *b = &piece->b.matrix;
+    /* One matrix for all of the batch, with or without a loop of stride 0. */
     bool is_shared = b->batch_rank == 0 || (b->batch_rank == 1 && b->batch_strides[0] == 0);
     if (piece->gemm.batch < 2 || !is_shared || a->batch_rank != 1 || a->batch_strides[0] != a->stride * piece->gemm.m)
         return;
@@ -112,6 +119,8 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     TRY(arena_alloc(arena, &piece, sizeof *piece));
     piece->gemm =
         (struct gemm){.batch = 1, .m = transposed ? n : m, .n = transposed ? m : n, .k = op->a->dims.at[columns]};
+    /* Axes in the order of c's dims: batch, rows, columns. The walk's rows are then batch and rows, as gemm counts
+       them. */
     for (int i = 0; i < c->dims.count; i++)
         axes[i] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
     for (int i = 0; i < rows; i++)
@@ -120,11 +129,13 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     struct factor b = factor_of(graph, op->b, c, columns, rows, is_wide);
     piece->a = transposed ? b : a;
     piece->b = transposed ? a : b;
+    /* The walk's last loop must be gemm's columns. */
     if (transposed) {
         struct axis row = axes[rows];
         axes[rows] = axes[columns];
         axes[columns] = row;
     }
+    /* The walk needs no change: its rows run over all of the batch either way. */
     merge_batch(piece);
     walk_make(&piece->walk, &contraction->program, axes, (int)c->dims.count, false);
     contraction->pieces = piece;

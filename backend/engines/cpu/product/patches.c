@@ -8,17 +8,19 @@
 
 #include <string.h>
 
-/* The panel's rectangle from lane `lane` on and from depth `row` on. */
+/* A panel as gemm gives it: [depth, width] elements, of which a rectangle is written at a time. */
 struct panel {
     void *data;
     int width;
     bool is_wide;
 };
 
+/* Address of the element of a lane and a depth; 8 and 4 bytes are those of double and float. */
 static void *corner(const struct panel *panel, int64_t lane, int64_t row) {
     return (char *)panel->data + (row * panel->width + lane) * (panel->is_wide ? 8 : 4);
 }
 
+/* Zeros where a tap lies outside the image: gemm multiplies by them. */
 static void clear(const struct panel *panel, int64_t lane, int64_t lanes, int64_t row, int64_t rows) {
     for (int64_t i = 0; i < rows; i++)
         memset(corner(panel, lane, row + i), 0, (size_t)(lanes * (panel->is_wide ? 8 : 4)));
@@ -28,6 +30,7 @@ static void clear(const struct panel *panel, int64_t lane, int64_t lanes, int64_
    matrix begins there. */
 static void copy(const struct panel *panel, int64_t lane, int64_t lanes, int64_t row, int64_t rows, const void *base,
                  weftDataType_t type, int64_t index, int64_t stride, int64_t depth_stride) {
+    /* Types have whole bytes: convolution declines others. */
     struct gemm_matrix matrix = {.base = (const char *)base + dtype_bytes(type, index),
                                  .type = type,
                                  .stride = stride,
@@ -44,6 +47,7 @@ struct run {
     int64_t origin; /* element of the image and group */
 };
 
+/* Row-major over three extents. The first place is what is left: an index beyond the end runs on there. */
 static void unravel(int64_t index, const int64_t *extents, int64_t *place) {
     for (int i = 2; i > 0; i--) {
         place[i] = index % extents[i];
@@ -52,8 +56,9 @@ static void unravel(int64_t index, const int64_t *extents, int64_t *place) {
     place[0] = index;
 }
 
-/* A run ends with the last dimension's positions at the latest. */
+/* The run at a position, of at most `most` of them. A run ends with the last dimension's positions at the latest. */
 static struct run run_at(const struct patches *p, int64_t batch, int64_t position, int64_t most) {
+    /* Positions count through one image, or through all of them: then the image is taken off first. */
     int64_t per_image = p->positions[0] * p->positions[1] * p->positions[2];
     int64_t image = p->batch_has_images ? batch / p->groups : position / per_image;
     struct run run;
@@ -70,12 +75,14 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
     int64_t taps[3], first[3];
     int64_t index = run->origin + channel * p->channel_stride;
     unravel(tap, p->taps, taps);
+    /* Where the tap meets the image from the run's first position; negative in front of it. */
     for (int i = 0; i < 3; i++)
         first[i] = run->place[i] * p->step[i] + p->offset[i] + taps[i] * p->tap_step[i];
     /* The part of the run within the image: from `before` on, up to `end`. */
     int64_t before = divide_up(-first[2], p->step[2]), end = divide_up(p->size[2] - first[2], p->step[2]);
     before = before < 0 ? 0 : min64(before, run->count);
     end = end < before ? before : min64(end, run->count);
+    /* The outer dimensions are the same for all of the run: one outside empties it. */
     for (int i = 0; i < 2; i++)
         if (first[i] < 0 || first[i] >= p->size[i])
             before = end = run->count;
@@ -83,6 +90,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
             index += first[i] * p->stride[i];
     index += (first[2] + before * p->step[2]) * p->stride[2];
     int64_t step = p->step[2] * p->stride[2];
+    /* Depths before and behind the part, then the part. */
     if (p->positions_are_depth) {
         clear(panel, channel_at, channels, at, before);
         clear(panel, channel_at, channels, at + end, run->count - end);
@@ -90,6 +98,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
             copy(panel, channel_at, channels, at + before, end - before, p->base, p->type, index, p->channel_stride,
                  step);
     } else {
+        /* The same with lanes and depths exchanged. */
         if (before > 0)
             clear(panel, at, before, channel_at, channels);
         if (run->count > end)
@@ -107,6 +116,7 @@ void patches_pack(const void *source, void *data, int width, int64_t batch, int6
     const struct panel panel = {data, width, p->is_wide};
     int64_t position = p->positions_are_depth ? k0 : first, positions = p->positions_are_depth ? depth : count;
     int64_t index = p->positions_are_depth ? first : k0, indices = p->positions_are_depth ? count : depth;
+    /* Runs of positions, and within each, channels of one tap after the other. */
     for (int64_t i = 0; i < positions;) {
         struct run run = run_at(p, batch, position + i, positions - i);
         for (int64_t j = 0; j < indices;) {
@@ -119,11 +129,13 @@ void patches_pack(const void *source, void *data, int width, int64_t batch, int6
     }
 }
 
+/* Seen whole, as it is: one tap, at its own place. */
 static bool is_plain(const struct patches *p, int i) {
     return p->taps[i] == 1 && p->offset[i] == 0 && p->step[i] == 1 && p->size[i] == p->positions[i];
 }
 
-/* From the last dimension outwards, as long as it is walked whole and without gaps. */
+/* From the last dimension outwards, as long as it is walked whole and without gaps. Dimension 2 becomes the product;
+   the others keep one position. */
 void patches_simplify(struct patches *p) {
     for (int i = 1; i >= 0 && is_plain(p, i) && is_plain(p, 2); i--) {
         if (p->size[i] != 1 && p->stride[i] != p->stride[2] * p->size[2])
@@ -135,6 +147,7 @@ void patches_simplify(struct patches *p) {
 
 /* ---- Filters ----------------------------------------------------------------------------------------------------- */
 
+/* Depth is taps and, fastest, channels: rectangles of one tap's channels x `count` rows. */
 void filter_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
                  int depth) {
     const struct filter *f = source;
@@ -142,6 +155,7 @@ void filter_pack(const void *source, void *data, int width, int64_t batch, int64
     for (int64_t j = 0; j < depth;) {
         int64_t tap = (k0 + j) / f->channels, channel = (k0 + j) % f->channels, taps[3];
         int64_t channels = min64(depth - j, f->channels - channel);
+        /* The element of this tap and channel in the panel's first row. */
         int64_t index =
             f->first + batch % f->groups * f->group_stride + first * f->row_stride + channel * f->channel_stride;
         unravel(tap, f->taps, taps);
@@ -152,6 +166,7 @@ void filter_pack(const void *source, void *data, int width, int64_t batch, int64
     }
 }
 
+/* From the fastest tap outwards, as channels are faster than taps. */
 void filter_simplify(struct filter *f) {
     for (int i = 2; i >= 0; i--) {
         if (f->taps[i] != 1 && f->tap_stride[i] != f->channels * f->channel_stride)
