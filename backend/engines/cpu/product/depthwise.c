@@ -105,7 +105,7 @@ static void sum_position(const struct job *job, int64_t image, int64_t position,
             continue;
         const float *x = read(p, job->piece->a.base, index, &step, groups, copy);
         const float *w = job->weights + t * p->groups + group;
-        /* Groups apart in memory: element by element. */
+        /* Groups that lie apart in memory are taken element by element. */
         if (step == 1)
             add_products(groups, sums, x, w);
         for (int64_t i = 0; i < groups && step != 1; i++)

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From terms to the instructions of each pass: what it evaluates, what stays from pass to pass, which register holds
-   what. */
+   what. A pass reads all of a tile's elements once. Choices go by terms alone; how large blocks are is decided
+   afterwards. */
 #include "engines/cpu/rows/schedule.h"
 
 #include <string.h>
 
 static const double KEEPS = 0.4; /* nanoseconds of an element above which it is kept rather than calculated again */
+/* KEPT: terms at most that stay from pass to pass. */
 enum { KEPT = 3 };
 
 static const struct term *term_at(const struct row_schedule *s, int term) { return &s->rows->terms[term]; }
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
 
-/* A store of elements falls into the last pass, a reduction of stage n closes pass n - 1, and a sum of columns is taken
-   as soon as its elements are known. */
+/* Counts the passes: `closed` of them end in reductions, and one more may only store. A store of elements falls into
+   the last pass, a reduction of stage n closes pass n - 1, and a sum of columns is taken as soon as its elements are
+   known. */
 static weftStatus_t count_passes(struct row_schedule *s) {
     int last = -1;
     s->closed = 0;
@@ -29,6 +32,7 @@ static weftStatus_t count_passes(struct row_schedule *s) {
         if (operand->is_store && term_at(s, operand->term)->spans && term_at(s, operand->term)->stage > last)
             last = term_at(s, operand->term)->stage;
     }
+    /* Neither reductions nor stores of elements: no pass, rows alone are calculated. */
     s->pass_count = s->closed > last + 1 ? s->closed : last + 1;
     if (s->pass_count > ROWWISE_PASSES)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take %d passes, at most %d are made",
@@ -36,11 +40,13 @@ static weftStatus_t count_passes(struct row_schedule *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Stores of rows come when a tile's passes are done. */
 static bool stores_elements(const struct row_schedule *s, const struct row_operand *operand) {
     return operand->is_store && term_at(s, operand->term)->spans;
 }
 
-/* The pass in which elements are stored: the last one that any of them needs. -1: no elements are stored. */
+/* The pass in which elements are stored: the last one that any of them needs, so that outputs may take the place of
+   inputs. -1: no elements are stored. */
 static int storing_pass(const struct row_schedule *s) {
     int pass = -1;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -51,6 +57,7 @@ static int storing_pass(const struct row_schedule *s) {
     return pass;
 }
 
+/* Whether a pass ends in this reduction, or takes this sum of columns. */
 static bool closes(const struct term *term, int pass) {
     return term->is_needed && ((term->kind == TERM_REDUCTION && term->stage == pass + 1) ||
                                (term->kind == TERM_COLUMN_SUM && term->stage == pass));
@@ -65,6 +72,7 @@ static void mark(const struct row_schedule *s, int pass, int term, bool *is_mark
     is_marked[term] = true;
 }
 
+/* What a pass evaluates: all that its reductions and stores are made of. */
 static void mark_pass(const struct row_schedule *s, int pass, bool *is_marked) {
     memset(is_marked, 0, (size_t)s->rows->term_count * sizeof *is_marked);
     for (int i = 0; i < s->rows->term_count; i++)
@@ -77,10 +85,12 @@ static void mark_pass(const struct row_schedule *s, int pass, bool *is_marked) {
 
 /* ---- What stays from pass to pass -------------------------------------------------------------------------------- */
 
-/* Nanoseconds to make an element of each term; what several arguments share counts for each. */
+/* Nanoseconds to make an element of each term; what several arguments share counts for each. Adding up stops at KEEPS,
+   which is all that is asked. */
 static void price_terms(const struct row_schedule *s, double *nanoseconds) {
     for (int i = 0; i < s->rows->term_count; i++) {
         const struct term *at = term_at(s, i);
+        /* Loads are as cheap as reading what was kept. */
         nanoseconds[i] = at->spans && at->kind != TERM_LOAD ? at->nanoseconds : 0;
         for (int k = 0; k < at->argument_count && at->spans && nanoseconds[i] < KEEPS; k++)
             nanoseconds[i] += nanoseconds[at->arguments[k]];
@@ -97,7 +107,7 @@ static bool is_frontier(const struct row_schedule *s, int term, const bool *earl
     return false;
 }
 
-/* KEPT terms at most: each takes memory as long as a tile's rows. */
+/* Keeps what two passes both evaluate and is dear. KEPT terms at most: each takes memory as long as a tile's rows. */
 static void keep_between(struct row_schedule *s, int earlier, int later, const double *nanoseconds) {
     bool before[ROWWISE_TERMS], after[ROWWISE_TERMS];
     mark_pass(s, earlier, before);
@@ -110,6 +120,7 @@ static void keep_between(struct row_schedule *s, int earlier, int later, const d
         }
 }
 
+/* s->kept: the slot of each term, -1: none; kept_pass: the pass that fills it. */
 static void choose_kept(struct row_schedule *s, bool may_keep) {
     double nanoseconds[ROWWISE_TERMS];
     price_terms(s, nanoseconds);
@@ -123,6 +134,7 @@ static void choose_kept(struct row_schedule *s, bool may_keep) {
 
 /* ---- Listing ----------------------------------------------------------------------------------------------------- */
 
+/* One pass while it is listed; on the stack of list_pass. */
 struct listing {
     struct row_schedule *s;
     int pass;
@@ -148,7 +160,8 @@ static void begin_listing(struct listing *l, struct row_schedule *s, int pass) {
     }
 }
 
-/* The last one is overwritten when there is no room: writing stays in the array, and is_full gives the listing up. */
+/* The last one is overwritten when there is no room: writing stays in the array, and is_full gives the listing up. With
+   a result: the verbs up to CALCULATE. */
 static struct row_instruction *add(struct listing *l, enum row_verb verb, int term) {
     struct row_schedule *s = l->s;
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
@@ -162,6 +175,7 @@ static struct row_instruction *add(struct listing *l, enum row_verb verb, int te
     return made;
 }
 
+/* Operands whose place is followed from block to block. */
 static void add_use(struct row_pass *pass, int operand) {
     for (int i = 0; i < pass->uses_count; i++)
         if (pass->uses[i] == operand)
@@ -169,6 +183,7 @@ static void add_use(struct row_pass *pass, int operand) {
     pass->uses[pass->uses_count++] = operand;
 }
 
+/* Values of rows that the pass reads at its elements; in front, as they are made once for all blocks of a tile. */
 static void add_spreads(struct listing *l) {
     for (int i = 0; i < l->s->rows->term_count; i++)
         if (l->is_marked[i] && !term_at(l->s, i)->spans)
@@ -181,6 +196,7 @@ static bool is_only_summed(const struct listing *l, int term) {
     const struct term *at = term_at(s, term);
     if (at->kind != TERM_FORMULA || at->opcode != OPCODE_MULTIPLY || s->kept[term] >= 0)
         return false;
+    /* Readers in this pass, and other reductions than sums, need the elements. */
     for (int i = term + 1; i < s->rows->term_count; i++)
         for (int k = 0; k < term_at(s, i)->argument_count; k++)
             if (term_at(s, i)->arguments[k] == term &&
@@ -192,6 +208,7 @@ static bool is_only_summed(const struct listing *l, int term) {
     return true;
 }
 
+/* Filled by an earlier pass. */
 static bool is_recalled(const struct listing *l, int term) {
     return l->s->kept[term] >= 0 && l->s->kept_pass[term] < l->pass;
 }
@@ -201,6 +218,7 @@ static void add_element(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term);
     if (!at->spans || is_only_summed(l, term) || l->is_taken_in[term])
         return;
+    /* The verb by where the elements come from. */
     struct row_instruction *made = add(l,
                                        is_recalled(l, term)    ? ROW_RECALL
                                        : at->kind == TERM_LOAD ? ROW_LOAD
@@ -208,6 +226,7 @@ static void add_element(struct listing *l, int term) {
                                        term);
     made->slot = l->s->kept[term];
     made->operand = made->verb == ROW_LOAD ? at->operand : -1;
+    /* A formula's own, or one of several merged. */
     made->opcode = made->verb == ROW_CALCULATE ? l->formulas[term].opcode : -1;
     for (int i = 0; i < l->formulas[term].count && made->verb == ROW_CALCULATE; i++)
         made->x[i] = l->at[l->formulas[term].x[i]];
@@ -218,6 +237,7 @@ static void add_element(struct listing *l, int term) {
 /* The sum of products where both sums are known: its factors are p (or none) and x - m. */
 static void add_pair(struct listing *l, int product) {
     struct row_pass *pass = &l->s->passes[l->pass];
+    /* The two factors of the product: one is x - m, the other is p, or x - m again. */
     int sum = l->pair_of[product];
     const struct term *of = term_at(l->s, term_at(l->s, product)->arguments[0]);
     bool is_square = of->arguments[0] == of->arguments[1];
@@ -227,12 +247,14 @@ static void add_pair(struct listing *l, int product) {
     made->slot = pass->totals++;
     made->pair_slot = pass->totals++;
     made->opcode = OPCODE_SUM; /* takes values of rows as formulas do */
+    /* x - m has no register: the kernel takes the difference itself. */
     made->x[0] = l->at[deviation->arguments[0]];
     made->x[1] = l->at[deviation->arguments[1]];
     made->x[2] = is_square ? -1 : l->at[of->arguments[!l->is_taken_in[of->arguments[1]] ? 1 : 0]];
 }
 
-/* Without a register of the product, its two factors are reduced: x[0] * x[1]. */
+/* Without a register of the product, its two factors are reduced: x[0] * x[1]. The pair is listed at its second sum,
+   when all that both read has an instruction. */
 static void add_reduction(struct listing *l, int term) {
     const struct term *at = term_at(l->s, term), *of = term_at(l->s, at->arguments[0]);
     if (l->pair_of[term] >= 0) {
@@ -241,6 +263,7 @@ static void add_reduction(struct listing *l, int term) {
         return;
     }
     struct row_instruction *made = add(l, at->kind == TERM_REDUCTION ? ROW_REDUCE : ROW_SUM_COLUMN, term);
+    /* Totals of a pass are numbered from 0, as each pass begins its own. */
     made->slot = at->kind == TERM_REDUCTION ? l->s->passes[l->pass].totals++ : l->s->sum_count++;
     made->x[0] = l->at[at->arguments[0]];
     if (made->x[0] >= 0)
@@ -249,6 +272,7 @@ static void add_reduction(struct listing *l, int term) {
     made->x[1] = l->at[of->arguments[1]];
 }
 
+/* Behind all else of the pass. */
 static void add_stores(struct listing *l) {
     const struct rowwise *rows = l->s->rows;
     for (int k = 0; k < rows->operand_count; k++) {
@@ -265,9 +289,11 @@ static void add_stores(struct listing *l) {
    arithmetic's type is written to as a register would be. */
 static void store_directly(struct row_schedule *s, const struct row_pass *pass) {
     int last = pass->first + pass->count - 1, at = last;
+    /* Stores stand last. */
     while (at >= pass->first && s->instructions[at].verb == ROW_STORE)
         at--;
     struct row_instruction *formula = at >= pass->first ? &s->instructions[at] : NULL;
+    /* A kept formula is written to its slot instead. */
     if (!formula || formula->verb != ROW_CALCULATE || formula->slot >= 0)
         return;
     weftDataType_t type = term_at(s, formula->term)->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
@@ -291,13 +317,15 @@ static int count_readers(const struct listing *l, int term) {
     return readers;
 }
 
-/* Whether a formula of elements, that only one other reads, has this opcode. */
+/* Whether a formula of elements, that only one other reads, has this opcode. A formula that is kept, or read twice,
+   must have its own result. */
 static bool may_take_in(const struct listing *l, int term, int opcode) {
     const struct term *at = term_at(l->s, term);
     return at->kind == TERM_FORMULA && at->spans && l->formulas[term].opcode == opcode && l->s->kept[term] < 0 &&
            !l->is_taken_in[term] && count_readers(l, term) == 1;
 }
 
+/* In an order in which a merged formula is found by later rows. */
 static const struct {
     int outer, inner, made; /* opcodes: of a formula, of its argument, of both in one */
     bool commutes;          /* so that the second argument will do */
@@ -313,7 +341,8 @@ static const struct {
     {ROW_EXPONENTIAL, OPCODE_SUBTRACT, ROW_SUBTRACT_EXPONENTIAL, false},
 };
 
-/* The arguments of argument k, then the others of the term itself. */
+/* The arguments of argument k, then the others of the term itself. The inner formula gets no instruction: its result is
+   nobody else's. */
 static void merge(struct listing *l, int term, int k, int opcode) {
     int others[ROW_ARGUMENTS], inner = l->formulas[term].x[k], outers = l->formulas[term].count;
     int count = l->formulas[inner].count;
@@ -337,7 +366,7 @@ static void take_in(struct listing *l, int term) {
 
 /* ---- Sums that share a reading ----------------------------------------------------------------------------------- */
 
-/* Another sum of a term that this pass closes; -1: none. */
+/* Another sum of a term that this pass closes; -1: none. Only sums that no other product has taken. */
 static int sum_of(const struct listing *l, int term) {
     for (int i = term + 1; i < l->s->rows->term_count; i++) {
         const struct term *at = term_at(l->s, i);
@@ -348,7 +377,8 @@ static int sum_of(const struct listing *l, int term) {
     return -1;
 }
 
-/* Whether a term is x - m, of an element and a row, that so many readers know. */
+/* Whether a term is x - m, of an element and a row, that so many readers know. readers: 1 for the product alone; 3
+   where a square counts it twice and the sum once. */
 static bool is_deviation(const struct listing *l, int term, int readers) {
     const struct term *at = term_at(l->s, term);
     return at->kind == TERM_FORMULA && at->opcode == OPCODE_SUBTRACT && l->s->kept[term] < 0 &&
@@ -366,6 +396,7 @@ static void pair_sums(struct listing *l, int product) {
     bool is_square = of->arguments[0] == of->arguments[1];
     for (int k = 0; k < 2; k++) {
         int deviation = of->arguments[k], other = sum_of(l, of->arguments[!k]);
+        /* The other factor must be of elements, as its sum shares the reading. */
         if (other < 0 || !term_at(l->s, of->arguments[!k])->spans || !is_deviation(l, deviation, is_square ? 3 : 1))
             continue;
         l->pair_of[product] = other;
@@ -375,22 +406,26 @@ static void pair_sums(struct listing *l, int product) {
     }
 }
 
+/* From the first term on, so that arguments are merged before those that take them in. */
 static void merge_formulas(struct listing *l) {
     for (int i = 0; i < l->s->rows->term_count; i++) {
         const struct term *at = term_at(l->s, i);
         l->formulas[i].opcode = at->kind == TERM_FORMULA ? at->opcode : -1;
         l->formulas[i].count = at->argument_count;
         memcpy(l->formulas[i].x, at->arguments, sizeof at->arguments);
+        /* Only formulas that get an instruction in this pass take others in. */
         if (at->kind == TERM_FORMULA && at->spans && l->is_marked[i] && !is_recalled(l, i) && !is_only_summed(l, i))
             take_in(l, i);
     }
 }
 
-/* Formulas take one chunk for all; they, reductions and sums step from row to row; others want every element. */
+/* Whether a reader does with one chunk of values of rows, or with memory where it lies. Formulas take one chunk for
+   all; they, reductions and sums step from row to row; others want every element. */
 static bool takes_thin(const struct row_instruction *reader, enum row_verb made) {
     return reader->opcode >= 0 || (made == ROW_LOAD && (reader->verb == ROW_REDUCE || reader->verb == ROW_SUM_COLUMN));
 }
 
+/* x still names instructions here, not registers. */
 static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
@@ -402,6 +437,7 @@ static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
     }
 }
 
+/* Both factors come from memory. */
 static bool reads_elements(const struct row_schedule *s, const struct row_instruction *at) {
     bool reads = true;
     for (int k = 0; k < 2 && at->x[k] >= 0; k++)
@@ -409,7 +445,8 @@ static bool reads_elements(const struct row_schedule *s, const struct row_instru
     return reads;
 }
 
-/* Memory of the width that is calculated in goes into totals as it is. */
+/* Whether a pass only reduces: its blocks may then be larger than registers. Memory of the width that is calculated in
+   goes into totals as it is. */
 static void find_reducing(const struct row_schedule *s, struct row_pass *pass) {
     pass->only_reduces = true;
     for (int i = pass->first; i < pass->first + pass->count; i++) {
@@ -452,6 +489,7 @@ static void list_pass(struct row_schedule *s, int number, bool *is_full) {
 
 /* ---- Registers --------------------------------------------------------------------------------------------------- */
 
+/* A conversion's result is wider or narrower than what it reads. */
 static bool works_in_place(const struct row_schedule *s, const struct row_instruction *at) {
     return at->verb == ROW_CALCULATE && term_at(s, at->term)->kind != TERM_CONVERT;
 }
@@ -460,11 +498,13 @@ static bool works_in_place(const struct row_schedule *s, const struct row_instru
    rows stay to the end of the pass: every block reads them. */
 static bool take_register(struct row_schedule *s, const struct row_pass *pass, int index, int *free_from, int *home) {
     struct row_instruction *at = &s->instructions[index];
+    /* The last instruction that reads the result. */
     int end = pass->first + pass->count, last = index;
     for (int i = index + 1; i < end; i++)
         for (int k = 0; k < ROW_ARGUMENTS; k++)
             if (s->instructions[i].x[k] == index)
                 last = i;
+    /* Read again by every block, from the first to the last. */
     if (at->verb == ROW_SPREAD)
         last = end;
     int r = 0;
@@ -478,7 +518,8 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
     return true;
 }
 
-/* free_from: the last instruction that reads a register's value. One that works in place may write where it reads. */
+/* Gives the pass's results registers, in order. free_from: the last instruction that reads a register's value. One that
+   works in place may write where it reads. False: there are too few. */
 static bool assign_registers(struct row_schedule *s, const struct row_pass *pass) {
     int free_from[ROWWISE_REGISTERS], home[ROWWISE_INSTRUCTIONS];
     for (int r = 0; r < ROWWISE_REGISTERS; r++)
@@ -486,6 +527,7 @@ static bool assign_registers(struct row_schedule *s, const struct row_pass *pass
     for (int i = pass->first; i < pass->first + pass->count; i++)
         if (s->instructions[i].dst >= 0 && !take_register(s, pass, i, free_from, home))
             return false;
+    /* From here on dst and x are registers. */
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
         at->dst = at->dst >= 0 ? home[at->dst - pass->first] : -1;
@@ -497,10 +539,12 @@ static bool assign_registers(struct row_schedule *s, const struct row_pass *pass
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
-/* What rows calculate and load, by the number of passes that must be closed before. */
+/* What rows calculate and load, by the number of passes that must be closed before: up to stage_ends[n] what is known
+   once n passes are. */
 static void order_row_terms(struct row_schedule *s) {
     int count = 0;
     for (int stage = 0; stage <= ROWWISE_PASSES; stage++) {
+        /* Reductions come from totals, not from formulas. */
         for (int i = 0; i < s->rows->term_count; i++)
             if (s->slot_of[i] >= 0 && term_at(s, i)->stage == stage && term_at(s, i)->kind != TERM_REDUCTION)
                 s->row_terms[count++] = i;
@@ -508,7 +552,7 @@ static void order_row_terms(struct row_schedule *s) {
     }
 }
 
-/* One width for all slots: double if any needed term has it. */
+/* A slot for each needed term of rows. One width for all slots: double if any needed term has it. */
 static void give_row_slots(struct row_schedule *s) {
     s->row_slots = 0;
     s->has_wide = false;
@@ -520,7 +564,7 @@ static void give_row_slots(struct row_schedule *s) {
     }
 }
 
-/* Called again without keeping: it resets all that it counts. */
+/* Lists all passes. Called again without keeping: it resets all that it counts. */
 weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep) {
     bool is_full = false;
     TRY(count_passes(s));
@@ -530,6 +574,7 @@ weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep) {
         list_pass(s, p, &is_full);
     for (int p = 0; p < s->pass_count && !is_full; p++)
         is_full = !assign_registers(s, &s->passes[p]);
+    /* Refused for the planner, which then takes the region in parts. */
     if (is_full)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the region would take more than %d instructions or %d registers",
              ROWWISE_INSTRUCTIONS, ROWWISE_REGISTERS);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the nodes of a region to a row program: the row space of its operations, and their expansions
-   (graph/expansion.h) as terms. Sums over other things than rows find a way of their own. */
+   (graph/expansion.h) as terms. Sums over other things than rows find a way of their own: they become work for a second
+   program, which rowwise_follow writes. Pure: it reads the graph and writes terms. */
 #include "engines/cpu/core/width.h"
 #include "engines/cpu/rows/terms.h"
 #include "graph/ops/norm.h"
@@ -11,11 +12,13 @@
 struct lowering {
     struct rowwise *rows;
     struct expansion e;
+    /* Whether the operation calculates in double. */
     bool is_wide;
     int done;                    /* instructions */
     int terms[INSTRUCTIONS_MAX]; /* of its values */
 };
 
+/* As struct expansion asks for it; `context` is the program. */
 static bool is_made_inside(const void *context, const struct tensor *tensor) {
     return region_producer(((const struct rowwise *)context)->region, tensor) != NULL;
 }
@@ -37,6 +40,7 @@ static void begin(struct lowering *l, struct rowwise *rows, const struct node *n
 
 /* Statistics that have no memory of their own are left in scratch memory. */
 static void keep_statistics(struct lowering *l, const struct norm_backward *op) {
+    /* inv_variance and mean are operands of the node, or what its expansion has calculated. */
     struct rowwise *rows = l->rows;
     if (!op->inv_variance || region_producer(rows->region, op->inv_variance))
         rows->follow.at_inv = rowwise_keep(rows, l->terms[l->e.inv]);
@@ -49,10 +53,12 @@ static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, c
                                   enum follow_kind kind) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
     struct rowwise *rows = l->rows;
+    /* follow_add refuses what cannot be taken together. */
     struct follow *follow = &rows->follow;
     bool is_scale = at->tensor == op->dscale, is_first;
     TRY(follow_add(follow, rows->region, node, at->tensor, kind, &is_first));
     follow->math = l->e.math;
+    /* Of the row's own sum, for FOLD; of elements, for COLUMNS; of x and dy again, for APART. */
     if (kind == FOLLOW_FOLD)
         *(is_scale ? &follow->at_scale : &follow->at_bias) = rowwise_keep(rows, l->terms[at->arguments[1]]);
     else if (kind == FOLLOW_COLUMNS)
@@ -67,6 +73,7 @@ static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, c
 static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, const struct instruction *at) {
     enum follow_kind kind = row_space_sum_kind(&l->rows->space, at->tensor, l->rows->sums_apart);
     int value = graph_find_value(l->rows->graph, at->tensor);
+    /* A gradient that nobody reads is not summed at all. */
     if (!region_exports(l->rows->region, value) || value_is_dead(&l->rows->graph->values[value]))
         return WEFT_STATUS_SUCCESS;
     if (kind != FOLLOW_NOTHING)
@@ -77,6 +84,7 @@ static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, co
 
 /* ---- Instructions ------------------------------------------------------------------------------------------------ */
 
+/* Arguments end at the first that is -1. */
 static int lower_formula(struct lowering *l, const struct instruction *at) {
     int arguments[INSTRUCTION_ARGUMENTS], count = 0;
     for (int i = 0; i < INSTRUCTION_ARGUMENTS && at->arguments[i] >= 0; i++)
@@ -99,6 +107,7 @@ static int lower_value(struct lowering *l, const struct instruction *at) {
         return rowwise_input(rows, at->tensor, l->is_wide);
     case OPCODE_SAMPLE:
         return rowwise_sample(rows, at->tensor, l->is_wide);
+    /* A term by its number, as sum_apart has named it. */
     case OPCODE_GIVEN:
         return (int)at->number;
     case OPCODE_SUM:
@@ -113,6 +122,7 @@ static int lower_value(struct lowering *l, const struct instruction *at) {
 
 static weftStatus_t lower_instruction(struct lowering *l, const struct node *node, int index) {
     const struct instruction *at = &l->e.at[index];
+    /* struct rowwise asks for no joined statistics; an expansion that has them all the same is refused. */
     if (at->opcode == OPCODE_MOMENTS || at->opcode == OPCODE_WEIGHTS)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: joined statistics are not taken here",
              descriptor_label(node->op));
@@ -122,11 +132,13 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
         TRY(lower_sum_to(l, node, at));
     else
         l->terms[index] = lower_value(l, at);
+    /* Terms fail through `trouble`, so that calls need no check each. */
     return l->rows->trouble;
 }
 
 /* The instructions that were written since the last call. */
 static weftStatus_t lower(struct lowering *l, const struct node *node) {
+    /* The expansion has said what it calculates in: of a norm, of a sum of integers. */
     if (l->e.math == WEFT_DATA_INT64)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers", descriptor_label(node->op));
     l->is_wide = l->e.math == WEFT_DATA_DOUBLE;
@@ -144,6 +156,7 @@ static weftStatus_t lower_node(struct rowwise *rows, const struct node *node) {
 
 /* ---- Regions ----------------------------------------------------------------------------------------------------- */
 
+/* Every operand of every node lies in the space, or the region is refused. */
 static weftStatus_t check_tensor(const struct rowwise *rows, const struct descriptor *op, const struct tensor *tensor,
                                  bool is_output) {
     TRY(row_space_check(&rows->space, op, tensor, is_output));
@@ -165,6 +178,7 @@ static weftStatus_t check_pointwise(const struct node *node) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers", descriptor_label(node->op));
 }
 
+/* Lists are the room's: as large as any program may be, used as far as they are filled. */
 static void start(struct rowwise *rows, struct rowwise_room *room, const struct region *region) {
     *rows = (struct rowwise){
         .region = region, .graph = region->graph, .operands = room->operands, .made = room->made, .terms = room->terms};
@@ -178,6 +192,7 @@ weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, co
     TRY(row_space_find(&rows->space, region));
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
+        /* Operands first, then terms: refusals of layout name the operation. */
         for (int k = 0; k < node->operand_count; k++)
             TRY(check_tensor(rows, node->op, rows->graph->values[node->operands[k]].tensor, node->is_output[k]));
         if (node_is_pointwise(node)) {
@@ -193,6 +208,7 @@ weftStatus_t rowwise_analyse(struct rowwise *rows, struct rowwise_room *room, co
 
 /* ---- What follows ------------------------------------------------------------------------------------------------ */
 
+/* The sum of what the first program left at each place of a row of this one; NULL: not wanted. */
 static void sum_kept(struct rowwise *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
                      const int64_t *strides) {
     bool is_wide = follow->math == WEFT_DATA_DOUBLE;
@@ -202,6 +218,7 @@ static void sum_kept(struct rowwise *rows, const struct follow *follow, const st
             rowwise_reduce(rows, TERM_REDUCTION, OPCODE_SUM, rowwise_kept(rows, at, strides, is_wide), is_wide));
 }
 
+/* Statistics come from scratch memory where they were left there, else from the node's own operands. */
 static weftStatus_t sum_apart(struct rowwise *rows, const struct follow *follow, const int64_t *strides) {
     const struct norm_backward *op = (const struct norm_backward *)follow->node->op;
     bool is_wide = follow->math == WEFT_DATA_DOUBLE;
@@ -215,6 +232,7 @@ static weftStatus_t sum_apart(struct rowwise *rows, const struct follow *follow,
     return lower(&l, follow->node);
 }
 
+/* Reads what the first program left in scratch memory; its space is another, see follow_space. */
 weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, const struct rowwise *first) {
     const struct follow *follow = &first->follow;
     int64_t strides[WEFT_DIM_MAX];
@@ -224,6 +242,7 @@ weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, con
         TRY(sum_apart(rows, follow, strides));
         return rowwise_finish(rows);
     }
+    /* strides[0] is along the partial sums: each task's part has the sums of scale and bias. */
     if (follow->kind == FOLLOW_COLUMNS)
         strides[0] *= (follow->scale != NULL) + (follow->bias != NULL); /* beside each other in each task's part */
     sum_kept(rows, follow, follow->scale, follow->at_scale, strides);

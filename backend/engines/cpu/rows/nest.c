@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loop nest of a row program: the axes in the order of memory, neighbours merged that all operands step through
-   alike; which two loops make a block; and how many blocks and tiles that is. */
+   alike; which two loops make a block; and how many blocks and tiles that is. Nothing here depends on the number of
+   threads, so that sums come in one order. */
 #include "base/number.h"
 #include "engines/cpu/rows/schedule.h"
 
 #include <string.h>
 
-/* Bytes of the parts that tasks share long rows in, and how many there are at most. Tiles fewer than FEW are split. */
+/* Bytes of the parts that tasks share long rows in, and how many there are at most. Tiles fewer than FEW are split.
+   LANES: floats of the widest vector. */
 enum { SPLIT_BYTES = 128 << 10, SPLITS = 32, FEW_TILES = 8, LANES = 16 };
 enum { REDUCED_BLOCK = 8192 }; /* elements that only go into totals: half of a usual L1 */
 enum { REGISTER_GAP = 192 };   /* bytes, which keep registers from the same sets of the L1 cache */
 /* Of a tile of rows one after the other: bytes at most, and tiles at least. */
 enum { TILE_BYTES = 96 << 10, LEAST_TILES = 16 };
 
+/* What no store depends on is not read, and has no say in the order. */
 static bool is_used(const struct row_schedule *s, int k) {
     const struct row_operand *operand = &s->rows->operands[k];
     return operand->is_store || (operand->term >= 0 && s->rows->terms[operand->term].is_needed);
 }
 
+/* Of what the operand touches, each element once: broadcast axes do not count. */
 static double operand_bytes(const struct row_schedule *s, int k) {
     const struct row_operand *operand = &s->rows->operands[k];
     double bytes = operand->value == VALUE_INDEX ? 0 : (double)dtype_of(operand->type)->bits / 8;
@@ -57,11 +61,13 @@ static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
     int64_t positions[WEFT_DIM_MAX];
     int first = s->loop_count, kept = first;
     row_space_pack(&rows->space, positions, true);
+    /* Along axes within the row: how far apart their elements count in it. */
     for (int i = 0; i < rows->space.axis_count; i++) {
         struct row_loop loop = {
             .extent = rows->space.axes[i].extent, .is_reduced = is_reduced, .position = positions[i]};
         for (int k = 0; k < rows->operand_count; k++)
             loop.strides[k] = rows->operands[k].strides[i];
+        /* One kind at a time, ordered as they come. */
         if (rows->space.axes[i].is_reduced == is_reduced)
             insert_loop(s, &loop, first, lead);
     }
@@ -79,18 +85,22 @@ static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
     s->loop_count = kept;
 }
 
-/* The fastest loop of the leading operand gives a block's columns. Its rows come from the next loop within the row,
-   where the row is short and has one, else from the rows. */
+/* a and b: rows and columns of a block, both as loops of the nest. The fastest loop of the leading operand gives a
+   block's columns. Its rows come from the next loop within the row, where the row is short and has one, else from the
+   rows. */
 static void choose_block(struct row_schedule *s, int lead) {
     int inner = s->loop_count - 1, outer = 0;
+    /* `outer`: the fastest of the loops over rows; `inner`: the fastest within a row. */
     while (outer + 1 < s->loop_count && !s->loops[outer + 1].is_reduced)
         outer++;
     int64_t of_rows = s->loops[outer].strides[lead], of_row = s->loops[inner].strides[lead];
+    /* Rows side by side in memory, as channels of a batch norm: columns are then different rows. */
     bool has_columns = of_rows && s->loops[outer].extent > 1 && (of_rows < of_row || !of_row);
     s->b = has_columns ? outer : inner;
     s->a = has_columns ? inner : inner > outer + 1 ? inner - 1 : outer;
 }
 
+/* Loops over rows first, then those within one; each kind has at least one loop. */
 void row_schedule_nest(struct row_schedule *s) {
     int lead = leading_operand(s);
     s->loop_count = 0;
@@ -110,16 +120,18 @@ static int64_t piece_of(int64_t extent, int64_t most) {
     return whole <= most ? whole : piece;
 }
 
-/* The same of rows. */
+/* The same of rows, without the vectors: at least 1. */
 static int64_t equal_pieces(int64_t extent, int64_t most) {
     return max64(divide_up(extent, max64(divide_up(extent, most), 1)), 1);
 }
 
 /* Rows that a tile has room for. */
 static int64_t most_rows(const struct row_schedule *s) {
+    /* A tile holds, for each row, a slot for each term of rows and a double for each total. */
     int64_t totals = 0, width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     for (int p = 0; p < s->pass_count; p++)
         totals = max64(totals, s->passes[p].totals);
+    /* 1: where a row holds nothing at all. */
     int64_t rows = ROWWISE_ROW_BYTES / (s->row_slots * width + totals * (int64_t)sizeof(double) + 1);
     return rows > LANES ? rows - rows % LANES : max64(rows, 1);
 }
@@ -131,13 +143,17 @@ static int64_t most_elements(const struct row_schedule *s) {
     return min64(elements - elements % LANES, ROWWISE_BLOCK);
 }
 
-/* Several rows only where a row is whole within a block: columns then lie without gaps, and the block is one run. */
+/* Extents of a block, for the registers that there are. Several rows only where a row is whole within a block: columns
+   then lie without gaps, and the block is one run. */
 static void cut_block(struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
     int64_t elements = most_elements(s), rows = most_rows(s);
+    /* Columns that are rows have values in the tile, too. */
     s->block_b = piece_of(b->extent, b->is_reduced ? elements : min64(elements, rows));
+    /* Both loops within the row: then a block is one run of elements, whatever its rows. */
     s->steps_rows = !(a->is_reduced && b->is_reduced) && s->block_b >= ROW_CHUNK;
     bool is_whole = s->block_b >= b->extent, has_gaps = !b->is_reduced && s->block_b < elements / 4;
+    /* Rows side by side, but few: blocks of one row of them would be all overhead. */
     s->block_a = is_whole || has_gaps ? elements / s->block_b : 1;
     if (!a->is_reduced)
         s->block_a = min64(s->block_a, rows);
@@ -147,6 +163,7 @@ static void cut_block(struct row_schedule *s) {
 /* A pass that only reduces needs no registers, so its blocks may be larger than those of others. */
 static int64_t rows_of_block(const struct row_schedule *s, const struct row_pass *pass) {
     const struct row_loop *a = &s->loops[s->a];
+    /* With registers, a block is what these hold. */
     if (!pass->only_reduces)
         return s->block_a;
     if (!a->is_reduced)
@@ -154,6 +171,7 @@ static int64_t rows_of_block(const struct row_schedule *s, const struct row_pass
     return s->loops[s->b].is_reduced ? s->block_a : max64(min64(REDUCED_BLOCK / s->block_b, a->extent), s->block_a);
 }
 
+/* tiles: over loops of rows; blocks of each pass: over loops within a row. */
 static void count_pieces(struct row_schedule *s) {
     int64_t others = 1; /* blocks but for the loop of their rows */
     s->tiles = 1;
@@ -165,6 +183,7 @@ static void count_pieces(struct row_schedule *s) {
         else if (i != s->a)
             others *= s->pieces[i];
     }
+    /* The fewest of any pass, as splits must leave a block for each. */
     s->blocks = 0;
     for (int p = 0; p < s->pass_count; p++) {
         struct row_pass *pass = &s->passes[p];
@@ -178,18 +197,21 @@ static void count_pieces(struct row_schedule *s) {
    that what is calculated once for a row is calculated for many at once. */
 static int64_t rows_of_tile(const struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a];
+    /* Bytes of one row over all operands; 1 so that it is never 0. */
     double bytes = 1;
     for (int k = 0; k < s->rows->operand_count; k++)
         bytes += is_used(s, k) && a->strides[k]
                      ? operand_bytes(s, k) / (double)max64(row_space_rows(&s->rows->space), 1)
                      : 0;
+    /* LEAST_TILES: so many are left for threads to share. */
     int64_t rows = (int64_t)(TILE_BYTES / bytes), most = row_space_rows(&s->rows->space) / LEAST_TILES;
     rows = min64(min64(rows, most_rows(s)), min64(most, a->extent));
     return max64(rows - rows % s->block_a, s->block_a);
 }
 
-/* Few tiles of many bytes are shared: the number of parts depends on sizes alone, so that sums do, too. At least two
-   blocks for two parts: a block is what is never cut. */
+/* How many tasks share each tile's blocks, 1 where there are tiles enough. Few tiles of many bytes are shared: the
+   number of parts depends on sizes alone, so that sums do, too. At least two blocks for two parts: a block is what is
+   never cut. */
 static int64_t splits_of(const struct row_schedule *s) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -211,12 +233,15 @@ void row_schedule_cut(struct row_schedule *s) {
         s->tile_a = rows_of_tile(s);
         count_pieces(s);
     }
+    /* 1 row where both loops lie within it. */
     s->tile_rows = (s->loops[s->a].is_reduced ? 1 : s->tile_a) * (s->loops[s->b].is_reduced ? 1 : s->block_b);
     int64_t totals = 0;
     for (int p = 0; p < s->pass_count; p++)
         totals = max64(totals, s->passes[p].totals);
+    /* Slots first, then totals, which must be aligned to double. */
     s->row_bytes = s->tile_rows * width;
     s->totals_at = round_up(s->row_slots * s->row_bytes, (int64_t)sizeof(double));
     s->tile_bytes = round_up(s->totals_at + totals * s->tile_rows * (int64_t)sizeof(double), 64);
+    /* A register of a block, and the gap to the next. */
     s->register_bytes = round_up(s->block_a * s->block_b * width, 64) + REGISTER_GAP;
 }

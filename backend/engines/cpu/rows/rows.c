@@ -10,28 +10,32 @@
 
 enum { LONG_ROW = 512 << 10 }; /* bytes above which a row's second reading comes from beyond a usual L2 */
 
+/* Both programs of a region and the room that they are written in, on the stack of accepts and build. */
 struct sweep {
     struct rowwise rows[2];
     struct row_schedule schedules[2];
     int programs;
+    /* Memory in the workspace, in bytes, that the programs read and write by operands of scratch. */
     int64_t scratch_bytes; /* of both; then the memory of each */
     struct rowwise_room rooms[2];
     struct schedule_room schedule_rooms[2];
 };
 
-/* What a step keeps of that. */
+/* What a step keeps of that, in the plan's arena: schedules copied without their room. */
 struct programs {
     int count;
     int64_t scratch_bytes;
     const struct row_schedule *schedules[2];
 };
 
+/* The first program with these ways of taking statistics and sums. */
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, int threads,
                                  enum statistics_method method, bool apart) {
     TRY(rowwise_analyse(&sweep->rows[0], &sweep->rooms[0], region, method, apart));
     return row_schedule_make(&sweep->schedules[0], &sweep->schedule_rooms[0], &sweep->rows[0], threads);
 }
 
+/* Whether a second pass would read rows from beyond the caches: where tasks take parts of them, or tiles are large. */
 static bool rereads_memory(const struct sweep *sweep) {
     const struct row_schedule *s = &sweep->schedules[0];
     return s->splits > 1 || row_space_length(&sweep->rows[0].space) * s->tile_rows * (int64_t)sizeof(float) > LONG_ROW;
@@ -49,6 +53,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart));
     if (needs_apart(sweep))
         TRY(try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart = true));
+    /* Less than two reductions in turn: one reading is all that there is. */
     if (sweep->schedules[0].closed < 2 || !rereads_memory(sweep))
         return WEFT_STATUS_SUCCESS;
     if (try_schedule(sweep, region, threads, STATISTICS_SHIFTED, apart) == WEFT_STATUS_SUCCESS && !needs_apart(sweep))
@@ -57,6 +62,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart);
 }
 
+/* Where the tasks' sums of a term begin, in units of a row's length; 0 for a gradient that is not wanted. */
 static int64_t slot_of_sum(const struct row_schedule *s, int term) {
     for (int i = 0; i < s->instruction_count; i++)
         if (s->instructions[i].verb == ROW_SUM_COLUMN && s->instructions[i].term == term)
@@ -72,6 +78,7 @@ static void place_sums(struct sweep *sweep) {
     struct follow *follow = &rows->follow;
     int64_t width = follow->math == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float),
             length = row_space_length(&rows->space);
+    /* One partial sum for each task. */
     follow->partial_sums = s->tasks;
     s->sums_at = rows->scratch_bytes;
     s->sum_bytes = s->sum_count * length * width;
@@ -80,12 +87,14 @@ static void place_sums(struct sweep *sweep) {
     rows->scratch_bytes += round_up(s->tasks * s->sum_bytes, 64);
 }
 
+/* All that accepts and build share: nothing is kept, and build makes it again. */
 static weftStatus_t plan(struct sweep *sweep, const struct region *region, const struct device *device) {
     struct rowwise *first = &sweep->rows[0];
     TRY(first_program(sweep, region, device->threads));
     sweep->programs = 1;
     if (first->follow.kind == FOLLOW_COLUMNS)
         place_sums(sweep);
+    /* The second program runs when the first is done with all rows. */
     if (first->follow.kind != FOLLOW_NOTHING) {
         TRY(rowwise_follow(&sweep->rows[1], &sweep->rooms[1], first));
         TRY(row_schedule_make(&sweep->schedules[1], &sweep->schedule_rooms[1], &sweep->rows[1], device->threads));
@@ -130,6 +139,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        sweep.programs > 1 ? "; then sums of what they leave" : "");
 }
 
+/* Scratch first, then memory of whichever program runs. */
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct programs *programs = step->state;

@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+/* Of one execution, on the caller's stack; tasks share it. */
 struct job {
     const struct row_schedule *s;
     void *const *values;
@@ -15,6 +16,7 @@ struct job {
     int pass; /* where tasks take parts of tiles */
 };
 
+/* What a thread has while it runs tiles, on its stack: registers, and where it is in the nest. */
 struct run {
     const struct row_schedule *s;
     void *const *values;
@@ -29,6 +31,7 @@ struct run {
     int64_t rows_here, columns;         /* of the block */
     int64_t position, done;             /* elements of the row before the block; and of all blocks before it */
     char *registers[ROWWISE_REGISTERS]; /* own memory, or that of a tensor */
+    /* How formulas step through each register: see struct row_steps. */
     struct row_steps steps[ROWWISE_REGISTERS];
     char memory[ROWWISE_REGISTER_BYTES] __attribute__((aligned(64)));
 };
@@ -39,10 +42,12 @@ static int64_t width_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double)
 
 static const struct term *term_at(const struct run *run, int term) { return &run->s->rows->terms[term]; }
 
+/* The values of a term of rows: tile_rows of them side by side. */
 static char *row_values(const struct run *run, int term) {
     return run->rows + run->s->slot_of[term] * run->s->row_bytes;
 }
 
+/* One double for each row of the tile. */
 static double *totals_of(const struct run *run, int slot) { return run->totals + slot * run->s->tile_rows; }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -55,10 +60,12 @@ struct place {
     int64_t rows, columns;
 };
 
+/* NULL: of an index, which counts positions and reads no memory. */
 static char *base_of(const struct run *run, const struct row_operand *operand) {
     return operand->value >= 0 ? run->values[operand->value] : operand->value == VALUE_SCRATCH ? run->scratch : NULL;
 }
 
+/* Rows and columns as the block has them; strides are those of its two loops. */
 static struct place block_place(const struct run *run, int k) {
     const struct row_schedule *s = run->s;
     const struct row_operand *operand = &s->rows->operands[k];
@@ -71,7 +78,8 @@ static struct place block_place(const struct run *run, int k) {
                           .columns = run->columns};
 }
 
-/* The tile's rows: along one of the block's loops, or one row. */
+/* The tile's rows: along one of the block's loops, or one row. Seen as one row of a block, since they lie along one
+   loop. */
 static struct place rows_place(const struct run *run, int k) {
     const struct row_schedule *s = run->s;
     const struct row_operand *operand = &s->rows->operands[k];
@@ -93,13 +101,15 @@ static char *find_dense(const struct place *place, bool is_wide) {
     return is_dense ? place->base + place->index * width_of(is_wide) : NULL;
 }
 
-/* The same with gaps between rows, where each row is dense. */
+/* The same with gaps between rows, where each row is dense: formulas that step from row to row take the operand
+   there. */
 static char *find_rows(const struct place *place, bool is_wide) {
     struct place row = *place;
     row.rows = 1;
     return find_dense(&row, is_wide);
 }
 
+/* Elements index, index + 1, ... as the program calculates with them. */
 static void load_run(bool is_wide, void *dst, const struct place *place, int64_t index, int64_t count) {
     if (is_wide)
         dtype_to_f64(dst, place->type, place->base, index, count);
@@ -114,10 +124,12 @@ static void store_run(bool is_wide, const struct place *place, int64_t index, co
         dtype_from_f32(place->type, place->base, index, src, count);
 }
 
+/* In the register's width, as a number. */
 static double first_of(bool is_wide, const void *values) {
     return is_wide ? *(const double *)values : (double)*(const float *)values;
 }
 
+/* The index is the position: strides count it, from `index` on. */
 static void count_indices(bool is_wide, char *dst, const struct place *place) {
     for (int64_t r = 0; r < place->rows; r++)
         for (int64_t c = 0; c < place->columns; c++) {
@@ -129,6 +141,7 @@ static void count_indices(bool is_wide, char *dst, const struct place *place) {
         }
 }
 
+/* One row of elements apart; floats in place are copied without a call each. */
 static void gather(bool is_wide, char *dst, const struct place *place, int64_t index) {
     const float *floats = (const float *)place->base;
     bool is_plain = place->type == WEFT_DATA_FLOAT && !is_wide && (uintptr_t)floats % sizeof(float) == 0;
@@ -139,6 +152,7 @@ static void gather(bool is_wide, char *dst, const struct place *place, int64_t i
             load_run(is_wide, dst + c * width_of(is_wide), place, index, 1);
 }
 
+/* Side by side: one conversion. All the same: one element, repeated. */
 static void load_row(bool is_wide, char *dst, const struct place *place, int64_t index) {
     if (place->column_stride == 1) {
         load_run(is_wide, dst, place, index, place->columns);
@@ -150,16 +164,19 @@ static void load_row(bool is_wide, char *dst, const struct place *place, int64_t
     }
 }
 
+/* dst gets rows without gaps. */
 static void load(bool is_wide, char *dst, const struct place *place) {
     int64_t bytes = place->columns * width_of(is_wide);
     if (!place->base) {
         count_indices(is_wide, dst, place);
         return;
     }
+    /* Rows without gaps between them: one conversion for the block. */
     if (place->column_stride == 1 && place->row_stride == place->columns) {
         load_run(is_wide, dst, place, place->index, place->rows * place->columns);
         return;
     }
+    /* Broadcast over rows: copied as converted. */
     for (int64_t r = 0; r < place->rows; r++)
         if (r > 0 && place->row_stride == 0)
             memcpy(dst + r * bytes, dst, (size_t)bytes);
@@ -170,6 +187,7 @@ static void load(bool is_wide, char *dst, const struct place *place) {
 /* ld: elements of src from row to row. */
 static void store(bool is_wide, const struct place *place, const char *src, int64_t ld) {
     int64_t width = width_of(is_wide);
+    /* One element in a column is a run of one. */
     bool is_run = place->column_stride == 1 || place->columns == 1;
     if (is_run && ((place->row_stride == place->columns && ld == place->columns) || place->rows == 1)) {
         store_run(is_wide, place, place->index, src, place->rows * place->columns);
@@ -186,6 +204,7 @@ static void store(bool is_wide, const struct place *place, const char *src, int6
 
 /* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
+/* As memory of the type would hold it. In parts that stay in L1, since `count` may be a tile's. */
 static void round_to(bool is_wide, int64_t count, char *dst, const char *src, weftDataType_t type) {
     enum { PART = 512 };
     char stored[PART * sizeof(double)];
@@ -197,8 +216,9 @@ static void round_to(bool is_wide, int64_t count, char *dst, const char *src, we
     }
 }
 
-/* dst may be exactly one of x, but for conversions. */
+/* One term over `count` elements or rows. dst may be exactly one of x, but for conversions. */
 static void calculate(const struct term *term, int64_t count, char *dst, const void *const *x) {
+    /* As if every argument lay without gaps. */
     static const struct row_steps steps[ROW_ARGUMENTS] = {{ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0},
                                                           {ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0}};
     const struct row_kernels *kernels = kernels_of(term->is_wide);
@@ -228,6 +248,7 @@ static void calculate(const struct term *term, int64_t count, char *dst, const v
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
+/* One term for all rows of the tile. Arguments that a formula has not repeat the first; constants have none. */
 static void evaluate_row(struct run *run, int index) {
     const struct term *term = term_at(run, index);
     const void *x[ROW_ARGUMENTS];
@@ -247,11 +268,13 @@ static void evaluate_rows(struct run *run, int stage) {
         evaluate_row(run, run->s->row_terms[i]);
 }
 
+/* What is stored of each row: statistics, and results of one number a row. */
 static void store_rows(const struct run *run) {
     const struct rowwise *rows = run->s->rows;
     for (int k = 0; k < rows->operand_count; k++) {
         const struct row_operand *operand = &rows->operands[k];
         struct place place = rows_place(run, k);
+        /* base NULL: a result that nobody wants. */
         if (operand->is_store && !rows->terms[operand->term].spans && place.base)
             store(rows->terms[operand->term].is_wide, &place, row_values(run, operand->term), run->tile_rows);
     }
@@ -259,10 +282,12 @@ static void store_rows(const struct run *run) {
 
 /* ---- Totals ------------------------------------------------------------------------------------------------------ */
 
+/* Totals are double whatever the elements, so that sums of long rows lose little. */
 static void begin_total(struct run *run, int slot, double identity) {
     row_kernels_f64.fill(run->tile_rows, totals_of(run, slot), identity);
 }
 
+/* Each pass begins its totals anew; slots are its own. */
 static void begin_totals(struct run *run, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         const struct row_instruction *at = &run->s->instructions[i];
@@ -273,6 +298,7 @@ static void begin_totals(struct run *run, const struct row_pass *pass) {
     }
 }
 
+/* Rounded to the term's width once. */
 static void end_total(struct run *run, int term, int slot) {
     kernels_of(term_at(run, term)->is_wide)->of_totals(run->tile_rows, row_values(run, term), totals_of(run, slot));
 }
@@ -287,6 +313,7 @@ static void end_totals(struct run *run, const struct row_pass *pass) {
     }
 }
 
+/* `others` are numbered by slot as the run's own. */
 static void join_total(struct run *run, enum opcode opcode, int slot, const double *others) {
     row_join(opcode, run->tile_rows, totals_of(run, slot), others + slot * run->s->tile_rows);
 }
@@ -306,6 +333,7 @@ static void join_totals(struct run *run, const struct row_pass *pass, const doub
 
 static char *register_memory(struct run *run, int reg) { return run->memory + reg * run->s->register_bytes; }
 
+/* Takes the block into the totals of its rows: columns that are rows, one row of all, or rows one by one. */
 static void reduce(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
     const struct row_schedule *s = run->s;
@@ -313,15 +341,18 @@ static void reduce(struct run *run, const struct row_instruction *at) {
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
     int64_t rows = run->rows_here, columns = run->columns;
     double *totals = totals_of(run, at->slot) + run->row;
+    /* 0 where b is not there. */
     int64_t ld_x = run->steps[at->x[0]].row, ld_b = b ? run->steps[at->x[1]].row : 0;
     if (!s->loops[s->b].is_reduced)
         kernels->of_columns(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
+    /* Both loops within the row: the block is one run. */
     else if (s->loops[s->a].is_reduced)
         kernels->of_rows(term->opcode)(1, rows * columns, totals, x, 0, b, 0);
     else
         kernels->of_rows(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
 }
 
+/* The same for two totals at once; m comes as one number for each column or row, or as elements. */
 static void reduce_pair(struct run *run, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     const struct row_kernels *kernels = kernels_of(term_at(run, at->term)->is_wide);
@@ -341,21 +372,25 @@ static void reduce_pair(struct run *run, const struct row_instruction *at) {
         kernels->pair_of_rows(run->rows_here, run->columns, sums, products, &pair);
 }
 
+/* Adds the block's elements to the task's sums, which lie by position in the row. */
 static void sum_column(struct run *run, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     bool is_wide = term_at(run, at->term)->is_wide;
     int64_t width = width_of(is_wide), length = row_space_length(&s->rows->space), bytes = run->columns * width;
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
     char *sums = run->sums + (at->slot * length + run->position) * width;
+    /* Rows of the block are rows: all of them add to the same positions. */
     if (!s->loops[s->a].is_reduced) {
         int64_t ld_b = b ? run->steps[at->x[1]].row : 0;
         kernels_of(is_wide)->column_sum(run->rows_here, run->columns, sums, x, run->steps[at->x[0]].row, b, ld_b);
         return;
     }
+    /* Rows of the block are parts of one row: each adds to positions of its own. */
     for (int64_t r = 0; r < run->rows_here; r++, x += bytes, b = b ? b + bytes : b)
         kernels_of(is_wide)->column_sum(1, run->columns, sums + r * s->loops[s->a].position * width, x, 0, b, 0);
 }
 
+/* Missing arguments repeat the first, so that kernels find valid memory. */
 static void calculate_block(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
     const void *x[ROW_ARGUMENTS];
@@ -367,15 +402,18 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
         steps[i] = run->steps[reg];
     }
     char *dst = register_memory(run, at->dst);
+    /* A kept term: dst is its slot, from the block's place on. */
     if (at->slot >= 0) {
         dst = run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term->is_wide);
     } else if (at->operand >= 0) {
         struct place place = block_place(run, at->operand);
+        /* Kernels that step over rows may leave gaps; loops and conversions may not. */
         bool may_gap = run->s->steps_rows && at->opcode >= 0;
         char *found = may_gap ? find_rows(&place, term->is_wide) : find_dense(&place, term->is_wide);
         dst = found ? found : dst;
         ld = found && may_gap ? place.row_stride : ld;
     }
+    /* Row by row, where arguments or dst have gaps or stand for whole rows. */
     if (at->opcode >= 0 && run->s->steps_rows)
         kernels_of(term->is_wide)->formulas[at->opcode](run->rows_here, run->columns, dst, ld, x, steps);
     else if (at->opcode >= 0)
@@ -389,6 +427,7 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
 static void load_block(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     struct place place = block_place(run, at->operand);
+    /* Then totals take the block as one run, gaps included: it must have none. */
     bool is_run = run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced;
     bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_thin);
     char *found = may_gap ? find_rows(&place, is_wide) : find_dense(&place, is_wide);
@@ -398,6 +437,7 @@ static void load_block(struct run *run, const struct row_pass *pass, const struc
         load(is_wide, run->registers[at->dst], &place);
 }
 
+/* Memory that the last formula has written to already is recognised by its address. */
 static void store_block(struct run *run, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     struct place place = block_place(run, at->operand);
@@ -432,18 +472,20 @@ static void execute(struct run *run, const struct row_pass *pass, const struct r
     case ROW_STORE:
         store_block(run, at);
         break;
-    case ROW_SPREAD:
+    case ROW_SPREAD: /* made once, before the blocks of its rows */
         break;
     }
 }
 
-/* Values of rows at each element of a block. */
+/* Values of rows at each element of a block, in the cheapest form that all readers take: as they are, a chunk for each
+   row, or every element. */
 static void spread(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     const struct term *term = term_at(run, at->term);
     int64_t width = width_of(term->is_wide), columns = run->columns;
     const char *values = row_values(run, at->term) + run->row * width;
     char *dst = run->registers[at->dst] = register_memory(run, at->dst);
+    /* All elements of the block belong to one row. */
     bool is_one = s->loops[s->b].is_reduced && (s->loops[s->a].is_reduced || s->block_a == 1);
     bool are_columns = !s->loops[s->b].is_reduced;
     bool is_thin = at->is_thin && s->steps_rows;
@@ -453,15 +495,18 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
         run->steps[at->dst].row = are_columns || s->loops[s->a].is_reduced ? 0 : 1;
         return;
     }
+    /* A chunk for each row: formulas stay on it. */
     if (is_thin) {
         run->steps[at->dst] = (struct row_steps){0, ROW_CHUNK};
         kernels_of(term->is_wide)->fill_chunks(run->rows_here, dst, values);
         return;
     }
+    /* As large as any block of the pass: later blocks may have fewer columns, never more. */
     int64_t count = at->is_thin ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
     run->steps[at->dst] = (struct row_steps){is_one && at->is_thin ? 0 : ROW_CHUNK, is_one ? 0 : run->columns};
     if (is_one)
         kernels_of(term->is_wide)->fill(count, dst, first_of(term->is_wide, values));
+    /* A value repeated along its row. */
     for (int64_t r = 0; r < run->rows_here && !is_one; r++, dst += columns * width)
         if (s->loops[s->b].is_reduced)
             kernels_of(term->is_wide)->fill(columns, dst, first_of(term->is_wide, values + r * width));
@@ -471,7 +516,8 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
-/* Where the i-th tile begins, or the i-th block within one; rows: of either, along the loop of rows. */
+/* Where the i-th tile begins, or the i-th block within one; rows: of either, along the loop of rows. Row-major over the
+   pieces of one kind of loops; begins stay 0 where a loop has one piece. */
 static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, int64_t rows, int64_t *begins) {
     for (int loop = s->loop_count; loop-- > 0 && i > 0;) {
         int64_t step = loop == s->a ? rows : loop == s->b ? s->block_b : 1;
@@ -483,6 +529,7 @@ static void begin_at(const struct row_schedule *s, int64_t i, bool is_reduced, i
     }
 }
 
+/* first: of every operand, with its offset in scratch memory. */
 static void begin_tile(struct run *run, int64_t tile) {
     const struct row_schedule *s = run->s;
     int64_t begins[ROWWISE_LOOPS] = {0};
@@ -492,6 +539,7 @@ static void begin_tile(struct run *run, int64_t tile) {
         for (int loop = 0; loop < s->loop_count; loop++)
             run->first[k] += begins[loop] * s->loops[loop].strides[k];
     }
+    /* Along whichever of the block's loops goes over rows; the last tile may have fewer. */
     run->tile_rows = 1;
     if (!s->loops[s->a].is_reduced)
         run->tile_rows = min64(s->loops[s->a].extent - begins[s->a], s->tile_a);
@@ -499,7 +547,7 @@ static void begin_tile(struct run *run, int64_t tile) {
         run->tile_rows = min64(s->loops[s->b].extent - begins[s->b], s->block_b);
 }
 
-/* Where a tile's rows are one block. */
+/* Where a tile's rows are one block: the usual case, short of divisions. */
 static void begin_only_block(struct run *run, const struct row_pass *pass) {
     const struct row_loop *a = &run->s->loops[run->s->a], *b = &run->s->loops[run->s->b];
     run->position = 0;
@@ -509,6 +557,7 @@ static void begin_only_block(struct run *run, const struct row_pass *pass) {
     run->columns = b->is_reduced ? b->extent : run->tile_rows;
 }
 
+/* at: of the operands that the pass uses. */
 static void begin_block(struct run *run, const struct row_pass *pass, int64_t block) {
     const struct row_schedule *s = run->s;
     const struct row_loop *a = &s->loops[s->a], *b = &s->loops[s->b];
@@ -518,17 +567,21 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
         return;
     }
     begin_at(s, block, true, pass->block_a, begins);
+    /* A tile's rows are gone through by run_pass. */
     if (!a->is_reduced)
         begins[s->a] = run->row;
+    /* Within the row, for sums of columns. */
     run->position = 0;
     for (int loop = 0; loop < s->loop_count; loop++)
         run->position += begins[loop] * s->loops[loop].position;
     for (int u = 0; u < pass->uses_count; u++) {
         int k = pass->uses[u];
+        /* Products with 0 are left out: most loops of most blocks begin there. */
         run->at[k] = run->first[k];
         for (int loop = 0; loop < s->loop_count; loop++)
             run->at[k] += begins[loop] ? begins[loop] * s->loops[loop].strides[k] : 0;
     }
+    /* The last block of a loop may be smaller. */
     run->rows_here = min64((a->is_reduced ? a->extent : run->tile_rows) - begins[s->a], pass->block_a);
     run->columns = b->is_reduced ? min64(b->extent - begins[s->b], s->block_b) : run->tile_rows;
 }
@@ -544,10 +597,12 @@ static void run_blocks(struct run *run, const struct row_pass *pass, int64_t fir
             spread(run, pass, &instructions[i]);
         for (int i = pass->spreads; i < pass->count; i++)
             execute(run, pass, &instructions[i]);
+        /* Where the next block's kept elements lie: in the order of blocks, which passes with registers share. */
         run->done += run->rows_here * run->columns;
     }
 }
 
+/* Block of rows by block of rows; one where the rows of a block are parts of one row. */
 static void run_pass(struct run *run, const struct row_pass *pass) {
     const struct row_schedule *s = run->s;
     int64_t rows = s->loops[s->a].is_reduced ? 1 : run->tile_rows;
@@ -556,6 +611,7 @@ static void run_pass(struct run *run, const struct row_pass *pass) {
         run_blocks(run, pass, 0, pass->blocks);
 }
 
+/* From what is known before any pass, pass after pass, to what is known after the last. */
 static void run_tile(struct run *run, int64_t tile) {
     const struct row_schedule *s = run->s;
     begin_tile(run, tile);
@@ -569,15 +625,18 @@ static void run_tile(struct run *run, int64_t tile) {
     store_rows(run);
 }
 
+/* Registers and steps are set as instructions run. */
 static void start(struct run *run, const struct job *job) {
     run->s = job->s;
     run->values = job->values;
     run->scratch = job->scratch;
 }
 
+/* Tiles one after the other; what a task keeps and sums is its own. */
 static void run_task(void *context, int64_t task) {
     const struct job *job = context;
     const struct row_schedule *s = job->s;
+    /* Slots of the tile's rows with their totals: tile_bytes is at most this. */
     char rows[ROWWISE_ROW_BYTES + 64 * ROWWISE_TERMS] __attribute__((aligned(64)));
     struct run run;
     start(&run, job);
@@ -594,6 +653,7 @@ static void run_task(void *context, int64_t task) {
 
 /* ---- Long rows, of which tasks take parts ------------------------------------------------------------------------ */
 
+/* Rows and totals of a tile lie in the workspace, since several tasks work on them, phase by phase. */
 static void enter_tile(struct run *run, const struct job *job, int64_t tile) {
     start(run, job);
     run->rows = job->memory + tile * job->s->tile_bytes;
@@ -601,17 +661,20 @@ static void enter_tile(struct run *run, const struct job *job, int64_t tile) {
     begin_tile(run, tile);
 }
 
+/* Behind all tiles: totals of each part. */
 static double *part_totals(const struct job *job, int64_t part) {
     const struct row_schedule *s = job->s;
     return (double *)(job->memory + s->tiles * s->tile_bytes + part * (s->tile_bytes - s->totals_at));
 }
 
+/* Phase 0: what is known of rows before any pass. */
 static void begin_rows(void *context, int64_t tile) {
     struct run run;
     enter_tile(&run, context, tile);
     evaluate_rows(&run, 0);
 }
 
+/* A phase for each pass: part `split` of a tile's blocks, into totals of its own. */
 static void run_part(void *context, int64_t part) {
     const struct job *job = context;
     const struct row_schedule *s = job->s;
@@ -621,10 +684,12 @@ static void run_part(void *context, int64_t part) {
     run.totals = part_totals(job, part);
     begin_totals(&run, &s->passes[job->pass]);
     run.done = run.row = 0;
+    /* Blocks in equal parts, to within one. */
     int64_t blocks = s->passes[job->pass].blocks;
     run_blocks(&run, &s->passes[job->pass], split * blocks / s->splits, (split + 1) * blocks / s->splits);
 }
 
+/* Joins the parts' totals in the order of the parts, whichever was done first. */
 static void end_pass(void *context, int64_t tile) {
     const struct job *job = context;
     const struct row_pass *pass = &job->s->passes[job->pass];
@@ -637,12 +702,14 @@ static void end_pass(void *context, int64_t tile) {
     evaluate_rows(&run, job->pass + 1);
 }
 
+/* The last phase. */
 static void end_rows(void *context, int64_t tile) {
     struct run run;
     enter_tile(&run, context, tile);
     store_rows(&run);
 }
 
+/* Each threads_for ends a phase: what it wrote is there for the next. */
 void row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory) {
     struct job job = {s, values, scratch, memory, 0};
     if (s->splits == 1) {

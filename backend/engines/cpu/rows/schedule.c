@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a row program to its schedule, and what that is predicted to take. */
+/* From a row program to its schedule, and what that is predicted to take. Instructions first, as registers decide how
+   large a block is; then loops, blocks and tiles; then tasks. */
 #include "engines/cpu/rows/schedule.h"
 #include "base/number.h"
 
@@ -13,7 +14,7 @@ static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds of an e
 
 enum { KEPT_BYTES = 1 << 20, MOST_TASKS = 4096 }; /* kept bytes: of a tile, at most: half of a usual L2 */
 
-/* Recalls and spreads are reads of L1, too cheap to count. */
+/* Of an element. Recalls and spreads are reads of L1, too cheap to count. */
 static double instruction_nanoseconds(const struct row_schedule *s, const struct row_instruction *at) {
     switch (at->verb) {
     case ROW_CALCULATE:
@@ -32,16 +33,19 @@ static double instruction_nanoseconds(const struct row_schedule *s, const struct
 /* All passes over one tile, on one thread. */
 static double tile_nanoseconds(const struct row_schedule *s) {
     double elements = (double)(row_space_length(&s->rows->space) * s->tile_rows), nanoseconds = 0;
+    /* Each instruction is entered once for each block. */
     for (int i = 0; i < s->instruction_count; i++)
         nanoseconds += INSTRUCTION * (double)s->blocks + elements * instruction_nanoseconds(s, &s->instructions[i]);
     return nanoseconds + s->row_slots * (ROW_INSTRUCTION + 0.1 * (double)s->tile_rows);
 }
 
-/* Operands are read once where tasks carry rows through all passes. */
+/* Bytes of memory that the program moves. Operands are read once where tasks carry rows through all passes; in phases,
+   each pass reads them again. */
 static double moved_bytes(const struct row_schedule *s) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct row_operand *operand = &s->rows->operands[k];
+        /* Broadcast operands stay in the caches: each element counts once. */
         double elements = operand->value == VALUE_INDEX ? 0 : 1;
         for (int i = 0; i < s->loop_count; i++)
             elements *= s->loops[i].strides[k] ? (double)s->loops[i].extent : 1;
@@ -55,11 +59,13 @@ static double moved_bytes(const struct row_schedule *s) {
 static void cut_tasks(struct row_schedule *s) {
     int64_t most = s->kept_count || s->sum_count ? ROWWISE_TASKS : MOST_TASKS;
     double per_tile = tile_nanoseconds(s);
+    /* Tiles that together are worth waking a thread. */
     int64_t tiles = per_tile < TASK_NANOSECONDS ? (int64_t)(TASK_NANOSECONDS / max64((int64_t)per_tile, 1)) : 1;
     s->tiles_per_task = max64(tiles, divide_up(s->tiles, most));
     s->tasks = divide_up(s->tiles, s->tiles_per_task);
 }
 
+/* Seconds: the dearer of arithmetic, on as many threads as there are tasks, and of memory. */
 static void predict(struct row_schedule *s, int threads) {
     double parts = (double)max64(s->splits > 1 ? s->tiles * s->splits : s->tasks, 1);
     double busy = threads < 1 ? 1 : parts < threads ? parts : threads;
@@ -67,6 +73,7 @@ static void predict(struct row_schedule *s, int threads) {
     s->seconds = START_SECONDS + (computing > moving ? computing : moving);
 }
 
+/* kept_bytes: one slot for a tile; task_bytes: all slots, since tasks have memory of their own. */
 static void measure_memory(struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     s->kept_bytes = s->kept_count ? round_up(row_space_length(&s->rows->space) * s->tile_rows * width, 64) : 0;
@@ -77,6 +84,7 @@ static void measure_memory(struct row_schedule *s) {
    passes are phases. */
 weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
                                int threads) {
+    /* Lists of the room; whoever keeps the schedule copies them. */
     *s = (struct row_schedule){.rows = rows,
                                .loops = room->loops,
                                .passes = room->passes,
@@ -95,19 +103,21 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
         measure_memory(s);
     }
     const struct row_loop *b = &s->loops[s->b];
+    /* Sums of columns want a task to see all positions of its rows, side by side in memory. */
     s->sums_columns = b->is_reduced && b->position == 1 && s->splits == 1;
     cut_tasks(s);
     predict(s, threads);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Replaces a list by a copy of its items. */
+/* Replaces a list by a copy of its items; `list` is the address of the pointer to them, of any type. */
 static weftStatus_t keep_list(struct arena *arena, void *list, int count, size_t item_bytes) {
     void *items;
     memcpy(&items, list, sizeof items);
     return arena_copy(arena, list, items, (size_t)count * item_bytes);
 }
 
+/* What running reads: operands and terms. `made` served writing alone. */
 static weftStatus_t keep_rows(const struct rowwise **kept, const struct rowwise *rows, struct arena *arena) {
     struct rowwise *own;
     TRY(arena_copy(arena, &own, rows, sizeof *rows));
@@ -118,6 +128,7 @@ static weftStatus_t keep_rows(const struct rowwise **kept, const struct rowwise 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* kept and kept_pass decided instructions, and running does not need them. */
 weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena) {
     struct row_schedule *own;
     TRY(arena_copy(arena, &own, s, sizeof *s));
@@ -132,6 +143,7 @@ weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct ro
     return WEFT_STATUS_SUCCESS;
 }
 
+/* In phases: each tile's rows and totals, then totals of each part; otherwise what tasks keep between passes. */
 int64_t row_schedule_bytes(const struct row_schedule *s) {
     int64_t totals = s->tile_bytes - s->totals_at;
     return s->splits > 1 ? s->tiles * (s->tile_bytes + s->splits * totals) : s->tasks * s->task_bytes;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing terms: operands, formulas, reductions and results, in float or double as their types ask. */
+/* Writing terms: operands, formulas, reductions and results, in float or double as their types ask. A term is never
+   changed once it is written; equal ones are not looked for, as expansions say each thing once. It must not know
+   blocks, registers or passes beyond a term's stage. */
 #include "engines/cpu/rows/terms.h"
 #include "base/number.h"
 #include "engines/cpu/core/width.h"
@@ -14,7 +16,8 @@ static int fail(struct rowwise *rows, weftStatus_t status) {
     return -1;
 }
 
-/* A term whose arguments are set already takes from them what it is: of an element, and of which stage. */
+/* A term whose arguments are set already takes from them what it is: of an element where one of them is, and of the
+   latest of their stages. */
 static int append(struct rowwise *rows, struct term term) {
     if (rows->trouble)
         return -1;
@@ -30,7 +33,7 @@ static int append(struct rowwise *rows, struct term term) {
     return rows->term_count++;
 }
 
-/* A reduction's `spans` is put right by its caller. */
+/* A term of one argument; -1 passes a failure on. A reduction's `spans` is put right by its caller. */
 static int unary(struct rowwise *rows, enum term_kind kind, int of, struct term term) {
     if (of < 0)
         return -1;
@@ -43,6 +46,7 @@ static int unary(struct rowwise *rows, enum term_kind kind, int of, struct term 
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
+/* Gives the operand's number; -1: there are too many. */
 static int add_operand(struct rowwise *rows, struct row_operand operand) {
     if (rows->operand_count == ROWWISE_OPERANDS)
         return fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
@@ -51,14 +55,17 @@ static int add_operand(struct rowwise *rows, struct row_operand operand) {
     return rows->operand_count++;
 }
 
+/* A tensor of the graph along the axes of the space; `term` is what it stores, -1 for a load until that is written. */
 static int add_value(struct rowwise *rows, int value, int term, bool is_store) {
     const struct tensor *tensor = rows->graph->values[value].tensor;
     struct row_operand operand = {value, term, is_store, (weftDataType_t)tensor->type, 0, {0}};
+    /* Strides stay 0 for a scalar, which may have any rank. */
     for (int i = 0; i < rows->space.axis_count && tensor_elements(tensor) != 1; i++)
         operand.strides[i] = row_space_stride(&rows->space, tensor, i);
     return add_operand(rows, operand);
 }
 
+/* The term of an operand: of an element where a stride along the row is not 0, else of the row. */
 static int add_load(struct rowwise *rows, int operand, bool is_wide) {
     struct term term = {.kind = TERM_LOAD, .operand = operand, .is_wide = is_wide, .nanoseconds = PLAIN};
     if (operand < 0)
@@ -68,7 +75,7 @@ static int add_load(struct rowwise *rows, int operand, bool is_wide) {
     return rows->operands[operand].term = append(rows, term);
 }
 
-/* A term in the other width, made once. */
+/* A term in the other width, made once. Going there and back gives a third term, as rounding may have changed it. */
 static int in_width(struct rowwise *rows, int term, bool is_wide) {
     if (term < 0 || rows->terms[term].is_wide == is_wide)
         return term;
@@ -95,7 +102,8 @@ static int *term_of(struct rowwise *rows, int value) {
     return &rows->made[rows->made_count++].term;
 }
 
-/* A value of the graph in the width that it was made in, or that its type asks for. */
+/* A value of the graph in the width that it was made in, or that its type asks for. Loaded when it is first asked
+   for. */
 static int term_of_value(struct rowwise *rows, int value) {
     int *term = term_of(rows, value);
     bool is_wide = type_is_wide(rows->graph->values[value].tensor->type);
@@ -104,6 +112,7 @@ static int term_of_value(struct rowwise *rows, int value) {
     return rows->trouble ? -1 : *term;
 }
 
+/* Belongs to a row, as no argument spans one. */
 int rowwise_constant(struct rowwise *rows, double number, bool is_wide) {
     return append(rows, (struct term){.kind = TERM_CONSTANT, .number = number, .is_wide = is_wide});
 }
@@ -115,6 +124,7 @@ int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wid
 /* An operand of its own with strides 0 within the row: it reads the first element whatever the position. */
 int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide) {
     int value = graph_find_value(rows->graph, tensor);
+    /* A row of no elements has no first one, and what the region makes has no memory to read it from. */
     if (region_makes(rows->region, value) || row_space_length(&rows->space) == 0)
         return -1;
     int operand = add_value(rows, value, -1, false);
@@ -127,6 +137,7 @@ int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wi
 
 /* ---- Formulas and reductions ------------------------------------------------------------------------------------- */
 
+/* Of one element in float; other opcodes are one or two instructions each. */
 static double nanoseconds_of(int opcode) {
     switch (opcode) {
     case OPCODE_WEIGHT:
@@ -143,6 +154,7 @@ static double nanoseconds_of(int opcode) {
     }
 }
 
+/* The only number that expansions multiply by without looking. */
 static bool is_one(const struct rowwise *rows, int term) {
     return term >= 0 && rows->terms[term].kind == TERM_CONSTANT && rows->terms[term].number == 1;
 }
@@ -158,10 +170,12 @@ int rowwise_formula(struct rowwise *rows, int opcode, const int *arguments, int 
     return append(rows, term);
 }
 
+/* Of a row, and one stage later than what it takes in: its pass must be closed before it is known. */
 int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode, int of, bool is_wide) {
     int made = unary(rows, kind, of, (struct term){.opcode = opcode, .is_wide = is_wide});
     if (made >= 0) {
         rows->terms[made].spans = false;
+        /* A sum of columns closes no pass, and nothing in the program reads it. */
         rows->terms[made].stage += kind == TERM_REDUCTION;
     }
     return made;
@@ -169,10 +183,12 @@ int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode
 
 /* ---- Results ----------------------------------------------------------------------------------------------------- */
 
+/* Somebody outside reads the value, and what they make of it reaches the user. */
 static bool is_wanted(const struct rowwise *rows, int value) {
     return region_exports(rows->region, value) && !value_is_dead(&rows->graph->values[value]);
 }
 
+/* A value may be stored and read by nodes of the region as well. */
 static bool is_read_inside(const struct rowwise *rows, int value) {
     const struct value *at = &rows->graph->values[value];
     for (int i = 0; i < at->readers; i++)
@@ -187,6 +203,7 @@ void rowwise_result(struct rowwise *rows, const struct tensor *tensor, int term)
     int value = graph_find_value(rows->graph, tensor);
     weftDataType_t type = (weftDataType_t)tensor->type;
     bool is_wide = rows->terms[term].is_wide;
+    /* Its own instruction, so that load and store are never of one register. */
     if (rows->terms[term].kind == TERM_LOAD) /* its memory may be that of another output, which is stored before */
         term = unary(rows, TERM_FORMULA, term, (struct term){.opcode = OPCODE_COPY, .is_wide = is_wide});
     bool is_kept = type == WEFT_DATA_DOUBLE || (type == WEFT_DATA_FLOAT && !is_wide);
@@ -197,6 +214,7 @@ void rowwise_result(struct rowwise *rows, const struct tensor *tensor, int term)
         add_value(rows, value, term, true);
 }
 
+/* What one program leaves for the next has the width that it was calculated in: no rounding between. */
 static int64_t scratch_bytes_of(bool is_wide) { return is_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float); }
 
 static weftDataType_t scratch_type(bool is_wide) { return is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT; }
@@ -214,6 +232,7 @@ int64_t rowwise_keep(struct rowwise *rows, int term) {
     return at;
 }
 
+/* The other side of rowwise_keep: strides say where each row's number lies, along the axes of this program's space. */
 int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide) {
     struct row_operand operand = {VALUE_SCRATCH, -1, false, scratch_type(is_wide), at, {0}};
     for (int i = 0; i < rows->space.axis_count; i++)
@@ -223,20 +242,24 @@ int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool 
 
 /* ---- Pointwise nodes --------------------------------------------------------------------------------------------- */
 
+/* x times alpha, in the width of the node. */
 static int scaled(struct rowwise *rows, const struct tensor *tensor, double factor, bool is_wide) {
     int term = rowwise_input(rows, tensor, is_wide);
     return factor == 1 ? term : unary(rows, TERM_SCALE, term, (struct term){.number = factor, .is_wide = is_wide});
 }
 
+/* The position along an axis, counted in elements of the dimension: an operand of no memory. */
 static void add_index(struct rowwise *rows, const struct pointwise_op *op) {
     struct row_operand operand = {VALUE_INDEX, -1, false, WEFT_DATA_INT64, 0, {0}};
+    /* A split dimension has two axes, groups and within one: together they count through it. */
     for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = rows->space.axes[i].dim == op->pw->axis ? rows->space.axes[i].inner : 0;
     bool is_wide = node_is_wide(op);
     rowwise_result(rows, pointwise_operands(op).out, add_load(rows, add_operand(rows, operand), is_wide));
 }
 
-/* The opcode that says the same as a mode; -1: none. */
+/* The opcode that says the same as a mode; -1: none. Row kernels have these as formulas that merge with others, where
+   modes have a loop of their own. */
 static int opcode_of(const struct pointwise_op *op) {
     switch (op->pw->mode) {
     case WEFT_POINTWISE_ADD:
@@ -269,6 +292,7 @@ void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
         term.arguments[1] = scaled(rows, operands.b, op->alpha2, is_wide);
     if (operands.t)
         term.arguments[2] = rowwise_input(rows, operands.t, is_wide);
+    /* A formula keeps only the arguments that it has. */
     if (opcode_of(op) >= 0) {
         term.kind = TERM_FORMULA;
         term.opcode = opcode_of(op);
@@ -282,7 +306,8 @@ void rowwise_pointwise(struct rowwise *rows, const struct node *node) {
 
 /* ---- What is needed ---------------------------------------------------------------------------------------------- */
 
-/* Ends: arguments point backwards. */
+/* Marks a term and all that it is made of. Ends: arguments point backwards; a term that is marked has marked its
+   own. */
 static void mark_needed(struct rowwise *rows, int index) {
     struct term *term = &rows->terms[index];
     for (int i = 0; i < term->argument_count && !term->is_needed; i++)
@@ -290,6 +315,7 @@ static void mark_needed(struct rowwise *rows, int index) {
     term->is_needed = true;
 }
 
+/* Below 8 bits, neighbouring rows that share a byte could be two threads'. */
 static weftStatus_t check_store(const struct rowwise *rows, const struct row_operand *operand) {
     const struct tensor *tensor = rows->graph->values[operand->value].tensor;
     if (dtype_of(operand->type)->bits < 8)
@@ -298,7 +324,8 @@ static weftStatus_t check_store(const struct rowwise *rows, const struct row_ope
     return row_space_check_result(&rows->space, tensor, rows->terms[operand->term].spans);
 }
 
-/* Sums of columns are stored by what follows, so no store names them here. */
+/* Marks what results depend on; the rest is never scheduled. Sums of columns are stored by what follows, so no store
+   names them here. */
 weftStatus_t rowwise_finish(struct rowwise *rows) {
     TRY(rows->trouble);
     for (int k = 0; k < rows->operand_count; k++) {
