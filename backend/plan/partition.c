@@ -28,6 +28,8 @@ struct candidate {
     double seconds; /* with what it leaves of the others' regions */
 };
 
+/* Covering one graph in one way. All lists are as long as the graph has nodes, allocated once; flags and marks are
+   cleared again by whoever sets them. */
 struct partitioning {
     const struct graph *graph;
     const struct engine *engine;
@@ -86,6 +88,7 @@ static weftStatus_t ask(const struct partitioning *p, const struct family *famil
 
 /* ---- Which nodes matter ------------------------------------------------------------------------------------------ */
 
+/* Dead nodes get no part, and are no neighbours: regions never grow into them. */
 static void drop_needless_nodes(struct partitioning *p) {
     for (int n = 0; n < p->graph->node_count; n++)
         p->owner[n] = graph_needs(p->graph, &p->graph->nodes[n]) ? UNASSIGNED : NOT_NEEDED;
@@ -109,6 +112,7 @@ static struct region companions(const struct partitioning *p, const int *node) {
     return (struct region){.graph = p->graph, .count = 1, .nodes = node};
 }
 
+/* PLAIN: neither; MEMBER: a group of the region in question; REACHED: it waits for a member, directly or not. */
 enum mark { PLAIN, MEMBER, REACHED };
 
 /* Whether a group reads what a member, or a group that a member reaches, makes. */
@@ -159,6 +163,7 @@ static bool mark_reached(struct partitioning *p, int first, int last) {
    become -1 at the end. */
 static void reorder(struct partitioning *p, int first, int last, int name) {
     int at = first, behind = 0;
+    /* Places are filled from the front: every place that is written has been read. */
     for (int from = first; from <= last; from++) {
         int group = p->at_position[from];
         if (group < 0 || p->mark[group] == MEMBER)
@@ -168,6 +173,7 @@ static void reorder(struct partitioning *p, int first, int last, int name) {
         else
             p->at_position[p->position[group] = at++] = group;
     }
+    /* The group keeps the name of the region's first node; the others' names are in no place from here on. */
     p->at_position[p->position[name] = at++] = name;
     for (int i = 0; i < behind; i++)
         p->at_position[p->position[p->behind[i]] = at++] = p->behind[i];
@@ -181,6 +187,7 @@ static bool mark_region(struct partitioning *p, const struct region *region, int
     *first = p->graph->node_count;
     *last = -1;
     for (int i = 0; i < region->count; i++) {
+        /* Several nodes of the region may be of one group: marking it again does no harm. */
         int group = p->group[region->nodes[i]], at = p->position[group];
         p->mark[group] = MEMBER;
         *first = at < *first ? at : *first;
@@ -216,7 +223,8 @@ static void join_groups(struct partitioning *p, const struct region *region) {
         p->group[region->nodes[i]] = name;
 }
 
-/* The parts in the order of their groups. */
+/* The parts in the order of their groups. order[i]: the part that runs i-th. Groups that are no part are single nodes
+   that nobody needs, or views. */
 static void put_order(const struct partitioning *p, int *order) {
     int placed = 0;
     for (int at = 0; at < p->graph->node_count; at++) {
@@ -237,6 +245,7 @@ static void insert_sorted(int *nodes, int count, int node) {
     nodes[at] = node;
 }
 
+/* Only what no part has; each node once, in the order of nodes. */
 static void add_neighbour(struct partitioning *p, int node) {
     if (p->owner[node] != UNASSIGNED || p->is_inside[node] || p->is_neighbour[node])
         return;
@@ -249,6 +258,7 @@ static void add_neighbour(struct partitioning *p, int node) {
 static void add_neighbours_of(struct partitioning *p, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         int value = node->operands[i], producer = p->graph->values[value].producer;
+        /* A value that everything reads, as a norm's scale in each layer, would make neighbours of the whole graph. */
         int first = p->reader_start[value], last = p->reader_start[value + 1];
         bool shares = p->shares_reads && last - first <= SHARED_MAX;
         if (producer >= 0)
@@ -275,6 +285,7 @@ static void update_neighbours(struct partitioning *p, const struct region *regio
     p->neighbour_count = kept;
 }
 
+/* For the next candidate, which begins at no neighbour. */
 static void forget_neighbours(struct partitioning *p) {
     for (int i = 0; i < p->neighbour_count; i++)
         p->is_neighbour[p->neighbours[i]] = false;
@@ -298,6 +309,7 @@ static int open_results(const struct partitioning *p, const struct region *regio
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
         for (int k = 0; k < node->operand_count; k++) {
+            /* A value with memory of the user's is written whoever reads it, so its readers are no reason to grow. */
             bool is_hidden = node->is_output[k] && !value_is_slot(&p->graph->values[node->operands[k]]);
             int m = is_hidden ? outside_reader(p, region, node->operands[k]) : -1;
             count += m >= 0;
@@ -309,6 +321,7 @@ static int open_results(const struct partitioning *p, const struct region *regio
 
 /* Adds what reads the results, until they have come together in one: of x sigmoid(x) both operations. */
 static bool add_readers(const struct partitioning *p, struct part *part, int *nodes) {
+    /* Only the first reader is wanted here, not how many results are open. */
     int reader;
     open_results(p, &part->region, &reader);
     for (int added = 0; reader >= 0 && p->owner[reader] == UNASSIGNED && added < JOINED_MAX; added++) {
@@ -341,6 +354,7 @@ static bool add_maker(const struct partitioning *p, struct part *part, int *node
    do. Only refusals of layout or data type can be mended by more operations: shapes and devices stay what they are. */
 static bool accepts_with_readers(struct partitioning *p, struct part *part, int *nodes) {
     double seconds;
+    /* Ends: each round adds an operation, and a graph has so many. */
     do {
         weftStatus_t status = ask(p, part->family, &part->region, &seconds);
         if (status == WEFT_STATUS_SUCCESS) {
@@ -365,13 +379,15 @@ static double seconds_alone(struct partitioning *p, int node) {
     return p->alone[node];
 }
 
-/* What nodes take apart, in the order in which they stand: the least for all as one region, or for each alone. */
+/* What nodes take apart, in the order in which they stand: the least for all as one region, or for each alone. Answers
+   for single nodes are kept, so that only the region's is asked for anew. */
 static double seconds_apart(struct partitioning *p, const int *nodes, int count) {
     const struct region region = {.graph = p->graph, .count = count, .nodes = nodes, .engine = p->engine};
     struct offer offer;
     double each = 0;
     for (int i = 0; i < count; i++)
         each += seconds_alone(p, nodes[i]);
+    /* Where a node alone is served by nobody, the sum is INFINITY and the region together may still be served. */
     if (count > 1 && each > 0 && engine_offer(&offer, p->engine, &region, p->device, NULL) == WEFT_STATUS_SUCCESS)
         each = offer.seconds < each ? offer.seconds : each;
     return each;
@@ -391,6 +407,7 @@ static int leave_out(int *left, const int *nodes, int count, const struct region
 /* Whether serving a region together is no dearer than serving apart what was added to it. Equal prices grow: one step
    fewer. */
 static bool pays(struct partitioning *p, const struct part *part, const struct part *before) {
+    /* The region as it was before it grew, whose nodes are in p->grown. */
     struct region old = {.count = before->region.count, .nodes = p->grown};
     int count = leave_out(p->left, part->region.nodes, part->region.count, &old);
     return part->seconds <= before->seconds + seconds_apart(p, p->left, count);
@@ -423,13 +440,14 @@ static bool grow_once(struct partitioning *p, struct part *part) {
 }
 
 /* A family may take an operation only together with those that prepare what it alone reads; views among them then show
-   nothing to others. */
+   nothing to others. `nodes` gets all of them in order; part->region.count is 0 where the family declines. */
 static bool accepts_with_companions(struct partitioning *p, struct part *part, int *nodes, int seed) {
     const struct family *family = part->family;
     int count = family->companions ? family->companions(p->graph, seed, nodes) : 0;
     bool are_free = count > 0;
     for (int i = 0; i < count; i++)
         are_free = are_free && (p->owner[nodes[i]] == UNASSIGNED || p->owner[nodes[i]] == VIEW);
+    /* The family lists its companions in any order; regions are sorted. */
     for (int i = 1; i < count; i++)
         insert_sorted(nodes, i, nodes[i]);
     insert_sorted(nodes, count, seed);
@@ -440,6 +458,7 @@ static bool accepts_with_companions(struct partitioning *p, struct part *part, i
     return false;
 }
 
+/* The usual beginning: the seed by itself, or with what reads it. */
 static bool accepts_alone(struct partitioning *p, struct part *part, int *nodes, int seed) {
     nodes[0] = seed;
     part->region.count = 1;
@@ -453,6 +472,7 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
         return WEFT_STATUS_SUCCESS;
     struct part *part = &p->candidates[p->candidate_count].part;
     *part = (struct part){.family = family, .region = {.graph = p->graph, .nodes = p->nodes, .engine = p->engine}};
+    /* Families with companions are tried both ways, so that both may become candidates. */
     bool is_accepted =
         has_companions ? accepts_with_companions(p, part, p->nodes, seed) : accepts_alone(p, part, p->nodes, seed);
     if (!is_accepted || !is_free(p, &part->region))
@@ -460,6 +480,7 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     set_inside(p, &part->region, true);
     p->shares_reads = family->shares_reads;
     update_neighbours(p, &part->region, NULL, 0);
+    /* Ends with the first round in which no neighbour may join; all of the work is in grow_once. */
     while (grow_once(p, part)) {
     }
     forget_neighbours(p);
@@ -513,6 +534,7 @@ static struct candidate *cheapest(struct partitioning *p) {
         struct candidate *candidate = &p->candidates[c];
         int left = leave_out(p->left, p->all, all, &candidate->part.region);
         candidate->seconds = candidate->part.seconds + seconds_apart(p, p->left, left);
+        /* Of equal sums the first candidate, so that the list's order decides. */
         best = candidate->seconds < best->seconds ? candidate : best;
     }
     return best;
@@ -590,14 +612,17 @@ static weftStatus_t is_dearer(bool *is, struct partitioning *p, const struct par
 static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
     bool is;
     TRY(find_candidates(p, f, seed));
+    /* Declined by the f-th family: a later one begins here. */
     if (p->candidate_count == 0)
         return WEFT_STATUS_SUCCESS;
     const struct candidate *best = cheapest(p);
     TRY(is_dearer(&is, p, &best->part, seed));
+    /* The node stays unassigned: the families behind this one may begin at it. */
     if (is)
         return WEFT_STATUS_SUCCESS;
     p->parts[p->part_count] = best->part;
     TRY(note_rivals(p, best));
+    /* From here on other regions must order themselves around this one as a whole. */
     join_groups(p, &best->part.region);
     for (int i = 0; i < best->part.region.count; i++)
         p->owner[best->part.region.nodes[i]] = p->part_count;
@@ -607,6 +632,7 @@ static weftStatus_t start_part(struct partitioning *p, int f, int seed) {
 
 /* ---- Reasons ----------------------------------------------------------------------------------------------------- */
 
+/* Whether a family's price is among the reasons already. */
 static bool is_rival(const struct part *part, const struct family *family) {
     for (int i = 0; i < part->rival_count; i++)
         if (part->rivals[i].family == family->name)
@@ -622,6 +648,7 @@ static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, 
     while (p->engine->families[families])
         families++;
     TRY(arena_alloc(p->arena, &part->refusals, (size_t)(families + part->rival_count) * sizeof *part->refusals));
+    /* Rivals' prices first, as they say more than refusals. */
     for (int i = 0; i < part->rival_count; i++)
         part->refusals[part->refusal_count++] = part->rivals[i];
     if (p->dearer[node].family)
@@ -629,6 +656,7 @@ static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, 
     for (int f = 0; p->engine->families[f] && p->engine->families[f] != until; f++) {
         double seconds;
         struct refusal *refusal = &part->refusals[part->refusal_count];
+        /* A family that accepts the node alone has nothing to say against it. */
         if (!engine_uses(p->engine, p->engine->families[f]) || is_rival(part, p->engine->families[f]) ||
             p->engine->families[f]->name == p->dearer[node].family ||
             ask(p, p->engine->families[f], &alone, &seconds) == WEFT_STATUS_SUCCESS)
@@ -641,6 +669,7 @@ static weftStatus_t collect_refusals(struct partitioning *p, struct part *part, 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Every family's sentence: an engine that cannot run a graph says what each of them would need. */
 static weftStatus_t fail_for_node(struct partitioning *p, int node) {
     struct part nobody = {0};
     struct text reasons;
@@ -665,6 +694,7 @@ static liberty *liberty_of(const struct engine *engine, const struct family *fam
 }
 static bool is_liberal(const struct engine *engine) { return engine->narrows || engine->reorders; }
 
+/* Cheap, before anything is planned: both questions are about single nodes. */
 static bool may_take_liberty(const struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count && liberty_of(p->engine, p->engine->families[f]); n++)
@@ -694,7 +724,8 @@ static weftStatus_t check_liberty(struct partitioning *p) {
     return status ? status : fail_without_liberty(p);
 }
 
-/* Family by family, then node by node: a family begins everywhere it can before the next one is heard. */
+/* Family by family, then node by node: a family begins everywhere it can before the next one is heard. What it leaves
+   unassigned no family of the engine takes. */
 static weftStatus_t cover_nodes(struct partitioning *p) {
     for (int f = 0; p->engine->families[f]; f++)
         for (int n = 0; n < p->graph->node_count; n++)
@@ -703,6 +734,7 @@ static weftStatus_t cover_nodes(struct partitioning *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Assigns every node that matters, or fails with the reasons for the first that nobody takes. */
 static weftStatus_t assign_all(struct partitioning *p) {
     if (is_liberal(p->engine) && !may_take_liberty(p)) /* known before all else is planned as another engine would */
         return fail_without_liberty(p);
@@ -723,6 +755,7 @@ static void count_reader(struct partitioning *p, int value, int node) {
 
 static void put_reader(struct partitioning *p, int value, int node) { p->readers[p->reader_start[value]++] = node; }
 
+/* Node by node, so that each value's readers come in order. */
 static void each_reader(struct partitioning *p, void (*visit)(struct partitioning *p, int value, int node)) {
     for (int n = 0; n < p->graph->node_count; n++)
         for (int i = 0; i < p->graph->nodes[n].operand_count; i++)
@@ -733,6 +766,7 @@ static void each_reader(struct partitioning *p, void (*visit)(struct partitionin
 /* A node is listed as often as it reads a value. By counting, in two passes: linear in the operands. */
 static weftStatus_t list_readers(struct partitioning *p) {
     int values = p->graph->value_count;
+    /* Counted one place further on: sums of all before are then where each value's readers begin. */
     TRY(arena_alloc(p->arena, &p->reader_start, ((size_t)values + 1) * sizeof *p->reader_start));
     each_reader(p, count_reader);
     for (int v = 0; v < values; v++)
@@ -758,6 +792,7 @@ static weftStatus_t alloc_all(struct partitioning *p) {
     TRY(arena_alloc(p->arena, &p->is_inside, nodes * sizeof *p->is_inside));
     TRY(arena_alloc(p->arena, &p->alone, nodes * sizeof *p->alone));
     TRY(arena_alloc(p->arena, &p->mark, nodes * sizeof *p->mark));
+    /* At first each node is a group of its own, and the graph's order is one in which they may run. */
     for (int n = 0; n < p->graph->node_count; n++)
         p->group[n] = p->position[n] = p->at_position[n] = n;
     return list_readers(p);
@@ -771,6 +806,7 @@ static weftStatus_t leave_families_out(const struct engine **engine, int64_t bit
     while (all[count])
         count++;
     TRY(arena_alloc(arena, &kept, ((size_t)count + 1) * sizeof *kept));
+    /* Families beyond the knob's bits cannot be named, and stay. */
     for (int f = 0; f < count; f++)
         if (f >= WITHOUT_FAMILIES_BITS || !(bits >> f & 1))
             kept[kept_count++] = all[f];
@@ -784,13 +820,15 @@ static weftStatus_t leave_families_out(const struct engine **engine, int64_t bit
 
 enum { SEARCH_NODES = 512 }; /* that covers other than the first two may have together */
 
-/* A graph covered in one of several ways. */
+/* A graph covered in one of several ways. Attempts are structs on the stack; what they point to is the plan's
+   arena's. */
 struct attempt {
     struct partitioning p;
     struct views views;
     double seconds;
 };
 
+/* `like` gives engine, device and limits; views, the graph in whose layouts families are asked. */
 static weftStatus_t attempt_cover(struct attempt *made, const struct partitioning *like, const struct views *views) {
     *made = (struct attempt){.p = *like, .views = *views};
     made->p.graph = views->graph;
@@ -803,7 +841,7 @@ static weftStatus_t attempt_cover(struct attempt *made, const struct partitionin
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Prices of a last resort say nothing: who leaves more to one is not cheaper. */
+/* Parts that are left to a last resort. Prices of a last resort say nothing: who leaves more to one is not cheaper. */
 static int last_resorts(const struct attempt *attempt) {
     int count = 0;
     for (int i = 0; i < attempt->p.part_count; i++)
@@ -817,18 +855,21 @@ static void take_cheaper(struct attempt *best, weftStatus_t status, const struct
         *best = *other;
 }
 
-/* Without views in one value's memory, for each that has some. */
+/* Without views in one value's memory, for each that has some: its views become copies, which families may take in.
+   Kept apart for the attempts after it where that was cheaper. */
 static weftStatus_t attempt_apart(struct attempt *best, const struct partitioning *like, const struct graph *graph,
                                   int *budget) {
     const int nodes = graph->node_count;
     bool *is_apart, *was_tried;
     TRY(arena_alloc(like->arena, &is_apart, (size_t)graph->value_count * sizeof *is_apart));
     TRY(arena_alloc(like->arena, &was_tried, (size_t)graph->value_count * sizeof *was_tried));
+    /* Budgets count nodes: an attempt takes time in proportion to them. */
     for (int v = 0; v < graph->value_count && *budget >= nodes; v++) {
         int whole = best->views.memory[v];
         double before = best->seconds;
         struct attempt other;
         struct views views;
+        /* Once for each memory, whichever of its views comes first. */
         if (whole == v || was_tried[whole])
             continue;
         was_tried[whole] = is_apart[whole] = true;
@@ -848,12 +889,14 @@ static weftStatus_t attempt_views(struct attempt *best, const struct partitionin
     struct attempt copies;
     TRY(views_find(&views, graph, NULL, like->arena));
     weftStatus_t status = attempt_cover(best, like, &views);
+    /* No views: copies would be the same graph. */
     if (views.graph == graph)
         return status;
     if (!status)
         TRY(attempt_apart(best, like, graph, budget));
     TRY(views_none(&views, graph, like->arena));
     weftStatus_t other = attempt_cover(&copies, like, &views);
+    /* Declined with views, the graph may still be served with copies. */
     if (status)
         *best = copies;
     else
@@ -866,6 +909,7 @@ static void attempt_without(struct attempt *best, const struct partitioning *lik
     for (int i = 0; i < best->p.part_count && *budget >= best->p.graph->node_count; i++) {
         struct partitioning p = *like;
         struct attempt other;
+        /* A last resort has nobody behind it. */
         bool was_tried = best->p.parts[i].family->is_last_resort;
         for (int k = 0; k < i; k++)
             was_tried = was_tried || best->p.parts[k].family == best->p.parts[i].family;
@@ -892,6 +936,7 @@ static weftStatus_t search_cover(struct attempt *best, const struct partitioning
 static weftStatus_t finish(struct cover *cover, struct attempt *attempt) {
     struct partitioning *p = &attempt->p;
     int *order, *place;
+    /* order: part by place; place: the way back. */
     TRY(arena_alloc(p->arena, &order, (size_t)p->graph->node_count * sizeof *order));
     TRY(arena_alloc(p->arena, &place, (size_t)p->graph->node_count * sizeof *place));
     put_order(p, order);
@@ -900,6 +945,7 @@ static weftStatus_t finish(struct cover *cover, struct attempt *attempt) {
     for (int i = 0; i < p->part_count; i++) {
         place[order[i]] = i;
         cover->parts[i] = p->parts[order[i]];
+        /* Reasons are found for the cover that was chosen alone: asking families again is dear. */
         TRY(collect_refusals(p, &cover->parts[i], cover->parts[i].region.nodes[0], cover->parts[i].family));
     }
     for (int n = 0; n < p->graph->node_count; n++)
@@ -917,11 +963,13 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
              "engine %s runs on %s devices, the device is %s:%d. Use another engine, or give a handle or device "
              "properties of such a device.",
              engine->name, device_kind_name(engine->device), device_kind_name(device->kind), (int)device->ordinal);
+    /* The bits count families of the engine's whole list, so leaving some out comes before all else. */
     int64_t without = knob_value(knobs, WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT);
     if (without)
         TRY(leave_families_out(&p.engine, without, arena));
     struct attempt best;
     TRY(graph_check_closed(graph));
+    /* Types of free intermediates: what GPUs store them as decides which families accept them. */
     if (device->kind == WEFT_DEVICE_CUDA)
         TRY(widths_find(&graph, graph, arena));
     TRY(search_cover(&best, &p, graph));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The hot path: put every value's address in a table, check the pointers, run the steps. Allocates nothing, takes no
-   lock, formats nothing unless it fails. */
+   lock, formats nothing unless it fails. A plan's frame and its overridden shapes are the exceptions, each said where
+   it is. */
 #include "base/trace.h"
 #include "graph/descriptor.h"
 #include "plan/overlap.h"
@@ -9,6 +10,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+/* Words which rule a pointer broke; the rules are those of check_slots. */
 static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, const void *pointer) {
     const char *label = descriptor_label(&plan->draft.graph->values[slot->value].tensor->base);
     if (!pointer)
@@ -52,6 +54,7 @@ static weftStatus_t check_workspace(const struct plan *plan, const void *workspa
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of a plan for a described GPU: its code is compiled, but nothing is loaded. */
 static weftStatus_t fail_elsewhere(const struct plan *plan) {
     char label[DEVICE_LABEL_BYTES];
     FAIL(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
@@ -62,17 +65,19 @@ static weftStatus_t fail_elsewhere(const struct plan *plan) {
 
 /* ---- Frames ------------------------------------------------------------------------------------------------------ */
 
-/* What an execution writes down: on its stack for plans of usual size. Larger plans keep a frame for the next
-   execution; who finds it taken, by another thread, makes one. */
-/* VALUES_ON_STACK pointers are 2 KiB. Up to SLOTS_BY_PAIRS slots, comparing each with each is faster than sorting them.
-   */
+/* VALUES_ON_STACK pointers are 2 KiB. Up to SLOTS_BY_PAIRS slots, comparing each with each is faster than sorting
+   them. */
 enum { VALUES_ON_STACK = 256, SLOTS_BY_PAIRS = 64 };
 
+/* What an execution writes down: on its stack for plans of usual size. Larger plans keep a frame for the next
+   execution; who finds it taken, by another thread, makes one. Values are in the graph's order; spans in any, as the
+   check sorts them. */
 struct frame {
     void **values;      /* the memory of each value */
     struct span *spans; /* room for one per slot; NULL: few slots */
 };
 
+/* Both limits: the table of values on the stack, and pairs of slots. */
 static bool has_small_frame(const struct plan *plan) {
     return plan->draft.graph->value_count <= VALUES_ON_STACK && plan->slot_count <= SLOTS_BY_PAIRS;
 }
@@ -99,6 +104,7 @@ static weftStatus_t take_frame(struct frame **frame, struct plan *plan) {
 /* The frame that another thread has given back meanwhile is one too many. */
 static void give_frame(struct plan *plan, struct frame *frame) { free(atomic_exchange(&plan->spare_frame, frame)); }
 
+/* At finalize: the first execution of a large plan allocates nothing either. */
 weftStatus_t plan_make_frame(struct plan *plan) {
     struct frame *frame;
     if (has_small_frame(plan))
@@ -112,6 +118,7 @@ void plan_free_frame(struct plan *plan) { free(atomic_exchange(&plan->spare_fram
 
 /* ---- Executions -------------------------------------------------------------------------------------------------- */
 
+/* What a caller gave: addresses of slots in the plan's order, or a pack with uids. */
 struct execution {
     struct plan *plan;
     const uint64_t *addresses; /* one per slot; NULL: */
@@ -137,6 +144,7 @@ static weftStatus_t find_pointers(const struct plan *plan, const struct variant_
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Fills in values[] for slots alone; set_memory does the others. */
 static weftStatus_t set_pointers(const struct execution *execution, void **values) {
     const struct plan *plan = execution->plan;
     if (execution->pack)
@@ -146,7 +154,7 @@ static weftStatus_t set_pointers(const struct execution *execution, void **value
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The memory of all that is no slot; then views have their places in it. */
+/* The memory of all that is no slot; then views have their places in it. NULL: dead, or inside a step. */
 static void set_memory(const struct draft *draft, void **values, void *workspace) {
     const struct graph *graph = draft->graph;
     for (int v = 0; v < graph->value_count; v++) {
@@ -156,12 +164,15 @@ static void set_memory(const struct draft *draft, void **values, void *workspace
         else if (!value_is_slot(&graph->values[v]))
             values[v] = tensor->is_constant ? tensor->constant : NULL;
     }
+    /* Views of views are flattened: memory names the one that holds the elements. Linear in the values, as all
+       before. */
     for (int v = 0; v < graph->value_count; v++) {
         char *whole = values[draft->cover.views.memory[v]];
         values[v] = whole ? whole + draft->cover.views.offset[v] : NULL;
     }
 }
 
+/* Steps get addresses of values, and one scratch area that they use in turn. */
 static weftStatus_t execute_in(const struct execution *execution, struct frame *frame) {
     const struct draft *draft = &execution->plan->draft;
     void **values = frame->values;
@@ -183,6 +194,7 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
 /* A frame is given back also when a step fails. */
 static weftStatus_t execute(const struct execution *execution) {
     struct plan *plan = execution->plan;
+    /* Not cleared: every value that is read is set. */
     void *few[VALUES_ON_STACK];
     struct frame small = {.values = few}, *frame = &small;
     if (plan->draft.device.is_described)
@@ -195,12 +207,15 @@ static weftStatus_t execute(const struct execution *execution) {
     return status;
 }
 
+/* The caller of addresses vouches for the workspace's size: -1 leaves it unchecked. */
 weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream) {
     return execute(&(struct execution){
         .plan = plan, .addresses = addresses, .workspace = workspace, .workspace_bytes = -1, .stream = stream});
 }
 
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream) {
+    /* Another plan where the pack overrides shapes: it may be planned and compiled now, for the first such
+       execution. */
     struct plan *found;
     TRY(plan_for_pack(&found, plan, pack));
     weftStatus_t status = execute(&(struct execution){.plan = found,
