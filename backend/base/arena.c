@@ -13,7 +13,7 @@
    up to MOST_BYTES. ALIGNMENT: of every result; enough for any C type but vectors wider than 16 bytes. */
 enum { BLOCK_BYTES = 256, MOST_BYTES = 64 << 10, ALIGNMENT = 16 };
 
-/* One allocation of malloc. Blocks lie in no order of address; the newest is the only one that still gives room. */
+/* One allocation. Blocks lie in no order of address; the newest is the only one that still gives room. */
 struct arena_block {
     struct arena_block *next;
     /* In bytes, both multiples of ALIGNMENT. */
@@ -21,8 +21,8 @@ struct arena_block {
     alignas(ALIGNMENT) unsigned char bytes[];
 };
 
-/* Bytes of the block after `last` (NULL: the first). Doubling keeps the calls of calloc logarithmic in what an arena
-   holds, the limit keeps the waste of a large plan below MOST_BYTES. */
+/* Bytes of the block after `last` (NULL: the first). Doubling keeps the allocations of a small arena few; the limit
+   keeps what a large one leaves unused below MOST_BYTES. */
 static size_t next_capacity(const struct arena_block *last, size_t need) {
     size_t usual = !last ? BLOCK_BYTES : last->capacity < MOST_BYTES / 2 ? 2 * last->capacity : MOST_BYTES;
     return need > usual ? need : usual;

@@ -11,8 +11,8 @@ void *bytes_grow(void *data, size_t *capacity, size_t need) {
         return data;
     /* Doubling keeps the copies of all growing linear in the final length. */
     size_t doubled = *capacity > SIZE_MAX / 2 ? SIZE_MAX : *capacity * 2;
-    /* A first size of 64 bytes saves the reallocations of 1, 2, 4 ... that doubling from nothing would make. */
     size_t larger = need > doubled ? need : doubled;
+    /* Saves the reallocations of 1, 2, 4 ... bytes that doubling from nothing would make. */
     if (larger < 64)
         larger = 64;
     /* realloc leaves the old memory alone when it fails, as the promise of this function needs. */

@@ -527,8 +527,8 @@ weftDataType_t dtype_promote(weftDataType_t a, weftDataType_t b) {
         return a;
     if (sort_of(a) != sort_of(b))
         return sort_of(a) > sort_of(b) ? a : b;
-    /* Two booleans of different width: a byte each, since threads may write those apart. */
     int bits_a = dtype_of(a)->bits, bits_b = dtype_of(b)->bits;
+    /* Two booleans of different width: a byte each, since threads may write those apart. */
     if (sort_of(a) == 0)
         return WEFT_DATA_BYTE_BOOLEAN;
     if (sort_of(a) == 1 && dtype_of(a)->is_signed != dtype_of(b)->is_signed) /* one bit more than the unsigned one */

@@ -22,8 +22,8 @@ enum { EXEC_BIT = 1u << 16 };
 
 /* Of severities that are logged; read on every call, so without a lock. */
 static atomic_uint mask_bits;
-/* Guards sink_callback and sink_udata, which belong together; NULL stands for the standard error stream. */
 static pthread_once_t mask_once = PTHREAD_ONCE_INIT;
+/* Guards sink_callback and sink_udata, which belong together; NULL stands for the standard error stream. */
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
 static weftCallback_t sink_callback;
 static void *sink_udata;
@@ -36,8 +36,8 @@ static void read_environment(void) {
     } levels[] = {
         {"error", 1u << WEFT_SEV_FATAL | 1u << WEFT_SEV_ERROR},
         {"warn", 1u << WEFT_SEV_FATAL | 1u << WEFT_SEV_ERROR | 1u << WEFT_SEV_WARNING},
-        /* 0xF: all four severities, from fatal to info. `plan` logs no more than `info` here: who explains plans asks
-           the variable itself. */
+        /* 0xF: all four severities, from fatal to info. `plan` logs what `info` does, which has a line for each
+           plan. */
         {"info", 0xF},
         {"plan", 0xF},
         {"exec", 0xF | EXEC_BIT},
@@ -82,9 +82,9 @@ static void send(weftSeverity_t severity, weftStatus_t status, const char *messa
     weftDebug_t debug = {
         .status = status,
         .weft_version = WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL,
+        /* Wall-clock time: lines of several processes can be sorted by it. */
         .time_sec = (uint32_t)now.tv_sec,
         .time_usec = (uint32_t)now.tv_usec,
-        /* Wall-clock time, as cuDNN's callback has it: lines of several processes can be sorted by it. */
         .pid = (uint64_t)getpid(),
         .tid = (uint64_t)syscall(SYS_gettid),
     };

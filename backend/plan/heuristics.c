@@ -4,7 +4,7 @@
 #include "graph/descriptor.h"
 #include "plan/engine.h"
 
-/* Rows first, in their order; results are engine configurations that the descriptor holds. */
+/* `results` are engine configurations, each held once by this descriptor. */
 struct heuristics {
     struct descriptor base;
     int32_t mode;

@@ -37,13 +37,13 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
     if (pack->uids.count != pack->pointers.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, "%s: %lld unique_ids for %lld data_pointers. Give one for each.",
              descriptor_label(descriptor), (long long)pack->uids.count, (long long)pack->pointers.count);
+    /* How many numbers belong to each tensor only the graph knows: plan_for_pack checks that. */
     if (pack->override_shapes.count != pack->override_strides.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
              "%s: override_shapes has %lld numbers, override_strides %lld. Give both for each overridden tensor.",
              descriptor_label(descriptor), (long long)pack->override_shapes.count,
              (long long)pack->override_strides.count);
-    /* Dims and strides are parallel lists; how many belong to a tensor only a graph knows. Quadratic, over the few
-       tensors of a pack that change their shape. */
+    /* Quadratic, over the few tensors of a pack that change their shape. */
     for (int64_t i = 0; i < pack->override_uids.count; i++)
         for (int64_t k = 0; k < i; k++)
             if (pack->override_uids.i64[i] == pack->override_uids.i64[k])

@@ -68,9 +68,9 @@ void cache_digest_headers(uint8_t digest[32], const struct program_header *heade
 void cache_identify(uint8_t identity[32], const struct program *program, const char *arch) {
     struct sha256 hash;
     uint8_t headers[32];
-    /* Of the library's version, since its headers may change without any text here changing. The header's digest is
-       hashed when the caller has none: programs of a plan share theirs. */
+    /* Of the library's version, since its headers may change without any text here changing. */
     int64_t numbers[] = {WEFT_MAJOR, WEFT_MINOR, WEFT_PATCHLEVEL, program->header_count, program->option_count};
+    /* Programs that share their headers share the digest, too, and need not hash them again. */
     if (!program->headers_digest)
         cache_digest_headers(headers, program->headers, program->header_count);
     sha256_init(&hash);
