@@ -25,8 +25,7 @@ static void make_parents(char *path) {
     }
 }
 
-/* Folder and name are joined; header names hold folders of their own ("lib/types.cuh"). True when all bytes lie
-   there. */
+/* Folder and name are joined; header names may hold folders of their own. True when all bytes lie there. */
 static bool write_file(const char *folder, const char *name, const void *data, size_t bytes) {
     char path[PATH_MAX];
     if (name[0] == '/' || strstr(name, "..") || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
