@@ -40,13 +40,13 @@ static void unravel(int64_t index, const int64_t *extents, int64_t *place) {
     place[0] = index / extents[2] / extents[1];
 }
 
-/* Both loops: plain sums that the compiler turns into vectors; the restricts allow it. */
+/* Plain sums, which the compiler turns into vectors, as the restricts allow. */
 WIDE static void add_products(int64_t count, float *restrict sums, const float *restrict x, const float *restrict w) {
     for (int64_t i = 0; i < count; i++)
         sums[i] += x[i] * w[i];
 }
 
-/* Apart by the step, as only neighbours load as a vector. */
+/* x has an element every `step`. Two loops, as only neighbours load as a vector. */
 WIDE static void add_scaled(int64_t count, float *restrict sums, const float *restrict x, int64_t step, float w) {
     if (step == 1)
         for (int64_t i = 0; i < count; i++)
