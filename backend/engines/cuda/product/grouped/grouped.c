@@ -20,6 +20,8 @@ static const struct tile fma_tiles[] = {{128, 128, 0, 0, 8, 8, 0.80}, {64, 64, 0
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* One node alone: epilogues are not fused here. Kernels read elements by plain strides, so types below a byte and
+   vectorised layouts are declined. */
 static weftStatus_t check_region(const struct region *region) {
     const struct node *node = region_node(region, 0);
     if (op_of(node->op) != &moe_op && op_of(node->op) != &moe_bwd_op)
@@ -39,24 +41,29 @@ static weftStatus_t check_region(const struct region *region) {
 }
 
 int grouped_run_along(const struct tensor *tensor, int dim) {
+    /* The run divides 16 bytes, the base address and the extent; */
     int64_t fits = gcd64(tensor->alignment, 16) / dtype_bytes((weftDataType_t)tensor->type, 1);
     int64_t run = gcd64(fits > 1 ? fits : 1, tensor->dims.at[dim]);
     if (tensor->strides.at[dim] != 1 || tensor->is_by_value || tensor->is_constant)
         return 1;
+    /* rows must begin at multiples of it, too. */
     for (int i = 0; i < 3; i++)
         run = i == dim ? run : gcd64(run, tensor->strides.at[i]);
     return (int)run;
 }
 
-/* Rows of an expert begin anywhere, so that runs go along other dimensions. */
+/* Rows of an expert begin anywhere, so that runs go along other dimensions. `dims`: the tensor's dims that are the
+   operand's own index and k; depth_is_rows: k are the rows of experts, as in the gradient. */
 static void choose_access(struct product_operand *operand, const int dims[2], bool depth_is_rows) {
     const struct tensor *tensor = operand->tensor;
     operand->is_k_major = tensor->strides.at[dims[1]] <= tensor->strides.at[dims[0]];
     int dim = dims[operand->is_k_major];
+    /* Tokens alone have a batch of one; of weights dim 1 is k, whole for each expert. */
     bool is_rows = operand->is_k_major ? depth_is_rows : tensor->dims.at[0] == 1 && dim == 1;
     operand->run = is_rows ? 1 : grouped_run_along(tensor, dim);
 }
 
+/* token (1, tokens, k) times weight (experts, k, columns). `rows` follows from the tile, see grouped_set_rows. */
 static void shape_forward(struct grouped *g, const struct moe_op *op) {
     *g = (struct grouped){.c = g->c,
                           .forward = op,
@@ -72,6 +79,8 @@ static void shape_forward(struct grouped *g, const struct moe_op *op) {
     g->c.k_count = (double)g->k_count;
 }
 
+/* dweight (experts, k, columns) = token^T times doutput: k of the product are the rows of an expert, of which
+   token->dims.at[1] is the most. */
 static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
     *g = (struct grouped){.c = g->c,
                           .offset = op->first_token_offset,
@@ -88,11 +97,13 @@ static void shape_gradient(struct grouped *g, const struct moe_bwd_op *op) {
     g->lead_is_row = op->dweight->strides.at[1] < op->dweight->strides.at[2];
 }
 
+/* Each of the experts, and the rows before the first one, adds at most one tile that is not full. */
 void grouped_set_rows(struct grouped *g, int64_t rows) {
     g->rows = rows;
     g->most = g->group_rows / rows + g->experts + 1;
 }
 
+/* Forward by the rows of an average expert: how they are shared out is known on the device alone. */
 static void choose_tile(struct grouped *g) {
     const struct arithmetic_row *row = &arithmetic_rows[g->c.arithmetic];
     int64_t rows = g->forward ? g->group_rows / (g->experts ? g->experts : 1) : g->rows;
@@ -102,6 +113,7 @@ static void choose_tile(struct grouped *g) {
         grouped_set_rows(g, g->c.tile->rows);
 }
 
+/* Seconds: products of padded tiles, then all bytes; the constant stands for what both kernels take to start. */
 static double predict(const struct grouped *g, const struct device *device) {
     const struct node *node = g->c.node;
     double bytes = 0, rate = contraction_rate(g->c.arithmetic, device) * g->c.tile->efficiency;
@@ -115,6 +127,7 @@ static double predict(const struct grouped *g, const struct device *device) {
     return 4e-6 + computing + price_moving(bytes, device);
 }
 
+/* The entries of the batch: experts, until grouped_set_rows makes them tiles of rows. */
 weftStatus_t grouped_find(struct grouped *g, const struct region *region, const struct device *device) {
     TRY(check_region(region));
     g->c = (struct contraction){.region = region, .node = region_node(region, 0), .splits = 1};
@@ -129,6 +142,7 @@ weftStatus_t grouped_find(struct grouped *g, const struct region *region, const 
 
 static weftStatus_t analyse(struct grouped *g, const struct region *region, const struct device *device) {
     TRY(grouped_find(g, region, device));
+    /* mma.sync with k of 16 begins with sm_80. */
     g->c.has_k16 = device->cuda.major >= 8;
     g->c.epilogue.lead = g->lead_is_row ? ROW : COLUMN;
     g->c.epilogue.run = grouped_run_along(g->y, g->lead_is_row ? 1 : 2);
@@ -150,10 +164,13 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
+/* A field of the arguments: the address of the tensor's value. */
 static void print_tensor(struct kernel_print *print, const struct tensor *tensor, const char *name) {
     print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
 }
 
+/* Which token a row is made of (gather), and which row of the result takes it (scatter): kernels check both, as they
+   come from the device. */
 static void print_indices(struct kernel_print *print, const struct moe_op *op) {
     if (op->token_index) {
         print_tensor(print, op->token_index, "token_index");
@@ -177,6 +194,7 @@ void grouped_print(struct kernel_print *print, const struct grouped *g) {
     print_number(print, g->experts, "experts");
     print_number(print, g->group_rows, "group_rows");
     print_tensor(print, g->y, "y");
+    /* Forward all experts share one matrix of results, whose rows the list tells. */
     print_number(print, g->forward ? 0 : g->y->strides.at[0], "y_entry");
     print_number(print, g->y->strides.at[1], "y_row");
     print_number(print, g->y->strides.at[2], "y_column");
@@ -186,8 +204,11 @@ void grouped_print(struct kernel_print *print, const struct grouped *g) {
     }
 }
 
+/* Rounded, so that gathered rows behind the list begin aligned. */
 int64_t grouped_list_bytes(const struct grouped *g) { return round_up(g->most * GROUP_TILE_BYTES, 64); }
 
+/* Only where rows are gathered for the copy engine: where tokens lie, and where their copies go, row by row without
+   gaps. */
 static void print_copies(struct kernel_print *print, const struct grouped *g) {
     const struct tensor *token = g->forward->token;
     print_tensor(print, token, "tokens_at");
@@ -198,6 +219,8 @@ static void print_copies(struct kernel_print *print, const struct grouped *g) {
 
 weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_print print;
+    /* Blocks beside the one that lists: they copy rows, or fill the result with zeros, where scattered rows may leave
+       some out. */
     bool has_others = g->copies || g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
     int64_t blocks = g->group_rows < ROW_BLOCKS ? g->group_rows : ROW_BLOCKS;
     kernel_print_init(&print, g->c.region);
@@ -210,12 +233,15 @@ weftStatus_t grouped_build_list(struct cuda_kernel *kernel, const struct grouped
     if (g->copies)
         print_copies(&print, g);
     TRY(kernel_finish(&print, kernel, "product/grouped/tile_list.cuh", "tile_list", arena));
+    /* Block 0 makes the list alone: its running sum over experts is sequential. */
     kernel->grid[0] = has_others ? (uint32_t)blocks + 1 : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = LIST_THREADS;
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Type, access and strides of A or B. A staged type of NULL is that of whole numbers, which keep their sign in the
+   tensor. */
 static void print_matrix_operand(struct kernel_print *print, const struct grouped *g, int f) {
     static const char *const texts[][7] = {{"a", "a_t", "a_staged", "A_RUN", "A_IS_K_MAJOR", "a_outer", "a_k"},
                                            {"b", "b_t", "b_staged", "B_RUN", "B_IS_K_MAJOR", "b_outer", "b_k"}};
@@ -236,6 +262,7 @@ static void print_matrix_operand(struct kernel_print *print, const struct groupe
     print_number(print, operand->tensor->strides.at[dims[1]], texts[f][6]);
 }
 
+/* The grid covers the most tiles that there may be; blocks find on the device that theirs has no rows. */
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct grouped *g, struct arena *arena) {
     struct kernel_print print;
     const struct tile *tile = g->c.tile;
@@ -252,6 +279,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct group
     print_number(&print, g->rows, "rows");
     print_number(&print, g->columns, "columns");
     print_number(&print, g->k_count, "k_count");
+    /* One split: at least all steps of k, which the gradient counts for each expert on the device. */
     print_number(&print, g->k_count / arithmetic_rows[g->c.arithmetic].block_k + 1, "steps_per_split");
     text_add(&print.code, "#include \"product/grouped/grouped.cuh\"\n\n");
     return contraction_end_tiles(&print, kernel, &g->c, tiles, arena);
@@ -267,6 +295,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     if (tensor_elements(g.y) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
+    /* The list comes first, in stream order; the product reads it. */
     if (g.forward) {
         TRY(grouped_build_list(&state->kernels[state->count++], &g, arena));
         step->workspace_bytes = grouped_list_bytes(&g);

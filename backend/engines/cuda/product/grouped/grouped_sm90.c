@@ -43,28 +43,33 @@ struct side {
     bool is_ragged;   /* the outer one are rows that experts share */
 };
 
+/* `g` says what is multiplied, `h` how; only those fields of `h` are set that tiles, launch and printing read. */
 struct product {
     struct grouped g;
     struct hopper h; /* tile, stages and epilogue tiles */
     struct side a, b, y;
+    /* is_staged: results leave through epilogue tiles in shared memory. */
     bool is_fp8, is_staged;
     double seconds;
 };
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* Pairs of types that wgmma has; FP8 only forward, as gradients of weights sum along rows, which are not K-major. */
 static weftStatus_t check_types(struct product *p) {
     const struct grouped *g = &p->g;
     weftDataType_t a = (weftDataType_t)g->c.operand[OPERAND_A].tensor->type;
     weftDataType_t b = (weftDataType_t)g->c.operand[OPERAND_B].tensor->type;
     bool is_half = a == b && dtype_is_half(a);
     p->is_fp8 = dtype_is_fp8(a) && dtype_is_fp8(b) && g->forward;
+    /* FP8 accumulates with few bits in the tensor core: floats sum its steps, unless the fast type was asked for. */
     p->h.promotes = p->is_fp8 && contraction_math(g->c.node) != WEFT_DATA_FAST_FLOAT_FOR_FP8;
     if ((!is_half && !p->is_fp8) || (g->c.arithmetic != MMA_F16 && g->c.arithmetic != MMA_BF16))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: products of %s and %s are not multiplied here; two halves or two bfloat16 summed in float are, and, "
              "forward, FP8.",
              descriptor_label(g->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
+    /* Coordinates are 32 bits; tiles at the end reach past the extent. */
     const int64_t most = INT32_MAX - 512;
     if (g->group_rows == 0 || g->k_count == 0 || g->group_rows > most || g->columns > most || g->k_count > most)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
@@ -73,6 +78,8 @@ static weftStatus_t check_types(struct product *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What a tensor map can describe: one dimension of stride 1, the others at multiples of 16 bytes. A dimension of one
+   index has any stride. */
 static weftStatus_t check_side(const struct product *p, const struct side *side) {
     const struct tensor *t = side->tensor;
     int64_t bytes = dtype_bytes((weftDataType_t)t->type, 1);
@@ -108,6 +115,8 @@ static weftStatus_t check_fp8(const struct product *p) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Dims that maps run over. Forward A and B by what is contiguous; in the gradient both are MN-major, as rows of experts
+   are k. */
 static void find_sides(struct product *p) {
     struct grouped *g = &p->g;
     const struct tensor *a = g->c.operand[OPERAND_A].tensor, *b = g->c.operand[OPERAND_B].tensor;
@@ -126,7 +135,8 @@ static void find_sides(struct product *p) {
     g->columns = g->y->dims.at[p->y.inner];
 }
 
-/* The copy engine takes neighbours, so rows that are gathered are copied first. */
+/* The copy engine takes neighbours, so rows that are gathered are copied first. A ragged map can't take them: it is one
+   stride from row to row. */
 static weftStatus_t plan_copies(struct product *p) {
     struct grouped *g = &p->g;
     int64_t bytes = g->k_count * dtype_bytes((weftDataType_t)p->a.tensor->type, 1);
@@ -141,6 +151,7 @@ static weftStatus_t plan_copies(struct product *p) {
 
 /* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
+/* Rows of the tiles that a cluster makes one above the other. */
 static int64_t height_of(const struct hopper_tile *tile) { return (int64_t)tile->rows * tile->cluster; }
 
 static int64_t tiles_along(int64_t extent, int64_t block) { return divide_up(extent, block); }
@@ -149,8 +160,10 @@ static int64_t tiles_along(int64_t extent, int64_t block) { return divide_up(ext
 static double predict(const struct product *p, const struct device *device, const struct hopper_tile *tile) {
     const struct grouped *g = &p->g;
     double bytes = 2 * (double)g->copies, rows = (double)g->group_rows / (double)(g->experts ? g->experts : 1);
+    /* Gathered rows are read and written once more, counted above. */
     for (int k = 0; k < g->c.node->operand_count; k++)
         bytes += (double)tensor_bytes(g->c.region->graph->values[g->c.node->operands[k]].tensor);
+    /* Tiles over all experts, and steps of k in each. */
     double units = (double)g->experts * (double)tiles_along(g->columns, tile->columns), steps;
     if (g->forward) {
         units *= rows / (double)height_of(tile) + 0.5;
@@ -163,13 +176,17 @@ static double predict(const struct product *p, const struct device *device, cons
            hopper_seconds(tile, device, units, steps, 0, bytes / (double)device->cuda.bandwidth);
 }
 
+/* Whether the tile's kernel can be built. */
 static bool fits(const struct product *p, const struct hopper_tile *tile) {
+    /* More than 128 accumulators a thread leave no registers to store from: results must be staged. */
     bool is_deep = tile->row_blocks * tile->columns > 256;
     if (p->h.promotes && !hopper_can_promote(tile))
         return false;
+    /* An MN-major B comes in panels of step_elements columns, of which each block of a cluster loads a whole number. */
     return (p->b.is_k_major || tile->columns % (step_elements(p) * tile->cluster) == 0) && (!is_deep || p->is_staged);
 }
 
+/* The least predicted time; `knobs`, which may be NULL, can name the row of the table, from 1 on. */
 static weftStatus_t choose_tile(struct product *p, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
     chosen = chosen <= TILES ? chosen : 0; /* a row of another family's table */
@@ -188,6 +205,7 @@ static weftStatus_t choose_tile(struct product *p, const struct device *device, 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Everything but stages, which depend on how results leave and are found in build. */
 static weftStatus_t analyse(struct product *p, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     *p = (struct product){0};
@@ -200,6 +218,7 @@ static weftStatus_t analyse(struct product *p, const struct region *region, cons
     TRY(check_side(p, &p->b));
     TRY(check_side(p, &p->y));
     TRY(plan_copies(p));
+    /* Epilogue tiles are of 16-bit elements, in rows of whole accesses of 16 bytes. */
     p->is_staged = dtype_bytes((weftDataType_t)p->g.y->type, 1) == 2 && p->g.columns % 8 == 0;
     return choose_tile(p, device, knobs);
 }
@@ -220,6 +239,9 @@ static uint64_t map_stride(const struct tensor *tensor, int dim) {
                : (uint64_t)(tensor->strides.at[dim] * dtype_bytes((weftDataType_t)tensor->type, 1));
 }
 
+/* A side's map, with boxes of inner x outer elements. Of ragged rows: as product/grouped/grouped_sm90.cuh lays them
+   out, counted twice with one stride, so that coordinate z moves the end of an expert to where reads become zeros and
+   writes are dropped. */
 static struct cuda_map map_of(const struct product *p, const struct side *side, uint32_t inner, uint32_t outer) {
     const struct tensor *t = side->tensor;
     struct cuda_map map = {.form = {.type = hopper_map_type((weftDataType_t)t->type),
@@ -230,6 +252,7 @@ static struct cuda_map map_of(const struct product *p, const struct side *side, 
                                     .box = {inner, outer, 1},
                                     .swizzle = TENSOR_MAP_128B,
                                     .promotion = TENSOR_MAP_L2_128B}};
+    /* z runs from 0 to group_rows, both included; the map begins group_rows rows before the tensor. */
     if (side->is_ragged) {
         map.form.strides[1] = map.form.strides[0];
         map.form.dims[2] = map.form.dims[1] + 1;
@@ -243,11 +266,14 @@ static void print_map_of(struct kernel_print *print, const struct tensor *tensor
     print_map(print, graph_find_value(print->graph, tensor), map, name);
 }
 
+/* a_map, b_map, and c_map if results leave as boxes. */
 static void print_maps(struct kernel_print *print, const struct product *p) {
     const struct hopper_tile *tile = p->h.tile;
+    /* Columns of an epilogue tile, whose rows are 128 or 64 bytes: as its swizzle. */
     int width = tile->columns % 64 == 0 ? 64 : 32;
     const uint32_t row = (uint32_t)step_elements(p);
     struct cuda_map a = map_of(p, &p->a, row, p->a.is_k_major ? (uint32_t)tile->rows : row);
+    /* Blocks of a cluster load a share of B each and multicast it. */
     struct cuda_map b = map_of(p, &p->b, row, p->b.is_k_major ? (uint32_t)(tile->columns / tile->cluster) : row);
     if (p->g.copies) { /* from behind the list in the workspace */
         a.form.dims[1] = (uint64_t)p->g.group_rows;
@@ -259,6 +285,7 @@ static void print_maps(struct kernel_print *print, const struct product *p) {
     }
     print_map_of(print, p->b.tensor, &b, "b_map");
     if (p->h.stores_boxes) {
+        /* A warp stores 16 rows at a time. */
         struct cuda_map y = map_of(p, &p->y, (uint32_t)width, 16);
         y.form.rank = 3;
         y.form.swizzle = width == 64 ? TENSOR_MAP_128B : TENSOR_MAP_64B;
@@ -272,6 +299,8 @@ static void print_sides(struct kernel_print *print, const struct product *p) {
         print_constant(print, named("%c_IS_MN_MAJOR", "AB"[f]).text, !sides[f]->is_k_major);
 }
 
+/* What product/hopper/product_sm90.cuh wants to know. HAS_PHASES: the length of k differs from tile to tile;
+   HAS_GROUPS: rows end where the expert does. */
 static void print_structure(struct kernel_print *print, const struct product *p) {
     static const char *const none[] = {"LEAD_IS_ROW", "K_IS_PIXELS", "HAS_TAPS", "IS_SPLIT"};
     text_add(&print->constants, "using sum_t = float;\nusing index = i32;\n");
@@ -283,11 +312,13 @@ static void print_structure(struct kernel_print *print, const struct product *p)
     print_constant(print, "STORED_BYTES", HOPPER_K_BYTES / step_elements(p));
     print_constant(print, "FORWARD", p->g.forward != NULL);
     int run = grouped_run_along(p->g.y, p->y.inner);
+    /* Staged results leave in pairs, as accumulators lie. */
     print_constant(print, "RUN", p->is_staged ? 2 : run < RUN_MAX ? run : RUN_MAX);
     hopper_print_tile(print, &p->h);
     print_sides(print, p);
 }
 
+/* Forward, rows of all experts are one column of tiles by the list; in the gradient each expert is a batch entry. */
 static weftStatus_t build_product(struct cuda_kernel *kernel, const struct product *p, const struct device *device,
                                   struct arena *arena) {
     struct kernel_print print;
@@ -313,6 +344,7 @@ static weftStatus_t build_product(struct cuda_kernel *kernel, const struct produ
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
+    /* Stands for the result, of which hopper_fit reads the width alone. */
     static const struct epilogue_operand staged = {.type = WEFT_DATA_HALF}; /* of 16 bits */
     struct product p;
     struct cuda_step *state;
@@ -325,8 +357,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     p.h.splits = 1;
     p.h.steps = tiles_along(p.g.k_count, step_elements(&p));
     p.h.store = p.is_staged ? &staged : NULL;
+    /* Scattered rows go anywhere: threads store them one by one. */
     p.h.stores_boxes = p.is_staged && !(p.g.forward && p.g.forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
     hopper_fit(&p.h);
+    /* The list, and behind it in the workspace the rows that are gathered. */
     if (p.g.forward) {
         TRY(grouped_build_list(&state->kernels[state->count++], &p.g, arena));
         step->workspace_bytes = grouped_list_bytes(&p.g) + round_up(p.g.copies, 64);

@@ -23,11 +23,15 @@ enum {
     SHARED_RESERVED = 1024, /* of each block, by the driver */
 };
 
+/* What a launch takes; the share of the memory's bandwidth that weights reach; bytes per second that arrive from L2,
+   and of A, when each block reads it again. */
 static const double LAUNCH_SECONDS = 2e-6, MEMORY_SHARE = 0.8, L2_BYTES_PER_SECOND = 5.5e12;
 static const double AGAIN_BYTES_PER_SECOND = 2.2e12;
 /* Of a weight, per multiprocessor: to make a number of it, and to multiply it by 8 rows. */
 static const double WEIGHT_CLOCKS = 0.027, FRAGMENT_CLOCKS = 0.021;
 
+/* A warp makes 16 * blocks columns of all rows, which are 8 * tokens at most; `across` warps stand side by side, and
+   warps / across of them share k. */
 struct weight_only {
     struct weight_product p;
     int tokens, blocks, across, warps; /* of 8 rows; of 16 columns; warps side by side, of a block of threads */
@@ -37,6 +41,7 @@ struct weight_only {
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* The node that dequantises, or NULL. */
 static const struct node *find_weights(const struct region *region) {
     for (int i = 0; i < region->count; i++)
         if (op_of(region_node(region, i)->op) == &block_scale_dequantize_op)
@@ -44,13 +49,16 @@ static const struct node *find_weights(const struct region *region) {
     return NULL;
 }
 
-/* The one reader of the dequantised weights. */
+/* The one reader of the dequantised weights, or -1: others would need them in memory. */
 static int find_reader(const struct graph *graph, const struct block_scale_dequantize_op *op) {
     const struct value *value = &graph->values[graph_find_value(graph, op->y)];
+    /* A slot is memory of the user's: its numbers must be there. */
     bool is_one = !value_is_slot(value) && value->readers == 1;
     return is_one && op_of(graph->nodes[value->read_by[0]].op) == &matmul_op ? value->read_by[0] : -1;
 }
 
+/* A region that grows from a matmul has the node of its weights with it from the start. Returns how many nodes it
+   wrote: 0 or 1. */
 int weight_product_companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     for (int i = 0; op_of(product->op) == &matmul_op && i < product->operand_count; i++) {
@@ -63,7 +71,8 @@ int weight_product_companions(const struct graph *graph, int node, int *nodes) {
     return 0;
 }
 
-/* The region without its weights. */
+/* The region without its weights: a contraction whose B stands for the dequantised tensor. A region that is the weights
+   alone is refused until it has the matmul, too. */
 static weftStatus_t find_rest(struct weight_product *w, const struct region *region) {
     const struct node *node = find_weights(region);
     if (!node)
@@ -80,6 +89,7 @@ static weftStatus_t find_rest(struct weight_product *w, const struct region *reg
     if (!region_has(region, reader))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its result is multiplied in the same kernel, or not here.",
              descriptor_label(node->op));
+    /* The loop above stopped at its limit. */
     if (count < region->count - 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d operations follow.", descriptor_label(node->op),
              MODES_MAX - 1);
@@ -87,6 +97,8 @@ static weftStatus_t find_rest(struct weight_product *w, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Either weights and scales multiply in the type of A, rounded as the graph rounds, or the graph dequantises to float
+   and scales multiply the sums: both give what the graph says. */
 static weftStatus_t check_types(struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     weftDataType_t a = (weftDataType_t)w->c.operand[OPERAND_A].tensor->type, x = (weftDataType_t)op->x->type;
@@ -112,11 +124,13 @@ static bool is_matrix(const struct tensor *tensor) {
     return tensor->dims.count >= 2;
 }
 
+/* The stride of a dimension, counted from the last one, 1: leading ones may be left out. */
 static int64_t stride_from_end(const struct tensor *tensor, int back) {
     return tensor->strides.at[tensor->dims.count - back];
 }
 
-/* Along k: a lane's weights share a scale, a step's where sums are scaled. */
+/* Along k: a lane's weights share a scale, a step's where sums are scaled. A step is a quad of lanes, each with one
+   access. */
 static int64_t least_block(const struct weight_product *w) { return w->scales_sums ? 4 * w->length : w->length; }
 
 static weftStatus_t fail_layout(const struct weight_product *w, int64_t least) {
@@ -130,6 +144,7 @@ weftStatus_t weight_product_check_blocks(const struct weight_product *w, int64_t
     return w->group % least != 0 && w->group < w->k_count ? fail_layout(w, least) : WEFT_STATUS_SUCCESS;
 }
 
+/* Fills in strides and blocks. x is (k, columns) with k contiguous, as is A: lanes read 16 bytes of each along k. */
 static weftStatus_t check_layout(struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     const struct matmul_op *product = (const struct matmul_op *)w->c.node->op;
@@ -137,6 +152,7 @@ static weftStatus_t check_layout(struct weight_product *w) {
     int64_t bits = x->type == WEFT_DATA_INT4 || x->type == WEFT_DATA_UINT4 ? 4 : 8;
     struct dims extents = block_scale_extents(&op->base);
     w->length = (int)(ACCESS_BYTES * 8 / bits);
+    /* Weights per scale along k, and along the columns. */
     w->group = extents.at[x->dims.count - 2];
     w->block = extents.at[x->dims.count - 1];
     w->a_row = stride_from_end(a, 2);
@@ -149,12 +165,14 @@ static weftStatus_t check_layout(struct weight_product *w) {
                      x->alignment % ACCESS_BYTES == 0 && !a->is_by_value && !x->is_by_value && !a->is_constant;
     if (!are_matrices || !are_whole)
         return fail_layout(w, least_block(w));
+    /* A lane applies one scale to all weights of an access. */
     return weight_product_check_blocks(w, least_block(w));
 }
 
 weftStatus_t weight_product_find(struct weight_product *w, const struct region *region, const struct device *device,
                                  int64_t rows_most) {
     TRY(find_rest(w, region));
+    /* As a contraction, for the checks and the epilogue; its tile is not used. */
     TRY(contraction_find(&w->c, &w->rest));
     TRY(contraction_analyse(&w->c, device));
     w->rows = modes_extent(&w->c.modes[ROW]);
@@ -177,18 +195,20 @@ weftStatus_t weight_product_find(struct weight_product *w, const struct region *
 
 /* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a multiprocessor: many sums leave registers for half of the warps. */
+/* Whether sums leave registers for half of the warps only: one block of a multiprocessor then, of half as many. */
 static bool is_heavy(const struct weight_only *w) { return w->tokens > (w->p.scales_sums ? 2 : 4); }
 static int resident(const struct weight_only *w, int warps) { return is_heavy(w) ? 1 : WARPS / warps; }
 
 /* Each block of threads reads all of A, much of it from L2; where blocks are few, each has all warps of a
-   multiprocessor. */
+   multiprocessor. `columns`: of a block. */
 static double predict(const struct weight_only *w, const struct device *device, int64_t columns, int warps) {
     double weights = (double)tensor_bytes(w->p.weights->x) + (double)tensor_bytes(w->p.weights->scale);
     double blocks = (double)divide_up(w->p.columns, columns);
     double slots = (double)device->cuda.multiprocessors * resident(w, warps);
+    /* `share`: of the multiprocessors' places, those with work in the last wave included. */
     double waves = (double)divide_up((int64_t)blocks, slots), share = blocks / (waves * slots);
     double moving = weights / (MEMORY_SHARE * (double)device->cuda.bandwidth);
+    /* A few rows stay in the first-level cache. */
     double again = w->tokens > FEW_TOKENS ? blocks * (double)(w->p.rows * w->p.k_count * 2) : 0;
     double filling = weights / L2_BYTES_PER_SECOND + again / AGAIN_BYTES_PER_SECOND;
     return LAUNCH_SECONDS + (moving > filling ? moving : filling) / share;
@@ -200,6 +220,8 @@ static double computing_seconds(const struct weight_only *w, const struct device
     return clocks / ((double)device->cuda.clock_khz * 1e3 * device->cuda.multiprocessors);
 }
 
+/* Rows come in fragments of 8, a power of two of them; then the fastest of columns per warp, warps and how many stand
+   side by side. At least two warps share k. */
 static void choose_tile(struct weight_only *w, const struct device *device) {
     int fragments = (int)divide_up(w->p.rows, ROWS_OF_FRAGMENT);
     w->tokens = 1;
@@ -229,6 +251,7 @@ static weftStatus_t analyse(struct weight_only *w, const struct region *region, 
     TRY(weight_product_find(&w->p, region, device, ROWS_MAX));
     w->shared = device->cuda.shared_per_multiprocessor;
     choose_tile(w, device);
+    /* Many rows are bound by the multiplication, which no tile changes. */
     double computing = LAUNCH_SECONDS + computing_seconds(w, device);
     w->seconds = computing > w->seconds ? computing : w->seconds;
     return WEFT_STATUS_SUCCESS;
@@ -243,11 +266,14 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
+/* Of a block: each lane has a slot of 16 bytes for a row of weights, two per block of 16 columns; with A, warps that
+   stand side by side share the slots of their rows. */
 static int bytes_of_stage(const struct weight_only *w, bool has_a) {
     int slots = w->warps * 2 * w->blocks + (has_a ? w->warps / w->across * w->tokens * w->p.length / 8 : 0);
     return slots * 32 * ACCESS_BYTES;
 }
 
+/* Bytes that a block may have so that all resident ones fit. */
 static int shared_of_block(const struct weight_only *w) { return w->shared / resident(w, w->warps) - SHARED_RESERVED; }
 
 /* Whether what a step reads of A waits with its weights. */
@@ -257,19 +283,22 @@ static bool stages_a(const struct weight_only *w) {
 
 static int stage_bytes(const struct weight_only *w) { return bytes_of_stage(w, stages_a(w)); }
 
+/* For few rows no more than two: what shared memory leaves is cache, which holds A. */
 static int stages(const struct weight_only *w) {
     int fit = shared_of_block(w) / stage_bytes(w);
     int most = w->tokens > FEW_TOKENS ? STAGES_MAX : STAGES_LEAST;
     return fit < most ? fit : most;
 }
 
-/* At the end sums of 8 rows are there, in lines that are not a multiple of all banks. */
+/* Stages and the sums at the end use the same memory, one after the other. Sums of 8 rows of A are there at a time, in
+   lines that are not a multiple of all banks. */
 static int shared_bytes(const struct weight_only *w) {
     int ring = stages(w) * stage_bytes(w), columns = w->across * w->blocks * COLUMNS_OF_BLOCK;
     int sums = w->warps / w->across * ROWS_OF_FRAGMENT * (columns + 4) * (int)sizeof(float);
     return ring > sums ? ring : sums;
 }
 
+/* A scale lies at column / scale_block and k / scale_group. */
 void weight_product_print(struct kernel_print *print, const struct weight_product *w) {
     const struct block_scale_dequantize_op *op = w->weights;
     text_add(&print->constants, "using sum_t = float;\nusing index = u32;\n");
@@ -289,6 +318,7 @@ void weight_product_print(struct kernel_print *print, const struct weight_produc
     print_number(print, w->k_count, "k_count");
 }
 
+/* Constants of the tile, then addresses and strides; those of the weights are in bytes. */
 static void print_structure(struct kernel_print *print, const struct weight_only *w) {
     const struct tensor *a = w->p.c.operand[OPERAND_A].tensor;
     weight_product_print(print, &w->p);
@@ -316,6 +346,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
+    /* A thread ends two neighbouring columns, if results lie so. */
     w.p.c.epilogue.run = w.p.c.epilogue.lead == COLUMN && w.p.c.epilogue.run % 2 == 0 ? 2 : 1;
     kernel_print_init(&print, &step->region);
     print_structure(&print, &w);
@@ -326,6 +357,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = (uint32_t)w.warps * 32;
     kernel->shared_bytes = (uint32_t)shared_bytes(&w);
+    /* Programmatic dependent launch begins with sm_90: weights are on their way before the kernel before has ended. */
     kernel->is_dependent = device->cuda.major >= 9;
     return arena_print(arena, &step->detail,
                        "weights dequantised in registers, %d columns by %d rows, %d operations behind", (int)columns,

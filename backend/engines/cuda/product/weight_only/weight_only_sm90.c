@@ -26,7 +26,10 @@ enum {
 static const double LAUNCH_SECONDS = 2.5e-6; /* of two kernels, the first of which brings rows into order */
 static const double FILL_SECONDS = 2.5e-6;   /* until the first step of a block is there, and to end its tile */
 static const double SPLIT_SECONDS = 3e-6;    /* until the blocks of a cluster have read each other's sums */
+/* Of an H200 at work, in Hz; of its bandwidth, what weights reach; of the shorter of computing and moving, what the
+   longer one doesn't hide. */
 static const double CLOCK = 1.75e9, MEMORY_SHARE = 0.8, UNHIDDEN_SHARE = 0.2;
+/* Of 16-bit numbers, of a multiprocessor's tensor cores. */
 static const double PRODUCTS_PER_CLOCK = 2048;
 static const double EFFICIENCY = 0.78, EFFICIENCY_OF_FOUR = 0.71; /* math warpgroups, which have narrower products */
 static const double STEP_SECONDS = 0.33e-6, STEP_SECONDS_PER_COLUMN = 0.9e-9; /* at least */
@@ -42,25 +45,29 @@ struct weight_only_sm90 {
 
 /* ---- Tile -------------------------------------------------------------------------------------------------------- */
 
+/* 4 or 8. */
 static int weight_bits(const struct weight_only_sm90 *w) { return 16 * 8 / w->p.length; }
 
-/* Scales of a column within a step. */
+/* Scales of a column within a step. One, two or four: a step has as many as blocks begin in it. */
 static int scales(const struct weight_only_sm90 *w) {
     bool is_one = w->p.group >= w->p.k_count || w->p.group % STEP == 0;
     return is_one ? 1 : w->p.group % (STEP / 2) == 0 ? 2 : STEP / SPAN;
 }
 
+/* A of 16 bits, weights, scales as floats, and the two barriers: [tokens, STEP], [columns, STEP], [scales, columns]. */
 static int slot_bytes(const struct weight_only_sm90 *w) {
     return w->tokens * STEP * 2 + w->columns * STEP * weight_bits(w) / 8 + scales(w) * w->columns * 4 + BARRIER_BYTES;
 }
 
-/* Fitted to products of 8192 x 8192 on an H200. All that blocks at work at one time fetch in a step comes from L2. */
+/* Fitted to products of 8192 x 8192 on an H200. All that blocks at work at one time fetch in a step comes from L2. A
+   step takes the longest of multiplying, fetching and the least that unpacking takes. */
 static double predict(const struct weight_only_sm90 *w, const struct device *device) {
     double a_bytes = (double)w->tokens * STEP * 2, w_bytes = (double)w->columns * STEP * weight_bits(w) / 8;
     int64_t blocks = divide_up(w->p.columns, w->columns) * divide_up(w->p.rows, w->tokens) * w->splits;
     double efficiency = w->columns > 128 ? EFFICIENCY_OF_FOUR : EFFICIENCY;
     double found = device->cuda.multiprocessors * (w->splits > 2 ? CLUSTERED_SHARE : 1);
     int64_t clusters = (int64_t)found / w->splits;
+    /* Clusters of more blocks than the device has multiprocessors never run. */
     if (!clusters)
         return INFINITY;
     int64_t waves = divide_up(blocks, clusters * w->splits);
@@ -80,11 +87,13 @@ static double predict(const struct weight_only_sm90 *w, const struct device *dev
 /* Rows in tiles of about equal height, as few as registers allow. */
 static int tile_rows(const struct weight_only_sm90 *w) {
     int most = SUMS_MAX * 256 / w->columns, grain = w->p.rows > SUMS_MAX ? 32 : 16;
+    /* A thread takes 32 elements of a row. */
     int64_t each = divide_up(w->p.rows, divide_up(w->p.rows, most));
     return (int)divide_up(each, grain) * grain;
 }
 
-/* The least predicted time over two or four math warpgroups and splits. */
+/* The least predicted time over two or four math warpgroups and splits, powers of two. Knobs narrow both; the number of
+   splits that was asked for wins over faster ones, if it leaves no block idle. */
 static void choose_tile(struct weight_only_sm90 *w, const struct device *device, const struct knob_choices *knobs) {
     struct weight_only_sm90 at = *w;
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
@@ -105,12 +114,14 @@ static void choose_tile(struct weight_only_sm90 *w, const struct device *device,
             w->splits = at.splits;
             w->seconds = at.seconds;
         }
+    /* As many steps on their way as fit: registers allow one block of a multiprocessor anyway. */
     w->stages = SHARED_MAX / slot_bytes(w);
     w->stages = w->stages < STAGES_MAX ? w->stages : STAGES_MAX;
 }
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* Lanes unpack spans of 32 weights with one scale; sums are scaled once a step. */
 static weftStatus_t analyse(struct weight_only_sm90 *w, const struct region *region, const struct device *device,
                             const struct knob_choices *knobs) {
     *w = (struct weight_only_sm90){0};
@@ -130,7 +141,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* The kernel that repacks A in the order of k, in the workspace. */
+/* The kernel that repacks A in the order of k, in the workspace: [rows, steps * STEP], zeros behind k. */
 static weftStatus_t build_order(struct step *step, const struct weight_only_sm90 *w, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
@@ -151,11 +162,14 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
     kernel->grid[0] = (uint32_t)divide_up(threads, ORDER_THREADS);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = ORDER_THREADS;
+    /* Its reads wait for the kernel before, its launch does not. */
     kernel->is_dependent = true;
     step->workspace_bytes = w->p.rows * w->steps * STEP * 2;
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A comes from the workspace (value -1), in boxes of 64 along k: the row of the 128-byte swizzle, two a step. Weights
+   come from the tensor, as bytes whatever their type, a step at a time: rows of 64 bytes as they are, or 128 swizzled. */
 static void print_maps(struct kernel_print *print, const struct weight_only_sm90 *w) {
     bool is_half = w->p.c.operand[OPERAND_A].tensor->type == WEFT_DATA_HALF;
     int row = STEP * weight_bits(w) / 8; /* bytes of weights in a step */
@@ -178,11 +192,13 @@ static void print_maps(struct kernel_print *print, const struct weight_only_sm90
     print_map(print, graph_find_value(print->graph, w->p.weights->x), &weights, "w_map");
 }
 
+/* A and B are swapped: the tensor core's rows are columns of the result, ROWS of a tile, its columns are TOKENS. */
 static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w, struct arena *arena) {
     struct cuda_step *state = step->state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_print print;
     struct epilogue *epilogue = &w->p.c.epilogue;
+    /* Sums leave by shared memory, four neighbouring columns a thread. */
     epilogue->run = epilogue->lead == COLUMN && epilogue->run % 4 == 0 ? 4 : 1;
     kernel_print_init(&print, &step->region);
     print_maps(&print, w);
@@ -198,9 +214,11 @@ static weftStatus_t build_product(struct step *step, struct weight_only_sm90 *w,
     wgmma_print(&print.code, w->tokens, type, type, WGMMA_A_REGISTERS, false);
     epilogue_print(&print, &w->p.c);
     TRY(kernel_finish(&print, kernel, "product/weight_only/weight_only_sm90.cuh", "weight_only_sm90", arena));
+    /* Blocks of a cluster are neighbours along x and share a tile's k. */
     kernel->grid[0] = (uint32_t)(divide_up(w->p.columns, w->columns) * w->splits);
     kernel->grid[1] = (uint32_t)divide_up(w->p.rows, w->tokens);
     kernel->grid[2] = 1;
+    /* One producer warpgroup, and one consumer for each 64 columns. */
     kernel->block = (uint32_t)(w->columns / 64 + 1) * WARPGROUP;
     kernel->cluster = w->splits > 1 ? (uint32_t)w->splits : 0;
     kernel->shared_bytes = (uint32_t)(w->stages * slot_bytes(w));
@@ -216,6 +234,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     step->seconds = w.seconds;
+    /* The kernels run in this order; the second waits for the first where it reads A. */
     TRY(build_order(step, &w, arena));
     TRY(build_product(step, &w, arena));
     return arena_print(
