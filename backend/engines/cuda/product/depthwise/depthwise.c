@@ -11,6 +11,7 @@ static weftStatus_t analyse(struct depthwise *d, const struct region *region, co
     return depthwise_plan(d, device);
 }
 
+/* Pure: the same analysis as build's, of which the price is kept. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct depthwise d;
     TRY(analyse(&d, region, device));
@@ -28,8 +29,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (!kernel)
         return WEFT_STATUS_SUCCESS;
     TRY(depthwise_print(kernel, &d, arena));
+    /* A filter gradient is summed by `splits` blocks for each block of channels; else each patch is a block. */
     int64_t blocks = (is_filter(&d) ? d.c.splits : d.patches) * d.channel_blocks;
     contraction_set_launch(kernel, blocks, d.threads, d.shared_bytes);
+    /* Adds the parts in their order, so that bits do not depend on which block was first. */
     if (is_filter(&d))
         TRY(contraction_add_combine(step, &d.c, arena));
     return arena_print(arena, &step->detail,

@@ -26,35 +26,43 @@ enum {
    banks' sake. */
 enum { MMA_LINES = 16, MMA_STRIP = 8, MMA_DEPTH = 16, MMA_CHANNELS = 16, LINE_PAD = 1, PIXEL_PAD = 4, PLANE_PAD = 8 };
 
+/* Of one kernel. */
 static const double LAUNCH_SECONDS = 2e-6;
 static const double PART_COST = 1.0 / 64; /* of adding one more part, in times that a block takes for a patch */
 
 /* ---- What product/depthwise/lattice.cuh computes, too ------------------------------------------------------------ */
 
-/* Rows of results on their way: those that a period completes, and those that it leaves. */
+/* Rows of results on their way: those that a period completes, and those that it leaves. As many rows of sums stay in
+   registers at any time. */
 static int64_t slots(const struct depthwise *d) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
     return divide_up(axis_span(h) - 1, h->step) + max64(h->step, h->spread) / h->step;
 }
 
+/* Rows of the image in a period: the loop's shortest repeat of inputs, taps and outputs. */
 static int64_t inputs_of_period(const struct depthwise *d) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
     return max64(h->step, h->spread) / h->spread;
 }
 
+/* Columns of the image that so many neighbouring outputs see. */
 static int64_t inputs_of(const struct depthwise *d, int64_t outputs) {
     const struct axis *w = &d->axes[WIDTH_AXIS];
     return ((outputs - 1) * w->step + axis_span(w) - 1) / w->spread + 1;
 }
 
+/* Of `planes` x `rows` x `columns` pixels of all channels of a block. Channels that lie apart have an odd pitch in
+   words, so that lanes of neighbouring channels meet no bank twice. */
 static int64_t band_bytes(const struct depthwise *d, int64_t planes, int64_t rows, int64_t columns, int64_t bytes) {
     int64_t word = bytes < 4 ? 4 / bytes : 1, pitch = (divide_up(columns, word) | 1) * word;
     int64_t row = d->is_channels_last ? columns * d->channels : d->channels * pitch;
     return divide_up(planes * rows * row * bytes, 16) * 16;
 }
 
+/* A stage is a band of the image and, for filter gradients, the rows of dy that meet it. */
 static int64_t stage_bytes(const struct depthwise *d) {
     int64_t tile = d->strip * d->strips, rows = inputs_of_period(d) * d->band_periods;
+    /* Tiles of 8 outputs see 16 inputs, of all images side by side. */
     if (d->is_mma)
         return d->images * (rows * (tile + MMA_DEPTH - MMA_STRIP) * d->channels + PLANE_PAD) *
                bytes_of(d->image->tensor);
@@ -64,20 +72,25 @@ static int64_t stage_bytes(const struct depthwise *d) {
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
+/* Floats that a thread keeps: its taps, rows of sums, and a row of inputs. */
 static int64_t registers_of(const struct depthwise *d, int64_t strip) {
     return depthwise_taps(d) + slots(d) * strip + inputs_of(d, strip);
 }
 
+/* Strips in a row of the result. Of a data gradient with strides the first one begins before the image, so that all
+   strips see the same pattern. */
 static int64_t strips_across(const struct depthwise *d, int64_t strip) {
     const struct axis *w = &d->axes[WIDTH_AXIS];
     return divide_up(w->out + wrap(-w->pre, w->spread), strip);
 }
 
-/* The strip whose rows take the fewest instructions: a product each, two per input, about six per output. */
+/* The strip whose rows take the fewest instructions: a product each, two per input, about six per output. `registers`:
+   what a thread may keep. False: no strip fits. */
 static bool choose_strip(struct depthwise *d, int64_t registers) {
     const struct axis *h = &d->axes[HEIGHT_AXIS], *w = &d->axes[WIDTH_AXIS];
     double best = 0;
     d->strip = 0;
+    /* In whole spreads: product/depthwise/lattice.cuh asserts it. */
     for (int64_t strip = w->spread; strip <= max64(STRIP_MAX, w->spread); strip += w->spread) {
         double products = (double)(depthwise_taps(d) * strip) / (double)(h->step * w->spread);
         double cost =
@@ -90,12 +103,14 @@ static bool choose_strip(struct depthwise *d, int64_t registers) {
     return d->strip > 0;
 }
 
+/* Strips side by side in a block, a thread for each and channel; `tiles` cover a row. */
 static void set_strips(struct depthwise *d, int64_t strips) {
     d->strips = strips;
     d->threads = strips * d->channels;
     d->tiles = divide_up(strips_across(d, d->strip), strips);
 }
 
+/* The number of strips that wastes least of the last block and reads the fewest margins; of equals the largest. */
 static void choose_strips(struct depthwise *d) {
     int64_t across = strips_across(d, d->strip), best = 0;
     for (int64_t strips = 1; strips * d->channels <= THREADS_WANTED; strips++) {
@@ -107,7 +122,8 @@ static void choose_strips(struct depthwise *d) {
     }
 }
 
-/* As the kernels' struct memory. */
+/* As the kernels' struct memory. The taps come in through the memory of a stage; sums of the tensor cores leave through
+   their own. */
 static int64_t shared_bytes(const struct depthwise *d, int64_t stages) {
     int64_t passing = 2 * MMA_LINES * (MMA_STRIP + LINE_PAD) * (d->channels + PIXEL_PAD) * (int64_t)sizeof(float);
     int64_t bytes = max64(stages * d->stage_bytes, d->channels * (depthwise_taps(d) | 1) * (int64_t)sizeof(float));
@@ -123,6 +139,7 @@ static int64_t resident_blocks(const struct depthwise *d, const struct device *d
     return bytes > device->cuda.shared_per_block ? 0 : min64(min64(by_registers, by_memory), BLOCKS_MAX);
 }
 
+/* A third stage where two blocks stay resident with it; false: not one block fits. */
 static bool choose_stages(struct depthwise *d, const struct device *device, int64_t registers) {
     d->stage_bytes = stage_bytes(d);
     d->stages = resident_blocks(d, device, registers, STAGES_WANTED) >= 2 ? STAGES_WANTED : STAGES_LEAST;
@@ -135,6 +152,7 @@ static bool choose_stages(struct depthwise *d, const struct device *device, int6
    moves; else two at a time. Bands of one period where others do not fit. */
 static bool choose_band(struct depthwise *d, const struct device *device, int64_t registers) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
+    /* Rows of the result that a period completes. */
     int64_t ended = max64(h->step, h->spread) / h->step;
     bool is_short = d->is_mma || depthwise_taps(d) * d->strip * slots(d) <= PRODUCTS_SHORT;
     d->band_periods = is_short ? divide_up(slots(d), ended) : max64(BAND_ROWS / inputs_of_period(d), 1);
@@ -145,7 +163,7 @@ static bool choose_band(struct depthwise *d, const struct device *device, int64_
     return choose_stages(d, device, registers);
 }
 
-/* Tensor cores take 16-bit images whose filters are large, but at most 9 columns wide, and walk by one. */
+/* Tensor cores take 16-bit images whose filters are large, but at most 9 columns wide, and step by one. */
 static bool is_for_mma(const struct depthwise *d) {
     const struct axis *depth = &d->axes[DEPTH_AXIS], *w = &d->axes[WIDTH_AXIS];
     weftDataType_t type = (weftDataType_t)d->image->tensor->type;
@@ -157,14 +175,16 @@ static bool is_for_mma(const struct depthwise *d) {
 }
 
 /* The lines of a block: strips side by side, as many images; few strips read a margin each, one image meets itself in
-   the banks. */
+   the banks. False, and is_mma unset: registers or shared memory are too small. */
 static bool choose_mma(struct depthwise *d, const struct device *device) {
     int64_t across = divide_up(d->axes[WIDTH_AXIS].out, MMA_STRIP), best = 0;
+    /* Of a lane, for its warp's two channels: rows of sums, and each row of taps as matrices. */
     int64_t registers = slots(d) * MMA_STRIP + d->axes[HEIGHT_AXIS].taps * 4;
     d->is_mma = true;
     d->strip = MMA_STRIP;
     d->channels = MMA_CHANNELS;
     d->threads = MMA_CHANNELS / 2 * 32;
+    /* Cost: columns computed, margins read, and the conflicts of a single image. */
     for (int64_t strips = 1; strips <= MMA_LINES; strips *= 2) {
         int64_t images = MMA_LINES / strips, blocks = divide_up(across, strips) * divide_up(d->g.n, images);
         int64_t cost = blocks * (MMA_LINES * MMA_STRIP + MMA_STRIP * images + (images == 1 ? 20 : 0));
@@ -180,12 +200,15 @@ static bool choose_mma(struct depthwise *d, const struct device *device) {
     return d->is_mma;
 }
 
+/* Tensor cores where they serve; else the longest strip that lets many threads be resident, else one that registers
+   hold at all. Then strips are given up until a band fits. */
 static weftStatus_t choose_block(struct depthwise *d, const struct device *device) {
     int64_t registers = REGISTERS_LIGHT, bytes = bytes_of(d->image->tensor);
     int64_t spare = SPARE_REGISTERS + (d->is_channels_last ? 0 : PACKED_REGISTERS);
     if (is_for_mma(d) && choose_mma(d, device))
         return WEFT_STATUS_SUCCESS;
     d->images = 1;
+    /* A warp reads 128 bytes of neighbouring channels where these are many and short. */
     d->channels = d->is_channels_last && bytes < 4 && d->g.groups > 32 ? 64 : 32;
     if (!choose_strip(d, REGISTERS_LIGHT - spare)) {
         registers = 256;
@@ -205,12 +228,14 @@ static weftStatus_t choose_block(struct depthwise *d, const struct device *devic
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Cuts columns of the result where that spreads them better over the chip than the rows read twice cost. */
+/* Cuts columns of the result where that spreads them better over the chip than the rows read twice cost. Each segment
+   reads the rows under its first and last outputs again: the span of the filter, twice. */
 static void choose_segments(struct depthwise *d, const struct device *device) {
     const struct axis *h = &d->axes[HEIGHT_AXIS];
     int64_t whole = divide_up(d->g.n, d->images) * d->axes[DEPTH_AXIS].out * d->tiles * d->channel_blocks, best = 0;
     d->segment_rows = max64(h->out, 1);
     for (int64_t segments = 1; segments <= min64(h->out, 64); segments++) {
+        /* `used`: rounding leaves fewer segments than asked for. */
         int64_t rows = divide_up(h->out, segments), used = divide_up(h->out, rows);
         int64_t cost = divide_up(whole * used, device->cuda.multiprocessors) * (rows * h->step + 2 * axis_span(h));
         if (best == 0 || cost < best) {
@@ -223,7 +248,8 @@ static void choose_segments(struct depthwise *d, const struct device *device) {
 }
 
 /* Parts of the filter gradient's sum: as many as load the chip evenly, and each multiprocessor with enough threads to
-   hide their waits. Two at least: combine_splits.cuh adds parts. */
+   hide their waits. Two at least: combine_splits.cuh adds parts. Every part costs the combining kernel
+   PART_COST more. */
 static void choose_parts(struct depthwise *d, const struct device *device) {
     double best = 0;
     d->c.splits = 2;
@@ -240,6 +266,7 @@ static void choose_parts(struct depthwise *d, const struct device *device) {
     }
 }
 
+/* Seconds: computing or moving, whichever takes longer; filter gradients launch a second kernel. */
 static void predict(struct depthwise *d, const struct device *device) {
     static const double RATE = 128 * 2 * 0.6; /* operations per clock of a multiprocessor */
     double bytes = (double)(tensor_bytes(d->g.x.tensor) + tensor_bytes(d->g.y.tensor) + tensor_bytes(d->g.w.tensor));

@@ -31,6 +31,7 @@ static void print_structure(struct kernel_print *print, const struct depthwise *
     print_constant(print, "BLOCKS", d->blocks);
 }
 
+/* Type, pointer and strides in elements: <name>_n of images, _c of channels, _d, _h, _w of positions. */
 static void print_operand(struct kernel_print *print, const struct depthwise *d, const struct conv_operand *operand,
                           const char *name) {
     static const char letters[] = "dhw";
@@ -67,7 +68,8 @@ static void print_geometry(struct kernel_print *print, const struct depthwise *d
     print_divisor(print, depth->out, "depths");
 }
 
-/* The data gradient meets the taps in reverse, and so does a flipped filter. */
+/* The data gradient meets the taps in reverse, and so does a flipped filter. Strides are negated and the first tap is
+   the last one, so that kernels know of no direction. */
 static void print_taps(struct kernel_print *print, const struct depthwise *d) {
     static const char letters[] = "dhw";
     const struct conv_operand *w = &d->g.w;
@@ -82,6 +84,7 @@ static void print_taps(struct kernel_print *print, const struct depthwise *d) {
     print_number(print, first, "filter_first");
 }
 
+/* By direction: images (forward and data gradients, with or without tensor cores) or filters. */
 weftStatus_t depthwise_print(struct cuda_kernel *kernel, struct depthwise *d, struct arena *arena) {
     struct kernel_print print;
     if (!is_filter(d) && (!d->is_mma || d->c.epilogue.lead == ROW))

@@ -5,6 +5,8 @@
 
 static const double REACH_MAX = 1 << 30; /* sums of two positions stay in 32 bits */
 
+/* A data gradient is a convolution of dy: steps and spreads change places, taps run backwards, and what was padded in
+   front is what the filter reaches beyond it. Both gradients and the forward operation then share one lattice. */
 static void find_axes(struct depthwise *d) {
     const struct conv_geometry *g = &d->g;
     bool is_data = g->direction == CONV_DATA;
@@ -21,12 +23,14 @@ static void find_axes(struct depthwise *d) {
     d->image = is_data ? &g->y : &g->x;
 }
 
+/* Extents of 1 need no mode. */
 static void add_mode(struct modes *modes, int64_t extent, int64_t dim) {
     if (extent != 1)
         modes->at[modes->count++] = (struct mode){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
 }
 
-/* Rows of the result are images and positions, or taps; columns are channels. */
+/* Rows of the result are images and positions, or taps; columns are channels. K and BATCH are empty: the contraction is
+   there for the epilogue alone. */
 static void find_modes(struct depthwise *d) {
     const struct conv_operand *result = is_filter(d) ? &d->g.w : d->g.direction == CONV_DATA ? &d->g.x : &d->g.y;
     struct modes *modes = d->c.modes;
@@ -40,7 +44,7 @@ static void find_modes(struct depthwise *d) {
     d->c.phase_count = 0;
 }
 
-/* Neighbouring channels in one copy, where all else keeps to multiples of them. */
+/* Neighbouring channels in one copy, at most 16 bytes, where all else keeps to multiples of them. */
 static int run_of(const struct depthwise *d, const struct conv_operand *operand) {
     int64_t run = gcd64(16, operand->tensor->alignment) / bytes_of(operand->tensor);
     if (!d->is_channels_last || run < 1)
@@ -58,6 +62,7 @@ static bool is_served(const struct tensor *tensor) {
     return is_float && !tensor->is_by_value && !tensor->is_constant;
 }
 
+/* What the operation must be; which memory and registers it takes, plan.c asks. */
 static weftStatus_t check_node(const struct depthwise *d, const struct device *device) {
     const struct conv_op *op = (const struct conv_op *)d->c.node->op;
     const char *label = descriptor_label(&op->base);
@@ -77,7 +82,7 @@ static weftStatus_t check_node(const struct depthwise *d, const struct device *d
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Positions and results are counted in 32 bits. */
+/* Positions and results are counted in 32 bits. In doubles, so that products of extents can't overflow on the way. */
 static weftStatus_t check_reach(const struct depthwise *d) {
     double rows = (double)d->g.n * (double)d->g.groups;
     for (int i = 0; i < AXES; i++) {
@@ -92,6 +97,7 @@ static weftStatus_t check_reach(const struct depthwise *d) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Fills in g, axes, image and what copies take, in the order in which they need each other. */
 weftStatus_t depthwise_shape(struct depthwise *d, const struct device *device) {
     if (!conv_is(d->c.node->op))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(d->c.node->op));
@@ -104,6 +110,7 @@ weftStatus_t depthwise_shape(struct depthwise *d, const struct device *device) {
     d->c.is_small = true;
     d->c.splits = 1;
     TRY(epilogue_analyse(&d->c));
+    /* Decided by what is read; the result lies as the epilogue says. */
     d->is_channels_last = d->image->group_stride == 1 && (!is_filter(d) || d->g.y.group_stride == 1);
     d->image_run = run_of(d, d->image);
     d->loss_run = run_of(d, &d->g.y);

@@ -10,6 +10,7 @@ enum { ROW_BYTES = 16, BLOCK_BYTES = 128 }; /* what the copy engine wants rows t
 
 /* ---- Which tensors, and of which types --------------------------------------------------------------------------- */
 
+/* The one matmul or convolution; what is around it in the region is pointwise. */
 static weftStatus_t find_product(struct repack_candidates *candidates, const struct region *region) {
     const struct node *first = region_node(region, 0);
     for (int i = 0; i < region->count; i++) {
@@ -26,6 +27,7 @@ static weftStatus_t find_product(struct repack_candidates *candidates, const str
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A candidate that still lies as its tensor does: type, dims and strides of `packed` follow. */
 static weftStatus_t add_candidate(struct repack_candidates *candidates, int at, const struct region *region,
                                   const struct tensor *tensor) {
     struct repack_candidate *candidate = &candidates->at[at];
@@ -34,12 +36,15 @@ static weftStatus_t add_candidate(struct repack_candidates *candidates, int at, 
              descriptor_label(candidates->node->op), descriptor_label(&tensor->base));
     *candidate = (struct repack_candidate){
         .value = graph_find_value(region->graph, tensor), .tensor = tensor, .packed = tensor_mirror(tensor)};
+    /* The workspace holds it, so that it has an address and an alignment. */
     candidate->packed.is_virtual = false;
     candidate->packed.alignment = ROW_BYTES;
     candidate->tensor_view = tensor_mirror(tensor);
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A and B as the contraction has them: what is slid over, and what it is multiplied with; of filter gradients dy
+   and x. */
 static weftStatus_t add_operands(struct repack_candidates *candidates, const struct region *region) {
     if (op_of(candidates->node->op) == &matmul_op) {
         const struct matmul_op *op = (const struct matmul_op *)candidates->node->op;
@@ -57,14 +62,17 @@ static weftDataType_t type_of(const struct repack_candidate *candidate) {
 
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
+/* Types that some kernel's tensor cores multiply, floats as tf32. */
 static bool fits_tensor_cores(weftDataType_t type) {
     return type == WEFT_DATA_FLOAT || type == WEFT_DATA_FP4_E2M1 || dtype_is_half(type) || dtype_is_fp8(type) ||
            is_int8(type);
 }
 
-/* Types for tensor cores in which both operands are exact: what is shorter is widened. */
+/* Types for tensor cores in which both operands are exact: what is shorter is widened. Widened operands are always
+   copied. */
 static weftStatus_t find_types(struct repack_candidates *candidates) {
     struct repack_candidate *left = &candidates->at[PACKED_A], *right = &candidates->at[PACKED_B];
+    /* Whole numbers of 4 bits are multiplied as 8. */
     for (int f = PACKED_A; f <= PACKED_B; f++) {
         struct tensor *packed = &candidates->at[f].packed;
         packed->type = packed->type == WEFT_DATA_INT4    ? WEFT_DATA_INT8
@@ -72,10 +80,12 @@ static weftStatus_t find_types(struct repack_candidates *candidates) {
                                                          : packed->type;
     }
     weftDataType_t a = type_of(left), b = type_of(right);
+    /* Pairs of FP8 types, and of signed and unsigned bytes, are multiplied as they are. */
     if (a != b && !(dtype_is_fp8(a) && dtype_is_fp8(b)) && !(is_int8(a) && is_int8(b))) {
         if (!fits_tensor_cores(a) || !fits_tensor_cores(b))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: no type of tensor cores holds both %s and %s.",
                  descriptor_label(candidates->node->op), dtype_of(a)->name, dtype_of(b)->name);
+        /* Float holds both of two 16-bit types; a 16-bit type holds FP8, FP4 and bytes. */
         bool has_float = a == WEFT_DATA_FLOAT || b == WEFT_DATA_FLOAT || (dtype_is_half(a) && dtype_is_half(b));
         left->packed.type = right->packed.type = (int32_t)(has_float          ? WEFT_DATA_FLOAT
                                                            : dtype_is_half(a) ? a
@@ -90,15 +100,17 @@ static weftStatus_t find_types(struct repack_candidates *candidates) {
 /* ---- Layouts ----------------------------------------------------------------------------------------------------- */
 
 /* The packed tensor's strides: `dim` innermost, in rows of whole ROW_BYTES, and the others around it in the order in
-   which they lie. */
+   which they lie. Both views are of it, too: who cuts dims apart changes them after. */
 static weftStatus_t lay_out(struct repack_candidate *candidate, int dim) {
     struct tensor *packed = &candidate->packed;
     const int64_t *like = candidate->tensor->strides.at, *dims = packed->dims.at;
+    /* Elements in ROW_BYTES. */
     int64_t unit = ROW_BYTES * 8 / dtype_of(type_of(candidate))->bits;
     packed->strides.count = packed->dims.count;
     for (int64_t i = 0; i < packed->dims.count; i++) {
         int64_t stride = round_up(dims[dim], unit);
         for (int64_t j = 0; j < packed->dims.count; j++)
+            /* The dims inside i: those nearer in the tensor; of equal strides the later ones. */
             if (j != i && j != dim && (like[i] > like[j] || (like[i] == like[j] && j > i)))
                 stride *= dims[j];
         packed->strides.at[i] = i == dim ? 1 : stride;
@@ -107,7 +119,7 @@ static weftStatus_t lay_out(struct repack_candidate *candidate, int dim) {
     return tensor_check_reach(packed);
 }
 
-/* `k` of an operand, or where 16 bits lie along its other index already, that. */
+/* `k` of an operand, or where 16 bits lie along its other index already, that: MN-major operands need no copy. */
 static int matrix_dim(const struct repack_candidate *candidate, int k, int other) {
     const int64_t *strides = candidate->tensor->strides.at;
     return dtype_is_half(type_of(candidate)) && strides[k] != 1 && strides[other] == 1 ? other : k;
@@ -136,10 +148,12 @@ static weftStatus_t lay_out_operands(struct repack_candidates *candidates) {
 
 /* ---- Merged groups ----------------------------------------------------------------------------------------------- */
 
+/* Dims of filter_view, slowest first; taps follow. */
 enum { MERGES, MERGING, FILTERS, BLOCKS, CHANNELS, TAPS };
 
 /* A filter over merges, the groups merged in each, their filters, blocks of channels and channels in a block. All
-   blocks, or the one that is the group's own, which in a merged filter lies on the diagonal. */
+   blocks, or the one that is the group's own, which in a merged filter lies on the diagonal. Dims 1 and 3, the group
+   and its block, are those that copy_diagonal_region compares. */
 static struct tensor filter_view(const struct tensor *tensor, const struct conv_geometry *g, int64_t merged,
                                  bool has_blocks, bool is_diagonal) {
     struct tensor view = tensor_mirror(tensor);
@@ -155,7 +169,8 @@ static struct tensor filter_view(const struct tensor *tensor, const struct conv_
     return view;
 }
 
-/* Groups whose channels fill no block of the tensor cores are merged until they do, or all of them. */
+/* Groups whose channels fill no block of the tensor cores are merged until they do, or all of them. BLOCK_BYTES is the
+   step along k of a product. */
 static int64_t groups_to_merge(const struct repack_candidates *candidates, const struct conv_geometry *g) {
     int64_t block = BLOCK_BYTES * 8 / dtype_of(type_of(&candidates->at[PACKED_A]))->bits, merged = 1;
     int64_t k = g->direction == CONV_DATA ? g->k : g->c;
@@ -164,12 +179,15 @@ static int64_t groups_to_merge(const struct repack_candidates *candidates, const
     return merged;
 }
 
+/* Of the filter, which is copied to the diagonal; of a filter gradient, whose diagonal alone is copied back. What is
+   not finite reaches neighbouring groups as 0 * NaN, see packed.c. */
 static weftStatus_t merge_groups(struct repack_candidates *candidates, const struct region *region) {
     struct conv_geometry g = {.groups = 1};
     if (conv_is(candidates->node->op))
         g = conv_geometry(candidates->node->op);
     int64_t merged = g.groups > 1 ? groups_to_merge(candidates, &g) : 1;
     bool is_result = g.direction == CONV_FILTER;
+    /* Of a filter gradient the product makes the merged filter: what is behind it, or an old value, would meet that. */
     if (merged == 1 || g.w.tensor->dims.count != g.spatial + 2 || (is_result && (region->count > 1 || g.beta != 0)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: there are no narrow groups to merge.",
              descriptor_label(candidates->node->op));
@@ -188,6 +206,7 @@ static weftStatus_t merge_groups(struct repack_candidates *candidates, const str
 
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
+/* Each pixel is under one tap at most, and taps tile the image from its first pixel on. */
 static bool never_overlaps(const struct conv_geometry *g) {
     bool never = g->direction != CONV_DATA && g->groups == 1 && !g->flip && g->spatial <= 2 &&
                  g->w.tensor->dims.count == g->spatial + 2;
@@ -197,6 +216,7 @@ static bool never_overlaps(const struct conv_geometry *g) {
     return never && g->w.size[0] * g->w.size[1] * g->w.size[2] > 1;
 }
 
+/* One more dim of both views: strides in the tensor and in the packed one. */
 static void add_mode(struct repack_candidate *candidate, int64_t extent, int64_t stride, int64_t packed_stride) {
     struct tensor *from = &candidate->tensor_view, *to = &candidate->packed_view;
     from->strides.at[from->dims.count] = stride;
@@ -205,7 +225,8 @@ static void add_mode(struct repack_candidate *candidate, int64_t extent, int64_t
     from->strides.count = to->strides.count = to->dims.count;
 }
 
-/* An image as patches, or a filter, which has one: channels and taps are one dimension of the packed tensor. */
+/* An image as patches, or a filter, which has one: channels and taps are one dimension of the packed tensor. `dim`: of
+   the packed tensor, innermost. */
 static weftStatus_t make_patches(struct repack_candidate *candidate, const struct conv_geometry *g,
                                  const struct conv_operand *operand, int dim, bool is_filter) {
     struct tensor *packed = &candidate->packed;
@@ -217,6 +238,7 @@ static weftStatus_t make_patches(struct repack_candidate *candidate, const struc
     TRY(lay_out(candidate, dim));
     candidate->tensor_view.dims.count = candidate->packed_view.dims.count = 0;
     add_mode(candidate, packed->dims.at[0], operand->outer_stride, packed->strides.at[0]);
+    /* A channel of the packed tensor is channel * taps + tap, taps slowest dimension first. */
     add_mode(candidate, g->c, operand->channel_stride, taps * packed->strides.at[1]);
     for (int i = first; i < 3; i++) {
         taps /= g->w.size[i];
@@ -228,6 +250,7 @@ static weftStatus_t make_patches(struct repack_candidate *candidate, const struc
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Image and filter both, or image and result; dy stays as it is. */
 static weftStatus_t cut_patches(struct repack_candidates *candidates, const struct region *region) {
     struct conv_geometry g = {.groups = 0};
     if (conv_is(candidates->node->op))
@@ -245,12 +268,13 @@ static weftStatus_t cut_patches(struct repack_candidates *candidates, const stru
 
 /* ---- Lines ------------------------------------------------------------------------------------------------------- */
 
-/* Whether a convolution sees some lines, or planes, of its image only. */
+/* Whether a convolution sees some lines, or planes, of its image only. i: 0 or 1 of the three spatial dims. */
 static bool skips(const struct conv_geometry *g, int i) {
     return i >= 3 - g->spatial && i < 2 && g->w.size[i] == 1 && g->stride[i] > 1 && g->pre[i] == 0 &&
            (g->y.size[i] - 1) * g->stride[i] < g->x.size[i];
 }
 
+/* The image is copied without the lines between, and the convolution's stride becomes 1. */
 static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
     struct conv_geometry g = {.groups = 0};
     if (conv_is(candidates->node->op))
@@ -259,6 +283,7 @@ static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it sees all lines of an image.",
              descriptor_label(candidates->node->op));
     struct repack_candidate *image = &candidates->at[g.direction == CONV_FILTER ? PACKED_B : PACKED_A];
+    /* The dim that lay_out_operands put innermost stays there. */
     int inner = 0;
     while (image->packed.strides.at[inner] != 1)
         inner++;
@@ -273,6 +298,7 @@ static weftStatus_t leave_lines_out(struct repack_candidates *candidates) {
     return lay_out(image, inner);
 }
 
+/* The operation belongs to the staged graph, a copy; its parameters are shared with the user's, and copied here. */
 weftStatus_t repack_rewrite(const struct repack_candidates *candidates, const struct descriptor *op,
                             struct arena *arena) {
     struct conv_op *conv = (struct conv_op *)op;
@@ -302,6 +328,7 @@ static bool is_across(const struct tensor *tensor, const struct tensor *made, in
     return tensor_same_dims(tensor, made) && tensor->strides.at[channel] != 1;
 }
 
+/* A candidate with rows of channels. */
 static weftStatus_t add_rows(struct repack_candidates *candidates, int at, const struct region *region, int value,
                              int channel) {
     TRY(add_candidate(candidates, at, region, region->graph->values[value].tensor));
@@ -309,7 +336,8 @@ static weftStatus_t add_rows(struct repack_candidates *candidates, int at, const
 }
 
 /* The one tensor of its size that a convolution and what is behind it leave, and one that these read: rows of channels
-   are stored whole, and transposed where another dimension shall lie innermost. */
+   are stored whole, and transposed where another dimension shall lie innermost. Without such a pair there is no
+   candidate, and no error. */
 static weftStatus_t add_result(struct repack_candidates *candidates, const struct region *region) {
     if (!conv_is(candidates->node->op) || candidates->at[PACKED_RESULT].tensor)
         return WEFT_STATUS_SUCCESS;
@@ -320,6 +348,7 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
         for (int k = 0; k < region_node(region, i)->operand_count; k++) {
             const struct node *node = region_node(region, i);
             const struct value *value = &region->graph->values[node->operands[k]];
+            /* The product itself leaves a result; of the others, tensors that lie across count. */
             if (node == candidates->node ? !node->is_output[k] : !is_across(value->tensor, made, channel))
                 continue;
             if (node->is_output[k] && region_exports(region, node->operands[k])) {
@@ -331,6 +360,7 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
     if (results != 1 || g.beta != 0 || !is_across(region->graph->values[result].tensor, made, channel))
         return WEFT_STATUS_SUCCESS;
     TRY(add_rows(candidates, PACKED_RESULT, region, result, channel));
+    /* An operand of the product is exchanged already. */
     if (operand < 0 || operand == candidates->at[PACKED_A].value || operand == candidates->at[PACKED_B].value)
         return WEFT_STATUS_SUCCESS;
     return add_rows(candidates, PACKED_OPERAND, region, operand, channel);
@@ -338,6 +368,7 @@ static weftStatus_t add_result(struct repack_candidates *candidates, const struc
 
 /* ---- All of them ------------------------------------------------------------------------------------------------- */
 
+/* Each writing starts from the layouts that the product would have as it is. */
 weftStatus_t repack_find(struct repack_candidates *candidates, const struct region *region, enum writing writing) {
     *candidates = (struct repack_candidates){.writing = writing};
     TRY(find_product(candidates, region));

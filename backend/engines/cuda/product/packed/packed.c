@@ -14,10 +14,12 @@
 
 #include <math.h>
 
+/* Both measured: the map family's prices are those of sweeps over large memory. */
 static const double COPY_SHARE = 0.81;     /* of the predicted rate that copies of images reach */
 static const double COPY_SECONDS = 1.6e-6; /* until a product sees the end of one */
 
-/* Who may multiply the copies. */
+/* Who may multiply the copies: families that read through the copy engine alone, exactly or narrowed to tf32. And who
+   may make them: any exact one that does not, in an order that is always the same. */
 typedef bool multiplier(const struct family *family);
 static bool multiplies(const struct family *family) { return family->wants_boxes && !family->narrows; }
 static bool copies(const struct family *family) {
@@ -25,7 +27,8 @@ static bool copies(const struct family *family) {
 }
 static bool multiplies_narrowed(const struct family *family) { return family->wants_boxes && family->narrows; }
 
-/* The region with some of its candidates repacked, a bit of `chosen` for each. */
+/* The region with some of its candidates repacked, a bit of `chosen` for each. `staged` is the region in a graph of its
+   own, with packed tensors in the place of those chosen; copier: by candidate, NULL where there is none. */
 struct packing {
     struct repack_candidates candidates;
     int chosen;
@@ -36,6 +39,7 @@ struct packing {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
+/* The region of a copy: to the packed tensor, or of the result back from it. */
 static weftStatus_t make_copy(struct region *region, const struct repack_candidate *candidate, bool is_result,
                               struct arena *arena) {
     if (is_result)
@@ -45,12 +49,15 @@ static weftStatus_t make_copy(struct region *region, const struct repack_candida
                : copy_region(region, &candidate->tensor_view, &candidate->packed_view, arena);
 }
 
+/* Builds one copy and takes its kernels over into the step: the packed side lies in the workspace, where `staged`
+   put it. */
 static weftStatus_t add_copy(struct cuda_step *state, const struct packing *packing, int at,
                              const struct device *device, struct arena *arena) {
     const struct repack_candidate *candidate = &packing->candidates.at[at];
     const struct staged_value *value = packing->staged.at;
     struct step step = {.family = packing->copier[at]};
     bool is_result = at == PACKED_RESULT;
+    /* Every candidate that is chosen has its entry in `staged`. */
     while (value->value != candidate->value)
         value++;
     const struct kernel_place places[] = {{is_result ? COPY_TO : COPY_FROM, value->value, 0, NULL},
@@ -62,13 +69,14 @@ static weftStatus_t add_copy(struct cuda_step *state, const struct packing *pack
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
-/* Whether a tensor lies as its copy would. */
+/* Whether a tensor lies as its copy would. A copy would gain nothing. */
 static bool is_idle(const struct repack_candidate *candidate) {
     return !candidate->is_needed && candidate->tensor->alignment >= candidate->packed.alignment &&
            tensor_same_layout(candidate->tensor, &candidate->packed);
 }
 
-/* Whether nothing is exchanged twice or for its like, and nothing is left out that must be. */
+/* Whether nothing is exchanged twice or for its like, and nothing is left out that must be. A product of one tensor
+   with itself has it twice: it is exchanged once. */
 static bool is_complete(const struct packing *packing) {
     const struct repack_candidate *at = packing->candidates.at;
     bool is_square = at[PACKED_A].value == at[PACKED_B].value, complete = true;
@@ -78,18 +86,21 @@ static bool is_complete(const struct packing *packing) {
         complete = complete && (at[i].tensor ? is_chosen || is_other || !at[i].is_needed : !is_chosen) &&
                    !(is_chosen && is_idle(&at[i]));
     }
+    /* What the result meets is read as the result lies. */
     bool alike = !at[PACKED_OPERAND].tensor || packing->chosen >> PACKED_OPERAND == 0 || /* both, or neither */
                  packing->chosen >> PACKED_OPERAND == 3;
     return complete && alike && !(is_square && (packing->chosen & both) == both);
 }
 
-/* What each copy takes, and who makes it; INFINITY: nobody does. */
+/* What each copy takes, and who makes it; INFINITY: nobody does. By candidate, however many of them are chosen
+   later. */
 static void price_copies(double seconds[REPACK_CANDIDATES], struct packing *packing, const struct engine *engine,
                          const struct device *device, struct arena *arena) {
     for (int i = 0; i < REPACK_CANDIDATES; i++) {
         const struct repack_candidate *candidate = &packing->candidates.at[i];
         struct region copy;
         struct offer offer = {.seconds = INFINITY};
+        /* Copies that cannot be written as a region count as copies that nobody makes. */
         if (candidate->tensor && !is_idle(candidate) &&
             (make_copy(&copy, candidate, i == PACKED_RESULT, arena) ||
              engine_offer(&offer, engine, &copy, device, copies)))
@@ -99,7 +110,8 @@ static void price_copies(double seconds[REPACK_CANDIDATES], struct packing *pack
     }
 }
 
-/* Asks who multiplies with what is chosen, and at what price, in the graph with these copies. */
+/* Asks who multiplies with what is chosen, and at what price, in the graph with these copies. The tensors live in
+   `arena`, as the graph that names them does. */
 static weftStatus_t price_chosen(struct packing *packing, const struct region *region, multiplier *may,
                                  const struct device *device, struct arena *arena) {
     struct staged *staged = &packing->staged;
@@ -115,6 +127,7 @@ static weftStatus_t price_chosen(struct packing *packing, const struct region *r
     }
     TRY(staged_exchange(staged, region, arena));
     for (int i = 0; i < region->count; i++)
+        /* Other writings change parameters of the operation, too. */
         if (region_node(region, i) == packing->candidates.node)
             TRY(repack_rewrite(&packing->candidates, region_node(&staged->region, i)->op, arena));
     TRY(engine_offer(&offer, region->engine, &staged->region, device, may));
@@ -124,8 +137,8 @@ static weftStatus_t price_chosen(struct packing *packing, const struct region *r
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The fastest one; the reason to decline is that of the product as it is. Operands that nobody multiplies are not asked
-   about again with other results. */
+/* The fastest one over all writings and sets of candidates, at most 4 x 15; the reason to decline is that of the
+   product as it is. Operands that nobody multiplies are not asked about again with other results. */
 static weftStatus_t analyse(struct packing *best, const struct region *region, multiplier *may,
                             const struct device *device, struct arena *arena) {
     struct packing packing = {0};
@@ -145,6 +158,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
             for (int i = 0; i < REPACK_CANDIDATES; i++)
                 packing.copying += packing.chosen >> i & 1 ? copying[i] : 0;
             int operands = packing.chosen & (1 << PACKED_A | 1 << PACKED_B);
+            /* Copies alone that cost more than the best so far are not priced further. */
             if (!is_complete(&packing) || declined >> operands & 1 || packing.copying >= best->seconds)
                 continue;
             if (price_chosen(&packing, region, may, device, arena) != WEFT_STATUS_SUCCESS)
@@ -156,6 +170,7 @@ static weftStatus_t analyse(struct packing *best, const struct region *region, m
     return best->seconds < INFINITY ? WEFT_STATUS_SUCCESS : WEFT_STATUS_NOT_SUPPORTED;
 }
 
+/* Graphs that were tried live only as long as the question. */
 static weftStatus_t accepts_for(const struct region *region, multiplier *may, const struct device *device,
                                 double *seconds) {
     struct packing packing;
@@ -177,6 +192,7 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
+/* Kernels run in this order: copies of what is read, the product, the copy of its result. */
 static weftStatus_t build_for(struct step *step, multiplier *may, const struct device *device,
                               const struct knob_choices *knobs, struct arena *arena) {
     static const char *const words[] = {"", ", narrow groups merged", ", taps as channels", ", lines left out"};
@@ -186,6 +202,7 @@ static weftStatus_t build_for(struct step *step, multiplier *may, const struct d
     TRY(arena_alloc(arena, &packing, sizeof *packing));
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
+    /* Asks again, in the plan's arena: the staged graph must outlive the step. */
     TRY(analyse(packing, &step->region, may, device, arena));
     for (int i = PACKED_A; i < PACKED_RESULT; i++)
         if (packing->chosen >> i & 1)

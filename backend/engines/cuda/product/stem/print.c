@@ -4,7 +4,7 @@
 #include "engines/cuda/product/stem/stem.h"
 
 /* Whether 8 neighbouring channels of an operand can be copied at a time: they lie side by side, aligned, and nothing
-   else is nearer. */
+   else is nearer. Then a pixel is one asynchronous copy of 16 bytes; else channels come one by one. */
 static bool has_runs(const struct conv_operand *operand, int64_t channels) {
     int64_t steps = gcd64(channels, operand->outer_stride);
     for (int i = HEIGHT; i <= WIDTH; i++)
@@ -12,11 +12,13 @@ static bool has_runs(const struct conv_operand *operand, int64_t channels) {
     return operand->channel_stride == 1 && operand->tensor->alignment % PIXEL_BYTES == 0 && steps % CHANNELS_MAX == 0;
 }
 
+/* Channels per copy. */
 static int run_of(const struct conv_operand *operand, int64_t channels) {
     return has_runs(operand, channels) ? CHANNELS_MAX : 1;
 }
 
-/* Constants: what registers and loops are made of. */
+/* Constants: what registers and loops are made of. Taps are unrolled, so filter, stride and dilation are text; other
+   filters compile anew. */
 static void print_structure(struct kernel_print *print, const struct stem *s) {
     static const char *const letters = " HW";
     const struct conv_geometry *g = &s->g;
@@ -34,7 +36,8 @@ static void print_structure(struct kernel_print *print, const struct stem *s) {
     print_type(print, "in_t", (weftDataType_t)s->c.operand[OPERAND_A].tensor->type);
 }
 
-/* Pointer and strides; a flipped filter is walked from its end. */
+/* Pointer and strides in elements, named <name>_<dimension>. A flipped filter starts at its last tap, and its strides
+   are negative, so that kernels know of no flip. */
 static void print_operand(struct kernel_print *print, const struct stem *s, const struct conv_operand *operand,
                           const char *name, char outer, char channel) {
     const struct tensor *tensor = operand->tensor;
@@ -50,7 +53,8 @@ static void print_operand(struct kernel_print *print, const struct stem *s, cons
     print_number(print, sign * operand->size_stride[WIDTH], named("%s_w", name).text);
 }
 
-/* Arguments: sizes, and divisors that find a tile. */
+/* Arguments: sizes, and divisors that find a tile. A tile's number splits into filters, row and column of tiles, and
+   image. */
 static void print_geometry(struct kernel_print *print, const struct stem *s) {
     const struct conv_geometry *g = &s->g;
     print_number(print, g->x.size[HEIGHT], "height");
@@ -77,11 +81,13 @@ weftStatus_t stem_print(struct cuda_kernel *kernel, const struct stem *s, struct
     const struct conv_geometry *g = &s->g;
     struct kernel_print print;
     kernel_print_init(&print, s->c.region);
+    /* Results are fewer than 2^31: the epilogue's indices are u32. */
     text_add(&print.constants, "using sum_t = float;\nusing index = u32;\n");
     text_add(&print.code, "#include \"core/gather.cuh\"\n\n");
     print_constant(&print, "LEAD_IS_ROW", s->c.epilogue.lead == ROW);
     print_structure(&print, s);
     print_geometry(&print, s);
+    /* Forward reads x and w, the data gradient w and dy (loss), the filter gradient x and dy. */
     if (g->direction != CONV_DATA) {
         print_operand(&print, s, &g->x, "x", 'n', 'c');
         print_constant(&print, "IMAGE_RUN", run_of(&g->x, g->c));

@@ -18,6 +18,7 @@ enum {
     BLOCK_RESERVE = 1024, /* bytes of shared memory that the driver takes of each block */
 };
 
+/* Of one kernel; REACH_MAX: of positions, so that sums of two stay in 32 bits. */
 static const double LAUNCH_SECONDS = 2e-6, REACH_MAX = 1 << 30;
 static const double RATE = 1024;       /* products per clock of a multiprocessor, by mma.sync, */
 static const double EFFICIENCY = 0.63; /* and what gradients of a stem of 7x7 taps reach of it */
@@ -35,11 +36,12 @@ static const struct {
     [CONV_FILTER] = {filter_tiles, sizeof filter_tiles / sizeof *filter_tiles, FILTER_WARPS, FILTER_STAGES, 1},
 };
 
-/* Of a filter. */
+/* Taps of a filter, over both dimensions. */
 static int64_t taps_of(const struct stem *s) { return s->g.w.size[HEIGHT] * s->g.w.size[WIDTH]; }
 
 /* ---- What is served ---------------------------------------------------------------------------------------------- */
 
+/* Kernels address operands where they lie: in the caller's memory or the workspace. */
 static bool is_served(const struct tensor *tensor, weftDataType_t type) {
     return (weftDataType_t)tensor->type == type && !tensor->is_by_value && !tensor->is_constant;
 }
@@ -57,7 +59,7 @@ static weftStatus_t check_types(const struct stem *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Sums of two positions stay in 32 bits. */
+/* What no layout changes: the chip, one group of few channels, the number of taps, extents. */
 static weftStatus_t check_node(const struct stem *s, const struct device *device) {
     const struct conv_geometry *g = &s->g;
     const char *label = descriptor_label(s->c.node->op);
@@ -71,6 +73,7 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: its filters have %lld taps; %d to %d are served", label,
              (long long)taps_of(s), TAPS_LEAST, TAPS_MAX);
     for (int i = HEIGHT; i <= WIDTH; i++) {
+        /* In doubles, as products of 64-bit extents could overflow. */
         double span = (double)g->w.size[i] * (double)g->dilation[i], pre = (double)max64(g->pre[i], -g->pre[i]);
         if ((double)g->x.size[i] + (double)g->y.size[i] * (double)g->stride[i] + span + pre > REACH_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^30 positions", label);
@@ -80,12 +83,14 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
 
 /* ---- The result -------------------------------------------------------------------------------------------------- */
 
+/* Extents of 1 need no mode: coordinates along them are 0. */
 static void add_mode(struct modes *modes, int64_t extent, int64_t dim) {
     if (extent != 1)
         modes->at[modes->count++] = (struct mode){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
 }
 
-/* Rows are images and positions, columns channels; of the filter gradient, filters, and taps and channels. */
+/* Rows are images and positions, columns channels; of the filter gradient, filters, and taps and channels. The
+   contraction's own modes are replaced: the epilogue indexes results alone, and K and BATCH are empty. */
 static void find_modes(struct stem *s) {
     const struct conv_geometry *g = &s->g;
     bool is_filter = g->direction == CONV_FILTER;
@@ -100,6 +105,7 @@ static void find_modes(struct stem *s) {
     add_mode(&s->c.modes[COLUMN], g->direction == CONV_FORWARD ? g->k : g->c, channel);
 }
 
+/* What follows the sum, over the modes of find_modes. Kernels index results by u32. */
 static weftStatus_t analyse_result(struct stem *s) {
     s->c.arithmetic = FMA_FLOAT; /* what epilogue() gets are floats */
     s->c.is_small = true;
@@ -117,7 +123,8 @@ static weftStatus_t analyse_result(struct stem *s) {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* Pixels of X under a tile, as product/stem/pixels.cuh pads them. */
+/* Pixels of X under a tile, as product/stem/pixels.cuh pads them. Their columns are sorted by the remainder modulo the
+   stride, which rounds them up to whole strides. */
 static int64_t patch_bytes(const struct stem *s, const struct stem_tile *tile) {
     const struct conv_geometry *g = &s->g;
     int64_t rows = (tile->rows - 1) * g->stride[HEIGHT] + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] + 1;
@@ -125,19 +132,25 @@ static int64_t patch_bytes(const struct stem *s, const struct stem_tile *tile) {
     return rows * divide_up(columns, g->stride[WIDTH]) * g->stride[WIDTH] * PIXEL_BYTES;
 }
 
-/* As the kernels' struct memory. */
+/* As the kernels' struct memory. In bytes, for `tile` and the filters that are chosen. */
 static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) {
     const struct conv_geometry *g = &s->g;
+    /* Of a pixel of dY: its filters as 16 bits, and a pad that spreads pixels over the banks. */
     int64_t loss_pitch = (s->filters + PITCH_PAD) * 2;
+    /* Stages of X and dY. */
     if (g->direction == CONV_FILTER)
         return s->stages * (patch_bytes(s, tile) + tile->rows * tile->columns * loss_pitch);
     if (g->direction == CONV_DATA) {
+        /* The pixels of dY that a tile of positions sees through all taps. */
         int64_t rows = tile->rows + (g->w.size[HEIGHT] - 1) * g->dilation[HEIGHT] / g->stride[HEIGHT];
         int64_t columns = tile->columns + (g->w.size[WIDTH] - 1) * g->dilation[WIDTH] / g->stride[WIDTH];
+        /* Sums leave where dY was: the larger of the two counts, beside the weights of all taps. */
         int64_t epilogue_tiles = s->warps * 16 * g->stride[WIDTH] * CHANNELS_MAX * (int64_t)sizeof(float);
         int64_t loss = divide_up(rows * columns * loss_pitch, PIXEL_BYTES) * PIXEL_BYTES;
         return taps_of(s) * s->filters * PIXEL_BYTES + max64(loss, epilogue_tiles);
     }
+    /* Forward: filters and offsets of all taps, in pairs as products take them, then the patch or, after it,
+       the sums. */
     bool lead_is_row = s->c.epilogue.lead == ROW;
     int64_t epilogue_tile =
         (lead_is_row ? s->filters : 16) * ((lead_is_row ? 16 : s->filters) + 8) * (int64_t)sizeof(float);
@@ -147,7 +160,7 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
 }
 
 /* How many positions the walk has along a dimension, and where it begins: see product/stem/stem_dgrad.cuh for those of
-   dx. */
+   dx. i: HEIGHT or WIDTH. Of dx positions count from `pre` before the image, in whole strides. */
 static int64_t positions(struct stem *s, int i) {
     const struct conv_geometry *g = &s->g;
     if (g->direction != CONV_DATA)
@@ -156,6 +169,8 @@ static int64_t positions(struct stem *s, int i) {
     return divide_down(g->pre[i] + g->x.size[i] - 1, g->stride[i]) - s->first[i] + 1;
 }
 
+/* Filters of a block, in multiples of what its warps share: a data gradient sums over all of them, so one block
+   has all. */
 static void choose_filters(struct stem *s) {
     int64_t k = s->g.k;
     if (s->g.direction == CONV_DATA) /* which are summed over */
@@ -166,7 +181,8 @@ static void choose_filters(struct stem *s) {
 }
 
 /* The tile that wastes least of its outputs and reads least beside them, as many blocks on a multiprocessor as
-   registers allow. */
+   registers allow. Cost: outputs, ragged ones included, and what is read for them, more where fewer blocks hide each
+   other's loads than the kernel is made for. */
 static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
     const struct conv_geometry *g = &s->g;
     int64_t down = positions(s, HEIGHT), across = positions(s, WIDTH), phases = g->stride[HEIGHT] * g->stride[WIDTH];
@@ -182,6 +198,7 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
         int64_t p = divide_up(down, tile->rows), q = divide_up(across, tile->columns);
         double cost = (double)(p * q) * (tile->rows * tile->columns + (double)bytes / 512) /
                       (0.5 + 0.5 * (double)blocks / shapes[g->direction].blocks);
+        /* Whether the sums of all phases of a data gradient stay in registers. */
         bool is_held = g->direction != CONV_DATA || fragments * phases <= SUMS_MAX;
         if (bytes > device->cuda.shared_per_block || blocks == 0 || !is_held || (s->tile && cost >= best))
             continue;
@@ -199,15 +216,18 @@ static weftStatus_t choose_tile(struct stem *s, const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Each block of the filter gradient is a part of its sum. Two at least: combine_splits.cuh adds parts. */
+/* Each block of the filter gradient is a part of its sum. Two at least: combine_splits.cuh adds parts. As many as are
+   resident: blocks are persistent over tiles. */
 static int64_t blocks_per_filter_tile(const struct stem *s, const struct device *device) {
     int64_t resident = max64(s->blocks * device->cuda.multiprocessors / max64(s->filter_tiles, 1), 1);
     return s->g.direction == CONV_FILTER ? max64(min64(s->tiles, resident), 2) : min64(s->tiles, resident);
 }
 
-/* Computing or moving, whichever takes longer; filter gradients launch a second kernel. */
+/* Computing or moving, whichever takes longer; filter gradients launch a second kernel. Padded channels and filters
+   count as products, as tensor cores multiply them. */
 static void predict(struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
+    /* Where the device's clock is unknown, that of a chip at work. */
     double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
     double products = (double)s->tiles * s->tile->rows * s->tile->columns * (double)taps_of(s) * CHANNELS_MAX *
                       (double)(s->filter_tiles * s->filters);
@@ -216,6 +236,7 @@ static void predict(struct stem *s, const struct device *device) {
     s->c.seconds = LAUNCH_SECONDS * (s->g.direction == CONV_FILTER ? 2 : 1) + (computing > moving ? computing : moving);
 }
 
+/* All of the plan, by the order in which parts need each other. */
 static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
     *s = (struct stem){0};
     TRY(contraction_find(&s->c, region));
@@ -252,6 +273,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         return WEFT_STATUS_SUCCESS;
     TRY(stem_print(kernel, &s, arena));
     contraction_set_launch(kernel, blocks_per_filter_tile(&s, device) * s.filter_tiles, s.warps * 32, s.shared_bytes);
+    /* A second kernel adds what the blocks of a filter gradient left in the workspace. */
     if (s.c.splits > 1)
         TRY(contraction_add_combine(step, &s.c, arena));
     return arena_print(

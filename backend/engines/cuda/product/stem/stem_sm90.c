@@ -23,13 +23,16 @@ enum {
     THREADS = 384,       /* a warpgroup that produces, two that consume */
 };
 
+/* Hz, under the chip's power limit. */
 static const double POWERED_CLOCK = 1.5e9, LAUNCH_SECONDS = 1e-6;
 static const double EFFICIENCY = 0.6; /* of the tensor cores, that a stem of 7x7 taps reaches */
 
+/* A tap of the filter, row r and column s. */
 struct tap {
     int r, s, offset; /* in pixels, from a position's corner of the patch */
 };
 
+/* A tile is `lines` lines of `segments` * 64 positions, of all filters. */
 struct stem {
     struct contraction c;
     struct conv_geometry g;
@@ -42,12 +45,14 @@ struct stem {
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* Channels last, and each pixel at a multiple of 16 bytes: a copy brings all of its channels. */
 static bool is_aligned(const struct conv_operand *operand) {
     return operand->channel_stride == 1 && operand->outer_stride % CHANNELS == 0 &&
            operand->size_stride[1] % CHANNELS == 0 && operand->size_stride[2] % CHANNELS == 0 &&
            operand->tensor->alignment % 16 == 0;
 }
 
+/* All that kernels rely on, but what shared memory holds, which plan_tile finds. */
 static weftStatus_t check(const struct stem *s) {
     const struct conv_geometry *g = &s->g;
     weftDataType_t a = (weftDataType_t)g->x.tensor->type, b = (weftDataType_t)g->w.tensor->type;
@@ -70,14 +75,18 @@ static weftStatus_t check(const struct stem *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* For qsort. Two neighbouring taps make a product: the distance between the halves of k, from the lower address to the
+   higher, must not be negative. */
 static int by_offset(const void *a, const void *b) {
     return ((const struct tap *)a)->offset - ((const struct tap *)b)->offset;
 }
 
-/* A tap's column is u = s * dilation: plane u % stride, and u / stride pixels on in it. */
+/* A tap's column is u = s * dilation: plane u % stride, and u / stride pixels on in it. Positions are `stride` columns
+   apart, so that their pixels under one tap are neighbours within a plane. */
 static void find_taps(struct stem *s) {
     const struct conv_geometry *g = &s->g;
     int planes = (int)g->stride[2], reach = (int)((g->w.size[2] - 1) * g->dilation[2]);
+    /* Pixels from the first tap of the first position to the last of the last, columns by plane. */
     s->patch_h = (int)((s->lines - 1) * g->stride[1] + (g->w.size[1] - 1) * g->dilation[1] + 1);
     s->patch_w = s->segments * 64 + reach / planes;
     s->taps = 0;
@@ -90,6 +99,8 @@ static void find_taps(struct stem *s) {
     qsort(s->tap, (size_t)s->taps, sizeof *s->tap, by_offset);
 }
 
+/* As the kernel lays it out: patches, filters of an even number of taps, epilogue tiles of 8 consumer warps, two
+   barriers for each slot. */
 static int shared_bytes(const struct stem *s) {
     int patch = round_up((int)s->g.stride[2] * s->patch_h * s->patch_w * PIXEL_BYTES, 128);
     int filters = round_up(s->taps, 2) * s->filters * PIXEL_BYTES;
@@ -97,12 +108,15 @@ static int shared_bytes(const struct stem *s) {
     return round_up(SLOTS * patch + filters, 1024) + 8 * EPILOGUE_TILES * epilogue_tile + SLOTS * 16;
 }
 
-/* As many segments of a line as waste the fewest columns, then as many lines as registers and shared memory hold. */
+/* As many segments of a line as waste the fewest columns, then as many lines as registers and shared memory hold.
+   False: not even one line fits. */
 static bool plan_tile(struct stem *s) {
     int64_t positions = s->g.y.size[2], least = INT64_MAX;
     s->filters = (int)s->g.k;
+    /* Blocks of 64 positions whose sums a warpgroup holds. */
     int blocks = SUMS / s->filters, best = 1;
     for (int segments = 1; segments <= blocks && segments <= 4; segments++)
+        /* Of equals the widest: its margin is read once for more positions. */
         if (divide_up(positions, segments * 64) * segments <= least) {
             least = divide_up(positions, segments * 64) * segments;
             best = segments;
@@ -119,7 +133,8 @@ static bool plan_tile(struct stem *s) {
     return s->lines > 0;
 }
 
-/* Fills in all but the prediction. */
+/* Fills in all but the prediction. The contraction is analysed for types and epilogue; the tile is this
+   family's own. */
 static weftStatus_t analyse(struct stem *s, const struct region *region, const struct device *device) {
     TRY(hopper_check_device(device, "stem family"));
     TRY(contraction_find(&s->c, region));
@@ -139,12 +154,14 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
 /* Products of two taps at a time, or moving image and result, whichever takes longer. */
 static double predict(const struct stem *s, const struct device *device) {
     double bytes = (double)(tensor_bytes(s->g.x.tensor) + tensor_bytes(s->g.y.tensor));
+    /* A product of 64 positions x `filters` x 16 of k takes filters / 2 clocks. */
     double clocks = (double)s->tiles * s->lines * s->segments * divide_up(s->taps, 2) * s->filters / 2;
     double computing = clocks / device->cuda.multiprocessors / POWERED_CLOCK / EFFICIENCY;
     double moving = price_moving(bytes, device);
     return LAUNCH_SECONDS + (moving > computing ? moving : computing);
 }
 
+/* The price is predicted here alone; build plans the same. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct stem s;
     TRY(analyse(&s, region, device));
@@ -154,6 +171,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
+/* Constants, and the taps as tables in the order of their offsets: loops over them are unrolled. */
 static void print_structure(struct kernel_print *print, const struct stem *s) {
     const struct {
         int64_t value;
@@ -187,6 +205,7 @@ static void print_structure(struct kernel_print *print, const struct stem *s) {
     text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
 }
 
+/* Addresses, strides in elements, extents; a tile's number splits into image, line and column of tiles. */
 static void print_arguments(struct kernel_print *print, const struct stem *s) {
     const struct conv_operand *x = &s->g.x, *w = &s->g.w;
     const struct graph *graph = s->c.region->graph;
@@ -225,6 +244,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     epilogue_print_pairs(&print, &s.c, s.store);
     epilogue_print_address(&print, &s.c, (int)(s.store - s.c.epilogue.at));
     TRY(kernel_finish(&print, kernel, "product/stem/stem_sm90.cuh", "stem_sm90", arena));
+    /* Persistent: one block a multiprocessor, whose registers it fills. */
     int64_t blocks = device->cuda.multiprocessors;
     contraction_set_launch(kernel, s.tiles < blocks ? s.tiles : blocks, THREADS, shared_bytes(&s));
     kernel->is_dependent = true;

@@ -169,7 +169,8 @@ static weftStatus_t build_order(struct step *step, const struct weight_only_sm90
 }
 
 /* A comes from the workspace (value -1), in boxes of 64 along k: the row of the 128-byte swizzle, two a step. Weights
-   come from the tensor, as bytes whatever their type, a step at a time: rows of 64 bytes as they are, or 128 swizzled. */
+   come from the tensor, as bytes whatever their type, a step at a time: rows of 64 bytes as they are, of 128
+   swizzled. */
 static void print_maps(struct kernel_print *print, const struct weight_only_sm90 *w) {
     bool is_half = w->p.c.operand[OPERAND_A].tensor->type == WEFT_DATA_HALF;
     int row = STEP * weight_bits(w) / 8; /* bytes of weights in a step */
