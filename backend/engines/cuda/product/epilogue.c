@@ -11,6 +11,7 @@ enum {
     REDUCE_INSTRUCTIONS = 2, /* for an element of a reduction */
 };
 
+/* Values are numbered by the region's graph. */
 static const struct tensor *tensor_at(const struct contraction *c, int value) {
     return c->region->graph->values[value].tensor;
 }
@@ -38,7 +39,7 @@ static int output_of(const struct node *node) {
 /* ---- Analysis ---------------------------------------------------------------------------------------------------- */
 
 /* Same rank or one element: nothing is reshaped on the way, and inputs may broadcast along any dimension; outputs may
-   not. */
+   not (is_output, and inputs of reductions that are as large). */
 static weftStatus_t check_tensor(const struct contraction *c, const struct descriptor *op, const struct tensor *tensor,
                                  bool is_output) {
     const struct tensor *result = tensor_at(c, c->result);
@@ -70,7 +71,8 @@ static weftStatus_t add_operand(struct contraction *c, struct epilogue_operand *
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An operand in memory: its strides over the modes, 0 where it broadcasts. */
+/* An operand in memory: its strides over the modes, 0 where it broadcasts. Of EPILOGUE_REDUCED these are the strides of
+   what is kept: the combining kernel stores there. */
 static weftStatus_t add_memory(struct contraction *c, enum epilogue_role role, int value) {
     const struct tensor *tensor = tensor_at(c, value);
     struct epilogue_operand *operand = NULL;
@@ -101,7 +103,7 @@ static weftStatus_t add_coordinate(struct contraction *c, enum epilogue_role rol
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What a reduction comes to is known when all tiles are done: nothing here can read it. */
+/* What a reduction comes to is known when all tiles are done: nothing here can read it. value: what `node` reads. */
 static weftStatus_t check_source(const struct contraction *c, const struct node *node, int value) {
     if (made_inside(c, value) && reductions_serve(&c->region->graph->nodes[c->region->graph->values[value].producer]))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s reads %s, which is known when the whole product is made.",
@@ -115,6 +117,7 @@ static weftStatus_t add_reducer(struct contraction *c, const struct node *node) 
     for (int k = 0; k < node->operand_count; k++) {
         int value = node->operands[k];
         const struct tensor *tensor = tensor_at(c, value);
+        /* Of these every element is reduced; a mean or a variance that broadcasts is read when lines are combined. */
         bool is_whole = tensor_elements(tensor) == tensor_elements(tensor_at(c, c->result));
         if (node->is_output[k]) {
             if (region_exports(c->region, value))
@@ -129,7 +132,8 @@ static weftStatus_t add_reducer(struct contraction *c, const struct node *node) 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands of an operation behind the product: what it loads from memory, and stores for others than the region. */
+/* Operands of an operation behind the product: what it loads from memory, and stores for others than the region. Values
+   that are made and read inside stay in registers. */
 static weftStatus_t add_node(struct contraction *c, const struct node *node) {
     if (reductions_serve(node))
         return add_reducer(c, node);
@@ -146,10 +150,12 @@ static weftStatus_t add_node(struct contraction *c, const struct node *node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Neighbouring modes become one where all operands step through both as through one: fewer divisions per element. */
+/* Neighbouring modes become one where all operands step through both as through one: fewer divisions per element. As of
+   modes_merge, but by the epilogue's operands: what A and B do is nothing to it. */
 static void merge_modes(struct epilogue *epilogue, int index) {
     int64_t *extents = epilogue->extents[index];
     for (int i = epilogue->mode_count[index] - 1; i-- > 0;) {
+        /* One 32-bit division splits the merged index again. */
         bool merges = extents[i] * extents[i + 1] < INT32_MAX;
         for (int k = 0; k < epilogue->count; k++) {
             const int64_t *strides = epilogue->at[k].strides[index];
@@ -171,7 +177,9 @@ static void merge_modes(struct epilogue *epilogue, int index) {
    stores neighbours, whichever operand they came from. */
 static enum index find_lead(const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
+    /* k: the first store, of which all others are thought to follow the layout. */
     int rows = epilogue->mode_count[ROW], columns = epilogue->mode_count[COLUMN], k = 0;
+    /* Its results are counted by the batch alone. */
     if (c->is_direct)
         return BATCH;
     if (!rows || !columns)
@@ -217,7 +225,8 @@ static int find_run(const struct contraction *c) {
     return (int)length;
 }
 
-/* The result's own store comes first: the lead follows the first one. */
+/* The result's own store comes first: the lead follows the first one. Limits come last: with phases a mode can count
+   further than its dimension of the result does. */
 weftStatus_t epilogue_analyse(struct contraction *c) {
     struct epilogue *epilogue = &c->epilogue;
     const struct tensor *result = tensor_at(c, c->result);
@@ -246,6 +255,7 @@ weftStatus_t epilogue_analyse(struct contraction *c) {
 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
+/* The mode along which runs lie; -1: the lead counts to 1. */
 static int lead_mode(const struct epilogue *epilogue) { return epilogue->mode_count[epilogue->lead] - 1; }
 
 /* From one element of a run to the next; 0: the run shares one element. */
@@ -254,7 +264,8 @@ static int64_t lead_stride(const struct epilogue *epilogue, const struct epilogu
     return last < 0 ? 0 : operand->strides[epilogue->lead][last];
 }
 
-/* The loads that are the same in all rows, or the others. */
+/* The loads that are the same in all rows, or the others. Contiguous operands in one access of RUN, those that
+   broadcast along the run as one element, others one by one. */
 static void print_loads(struct kernel_print *print, const struct contraction *c, bool of_column) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
@@ -265,6 +276,7 @@ static void print_loads(struct kernel_print *print, const struct contraction *c,
             continue;
         const char *type = cuda_type_name(operand->type);
         int64_t stride = lead_stride(epilogue, operand);
+        /* Elements along a run that are apart: one by one. */
         if (stride > 1)
             text_add(&print->code, "    for (int e = 0; e < RUN; e++) in.f%d.at[e] = (p.f%d", k, k);
         else
@@ -277,7 +289,8 @@ static void print_loads(struct kernel_print *print, const struct contraction *c,
     }
 }
 
-/* Whether evaluate() reads a value that it has made, and so as its tensor holds it. */
+/* Whether evaluate() reads a value that it has made, and so as its tensor holds it. Reductions of the stored result
+   read it from memory's form, not from here. */
 static bool is_read_inside(const struct contraction *c, int value) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
@@ -297,7 +310,7 @@ static bool keeps_runs(const struct contraction *c) {
 
 /* v<result> from the sum, as its tensor holds it; whole numbers stay whole unless they are scaled. Whole sums are i64
    on their way, as epilogue formulas over integers are; scaled by alpha or beta they pass through double, which holds
-   53 bits. */
+   53 bits. Whether it is rounded here: only if an operation behind reads it, and its tensor is not free. */
 static void print_result(struct kernel_print *print, const struct contraction *c) {
     if (keeps_runs(c)) {
         text_add(&print->code, "        const float v%d = kept.number.at[e];\n", c->result);
@@ -326,12 +339,14 @@ static void print_result(struct kernel_print *print, const struct contraction *c
 }
 
 /* v<value> of what fetch() read, and of coordinates. Conversion of bfloat16 is put off to its use, which saves
-   registers. */
+   registers. Called within the loop over e. */
 static void print_values(struct kernel_print *print, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
+        /* As floats from the start they would take a register each. */
         bool is_late = operand->type == WEFT_DATA_BFLOAT16;
+        /* A pair is one word until it is used: apart, each half would be cut out of it at once. */
         if (operand->role == EPILOGUE_LOAD && is_late && epilogue->run == 2 && lead_stride(epilogue, operand) == 1)
             text_add(&print->code, "        const float v%d = to_float_late(*(const u32*)&in.f%d, e);\n",
                      operand->value, k);
@@ -349,7 +364,8 @@ static void print_values(struct kernel_print *print, const struct contraction *c
     }
 }
 
-/* A run is stored in one access where it is contiguous, else element by element. */
+/* A run is stored in one access where it is contiguous, else element by element. struct results has what each store
+   takes, converted. */
 static void print_stores(struct kernel_print *print, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     for (int k = 0; k < epilogue->count; k++) {
@@ -371,6 +387,7 @@ static void print_stores(struct kernel_print *print, const struct contraction *c
     }
 }
 
+/* For prices: loads, formulas and reductions of one element. */
 double epilogue_instructions(const struct contraction *c) {
     double count = 0;
     for (int k = 0; k < c->epilogue.count; k++)
@@ -387,7 +404,7 @@ double epilogue_instructions(const struct contraction *c) {
 }
 
 /* Of 16 columns a thread has two pairs in each of its two rows: 4 pairs, or 2 where the rows share what they read; a
-   pair of 16 bits is one word. */
+   pair of 16 bits is one word. Registers of 32 bits. */
 int epilogue_fetched_words(const struct epilogue *epilogue) {
     int words = 0;
     for (int k = 0; k < epilogue->count; k++)
@@ -400,7 +417,8 @@ int epilogue_fetched_words(const struct epilogue *epilogue) {
 
 /* fetch(): what is read of memory, apart from the rest so that kernels can read ahead. fetch_below(): what differs in
    another row of the same column; it exists even where the first one does not, so what they share is read before rows
-   are looked at. */
+   are looked at. Fields of operands that are loaded in another way (is_auxiliary) exist and are filled in by the
+   kernel. */
 static void print_fetch(struct kernel_print *print, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     text_add(&print->code, "struct fetched {\n");
@@ -410,6 +428,7 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
                      lead_stride(epilogue, &epilogue->at[k]) ? "RUN" : "1", k);
     print_constant(print, "FETCHED_WORDS", epilogue_fetched_words(epilogue));
     text_add(&print->code, "};\n\n");
+    /* The same text twice: fetch_below() leaves out what is of the column. */
     for (int is_below = 0; is_below < 2; is_below++) {
         text_add(&print->code,
                  is_below
@@ -425,13 +444,14 @@ static void print_fetch(struct kernel_print *print, const struct contraction *c)
     }
 }
 
-/* Whether operand k stores the sums themselves, converted already. */
+/* Whether operand k stores the sums themselves, converted already. That run is stored as keep_run made it. */
 static bool is_kept(const struct contraction *c, int k) {
     const struct epilogue_operand *operand = &c->epilogue.at[k];
     return keeps_runs(c) && operand->role == EPILOGUE_STORE && operand->value == c->result;
 }
 
-/* Whether reductions read the value and else only operands in memory, and no other operation reads it. */
+/* Whether reductions read the value and else only operands in memory, and no other operation reads it. Then its
+   rounding to 16 bits can wait until the run is complete. */
 static bool is_only_reduced(const struct contraction *c, int value) {
     bool is_read = false;
     for (int i = 0; i < c->region->count; i++) {
@@ -451,6 +471,7 @@ static bool is_only_reduced(const struct contraction *c, int value) {
 /* The operand that stores in 16 bits what reductions read, as it is stored, and nothing else does: a run of it is
    converted at once, behind all formulas; -1: none is such. */
 static int find_reduced(const struct contraction *c) {
+    /* One operand at most: the loop over a run is cut once. */
     for (int k = 0; k < c->epilogue.count && !c->epilogue.reduces_stored; k++) {
         const struct epilogue_operand *operand = &c->epilogue.at[k];
         bool is_half = dtype_is_half(operand->type);
@@ -472,7 +493,8 @@ static void print_results(struct kernel_print *print, const struct epilogue *epi
     text_add(&print->code, "};\n\n");
 }
 
-/* The operations of the region behind the product, in order; `last` is rounded later, with its run. */
+/* The operations of the region behind the product, in order; `last` is rounded later, with its run. A value that is
+   read inside is rounded as its tensor would hold it. */
 static void print_formulas(struct kernel_print *print, const struct contraction *c, int last) {
     for (int i = 0; i < c->region->count; i++) {
         const struct node *node = region_node(c->region, i);
@@ -497,7 +519,8 @@ static void print_reduced_run(struct kernel_print *print, const struct contracti
     text_add(&print->code, "        const float v%d = kept_last.number.at[e];\n", operand->value);
 }
 
-/* evaluate(): from sums to what is stored, converted. */
+/* evaluate(): from sums to what is stored, converted. One loop over the run, or two around the conversion of what
+   reductions read. */
 static void print_evaluate(struct kernel_print *print, const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;
     int reduced = find_reduced(c);
@@ -557,6 +580,7 @@ void epilogue_print(struct kernel_print *print, const struct contraction *c) {
              "    return epilogue(p, z, i, j, sum, fetch(p, z, i, j));\n}\n\n");
 }
 
+/* For kernels that store by themselves what evaluate() made. */
 void epilogue_print_address(struct kernel_print *print, const struct contraction *c, int k) {
     const struct epilogue *epilogue = &c->epilogue;
     const char *type = cuda_type_name(epilogue->at[k].type);
@@ -568,7 +592,8 @@ void epilogue_print_address(struct kernel_print *print, const struct contraction
     text_add(&print->code, ";\n}\n\n");
 }
 
-/* 8 elements are 16 bytes: every piece of a row begins where the copy engine can. */
+/* 8 elements are 16 bytes: every piece of a row begins where the copy engine can. Its modes step like the result's, in
+   whole accesses. */
 bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilogue_operand *store) {
     const struct epilogue *epilogue = &c->epilogue;
     const struct epilogue_operand *operand = &epilogue->at[k];
@@ -581,7 +606,8 @@ bool epilogue_lies_alike(const struct contraction *c, int k, const struct epilog
     return is;
 }
 
-/* Whether what operand k stores has elements of so many bytes, and rows of whole accesses of 16 bytes. */
+/* Whether what operand k stores has elements of so many bytes, and rows of whole accesses of 16 bytes. Results of a row
+   are neighbours, and runs of at least two: as accumulators lie in pairs. */
 static bool is_staged(const struct contraction *c, const struct epilogue_operand *store, int bytes) {
     const struct epilogue *epilogue = &c->epilogue;
     int64_t access = 16 / bytes;
@@ -595,6 +621,7 @@ static bool is_staged(const struct contraction *c, const struct epilogue_operand
     return tensor_at(c, store->value)->alignment % 16 == 0;
 }
 
+/* Kernels have epilogue tiles for two results at most. */
 int epilogue_find_stored(const struct contraction *c, int bytes, const struct epilogue_operand *stores[2]) {
     int count = 0;
     for (int k = 0; k < c->epilogue.count; k++)

@@ -2,6 +2,7 @@
 /* Where the operands behind the sum lie: their modes, limits and offsets, for all functions over the same indices. */
 #include "engines/cuda/product/contraction.h"
 
+/* Whether results of some phase or image end before the extent of their modes. */
 static bool is_limited(const struct epilogue *epilogue) {
     for (int k = 0; k < epilogue->count; k++)
         if (epilogue->at[k].role == EPILOGUE_LIMIT)
@@ -9,7 +10,8 @@ static bool is_limited(const struct epilogue *epilogue) {
     return false;
 }
 
-/* Whether operand k is the same in all rows. Of a result whose phases end at different places, in all phases. */
+/* Whether operand k is the same in all rows. Of a result whose phases end at different places, in all phases. A kernel
+   then reads it once for all rows of a tile. */
 bool epilogue_is_of_column(const struct epilogue *epilogue, int k) {
     for (int index = is_limited(epilogue) ? BATCH : ROW; index <= ROW; index++)
         for (int d = 0; d < epilogue->mode_count[index]; d++)
@@ -25,6 +27,7 @@ void epilogue_print_arguments(struct kernel_print *print, const struct epilogue 
             print_divisor(print, epilogue->extents[index][d], named("f%c%d", index_letters[index], d).text);
     for (int k = 0; k < epilogue->count; k++) {
         const struct epilogue_operand *operand = &epilogue->at[k];
+        /* Names: f<operand> is the address, f<operand>_<index><mode> the stride along a mode; 0 and 1 are text. */
         if (operand->role == EPILOGUE_LIMIT)
             print_number(print, operand->bound, named("f%d_bound", k).text);
         else if (operand->role != EPILOGUE_INDEX)

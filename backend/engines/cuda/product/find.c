@@ -8,13 +8,15 @@
 
 static bool is_scaling(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
 
+/* What a region of contraction_find_prepared may have beside its product; is_preparing: of these, in front of it. */
 static bool goes_around(const struct node *node) {
     return node_is_pointwise(node) || reductions_serve(node) || is_scaling(node);
 }
 
 static bool is_preparing(const struct node *node) { return node_is_pointwise(node) || is_scaling(node); }
 
-/* Nodes that go around the product may be in front of it. */
+/* Of the product: what it reads comes from outside the region, or from nodes that may be in front; all tensors are
+   plain and of types that kernels address. */
 static weftStatus_t check_operands(const struct region *region, bool takes_prepared, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &region->graph->values[node->operands[i]];
@@ -35,6 +37,7 @@ static weftStatus_t check_operands(const struct region *region, bool takes_prepa
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `goes_with`: which nodes the region may have beside its one product. */
 static weftStatus_t find(struct contraction *c, const struct region *region,
                          bool (*goes_with)(const struct node *node)) {
     const struct node *node;
@@ -48,12 +51,13 @@ static weftStatus_t find(struct contraction *c, const struct region *region,
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Portable kernels read operands as they lie: only what is behind the product is fused. */
 weftStatus_t contraction_find(struct contraction *c, const struct region *region) {
     return find(c, region, node_is_pointwise);
 }
 
 /* An operand that the region scales becomes the tensor whose blocks are scaled, where both lie alike. Scales apply
-   inside the product only if nobody sees the scaled tensor: it never reaches memory. */
+   inside the product only if nobody sees the scaled tensor: it never reaches memory. Adds 1 to *count where it is. */
 static weftStatus_t take_scaling(struct contraction *c, struct product_operand *operand, int *count) {
     const struct graph *graph = c->region->graph;
     int producer = graph->values[operand->value].producer;
@@ -76,6 +80,7 @@ static weftStatus_t take_scaling(struct contraction *c, struct product_operand *
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Among those that find_before has taken so far. */
 static bool is_before(const struct contraction *c, const struct node *node) {
     for (int i = 0; i < c->before_count; i++)
         if (c->before[i] == node)
@@ -83,7 +88,8 @@ static bool is_before(const struct contraction *c, const struct node *node) {
     return false;
 }
 
-/* Whether what a pointwise node makes becomes the operand, and nothing else. */
+/* Whether what a pointwise node makes becomes the operand, and nothing else: its value is `prepared`, or is read by
+   nodes that are before the product already. An error where it is read elsewhere, too, as it never reaches memory. */
 static weftStatus_t check_before(const struct contraction *c, const struct node *node, int prepared, bool *is) {
     int out = 0;
     while (!node->is_output[out])
@@ -98,15 +104,18 @@ static weftStatus_t check_before(const struct contraction *c, const struct node 
         *is = *is || is_before(c, reader);
         is_shared = is_shared || !(is_before(c, reader) || (reader == c->node && out == prepared));
     }
+    /* Otherwise the node belongs behind the product or elsewhere. */
     if (*is && is_shared)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: what it makes must be read by the product alone.",
              descriptor_label(node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The one tensor of the operand's dims and strides that operations before the product read takes its place. */
+/* The one tensor of the operand's dims and strides that operations before the product read takes its place. Kernels
+   read that tensor by the modes that were made of the operand's. */
 static weftStatus_t take_prepared(struct contraction *c, struct product_operand *operand) {
     const struct graph *graph = c->region->graph;
+    /* Of several tensors of the operand's layout none would be the one to stage. */
     int input = NOTHING_BEFORE;
     for (int b = 0; b < c->before_count; b++)
         for (int k = 0; k < c->before[b]->operand_count; k++) {
@@ -132,7 +141,7 @@ static weftStatus_t take_prepared(struct contraction *c, struct product_operand 
 }
 
 /* Pointwise operations of the region that lead to an operand. Operations before both operands are refused (count > 0):
-   kernels stage one operand through registers. */
+   kernels stage one operand through registers. Its nodes are appended to c->before, last first. */
 static weftStatus_t find_before(struct contraction *c, struct product_operand *operand) {
     int count = c->before_count;
     /* Backwards: readers come before what they read, so that chains are followed to their first operation. */
@@ -170,6 +179,7 @@ weftStatus_t contraction_find_prepared(struct contraction *c, const struct regio
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Everything else of a region is in the epilogue. */
 bool contraction_is_behind(const struct contraction *c, const struct node *node) {
     return node != c->node && !is_scaling(node) && !is_before(c, node);
 }
@@ -182,6 +192,7 @@ weftStatus_t contraction_may_narrow(void) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of inputs alone: what the result is stored as narrows nothing. */
 bool contraction_narrows(const struct graph *graph, int node) {
     const struct node *product = &graph->nodes[node];
     bool has_half = false, has_bfloat16 = false, has_float = false;
@@ -194,7 +205,8 @@ bool contraction_narrows(const struct graph *graph, int node) {
     return node_is_product(product) && (has_float || (has_half && has_bfloat16));
 }
 
-/* Whether a node is the product of a region, or makes what that reads. Recursion ends: a region has no cycle. */
+/* Whether a node is the product of a region, or makes what that reads. Recursion ends: a region has no cycle.
+   O(nodes^2) for each level: regions are a few nodes. */
 static bool leads_to_product(const struct region *region, const struct node *node) {
     bool leads = node_is_product(node);
     for (int k = 0; k < node->operand_count && !leads; k++)

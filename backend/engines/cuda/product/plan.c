@@ -40,7 +40,7 @@ static const double DIRECT_RATE = 0.15; /* of the FMA rate */
 /* ---- How operands are read --------------------------------------------------------------------------------------- */
 
 /* The longest run along `index`: its last mode is contiguous and moves no coordinate, everything else keeps to
-   multiples of it. */
+   multiples of it. 1 where elements are read one by one. */
 static int operand_run(const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];
     int last = c->modes[index].count - 1;
@@ -71,7 +71,8 @@ static int64_t neighbour_stride(const struct contraction *c, int f, int index) {
     return modes->count ? gcd64(modes->at[modes->count - 1].stride[f], 0) : INT64_MAX;
 }
 
-/* Along k or along its own index, whichever has the longer vectors; of equal ones, whichever neighbours are nearer. */
+/* Along k or along its own index, whichever has the longer vectors; of equal ones, whichever neighbours are nearer. f:
+   the operand. */
 static void choose_access(struct contraction *c, int f) {
     int outer = f == OPERAND_A ? ROW : COLUMN;
     int along_outer = operand_run(c, f, outer), along_k = operand_run(c, f, K);
@@ -142,11 +143,13 @@ static bool split_fits(const struct contraction *c, int splits, int64_t steps) {
     return splits == 1 || (steps / splits >= 4 && bytes < 128e6);
 }
 
+/* Over the batch, ragged ones included. */
 static double tiles_of(const struct contraction *c, const struct tile *tile) {
     return (double)modes_extent(&c->modes[BATCH]) * tiles_along(modes_extent(&c->modes[ROW]), tile->rows) *
            tiles_along(modes_extent(&c->modes[COLUMN]), tile->columns);
 }
 
+/* Seconds of all waves of blocks, if every multiprocessor has one at a time; memory apart. */
 static double computing_seconds(const struct contraction *c, const struct device *device, const struct tile *tile,
                                 int splits, int64_t steps) {
     double rate = contraction_rate(c->arithmetic, device) * tile->efficiency, tiles = tiles_of(c, tile) * splits;
@@ -252,7 +255,8 @@ static void plan_direct(struct contraction *c, const struct device *device, cons
     c->seconds = LAUNCH_SECONDS + (computing > moving ? computing : moving) + split_seconds(c, device, c->splits);
 }
 
-/* Kernels then count in 32 bits, whose divisions are one multiplication. */
+/* Kernels then count in 32 bits, whose divisions are one multiplication. In doubles: products of extents may
+   overflow. */
 static bool all_small(const struct contraction *c) {
     bool small = true;
     for (int index = 0; index < INDICES; index++) {

@@ -25,6 +25,7 @@ static weftStatus_t analyse(struct contraction *c, const struct region *region, 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `narrows`: asked as the family of tf32, which users can forbid. */
 static weftStatus_t accepts_any(const struct region *region, const struct device *device, double *seconds,
                                 bool narrows) {
     struct contraction c;
@@ -35,6 +36,7 @@ static weftStatus_t accepts_any(const struct region *region, const struct device
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Exact: sums of floats are floats. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     return accepts_any(region, device, seconds, false);
 }
@@ -45,10 +47,12 @@ static weftStatus_t accepts_tf32(const struct region *region, const struct devic
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
-/* One kernel whatever multiplies: mma or fma. */
+/* One kernel whatever multiplies: mma or fma. What differs is in the constants: tile, operands, epilogue or
+   workspace. */
 static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     const struct tile *tile = c->tile;
     struct kernel_print print;
+    /* Along rows and along columns, and batch entries. */
     const int64_t tiles[] = {divide_up(modes_extent(&c->modes[ROW]), tile->rows),
                              divide_up(modes_extent(&c->modes[COLUMN]), tile->columns), modes_extent(&c->modes[BATCH])};
     contraction_print_tile(&print, c);
@@ -57,7 +61,7 @@ static weftStatus_t build_tiles(struct cuda_kernel *kernel, const struct contrac
     return contraction_end_tiles(&print, kernel, c, tiles, arena);
 }
 
-/* Few products for each result: threads sum alone. */
+/* Few products for each result: a thread makes a run of results alone, and grid y splits k. */
 static weftStatus_t build_direct(struct cuda_kernel *kernel, const struct contraction *c, struct arena *arena) {
     struct kernel_print print;
     int64_t runs = contraction_elements(c) / c->epilogue.run;
@@ -92,6 +96,7 @@ static weftStatus_t describe(struct step *step, const struct contraction *c, str
                        c->splits, c->region->count - 1);
 }
 
+/* One kernel, and one more that adds the parts where k is split. */
 static weftStatus_t build_any(struct step *step, const struct device *device, const struct knob_choices *knobs,
                               struct arena *arena, bool narrows) {
     struct contraction c;
@@ -117,6 +122,7 @@ static weftStatus_t build_tf32(struct step *step, const struct device *device, c
     return build_any(step, device, knobs, arena, true);
 }
 
+/* Both families have the same tiles; their numbers are those of the tables in plan.c. */
 static const struct knob knobs[] = {
     {WEFT_KNOB_TYPE_TILE_SIZE, 0, TILE_ROWS, 1, 0,
      "rows x columns of a tile: 1 128x128, 2 128x64, 3 64x128, 4 64x64, 5 128x32, 6 32x128, 7 32x32; 0 chooses"},

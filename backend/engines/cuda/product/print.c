@@ -21,6 +21,7 @@ struct name named(const char *format, ...) {
     return name;
 }
 
+/* Arguments are 64-bit integers: kernels take the bits back by __longlong_as_double. */
 void print_real(struct kernel_print *print, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
@@ -41,7 +42,9 @@ void print_split(struct kernel_print *print, const char *prefix, int count, cons
         return;
     if (count > 1)
         text_add(&print->code, "    index %s_rest = %s;\n", prefix, value);
+    /* From the fastest mode on: each division leaves the rest for the slower ones; mode 0 is what remains. */
     for (int d = count - 1; d > 0; d--) {
+        /* The taps that a phase sees are counted on the device, by find_batch. */
         int phase = modes ? modes->at[d].phase : NO_PHASE;
         text_add(&print->code, "    [[maybe_unused]] const i64 %s%d = split(%s_rest, %s%d);\n", prefix, d, prefix,
                  phase != NO_PHASE && prefix[0] == 'k' ? "g.taps" : named("p.%s", prefix).text,
@@ -81,7 +84,8 @@ static void print_arguments(struct kernel_print *print, const struct contraction
 
 /* ---- The batch entry --------------------------------------------------------------------------------------------- */
 
-/* struct batch: what all tiles of a batch entry share. */
+/* struct batch: what all tiles of a batch entry share. Offsets and coordinates of A and B, taps of each phase, and
+   sizes that are known on the device alone. */
 static void print_batch_struct(struct kernel_print *print, const struct contraction *c) {
     text_add(&print->code, "struct batch {\n    i64 a, b;\n    index k_count;\n");
     for (int f = 0; f < OPERANDS; f++)
@@ -90,13 +94,15 @@ static void print_batch_struct(struct kernel_print *print, const struct contract
                 text_add(&print->code, "    i32 %c_at%d;\n", operand_letters[f], i);
     for (int n = 0; n < c->phase_count; n++)
         text_add(&print->code, "    divisor taps%d;\n", n);
+    /* Of rows, columns, k. */
     if (contraction_has_overrides(c))
         text_add(&print->code, "    i64 used0, used1, used2;\n");
     text_add(&print->code, "};\n\n");
 }
 
 /* Of the taps that a phase sees: the first one, how many, and where in dy the first one reads. In device code, once per
-   batch entry: a phase's taps take divisions, which tiles must not repeat. */
+   batch entry: a phase's taps take divisions, which tiles must not repeat. z: the batch mode that is this phase's
+   number. */
 static void print_phase(struct kernel_print *print, const struct contraction *c, int n) {
     const struct phase *phase = &c->phases[n];
     int z = 0;
@@ -117,12 +123,14 @@ static void print_phase(struct kernel_print *print, const struct contraction *c,
         n, z, n, n, n, n, n, z, n, n, n, n, n, n, n, n, n, n, n, n, n, phase->coordinate, n);
 }
 
+/* Reads the entry's own number: the override has one element for all, or one for each batch entry along some dims. */
 void contraction_print_override(struct kernel_print *print, const struct contraction *c, int n, const char *mode) {
     const struct tensor *used = c->used[n];
     const struct modes *batch = &c->modes[BATCH];
     print_pointer(print, (weftDataType_t)used->type, graph_find_value(print->graph, used), 0, named("used%d", n).text);
     text_add(&print->code, "to_integer(*(p.used%d", n);
     for (int d = 0; d < batch->count; d++) {
+        /* Dims of 1 broadcast. */
         bool moves = tensor_elements(used) > 1 && used->dims.at[batch->at[d].dim] != 1;
         int64_t stride = moves ? used->strides.at[batch->at[d].dim] * batch->at[d].dim_step : 0;
         print_coefficient(print, stride, named("used%d_z%d", n, d).text);
@@ -143,7 +151,8 @@ static void print_override(struct kernel_print *print, const struct contraction 
 }
 
 /* find_batch(p, z): the batch's part of offsets and coordinates, and how many k there are. k_count is that of modes
-   without phases; each phase multiplies it by the taps it sees. */
+   without phases; each phase multiplies it by the taps it sees. Letters: a and b for operands, z for modes of the
+   batch. */
 static void print_find_batch(struct kernel_print *print, const struct contraction *c) {
     const struct modes *batch = &c->modes[BATCH];
     int64_t k = 1;
@@ -182,7 +191,8 @@ static void print_find_batch(struct kernel_print *print, const struct contractio
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
 /* One part of an operand's offset: `index` is the operand's own, which brings the batch's part along, or K. NOWHERE
-   ends loads past the last row, column or k: tiles at the edges need no test of their own. */
+   ends loads past the last row, column or k: tiles at the edges need no test of their own. Where sizes are overridden,
+   `unused` marks elements that exist and count as absent. */
 static void print_offsets(struct kernel_print *print, const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];
     const struct modes *modes = &c->modes[index];
@@ -241,7 +251,8 @@ static void print_is_inside(struct kernel_print *print, const struct contraction
     text_add(&print->code, "%s;\n    }\n", contraction_has_overrides(c) ? " && !x.unused && !y.unused" : "");
 }
 
-/* lead(), of the direct kernel: from a result to its neighbour. IS_SHARED: these read the same element. */
+/* lead(), of the direct kernel: from a result to its neighbour. IS_SHARED: these read the same element. The direct
+   kernel counts results by the batch alone, whose last mode runs along the result's memory. */
 static void print_lead(struct kernel_print *print, const struct contraction *c, int f) {
     const struct modes *batch = &c->modes[BATCH];
     int64_t lead = batch->count ? batch->at[batch->count - 1].stride[f] : 0;
@@ -250,6 +261,7 @@ static void print_lead(struct kernel_print *print, const struct contraction *c, 
     text_add(&print->code, "; }\n    static constexpr bool IS_SHARED = %s;\n", lead ? "false" : "true");
 }
 
+/* Everything that kernels know of A or B: address, coordinates, offsets, types, and how it is read. */
 static void print_matrix_operand(struct kernel_print *print, const struct contraction *c, int f) {
     const struct product_operand *operand = &c->operand[f];
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
@@ -275,6 +287,7 @@ static void print_matrix_operand(struct kernel_print *print, const struct contra
     text_add(&print->code, "};\n\n");
 }
 
+/* In the order in which the functions call each other. */
 void contraction_print_operands(struct kernel_print *print, const struct contraction *c) {
     print_arguments(print, c);
     print_batch_struct(print, c);

@@ -6,6 +6,7 @@
 
 enum { ACCESS_BYTES = 16 };
 
+/* Values are numbered by the region's graph. */
 static const struct tensor *tensor_at(const struct prologue *prologue, int value) {
     return prologue->c->region->graph->values[value].tensor;
 }
@@ -13,12 +14,14 @@ static const struct tensor *tensor_at(const struct prologue *prologue, int value
 /* ---- Which there are --------------------------------------------------------------------------------------------- */
 
 /* Breadth first, from the operand backwards through pointwise operations alone; `nodes` is the queue as well.
-   BEFORE_MAX bounds it. */
+   BEFORE_MAX bounds it. Fills in the nodes of the first operand that has any, and returns their number; 0 where there
+   are none or too many. */
 int prologue_companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     int count = 0;
     if (!node_is_product(product))
         return 0;
+    /* The first round looks at the product's operand i alone, later ones at all that a queued node reads. */
     for (int i = 0; i < product->operand_count && count == 0; i++) {
         const struct node *reader = product;
         int first = i, last = i + 1, next = 0;
@@ -26,6 +29,7 @@ int prologue_companions(const struct graph *graph, int node, int *nodes) {
             for (int k = first; k < last; k++) {
                 int producer = graph->values[reader->operands[k]].producer;
                 bool is_new = !reader->is_output[k] && producer >= 0 && node_is_pointwise(&graph->nodes[producer]);
+                /* A node that two others read is taken once. */
                 for (int j = 0; j < count; j++)
                     is_new = is_new && nodes[j] != producer;
                 if (is_new && count == BEFORE_MAX)
@@ -53,10 +57,12 @@ static const struct prologue_axis *axis_of(const struct prologue *prologue, int 
     return NULL;
 }
 
-/* A number, or a vector along one axis: what else is read would have to be found per element. */
+/* A number, or a vector along one axis: what else is read would have to be found per element. A tensor that several
+   operations read is read once. */
 static weftStatus_t add_operand(struct prologue *h, const struct node *node, int value) {
     const struct tensor *tensor = tensor_at(h, value), *a = h->c->operand[OPERAND_A].tensor;
     struct prologue_operand operand = {.value = value, .type = (weftDataType_t)tensor->type, .extent = 1};
+    /* `count`: dims of more than one element; dim: the last of them. */
     int dim = NO_DIM, count = 0;
     for (int i = 0; i < h->operand_count; i++)
         if (h->operands[i].value == value)
@@ -88,11 +94,13 @@ static weftStatus_t add_operand(struct prologue *h, const struct node *node, int
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What every operation of c->before reads beside A, as operands. A itself arrives in registers. */
 weftStatus_t prologue_find(struct prologue *h) {
     const struct contraction *c = h->c;
     weftDataType_t type = (weftDataType_t)c->operand[OPERAND_A].tensor->type;
     if (c->before_count == 0)
         return WEFT_STATUS_SUCCESS;
+    /* wgmma takes A from registers, B from shared memory only; pairs of 16 bits share a word there. */
     if (c->operand[OPERAND_A].prepared == NOTHING_BEFORE || !dtype_is_half(type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s: operations before it are fused on its first operand, of halves or bfloat16.",
@@ -114,13 +122,15 @@ weftStatus_t prologue_find(struct prologue *h) {
 
 /* ---- Text -------------------------------------------------------------------------------------------------------- */
 
-/* Whether all neighbours exist and lie in whole accesses. One load of all neighbours then needs no test at the end. */
+/* Whether all neighbours exist and lie in whole accesses. One load of all neighbours then needs no test at the end.
+   `neighbours` is even, an access of at most 16 bytes. */
 static bool is_whole(const struct prologue *h, const struct prologue_operand *operand) {
     return operand->stride == 1 && operand->extent % h->neighbours == 0 &&
            tensor_at(h, operand->value)->alignment % ACCESS_BYTES == 0;
 }
 
-/* struct <name>, and the function that reads its operands: of neighbours from `at` on, or the one there. */
+/* struct <name>, and the function that reads its operands: of neighbours from `at` on, or the one there. `along`: those
+   of the axis that neighbours run along, else those across it and plain numbers. */
 static void print_read(struct kernel_print *print, const struct prologue *h, bool along, const char *name) {
     bool has_extent = false; /* the same of all that know an axis */
     text_add(&print->code, "struct %s_read {\n", name);
@@ -135,6 +145,8 @@ static void print_read(struct kernel_print *print, const struct prologue *h, boo
         if (operand->runs_along != along)
             continue;
         print_pointer(print, operand->type, operand->value, 0, named("b%d", i).text);
+        /* Behind the extent reads are clamped to its last elements: their results are multiplied with zeros or
+           dropped. */
         if (operand->extent > 1 && !has_extent)
             print_number(print, operand->extent, named("%s_extent", name).text);
         has_extent = has_extent || operand->extent > 1;
@@ -160,7 +172,8 @@ static void print_read(struct kernel_print *print, const struct prologue *h, boo
 }
 
 /* prepare(): numbers of A in, what the product reads out, converted in pairs. Backwards through `before`, which has the
-   last operation first. The last one is not rounded by itself: rounded_pair does it. */
+   last operation first. The last one is not rounded by itself: rounded_pair does it. Names are values of the graph:
+   v<value>. */
 static void print_prepare(struct kernel_print *print, const struct prologue *h) {
     const struct product_operand *a = &h->c->operand[OPERAND_A];
     const char *type = cuda_type_name((weftDataType_t)a->tensor->type);
@@ -173,6 +186,7 @@ static void print_prepare(struct kernel_print *print, const struct prologue *h) 
         text_add(&print->code, "        const %s v%d = %s.b%d.at[%s];\n", cuda_type_name(h->operands[i].type),
                  h->operands[i].value, h->operands[i].runs_along ? "along" : "across", i,
                  h->operands[i].runs_along ? "e" : "0");
+    /* All but the last round as the tensors between them would. */
     for (int b = h->c->before_count; b-- > 0;)
         (b > 0 ? formula_print : formula_print_exact)(&print->code, h->c->region->graph, h->c->before[b]);
     text_add(&print->code,

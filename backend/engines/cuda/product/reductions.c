@@ -39,12 +39,13 @@ const char *const span_names[SPANS] = {[SPAN_COLUMN] = "column", [SPAN_ROW] = "r
 
 /* ---- What is reduced --------------------------------------------------------------------------------------------- */
 
+/* Statistics of batch norms are reductions of two numbers each. */
 bool reductions_serve(const struct node *node) {
     const struct op *op = op_of(node->op);
     return op == &reduction_op || op == &genstats_op || op == &bn_bwd_weights_op;
 }
 
-/* The type that sums are taken in, and an output, whose dims say what is kept. */
+/* The type that sums are taken in, and an output, whose dims say what is kept. *kept: never NULL. */
 static int32_t math_of(const struct node *node, const struct tensor **kept) {
     const struct op *op = op_of(node->op);
     if (op == &reduction_op) {
@@ -66,10 +67,12 @@ static weftStatus_t refuse_dims(const struct node *node, const struct tensor *ke
          descriptor_label(node->op), tensor_dims_text(kept));
 }
 
-/* Whether the modes of an index are all kept or all reduced; an index that counts to 1 is not kept. */
+/* Whether the modes of an index are all kept or all reduced; an index that counts to 1 is not kept. An error where some
+   of them are kept and others not. */
 static weftStatus_t find_kept(const struct contraction *c, const struct node *node, const struct tensor *kept,
                               enum index index, bool *is_kept) {
     const struct tensor *result = c->region->graph->values[c->result].tensor;
+    /* Modes of more than one element that are kept, and all such modes. */
     int kept_count = 0, count = 0;
     for (int d = 0; d < c->modes[index].count; d++) {
         int dim = c->modes[index].at[d].dim;
@@ -87,7 +90,8 @@ static weftStatus_t find_kept(const struct contraction *c, const struct node *no
 }
 
 /* Number t of a span is the t-th line of its partial sums: genstats and batch-norm weights take two, sums of X and of X
-   * X or X * x^. */
+   * X or X * x^. Batch entries are kept by all reductions of a span or by none: its lines are those of each entry, or
+   of all. */
 weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
     struct epilogue *epilogue = &c->epilogue;
     const struct tensor *kept, *result = c->region->graph->values[c->result].tensor;
@@ -104,8 +108,10 @@ weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
         return refuse_dims(node, kept);
     for (int index = BATCH; index < K; index++)
         TRY(find_kept(c, node, kept, (enum index)index, &keeps[index]));
+    /* Nothing would be reduced, or each entry of the batch to one number, which no span is. */
     if ((keeps[ROW] && keeps[COLUMN]) || (keeps[BATCH] && !keeps[ROW] && !keeps[COLUMN]))
         return refuse_dims(node, kept);
+    /* The index that is kept names the span. */
     enum span span = keeps[COLUMN] ? SPAN_COLUMN : keeps[ROW] ? SPAN_ROW : SPAN_ALL;
     struct reduced_span *reduced = &epilogue->spans[span];
     if (reduced->count > 0 && reduced->keeps_batch != keeps[BATCH])
@@ -115,6 +121,7 @@ weftStatus_t reductions_add(struct contraction *c, const struct node *node) {
              descriptor_label(node->op), REDUCTIONS_MAX);
     epilogue->reductions[epilogue->reduction_count++] = (struct fused_reduction){node, span, reduced->count, mode};
     reduced->keeps_batch = keeps[BATCH];
+    /* Elements that each total is made of, for means. */
     reduced->elements = tensor_elements(kept) ? tensor_elements(result) / tensor_elements(kept) : 0;
     reduced->count += op == &reduction_op ? 1 : 2;
     return WEFT_STATUS_SUCCESS;
@@ -127,7 +134,8 @@ static int value_of(const struct contraction *c, const struct tensor *tensor) {
     return graph_find_value(c->region->graph, tensor);
 }
 
-/* The combination of core/reduce.cuh that number t of a span is. Nodes of two numbers sum both. */
+/* The combination of core/reduce.cuh that number t of a span is. Nodes of two numbers sum both. Lines of a span may
+   combine by different operators. */
 static const char *combine_name(const struct epilogue *epilogue, enum span span, int t) {
     for (int r = 0; r < epilogue->reduction_count; r++) {
         const struct fused_reduction *reduction = &epilogue->reductions[r];
@@ -137,7 +145,8 @@ static const char *combine_name(const struct epilogue *epilogue, enum span span,
     return "sum";
 }
 
-/* struct <span>_reductions: COUNT, what nothing reduces to, and how two partial sums combine. */
+/* struct <span>_reductions: COUNT, what nothing reduces to, and how two partial sums combine. `none` is neutral:
+   partial sums begin with it. */
 static void print_kind(struct kernel_print *print, const struct epilogue *epilogue, enum span span) {
     int count = epilogue->spans[span].count;
     text_add(&print->code, "struct %s_reductions {\n    static constexpr int COUNT = %d;\n", span_names[span], count);
@@ -150,6 +159,7 @@ static void print_kind(struct kernel_print *print, const struct epilogue *epilog
     text_add(&print->code, "0.0f; }\n};\n");
 }
 
+/* Spans without reductions have a COUNT of 0, over which kernels loop no time. */
 void reductions_print_kinds(struct kernel_print *print, const struct contraction *c) {
     if (c->epilogue.reduction_count)
         text_add(&print->constants, "#include \"core/reduce.cuh\"\n");
@@ -164,13 +174,14 @@ void reductions_print_fields(struct kernel_print *print, const struct epilogue *
             text_add(&print->code, "    run<float, RUN> %ss[%d];\n", span_names[span], epilogue->spans[span].count);
 }
 
-/* X is the number that a reduction sees. */
+/* X is the number that a reduction sees, `x` its text; `element` is what is added of it to number t of the node. */
 static void print_element(struct kernel_print *print, const struct fused_reduction *reduction, int t, const char *x,
                           const char *element) {
     text_add(&print->code, "        { const float X = %s; out.%ss[%d].at[e] = %s; }\n", x, span_names[reduction->span],
              reduction->first + t, element);
 }
 
+/* Inside evaluate()'s loop over e, where v<value> are floats or what tensors hold. */
 void reductions_print_elements(struct kernel_print *print, const struct contraction *c) {
     for (int r = 0; r < c->epilogue.reduction_count; r++) {
         const struct fused_reduction *reduction = &c->epilogue.reductions[r];
@@ -196,7 +207,7 @@ void reductions_print_elements(struct kernel_print *print, const struct contract
     }
 }
 
-/* Then nothing else is needed beside what was stored. */
+/* Then nothing else is needed beside what was stored: kernels can reduce epilogue tiles. */
 bool reductions_read_only_value(const struct contraction *c, int value) {
     bool is = true;
     for (int r = 0; r < c->epilogue.reduction_count; r++) {
@@ -207,6 +218,7 @@ bool reductions_read_only_value(const struct contraction *c, int value) {
     return is;
 }
 
+/* Kernels may then reduce epilogue tiles in shared memory as they leave. */
 bool reductions_are_of_stored(const struct contraction *c) {
     const struct epilogue_operand *store = epilogue_find_half(c);
     const struct reduced_span *spans = c->epilogue.spans;
@@ -214,7 +226,8 @@ bool reductions_are_of_stored(const struct contraction *c) {
            reductions_read_only_value(c, store->value);
 }
 
-/* From 16 bits, so that what is reduced is what memory holds, as it would be of a reduction apart. */
+/* From 16 bits, so that what is reduced is what memory holds, as it would be of a reduction apart. A struct of runs of
+   one, so that the same text fills it. */
 void reductions_print_stored(struct kernel_print *print, const struct contraction *c,
                              const struct epilogue_operand *store) {
     if (c->epilogue.reduction_count == 0)
@@ -231,7 +244,7 @@ void reductions_print_stored(struct kernel_print *print, const struct contractio
 
 /* ---- What becomes of partial sums -------------------------------------------------------------------------------- */
 
-/* p.f<k>[offset], an operand over what is kept. */
+/* p.f<k>[offset], an operand over what is kept. Returns k; operands of reductions are the epilogue's already. */
 static int print_address(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor) {
     const struct epilogue *epilogue = &c->epilogue;
     int value = value_of(c, tensor), k = 0;
@@ -243,7 +256,7 @@ static int print_address(struct kernel_print *print, const struct contraction *c
     return k;
 }
 
-/* Outputs that nobody reads are left out. */
+/* Outputs that nobody reads are left out. formula: in terms of X, weighted and parameters. */
 static void print_store(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor,
                         const char *formula) {
     if (!tensor || !region_exports(c->region, value_of(c, tensor)))
@@ -253,7 +266,7 @@ static void print_store(struct kernel_print *print, const struct contraction *c,
     text_add(&print->code, " = from<%s>::number(%s);\n", cuda_type_name((weftDataType_t)tensor->type), formula);
 }
 
-/* Absent ones are 1. */
+/* Absent ones are 1. Its value in float, over what is kept. */
 static void print_parameter(struct kernel_print *print, const struct contraction *c, const struct tensor *tensor,
                             const char *name) {
     text_add(&print->code, "    const float %s = ", name);
@@ -266,7 +279,7 @@ static void print_parameter(struct kernel_print *print, const struct contraction
     text_add(&print->code, ");\n");
 }
 
-/* As bn_bwd_weights.c defines them. */
+/* As bn_bwd_weights.c defines them. X: sum of dy; weighted: sum of dy * x^. */
 static void print_bn_bwd_weights(struct kernel_print *print, const struct contraction *c,
                                  const struct bn_bwd_weights_op *op) {
     print_parameter(print, c, op->mean, "mean");
@@ -281,7 +294,8 @@ static void print_bn_bwd_weights(struct kernel_print *print, const struct contra
     print_store(print, c, op->eq_bias, "-of_dy * X / count - of_x * mean");
 }
 
-/* conclude(p, z, i, j, total): writes what the reductions of one column, of one row or of everything come to. */
+/* conclude(p, z, i, j, total): writes what the reductions of one column, of one row or of everything come to. The
+   kernel calls it once for each total. */
 static void print_conclude(struct kernel_print *print, const struct contraction *c, enum span span) {
     const struct epilogue *epilogue = &c->epilogue;
     text_add(&print->code,
@@ -313,7 +327,7 @@ static void print_conclude(struct kernel_print *print, const struct contraction 
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* Neighbours that are reduced side by side. */
+/* Neighbours that are reduced side by side. A line has as many partial sums of each number of the span. */
 static int64_t extent_along(const struct contraction *c, enum span span) {
     return span == SPAN_ALL ? 1 : modes_extent(&c->modes[span == SPAN_ROW ? ROW : COLUMN]);
 }
@@ -329,19 +343,23 @@ static int64_t offset_of(const struct contraction *c, const int64_t lines[SPANS]
     return offset;
 }
 
+/* Fields <span>_partials and <span>_lines of the product's arguments. */
 void reductions_print_partials(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
                                enum span span) {
     print_scratch(print, "float", offset_of(c, lines, span), named("%s_partials", span_names[span]).text);
     print_number(print, lines[span], named("%s_lines", span_names[span]).text);
 }
 
-/* The order in which lines are summed depends on their number alone, so that equal runs give equal bits. */
+/* The order in which lines are summed depends on their number alone, so that equal runs give equal bits. Offset: of the
+   span's lines in the workspace, in bytes; lines: of all batch entries together. */
 static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contraction *c, enum span span,
                                   int64_t lines, int64_t offset, struct arena *arena) {
     const struct reduced_span *reduced = &c->epilogue.spans[span];
     struct kernel_print print;
     int64_t along = extent_along(c, span), entries = reduced->keeps_batch ? modes_extent(&c->modes[BATCH]) : 1;
+    /* Threads of a block are `lanes` neighbours wide; the others share out the lines. */
     int lanes = span == SPAN_COLUMN ? COLUMN_LANES : span == SPAN_ROW ? ROW_LANES : 1;
+    /* Of an entry. */
     int64_t blocks = divide_up(along, lanes);
     kernel_print_init(&print, c->region);
     text_add(&print.constants, "using index = i32;\n");
@@ -364,10 +382,12 @@ static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contr
     kernel->grid[0] = (uint32_t)(blocks * entries);
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = COMBINE_THREADS;
+    /* Starts while the product ends, and waits for its partial sums. */
     kernel->is_dependent = true;
     return WEFT_STATUS_SUCCESS;
 }
 
+/* At most one kernel for each span, behind the product. */
 weftStatus_t reductions_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
                               struct arena *arena) {
     struct cuda_step *state = step->state;

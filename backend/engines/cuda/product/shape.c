@@ -42,7 +42,8 @@ static struct mode result_mode(int64_t extent, int64_t a, int64_t b, int dim, in
 }
 
 /* Sorts by falling distance in memory; modes that stay in place come first. A mode of distance 0 broadcasts: where it
-   stands changes no address, and in front it breaks no run of neighbours. */
+   stands changes no address, and in front it breaks no run of neighbours. An insertion sort, which is stable; there are
+   MODES_MAX at most. */
 static void sort_modes(struct modes *modes, int64_t (*distance)(const void *context, const struct mode *mode),
                        const void *context) {
     for (int i = 1; i < modes->count; i++)
@@ -58,6 +59,7 @@ static void sort_modes(struct modes *modes, int64_t (*distance)(const void *cont
 
 static int64_t size_of(int64_t number) { return number < 0 ? -number : number; }
 
+/* Elements between neighbours of a mode, whatever their direction. */
 static int64_t distance_in_a(const void *context, const struct mode *mode) {
     (void)context;
     return size_of(mode->stride[OPERAND_A]);
@@ -75,8 +77,10 @@ static int64_t distance_in_result(const void *context, const struct mode *mode) 
 
 /* ---- Matmul ------------------------------------------------------------------------------------------------------ */
 
-/* One batch dimension of C: the smaller extent of A's and B's outside, what shares its entries inside. */
+/* One batch dimension of C: the smaller extent of A's and B's outside, what shares its entries inside. Modes that one
+   operand alone has become rows or columns: one large product instead of many that read the same. */
 static void add_batch(struct contraction *c, const struct matmul_op *op, int dim) {
+    /* Each extent divides the whole one; matmul's rules say so. */
     int64_t whole = op->c->dims.at[dim], extents[] = {op->a->dims.at[dim], op->b->dims.at[dim]};
     int64_t strides[] = {op->a->strides.at[dim], op->b->strides.at[dim]};
     int64_t least = extents[0] < extents[1] ? extents[0] : extents[1], shared = least ? whole / least : 1;
@@ -94,7 +98,8 @@ static void add_batch(struct contraction *c, const struct matmul_op *op, int dim
     }
 }
 
-/* Overrides keep every batch dimension in the batch, where each entry has sizes of its own. */
+/* Overrides keep every batch dimension in the batch, where each entry has sizes of its own. m of C are rows, n
+   columns. */
 static void shape_matmul(struct contraction *c, const struct matmul_op *op) {
     int row = (int)op->c->dims.count - 2, column = row + 1;
     const struct tensor *a = op->a, *b = op->b;
@@ -117,7 +122,8 @@ static int channel_dim(const struct conv_geometry *g, const struct tensor *tenso
     return (int)tensor->dims.count - g->spatial - 1;
 }
 
-/* Groups are the first mode of the batch: a product each, of its own channels and filters. */
+/* Groups are the first mode of the batch: a product each, of its own channels and filters. `channels`: of a group in
+   the result, where groups and channels are one dimension. */
 static void add_groups(struct contraction *c, const struct conv_geometry *g, const struct conv_operand *result,
                        const struct conv_operand *a, const struct conv_operand *b, int64_t channels) {
     bool is_filter = result == &g->w;
@@ -131,7 +137,8 @@ static int spatial_dim(const struct conv_geometry *g, const struct tensor *tenso
     return i < 3 - g->spatial ? NO_DIM : (int)tensor->dims.count - 3 + i;
 }
 
-/* Position p under tap t reads pixel p * stride + t * dilation - pre, where coordinates outside are padding. */
+/* Position p under tap t reads pixel p * stride + t * dilation - pre, where coordinates outside are padding. A is x, B
+   is w. A flipped filter starts at its last tap and steps back. */
 static void shape_forward(struct contraction *c, const struct conv_geometry *g) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
     add_groups(c, g, y, x, w, g->k);
@@ -184,7 +191,8 @@ static void add_phase(struct contraction *c, const struct conv_geometry *g, int 
     add_mode(c, K, tap);
 }
 
-/* Element x of the gradient sees position (x + pre - t * dilation) / stride of dy where that is whole: a phase each. */
+/* Element x of the gradient sees position (x + pre - t * dilation) / stride of dy where that is whole: a phase each. A
+   is dy, B is w; without a stride all taps see all positions. */
 static void shape_data(struct contraction *c, const struct conv_geometry *g) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
     add_groups(c, g, x, y, w, g->c);
@@ -210,7 +218,8 @@ static void shape_data(struct contraction *c, const struct conv_geometry *g) {
     add_mode(c, COLUMN, result_mode(g->c, 0, w->channel_stride, channel_dim(g, x->tensor), 1));
 }
 
-/* The result counts taps and channels; images and positions are summed. */
+/* The result counts taps and channels; images and positions are summed. A is dy, B is x. Of a flipped filter taps start
+   at the last one. */
 static void shape_filter(struct contraction *c, const struct conv_geometry *g) {
     const struct conv_operand *x = &g->x, *w = &g->w, *y = &g->y;
     bool has_dim = channel_dim(g, w->tensor) == 2;
@@ -274,7 +283,7 @@ static void coordinate_range(const struct contraction *c, int operand, int i, in
         }
 }
 
-/* Whether a coordinate is that of a phase: it leaves the image whatever its range says. */
+/* Whether a coordinate is that of a phase: it leaves the image whatever its range says. Its taps start anywhere. */
 static bool is_phased(const struct contraction *c, int i) {
     for (int p = 0; p < c->phase_count; p++)
         if (c->phases[p].coordinate == i)
@@ -282,7 +291,7 @@ static bool is_phased(const struct contraction *c, int i) {
     return false;
 }
 
-/* Coordinates are 32 bits in kernels. */
+/* Coordinates are 32 bits in kernels. So are the sums of first_tap(). */
 static weftStatus_t check_phases(const struct contraction *c) {
     for (int p = 0; p < c->phase_count; p++) {
         const struct phase *phase = &c->phases[p];
@@ -298,7 +307,8 @@ static weftStatus_t check_phases(const struct contraction *c) {
 }
 
 /* Finds which coordinates can leave the image, and forgets the others. A step that is never checked is set to 0: the
-   printed code then computes no such coordinate, and modes merge and vectorise that differed in it alone. */
+   printed code then computes no such coordinate, and modes merge and vectorise that differed in it alone. Operands that
+   are no image have size 0. */
 static weftStatus_t find_checks(struct contraction *c) {
     TRY(check_phases(c));
     for (int f = 0; f < OPERANDS; f++)
@@ -323,6 +333,7 @@ static weftStatus_t find_checks(struct contraction *c) {
 
 /* ---- All operations ---------------------------------------------------------------------------------------------- */
 
+/* The first output, which is a product's only one. */
 static int result_of(const struct node *node) {
     int i = 0;
     while (!node->is_output[i])
@@ -371,7 +382,7 @@ void contraction_swap(struct contraction *c) {
 }
 
 /* The extent is kept below 2^31, so that one 32-bit division splits the index again. Phases never join: their extents
-   are no constants. */
+   are no constants. They join where both operands and all coordinates step through both as through one. */
 static bool modes_join(const struct mode *outer, const struct mode *inner) {
     bool joins = outer->phase == NO_PHASE && inner->phase == NO_PHASE && outer->extent * inner->extent < INT32_MAX;
     for (int f = 0; f < OPERANDS; f++) {
@@ -382,6 +393,7 @@ static bool modes_join(const struct mode *outer, const struct mode *inner) {
     return joins;
 }
 
+/* From the fastest pair on, so that a chain of modes joins at once. */
 void modes_merge(struct modes *modes) {
     for (int i = modes->count - 1; i-- > 0;)
         if (modes_join(&modes->at[i], &modes->at[i + 1])) {
@@ -391,7 +403,8 @@ void modes_merge(struct modes *modes) {
         }
 }
 
-/* A filter gradient reads x far more often than it writes w, so x decides the order there. */
+/* A filter gradient reads x far more often than it writes w, so x decides the order there. The direct kernel has a
+   thread for each run along the last mode. */
 void contraction_flatten(struct contraction *c) {
     struct modes *batch = &c->modes[BATCH];
     for (int index = ROW; index <= COLUMN; index++) {

@@ -13,6 +13,7 @@ enum {
 /* CUDA's limit along x; kernels stride over what is beyond it. */
 static const int64_t GRID_MAX = INT32_MAX;
 
+/* Types of sums and indices. Every kernel of products starts with these, so that shared headers find them. */
 void contraction_print_begin(struct kernel_print *print, const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
     kernel_print_init(print, c->region);
@@ -22,7 +23,7 @@ void contraction_print_begin(struct kernel_print *print, const struct contractio
     text_add(&print->code, "#include \"core/gather.cuh\"\n\n");
 }
 
-/* Splits of k: the sums of each go to the workspace, side by side. */
+/* Splits of k: the sums of each go to the workspace, side by side, all results of one split before the next. */
 static void print_splits(struct kernel_print *print, const struct contraction *c) {
     print_number(print, c->splits, "splits");
     print_number(print, c->steps_per_split, "steps_per_split");
@@ -38,15 +39,17 @@ void contraction_print_epilogue(struct kernel_print *print, const struct contrac
         epilogue_print(print, c);
         return;
     }
+    /* Threads store runs all the same; nothing is fetched for them. */
     print_constant(print, "RUN", c->epilogue.run);
     print_constant(print, "FETCHED_WORDS", 0);
 }
 
+/* Divisions of 32 bits are one multiplication. */
 void contraction_print_position(struct kernel_print *print, int64_t most) {
     text_add(&print->constants, "using position = %s;\n", most < INT32_MAX ? "u32" : "i64");
 }
 
-/* Of a block. */
+/* Of a block: a warp for each part of the tile, or a thread for each thread_m x thread_n results. */
 static int tile_threads(const struct contraction *c) {
     const struct tile *tile = c->tile;
     return arithmetic_rows[c->arithmetic].is_mma ? tile->warps_m * tile->warps_n * 32
@@ -58,6 +61,7 @@ static int tile_threads(const struct contraction *c) {
    256. */
 static int resident_blocks(const struct contraction *c) {
     const struct arithmetic_row *row = &arithmetic_rows[c->arithmetic];
+    /* Elements of 16 bits in accesses of four or more take few registers on their way. */
     bool is_large = c->tile->rows + c->tile->columns > 192, is_light = row->is_mma && c->has_k16;
     for (int f = 0; f < OPERANDS; f++)
         is_light =
@@ -99,10 +103,12 @@ void contraction_print_tile(struct kernel_print *print, const struct contraction
     print_constant(print, row->is_mma ? "WARPS_N" : "THREAD_N", row->is_mma ? tile->warps_n : tile->thread_n);
     print_constant(print, "THREADS", tile_threads(c));
     print_constant(print, "BLOCKS", resident_blocks(c));
+    /* Elements outside an operand count as p.fill, if that is not 0. */
     print_constant(print, "HAS_FILL", c->fill != 0);
 }
 
-/* tiles: along rows, along columns, and batch entries. */
+/* tiles: along rows, along columns, and batch entries. They are numbered as locate() of product/tiles.cuh splits them
+   again: a split's tiles are neighbours, so that blocks at work share operands in L2. */
 weftStatus_t contraction_end_tiles(struct kernel_print *print, struct cuda_kernel *kernel, const struct contraction *c,
                                    const int64_t tiles[3], struct arena *arena) {
     int64_t all = tiles[0] * tiles[1] * tiles[2] * c->splits;
@@ -117,13 +123,14 @@ weftStatus_t contraction_end_tiles(struct kernel_print *print, struct cuda_kerne
     contraction_print_position(print, all);
     TRY(is_mma ? kernel_finish(print, kernel, "product/portable_mma.cuh", "portable_mma", arena)
                : kernel_finish(print, kernel, "product/portable_fma.cuh", "portable_fma", arena));
+    /* Shared memory is static: 48 KB, which every chip gives without asking. */
     contraction_set_launch(kernel, contraction_grid(all), tile_threads(c), 0);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* Threads that share the parts of a run of results: few results keep few threads busy. Where there are several, the
    grid has a block for all that these make at a time. Powers of two up to the number of splits, so that every sharer
-   has a part. */
+   has a part. `runs`: of results. */
 static int64_t combine_sharers(const struct contraction *c, int64_t runs) {
     int64_t sharers = 1;
     while (sharers * 2 <= c->splits && sharers < COMBINE_SHARERS_MAX && runs * sharers < COMBINE_THREADS_WANTED)
@@ -136,12 +143,14 @@ weftStatus_t contraction_add_combine(struct step *step, const struct contraction
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_print print;
     int64_t runs = contraction_elements(c) / c->epilogue.run, sharers = combine_sharers(c, runs);
+    /* Runs that a block makes side by side. */
     int64_t together = COMBINE_THREADS / sharers;
     contraction_print_begin(&print, c);
     print_constant(&print, "THREADS", COMBINE_THREADS);
     print_splits(&print, c);
     epilogue_print(&print, c);
     bool lead_is_row = c->epilogue.lead == ROW;
+    /* From the number of a result to its index along the lead and across it. */
     print_divisor(&print, modes_extent(&c->modes[lead_is_row ? ROW : COLUMN]), "along");
     print_divisor(&print, modes_extent(&c->modes[lead_is_row ? COLUMN : ROW]), "across");
     print_number(&print, runs, "runs");
