@@ -24,10 +24,12 @@ struct scaling {
     bool is_negative, has_scale; /* whether scales are in memory of the graph's, not in scratch */
 };
 
+/* Whether anybody reads it or sees it in memory. */
 static bool is_needed(const struct graph *graph, const struct tensor *tensor) {
     return !value_is_dead(&graph->values[graph_find_value(graph, tensor)]);
 }
 
+/* From either operation to the same fields. */
 static weftStatus_t read_op(struct scaling *s, const struct region *region) {
     *s = (struct scaling){.op = region_node(region, 0)->op, .region = region, .graph = region->graph};
     if (op_of(s->op) == &block_scale_quantize_op) {
@@ -39,12 +41,14 @@ static weftStatus_t read_op(struct scaling *s, const struct region *region) {
     } else {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s has no block scales.", descriptor_label(s->op));
     }
+    /* Elements per scale along each dim. */
     s->block = block_scale_extents(s->op);
     s->has_scale = is_needed(s->graph, s->scale);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Coordinates are u32 in kernels; positions widen to i64 where there are more elements. */
+/* Coordinates are u32 in kernels; positions widen to i64 where there are more elements. Types below a byte are stored
+   by whole bytes. */
 static weftStatus_t check_tensor(const struct scaling *s, const struct tensor *tensor) {
     if (!cuda_element_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
@@ -56,6 +60,7 @@ static weftStatus_t check_tensor(const struct scaling *s, const struct tensor *t
     return WEFT_STATUS_SUCCESS;
 }
 
+/* One node alone; where it lies is printed for any strides. */
 static weftStatus_t analyse(struct scaling *s, const struct region *region) {
     TRY(read_op(s, region));
     if (region->count > 1)
@@ -94,7 +99,8 @@ static int order_dims(const struct dims *extents, const struct tensor *like, int
     return count;
 }
 
-/* i<dim>: the index along a dim, taken off `rest`; the slowest is what is left. */
+/* i<dim>: the index along a dim, taken off `rest`; the slowest is what is left. Divisors are arguments: sizes are
+   never text. */
 static void print_coordinate(struct kernel_print *print, int dim, int64_t extent, bool is_slowest) {
     char text[32];
     if (is_slowest) {
@@ -106,7 +112,7 @@ static void print_coordinate(struct kernel_print *print, int dim, int64_t extent
     text_add(&print->code, "    const u32 i%d = (u32)split(rest, p.%s);\n", dim, text);
 }
 
-/* Moves one of the places along a dim by an index, which is an expression. */
+/* Moves one of the places (x, y or scale) along a dim by an index, which is an expression. */
 static void print_advance(struct kernel_print *print, const char *name, int dim, const char *index, int64_t stride) {
     char text[32];
     snprintf(text, sizeof text, "%s_stride%d", name, dim);
@@ -123,6 +129,7 @@ static void print_scale_advance(struct kernel_print *print, const struct tensor 
         text_add(&print->code, "    %s = %s;\n", dim == scale_column(scale) ? "column" : "row", index);
 }
 
+/* Nothing where scales have plain strides; see map/scales.cuh. */
 static void print_tile(struct kernel_print *print, const struct tensor *scale) {
     if (!scale_is_tiled(scale))
         return;
@@ -134,6 +141,7 @@ static void print_tile(struct kernel_print *print, const struct tensor *scale) {
    the end of an axis, none in what only fills up a tile of scales. */
 static void print_block(struct kernel_print *print, const struct scaling *s) {
     int order[WEFT_DIM_MAX], count = order_dims(&s->scale->dims, s->x, order), axis = block_scale_axis(s->quantize);
+    /* `left`: elements from the block's first to the end of the axis. */
     print_number(print, s->x->dims.at[axis], "length");
     print_number(print, s->quantize->block_size, "block");
     text_add(&print->code,
@@ -159,7 +167,8 @@ static void print_block(struct kernel_print *print, const struct scaling *s) {
     text_add(&print->code, "    return is_inside ? left < p.block ? left : p.block : 0;\n}\n\n");
 }
 
-/* locate(): elements are counted in the order of y's memory. */
+/* locate(): elements are counted in the order of y's memory. order, count: of order_dims; the fastest dim comes off
+   `rest` first. */
 static void print_locate(struct kernel_print *print, const struct scaling *s, const int *order, int count) {
     text_add(&print->code, "DEVICE void locate(const arguments& p, position rest, i64& x, i64& scale, i64& y) {\n"
                            "    [[maybe_unused]] u32 row = 0, column = 0;\n");
@@ -170,6 +179,7 @@ static void print_locate(struct kernel_print *print, const struct scaling *s, co
         print_coordinate(print, dim, s->y->dims.at[dim], k == 0);
         print_advance(print, "x", dim, index, s->x->strides.at[dim]);
         print_advance(print, "y", dim, index, s->y->strides.at[dim]);
+        /* Elements that share a scale along this dim. */
         if (s->block.at[dim] > 1) {
             snprintf(block, sizeof block, "block%d", dim);
             print_divisor(print, s->block.at[dim], block);
@@ -183,7 +193,8 @@ static void print_locate(struct kernel_print *print, const struct scaling *s, co
     text_add(&print->code, "}\n\n");
 }
 
-/* find(): the element at a place of y's memory, counted as locate() does; false between elements. */
+/* find(): the element at a place of y's memory, counted as locate() does; false between elements. Used where threads
+   make whole bytes of y, whose strides may leave gaps. */
 static void print_find(struct kernel_print *print, const struct tensor *y, const int *order, int count) {
     text_add(&print->code, "DEVICE bool find(const arguments& p, i64 rest, position& at) {\n    at = 0;\n");
     for (int k = 0; k < count; k++) {
@@ -200,6 +211,7 @@ static void print_find(struct kernel_print *print, const struct tensor *y, const
     text_add(&print->code, "    return rest == 0;\n}\n\n");
 }
 
+/* Type and address: <name>_t and <name>; scales that nobody else wants are in the workspace. */
 static void print_tensor(struct kernel_print *print, const struct scaling *s, const struct tensor *tensor,
                          const char *name) {
     char type[32];
@@ -211,6 +223,7 @@ static void print_tensor(struct kernel_print *print, const struct scaling *s, co
         print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(s->graph, tensor), 0, name);
 }
 
+/* What both kernels have: positions: how many blocks, or elements, are counted. */
 static void begin_print(struct kernel_print *print, const struct scaling *s, bool is_double, int64_t positions) {
     kernel_print_init(print, s->region);
     print_constant(print, "THREADS", THREADS);
@@ -242,6 +255,7 @@ static int lanes_of(const struct scaling *s) {
     return lanes;
 }
 
+/* The first kernel: a block's scale by lanes_of() threads, x read once. */
 static weftStatus_t add_scales(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
     int64_t blocks = tensor_elements(s->scale);
@@ -267,7 +281,8 @@ static bool is_double(const struct scaling *s) {
     return is_wide || (s->quantize && s->scale->type != WEFT_DATA_FP8_E8M0);
 }
 
-/* Elements below a byte are made by whole bytes, so that no two threads store to one. */
+/* The second kernel, or the only one. Elements below a byte are made by whole bytes, so that no two threads store
+   to one. */
 static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
     bool is_by_byte = !cuda_type_name((weftDataType_t)s->y->type);
@@ -300,6 +315,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     if (tensor_elements(s.y) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
+    /* Both kernels are one step: the second waits for the first. */
     if (s.quantize)
         TRY(add_scales(&s, state, device, arena));
     if (is_needed(s.graph, s.y))

@@ -20,16 +20,18 @@ struct small_graph {
     struct pointwise modes[NODES_MAX];
 };
 
-/* A value after `tensor`; values are told apart, and sorted, by uids. */
+/* A value after `tensor`; values are told apart, and sorted, by uids. Returns its number. */
 static int add_value(struct small_graph *small, const struct tensor *tensor) {
     int value = small->graph.value_count++;
     small->tensors[value] = tensor_mirror(tensor);
     small->tensors[value].uid = value + 1;
+    /* Readers come with add_node. */
     small->values[value] =
         (struct value){.tensor = &small->tensors[value], .producer = -1, .read_by = small->readers[value]};
     return value;
 }
 
+/* A float that stays in registers. */
 static int add_between(struct small_graph *small, const struct tensor *like) {
     int value = add_value(small, like);
     struct tensor *tensor = &small->tensors[value];
@@ -38,7 +40,7 @@ static int add_between(struct small_graph *small, const struct tensor *like) {
     return value;
 }
 
-/* The last operand is the output. */
+/* The last operand is the output. Nodes are added in the order in which they run. */
 static void add_node(struct small_graph *small, const struct descriptor *op, int count, const int operands[]) {
     int n = small->graph.node_count++;
     small->numbers[n] = n;
@@ -54,7 +56,7 @@ static void add_node(struct small_graph *small, const struct descriptor *op, int
     }
 }
 
-/* x; x and b; or x, b and t; and what they make. */
+/* Operands are x and y; x, b and y; or x, b, t and y: what is read, then what is made. axis: of GEN_INDEX. */
 static void add_pointwise(struct small_graph *small, weftPointwiseMode_t mode, int64_t axis, int count,
                           const int operands[]) {
     int n = small->graph.node_count;
@@ -76,6 +78,7 @@ static void add_pointwise(struct small_graph *small, weftPointwiseMode_t mode, i
     add_node(small, &small->ops[n].base, count, operands);
 }
 
+/* A graph of the two tensors that kernels see, without nodes; it lives in `arena`. */
 static weftStatus_t make_graph(struct small_graph **made, const struct tensor *from, const struct tensor *to,
                                struct arena *arena) {
     TRY(arena_alloc(arena, made, sizeof **made));
@@ -88,6 +91,7 @@ static weftStatus_t make_graph(struct small_graph **made, const struct tensor *f
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The region of all its nodes. */
 static void finish_graph(struct region *region, struct small_graph *small) {
     *region = (struct region){.graph = &small->graph, .count = small->graph.node_count, .nodes = small->numbers};
 }
@@ -98,6 +102,7 @@ weftStatus_t copy_region(struct region *region, const struct tensor *from, const
     static const int both[] = {COPY_FROM, COPY_TO};
     struct small_graph *small;
     TRY(make_graph(&small, from, to, arena));
+    /* Converts as pointwise operations do. */
     if (from->type != to->type) {
         add_pointwise(small, WEFT_POINTWISE_IDENTITY, 0, 2, both);
     } else { /* which leaves bits alone */

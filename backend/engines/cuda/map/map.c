@@ -6,7 +6,7 @@
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 
-/* A tiled sweep is priced as a launch more. */
+/* Every tensor is read or written once. A tiled sweep is priced as a launch more: blocks wait for whole tiles. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct map map;
     TRY(map_analyse(&map, region));
@@ -18,6 +18,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
+/* One kernel: a transpose, a sweep over tiles, or a plain sweep. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;
@@ -40,6 +41,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const char *file = map.tile.is_transpose ? "map/transpose.cuh" : is_tiled ? "map/map_tiled.cuh" : "map/map.cuh";
     const char *entry = map.tile.is_transpose ? "transpose" : is_tiled ? "map_tile" : "map";
     TRY(kernel_finish(&print, kernel, file, entry, arena));
+    /* A flat space shorter than a run has no run, but a rest, for which there is one block. */
     kernel->grid[0] = blocks ? (uint32_t)blocks : 1;
     kernel->grid[1] = kernel->grid[2] = 1;
     kernel->block = map.tile.is_transpose ? TRANSPOSE_THREADS : MAP_THREADS;
@@ -55,7 +57,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        map.space.rank);
 }
 
-/* Reads of a run come before its writes, and a thread writes only what it alone reads. */
+/* Reads of a run come before its writes, and a thread writes only what it alone reads. Moved values are read elsewhere
+   than their place is written. */
 static bool may_alias(const struct step *step, int in, int out) {
     const struct region *region = &step->region;
     return tensor_same_layout(region->graph->values[in].tensor, region->graph->values[out].tensor) &&

@@ -27,6 +27,7 @@ struct movement {
 
 /* ---- From an operation to parts ---------------------------------------------------------------------------------- */
 
+/* A tensor's memory, or a part of it, over given extents. */
 static struct side side_of(const struct tensor *tensor, const struct dims *extents, const int64_t *strides) {
     struct side side = {.tensor = tensor, .type = (weftDataType_t)tensor->type, .rank = (int)extents->count};
     memcpy(side.extents, extents->at, sizeof extents->at);
@@ -52,6 +53,7 @@ void part_order(struct part *part) {
 /* Makes one mode of neighbours that lie at one distance. In place: mode i is read before one at or before it is
    written. */
 static void merge_modes(struct side *side) {
+    /* Modes that are done, at the front of the arrays. */
     int rank = 0;
     for (int i = 0; i < side->rank; i++) {
         /* An extent stays below 2^31, so that divisors of 32 bits serve. */
@@ -66,6 +68,7 @@ static void merge_modes(struct side *side) {
     side->rank = rank;
 }
 
+/* Both sides over the same dims. */
 static struct part plain_part(const struct tensor *x, const struct tensor *y, const struct dims *extents,
                               const int64_t *x_strides, const int64_t *y_strides) {
     struct part part = {.from = side_of(x, extents, x_strides), .to = side_of(y, extents, y_strides)};
@@ -73,6 +76,7 @@ static struct part plain_part(const struct tensor *x, const struct tensor *y, co
     return part;
 }
 
+/* A part for each input that has elements, behind those before it along the axis. */
 static weftStatus_t list_concat(struct movement *m) {
     const struct concat_op *op = (const struct concat_op *)m->op;
     int axis = concat_axis(op);
@@ -86,11 +90,13 @@ static weftStatus_t list_concat(struct movement *m) {
         *part = plain_part(x, op->y, &x->dims, x->strides.at, op->y->strides.at);
         part->to.offset = before * op->y->strides.at[axis];
         before += x->dims.at[axis];
+        /* An empty input leaves its part to the next one. */
         m->count += tensor_elements(x) > 0;
     }
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Dim i of y is dim permutation[i] of x. */
 static struct part transpose_part(const struct transpose_op *op) {
     int64_t strides[WEFT_DIM_MAX] = {0};
     for (int64_t i = 0; i < op->y->dims.count; i++)
@@ -98,6 +104,7 @@ static struct part transpose_part(const struct transpose_op *op) {
     return plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
 }
 
+/* x begins at `start` and steps. */
 static struct part slice_part(const struct slice_op *op) {
     int64_t strides[WEFT_DIM_MAX] = {0}, offset = 0;
     for (int64_t i = 0; i < op->y->dims.count; i++) {
@@ -109,7 +116,8 @@ static struct part slice_part(const struct slice_op *op) {
     return part;
 }
 
-/* Positions are places in the storage, or the elements in order of both tensors' dims. */
+/* Positions are places in the storage, or the elements in order of both tensors' dims. Sides of a logical reshape count
+   the same positions by other dims, so their modes stay in the order of dims. */
 static struct part reshape_part(const struct reshape_op *op) {
     if (op->mode == WEFT_RESHAPE_VIEW_ONLY)
         return plain_part(op->x, op->y, &op->y->dims, op->y->strides.at, op->y->strides.at);
@@ -117,6 +125,7 @@ static struct part reshape_part(const struct reshape_op *op) {
                          .to = side_of(op->y, &op->y->dims, op->y->strides.at)};
 }
 
+/* No part where there are no elements. */
 static weftStatus_t list_parts(struct movement *m) {
     const struct op *op = op_of(m->op);
     if (op == &concat_op)
@@ -132,6 +141,7 @@ static weftStatus_t list_parts(struct movement *m) {
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* Vectorised tensors and unknown types are the staged family's. */
 static weftStatus_t check_tensors(const struct region *region, const struct node *node) {
     for (int k = 0; k < node->operand_count; k++) {
         const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
@@ -144,7 +154,8 @@ static weftStatus_t check_tensors(const struct region *region, const struct node
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How many neighbours one access of a side takes. */
+/* How many neighbours one access of a side takes. 16 bytes at most, if every row begins at a multiple of it; scratch is
+   aligned. */
 static int64_t side_run(const struct side *side) {
     const struct tensor *tensor = side->tensor;
     int last = side->rank - 1;
@@ -157,6 +168,7 @@ static int64_t side_run(const struct side *side) {
     return run;
 }
 
+/* Each side merges its modes by itself: positions stay the same. */
 void part_complete(struct part *part) {
     part->elements = 1;
     for (int i = 0; i < part->to.rank; i++)
@@ -167,6 +179,7 @@ void part_complete(struct part *part) {
     part->is_by_byte = part->run * dtype_of(part->to.type)->bits % 8 != 0;
 }
 
+/* One node alone. Parts of several inputs may not share bytes of the result, as their threads would race. */
 static weftStatus_t analyse(struct movement *m, const struct region *region) {
     m->region = region;
     m->op = region_node(region, 0)->op;
@@ -176,6 +189,7 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
              "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(m->op),
              descriptor_label(region_node(region, 1)->op));
     TRY(check_tensors(region, region_node(region, 0)));
+    /* Parts first over the dims, then merged. */
     TRY(list_parts(m));
     for (int k = 0; k < m->count; k++)
         part_complete(&m->parts[k]);
@@ -186,9 +200,11 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Whether neighbouring positions are apart in memory. */
 static bool is_across(const struct side *side) { return side->rank > 0 && side->strides[side->rank - 1] > 1; }
 
-/* What a side takes of memory: whole sectors, where neighbours of the result are not neighbours there. */
+/* What a side takes of memory: whole sectors, where neighbours of the result are not neighbours there. In bytes;
+   elements: of the part. */
 static double side_bytes(const struct side *side, int64_t elements) {
     double one = (double)dtype_of(side->type)->bits / 8;
     if (is_across(side) && one < PRICE_SECTOR_BYTES)
@@ -214,6 +230,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* The address of a side's first element; an offset counts elements where bytes cannot. */
 static void print_base(struct kernel_print *print, const struct side *side, const char *field) {
+    /* Below a byte: the pointer counts elements. */
     bool is_packed = !cuda_type_name(side->type);
     if (side->is_scratch)
         print_scratch(print, cuda_type_name(side->type), side->scratch, field);
@@ -231,7 +248,7 @@ static void print_base(struct kernel_print *print, const struct side *side, cons
     }
 }
 
-/* from() or to(): the address of a position. */
+/* from() or to(): the address of a position. It is split into coordinates by divisors, the fastest first. */
 static void print_side(struct kernel_print *print, int k, const struct side *side, const char *name) {
     char text[32];
     text_add(&print->code, "    static DEVICE auto %s(const arguments& p, position rest) {\n", name);
@@ -245,6 +262,7 @@ static void print_side(struct kernel_print *print, int k, const struct side *sid
         } else {
             text_add(&print->code, "        at = at + (i64)rest");
         }
+        /* A stride of 1 is text, others are arguments. */
         if (side->strides[i] != 1) {
             snprintf(text, sizeof text, "%s%d_stride%d", name, k, i);
             print_number(print, side->strides[i], text);
@@ -255,7 +273,8 @@ static void print_side(struct kernel_print *print, int k, const struct side *sid
     text_add(&print->code, "        return at;\n    }\n");
 }
 
-/* find(): the position of an element of what is written, by its place in memory; false between elements. */
+/* find(): the position of an element of what is written, by its place in memory; false between elements. Strides fall
+   from mode to mode (part_order), so each division gives one coordinate. */
 static void print_find(struct kernel_print *print, int k, const struct side *to) {
     text_add(&print->code,
              "    static DEVICE bool find(const arguments& p, i64 rest, position& at) {\n        at = 0;\n");
@@ -273,7 +292,7 @@ static void print_find(struct kernel_print *print, int k, const struct side *to)
     text_add(&print->code, "        return rest == 0;\n    }\n");
 }
 
-/* How many runs a part has, or bytes. */
+/* How many runs a part has, or bytes. By byte, from the first to the last that the part writes, gaps included. */
 static int64_t items_of(const struct part *part) {
     int64_t span = 1;
     if (!part->is_by_byte)
@@ -283,6 +302,7 @@ static int64_t items_of(const struct part *part) {
     return dtype_bytes(part->to.type, span);
 }
 
+/* struct part<k>, the template argument of map/move.cuh's copies. */
 static void print_part(struct kernel_print *print, const struct part *part, int k) {
     char text[32];
     text_add(
@@ -300,6 +320,7 @@ static void print_part(struct kernel_print *print, const struct part *part, int 
     text_add(&print->code, "};\n\n");
 }
 
+/* Blocks of a part: persistent beyond 64 for each multiprocessor. */
 static int64_t blocks_of(const struct part *part, const struct device *device) {
     int64_t runs = items_of(part), each = THREADS * UNROLL, most = (int64_t)device->cuda.multiprocessors * 64;
     int64_t blocks = divide_up(runs, each);
@@ -307,7 +328,7 @@ static int64_t blocks_of(const struct part *part, const struct device *device) {
 }
 
 /* copy_parts(): each part in blocks of its own. Gives the number of blocks. All parts share one grid: each has blocks
-   of its own, which find their part by number. */
+   of its own, which find their part by number. `deal`: text of the function, which follows the parts that it names. */
 static int64_t print_parts(struct kernel_print *print, const struct part *parts, int count,
                            const struct device *device) {
     struct text deal;
@@ -333,6 +354,7 @@ static int64_t print_parts(struct kernel_print *print, const struct part *parts,
     return blocks;
 }
 
+/* MOVE_PARTS_PER_KERNEL at a time, as arguments of a kernel have a limit. */
 weftStatus_t move_add_kernels(struct cuda_step *state, const struct region *region, const struct part *parts, int count,
                               const struct device *device, struct arena *arena) {
     for (int first = 0; first < count; first += MOVE_PARTS_PER_KERNEL) {
@@ -340,6 +362,7 @@ weftStatus_t move_add_kernels(struct cuda_step *state, const struct region *regi
         if (state->count == KERNELS_MAX)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the step would have more than %d kernels", KERNELS_MAX);
         struct cuda_kernel *kernel = &state->kernels[state->count++];
+        /* Arguments are printed anew for each kernel, by the numbers 0 .. here - 1. */
         int left = count - first, here = left < MOVE_PARTS_PER_KERNEL ? left : MOVE_PARTS_PER_KERNEL;
         kernel_print_init(&print, region);
         print_constant(&print, "THREADS", THREADS);
@@ -372,6 +395,7 @@ static int64_t row_of(const struct movement *m) {
    order in which they lie in the result, without gaps. */
 static bool is_join(const struct movement *m) {
     int64_t before = 0, length;
+    /* One kernel has to name all parts; a single one is a copy. */
     if (m->count < 2 || m->count > MOVE_PARTS_PER_KERNEL)
         return false;
     for (int k = 0; k < m->count; k++)
@@ -380,6 +404,7 @@ static bool is_join(const struct movement *m) {
     length = row_of(m);
     for (int k = 0; k < m->count; k++) {
         const struct side *from = &m->parts[k].from, *to = &m->parts[k].to;
+        /* A part is one row, or rows of the result's length from one to the next. */
         bool is_row =
             to->rank == 1 ? m->parts[k].elements == to->extents[0] : to->rank == 2 && to->strides[0] == length;
         if (!is_row || to->rank != m->parts[0].to.rank ||
@@ -393,7 +418,8 @@ static bool is_join(const struct movement *m) {
     return length < INT32_MAX && m->parts[0].to.tensor->alignment % 16 == 0;
 }
 
-/* find(): where a place of a row comes from. */
+/* find(): where a place of a row comes from. x<k>: a source, count<k> its part of a row, end<k> where that ends,
+   elements<k> all of it. */
 static void print_pieces(struct kernel_print *print, const struct movement *m) {
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct side *whole = &m->parts[0].to;
@@ -423,8 +449,8 @@ static void print_pieces(struct kernel_print *print, const struct movement *m) {
     text_add(&print->code, "}\n\n");
 }
 
-/* each: elements of a chunk that no border of a part cuts, where that is half a chunk of 16 bytes at least; else whole
-   chunks, shifted together. */
+/* One kernel that writes the result once, in order. each: elements of a chunk that no border of a part cuts, where that
+   is half a chunk of 16 bytes at least; else whole chunks, shifted together. */
 static weftStatus_t build_join(struct step *step, struct cuda_step *state, const struct movement *m,
                                const struct device *device, struct arena *arena) {
     const struct side *whole = &m->parts[0].to;
@@ -445,6 +471,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     print_constant(&print, "IS_ALIGNED", is_aligned);
     text_add(&print.constants, "using position = %s;\n", elements < INT32_MAX ? "u32" : "i64");
     text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/chunks.cuh\"\n\n");
+    /* From an element of the result to its row and column. */
     print_divisor(&print, row_of(m), "length");
     print_number(&print, elements, "elements");
     print_pieces(&print, m);
@@ -457,6 +484,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     return arena_print(arena, &step->detail, "%d tensors joined, %lld elements at once", m->count, (long long)each);
 }
 
+/* A join where tensors are packed: by parts, short pieces of rows would be short accesses. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)knobs;

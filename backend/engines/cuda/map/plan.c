@@ -21,7 +21,7 @@ static const struct tensor *tensor_at(const struct map *map, int value) {
 /* ---- What a region is made of ------------------------------------------------------------------------------------ */
 
 /* The result whose dims and memory order lead: the first that leaves the region, of the most elements. A region of dead
-   ends has none that leaves; its first output stands in. */
+   ends has none that leaves; its first output stands in. -1: the region has no output at all. */
 static int leading_value(const struct region *region) {
     int found = -1;
     for (int i = 0; i < region->count; i++) {
@@ -39,7 +39,8 @@ static int leading_value(const struct region *region) {
     return found;
 }
 
-/* The movement node that makes a value inside the region, or NULL. */
+/* The movement node that makes a value inside the region, or NULL. Such a value is loaded from its source's memory by
+   other strides. */
 static const struct node *movement_of(const struct region *region, int value) {
     if (!region_makes(region, value))
         return NULL;
@@ -59,7 +60,7 @@ bool map_moves(const struct region *region, int value) {
 }
 
 /* A moved tensor's source as an operand over the moved tensor's own dims. Gives the value whose memory is read. A
-   reshape that is not logical keeps y's strides, as x's memory is y's. */
+   reshape that is not logical keeps y's strides, as x's memory is y's. `operand` has no strides yet. */
 static int movement_strides(const struct node *node, struct operand *operand) {
     if (is_op(node, &transpose_op)) {
         const struct transpose_op *op = (const struct transpose_op *)node->op;
@@ -73,6 +74,7 @@ static int movement_strides(const struct node *node, struct operand *operand) {
         }
     } else {
         const struct reshape_op *op = (const struct reshape_op *)node->op;
+        /* Of a logical reshape x is packed: the order of elements is that of y's dims. */
         int64_t packed = 1;
         for (int64_t i = op->y->dims.count; i-- > 0; packed *= op->y->dims.at[i])
             operand->strides[i] = op->mode == WEFT_RESHAPE_LOGICAL ? packed : op->y->strides.at[i];
@@ -107,7 +109,8 @@ static weftStatus_t add_operand(struct map *map, int value, bool is_store) {
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
-/* Outputs have all dims: what broadcasts would be stored by many threads. */
+/* Outputs have all dims: what broadcasts would be stored by many threads. Inputs of one element or with dims of 1
+   broadcast. */
 static weftStatus_t check_shape(const struct map *map, const struct descriptor *op, const struct tensor *tensor,
                                 bool is_output) {
     bool fits = tensor->vector_count == 1 &&
@@ -140,6 +143,7 @@ static weftStatus_t check_movement(const struct map *map, const struct node *nod
     return check_shape(map, node->op, y, true);
 }
 
+/* Pointwise operations need a formula; the types of all operands an element that kernels know. */
 static weftStatus_t check_node(const struct map *map, const struct node *node) {
     if (is_op(node, &transpose_op) || is_op(node, &slice_op) || is_op(node, &reshape_op))
         return check_movement(map, node);
@@ -173,6 +177,7 @@ static weftStatus_t add_operands(struct map *map, const struct region *region) {
             bool is_load = !node->is_output[k] && node_is_pointwise(node) && !map_is_index(node);
             if (is_store || (is_load && !region_makes(region, value)))
                 TRY(add_operand(map, value, is_store));
+            /* operand_of_tensor gave it the strides of y, which is nowhere in memory, unless it is stored. */
             if (node->is_output[k] && movement_of(region, value)) {
                 TRY(add_operand(map, value, false));
                 struct operand *operand = &map->operands[map->count - 1];
@@ -184,6 +189,7 @@ static weftStatus_t add_operands(struct map *map, const struct region *region) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* By type: elements below a byte. */
 bool map_shares_bytes(const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (map->operands[k].is_store && !cuda_type_name(map->operands[k].type))
@@ -204,7 +210,8 @@ static weftStatus_t check_bytes(const struct map *map) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The dim along which an operand lies in memory, where it is not the last; -1: none, or it cannot be staged. */
+/* The dim along which an operand lies in memory, where it is not the last; -1: none, or it cannot be staged. Stores are
+   never staged: the space follows the memory of the lead. */
 static int axis_across(const struct map *map, const struct operand *operand) {
     int last = map->space.rank - 1;
     if (operand->is_store || operand->memory < 0 || operand->strides[last] <= 1 || !cuda_type_name(operand->type))
@@ -218,6 +225,7 @@ static int axis_across(const struct map *map, const struct operand *operand) {
 /* Rows of odd lengths leave but short runs, unless what is dense is swept as one row. What is tiled is not swept flat:
    its gain is larger. */
 static void find_flat(struct map *map) {
+    /* Coordinates of an index would have to be found per element, and staged operands go by tiles. */
     bool may = true;
     map->is_flat = map->space.rank == 1;
     for (int k = 0; k < map->count; k++) {
@@ -225,6 +233,7 @@ static void find_flat(struct map *map) {
         may = may && operand->memory >= 0 && axis_across(map, operand) < 0 &&
               (!operand->is_store || operand_is_dense(&map->space, operand));
     }
+    /* 1: nothing is gained. */
     int flat = may ? space_flat_length(&map->space, map->operands, map->count, map->region->graph) : 1;
     /* Finding a row's end costs instructions for each access: only where accesses grow a lot do they pay. */
     if (map->run > SHORT_RUN || flat <= 2 * map->run)
@@ -264,7 +273,8 @@ static int64_t power_from(int64_t number) {
     return power;
 }
 
-/* The side of a tile: an even part of an extent, of at most `most` elements. All runs divide TILE_UNIT. */
+/* The side of a tile: an even part of an extent, of at most `most` elements. All runs divide TILE_UNIT. Short extents
+   are rounded up to a power of two, which runs divide. */
 static int64_t side_of(int64_t extent, int64_t most) {
     if (extent < TILE_UNIT)
         return power_from(extent);
@@ -292,7 +302,9 @@ static bool is_copy(const struct map *map) {
 
 /* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of so many elements: it lies along
    `dim`, and rows of a tile are `other` ones, of which `steps` are taken at a time where they are one. */
-/* Then chunks of 16 bytes are loaded or stored without shifting. */
+/* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of `each` elements, so that chunks
+   of 16 bytes are loaded or stored without shifting: it lies along `dim`, and rows of a tile are `other` ones, of which
+   `steps` are taken at a time where they are one. */
 static bool begins_at(const struct map *map, const struct operand *operand, int dim, int other, int64_t steps,
                       int64_t each) {
     int64_t alignment = map->region->graph->values[operand->memory].tensor->alignment;
@@ -302,7 +314,8 @@ static bool begins_at(const struct map *map, const struct operand *operand, int 
     return begins;
 }
 
-/* The side of a transpose's tile: whole lines of memory, an even part of an extent of at most `most` elements. */
+/* The side of a transpose's tile: whole lines of memory, an even part of an extent of at most `most` elements. `line`:
+   elements in a line. */
 static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
     if (extent < line)
         return side_of(extent, extent);
@@ -312,15 +325,18 @@ static int64_t lines_of(int64_t extent, int64_t line, int64_t most) {
 }
 
 /* The tile of a copy whose rows fit no accesses of 16 bytes, or only in part. Short rows that follow one another in
-   memory are taken whole, and as one. */
+   memory are taken whole, and as one. `area`: elements of a tile, about. Leaves is_transpose false where tiles of
+   map_tiled.cuh serve: their accesses are full already, or the region computes. */
 static void find_transpose(struct map *map, int64_t area) {
     struct map_tile *tile = &map->tile;
     const struct operand *to = &map->operands[0], *from = &map->operands[1];
     int last = map->space.rank - 1;
+    /* Elements of a chunk; extents along the source's memory and along the result's. */
     int64_t each = 16 / dtype_bytes(to->type, 1), across = map->space.extents[tile->axis],
             along = map->space.extents[last];
     if (!is_copy(map) || to->strides[last] != 1 || (tile->width[1] >= each && map->run >= each))
         return;
+    /* Rows of the source without gaps between them, of 512 bytes at most. */
     bool is_short = from->strides[last] == across && across <= SHORT_ROW_BYTES / 16 * each;
     tile->is_flat_to = to->strides[tile->axis] == along && along <= SHORT_ROW_BYTES / 16 * each;
     if (is_short && tile->is_flat_to && across * along > 2 * area) { /* rows that are no whole chunks stay whole */
@@ -346,6 +362,7 @@ static void find_transpose(struct map *map, int64_t area) {
     tile->shifts_to = !begins_at(map, to, last, tile->axis, rows_to, each);
 }
 
+/* Before a tile is chosen, which takes the device; after, tile.axis says it. */
 bool map_is_tiled(const struct map *map) {
     for (int k = 0; k < map->count; k++)
         if (axis_across(map, &map->operands[k]) >= 0)
@@ -375,6 +392,7 @@ static void find_tile(struct map *map, const struct device *device) {
     for (int k = 0; k < map->count; k++)
         if (axis_across(map, &map->operands[k]) == tile->axis)
             tile->width[k] = operand_run_length(&map->space, &map->operands[k], tile->axis, map->region->graph);
+    /* `bytes`: of an element of the largest staged type. */
     int64_t area = TILE_BYTES / bytes, tiles = 4 * (int64_t)device->cuda.multiprocessors;
     while (area > LEAST_TILE_BYTES / bytes && space_elements(&map->space) < area * tiles)
         area /= 2;
@@ -397,6 +415,7 @@ static void find_tile(struct map *map, const struct device *device) {
     }
 }
 
+/* Along dims that tiles do not spread over each coordinate has its own. */
 int64_t map_tiles(const struct map *map) {
     int64_t tiles = 1;
     for (int i = 0; i < map->space.rank; i++) {
@@ -407,12 +426,14 @@ int64_t map_tiles(const struct map *map) {
 }
 
 /* How many runs a thread has in flight: more of short ones, fewer where that would leave multiprocessors idle, and one
-   where that is all a thread reads: more threads beat more loads. */
+   where that is all a thread reads: more threads beat more loads. Halves for each thread until all multiprocessors have
+   two full blocks. */
 static int choose_unroll(const struct map *map, const struct device *device) {
     int64_t widest = 0, threads = (int64_t)device->cuda.multiprocessors * MAP_THREADS;
     int loads = 0, unroll;
     for (int k = 0; k < map->count; k++) {
         bool is_run = map->operands[k].memory >= 0 && map->operands[k].strides[map->space.rank - 1];
+        /* Broadcast along the run, an operand is one element and counts for nothing. */
         int64_t bytes = is_run ? dtype_bytes(map->operands[k].type, map->run) : 0;
         widest = bytes > widest ? bytes : widest;
         loads += is_run && !map->operands[k].is_store;
@@ -425,7 +446,8 @@ static int choose_unroll(const struct map *map, const struct device *device) {
     return unroll;
 }
 
-/* Whether so many blocks all run at once; what fewer read is there soon anyway, or was left in L2. */
+/* Whether so many blocks all run at once; what fewer read is there soon anyway, or was left in L2. From sm_90 on, where
+   kernels can start before those in front of them end. */
 static bool expects(int64_t blocks, const struct device *device) {
     int64_t each = blocks / device->cuda.multiprocessors;
     return device->cuda.major >= 9 && each > 2 && each < BLOCKS_AT_ONCE;
@@ -439,6 +461,7 @@ int64_t map_choose(struct map *map, const struct device *device) {
         map->tile = (struct map_tile){.axis = -1};
     bool is_tiled = map->tile.axis >= 0;
     int64_t blocks = is_tiled ? map_tiles(map) : divide_up(map_runs(map), (int64_t)MAP_THREADS * map->unroll);
+    /* CUDA's limit along x; blocks go on by the grid. */
     blocks = min64(blocks, INT32_MAX);
     map->expects = !is_tiled && expects(blocks, device);
     return blocks;

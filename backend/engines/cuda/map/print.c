@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 
+/* A name of an argument, by numbers of an operand and a dim; lives for the expression that makes it. */
 struct name {
     char text[32];
 };
@@ -17,17 +18,22 @@ static struct name named(const char *format, int k, int dim) {
     return name;
 }
 
+/* The dim along which runs lie. */
 static int last_of(const struct map *map) { return map->space.rank - 1; }
 
+/* Of a type below a byte: it is addressed by element, not by byte. */
 static bool is_packed(const struct operand *operand) { return !cuda_type_name(operand->type); }
 
+/* Goes through shared memory, see struct map_tile. */
 static bool is_staged(const struct map *map, int k) { return map->tile.axis >= 0 && map->tile.width[k]; }
 
+/* Read from memory: neither stored nor a coordinate. */
 static bool is_loaded(const struct map *map, int k) {
     return !map->operands[k].is_store && map->operands[k].memory >= 0;
 }
 
-/* Whether an operand is taken one by one because runs pass from row to row and it does not. */
+/* Whether an operand is taken one by one because runs pass from row to row and it does not. Scalars need no coordinates
+   and stay one load. */
 static bool goes_by_element(const struct map *map, int k) {
     const struct operand *operand = &map->operands[k];
     bool is_scalar = true;
@@ -36,7 +42,7 @@ static bool goes_by_element(const struct map *map, int k) {
     return map->is_flat && last_of(map) > 0 && !is_scalar && !operand_is_dense(&map->space, operand);
 }
 
-/* Whether a block reads one segment of an operand. */
+/* Whether a block reads one aligned segment of an operand, which can be asked for as a whole. */
 static bool is_expected(const struct map *map, int k) {
     const struct operand *operand = &map->operands[k];
     const struct tensor *tensor = operand->memory >= 0 ? map->region->graph->values[operand->memory].tensor : NULL;
@@ -59,6 +65,8 @@ static bool has_stride(const struct map *map, int k, int dim) {
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
+/* Fields of the arguments: addresses p<operand>, strides s<operand>_<dim> in elements. Offsets are part of the address
+   where elements are whole bytes. */
 static void print_operands(struct kernel_print *print, const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
@@ -88,7 +96,8 @@ static void print_address(struct text *code, const struct map *map, int k, const
 }
 
 /* The dims in the order in which their coordinates come off the number of a run or tile, and the length of each one's
-   step: tiles are counted along the last dim, then along the axis, then along the others. */
+   step: tiles are counted along the last dim, then along the axis, then along the others. dims and steps: one for each
+   dim of the space. */
 static void find_coordinates(const struct map *map, int *dims, int64_t *steps) {
     const struct map_tile *tile = &map->tile;
     int count = 0, last = last_of(map);
@@ -114,7 +123,7 @@ static void print_advance(struct text *code, const struct map *map) {
 }
 
 /* struct coordinates, and locate(): those of a run, or of the first element of a tile, by its number; element(): those
-   of an element of a flat space. */
+   of an element of a flat space. Sizes are arguments, so that other extents compile nothing new. */
 static void print_locate(struct kernel_print *print, const struct map *map) {
     struct text *code = &print->code;
     int dims[WEFT_DIM_MAX], last = last_of(map);
@@ -149,6 +158,7 @@ static void print_locate(struct kernel_print *print, const struct map *map) {
 
 /* ---- Runs -------------------------------------------------------------------------------------------------------- */
 
+/* Operands that go by element, all in one loop, as each step of it carries coordinates along. */
 static void print_element_loads(struct text *code, const struct map *map) {
     bool has_any = false;
     for (int k = 0; k < map->count; k++)
@@ -165,7 +175,8 @@ static void print_element_loads(struct text *code, const struct map *map) {
     text_add(code, "        advance(a, at);\n    }\n");
 }
 
-/* inputs and load_inputs(): the runs that a thread reads, all before it computes. */
+/* inputs and load_inputs(): the runs that a thread reads, all before it computes. N: RUN, or 1 for the rest of a flat
+   space. */
 static void print_loads(struct text *code, const struct map *map) {
     text_add(code, "template <int N> struct inputs {\n");
     for (int k = 0; k < map->count; k++)
@@ -178,6 +189,7 @@ static void print_loads(struct text *code, const struct map *map) {
         const char *type = cuda_element_name(map->operands[k].type);
         if (!is_loaded(map, k) || is_staged(map, k) || goes_by_element(map, k))
             continue;
+        /* Contiguous or the same along the run: one access. */
         if (!has_stride(map, k, last_of(map))) {
             text_add(code, "    in.r%d = load_run<%s, %s>(", k, type, loaded_count(map, k));
             print_address(code, map, k, "to");
@@ -206,6 +218,7 @@ static void print_expected(struct text *code, const struct map *map) {
     text_add(code, "}\n\n");
 }
 
+/* The coordinate as a value; along the last dim elements of a run are e apart. */
 static void print_index(struct text *code, const struct map *map, int k) {
     text_add(code, "        const i64 v%d = 0", map->operands[k].value);
     for (int i = 0; i <= last_of(map); i++)
@@ -215,7 +228,7 @@ static void print_index(struct text *code, const struct map *map, int k) {
 }
 
 /* The loaded operand that a store only copies, or -1: whole runs of it go as words, not element by element. Only runs:
-   a broadcast element would have to be repeated. */
+   a broadcast element would have to be repeated. Types must be equal, as nothing is converted. */
 static int copied_operand(const struct map *map, int store) {
     const struct operand *to = &map->operands[store];
     for (int k = 0; k < map->count; k++) {
@@ -241,6 +254,7 @@ static bool is_taken_apart(const struct map *map, int k) {
     return false;
 }
 
+/* v<value>, element e of a run: what is loaded, then what each node makes, in the order of the region. */
 static void print_values(struct text *code, const struct map *map) {
     for (int k = 0; k < map->count; k++) {
         const struct operand *operand = &map->operands[k];
@@ -257,6 +271,8 @@ static void print_values(struct text *code, const struct map *map) {
     }
 }
 
+/* A run in one access where it is contiguous in the result, else element by element. Elements below a byte are joined
+   by store_run. */
 static void print_store(struct text *code, const struct map *map, int k) {
     const char *type = cuda_element_name(map->operands[k].type);
     bool is_run = map->operands[k].strides[last_of(map)] == 1;
@@ -299,13 +315,15 @@ static void print_compute(struct text *code, const struct map *map) {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* along_axis() and along_last(): the two coordinates that a tile spreads over. */
+/* along_axis() and along_last(): the two coordinates that a tile spreads over. Bits are enough: a transpose converts
+   nothing. */
 static void print_sides(struct text *code, const struct map *map) {
     text_add(code, "DEVICE i64& along_axis(coordinates& to) { return to.c%d; }\n", map->tile.axis);
     text_add(code, "DEVICE i64& along_last(coordinates& to) { return to.c%d; }\n\n", last_of(map));
 }
 
-/* staged, stage_inputs() and take_inputs(): the operands that go through shared memory. */
+/* staged, stage_inputs() and take_inputs(): the operands that go through shared memory. left_axis, left_last: what the
+   space has left for a tile at its end. */
 static void print_stages(struct text *code, const struct map *map) {
     int last = last_of(map);
     print_sides(code, map);
@@ -343,6 +361,7 @@ static int64_t group_of(const struct map *map) {
     return group < map->tile.along_axis ? group : map->tile.along_axis;
 }
 
+/* Constants first, then functions in the order in which they call each other. */
 void map_print(struct kernel_print *print, const struct map *map) {
     bool is_tiled = map->tile.axis >= 0;
     print_constant(print, "THREADS", MAP_THREADS);
@@ -350,6 +369,8 @@ void map_print(struct kernel_print *print, const struct map *map) {
     text_add(&print->code, "#include \"core/gather.cuh\"\n");
     if (is_tiled) {
         print_constant(print, "GROUP", group_of(map));
+        /* Resident blocks that registers allow: five, or four where a thread holds more; map/map_tiled.cuh measured
+           them. */
         print_constant(print, "BLOCKS", group_of(map) > 2 || map->count > 2 ? 4 : 5);
         print_constant(print, "TILE_AXIS", map->tile.along_axis);
         print_constant(print, "TILE_LAST", map->tile.along_last);
@@ -384,7 +405,8 @@ static void print_side(struct text *code, const struct map *map, int k, const ch
     text_add(code, "); }\n");
 }
 
-/* `from_span`: elements from the first to the last of the source; chunks that are shifted must not be read beyond. */
+/* `from_span`: elements from the first to the last of the source; chunks that are shifted must not be read beyond.
+   Operand 0 is the result, 1 the source. */
 void map_print_transpose(struct kernel_print *print, const struct map *map) {
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct map_tile *tile = &map->tile;

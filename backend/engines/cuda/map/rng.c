@@ -17,15 +17,18 @@ static const struct rng_op *op_at(const struct region *region) {
     return (const struct rng_op *)region_node(region, 0)->op;
 }
 
+/* The last dim's extent; rows are all others. */
 static int64_t columns_of(const struct tensor *y) { return y->dims.at[y->dims.count - 1]; }
 
 /* A row begins with a new block, so that what is drawn depends on seed, offset, row and column, never on strides. */
 static int64_t blocks_per_row(const struct tensor *y) { return divide_up(columns_of(y), WORDS); }
 
+/* Blocks of random words, and as many items of work for threads. */
 static int64_t blocks_of(const struct tensor *y) {
     return columns_of(y) ? tensor_elements(y) / columns_of(y) * blocks_per_row(y) : 0;
 }
 
+/* Generation is priced as its stores: Philox takes fewer instructions than memory takes time. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     const struct descriptor *op = region_node(region, 0)->op;
     if (op_of(op) != &rng_op)
@@ -44,7 +47,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether every four neighbours leave in one aligned store. */
+/* Whether every four neighbours leave in one aligned store. Of 16 bytes at most: the alignment of four elements, or of
+   an access. */
 static bool is_whole(const struct tensor *y) {
     int64_t last = y->dims.count - 1, bytes = dtype_bytes((weftDataType_t)y->type, WORDS);
     bool whole = y->strides.at[last] == 1 && y->dims.at[last] % WORDS == 0 &&
@@ -54,7 +58,8 @@ static bool is_whole(const struct tensor *y) {
     return whole;
 }
 
-/* seed_of() and offset_of(): a number, or what a tensor holds. */
+/* seed_of() and offset_of(): a number, or what a tensor holds. NULL: a number; a tensor is read on the device, at each
+   run. */
 static void print_scalar(struct kernel_print *print, const struct tensor *tensor, int64_t number, const char *name) {
     if (tensor)
         print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
@@ -64,7 +69,7 @@ static void print_scalar(struct kernel_print *print, const struct tensor *tensor
              tensor ? "to_integer(*(p." : "p.", name, tensor ? " + 0))" : "");
 }
 
-/* row_of(): the first element of a row, rows counted in row-major order. */
+/* row_of(): the first element of a row, rows counted in row-major order. Dims of one element take no part. */
 static void print_row(struct kernel_print *print, const struct tensor *y) {
     text_add(&print->code, "DEVICE y_t* row_of(const arguments& p, position rest) {\n    y_t* at = p.y;\n");
     for (int64_t i = y->dims.count - 1; i-- > 0;) {
@@ -81,13 +86,15 @@ static void print_row(struct kernel_print *print, const struct tensor *y) {
     text_add(&print->code, "    return at;\n}\n\n");
 }
 
+/* Arguments are 64-bit integers: kernels take the double back by its bits. */
 static int64_t bits_of(double number) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
     return bits;
 }
 
-/* Two numbers say all of each distribution: a threshold; least and range; mean and deviation. */
+/* Two numbers say all of each distribution: a threshold; least and range; mean and deviation. In the order of
+   DISTRIBUTION in map/rng.cuh. */
 static void print_distribution(struct kernel_print *print, const struct rng *rng) {
     int kind = rng->distribution == WEFT_RNG_DISTRIBUTION_BERNOULLI ? 0
                : rng->distribution == WEFT_RNG_DISTRIBUTION_UNIFORM ? 1
@@ -110,11 +117,13 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     int64_t blocks = blocks_of(y), grid = divide_up(blocks, THREADS);
+    /* 64 blocks for each multiprocessor are enough for any length: each goes on by the grid. */
     int64_t most = (int64_t)device->cuda.multiprocessors * 64;
     if (blocks == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
     kernel_print_init(&print, &step->region);
     print_constant(&print, "THREADS", THREADS);
+    /* Constants are structure; sizes and strides follow as arguments. */
     print_constant(&print, "IS_WHOLE", is_whole(y));
     print_type(&print, "y_t", (weftDataType_t)y->type);
     text_add(&print.constants, "using math_t = %s;\nusing position = %s;\n",

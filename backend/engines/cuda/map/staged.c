@@ -49,7 +49,8 @@ static weftDataType_t plain_type(weftDataType_t type, bool is_written) {
     }
 }
 
-/* Strides in the order of the tensor's own, packed. */
+/* Strides in the order of the tensor's own, packed. It lives in `arena`, as a copy of the descriptor, so that errors
+   name it as the user did. */
 static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor, bool is_written,
                                struct arena *arena) {
     struct tensor like = tensor_mirror(tensor), *plain;
@@ -57,6 +58,7 @@ static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor
     plain->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
     plain->vector_count = 1;
     plain->is_by_value = plain->is_constant = false;
+    /* SCRATCH_ALIGNMENT keeps that. */
     plain->alignment = 16;
     plain->strides.count = 0;
     if (tensor->vector_count > 1) /* lanes stay neighbours */
@@ -76,6 +78,7 @@ static int find_staged(const struct staged *staged, int value) {
     return -1;
 }
 
+/* Its place is behind all that were added before. */
 struct staged_value *staged_add(struct staged *staged, int value, const struct tensor *tensor,
                                 const struct tensor *plain) {
     struct staged_value *added = &staged->at[staged->count++];
@@ -95,7 +98,8 @@ static bool reads_outputs(const struct descriptor *op) {
     return false;
 }
 
-/* What stays within the region has no memory to copy, and its type is part of what the region means. */
+/* Adds operand k of a node, unless it is plain. What stays within the region has no memory to copy, and its type is
+   part of what the region means. */
 static weftStatus_t note_operand(struct staged *staged, const struct region *region, const struct node *node, int k,
                                  struct arena *arena) {
     const struct value *value = &region->graph->values[node->operands[k]];
@@ -120,6 +124,7 @@ static weftStatus_t note_operand(struct staged *staged, const struct region *reg
     return WEFT_STATUS_SUCCESS;
 }
 
+/* For op_exchange: the plain tensor in the place of a staged one. */
 static struct tensor *exchange(const void *context, struct tensor *tensor) {
     const struct staged *staged = context;
     for (int k = 0; k < staged->count; k++)
@@ -137,6 +142,7 @@ static weftStatus_t exchange_operands(const struct staged *staged, struct node *
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Values keep their uids, and `outer` says which they are in the whole graph. */
 weftStatus_t staged_exchange(struct staged *staged, const struct region *region, struct arena *arena) {
     TRY(region_extract(&staged->region, &staged->outer, region, arena));
     for (int v = 0; v < staged->region.graph->value_count; v++) {
@@ -161,6 +167,7 @@ static weftStatus_t analyse(struct staged *staged, const struct region *region, 
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: all of its tensors are plain already",
              descriptor_label(region_node(region, 0)->op));
     TRY(staged_exchange(staged, region, arena));
+    /* The cheapest of the engine's families that may. */
     TRY(engine_offer(&offer, region->engine, &staged->region, device, computes));
     staged->inner = offer.family;
     staged->seconds = offer.seconds;
@@ -175,6 +182,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     struct arena arena = {0};
     double copying = 0;
     weftStatus_t status = analyse(&staged, region, device, &copying, &arena);
+    /* Nothing of the analysis is kept: build repeats it in the plan's arena. */
     *seconds = copying + staged.seconds;
     arena_free(&arena);
     return status;
@@ -189,6 +197,7 @@ static struct side side_of(const struct staged_value *value, bool is_scratch) {
     struct side side = {
         .tensor = held, .type = (weftDataType_t)held->type, .is_scratch = is_scratch, .scratch = value->scratch};
     for (int64_t i = 0; i < held->dims.count; i++) {
+        /* Lanes are a mode of both sides: side by side in vectors, along the dim in the plain tensor. */
         bool splits = lanes > 1 && i == value->tensor->vector_dim;
         side.extents[side.rank] = held->dims.at[i] / (splits ? lanes : 1);
         side.strides[side.rank++] = held->strides.at[i] * (splits ? lanes : own);
@@ -200,7 +209,7 @@ static struct side side_of(const struct staged_value *value, bool is_scratch) {
     return side;
 }
 
-/* Kernels that copy what is read to the workspace, or what is written from there. */
+/* Kernels that copy what is read to the workspace, or what is written from there. `back`: from the workspace. */
 static weftStatus_t add_copies(struct cuda_step *state, const struct staged *staged, const struct region *region,
                                bool back, const struct device *device, struct arena *arena) {
     struct part parts[STAGED_MAX];
@@ -217,7 +226,8 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
     return move_add_kernels(state, region, parts, count, device, arena);
 }
 
-/* The inner step's workspace begins behind the copies. */
+/* The inner step's workspace begins behind the copies. Each value of the small graph is one of the whole graph, or a
+   place in the workspace (-1). */
 weftStatus_t staged_build_inner(struct cuda_step *state, const struct staged *staged, const struct device *device,
                                 const struct knob_choices *knobs, struct step *inner, struct arena *arena) {
     struct kernel_place *places;
@@ -242,6 +252,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     TRY(analyse(staged, &step->region, device, &copying, arena));
     struct step inner;
+    /* The kernels of all three run one after another, as one step. */
     TRY(add_copies(state, staged, &step->region, false, device, arena));
     TRY(staged_build_inner(state, staged, device, knobs, &inner, arena));
     TRY(add_copies(state, staged, &step->region, true, device, arena));
