@@ -26,7 +26,7 @@ enum {
 static const double LAUNCH_SECONDS = 5e-6, CACHED_SHARE = 0.5;
 
 /* A tile is `across` vectors of channels; its positions are cut into batches, which its blocks share and copy one at a
-   time. */
+   time. Blocks of a tile are as many as multiprocessors allow. */
 struct channels {
     struct rows rows;
     struct schedule schedule;
@@ -38,6 +38,7 @@ struct channels {
 
 /* ---- What is served ---------------------------------------------------------------------------------------------- */
 
+/* Inference takes no statistics and is no business of this family. */
 static bool is_batch_norm(const struct node *node) {
     if (op_of(node->op) == &norm_backward_op)
         return ((const struct norm_backward *)node->op)->mode == WEFT_BATCH_NORM;
@@ -47,7 +48,7 @@ static bool is_batch_norm(const struct node *node) {
     return op->mode == WEFT_BATCH_NORM && !norm_is_inference_of_batch(op);
 }
 
-/* One norm, since all blocks wait at one barrier between its two passes. */
+/* One norm, since all blocks wait at one barrier between its two passes.  */
 static weftStatus_t check_region(const struct region *region, const struct device *device) {
     int norms = 0;
     for (int i = 0; i < region->count; i++)
@@ -62,8 +63,9 @@ static weftStatus_t check_region(const struct region *region, const struct devic
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands that reductions depend on. */
+/* Operands that reductions depend on. A bit for each: these are read in both passes and stay on chip. */
 static uint32_t counted_operands(const struct schedule *s) {
+    /* Pass 0 takes statistics, see check_schedule. */
     bool takes_part[TERMS_MAX];
     uint32_t counted = 0;
     schedule_terms_of_pass(s, 0, takes_part);
@@ -92,6 +94,7 @@ static bool can_copy(const struct schedule *s) {
     return can && copies > 0 && copies <= MAPS_MAX;
 }
 
+/* What rows/channels.cuh asserts or assumes. */
 static weftStatus_t check_schedule(const struct schedule *s) {
     if (!s->nest.is_columns || s->nest.row_dims != 1 || s->nest.rank != 2)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
@@ -142,6 +145,7 @@ static int choose_across(const struct schedule *s, const struct device *device) 
     return across;
 }
 
+/* A stage of shared memory: UNROLL positions of each group, of all operands that stay. */
 static int64_t batch_bytes(const struct schedule *s) {
     return schedule_row_bytes(s) * s->threads.across * s->memory.unroll;
 }
@@ -171,6 +175,7 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
     if (!can_copy(s))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "the copy engine fetches up to %d tensors in pieces of 16 bytes",
              MAPS_MAX);
+    /* tiles * blocks <= multiprocessors: the barrier needs all blocks at once. */
     c->tiles = divide_up(s->vectors.strips, s->threads.across);
     c->batches = divide_up(s->vectors.per_row, (int64_t)s->threads.group * s->memory.unroll);
     c->blocks = c->tiles ? min64(multiprocessors / c->tiles, c->batches) : 0;
@@ -180,6 +185,7 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
              "%lld tiles of %d channels with %lld batches of %d positions would not keep %lld multiprocessors busy",
              (long long)c->tiles, s->threads.across * s->vectors.width, (long long)c->batches,
              s->threads.group * s->memory.unroll, (long long)multiprocessors);
+    /* Partial results of warps, and numbers of channels, lie in shared memory beside the stages. */
     int64_t numbers =
         s->threads.across * s->vectors.width * (s->threads.block / 32 * schedule_partial_bytes(s) + row_bytes(s));
     c->stages = (int)min64((device->cuda.shared_per_block - OTHER_BYTES - numbers) / batch_bytes(s), STAGES_MOST);
@@ -190,7 +196,7 @@ static weftStatus_t place(struct channels *c, const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Bytes of what is read, or stored, of all elements. */
+/* Bytes of what is read, or stored, of all elements. Numbers of channels are few and not counted. */
 static double bytes_of(const struct schedule *s, bool is_store) {
     double bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
@@ -212,6 +218,7 @@ static void predict(struct channels *c, const struct device *device) {
     s->seconds = LAUNCH_SECONDS + price_moving(bytes_of(s, false) + again + stored, device);
 }
 
+/* Statistics in one pass around a sample of each channel: blocks join sums, not elements. */
 static weftStatus_t plan(struct channels *c, const struct region *region, const struct device *device) {
     TRY(check_region(region, device));
     TRY(rows_analyse(&c->rows, region, STATISTICS_SHIFTED, true));
@@ -224,6 +231,7 @@ static weftStatus_t plan(struct channels *c, const struct region *region, const 
 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
+/* Names that rows/channels.cuh and the headers of rows ask for. */
 static void print_constants(struct kernel_print *print, const struct channels *c) {
     const struct schedule *s = &c->schedule;
     const struct {
@@ -266,6 +274,7 @@ static void print_maps(struct kernel_print *print, const struct schedule *s) {
         struct cuda_map map = {.form = {.type = map_type(operand->type), .rank = 2, .promotion = TENSOR_MAP_L2_128B},
                                .offset = operand->offset * bytes};
         char name[16];
+        /* Channels are the contiguous dim, positions the other; what is outside reads as zero. */
         map.form.dims[0] = (uint64_t)(s->vectors.strips * s->vectors.width);
         map.form.dims[1] = (uint64_t)s->vectors.per_row;
         map.form.strides[0] = (uint64_t)(operand->strides[1] * bytes);
@@ -277,7 +286,7 @@ static void print_maps(struct kernel_print *print, const struct schedule *s) {
 }
 
 /* copy_batch(): one batch of all of them, each behind the other, as read_kept() looks for them. Boxes have 256
-   positions at most, so a batch may take several. */
+   positions at most, so a batch may take several. `policy`: of L2, as batches stay in the cache or leave it first. */
 static void print_copy_batch(struct text *code, const struct schedule *s) {
     int64_t at = 0;
     text_add(code,
@@ -321,15 +330,18 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     print_constants(&print, &c);
     print_maps(&print, s);
     print_number(&print, c.tiles, "channel_tiles");
+    /* Sizes are arguments, never text. */
     print_number(&print, c.stay, "stay");
     rows_print_functions(&print, s);
     print_copy_batch(&print.code, s);
     kernel->grid[0] = (uint32_t)(c.tiles * c.blocks);
     kernel->grid[1] = kernel->grid[2] = 1;
+    /* A warp more than what GROUP and ACROSS count. */
     kernel->block = (uint32_t)s->threads.block + PRODUCER;
     kernel->shared_bytes = (uint32_t)(batch_bytes(s) * c.stages);
     /* Cooperative: the driver refuses to start fewer blocks than all, which would wait forever. */
     kernel->is_dependent = kernel->is_cooperative = true;
+    /* One partial result of every channel for each block of a tile. */
     step->workspace_bytes = c.tiles * c.blocks * s->threads.across * s->vectors.width * schedule_partial_bytes(s);
     TRY(kernel_finish(&print, kernel, "rows/channels.cuh", "channels", arena));
     int64_t batches = divide_up(c.batches, c.blocks);

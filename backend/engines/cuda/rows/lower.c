@@ -26,6 +26,7 @@ static bool is_made_inside(const void *context, const struct tensor *tensor) {
     return region_producer(((const struct rows *)context)->region, tensor) != NULL;
 }
 
+/* An empty expansion that knows how statistics are taken and what the region makes. */
 static void begin(struct lowering *l, struct rows *rows) {
     l->rows = rows;
     l->done = l->e.count = 0;
@@ -36,6 +37,7 @@ static void begin(struct lowering *l, struct rows *rows) {
 
 /* ---- Gradients of scale and bias --------------------------------------------------------------------------------- */
 
+/* Gradients that nobody reads are not summed. */
 static bool is_wanted(const struct rows *rows, const struct tensor *tensor) {
     return region_exports(rows->region, graph_find_value(rows->graph, tensor));
 }
@@ -57,6 +59,7 @@ static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, co
     bool is_first;
     if (!is_wanted(rows, at->tensor))
         return WEFT_STATUS_SUCCESS;
+    /* What an element adds, and the row's own sum of it, -1 where the expansion has none. */
     int element = l->values[at->arguments[0]].name, row = at->arguments[1] < 0 ? -1 : l->values[at->arguments[1]].name;
     enum follow_kind kind = row_space_sum_kind(&rows->space, at->tensor, rows->sums_apart);
     if (kind == FOLLOW_NOTHING) {
@@ -83,6 +86,7 @@ static int name_of(struct lowering *l, int value) {
     return rows_formula(l->rows, l->type, OPCODE_COPY, &l->values[value], 1);
 }
 
+/* Arguments end with the first negative one. */
 static int lower_formula(struct lowering *l, const struct instruction *at) {
     struct term_argument arguments[INSTRUCTION_ARGUMENTS];
     int count = 0;
@@ -116,6 +120,7 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
     case OPCODE_SAMPLE:
         value->name = lower_sample(l, at->tensor);
         break;
+    /* A term of a former expansion, by its name. */
     case OPCODE_GIVEN:
         value->name = (int)at->number;
         break;
@@ -142,7 +147,7 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
     return rows->trouble;
 }
 
-/* The instructions that were written since the last call. */
+/* The instructions that were written since the last call. An expansion can be continued after its terms are known. */
 static weftStatus_t lower(struct lowering *l, const struct node *node) {
     l->type = math_name(l->e.math);
     for (; l->done < l->e.count; l->done++)
@@ -171,6 +176,7 @@ static struct pointwise_operands operands_of(const struct node *node, weftPointw
     return is ? pointwise_operands(op) : (struct pointwise_operands){0};
 }
 
+/* The reduction in float that a node is, or NULL. */
 static const struct reduction_op *reduction_of(const struct node *node, weftReduceTensorOp_t mode) {
     const struct reduction_op *op = node && is_op(node, &reduction_op) ? (const struct reduction_op *)node->op : NULL;
     if (!op || op->parameters->mode != (int32_t)mode)
@@ -194,13 +200,16 @@ void rows_find_softmax(struct rows *rows) {
     for (int i = 0; i < rows->region->count; i++) {
         const struct node *quotient = region_node(rows->region, i), *exponential, *difference, *most, *sum;
         struct pointwise_operands share = operands_of(quotient, WEFT_POINTWISE_DIV), e, d;
+        /* quotient = exponential / sum; */
         if (!share.x || !(exponential = region_producer(rows->region, share.x)) ||
             !(sum = region_producer(rows->region, share.b)))
             continue;
         const struct reduction_op *total = reduction_of(sum, WEFT_REDUCE_TENSOR_ADD);
+        /* sum and exponential are of one tensor; */
         e = operands_of(exponential, WEFT_POINTWISE_EXP);
         if (!e.x || !total || total->x != share.x || !(difference = region_producer(rows->region, e.x)))
             continue;
+        /* difference = score - maximum of the same score. */
         d = operands_of(difference, WEFT_POINTWISE_SUB);
         most = d.x ? region_producer(rows->region, d.b) : NULL;
         const struct reduction_op *peak = reduction_of(most, WEFT_REDUCE_TENSOR_MAX);
@@ -210,6 +219,8 @@ void rows_find_softmax(struct rows *rows) {
     }
 }
 
+/* Difference and exponential are no parts: they are terms of the sum's formula, and pointwise nodes that nobody
+   needs. */
 static bool is_softmax_node(const struct rows *rows, const struct node *node) {
     return node == rows->softmax.most || node == rows->softmax.sum || node == rows->softmax.quotient;
 }
@@ -247,6 +258,7 @@ static weftStatus_t expand_softmax_node(struct rows *rows, const struct node *no
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
+/* Whatever has an expansion; other nodes are pointwise. */
 bool rows_expands(const struct rows *rows, const struct node *node) {
     return op_expands(node->op) || is_softmax_node(rows, node);
 }

@@ -229,6 +229,7 @@ static bool is_broadcast(const struct schedule *s, const struct operand *operand
     return is;
 }
 
+/* Sums of columns are stored one by one where rows begin anywhere, see rows_print_columns. */
 static bool is_column_sum(const struct schedule *s, const struct operand *operand) {
     const struct term *term = rows_find(s->rows, operand->value);
     return operand->is_store && term_is_column_sum(term);
@@ -273,6 +274,7 @@ void schedule_allow_unaligned(struct schedule *s) {
     s->unaligned.margin = (int)margin;
 }
 
+/* Whether vectors of rows side by side can begin at any row: what is shifted is in memory. */
 static bool may_overlap(const struct schedule *s, const struct operand *operand) {
     bool may = operand->memory >= 0 && operand->strides[0] == 1 && operand_alignment(s->rows, operand) == ACCESS_BYTES;
     for (int i = 1; i < s->nest.rank; i++)

@@ -66,6 +66,7 @@ static void round_group(struct schedule *s, int64_t threads) {
 /* Vectors that a thread may keep: they take registers, and so do the next row's and the sums of their columns. Doubles
    take two registers each in arithmetic, whatever their storage. */
 static int64_t most_steps(const struct schedule *s) {
+    /* Of column sums: a float for each element, and the next row's vectors. */
     int64_t bytes = schedule_kept_bytes(s), most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
     if (s->passes.column_sums)
         most = min64(most, SUMMED_BYTES / (2 * bytes + 4 * s->passes.column_sums * s->vectors.width));

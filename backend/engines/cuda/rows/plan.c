@@ -25,6 +25,7 @@ static weftStatus_t finish(struct rows *rows) {
         if (!operand->is_store)
             continue;
         const struct term *term = rows_find(rows, operand->value);
+        /* Results of 16 bits or fewer show nothing of short exponentials, see rows_print_term. */
         if (term->spans && dtype_bytes(operand->type, 1) > 2)
             rows->is_brief = false;
         rows_need(rows, operand->value);
@@ -34,6 +35,7 @@ static weftStatus_t finish(struct rows *rows) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Names of new terms begin behind the values of the graph, which keep their numbers. */
 static void start(struct rows *rows, const struct region *region) {
     memset(rows, 0, sizeof *rows);
     rows->region = region;
@@ -48,6 +50,7 @@ weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum s
     rows->method = method;
     rows->sums_apart = sums_apart;
     TRY(row_space_find(&rows->space, region));
+    /* Before any node is lowered: its parts are lowered otherwise than the nodes that spell it. */
     rows_find_softmax(rows);
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
@@ -66,6 +69,8 @@ weftStatus_t rows_analyse(struct rows *rows, const struct region *region, enum s
 
 /* ---- What is left over ------------------------------------------------------------------------------------------- */
 
+/* FOLLOW_FOLD and FOLLOW_COLUMNS: the first program left partial sums at `at`, which become one tensor; NULL: it is not
+   wanted. */
 static void sum_kept(struct rows *rows, const struct follow *follow, const struct tensor *tensor, int64_t at,
                      const int64_t *strides) {
     const char *type = math_name(follow->math);
@@ -73,6 +78,7 @@ static void sum_kept(struct rows *rows, const struct follow *follow, const struc
         rows_result(rows, tensor, type, rows_reduce(rows, OPCODE_SUM, type, rows_kept(rows, type, at, strides)));
 }
 
+/* FOLLOW_APART: the elements are read again; statistics come from the workspace or, -1, from the graph. */
 static weftStatus_t sum_apart(struct rows *rows, const struct follow *follow, const int64_t *strides) {
     const char *type = math_name(follow->math);
     int mean = follow->at_mean < 0 ? -1 : rows_kept(rows, type, follow->at_mean, strides);

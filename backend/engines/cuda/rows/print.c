@@ -12,7 +12,7 @@ enum { SAMPLES = 16, ROW_SAMPLES = 4 };
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
-/* Strides 0 and, along the fast dim, 1 are text. */
+/* Strides 0 and, along the fast dim, 1 are text. block<k>: from the column sums of a block to those of the next. */
 static void print_operand_fields(struct printer *p, int k) {
     const struct operand *operand = operand_at(p, k);
     char name[32];
@@ -38,7 +38,7 @@ static int64_t extent_in_runs(const struct schedule *s, int dim) {
 }
 
 /* Samples lie as far apart as the row's last dim allows. The sampled operand has strides 0 within the row, so the step
-   is that of the one that reads the same memory. */
+   is that of the one that reads the same memory. In elements. */
 static int64_t sample_step(const struct schedule *s) {
     int last = s->nest.rank - 1, memory = s->nest.operands[s->rows->sampled].memory;
     int64_t step = 0;
@@ -48,6 +48,7 @@ static int64_t sample_step(const struct schedule *s) {
     return s->nest.extents[last] / SAMPLES * step;
 }
 
+/* Fields of the arguments that all kernels of rows share; sizes are never text. */
 static void print_fields(struct printer *p) {
     const struct schedule *s = p->s;
     const struct {
@@ -70,6 +71,7 @@ static void print_fields(struct printer *p) {
         print_number(p->print, s->overlap.elements, "overlap");
         print_number(p->print, s->overlap.last, "last_run");
     }
+    /* Jobs are split by it into tile and split; so many tiles are never split. */
     print_divisor(p->print, s->grid.tiles < INT32_MAX ? s->grid.tiles : 1, "tiles");
     print_scratch(p->print, "char", p->stage->left >= 0 ? p->stage->left : 0, "left");
     for (int pass = 0; pass < p->stage->closed; pass++) {
@@ -80,6 +82,7 @@ static void print_fields(struct printer *p) {
     }
     for (int i = 0; i < s->nest.rank; i++) {
         snprintf(name, sizeof name, "extent%d", i);
+        /* The slowest dim of each kind is what divisions leave. */
         if (i != 0 && i != s->nest.row_dims)
             print_divisor(p->print, extent_in_runs(s, i), name);
     }
@@ -109,6 +112,7 @@ static const struct {
     [JOIN] = {"rows/join_splits.cuh", "rows_join_splits"},
 };
 
+/* Row of `files`. */
 static int file_of(const struct schedule *s, const struct stage *stage) {
     return stage->joins ? JOIN : (int)s->memory.scheme;
 }
@@ -201,7 +205,7 @@ static void print_types(struct printer *p) {
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
-/* What kernels have in front of them, but for their constants. */
+/* What kernels have in front of them, but for their constants. In the order in which they use each other. */
 static void print_functions(struct printer *p) {
     print_fields(p);
     rows_print_base(p);
@@ -212,6 +216,7 @@ static void print_functions(struct printer *p) {
     rows_print_row_stores(p);
 }
 
+/* One unsplit launch, for rows/channels.cuh. */
 void rows_print_functions(struct kernel_print *print, const struct schedule *s) {
     const struct stage stage = {
         .passes_end = s->passes.count, .splits = 1, .joined = -1, .has_row_stores = true, .left = -1};
@@ -219,7 +224,7 @@ void rows_print_functions(struct kernel_print *print, const struct schedule *s) 
     print_functions(&p);
 }
 
-/* On a copy of the schedule, since joins and stores change it. */
+/* Prints one launch. On a copy of the schedule, since joins and stores change it. */
 static weftStatus_t print_launch(const struct schedule *planned, const struct stage *stage, struct cuda_step *state,
                                  struct arena *arena) {
     struct schedule adapted = *planned, *s = &adapted;
@@ -236,6 +241,7 @@ static weftStatus_t print_launch(const struct schedule *planned, const struct st
     print_types(&p);
     print_functions(&p);
     struct cuda_kernel *kernel = &state->kernels[state->count++];
+    /* Persistent blocks take tile after tile, others one job each. */
     int64_t jobs = s->grid.tiles * stage->splits;
     int64_t most = schedule_is_persistent(s) ? s->grid.blocks : INT32_MAX / s->threads.cluster;
     kernel->grid[0] = (uint32_t)(min64(jobs, most) * s->threads.cluster);
@@ -248,16 +254,19 @@ static weftStatus_t print_launch(const struct schedule *planned, const struct st
     return kernel_finish(&print, kernel, files[file].file, files[file].entry, arena);
 }
 
+/* Bytes from the start of the workspace, on a line of memory. */
 static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
     int64_t at = *scratch_bytes;
     *scratch_bytes += round_up(bytes, 256);
     return at;
 }
 
-/* Joins what the splits left in a pass, where many blocks would. */
+/* Joins what the splits left in a pass, where many blocks would. Later launches then find one partial result for each
+   row, at `at`. */
 static weftStatus_t print_join(const struct schedule *s, struct stage *stage, int pass, int64_t at,
                                struct cuda_step *state, struct arena *arena) {
     struct stage join = *stage;
+    /* Reads the splits' results of this pass, and leaves one for each row. */
     join.joins = true;
     join.joined = pass;
     join.is_split = false;
@@ -275,6 +284,7 @@ static weftStatus_t print_join(const struct schedule *s, struct stage *stage, in
    to its beginning (VECTOR_STEP), which L2 still has. */
 static weftStatus_t print_split(const struct schedule *s, struct stage stage, struct cuda_step *state,
                                 int64_t *scratch_bytes, struct arena *arena) {
+    /* Of one split of all rows. */
     int64_t bytes = schedule_slots(s) * schedule_partial_bytes(s);
     stage.is_split = true;
     stage.has_row_stores = false;
@@ -289,6 +299,8 @@ static weftStatus_t print_split(const struct schedule *s, struct stage stage, st
         if (schedule_joins(s, pass))
             TRY(print_join(s, &stage, pass, take_scratch(scratch_bytes, bytes), state, arena));
     }
+    /* The launch behind the last reduction: elements are stored, by as many splits as that takes, or partial results
+       end as numbers of rows. */
     stage.is_split = s->passes.storing >= s->passes.closed;
     stage.joins = !stage.is_split;
     stage.splits = stage.is_split ? s->grid.store_splits : 1;
@@ -309,6 +321,7 @@ weftStatus_t rows_print(const struct schedule *s, struct cuda_step *state, int64
                                 .left = -1,
                                 .partials = partials,
                                 .split_counts = split_counts};
+    /* No rows: nothing to launch. */
     if (s->vectors.strips == 0)
         return WEFT_STATUS_SUCCESS;
     if (s->grid.splits == 1)

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+/* Others are numbers of rows, or coordinates. */
 bool rows_is_element_load(const struct printer *p, int k) {
     const struct operand *operand = operand_at(p, k);
     const struct term *term = rows_find(p->rows, operand->value);
@@ -68,6 +69,7 @@ void rows_print_offset(struct printer *p, int k, int first, int end) {
             text_add(p->code, "%sc%d * a.s%d_%d", any ? " + " : "", i, k, i);
         any = true;
     }
+    /* An offset must be an expression. */
     if (!any)
         text_add(p->code, "0");
 }
@@ -99,6 +101,7 @@ void rows_print_base(struct printer *p) {
         const struct operand *operand = operand_at(p, k);
         if (!rows_depends_on(operand, 0, s->nest.row_dims))
             continue;
+        /* Arguments of operands that nobody needs are not printed. */
         bool is_used = operand->is_store || rows_find(p->rows, operand->value)->is_needed;
         text_add(p->code, "    at.b%d = ", k);
         if (is_used)
@@ -139,7 +142,8 @@ bool rows_is_broadcast_to_rows(const struct printer *p, int k) {
     return !rows_depends_on(operand_at(p, k), 0, p->s->nest.row_dims);
 }
 
-/* A run that begins anywhere: at.head elements behind whole 16 bytes, or as many as its offset says. */
+/* A run that begins anywhere: at.head elements behind whole 16 bytes, or as many as its offset says. Aligned words
+   around the run are read, and shifted. */
 static void print_load_across(struct printer *p, int k, const char *into) {
     text_add(p->code, "    %sr%d = raw<%s, WIDTH>::load_across<N%s>(", into, k, type_of(p, k),
              p->s->overlap.is_used ? ", IS_LAST" : "");
@@ -175,6 +179,7 @@ void rows_print_load(struct printer *p, int k, const char *into, bool once) {
     text_add(p->code, ");\n");
 }
 
+/* `from`: a run in scope. Neighbours in one access by `function`, unless runs overlap or are apart. */
 void rows_print_store(struct printer *p, int k, const char *from, bool of_row, const char *function) {
     int64_t stride = fast_stride(p, k);
     if (stride == 1 && !p->s->overlap.is_used) {
@@ -195,6 +200,7 @@ void rows_print_store(struct printer *p, int k, const char *from, bool of_row, c
     text_add(p->code, "] = %s.at[e];\n", from);
 }
 
+/* Loaded once for all passes. */
 static bool stays(const struct printer *p, int k) { return schedule_keeps(p->s, k) && rows_is_element_load(p, k); }
 
 /* What every row reads alike, at the same places. */
@@ -202,6 +208,8 @@ static bool is_broadcast(const struct printer *p, int k) {
     return p->s->memory.keeps_broadcast && rows_is_element_load(p, k) && !schedule_keeps(p->s, k);
 }
 
+/* struct <name> and load_<name>(): one vector of each operand that `takes`; `row` is the parameter that says
+   which row. */
 static void print_loader(struct printer *p, const char *name, bool (*takes)(const struct printer *, int),
                          const char *row, bool once) {
     text_add(p->code, "struct %s {\n", name);
@@ -214,6 +222,7 @@ static void print_loader(struct printer *p, const char *name, bool (*takes)(cons
     text_add(p->code,
              "};\n\ntemplate <int N = WIDTH> DEVICE void load_%s(%s& in, const arguments& a, %s, position q) {\n", name,
              name, row);
+    /* What all rows share is shifted to where this row's vectors begin. */
     if (p->s->unaligned.most && takes == is_broadcast)
         text_add(p->code, "    const base at = base_of(a, strip);\n");
     rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
@@ -228,6 +237,7 @@ static void print_loader(struct printer *p, const char *name, bool (*takes)(cons
    first vector in the row, ~ the address at the coordinates in scope. A template of one letter for each thing that
    varies; none of these letters occurs in CUDA text otherwise. */
 static void print_slots(struct printer *p, const char *line) {
+    /* Bytes of a vector of all operands before this one. */
     int64_t at = 0;
     for (int k = 0; k < p->rows->operand_count; k++) {
         if (!stays(p, k))
@@ -251,7 +261,8 @@ static void print_slots(struct printer *p, const char *line) {
     }
 }
 
-/* To shared memory: the copy engine's way for part of a row, or a thread's own for one vector. */
+/* To shared memory: the copy engine's way for part of a row, or a thread's own for one vector. Only schemes with stages
+   have any. */
 static void print_copies(struct printer *p) {
     if (p->s->memory.scheme == MEMORY_STAGED || p->s->memory.scheme == MEMORY_PIPELINED) {
         text_add(p->code, "DEVICE void copy_kept(char* slot, u64* arrival, const arguments& a, const base& at, "

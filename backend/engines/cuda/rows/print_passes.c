@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+/* Names of core/reduce.cuh, by opcode. */
 static const struct {
     const char *type;
     const char *second; /* name of its second number's field */
@@ -23,6 +24,7 @@ static bool closes(const struct term *term, int pass) {
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
+/* "sum<float>"; weights also say whether their exponential may be short. */
 static void print_reduction(struct printer *p, const struct term *term) {
     text_add(p->code, "%s<%s%s>", combinations[term->opcode].type, term->type,
              term->opcode != OPCODE_WEIGHTS ? ""
@@ -45,7 +47,8 @@ static void print_reductions(struct printer *p, int pass) {
 }
 
 /* From the reductions of a pass to the numbers of a row that they make known. member<i> counts the reductions of this
-   pass alone, in the order of terms, as print_reductions lists them. */
+   pass alone, in the order of terms, as print_reductions lists them. Moments and weights make two numbers, the second
+   under the next name. */
 static void print_close(struct printer *p, int pass) {
     text_add(p->code, "    static DEVICE void close(const total& t, row& r, const arguments& a) {\n");
     for (int i = 0, member = 0; i < p->rows->term_count; i++) {
@@ -62,7 +65,7 @@ static void print_close(struct printer *p, int pass) {
     text_add(p->code, "    }\n");
 }
 
-/* What the launches before left of a pass. */
+/* What the launches before left of a pass. IS_JOINED: one partial result for each row. */
 static void print_left(struct printer *p, int pass) {
     if (pass < p->stage->closed)
         text_add(
@@ -81,7 +84,7 @@ static bool is_loaded_by_pass(const struct printer *p, int k, const bool *takes_
            takes_part[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
 }
 
-/* `once`: streamed elements are not worth a place in L1. */
+/* `once`: streamed elements are not worth a place in L1. The coordinates are those of vector q of the row. */
 static void print_inputs(struct printer *p, const bool *takes_part) {
     text_add(p->code, "    struct inputs {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -98,11 +101,13 @@ static void print_inputs(struct printer *p, const bool *takes_part) {
     text_add(p->code, "    }\n");
 }
 
+/* From where a pass has it: what stays, what all rows read, or what it loaded itself. */
 static void print_element_load(struct printer *p, const struct term *term) {
     int k = term->operand;
     const struct operand *operand = operand_at(p, k);
     const struct schedule *s = p->s;
     const char *from = schedule_keeps(s, k) ? "own" : s->memory.keeps_broadcast ? "all" : "in";
+    /* A coordinate: the row's part, the vector's, and e. */
     if (operand->memory == MEMORY_INDEX) {
         text_add(p->code, "    const i64 v%d = ", term->name);
         if (rows_depends_on(operand, 0, s->nest.row_dims))
@@ -125,7 +130,8 @@ static bool is_index_of_pass(const struct printer *p, int k, const bool *takes_p
            takes_part[rows_find(p->rows, operand->value) - p->rows->terms];
 }
 
-/* Where a vector is in indices, which have no memory to load from. */
+/* Where a vector is in indices, which have no memory to load from. Their offsets in the row, by vector; empty in passes
+   that read no coordinates. */
 static void print_places(struct printer *p, const bool *takes_part) {
     bool any = false;
     text_add(p->code, "    struct places {\n");
@@ -150,12 +156,14 @@ static void print_places(struct printer *p, const bool *takes_part) {
     text_add(p->code, "    }\n");
 }
 
+/* Only the storing pass does. */
 static bool stores_elements(const struct printer *p, int k, int pass) {
     const struct operand *operand = operand_at(p, k);
     return pass == p->s->passes.storing && operand->is_store && rows_find(p->rows, operand->value)->spans;
 }
 
-/* Where an element goes: to reductions, to sums of columns, to the results of its vector. */
+/* Where an element goes: to reductions, to sums of columns, to the results of its vector. `inner` counts the elements
+   that are taken in at once. */
 static void print_element_results(struct printer *p, int pass) {
     const struct rows *rows = p->rows;
     for (int i = 0, member = 0; i < rows->term_count; i++)
@@ -186,8 +194,10 @@ static void print_element(struct printer *p, int pass, const bool *takes_part) {
         const struct term *term = &p->rows->terms[i];
         if (!takes_part[i])
             continue;
+        /* Numbers of the row, under the names that formulas know. */
         for (int n = 0; n < term->names && !term->spans; n++)
             text_add(p->code, "    const %s v%d = r.v%d;\n", term->type, term->name + n, term->name + n);
+        /* Computed in one pass, read in those after it. */
         bool stays = schedule_keeps_term(p->s, term);
         if (stays && term->stage < pass)
             text_add(p->code, "    const float v%d = own->e%d[e];\n", term->name, term->name);
@@ -202,7 +212,7 @@ static void print_element(struct printer *p, int pass, const bool *takes_part) {
     text_add(p->code, "    }\n");
 }
 
-/* The results of a vector, and where they go. */
+/* The results of a vector, and where they go. One access where neighbours are contiguous. */
 static void print_results(struct printer *p, int pass) {
     text_add(p->code, "    template <int N> struct results {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
@@ -223,7 +233,8 @@ static void print_results(struct printer *p, int pass) {
     text_add(p->code, "    }\n");
 }
 
-/* What a pass is for: "pass 1 of 3; v6 = sum<float>; stores y of softmax". */
+/* What a pass is for: "pass 1 of 3; v6 = sum<float>; stores y of softmax". A comment in the kernel's text, for readers
+   of WEFT_DUMP_DIR. */
 static void print_purpose(struct printer *p, int pass) {
     text_add(p->code, "// pass %d of %d", pass, p->s->passes.count);
     for (int i = 0; i < p->rows->term_count; i++)
@@ -239,6 +250,7 @@ static void print_purpose(struct printer *p, int pass) {
     text_add(p->code, "\n");
 }
 
+/* Each pass is a specialisation that derives from its reductions: kernels are templates over it. */
 void rows_print_passes(struct printer *p) {
     text_add(p->code, "template <int P> struct pass;\n\n");
     for (int pass = 0; pass < p->s->passes.count; pass++) {
@@ -261,7 +273,7 @@ void rows_print_passes(struct printer *p) {
 /* ---- Sums of columns --------------------------------------------------------------------------------------------- */
 
 /* Each block writes sums of its own, `block` elements after those of the block before: no atomics, and the same order
-   in every run. */
+   in every run. k counts the sums, in the order of their stores. */
 void rows_print_columns(struct printer *p) {
     text_add(p->code, "template <int N = WIDTH>\nDEVICE void store_column(int k, const run<column_t, WIDTH>& from, "
                       "const arguments& a, i64 strip, position q) {\n");

@@ -7,6 +7,7 @@
 
 /* ---- Numbers of the row ------------------------------------------------------------------------------------------ */
 
+/* struct row: the numbers of one row that passes or stores ask for. */
 static void print_row_struct(struct printer *p) {
     text_add(p->code, "struct row {\n");
     for (int i = 0; i < p->rows->term_count; i++)
@@ -39,7 +40,7 @@ static const char *const formulas[] = {
     [ROWS_ROUND] = "rounded<S>(A)",
 };
 
-/* Integers wrap around, and their functions are exact. */
+/* Integers wrap around, and their functions are exact. The other formulas are those of floats. */
 static const char *integer_formula(int opcode) {
     return opcode == OPCODE_MULTIPLY   ? "(i64)((u64)A * (u64)B)"
            : opcode == OPCODE_ABSOLUTE ? "magnitude(A)"
@@ -70,6 +71,7 @@ void rows_print_term(struct printer *p, const struct term *term) {
     if (term->opcode == OPCODE_WEIGHT && p->rows->is_brief)
         formula = "brief_weight(A, B)";
     text_add(p->code, "    const %s v%d = ", term->type, term->name);
+    /* Letters are replaced one by one; all else is copied. */
     for (const char *at = formula; *at; at++)
         if (*at >= 'A' && *at <= 'D')
             print_argument(p, term->type, &term->arguments[*at - 'A']);
@@ -80,7 +82,8 @@ void rows_print_term(struct printer *p, const struct term *term) {
     text_add(p->code, ";\n");
 }
 
-/* Terms of the row that become known at a stage, from the fields of those before. */
+/* Terms of the row that become known at a stage, from the fields of those before. Fields are copied into scope, each
+   once, and what others ask for is put back. */
 void rows_print_row_terms(struct printer *p, int stage) {
     const struct rows *rows = p->rows;
     bool in_scope[TERMS_MAX] = {false};
@@ -102,12 +105,14 @@ void rows_print_row_terms(struct printer *p, int stage) {
     }
 }
 
+/* A number that each row loads once, before its elements. */
 static bool is_entry(const struct printer *p, const struct term *term) {
     return rows_is_field(p->rows, term) && term->kind == TERM_LOAD &&
            operand_at(p, term->operand)->memory != MEMORY_INDEX;
 }
 
-/* Rows side by side have a run of numbers where these are neighbours, and one number where all share it. */
+/* Rows side by side have a run of numbers where these are neighbours, and one number where all share it. Other numbers
+   are loaded once for the strip. */
 static bool has_number_for_each(const struct printer *p, int k) { return p->s->nest.is_columns && fast_stride(p, k); }
 
 static const char *input_width(const struct printer *p, int k) { return has_number_for_each(p, k) ? "WIDTH" : "1"; }
@@ -115,6 +120,7 @@ static const char *input_width(const struct printer *p, int k) { return has_numb
 /* What the rows' own numbers are loaded to, before they are worked on. Loads first, conversions later (open_rows): all
    loads of a strip are under way at once. */
 static void print_entry(struct printer *p) {
+    /* raw<> is what memory holds, unconverted. */
     text_add(p->code, "struct row_inputs {\n");
     for (int i = 0; i < p->rows->term_count; i++)
         if (is_entry(p, &p->rows->terms[i])) {
@@ -127,12 +133,14 @@ static void print_entry(struct printer *p) {
         int k = p->rows->terms[i].operand;
         if (!is_entry(p, &p->rows->terms[i]))
             continue;
+        /* Rows side by side whose numbers are apart: one by one. */
         if (p->s->nest.is_columns && fast_stride(p, k) > 1) {
             text_add(p->code, "    for (int l = 0; l < WIDTH; l++) in.r%d.put(l, (", k);
             rows_print_address(p, k, true);
             text_add(p->code, ")[l * a.s%d_%d]);\n", k, schedule_fast_dim(p->s));
             continue;
         }
+        /* SAMPLES elements of the row, sample_step apart. */
         if (k == p->rows->sampled)
             text_add(p->code,
                      "    #pragma unroll\n    for (int i = 0; i < SAMPLES; i++) in.r%d[i] = raw<%s, 1>::load<false>(",
@@ -145,7 +153,8 @@ static void print_entry(struct printer *p) {
     text_add(p->code, "}\n\n");
 }
 
-/* From the first of rows side by side to the l-th. */
+/* From the first of rows side by side to the l-th. Nothing where all of them share the number, or rows do not lie side
+   by side. */
 static void print_step(struct printer *p, int k) {
     if (p->s->nest.is_columns && fast_stride(p, k) == 1)
         text_add(p->code, " + l");
@@ -153,6 +162,7 @@ static void print_step(struct printer *p, int k) {
         text_add(p->code, " + l * a.s%d_%d", k, schedule_fast_dim(p->s));
 }
 
+/* A coordinate of the row, as a number. */
 static void print_row_index(struct printer *p, const struct term *term) {
     int k = term->operand;
     text_add(p->code, "    r.v%d = 0", term->name);
@@ -162,6 +172,7 @@ static void print_row_index(struct printer *p, const struct term *term) {
     text_add(p->code, ";\n");
 }
 
+/* open_rows(): from what was loaded to the fields that need no pass. */
 static void print_open(struct printer *p) {
     text_add(p->code, "DEVICE void open_rows(row* now, const row_inputs& in, const arguments& a, const base& at) {\n"
                       "    #pragma unroll\n    for (int l = 0; l < (COLUMNS ? WIDTH : 1); l++) {\n"
@@ -183,6 +194,7 @@ static void print_open(struct printer *p) {
     text_add(p->code, "    }\n}\n\n");
 }
 
+/* store_rows(): a run for rows side by side; channels have store_row(). */
 void rows_print_row_stores(struct printer *p) {
     if (p->s->memory.scheme == MEMORY_CHANNELS)
         return;
@@ -240,6 +252,7 @@ static void print_one_row(struct printer *p) {
     text_add(p->code, "}\n\n");
 }
 
+/* Channels are opened one by one, other rows by the strip. */
 void rows_print_row_numbers(struct printer *p) {
     print_row_struct(p);
     if (p->s->memory.scheme == MEMORY_CHANNELS) {

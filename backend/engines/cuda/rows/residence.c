@@ -9,7 +9,8 @@ enum { EXCHANGE_BYTES = 40960 }; /* of a block's partial results, of the 48 KiB 
 
 /* ---- What stays -------------------------------------------------------------------------------------------------- */
 
-/* Elements that differ from row to row: what all rows read alike is loaded again, or stays by keeps_broadcast. */
+/* Elements that differ from row to row: what all rows read alike is loaded again, or stays by keeps_broadcast. Indices
+   and stores have nothing to stay. */
 bool schedule_keeps(const struct schedule *s, int k) {
     const struct operand *operand = &s->nest.operands[k];
     if (s->memory.scheme == MEMORY_STREAMED || operand->is_store || !schedule_moves(s, k) ||
@@ -23,6 +24,7 @@ bool schedule_keeps(const struct schedule *s, int k) {
     return s->nest.is_columns;
 }
 
+/* Only what a later pass than the first needs again. */
 bool schedule_keeps_term(const struct schedule *s, const struct term *term) {
     return s->memory.keeps_weights && term->opcode == OPCODE_WEIGHT && term->kind == TERM_FORMULA &&
            term->stage < s->passes.storing;
@@ -30,6 +32,7 @@ bool schedule_keeps_term(const struct schedule *s, const struct term *term) {
 
 /* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
+/* Operands that broadcast along the fast dim have one element in a vector. */
 int64_t schedule_vector_bytes(const struct schedule *s, int k) {
     const struct operand *operand = &s->nest.operands[k];
     return dtype_bytes(operand->type, 1) * (operand->strides[schedule_fast_dim(s)] ? s->vectors.width : 1);
@@ -43,6 +46,7 @@ int64_t schedule_kept_bytes(const struct schedule *s) {
     return bytes ? bytes : 1;
 }
 
+/* Scale and bias, for instance: elements of the row that all rows share. */
 int64_t schedule_broadcast_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -56,6 +60,7 @@ int64_t schedule_row_bytes(const struct schedule *s) {
     return schedule_kept_bytes(s) * s->memory.steps * s->threads.group;
 }
 
+/* Nothing but STAGES_BEGIN where the scheme has no stages. */
 int64_t schedule_shared_bytes(const struct schedule *s) {
     int64_t before = s->memory.scheme == MEMORY_STAGED ? STAGES_BEGIN : 0;
     return schedule_row_bytes(s) * s->threads.across * s->memory.stages + before;
@@ -66,6 +71,7 @@ static int64_t partial_bytes(const struct term *term) {
     return (strcmp(term->type, "float") == 0 ? 4 : 8) * (term->opcode == OPCODE_MOMENTS ? 3 : term->names);
 }
 
+/* Of the pass whose reductions take most: passes reuse the same memory. */
 int64_t schedule_partial_bytes(const struct schedule *s) {
     int64_t most = 0;
     for (int pass = 0; pass < s->passes.closed; pass++) {

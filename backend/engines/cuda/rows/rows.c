@@ -17,6 +17,7 @@ struct sweep {
     int programs;
 };
 
+/* `apart`: gradients of scale and bias in a sweep of their own. */
 static weftStatus_t try_schedule(struct sweep *sweep, const struct region *region, const struct device *device,
                                  enum statistics_method method, bool must_stream, bool apart) {
     TRY(rows_analyse(&sweep->rows[0], region, method, apart));
@@ -24,7 +25,8 @@ static weftStatus_t try_schedule(struct sweep *sweep, const struct region *regio
 }
 
 /* Statistics in one pass. Samples of a row are read before anything of it is stored, which parts of rows cannot
-   promise, and where rows lie side by side they would be as many reads as the row is long. */
+   promise, and where rows lie side by side they would be as many reads as the row is long. Where no samples can be,
+   moments of parts are joined. */
 static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region, const struct device *device,
                                 bool must_stream, bool apart) {
     const struct schedule *s = &sweep->schedules[0];
@@ -44,6 +46,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     bool apart = s->memory.scheme == MEMORY_STREAMED && sweep->rows[0].follow.kind == FOLLOW_COLUMNS;
     if (apart)
         TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, true));
+    /* What the schedule of the last try says; each is asked before the next one overwrites it. */
     bool is_shared = s->threads.cluster > 1 && s->memory.scheme != MEMORY_PIPELINED;
     bool is_streamed = s->memory.scheme == MEMORY_STREAMED;
     bool is_large = s->memory.scheme != MEMORY_STREAMED && s->threads.group >= LARGE_GROUP && s->passes.closed > 1 &&
@@ -59,10 +62,11 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The blocks' sums of each column lie one block after the other. 256: each block's sums begin at a line. The schedule
-   copied its operands before, so plan() copies the offsets after it. */
+/* The blocks' sums of each column lie one block after the other. 256: those of each tensor begin at a line. The
+   schedule copied its operands before, so plan() copies the offsets after it. */
 static void place_columns(struct rows *rows, const struct schedule *s) {
     struct follow *follow = &rows->follow;
+    /* In the order of the stores: scale's before bias', of which either may be missing. */
     int64_t *places[] = {follow->scale ? &follow->at_scale : &follow->at_bias, &follow->at_bias};
     int column = 0;
     follow->partial_sums = s->grid.blocks;
@@ -92,6 +96,7 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
         TRY(rows_follow(&sweep->rows[1], first));
         TRY(schedule_plan(&sweep->schedules[1], &sweep->rows[1], device, false));
         if (first->follow.kind == FOLLOW_COLUMNS)
+            /* The second program only adds up sums: whoever follows may begin at once. */
             sweep->schedules[1].grid.trigger = TRIGGER_AT_ONCE;
         sweep->programs = 2;
     }
@@ -106,6 +111,7 @@ static weftStatus_t plan(struct sweep *sweep, const struct region *region, const
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Pure, and the same plan as build's. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct sweep sweep;
     TRY(plan(&sweep, region, device));
@@ -131,6 +137,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     const char *shape = s->nest.is_columns ? "rows side by side" : "rows";
     const char *rest = s->unaligned.most ? ", unaligned head and tail" : "";
     if (s->memory.scheme == MEMORY_STREAMED)
+        /* Detail of the first program; launches count all. */
         return arena_print(arena, &step->detail,
                            "%s streamed in %d passes: %d threads each, vectors of %d%s, %lld splits; %d launches",
                            shape, s->passes.count, s->threads.group, s->vectors.width, rest, (long long)s->grid.splits,
@@ -142,7 +149,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 }
 
 /* Whether elements, or reductions of them, depend on a value. Terms lie in the order of evaluation, so one sweep sees
-   all that depends. */
+   all that depends. name: a value that differs from row to row. */
 static bool elements_depend_on(const struct rows *rows, int name) {
     bool depends[TERMS_MAX] = {false};
     for (int i = 0; i < rows->term_count; i++) {

@@ -42,6 +42,7 @@ static int guaranteed_steps(const struct schedule *s) {
     return s->unaligned.most && vectors > 0 && has_all ? (int)(vectors / threads->group) : 0;
 }
 
+/* How many strips blocks take, and whether every thread and group has all of its own. */
 static void count_tiles(struct schedule *s) {
     const struct threads *threads = &s->threads;
     int64_t room = (int64_t)s->memory.steps * threads->group * threads->cluster;
@@ -55,6 +56,7 @@ static void count_tiles(struct schedule *s) {
     s->unaligned.guaranteed = s->memory.steps ? guaranteed_steps(s) : 0;
 }
 
+/* Whether pointwise nodes of the graph are evaluated per element. */
 static bool has_formulas(const struct schedule *s) {
     for (int i = 0; i < s->rows->term_count; i++) {
         const struct term *term = &s->rows->terms[i];

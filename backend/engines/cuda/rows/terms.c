@@ -25,6 +25,7 @@ static int add_operand(struct rows *rows, struct operand operand) {
     return rows->operand_count++;
 }
 
+/* A value of the graph as an operand over the axes; one element broadcasts along all. */
 static int add_value(struct rows *rows, int value, bool is_store) {
     const struct tensor *tensor = rows->graph->values[value].tensor;
     struct operand operand = {value, value, is_store, (weftDataType_t)tensor->type, 0, {0}};
@@ -33,6 +34,7 @@ static int add_value(struct rows *rows, int value, bool is_store) {
     return add_operand(rows, operand);
 }
 
+/* Whether it differs from element to element of a row. */
 static bool operand_spans(const struct rows *rows, int operand) {
     for (int i = 0; i < rows->space.axis_count; i++)
         if (rows->space.axes[i].is_reduced && rows->operands[operand].strides[i])
@@ -40,6 +42,7 @@ static bool operand_spans(const struct rows *rows, int operand) {
     return false;
 }
 
+/* Behind all terms that it uses: the order of terms is that of evaluation. */
 static struct term *new_term(struct rows *rows, struct term term) {
     if (rows->term_count == TERMS_MAX) {
         keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
@@ -62,6 +65,7 @@ static int find_index(const struct rows *rows, int name) {
 /* Precondition: a term of this name exists. */
 const struct term *rows_find(const struct rows *rows, int name) { return &rows->terms[find_index(rows, name)]; }
 
+/* Notes that `term`, which is not in the program yet, reads a name. */
 static void use(struct rows *rows, struct term *term, int name) {
     int index = find_index(rows, name);
     if (index < 0 || term->use_count == TERM_USES)
@@ -75,7 +79,7 @@ static void use(struct rows *rows, struct term *term, int name) {
     term->stage = used->stage > term->stage ? used->stage : term->stage;
 }
 
-/* A value that terms may use from here on. */
+/* A value that terms may use from here on. Loaded once, at the first use, unless a node of the region makes it. */
 static void need_value(struct rows *rows, int value) {
     if (find_index(rows, value) >= 0)
         return;
@@ -86,6 +90,7 @@ static void need_value(struct rows *rows, int value) {
     new_term(rows, term);
 }
 
+/* Arguments without a name are literals and no uses. */
 int rows_formula(struct rows *rows, const char *type, int opcode, const struct term_argument *arguments, int count) {
     struct term term = {.kind = TERM_FORMULA, .opcode = opcode, .name = rows->next_name++, .names = 1, .type = type};
     for (int i = 0; i < count; i++) {
@@ -96,6 +101,7 @@ int rows_formula(struct rows *rows, const char *type, int opcode, const struct t
     return new_term(rows, term)->name;
 }
 
+/* A load in the type of arithmetic. */
 static int convert(struct rows *rows, const char *type, int name) {
     return rows_formula(rows, type, ROWS_CONVERT, &(struct term_argument){.name = name}, 1);
 }
@@ -110,7 +116,8 @@ int rows_input(struct rows *rows, const struct tensor *tensor, const char *type)
     return convert(rows, type, value);
 }
 
-/* Strides 0 within the row: the operand moves from row to row alone. */
+/* Strides 0 within the row: the operand moves from row to row alone. The operand has a name of its own, as the same
+   value is loaded per element, too. */
 int rows_first(struct rows *rows, const struct tensor *tensor, const char *type) {
     int value = graph_find_value(rows->graph, tensor);
     /* Values that the region makes are not in memory yet, and rows without elements have no first one. */
@@ -139,6 +146,7 @@ int rows_reduce(struct rows *rows, int opcode, const char *type, int of) {
     return new_term(rows, term)->name;
 }
 
+/* Whether it is stored: somebody outside the region reads it. */
 static bool is_wanted(const struct rows *rows, int value) {
     return region_exports(rows->region, value) && !value_is_dead(&rows->graph->values[value]);
 }
@@ -165,12 +173,14 @@ static weftDataType_t scratch_type(const char *type) {
     return strcmp(type, "double") == 0 ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
 }
 
+/* Bytes from the start of the workspace. */
 static int64_t reserve(struct rows *rows, int64_t bytes) {
     int64_t at = rows->scratch_bytes;
     rows->scratch_bytes += round_up(bytes, SCRATCH_ALIGNMENT);
     return at;
 }
 
+/* By place: rows share the element, and each block stores sums of its own (place_columns of rows.c). */
 int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) {
     weftDataType_t stored = scratch_type(type);
     struct operand operand = {name, MEMORY_SCRATCH, true, stored, 0, {0}};
@@ -182,6 +192,7 @@ int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) 
     return at;
 }
 
+/* The load of what rows_keep left, by strides over the axes of this program. */
 int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *strides) {
     weftDataType_t stored = scratch_type(type);
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1, .type = type};
@@ -192,6 +203,7 @@ int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *st
     return new_term(rows, term)->name;
 }
 
+/* GEN_INDEX: an operand whose offset is the coordinate; `inner` is what a step of the axis adds to it. */
 static void add_index(struct rows *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     int value = node->operands[node->is_output[0] ? 0 : 1];
@@ -206,6 +218,7 @@ static void add_index(struct rows *rows, const struct node *node) {
         add_value(rows, value, true);
 }
 
+/* Operands first, so that they are terms before the node is. */
 void rows_pointwise(struct rows *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     if (op->pw->mode == WEFT_POINTWISE_GEN_INDEX) {
@@ -226,7 +239,7 @@ void rows_pointwise(struct rows *rows, const struct node *node) {
         add_value(rows, term.name, true);
 }
 
-/* Ends: uses point backwards. */
+/* Ends: uses point backwards. A term that is marked has marked its uses already. */
 static void mark_needed(struct rows *rows, int index) {
     struct term *term = &rows->terms[index];
     if (term->is_needed)
@@ -243,6 +256,7 @@ bool rows_is_field(const struct rows *rows, const struct term *term) {
     if (!term->is_needed || term->spans || term_is_column_sum(term))
         return false;
     bool is = term->kind == TERM_LOAD || term->kind == TERM_REDUCTION;
+    /* Stores read fields, and so do elements, reductions and later stages. */
     int index = (int)(term - rows->terms);
     for (int k = 0; k < rows->operand_count && !is; k++)
         is = rows->operands[k].is_store && rows->operands[k].value == term->name;
