@@ -63,6 +63,7 @@ struct compilation {
     char text[STATUS_TEXT_BYTES];
 };
 
+/* The first failure is kept: those of other threads are mostly the same. */
 static void note_failure(struct compilation *all, weftStatus_t status) {
     pthread_mutex_lock(&all->lock);
     if (!all->status) {
@@ -73,6 +74,7 @@ static void note_failure(struct compilation *all, weftStatus_t status) {
     pthread_mutex_unlock(&all->lock);
 }
 
+/* Of each thread: programs until none is left. */
 static void *work(void *compilation) {
     struct compilation *all = compilation;
     int i;

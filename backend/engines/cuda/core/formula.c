@@ -21,6 +21,7 @@ const char *formula_type(const struct pointwise_op *op) {
     return math == WEFT_DATA_DOUBLE ? "double" : dtype_is_float(math) ? "float" : "i64";
 }
 
+/* Every mode has a formula; only types can be unknown. */
 weftStatus_t formula_accepts(const struct descriptor *op) {
     const struct pointwise_operands operands = pointwise_operands((const struct pointwise_op *)op);
     const struct tensor *all[] = {operands.x, operands.b, operands.t, operands.out};
@@ -57,6 +58,8 @@ static void print_parameters(struct text *code, const char *type, const char *fo
         }
 }
 
+/* An operand under the name of the formula, in the type of arithmetic; factor: alpha1 or alpha2. NULL: the mode
+   has none. */
 static void print_operand(struct text *code, const char *type, const char *name, const struct graph *graph,
                           const struct tensor *tensor, double factor) {
     if (!tensor)
@@ -123,6 +126,7 @@ static void print_scope(struct text *code, const struct graph *graph, const stru
         text_add(code, " auto C = [](double c) { return (%s)c; };", type);
 }
 
+/* One block, so that the names of its operands meet no others. */
 void formula_print_exact(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
@@ -136,6 +140,7 @@ void formula_print_exact(struct text *code, const struct graph *graph, const str
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);
 }
 
+/* narrow: NULL where the type of arithmetic holds nothing that the tensor would lose. */
 void formula_print_rounded(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
@@ -153,7 +158,7 @@ void formula_print(struct text *code, const struct graph *graph, const struct no
     (is_read ? formula_print_rounded : formula_print_exact)(code, graph, node);
 }
 
-/* g<operand> += factor * formula, of one operand. */
+/* g<operand> += factor * formula, of one operand. Formulas of derivatives also name y and dy. */
 static void print_derivative(struct text *code, const struct graph *graph, const struct node *node, bool of_b) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct pointwise_operands operands = pointwise_operands(op);

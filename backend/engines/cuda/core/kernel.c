@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Texts belong to the print until kernel_finish, which must be called. */
 void kernel_print_init(struct kernel_print *print, const struct region *region) {
     print->region = region;
     print->graph = region->graph;
@@ -54,7 +55,8 @@ void print_type(struct kernel_print *print, const char *name, weftDataType_t typ
     text_add(&print->constants, "using %s = %s;\n", name, cuda_element_name(type));
 }
 
-/* A field, with a comment that says what it is of. */
+/* A field, with a comment that says what it is of. value: -1 of the workspace. No user's names: graphs share
+   kernels. */
 static void add_field(struct kernel_print *print, int value, const char *type, const char *name) {
     text_add(&print->fields, "    %s %s; // ", type, name);
     if (value < 0)
@@ -90,6 +92,7 @@ void print_pointer(struct kernel_print *print, weftDataType_t type, int value, i
         add_argument(print, (struct argument){ARGUMENT_VALUE, value, offset_bytes});
 }
 
+/* Aligned as its offset: the workspace begins at 256 bytes. */
 void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name) {
     char field[64];
     snprintf(field, sizeof field, "%s*", type);
@@ -117,6 +120,7 @@ void print_number(struct kernel_print *print, int64_t number, const char *name) 
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, number});
 }
 
+/* Three words: the address of the values, the step from one to the next, and what they are multiplied by. */
 void print_ragged(struct kernel_print *print, weftDataType_t type, int value, int64_t step, int64_t multiplier,
                   const char *name) {
     text_add(&print->fields, "    ragged<%s> %s;\n", cuda_element_name(type), name);
@@ -148,7 +152,7 @@ struct named_values {
     int count;
 };
 
-/* A value's place among them, the last if it is new; -1: out of memory. */
+/* A value's place among them, the last if it is new; -1: out of memory. Linear: a program names some dozen values. */
 static int place_of(struct named_values *named, int number) {
     for (int i = 0; i < named->count; i++)
         if (named->numbers[i] == number)
@@ -192,6 +196,8 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     struct text whole;
     while (print->map_count && print->argument_count % (MAP_WORDS / 2) != 0) /* the struct is aligned as its maps are */
         add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, 0});
+    /* Types first, then constants, which kernels and headers name; arguments; printed functions; the kernel's
+       file last. */
     text_init(&whole);
     text_add(&whole, "#include \"core/types.cuh\"\n#include \"core/index.cuh\"\n#include \"core/math.cuh\"\n\n");
     text_add_chars(&whole, text_string(&print->constants), print->constants.length);

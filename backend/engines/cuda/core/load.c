@@ -42,6 +42,7 @@ static weftStatus_t check_residence(const struct cuda_kernel *kernel, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Once per plan, at finalize: the only place where a step's kernels are changed after compile. */
 weftStatus_t cuda_load(struct step *step, const struct device *device) {
     struct cuda_step *state = step->state;
     /* Of a plan for a described chip, now the one that is here. */
@@ -111,6 +112,8 @@ static weftStatus_t run_kernel(const struct cuda_kernel *kernel, void *const *va
     return launch_kernel(&launch, stream);
 }
 
+/* values: by the graph's numbers, device addresses, or host addresses of by-value scalars. workspace: the
+   step's own. */
 weftStatus_t cuda_run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     const struct cuda_step *state = step->state;
     struct device_scope scope;

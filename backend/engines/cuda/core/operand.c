@@ -18,6 +18,7 @@ void operand_of_tensor(struct operand *operand, const struct graph *graph, int v
         operand->strides[i] = tensor->dims.at[i] == 1 ? 0 : tensor->strides.at[i];
 }
 
+/* 1 of a space without dims. */
 int64_t space_elements(const struct space *space) {
     int64_t elements = 1;
     for (int i = 0; i < space->rank; i++)
@@ -25,6 +26,7 @@ int64_t space_elements(const struct space *space) {
     return elements;
 }
 
+/* Positions stay, their order changes. */
 static void swap_dims(struct space *space, struct operand *operands, int count, int a, int b) {
     int64_t extent = space->extents[a];
     space->extents[a] = space->extents[b];
@@ -36,6 +38,7 @@ static void swap_dims(struct space *space, struct operand *operands, int count, 
     }
 }
 
+/* Of one element, or merged with the next. */
 static void remove_dim(struct space *space, struct operand *operands, int count, int dim) {
     space->rank--;
     for (int i = dim; i < space->rank; i++) {
@@ -45,7 +48,8 @@ static void remove_dim(struct space *space, struct operand *operands, int count,
     }
 }
 
-/* Broadcast along both (strides 0 and 0) merges too; broadcast along one alone never does. */
+/* Whether dims `dim` and the next are one to all operands. Broadcast along both (strides 0 and 0) merges too; broadcast
+   along one alone never does. */
 static bool merges(const struct space *space, const struct operand *operands, int count, int dim) {
     for (int k = 0; k < count; k++)
         if (operands[k].strides[dim] != operands[k].strides[dim + 1] * space->extents[dim + 1])
@@ -123,6 +127,7 @@ int space_run_length(const struct space *space, const struct operand *operands, 
     int last = space->rank - 1;
     int64_t length = last ? gcd64(LONGEST_RUN, space->extents[last]) : LONGEST_RUN;
     for (int k = 0; k < count; k++) {
+        /* Coordinates, and what broadcasts or is strided along the run, go one by one. */
         if (operands[k].memory < 0 || operands[k].strides[last] != 1)
             continue;
         length = limit_length(length, &operands[k], elements_per_byte(operands, count), graph);
@@ -131,6 +136,7 @@ int space_run_length(const struct space *space, const struct operand *operands, 
     return (int)length;
 }
 
+/* Dense operands have no rows: their offset alone counts. */
 int space_flat_length(const struct space *space, const struct operand *operands, int count, const struct graph *graph) {
     int64_t length = LONGEST_RUN;
     for (int k = 0; k < count; k++)

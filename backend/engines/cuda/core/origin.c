@@ -7,6 +7,7 @@
 
 #include <ctype.h>
 
+/* Pointwise operations by their mode, in lower case; others by their schema. */
 void print_operation(struct text *text, const struct node *node) {
     if (!node_is_pointwise(node)) {
         text_add(text, "%s", node->op->schema->name);

@@ -9,13 +9,15 @@ struct shown {
     int count;
 };
 
+/* "key":"value", with the comma behind it: never the last field of an object. */
 static void show_field(struct text *json, const char *key, const char *value) {
     text_add(json, "\"%s\":", key);
     text_json_string(json, value);
     text_add(json, ",");
 }
 
-/* Both lists are in the same order and share their names' addresses: one pass finds all. */
+/* Both lists are in the same order and share their names' addresses: one pass finds all. Marks the files that the
+   kernel reaches. */
 static void show_headers(struct text *json, struct shown *shown, const char *program) {
     struct program_header headers[DEVICE_FILES_MAX];
     uint8_t digest[32];
@@ -31,6 +33,7 @@ static void show_headers(struct text *json, struct shown *shown, const char *pro
     text_add(json, "]");
 }
 
+/* One object; `number` is the step's. The kernel must be compiled. */
 static void show_kernel(struct text *json, struct shown *shown, int number, const struct step *step,
                         const struct cuda_kernel *kernel) {
     text_add(json, shown->count++ ? ",{" : "{");
@@ -46,6 +49,7 @@ static void show_kernel(struct text *json, struct shown *shown, int number, cons
     text_add(json, "}");
 }
 
+/* {"kernels": [..], "headers": {file: text}}: each text once, however many kernels include it. */
 void cuda_show(const struct step *steps, int count, struct text *json) {
     struct shown shown = {.count = 0};
     int file_count, printed = 0;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+/* NULL: a value that keeps its number. Linear: a kernel has some dozen arguments. */
 static const struct kernel_place *find_place(const struct kernel_place *places, int count, int of) {
     for (int k = 0; k < count; k++)
         if (places[k].of == of)
@@ -37,6 +38,7 @@ weftStatus_t kernels_take(struct cuda_step *state, const struct cuda_step *from,
         struct cuda_kernel *kernel = &state->kernels[state->count++];
         struct argument *arguments;
         struct cuda_map *maps;
+        /* Grid, block and flags are taken as they are. */
         *kernel = from->kernels[i];
         TRY(arena_copy(arena, &arguments, kernel->arguments, (size_t)kernel->argument_count * sizeof *arguments));
         TRY(arena_copy(arena, &maps, kernel->maps, (size_t)kernel->map_count * sizeof *maps));

@@ -11,12 +11,14 @@ enum {
     DOWN = 4,        /* rows of a thread's patch */
 };
 
+/* Whether neighbouring windows along an axis share all but one row of elements. */
 static bool is_dense(const struct window *w, int axis) {
     return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && window_result(w)->size[axis] > 1;
 }
 
 /* Whether the copy engine can walk an operand: its strides are whole accesses, and so is a box's row of `channels`.
-   Elements of 8 bytes have no map type here; multiples of 16 bytes are the copy engine's. */
+   Elements of 8 bytes have no map type here; multiples of 16 bytes are the copy engine's. images: their number, as the
+   stride of a single one means nothing. */
 static bool has_strides(const struct resample_operand *o, int64_t images, int64_t channels) {
     int64_t size = window_bytes(o, 1);
     bool has = size <= 4 && channels * size % ACCESS == 0 && o->tensor->alignment % ACCESS == 0 &&
@@ -30,8 +32,10 @@ static bool has_strides(const struct resample_operand *o, int64_t images, int64_
 void window_find_boxes(struct window *w) {
     const struct resample_geometry *g = &w->g;
     const struct resample_operand *read = window_source(w), *result = window_result(w);
+    /* Runs of channels, in equal slices of LANES_MOST at most, each a block's. */
     int64_t groups = g->c / w->run, slices = divide_up(groups, LANES_MOST),
             lanes = groups ? divide_up(groups, slices) : 0;
+    /* Gradients go by the numbers of their maxima; forward none are found, and no window of a maximum may be empty. */
     bool serves = g->backward ? w->kernel == POOL_BWD && w->has_index
                               : w->kernel == POOL && !w->has_index &&
                                     !(g->mode == WEFT_RESAMPLE_MAXPOOL && window_may_be_empty(g));
@@ -47,6 +51,7 @@ void window_find_boxes(struct window *w) {
     b->lanes = lanes;
     int64_t threads = POOL_THREADS / b->lanes, pairs = divide_up(result->size[2], w->patch[2]),
             heights = divide_up(result->size[1], DOWN);
+    /* Equal tiles along a row, then as many patches below as threads are left. */
     b->along = divide_up(pairs, divide_up(pairs, threads));
     b->below = threads / b->along < heights ? threads / b->along : heights;
 }
@@ -62,6 +67,7 @@ static int64_t bands_of(const struct window *w) { return divide_up(window_result
 
 int64_t window_blocks_of_boxes(const struct window *w) { return w->g.n * bands_of(w) * slices_of(w) * tiles_of(w); }
 
+/* Of one box, in bytes: [rows_seen][columns_seen][channels]. */
 static int64_t bytes_of_box(const struct window *w, const struct resample_operand *o) {
     return window_bytes(o, columns_seen(w) * rows_seen(w) * w->boxes.lanes * w->run);
 }
@@ -70,6 +76,7 @@ static int64_t bytes_of_box(const struct window *w, const struct resample_operan
 static void print_map_of(struct kernel_print *print, const struct window *w, const struct resample_operand *o,
                          const char *name) {
     int64_t size = window_bytes(o, 1), strides[] = {o->size_stride[2], o->size_stride[1], o->batch_stride};
+    /* Channels, columns, rows, images, the contiguous dim first. Where no box ends, reads are zeros. */
     int64_t dims[] = {w->g.c, o->size[2], o->size[1], w->g.n};
     int64_t box[] = {w->boxes.lanes * w->run, columns_seen(w), rows_seen(w), 1};
     bool is_scratch = o == &w->g.index && w->index_is_scratch;
@@ -95,7 +102,7 @@ void window_print_maps(struct kernel_print *print, const struct window *w) {
         print_map_of(print, w, &w->g.index, "index_map");
 }
 
-/* Numbers of maxima lie behind dy, from a line of memory on. */
+/* Numbers of maxima lie behind dy, from a line of memory on. Gives the bytes of shared memory. */
 uint32_t window_print_boxes(struct kernel_print *print, const struct window *w) {
     int64_t first = bytes_of_box(w, window_source(w)), second = w->g.backward ? bytes_of_box(w, &w->g.index) : 0;
     int64_t numbers_at = round_up(first, POOL_LINE);

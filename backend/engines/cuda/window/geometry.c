@@ -28,7 +28,7 @@ bool window_may_be_empty(const struct resample_geometry *g) {
 }
 
 /* Elements of a patch's side along one axis, and the number of the first patch that has any: both count from the start
-   of the padding. */
+   of the padding. Planes of the first axis go one by one. */
 static int64_t side_of(const struct window *w, int axis) { return axis ? w->patch[axis] * w->g.step[axis] : 1; }
 
 /* Rounded towards minus infinity: offsets may be negative. */

@@ -50,6 +50,7 @@ static int64_t channels_per_access(const struct resample_operand *operand) {
     return run;
 }
 
+/* Whether anybody reads it or sees it in memory. */
 static bool is_stored(const struct region *region, const struct tensor *tensor) {
     int value = tensor ? graph_find_value(region->graph, tensor) : -1;
     return value >= 0 && !value_is_dead(&region->graph->values[value]);
@@ -78,6 +79,7 @@ static void make_forward_mean(struct window *w) {
         g->offset[i] = g->taps[i] - 1 - g->offset[i];
 }
 
+/* Whether coordinates, times steps and denominators, pass 32 bits. */
 static void find_reach(struct window *w) {
     const struct resample_geometry *g = &w->g;
     for (int i = 0; i < 3; i++) {
@@ -95,7 +97,8 @@ static int64_t reaching(const struct window *w, int axis) {
     return (w->g.taps[axis] - 1) / w->g.step[axis] + w->patch[axis];
 }
 
-/* What a thread holds of x is unrolled into registers. */
+/* What a thread holds of x is unrolled into registers: all planes of a window, and rows and columns of all of its
+   patch. */
 static bool forward_fits(const struct window *w) {
     int64_t loads = w->g.taps[0];
     for (int i = 1; i < 3; i++)
@@ -214,6 +217,7 @@ static void choose_kernel(struct window *w) {
 
 /* ---- Analysis ---------------------------------------------------------------------------------------------------- */
 
+/* One node alone. The geometry is changed here where that makes another kernel serve; the operation is not. */
 weftStatus_t window_analyse(struct window *w, const struct region *region, const struct device *device) {
     *w = (struct window){.region = region, .device = device, .op = region_node(region, 0)->op};
     bool is_resample = op_of(w->op) == &resample_op || op_of(w->op) == &resample_backward_op;

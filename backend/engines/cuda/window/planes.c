@@ -35,7 +35,7 @@ static bool padding_has_number(const struct window *w) {
 }
 
 /* How many elements are read at once of rows that begin anywhere, or else at multiples of so many. Below half a chunk,
-   shifting whole chunks is cheaper than short accesses. */
+   shifting whole chunks is cheaper than short accesses. True: they are shifted. *fill: elements. */
 static bool find_fill(const struct resample_operand *operand, int64_t *fill) {
     int64_t size = window_bytes(operand, 1);
     *fill = gcd64(gcd64(CHUNK / size, operand->size[2]), gcd64(operand->tensor->alignment, CHUNK) / size);
@@ -58,7 +58,7 @@ static int64_t grain_of(const struct window *w, const struct resample_operand *r
 
 /* Lays out rows of which threads, one after another, read `count` elements from `first` and each `step` further on, as
    far as `end`; the last ones read on, what nobody needs. left: room for padding before a row, in whole units, so that
-   rows begin aligned. */
+   rows begin aligned. Lengths are elements; unit: of an aligned access. */
 static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, int64_t count, int64_t unit) {
     p->seen = count;
     p->left = round_up(first < 0 ? -first : 0, unit);
@@ -66,11 +66,12 @@ static void lay_out(struct planes *p, int64_t end, int64_t first, int64_t step, 
     p->first = (p->left + first) / p->vector * p->vector;
     p->phase = p->left + first - p->first;
     p->pitch = round_up(p->left + end, unit);
+    /* How far the last thread's access reaches beyond the row. */
     p->slack = p->first + (p->columns - 1) * step + round_up(p->phase + count, p->vector) - p->pitch;
     p->slack = p->slack > 0 ? p->slack : 0;
 }
 
-/* Whether rows are whole words, and all of the memory whole chunks. */
+/* Whether rows are whole words, and all of the memory whole chunks. Then a tile is one copy. */
 static bool is_segment(const struct window *w, const struct resample_operand *o) {
     int64_t row = window_bytes(o, o->size[2]);
     return row % WORD == 0 && o->tensor->alignment % CHUNK == 0 && w->g.n * w->g.c * o->size[1] * row % CHUNK == 0;
@@ -85,6 +86,7 @@ static void lay_as_memory(struct planes *p, int64_t width, int64_t first) {
     p->pitch = width;
 }
 
+/* Forward: rows of x, of which a thread makes `along` results. */
 static void find_rows(struct window *w) {
     const struct resample_geometry *g = &w->g;
     struct planes *p = &w->planes;
@@ -97,12 +99,13 @@ static void find_rows(struct window *w) {
     p->is_segment = is_segment(w, &g->x);
     if (p->is_segment)
         lay_as_memory(p, g->x.size[2], -g->offset[2]);
+    /* Every result that is stored must take the same accesses. */
     p->grain = w->has_y ? grain_of(w, &g->y, p->along) : p->along;
     p->grain = w->has_index ? gcd64(p->grain, grain_of(w, &g->index, p->along)) : p->grain;
     p->row_bytes = window_bytes(&g->x, p->pitch);
 }
 
-/* Rows of x that so many rows of positions see. */
+/* Rows of x that so many rows of positions see. Consecutive ones overlap where windows do. */
 static int64_t rows_seen(const struct window *w, int64_t rows) { return (rows - 1) * w->g.step[1] + w->g.taps[1]; }
 
 /* down: rows of results that a thread makes, as registers allow. Tiles halve until TILE_BYTES hold the rows that they
@@ -114,6 +117,7 @@ static void find_forward(struct window *w) {
         window_may_be_empty(g) || g->n * g->c * rows >= INT32_MAX || !padding_has_number(w))
         return;
     find_rows(w);
+    /* POOL_LOADS: what a thread holds of x in registers. */
     while (down > 1 && (down > rows || rows_seen(w, down) * g->taps[2] > POOL_LOADS))
         down /= 2;
     rows = round_up(rows, down);
@@ -136,6 +140,7 @@ static void find_rows_back(struct window *w) {
     int64_t step = g->step[2], start = g->offset[2] / step - (g->offset[2] % step < 0), before;
     p->along = ALONG * step;
     p->columns = divide_up(g->x.size[2], p->along);
+    /* Elements from the last window's start to the beginning of the row, below a step. */
     p->shift = g->offset[2] - start * step;
     before = g->taps[2] > p->shift ? (g->taps[2] - 1 - p->shift) / step : -1;
     p->before = start - before;
@@ -155,7 +160,8 @@ static int64_t rows_reaching(const struct window *w, int64_t groups) {
     return groups * w->patch[1] + (w->g.taps[1] - 1) / w->g.step[1];
 }
 
-/* window_patches depends on the patch, which is therefore set first, and put back where nothing fits. */
+/* window_patches depends on the patch, which is therefore set first, and put back where nothing fits. A thread makes
+   ALONG steps of dx side by side, of 2 elements at most. */
 static void find_backward(struct window *w) {
     const struct resample_geometry *g = &w->g;
     int64_t patch[3], groups;
@@ -167,6 +173,7 @@ static void find_backward(struct window *w) {
     memcpy(patch, w->patch, sizeof patch);
     w->patch[1] = g->step[1] == 1 ? 4 : g->step[1] == 2 ? 2 : 1;
     w->patch[2] = 1;
+    /* Halved until what reaches them fits. */
     groups = window_patches(w, 1);
     while (groups > 1 && rows_reaching(w, groups) * w->planes.row_bytes > TILE_BYTES)
         groups = divide_up(groups, 2);
@@ -177,7 +184,8 @@ static void find_backward(struct window *w) {
         memcpy(w->patch, patch, sizeof patch);
 }
 
-/* One window per plane, where some planes, and all of them, are whole chunks of memory. */
+/* One window per plane, where some planes, and all of them, are whole chunks of memory. No number of the maximum
+   is kept. */
 static void find_whole(struct window *w) {
     const struct resample_geometry *g = &w->g;
     int64_t plane = g->x.size[1] * g->x.size[2], bytes = window_bytes(&g->x, plane);
@@ -191,6 +199,7 @@ static void find_whole(struct window *w) {
     w->planes.tile_rows = WHOLE_UNIT * max64(1, WHOLE_BYTES / bytes / WHOLE_UNIT);
 }
 
+/* Only where channels are no runs: planes have their neighbours along rows. Takes over from the pool kernels. */
 void window_find_planes(struct window *w) {
     if (w->run > 1 || (w->kernel != POOL && w->kernel != POOL_BWD))
         return;
@@ -205,6 +214,7 @@ void window_find_planes(struct window *w) {
 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
+/* Sizes are arguments: planes of another number compile nothing. */
 static void print_whole(struct kernel_print *print, const struct window *w) {
     print_number(print, w->g.n * w->g.c, "planes");
     print_number(print, w->planes.tile_rows, "tile_planes");
@@ -221,12 +231,14 @@ static int64_t outside_of(const struct window *w) {
 /* How many of the elements that a thread reads of a row end within it, of all threads. */
 static int64_t always_inside(const struct window *w) {
     const struct planes *p = &w->planes;
+    /* Elements of the source from one thread to the next. */
     int64_t each = w->g.backward ? p->along / w->g.step[2] : p->along * w->g.step[2];
     int64_t before = w->g.backward ? p->before : -w->g.offset[2];
     int64_t inside = window_source(w)->size[2] - before - (p->columns - 1) * each;
     return inside < 0 ? 0 : inside < p->seen ? inside : p->seen;
 }
 
+/* Constants are what loops and accesses are made of; where a tile lies are arguments. */
 static void print_layout(struct kernel_print *print, const struct window *w) {
     const struct planes *p = &w->planes;
     const struct resample_operand *held = window_source(w);
@@ -257,6 +269,7 @@ static void print_layout(struct kernel_print *print, const struct window *w) {
         print_divisor(print, p->pitch / p->index_fill, "index_row_fills");
 }
 
+/* Tiles that a plane is cut into, from top to bottom. */
 static int64_t bands_of(const struct window *w) {
     int64_t all = w->g.backward ? window_patches(w, 1) : w->g.y.size[1];
     return divide_up(all, w->planes.tile_rows);
@@ -267,9 +280,11 @@ static int64_t bands_of(const struct window *w) {
 static int64_t planes_of_tile(const struct window *w) {
     const struct planes *p = &w->planes;
     int64_t each = 1, rows = w->g.backward ? rows_reaching(w, p->tile_rows) : rows_seen(w, p->tile_rows);
+    /* Threads that a plane's results take. */
     int64_t items = p->columns * (w->g.backward ? p->tile_rows : p->tile_rows / w->patch[1]);
     if (bands_of(w) > 1)
         return 1;
+    /* From plane to plane in shared memory; the last one ends with its rows. */
     int64_t apart = p->is_segment ? window_source(w)->size[1] * p->row_bytes : rows * p->row_bytes;
     for (int64_t n = 2; (n - 1) * apart + rows * p->row_bytes <= TILE_BYTES &&
                         w->g.n * w->g.c / n >= BLOCKS_EACH * w->device->cuda.multiprocessors;
@@ -279,6 +294,7 @@ static int64_t planes_of_tile(const struct window *w) {
     return each;
 }
 
+/* A block makes one tile. */
 int64_t window_blocks_of_planes(const struct window *w) {
     int64_t each = w->kernel == POOL_WHOLE ? w->planes.tile_rows : planes_of_tile(w);
     return divide_up(w->g.n * w->g.c, each) * (w->kernel == POOL_WHOLE ? 1 : bands_of(w));

@@ -17,12 +17,14 @@ enum {
 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
+/* Arguments are whole numbers: kernels take the double back by its bits. */
 static void print_bits(struct kernel_print *print, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
     print_number(print, bits, name);
 }
 
+/* One number for each axis: <name>0, <name>1, <name>2. */
 static void print_numbered(struct kernel_print *print, const int64_t *numbers, const char *name) {
     char text[32];
     for (int i = 0; i < 3; i++) {
@@ -32,7 +34,7 @@ static void print_numbered(struct kernel_print *print, const int64_t *numbers, c
 }
 
 /* Type, strides and, where it is used, pointer of an operand. An absent operand has a type all the same: kernels name
-   it. */
+   it. name: of its strides; pointer: of the field and, with _t, of the type. */
 static void print_operand(struct kernel_print *print, const struct window *w, const struct resample_operand *operand,
                           const char *name, const char *pointer) {
     char text[32];
@@ -84,6 +86,7 @@ static int list_modes(const struct window *w, struct item_mode *modes) {
     return count;
 }
 
+/* locate(): the coordinates of an item by its number, the fastest mode first. times: positions of a patch, as text. */
 static void print_locate(struct kernel_print *print, const struct window *w) {
     struct item_mode modes[COORDINATES_MAX];
     int count = list_modes(w, modes);
@@ -115,14 +118,14 @@ static bool computes_in_double(const struct window *w) {
     return is_double;
 }
 
-/* A team: a warp for each row of a window. */
+/* A team: a warp for each row of a window.  */
 static int threads_of(const struct window *w) {
     return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
 }
 
 static bool is_boxes(const struct window *w) { return w->kernel == POOL_BOXES || w->kernel == POOL_BOXES_BWD; }
 
-/* Whether blocks go over the result as often as it takes. */
+/* Whether blocks go over the result as often as it takes. Blocks of the others make one tile each. */
 static bool takes_items(const struct window *w) { return w->kernel < POOL_BOXES; }
 
 static bool is_planes(const struct window *w) { return w->kernel == POOL_PLANES || w->kernel == POOL_PLANES_BWD; }
@@ -176,13 +179,14 @@ static bool has_far_elements(const struct window *w) {
     return farthest >= INT32_MAX;
 }
 
+/* Of kernels that go on by the grid. */
 static int64_t most_blocks(const struct device *device) { return (int64_t)device->cuda.multiprocessors * 256; }
 
 /* Of POOL_UNALIGNED: tiles of a row, and rows of them. */
 static int64_t unaligned_tiles(const struct window *w) { return divide_up(w->g.y.size[2], w->tile_columns); }
 static int64_t unaligned_tile_rows(const struct window *w) { return divide_up(w->g.y.size[1], w->patch[1]); }
 
-/* Blocks that take a tile each, or one item per thread. */
+/* Blocks that take a tile each, or one item per thread. A team's warps make 32 items together. */
 static int64_t blocks_at_all(const struct window *w) {
     int64_t each = w->kernel == POOL_TEAM ? 32 : threads_of(w);
     if (w->kernel >= POOL_PLANES)
@@ -195,7 +199,7 @@ static int64_t blocks_at_all(const struct window *w) {
 }
 
 /* How many of the first blocks ask for what they read before the kernel before has ended: those that run at once, where
-   each warp reads one segment per tap, or each block one. */
+   each warp reads one segment per tap, or each block one. 0: none does. */
 static int64_t expects(const struct window *w) {
     int64_t at_once = 8 * (int64_t)w->device->cuda.multiprocessors;
     bool is_team = w->kernel == POOL_TEAM && w->g.c / w->run % 32 == 0 && w->g.taps[2] <= 32 &&
@@ -205,7 +209,8 @@ static int64_t expects(const struct window *w) {
     return (is_team || is_segment) && w->device->cuda.major >= 9 ? at_once : 0;
 }
 
-/* How many blocks ahead of its own a block asks for what is read, where arithmetic leaves loads waiting. */
+/* How many blocks ahead of its own a block asks for what is read, where arithmetic leaves loads waiting. 0: none is
+   asked for. */
 static int ahead_of(const struct window *w) {
     const struct resample_operand *read = window_source(w);
     return w->kernel == POOL_BWD && w->device->cuda.major >= 9 && w->run > 1 && window_is_packed_last(&w->g, read) &&
@@ -214,8 +219,10 @@ static int ahead_of(const struct window *w) {
                : 0;
 }
 
+/* All kernels have the same ones, those that they do not name too: they share headers. */
 static void print_constants(struct kernel_print *print, const struct window *w) {
     const struct resample_geometry *g = &w->g;
+    /* Taps are unrolled where they are few: 0 stands for a number that is an argument. */
     bool is_maximum = g->mode == WEFT_RESAMPLE_MAXPOOL, excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     bool is_pool = w->kernel >= POOL, unrolls = is_pool || window_product(g->taps) <= UNROLLED_TAPS;
     const struct {
@@ -278,8 +285,10 @@ static void print_ahead(struct kernel_print *print, const struct window *w) {
     print_number(print, bytes / 16 * 16, "whole");
 }
 
+/* Arguments: sizes, strides, addresses, factors. */
 static void print_geometry(struct kernel_print *print, const struct window *w) {
     const struct resample_geometry *g = &w->g;
+    /* What maxima are found of: `lowest` is the least number of its type. */
     const struct tensor *compared = g->backward && g->saved.tensor ? g->saved.tensor : g->x.tensor;
     const struct dtype *type = dtype_of((weftDataType_t)compared->type);
     print_numbered(print, g->x.size, "x");
@@ -318,7 +327,7 @@ const char *const window_entries[] = {
     [POOL_WHOLE] = "pool_whole",
 };
 
-/* POOL_LINE more: a tile begins where its memory does within a line. */
+/* POOL_LINE more: a tile begins where its memory does within a line. Gives the bytes of shared memory. */
 static uint32_t print_unaligned(struct kernel_print *print, const struct window *w) {
     print_number(print, w->tile_columns, "tile_columns");
     print_number(print, w->pitch, "pitch");
@@ -328,7 +337,8 @@ static uint32_t print_unaligned(struct kernel_print *print, const struct window 
     return (uint32_t)window_bytes(&w->g.x, ((w->patch[1] - 1) * w->g.step[1] + w->g.taps[1]) * w->pitch) + POOL_LINE;
 }
 
-/* How a kernel finds its places; gives the shared memory of a block. */
+/* How a kernel finds its places; gives the shared memory of a block. Kernels of tiles have coordinates of their own;
+   all others locate(). */
 static uint32_t print_places(struct kernel_print *print, const struct window *w) {
     if (w->kernel >= POOL_PLANES)
         return window_print_planes(print, w);
@@ -340,6 +350,7 @@ static uint32_t print_places(struct kernel_print *print, const struct window *w)
     return 0;
 }
 
+/* Maps come first, as print_map wants. */
 weftStatus_t window_build_kernel(struct cuda_kernel *kernel, const struct window *w, struct arena *arena) {
     const char *file;
     TRY(arena_print(arena, &file, "window/%s.cuh", window_entries[w->kernel]));

@@ -34,6 +34,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     if (window_items(&passes[0]) == 0)
         return arena_print(arena, &step->detail, "nothing to compute");
+    /* The numbers of maxima pass from one kernel to the other through the workspace. */
     if (window_finds_first(&passes[0])) {
         struct window whole = passes[0];
         TRY(window_split(passes, &whole, arena));
