@@ -92,7 +92,7 @@ void print_pointer(struct kernel_print *print, weftDataType_t type, int value, i
         add_argument(print, (struct argument){ARGUMENT_VALUE, value, offset_bytes});
 }
 
-/* Aligned as its offset: the workspace begins at 256 bytes. */
+/* Aligned as its offset is, up to WORKSPACE_ALIGNMENT of plan/draft.h. */
 void print_scratch(struct kernel_print *print, const char *type, int64_t offset_bytes, const char *name) {
     char field[64];
     snprintf(field, sizeof field, "%s*", type);

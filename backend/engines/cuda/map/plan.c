@@ -300,8 +300,6 @@ static bool is_copy(const struct map *map) {
             (dtype_is_float(type) && dtype_is_float(pointwise_math(op))));
 }
 
-/* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of so many elements: it lies along
-   `dim`, and rows of a tile are `other` ones, of which `steps` are taken at a time where they are one. */
 /* Whether an operand of a transpose begins, in all rows of all tiles, at multiples of `each` elements, so that chunks
    of 16 bytes are loaded or stored without shifting: it lies along `dim`, and rows of a tile are `other` ones, of which
    `steps` are taken at a time where they are one. */

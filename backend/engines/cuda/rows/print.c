@@ -254,7 +254,7 @@ static weftStatus_t print_launch(const struct schedule *planned, const struct st
     return kernel_finish(&print, kernel, files[file].file, files[file].entry, arena);
 }
 
-/* Bytes from the start of the workspace, on a line of memory. */
+/* Bytes from the start of the workspace. */
 static int64_t take_scratch(int64_t *scratch_bytes, int64_t bytes) {
     int64_t at = *scratch_bytes;
     *scratch_bytes += round_up(bytes, 256);

@@ -35,7 +35,8 @@ weftStatus_t hopper_check_device(const struct device *device, const char *family
 /* Signed or not: wgmma takes both, in any mixture. */
 static bool is_int8(weftDataType_t type) { return type == WEFT_DATA_INT8 || type == WEFT_DATA_UINT8; }
 
-/* Products of equal operands of 16 bits, of any two of FP8 or of 8-bit integers, or, narrowed, of two floats. */
+/* Products of equal operands of 16 bits, of any two of FP8 or of 8-bit integers, or, narrowed, of two floats. narrows:
+   asked as the family of tf32. */
 static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) {
     weftDataType_t a = (weftDataType_t)c->operand[OPERAND_A].tensor->type;
     weftDataType_t b = (weftDataType_t)c->operand[OPERAND_B].tensor->type;
@@ -52,6 +53,7 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
              descriptor_label(c->node->op), dtype_of(a)->name, dtype_of(b)->name,
              narrows ? "two floats summed in float are"
                      : "two halves, bfloat16 or FP8 summed in float and two 8-bit integers are");
+    /* Coordinates of maps are 32 bits, and an empty sum has no step. */
     if (c->is_direct || !c->is_small || modes_extent(&c->modes[K]) == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: empty, tiny or larger than 2^31 along an index: the contraction family takes it.",
@@ -60,8 +62,7 @@ static weftStatus_t check_arithmetic(const struct contraction *c, bool narrows) 
 }
 
 /* The partial sums of splits cannot be reduced: where splitting saves more than to read the result again, it is kept.
-   */
-/* The plan is made anew without reductions, on a copy; knobs are left out, as they may forbid the very split. */
+   The plan is made anew without reductions, on a copy; knobs are left out, as they may forbid the very split. */
 static weftStatus_t check_reductions(const struct hopper *h, const struct device *device) {
     const struct tensor *result = h->c.region->graph->values[h->c.result].tensor;
     if (h->c.epilogue.reduction_count == 0 || !h->tile)
@@ -78,7 +79,8 @@ static weftStatus_t check_reductions(const struct hopper *h, const struct device
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What operations before a product may read: A's rows and its k, where each is a dimension. */
+/* What operations before a product may read: A's rows and its k, where each is a dimension. Neighbours are pairs along
+   k: two elements of 16 bits in a register of wgmma's A. */
 static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper *h) {
     const struct map_view *view = &h->view[OPERAND_A];
     *prologue = (struct prologue){.c = &h->c, .neighbours = 2};
@@ -97,7 +99,8 @@ static weftStatus_t find_prologue(struct prologue *prologue, const struct hopper
     return prologue_find(prologue);
 }
 
-/* What is prepared becomes the first operand. */
+/* What is prepared becomes the first operand. h->tile is NULL where no tile fits, which is no error yet. knobs: NULL in
+   accepts alone. */
 static weftStatus_t analyse_as(struct hopper *h, const struct region *region, const struct device *device,
                                const struct knob_choices *knobs, bool narrows, bool is_swapped) {
     struct prologue prologue;
@@ -140,7 +143,8 @@ static weftStatus_t analyse(struct hopper *h, const struct region *region, const
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What scales blocks of a product's operands, or else prepares one. */
+/* What scales blocks of a product's operands, or else prepares one. Both operands may be scaled, one may be prepared.
+   Returns how many nodes it wrote. */
 static int companions(const struct graph *graph, int node, int *nodes) {
     const struct node *product = &graph->nodes[node];
     int count = 0;
@@ -203,12 +207,14 @@ static bool fits_aux_load(struct hopper *h) {
     h->has_aux_load = true; /* and its barriers */
     h->stages = h->tile->stages;
     h->epilogue_tiles = h->tile->row_blocks * h->tile->columns / hopper_epilogue_columns(h);
+    /* At the cost of stages, of which STAGES_LEAST stay. */
     while (shared_bytes(h) > SHARED_MAX && h->stages > STAGES_LEAST)
         h->stages--;
     return shared_bytes(h) <= SHARED_MAX;
 }
 
-/* The first operand that lies as the result does is copied into the epilogue tiles that results leave from. */
+/* The first operand that lies as the result does is copied into the epilogue tiles that results leave from. Others are
+   fetched where the sums lie. */
 static void plan_aux_load(struct hopper *h) {
     for (int k = 0; k < h->c.epilogue.count && h->stores_boxes && tile_splits(h->tile) == 1 && !h->second; k++) {
         h->has_aux_load = epilogue_lies_alike(&h->c, k, h->store) && fits_aux_load(h);
@@ -233,7 +239,7 @@ void hopper_fit(struct hopper *h) {
 }
 
 /* Whether the result is a matrix per batch entry, as the copy engine stores them. Maps have one dimension for rows,
-   columns and entries each; phases interleave in memory. */
+   columns and entries each; phases interleave in memory. Threads store other staged results, by address. */
 static bool stores_boxes(const struct hopper *h) {
     return h->store && h->c.phase_count == 0 && h->c.epilogue.mode_count[ROW] <= 1 &&
            h->c.epilogue.mode_count[BATCH] <= 1;
@@ -292,6 +298,7 @@ static void plan_epilogue(struct hopper *h) {
     plan_aux_load(h);
 }
 
+/* Constants that all parts of the kernel name, also those of families that print coordinates of their own. */
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
     print_constant(print, "BLOCK_M", tile->rows);
@@ -314,6 +321,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     reductions_print_kinds(print, &h->c);
 }
 
+/* By main loop and schedule, as the table of backend/README.md has them; scheme_fits leaves no other pair. */
 weftStatus_t hopper_build_kernel(struct kernel_print *print, struct cuda_kernel *kernel, const struct hopper *h,
                                  struct arena *arena) {
     const struct hopper_tile *tile = h->tile;
@@ -333,6 +341,7 @@ weftStatus_t hopper_build_kernel(struct kernel_print *print, struct cuda_kernel 
     return kernel_finish(print, kernel, "product/hopper/product_sm90.cuh", "product_sm90", arena);
 }
 
+/* Sizes and divisors by which product/hopper/tile_scheduler.cuh splits the number of a tile. */
 void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, const struct device *device,
                             int64_t batches, int64_t rows, int64_t columns) {
     const struct hopper_tile *tile = h->tile;
@@ -350,6 +359,7 @@ void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, 
     print_divisor(print, batches, "batches");
 }
 
+/* Where each span's partial sums go, and how many lines of them a batch entry has. */
 static void print_partials(struct kernel_print *print, const struct hopper *h) {
     int64_t batches = modes_extent(&h->c.modes[BATCH]);
     for (int span = 0; span < SPANS; span++) {

@@ -81,13 +81,14 @@ struct patch {
     double seconds;
 };
 
-/* Of the filter; phases see a share of them each. */
+/* Taps of the filter; phases see a share of them each. */
 static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w.size[2]); }
 
 static int phases_of(const struct patch *h) { return (int)(h->axis[0].phases * h->axis[1].phases); }
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
+/* Whether strides a, b, c of 16-bit elements are multiples of 16 bytes, and channels neighbours. */
 static bool is_aligned(const struct tensor *tensor, int64_t channel_stride, int64_t a, int64_t b, int64_t c) {
     return channel_stride == 1 && a % 8 == 0 && b % 8 == 0 && c % 8 == 0 && a > 0 && b > 0 && c > 0 &&
            tensor->alignment % 16 == 0 && !tensor->is_by_value && !tensor->is_constant;
@@ -302,7 +303,7 @@ static int shared_bytes(const struct patch *h) {
 }
 
 /* All taps of the filters if they fit beside the patches, else a ring of some. As many patches as possible first;
-   filters have what these leave. */
+   filters have what these leave. False: not even the fewest fit. */
 static bool fit_slots(struct patch *h) {
     for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
         h->filter_slots = h->is_resident ? taps_of(h) : FILTERS_MOST;
@@ -329,7 +330,8 @@ static double largest(double a, double b, double c) {
 }
 
 /* The longest of products, copies into shared memory and traffic of shared memory, for each wave of items; or moving
-   all bytes. bytes: the image and the result once, and what lies like the result; filters are few. */
+   all bytes. bytes: the image and the result once, and what lies like the result; filters are few. Clocks are those of
+   a block, which a multiprocessor has one of. */
 static double predict(const struct patch *h, const struct device *device) {
     double phases = phases_of(h), taps = taps_of(h) / phases; /* of each, on average */
     double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
@@ -377,7 +379,8 @@ static bool set_tile(struct patch *h, int tile) {
            h->items < INT32_MAX / CONSUMER_GROUPS / PHASES_MAX;
 }
 
-/* The least predicted time over a table, so that few kernels serve images of all sizes. */
+/* The least predicted time over a table, so that few kernels serve images of all sizes. The best one is set again at
+   the end; false: none fits. */
 static bool plan(struct patch *h, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
     int best = -1;
@@ -459,6 +462,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
+/* Names that patch_sm90.cuh asks for; shapes of the tile and the filter are text, the image's are not. */
 static void print_structure(struct kernel_print *print, const struct patch *h) {
     const struct conv_geometry *g = &h->g;
     const struct {
@@ -614,6 +618,7 @@ static void plan_reductions(struct patch *h, int64_t blocks) {
     h->lines_of_partials[SPAN_ALL] = blocks * CONSUMER_GROUPS * 4;
 }
 
+/* Maps before all other fields, then functions in the order of their calls. */
 static weftStatus_t print_kernel(struct cuda_kernel *kernel, const struct patch *h, struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, h->c.region);
@@ -638,6 +643,7 @@ static weftStatus_t print_kernel(struct cuda_kernel *kernel, const struct patch 
     return kernel_finish(&print, kernel, "product/hopper/patch_sm90.cuh", "patch_sm90", arena);
 }
 
+/* The sentence of explain(). */
 static weftStatus_t describe(struct step *step, const struct patch *h, struct arena *arena) {
     return arena_print(
         arena, &step->detail,

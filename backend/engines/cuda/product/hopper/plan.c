@@ -179,6 +179,7 @@ static double step_clocks(const struct hopper_tile *tile) {
     return step > fill ? step : fill;
 }
 
+/* Clusters that the chip runs at a time; those of multiprocessors that none fits are left out. */
 static double clusters_of(const struct hopper_tile *tile, const struct device *device) {
     return (double)(device->cuda.multiprocessors / (tile->cluster * tile_splits(tile)));
 }

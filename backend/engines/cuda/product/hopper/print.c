@@ -19,7 +19,8 @@ static int block_of(const struct hopper *h, int operand) {
 /* Whether the blocks of a cluster load shares of it and multicast them. */
 static bool is_shared(const struct hopper *h, int operand) { return operand == OPERAND_B && h->tile->cluster > 1; }
 
-/* Rows of 128 bytes along k are one box, or one for each block of a cluster; panels are a box each. */
+/* Rows of 128 bytes along k are one box, or one for each block of a cluster; panels are a box each. A panel is
+   HOPPER_PANEL elements of 16 bits. */
 static int box_count(const struct hopper *h, int operand) {
     int panel = (int)(HOPPER_K_BYTES / stored_bytes(h));
     return h->view[operand].is_k_major ? is_shared(h, operand) ? h->tile->cluster : 1 : block_of(h, operand) / panel;
@@ -27,6 +28,7 @@ static int box_count(const struct hopper *h, int operand) {
 
 /* ---- Maps -------------------------------------------------------------------------------------------------------- */
 
+/* Bytes of any meaning are U8; a float is TF32, which the copy engine rounds as the tensor core wants it. */
 enum tensor_map_type hopper_map_type(weftDataType_t type) {
     return dtype_bytes(type, 1) == 1    ? TENSOR_MAP_U8
            : type == WEFT_DATA_HALF     ? TENSOR_MAP_F16
@@ -70,6 +72,7 @@ static struct tensor_map_form form_of(const struct hopper *h, int operand) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
+/* The last dimension is the image that a plane of pixels is of. */
 static bool has_planes(const struct map_view *view) { return view->dims[view->count - 1].role == ROLE_PLANE; }
 
 /* One coordinate of a copy, in the order of the map's dimensions: by what the dimension is. A group's own channels
@@ -142,6 +145,8 @@ static void print_is_inside(struct kernel_print *print, const struct hopper *h) 
     text_add(&print->code, ";\n}\n\n");
 }
 
+/* load_a() or load_b(): the copies of one box; `outer`: the operand's own index, `full`: the barrier that counts its
+   bytes. */
 static void print_load(struct kernel_print *print, const struct hopper *h, int operand) {
     const struct map_view *view = &h->view[operand];
     char letter = "ab"[operand];
@@ -159,12 +164,14 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int o
         print_divisor(print, view->dims[0].extent, "plane");
         text_add(&print->code, "    u32 plane = (u32)k.position;\n    const i32 pixel = (i32)split(plane, p.plane);\n");
     }
+    /* A mask of all blocks of the cluster, which get the share of each. */
     if (is_shared(h, operand))
         text_add(&print->code, "    share_box(%d, dst, p.%c_map, full", (1 << h->tile->cluster) - 1, letter);
     else
         text_add(&print->code, "    %s(dst, p.%c_map, full", view->is_image ? "load_pixels" : "load_box", letter);
     for (int i = 0; i < view->count; i++)
         print_coordinate(print, h, operand, i);
+    /* im2col: how far the tap is from the corner, spatial dimensions alone. */
     for (int i = 1; i < view->count - 1 && view->is_image; i++) {
         int number = view->dims[i].number;
         text_add(&print->code, ", at.offset(%d, %stap[%d])", number, h->k_is_pixels ? "" : "k.", number);
@@ -198,6 +205,7 @@ static void print_phases(struct kernel_print *print, const struct positions *at,
 static void print_taps(struct kernel_print *print, const struct hopper *h, int i) {
     const struct positions *at = &h->positions[i];
     print_divisor(print, at->count, named("positions%d", i).text);
+    /* In pixels; offsets of taps count from the corner. */
     print_number(print, at->stride, named("stride%d", i).text);
     print_number(print, at->corner, named("start%d", i).text);
     print_number(print, at->tap_step, named("offset_step%d", i).text);
@@ -241,7 +249,8 @@ static void print_override(struct kernel_print *print, const struct hopper *h, i
     text_add(&print->code, ", p.%s);\n", names[n]);
 }
 
-/* find_entry(p, at): what the tile scheduler finds of a batch entry, before any copy of it. */
+/* find_entry(p, at): what the tile scheduler finds of a batch entry, before any copy of it. Images also get the pixel
+   that their tile begins at. */
 static void print_find_entry(struct kernel_print *print, const struct hopper *h) {
     bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
     text_add(&print->code, "DEVICE void find_entry(const arguments& p, tile_coordinates& at) {\n");
@@ -312,6 +321,7 @@ void epilogue_print_pairs(struct kernel_print *print, const struct contraction *
              (int)(store - c->epilogue.at));
 }
 
+/* What leaves shared memory by the copy engine, and what arrives there; else addresses for threads. */
 void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
     epilogue_print_pairs(print, &h->c, h->store);
     if (h->c.epilogue.reduces_stored)
@@ -337,6 +347,7 @@ void hopper_print_result(struct kernel_print *print, const struct hopper *h) {
         epilogue_print_address(print, &h->c, (int)(h->store - h->c.epilogue.at));
 }
 
+/* Constants first, then find_entry(), then what loads boxes, which names what that finds. */
 void hopper_print_operands(struct kernel_print *print, const struct hopper *h) {
     for (int f = 0; f < OPERANDS; f++) {
         char letter = "AB"[f];
@@ -370,6 +381,7 @@ static const char *wgmma_type(weftDataType_t stored) {
    0 where the accumulators are fresh: the sum then begins without clearing them. */
 void wgmma_print(struct text *code, int columns, weftDataType_t a, weftDataType_t b, enum wgmma_a from,
                  bool b_is_mn_major) {
+    /* Accumulators of a thread: 64 x columns over 128 threads. */
     int count = columns / 2, bytes = (int)dtype_bytes(a, 1), words = from == WGMMA_A_REGISTERS ? 4 : 1;
     bool is_whole = dtype_is_integer(a);
     text_add(code,

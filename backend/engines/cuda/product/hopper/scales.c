@@ -22,6 +22,7 @@ static weftStatus_t find_entries(const struct hopper *h, int f, int outer_dim, s
             stride = entries == 1 ? op->scale->strides.at[i] : -1;
             entries *= op->x->dims.at[i];
         }
+    /* The index counts one matrix alone, and entries are the batch's; else rows of all entries are one index. */
     bool is_plain = rows == op->x->dims.at[outer_dim];
     bool follows = scales->outer == 1 && rows == entries * op->x->dims.at[outer_dim] &&
                    stride == op->x->dims.at[outer_dim] * scales->stride;
@@ -38,6 +39,7 @@ static weftStatus_t find_scales(struct hopper *h, int f) {
     const struct block_scale_dequantize_op *op = h->c.operand[f].scaling;
     struct block_scales *scales = &h->scales[f];
     struct dims block = block_scale_extents(&op->base);
+    /* Which tensor dims are k and the operand's own index: x is (.., rows, k) for A, (.., k, columns) for B. */
     bool is_a = (f == OPERAND_A) != h->is_swapped;
     int last = (int)op->x->dims.count - 1, depth_dim = is_a ? last : last - 1, outer_dim = 2 * last - 1 - depth_dim;
     int64_t k = op->x->dims.at[depth_dim], step = HOPPER_K_BYTES; /* of one byte each */
@@ -49,6 +51,7 @@ static weftStatus_t find_scales(struct hopper *h, int f) {
                                     .steps = block.at[depth_dim] / step,
                                     .stride = op->scale->strides.at[outer_dim],
                                     .step_stride = op->scale->strides.at[depth_dim]};
+    /* A block longer than k counts as one for all steps, so that divisors see one number. */
     if (block.at[depth_dim] >= k)
         scales->steps = divide_up(k, step);
     else if (block.at[depth_dim] % step != 0)
@@ -62,6 +65,7 @@ static weftStatus_t find_scales(struct hopper *h, int f) {
     return find_entries(h, f, outer_dim, scales);
 }
 
+/* Only promoted sums, those of FP8, are floats at each step, which scales can multiply. */
 weftStatus_t hopper_scales(struct hopper *h) {
     for (int f = 0; f < OPERANDS; f++) {
         if (!h->c.operand[f].scaling)
@@ -74,7 +78,8 @@ weftStatus_t hopper_scales(struct hopper *h) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The greatest common divisor: columns between two borders of blocks, wherever a tile begins. */
+/* The greatest common divisor: columns between two borders of blocks, wherever a tile begins. All of the tile's columns
+   where B has no scales, or one for all columns. */
 int hopper_scale_columns(const struct hopper *h, const struct hopper_tile *tile) {
     int64_t sharing = h->scales[OPERAND_B].outer, columns = tile->columns;
     if (!h->scales[OPERAND_B].exists || sharing >= modes_extent(&h->c.modes[COLUMN]))
@@ -96,7 +101,8 @@ static void print_absent(struct text *code, char letter) {
              letter, letter, letter);
 }
 
-/* Where the scale of a row or column is for a step, and how far the one of the next step is from it. */
+/* Where the scale of a row or column is for a step, and how far the one of the next step is from it. Names: a_scale_at,
+   a_scale_step, a_scale; the same of b. Indices of 32 bits, as scales are fewer than 2^31. */
 static void print_places(struct kernel_print *print, const struct hopper *h, int f) {
     const struct block_scales *scales = &h->scales[f];
     char letter = "ab"[f];
@@ -113,6 +119,7 @@ static void print_places(struct kernel_print *print, const struct hopper *h, int
              "        + divide(step, p.%c_scale_steps) * p.%c_scale_stride_k);\n}\n",
              letter, extent, extent, letter, letter, letter, letter, letter);
     text_add(&print->code, "DEVICE i32 %c_scale_step(const arguments& p, i32 step) { return ", letter);
+    /* Each step has a scale of its own: no remainder to take. */
     if (scales->steps == 1)
         text_add(&print->code, "(i32)p.%c_scale_stride_k; }\n", letter);
     else

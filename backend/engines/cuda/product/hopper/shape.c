@@ -28,6 +28,7 @@ static int64_t element_bytes(const struct hopper *h, int operand) {
 static weftStatus_t add_dim(struct hopper *h, int operand, struct view_dim dim) {
     struct map_view *view = &h->view[operand];
     const struct tensor *tensor = h->c.operand[operand].tensor;
+    /* Roles that every copy names stay, whatever their extent. */
     if (dim.extent == 1 && dim.role != ROLE_K && dim.role != ROLE_OUTER && dim.role != ROLE_IMAGE)
         return WEFT_STATUS_SUCCESS;
     if (dim.extent == 1 && view->count > 0) /* never moved along; the map wants a stride all the same */
@@ -73,6 +74,7 @@ static bool is_matrix(const struct contraction *c) {
     return is;
 }
 
+/* Entries of the batch are dimensions of the maps: an operand that all entries share has none. */
 static weftStatus_t shape_matrices(struct hopper *h) {
     const struct contraction *c = &h->c;
     h->channels = modes_extent(&c->modes[K]);
@@ -90,7 +92,8 @@ static weftStatus_t shape_matrices(struct hopper *h) {
 
 /* ---- Convolution ------------------------------------------------------------------------------------------------- */
 
-/* A dimension of channels or filters, or of what else a group has its own part of. */
+/* A dimension of channels or filters, or of what else a group has its own part of. Its extent covers all groups;
+   per_group is what a group adds to the coordinate. */
 static struct view_dim grouped_dim(const struct conv_geometry *g, enum dim_role role, int number, int64_t extent,
                                    int64_t stride, int64_t group_stride) {
     int64_t per_group = g->groups > 1 && stride ? group_stride / stride : 0;
@@ -121,9 +124,9 @@ static weftStatus_t check_groups(const struct hopper *h, const struct conv_geome
 }
 
 /* The image of an operand: what lies without gaps, then positions from the innermost dimension outwards, then images.
-   */
-/* `last`: where the box of the last position ends against the image, as im2col maps have it: the upper corner. Taps are
-   offsets of a copy, of 8 bits in images and 5 in volumes. */
+   `last`: where the box of the last position ends against the image, as im2col maps have it: the upper corner. Taps are
+   offsets of a copy, of 8 bits in images and 5 in volumes. first: what lies without gaps; images: their number's
+   dimension. */
 static weftStatus_t add_image(struct hopper *h, int operand, const struct conv_geometry *g,
                               const struct conv_operand *image, struct view_dim first, struct view_dim images) {
     int64_t most = g->spatial == COORDINATES ? VOLUME_CORNER_MAX : IMAGE_CORNER_MAX;
@@ -141,13 +144,14 @@ static weftStatus_t add_image(struct hopper *h, int operand, const struct conv_g
                  "%s: stride, padding or filter are larger than the copy engine walks: strides to %d, corners to "
                  "%lld, taps to %lld.",
                  descriptor_label(h->c.node->op), IMAGE_STRIDE_MAX, (long long)most, (long long)farthest);
+        /* Images of fewer dimensions have no depth: maps of two have four dimensions. */
         if (i > 0 || g->spatial == COORDINATES)
             TRY(add_dim(h, operand, (struct view_dim){ROLE_IMAGE, i, at->size, image->size_stride[i], 0}));
     }
     return add_dim(h, operand, images);
 }
 
-/* The filter under an image: its taps are part of k. */
+/* The filter under an image: its taps are part of k. Taps of one element are left out by add_dim. */
 static weftStatus_t add_filter(struct hopper *h, int operand, const struct conv_operand *w, struct view_dim k,
                                struct view_dim outer) {
     TRY(add_matrix(h, operand, k, outer));
@@ -232,7 +236,7 @@ static weftStatus_t shape_data(struct hopper *h, const struct conv_geometry *g, 
 }
 
 /* Whether the pixels of an image, over all images, are evenly apart. From the innermost dimension outwards; i == -1
-   stands for the images. */
+   stands for the images. Gives their number and distance. */
 static bool is_one_line(const struct conv_operand *image, int64_t images, int64_t *pixels, int64_t *stride) {
     *pixels = 1;
     *stride = 0;
@@ -287,6 +291,7 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
         }
     }
     h->k_is_pixels = true;
+    /* Elements of k. */
     h->channels = has_planes ? plane * g->n : pixels;
     TRY(add_image(h, image, g, x, grouped_dim(g, ROLE_OUTER, 0, g->c, x->channel_stride, x->group_stride),
                   (struct view_dim){ROLE_IMAGE, -1, g->n, x->outer_stride, 0}));
@@ -349,7 +354,8 @@ static weftStatus_t shape_filter_by_images(struct hopper *h, const struct conv_g
                       grouped_dim(g, ROLE_OUTER, 0, g->k, y->channel_stride, y->group_stride));
 }
 
-/* Digits of a filter gradient by their dimension; with `is_last` the channels behind the taps. */
+/* Modes of a filter gradient by their dimension of the result; with `is_last` the channels behind the taps. `channel`:
+   that dimension. */
 static void sort_by_dim(struct modes *modes, int channel, bool is_last) {
     for (int i = 1; i < modes->count; i++)
         for (int at = i; at > 0; at--) {
@@ -420,6 +426,7 @@ static weftStatus_t check_view(const struct hopper *h, int operand) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* By what the maps can be: matrices, matrices of pixels for each image, or images. Taps not set here count 1. */
 weftStatus_t hopper_shape(struct hopper *h) {
     const struct node *node = h->c.node;
     for (int i = 0; i < COORDINATES; i++)
