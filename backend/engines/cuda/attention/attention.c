@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 
+/* most_columns: of results that a block sums, by the registers that a sum's element takes. */
 static const struct attention_arithmetic mma_f16 = {WEFT_DATA_HALF,       "f16", "float", 2, 4, true, 256,
                                                     "f16 on tensor cores"};
 static const struct attention_arithmetic mma_bf16 = {WEFT_DATA_BFLOAT16,    "bf16", "float", 2, 4, true, 256,
@@ -25,6 +26,7 @@ static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6, MERGE_SECONDS =
 /* Before the first product of a block and behind its last one, of both passes backward: not less than Hopper's. */
 static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 13e-6;
 
+/* Absent outputs and those that nobody reads or sees are not made. */
 bool attention_wants(const struct cuda_attention *c, const struct tensor *output) {
     return output && !value_is_dead(&c->graph->values[graph_find_value(c->graph, output)]);
 }
@@ -43,6 +45,7 @@ static bool loads_scaled(const struct cuda_attention *c) {
     return false;
 }
 
+/* parts: of the weights, as hi and lo where they are rounded. */
 bool attention_is_rich(const struct cuda_attention *c, int parts) {
     return parts > 1 || loads_scaled(c) || c->a->bias || c->a->modifier.graph || c->a->dropout_probability > 0 ||
            c->arithmetic->sum_bytes > 4;
@@ -56,11 +59,13 @@ bool attention_is_ragged(const struct cuda_attention *c) {
     return false;
 }
 
+/* Half where scores take registers, too. */
 int attention_most_columns(const struct cuda_attention *c, int parts) {
     bool is_short = c->arithmetic->is_mma && attention_is_rich(c, parts);
     return is_short ? c->arithmetic->most_columns / 2 : c->arithmetic->most_columns;
 }
 
+/* One scale a head is a number of the block; where rows of several heads share a tile, it is a number of the row. */
 int attention_query_scales(const struct cuda_attention *c, bool is_packed) {
     const struct tensor *scales = c->a->descale_q;
     if (!scales)
@@ -74,12 +79,14 @@ int attention_query_scales(const struct cuda_attention *c, bool is_packed) {
 int attention_key_scales(const struct tensor *scales, const struct tensor *table) {
     if (!scales)
         return ATTENTION_SCALES_NONE;
+    /* In tiles, or several along the depth. */
     if (scales->reordering || scales->dims.at[3] > 1)
         return ATTENTION_SCALES_BLOCKS;
     bool is_of_head = scales->dims.at[2] == 1 && (!table || scales->dims.at[0] == 1);
     return is_of_head ? ATTENTION_SCALES_HEAD : ATTENTION_SCALES_ROWS;
 }
 
+/* Of pointers that may be NULL. */
 static bool is_any_set(const struct tensor *const *tensors, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (tensors[i])
@@ -87,6 +94,7 @@ static bool is_any_set(const struct tensor *const *tensors, size_t count) {
     return false;
 }
 
+/* Also operands that exist in two layouts (q_t, ..), as FP8's gradients have them. */
 static bool is_backward_scaled(const struct sdpa_bwd_op *op) {
     const struct tensor *scales[] = {op->descale_o, op->descale_do, op->descale_s, op->descale_dp, op->scale_s,
                                      op->scale_dp,  op->scale_dq,   op->scale_dk,  op->scale_dv,   op->amax_dq,
@@ -105,6 +113,7 @@ bool attention_is_scaled(const struct cuda_attention *c) {
     return is_any_set(scales, sizeof scales / sizeof *scales);
 }
 
+/* In the order that kernels clear and fill them. */
 int attention_amax_outputs(const struct cuda_attention *c, const struct tensor *outputs[ATTENTION_AMAX_MAX]) {
     const struct sdpa_fwd_op *f = c->forward;
     const struct sdpa_bwd_op *b = c->backward;
@@ -132,6 +141,7 @@ weftStatus_t attention_refuse(const struct cuda_attention *c, int64_t shared_byt
          (long long)c->device->cuda.shared_per_block);
 }
 
+/* One dimension: kernels split the number of a block. */
 weftStatus_t attention_grid(struct cuda_kernel *kernel, const struct cuda_attention *c, int64_t blocks, int warps) {
     if (blocks > INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: %lld blocks of %s are more than a grid holds. Split the batch.",
@@ -171,6 +181,7 @@ static bool has_row_scales(const struct attention *a) {
            attention_key_scales(a->descale_v, a->v_table) >= ATTENTION_SCALES_ROWS;
 }
 
+/* Of numbers that float does not hold exactly. */
 static bool is_wide(int32_t type) {
     return type == WEFT_DATA_DOUBLE || type == WEFT_DATA_INT32 || type == WEFT_DATA_UINT32 || type == WEFT_DATA_INT64;
 }
@@ -208,6 +219,7 @@ static const struct attention_arithmetic *choose_arithmetic(const struct cuda_at
         return &fma_double;
     /* Gradients of fp8 operands may be larger than f16 holds. */
     bool prefers_bf16 = bfloats || (!halves && c->has_k16 && (c->backward || has_row_scales(c->a)));
+    /* Operands that no tensor core multiplies here, floats among them, or two types that none holds. */
     if (halves + bfloats + eights < count || (halves && bfloats) || (prefers_bf16 && !c->has_k16))
         return &fma_float;
     return prefers_bf16 ? &mma_bf16 : &mma_f16;
@@ -228,6 +240,7 @@ static weftStatus_t check_amax(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Both directions, and all families of attention, begin with this; c points into region and graph. */
 weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *region, const struct device *device) {
     const struct node *node = region_node(region, 0);
     bool is_forward = op_of(node->op) == &sdpa_fwd_op;
@@ -251,6 +264,7 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     c->queries = c->a->q->dims.at[2];
     c->depth = c->a->q->dims.at[3];
     c->key_heads = c->a->k->dims.at[1];
+    /* Of containers: as many as page tables reach. */
     c->keys = attention_keys(c->a);
     c->value_heads = c->a->v->dims.at[1];
     c->value_depth = c->a->v->dims.at[3];
@@ -265,6 +279,7 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
    bounded cost. */
 double attention_seen_share(const struct cuda_attention *c) {
     enum { TILE_ROWS = 128, PIECES_MOST = 256 };
+    /* From a query's number to the key that it may see last, before bounds. */
     int64_t shift = c->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT ? c->keys - c->queries : 0;
     int64_t pieces = min64(divide_up(c->queries, TILE_ROWS), PIECES_MOST), seen = 0;
     for (int64_t i = 0; i < pieces; i++) {
@@ -288,6 +303,7 @@ static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     const struct cuda_properties *cuda = &c->device->cuda;
     double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ makes the scores once more */
+    /* Of BLOCK_QUERIES, as forward tiles are about; `waves`: how many of a block's times all of them take. */
     double blocks = (double)(c->batches * c->heads * divide_up(c->queries, BLOCK_QUERIES));
     double waves = blocks > 0 ? (double)divide_up((int64_t)blocks, cuda->multiprocessors) / blocks : 0;
     for (int i = 0; i < node->operand_count; i++)
@@ -299,10 +315,12 @@ static double predict(const struct cuda_attention *c) {
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
     bool has_merge = !c->backward && blocks < cuda->multiprocessors && c->keys >= SPLIT_KEYS; /* of parts of the keys */
+    /* Kernels beside the main one. */
     double others = c->backward ? KERNEL_SECONDS + attention_backward_predict_biases(c) : has_merge ? MERGE_SECONDS : 0;
     return START_SECONDS + others + (moving > computing ? moving : computing);
 }
 
+/* Tiles are looked for, too: a device without room for the smallest one is refused. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct cuda_attention c;
     TRY(attention_analyse(&c, region, device));

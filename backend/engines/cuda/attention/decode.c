@@ -5,7 +5,10 @@
 #include "engines/cuda/attention/attention.h"
 #include "engines/cuda/families.h"
 
+/* Limits of what is served: queries of a head, columns of a head, CTAs that share keys, rows of a tile. */
 enum { QUERIES_MOST = 64, DEPTH_MOST = 256, SPLITS_MAX = 128, ROWS_MOST = 64, RUN_BYTES = 16 };
+/* Keys of a slice; key heads of a CTA; CTAs of a cluster that chips promise; bytes of a box's row, of a swizzled
+   slice. */
 enum { KEYS = 16, HEADS_MAX = 4, CLUSTER_MAX = 8, BOX_BYTES = 128, SLICE_ALIGNMENT = 1024 };
 
 /* CTAs for rows of 16 row_warps. key_groups: groups of warps that take slices of keys in turn, each with a ring of
@@ -60,6 +63,7 @@ static int tile_warps(const struct decode_tile *t) { return t->row_warps * t->ke
 
 static int64_t key_bytes(const struct decode *d) { return dtype_bytes((weftDataType_t)d->c->a->k->type, 1); }
 
+/* Whether each key, or value, has a scale of its own, copied beside it. */
 static bool has_row_scales(const struct decode *d) {
     const struct attention *a = d->c->a;
     return attention_key_scales(a->descale_k, a->k_table) == ATTENTION_SCALES_ROWS ||
@@ -77,6 +81,7 @@ static int64_t row_bytes(const struct decode *d, int64_t columns) {
     return d->has_boxes ? round_up(bytes, BOX_BYTES) : bytes + RUN_BYTES;
 }
 
+/* Of keys and values both. */
 static int64_t slice_bytes(const struct decode *d) {
     int64_t bytes = KEYS * (row_bytes(d, d->depth.padded) + row_bytes(d, d->value_depth.padded));
     return d->has_boxes ? round_up(bytes, SLICE_ALIGNMENT) : bytes;
@@ -127,16 +132,19 @@ static int64_t most_slices(const struct decode *d) {
     return divide_up(seen, KEYS) + (seen < c->keys); /* the first may begin within a slice */
 }
 
+/* A cluster joins sums in shared memory; more CTAs than it has, by the workspace. */
 static enum split split_of(const struct decode *d, int64_t splits) {
     if (splits == 1)
         return SPLIT_NONE;
     return d->c->device->cuda.major >= 9 && splits <= CLUSTER_MAX ? SPLIT_CLUSTER : SPLIT_WORKSPACE;
 }
 
+/* Tiles of rows of one key head. */
 static int64_t row_tiles_of(const struct decode *d, const struct decode_tile *t) {
     return divide_up(d->rows, tile_rows(t));
 }
 
+/* CTAs before keys are split. */
 static int64_t units_of(const struct decode *d, const struct decode_tile *t, int64_t heads) {
     return d->c->batches * d->c->key_heads / heads * row_tiles_of(d, t);
 }
@@ -182,7 +190,8 @@ static double seconds_of(const struct decode *d, const struct division *w) {
     return seconds;
 }
 
-/* Takes a division that is clearly faster than the best so far. */
+/* Takes a division that is clearly faster than the best so far. Ties, and what is near them, go to the first: larger
+   tiles, fewer heads and splits. */
 static void consider(struct decode *d, const struct division *w) {
     static const double CLEARLY = 0.99;
     double seconds = seconds_of(d, w);
@@ -201,6 +210,7 @@ static void consider_splits(struct decode *d, const struct decode_tile *t, int64
     for (int64_t splits = asked > 0 ? asked : 1; splits <= SPLITS_MAX; splits++) {
         int64_t each = divide_up(slices, splits), needed = divide_up(slices, each);
         struct division w = {.tile = t, .heads = heads, .splits = needed, .split_slices = each};
+        /* Every CTA reads as many slices of each of its heads. */
         w.ctas = units_of(d, t, heads) * needed, w.slices = each * heads;
         w.shared_bytes = shared, w.resident = resident, w.slots = resident * d->c->device->cuda.multiprocessors;
         consider(d, &w);
@@ -265,6 +275,7 @@ static weftStatus_t divide_work(struct decode *d, const struct knob_choices *kno
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of dims with more than one element; the last one is contiguous. */
 static bool has_positive_strides(const struct tensor *tensor) {
     bool is_positive = true;
     for (int i = 0; i < 3; i++)
@@ -280,6 +291,7 @@ static bool can_box(const struct cuda_attention *c) {
            (!a->v_table || a->v->dims.at[2] % KEYS == 0) && has_positive_strides(a->k) && has_positive_strides(a->v);
 }
 
+/* Everything that building needs, from shapes, device and knobs. */
 static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c, const struct knob_choices *knobs) {
     *d = (struct decode){.c = c, .group = c->heads / max64(c->key_heads, 1)};
     d->rows = d->group * c->queries;
@@ -289,6 +301,7 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
         d->depth.padded = round_up(d->depth.padded, 32);
         d->value_depth.padded = round_up(d->value_depth.padded, 32);
     }
+    /* Results of FLOAT show what rounding weights to 16 bits loses: a second part has the rest. */
     d->parts = c->forward->o->type == WEFT_DATA_FLOAT && !c->forward->o->is_virtual ? 2 : 1;
     d->has_boxes = can_box(c) && knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE) != LOADS_BY_THREADS;
     return divide_work(d, knobs);
@@ -296,6 +309,7 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
 
 /* ---- Accepting ---- */
 
+/* Types of 8 bits that slices may have. */
 static bool is_byte(int32_t type) {
     return type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2 || type == WEFT_DATA_INT8;
 }
@@ -408,6 +422,7 @@ static void print_tile(struct kernel_print *print, const struct decode *d) {
     print_constant(print, "VALUES", d->value_depth.padded);
     print_constant(print, "PARTS", d->parts);
     text_add(&print->constants, "using weight_t = %s;\n", weight_name(d));
+    /* Queries of longer heads would take too many registers. */
     print_constant(print, "IS_HELD", d->depth.padded <= 128);
     print_constant(print, "CTAS", d->ctas);
     print_constant(print, "SHARED_BYTES", d->shared_bytes);
@@ -434,6 +449,7 @@ static void print_map_of(struct kernel_print *print, const struct cuda_attention
     print_map(print, graph_find_value(c->graph, tensor), &map, name);
 }
 
+/* Maps first, as print_map wants; then what all attention kernels share, then what is decode's. */
 static weftStatus_t build_main(struct step *step, const struct decode *d, struct cuda_kernel *kernel,
                                struct arena *arena) {
     const struct cuda_attention *c = d->c;
@@ -461,6 +477,7 @@ static weftStatus_t build_main(struct step *step, const struct decode *d, struct
     print_number(&print, d->rows, "rows");
     print_number(&print, d->row_tiles, "tiles");
     print_number(&print, d->split_slices, "split_slices");
+    /* Partial sums of a cluster stay on chip: only the workspace's are counted. */
     int64_t bytes = attention_print_splits(&print, c, d->splits);
     step->workspace_bytes = split_of(d, d->splits) == SPLIT_WORKSPACE ? bytes : 0;
     TRY(kernel_finish(&print, kernel, "attention/decode.cuh", "attention_decode", arena));
@@ -479,6 +496,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     step->seconds = predict(&d);
+    /* In stream order: cleared, then filled, then joined. */
     TRY(attention_build_amax_clear(&c, state, arena));
     TRY(build_main(step, &d, &state->kernels[state->count++], arena));
     if (split_of(&d, d.splits) == SPLIT_WORKSPACE)

@@ -6,10 +6,12 @@
 
 #include <stdio.h>
 
+/* name, and further parameters: T is the type of sums. */
 static const char SIGNATURE[] =
     "template <class P, class T>\nDEVICE T %s(const P &a, i64 batch, i64 head, i32 query, i32 "
     "key, T score%s) {\n";
 
+/* Such operands are read one by one, and may be of types below a byte. */
 bool attention_modifies_with(const struct cuda_attention *c, const struct tensor *tensor) {
     for (int64_t i = 0; i < c->a->modifier.operands.count; i++)
         if (c->a->modifier.operands.tensors[i] == tensor)
@@ -17,6 +19,7 @@ bool attention_modifies_with(const struct cuda_attention *c, const struct tensor
     return false;
 }
 
+/* No modifier is no error. */
 weftStatus_t attention_check_modifier(const struct cuda_attention *c) {
     const struct graph *graph = c->a->modifier.graph;
     for (int n = 0; graph && n < graph->node_count; n++)
@@ -37,8 +40,10 @@ static bool moves_along(const struct cuda_attention *c, const struct tensor *ope
     return operand->dims.count == 4 && (operand->dims.at[dim] != 1 || scores[dim] == 1);
 }
 
+/* Names of indices in the signature, by dimension of an operand. */
 static const char *const axes[] = {"batch", "head", "query", "key"};
 
+/* Type, address and strides along the dims that move, named by the sub-graph's value. */
 static void print_operand(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
     const struct tensor *operand = c->a->modifier.operands.tensors[i];
     char name[48];
@@ -66,6 +71,7 @@ static void print_load(struct text *code, const struct cuda_attention *c, int64_
 
 /* ---- Formulas ---- */
 
+/* v<value> = ..; a coordinate is that of the score, or 0 where its dim has one element. */
 static void print_node(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     const struct tensor *out = pointwise_operands(op).out;
@@ -84,6 +90,7 @@ static void print_values(struct text *code, const struct cuda_attention *c, int 
     score_modifier_mark_needed(m, wanted, needed);
     if (needed[m->input])
         text_add(code, "    const T v%d = score;\n", m->input);
+    /* A gradient that is given in the sub-graph reads the score's as its input. */
     if (m->gradient_input >= 0 && needed[m->gradient_input])
         text_add(code, "    const T v%d = gradient;\n", m->gradient_input);
     for (int64_t i = 0; i < m->operands.count; i++)
@@ -94,6 +101,7 @@ static void print_values(struct text *code, const struct cuda_attention *c, int 
             print_node(code, m->graph, &m->graph->nodes[n]);
 }
 
+/* Without a modifier only HAS_MODIFIER, and kernels call nothing. */
 void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c) {
     const struct score_modifier *m = &c->a->modifier;
     print_constant(print, "HAS_MODIFIER", m->graph != NULL);
@@ -120,6 +128,7 @@ static void print_derived(struct text *code, const struct cuda_attention *c, int
         return;
     }
     print_values(code, c, m->output);
+    /* Gradients begin at 0, as several nodes may add to one. */
     for (int v = 0; v < m->graph->value_count; v++)
         if (needed[v] && dependent[v])
             text_add(code, "    T g%d = %s;\n", v, v == m->output ? "gradient" : "T{}");
@@ -131,6 +140,7 @@ static void print_derived(struct text *code, const struct cuda_attention *c, int
     text_add(code, "    return g%d;\n}\n\n", source);
 }
 
+/* By what the sub-graph gives, or derived. */
 void attention_print_modifier_gradient(struct kernel_print *print, const struct cuda_attention *c) {
     const struct score_modifier *m = &c->a->modifier;
     if (!m->graph)
@@ -145,6 +155,7 @@ void attention_print_modifier_gradient(struct kernel_print *print, const struct 
     text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->gradient_output);
 }
 
+/* i: of the operation's gradients, not of its operands. */
 void attention_print_operand_gradient(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
     text_add(&print->code, "/* The gradient of an operand of it. */\n");
     text_add(&print->code, SIGNATURE, "operand_gradient", ", T gradient");

@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* In elements, 16 bytes at most; a power of two, since gcd64(alignment, 16) is. */
+/* In elements, 16 bytes at most; a power of two, since gcd64(alignment, 16) is. Every row must begin at a multiple
+   of it. */
 int attention_run(const struct tensor *tensor) {
     int64_t bytes = dtype_bytes((weftDataType_t)tensor->type, 1);
     if (tensor->strides.at[3] != 1 || tensor->is_by_value || tensor->is_constant)
@@ -29,6 +30,7 @@ void attention_print_tensor(struct kernel_print *print, const struct cuda_attent
     print_type(print, field, (weftDataType_t)tensor->type);
     print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(c->graph, tensor), 0, name);
     for (int i = 0; i < 4; i++) {
+        /* Ragged batches begin where an offset of their own says: a stride that is looked up. */
         const struct tensor *offsets = i == 0 ? tensor->ragged_offset : NULL;
         snprintf(field, sizeof field, "%s_%s", name, (axes ? axes : usual)[i]);
         if (offsets)
@@ -39,6 +41,7 @@ void attention_print_tensor(struct kernel_print *print, const struct cuda_attent
     }
 }
 
+/* run_name: the constant, Q_RUN for instance. */
 void attention_print_operand(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                              const char *name, const char *run_name) {
     attention_print_tensor(print, c, tensor, name, NULL);
@@ -55,6 +58,7 @@ void attention_print_pages(struct kernel_print *print, const struct cuda_attenti
         return;
     }
     snprintf(field, sizeof field, "%s_pages", name);
+    /* Entries of a table are kept below the number of pages: they come from the device. */
     print_number(print, container->dims.at[0], field);
     snprintf(field, sizeof field, "%s_table", name);
     attention_print_tensor(print, c, table, field, axes);
@@ -69,6 +73,7 @@ void attention_print_wanted(struct kernel_print *print, const struct cuda_attent
         text_add(&print->constants, "using %s_t = float;\n", name); /* the kernel's text names it */
 }
 
+/* columns_name: of the side that passes, keys forward, queries or keys backward. */
 void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,
                           int64_t shared_bytes) {
     print_constant(print, "WARPS", tile->warps);
@@ -79,13 +84,15 @@ void attention_print_tile(struct kernel_print *print, const struct attention_til
     print_constant(print, "SHARED_BYTES", shared_bytes);
 }
 
+/* Arguments are whole numbers: kernels take the double back by its bits. */
 static void print_real(struct kernel_print *print, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
     print_number(print, bits, name);
 }
 
-/* A scalar, or one number per batch or head: its pointer, and NAME_step where there are several. */
+/* A scalar, or one number per batch or head: its pointer, and NAME_step where there are several. flag: the constant
+   that says whether the tensor is there; step_name: NULL for a scalar. */
 static void print_list(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                        const char *name, const char *step_name, int dim, const char *flag) {
     print_constant(print, flag, tensor != NULL);
@@ -96,6 +103,7 @@ static void print_list(struct kernel_print *print, const struct cuda_attention *
         print_number(print, tensor->dims.at[dim] == 1 ? 0 : tensor->strides.at[dim], step_name);
 }
 
+/* Types of staged elements and sums, and what the chip has. */
 static void print_arithmetic(struct kernel_print *print, const struct cuda_attention *c) {
     text_add(&print->constants, "using staged_t = %s;\nusing sum_t = %s;\n", c->arithmetic->staged_name,
              c->arithmetic->sum_name);
@@ -110,6 +118,7 @@ void attention_print_scale(struct kernel_print *print, const struct cuda_attenti
         print_pointer(print, (weftDataType_t)scale->type, graph_find_value(c->graph, scale), 0, name);
 }
 
+/* Of the forward pass, which has two; backward ones are printed where they are made. */
 void attention_print_amax(struct kernel_print *print, const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     attention_print_scale(print, c, attention_wants(c, op->amax_s) ? op->amax_s : NULL, "amax_s", "HAS_AMAX_S");
@@ -128,6 +137,7 @@ static void print_scale_steps(struct kernel_print *print, const struct tensor *s
     }
 }
 
+/* Functions of that name exist without scales, too: they give what multiplies by nothing. */
 void attention_print_element_scales(struct kernel_print *print, const struct cuda_attention *c,
                                     const struct tensor *scales, const struct tensor *operand, const char *name) {
     static const char SIGNATURE[] = "template <class P> DEVICE auto %s_scales(const P &a, i64 batch, i64 head) {\n";
@@ -152,7 +162,7 @@ void attention_print_element_scales(struct kernel_print *print, const struct cud
              name, field, field, field, field, field);
 }
 
-/* kind: ATTENTION_SCALES_.. */
+/* kind: ATTENTION_SCALES_.. Nothing is printed of operands without scales: their kind is a constant. */
 static void print_operand_scales(struct kernel_print *print, const struct cuda_attention *c,
                                  const struct tensor *scales, const struct tensor *operand, int kind,
                                  const char *name) {
@@ -164,7 +174,7 @@ static void print_operand_scales(struct kernel_print *print, const struct cuda_a
         attention_print_tensor(print, c, scales, field, NULL);
 }
 
-/* Widened operands have been multiplied by scales of blocks. */
+/* Widened operands have been multiplied by scales of blocks. kind: as it was before. */
 static int scales_left(const struct cuda_attention *c, int kind) {
     return c->widened && kind == ATTENTION_SCALES_BLOCKS ? ATTENTION_SCALES_NONE : kind;
 }
@@ -185,10 +195,12 @@ void attention_print_scales(struct kernel_print *print, const struct cuda_attent
     attention_print_scale(print, c, op->descale_s, "descale_s", "HAS_DESCALE_S");
     attention_print_scale(print, c, op->scale_o, "scale_o", "HAS_SCALE_O");
     attention_print_amax(print, c);
+    /* Query heads that share a head of keys, and of values. */
     print_number(print, c->heads / max64(c->key_heads, 1), "key_share");
     print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
 }
 
+/* threshold: a random word below it keeps the weight; growth: 1 / kept share, 0 where none is kept. */
 void attention_print_dropout(struct kernel_print *print, const struct cuda_attention *c) {
     double keeps = 1 - c->a->dropout_probability;
     print_constant(print, "HAS_DROPOUT", keeps != 1);
@@ -204,6 +216,7 @@ void attention_print_dropout(struct kernel_print *print, const struct cuda_atten
     print_real(print, keeps > 0 ? 1 / keeps : 0, "growth");
 }
 
+/* Running sums take the place of lengths: entry b has sums[b + 1] - sums[b]. */
 void attention_print_lengths(struct kernel_print *print, const struct cuda_attention *c) {
     const struct attention *a = c->a;
     print_constant(print, "SEQ_LEN_Q_ARE_SUMS", a->cu_seq_len_q != NULL);
@@ -214,6 +227,7 @@ void attention_print_lengths(struct kernel_print *print, const struct cuda_atten
                "HAS_SEQ_LEN_KV");
 }
 
+/* One bit or byte for each tile of scores; the kernel skips tiles that are 0. */
 void attention_print_block_mask(struct kernel_print *print, const struct cuda_attention *c) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     print_constant(print, "HAS_BLOCK_MASK", c->a->block_mask != NULL);
@@ -239,11 +253,13 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
     print_number(print, a->right_bound, "right");
     print_constant(print, "IS_BOTTOM_RIGHT", a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT);
     print_list(print, c, a->scale, "scale", NULL, 0, "HAS_SCALE");
+    /* The field `scale` is a tensor's address or a number's bits, as HAS_SCALE says. */
     if (!a->scale)
         print_real(print, a->scale_value, "scale");
     attention_print_lengths(print, c);
     print_list(print, c, a->sink, "sink", "sink_step", 1, "HAS_SINK");
     print_constant(print, "HAS_ALIBI", a->alibi);
+    /* 0: none; 1: numbers that are added; 2: booleans that hide scores. */
     print_constant(print, "BIAS", !a->bias ? 0 : dtype_is_boolean((weftDataType_t)a->bias->type) ? 2 : 1);
     if (a->bias)
         attention_print_tensor(print, c, a->bias, "bias", bias_axes);
