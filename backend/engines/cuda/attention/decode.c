@@ -11,8 +11,8 @@ enum { QUERIES_MOST = 64, DEPTH_MOST = 256, SPLITS_MAX = 128, ROWS_MOST = 64, RU
    slice. */
 enum { KEYS = 16, HEADS_MAX = 4, CLUSTER_MAX = 8, BOX_BYTES = 128, SLICE_ALIGNMENT = 1024 };
 
-/* CTAs for rows of 16 row_warps. key_groups: groups of warps that take slices of keys in turn, each with a ring of
-   `stages` slices. Their sums join in shared memory at the end. */
+/* CTAs for rows of 16 row_warps. key_groups: groups of warps that take slices of keys in turn, each with `stages`
+   slices in shared memory. Their sums join in shared memory at the end. */
 static const struct decode_tile {
     int row_warps, key_groups, stages;
 } tiles[] = {{1, 8, 3}, {1, 8, 2}, {1, 4, 3}, {1, 4, 2}, {1, 2, 3}, {1, 2, 2}, {2, 4, 4},
@@ -87,7 +87,7 @@ static int64_t slice_bytes(const struct decode *d) {
     return d->has_boxes ? round_up(bytes, SLICE_ALIGNMENT) : bytes;
 }
 
-/* Sums of the groups are exchanged when the rings are done with: they share the room. Beside them, for each slice:
+/* Sums of the groups are exchanged when the stages are done with: they share the room. Beside them, for each slice:
    scales of its rows, where values are not finite, and a barrier. */
 static int64_t shared_bytes(const struct decode *d, const struct decode_tile *t, int64_t heads) {
     int64_t depth = d->depth.padded + 8, values = d->value_depth.padded + 8, rows = tile_rows(t);

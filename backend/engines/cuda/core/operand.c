@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Index spaces: made from tensors, ordered and merged so that kernels walk as few dimensions as memory allows. */
+/* Index spaces: made from tensors, ordered and merged so that kernels loop over as few dimensions as memory allows. */
 #include "engines/cuda/core/operand.h"
 #include "base/number.h"
 

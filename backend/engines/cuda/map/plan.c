@@ -368,7 +368,7 @@ bool map_is_tiled(const struct map *map) {
     return false;
 }
 
-/* Tiles pay where an operand lies across; the largest type decides along which axis. They are smaller where that brings
+/* Tiles pay where an operand lies across; the largest type decides along which axis. They are smaller where that gives
    work to all multiprocessors. Tiles halve until there are four for each multiprocessor, or they reach
    LEAST_TILE_BYTES. Operands that find no room in shared memory are loaded across, as ever. */
 static void find_tile(struct map *map, const struct device *device) {

@@ -196,8 +196,8 @@ static bool moves_data(const struct epilogue_operand *operand) {
     return operand->role != EPILOGUE_INDEX && operand->role != EPILOGUE_REDUCED;
 }
 
-/* How many neighbours one thread finishes: what is contiguous is read and written in one access. Per operand: a bound
-   must be a multiple of the run, or a run would be half inside; a contiguous operand must be aligned at every run's
+/* How many neighbours one thread makes: what is contiguous is read and written in one access. Per operand: a bound must
+   be a multiple of the run, or a run would be half inside; a contiguous operand must be aligned at every run's
    beginning; one that broadcasts or is strided along the lead is read element by element and sets no limit. */
 static int find_run(const struct contraction *c) {
     const struct epilogue *epilogue = &c->epilogue;

@@ -190,8 +190,8 @@ static void print_find_batch(struct kernel_print *print, const struct contractio
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
-/* One part of an operand's offset: `index` is the operand's own, which brings the batch's part along, or K. NOWHERE
-   ends loads past the last row, column or k: tiles at the edges need no test of their own. Where sizes are overridden,
+/* One part of an operand's offset: `index` is the operand's own, which has the batch's part in it, or K. NOWHERE ends
+   loads past the last row, column or k: tiles at the edges need no test of their own. Where sizes are overridden,
    `unused` marks elements that exist and count as absent. */
 static void print_offsets(struct kernel_print *print, const struct contraction *c, int f, int index) {
     const struct product_operand *operand = &c->operand[f];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows that go one by one over channels that lie side by side. Each element is in so many of them that it pays to
-   have it in shared memory, where Hopper's copy engine brings boxes of the image: window/pool_boxes.cuh. */
+   have it in shared memory, where Hopper's copy engine copies boxes of the image: window/pool_boxes.cuh. */
 #include "base/number.h"
 #include "engines/cuda/window/window.h"
 
@@ -16,9 +16,9 @@ static bool is_dense(const struct window *w, int axis) {
     return w->g.step[axis] == 1 && w->g.taps[axis] > 1 && window_result(w)->size[axis] > 1;
 }
 
-/* Whether the copy engine can walk an operand: its strides are whole accesses, and so is a box's row of `channels`.
-   Elements of 8 bytes have no map type here; multiples of 16 bytes are the copy engine's. images: their number, as the
-   stride of a single one means nothing. */
+/* Whether the copy engine can copy boxes of an operand: its strides are whole accesses, and so is a box's row of
+   `channels`. Elements of 8 bytes have no map type here; multiples of 16 bytes are the copy engine's. images: their
+   number, as the stride of a single one means nothing. */
 static bool has_strides(const struct resample_operand *o, int64_t images, int64_t channels) {
     int64_t size = window_bytes(o, 1);
     bool has = size <= 4 && channels * size % ACCESS == 0 && o->tensor->alignment % ACCESS == 0 &&

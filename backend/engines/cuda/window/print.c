@@ -118,7 +118,7 @@ static bool computes_in_double(const struct window *w) {
     return is_double;
 }
 
-/* A team: a warp for each row of a window.  */
+/* A team: a warp for each row of a window. */
 static int threads_of(const struct window *w) {
     return w->kernel == POOL_TEAM ? 32 * (int)w->g.taps[1] : w->kernel >= POOL ? POOL_THREADS : THREADS;
 }

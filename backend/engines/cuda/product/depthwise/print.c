@@ -11,8 +11,8 @@ static void print_structure(struct kernel_print *print, const struct depthwise *
     for (int i = 0; i < AXES; i++) {
         const struct axis *axis = &d->axes[i];
         print_constant(print, named("TAPS_%c", letters[i]).text, axis->taps);
-        if (i == DEPTH_AXIS) /* there are few planes, walked one by one: their steps
-                            are arguments */
+        /* There are few planes, taken one by one: their steps are arguments. */
+        if (i == DEPTH_AXIS)
             continue;
         print_constant(print, named("STEP_%c", letters[i]).text, axis->step);
         print_constant(print, named("SPREAD_%c", letters[i]).text, axis->spread);

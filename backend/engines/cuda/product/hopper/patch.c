@@ -302,7 +302,7 @@ static int shared_bytes(const struct patch *h) {
     return h->patches * slot_bytes(patch_pixels(h)) + h->filter_slots * FILTER_BYTES + results + barriers * 8;
 }
 
-/* All taps of the filters if they fit beside the patches, else a ring of some. As many patches as possible first;
+/* All taps of the filters if they fit beside the patches, else stages of some. As many patches as possible first;
    filters have what these leave. False: not even the fewest fit. */
 static bool fit_slots(struct patch *h) {
     for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
@@ -315,7 +315,7 @@ static bool fit_slots(struct patch *h) {
     return false;
 }
 
-/* Tiles of one block end soon: what is brought to the next one shall be on its way by then. */
+/* Tiles of one block end soon: copies for the next one shall be on their way by then. */
 static bool plan_slots(struct patch *h) {
     h->is_resident = h->blocks == 1;
     for (h->result_slots = h->auxiliary && h->is_resident ? RESULTS_MOST : 1; h->result_slots > 0; h->result_slots--)

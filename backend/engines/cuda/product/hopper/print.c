@@ -36,8 +36,8 @@ enum tensor_map_type hopper_map_type(weftDataType_t type) {
                                         : TENSOR_MAP_TF32;
 }
 
-/* The box of a dimension is what one copy brings of it: 128 bytes of the contiguous one, the tile of the other, one of
-   all else. An im2col map has no box; it counts channels and pixels, and walks corners from `lower` to `upper`, both
+/* The box of a dimension is what one copy has of it: 128 bytes of the contiguous one, the tile of the other, one of all
+   else. An im2col map has no box; it counts channels and pixels, whose corners lie from `lower` to `upper`, both
    against the image's own ends. */
 static struct tensor_map_form form_of(const struct hopper *h, int operand) {
     const struct map_view *view = &h->view[operand];

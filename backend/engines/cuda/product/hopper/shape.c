@@ -162,7 +162,7 @@ static weftStatus_t add_filter(struct hopper *h, int operand, const struct conv_
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Positions that walk an image forwards. */
+/* Positions of an image whose taps run forwards. */
 static struct positions forward_positions(const struct conv_geometry *g, int i) {
     return (struct positions){.count = g->y.size[i],
                               .stride = g->stride[i],

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The packed combination: products whose operands the copy engine cannot read as they lie, or that are of two types. A
    kernel of the map family first copies such an operand into the workspace, along the dimension that is summed
-   innermost and rows padded to 16 bytes; a family that reads what the copy engine brings multiplies the copy. A
+   innermost and rows padded to 16 bytes; a family that reads through the copy engine multiplies the copy. A
    convolution's result that would leave in short pieces is made in the workspace and copied last, and what it meets
    first. On the way convolutions may be written otherwise, see packed.h: where groups are merged, what is not finite
    reaches the results of neighbouring groups, too. Its price is the sum of its steps. */

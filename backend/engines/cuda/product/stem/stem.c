@@ -7,10 +7,10 @@
 #include "engines/cuda/families.h"
 
 enum {
-    TAPS_LEAST = 2,       /* a filter of one tap is a matmul */
-    TAPS_MAX = 128,       /* all of them are unrolled */
-    SUMS_MAX = 24,        /* of a fragment of dx: its phases times fragments, in fours of
-                    registers */
+    TAPS_LEAST = 2, /* a filter of one tap is a matmul */
+    TAPS_MAX = 128, /* all of them are unrolled */
+    /* Of a fragment of dx: its phases times fragments, in fours of registers. */
+    SUMS_MAX = 24,
     FILTER_WARPS = 8,     /* product/stem/stem_wgrad.cuh divides the taps and filters among them */
     FILTER_STAGES = 3,    /* tiles of X and dY in shared memory */
     IMAGE_WARPS = 4,      /* of a block of the forward kernel and the data gradient */
@@ -159,7 +159,7 @@ static int64_t shared_bytes(const struct stem *s, const struct stem_tile *tile) 
            max64(patch_bytes(s, tile), s->warps * epilogue_tile);
 }
 
-/* How many positions the walk has along a dimension, and where it begins: see product/stem/stem_dgrad.cuh for those of
+/* How many positions tiles cover along a dimension, and where these begin: see product/stem/stem_dgrad.cuh for those of
    dx. i: HEIGHT or WIDTH. Of dx positions count from `pre` before the image, in whole strides. */
 static int64_t positions(struct stem *s, int i) {
     const struct conv_geometry *g = &s->g;

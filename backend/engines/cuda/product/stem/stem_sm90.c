@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stem family of Hopper: forward convolutions of 8 channels, as first layers have, and the pointwise operations
-   behind them, on Hopper's tensor cores. A product of the Hopper family walks k in steps of 64 channels, seven
-   eighths of which would be padding here; product/stem/stem_sm90.cuh makes k of taps. Others are left to the other
-   families. */
+   behind them, on Hopper's tensor cores. A product of the Hopper family takes k in steps of 64 channels, seven eighths
+   of which would be padding here; product/stem/stem_sm90.cuh makes k of taps. Others are left to the other families. */
 #include "base/number.h"
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
@@ -45,7 +44,7 @@ struct stem {
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
-/* Channels last, and each pixel at a multiple of 16 bytes: a copy brings all of its channels. */
+/* Channels last, and each pixel at a multiple of 16 bytes: one copy has all of its channels. */
 static bool is_aligned(const struct conv_operand *operand) {
     return operand->channel_stride == 1 && operand->outer_stride % CHANNELS == 0 &&
            operand->size_stride[1] % CHANNELS == 0 && operand->size_stride[2] % CHANNELS == 0 &&

@@ -23,7 +23,7 @@ enum {
     ORDER_THREADS = 128,
 };
 
-static const double LAUNCH_SECONDS = 2.5e-6; /* of two kernels, the first of which brings rows into order */
+static const double LAUNCH_SECONDS = 2.5e-6; /* of two kernels, the first of which repacks rows */
 static const double FILL_SECONDS = 2.5e-6;   /* until the first step of a block is there, and to end its tile */
 static const double SPLIT_SECONDS = 3e-6;    /* until the blocks of a cluster have read each other's sums */
 /* Of an H200 at work, in Hz; of its bandwidth, what weights reach; of the shorter of computing and moving, what the
