@@ -67,6 +67,7 @@ static const struct {
 };
 #undef TYPE
 
+/* The array has gaps where cuDNN has numbers that Weft does not use: these have no name. */
 static bool type_is_known(weftBackendAttributeType_t type) {
     return (unsigned)type < sizeof attribute_types / sizeof *attribute_types && attribute_types[type].name;
 }
@@ -76,6 +77,7 @@ static bool type_is_enum(weftBackendAttributeType_t type) {
     return attribute_types[type].high > attribute_types[type].low || type == WEFT_TYPE_GENSTATS_MODE;
 }
 
+/* The caller knows that the type is a known one. */
 size_t attribute_type_bytes(weftBackendAttributeType_t type) { return attribute_types[type].bytes; }
 
 const char *attribute_type_name(weftBackendAttributeType_t type) {
@@ -90,6 +92,7 @@ static size_t stored_bytes(weftBackendAttributeType_t type) {
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
+/* Texts that a message may have at once, and characters of each with the terminating zero. */
 enum { SCRATCH_COUNT = 8, SCRATCH_BYTES = 320 };
 
 /* Texts for the arguments of one message. They are used in turn: a message may hold up to SCRATCH_COUNT of them, and
@@ -100,6 +103,7 @@ static char *scratch_text(void) {
     return texts[next++ % SCRATCH_COUNT];
 }
 
+/* A name of 200 characters, a kind and a uid stay below SCRATCH_BYTES, so that `length` never passes it. */
 const char *descriptor_label(const struct descriptor *descriptor) {
     char *text = scratch_text();
     int length = snprintf(text, SCRATCH_BYTES, "%s", descriptor->schema->name);
@@ -115,6 +119,7 @@ const char *numbers_text(const int64_t *numbers, int64_t count) {
     char *text = scratch_text();
     size_t length = 0;
     text[length++] = '[';
+    /* 24 bytes hold a comma, the longest 64-bit number and the closing bracket; what finds no room is left out. */
     for (int64_t i = 0; i < count && length < SCRATCH_BYTES - 24; i++)
         length += (size_t)snprintf(text + length, SCRATCH_BYTES - length, i ? ",%lld" : "%lld", (long long)numbers[i]);
     snprintf(text + length, SCRATCH_BYTES - length, "]");
@@ -123,6 +128,7 @@ const char *numbers_text(const int64_t *numbers, int64_t count) {
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
+/* Linear: schemas have a few dozen rows, and attributes are set once. */
 const struct row *schema_find_row(const struct schema *schema, weftBackendAttributeName_t name) {
     if (name == WEFT_ATTR_NAME_EXT)
         return &name_row;
@@ -152,6 +158,7 @@ bool row_is_set(const struct descriptor *descriptor, const struct row *row) {
     return descriptor->set_rows & row_bit(descriptor->schema, row);
 }
 
+/* Any of its rows: an attribute that takes a number or a tensor has one for each. */
 bool descriptor_row_is_set(const struct descriptor *descriptor, weftBackendAttributeName_t name) {
     const struct schema *schema = descriptor->schema;
     for (int i = 0; i < schema->row_count; i++)
@@ -165,6 +172,7 @@ struct tensor *row_tensor(const struct descriptor *descriptor, const struct row 
         row->storage != STORE_VALUE)
         return NULL;
     struct tensor *tensor;
+    /* By bytes: the field's declared type is a pointer to another struct. */
     memcpy(&tensor, row_at(descriptor, row), sizeof tensor);
     return tensor;
 }
@@ -210,6 +218,7 @@ static void release_held(const struct row *row, const void *items, int64_t i) {
         shared_release(((struct shared *const *)items)[i]);
 }
 
+/* Gives up all that a row holds, and leaves the row as it is: the caller overwrites it. */
 static void release_row(struct descriptor *descriptor, const struct row *row) {
     const void *items;
     int64_t count = row_count_now(descriptor, row, &items);
@@ -219,6 +228,7 @@ static void release_row(struct descriptor *descriptor, const struct row *row) {
 
 /* ---- Life -------------------------------------------------------------------------------------------------------- */
 
+/* Lists and dims begin empty, as calloc left them, and pointers as NULL. */
 static void store_initial(struct descriptor *descriptor, const struct row *row) {
     void *at = (char *)descriptor + row->offset;
     if (row->storage != STORE_VALUE)
@@ -233,6 +243,7 @@ static void store_initial(struct descriptor *descriptor, const struct row *row) 
         *(int32_t *)at = (int32_t)row->initial;
 }
 
+/* The caller is the first holder. Every field that no row fills is 0. */
 weftStatus_t descriptor_make(const struct schema *schema, struct descriptor **out) {
     struct descriptor *descriptor = calloc(1, schema->size);
     if (!descriptor)
@@ -246,6 +257,7 @@ weftStatus_t descriptor_make(const struct schema *schema, struct descriptor **ou
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Relaxed: who retains has a hold already, so that nothing is ordered by it. */
 struct descriptor *descriptor_retain(struct descriptor *descriptor) {
     if (descriptor)
         atomic_fetch_add_explicit(&descriptor->holders, 1, memory_order_relaxed);
@@ -253,6 +265,8 @@ struct descriptor *descriptor_retain(struct descriptor *descriptor) {
 }
 
 weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct descriptor *source) {
+    /* The count of holders is atomic, and other threads may change it while its neighbours are copied: it is stepped
+       over. */
     enum { BEFORE = offsetof(struct descriptor, holders), BEHIND = offsetof(struct descriptor, schema) };
     size_t bytes = source->schema->size;
     struct descriptor *copy;
@@ -264,9 +278,11 @@ weftStatus_t descriptor_mirror(struct arena *arena, void *out, const struct desc
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The last holder must see what others wrote before they let go: hence acquire and release. */
 void descriptor_release(struct descriptor *descriptor) {
     if (!descriptor || atomic_fetch_sub_explicit(&descriptor->holders, 1, memory_order_acq_rel) > 1)
         return;
+    /* The kind's own things first: they may need what the rows still hold. */
     const struct schema *schema = descriptor->schema;
     if (schema->release)
         schema->release(descriptor);
@@ -308,6 +324,8 @@ static weftStatus_t find_parameters(struct descriptor *op, weftBackendAttributeN
         return WEFT_STATUS_SUCCESS;
     struct descriptor **held = (struct descriptor **)((char *)op + row->offset);
     if (!*held)
+        /* The operation holds what is made here as it would hold one that the user gave; release_row lets go of either.
+           */
         TRY(descriptor_make(op->schema->op->parameters, held));
     *found = *held;
     return WEFT_STATUS_SUCCESS;
@@ -321,13 +339,16 @@ static weftStatus_t complete_parameters(struct descriptor *op) {
     struct descriptor **held = (struct descriptor **)((char *)op + row->offset);
     if (!*held)
         TRY(descriptor_make(op->schema->op->parameters, held));
+    /* A finalize of the operation that failed later on leaves its parameters finalized: they are not done twice. */
     weftStatus_t status = (*held)->finalized ? WEFT_STATUS_SUCCESS : descriptor_finalize(*held);
     if (status)
         return status_prefix(status, "%s: ", descriptor_label(op));
+    /* As if the user had set them, so that a required row of parameters is content. */
     op->set_rows |= row_bit(op->schema, row);
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Rules of rows first, then the kind's own. After success nothing of the descriptor changes any more. */
 weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
     const struct schema *schema = descriptor->schema;
     if (descriptor->finalized)
@@ -362,6 +383,7 @@ static bool converts(weftBackendAttributeType_t wanted, weftBackendAttributeType
 static void convert_in(void *target, weftBackendAttributeType_t wanted, weftBackendAttributeType_t given,
                        const void *elements, int64_t i) {
     const char *source = (const char *)elements + (size_t)i * attribute_types[given].bytes;
+    /* The user's array may have any alignment: numbers are read from it by bytes. */
     if (given == WEFT_TYPE_FLOAT) {
         float value;
         memcpy(&value, source, sizeof value);
@@ -375,6 +397,7 @@ static void convert_in(void *target, weftBackendAttributeType_t wanted, weftBack
         memcpy(&value, source, sizeof value);
         *(int64_t *)target = value;
     } else if (wanted == WEFT_TYPE_BOOLEAN) {
+        /* Any byte but 0 is true; a bool that held another one would be undefined. */
         *(bool *)target = *source != 0;
     } else {
         memcpy(target, source, attribute_types[given].bytes);
@@ -390,6 +413,7 @@ static const char *target_text(const struct row *row) {
     return text;
 }
 
+/* Descriptors that others hold are finalized, and so immutable: holders need not watch for changes. */
 static weftStatus_t check_held(const struct descriptor *descriptor, const struct row *row,
                                const struct descriptor *held, int64_t i) {
     if (!held)
@@ -424,6 +448,7 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
              "%s: attribute %s: element %lld has denominator %lld. A denominator is at least 1.",
              descriptor_label(descriptor), row->key, (long long)i,
              (long long)((const weftFraction_t *)stored)->denominator);
+    /* A row with most <= least has no bounds of its own; enumerations have those of their type. */
     bool is_enum = type_is_enum(row->type);
     if (!is_enum && row->most <= row->least)
         return WEFT_STATUS_SUCCESS;
@@ -433,6 +458,7 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
     if (value < low || value > high)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s is %lld, legal are %lld..%lld. Give one of these.",
              descriptor_label(descriptor), row->key, (long long)value, (long long)low, (long long)high);
+    /* Data types have gaps between their numbers, where no row of dtypes is. */
     bool is_fast = row->keeps_fast && value == WEFT_DATA_FAST_FLOAT_FOR_FP8;
     if (row->type == WEFT_TYPE_DATA_TYPE && !is_fast && !dtype_of((weftDataType_t)value))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
@@ -441,6 +467,7 @@ static weftStatus_t check_element(const struct descriptor *descriptor, const str
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What can be told before any element is looked at. `row` is NULL where the kind has no such attribute. */
 static weftStatus_t check_set(const struct descriptor *descriptor, const struct row *row,
                               weftBackendAttributeName_t name, weftBackendAttributeType_t type, int64_t count,
                               const void *elements) {
@@ -463,6 +490,7 @@ static weftStatus_t check_set(const struct descriptor *descriptor, const struct 
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "%s: attribute %s: the array of %lld elements is NULL. Give its address.", descriptor_label(descriptor),
              row->key, (long long)count);
+    /* A name may come with its terminating zero or without; one in the middle would hide the rest. */
     const char *end = row == &name_row && count ? memchr(elements, '\0', (size_t)count) : NULL;
     if (end && end != (const char *)elements + count - 1)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: attribute %s has a NUL at character %lld of %lld. Leave it out.",
@@ -477,6 +505,7 @@ static void settle_compute_type(const struct descriptor *descriptor, const struc
         *type = WEFT_DATA_FLOAT;
 }
 
+/* Copies the elements and holds descriptors and handles among them; on failure the attribute keeps its value. */
 weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeName_t name,
                             weftBackendAttributeType_t type, int64_t count, const void *elements) {
     const struct row *row = find_row_of_type(descriptor->schema, name, type);
@@ -486,6 +515,7 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
     struct descriptor *parameters = NULL;
     if (!row)
         TRY(find_parameters(descriptor, name, &parameters));
+    /* Attributes of the parameters may be set on the operation, whose own parameter descriptor takes them. */
     if (parameters)
         return descriptor_set(parameters, name, type, count, elements);
     TRY(check_set(descriptor, row, name, type, count, elements));
@@ -502,6 +532,7 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
             settle_compute_type(descriptor, row, (int32_t *)(stored + (size_t)i * bytes));
         TRY(check_element(descriptor, row, stored + (size_t)i * bytes, i));
     }
+    /* The new ones are retained before the old ones go: they may be the same. */
     for (int64_t i = 0; i < count; i++)
         retain_held(row, stored, i);
     release_row(descriptor, row);
@@ -519,6 +550,8 @@ weftStatus_t descriptor_set(struct descriptor *descriptor, weftBackendAttributeN
 
 /* ---- Get --------------------------------------------------------------------------------------------------------- */
 
+/* Stores one element in the type asked for, which check has found convertible. Numbers that it cannot hold are refused,
+   not cut. */
 static weftStatus_t convert_out(const struct descriptor *descriptor, const struct row *row,
                                 weftBackendAttributeType_t wanted, const char *stored, char *element) {
     if (wanted == WEFT_TYPE_FLOAT) {
@@ -539,6 +572,7 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
             FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s is %lld, which INT32 cannot hold. Get INT64.",
                  descriptor_label(descriptor), row->key, (long long)whole);
         memcpy(element, &value, sizeof value);
+    /* As cuDNN has it: descriptors are copied into those of the caller, who never gets a pointer to ours. */
     } else if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
         struct descriptor *target;
         memcpy(&target, element, sizeof target);
@@ -577,10 +611,13 @@ static weftStatus_t give_row(const struct descriptor *descriptor, const struct r
     return WEFT_STATUS_SUCCESS;
 }
 
+/* As many elements as requested and there are; *count tells how many there are. `elements` may be NULL, to ask for the
+   count. */
 weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttributeName_t name,
                             weftBackendAttributeType_t type, int64_t requested, int64_t *count, void *elements) {
     const struct row *row = find_row_of_type(descriptor->schema, name, type);
     const struct row *parameters = row ? NULL : parameter_row(descriptor->schema);
+    /* A finalized operation has its parameters, also those that were never set. */
     if (parameters && descriptor->finalized)
         return descriptor_get(*(struct descriptor *const *)row_at(descriptor, parameters), name, type, requested, count,
                               elements);
@@ -596,6 +633,7 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
     if (requested < 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: attribute %s: %lld elements requested. Request 0 or more.",
              descriptor_label(descriptor), row->key, (long long)requested);
+    /* Rows with `write` are made when they are asked for, as a plan's report: they cost nothing where nobody asks. */
     struct text written;
     text_init(&written);
     if (row->write)
@@ -608,6 +646,7 @@ weftStatus_t descriptor_get(const struct descriptor *descriptor, weftBackendAttr
 
 /* ---- Copy -------------------------------------------------------------------------------------------------------- */
 
+/* Copies one row and holds what is in it; `target` lets go of what it had. */
 static weftStatus_t copy_row(struct descriptor *target, const struct descriptor *source, const struct row *row) {
     const void *items;
     int64_t count = row_count_now(source, row, &items);
@@ -620,6 +659,7 @@ static weftStatus_t copy_row(struct descriptor *target, const struct descriptor 
         weftStatus_t status = arena_alloc(&target->arena, &list.items, bytes + 1); /* text keeps its terminating zero */
         if (!status && bytes)
             memcpy(list.items, items, bytes);
+        /* Without memory for the list the holds just taken are given up again. */
         for (int64_t i = 0; status && i < count; i++)
             release_held(row, items, i);
         TRY(status);
@@ -632,6 +672,7 @@ static weftStatus_t copy_row(struct descriptor *target, const struct descriptor 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The target becomes a finalized descriptor of its own; source and target share only what both hold. */
 weftStatus_t descriptor_copy(struct descriptor *target, const struct descriptor *source) {
     if (target->schema != source->schema)
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "cannot copy %s into %s. Make the target of the same kind.",

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finalizing a graph: collect the tensors, see that each has one producer and one uid, and sort the operations. */
+/* Finalizing a graph: its tensors are collected as values, each with one uid and one producer; its operations become
+   nodes in an order in which all inputs are made before they are read; readers are noted. It plans nothing and knows no
+   engine. All work is linear in operands but for sorting, so that graphs of thousands of operations are quick. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -34,12 +36,15 @@ struct collection {
     int capacity;
 };
 
+/* Operands are counted by the walk that later visits them, so that arrays are as long as they must be. `context` is the
+   int that counts. */
 static weftStatus_t count_operand(void *context, const struct row *row, struct tensor *tensor) {
     (void)row, (void)tensor;
     ++*(int *)context;
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `context` is the graph, whose array of values has room for every operand. */
 static weftStatus_t collect_value(void *context, const struct row *row, struct tensor *tensor) {
     (void)row;
     struct graph *graph = context;
@@ -56,6 +61,7 @@ static int by_uid_then_address(const void *a, const void *b) {
     return (left > right) - (left < right);
 }
 
+/* A binary search: values are sorted by uid. -1: no tensor of the graph has it. */
 int graph_find_uid(const struct graph *graph, int64_t uid) {
     int low = 0, high = graph->value_count - 1;
     while (low <= high) {
@@ -71,6 +77,7 @@ int graph_find_uid(const struct graph *graph, int64_t uid) {
     return -1;
 }
 
+/* The same uid is not enough: another graph may use the number for another tensor. */
 int graph_find_value(const struct graph *graph, const struct tensor *tensor) {
     int value = graph_find_uid(graph, tensor->uid);
     return value >= 0 && graph->values[value].tensor == tensor ? value : -1;
@@ -82,9 +89,12 @@ static weftStatus_t collect_values(struct graph *graph) {
     for (int64_t i = 0; i < graph->ops.count; i++)
         TRY(op_each_operand(graph->ops.descriptors[i], count_operand, &operands));
     graph->value_count = 0;
+    /* As long as all operands together: a tensor that several operations use comes once for each, and is dropped below.
+       */
     TRY(arena_alloc(&graph->base.arena, &graph->values, (size_t)operands * sizeof *graph->values));
     for (int64_t i = 0; i < graph->ops.count; i++)
         TRY(op_each_operand(graph->ops.descriptors[i], collect_value, graph));
+    /* Uses of one tensor are neighbours now, so that a duplicate can only be of the value kept last. */
     qsort(graph->values, (size_t)operands, sizeof *graph->values, by_uid_then_address);
     int kept = 0;
     for (int i = 0; i < operands; i++) {
@@ -104,6 +114,8 @@ static weftStatus_t collect_values(struct graph *graph) {
 
 /* ---- Nodes ------------------------------------------------------------------------------------------------------- */
 
+/* Makes an operand the next one of its node, as the index of its value, and notes who writes it. Producers are places
+   in the user's order until sort_nodes numbers them anew. */
 static weftStatus_t bind_operand(void *context, const struct row *row, struct tensor *tensor) {
     struct collection *collection = context;
     struct graph *graph = collection->graph;
@@ -123,11 +135,13 @@ static weftStatus_t bind_operand(void *context, const struct row *row, struct te
     return WEFT_STATUS_SUCCESS;
 }
 
+/* For duplicates alone: addresses differ from run to run, so nothing that the user sees may depend on this order. */
 static int by_address(const void *a, const void *b) {
     const struct descriptor *left = *(struct descriptor *const *)a, *right = *(struct descriptor *const *)b;
     return (left > right) - (left < right);
 }
 
+/* A node that came twice would be its own second producer; this names the cause rather than that. */
 static weftStatus_t check_listed_once(const struct graph *graph, struct arena *scratch) {
     const struct descriptor **sorted;
     size_t count = (size_t)graph->ops.count;
@@ -141,6 +155,7 @@ static weftStatus_t check_listed_once(const struct graph *graph, struct arena *s
     return WEFT_STATUS_SUCCESS;
 }
 
+/* One node an operation, in the user's order, bound to the values that collect_values found. */
 static weftStatus_t make_nodes(struct graph *graph) {
     graph->node_count = (int)graph->ops.count;
     TRY(arena_alloc(&graph->base.arena, &graph->nodes, (size_t)graph->node_count * sizeof *graph->nodes));
@@ -161,6 +176,7 @@ static weftStatus_t make_nodes(struct graph *graph) {
 
 enum { NOT_PLACED = -1, WAITS = -2 /* for its producers, which are being placed */ };
 
+/* What placing nodes keeps; all arrays have an entry per node, in the user's numbering but for `sorted`. */
 struct sorting {
     const struct graph *graph;
     int *place;   /* of each node in the new order, or one of the above */
@@ -194,6 +210,7 @@ static weftStatus_t place_node(struct sorting *sorting, int node) {
             depth--;
             continue;
         }
+        /* A node that waits is met again only where its own output leads back to it. */
         sorting->place[n] = WAITS;
         if (missing == n || sorting->place[missing] == WAITS)
             FAIL(WEFT_STATUS_BAD_PARAM_CYCLE_EXT,
@@ -215,6 +232,7 @@ static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
     for (int n = 0; n < graph->node_count; n++)
         sorting.place[n] = NOT_PLACED;
     for (int n = 0; n < graph->node_count; n++)
+        /* Nodes are begun in the user's order, so that an order which is legal already stays as it is. */
         if (sorting.place[n] < 0)
             TRY(place_node(&sorting, n));
     /* Producers were numbered in the user's order. */
@@ -227,6 +245,8 @@ static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
 
 /* ---- Readers ----------------------------------------------------------------------------------------------------- */
 
+/* Whether a node must run: some output is the user's, or a node that runs reads it. Readers of what it writes must have
+   been counted. */
 bool graph_needs(const struct graph *graph, const struct node *node) {
     for (int i = 0; i < node->operand_count; i++) {
         const struct value *value = &graph->values[node->operands[i]];
@@ -252,6 +272,7 @@ static int count_readers(struct graph *graph) {
     return count;
 }
 
+/* Fills read_by of every value with the nodes that read it, ascending; one that reads it twice stands there twice. */
 static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
     /* One array for the readers of all values, each value's part as long as it has readers. */
     int *all, **ends;
@@ -261,6 +282,8 @@ static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
         graph->values[v].read_by = ends[v] = all;
         all += graph->values[v].readers;
     }
+    /* `ends` is where the next reader of each value goes; after the loop it is the beginning of the next value's part.
+       */
     for (int n = 0; n < graph->node_count; n++) {
         const struct node *node = &graph->nodes[n];
         bool runs = graph_needs(graph, node);
@@ -271,6 +294,7 @@ static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of a whole graph, which can be run: nobody could give memory to a virtual tensor that no operation writes. */
 weftStatus_t graph_check_closed(const struct graph *graph) {
     for (int i = 0; i < graph->value_count; i++) {
         const struct value *value = &graph->values[i];
@@ -282,6 +306,8 @@ weftStatus_t graph_check_closed(const struct graph *graph) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Each step relies on those before: values are found by uid, producers by values, the order by producers, readers by
+   the order. */
 static weftStatus_t make_graph(struct graph *graph, struct arena *scratch) {
     TRY(check_listed_once(graph, scratch));
     TRY(collect_values(graph));
@@ -291,6 +317,7 @@ static weftStatus_t make_graph(struct graph *graph, struct arena *scratch) {
     return graph->handle ? graph_check_closed(graph) : WEFT_STATUS_SUCCESS; /* else it may be a part of an operation */
 }
 
+/* The scratch arena dies here; what the graph keeps is in its own. */
 static weftStatus_t finalize_graph(struct descriptor *descriptor) {
     struct graph *graph = (struct graph *)descriptor;
     struct arena scratch = {0};
@@ -302,6 +329,7 @@ static weftStatus_t finalize_graph(struct descriptor *descriptor) {
     return status;
 }
 
+/* Rows are copied already; values and nodes follow from them, and are the copy's own. */
 static weftStatus_t copy_graph(struct descriptor *target, const struct descriptor *source) {
     (void)source;
     return finalize_graph(target);
@@ -317,17 +345,20 @@ const struct schema graph_schema = {
     .copy = copy_graph,
 };
 
+/* Tensors by value of the graph; NULL: the value keeps its own. */
 struct exchange {
     const struct graph *graph;
     struct tensor *const *tensors;
 };
 
+/* Also of tensors that the graph does not have as values: they stay. */
 static struct tensor *exchange_tensor(const void *context, struct tensor *tensor) {
     const struct exchange *exchange = context;
     int value = graph_find_value(exchange->graph, tensor);
     return value >= 0 && exchange->tensors[value] ? exchange->tensors[value] : tensor;
 }
 
+/* Whether an operation has an operand that is exchanged; all others are shared with the original graph. */
 static bool names_any(const struct node *node, struct tensor *const *tensors) {
     for (int k = 0; k < node->operand_count; k++)
         if (tensors[node->operands[k]])
@@ -335,6 +366,8 @@ static bool names_any(const struct node *node, struct tensor *const *tensors) {
     return false;
 }
 
+/* The copy lives in `arena`, holds nothing and must not outlive the graph. Order, producers and readers stay, since
+   places of values do. */
 weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, struct tensor *const *tensors,
                             struct arena *arena) {
     const struct exchange exchange = {graph, tensors};
@@ -355,6 +388,7 @@ weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, stru
     return WEFT_STATUS_SUCCESS;
 }
 
+/* An estimate for reports and rates; nodes that nobody needs count, too. */
 double graph_flops(const struct graph *graph) {
     double flops = 0;
     for (int i = 0; i < graph->node_count; i++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all operations share: finalize (resolve, infer, check), shared checks, and element access for references. */
+/* What all operations share: finalize (resolve, infer, check), shared checks, and element access for references. It
+   knows operations by their schemas and methods alone; no operation and no engine by name. */
 #include "graph/graph.h"
 
 #include "base/number.h"
@@ -13,6 +14,7 @@ weftStatus_t op_each_operand(const struct descriptor *op,
                              weftStatus_t (*visit)(void *context, const struct row *row, struct tensor *tensor),
                              void *context) {
     for (int i = 0; i < op->schema->row_count; i++) {
+        /* A copy, whose role is the one that the row plays here: modes change it. */
         struct row row = op->schema->rows[i];
         if (row.role != ROLE_INPUT && row.role != ROLE_OUTPUT)
             continue;
@@ -31,6 +33,7 @@ weftStatus_t op_each_operand(const struct descriptor *op,
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The list gets an array of its own: the original's belongs to another operation. */
 static weftStatus_t exchange_list(struct list *list, struct tensor *(*exchange)(const void *, struct tensor *),
                                   const void *context, struct arena *arena) {
     TRY(arena_copy(arena, &list->tensors, list->tensors, (size_t)list->count * sizeof *list->tensors));
@@ -39,6 +42,7 @@ static weftStatus_t exchange_list(struct list *list, struct tensor *(*exchange)(
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Rows other than operands are shared with `op`, which must outlive the copy. */
 weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
                          struct tensor *(*exchange)(const void *context, struct tensor *tensor), const void *context,
                          struct arena *arena) {
@@ -81,6 +85,7 @@ weftDataType_t product_math(const struct descriptor *holder, weftBackendAttribut
     return !is_whole ? WEFT_DATA_FLOAT : of_a->bits <= 8 && of_b->bits <= 8 ? WEFT_DATA_INT32 : WEFT_DATA_INT64;
 }
 
+/* Both refusals come before inference, which would take the dims of such a tensor at their word. */
 static weftStatus_t refuse_ragged(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (tensor->ragged_offset && !op_of(op)->takes_ragged)
@@ -102,6 +107,8 @@ static weftStatus_t refuse_reordered(void *context, const struct row *row, struc
 
 /* ---- Finalize ---------------------------------------------------------------------------------------------------- */
 
+/* Inputs need dims and a type; strides that are unset become packed. A tensor between two operations has all of them
+   once its producer is finalized. */
 static weftStatus_t resolve_input(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (row->role != ROLE_INPUT)
@@ -123,6 +130,8 @@ struct places {
     int64_t extents[WEFT_DIM_MAX], strides[WEFT_DIM_MAX];
 };
 
+/* An insertion sort: ranks are at most WEFT_DIM_MAX. Vectors count as one place each, whose elements are distinct
+   anyway. */
 static struct places places_of(const struct tensor *tensor) {
     struct places places = {0};
     for (int64_t i = 0; i < tensor->dims.count; i++) {
@@ -146,6 +155,7 @@ static struct places places_of(const struct tensor *tensor) {
 /* Whether each stride reaches past all faster dimensions: then no two elements share a place. Others may be distinct,
    too. */
 static bool is_nested(const struct places *places) {
+    /* Places up to the last one of all faster dimensions, and one more. */
     int64_t reach = 1;
     for (int i = 0; i < places->rank; i++) {
         if (places->strides[i] < reach)
@@ -160,7 +170,8 @@ static int compare_offsets(const void *a, const void *b) {
     return (one > other) - (one < other);
 }
 
-/* Whether two of `count` elements share a place, by sorting all offsets. */
+/* Whether two of `count` elements share a place, by sorting all offsets; `count` is the product of the extents, at most
+   SORTED_MAX: half a megabyte of offsets. */
 static weftStatus_t find_shared(const struct places *places, int64_t count, bool *is_shared) {
     int64_t *offsets = malloc((size_t)count * sizeof *offsets);
     if (!offsets)
@@ -180,13 +191,15 @@ static weftStatus_t find_shared(const struct places *places, int64_t count, bool
 
 enum { SORTED_MAX = 1 << 16 }; /* elements up to which interleaved strides are decided by looking at each */
 
-/* No two elements of an output may share memory. */
+/* No two elements of an output may share memory: kernels write them in any order, by several threads at once, and which
+   of two stays would be chance. */
 static weftStatus_t check_places(const struct descriptor *op, const struct row *row, const struct tensor *tensor) {
     struct places places = places_of(tensor);
     bool is_shared = true;
     int64_t count = 1;
     if (tensor_elements(tensor) == 0 || is_nested(&places))
         return WEFT_STATUS_SUCCESS;
+    /* Cut above SORTED_MAX, so that the product cannot overflow. */
     for (int i = 0; i < places.rank && count <= SORTED_MAX; i++)
         count *= min64(places.extents[i], SORTED_MAX + 1);
     /* Stride 0 along more than one element always shares; else only looking at all offsets decides. */
@@ -204,6 +217,7 @@ static weftStatus_t check_places(const struct descriptor *op, const struct row *
          numbers_text(tensor->strides.at, tensor->strides.count));
 }
 
+/* What inference left open is the user's to set; strides that it left open are packed. */
 static weftStatus_t check_output(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     if (row->role != ROLE_OUTPUT)
@@ -216,6 +230,7 @@ static weftStatus_t check_output(void *context, const struct row *row, struct te
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: output %s, %s, is a by-value scalar, which is read only. Give it memory.",
              descriptor_label(op), row->key, descriptor_label(&tensor->base));
     tensor_infer_strides(tensor, NULL);
+    /* Inferred dims have not been through the tensor's own finalize. */
     weftStatus_t status = tensor_check_reach(tensor);
     if (status)
         return status_prefix(status, "%s: output %s, ", descriptor_label(op), row->key);
@@ -230,11 +245,14 @@ struct snapshot {
     int count;
     struct {
         struct tensor *tensor;
+        /* Counts are enough: inference fills in only what had none, and so what lies behind a count of 0 does not
+           matter. */
         int64_t rank, stride_count;
         int32_t type;
     } saved[OPERANDS_MAX];
 };
 
+/* Operands beyond OPERANDS_MAX, as of a concat of many tensors, are not kept. */
 static weftStatus_t save_operand(void *context, const struct row *row, struct tensor *tensor) {
     struct snapshot *snapshot = context;
     (void)row;
@@ -317,6 +335,7 @@ weftStatus_t check_scalar(const struct descriptor *op, const char *key, const st
 
 /* ---- Element access ---------------------------------------------------------------------------------------------- */
 
+/* A tensor of another graph, or one that no pointer was given for, has no data. */
 struct view view_of(const struct bindings *bindings, const struct tensor *tensor) {
     struct view view = {0};
     if (!tensor)
@@ -343,6 +362,7 @@ int64_t view_offset(const struct view *view, const int64_t *index) {
         }
         offset += at * view->strides[i];
     }
+    /* Strides count whole vectors; the lane is the place within one. */
     return offset * view->vector_count + lane;
 }
 
@@ -363,6 +383,7 @@ void view_store_if(const struct view *view, const int64_t *index, double value) 
         view_store(view, index, value);
 }
 
+/* Integers of 64 bits do not pass through double, which holds 53 of them exactly. */
 int64_t view_load_int(const struct view *view, const int64_t *index) {
     return dtype_load_i64(view->type, view->data, view_offset(view, index));
 }
@@ -404,6 +425,7 @@ bool index_begin(int64_t *index, int rank, const int64_t *dims) {
     return any;
 }
 
+/* The last dimension steps fastest; after the last index all numbers are 0 again. */
 bool index_next(int64_t *index, int rank, const int64_t *dims) {
     for (int i = rank; i-- > 0;) {
         if (++index[i] < dims[i])

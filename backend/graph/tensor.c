@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensor kind: its rows, its own checks, and the small questions that operations and engines ask of one. */
+/* The tensor kind: its rows, its own checks, and the small questions that operations and engines ask of one. All sizes
+   and strides are in elements, or in vectors where the tensor has such. A finalized tensor has dims and strides that
+   64-bit arithmetic can multiply freely; what it stands for in a graph, the graph knows. */
 #include "graph/tensor.h"
 
 #include "base/dtype.h"
@@ -55,8 +57,10 @@ weftStatus_t tensor_check_reach(const struct tensor *t) {
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "%s: dims %s multiply to more than 2^63 elements. Use smaller dims.", descriptor_label(&t->base),
                  tensor_dims_text(t));
+    /* Packed, as inference will make it: the last element is the number of elements less one. */
     if (t->strides.count == 0)
         last = elements - 1;
+    /* Each term is below 2^63 or refused, and the sum is looked at after each: it never wraps around. */
     for (int64_t i = 0; i < t->strides.count && last < REACH_MAX; i++) {
         int64_t extent = t->dims.at[i] ? t->dims.at[i] - 1 : 0;
         if (__builtin_mul_overflow(t->strides.at[i], extent, &step) || __builtin_add_overflow(last, step, &last))
@@ -69,6 +73,7 @@ weftStatus_t tensor_check_reach(const struct tensor *t) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Signs and counts first: reach is calculated from numbers of 0 or more. */
 static weftStatus_t check_extents(const struct tensor *t) {
     const char *label = descriptor_label(&t->base);
     for (int64_t i = 0; i < t->dims.count; i++)
@@ -95,6 +100,7 @@ weftStatus_t tensor_check_plain(const struct tensor *t, const struct descriptor 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* vector_count 1 is the plain tensor, whatever vector_dim says. */
 static weftStatus_t check_vectors(const struct tensor *t) {
     const char *label = descriptor_label(&t->base);
     if (t->vector_count == 1)
@@ -110,6 +116,7 @@ static weftStatus_t check_vectors(const struct tensor *t) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Copies a constant's bytes into the tensor; `constant` holds the widest element there is. */
 static weftStatus_t take_constant(struct tensor *t) {
     const char *label = descriptor_label(&t->base);
     if (!descriptor_row_is_set(&t->base, WEFT_ATTR_TENSOR_CONSTANT_VALUE))
@@ -136,6 +143,8 @@ static void limit_idle_strides(struct tensor *t) {
             t->strides.at[i] = min64(t->strides.at[i], INT64_C(1) << IDLE_STRIDE_BITS);
 }
 
+/* An output may leave dims, strides and type unset: the operation that makes it fills them in. Nothing else may change
+   later. */
 static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     struct tensor *t = (struct tensor *)descriptor;
     const char *label = descriptor_label(descriptor);
@@ -159,6 +168,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     if (t->is_by_value && t->is_virtual)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s is both virtual and by value. A by-value scalar comes from the variant pack.",
              label);
+    /* Scalars need no dims from the user, and no strides: there is one element. */
     if (t->is_by_value && t->dims.count == 0)
         tensor_infer_dims(t, 1, (const int64_t[]){1});
     if (t->is_by_value && tensor_elements(t) != 1)
@@ -169,6 +179,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What no row holds: the bytes of a constant, whose address may be stale by now. */
 static weftStatus_t copy_tensor(struct descriptor *target, const struct descriptor *source) {
     struct tensor *to = (struct tensor *)target;
     const struct tensor *from = (const struct tensor *)source;
@@ -187,6 +198,7 @@ const struct schema tensor_schema = {
     .copy = copy_tensor,
 };
 
+/* The empty product, 1, for a tensor whose dims are still unset. */
 int64_t tensor_elements(const struct tensor *tensor) {
     int64_t elements = 1;
     for (int64_t i = 0; i < tensor->dims.count; i++)
@@ -196,6 +208,7 @@ int64_t tensor_elements(const struct tensor *tensor) {
 
 int64_t tensor_element_bytes(const struct tensor *tensor) { return dtype_bytes((weftDataType_t)tensor->type, 1); }
 
+/* Gaps between elements count, those behind the last one do not. */
 int64_t tensor_bytes(const struct tensor *tensor) {
     if (tensor_elements(tensor) == 0)
         return 0;
@@ -209,6 +222,8 @@ int64_t tensor_bytes(const struct tensor *tensor) {
     return dtype_bytes((weftDataType_t)tensor->type, (last + 1) * tensor->vector_count);
 }
 
+/* Less than tensor_bytes where strides leave gaps, as of a slice; never more, where elements share memory as broadcasts
+   do. */
 int64_t tensor_own_bytes(const struct tensor *tensor) {
     return min64(tensor_bytes(tensor), dtype_bytes((weftDataType_t)tensor->type, tensor_elements(tensor)));
 }
@@ -242,11 +257,13 @@ static bool same_numbers(const struct dims *a, const struct dims *b) {
 
 bool tensor_same_dims(const struct tensor *a, const struct tensor *b) { return same_numbers(&a->dims, &b->dims); }
 
+/* Strides of extents of 1 count here: who asks multiplies by them. */
 bool tensor_same_layout(const struct tensor *a, const struct tensor *b) {
     return same_numbers(&a->dims, &b->dims) && same_numbers(&a->strides, &b->strides) && a->type == b->type &&
            a->vector_count == b->vector_count && a->vector_dim == b->vector_dim;
 }
 
+/* What the user has set stays: every infer function leaves it to the check whether it fits. */
 void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims) {
     if (!tensor || tensor->dims.count)
         return;
@@ -254,6 +271,7 @@ void tensor_infer_dims(struct tensor *tensor, int64_t rank, const int64_t *dims)
     memcpy(tensor->dims.at, dims, (size_t)rank * sizeof *dims);
 }
 
+/* Rounding a virtual result to its inputs' type would lose bits that no memory asks for. */
 weftDataType_t tensor_result_type(const struct tensor *result, weftDataType_t natural, weftDataType_t math) {
     return result->is_virtual && natural != WEFT_DATA_DOUBLE ? math : natural;
 }
@@ -275,6 +293,7 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
     if (!tensor || tensor->strides.count || !tensor->dims.count)
         return;
     int64_t rank = tensor->dims.count;
+    /* Vectors have a packed order of their own, which no plain tensor's strides describe. */
     bool follow = like && like != tensor && like->strides.count == rank && tensor->vector_count == 1;
     /* An insertion sort: ranks are small, and of equal strides the order must stay. */
     int64_t order[WEFT_DIM_MAX]; /* dims from the fastest to the slowest */
@@ -290,6 +309,7 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
         tensor->strides.at[order[i]] = stride;
         if (order[i] == tensor->vector_dim && tensor->vector_count > 1)
             extent /= tensor->vector_count;
+        /* An extent of 0 counts as 1, so that the strides of an empty tensor are those of its other dimensions. */
         if (__builtin_mul_overflow(stride, extent > 0 ? extent : 1, &stride))
             stride = INT64_MAX; /* tensor_check_reach refuses it */
     }
