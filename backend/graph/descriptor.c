@@ -572,8 +572,8 @@ static weftStatus_t convert_out(const struct descriptor *descriptor, const struc
             FAIL(WEFT_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "%s: attribute %s is %lld, which INT32 cannot hold. Get INT64.",
                  descriptor_label(descriptor), row->key, (long long)whole);
         memcpy(element, &value, sizeof value);
-    /* As cuDNN has it: descriptors are copied into those of the caller, who never gets a pointer to ours. */
     } else if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
+        /* As cuDNN has it: descriptors are copied into those of the caller, who never gets a pointer to ours. */
         struct descriptor *target;
         memcpy(&target, element, sizeof target);
         if (!target || target->magic != DESCRIPTOR_MAGIC)
