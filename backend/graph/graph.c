@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finalizing a graph: its tensors are collected as values, each with one uid and one producer; its operations become
    nodes in an order in which all inputs are made before they are read; readers are noted. It plans nothing and knows no
-   engine. Nothing takes more than n log n steps for n
-   operands, so that graphs of thousands of operations are quick. */
+   engine. Nothing takes more than n log n steps for n operands, so that graphs of thousands of operations are quick. */
 #include "graph/graph.h"
 
 #include <stdlib.h>

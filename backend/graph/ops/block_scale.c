@@ -72,6 +72,7 @@ struct dims block_scale_extents(const struct descriptor *descriptor) {
     struct dims block;
     for (int64_t i = 0; i < WEFT_DIM_MAX; i++)
         block.at[i] = 1;
+    /* Quantising has blocks along one axis; dequantising takes blocks of any of the last dimensions. */
     if (op_of(descriptor) == &block_scale_quantize_op) {
         const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
         block.count = op->x->dims.count;
@@ -92,13 +93,16 @@ static struct dims scale_dims(const struct descriptor *op, const struct tensor *
         dims.at[i] = divide_up(dims.at[i], block.at[i]);
     if (!scale_is_tiled(scale) || dims.count < 2)
         return dims;
+    /* Before scale has strides of its own it will get those of x, which so tell rows from columns. */
     struct tensor like = {.dims = dims, .strides = scale->strides.count ? scale->strides : x->strides};
+    /* The two last dimensions are rank - 1 and rank - 2: their sum less the one is the other. */
     int column = scale_column(&like), row = 2 * (int)dims.count - 3 - column;
     dims.at[column] = round_up(dims.at[column], SCALE_TILE_COLUMNS);
     dims.at[row] = round_up(dims.at[row], SCALE_TILE_ROWS);
     return dims;
 }
 
+/* In elements. Of tiles the last two strides say nothing: the place in a matrix of tiles is given by row and column. */
 static int64_t scale_offset(const struct view *view, const struct tensor *scale, const int64_t *index) {
     if (!scale_is_tiled(scale))
         return view_offset(view, index);
@@ -111,6 +115,7 @@ static int64_t scale_offset(const struct view *view, const struct tensor *scale,
 
 /* ---- Rules of both ----------------------------------------------------------------------------------------------- */
 
+/* What numbers of few bits are made from and turned back into. */
 static bool is_wide_float(int32_t type) {
     return dtype_is_float((weftDataType_t)type) && dtype_of((weftDataType_t)type)->bits >= 16;
 }
@@ -124,8 +129,10 @@ static bool is_narrow(int32_t type) {
     return is_integer || type == WEFT_DATA_FP8_E4M3 || type == WEFT_DATA_FP8_E5M2 || type == WEFT_DATA_FP4_E2M1;
 }
 
+/* Quantising divides by a magnitude: unsigned numbers would lose the negative half. */
 static bool is_signed_narrow(int32_t type) { return is_narrow(type) && dtype_of((weftDataType_t)type)->is_signed; }
 
+/* `legal` lists in words what is_legal accepts. */
 static weftStatus_t check_type(const struct descriptor *op, const char *key, const struct tensor *tensor,
                                bool (*is_legal)(int32_t), const char *legal) {
     if (!is_legal(tensor->type))
@@ -154,6 +161,7 @@ static weftStatus_t check_tiles(const struct descriptor *op, const struct tensor
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Rules that hold for both directions, with x and y in the roles of the operation's own rows. */
 static weftStatus_t check_both(const struct descriptor *op, int32_t math, const struct tensor *x,
                                const struct tensor *y, const struct tensor *scale) {
     if (math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE)
@@ -185,6 +193,7 @@ static weftStatus_t check_reordering(const struct descriptor *op, const struct t
 
 /* ---- Quantising -------------------------------------------------------------------------------------------------- */
 
+/* The formats of OCP (MXFP: 32 elements, E8M0) and of NVFP4 (16 elements of FP4, E4M3). */
 static weftDataType_t usual_scale_type(const struct block_scale_quantize_op *op) {
     if (op->block_size == 32)
         return WEFT_DATA_FP8_E8M0;
@@ -203,6 +212,7 @@ static weftStatus_t infer_quantize(struct descriptor *descriptor) {
              descriptor_label(descriptor), tensor_dims_text(op->x));
     TRY(check_reordering(descriptor, op->x, op->y, op->scale));
     struct tensor like = *op->x;
+    /* The order in memory alone changes, not the dims: what was the row runs fastest. */
     if (op->is_transposed) {
         like.strides.at[rank - 1] = op->x->strides.at[rank - 2];
         like.strides.at[rank - 2] = op->x->strides.at[rank - 1];
@@ -227,9 +237,11 @@ static weftStatus_t check_quantize(const struct descriptor *descriptor) {
 static double stored_scale(const struct block_scale_quantize_op *op, double magnitude) {
     double scale = magnitude / block_scale_most(op->y), stored[1];
     int exponent;
+    /* frexp gives a fraction of 0.5 for powers of two, which stay; all others go to the next power above. */
     if (op->scale->type == WEFT_DATA_FP8_E8M0 && frexp(scale, &exponent) > 0.5)
         scale = ldexp(1, exponent);
     scale = fmin(scale, block_scale_most(op->scale));
+    /* Division is by the scale that a reader will find, rounded as it is stored. */
     dtype_store((weftDataType_t)op->scale->type, stored, 0, scale);
     return dtype_load((weftDataType_t)op->scale->type, stored, 0);
 }
@@ -242,11 +254,13 @@ static void quantize(const struct descriptor *descriptor, const struct bindings 
     struct dims dims = op->scale->dims;
     for (bool more = index_begin(block, x.rank, dims.at); more; more = index_next(block, x.rank, dims.at)) {
         memcpy(at, block, sizeof at);
+        /* Elements first .. end of x along the axis; the last block may be short. */
         int64_t first = block[axis] * op->block_size, end = first + op->block_size;
         end = end < x.dims[axis] ? end : x.dims[axis];
         for (int i = 0; i < x.rank; i++) /* what fills up tiles holds no elements */
             if (i != axis && block[i] >= x.dims[i])
                 end = first;
+        /* Infinities and NaN take no part: one of them would make the whole block 0 or NaN. */
         double magnitude = 0;
         for (at[axis] = first; at[axis] < end; at[axis]++) {
             double value = fabs(view_load(&x, at));
@@ -268,6 +282,7 @@ static weftStatus_t infer_dequantize(struct descriptor *descriptor) {
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: block_size has %lld extents, x has dims %s. Give one for each of its last dims, at most all.",
              descriptor_label(descriptor), (long long)op->block_size.count, tensor_dims_text(op->x));
+    /* Before tensor_infer_like, which would give y the few bits of x. */
     tensor_infer_type(op->y, (weftDataType_t)op->math);
     tensor_infer_like(op->y, op->x);
     return WEFT_STATUS_SUCCESS;

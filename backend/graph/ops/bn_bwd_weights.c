@@ -37,6 +37,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* Every output is per channel and keeps the bits of the calculation: eq_* go into further arithmetic on dy and x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct bn_bwd_weights_op *op = (struct bn_bwd_weights_op *)descriptor;
     TRY(check_rank(descriptor, "x", op->x, 2, WEFT_DIM_MAX));
@@ -65,6 +66,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
         {"eq_scale_x", op->eq_scale_x},
         {"eq_bias", op->eq_bias},
     };
+    /* Absent operands pass. */
     for (size_t i = 0; i < sizeof channels / sizeof *channels; i++)
         TRY(check_dims(descriptor, channels[i].key, channels[i].tensor, dims.count, dims.at));
     return check_dims(descriptor, "dy", op->dy, op->x->dims.count, op->x->dims.at);
@@ -78,6 +80,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     struct view eq_scale_dy = view_of(bindings, op->eq_scale_dy), eq_scale_x = view_of(bindings, op->eq_scale_x);
     struct view eq_bias = view_of(bindings, op->eq_bias);
     struct dims channel = op->x->dims;
+    /* One channel's elements: all dims of x, but a single one along dimension 1. */
     channel.at[1] = 1;
     int64_t index[WEFT_DIM_MAX], at[WEFT_DIM_MAX] = {0}, *c = &at[1];
     for (; *c < x.dims[1]; ++*c) {
@@ -91,6 +94,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
             sum += gradient;
             weighted += gradient * (view_load(&x, index) - mu) * inv;
         }
+        /* Channels without elements have no mean of anything: their terms are 0. */
         double of_x = m > 0 ? -factor * inv * weighted / m : 0;
         view_store_if(&dscale, at, weighted);
         view_store_if(&dbias, at, sum);
@@ -106,6 +110,7 @@ static int mean_of(struct expansion *e, int a) {
     return expand_choice(e, OPCODE_IF_GREATER, length, zero, expand_divide(e, a, length), zero);
 }
 
+/* The same formulas on values per row, where a row is a channel. */
 static weftStatus_t expand_bn_bwd_weights(const struct descriptor *descriptor, struct expansion *e) {
     const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
     expand_over_channels(e, op->x);
@@ -116,6 +121,7 @@ static weftStatus_t expand_bn_bwd_weights(const struct descriptor *descriptor, s
     int xhat = expand_multiply(e, expand_subtract(e, x, mean), inv);
     int weighted = expand_sum(e, expand_multiply(e, dy, xhat));
     int factor = scale < 0 ? inv : expand_multiply(e, scale, inv), minus = expand_negate(e, factor);
+    /* -scale inv^2 dscale / m. */
     int of_x = mean_of(e, expand_multiply(e, expand_multiply(e, minus, inv), weighted));
     expand_result(e, op->dscale, weighted);
     expand_result(e, op->dbias, sum);

@@ -11,6 +11,7 @@
 
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct bn_finalize_op, field, WEFT_ATTR_OPERATION_BN_FINALIZE_##name, key, __VA_ARGS__)
+/* Per-channel operands have rank and extents of x with 1 everywhere but at C. */
 #define CHANNELS .shape = "[1, C, 1..]"
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BN_FINALIZE_STATS_MODE, struct bn_finalize_op, mode, WEFT_ATTR_OPERATION_BN_FINALIZE_STATS_MODE,
@@ -72,6 +73,7 @@ static weftStatus_t check_sources(const struct bn_finalize_op *op) {
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: mode INFERENCE takes statistics from in_running_mean and in_running_var; %s is not set. Set both.",
              label, op->in_running_mean ? "in_running_var" : "in_running_mean");
+    /* Where nothing came before, the batch's own statistics become the running ones, without a factor. */
     bool updates = (op->in_running_mean && op->out_mean) || (op->in_running_var && op->out_var);
     if (is_training(op) && updates && !op->momentum)
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -94,11 +96,13 @@ static weftStatus_t infer(struct descriptor *descriptor) {
                                 op->saved_inv_variance, op->out_mean, op->out_var};
     for (int i = 0; i < 6; i++) {
         tensor_infer_dims(outputs[i], like->dims.count, like->dims.at);
+        /* Statistics in float or better, also where x has few bits: differences of large sums are taken of them. */
         tensor_infer_type(outputs[i], like->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
     }
     return WEFT_STATUS_SUCCESS;
 }
 
+/* All per-channel operands have the dims of the source, of which only C may differ from 1. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
     struct dims dims = source(op)->dims;
@@ -142,10 +146,12 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     /* A running value that nothing came before is the batch's own. An empty batch changes nothing. */
     double f = training && n > 0 ? view_scalar(bindings, op->momentum, 1) : 0;
     int64_t index[WEFT_DIM_MAX] = {0}, *c = &index[1];
+    /* `index` is [0, c, 0..]: the place of channel c in every operand. */
     for (; *c < source(op)->dims.at[1]; ++*c) {
         double mean, variance, unbiased = 0;
         if (training) {
             mean = n > 0 ? view_load(&sum, index) / n : 0;
+            /* Rounding can leave a variance of nearly 0 below it. */
             variance = n > 0 ? fmax(0, view_load(&sq_sum, index) / n - mean * mean) : 0;
             unbiased = n > 1 ? variance * n / (n - 1) : variance;
         } else {
@@ -154,6 +160,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         }
         double inv = 1 / sqrt(variance + epsilon), factor = view_load_or(&scale, index, 1) * inv;
         double addend = view_load_or(&bias, index, 0) - mean * factor;
+        /* f is 0 for inference and for empty batches, which keeps what was there. */
         view_store_if(&out_mean, index, (1 - f) * view_load_or(&in_mean, index, mean) + f * mean);
         view_store_if(&out_var, index, (1 - f) * view_load_or(&in_var, index, unbiased) + f * unbiased);
         view_store_if(&eq_scale, index, factor);
@@ -170,6 +177,7 @@ static int if_greater(struct expansion *e, int a, int b, int c) {
     return expand_choice(e, OPCODE_IF_GREATER, a, b, c, expand_number(e, 0));
 }
 
+/* Values of the expansion, one of each per channel. */
 struct batch {
     int mean, variance, unbiased, factor; /* factor -1: running values stay */
 };
@@ -177,15 +185,19 @@ struct batch {
 static struct batch batch_from_sums(struct expansion *e, const struct bn_finalize_op *op) {
     int n = expand_input(e, op->accum_count), sum = expand_input(e, op->sum), squares = expand_input(e, op->sq_sum);
     int momentum = expand_input(e, op->momentum), zero = expand_number(e, 0), one = expand_number(e, 1);
+    /* Quotients by n = 0 are calculated and then not chosen: instructions have no branches. */
     struct batch b = {.mean = if_greater(e, n, zero, expand_divide(e, sum, n))};
     int raw = expand_subtract(e, expand_divide(e, squares, n), expand_multiply(e, b.mean, b.mean));
     b.variance = if_greater(e, n, zero, if_greater(e, raw, zero, raw));
+    /* The unbiased variance, n / (n - 1) of it; a single element keeps its own. */
     int corrected = expand_divide(e, expand_multiply(e, b.variance, n), expand_subtract(e, n, one));
     b.unbiased = expand_choice(e, OPCODE_IF_GREATER, n, one, corrected, b.variance);
     b.factor = if_greater(e, n, zero, momentum < 0 ? one : momentum);
     return b;
 }
 
+/* out = (1 - factor) in + factor batch; nothing where no output is asked for. Without `in` that is the batch's own
+   value. */
 static void expand_running(struct expansion *e, const struct tensor *out, const struct tensor *in, int batch,
                            int factor) {
     int before = out ? expand_input(e, in) : -1, old = before < 0 ? batch : before;
@@ -204,6 +216,7 @@ static weftStatus_t expand_bn_finalize(const struct descriptor *descriptor, stru
     expand_over_channels(e, source(op));
     expansion_begin(e, op->math, source(op));
     TRY(expansion_needs_float(e, descriptor, "statistics"));
+    /* Inference: the running values are the statistics, and no factor moves them. */
     struct batch b = {.factor = -1};
     int epsilon = expand_input(e, op->epsilon);
     if (is_training(op))

@@ -28,10 +28,12 @@ static const struct method methods[] = {
     {0},
 };
 
+/* At least one input; all of one rank, and of equal extents but along the axis. */
 static weftStatus_t check_inputs(const struct concat_op *op) {
     const char *label = descriptor_label(&op->base);
     if (op->inputs.count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: the list of inputs is empty. Give at least one.", label);
+    /* The first input gives the rank, by which a negative axis is understood, and the extents. */
     const struct tensor *first = op->inputs.tensors[0];
     int64_t rank = first->dims.count;
     if (op->axis < -rank || op->axis >= rank)
@@ -63,6 +65,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     for (int64_t k = 1; k < op->inputs.count; k++)
         dims.at[concat_axis(op)] += op->inputs.tensors[k]->dims.at[concat_axis(op)];
     tensor_infer_dims(op->y, dims.count, dims.at);
+    /* Parts that lie channels last are joined channels last. */
     tensor_infer_strides(op->y, first);
     weftDataType_t type = (weftDataType_t)first->type;
     for (int64_t k = 1; k < op->inputs.count; k++)
@@ -76,17 +79,20 @@ static int64_t place_in(const struct descriptor *descriptor, const struct tensor
     const struct concat_op *op = (const struct concat_op *)descriptor;
     int axis = concat_axis(op);
     int64_t before = 0;
+    /* Other types or vectors: the bytes would not be the same at the same place. */
     if (op->inplace_index < 0 || op->inputs.tensors[op->inplace_index] != in || in->type != out->type ||
         in->vector_count != 1 || out->vector_count != 1)
         return -1;
     for (int64_t k = 0; k < op->inplace_index; k++)
         before += op->inputs.tensors[k]->dims.at[axis];
     for (int64_t i = 0; i < in->dims.count; i++)
+        /* Along an extent of 1 nobody steps, so that its stride does not matter. */
         if (in->dims.at[i] != 1 && in->strides.at[i] != out->strides.at[i])
             return -1;
     return dtype_bytes((weftDataType_t)in->type, before * out->strides.at[axis]);
 }
 
+/* Where input k must lie so that y is made in place: behind all inputs before it. It always fits. */
 static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     int axis = concat_axis(op);
@@ -96,6 +102,7 @@ static bool fit(const struct descriptor *descriptor, int k, const struct placeme
     return true;
 }
 
+/* `before` is where input k begins along the axis of y. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct concat_op *op = (const struct concat_op *)descriptor;
     struct view y = view_of(bindings, op->y);

@@ -42,6 +42,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     struct convolution *conv = (struct convolution *)descriptor;
     static const char *const keys[] = {"stride", "dilation", "pre_padding", "post_padding"};
     const struct dims *lists[] = {&conv->stride, &conv->dilation, &conv->pre_padding, &conv->post_padding};
+    /* The first list that is set says how many spatial dimensions there are; all others have to agree. */
     for (int i = 0; i < 4; i++) {
         if (conv->spatial == 0 && lists[i]->count <= SPATIAL_MAX)
             conv->spatial = lists[i]->count;
@@ -65,6 +66,8 @@ const struct schema convolution_schema = {
 
 /* ---- Rows and methods -------------------------------------------------------------------------------------------- */
 
+/* The three directions share struct conv_op: x, w and y stand for dx, dw and dy where those are made, so that geometry
+   and reference are written once. */
 static const struct row fprop_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct conv_op, parameters,
               WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, "parameters", .required = true,
@@ -114,6 +117,7 @@ static const struct row wgrad_rows[] = {
                .shape = "[K, C / groups, w..]; its dims must be set", .doc = "gradient of the filters"),
 };
 
+/* Behind the tensors of every direction; `padding` is short for the same padding before and after. */
 #define GEOMETRY_ARGUMENTS                                                                                             \
     " pre_padding=[] post_padding=[] stride=[] dilation=[] convolution_mode=CROSS_CORRELATION "                        \
     "* padding:pre_padding+post_padding=None"
@@ -172,6 +176,7 @@ static const struct tensor *input_of(const struct conv_op *op) {
     return direction_of(&op->base) == CONV_DATA ? op->y : op->x;
 }
 
+/* Unset everywhere: rank less 2, as of tensors without a dimension of groups. */
 static int spatial_of(const struct conv_op *op) {
     int64_t spatial = op->parameters->spatial;
     return (int)(spatial ? spatial : input_of(op)->dims.count - 2);
@@ -203,6 +208,7 @@ static int64_t capped_product(int64_t a, int64_t b) {
 /* Elements of the image from the first to the last tap of a filter. */
 static int64_t span_of(struct axis axis, int64_t w) { return capped_product(axis.dilation, w - 1) + 1; }
 
+/* May be negative: paddings crop. Parameters are below 2^31 and images below 2^60, so that sums do not overflow. */
 static int64_t padded_image(struct axis axis, int64_t x) { return capped_product(x, 1) + axis.pre + axis.post; }
 
 /* 1 + floor((x + pre + post - span) / stride), and 0 for an empty image or where the filter does not fit. */
@@ -224,6 +230,7 @@ static weftStatus_t check_ranks(const struct conv_op *op) {
     struct names names = names_of(op);
     const char *keys[] = {names.x, names.w, names.y};
     const struct tensor *tensors[] = {op->x, op->w, op->y}, *known = input_of(op);
+    /* Rank spatial + 2 without, spatial + 3 with a dimension of groups. */
     int spatial = spatial_of(op);
     int64_t rank = known->dims.count;
     if (spatial < 1 || spatial > SPATIAL_MAX || rank < spatial + 2 || rank > spatial + 3)
@@ -238,6 +245,7 @@ static weftStatus_t check_ranks(const struct conv_op *op) {
                  "%s: %s has %lld dims %s, %s has %lld dims %s. Give all tensors the same rank.",
                  descriptor_label(&op->base), keys[i], (long long)tensors[i]->dims.count, tensor_dims_text(tensors[i]),
                  known == op->x ? names.x : names.y, (long long)rank, tensor_dims_text(known));
+    /* A filter without taps has no span, and an output extent that grows beyond the image. */
     for (int i = first_of(op); op->w->dims.count && i < rank; i++)
         if (op->w->dims.at[i] < 1)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: %s is %s: a filter has at least 1 tap. Give it larger dims.",
@@ -245,11 +253,15 @@ static weftStatus_t check_ranks(const struct conv_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Batch stays, channels come from w, and each spatial extent from its axis. Of a forward or a data direction, whose w
+   is an input and has dims. */
 static void infer_dims(struct conv_op *op) {
     bool forward = direction_of(&op->base) == CONV_FORWARD;
     const struct tensor *w = op->w;
     int first = first_of(op);
     struct dims dims = input_of(op)->dims;
+    /* w is [G, K, C, ..] then, else [K, C / groups, ..]; without a dimension of groups a data gradient has one group.
+       */
     if (first == 3)
         dims.at[2] = w->dims.at[forward ? 1 : 2];
     else
@@ -262,6 +274,7 @@ static void infer_dims(struct conv_op *op) {
     tensor_infer_dims(output_of(op), dims.count, dims.at);
 }
 
+/* The two factors are those of the direction: x w, dy w or x dy. */
 weftDataType_t conv_math(const struct conv_op *op) {
     enum conv_direction direction = direction_of(&op->base);
     return product_math(&op->parameters->base, WEFT_ATTR_CONVOLUTION_COMP_TYPE, op->parameters->math,
@@ -280,6 +293,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     if (out->dims.count == 0)
         infer_dims(op);
     const struct tensor *like = input_of(op);
+    /* Channels last in, channels last out: the output takes the order of its input's dimensions. */
     tensor_infer_strides(out, like);
     weftDataType_t natural = (weftDataType_t)like->type, math = math_type((int32_t)conv_math(op));
     tensor_infer_type(out, dtype_is_integer(natural) ? math : tensor_result_type(out, natural, math));
@@ -293,6 +307,7 @@ static int64_t groups_of(const struct conv_op *op) {
     const int64_t *x = op->x->dims.at, *w = op->w->dims.at;
     if (first_of(op) == 3)
         return x[1] == w[0] && x[2] == w[2] ? x[1] : 0;
+    /* Channels of 0 make an empty sum, which has no quotient: one group. */
     if (w[1] == 0)
         return x[1] == 0 ? 1 : 0;
     int64_t groups = x[1] % w[1] ? 0 : x[1] / w[1];
@@ -316,6 +331,7 @@ static weftStatus_t check_channels(const struct conv_op *op) {
              "%s: channels of %s %s and %s %s do not fit: x is [N,C,..], w is [K,C/groups,..], and K is a multiple of "
              "groups. Change one of them.",
              descriptor_label(&op->base), names.x, tensor_dims_text(op->x), names.w, tensor_dims_text(op->w));
+    /* The third tensor follows from the two that groups were told by. */
     bool fits = y[0] == x[0] && (grouped ? y[1] == w[0] && y[2] == w[1] : y[1] == w[0]);
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
@@ -326,12 +342,15 @@ static weftStatus_t check_channels(const struct conv_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Says what y should be, and how to get there; of a data gradient, whose dx is the user's choice, the range that dx may
+   have. */
 static weftStatus_t refuse_extent(const struct conv_op *op, int i, struct axis axis, int64_t x, int64_t w, int64_t y) {
     static const char *const fixes[] = {[CONV_FORWARD] = "Give y that extent, or no dims",
                                         [CONV_DATA] = "Give dx no dims, or an extent between these: ",
                                         [CONV_FILTER] = "Change dw, the paddings or the stride"};
     struct names names = names_of(op);
     enum conv_direction direction = direction_of(&op->base);
+    /* stride images in a row give the same y. */
     int64_t least = least_image(axis, w, y), most = y == 0 ? 0 : least + axis.stride - 1;
     FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
          "%s: spatial dimension %d: %s has %lld, expected 1 + (%s %lld + pre %lld + post %lld - dilation %lld * (%s "
@@ -343,6 +362,7 @@ static weftStatus_t refuse_extent(const struct conv_op *op, int i, struct axis a
          direction == CONV_DATA ? numbers_text((const int64_t[]){least, most}, 2) : "");
 }
 
+/* `dim` is the dimension in the tensors; messages count spatial dimensions from 0. */
 static weftStatus_t check_extent(const struct conv_op *op, int dim) {
     struct names names = names_of(op);
     int i = dim - first_of(op);
@@ -388,6 +408,7 @@ static struct conv_operand operand_of(const struct tensor *tensor, int spatial, 
                                    .size = {1, 1, 1}};
     int first = (int)tensor->dims.count - spatial;
     for (int i = 0; i < spatial; i++) {
+        /* The last of the three is the last of the tensor, so that a line is always at index 2. */
         operand.size[SPATIAL_MAX - spatial + i] = tensor->dims.at[first + i];
         operand.size_stride[SPATIAL_MAX - spatial + i] = tensor->strides.at[first + i];
     }
@@ -398,6 +419,7 @@ static struct conv_operand operand_of(const struct tensor *tensor, int spatial, 
    nest. */
 struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
     const struct conv_op *op = (const struct conv_op *)descriptor;
+    /* Dimension 1 holds channels, or groups where channels have dimension 2. */
     int spatial = spatial_of(op), channel = first_of(op) - 1;
     bool grouped = channel == 2;
     struct conv_geometry g = {.direction = direction_of(descriptor),
@@ -411,6 +433,7 @@ struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
                               .math = conv_math(op),
                               .alpha = op->alpha,
                               .beta = op->beta};
+    /* k and c are counted within a group. */
     g.k = grouped ? op->w->dims.at[1] : op->w->dims.at[0] / g.groups;
     g.x = operand_of(op->x, spatial, 0, 1, channel, grouped ? 1 : g.c);
     g.w = operand_of(op->w, spatial, grouped ? 1 : 0, 0, channel, grouped ? 1 : g.k);
@@ -426,6 +449,8 @@ struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
     return g;
 }
 
+/* A multiplication and an addition for each tap of each output, padding included; the same number for all directions.
+   */
 static double flops(const struct descriptor *descriptor) {
     struct conv_geometry g = conv_geometry(descriptor);
     double flops = 2.0 * (double)g.n * (double)g.groups * (double)g.c * (double)g.k;
@@ -436,6 +461,8 @@ static double flops(const struct descriptor *descriptor) {
 
 /* ---- Reference --------------------------------------------------------------------------------------------------- */
 
+/* Places of an operand as the formula has them: OUTER is the image n, of filters the output channel k; CHANNEL is the
+   one within the group. */
 enum { OUTER, GROUP, CHANNEL, SIZE, PLACE = SIZE + SPATIAL_MAX };
 
 /* Turns the place [outer, group, channel, size..] of an operand into the index of its tensor. */
@@ -448,6 +475,7 @@ static void index_of(const struct conv_geometry *g, const struct conv_operand *o
         index[1] = place[is_filter ? OUTER : GROUP];
         index[2] = place[CHANNEL];
     } else if (is_filter) {
+        /* Without a dimension of groups their channels lie one group after the other. */
         index[0] = place[GROUP] * g->k + place[OUTER];
         index[1] = place[CHANNEL];
     } else {
@@ -472,6 +500,7 @@ static bool places_of(const struct conv_geometry *g, const struct product *p, in
     bool inside = true;
     for (int i = 0; i < SPATIAL_MAX; i++) {
         x[SIZE + i] = p->o[i] * g->stride[i] + p->r[i] * g->dilation[i] - g->pre[i];
+        /* A convolution in the sense of mathematics runs through the filter backwards. */
         w[SIZE + i] = g->flip ? g->w.size[i] - 1 - p->r[i] : p->r[i];
         y[SIZE + i] = p->o[i];
         inside = inside && x[SIZE + i] >= 0 && x[SIZE + i] < g->x.size[i];
@@ -483,6 +512,7 @@ struct views {
     struct view x, w, y;
 };
 
+/* Exact in integers only where the result is the sum itself: factors are doubles. */
 static struct sum new_sum(const struct conv_geometry *g, const struct views *views) {
     struct sum sum = sum_of_products(g->math, g->direction == CONV_DATA ? &views->y : &views->x,
                                      g->direction == CONV_FILTER ? &views->y : &views->w);

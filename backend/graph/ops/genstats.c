@@ -30,6 +30,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct tensor *sums[] = {op->sum, op->sq_sum};
     for (int i = 0; i < 2; i++) {
         tensor_infer_dims(sums[i], dims.count, dims.at);
+        /* Sums of many elements need more bits than x may have. */
         tensor_infer_type(sums[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
     }
     return WEFT_STATUS_SUCCESS;
@@ -46,6 +47,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     const struct genstats_op *op = (const struct genstats_op *)descriptor;
     struct view x = view_of(bindings, op->x), sum = view_of(bindings, op->sum), sq_sum = view_of(bindings, op->sq_sum);
     struct dims channel = op->x->dims;
+    /* One channel's elements: all dims of x, but a single one along dimension 1. */
     channel.at[1] = 1;
     int64_t index[WEFT_DIM_MAX], in_channel[WEFT_DIM_MAX] = {0};
     for (int64_t c = 0; c < x.dims[1]; c++) {
@@ -56,12 +58,14 @@ static void reference(const struct descriptor *descriptor, const struct bindings
             total += value;
             squares += value * value;
         }
+        /* [0, c, 0..]: the channel's place in both sums. */
         in_channel[1] = c;
         view_store_if(&sum, in_channel, total);
         view_store_if(&sq_sum, in_channel, squares);
     }
 }
 
+/* Two plain sums over rows, where a row is a channel; both come from one pass over x. */
 static weftStatus_t expand_genstats(const struct descriptor *descriptor, struct expansion *e) {
     const struct genstats_op *op = (const struct genstats_op *)descriptor;
     expand_over_channels(e, op->x);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* matmul: C[b..,m,n] = sum over k of A[b..,m,k] * B[b..,k,n]
-   Batch extents broadcast when one divides the other. Overrides give each batch entry its own M, N, K: elements of A
-   and B outside them count as the padding value. */
+/* matmul: C[b..,m,n] = sum over k of A[b..,m,k] * B[b..,k,n]. Batch extents broadcast when one divides the other, as
+   grouped heads of attention need. Overrides give each batch entry its own M, N, K: elements of A and B outside them
+   count as the padding value. A transposed operand is one with other strides; there is no attribute for it. */
 #include "graph/ops/matmul.h"
 
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
@@ -51,6 +51,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* A and B as they come, before C is inferred from them: ranks, inner sizes, batch extents. */
 static weftStatus_t check_inputs(const struct matmul_op *op) {
     const struct tensor *a = op->a, *b = op->b;
     int64_t rank = a->dims.count;
@@ -87,6 +88,7 @@ static void product_dims(const struct matmul_op *op, struct dims *dims) {
     for (int64_t i = 0; i < rank - 2; i++)
         if (dims->at[i] == 1 || (op->b->dims.at[i] > dims->at[i] && dims->at[i] > 0))
             dims->at[i] = op->b->dims.at[i];
+    /* M is there from A; the last dimension of A was K. */
     dims->at[rank - 1] = op->b->dims.at[rank - 1];
 }
 
@@ -100,9 +102,11 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct dims dims;
     product_dims(op, &dims);
     tensor_infer_dims(op->c, dims.count, dims.at);
+    /* Row-major, whatever the order of A and B: it is what follows a product most often. */
     tensor_infer_strides(op->c, NULL);
     weftDataType_t natural = dtype_promote((weftDataType_t)op->a->type, (weftDataType_t)op->b->type);
     weftDataType_t math = math_type((int32_t)matmul_math(op));
+    /* Sums of integers need the wider type that they are summed in; floats are rounded back. */
     tensor_infer_type(op->c, dtype_is_integer(natural) ? math : tensor_result_type(op->c, natural, math));
     return WEFT_STATUS_SUCCESS;
 }
@@ -112,6 +116,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     struct dims dims;
     product_dims(op, &dims);
     TRY(check_dims(descriptor, "C", op->c, dims.count, dims.at));
+    /* Overrides have one number for each batch entry of C, or one for all. */
     dims.at[dims.count - 2] = dims.at[dims.count - 1] = 1;
     static const char *const keys[] = {"m_override", "n_override", "k_override"};
     const struct tensor *overrides[] = {op->m_override, op->n_override, op->k_override};
@@ -141,6 +146,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     if (!c.data)
         return;
     for (bool more = index_begin(index, c.rank, c.dims); more; more = index_next(index, c.rank, c.dims)) {
+        /* Batch entries of the smaller operand serve several neighbours of C. */
         for (int i = 0; i < row; i++) {
             in_a[i] = matmul_batch_entry(index[i], c.dims[i], a.dims[i]);
             in_b[i] = matmul_batch_entry(index[i], c.dims[i], b.dims[i]);
@@ -149,6 +155,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         in_b[column] = index[column];
         bool row_used = index[row] < size_in_use(&m, index, a.dims[row]);
         bool column_used = index[column] < size_in_use(&n, index, b.dims[column]);
+        /* The whole depth is run through: outside what is in use the padding takes part. */
         int64_t depth = a.dims[column], depth_used = size_in_use(&k, index, depth);
         struct sum sum = sum_of_products(matmul_math(op), &a, &b);
         /* A padding value is a double, which integers cannot hold. */
@@ -166,6 +173,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
+/* A multiplication and an addition for each k, overrides apart: these are known on the device alone. */
 static double flops(const struct descriptor *descriptor) {
     const struct matmul_op *op = (const struct matmul_op *)descriptor;
     return 2.0 * (double)tensor_elements(op->c) * (double)op->a->dims.at[op->a->dims.count - 1];

@@ -11,6 +11,7 @@
 
 /* ---- What both share --------------------------------------------------------------------------------------------- */
 
+/* Offsets and indices, where they are given; NULL passes. */
 static weftStatus_t check_whole_numbers(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     if (tensor && tensor->type != WEFT_DATA_INT32 && tensor->type != WEFT_DATA_INT64)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has data type %s. Use INT32 or INT64.", descriptor_label(op), key,
@@ -18,6 +19,7 @@ static weftStatus_t check_whole_numbers(const struct descriptor *op, const char 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* [1, rows, columns]: the leading 1 is cuDNN's, whose batch and sequence are merged. */
 static weftStatus_t check_rows(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     TRY(check_rank(op, key, tensor, 3, 3));
     if (tensor->dims.at[0] != 1)
@@ -27,6 +29,7 @@ static weftStatus_t check_rows(const struct descriptor *op, const char *key, con
     return WEFT_STATUS_SUCCESS;
 }
 
+/* [E, 1, 1]. There is no offset behind the last expert: it ends with the last row. */
 static weftStatus_t check_offsets(const struct descriptor *op, const struct tensor *offsets) {
     TRY(check_rank(op, "first_token_offset", offsets, 3, 3));
     TRY(check_dims(op, "first_token_offset", offsets, 3, (int64_t[]){offsets->dims.at[0], 1, 1}));
@@ -39,12 +42,14 @@ static int64_t first_row(const struct view *offsets, int64_t expert, int64_t row
     return first < 0 ? 0 : first > rows ? rows : first;
 }
 
+/* The type of a product of a and b: integers as they are summed, floats as matmul has it. */
 static weftDataType_t result_type(const struct tensor *result, const struct tensor *a, const struct tensor *b,
                                   weftDataType_t math) {
     weftDataType_t natural = dtype_promote((weftDataType_t)a->type, (weftDataType_t)b->type);
     return dtype_is_integer(natural) ? math : tensor_result_type(result, natural, math);
 }
 
+/* Each row is multiplied once, whichever expert it belongs to; `depth` and `columns` are those of a weight. */
 static double grouped_flops(int64_t rows, int64_t depth, int64_t columns) {
     return 2.0 * (double)rows * (double)depth * (double)columns;
 }
@@ -107,6 +112,7 @@ static weftStatus_t check_inputs(const struct moe_op *op) {
 static weftStatus_t check_indices(const struct moe_op *op) {
     static const char *const names[] = {"NONE", "GATHER", "SCATTER"};
     bool scatters = op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
+    /* For each of token_index and token_ks, whether the mode reads it. */
     bool wants[] = {op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_NONE, scatters};
     const struct tensor *indices[] = {op->token_index, op->token_ks};
     static const char *const keys[] = {"token_index", "token_ks"};
@@ -119,6 +125,7 @@ static weftStatus_t check_indices(const struct moe_op *op) {
                  descriptor_label(&op->base), names[op->mode], keys[i], i ? "SCATTER" : "GATHER or SCATTER");
         TRY(check_whole_numbers(&op->base, keys[i], indices[i]));
     }
+    /* GATHER has as many rows as indices; otherwise rows are those of token, and indices are as many. */
     if (op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
         TRY(check_rows(&op->base, "token_index", op->token_index));
     for (int i = 0; i < 2; i++)
@@ -153,6 +160,7 @@ static int64_t place_of(const struct moe_op *op, const struct forward_views *v, 
     if (op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER)
         return r;
     int64_t at[] = {0, r, 0}, token = view_load_int(&v->index, at), k = view_load_int(&v->ks, at);
+    /* Divided rather than multiplied: an index from memory may be as large as numbers are. */
     bool fits = token >= 0 && k >= 0 && k < op->top_k && token <= (v->output.dims[1] - 1 - k) / op->top_k;
     return fits && v->output.dims[1] > k ? token * op->top_k + k : -1;
 }
@@ -165,6 +173,7 @@ static int64_t source_of(const struct moe_op *op, const struct forward_views *v,
     return token >= 0 && token < v->token.dims[1] ? token : -1;
 }
 
+/* One row of the product: output[place] = token[source] * weight[expert]. */
 static void multiply_row(const struct forward_views *v, weftDataType_t math, int64_t source, int64_t expert,
                          int64_t place) {
     for (int64_t n = 0; n < v->output.dims[2]; n++) {
@@ -184,9 +193,11 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int64_t index[WEFT_DIM_MAX], count = moe_rows(op);
     if (!v.output.data)
         return;
+    /* Rows that no product reaches are 0, and SCATTER does not reach all. */
     for (bool more = index_begin(index, 3, v.output.dims); more; more = index_next(index, 3, v.output.dims))
         view_store(&v.output, index, 0);
     for (int64_t expert = 0; expert < offsets.dims[0]; expert++) {
+        /* Experts whose offsets do not ascend have no rows. */
         int64_t until = first_row(&offsets, expert + 1, count);
         for (int64_t r = first_row(&offsets, expert, count); r < until; r++) {
             int64_t source = source_of(op, &v, r), place = place_of(op, &v, r);
@@ -260,7 +271,9 @@ static weftStatus_t bwd_infer(struct descriptor *descriptor) {
              descriptor_label(descriptor), tensor_dims_text(token), (long long)token->dims.at[1],
              tensor_dims_text(doutput), (long long)doutput->dims.at[1]);
     int64_t depth = token->dims.at[2];
+    /* One matrix for each expert, as the forward weight has. */
     const int64_t dims[] = {op->first_token_offset->dims.at[0], depth, doutput->dims.at[2]};
+    /* Strides that only order the dimensions: experts slowest, K fastest. */
     const struct tensor turned = {.dims = {3, {dims[0], dims[1], dims[2]}}, .strides = {3, {INT64_MAX, 1, 2}}};
     tensor_infer_dims(op->dweight, 3, dims);
     tensor_infer_strides(op->dweight, &turned);
@@ -276,6 +289,7 @@ static void bwd_reference(const struct descriptor *descriptor, const struct bind
     if (!dweight.data)
         return;
     for (bool more = index_begin(index, 3, dweight.dims); more; more = index_next(index, 3, dweight.dims)) {
+        /* An expert without rows has an empty sum: its gradient is 0. */
         int64_t until = first_row(&offsets, index[0] + 1, count);
         struct sum sum = sum_of_products(moe_bwd_math(op), &token, &doutput);
         for (int64_t r = first_row(&offsets, index[0], count); r < until; r++)

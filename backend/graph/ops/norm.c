@@ -15,6 +15,7 @@ static const char *const mode_names[] = {
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
+/* Texts of the documentation: which dims statistics have, and which the scale and bias. */
 #define STATISTICS_SHAPE "x's extents, 1 on the normalised dimensions; GROUP_NORM: [N,groups,1..]"
 #define AFFINE_SHAPE "[1,C,1..]; layer norms: x's extents on the normalised dimensions"
 
@@ -88,6 +89,7 @@ static const struct row backward_rows[] = {
 };
 #undef ROW
 
+/* Arguments that the methods of all modes have in common, and the formula behind their own words. */
 #define FORWARD "norm_forward_phase:phase input:x scale=None bias=None epsilon"
 #define FORMULA " : y = scale * (x - mean) * inv_variance + bias"
 static const struct method forward_methods[] = {
@@ -130,6 +132,8 @@ static const struct method backward_methods[] = {
 
 /* ---- Shape ------------------------------------------------------------------------------------------------------- */
 
+/* Modes that normalise the last dimensions, or those that the scale names; the others normalise space and keep channels
+   apart. */
 static bool is_layer_norm(int32_t mode) {
     return mode == WEFT_LAYER_NORM || mode == WEFT_RMS_NORM || mode == WEFT_ADA_LAYER_NORM;
 }
@@ -156,6 +160,7 @@ static bool spans(const struct evidence *of, int64_t dim) {
         return dim != 1;
     if (!is_layer_norm(of->mode))
         return dim >= 2;
+    /* Ada's scale has an extent along the batch, which it does not normalise. */
     if (of->mode == WEFT_ADA_LAYER_NORM && dim == 0)
         return false;
     if (of->affine.tensor)
@@ -170,16 +175,20 @@ static struct norm_shape shape_of(const struct evidence *of) {
     struct norm_shape shape = {.group_channels = 1, .row = 1, .statistics = *x, .affine = *x};
     for (int64_t i = 0; i < x->count; i++) {
         shape.over[i] = spans(of, i);
+        /* `row` counts the elements that share statistics. */
         if (shape.over[i]) {
             shape.statistics.at[i] = 1;
             shape.row *= x->at[i];
         }
+        /* Layer norms scale each place in the row, Ada's each batch entry's apart; all others scale a channel. */
         bool affine = is_layer_norm(of->mode) ? shape.over[i] || (of->mode == WEFT_ADA_LAYER_NORM && i == 0) : i == 1;
         if (!affine)
             shape.affine.at[i] = 1;
     }
+    /* What was given decides: its extents of 1 within the row broadcast. */
     if (is_layer_norm(of->mode) && of->affine.tensor)
         shape.affine = of->affine.tensor->dims;
+    /* Statistics per group stand where channels would; a row has the channels of its group, too. */
     if (of->mode == WEFT_GROUP_NORM) {
         shape.statistics.at[1] = of->groups;
         shape.group_channels = x->at[1] / of->groups;
@@ -196,6 +205,7 @@ static struct operand first_shaped(const struct operand *operands, int count) {
     return (struct operand){0};
 }
 
+/* In the order of trust: the scale before the bias, and inputs before what may be inferred. */
 static struct evidence forward_evidence(const struct norm_forward *op) {
     const struct operand affine[] = {{.key = "scale", .tensor = op->scale}, {.key = "bias", .tensor = op->bias}};
     const struct operand statistic[] = {{.key = "inv_variance", .tensor = op->inv_variance},
@@ -229,6 +239,7 @@ struct rule {
     const char *text;
 };
 
+/* Refuses by the first rule that is broken; each text says what to change. */
 static weftStatus_t check_rules(const struct descriptor *op, int32_t mode, const struct rule *rules, int count) {
     for (int i = 0; i < count; i++)
         if (rules[i].broken)
@@ -247,6 +258,7 @@ static weftStatus_t check_evidence(const struct descriptor *op, const struct evi
              "%s: peer_stats lists %lld buffers, but a norm takes its statistics on one device. Leave the list empty; "
              "to join devices, add up what genstats gives and go on with bn_finalize.",
              descriptor_label(op), (long long)peer_stats->count);
+    /* Layer norms take a single row of one dimension; instance norm has space behind N and C. */
     bool any_rank = of->mode == WEFT_LAYER_NORM || of->mode == WEFT_RMS_NORM;
     TRY(check_rank(op, "x", x, any_rank ? 1 : of->mode == WEFT_INSTANCE_NORM ? 3 : 2, WEFT_DIM_MAX));
     int64_t channels = x->dims.count > 1 ? x->dims.at[1] : 0;
@@ -258,6 +270,7 @@ static weftStatus_t check_evidence(const struct descriptor *op, const struct evi
         return WEFT_STATUS_SUCCESS;
     TRY(check_broadcasts(op, of->affine.key, of->affine.tensor, x));
     TRY(check_broadcasts(op, of->statistic.key, of->statistic.tensor, x));
+    /* A last dimension of one element hides what was meant: rows of one element are legal. */
     bool any = x->dims.at[x->dims.count - 1] == 1;
     for (int64_t i = 0; i < x->dims.count; i++)
         any = any || (x->dims.at[i] != 1 && spans(of, i));
@@ -271,6 +284,7 @@ static weftStatus_t check_evidence(const struct descriptor *op, const struct evi
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Each of `count` operands has the dims that it must have; absent ones pass. */
 static weftStatus_t check_operands(const struct descriptor *op, const struct operand *operands, int count) {
     for (int i = 0; i < count; i++)
         TRY(operands[i].dims
@@ -281,6 +295,7 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct ope
 
 #define COUNT(array) ((int)(sizeof array / sizeof *array))
 
+/* Which operands go together, by mode and phase. Shapes are looked at later. */
 static weftStatus_t check_forward_rules(const struct norm_forward *op) {
     bool inference = norm_is_inference_of_batch(op), batch = op->mode == WEFT_BATCH_NORM;
     bool given = op->mean && op->inv_variance, running = op->in_running_mean && op->in_running_var;
@@ -305,6 +320,7 @@ static weftStatus_t check_forward_rules(const struct norm_forward *op) {
     return check_rules(&op->base, op->mode, rules, COUNT(rules));
 }
 
+/* mean and inv_variance are results, but batch norm's inference reads them. */
 static enum role forward_role(const struct descriptor *descriptor, const struct row *row) {
     bool statistic = row->name == WEFT_ATTR_OPERATION_NORM_FWD_MEAN_DESC ||
                      row->name == WEFT_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC;
@@ -329,12 +345,14 @@ static void infer_statistic(struct tensor *statistic, const struct dims *dims, c
     tensor_infer_type(statistic, x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
 }
 
+/* Operands first, as shapes follow from them. */
 static weftStatus_t infer_forward(struct descriptor *descriptor) {
     struct norm_forward *op = (struct norm_forward *)descriptor;
     struct evidence evidence = forward_evidence(op);
     TRY(check_evidence(descriptor, &evidence, &op->peer_stats));
     TRY(check_forward_rules(op));
     struct norm_shape shape = shape_of(&evidence);
+    /* Of inference, mean and inv_variance are inputs, which have dims: nothing is inferred then. */
     struct tensor *statistics[] = {op->mean, op->inv_variance, op->out_mean, op->out_var};
     for (int i = 0; i < COUNT(statistics); i++)
         infer_statistic(statistics[i], &shape.statistics, op->x);
@@ -379,6 +397,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     for (int i = 0; i < COUNT(gradients); i++) {
         if (gradients[i])
             tensor_infer_dims(gradients[i], shape.affine.count, shape.affine.at);
+        /* Gradients are kept as the parameter is; without a scale, in the type of the calculation. */
         infer_result(gradients[i], op->scale, op->math);
     }
     return WEFT_STATUS_SUCCESS;
@@ -409,6 +428,7 @@ static int64_t elements_of(const struct dims *dims) {
 static int64_t statistic_place(const struct norm_shape *shape, const int64_t *index) {
     int64_t place = 0;
     for (int64_t i = 0; i < shape->statistics.count; i++) {
+        /* Dimension 1 counts groups there: neighbouring channels share one. group_channels is 1 in other modes. */
         int64_t extent = shape->statistics.at[i], at = i == 1 ? index[i] / shape->group_channels : index[i];
         place = place * extent + (extent == 1 ? 0 : at);
     }
@@ -443,6 +463,7 @@ static void store_all(const struct view *view, const double *numbers) {
 static void take_statistics(const struct norm_shape *shape, bool has_mean, const struct view *x, double *mean,
                             double *variance) {
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape->statistics);
+    /* Rows without elements would divide by 0. */
     double row = shape->row ? (double)shape->row : 1;
     for (int64_t i = 0; i < count; i++)
         mean[i] = variance[i] = 0;
@@ -470,6 +491,7 @@ static void update_running(const struct view *out, const struct view *in, const 
     }
 }
 
+/* Bytes: mean and variance of each row, in double. */
 static int64_t forward_scratch(const struct descriptor *descriptor) {
     struct norm_shape shape = norm_forward_shape((const struct norm_forward *)descriptor);
     return 2 * elements_of(&shape.statistics) * (int64_t)sizeof(double);
@@ -486,6 +508,7 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
     struct view in_mean = view_of(bindings, op->in_running_mean), in_var = view_of(bindings, op->in_running_var);
     bool inference = norm_is_inference_of_batch(op), given = inference && op->inv_variance;
 
+    /* Three sources: as given, running values, or the batch itself. */
     if (given) {
         load_all(mean, &mean_view);
         load_all(inv, &inv_view);
@@ -497,8 +520,10 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
         struct view out_mean = view_of(bindings, op->out_mean), out_var = view_of(bindings, op->out_var);
         double momentum = view_scalar(bindings, op->momentum, 1), row = (double)shape.row;
         update_running(&out_mean, &in_mean, mean, 1, momentum, shape.row == 0);
+        /* n / (n - 1): the running variance estimates that of the population. */
         update_running(&out_var, &in_var, inv, row > 1 ? row / (row - 1) : 1, momentum, shape.row == 0);
     }
+    /* Given inverse deviations have their epsilon in them. */
     double epsilon = view_scalar(bindings, op->epsilon, 0);
     for (int64_t i = 0; !given && i < count; i++)
         inv[i] = 1 / sqrt(inv[i] + epsilon);
@@ -513,6 +538,7 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
     }
 }
 
+/* Bytes, as backward_reference divides them. */
 static int64_t backward_scratch(const struct descriptor *descriptor) {
     struct norm_shape shape = norm_backward_shape((const struct norm_backward *)descriptor);
     return (4 * elements_of(&shape.statistics) + 2 * elements_of(&shape.affine)) * (int64_t)sizeof(double);
@@ -529,8 +555,10 @@ static void backward_reference(const struct descriptor *descriptor, const struct
     struct view x = view_of(bindings, op->x), dy = view_of(bindings, op->dy), dx = view_of(bindings, op->dx);
     struct view scale = view_of(bindings, op->scale);
 
+    /* All six arrays lie behind one another from `mean` on. */
     for (int64_t i = 0; i < 4 * count + 2 * affine; i++)
         mean[i] = 0;
+    /* What forward kept, or taken anew; a norm without mean leaves its means 0. */
     if (op->inv_variance) {
         struct view mean_view = view_of(bindings, op->mean), inv_view = view_of(bindings, op->inv_variance);
         load_all(mean, &mean_view);
@@ -544,6 +572,7 @@ static void backward_reference(const struct descriptor *descriptor, const struct
     for (bool more = index_begin(index, x.rank, x.dims); more; more = index_next(index, x.rank, x.dims)) {
         int64_t at = statistic_place(&shape, index), parameter = affine_place(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at], gradient = view_load(&dy, index);
+        /* Divided by the row's length at once, so that the sums are means. */
         double g = view_load_or(&scale, index, 1) * gradient / (double)shape.row;
         mean_g[at] += norm_has_mean(op->mode) ? g : 0;
         mean_g_xhat[at] += g * xhat;

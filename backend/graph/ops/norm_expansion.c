@@ -7,12 +7,14 @@
 #include "graph/expansion.h"
 #include "graph/ops/norm.h"
 
+/* Values of the expansion, per row. */
 struct statistics {
     int mean, variance, inv; /* -1: none */
     int slip;                /* -1: not known */
     bool has_few_bits;
 };
 
+/* Whether x comes from the same kernel, unrounded: few bits of its type say nothing of its values then. */
 static bool is_made_inside(const struct expansion *e, const struct tensor *tensor) {
     return e->is_made_inside && e->is_made_inside(e->context, tensor);
 }
@@ -22,6 +24,7 @@ static struct statistics no_statistics(const struct expansion *e, const struct t
     return (struct statistics){-1, -1, -1, -1, has_few_bits};
 }
 
+/* One row where statistics are shared; of group norm as many along the channels as there are groups. */
 static void set_rows(struct expansion *e, const struct tensor *x, const struct norm_shape *shape, bool is_group) {
     e->dims = x->dims;
     for (int64_t d = 0; d < x->dims.count; d++)
@@ -37,6 +40,7 @@ static int squares_in_turn(struct expansion *e, struct statistics *s, int x, int
     int squares = expand_sum(e, expand_multiply(e, deviation, deviation));
     if (s->has_few_bits)
         return squares;
+    /* The deviations from a rounded mean do not sum to 0; what they sum to corrects mean and squares. */
     int sum = expand_sum(e, deviation);
     s->slip = expand_share(e, sum, count);
     return expand_subtract(e, squares, expand_multiply(e, sum, s->slip));
@@ -58,6 +62,7 @@ static int squares_shifted(struct expansion *e, struct statistics *s, int x, int
     return squares;
 }
 
+/* Mean and squares in one reduction, which engines make of partial moments. They give the sum of squared deviations. */
 static int squares_joined(struct expansion *e, struct statistics *s, int x, int sample) {
     if (sample < 0) {
         s->mean = expand(e, OPCODE_MOMENTS, x, -1);
@@ -84,6 +89,7 @@ static struct statistics take_statistics(struct expansion *e, const struct tenso
     int count = expand(e, OPCODE_COUNT, -1, -1), squares, zero = expand_number(e, 0);
     bool is_shifted = e->method == STATISTICS_SHIFTED;
     if (!has_mean) {
+        /* RMS norm: the mean stays -1, and the squares are those of x itself. */
         squares = expand_sum(e, expand_multiply(e, x, x));
     } else if (e->method == STATISTICS_IN_TURN) {
         squares = squares_in_turn(e, &s, x, count);
@@ -92,6 +98,7 @@ static struct statistics take_statistics(struct expansion *e, const struct tenso
         squares =
             is_shifted && sample >= 0 ? squares_shifted(e, &s, x, sample, count) : squares_joined(e, &s, x, sample);
     }
+    /* Rounding may leave a sum below 0, whose root would be NaN. */
     s.variance = expand_choice(e, OPCODE_IF_GREATER, zero, squares, zero, expand_share(e, squares, count));
     return s;
 }
@@ -100,6 +107,7 @@ static struct statistics take_statistics(struct expansion *e, const struct tenso
 static int deviation_times(struct expansion *e, int x, struct statistics s, int factor) {
     if (s.mean < 0)
         return expand_multiply(e, x, factor);
+    /* One fused multiplication and addition per element, since mean * factor is the row's. */
     if (s.has_few_bits)
         return expand_add(e, expand_multiply(e, x, factor), expand_negate(e, expand_multiply(e, s.mean, factor)));
     int product = expand_multiply(e, expand_subtract(e, x, s.mean), factor);
@@ -143,6 +151,7 @@ static struct statistics given_statistics(struct expansion *e, const struct norm
     return s;
 }
 
+/* Statistics of the batch, written where they are asked for, and the running ones moved towards them. */
 static struct statistics forward_statistics(struct expansion *e, const struct norm_forward *op, int x, int epsilon) {
     struct statistics s = take_statistics(e, op->x, x, norm_has_mean(op->mode));
     s.inv = expand_inverse_deviation(e, s.variance, epsilon);
@@ -158,8 +167,10 @@ static struct statistics forward_statistics(struct expansion *e, const struct no
 
 /* y = scale * (x - mean) * inv + bias. One scale for the row goes into the factor. */
 static int scaled(struct expansion *e, int x, struct statistics s, int scale, int bias) {
+    /* Of batch, instance and group norm, whose scale may be one number for a row. */
     bool is_per_row = scale >= 0 && !e->at[scale].is_per_element;
     int factor = is_per_row ? expand_multiply(e, scale, s.inv) : s.inv;
+    /* y = x * factor + shift, both of them the row's. */
     if (is_per_row && s.mean >= 0 && s.has_few_bits) {
         int moved = expand_multiply(e, s.mean, factor);
         int shift = bias < 0 ? expand_negate(e, moved) : expand_subtract(e, bias, moved);
@@ -207,6 +218,7 @@ static void scaled_gradient(struct expansion *e, const struct norm_backward *op,
         store_gradient(e, op, g, s.inv, normalised(e, x, s), slope, level);
         return;
     }
+    /* Few bits, or no mean: xhat * slope is x * (slope * inv), and the mean's share of it goes into the level. */
     slope = expand_multiply(e, slope, s.inv);
     if (s.mean >= 0)
         level = expand_subtract(e, level, expand_multiply(e, s.mean, slope));
@@ -223,6 +235,7 @@ static void row_gradient(struct expansion *e, const struct norm_backward *op, st
     int factor = scale < 0 ? s.inv : expand_multiply(e, scale, s.inv);
     int slope = expand_multiply(e, expand_multiply(e, expand_share(e, *row_weighted, length), factor), s.inv);
     int level = expand_multiply(e, expand_share(e, *row_dy, length), factor);
+    /* The mean's part goes into the level, which is the row's, and x takes the place of the deviation. */
     if (s.mean >= 0 && s.has_few_bits) {
         level = expand_subtract(e, level, expand_multiply(e, s.mean, slope));
         deviation = x;
@@ -230,6 +243,8 @@ static void row_gradient(struct expansion *e, const struct norm_backward *op, st
     store_gradient(e, op, dy, factor, deviation, slope, level);
 }
 
+/* A gradient of the scale or bias: sums over all rows that share the parameter. `row` is its sum over one row, or -1.
+   */
 static void sum_to(struct expansion *e, const struct tensor *tensor, int value, int row) {
     if (!tensor)
         return;
@@ -237,6 +252,7 @@ static void sum_to(struct expansion *e, const struct tensor *tensor, int value, 
     e->at[sum].tensor = tensor;
 }
 
+/* As forward kept them, or taken anew from x and epsilon. */
 static struct statistics backward_statistics(struct expansion *e, const struct norm_backward *op, int x) {
     struct statistics s = no_statistics(e, op->x);
     if (op->inv_variance) {
@@ -264,11 +280,13 @@ weftStatus_t norm_backward_expand(const struct descriptor *descriptor, struct ex
         row_gradient(e, op, s, x, dy, scale, &row_dy, &row_weighted);
     sum_to(e, op->dscale, weighted, row_weighted);
     sum_to(e, op->dbias, dy, row_dy);
+    /* For engines that make dscale and dbias in a pass of their own, by norm_expand_sums. */
     e->mean = s.mean;
     e->inv = s.inv;
     return WEFT_STATUS_SUCCESS;
 }
 
+/* mean, inv: numbers of OPCODE_GIVEN, or below 0 where they are read from the operation's own inputs. */
 void norm_expand_sums(struct expansion *e, const struct norm_backward *op, const struct tensor *dscale,
                       const struct tensor *dbias, int mean, int inv) {
     if (dscale) {

@@ -8,9 +8,11 @@
 
 /* ---- The modes --------------------------------------------------------------------------------------------------- */
 
+/* The names that formulas of the table use; engines define their own, the approximate one faster. */
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
 static double logistic_approx(double x) { return logistic(x); }
 
+/* A literal of the table, in the type that is calculated in. */
 #define C(literal) ((double)(literal))
 #define MODE(name, form, formula, method, arguments, doc)                                                              \
     static double evaluate_##name(double x, double b, double t, const struct pointwise_parameters *p) {                \
@@ -22,9 +24,11 @@ static double logistic_approx(double x) { return logistic(x); }
 #undef MODE
 #undef C
 
+/* The smallest integer over -1 has no quotient in 64 bits, and C leaves it undefined: it wraps around. */
 static int64_t quotient_of(int64_t x, int64_t b) { return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)x) : x / b; }
 static int64_t remainder_of(int64_t x, int64_t b) { return b == 0 || b == -1 ? 0 : x % b; }
 
+/* Powers below 0 are truncated quotients: 0 but for 1 and -1. Overflow wraps around. */
 static int64_t integer_power(int64_t x, int64_t b) {
     uint64_t power = 1;
     if (b < 0)
@@ -70,6 +74,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
 INTEGER_MODES(MODE)
 #undef MODE
 
+/* A row for each mode. The formula is kept as text, too: engines print it into their kernels. */
 #define MODE(name_, form_, formula_, method_, arguments_, doc_)                                                        \
     {.mode = WEFT_POINTWISE_##name_,                                                                                   \
      .name = #name_,                                                                                                   \
@@ -99,6 +104,7 @@ const struct pointwise_mode *pointwise_find_mode(int mode) {
     return NULL;
 }
 
+/* NULL for modes that integers do not have: roots, exponentials and their like. */
 int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t) {
     switch (mode) {
 #define MODE(name, formula)                                                                                            \
@@ -110,6 +116,7 @@ int64_t (*pointwise_integer_evaluator(int mode))(int64_t x, int64_t b, int64_t t
     return NULL;
 }
 
+/* The same as text, for engines that print it. */
 const char *pointwise_integer_formula(int mode) {
     switch (mode) {
 #define MODE(name, formula)                                                                                            \
@@ -203,12 +210,14 @@ static const struct method methods[] = {
     {0},
 };
 
+/* Backward modes have dy where binary ones have b, so that formulas and kernels know three inputs and one output. */
 struct pointwise_operands pointwise_operands(const struct pointwise_op *op) {
     bool backward = pointwise_find_mode(op->pw->mode)->form == FORM_BACKWARD;
     return (struct pointwise_operands){
         .x = op->x, .b = backward ? op->dy : op->b, .t = op->t, .out = backward ? op->dx : op->y};
 }
 
+/* `beta` is swish's or softplus's, whichever the mode takes. */
 struct pointwise_parameters pointwise_parameters(const struct pointwise_op *op) {
     const struct pointwise *pw = op->pw;
     bool swish = pw->mode == WEFT_POINTWISE_SWISH_FWD || pw->mode == WEFT_POINTWISE_SWISH_BWD;
@@ -226,12 +235,14 @@ static bool keeps_integers(int mode) {
 
 /* Whether the formula's numbers are integers, of which some may be booleans; the mask of a selection is none. */
 static bool has_integers(const struct pointwise_op *op, const struct pointwise_operands *operands) {
+    /* An index is a whole number whatever x holds: the output's type decides. */
     if (pointwise_find_mode(op->pw->mode)->form == FORM_INDEX)
         return dtype_is_integer((weftDataType_t)operands->out->type);
     weftDataType_t x = (weftDataType_t)operands->x->type, b = operands->b ? (weftDataType_t)operands->b->type : x;
     return !dtype_is_float(x) && !dtype_is_float(b) && (dtype_is_integer(x) || dtype_is_integer(b));
 }
 
+/* What the user set; else exact integers where inputs, mode and factors allow it; else FLOAT. */
 weftDataType_t pointwise_math(const struct pointwise_op *op) {
     struct pointwise_operands operands = pointwise_operands(op);
     bool is_set = descriptor_row_is_set(&op->pw->base, WEFT_ATTR_POINTWISE_MATH_PREC);
@@ -251,6 +262,7 @@ static weftStatus_t check_operands(const struct pointwise_op *op) {
     };
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);
     int form = mode->form;
+    /* y and dx are one output under two names: exactly one of them is set, dx where dy is. */
     bool fits = forms[form].b == (op->b != NULL) && forms[form].t == (op->t != NULL) &&
                 forms[form].dy == (op->dy != NULL) && forms[form].dy == (op->dx != NULL) &&
                 forms[form].dy == (op->y == NULL);
@@ -268,6 +280,7 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
     *whole = (struct dims){0};
     for (int k = 0; k < 3; k++)
+        /* The first of the largest rank is where extents begin from. */
         if (inputs[k] &&
             (whole->count == 0 || (tensor_elements(inputs[k]) != 1 && inputs[k]->dims.count > whole->count)))
             *whole = inputs[k]->dims;
@@ -307,6 +320,7 @@ static weftDataType_t result_type(const struct pointwise_op *op, const struct po
     weftDataType_t math = pointwise_math(op), natural = (weftDataType_t)operands->x->type;
     if (operands->b) {
         weftDataType_t other = (weftDataType_t)operands->b->type;
+        /* Sorts are floats, integers and booleans: between them a scalar counts as any other operand does. */
         bool x_is_scalar = tensor_elements(operands->x) == 1, b_is_scalar = tensor_elements(operands->b) == 1;
         bool same_sort =
             dtype_is_float(natural) == dtype_is_float(other) && dtype_is_boolean(natural) == dtype_is_boolean(other);
@@ -315,6 +329,7 @@ static weftDataType_t result_type(const struct pointwise_op *op, const struct po
         else if (x_is_scalar)
             natural = other;
     }
+    /* A quotient of integers is no integer. */
     if (!dtype_is_float(natural) && dtype_is_float(math) && !keeps_integers(op->pw->mode))
         return math;
     return tensor_result_type(out, natural, math);
@@ -330,6 +345,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(broadcast(op, &whole));
     tensor_infer_dims(out, whole.count, whole.at);
     tensor_infer_strides(out, order_of(&operands, &whole));
+    /* Comparisons and logic make booleans whatever they compare. */
     bool boolean_math = dtype_is_boolean(pointwise_math(op));
     if (mode->is_logical || boolean_math)
         tensor_infer_type(out, WEFT_DATA_BYTE_BOOLEAN);
@@ -378,6 +394,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     if (!y.data)
         return;
     for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
+        /* Three ways: the index itself, exact integers, or the formula in double. */
         if (mode->form == FORM_INDEX) {
             view_store_int(&y, index, index[op->pw->axis]);
         } else if (exact) {

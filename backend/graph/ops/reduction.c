@@ -123,12 +123,14 @@ static weftStatus_t infer(struct descriptor *descriptor) {
              "%s: nothing says which dimensions of x %s to reduce. Set y's dims, with 1 where x is reduced, or "
              "attribute dims.",
              descriptor_label(descriptor), tensor_dims_text(op->x));
+    /* Without y's dims reduced ones are 1; groups of neighbours can only be said by y's dims. */
     struct dims dims = op->x->dims;
     for (int64_t i = 0; i < dims.count; i++)
         dims.at[i] = named[i] ? 1 : dims.at[i];
     tensor_infer_dims(op->y, dims.count, dims.at);
     tensor_infer_strides(op->y, op->x);
     weftDataType_t natural = (weftDataType_t)op->x->type, math = reduction_math(op);
+    /* Integers come out as they were combined, in 64 bits: a sum need not fit the type of x. */
     tensor_infer_type(op->y, dtype_is_float(natural) ? tensor_result_type(op->y, natural, math) : math);
     return WEFT_STATUS_SUCCESS;
 }
@@ -141,12 +143,15 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     TRY(check_rank(descriptor, "y", op->y, op->x->dims.count, op->x->dims.count));
     for (int64_t i = 0; i < op->x->dims.count; i++) {
         int64_t from = op->x->dims.at[i], to = op->y->dims.at[i];
+        /* Equal: kept. 1 or a divisor: reduced to so many groups. An extent of 0 may become any number of groups, all
+           of them empty. */
         bool fits = from == to || (to && from % to == 0);
         if (!fits)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
                  "%s: dimension %lld is %lld in x %s and %lld in y %s. In y make it equal, 1 or a divisor.",
                  descriptor_label(descriptor), (long long)i, (long long)from, tensor_dims_text(op->x), (long long)to,
                  tensor_dims_text(op->y));
+        /* Along an extent of 1, reduced and kept are the same. */
         if (has_dims && named[i] != (from != to) && from != 1)
             FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
                  "%s: attribute dims %s %s dimension %lld, but y %s %s it (x is %s). Let them agree, or set one only.",
@@ -174,6 +179,7 @@ static double identity_of(int mode) {
     }
 }
 
+/* One more element; NaN, which compares with nothing, is taken over by x != x, and then stays as the result so far. */
 static double combine(int mode, double so_far, double x) {
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
@@ -195,6 +201,7 @@ static double combine(int mode, double so_far, double x) {
     }
 }
 
+/* What the total of `count` elements becomes: 0 / 0, the mean of nothing, is NaN. */
 static double finish(int mode, double total, int64_t count) {
     return mode == WEFT_REDUCE_TENSOR_AVG     ? total / (double)count
            : mode == WEFT_REDUCE_TENSOR_NORM2 ? sqrt(total)
@@ -206,7 +213,9 @@ static int64_t integer_identity(int mode) {
     return identity == INFINITY ? INT64_MAX : identity == -INFINITY ? INT64_MIN : (int64_t)identity;
 }
 
+/* As combine, wrapping around: by way of unsigned numbers, for which C defines it. */
 static int64_t integer_combine(int mode, int64_t so_far, int64_t x) {
+    /* The smallest integer has no magnitude in 64 bits: it gets the largest. */
     int64_t magnitude = x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x;
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
@@ -232,6 +241,7 @@ static int64_t integer_combine(int mode, int64_t so_far, int64_t x) {
 static int64_t integer_root(int64_t x) {
     if (x <= 0)
         return 0;
+    /* The root in double may be one off either way where x has more than 53 bits. */
     uint64_t root = (uint64_t)sqrt((double)x);
     while (root * root > (uint64_t)x)
         root--;
@@ -254,9 +264,11 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int64_t index[WEFT_DIM_MAX], group[WEFT_DIM_MAX], member[WEFT_DIM_MAX], in_x[WEFT_DIM_MAX];
     if (!y.data)
         return;
+    /* Elements of x along each dimension that make one of y. */
     for (int i = 0; i < x.rank; i++)
         group[i] = reduction_group(op, i);
     for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
+        /* Both are kept, one is used: exact or in double. */
         double total = identity_of(mode);
         int64_t integer_total = integer_identity(mode), count = 0;
         for (bool left = index_begin(member, x.rank, group); left; left = index_next(member, x.rank, group)) {
@@ -275,6 +287,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
+/* One for each element that is combined. */
 static double flops(const struct descriptor *descriptor) {
     return (double)tensor_elements(((const struct reduction_op *)descriptor)->x);
 }
@@ -296,6 +309,7 @@ static int expand_element(struct expansion *e, int32_t mode, int x) {
     }
 }
 
+/* AMAX is the largest of magnitudes, NORM1 and NORM2 sums: expand_element has made these. */
 static enum opcode combination_of(int32_t mode) {
     switch (mode) {
     case WEFT_REDUCE_TENSOR_MUL:
@@ -313,10 +327,12 @@ static enum opcode combination_of(int32_t mode) {
 
 /* What is made of all of them. The mean of no integers is 0; AMAX of nothing is, too. */
 static int expand_end(struct expansion *e, int32_t mode, int total) {
+    /* COUNT is at least 1, so that no integer is divided by 0; LENGTH may be 0, which makes the mean NaN. */
     bool is_exact = e->math == WEFT_DATA_INT64;
     int zero = expand_number(e, 0);
     switch (mode) {
     case WEFT_REDUCE_TENSOR_AMAX:
+        /* OPCODE_LARGEST begins at -inf, below every magnitude. */
         return expand_choice(e, OPCODE_IF_GREATER, zero, total, zero, total);
     case WEFT_REDUCE_TENSOR_AVG:
         return expand_divide(e, total, expand(e, is_exact ? OPCODE_COUNT : OPCODE_LENGTH, -1, -1));
@@ -327,6 +343,7 @@ static int expand_end(struct expansion *e, int32_t mode, int total) {
     }
 }
 
+/* As many rows along each dimension as y has elements there. */
 static weftStatus_t expand_reduction(const struct descriptor *descriptor, struct expansion *e) {
     const struct reduction_op *op = (const struct reduction_op *)descriptor;
     int32_t mode = op->parameters->mode;

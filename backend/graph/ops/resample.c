@@ -8,8 +8,10 @@
 
 #include <math.h>
 
+/* PADDING_BY_MODE is what the row holds until finalize replaces it by the mode's own. */
 enum { SPATIAL_MAX = 3, PADDING_BY_MODE = -1 };
 
+/* Windows of whole elements; the other two modes interpolate between neighbours and may take fractions. */
 static bool is_pool(int mode) { return mode != WEFT_RESAMPLE_NEAREST && mode != WEFT_RESAMPLE_BILINEAR; }
 
 static const char *mode_name(int mode) {
@@ -50,6 +52,7 @@ static const struct row parameter_rows[] = {
                      "NEAREST and BILINEAR"),
 };
 
+/* The first list that is set says how many spatial dimensions there are. `least` bounds numerators from below. */
 static weftStatus_t check_list(struct resample *p, const char *key, const struct list *list, int64_t least) {
     if (p->spatial == 0 && list->count <= SPATIAL_MAX)
         p->spatial = list->count;
@@ -60,6 +63,7 @@ static weftStatus_t check_list(struct resample *p, const char *key, const struct
              (long long)(p->spatial ? p->spatial : SPATIAL_MAX));
     for (int64_t i = 0; i < list->count; i++) {
         weftFraction_t f = list->fractions[i];
+        /* Parts of 31 bits: products of two of them fit 64. */
         bool small = f.numerator <= INT32_MAX && f.numerator >= -INT32_MAX && f.denominator <= INT32_MAX;
         if (!small || f.numerator < least)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: %s[%lld] is %lld/%lld, expected a number %s. Change it.",
@@ -107,6 +111,7 @@ const struct schema resample_schema = {
 
 /* ---- Rows and methods -------------------------------------------------------------------------------------------- */
 
+/* Forward and backward share struct resample_op, of which each has the operands that its rows name. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct resample_op, parameters, WEFT_ATTR_OPERATION_RESAMPLE_FWD_DESC,
               "parameters", .required = true, .target = WEFT_BACKEND_RESAMPLE_DESCRIPTOR, .doc = "mode and geometry"),
@@ -181,6 +186,7 @@ struct axis {
     int64_t denominator, stride, pre, post, window;
 };
 
+/* In lowest terms, so that common denominators stay small. */
 static weftFraction_t fraction_at(const struct list *list, int i, weftFraction_t otherwise) {
     weftFraction_t f = list->count ? list->fractions[i] : otherwise;
     int64_t divisor = gcd64(f.numerator, f.denominator);
@@ -194,6 +200,7 @@ static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, str
     weftFraction_t pre = fraction_at(&p->pre_padding, i, (weftFraction_t){0, 1});
     weftFraction_t all[] = {fraction_at(&p->stride, i, ratio), pre, fraction_at(&p->post_padding, i, pre),
                             fraction_at(&p->window, i, (weftFraction_t){1, 1})};
+    /* In the order of `all`. */
     int64_t *lengths[] = {&axis->stride, &axis->pre, &axis->post, &axis->window};
     /* The least common multiple of all denominators: then every length is a whole number. */
     axis->denominator = 1;
@@ -223,6 +230,7 @@ static int64_t output_extent(const struct axis *axis, int64_t x) {
 
 /* ---- Inference --------------------------------------------------------------------------------------------------- */
 
+/* The input that dims follow from: x, backward dy. Then what the mode needs beside it. */
 static weftStatus_t check_given(const struct resample_op *op) {
     const struct tensor *given = is_backward(op) ? op->dy : op->x;
     int spatial = spatial_of(op);
@@ -268,6 +276,7 @@ static weftStatus_t refuse_fractions(const struct resample_op *op, int i, int64_
          descriptor_label(&op->base), i, (long long)x, (long long)y);
 }
 
+/* The extents of y from x, or the least of dx that make dy; x gives those of dx where it is there. */
 static weftStatus_t infer_dims(struct resample_op *op) {
     struct tensor *out = is_backward(op) ? op->dx : op->y;
     if (is_backward(op) && op->x)
@@ -279,6 +288,7 @@ static weftStatus_t infer_dims(struct resample_op *op) {
     for (int i = 0; i < dims.count - 2; i++) {
         struct axis axis;
         int64_t *extent = &dims.at[2 + i], given = *extent;
+        /* Strides are set, so that the extent which is not known yet, 0 here, is not asked for. */
         if (!make_axis(op->parameters, i, is_backward(op) ? 0 : given, is_backward(op) ? given : 0, &axis))
             return refuse_fractions(op, i, is_backward(op) ? 0 : given, is_backward(op) ? given : 0);
         if (is_backward(op))
@@ -313,6 +323,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     if (op->index && !is_backward(op)) {
         tensor_infer_dims(op->index, op->y->dims.count, op->y->dims.at);
         tensor_infer_strides(op->index, like);
+        /* Positions begin at 0: 128 of them fit INT8. */
         tensor_infer_type(op->index, window_positions(op) <= INT8_MAX + 1 ? WEFT_DATA_INT8 : WEFT_DATA_INT32);
     }
     return WEFT_STATUS_SUCCESS;
@@ -320,6 +331,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
+/* Interpolation may have any extents: its stride need not lead to the last element. */
 static weftStatus_t check_extent(const struct resample_op *op, int i) {
     int64_t x = wide_of(op)->dims.at[2 + i], y = narrow_of(op)->dims.at[2 + i];
     struct axis axis;
@@ -328,6 +340,7 @@ static weftStatus_t check_extent(const struct resample_op *op, int i) {
     if (!is_pool(op->parameters->mode))
         return WEFT_STATUS_SUCCESS;
     const char *wide = is_backward(op) ? "dx" : "x", *narrow = is_backward(op) ? "dy" : "y";
+    /* Of pools the denominator is 1: lengths are whole elements. */
     int64_t padded = x + axis.pre + axis.post;
     if (padded < axis.window && x > 0)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
@@ -373,6 +386,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     for (int i = 0; i < spatial_of(op); i++)
         TRY(check_extent(op, i));
     TRY(check_index(op));
+    /* Both may be given and neither need be read; dims that do not fit are a mistake all the same. */
     if (is_backward(op)) {
         TRY(check_dims(descriptor, "x", op->x, wide->dims.count, wide->dims.at));
         TRY(check_dims(descriptor, "y", op->y, narrow->dims.count, narrow->dims.at));
@@ -388,6 +402,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
 
 /* ---- Geometry ---------------------------------------------------------------------------------------------------- */
 
+/* Spatial dimensions are always three, missing ones in front with an extent of 1. NULL: strides of 0 and no tensor. */
 static struct resample_operand operand_of(const struct tensor *tensor, int spatial) {
     struct resample_operand operand = {.tensor = tensor, .size = {1, 1, 1}};
     if (!tensor)
@@ -428,11 +443,13 @@ struct resample_geometry resample_geometry(const struct descriptor *descriptor) 
         g.step[at] = axis.stride;
         g.offset[at] = axis.pre;
         g.denominator[at] = axis.denominator;
+        /* Elements of x that one of y reads along this dimension. */
         g.taps[at] = is_pool(p->mode) ? axis.window : p->mode == WEFT_RESAMPLE_BILINEAR ? 2 : 1;
     }
     return g;
 }
 
+/* An operation for each tap of each output; weights of interpolation cost a multiplication more. */
 static double flops(const struct descriptor *descriptor) {
     struct resample_geometry g = resample_geometry(descriptor);
     double per_output = (double)g.taps[0] * (double)g.taps[1] * (double)g.taps[2];
@@ -451,12 +468,15 @@ struct tap {
 /* Clamped taps count as inside: they have the edge's element. */
 static struct tap find_tap(const struct resample_geometry *g, const int64_t *position, const int64_t *number) {
     struct tap tap = {.inside = true, .weight = 1};
+    /* Means that exclude the padding count what lies inside, and so must know it. */
     bool clamps = g->padding == WEFT_EDGE_VAL_PAD && g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     for (int i = 0; i < SPATIAL_MAX; i++) {
         int64_t first = resample_first_tap(g, i, position[i]), last = g->x.size[i] - 1;
         int64_t at = first + number[i];
         /* A leading dimension has one tap, and the whole weight with it. */
         if (g->mode == WEFT_RESAMPLE_BILINEAR && g->taps[i] == 2) {
+            /* What lies between the first tap and the position, in 1/denominator of an element: the second tap's
+               weight. */
             int64_t rest = position[i] * g->step[i] - g->offset[i] - first * g->denominator[i];
             double fraction = (double)rest / (double)g->denominator[i];
             tap.weight *= number[i] ? fraction : 1 - fraction;
@@ -485,6 +505,7 @@ struct image {
     int64_t n, c;
 };
 
+/* What NEG_INF_PAD is in integers: nothing is below it. */
 static double lowest_of(const struct image *image) {
     const struct dtype *type = dtype_of(image->view->type);
     return type->is_float ? -INFINITY : type->lowest;
@@ -512,6 +533,7 @@ static double find_maximum(const struct resample_geometry *g, const struct image
     double best = lowest_of(image);
     int64_t number[SPATIAL_MAX], count = 0;
     *where = -1;
+    /* `count` numbers the taps row-major, as index stores them. */
     for (bool more = index_begin(number, SPATIAL_MAX, g->taps); more;
          more = index_next(number, SPATIAL_MAX, g->taps), count++) {
         struct tap tap = find_tap(g, position, number);
@@ -550,6 +572,7 @@ static double weigh(const struct resample_geometry *g, const struct image *image
     return whole != 0 ? sum / whole : 0;
 }
 
+/* beta 0 reads nothing: the output may hold anything before. */
 static void store(const struct resample_geometry *g, const struct view *view, const int64_t *index, double value) {
     view_store(view, index, g->alpha * value + (g->beta != 0 ? g->beta * view_load(view, index) : 0));
 }
@@ -560,6 +583,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y), index = view_of(bindings, op->index);
     const int64_t whole[] = {g.n, g.c, g.y.size[0], g.y.size[1], g.y.size[2]};
     int64_t at[5], place[WEFT_DIM_MAX], where = 0;
+    /* `at` is [n, c, output position]. */
     for (bool more = index_begin(at, 5, whole); more; more = index_next(at, 5, whole)) {
         struct image image = {.view = &x, .n = at[0], .c = at[1]};
         double value =
@@ -568,6 +592,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         if (y.data)
             store(&g, &y, place, value);
         if (index.data)
+            /* A window of nothing but padding has no position; 0 is one that exists. */
             view_store_int(&index, place, where < 0 ? 0 : where);
     }
 }
@@ -590,6 +615,7 @@ static void return_maximum(const struct plane *plane, const int64_t *position, i
     const int64_t *taps = plane->g->taps;
     if (where < 0 || where >= taps[0] * taps[1] * taps[2])
         return;
+    /* Row-major, as find_maximum counts them. */
     const int64_t number[] = {where / taps[2] / taps[1], where / taps[2] % taps[1], where % taps[2]};
     struct tap tap = find_tap(plane->g, position, number);
     if (tap.inside)
@@ -625,6 +651,7 @@ static void compute_plane(const struct plane *plane, const struct backward_views
             return_weighted(plane, at, dy);
             continue;
         }
+        /* Without the forward's index the maximum is looked for again in x, by the same rule. */
         if (views->index.data)
             where = view_load_int(&views->index, index);
         else
@@ -643,6 +670,7 @@ static int64_t scratch_bytes(const struct descriptor *descriptor) {
     return g.x.size[0] * g.x.size[1] * g.x.size[2] * (int64_t)sizeof(double);
 }
 
+/* One plane's sums at a time, in scratch: channels share nothing. */
 static void backward_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct resample_op *op = (const struct resample_op *)descriptor;
     struct resample_geometry g = resample_geometry(descriptor);

@@ -26,6 +26,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     if (op->y->dims.count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims; x %s can take many shapes. Set y's dims.",
              descriptor_label(descriptor), tensor_dims_text(op->x));
+    /* Row-major, in which packed tensors keep the order of their elements in either mode. */
     tensor_infer_strides(op->y, NULL);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
     return WEFT_STATUS_SUCCESS;
@@ -38,6 +39,7 @@ static int64_t span(const struct tensor *tensor) {
         int64_t extent = tensor->dims.at[i];
         if (extent == 0)
             return 0;
+        /* Strides count vectors, of which the last one ends the storage. */
         if (i == tensor->vector_dim && tensor->vector_count > 1)
             extent /= tensor->vector_count;
         last += (extent - 1) * tensor->strides.at[i];
@@ -45,6 +47,7 @@ static int64_t span(const struct tensor *tensor) {
     return (last + 1) * tensor->vector_count;
 }
 
+/* LOGICAL needs as many elements; VIEW_ONLY must stay within the storage and may show less of it. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     int64_t from = tensor_elements(op->x), to = tensor_elements(op->y);
@@ -63,6 +66,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Packed, both modes are the same: the storage is the elements in order. */
 bool reshape_keeps_order(const struct reshape_op *op) {
     return op->mode == WEFT_RESHAPE_LOGICAL ||
            (tensor_is_packed(op->x) && tensor_is_packed(op->y) && tensor_elements(op->x) == tensor_elements(op->y));
@@ -81,6 +85,7 @@ static int list_walks(struct walk *walks, const struct dims *dims, const struct 
     for (int64_t i = dims->count; i-- > 0; step *= dims->at[i]) {
         if (dims->at[i] == 1)
             continue;
+        /* The dimension goes on where the faster one ends: one walk with more elements. */
         if (count && strides->at[i] == walks[count - 1].stride * walks[count - 1].count)
             walks[count - 1].count *= dims->at[i];
         else
@@ -97,11 +102,13 @@ static bool reshape_layout(const struct dims *from, const struct placement *know
     int64_t step = 1;
     *found = (struct placement){.strides.count = to->count, .offset = known->offset};
     for (int64_t i = to->count; i-- > 0; step *= to->at[i]) {
+        /* The walk in which elements `step` apart are neighbours. */
         while (at < count - 1 && step >= walks[at].step * walks[at].count)
             at++;
         const struct walk *walk = &walks[at];
         bool fits = !count || step % walk->step == 0;
         int64_t first = fits && count ? step / walk->step : 1; /* element of the walk */
+        /* A dimension that begins within a step of the walk, or runs over its end, has no single stride. */
         if (to->at[i] > 1 && (!fits || first * to->at[i] > walk->count))
             return false;
         found->strides.at[i] = count ? first * walk->stride : 1;
@@ -113,10 +120,12 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     if (reshape_keeps_order(op))
         return reshape_layout(&op->x->dims, x, &op->y->dims, y);
+    /* A view of the storage: y's strides are its own, wherever x begins. */
     *y = (struct placement){.strides = op->y->strides, .offset = x->offset};
     return true;
 }
 
+/* A view of the storage in another order never fits: where x would lie does not follow from y. */
 static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct reshape_op *op = (const struct reshape_op *)descriptor;
     (void)k;
@@ -130,6 +139,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int64_t in_x[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX];
     if (!y.data)
         return;
+    /* Both indices step in row-major order, each through its own dims. */
     index_begin(in_x, x.rank, x.dims);
     for (bool more = index_begin(in_y, y.rank, y.dims); more; more = index_next(in_y, y.rank, y.dims)) {
         int64_t to = view_offset(&y, in_y);

@@ -30,6 +30,8 @@ static const struct row parameter_rows[] = {
               "bernoulli_probability", .initial = 0.5, .doc = "BERNOULLI: chance of 1"),
 };
 
+/* Negated comparisons: NaN passes none of them, and is refused with the rest. Parameters of other distributions are
+   checked, too. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     const struct rng *rng = (const struct rng *)descriptor;
     if (!(rng->probability >= 0 && rng->probability <= 1))
@@ -90,6 +92,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     if (op->y->dims.count == 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims, and no input to take them from. Set y's dims.",
              descriptor_label(descriptor));
+    /* Strides are packed by the check of outputs: no input says another order. */
     tensor_infer_type(op->y, WEFT_DATA_FLOAT);
     return WEFT_STATUS_SUCCESS;
 }
@@ -100,17 +103,22 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_integer(descriptor, "offset", op->offset);
 }
 
+/* The number in a scalar tensor, or `otherwise` where there is none or it has no memory. */
 int64_t rng_scalar(const struct bindings *bindings, const struct tensor *tensor, int64_t otherwise) {
     struct view view = view_of(bindings, tensor);
     return view.data ? dtype_load_i64(view.type, view.data, 0) : otherwise;
 }
 
+/* Lane 0 to 3 of a block's words; see the head of the file for the formulas. */
 static double draw(const struct rng *rng, struct philox words, int lane) {
+    /* Compared as integers of 24 bits, so that every engine agrees to the bit. */
     if (rng->distribution == WEFT_RNG_DISTRIBUTION_BERNOULLI)
         return words.word[lane] >> 8 < philox_threshold(rng->probability);
     if (rng->distribution == WEFT_RNG_DISTRIBUTION_UNIFORM)
         return rng->least + (rng->most - rng->least) * philox_unit(words.word[lane]);
+    /* Two lanes share a radius and an angle: words 0 and 1, or 2 and 3. */
     int pair = lane & 2;
+    /* 1 is added so that the logarithm is never of 0. */
     double radius = sqrt(-2 * log((words.word[pair] + 1.0) * 0x1p-32));
     double angle = 6.283185307179586477 * philox_unit(words.word[pair + 1]);
     return rng->mean + rng->deviation * radius * (lane & 1 ? sin(angle) : cos(angle));
@@ -126,6 +134,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         return;
     for (bool more = index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
         int64_t column = index[y.rank - 1], columns = y.dims[y.rank - 1];
+        /* Rows are counted as they begin: indices step row-major. */
         row += column == 0;
         uint64_t block = philox_index((uint64_t)row, (uint64_t)column, (uint64_t)columns);
         view_store(&y, index, draw(op->parameters, philox_words(seed, offset, block), (int)(column % 4)));

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Score modifiers: what is legal, the operands that they read, and the reference: nodes one after the other on one
-   score, and, for gradients, in reverse. */
+/* Score modifiers: small graphs of pointwise operations that attention applies to each score. What is legal, the
+   operands that they read, and the reference: nodes one after the other on one score, and, for gradients, in reverse.
+   Values are numbered as in the modifier's graph; arrays of marks or numbers have one entry for each. Engines print
+   kernels from the same graph by the marks given here. */
 #include "graph/ops/score_modifier.h"
 #include "graph/ops/pointwise.h"
 
@@ -9,6 +11,7 @@
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
+/* check_nodes has seen that all of them are pointwise. */
 static const struct pointwise_op *node_op(const struct score_modifier *m, int node) {
     return (const struct pointwise_op *)m->graph->nodes[node].op;
 }
@@ -18,6 +21,8 @@ static int value_of(const struct score_modifier *m, const struct tensor *tensor)
     return tensor ? graph_find_value(m->graph, tensor) : -1;
 }
 
+/* Marks what `value` is made of, itself included. Nodes are sorted, so that one pass from the last to the first finds
+   all. */
 void score_modifier_mark_needed(const struct score_modifier *m, int value, bool *marks) {
     memset(marks, 0, SCORE_MODIFIER_VALUES_MAX * sizeof *marks);
     marks[value] = true;
@@ -35,6 +40,7 @@ static bool is_smooth(const struct pointwise_op *op) {
     return dtype_is_float((weftDataType_t)op->pw->math) && pointwise_find_gradient(op->pw->mode);
 }
 
+/* Marks what changes smoothly with `source`: where gradients have to be carried along. */
 void score_modifier_mark_dependent(const struct score_modifier *m, int source, bool *marks) {
     memset(marks, 0, SCORE_MODIFIER_VALUES_MAX * sizeof *marks);
     marks[source] = true;
@@ -46,10 +52,12 @@ void score_modifier_mark_dependent(const struct score_modifier *m, int source, b
     }
 }
 
+/* The value whose gradient is the i-th that was asked for. */
 int score_modifier_source(const struct score_modifier *m, int64_t i) {
     return graph_find_uid(m->graph, m->gradient_uids.i64[i]);
 }
 
+/* A constant of -inf: a selection of it takes the score out of the softmax, whatever shift it had. */
 static bool is_hiding(const struct tensor *tensor) {
     return tensor->is_constant && dtype_load((weftDataType_t)tensor->type, tensor->constant, 0) == -INFINITY;
 }
@@ -70,6 +78,7 @@ static bool keeps_shift(const struct pointwise_op *op, bool of_x, bool of_b) {
     }
 }
 
+/* Whether the result is the score plus something that does not depend on it: then its gradient is the score's own. */
 bool score_modifier_is_shift(const struct score_modifier *m) {
     bool dependent[SCORE_MODIFIER_VALUES_MAX], needed[SCORE_MODIFIER_VALUES_MAX];
     score_modifier_mark_dependent(m, m->input, dependent);
@@ -85,6 +94,7 @@ bool score_modifier_is_shift(const struct score_modifier *m) {
 
 /* ---- Resolving --------------------------------------------------------------------------------------------------- */
 
+/* `is_made`: the value must be the result of an operation, or be the input itself; else it must come from outside. */
 static weftStatus_t find_value(int *value, const struct score_modifier *m, const struct descriptor *op,
                                weftBackendAttributeName_t name, int64_t uid, bool is_made) {
     const char *key = schema_find_row(op->schema, name)->key;
@@ -103,6 +113,7 @@ static weftStatus_t find_value(int *value, const struct score_modifier *m, const
     return WEFT_STATUS_SUCCESS;
 }
 
+/* SCORE_MODIFIER_VALUES_MAX keeps arrays of values on the stack. */
 static weftStatus_t check_nodes(const struct score_modifier *m, const struct descriptor *op) {
     if (m->graph->value_count > SCORE_MODIFIER_VALUES_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: the sub-graph has %d tensors; a score modifier may have %d.",
@@ -141,12 +152,15 @@ static weftStatus_t check_derivatives(const struct score_modifier *m, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A finalize that failed may have listed them already. */
 static void drop_operands(struct score_modifier *m) {
     for (int64_t i = 0; i < m->operands.count; i++)
         descriptor_release(m->operands.descriptors[i]);
     m->operands.count = 0;
 }
 
+/* Holds what the graph reads from memory: values without producer that the output, or its gradient, is made of, but for
+   the scores themselves. */
 static weftStatus_t list_operands(struct score_modifier *m, struct descriptor *op) {
     bool output[SCORE_MODIFIER_VALUES_MAX], gradient[SCORE_MODIFIER_VALUES_MAX] = {0};
     drop_operands(m);
@@ -163,6 +177,8 @@ static weftStatus_t list_operands(struct score_modifier *m, struct descriptor *o
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Gradients of operands that the user asks for: each one of an operand that is read, through derivatives that are
+   known. */
 static weftStatus_t check_gradients(const struct score_modifier *m, const struct descriptor *op) {
     if (m->gradients.count != m->gradient_uids.count || m->gradients.count > SCORE_MODIFIER_GRADIENTS_MAX)
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -182,6 +198,7 @@ static weftStatus_t check_gradients(const struct score_modifier *m, const struct
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Forward operations have no such rows. Without a gradient of the user's own, it is derived from the forward nodes. */
 static weftStatus_t resolve_gradient(struct score_modifier *m, const struct descriptor *op,
                                      weftBackendAttributeName_t input_name, weftBackendAttributeName_t output_name) {
     if (!schema_find_row(op->schema, input_name))
@@ -192,6 +209,7 @@ static weftStatus_t resolve_gradient(struct score_modifier *m, const struct desc
     return find_value(&m->gradient_output, m, op, output_name, m->gradient_output_uid, true);
 }
 
+/* Comes before the operation is finalized like any other, which visits the operands that this finds. */
 weftStatus_t score_modifier_resolve(struct score_modifier *m, struct descriptor *op,
                                     weftBackendAttributeName_t input_name, weftBackendAttributeName_t output_name,
                                     weftBackendAttributeName_t gradient_input_name,
@@ -211,6 +229,7 @@ weftStatus_t score_modifier_resolve(struct score_modifier *m, struct descriptor 
     return check_gradients(m, op);
 }
 
+/* Gradients take dims and type of the operand whose gradient they are. */
 weftStatus_t score_modifier_infer(struct score_modifier *m, const struct descriptor *op) {
     for (int64_t i = 0; i < m->gradients.count; i++) {
         const struct tensor *source = m->graph->values[score_modifier_source(m, i)].tensor;
@@ -222,6 +241,7 @@ weftStatus_t score_modifier_infer(struct score_modifier *m, const struct descrip
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `scores`: a tensor with the dims of attention's scores, [B, H, S_q, S_kv]; operands broadcast to them. */
 weftStatus_t score_modifier_check(const struct score_modifier *m, const struct descriptor *op,
                                   const struct tensor *scores) {
     if (!m->graph)
@@ -263,11 +283,13 @@ static double as_stored(const struct tensor *tensor, double number) {
     return dtype_load((weftDataType_t)tensor->type, element, 0);
 }
 
+/* Scalars may have any rank. */
 static double load_operand(const struct bindings *bindings, const struct tensor *tensor, const int64_t *index) {
     struct view view = view_of(bindings, tensor);
     return tensor_elements(tensor) == 1 ? dtype_load(view.type, view.data, 0) : view_load(&view, index);
 }
 
+/* A node's result at one score, `index` its place among the scores. */
 static double evaluate(const struct score_modifier *m, const struct pointwise_op *op, const int64_t *index,
                        const double *values) {
     const struct pointwise_operands operands = pointwise_operands(op);
@@ -305,7 +327,9 @@ static void add_gradients(const struct score_modifier *m, const struct pointwise
     int at_x = value_of(m, operands.x), at_b = value_of(m, operands.b), out = value_of(m, operands.out);
     double x = op->alpha1 * values[at_x], b = at_b >= 0 ? op->alpha2 * values[at_b] : 0;
     double t = operands.t ? values[value_of(m, operands.t)] : 0, dy = gradients[out];
+    /* The mode has a backward mode, which takes dy as its second operand; it has one input. */
     if (gradient->backward_mode >= 0) {
+        /* Factors count twice: within the formula's arguments, and as its inner derivative. */
         gradients[at_x] += op->alpha1 * pointwise_find_mode(gradient->backward_mode)->evaluate(x, dy, 0, &parameters);
         return;
     }
@@ -324,6 +348,7 @@ static double derive(const struct score_modifier *m, int source, const struct bi
     evaluate_all(m, bindings, index, m->output, values);
     score_modifier_mark_dependent(m, source, dependent);
     score_modifier_mark_needed(m, m->output, needed);
+    /* In reverse, every reader of a value has added its part before the value's producer passes it on. */
     for (int n = m->graph->node_count; n-- > 0;) {
         int out = value_of(m, pointwise_operands(node_op(m, n)).out);
         if (dependent[out] && needed[out] && gradients[out] != 0)

@@ -49,14 +49,17 @@ static weftStatus_t infer(struct descriptor *descriptor) {
                  "start <= limit <= extent.",
                  descriptor_label(descriptor), (long long)i, (long long)start, (long long)limit, (long long)extent,
                  tensor_dims_text(op->x));
+        /* Rounded up without adding the step, which may be as large as numbers are. */
         dims.at[i] = limit == start ? 0 : (limit - start - 1) / slice_step(op, i) + 1;
     }
     tensor_infer_dims(op->y, dims.count, dims.at);
+    /* Packed in the order of x; where y may be a view of x, the planner asks look for its strides. */
     tensor_infer_strides(op->y, op->x);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
+/* Every slice is a view: it begins at `start`, and each step is as many of x's. */
 static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
     *y = *x;

@@ -25,6 +25,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct transpose_op *op = (struct transpose_op *)descriptor;
     int64_t rank = op->x->dims.count;
     bool used[WEFT_DIM_MAX] = {false};
+    /* A permutation: as many numbers as dims, each below the rank and none twice. */
     bool fits = op->permutation.count == rank;
     struct dims dims = {.count = rank};
     for (int64_t i = 0; fits && i < rank; i++) {
@@ -40,10 +41,12 @@ static weftStatus_t infer(struct descriptor *descriptor) {
              descriptor_label(descriptor), numbers_text(op->permutation.at, op->permutation.count), (long long)rank,
              tensor_dims_text(op->x), (long long)rank - 1);
     tensor_infer_dims(op->y, dims.count, dims.at);
+    /* Unset strides are left to the check of outputs, which packs them row-major. */
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
+/* y's dimension i walks as x's dimension permutation[i]: a transpose is always a view. */
 static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     *y = *x;
@@ -52,6 +55,7 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
     return true;
 }
 
+/* The inverse: where x must lie so that y lies as asked. */
 static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     (void)k;
