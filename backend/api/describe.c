@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The library describes itself: weftDescribe prints the data types, every schema row, every operation's methods and
-   every pointwise mode as JSON. It must not know any kind, operation or mode by name: a new one is printed unasked. */
+   every pointwise mode as JSON. Python's methods, the manifest and docs/operations.md are generated from it. It must
+   not know any kind, operation or mode by name: a new one is printed unasked. */
 #include "api/reply.h"
 #include "base/dtype.h"
 #include "graph/graph.h"
@@ -16,6 +17,7 @@ static void separate(struct text *out, size_t start) {
         text_add(out, ",\n");
 }
 
+/* "key":"value", with null for NULL. */
 static void member(struct text *out, const char *key, const char *value) {
     text_add(out, "\"%s\":", key);
     text_json_string(out, value);
@@ -61,10 +63,12 @@ static void describe_row(struct text *out, const struct row *row) {
     text_add(out, ",\"type\":\"%s\",\"role\":\"%s\",\"storage\":\"%s\",\"required\":%s,\"target\":",
              attribute_type_name(row->type), roles[row->role], storages[row->storage],
              row->required ? "true" : "false");
+    /* Which kind of descriptor the row takes: a number, as callers know kinds. */
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
         text_add(out, "%d", row->target);
     else
         text_add(out, "null");
+    /* A row without bounds of its own has both at 0. */
     if (row->most > row->least)
         text_add(out, ",\"least\":%lld,\"most\":%lld", (long long)row->least, (long long)row->most);
     else
@@ -80,6 +84,7 @@ static void describe_row(struct text *out, const struct row *row) {
     text_add(out, "}");
 }
 
+/* Opens an object and leaves it open: operations add more members to theirs. */
 static void describe_rows(struct text *out, const struct schema *schema) {
     text_add(out, "{\"kind\":%d,", schema->kind);
     member(out, "name", schema->name);
@@ -109,6 +114,7 @@ static bool is_first_with_parameters(int index) {
     return ops[index]->parameters != NULL;
 }
 
+/* Every kind that weftBackendCreateDescriptor makes, but for operations, which have an array of their own. */
 static void describe_descriptors(struct text *out) {
     size_t start = out->length;
     describe_descriptor(out, start, &tensor_schema);
@@ -122,6 +128,7 @@ static void describe_descriptors(struct text *out) {
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
+/* A method's texts as they stand: generators take the little language of `arguments` apart (graph/op.h). */
 static void describe_method(struct text *out, const struct method *method) {
     text_add(out, "{");
     member(out, "name", method->name);
@@ -141,6 +148,7 @@ static void describe_operations(struct text *out) {
     for (int i = 0; ops[i]; i++) {
         separate(out, start);
         describe_rows(out, &ops[i]->schema);
+        /* The kind of the parameter descriptor, whose rows stand among the descriptors. */
         if (ops[i]->parameters)
             text_add(out, ",\"parameters\":%d,\"methods\":[\n", ops[i]->parameters->kind);
         else
@@ -178,6 +186,7 @@ static void describe_pointwise_modes(struct text *out) {
     }
 }
 
+/* The text is made anew on each call, and copied as far as `capacity` reaches. */
 weftStatus_t weftDescribe(char *text, size_t capacity, size_t *size) {
     status_clear();
     struct text out;

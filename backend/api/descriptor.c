@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of descriptors, as callers see it. */
+/* The life of descriptors, as callers see it: create, set, finalize, get, destroy. Each function clears the thread's
+   message, checks its handle and hands on to graph/descriptor.c, which knows the rules of rows. */
 #include "api/entry.h"
 #include "base/trace.h"
 #include "engines/engine.h"
@@ -21,6 +22,7 @@ weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftB
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "weftBackendCreateDescriptor: descriptor is NULL. Give the address of a weftBackendDescriptor_t.");
     if (!schema)
+        /* A caller's log gets the failure as it gets those of descriptors. */
         return trace_failure(
             status_fail(WEFT_STATUS_NOT_SUPPORTED,
                         "weftBackendCreateDescriptor: this version has no descriptor kind %d. See weftDescribe "
@@ -32,6 +34,7 @@ weftStatus_t weftBackendCreateDescriptor(weftBackendDescriptorType_t kind, weftB
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Gives up the caller's hold: what other descriptors hold lives on with them. NULL is allowed. */
 weftStatus_t weftBackendDestroyDescriptor(weftBackendDescriptor_t descriptor) {
     status_clear();
     struct descriptor *ours;
@@ -60,6 +63,8 @@ weftStatus_t weftBackendFinalize(weftBackendDescriptor_t descriptor) {
     return trace_failure(descriptor_finalize(ours));
 }
 
+/* Create, all attributes in their order, and finalize in one call; on failure nothing is left and *descriptor is
+   untouched. */
 weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_t count,
                                         const weftAttribute_t *attributes, weftBackendDescriptor_t *descriptor) {
     weftBackendDescriptor_t made = NULL;
@@ -77,6 +82,7 @@ weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_
                                          attributes[i].elements);
     if (!status)
         status = weftBackendFinalize(made);
+    /* Released directly, as a call of the API would clear the message. NULL is allowed. */
     if (status) {
         descriptor_release((struct descriptor *)made);
         return status;

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* What every exported function does first: descriptors of callers are checked before anything is read from them, and
+   what is refused goes to the caller's log. */
 #include "api/entry.h"
 #include "base/trace.h"
 
@@ -17,6 +18,7 @@ static weftStatus_t check_descriptor(struct descriptor **out, weftBackendDescrip
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of this kind, and finalized: such a descriptor is immutable and may be used by many threads. */
 static weftStatus_t check_finalized(struct descriptor **out, weftBackendDescriptor_t given, const struct schema *schema,
                                     const char *where) {
     TRY(check_descriptor(out, given, where));

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running plans, and asking which engines could. */
+/* Running plans, and asking which engines could. Two ways to run: by a variant pack and a handle, as cuDNN has it, and
+   by an array of addresses, which costs less for each call. Here arguments are checked; plan/run.c does the work. */
 #include "api/entry.h"
 #include "api/reply.h"
 #include "base/trace.h"
 #include "plan/plan.h"
 
+/* `where` is the exported function, which messages begin with. */
 static weftStatus_t entry_plan(struct plan **plan, weftBackendDescriptor_t given, const char *where) {
     struct descriptor *descriptor;
     TRY(entry_finalized(&descriptor, given, &plan_schema, where));
@@ -34,9 +36,11 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
              "weftBackendExecute: the plan is for %s:%d, the handle for %s:%d. Use a handle of the "
              "plan's device.",
              device_kind_name(wanted->kind), (int)wanted->ordinal, device_kind_name(given->kind), (int)given->ordinal);
+    /* Relaxed: the stream orders the work itself, and nothing else is read through it. */
     return trace_failure(plan_run_pack(ours, pack, atomic_load_explicit(&handle->stream, memory_order_relaxed)));
 }
 
+/* One address per slot, in the order of slot_unique_ids; the caller's stream, and no handle. */
 weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                          weftStream_t stream) {
     status_clear();
@@ -52,6 +56,7 @@ weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint
     return trace_failure(plan_run(ours, pointers, workspace, stream));
 }
 
+/* Bytes that this pack needs: one that overrides shapes may have a plan of its own. */
 weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendDescriptor_t plan,
                                                weftBackendDescriptor_t variantPack, size_t *workspaceSize) {
     status_clear();
@@ -65,6 +70,7 @@ weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendD
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: workspaceSize is NULL. Give the address of a size_t.", where);
     TRY(plan_for_pack(&found, ours, pack));
     *workspaceSize = (size_t)found->workspace_bytes;
+    /* plan_for_pack gives a hold, also of the plan itself. */
     descriptor_release(&found->base);
     return WEFT_STATUS_SUCCESS;
 }
@@ -100,6 +106,7 @@ static weftStatus_t add_answer(struct text *text, const struct graph *graph, con
     return status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ? status : WEFT_STATUS_SUCCESS;
 }
 
+/* A JSON array with an object for each engine. Without device properties the question is about the CPU. */
 weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescriptor_t deviceProperties, char *text,
                               size_t capacity, size_t *size) {
     status_clear();
@@ -123,6 +130,7 @@ weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescript
         text_free(&answer);
         return status;
     }
+    /* Refusals are answers here, and must not stay as the thread's message. */
     status_clear();
     return reply_text("weftQuerySupport", &answer, text, capacity, size);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Version, errors, log and handles. */
+/* Version, errors, log and handles. A handle is a device, a stream and a pool of memory; its holders are counted, as
+   plans and graphs hold theirs. Messages and callbacks belong to the thread or the process, not to a handle. */
 #include "base/status.h"
 #include "base/trace.h"
 #include "runtime/context.h"
@@ -10,10 +11,12 @@
 
 enum { POOL_SHARE = 16 }; /* of a GPU's memory a handle keeps one in so many bytes, at most */
 
+/* Major, minor and patch as decimal digits: 1.2.3 is 10203. */
 size_t weftGetVersion(void) { return WEFT_MAJOR * 10000 + WEFT_MINOR * 100 + WEFT_PATCHLEVEL; }
 
 const char *weftGetErrorString(weftStatus_t status) { return status_name(status); }
 
+/* The message of this thread's last failed call, cut to max_size - 1 characters; it clears nothing. */
 void weftGetLastErrorString(char *message, size_t max_size) {
     if (message && max_size)
         snprintf(message, max_size, "%s", status_text());
@@ -67,6 +70,7 @@ weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, in
     return WEFT_STATUS_SUCCESS;
 }
 
+/* On the device that WEFT_DEVICE names; unset, on the first GPU that can be used, else on the CPU. */
 weftStatus_t weftCreate(weftHandle_t *handle) {
     status_clear();
     if (!handle)
@@ -87,6 +91,7 @@ weftStatus_t weftDestroy(weftHandle_t handle) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Atomic: a thread may set the stream while another starts a plan by this handle, which then takes one or the other. */
 weftStatus_t weftSetStream(weftHandle_t handle, weftStream_t stream) {
     status_clear();
     TRY(context_check(handle, "weftSetStream"));

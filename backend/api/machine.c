@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this machine offers for GPUs, as JSON: what a doctor needs to say what is missing; and where else to look. */
+/* What this machine offers for GPUs, as JSON: what a doctor needs to say what is missing; and where else to look for a
+   compiler. What is missing is told and never an error. */
 #include "api/reply.h"
 #include "runtime/cache.h"
 #include "runtime/device.h"
@@ -17,6 +18,7 @@ static void add_driver(struct text *out) {
     bool is_there = driver_get(&driver) == WEFT_STATUS_SUCCESS;
     text_add(out, "{\"version\":");
     if (is_there)
+        /* CUDA's own numbering: 12040 is 12.4. */
         text_add(out, "\"%d.%d\"", driver->version / 1000, driver->version % 1000 / 10);
     else
         text_add(out, "null");
@@ -34,6 +36,7 @@ weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size) {
     text_add(&out, "{\"driver\":");
     add_driver(&out);
     snprintf(arch, sizeof arch, "%s", NEWEST_TUNED);
+    /* The first GPU's architecture, which compilers must know; NEWEST_TUNED where there is none. */
     if (device_count(WEFT_DEVICE_CUDA) && device_find(&device, WEFT_DEVICE_CUDA, 0) == WEFT_STATUS_SUCCESS)
         device_arch(arch, &device);
     text_add(&out, ",\"arch\":\"%s\",\"compilers\":", arch);
@@ -41,6 +44,7 @@ weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size) {
     text_add(&out, ",\"cache\":");
     cache_report(&out);
     text_add(&out, "}");
+    /* Looking for a driver or a compiler in vain leaves messages behind. */
     status_clear();
     return reply_text("weftDescribeMachine", &out, text, capacity, size);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long a plan takes where it runs: what choosing between plans by trial needs. */
+/* How long a plan takes where it runs: what choosing between plans by trial needs. It measures what callers will see,
+   the whole call and not single kernels, and warms nothing up: the first run counts as the others do. */
 #define _POSIX_C_SOURCE 199309L
 #include "api/entry.h"
 #include "base/trace.h"
@@ -8,6 +9,7 @@
 
 #include <time.h>
 
+/* Seconds from an arbitrary beginning, which no change of the clock moves. */
 static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -30,6 +32,7 @@ static weftStatus_t run(const struct call *call, int64_t repeats) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The CPU's plans are done when their call returns. */
 static weftStatus_t measure_on_host(double *seconds, const struct call *call, int64_t repeats) {
     double start = now();
     TRY(run(call, repeats));
@@ -55,6 +58,7 @@ static weftStatus_t measure_on_stream(double *seconds, const struct driver *driv
     return status;
 }
 
+/* *seconds is the mean of `repeats` runs. It waits for the stream. */
 weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                          weftStream_t stream, int64_t repeats, double *seconds) {
     status_clear();

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of a handle's device, for programs that have no allocator of their own. Plans never call these. */
+/* Memory of a handle's device, for programs that have no allocator of their own. Plans never call these. Memory that is
+   freed on a stream goes to the handle's pool, from which the same stream may have it back without waiting. */
 #include "base/trace.h"
 #include "runtime/context.h"
 #include "runtime/launch.h"
@@ -18,6 +19,7 @@ static weftStatus_t enter(struct device_scope *scope, weftHandle_t handle, const
 }
 
 static weftStatus_t allocate_on_host(void **address, size_t bytes) {
+    /* aligned_alloc wants a multiple of the alignment; a sum that wrapped around is found by the comparison. */
     size_t whole = (bytes + HOST_ALIGNMENT - 1) / HOST_ALIGNMENT * HOST_ALIGNMENT;
     *address = whole >= bytes ? aligned_alloc(HOST_ALIGNMENT, whole) : NULL;
     return *address ? WEFT_STATUS_SUCCESS : status_no_memory(bytes);
@@ -37,6 +39,7 @@ static weftStatus_t allocate_on_device(void **address, weftHandle_t handle, cons
     return status;
 }
 
+/* *address is NULL for 0 bytes and where there is no memory. `stream`: as allocate_on_device has it. */
 static weftStatus_t allocate(void **address, weftHandle_t handle, size_t bytes, const weftStream_t *stream,
                              const char *where) {
     struct device_scope scope;
@@ -53,16 +56,19 @@ static weftStatus_t allocate(void **address, weftHandle_t handle, size_t bytes, 
     return trace_failure(status);
 }
 
+/* Memory that any stream may use at once; weftFree gives it back. */
 weftStatus_t weftAllocate(weftHandle_t handle, size_t bytes, void **address) {
     status_clear();
     return allocate(address, handle, bytes, NULL, "weftAllocate");
 }
 
+/* The same for work of one stream, from the pool where this keeps enough. */
 weftStatus_t weftAllocateOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void **address) {
     status_clear();
     return allocate(address, handle, bytes, &stream, "weftAllocateOnStream");
 }
 
+/* To the driver at once, which waits for the device. NULL is allowed. */
 weftStatus_t weftFree(weftHandle_t handle, void *address) {
     status_clear();
     struct device_scope scope;
@@ -75,6 +81,7 @@ weftStatus_t weftFree(weftHandle_t handle, void *address) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `bytes` as they were allocated: the pool keeps memory by its size, for work behind what `stream` has in its queue. */
 weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t stream, void *address) {
     status_clear();
     struct device_scope scope;
@@ -87,6 +94,7 @@ weftStatus_t weftFreeOnStream(weftHandle_t handle, size_t bytes, weftStream_t st
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Between any of the host and the device, in the order of `stream`; returns when the bytes are there. */
 weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source, size_t bytes, weftStream_t stream) {
     status_clear();
     struct device_scope scope;
@@ -102,6 +110,7 @@ weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source
         if (!status)
             status = stream_wait(scope.driver, stream);
     } else if (bytes) {
+        /* Ranges of the host may overlap. */
         memmove(destination, source, bytes);
     }
     device_leave(&scope);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which scale an element of attention's operands has, and what scales are legal. */
+/* Which scale an element of attention's operands has, and what scales are legal: one number for all, for a batch entry
+   or a head, or one for each block of 32 elements along D or along S, plain or in tiles. Operands are [B, H, S, D]; the
+   extents of scales tell the kind. */
 #include "graph/ops/attention_scales.h"
 #include "base/number.h"
 #include "graph/ops/block_scale.h"
@@ -10,6 +12,7 @@ static void block_extents(int64_t extents[2], const struct tensor *operand, bool
     int64_t rows = operand->dims.at[2], columns = operand->dims.at[3];
     extents[ROWS] = is_along_rows ? divide_up(rows, ATTENTION_SCALE_BLOCK) : rows;
     extents[COLUMNS] = is_along_rows ? columns : divide_up(columns, ATTENTION_SCALE_BLOCK);
+    /* Tiles are filled up to whole ones; a tile's four columns are blocks, its 128 rows what is not in blocks. */
     if (are_tiled) {
         extents[is_along_rows ? COLUMNS : ROWS] = round_up(extents[is_along_rows ? COLUMNS : ROWS], SCALE_TILE_ROWS);
         extents[is_along_rows ? ROWS : COLUMNS] = round_up(extents[is_along_rows ? ROWS : COLUMNS], SCALE_TILE_COLUMNS);
@@ -23,12 +26,14 @@ static bool has_extents(const struct tensor *scales, const struct tensor *operan
     return scales->dims.count == 4 && scales->dims.at[2] == extents[0] && scales->dims.at[3] == extents[1] && !are_rows;
 }
 
+/* Blocks of one element each way, and are_blocks false, where scales are one for a head or more. */
 struct attention_blocks attention_blocks_of(const struct tensor *scales, const struct tensor *operand) {
     struct attention_blocks blocks = {.rows = 1, .columns = 1};
     bool are_tiled = scale_is_tiled(scales);
     bool is_of_head = scales->dims.at[2] == 1 && scales->dims.at[3] == 1;
     if (!are_tiled && is_of_head)
         return blocks;
+    /* Where both would fit, blocks lie along D. */
     bool is_along_columns = has_extents(scales, operand, false);
     blocks.are_blocks = is_along_columns || has_extents(scales, operand, true);
     if (!blocks.are_blocks)
@@ -36,20 +41,24 @@ struct attention_blocks attention_blocks_of(const struct tensor *scales, const s
     blocks.rows = is_along_columns ? 1 : ATTENTION_SCALE_BLOCK;
     blocks.columns = is_along_columns ? ATTENTION_SCALE_BLOCK : 1;
     blocks.are_tiled = are_tiled;
+    /* Tiles side by side in a row of them. */
     blocks.tiles = scales->dims.at[is_along_columns ? 3 : 2] / SCALE_TILE_COLUMNS;
     return blocks;
 }
 
+/* In elements from the scales' first; `index` is [b, h, s, d] of the operand. Extents of 1 broadcast. */
 int64_t attention_scale_offset(const struct view *scales, const struct attention_blocks *blocks,
                                const int64_t index[4]) {
     int64_t row = index[2] / blocks->rows, column = index[3] / blocks->columns;
     if (!blocks->are_tiled)
         return view_offset(scales, (const int64_t[]){index[0], index[1], row, column});
+    /* A tile counts blocks along its columns, whichever dimension they lie along. */
     int64_t line = blocks->rows > 1 ? column : row, block = blocks->rows > 1 ? row : column;
     return view_offset(scales, (const int64_t[]){index[0], index[1], 0, 0}) +
            scale_tile_offset(line, block, blocks->tiles);
 }
 
+/* Both shapes that would have been legal, as dims. */
 static weftStatus_t refuse_blocks(const struct descriptor *op, const char *key, const struct tensor *scales,
                                   const struct tensor *operand) {
     int64_t along[2][4];
@@ -85,6 +94,8 @@ static weftStatus_t check_blocks(const struct descriptor *op, const char *key, c
     return scale_is_tiled(scales) ? check_tiles(op, key, scales) : WEFT_STATUS_SUCCESS;
 }
 
+/* `dims`: how many of the leading dimensions scales may tell apart. `has_blocks`: whether this operand may have scales
+   of blocks at all. NULL scales pass. */
 weftStatus_t attention_check_scales(const struct descriptor *op, const char *key, const struct tensor *scales,
                                     const struct tensor *operand, int dims, bool has_blocks) {
     if (!scales)

@@ -54,6 +54,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     for (int i = 0; i < 3; i++) {
         tensor_infer_dims(statistics[i], dims.count, dims.at);
         tensor_infer_strides(statistics[i], op->x);
+        /* Statistics keep the bits of the calculation: a gradient recomputes weights from them. */
         tensor_infer_type(statistics[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
     }
     tensor_infer_type(op->y, tensor_result_type(op->y, (weftDataType_t)op->x->type, (weftDataType_t)op->math));
@@ -64,6 +65,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct softmax_op *op = (const struct softmax_op *)descriptor;
     struct tensor row = {.dims = statistic_dims(op)};
+    /* A sink may be one number for all rows, for a head, or for each row. */
     TRY(check_broadcasts(descriptor, "sink", op->sink, &row));
     TRY(check_dims(descriptor, "y", op->y, op->x->dims.count, op->x->dims.at));
     TRY(check_dims(descriptor, "stats", op->stats, row.dims.count, row.dims.at));
@@ -71,6 +73,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_dims(descriptor, "sum_exp", op->sum_exp, row.dims.count, row.dims.at);
 }
 
+/* NaN wins, whichever of the two it is. */
 static double larger(double a, double b) { return a >= b || isnan(a) ? a : b; }
 
 /* e^(score - max), where neither infinity turns into NaN. */
@@ -89,16 +92,20 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int axis = softmax_axis(op);
     int64_t index[WEFT_DIM_MAX], element[WEFT_DIM_MAX];
     for (bool more = index_begin(index, x.rank, rows_of_x.at); more; more = index_next(index, x.rank, rows_of_x.at)) {
+        /* `index` is 0 along the axis, where `element` steps through the row. */
         for (int i = 0; i < x.rank; i++)
             element[i] = index[i];
+        /* An absent sink weighs nothing, as a score of -inf does. */
         double extra = view_load_or(&sink, index, -INFINITY), m = extra;
         for (element[axis] = 0; element[axis] < x.dims[axis]; element[axis]++)
             m = larger(m, view_load(&x, element));
         double sum = weight(extra, m);
         for (element[axis] = 0; element[axis] < x.dims[axis]; element[axis]++)
             sum += weight(view_load(&x, element), m);
+        /* A row without weight would divide 0 by 0. */
         for (element[axis] = 0; y.data && element[axis] < x.dims[axis]; element[axis]++)
             view_store(&y, element, sum == 0 ? 0 : weight(view_load(&x, element), m) / sum);
+        /* log2(e) is 1 / ln 2. */
         view_store_if(&stats, index, (m + log(sum)) * (op->is_stats_log2 ? 1 / log(2) : 1));
         view_store_if(&max, index, m);
         view_store_if(&sum_exp, index, sum);
@@ -107,10 +114,12 @@ static void reference(const struct descriptor *descriptor, const struct bindings
 
 /* ---- As instructions --------------------------------------------------------------------------------------------- */
 
+/* Of joined statistics, WEIGHTS is the largest and carries the sum along, for SECOND to take. */
 int softmax_expand_peak(struct expansion *e, int x) {
     return expand(e, e->method == STATISTICS_IN_TURN ? OPCODE_LARGEST : OPCODE_WEIGHTS, x, -1);
 }
 
+/* SHIFT makes 0 of a peak of -inf, so that scores of -inf weigh 0 and not NaN. */
 int softmax_expand_weight(struct expansion *e, int x, int peak) {
     return expand(e, OPCODE_WEIGHT, x, expand(e, OPCODE_SHIFT, peak, -1));
 }
@@ -121,6 +130,8 @@ int softmax_expand_sum(struct expansion *e, int weight, int peak) {
 
 /* The sum with the sink's weight, relative to the larger of the peak and the sink. */
 static int add_sink(struct expansion *e, int sum, int plain, int sink, int shift) {
+    /* A joined sum is relative to the peak of the elements alone; a sum in turn has the sink's peak in its weights
+       already. */
     if (e->method != STATISTICS_IN_TURN)
         sum = expand_multiply(e, sum, expand(e, OPCODE_ROW_WEIGHT, plain, shift));
     return expand_add(e, sum, expand(e, OPCODE_ROW_WEIGHT, sink, shift));
@@ -143,12 +154,14 @@ static weftStatus_t expand_softmax(const struct descriptor *descriptor, struct e
     expansion_begin(e, op->math, op->x);
     TRY(expansion_needs_float(e, descriptor, "weights"));
     int x = expand_input(e, op->x), sink = expand_input(e, op->sink), zero = expand_number(e, 0);
+    /* `plain` is the peak of the elements, `peak` that with the sink. */
     int plain = softmax_expand_peak(e, x), peak = sink < 0 ? plain : expand(e, OPCODE_LARGER, plain, sink);
     int weight = softmax_expand_weight(e, x, peak), sum = softmax_expand_sum(e, weight, plain);
     if (sink >= 0)
         sum = add_sink(e, sum, plain, sink, e->at[weight].arguments[1]);
     sum = expand_choice(e, OPCODE_IF_EQUAL, peak, peak, sum, peak); /* NaN spreads over its row */
     int share = expand_divide(e, expand_number(e, 1), sum);
+    /* A quotient per row and a product per element; rows without weight are 0. */
     int scale = expand_choice(e, OPCODE_IF_EQUAL, sum, zero, zero, share);
     expand_result(e, op->sum_exp, sum);
     expand_result(e, op->max, peak);
