@@ -7,6 +7,7 @@
 #include "graph/ops/attention.h"
 #include "graph/ops/reshape.h"
 
+/* What both walks know; arrays have an entry for each value, or node, of the graph. */
 struct search {
     const struct graph *graph;
     struct views *views;
@@ -19,6 +20,7 @@ struct search {
 
 /* ---- What may lie elsewhere -------------------------------------------------------------------------------------- */
 
+/* Elements of whole bytes that strides find: an offset in elements is then an address. */
 static bool is_plain(const struct tensor *t) {
     return t->vector_count == 1 && !t->ragged_offset && t->reordering == WEFT_TENSOR_REORDERING_NONE &&
            dtype_of((weftDataType_t)t->type)->bits % 8 == 0 && tensor_elements(t) > 0;
@@ -44,6 +46,7 @@ static void fix_modified(struct search *s, const struct descriptor *op) {
         fix_tensor(s, modifier->values[v].tensor);
 }
 
+/* What the caller sees keeps its layout; so do offsets of ragged tensors, which are read as they are. */
 static void find_fixed(struct search *s) {
     const struct graph *graph = s->graph;
     for (int v = 0; v < graph->value_count; v++) {
@@ -64,6 +67,7 @@ static bool takes_views(const struct search *s, int value) {
     return !s->is_apart || !s->is_apart[s->views->memory[value]];
 }
 
+/* Whether a value lies in another's memory already. */
 static bool has_place(const struct search *s, int value) { return s->views->memory[value] != value; }
 
 static const struct tensor *tensor_at(const struct search *s, int value) { return s->graph->values[value].tensor; }
@@ -76,6 +80,7 @@ static int result_of(const struct search *s, const struct node *node) {
     return is ? node->operands[last] : -1;
 }
 
+/* `in` may lie in another's memory itself: the value goes there, and `layout` counts from its beginning. */
 static void put(struct search *s, int value, int in, const struct placement *layout) {
     s->views->memory[value] = s->views->memory[in];
     s->layouts[value] = *layout;
@@ -86,6 +91,7 @@ static void put(struct search *s, int value, int in, const struct placement *lay
 static bool fit_operand(struct search *s, const struct node *node, int k, int y) {
     struct placement found;
     int x = node->operands[k];
+    /* A value that nobody makes has its place; one of another type cannot be made in the result's memory. */
     bool may = takes_views(s, y) && !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 &&
                x != s->views->memory[y] && tensor_at(s, x)->type == tensor_at(s, y)->type;
     if (!may || !op_of(node->op)->fit(node->op, k, &s->layouts[y], &found))
@@ -100,6 +106,7 @@ static bool wants_inputs(const struct search *s, int n, int y) {
     return op->fit && (!op->look || s->is_stuck[n] || !tensor_at(s, y)->is_virtual || has_place(s, y));
 }
 
+/* A node runs nothing only if all of its inputs are made in place: of a concatenation some may be. */
 static void fit_inputs(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
     int y = result_of(s, node), fitted = 0;
@@ -118,6 +125,7 @@ static bool may_look(const struct search *s, const struct node *node, int x, int
            !tensor_at(s, x)->is_by_value && !tensor_at(s, x)->is_constant;
 }
 
+/* The result of a node becomes a view of its input, where strides can say so. */
 static void look_through(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
     struct placement found;
@@ -129,6 +137,7 @@ static void look_through(struct search *s, int n) {
     s->views->is_view[n] = true;
 }
 
+/* Every value in its own memory, as its tensor says. */
 static void forget(struct search *s) {
     for (int v = 0; v < s->graph->value_count; v++) {
         s->views->memory[v] = v;
@@ -151,9 +160,11 @@ static void find_stuck(struct search *s) {
 
 /* What the address of a part is a multiple of. */
 static int64_t part_alignment(const struct tensor *whole, int64_t offset) {
+    /* The lowest bit that is set in an offset is the largest power of two that divides it. */
     return offset ? min64(whole->alignment, offset & -offset) : whole->alignment;
 }
 
+/* A tensor with the layout that was found, and the offset of its first element, in bytes. */
 static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, struct arena *arena) {
     const struct tensor *tensor = tensor_at(s, v);
     struct tensor *copy;
@@ -171,6 +182,7 @@ static void name_elements(struct node *copy, const struct node *node) {
         ((struct reshape_op *)copy->op)->mode = WEFT_RESHAPE_LOGICAL;
 }
 
+/* The user's graph stays; what the planner gets names new tensors where layouts changed. */
 static weftStatus_t copy_graph(struct search *s, struct arena *arena, struct arena *scratch) {
     const struct graph *graph = s->graph;
     struct tensor **tensors;
@@ -198,6 +210,7 @@ weftStatus_t views_none(struct views *views, const struct graph *graph, struct a
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Most graphs move nothing, and need no search. */
 static bool has_any(const struct graph *graph) {
     for (int n = 0; n < graph->node_count; n++)
         if (op_of(graph->nodes[n].op)->look || op_of(graph->nodes[n].op)->fit)
@@ -215,6 +228,7 @@ static weftStatus_t search(struct search *s, struct arena *arena, struct arena *
     TRY(arena_alloc(scratch, &s->is_stuck, (size_t)graph->node_count * sizeof *s->is_stuck));
     forget(s);
     find_fixed(s);
+    /* In this order: what fits in its place is settled before results are looked for in their inputs. */
     find_stuck(s);
     for (int n = graph->node_count; n-- > 0;)
         fit_inputs(s, n);

@@ -58,6 +58,7 @@ static weftDataType_t type_of_operands(const struct search *s, const struct node
     return type;
 }
 
+/* Elements of the node's largest output: smaller ones beside it are its statistics. */
 static int64_t largest_result(const struct search *s, const struct node *node) {
     int64_t most = 0;
     for (int k = 0; k < node->operand_count; k++)
@@ -66,6 +67,7 @@ static int64_t largest_result(const struct search *s, const struct node *node) {
     return most;
 }
 
+/* An intermediate that the user gave no type, and that was inferred to be FLOAT. */
 static bool is_free(const struct search *s, int value) {
     const struct tensor *tensor = tensor_at(s, value);
     return tensor->is_virtual && tensor->type == WEFT_DATA_FLOAT && !s->is_fixed[value] &&
@@ -91,6 +93,7 @@ static void fix_operands(struct search *s, const struct node *node) {
             s->is_fixed[node->operands[k]] = true;
 }
 
+/* The copy is marked free, so that readers within one kernel see FLOAT. */
 static weftStatus_t narrow(struct search *s, int value, weftDataType_t type) {
     TRY(descriptor_mirror(s->arena, &s->tensors[value], &s->graph->values[value].tensor->base));
     s->tensors[value]->type = (int32_t)type;
@@ -101,6 +104,7 @@ static weftStatus_t narrow(struct search *s, int value, weftDataType_t type) {
 static weftStatus_t narrow_results(struct search *s, const struct node *node, bool *is_any) {
     weftDataType_t type = type_of_operands(s, node, true);
     int64_t most = largest_result(s, node);
+    /* Features alone, where nothing of several dimensions is read. */
     if ((int32_t)type == TENSOR_NO_TYPE)
         type = type_of_operands(s, node, false);
     if ((type != WEFT_DATA_HALF && type != WEFT_DATA_BFLOAT16) || is_statistic(node->op))
@@ -123,8 +127,10 @@ static weftStatus_t search(const struct graph **made, struct search *s, struct a
     TRY(arena_alloc(scratch, &s->is_fixed, (size_t)graph->value_count * sizeof *s->is_fixed));
     for (int n = 0; n < graph->node_count; n++)
         fix_modified(s, graph->nodes[n].op);
+    /* Backwards, so that what an output of FLOAT is made of is fixed through all of its makers. */
     for (int n = graph->node_count; n-- > 0;)
         fix_operands(s, &graph->nodes[n]);
+    /* Forwards, so that each node sees the types that its inputs have by then. */
     for (int n = 0; n < graph->node_count; n++)
         TRY(narrow_results(s, &graph->nodes[n], &is_any));
     if (!is_any)

@@ -291,6 +291,7 @@ static const struct row backward_rows[] = {
                .doc = "what dO_T is multiplied by first"),
 };
 
+/* Every attribute by its own name; methods of cuDNN's names are put together in Python from these. */
 static const struct method forward_methods[] = {
     {"sdpa_fwd", "attention with every attribute by its name : o = dropout(softmax(mask(scale q k^T + bias))) v", NULL,
      "q k v attn_scale=None attn_scale_value=None bias=None seq_len_q=None seq_len_kv=None "
@@ -343,6 +344,7 @@ static weftStatus_t refuse_unserved(const struct descriptor *op) {
 static weftStatus_t check_shared_heads(const struct descriptor *op, const struct attention *a, const char *key,
                                        const struct tensor *shared) {
     int64_t heads = a->q->dims.at[1], own = shared->dims.at[1];
+    /* No heads at all fit no heads at all. */
     if (own ? heads % own != 0 : heads != 0)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: q %s has %lld heads, %s %s has %lld. Make the heads of %s divide those of q.", descriptor_label(op),
@@ -393,6 +395,7 @@ static weftStatus_t check_pages(const struct descriptor *op, const struct attent
              "at "
              "least, of one key at least.",
              descriptor_label(op), key, tensor_dims_text(container));
+    /* Kernels look up a page for every key in use. */
     if (table_reach(table, container) < keys)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: %s is %s: pages of %lld keys that hold fewer than the %lld of a sequence. Give it more pages.",
@@ -401,6 +404,7 @@ static weftStatus_t check_pages(const struct descriptor *op, const struct attent
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: %s is %s, of pages of %lld keys: more than 2^31 keys. Set paged_attention_max_seq_len_kv.",
              descriptor_label(op), table_key, tensor_dims_text(table), (long long)size);
+    /* A page beyond the length in use may be anybody's: the length must be known. */
     if (!a->seq_len_kv && !a->cu_seq_len_kv)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s is set, but seq_len_kv is not. Give it, [B, 1, 1, 1] of INT32.",
              descriptor_label(op), table_key);
@@ -415,6 +419,7 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct att
     TRY(check_rank(op, "v", a->v, 4, 4));
     TRY(check_rank(op, "paged_attention_k_table", a->k_table, 4, 4));
     TRY(check_rank(op, "paged_attention_v_table", a->v_table, 4, 4));
+    /* Depth, batch entries and keys of q, k and v agree; a table says the last two instead. */
     bool k_fits = k[3] == q[3] && (a->k_table || (k[0] == q[0] && k[2] == attention_keys(a)));
     bool v_fits = a->v_table || (v[0] == q[0] && v[2] == attention_keys(a));
     if (a->most_keys && !a->k_table && !a->v_table)
@@ -479,6 +484,7 @@ static weftStatus_t check_ragged(const struct descriptor *op, const struct atten
     if (!tensor || !tensor->ragged_offset)
         return WEFT_STATUS_SUCCESS;
     TRY(check_integers(op, key, tensor->ragged_offset, (const int64_t[]){a->q->dims.at[0] + 1, 1, 1, 1}));
+    /* Intermediate tensors are laid out by the planner, which knows no offsets; pages have no use for them. */
     if (tensor->is_virtual || (has_keys && (a->k_table || a->v_table)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets, and %s. Give a padded tensor.",
              descriptor_label(op), key, tensor->is_virtual ? "is virtual" : "there are page tables");
@@ -501,6 +507,7 @@ static weftStatus_t check_padded(const struct descriptor *op, const struct atten
     return check_ragged(op, a, "v", a->v, true);
 }
 
+/* A bit or a byte for each tile of 128 x 128 scores, the last ones short. */
 static weftStatus_t check_block_mask(const struct descriptor *op, const struct attention *a) {
     if (!a->block_mask)
         return WEFT_STATUS_SUCCESS;
@@ -513,6 +520,7 @@ static weftStatus_t check_block_mask(const struct descriptor *op, const struct a
              descriptor_label(op), dtype_of((weftDataType_t)type)->name);
     TRY(check_rank(op, "block_mask", a->block_mask, 4, 4));
     const int64_t *dims = a->block_mask->dims.at;
+    /* Batch entries and heads may share a mask. */
     bool is_shared = (dims[0] == 1 || dims[0] == a->q->dims.at[0]) && (dims[1] == 1 || dims[1] == a->q->dims.at[1]);
     int64_t wanted[] = {a->q->dims.at[0], a->q->dims.at[1], rows,
                         attention_mask_has_bits(a) ? divide_up(columns, 8) : columns};
@@ -527,6 +535,7 @@ static weftStatus_t check_block_mask(const struct descriptor *op, const struct a
 /* Checks what forward and backward share; has_value: the scale was set as a number. */
 static weftStatus_t check_attention(const struct descriptor *op, const struct attention *a, bool has_value) {
     const int64_t *q = a->q->dims.at;
+    /* Never stored: a tensor of their dims to compare others with. */
     struct tensor scores = {.dims = {4, {q[0], q[1], q[2], attention_keys(a)}}};
     TRY(check_broadcasts(op, "bias", a->bias, &scores));
     TRY(score_modifier_check(&a->modifier, op, &scores));
@@ -554,10 +563,12 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
 
 /* ---- Inference --------------------------------------------------------------------------------------------------- */
 
+/* Statistics keep the bits of the calculation: backward recomputes weights from them. */
 static weftDataType_t statistics_type(const struct attention *a) {
     return a->q->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
 }
 
+/* `last`: the extent behind [B, Hq, Sq]. */
 static void infer_statistics(struct tensor *tensor, const struct attention *a, int64_t last) {
     tensor_infer_dims(tensor, 4, (const int64_t[]){a->q->dims.at[0], a->q->dims.at[1], a->q->dims.at[2], last});
     tensor_infer_type(tensor, statistics_type(a));
@@ -579,6 +590,7 @@ static void infer_amax(struct tensor *tensor, const struct attention *a) {
     tensor_infer_type(tensor, statistics_type(a));
 }
 
+/* Dims of results follow from q and v once operands are known to fit. */
 static weftStatus_t infer_forward(struct descriptor *descriptor) {
     struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
     TRY(refuse_unserved(descriptor));
@@ -598,6 +610,7 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const int64_t *q = op->a.q->dims.at;
     TRY(check_attention(descriptor, &op->a,
                         descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT)));
+    /* o is as wide as the values; statistics are a number for each query. */
     TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], op->a.v->dims.at[3]}));
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_ragged(descriptor, &op->a, "o", op->o, false));
@@ -660,6 +673,7 @@ static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
         const char *key, *scales_key;
         const struct tensor *again, *scales;
         int dims;
+    /* Given once more in another layout or type, each with scales of its own. */
     } copies[] = {{"q_T", "descale_q_T", op->q_t, op->descale_q_t, 2},
                   {"k_T", "descale_k_T", op->k_t, op->descale_k_t, 3},
                   {"dO_T", "descale_dO_T", op->do_t, op->descale_do_t, 3}};
@@ -726,6 +740,7 @@ static weftStatus_t finalize_backward(struct descriptor *descriptor) {
     return op_finalize(descriptor);
 }
 
+/* Places in the modifier's graph, which no row holds. */
 static weftStatus_t copy_forward(struct descriptor *target, const struct descriptor *source) {
     score_modifier_copy(&((struct sdpa_fwd_op *)target)->a.modifier, &((const struct sdpa_fwd_op *)source)->a.modifier);
     return WEFT_STATUS_SUCCESS;
@@ -758,6 +773,7 @@ struct run {
     uint64_t seed, offset;
 };
 
+/* Without bindings, as for counting scratch, all views are empty and sizes are there all the same. */
 static struct run run_of(const struct attention *a, const struct bindings *bindings) {
     return (struct run){
         .a = a,
@@ -784,6 +800,7 @@ static struct run run_of(const struct attention *a, const struct bindings *bindi
 /* What the scores of one head of one batch depend on. */
 struct head {
     int64_t batch, index;
+    /* shift: of the diagonal, in keys; 0 where it begins at the top left. */
     int64_t rows_used, columns_used, shift;
     double slope;
     double sink; /* -inf: none */
@@ -815,6 +832,7 @@ static struct head head_of(const struct run *run, int64_t batch, int64_t index) 
 static bool keeps_tile(const struct run *run, const struct head *head, int64_t row, int64_t column) {
     if (!run->block_mask.data)
         return true;
+    /* Eight tiles of keys a byte, the first in the lowest bit. */
     int64_t tile = column / ATTENTION_MASK_TILE, bits = attention_mask_has_bits(run->a) ? 8 : 1;
     int64_t byte = view_load_int(&run->block_mask,
                                  (const int64_t[]){head->batch, head->index, row / ATTENTION_MASK_TILE, tile / bits});
@@ -830,6 +848,7 @@ static double score(const struct run *run, const struct head *head, const double
                 column <= row + head->shift + run->a->right_bound && column > row + head->shift - run->a->left_bound;
     if (!seen || !keeps_tile(run, head, row, column))
         return -INFINITY;
+    /* A boolean bias hides as a bias of -inf does, before the product. */
     double bias = 0;
     if (run->bias.data) {
         bias = view_load(&run->bias, (const int64_t[]){head->batch, head->index, row, column});
@@ -845,6 +864,7 @@ static double score(const struct run *run, const struct head *head, const double
     if (run->a->modifier.graph)
         modified = score_modifier_apply(&run->a->modifier, run->bindings,
                                         (const int64_t[]){head->batch, head->index, row, column}, *product);
+    /* A modifier's -inf hides; adding to it could make NaN of it. */
     return modified == -INFINITY ? modified : modified + bias + head->slope * (double)(column - row);
 }
 
@@ -869,6 +889,8 @@ static struct view entry_of(const struct bindings *bindings, const struct tensor
     struct view offsets = view_of(bindings, tensor->ragged_offset);
     int64_t offset = view_load_int(&offsets, (const int64_t[]){batch, 0, 0, 0}) * tensor->ragged_multiplier;
     int64_t usual = view.dims[0] == 1 ? 0 : batch * view.strides[0];
+    /* Types of ragged tensors have whole bytes. The pointer may leave the tensor meanwhile: only in-range offsets come
+       of it. */
     view.data = (char *)view.data + dtype_bytes(view.type, 1) * (offset - usual);
     return view;
 }
@@ -972,6 +994,7 @@ struct forward_scratch {
     double *weights;       /* of one row */
 };
 
+/* Doubles that a run needs, and, with a block, where each array lies. */
 static int64_t lay_out_forward(const struct sdpa_fwd_op *op, double *block, struct forward_scratch *scratch) {
     struct run run = run_of(&op->a, &(struct bindings){0});
     struct cursor cursor = {.block = block};
@@ -994,6 +1017,7 @@ static void weigh_row(const struct run *run, const struct head *head, const stru
                       int64_t row, double *max, double *sum) {
     const double *q = scratch->q + row * run->depth;
     double *weights = scratch->weights;
+    /* A query beyond those in use has no sink either: its row is 0. */
     double sink = row < head->rows_used ? head->sink : -INFINITY;
     *max = sink;
     for (int64_t j = 0; j < run->columns; j++) {
@@ -1018,6 +1042,7 @@ struct forward_views {
     double amax_s, amax_o;
 };
 
+/* Entries that may be ragged are found for each batch entry, later. */
 static struct forward_views forward_views_of(const struct sdpa_fwd_op *op, const struct bindings *bindings) {
     return (struct forward_views){
         .op = op,
@@ -1054,6 +1079,7 @@ static void add_values(const struct run *run, const struct head *head, struct fo
                        const struct forward_scratch *scratch, int64_t row, double sum) {
     double *o = scratch->o + row * run->value_depth;
     for (int64_t j = 0; j < run->columns; j++) {
+        /* Keys of weight 0 are skipped: the value of one that is not seen may be NaN. */
         double weight = scratch->weights[j] == 0 ? 0 : scratch->weights[j] / sum * kept(run, head, row, j);
         views->amax_s = weight > views->amax_s ? weight : views->amax_s;
         for (int64_t d = 0; d < run->value_depth && weight != 0; d++)
@@ -1078,6 +1104,7 @@ static void forward_head(const struct run *run, const struct head *head, struct 
         double row_max, row_sum;
         const int64_t index[] = {head->batch, head->index, i, 0};
         weigh_row(run, head, scratch, i, &row_max, &row_sum);
+        /* ln 0 for a row without weight, said outright. */
         double total = row_sum == 0 ? -INFINITY : row_max + log(row_sum);
         store_statistic(&views->max, op->max, index, head->rows_used, row_max);
         store_statistic(&views->sum_exp, op->sum_exp, index, head->rows_used, row_sum);
@@ -1087,6 +1114,7 @@ static void forward_head(const struct run *run, const struct head *head, struct 
     store_head(&views->o, rows_of(op->o, head->rows_used), head->batch, head->index, scratch->o);
 }
 
+/* One head after the other, in scratch that all of them share. */
 static void forward(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct sdpa_fwd_op *op = (const struct sdpa_fwd_op *)descriptor;
     struct run run = run_of(&op->a, bindings);
@@ -1107,6 +1135,7 @@ static double score_count(const struct attention *a) {
     return (double)a->q->dims.at[0] * (double)a->q->dims.at[1] * (double)a->q->dims.at[2] * (double)attention_keys(a);
 }
 
+/* Two products of depth Dqk and Dv for each score, masks apart. */
 static double forward_flops(const struct descriptor *descriptor) {
     const struct attention *a = &((const struct sdpa_fwd_op *)descriptor)->a;
     return 2 * score_count(a) * (double)(a->q->dims.at[3] + a->v->dims.at[3]);
@@ -1137,6 +1166,7 @@ const struct op sdpa_fwd_op = {
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
+/* In doubles; rows one after the other. */
 struct backward_scratch {
     double *q, *k, *v, *o, *d_o, *stats, *dq;             /* of one query head */
     double *dk, *dv;                                      /* of the key and value head that it uses */
@@ -1160,6 +1190,7 @@ static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, str
     scratch->dv = take(&cursor, run.columns * run.value_depth);
     scratch->dbias = take(&cursor, op->dbias ? tensor_elements(op->dbias) : 0);
     scratch->dsink = take(&cursor, run.heads);
+    /* Operands that are not given once more are the first ones. */
     scratch->q_for_dk = op->q_t ? take(&cursor, q) : scratch->q;
     scratch->k_for_dq = op->k_t ? take(&cursor, k) : scratch->k;
     scratch->d_o_for_dv = op->do_t ? take(&cursor, o) : scratch->d_o;
@@ -1242,6 +1273,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
     double stats = scratch->stats[row], mean = 0; /* of the weights' gradients, each with its weight: dO o */
     for (int64_t d = 0; d < run->value_depth; d++)
         mean += scratch->d_o_for_o[o_at + d] * scratch->o[o_at + d];
+    /* The sink has a weight and no value: its gradient is that of a score whose dP is 0. */
     if (head->sink != -INFINITY)
         scratch->dsink[head->index] -= probability(head->sink, stats) * mean;
     for (int64_t j = 0; j < run->columns; j++) {
@@ -1256,6 +1288,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
             product += scratch->d_o[o_at + d] * scratch->v[v_at + d];
             scratch->dv[v_at + d] += weight_factor * scratch->d_o_for_dv[o_at + d];
         }
+        /* The bias is added behind the modifier: its gradient is taken before it. */
         double ds = weight * (factor * product - mean);
         if (op->dbias)
             scratch->dbias[shared_place(&op->dbias->dims, index)] += ds;
@@ -1305,6 +1338,7 @@ static void store_gradient(const struct run *run, const struct tensor *tensor, c
     struct view view = entry_of(run->bindings, tensor, head->batch);
     int64_t shared = attention_shared_head(head->index, run->heads, tensor->dims.at[1]);
     int64_t rows = min64(rows_of(tensor, used), tensor->dims.at[2]), columns = tensor->dims.at[3];
+    /* Largest before the scale, as the next step's scale is made of it. */
     for (int64_t i = 0; i < count; i++)
         note_largest(largest, from[i]);
     for (int64_t i = 0; view.data && i < rows * columns; i++)
@@ -1341,6 +1375,7 @@ static void clear_sums(const struct sdpa_bwd_op *op, const struct run *run, cons
         clear(scratch->dmodifier[i], tensor_elements(op->a.modifier.gradients.tensors[i]));
 }
 
+/* Once, when all heads have added to them. */
 static void store_sums(const struct sdpa_bwd_op *op, const struct bindings *bindings,
                        const struct backward_scratch *scratch, const struct backward_scales *scales) {
     struct view dbias = view_of(bindings, op->dbias), dsink = view_of(bindings, op->dsink);

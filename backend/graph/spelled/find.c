@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding attention that is spelled out, from its last product upwards: weights, dropout, softmax. */
+/* Finding attention that is spelled out, from its last product upwards: weights, dropout, softmax; scores.c goes on
+   from there. Each step has one tensor to explain, takes the operations that make it, and refuses with a sentence where
+   attention would calculate or round otherwise. Nothing is changed and nothing is written; write.c does that. */
 #include "base/philox.h"
 #include "graph/ops/reduction.h"
 #include "graph/ops/softmax.h"
@@ -21,6 +23,7 @@ static weftStatus_t check_weights(const struct spelled_attention *s, const struc
 /* Ones and zeros, times a number. What it took is taken back by the caller where it finds none. */
 static const struct rng_op *find_dropout(struct spelled_attention *s, const struct tensor *mask, double *growth) {
     double number;
+    /* Factors between the mask and the weights join their growth. */
     for (int node; (node = spelled_maker(s, mask)) >= 0;) {
         if (op_of(spelled_op(s, node)) == &rng_op)
             return spelled_take(s, node) ? NULL : (const struct rng_op *)spelled_op(s, node);
@@ -37,6 +40,7 @@ static bool drops(struct spelled_attention *s, const struct pointwise_op *op, co
                   double *growth) {
     const struct tensor *sides[] = {op->x, op->b};
     for (int i = 0; i < 2 && !s->dropout && op->pw->mode == WEFT_POINTWISE_MUL; i++) {
+        /* The mask may be either side; what a vain search on one of them took is given back. */
         int count = s->count;
         double grown = *growth * op->alpha1 * op->alpha2;
         s->dropout = find_dropout(s, sides[1 - i], &grown);
@@ -53,12 +57,14 @@ static bool drops(struct spelled_attention *s, const struct pointwise_op *op, co
 
 /* Dropout as attention has it: Bernoulli's, and what stays grows by as much as is dropped. */
 static weftStatus_t check_dropout(const struct spelled_attention *s, int node, double growth) {
+    /* 1 / (1 - p) reaches us as a float of the user's: a few units of its last place. */
     static const double CLOSE = 1e-6;
     if (!s->dropout && growth != 1)
         return spelled_refuse(s, node, "multiplies weights by a number, and there is no dropout");
     if (!s->dropout)
         return WEFT_STATUS_SUCCESS;
     const struct rng *rng = s->dropout->parameters;
+    /* The threshold decides which words drop: 1 - p, as attention will take it, must give the same one. */
     if (rng->distribution != WEFT_RNG_DISTRIBUTION_BERNOULLI || !tensor_same_dims(s->dropout->y, s->scores) ||
         philox_threshold(1 - (1 - rng->probability)) != philox_threshold(rng->probability))
         return spelled_refuse_tensor(s->dropout->y, "is no mask of dropout, Bernoulli's of the dims of the scores");
@@ -69,6 +75,7 @@ static weftStatus_t check_dropout(const struct spelled_attention *s, int node, d
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
+/* NULL for a result that nobody reads: attention then does not write it. */
 static const struct tensor *if_wanted(const struct spelled_attention *s, const struct tensor *tensor) {
     return tensor && !value_is_dead(&s->graph->values[graph_find_value(s->graph, tensor)]) ? tensor : NULL;
 }
@@ -94,6 +101,7 @@ static const struct reduction_op *reduced_by(const struct spelled_attention *s, 
     if (node < 0 || op_of(spelled_op(s, node)) != &reduction_op)
         return NULL;
     const struct reduction_op *op = (const struct reduction_op *)spelled_op(s, node);
+    /* Rows are the last dimension, that of the keys, reduced to 1. */
     struct dims rows = op->x->dims;
     rows.at[rows.count - 1] = 1;
     bool is_rows =
@@ -107,6 +115,7 @@ struct spelled_softmax {
     const struct reduction_op *sum, *max;
 };
 
+/* Fills in what it finds; find_softmax looks at what is missing. */
 static void find_share(struct spelled_softmax *p, const struct spelled_attention *s, int node) {
     const struct pointwise_op *op = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
     const struct tensor *weights = NULL, *sum = NULL;
@@ -139,12 +148,13 @@ static bool find_softmax(struct spelled_softmax *p, const struct spelled_attenti
     return p->max && p->max->x == p->difference->x;
 }
 
-/* Statistics behind a spelled softmax: max + log(sum). */
+/* Statistics behind a spelled softmax: max + log(sum). Optional: without them there are none to write. */
 static weftStatus_t find_statistics(struct spelled_attention *s, const struct tensor *max, const struct tensor *sum) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, sum)];
     for (int i = 0; i < value->readers; i++) {
         const struct pointwise_op *log =
             spelled_is_pointwise(s, value->read_by[i]) ? spelled_pointwise(s, value->read_by[i]) : NULL;
+        /* The logarithm must lead to the sum alone: attention does not give it by itself. */
         int node = log && log->pw->mode == WEFT_POINTWISE_LOG && log->alpha1 == 1 ? spelled_sole_reader(s, log->y) : -1;
         const struct pointwise_op *add = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
         if (!add || add->pw->mode != WEFT_POINTWISE_ADD || add->alpha1 != 1 || add->alpha2 != 1 ||
@@ -164,6 +174,7 @@ static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) 
     TRY(spelled_note_math(s, &p.sum->base, reduction_math(p.sum)));
     TRY(spelled_note_math(s, &p.max->base, reduction_math(p.max)));
     s->scores = p.max->x;
+    /* What attention keeps on chip. The maximum may be rounded as the scores are: it is one of them. */
     const struct tensor *kept[] = {p.exponential->y, p.difference->y, p.sum->y, p.reciprocal ? p.reciprocal->y : NULL,
                                    p.max->y};
     for (int i = 0; i < 5; i++)
@@ -172,6 +183,7 @@ static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) 
     for (int i = 0; i < 5; i++)
         TRY(kept[i] ? spelled_take(s, spelled_maker(s, kept[i])) : WEFT_STATUS_SUCCESS);
     TRY(spelled_take(s, node));
+    /* After the softmax's own nodes, so that readers among these do not count as others. */
     TRY(find_statistics(s, p.max->y, p.sum->y));
     s->max = spelled_is_wanted(s, p.max->y) ? p.max->y : NULL;
     s->sum_exp = spelled_is_wanted(s, p.sum->y) ? p.sum->y : NULL;
@@ -182,6 +194,7 @@ static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) 
 static weftStatus_t find_weights(struct spelled_attention *s, int node, const struct tensor *weights) {
     double growth = 1, factor;
     int maker, last = node;
+    /* Factors and dropout, in any order, until something else makes the weights: that must be the softmax. */
     for (;; last = maker) {
         const struct tensor *before;
         maker = spelled_maker(s, weights);
@@ -233,6 +246,7 @@ weftStatus_t spelled_attention_find(struct spelled_attention *found, const struc
     TRY(spelled_look_behind(found, &found->o));
     found->v = spelled_view_of(op->b, op);
     TRY(spelled_look_through(found, &found->v, node, NULL));
+    /* Between product and softmax weights may be under other extents, of batches and heads joined. */
     const struct tensor *weights = op->a;
     TRY(spelled_take_view(found, &weights));
     TRY(find_weights(found, node, weights));

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The graph around spelled attention: who makes and who reads a tensor, types, and the operands of its products. */
+/* The graph around spelled attention: who makes and who reads a tensor, types, and the operands of its products.
+   Looking up is free of effects; what is taken goes into the list of nodes. Positions of nodes are those of the whole
+   graph. */
 #include "graph/spelled/parts.h"
 #include "graph/ops/reshape.h"
 #include "graph/ops/transpose.h"
@@ -35,6 +37,7 @@ const struct pointwise_op *spelled_made_by(const struct spelled_attention *s, co
                                                                                          : NULL;
 }
 
+/* A linear search: at most SPELLED_NODES_MAX nodes are taken. */
 int spelled_place(const struct spelled_attention *s, int node) {
     for (int i = 0; i < s->count; i++)
         if (s->nodes[i] == node)
@@ -44,6 +47,7 @@ int spelled_place(const struct spelled_attention *s, int node) {
 
 bool spelled_has(const struct spelled_attention *s, int node) { return spelled_place(s, node) >= 0; }
 
+/* A node that is taken already stays where it is. It modifies nothing until gather says so. */
 weftStatus_t spelled_take(struct spelled_attention *s, int node) {
     if (s->count == SPELLED_NODES_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: attention would be spelled by more than %d operations",
@@ -55,6 +59,7 @@ weftStatus_t spelled_take(struct spelled_attention *s, int node) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Texts without a fix: a refusal here only says that operations run one by one. */
 weftStatus_t spelled_refuse(const struct spelled_attention *s, int node, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: %s", descriptor_label(spelled_op(s, node)), what);
 }
@@ -63,6 +68,7 @@ weftStatus_t spelled_refuse_tensor(const struct tensor *tensor, const char *what
     FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s %s", descriptor_label(&tensor->base), what);
 }
 
+/* One reader may read it several times. A tensor with memory could be read by anybody. */
 bool spelled_is_private(const struct spelled_attention *s, const struct tensor *tensor, int reader) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     bool is = tensor->is_virtual;
@@ -87,6 +93,7 @@ static const struct reshape_op *view_at(const struct spelled_attention *s, int n
 const struct tensor *spelled_behind_view(const struct spelled_attention *s, const struct tensor *tensor) {
     const struct reshape_op *op = view_at(s, spelled_maker(s, tensor));
     int64_t x = op ? op->x->dims.count : 0, y = tensor->dims.count;
+    /* The last two dimensions, rows and columns of scores, must stay; those before may be joined or split. */
     bool is_of_batches = x >= 2 && y >= 2 && op->x->dims.at[x - 1] == tensor->dims.at[y - 1] &&
                          op->x->dims.at[x - 2] == tensor->dims.at[y - 2];
     return is_of_batches ? op->x : tensor;
@@ -105,6 +112,7 @@ bool spelled_is_wanted(const struct spelled_attention *s, const struct tensor *t
     bool is = !tensor->is_virtual;
     for (int i = 0; i < value->readers && !is; i++) {
         const struct reshape_op *view = view_at(s, value->read_by[i]);
+        /* A view of it is the same memory: what counts is who reads that. */
         is = view ? spelled_is_wanted(s, view->y) : !spelled_has(s, value->read_by[i]);
     }
     return is;
@@ -127,11 +135,13 @@ int spelled_sole_reader(const struct spelled_attention *s, const struct tensor *
 
 /* ---- Types ------------------------------------------------------------------------------------------------------- */
 
+/* Its reader in the same kernel would see every bit that was calculated. */
 bool spelled_is_exact(const struct spelled_attention *s, const struct tensor *tensor) {
     weftDataType_t type = tensor_type_inside(tensor);
     return type == WEFT_DATA_DOUBLE || type == s->math;
 }
 
+/* The first operation says which of the two; all others have to agree. */
 weftStatus_t spelled_note_math(struct spelled_attention *s, const struct descriptor *op, weftDataType_t math) {
     math = math_type((int32_t)math); /* attention's sums have all bits of FLOAT, which is allowed */
     if ((math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE) || (s->count && math != s->math))
@@ -146,6 +156,7 @@ static bool keeps_numbers(const struct spelled_attention *s, const struct tensor
     return from->type == to->type || (spelled_is_exact(s, to) && dtype_is_float((weftDataType_t)from->type));
 }
 
+/* Strides and nothing else say where its elements are. */
 static bool is_plain(const struct tensor *tensor) {
     return !tensor->ragged_offset && tensor->vector_count == 1 && tensor->reordering == WEFT_TENSOR_REORDERING_NONE;
 }
@@ -157,6 +168,8 @@ bool spelled_read_constant(const struct tensor *tensor, double *number) {
     return true;
 }
 
+/* On false *x and *factor hold nothing of use. Only products and quotients of floats, in which a factor may move past
+   others. */
 bool spelled_read_factor(const struct pointwise_op *op, const struct tensor **x, double *factor) {
     double number = 1;
     *x = op->x;
@@ -165,6 +178,7 @@ bool spelled_read_factor(const struct pointwise_op *op, const struct tensor **x,
     case WEFT_POINTWISE_IDENTITY:
         break;
     case WEFT_POINTWISE_MUL:
+        /* The number may stand on either side. */
         if (!spelled_read_constant(op->b, &number)) {
             *x = op->b;
             if (!spelled_read_constant(op->x, &number))
@@ -198,6 +212,7 @@ weftStatus_t spelled_check_product(struct spelled_attention *s, int node) {
     return spelled_take(s, node);
 }
 
+/* Under its own dims and strides until it is looked through. */
 struct spelled_view spelled_view_of(const struct tensor *tensor, const struct matmul_op *op) {
     return (struct spelled_view){tensor, tensor->dims, tensor->strides, &op->c->dims};
 }
@@ -223,6 +238,7 @@ static bool look_through_copies(struct spelled_view *view, const struct spelled_
         !spelled_is_pointwise(s, node) || !spelled_is_private(s, joined->x, spelled_maker(s, view->tensor)))
         return false;
     const struct pointwise_op *op = spelled_pointwise(s, node);
+    /* Dimension 2 of five is the group that shares a head; its copies are what the product needs no longer. */
     const int64_t *many = joined->x->dims.at, *few = op->x->dims.at;
     bool copies = op->pw->mode == WEFT_POINTWISE_IDENTITY && op->alpha1 == 1 && keeps_numbers(s, op->x, joined->x) &&
                   is_plain(op->x) && op->x->dims.count == 5 && few[2] == 1 && few[0] == many[0] && few[1] == many[1] &&
@@ -232,6 +248,7 @@ static bool look_through_copies(struct spelled_view *view, const struct spelled_
     view->tensor = op->x;
     view->dims.at[1] = few[1];
     for (int i = 0; i < 4; i++)
+        /* Dimensions behind the group are one further in the tensor of five. */
         view->strides.at[i] = op->x->strides.at[order[i] + (order[i] >= 2)];
     *copier = node;
     return true;
@@ -248,6 +265,7 @@ static bool look_back(struct spelled_attention *s, struct spelled_view *view, in
         look_through_transpose(view, &transpose->permutation, transpose->x, order);
         return true;
     }
+    /* A factor may go to the scores: it is the same for all elements. */
     if (factor && spelled_is_pointwise(s, *node) && spelled_is_exact(s, view->tensor) &&
         spelled_read_factor(spelled_pointwise(s, *node), &x, &number) && is_plain(x)) {
         *factor *= number;
@@ -259,6 +277,7 @@ static bool look_back(struct spelled_attention *s, struct spelled_view *view, in
     return look_through_copies(view, s, node, order);
 }
 
+/* Ends at the first tensor that others read, or that something else makes: there the operand begins. */
 weftStatus_t spelled_look_through(struct spelled_attention *s, struct spelled_view *view, int reader, double *factor) {
     int64_t order[WEFT_DIM_MAX], rank = view->tensor->dims.count;
     for (int i = 0; i < WEFT_DIM_MAX; i++)
@@ -279,6 +298,7 @@ static bool follow_transpose(struct spelled_view *view, const struct transpose_o
     int64_t inverse[WEFT_DIM_MAX] = {0}, last = view->dims.count - 1;
     for (int64_t i = 0; i < op->permutation.count; i++)
         inverse[op->permutation.at[i]] = i;
+    /* Rows of the result are written as vectors: columns must stay side by side. */
     if (!is_plain(op->y) || op->y->strides.at[inverse[order[last]]] != 1)
         return false;
     for (int64_t i = 0; i <= last; i++) {
@@ -289,6 +309,7 @@ static bool follow_transpose(struct spelled_view *view, const struct transpose_o
     return true;
 }
 
+/* Follows the result forwards through transposes and, last of all, a reshape to memory that is packed. */
 weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view) {
     int64_t order[WEFT_DIM_MAX];
     for (int i = 0; i < WEFT_DIM_MAX; i++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scores of spelled attention: a product, what it is scaled by, bias, masks and bounds, and, of all other pointwise
-   operations on the way, the score modifier. */
+   operations on the way, the score modifier. All of them are gathered as the modifier's first; then what attention has
+   an operand or option for is peeled off, the scale at the product's end, bias and masks at the softmax's. */
 #include "graph/spelled/parts.h"
 
 #include <math.h>
@@ -19,6 +20,7 @@ static weftStatus_t gather(struct spelled_attention *s, const struct tensor *ten
         return WEFT_STATUS_SUCCESS;
     TRY(spelled_take(s, node));
     s->modifies[s->count - 1] = true;
+    /* An index reads no elements: what it is an index of need not be taken. */
     if (spelled_form(s, node) == FORM_INDEX)
         return WEFT_STATUS_SUCCESS;
     struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
@@ -27,7 +29,7 @@ static weftStatus_t gather(struct spelled_attention *s, const struct tensor *ten
     return gather(s, operands.t);
 }
 
-/* The nodes in order. */
+/* The nodes in order, each with its mark. An insertion sort: there are a few dozen. */
 static void sort_nodes(struct spelled_attention *s) {
     for (int i = 1; i < s->count; i++)
         for (int at = i; at > 0 && s->nodes[at - 1] > s->nodes[at]; at--) {
@@ -40,6 +42,7 @@ static void sort_nodes(struct spelled_attention *s) {
         }
 }
 
+/* Forgets the node at a place of the list; those behind move up. */
 static void drop(struct spelled_attention *s, int place) {
     int behind = --s->count - place;
     memmove(&s->nodes[place], &s->nodes[place + 1], (size_t)behind * sizeof *s->nodes);
@@ -90,6 +93,7 @@ static void drop_shared(struct spelled_attention *s) {
     bool depends[SPELLED_NODES_MAX] = {0};
     for (int i = 0; i < s->count; i++)
         depends[i] = s->modifies[i] && depends_on_product(s, s->nodes[i], depends);
+    /* From the last on: a node that is dropped makes those before it wanted from outside. */
     for (int i = s->count; i-- > 0;)
         if (s->modifies[i] && !depends[i] &&
             (spelled_is_wanted(s, spelled_result(s, s->nodes[i])) ||
@@ -114,6 +118,7 @@ static void peel_scale(struct spelled_attention *s) {
         const struct pointwise_op *op = spelled_pointwise(s, node);
         const struct tensor *x, *other = op->x == s->product ? op->b : op->x;
         double factor;
+        /* A product that is rounded after scaling would be rounded otherwise without. */
         if (!spelled_is_exact(s, spelled_result(s, node)))
             return;
         if (spelled_read_factor(op, &x, &factor) && x == s->product) {
@@ -125,8 +130,10 @@ static void peel_scale(struct spelled_attention *s) {
         } else {
             return;
         }
+        /* Taken by the attention itself, and so no more the modifier's. */
         s->modifies[spelled_place(s, node)] = false;
         s->product = op->y;
+        /* attn_scale is one tensor: numbers behind it stay with the modifier. */
         if (s->scale)
             return;
     }
@@ -139,14 +146,17 @@ struct linear {
     double row, column, number;
 };
 
+/* Operations that a mask's formula may be deep: recursion must end, and masks have four or five. */
 enum { FORMULA_DEPTH = 8 };
 
+/* An index of query or key is 1 times it; others are no part of a bound. */
 static bool read_index(struct linear *form, const struct spelled_attention *s, const struct pointwise_op *op) {
     int64_t rank = s->scores->dims.count, axis = op->pw->axis;
     *form = (struct linear){axis == rank - 2, axis == rank - 1, 0};
     return op->y->dims.count == rank && axis >= rank - 2 && op->y->dims.at[axis] == s->scores->dims.at[axis];
 }
 
+/* Types wide enough for indices and their sums. */
 static bool is_wide(const struct tensor *tensor) {
     return tensor->type == WEFT_DATA_INT32 || tensor->type == WEFT_DATA_INT64 || tensor->type == WEFT_DATA_FLOAT ||
            tensor->type == WEFT_DATA_DOUBLE;
@@ -191,11 +201,14 @@ static bool read_bound(const struct spelled_attention *s, const struct pointwise
         !read_linear(&b, s, op->b, FORMULA_DEPTH))
         return false;
     struct linear d = {x.row - b.row, x.column - b.column, x.number - b.number}; /* of which the sign counts */
+    /* One query against one key: parallel to the diagonal. Other slopes are no bound of attention's. */
     if (!(d.row == 1 && d.column == -1) && !(d.row == -1 && d.column == 1))
         return false;
+    /* Bounds are whole numbers of 32 bits or less. */
     if (d.number != floor(d.number) || fabs(d.number) > INT32_MAX)
         return false;
     *is_right = is_no_less(mode) == (d.row == 1);
+    /* Column below is column up to the one before. */
     *number = d.row * d.number + (is_strict ? (*is_right ? -1 : 1) : 0);
     return true;
 }
@@ -217,6 +230,7 @@ static bool keep_where(struct spelled_attention *s, const struct tensor *mask, b
     double number;
     if (op && depth && op->pw->mode == WEFT_POINTWISE_LOGICAL_NOT)
         return keep_where(s, op->x, !keeps, depth - 1);
+    /* Kept where both are true; hidden where either is. */
     if (op && depth && op->pw->mode == (keeps ? WEFT_POINTWISE_LOGICAL_AND : WEFT_POINTWISE_LOGICAL_OR))
         return keep_where(s, op->x, keeps, depth - 1) && keep_where(s, op->b, keeps, depth - 1);
     if (op && read_bound(s, op, &is_right, &number)) {
@@ -237,6 +251,8 @@ static bool keep_where(struct spelled_attention *s, const struct tensor *mask, b
 static bool bounds_leave_keys(const struct spelled_attention *s) {
     int64_t rank = s->scores->dims.count;
     int64_t rows = s->scores->dims.at[rank - 2], columns = s->scores->dims.at[rank - 1];
+    /* The first query's band ends at key 0 or behind it, the last one's begins at a key that is there, and the band is
+       not empty. */
     bool first = s->right_bound >= 0 || s->right_bound == ATTENTION_UNBOUNDED;
     bool last = s->left_bound == ATTENTION_UNBOUNDED || rows - 1 - s->left_bound + 1 < columns;
     bool between = s->left_bound == ATTENTION_UNBOUNDED || s->right_bound == ATTENTION_UNBOUNDED ||
@@ -276,13 +292,16 @@ static bool is_added_mask(struct spelled_attention *s, const struct tensor *bias
     if (!op || op->alpha1 != 1 || op->alpha2 != 1 || !spelled_read_constant(op->x, &x) ||
         !spelled_read_constant(op->b, &b))
         return false;
+    /* One side of the selection leaves scores as they are, the other hides them. */
     return x == 0 ? peel_mask(s, op->t, true, b) : b == 0 && peel_mask(s, op->t, false, x);
 }
 
+/* The scores behind an added mask or bias; NULL: it is no sum of scores and what attention can read. */
 static const struct tensor *peel_add(struct spelled_attention *s, const struct pointwise_op *op) {
     const struct tensor *sides[] = {op->x, op->b};
     for (int i = 0; i < 2 && op->alpha1 == 1 && op->alpha2 == 1; i++) {
         const struct tensor *scores = sides[i], *bias = sides[1 - i];
+        /* The side that the product leads to; the other one is the bias. */
         if (scores != s->product && !is_modifier(s, spelled_maker(s, scores)))
             continue;
         if (is_added_mask(s, bias))
@@ -310,11 +329,13 @@ static const struct tensor *peel(struct spelled_attention *s, const struct point
 /* Bias and masks last: those of attention itself. */
 static void peel_masks(struct spelled_attention *s) {
     s->modified = s->scores;
+    /* `whole` is before all of it, `kept` before one step: a step that fails leaves the rest peeled. */
     const struct spelled_attention whole = *s;
     for (int node; s->modified != s->product; s->modifies[spelled_place(s, node)] = false) {
         const struct spelled_attention kept = *s;
         node = spelled_maker(s, s->modified);
         const struct tensor *before = peel(s, spelled_pointwise(s, node));
+        /* Only what nobody else reads, and of the whole dims: what is behind a broadcast is no score. */
         bool leads_on = before && tensor_same_dims(before, s->scores) && spelled_sole_reader(s, before) == node &&
                         (before == s->product || is_modifier(s, spelled_maker(s, before)));
         if (!leads_on) {
@@ -347,6 +368,7 @@ static void swap_numbers(int64_t *a, int64_t *b) {
     *b = number;
 }
 
+/* Keys are the right factor, [.., Dqk, Skv]; attention names them [.., Skv, Dqk]. */
 static void swap_last(struct spelled_view *view) {
     int64_t rank = view->dims.count;
     swap_numbers(&view->dims.at[rank - 2], &view->dims.at[rank - 1]);
@@ -361,14 +383,17 @@ weftStatus_t spelled_find_scores(struct spelled_attention *s) {
     const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, product);
     s->q = spelled_view_of(op->a, op);
     s->k = spelled_view_of(op->b, op);
+    /* Factors of queries and keys are factors of their product. */
     TRY(spelled_look_through(s, &s->q, product, &s->scale_value));
     TRY(spelled_look_through(s, &s->k, product, &s->scale_value));
     swap_last(&s->k);
     sort_nodes(s);
     drop_shared(s);
+    /* Told before scales are peeled: it is the matmul's own result. */
     s->is_rounded = !spelled_is_exact(s, s->product);
     peel_scale(s);
     peel_masks(s);
+    /* Nodes that fed a peeled mask alone are no part of the modifier. */
     mark_needed(s, s->modified, needed);
     memcpy(s->modifies, needed, sizeof needed);
     return WEFT_STATUS_SUCCESS;

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing spelled attention as one operation: a graph of an sdpa_fwd whose tensors are [batch, head, row, column] views
-   of those of the whole graph, and whose score modifier has what was left of the operations on the scores. */
+   of those of the whole graph, and whose score modifier has what was left of the operations on the scores. All of it
+   lives in the caller's arena; descriptors are mirrors that nobody holds. What the operation's own inference and checks
+   refuse is no attention. */
 #include "graph/spelled/parts.h"
 
 #include <string.h>
 
+/* A modifier's values and attention's own operands. */
 enum { TENSORS_MAX = SCORE_MODIFIER_VALUES_MAX + 32 };
 
 /* Tensors under uids 0, 1, .. in the order in which they are added. */
@@ -34,11 +37,13 @@ static bool join_heads(int64_t *extent, int64_t *stride, const struct spelled_vi
                        int64_t first) {
     *extent = 1;
     *stride = 0;
+    /* From the last one on: each must follow on what is joined so far, so that one stride walks through all. */
     for (int64_t i = whole->count - 2; i-- > first;) {
         int64_t own = view->dims.at[i];
         if (whole->at[i] == 1 || (own == 1 && *extent == 1))
             continue;
         bool follows = *extent == 1 || view->strides.at[i] == *stride * *extent;
+        /* Fewer heads than the scores have: neighbours share one, as attention has it. */
         bool shares = own != whole->at[i] && *extent == 1 && own > 1 && whole->at[i] % own == 0;
         if (!follows || (own != whole->at[i] && !shares))
             return false;
@@ -72,6 +77,7 @@ static bool split_batches(struct dims *dims, struct dims *strides, int64_t batch
 static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct spelled_view *view,
                          const struct dims *scores) {
     const struct dims *whole = view->whole;
+    /* Four dimensions or more have batch entries in front; three have heads, or both in one; two have neither. */
     int64_t rank = whole->count, first = rank >= 4 ? 1 : 0, batches = scores->count >= 4 ? scores->at[0] : 1;
     *dims = *strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
     if (view->dims.count != rank || rank < 2)
@@ -100,6 +106,7 @@ static weftStatus_t add(struct writer *w, struct tensor **made, const struct ten
         return refuse(like, "is one tensor more than attention is written with");
     TRY(descriptor_mirror(w->arena, made, &like->base));
     (*made)->uid = w->count;
+    /* Operands of a graph of one operation are all in memory, whatever they are in the whole one. */
     (*made)->is_virtual = false;
     w->sources[w->count] = source;
     w->tensors[w->count++] = *made;
@@ -137,6 +144,7 @@ static weftStatus_t add_factor(struct writer *w, struct tensor **made, const str
     for (int i = BATCH; i <= (has_heads ? HEAD : BATCH); i++)
         if ((*made)->dims.at[i] == 1 && extents[i] != 1) {
             (*made)->dims.at[i] = extents[i];
+            /* Stride 0 reads the one entry again for each. */
             (*made)->strides.at[i] = 0;
         }
     bool fits = !has_heads || (*made)->dims.at[HEAD] == extents[HEAD];
@@ -148,7 +156,8 @@ static weftStatus_t add_scalar(struct writer *w, struct tensor **made, const str
     return tensor ? add(w, made, tensor, tensor) : WEFT_STATUS_SUCCESS;
 }
 
-/* A seed that is an attribute of the operation. */
+/* A seed that is an attribute of the operation. `like` lends what a mirror needs to begin with; nothing of its memory
+   is used. */
 static weftStatus_t add_seed(struct writer *w, struct tensor **made, int64_t seed, const struct tensor *like) {
     TRY(add(w, made, like, NULL));
     (*made)->type = WEFT_DATA_INT64;
@@ -179,6 +188,7 @@ static weftStatus_t exchange(struct writer *w, struct tensor **tensor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Results of the modifier are never stored: virtual, and inside. */
 static weftStatus_t exchange_result(struct writer *w, struct tensor **tensor) {
     if (!*tensor)
         return WEFT_STATUS_SUCCESS;
@@ -195,12 +205,14 @@ static weftStatus_t exchange_axis(struct writer *w, struct pointwise_op *op) {
         return refuse(op->y, "is an index of one of several dimensions of heads");
     struct pointwise *parameters;
     TRY(descriptor_mirror(w->arena, &parameters, &op->pw->base));
+    /* Rows and columns are the last two of four; of three dimensions the first is that of heads. */
     parameters->axis = axis >= rank - 2 ? axis - rank + 4 : rank == 3 ? HEAD : axis;
     op->pw = parameters;
     op->x = w->input; /* whose extents count, no element */
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A copy of the operation on the modifier's views; the user's stays as it is. */
 static weftStatus_t write_pointwise(struct writer *w, const struct descriptor *from) {
     struct pointwise_op *op;
     TRY(descriptor_mirror(w->arena, &op, from));
@@ -225,6 +237,7 @@ static weftStatus_t write_input(struct writer *w) {
     w->is_inside[w->count - 1] = true;
     if (!w->s->is_rounded)
         return WEFT_STATUS_SUCCESS;
+    /* The rounding that the matmul's set type asked for becomes an operation of the modifier's. */
     input->type = (int32_t)w->s->math;
     w->sources[w->count - 1] = NULL;
     struct pointwise_op *op;
@@ -255,6 +268,7 @@ static weftStatus_t count_operand(void *context, const struct row *row, struct t
     return WEFT_STATUS_SUCCESS;
 }
 
+/* As graph.c binds them, but for checks: these tensors were just made. */
 static weftStatus_t bind_operand(void *context, const struct row *row, struct tensor *tensor) {
     const struct binding *binding = context;
     struct node *node = binding->node;
@@ -281,6 +295,7 @@ static weftStatus_t write_node(struct graph *graph, struct descriptor *op, struc
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `readers` has as many entries as the value was counted to have. */
 static void list_readers(struct graph *graph, int v, int *readers) {
     struct value *value = &graph->values[v];
     value->read_by = readers;
@@ -300,6 +315,7 @@ static weftStatus_t write_graph(struct graph **made, struct writer *w, struct de
     TRY(arena_alloc(w->arena, &graph->values, (size_t)w->count * sizeof *graph->values));
     TRY(arena_alloc(w->arena, &graph->nodes, (size_t)op_count * sizeof *graph->nodes));
     for (int i = 0; i < w->count; i++)
+        /* Attention itself knows nothing of what is inside of its modifier. */
         if (is_modifier || !w->is_inside[i])
             graph->values[graph->value_count++] = (struct value){.tensor = w->tensors[i], .producer = -1};
     for (int i = 0; i < op_count; i++)
@@ -317,6 +333,7 @@ static weftStatus_t write_graph(struct graph **made, struct writer *w, struct de
 static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
     const struct spelled_attention *s = w->s;
     m->input = m->output = m->gradient_input = m->gradient_output = -1;
+    /* Nothing is left between product and softmax: there is no modifier. */
     if (s->modified == s->product && !s->is_rounded)
         return WEFT_STATUS_SUCCESS;
     TRY(write_input(w));
@@ -343,6 +360,7 @@ static weftStatus_t write_dropout(struct attention *a, struct sdpa_fwd_op *op, s
     const struct rng_op *rng = w->s->dropout;
     if (!rng)
         return WEFT_STATUS_SUCCESS;
+    /* rng gives the chance to keep, attention takes that to drop. */
     a->dropout_probability = 1 - rng->parameters->probability;
     if (rng->seed_tensor)
         TRY(add_scalar(w, &a->dropout_seed, rng->seed_tensor));
@@ -368,11 +386,13 @@ static weftStatus_t write_operands(struct sdpa_fwd_op *op, struct writer *w) {
     return write_dropout(a, op, w);
 }
 
+/* The modifier first: its graph is made of the tensors that are there by then. */
 static weftStatus_t write_attention(struct sdpa_fwd_op **made, struct writer *w) {
     const struct spelled_attention *s = w->s;
     struct sdpa_fwd_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     op->base.schema = &sdpa_fwd_op.schema;
+    /* Messages call it by the name of its last operation. */
     op->base.label = s->graph->nodes[s->nodes[s->count - 1]].op->label;
     op->a.scale_value = s->scale_value;
     op->a.left_bound = s->left_bound;
@@ -406,12 +426,14 @@ weftStatus_t spelled_attention_make(struct graph **made, const int **outer, cons
     TRY(arena_alloc(arena, &w, sizeof *w));
     w->s = spelled;
     w->arena = arena;
+    /* One status for all: whoever asks tries patterns, and only wants to know that this is none. */
     TRY(write_attention(&op, w) ? WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN : WEFT_STATUS_SUCCESS);
     struct descriptor *ops[] = {&op->base};
     TRY(write_graph(made, w, ops, 1, false));
     TRY(check_inputs(w, *made));
     TRY(arena_alloc(arena, &values, (size_t)w->count * sizeof *values));
     for (int i = 0; i < w->count; i++)
+        /* In the order of uids, which is that of the new graph's values. */
         if (!w->is_inside[i])
             values[count++] = w->sources[i] ? graph_find_value(spelled->graph, w->sources[i]) : -1;
     *outer = values;
