@@ -669,11 +669,11 @@ static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
     TRY(check_again(op, "dO_f16", op->do_f16, op->d_o));
     TRY(attention_check_scales(d, "descale_o", op->descale_o, op->o, 3, true));
     TRY(attention_check_scales(d, "descale_dO", op->descale_do, op->d_o, 3, true));
+    /* Given once more in another layout or type, each with scales of its own. */
     const struct {
         const char *key, *scales_key;
         const struct tensor *again, *scales;
         int dims;
-    /* Given once more in another layout or type, each with scales of its own. */
     } copies[] = {{"q_T", "descale_q_T", op->q_t, op->descale_q_t, 2},
                   {"k_T", "descale_k_T", op->k_t, op->descale_k_t, 3},
                   {"dO_T", "descale_dO_T", op->do_t, op->descale_do_t, 3}};
