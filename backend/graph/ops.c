@@ -51,6 +51,8 @@ const struct op *const ops[] = {
     NULL,
 };
 
+/* The schema of a kind: tensors and graphs, operations, and the parameter descriptors that operations have. NULL: none,
+   or a kind of plan/, which this floor does not know. */
 const struct schema *ops_find_schema(weftBackendDescriptorType_t kind) {
     if (kind == tensor_schema.kind)
         return &tensor_schema;

@@ -21,6 +21,9 @@
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
+/* Order is that of the documentation. B: batch entries; Hq, Hk, Hv: heads of queries, keys, values; Sq, Skv: their
+   rows; Dqk, Dv: elements of a row. Fields a.* are common to both operations, so that checks and the scores' reference
+   are written once. */
 static const struct row forward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.q, WEFT_ATTR_OPERATION_SDPA_FWD_QDESC, "q", .required = true,
                .shape = "[B, Hq, Sq, Dqk]", .doc = "queries"),
@@ -30,6 +33,7 @@ static const struct row forward_rows[] = {
                .shape = "[B, Hv, Skv, Dv], Hv divides Hq", .doc = "values"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, o, WEFT_ATTR_OPERATION_SDPA_FWD_ODESC, "o", .required = true,
                .shape = "[B, Hq, Sq, Dv]", .doc = "result"),
+    /* Statistics: stats is what backward needs, score_max and score_sum_exp are it in two parts. */
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, stats, WEFT_ATTR_OPERATION_SDPA_FWD_STATSDESC, "stats",
                .shape = "[B, Hq, Sq, 1]", .doc = "natural log of each row's sum of exponentials, sink included"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, max, WEFT_ATTR_OPERATION_SDPA_FWD_MAX_DESC_EXT, "score_max",
@@ -38,16 +42,19 @@ static const struct row forward_rows[] = {
                .shape = "[B, Hq, Sq, 1]", .doc = "sum of e^(score - score_max) of each row, sink included"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_fwd_op, rng_dump, WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_RNG_DUMP_DESC,
                "rng_dump", .shape = "[B, Hq, Sq, Skv]", .doc = "1 where dropout keeps a weight, else 0"),
+    /* The scale comes as a tensor, as cuDNN has it, or as a number, which kernels take as a constant. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.scale, WEFT_ATTR_OPERATION_SDPA_FWD_SCALEDESC, "attn_scale",
                .shape = "[1, 1, 1, 1]", .doc = "factor of q k^T; unset: attn_scale_value"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct sdpa_fwd_op, a.scale_value, WEFT_ATTR_OPERATION_SDPA_FWD_SCALE_VALUE_EXT,
               "attn_scale_value", .initial = 1, .doc = "factor of q k^T as a number"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.bias, WEFT_ATTR_OPERATION_SDPA_FWD_BIAS_DESC_EXT, "bias",
                .shape = "[B, Hq, Sq, Skv] or 1s", .doc = "added to the scaled scores; a boolean one keeps where true"),
+    /* Lengths in use: what lies behind them is never read. cu_seq_len_*, below, say the same as running sums. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_q, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, "seq_len_q",
                .shape = "[B, 1, 1, 1]", .doc = "queries in use of each batch, INT32 or INT64; unset: all"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, "seq_len_kv",
                .shape = "[B, 1, 1, 1]", .doc = "keys in use of each batch, INT32 or INT64; unset: all"),
+    /* Pages: k and v are then containers, in which a sequence's keys lie in blocks of one size, anywhere. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.k_table, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
                "paged_attention_k_table", .shape = "[B, 1, pages, 1]",
                .doc = "which page of k, then [container, Hk, page size, Dqk], has each block of keys, INT32 or INT64; "
@@ -58,6 +65,7 @@ static const struct row forward_rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.most_keys, WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT,
               "paged_attention_max_seq_len_kv", .least = 1, .most = INT32_MAX,
               .doc = "Skv with page tables; unset: all keys that these reach"),
+    /* The band of keys that a query sees. Bounds of 2^60 hide nothing and still add up in 64 bits. */
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_fwd_op, a.left_bound, WEFT_ATTR_OPERATION_SDPA_FWD_LEFT_BOUND_EXT,
               "diagonal_band_left_bound", .initial = ATTENTION_UNBOUNDED, .least = -ATTENTION_UNBOUNDED,
               .most = ATTENTION_UNBOUNDED, .doc = "sees col > row + shift - bound; unset: all on the left"),
@@ -72,6 +80,8 @@ static const struct row forward_rows[] = {
               .doc = "true: adds slope (col - row) to the scores"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.sink, WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT, "sink_token",
                .shape = "[1, Hq, 1, 1]", .doc = "a score per head that joins the softmax's sum and has no value"),
+    /* Dropout: kept are the weights that an rng operation of this seed and offset keeps, so that backward can make the
+       mask again. */
     VALUE_ROW(WEFT_TYPE_FLOAT, struct sdpa_fwd_op, a.dropout_probability,
               WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_PROBABILITY, "dropout_probability",
               .doc = "chance that a weight is dropped, 0..1; the others grow by 1 / (1 - p)"),
@@ -89,6 +99,7 @@ static const struct row forward_rows[] = {
                .doc =
                    "which tiles of 128 x 128 scores take part: INT8 or BYTE_BOOLEAN; UINT8 has 8 tiles of keys a byte, "
                    "lowest bit first; the first two extents may be 1"),
+    /* The score modifier. Its operands are listed here, so that a graph knows what the attention reads. */
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct sdpa_fwd_op, a.modifier.graph, WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
               "subgraph", .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
               .doc = "score modifier: pointwise operations that the scaled scores pass through before bias and masks"),
@@ -110,6 +121,8 @@ static const struct row forward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_FWD_CU_SEQ_LEN_KVDESC,
                "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
                .doc = "running sum of keys in use, INT32 or INT64, instead of seq_len_kv"),
+    /* Scales of numbers of few bits. Descales multiply what was read, scales what is about to be stored; amax is what
+       the next step's scale is made of. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.descale_q, WEFT_ATTR_OPERATION_SDPA_FWD_DESCALE_QDESC, "descale_q",
                .shape = "[B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk / 32)]",
                .doc = "what q is multiplied by first"),
@@ -133,6 +146,8 @@ static const struct row forward_rows[] = {
                .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of the result, before scale_o"),
 };
 
+/* The forward pass's operands and options once more, its results, and the gradients. Options must be as they were:
+   nothing but the statistics is kept of the scores. */
 static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.q, WEFT_ATTR_OPERATION_SDPA_BWD_QDESC, "q", .required = true,
                .shape = "[B, Hq, Sq, Dqk]", .doc = "queries"),
@@ -146,6 +161,7 @@ static const struct row backward_rows[] = {
                .shape = "[B, Hq, Sq, Dv]", .doc = "gradient of the forward result"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, stats, WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats", .required = true,
                .shape = "[B, Hq, Sq, 1]", .doc = "statistics that the forward pass wrote"),
+    /* Gradients. dK and dV have the heads of k and v: the sums over the query heads that share one. */
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dq, WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, "dQ", .required = true,
                .shape = "[B, Hq, Sq, Dqk]", .doc = "gradient of q"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, dk, WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, "dK", .required = true,
@@ -192,6 +208,7 @@ static const struct row backward_rows[] = {
                .doc = "offset of the forward pass, INT32 or INT64; unset: 0"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct sdpa_bwd_op, a.math, WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
               "compute_data_type", .doc = "type that products and softmax are calculated in"),
+    /* Hints and wishes for kernels, without which results are the same but for the order of sums. */
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, max_total_seq_len_q,
               WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, "max_total_seq_len_q",
               .doc = "upper bound of the queries of all batches together, a hint"),
@@ -213,6 +230,8 @@ static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.modifier.operands, WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OPERANDS_EXT,
                "subgraph_operands", .storage = STORE_LIST, .shape = "[B, Hq, Sq, Skv] or 1s",
                .doc = "what it reads beside the scores; found by itself"),
+    /* The modifier's gradient: derived from its operations, or given as operations of the same graph that carry it
+       back. */
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, a.modifier.gradient_input_uid,
               WEFT_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_GRADIENT_INPUT_UID_EXT, "subgraph_gradient_input_uid",
               .doc = "uid of its tensor that is the gradient of the modified scores; unset: gradients are derived"),
@@ -232,6 +251,8 @@ static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.cu_seq_len_kv, WEFT_ATTR_OPERATION_SDPA_BWD_CU_SEQ_LEN_KVDESC,
                "cu_seq_len_kv", .shape = "[B + 1, 1, 1, 1]",
                .doc = "running sum of keys in use, INT32 or INT64, instead of seq_len_kv"),
+    /* Scales as forward has them. dP is the gradient of q k^T, which is a factor of dQ and dK and may become FP8 for
+       it. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.descale_q, WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT, "descale_q",
                .shape = "[B, Hq, 1, 1] or 1s; of blocks [B, Hq, Sq, ceil(Dqk / 32)]",
                .doc = "what q is multiplied by first"),
@@ -272,6 +293,8 @@ static const struct row backward_rows[] = {
                .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of dV, before scale_dV"),
     TENSOR_ROW(ROLE_OUTPUT, struct sdpa_bwd_op, amax_dp, WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT, "amax_dP",
                .shape = "[1, 1, 1, 1]", .doc = "largest magnitude of the gradient of q k^T, before scale_dP"),
+    /* Blocks of scales lie along the dimension that a product sums over. dK, dQ and dV sum over rows, for which q, k
+       and dO may be given once more, with blocks along S. */
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, q_t, WEFT_ATTR_OPERATION_SDPA_BWD_Q_TDESC_EXT, "q_T",
                .shape = "[B, Hq, Sq, Dqk]", .doc = "q once more, for dK; unset: q"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, k_t, WEFT_ATTR_OPERATION_SDPA_BWD_K_TDESC_EXT, "k_T",
@@ -306,6 +329,7 @@ static const struct method forward_methods[] = {
     {0},
 };
 
+/* What is required first, then options, each by the key of its row. */
 static const struct method backward_methods[] = {
     {"sdpa_bwd", "gradients of sdpa_fwd : dQ = scale dS k, dK = scale dS^T q, dV = P^T dO", NULL,
      "q k v o dO stats attn_scale=None attn_scale_value=None bias=None dBias=None seq_len_q=None seq_len_kv=None "
@@ -547,6 +571,7 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
              descriptor_label(op), dtype_of((weftDataType_t)a->bias->type)->name);
     TRY(check_integers(op, "seq_len_q", a->seq_len_q, (const int64_t[]){q[0], 1, 1, 1}));
     TRY(check_integers(op, "seq_len_kv", a->seq_len_kv, (const int64_t[]){q[0], 1, 1, 1}));
+    /* As all operands are seen here, also those that only one of the operations has. */
     TRY(op_each_operand(op, refuse_tiles, (void *)op));
     TRY(attention_check_scales(op, "descale_q", a->descale_q, a->q, 2, true));
     TRY(attention_check_scales(op, "descale_k", a->descale_k, a->k, 3, true));
@@ -555,6 +580,7 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
     TRY(check_sums(op, "kv", a, a->seq_len_kv, a->cu_seq_len_kv));
     TRY(check_dims(op, "sink_token", a->sink, 4, (const int64_t[]){1, q[1], 1, 1}));
     TRY(check_scalar(op, "attn_scale", a->scale));
+    /* Which of the two was meant cannot be told. */
     if (a->scale && has_value)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: the scale is given twice, as tensor attn_scale and as number %g. Give one.",
              descriptor_label(op), a->scale_value);
@@ -634,6 +660,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
     TRY(score_modifier_infer(&op->a.modifier, descriptor));
+    /* Gradients of FP8 operands with scales of blocks are of o's type, which is wide. */
     infer_result(op->dq, &op->a, op->a.q, op->a.q->dims.at[3], op->o->type);
     infer_result(op->dk, &op->a, op->a.k, op->a.k->dims.at[3], op->o->type);
     infer_result(op->dv, &op->a, op->a.v, op->a.v->dims.at[3], op->o->type);
@@ -702,6 +729,7 @@ static weftStatus_t check_backward(const struct descriptor *descriptor) {
     const int64_t *q = op->a.q->dims.at, *k = op->a.k->dims.at, *v = op->a.v->dims.at;
     TRY(check_attention(descriptor, &op->a,
                         descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_SDPA_BWD_SCALE_VALUE_EXT)));
+    /* What forward made has to fit what forward took. */
     TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], v[3]}));
     TRY(check_dims(descriptor, "dO", op->d_o, 4, (const int64_t[]){q[0], q[1], q[2], v[3]}));
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
@@ -759,6 +787,7 @@ static double alibi_slope(int64_t head, int64_t heads) {
     int64_t power = 1;
     while (power * 2 <= heads)
         power *= 2;
+    /* Between: the odd steps of a series of twice as many heads. */
     double step = head < power ? 8.0 * (double)(head + 1) : 4.0 * (double)(2 * (head - power) + 1);
     return exp2(-step / (double)power);
 }
@@ -809,6 +838,7 @@ struct head {
 /* Lengths come from memory and may be anything: they are cut to 0 .. all. */
 static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
     int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
+    /* Lengths as running sums: the difference of two neighbours. */
     if (sums->data)
         length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
                  view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
@@ -819,6 +849,7 @@ static struct head head_of(const struct run *run, int64_t batch, int64_t index) 
     struct head head = {.batch = batch, .index = index, .sink = -INFINITY};
     head.rows_used = length_in_use(&run->seq_len_q, &run->cu_seq_len_q, batch, run->rows);
     head.columns_used = length_in_use(&run->seq_len_kv, &run->cu_seq_len_kv, batch, run->columns);
+    /* The last query in use sees the last key in use. */
     if (run->a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT)
         head.shift = head.columns_used - head.rows_used;
     if (run->a->alibi)
@@ -844,6 +875,7 @@ static bool keeps_tile(const struct run *run, const struct head *head, int64_t r
    count. */
 static double score(const struct run *run, const struct head *head, const double *q, const double *k, int64_t row,
                     int64_t column, double *product) {
+    /* Bounds of 2^60 and rows and columns below 2^44: sums stay in 64 bits. */
     bool seen = row < head->rows_used && column < head->columns_used &&
                 column <= row + head->shift + run->a->right_bound && column > row + head->shift - run->a->left_bound;
     if (!seen || !keeps_tile(run, head, row, column))
@@ -874,6 +906,7 @@ static double kept(const struct run *run, const struct head *head, int64_t row, 
     double keeps = 1 - run->a->dropout_probability;
     if (keeps == 1)
         return 1;
+    /* The row of [B, Hq, Sq, Skv] whose element this weight is, as the rng operation counts rows. */
     uint64_t line = (uint64_t)((head->batch * run->heads + head->index) * run->rows + row);
     uint64_t block = philox_index(line, (uint64_t)column, (uint64_t)run->columns);
     unsigned word = philox_words(run->seed, run->offset, block).word[column % 4];
@@ -935,6 +968,7 @@ static void load_scaled_head(double *to, const struct view *from, const struct s
    the nearest inside: nothing beyond it is read. */
 static void find_page(int64_t *index, const struct view *container, const struct view *table) {
     int64_t size = container->dims[2], key = index[2];
+    /* Tables are [B, 1, pages, 1]: one for all heads of a batch entry. */
     int64_t page = view_load_int(table, (const int64_t[]){index[0], 0, key / size, 0});
     index[0] = max64(0, min64(page, container->dims[0] - 1));
     index[2] = key % size;
@@ -954,6 +988,7 @@ static struct keys_view keys_of(const struct bindings *bindings, const struct te
 /* Those in use of a head into rows of doubles. */
 static void load_keys(double *to, const struct keys_view *keys, const struct head *head, int64_t heads) {
     const struct view *from = &keys->memory;
+    /* Keys beyond those in use are left as they were: no score reads them. */
     int64_t shared = attention_shared_head(head->index, heads, from->dims[1]);
     for (int64_t key = 0; key < head->columns_used; key++) {
         int64_t index[] = {head->batch, shared, key, 0};
@@ -1087,6 +1122,7 @@ static void add_values(const struct run *run, const struct head *head, struct fo
         if (views->dump.data)
             view_store(&views->dump, (const int64_t[]){head->batch, head->index, row, j}, kept(run, head, row, j) != 0);
     }
+    /* The largest magnitude is told before scale_o, as that is to be chosen by it. */
     for (int64_t d = 0; d < run->value_depth; d++) {
         views->amax_o = fabs(o[d]) > views->amax_o ? fabs(o[d]) : views->amax_o;
         o[d] *= views->scale_o;
@@ -1188,6 +1224,7 @@ static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, str
     scratch->dq = take(&cursor, q);
     scratch->dk = take(&cursor, k);
     scratch->dv = take(&cursor, run.columns * run.value_depth);
+    /* A bias that has no gradient takes no room; dsink is there always, as it is small. */
     scratch->dbias = take(&cursor, op->dbias ? tensor_elements(op->dbias) : 0);
     scratch->dsink = take(&cursor, run.heads);
     /* Operands that are not given once more are the first ones. */
@@ -1283,6 +1320,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
         if (s == -INFINITY)
             continue;
         double weight = probability(s, stats), factor = kept(run, head, row, j), product = 0;
+        /* P as a factor of dV: in q's type where that is FP8. */
         double weight_factor = as_factor(&scales->weight, weight * factor);
         for (int64_t d = 0; d < run->value_depth; d++) {
             product += scratch->d_o[o_at + d] * scratch->v[v_at + d];
@@ -1292,6 +1330,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
         double ds = weight * (factor * product - mean);
         if (op->dbias)
             scratch->dbias[shared_place(&op->dbias->dims, index)] += ds;
+        /* From here on dS is the gradient of q k^T. */
         ds = run->scale * carry_back(&op->a, run, scratch, index, scaled, ds);
         note_largest(&scales->amax_dp, ds);
         ds = as_factor(&scales->ds, ds);
@@ -1404,11 +1443,13 @@ static void backward(const struct descriptor *descriptor, const struct bindings 
         struct head head = head_of(&run, at / run.heads, at % run.heads);
         load_backward_head(op, &run, &head, &scratch);
         clear(scratch.dq, run.rows * run.depth);
+        /* The first of the query heads that share a key head begins its sums. */
         if (head.index % (run.heads / op->a.k->dims.at[1]) == 0)
             clear(scratch.dk, run.columns * run.depth);
         if (head.index % (run.heads / op->a.v->dims.at[1]) == 0)
             clear(scratch.dv, run.columns * run.value_depth);
         for (int64_t i = 0; i < head.rows_used; i++)
+            /* Rows that saw no key have no gradient. */
             if (scratch.stats[i] != -INFINITY)
                 backward_row(op, &run, &head, &scratch, &scales, i);
         store_gradients(op, &run, &head, &scratch, &scales);

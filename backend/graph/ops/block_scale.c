@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+/* y and scale are both results: which scale a block has is decided by what is in it. */
 static const struct row quantize_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct block_scale_quantize_op, x, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_XDESC, "x",
                .required = true, .shape = "[d..]", .doc = "input, a float type of 16 bits or more"),
@@ -25,6 +26,7 @@ static const struct row quantize_rows[] = {
     VALUE_ROW(WEFT_TYPE_INT32, struct block_scale_quantize_op, block_size,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_BLOCK_SIZE, "block_size", .required = true, .least = 1,
               .most = INT32_MAX, .doc = "elements along the axis that share a scale"),
+    /* Weft's own attributes stand last. */
     VALUE_ROW(WEFT_TYPE_INT64, struct block_scale_quantize_op, axis, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT,
               "axis", .initial = -1, .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "dimension that blocks lie along; negative counts from the last"),
@@ -44,6 +46,7 @@ static const struct row dequantize_rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct block_scale_dequantize_op, math,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_MATH_PREC, "compute_data_type",
               .doc = "type to calculate in, FLOAT or DOUBLE"),
+    /* A list, as blocks may be of two dimensions: 128 x 128 elements share a scale in some models. */
     VALUE_ROW(WEFT_TYPE_INT32, struct block_scale_dequantize_op, block_size,
               WEFT_ATTR_OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE, "block_size", .storage = STORE_LIST,
               .required = true, .least = 1, .most = INT32_MAX,
@@ -79,6 +82,7 @@ struct dims block_scale_extents(const struct descriptor *descriptor) {
         block.at[block_scale_axis(op)] = op->block_size;
         return block;
     }
+    /* Block sizes are of the last dimensions; those before have blocks of 1. */
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
     block.count = op->x->dims.count;
     for (int64_t i = 0; i < op->block_size.count; i++)
@@ -97,6 +101,7 @@ static struct dims scale_dims(const struct descriptor *op, const struct tensor *
     struct tensor like = {.dims = dims, .strides = scale->strides.count ? scale->strides : x->strides};
     /* The two last dimensions are rank - 1 and rank - 2: their sum less the one is the other. */
     int column = scale_column(&like), row = 2 * (int)dims.count - 3 - column;
+    /* Tiles have an order of their own: a part of one would not be addressable. */
     dims.at[column] = round_up(dims.at[column], SCALE_TILE_COLUMNS);
     dims.at[row] = round_up(dims.at[row], SCALE_TILE_ROWS);
     return dims;

@@ -11,6 +11,8 @@
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct bn_bwd_weights_op, field, WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_##name, key, __VA_ARGS__)
 #define CHANNELS .shape = "[1, C, 1..]"
+/* dscale and dbias are the parameters' gradients; eq_* are per channel what dx is made of, so that a pointwise pass
+   behind this one, or a product's prologue, can make dx where it is needed. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct bn_bwd_weights_op, math, WEFT_ATTR_OPERATION_BN_BWD_WEIGHTS_MATH_PREC,
               "compute_data_type", .doc = "type that sums are taken in"),

@@ -13,6 +13,8 @@
     TENSOR_ROW(role, struct bn_finalize_op, field, WEFT_ATTR_OPERATION_BN_FINALIZE_##name, key, __VA_ARGS__)
 /* Per-channel operands have rank and extents of x with 1 everywhere but at C. */
 #define CHANNELS .shape = "[1, C, 1..]"
+/* Training reads sums and writes statistics of the batch; inference reads running values. eq_scale and eq_bias are the
+   norm as one multiplication and addition, which a product's prologue can do. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BN_FINALIZE_STATS_MODE, struct bn_finalize_op, mode, WEFT_ATTR_OPERATION_BN_FINALIZE_STATS_MODE,
               "mode", .doc = "TRAINING: statistics come from the sums; INFERENCE: from the running values"),

@@ -17,6 +17,7 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, axis, WEFT_ATTR_OPERATION_CONCAT_AXIS, "axis", .required = true,
               .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "the dimension along which the inputs are joined; a negative one counts from the last"),
+    /* For tensors of the user's that share memory; what can be made in its place the planner finds by itself. */
     VALUE_ROW(WEFT_TYPE_INT64, struct concat_op, inplace_index, WEFT_ATTR_OPERATION_CONCAT_INPLACE_INDEX,
               "in_place_index", .initial = -1, .least = -1, .most = INT32_MAX,
               .doc = "index of the input that already lies in its place in y; -1: none"),

@@ -84,6 +84,7 @@ static const struct row fprop_rows[] = {
                .shape = "[N, K, 1 + (x + pre + post - dilation * (w - 1) - 1) / stride..]", .doc = "result"),
 };
 
+/* As a transposed convolution: dy is the image it enlarges. Fields are those of the forward, as in all directions. */
 static const struct row dgrad_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct conv_op, parameters,
               WEFT_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, "parameters", .required = true,
@@ -122,6 +123,7 @@ static const struct row wgrad_rows[] = {
     " pre_padding=[] post_padding=[] stride=[] dilation=[] convolution_mode=CROSS_CORRELATION "                        \
     "* padding:pre_padding+post_padding=None"
 
+/* One method a direction, in cuDNN's words. */
 static const struct method fprop_methods[] = {
     {"conv_fprop", "convolution : y[n,k,o] = sum_{c,r} x[n, c, o * stride + r * dilation - pre_padding] * w[k,c,r]",
      NULL, "image:x weight:w" GEOMETRY_ARGUMENTS, "y"},
@@ -190,6 +192,7 @@ struct axis {
     int64_t stride, dilation, pre, post;
 };
 
+/* Lists have an entry for each spatial dimension or none at all. */
 static struct axis axis_of(const struct convolution *conv, int i) {
     struct axis axis = {.stride = conv->stride.count ? conv->stride.at[i] : 1,
                         .dilation = conv->dilation.count ? conv->dilation.at[i] : 1,
@@ -369,6 +372,7 @@ static weftStatus_t check_extent(const struct conv_op *op, int dim) {
     struct axis axis = axis_of(op->parameters, i);
     int64_t x = op->x->dims.at[dim], w = op->w->dims.at[dim], y = op->y->dims.at[dim];
     int64_t padded = padded_image(axis, x), span = span_of(axis, w);
+    /* By the formula an output of extent 0 would fit; a filter that is larger than the image is a mistake. */
     if (padded < span && x > 0)
         FAIL(
             WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
@@ -381,6 +385,7 @@ static weftStatus_t check_extent(const struct conv_op *op, int dim) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Channels, then each spatial dimension, then what beta needs. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct conv_op *op = (const struct conv_op *)descriptor;
     TRY(check_channels(op));
@@ -546,6 +551,7 @@ static void store(const struct conv_geometry *g, const struct conv_operand *oper
 
 /* y: sum over c and r. */
 static void compute_y(const struct conv_geometry *g, const struct views *views) {
+    /* `whole` are the outputs, in the order of a place; `inner` the products of each sum. */
     const int64_t whole[] = {g->n, g->groups, g->k, g->y.size[0], g->y.size[1], g->y.size[2]};
     const int64_t inner[] = {g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
     int64_t at[PLACE], tap[4];
@@ -595,6 +601,7 @@ static void compute_dx(const struct conv_geometry *g, const struct views *views)
 
 /* dw: sum over n and o. */
 static void compute_dw(const struct conv_geometry *g, const struct views *views) {
+    /* OUTER of a filter is its output channel. */
     const int64_t whole[] = {g->k, g->groups, g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
     const int64_t inner[] = {g->n, g->y.size[0], g->y.size[1], g->y.size[2]};
     int64_t at[PLACE], in[4];
@@ -604,6 +611,7 @@ static void compute_dw(const struct conv_geometry *g, const struct views *views)
             struct product p = {
                 .k = at[OUTER], .group = at[GROUP], .c = at[CHANNEL], .n = in[0], .o = {in[1], in[2], in[3]}};
             for (int i = 0; i < SPATIAL_MAX; i++)
+                /* places_of turns a flipped tap back again: here the tap is told from its place. */
                 p.r[i] = g->flip ? g->w.size[i] - 1 - at[SIZE + i] : at[SIZE + i];
             add_product(&sum, g, views, &p);
         }

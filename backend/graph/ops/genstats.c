@@ -4,6 +4,7 @@
 #include "graph/ops/genstats.h"
 #include "graph/expansion.h"
 
+/* There is one mode; the row is for graphs that set it. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_GENSTATS_MODE, struct genstats_op, mode, WEFT_ATTR_OPERATION_GENSTATS_MODE, "mode",
               .doc = "which statistics are taken: SUM_SQSUM"),
@@ -52,6 +53,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int64_t index[WEFT_DIM_MAX], in_channel[WEFT_DIM_MAX] = {0};
     for (int64_t c = 0; c < x.dims[1]; c++) {
         double total = 0, squares = 0;
+        /* A channel without elements has sums of 0. */
         for (bool more = index_begin(index, x.rank, channel.at); more; more = index_next(index, x.rank, channel.at)) {
             index[1] = c; /* stepping puts it back to 0 */
             double value = view_load(&x, index);

@@ -32,6 +32,7 @@ static const struct row rows[] = {
                .shape = "[batch.., M, K]", .doc = "left operand"),
     TENSOR_ROW(ROLE_INPUT, struct matmul_op, b, WEFT_ATTR_OPERATION_MATMUL_BDESC, "B", .required = true,
                .shape = "[batch.., K, N]", .doc = "right operand"),
+    /* Numbers in memory of the device, so that a plan serves products of sizes that are known only when it runs. */
     TENSOR_ROW(ROLE_INPUT, struct matmul_op, m_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, "m_override",
                .shape = "[batch.., 1, 1]", .doc = "rows in use of each batch entry, INT32 or INT64"),
     TENSOR_ROW(ROLE_INPUT, struct matmul_op, n_override, WEFT_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, "n_override",
@@ -141,6 +142,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     struct view a = view_of(bindings, op->a), b = view_of(bindings, op->b), c = view_of(bindings, op->c);
     struct view m = view_of(bindings, op->m_override), n = view_of(bindings, op->n_override),
                 k = view_of(bindings, op->k_override);
+    /* `row` and `column` are the places of the last two dimensions, in A's, B's and C's indices alike. */
     int row = c.rank - 2, column = c.rank - 1;
     int64_t index[WEFT_DIM_MAX], in_a[WEFT_DIM_MAX], in_b[WEFT_DIM_MAX];
     if (!c.data)
@@ -153,6 +155,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         }
         in_a[row] = index[row];
         in_b[column] = index[column];
+        /* What is outside of the sizes in use counts as padding, and C is written there, too. */
         bool row_used = index[row] < size_in_use(&m, index, a.dims[row]);
         bool column_used = index[column] < size_in_use(&n, index, b.dims[column]);
         /* The whole depth is run through: outside what is in use the padding takes part. */

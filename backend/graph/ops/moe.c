@@ -56,6 +56,8 @@ static double grouped_flops(int64_t rows, int64_t depth, int64_t columns) {
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
+/* E: experts; M: rows of token; K and N: depth and columns of a weight. Rows of one expert lie together, as a sort by
+   expert leaves them. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_MOE_GROUPED_MATMUL_MODE, struct moe_op, mode, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MODE,
               "mode", .doc = "whether rows are gathered before or scattered after the product"),
@@ -71,6 +73,7 @@ static const struct row rows[] = {
     TENSOR_ROW(ROLE_OUTPUT, struct moe_op, output, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_OUTPUT_DESC, "output",
                .required = true, .shape = "[1, rows, N]",
                .doc = "product; rows are M, or those of token_index to GATHER"),
+    /* For GATHER and SCATTER alone: NONE takes rows as they lie. */
     TENSOR_ROW(ROLE_INPUT, struct moe_op, token_index, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_TOKEN_INDEX_DESC,
                "token_index", .shape = "[1, rows, 1]",
                .doc = "of each row the token that it is made of (GATHER) or goes to (SCATTER), INT32 or INT64"),
@@ -146,6 +149,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(check_indices(op));
     const int64_t dims[] = {1, moe_rows(op), op->weight->dims.at[2]};
     tensor_infer_dims(op->output, 3, dims);
+    /* Row-major, as tokens are read by the next layer. */
     tensor_infer_strides(op->output, NULL);
     tensor_infer_type(op->output, result_type(op->output, op->token, op->weight, moe_math(op)));
     return check_dims(descriptor, "output", op->output, 3, dims);
@@ -200,6 +204,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         /* Experts whose offsets do not ascend have no rows. */
         int64_t until = first_row(&offsets, expert + 1, count);
         for (int64_t r = first_row(&offsets, expert, count); r < until; r++) {
+            /* An index that points outside leaves its row out. */
             int64_t source = source_of(op, &v, r), place = place_of(op, &v, r);
             if (source >= 0 && place >= 0)
                 multiply_row(&v, moe_math(op), source, expert, place);
@@ -232,6 +237,7 @@ const struct op moe_op = {
 
 /* ---- Gradient of the weights ------------------------------------------------------------------------------------- */
 
+/* The gradient of token is a forward product with transposed weights, and needs no operation of its own. */
 static const struct row bwd_rows[] = {
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct moe_bwd_op, math, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_MATH_PREC,
               "compute_data_type", .doc = "type that products are summed in"),

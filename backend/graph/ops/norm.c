@@ -21,6 +21,7 @@ static const char *const mode_names[] = {
 
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct norm_forward, field, WEFT_ATTR_OPERATION_NORM_FWD_##name, key, __VA_ARGS__)
+/* mean and inv_variance are outputs by their rows; forward_role makes inputs of them for batch norm's inference. */
 static const struct row forward_rows[] = {
     VALUE_ROW(WEFT_TYPE_NORM_MODE, struct norm_forward, mode, WEFT_ATTR_OPERATION_NORM_FWD_MODE, "mode",
               .required = true, .doc = "which elements share their statistics"),
@@ -53,6 +54,7 @@ static const struct row forward_rows[] = {
         .doc = "batch norm's training: running variance after this step; takes in the unbiased variance"),
     ROW(ROLE_INPUT, peer_stats, PEER_STAT_DESCS, "peer_stats", .storage = STORE_LIST,
         .doc = "buffers to share sums with other devices; must be empty"),
+    /* Weft's own attributes stand last. */
     VALUE_ROW(WEFT_TYPE_INT64, struct norm_forward, groups, WEFT_ATTR_OPERATION_NORM_FWD_GROUPS_EXT, "groups",
               .least = 1, .most = INT64_MAX, .doc = "GROUP_NORM: number of groups that the channels are cut into"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct norm_forward, math, WEFT_ATTR_OPERATION_NORM_FWD_COMP_TYPE_EXT,
@@ -62,6 +64,7 @@ static const struct row forward_rows[] = {
 
 #define ROW(role, field, name, key, ...)                                                                               \
     TENSOR_ROW(role, struct norm_backward, field, WEFT_ATTR_OPERATION_NORM_BWD_##name, key, __VA_ARGS__)
+/* Either the statistics that forward kept, or epsilon to take them anew from x. */
 static const struct row backward_rows[] = {
     VALUE_ROW(WEFT_TYPE_NORM_MODE, struct norm_backward, mode, WEFT_ATTR_OPERATION_NORM_BWD_MODE, "mode",
               .required = true, .doc = "mode of the forward operation"),
@@ -92,6 +95,7 @@ static const struct row backward_rows[] = {
 /* Arguments that the methods of all modes have in common, and the formula behind their own words. */
 #define FORWARD "norm_forward_phase:phase input:x scale=None bias=None epsilon"
 #define FORMULA " : y = scale * (x - mean) * inv_variance + bias"
+/* A method for each mode, of which rmsnorm alone has no mean. Those of batch norm fix the phase, the others take it. */
 static const struct method forward_methods[] = {
     {"layernorm", "norm over the dimensions that the scale spans" FORMULA, "mode=LAYER_NORM", FORWARD,
      "y mean inv_variance"},
@@ -116,6 +120,7 @@ static const struct method forward_methods[] = {
 
 #define BACKWARD "grad:dy input:x scale=None mean=None inv_variance=None * epsilon=None"
 #define FORMULA " : dx = inv_variance * (g - mean(g) - xhat * mean(g * xhat)), g = scale * dy"
+/* As the forward ones; epsilon is for statistics that are taken anew. */
 static const struct method backward_methods[] = {
     {"layernorm_backward", "gradients of layernorm" FORMULA, "mode=LAYER_NORM", BACKWARD, "dx dscale dbias"},
     {"adalayernorm_backward", "gradients of adalayernorm" FORMULA, "mode=ADA_LAYER_NORM", BACKWARD, "dx dscale dbias"},
@@ -221,6 +226,7 @@ static struct evidence backward_evidence(const struct norm_backward *op) {
     return (struct evidence){op->mode, op->groups, op->x, first_shaped(affine, 3), first_shaped(statistic, 1)};
 }
 
+/* For engines: after finalize all evidence has dims, so that the answer is that of inference. */
 struct norm_shape norm_forward_shape(const struct norm_forward *op) {
     struct evidence evidence = forward_evidence(op);
     return shape_of(&evidence);
@@ -253,6 +259,7 @@ static weftStatus_t check_evidence(const struct descriptor *op, const struct evi
     const char *mode = mode_names[of->mode];
     const struct tensor *x = of->x;
     bool layer = is_layer_norm(of->mode);
+    /* cuDNN joins devices by buffers that each writes and all read; Weft leaves the exchange to the user. */
     if (peer_stats->count)
         FAIL(WEFT_STATUS_NOT_SUPPORTED,
              "%s: peer_stats lists %lld buffers, but a norm takes its statistics on one device. Leave the list empty; "
@@ -300,6 +307,7 @@ static weftStatus_t check_forward_rules(const struct norm_forward *op) {
     bool inference = norm_is_inference_of_batch(op), batch = op->mode == WEFT_BATCH_NORM;
     bool given = op->mean && op->inv_variance, running = op->in_running_mean && op->in_running_var;
     bool touches_running = op->in_running_mean || op->in_running_var || op->out_mean || op->out_var;
+    /* Each rule stands alone: the first that is broken is the one that the user reads. */
     const struct rule rules[] = {
         {op->mean && !norm_has_mean(op->mode), "there is no mean, but one is set. Leave mean unset."},
         {touches_running && !batch,
@@ -363,6 +371,7 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
 static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     struct norm_shape shape = norm_forward_shape(op);
+    /* Given and inferred dims alike. */
     const struct operand operands[] = {
         {"scale", op->scale, &shape.affine},
         {"bias", op->bias, &shape.affine},
@@ -462,6 +471,7 @@ static void store_all(const struct view *view, const double *numbers) {
    mean first: squares of deviations do not cancel as x^2 - mean^2 would. */
 static void take_statistics(const struct norm_shape *shape, bool has_mean, const struct view *x, double *mean,
                             double *variance) {
+    /* Arrays of statistics are row-major over shape->statistics. */
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape->statistics);
     /* Rows without elements would divide by 0. */
     double row = shape->row ? (double)shape->row : 1;
@@ -527,6 +537,7 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
     double epsilon = view_scalar(bindings, op->epsilon, 0);
     for (int64_t i = 0; !given && i < count; i++)
         inv[i] = 1 / sqrt(inv[i] + epsilon);
+    /* What backward will need; absent tensors are passed over. */
     if (!inference) {
         store_all(&mean_view, mean);
         store_all(&inv_view, inv);
@@ -585,6 +596,7 @@ static void backward_reference(const struct descriptor *descriptor, const struct
         double g = view_load_or(&scale, index, 1) * view_load(&dy, index);
         view_store(&dx, index, inv[at] * (g - mean_g[at] - xhat * mean_g_xhat[at]));
     }
+    /* dscale and dbias as they were summed, over all rows. */
     struct view dscale_view = view_of(bindings, op->dscale), dbias_view = view_of(bindings, op->dbias);
     store_all(&dscale_view, dscale);
     store_all(&dbias_view, dbias);

@@ -66,6 +66,7 @@ static int64_t integer_power(int64_t x, int64_t b) {
     MODE(LOGICAL_NOT, !x)                                                                                              \
     MODE(BINARY_SELECT, t ? x : b)                                                                                     \
     MODE(GEN_INDEX, x)
+/* A function for each, of x, b and the mask t as 64-bit integers. */
 #define MODE(name, formula)                                                                                            \
     static int64_t integer_##name(int64_t x, int64_t b, int64_t t) {                                                   \
         (void)x, (void)b, (void)t;                                                                                     \
@@ -130,6 +131,7 @@ const char *pointwise_integer_formula(int mode) {
 
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
 
+/* Constants of single modes have rows of their own, as cuDNN has it; a mode ignores those of others. */
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_POINTWISE_MODE, struct pointwise, mode, WEFT_ATTR_POINTWISE_MODE, "mode", .required = true,
               .doc = "what is computed: weftPointwiseMode_t"),
@@ -139,6 +141,8 @@ static const struct row parameter_rows[] = {
                "FLOAT where the mode divides or has no exact meaning for them, and for all others"),
     VALUE_ROW(WEFT_TYPE_NAN_PROPOGATION, struct pointwise, nan_propagation, WEFT_ATTR_POINTWISE_NAN_PROPAGATION,
               "nan_propagation", .doc = "accepted for compatibility; NaN always propagates"),
+    /* RELU: slope * (x - lower) + lower below the lower clip, at most the upper one. The defaults are the plain max(x,
+       0). */
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, lower, WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP, "relu_lower_clip",
               .doc = "RELU: below it the slope applies"),
     VALUE_ROW(WEFT_TYPE_DOUBLE, struct pointwise, upper, WEFT_ATTR_POINTWISE_RELU_UPPER_CLIP, "relu_upper_clip",
@@ -155,6 +159,7 @@ static const struct row parameter_rows[] = {
               .most = WEFT_DIM_MAX - 1, .doc = "GEN_INDEX: the dimension whose index is generated"),
 };
 
+/* Enumerators have gaps, which the row's bounds do not see. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     const struct pointwise *pw = (const struct pointwise *)descriptor;
     if (!pointwise_find_mode(pw->mode))
@@ -178,6 +183,7 @@ const struct schema pointwise_schema = {
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
+/* Which of b, t, dy, y and dx a mode has, check_operands says: none is required by its row. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct pointwise_op, pw, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, "pw",
               .required = true, .target = WEFT_BACKEND_POINTWISE_DESCRIPTOR, .doc = "mode and constants"),
@@ -284,6 +290,7 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
         if (inputs[k] &&
             (whole->count == 0 || (tensor_elements(inputs[k]) != 1 && inputs[k]->dims.count > whole->count)))
             *whole = inputs[k]->dims;
+    /* Extents of 1 give way to those of the others. */
     for (int k = 0; k < 3; k++) {
         if (!inputs[k] || tensor_elements(inputs[k]) == 1)
             continue;
@@ -402,6 +409,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
                            evaluate_int(view_load_int(&x, index), b.data ? view_load_int(&b, index) : 0,
                                         t.data && view_load(&t, index) != 0));
         } else {
+            /* The second operand, whatever the mode calls it. */
             double dy = b.data ? op->alpha2 * view_load(&b, index) : 0;
             view_store(&y, index,
                        mode->evaluate(op->alpha1 * view_load(&x, index), dy, t.data ? view_load(&t, index) : 0, &p));

@@ -39,9 +39,11 @@ static const struct row rows[] = {
                .shape = "[d..]", .doc = "input"),
     TENSOR_ROW(ROLE_OUTPUT, struct reduction_op, y, WEFT_ATTR_OPERATION_REDUCTION_YDESC, "y", .required = true,
                .shape = "[d.. with reduced extents 1 or a divisor]", .doc = "result"),
+    /* Weft's own way to say it, in the words of array libraries; y's dims say the same and more. */
     VALUE_ROW(WEFT_TYPE_INT64, struct reduction_op, dims, WEFT_ATTR_OPERATION_REDUCTION_DIMS, "dims",
               .storage = STORE_DIMS, .least = -WEFT_DIM_MAX, .most = WEFT_DIM_MAX - 1,
               .doc = "dimensions to reduce where y's dims are unset; negative ones count from the last"),
+    /* From here on: reducers of the user's own and segments, which refuse_unserved refuses in words. */
     TENSOR_ROW(ROLE_INPUT, struct reduction_op, group_offset, WEFT_ATTR_OPERATION_REDUCTION_GROUP_OFFSET_DESC,
                "group_offset", .shape = "[segments]", .doc = "start of each segment of a packed dimension; refused"),
     VALUE_ROW(WEFT_TYPE_VOID_PTR, struct reduction_op, init_values, WEFT_ATTR_OPERATION_REDUCTION_INIT_VALUES,

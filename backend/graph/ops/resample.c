@@ -25,6 +25,7 @@ static const char *mode_name(int mode) {
 
 /* ---- The parameter descriptor ------------------------------------------------------------------------------------ */
 
+/* Lengths are fractions, as cuDNN has them: an image enlarged by 3/2 has a stride of 2/3. */
 static const struct row parameter_rows[] = {
     VALUE_ROW(WEFT_TYPE_RESAMPLE_MODE, struct resample, mode, WEFT_ATTR_RESAMPLE_MODE, "mode",
               .initial = WEFT_RESAMPLE_NEAREST, .doc = "how the window becomes one value: weftResampleMode_t"),
@@ -84,6 +85,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     TRY(check_list(p, "stride", &p->stride, 1));
     TRY(check_list(p, "pre_padding", &p->pre_padding, -INT32_MAX));
     TRY(check_list(p, "post_padding", &p->post_padding, -INT32_MAX));
+    /* Interpolation tells its stride by the extents, and needs no window. */
     if (is_pool(p->mode) && (p->window.count == 0 || p->stride.count == 0))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: mode %s has no %s. Set it: one whole number per spatial dimension, in elements.",
@@ -92,6 +94,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
         p->padding_mode = p->mode == WEFT_RESAMPLE_MAXPOOL ? WEFT_NEG_INF_PAD
                           : is_pool(p->mode)               ? WEFT_ZERO_PAD
                                                            : WEFT_EDGE_VAL_PAD;
+    /* Modes that sum with weights what lies outside, too. */
     bool weighs = p->mode == WEFT_RESAMPLE_BILINEAR || p->mode == WEFT_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
     if (weighs && p->padding_mode == WEFT_NEG_INF_PAD)
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -130,6 +133,7 @@ static const struct row rows[] = {
               .doc = "factor on what y holds before; 0: it is not read"),
 };
 
+/* The gradient takes index or x, by which the maximum is found; y is cuDNN's and not needed. */
 static const struct row backward_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct resample_op, parameters, WEFT_ATTR_OPERATION_RESAMPLE_BWD_DESC,
               "parameters", .required = true, .target = WEFT_BACKEND_RESAMPLE_DESCRIPTOR, .doc = "mode and geometry"),
@@ -149,6 +153,7 @@ static const struct row backward_rows[] = {
               .doc = "factor on what dx holds before; 0: it is not read"),
 };
 
+/* Behind the tensors of both; `padding` is short for the same padding before and after. */
 #define GEOMETRY_ARGUMENTS                                                                                             \
     " window=[] stride=[] pre_padding=[] post_padding=[] mode=MAXPOOL padding_mode=None "                              \
     "padding:pre_padding+post_padding=None"
@@ -314,6 +319,7 @@ static int64_t window_positions(const struct resample_op *op) {
 
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct resample_op *op = (struct resample_op *)descriptor;
+    /* Results lie as their inputs do: channels last in, channels last out. */
     const struct tensor *like = is_backward(op) ? op->dy : op->x;
     struct tensor *out = is_backward(op) ? op->dx : op->y;
     TRY(check_given(op));
@@ -436,6 +442,7 @@ struct resample_geometry resample_geometry(const struct descriptor *descriptor) 
                                   .denominator = {1, 1, 1},
                                   .alpha = op->alpha,
                                   .beta = op->beta};
+    /* Checked and in range: make_axis succeeds. */
     for (int i = 0; i < spatial; i++) {
         struct axis axis;
         int at = SPATIAL_MAX - spatial + i;
@@ -511,6 +518,7 @@ static double lowest_of(const struct image *image) {
     return type->is_float ? -INFINITY : type->lowest;
 }
 
+/* Outside: -inf, or the lowest integer, for NEG_INF_PAD, else 0. */
 static double load_tap(const struct resample_geometry *g, const struct image *image, const struct tap *tap) {
     int64_t index[WEFT_DIM_MAX];
     if (!tap->inside)
@@ -540,6 +548,7 @@ static double find_maximum(const struct resample_geometry *g, const struct image
         if (!tap.inside && g->padding == WEFT_NEG_INF_PAD)
             continue;
         double value = load_tap(g, image, &tap);
+        /* The first one counts even where it is -inf: where stays -1 for padding alone. */
         if (*where < 0 || beats(g, value, best)) {
             best = value;
             *where = count;
@@ -568,6 +577,7 @@ static double weigh(const struct resample_geometry *g, const struct image *image
         if (tap.weight != 0)
             sum += tap.weight * load_tap(g, image, &tap);
     }
+    /* A mean that excludes the padding divides by what it found inside. */
     double whole = sum_of_weights(g, position);
     return whole != 0 ? sum / whole : 0;
 }
@@ -618,6 +628,7 @@ static void return_maximum(const struct plane *plane, const int64_t *position, i
     /* Row-major, as find_maximum counts them. */
     const int64_t number[] = {where / taps[2] / taps[1], where / taps[2] % taps[1], where % taps[2]};
     struct tap tap = find_tap(plane->g, position, number);
+    /* A maximum in padding of 0s has no element of x to go to. */
     if (tap.inside)
         *plane_at(plane, tap.at) += dy;
 }

@@ -71,6 +71,7 @@ static bool keeps_shift(const struct pointwise_op *op, bool of_x, bool of_b) {
         return of_x != of_b && (of_x ? op->alpha1 : op->alpha2) == 1;
     case WEFT_POINTWISE_SUB:
         return of_x && !of_b && op->alpha1 == 1;
+    /* Either side may be hidden: then it is no score any more. */
     case WEFT_POINTWISE_BINARY_SELECT:
         return (of_x ? op->alpha1 == 1 : is_hiding(op->x)) && (of_b ? op->alpha2 == 1 : is_hiding(op->b));
     default:

@@ -4,6 +4,7 @@
 #include "graph/ops/slice.h"
 #include "graph/ops/move.h"
 
+/* One number per dimension of x, in its order; cuDNN names the steps strides. */
 static const struct row rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct slice_op, x, WEFT_ATTR_OPERATION_SLICE_XDESC, "x", .required = true, .shape = "[d..]",
                .doc = "input"),
