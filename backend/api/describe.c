@@ -162,6 +162,7 @@ static void describe_operations(struct text *out) {
     }
 }
 
+/* One object a mode; `formula` is C, which engines print and documentation shows. */
 static void describe_pointwise_modes(struct text *out) {
     static const char *const forms[] = {[FORM_UNARY] = "unary",
                                         [FORM_BINARY] = "binary",
@@ -191,6 +192,7 @@ weftStatus_t weftDescribe(char *text, size_t capacity, size_t *size) {
     status_clear();
     struct text out;
     text_init(&out);
+    /* A text that found no memory is known by its `failed`: reply_text tells. */
     text_add(&out, "{\"version\":%zu,\n\"data_types\":[\n", weftGetVersion());
     describe_types(&out);
     text_add(&out, "],\n\"descriptors\":[\n");

@@ -45,6 +45,7 @@ weftStatus_t weftBackendDestroyDescriptor(weftBackendDescriptor_t descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Copies `count` elements; the caller's array may go at once. */
 weftStatus_t weftBackendSetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
                                      weftBackendAttributeType_t type, int64_t count, const void *elements) {
     status_clear();
@@ -91,6 +92,7 @@ weftStatus_t weftBackendBuildDescriptor(weftBackendDescriptorType_t kind, int64_
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of finalized descriptors alone. Elements are copied out; `count` says how many there are. */
 weftStatus_t weftBackendGetAttribute(weftBackendDescriptor_t descriptor, weftBackendAttributeName_t name,
                                      weftBackendAttributeType_t type, int64_t requested, int64_t *count,
                                      void *elements) {

@@ -46,6 +46,7 @@ weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint
     status_clear();
     struct plan *ours;
     TRY(entry_plan(&ours, plan, "weftExecute"));
+    /* No look at the addresses themselves here: plan_run refuses those that are NULL or not aligned. */
     if (count != ours->slot_count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
              "weftExecute: %lld pointers for %d slots. Give one per slot, in the order of attribute slot_unique_ids.",

@@ -38,6 +38,7 @@ weftStatus_t weftGetCallback(uint32_t *mask, void **udata, weftCallback_t *fn) {
 static void free_context(struct shared *shared) {
     struct weftContext *context = (struct weftContext *)shared;
     struct device_scope scope;
+    /* A device that cannot be entered any more has lost its memory anyway. */
     if (context->pool.count && !device_enter(&scope, &context->device)) {
         pool_empty(&context->pool, scope.driver);
         device_leave(&scope);

@@ -71,6 +71,7 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
              "weftMeasure: repeats is %lld; it must be 1 or more. Give how often to run the plan.", (long long)repeats);
     const struct device *device = &((struct plan *)descriptor)->draft.device;
     const struct call call = {plan, count, pointers, workspace, stream};
+    /* Events need the device to be current on this thread. */
     if (device->kind == WEFT_DEVICE_CPU) {
         TRY(measure_on_host(seconds, &call, repeats));
     } else {

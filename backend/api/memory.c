@@ -117,6 +117,7 @@ weftStatus_t weftCopy(weftHandle_t handle, void *destination, const void *source
     return trace_failure(status);
 }
 
+/* Waits for all work of the stream, whoever put it there. The CPU has nothing to wait for. */
 weftStatus_t weftSynchronize(weftHandle_t handle, weftStream_t stream) {
     status_clear();
     struct device_scope scope;

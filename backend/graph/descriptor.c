@@ -191,6 +191,7 @@ static int64_t row_count_now(const struct descriptor *descriptor, const struct r
         *items = dims->at;
         return dims->count;
     case STORE_VALUE:
+        /* A pointer that is NULL holds nothing, and counts as no element: a get then gives none. */
         *items = at;
         if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR) {
             memcpy(&held, at, sizeof held);
@@ -298,6 +299,7 @@ void descriptor_release(struct descriptor *descriptor) {
 static void drop_results(struct descriptor *descriptor) {
     for (int i = 0; i < descriptor->schema->row_count; i++) {
         const struct row *row = &descriptor->schema->rows[i];
+        /* Values of results are simply overwritten; lists hold descriptors, which must be let go of. */
         if (row->role != ROLE_RESULT || row->storage != STORE_LIST)
             continue;
         release_row(descriptor, row);
@@ -419,10 +421,12 @@ static weftStatus_t check_held(const struct descriptor *descriptor, const struct
     if (!held)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: attribute %s: element %lld is NULL. Give a finalized descriptor.",
              descriptor_label(descriptor), row->key, (long long)i);
+    /* Of freed memory this is luck and no protection. */
     if (held->magic != DESCRIPTOR_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: attribute %s: element %lld is no live descriptor. Give one made by weftBackendCreateDescriptor.",
              descriptor_label(descriptor), row->key, (long long)i);
+    /* Operations are one kind to a graph; all other rows name theirs. */
     bool fits = row->target == TARGET_ANY_OPERATION ? held->schema->op != NULL : (int)held->schema->kind == row->target;
     if (!fits)
         FAIL(WEFT_STATUS_BAD_PARAM_DESCRIPTOR_TYPE,

@@ -65,6 +65,7 @@ static int by_uid_then_address(const void *a, const void *b) {
 int graph_find_uid(const struct graph *graph, int64_t uid) {
     int low = 0, high = graph->value_count - 1;
     while (low <= high) {
+        /* Written so that it cannot overflow, and rounds down. */
         int middle = low + (high - low) / 2;
         int64_t found = graph->values[middle].tensor->uid;
         if (found == uid)
@@ -120,6 +121,7 @@ static weftStatus_t bind_operand(void *context, const struct row *row, struct te
     struct collection *collection = context;
     struct graph *graph = collection->graph;
     struct node *node = collection->node;
+    /* Found always: collect_values has seen every operand. */
     int index = graph_find_value(graph, tensor);
     struct value *value = &graph->values[index];
     node->is_output[node->operand_count] = row->role == ROLE_OUTPUT;
@@ -162,6 +164,7 @@ static weftStatus_t make_nodes(struct graph *graph) {
     for (int i = 0; i < graph->node_count; i++) {
         struct node *node = &graph->nodes[i];
         node->op = graph->ops.descriptors[i];
+        /* Two arrays side by side, an entry for each operand in the order of rows. */
         int operands = 0;
         TRY(op_each_operand(node->op, count_operand, &operands));
         TRY(arena_alloc(&graph->base.arena, &node->operands, (size_t)operands * sizeof *node->operands));
@@ -190,6 +193,7 @@ struct sorting {
 static int next_missing(struct sorting *sorting, int n) {
     const struct node *node = &sorting->graph->nodes[n];
     for (int i; (i = sorting->looked[n]) < node->operand_count; sorting->looked[n]++) {
+        /* Inputs alone wait: outputs have this node as their producer. */
         int producer = sorting->graph->values[node->operands[i]].producer;
         if (!node->is_output[i] && producer >= 0 && sorting->place[producer] < 0)
             return producer;
@@ -262,6 +266,7 @@ static int count_readers(struct graph *graph) {
     int count = 0;
     for (int n = graph->node_count; n-- > 0;) {
         const struct node *node = &graph->nodes[n];
+        /* Its own readers are counted by now, as all of them stand behind it. */
         bool runs = graph_needs(graph, node);
         for (int i = 0; i < node->operand_count; i++)
             if (runs && !node->is_output[i]) {
@@ -373,6 +378,7 @@ weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, stru
     const struct exchange exchange = {graph, tensors};
     struct graph *copy;
     TRY(descriptor_mirror(arena, &copy, &graph->base));
+    /* Arrays of its own, as tensors and operations change in them; what entries point to is shared. */
     TRY(arena_copy(arena, &copy->values, graph->values, (size_t)graph->value_count * sizeof *copy->values));
     TRY(arena_copy(arena, &copy->nodes, graph->nodes, (size_t)graph->node_count * sizeof *copy->nodes));
     for (int v = 0; v < graph->value_count; v++)

@@ -51,6 +51,7 @@ weftStatus_t op_exchange(struct descriptor **made, const struct descriptor *op,
     for (int i = 0; i < op->schema->row_count; i++) {
         const struct row *row = &op->schema->rows[i];
         void *field = (char *)copy + row->offset;
+        /* Options, parameters among them, do not depend on the tensors. */
         if (row->role != ROLE_INPUT && row->role != ROLE_OUTPUT)
             continue;
         if (row->storage == STORE_LIST)
@@ -79,6 +80,7 @@ double op_flops(const struct descriptor *op) {
 weftDataType_t product_math(const struct descriptor *holder, weftBackendAttributeName_t name, int32_t math,
                             const struct tensor *a, const struct tensor *b) {
     const struct dtype *of_a = dtype_of((weftDataType_t)a->type), *of_b = dtype_of((weftDataType_t)b->type);
+    /* Products of two booleans are counted in floats, as are all that have a float in them. */
     bool is_whole = !of_a->is_float && !of_b->is_float && !(of_a->is_boolean && of_b->is_boolean);
     if (descriptor_row_is_set(holder, name))
         return (weftDataType_t)math;
@@ -113,6 +115,7 @@ static weftStatus_t resolve_input(void *context, const struct row *row, struct t
     const struct descriptor *op = context;
     if (row->role != ROLE_INPUT)
         return WEFT_STATUS_SUCCESS;
+    /* What lacks both: the dims are asked for first. */
     const char *missing = tensor->dims.count == 0 ? "dims" : tensor->type == TENSOR_NO_TYPE ? "data type" : NULL;
     if (missing)
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -178,6 +181,7 @@ static weftStatus_t find_shared(const struct places *places, int64_t count, bool
         return status_no_memory((size_t)count * sizeof *offsets);
     for (int64_t i = 0; i < count; i++) {
         offsets[i] = 0;
+        /* The i-th index in mixed radix, fastest dimension first; the order does not matter. */
         for (int64_t dim = 0, rest = i; dim < places->rank; rest /= places->extents[dim], dim++)
             offsets[i] += rest % places->extents[dim] * places->strides[dim];
     }
@@ -304,6 +308,7 @@ weftStatus_t check_rank(const struct descriptor *op, const char *key, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Also for outputs that inference has just filled in, which pass at once. */
 weftStatus_t check_dims(const struct descriptor *op, const char *key, const struct tensor *tensor, int64_t rank,
                         const int64_t *dims) {
     if (tensor && (tensor->dims.count != rank || memcmp(tensor->dims.at, dims, (size_t)rank * sizeof *dims) != 0))

@@ -81,6 +81,7 @@ static weftStatus_t check_extents(const struct tensor *t) {
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
                  "%s: dims %s: dimension %lld is negative. Extents are 0 or more elements.", label, tensor_dims_text(t),
                  (long long)i);
+    /* No strides at all is legal: they are inferred, or packed. */
     if (t->strides.count && t->strides.count != t->dims.count)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
              "%s: %lld strides for %lld dims. Give one stride per dimension, or none for a packed tensor.", label,
@@ -109,6 +110,7 @@ static weftStatus_t check_vectors(const struct tensor *t) {
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: vector_count is %lld and vectorized_dimension %lld, but the tensor has dims %s. Name one of them.",
              label, (long long)t->vector_count, (long long)t->vector_dim, tensor_dims_text(t));
+    /* Vectors are whole: no kernel looks for the end of a dimension inside of one. */
     if (t->dims.at[t->vector_dim] % t->vector_count)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: dimension %lld has %lld elements, no multiple of vector_count %lld. Pad it to a multiple.", label,
@@ -241,6 +243,7 @@ bool tensor_is_packed(const struct tensor *tensor) {
     int64_t expected = 1;
     if (tensor->vector_count > 1)
         return false;
+    /* From the last dimension on, whose neighbours are side by side. */
     for (int64_t i = tensor->dims.count; i-- > 0;) {
         if (tensor->dims.at[i] != 1 && tensor->strides.at[i] != expected)
             return false;
@@ -316,6 +319,7 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
     tensor->strides.count = rank;
 }
 
+/* Dims first, as strides are made for them. */
 void tensor_infer_like(struct tensor *tensor, const struct tensor *like) {
     if (!tensor)
         return;

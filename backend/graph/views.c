@@ -54,6 +54,7 @@ static void find_fixed(struct search *s) {
         s->is_fixed[v] = s->is_fixed[v] || !tensor->is_virtual || !is_plain(tensor);
         fix_tensor(s, tensor->ragged_offset);
     }
+    /* Then what single operations need as it is: modifiers' tensors, and storage under other strides. */
     for (int n = 0; n < graph->node_count; n++) {
         fix_modified(s, graph->nodes[n].op);
         for (int k = 0; is_of_storage(graph->nodes[n].op) && k < graph->nodes[n].operand_count; k++)
@@ -110,6 +111,7 @@ static bool wants_inputs(const struct search *s, int n, int y) {
 static void fit_inputs(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
     int y = result_of(s, node), fitted = 0;
+    /* The last operand is the result; all before it are inputs. */
     if (y < 0 || !wants_inputs(s, n, y))
         return;
     for (int k = 0; k < node->operand_count - 1; k++)
@@ -191,6 +193,7 @@ static weftStatus_t copy_graph(struct search *s, struct arena *arena, struct are
     for (int v = 0; v < graph->value_count; v++)
         if (s->is_changed[v])
             TRY(copy_tensor(&tensors[v], s, v, arena));
+    /* Tensors that did not change stay NULL here, and are shared. */
     TRY(graph_exchange(&copy, graph, tensors, arena));
     for (int n = 0; n < graph->node_count; n++)
         name_elements(&copy->nodes[n], &graph->nodes[n]);

@@ -48,6 +48,7 @@ static bool is_wide(const struct tensor *tensor) {
 static weftDataType_t type_of_operands(const struct search *s, const struct node *node, bool are_wide) {
     weftDataType_t type = (weftDataType_t)TENSOR_NO_TYPE;
     for (int k = 0; k < node->operand_count; k++) {
+        /* As narrowed by now, so that a chain of operations stays narrow. */
         const struct tensor *tensor = tensor_at(s, node->operands[k]);
         bool counts = !node->is_output[k] && dtype_is_float((weftDataType_t)tensor->type) && !tensor->is_by_value &&
                       !tensor->is_constant && (!are_wide || is_wide(tensor));
@@ -140,6 +141,7 @@ static weftStatus_t search(const struct graph **made, struct search *s, struct a
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Scratch holds what is needed for the search alone; the copy lives in the caller's arena. */
 weftStatus_t widths_find(const struct graph **made, const struct graph *graph, struct arena *arena) {
     struct arena scratch = {0};
     struct search s = {.graph = graph, .arena = arena};

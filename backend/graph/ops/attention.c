@@ -463,6 +463,7 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct att
     return check_shared_heads(op, a, "v", a->v);
 }
 
+/* A chance needs a seed; an offset may be left unset. */
 static weftStatus_t check_dropout(const struct descriptor *op, const struct attention *a) {
     TRY(check_integers(op, "dropout_seed", a->dropout_seed, NULL));
     TRY(check_integers(op, "dropout_offset", a->dropout_offset, NULL));
@@ -820,6 +821,7 @@ static struct run run_of(const struct attention *a, const struct bindings *bindi
         .cu_seq_len_kv = view_of(bindings, a->cu_seq_len_kv),
         .sink = view_of(bindings, a->sink),
         .block_mask = view_of(bindings, a->block_mask),
+        /* The tensor wins; check_attention has seen that not both are set. */
         .scale = view_scalar(bindings, a->scale, a->scale_value),
         .seed = (uint64_t)rng_scalar(bindings, a->dropout_seed, 0),
         .offset = (uint64_t)rng_scalar(bindings, a->dropout_offset, 0),
@@ -1361,6 +1363,7 @@ static void load_backward_head(const struct sdpa_bwd_op *op, const struct run *r
         {op->do_f16, NULL, scratch->d_o_for_o, false},
     };
     for (size_t i = 0; i < sizeof operands / sizeof *operands; i++) {
+        /* What is absent is passed over, and its array is another one's: lay_out_backward says whose. */
         if (!operands[i].tensor)
             continue;
         struct view view = entry_of(run->bindings, operands[i].tensor, head->batch);

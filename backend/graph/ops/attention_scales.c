@@ -85,6 +85,7 @@ static weftStatus_t check_tiles(const struct descriptor *op, const char *key, co
          descriptor_label(op), key, tensor_dims_text(scales), numbers_text(strides, scales->strides.count));
 }
 
+/* Blocks of a shape that fits the operand; batch entries and heads may share them. */
 static weftStatus_t check_blocks(const struct descriptor *op, const char *key, const struct tensor *scales,
                                  const struct tensor *operand) {
     const int64_t *dims = scales->dims.at, *all = operand->dims.at;
@@ -103,6 +104,7 @@ weftStatus_t attention_check_scales(const struct descriptor *op, const char *key
     struct tensor most = {.dims = {4, {1, 1, 1, 1}}};
     for (int i = 0; i < dims; i++)
         most.dims.at[i] = operand->dims.at[i];
+    /* A last extent above 1, or tiles, can only be meant as blocks: then the message speaks of these. */
     bool means_blocks =
         has_blocks && scales->dims.count == 4 &&
         (scale_is_tiled(scales) || scales->dims.at[3] != 1 || attention_blocks_of(scales, operand).are_blocks);

@@ -108,6 +108,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
     struct dims dims = source(op)->dims;
+    /* The source itself is held to [1, C, 1..], too. */
     for (int64_t i = 0; i < dims.count; i++)
         if (i != 1)
             dims.at[i] = 1;
@@ -205,6 +206,7 @@ static void expand_running(struct expansion *e, const struct tensor *out, const 
     int before = out ? expand_input(e, in) : -1, old = before < 0 ? batch : before;
     if (!out)
         return;
+    /* Inference: running values are what they were. */
     if (factor < 0) {
         expand_result(e, out, old);
         return;

@@ -592,6 +592,7 @@ static void compute_dx(const struct conv_geometry *g, const struct views *views)
         for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
             struct product p = {
                 .n = at[OUTER], .group = at[GROUP], .c = at[CHANNEL], .k = tap[0], .r = {tap[1], tap[2], tap[3]}};
+            /* With strides most taps read no given element. */
             if (find_position(g, at + SIZE, &p))
                 add_product(&sum, g, views, &p);
         }
@@ -619,6 +620,7 @@ static void compute_dw(const struct conv_geometry *g, const struct views *views)
     }
 }
 
+/* Only the output is written, and nothing where it has no memory. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct conv_op *op = (const struct conv_op *)descriptor;
     struct conv_geometry g = conv_geometry(descriptor);

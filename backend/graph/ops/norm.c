@@ -218,6 +218,7 @@ static struct evidence forward_evidence(const struct norm_forward *op) {
     return (struct evidence){op->mode, op->groups, op->x, first_shaped(affine, 2), first_shaped(statistic, 2)};
 }
 
+/* The scale says the shape where there is one, else a gradient whose dims the user set. */
 static struct evidence backward_evidence(const struct norm_backward *op) {
     const struct operand affine[] = {{.key = "scale", .tensor = op->scale},
                                      {.key = "dscale", .tensor = op->dscale},

@@ -64,6 +64,7 @@ static int squares_shifted(struct expansion *e, struct statistics *s, int x, int
 
 /* Mean and squares in one reduction, which engines make of partial moments. They give the sum of squared deviations. */
 static int squares_joined(struct expansion *e, struct statistics *s, int x, int sample) {
+    /* x itself is near enough to 0, or not to be sampled. */
     if (sample < 0) {
         s->mean = expand(e, OPCODE_MOMENTS, x, -1);
         return expand(e, OPCODE_SECOND, s->mean, -1);
@@ -182,6 +183,7 @@ static int scaled(struct expansion *e, int x, struct statistics s, int scale, in
     return bias >= 0 ? expand_add(e, y, bias) : y;
 }
 
+/* One list of instructions for all modes: rows and the operands that are there make the difference. */
 weftStatus_t norm_forward_expand(const struct descriptor *descriptor, struct expansion *e) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     struct norm_shape shape = norm_forward_shape(op);

@@ -363,12 +363,14 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of complete operands: broadcasting, the axis of an index, and what integers cannot do. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
     struct pointwise_operands operands = pointwise_operands(op);
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
     static const char *const keys[] = {"x", "b", "t"};
     for (int k = 0; k < 3; k++)
+        /* Scalars of any rank fit everything. */
         if (inputs[k] && tensor_elements(inputs[k]) != 1)
             TRY(check_broadcasts(descriptor, k == 1 && op->dy ? "dy" : keys[k], inputs[k], operands.out));
     bool indexes = pointwise_find_mode(op->pw->mode)->form == FORM_INDEX;

@@ -92,6 +92,7 @@ static weftStatus_t refuse_unserved(const struct descriptor *op) {
 static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DIM_MAX]) {
     int64_t rank = op->x->dims.count;
     for (int64_t i = 0; i < op->dims.count; i++) {
+        /* Negative numbers count from the last dimension. */
         int64_t dim = op->dims.at[i] < 0 ? op->dims.at[i] + rank : op->dims.at[i];
         if (dim < 0 || dim >= rank)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,

@@ -14,6 +14,7 @@ enum { SPATIAL_MAX = 3, PADDING_BY_MODE = -1 };
 /* Windows of whole elements; the other two modes interpolate between neighbours and may take fractions. */
 static bool is_pool(int mode) { return mode != WEFT_RESAMPLE_NEAREST && mode != WEFT_RESAMPLE_BILINEAR; }
 
+/* As users write it, for messages. */
 static const char *mode_name(int mode) {
     static const char *const names[] = {[WEFT_RESAMPLE_NEAREST] = "NEAREST",
                                         [WEFT_RESAMPLE_BILINEAR] = "BILINEAR",
@@ -245,6 +246,7 @@ static weftStatus_t check_given(const struct resample_op *op) {
              is_backward(op) ? "dy" : "x", tensor_dims_text(given),
              op->parameters->spatial ? numbers_text(&op->parameters->spatial, 1) : "1 to 3");
     bool maximum = op->parameters->mode == WEFT_RESAMPLE_MAXPOOL;
+    /* Means and interpolation have no one element that an index could name. */
     if (op->index && !maximum)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no index. Leave index unset, or use mode MAXPOOL.",
              descriptor_label(&op->base), mode_name(op->parameters->mode));
@@ -266,6 +268,7 @@ static weftStatus_t check_inferable(const struct resample_op *op) {
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: mode %s has no stride and %s no dims: either follows from the other. Set the stride or the dims.",
              descriptor_label(&op->base), mode, is_backward(op) ? "dx" : "y");
+    /* Rounding down hides how large x was; pools take the least that fits, interpolation has no such. */
     if (is_backward(op) && !op->x && !is_pool(op->parameters->mode))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: dx has no dims, and mode %s makes dy %s from inputs of several sizes. Set the dims of dx, or x.",
@@ -366,6 +369,7 @@ static weftStatus_t check_extent(const struct resample_op *op, int i) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* An index counts the taps of a window, from 0, and must hold the last of them. */
 static weftStatus_t check_index(const struct resample_op *op) {
     if (!op->index)
         return WEFT_STATUS_SUCCESS;
@@ -640,6 +644,7 @@ static void return_weighted(const struct plane *plane, const int64_t *position, 
     int64_t number[SPATIAL_MAX];
     for (bool more = index_begin(number, SPATIAL_MAX, g->taps); more; more = index_next(number, SPATIAL_MAX, g->taps)) {
         struct tap tap = find_tap(g, position, number);
+        /* What padding had of the mean is lost: nothing outside has a gradient. */
         if (tap.inside && tap.weight != 0)
             *plane_at(plane, tap.at) += tap.weight / whole * dy;
     }

@@ -28,6 +28,7 @@ void score_modifier_mark_needed(const struct score_modifier *m, int value, bool 
     marks[value] = true;
     for (int n = m->graph->node_count; n-- > 0;) {
         const struct node *node = &m->graph->nodes[n];
+        /* Readers of a value stand behind its producer, and are looked at before it. */
         if (!marks[value_of(m, pointwise_operands(node_op(m, n)).out)])
             continue;
         for (int i = 0; i < node->operand_count; i++)
@@ -47,6 +48,7 @@ void score_modifier_mark_dependent(const struct score_modifier *m, int source, b
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct pointwise_operands operands = pointwise_operands(node_op(m, n));
         int x = value_of(m, operands.x), b = value_of(m, operands.b);
+        /* The mask of a selection is no smooth operand. */
         if (is_smooth(node_op(m, n)) && (marks[x] || (b >= 0 && marks[b])))
             marks[value_of(m, operands.out)] = true;
     }
@@ -87,6 +89,7 @@ bool score_modifier_is_shift(const struct score_modifier *m) {
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct pointwise_operands operands = pointwise_operands(node_op(m, n));
         int x = value_of(m, operands.x), b = value_of(m, operands.b), out = value_of(m, operands.out);
+        /* Nodes that the score, or the result, has nothing to do with may be anything. */
         if (dependent[out] && needed[out] && !keeps_shift(node_op(m, n), dependent[x], b >= 0 && dependent[b]))
             return false;
     }
@@ -106,6 +109,7 @@ static weftStatus_t find_value(int *value, const struct score_modifier *m, const
     if (*value < 0)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s is %lld, but no operation of the sub-graph has a tensor of that uid.",
              descriptor_label(op), key, (long long)uid);
+    /* The result may be the input itself: a modifier that changes nothing. */
     bool has_producer = m->graph->values[*value].producer >= 0;
     if (is_made ? !has_producer && *value != m->input : has_producer)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s names %s, which %s operation of the sub-graph makes. Name another.",
@@ -120,6 +124,7 @@ static weftStatus_t check_nodes(const struct score_modifier *m, const struct des
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: the sub-graph has %d tensors; a score modifier may have %d.",
              descriptor_label(op), m->graph->value_count, SCORE_MODIFIER_VALUES_MAX);
     for (int n = 0; n < m->graph->node_count; n++)
+        /* Scores are never whole in memory: each element must be made by itself. */
         if (op_of(m->graph->nodes[n].op) != &pointwise_op)
             FAIL(WEFT_STATUS_BAD_PARAM,
                  "%s: the sub-graph has %s; scores can be modified by pointwise operations alone. Put it before the "
@@ -143,6 +148,7 @@ static weftStatus_t check_derivatives(const struct score_modifier *m, const stru
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct pointwise_op *node = node_op(m, n);
         const struct pointwise_operands operands = pointwise_operands(node);
+        /* Where the gradient would pass through a backward mode on its way to the source. */
         bool reads = dependent[value_of(m, operands.x)] || (operands.b && dependent[value_of(m, operands.b)]);
         if (reads && needed[value_of(m, operands.out)] && pointwise_find_mode(node->pw->mode)->form == FORM_BACKWARD)
             FAIL(WEFT_STATUS_NOT_SUPPORTED,
@@ -168,6 +174,7 @@ static weftStatus_t list_operands(struct score_modifier *m, struct descriptor *o
     score_modifier_mark_needed(m, m->output, output);
     if (m->gradient_output >= 0)
         score_modifier_mark_needed(m, m->gradient_output, gradient);
+    /* At most every value of the graph. */
     TRY(arena_alloc(&op->arena, &m->operands.descriptors,
                     (size_t)m->graph->value_count * sizeof *m->operands.descriptors));
     for (int v = 0; v < m->graph->value_count; v++) {
@@ -187,6 +194,7 @@ static weftStatus_t check_gradients(const struct score_modifier *m, const struct
              descriptor_label(op), (long long)m->gradients.count, (long long)m->gradient_uids.count,
              SCORE_MODIFIER_GRADIENTS_MAX);
     for (int64_t i = 0; i < m->gradients.count; i++) {
+        /* A gradient of what is not read would be 0 throughout: most likely a wrong uid. */
         bool is_read = false;
         for (int64_t k = 0; k < m->operands.count; k++)
             is_read = is_read || m->operands.tensors[k]->uid == m->gradient_uids.i64[i];
@@ -215,6 +223,7 @@ weftStatus_t score_modifier_resolve(struct score_modifier *m, struct descriptor 
                                     weftBackendAttributeName_t input_name, weftBackendAttributeName_t output_name,
                                     weftBackendAttributeName_t gradient_input_name,
                                     weftBackendAttributeName_t gradient_output_name) {
+    /* Anew on every finalize: one that was refused may have found some. */
     m->input = m->output = m->gradient_input = m->gradient_output = -1;
     if (!m->graph) {
         if (m->gradients.count)
@@ -248,6 +257,7 @@ weftStatus_t score_modifier_check(const struct score_modifier *m, const struct d
     if (!m->graph)
         return WEFT_STATUS_SUCCESS;
     const struct tensor *input = m->graph->values[m->input].tensor;
+    /* Broadcasting scores would be ambiguous; operands broadcast to them. */
     if (!tensor_same_dims(input, scores))
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: the sub-graph takes scores of dims %s, those of this attention are %s. Give %s these dims.",
@@ -299,6 +309,7 @@ static double evaluate(const struct score_modifier *m, const struct pointwise_op
     double b = operands.b ? values[value_of(m, operands.b)] : 0, t = operands.t ? values[value_of(m, operands.t)] : 0;
     if (pointwise_find_mode(op->pw->mode)->form == FORM_INDEX)
         return operands.out->dims.at[op->pw->axis] == 1 ? 0 : (double)index[op->pw->axis];
+    /* Comparisons of indices, as masks make them: exact in 64 bits. */
     if (!dtype_is_float((weftDataType_t)op->pw->math))
         return (double)pointwise_integer_evaluator(op->pw->mode)((int64_t)x, (int64_t)b, (int64_t)t);
     return pointwise_find_mode(op->pw->mode)->evaluate(op->alpha1 * x, op->alpha2 * b, t, &parameters);
@@ -312,6 +323,7 @@ static void evaluate_all(const struct score_modifier *m, const struct bindings *
     for (int v = 0; v < m->graph->value_count; v++)
         if (needed[v] && m->graph->values[v].producer < 0 && v != m->input && v != m->gradient_input)
             values[v] = load_operand(bindings, m->graph->values[v].tensor, index);
+    /* In order, so that each node finds the values that it reads. */
     for (int n = 0; n < m->graph->node_count; n++) {
         const struct tensor *out = pointwise_operands(node_op(m, n)).out;
         if (needed[value_of(m, out)])
@@ -366,6 +378,7 @@ double score_modifier_apply(const struct score_modifier *m, const struct binding
     return values[m->output];
 }
 
+/* The gradient as the user's own operations carry it, or derived. */
 double score_modifier_carry(const struct score_modifier *m, const struct bindings *bindings, const int64_t index[4],
                             double score, double gradient) {
     if (m->gradient_output < 0)

@@ -25,6 +25,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* A start and a limit for each dimension; steps for all or none. */
 static weftStatus_t check_counts(const struct slice_op *op) {
     int64_t rank = op->x->dims.count;
     bool fits = op->start.count == rank && op->limit.count == rank && (op->steps.count == rank || op->steps.count == 0);
@@ -72,6 +73,7 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
     return true;
 }
 
+/* Element by element; the data type may change on the way. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);

@@ -137,6 +137,7 @@ static int add_sink(struct expansion *e, int sum, int plain, int sink, int shift
     return expand_add(e, sum, expand(e, OPCODE_ROW_WEIGHT, sink, shift));
 }
 
+/* max + ln(sum), or to base 2, where it is wanted. */
 static void expand_stats(struct expansion *e, const struct softmax_op *op, int peak, int sum) {
     if (!op->stats)
         return;

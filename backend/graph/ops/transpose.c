@@ -65,6 +65,7 @@ static bool fit(const struct descriptor *descriptor, int k, const struct placeme
     return true;
 }
 
+/* y's index is stepped; x's has the same numbers, each at the place that the permutation names. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);

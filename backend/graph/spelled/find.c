@@ -80,6 +80,7 @@ static const struct tensor *if_wanted(const struct spelled_attention *s, const s
     return tensor && !value_is_dead(&s->graph->values[graph_find_value(s->graph, tensor)]) ? tensor : NULL;
 }
 
+/* The softmax operation itself: scores, sink and statistics are its operands. */
 static weftStatus_t take_softmax(struct spelled_attention *s, int node) {
     const struct softmax_op *op = (const struct softmax_op *)spelled_op(s, node);
     TRY(spelled_note_math(s, &op->base, (weftDataType_t)op->math));
@@ -122,9 +123,11 @@ static void find_share(struct spelled_softmax *p, const struct spelled_attention
     if (!op || op->alpha1 != 1 || op->alpha2 != 1)
         return;
     if (op->pw->mode == WEFT_POINTWISE_DIV) {
+        /* A quotient: weights over their sum. */
         weights = op->x;
         sum = op->b;
     } else if (op->pw->mode == WEFT_POINTWISE_MUL) {
+        /* The reciprocal may stand on either side of the product. */
         bool is_second = spelled_made_by(s, op->b, WEFT_POINTWISE_RECIPROCAL) != NULL;
         p->reciprocal = spelled_made_by(s, is_second ? op->b : op->x, WEFT_POINTWISE_RECIPROCAL);
         weights = is_second ? op->x : op->b;
@@ -223,6 +226,7 @@ static weftStatus_t check_closed(const struct spelled_attention *s) {
         const struct node *node = &s->graph->nodes[s->nodes[i]];
         for (int k = 0; k < node->operand_count; k++) {
             const struct tensor *tensor = s->graph->values[node->operands[k]].tensor;
+            /* Inputs are nobody's result here: only what these nodes make could be missed. */
             bool may = !node->is_output[k];
             for (int g = 0; g < 5; g++)
                 may = may || tensor == given[g];

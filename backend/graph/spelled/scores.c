@@ -59,6 +59,7 @@ static bool makes_scores(const struct spelled_attention *s, const struct tensor 
 static weftStatus_t find_product(struct spelled_attention *s, int *found) {
     s->product = makes_scores(s, s->scores) ? s->scores : NULL;
     for (int i = 0; i < s->count && !s->product; i++) {
+        /* From the first node that was gathered, next to the softmax, upwards. */
         if (!s->modifies[i] || spelled_form(s, s->nodes[i]) == FORM_INDEX)
             continue;
         struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[i]));
@@ -81,6 +82,7 @@ static bool depends_on_product(const struct spelled_attention *s, int node, cons
     struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
     for (int k = 0; k < 3; k++) {
+        /* Nodes are in order, so that those before have their answer. */
         int place = inputs[k] && inputs[k] != s->product ? spelled_place(s, spelled_maker(s, inputs[k])) : -1;
         if (inputs[k] == s->product || (place >= 0 && s->modifies[place] && depends[place]))
             return true;
@@ -170,6 +172,7 @@ static bool read_linear(struct linear *form, const struct spelled_attention *s, 
     if (spelled_read_constant(tensor, &form->number))
         return true;
     int node = spelled_maker(s, tensor);
+    /* In a type that cannot hold all indices the comparison would not be the one of the formula. */
     if (!spelled_is_pointwise(s, node) || depth == 0 || !is_wide(tensor))
         return false;
     const struct pointwise_op *op = spelled_pointwise(s, node);
@@ -178,6 +181,7 @@ static bool read_linear(struct linear *form, const struct spelled_attention *s, 
         return read_index(form, s, op);
     if (op->alpha1 != 1 || op->alpha2 != 1)
         return false;
+    /* Conversions between such types change no index. */
     if (op->pw->mode == WEFT_POINTWISE_IDENTITY)
         return read_linear(form, s, op->x, depth - 1);
     if (op->pw->mode != WEFT_POINTWISE_ADD && op->pw->mode != WEFT_POINTWISE_SUB)
@@ -266,6 +270,7 @@ static bool bounds_leave_keys(const struct spelled_attention *s) {
 static bool peel_mask(struct spelled_attention *s, const struct tensor *mask, bool keeps, double hidden) {
     struct spelled_attention before = *s;
     bool is = hidden <= HIDDEN_MOST && keep_where(s, mask, keeps, FORMULA_DEPTH);
+    /* Numbers, as -1e30, leave weights behind in a row that hides all of its keys: bounds must leave one. */
     if (is && hidden != -INFINITY) {
         is = s->bias == before.bias && bounds_leave_keys(s);
         s->hides_by_number = true;

@@ -67,6 +67,7 @@ static bool split_batches(struct dims *dims, struct dims *strides, int64_t batch
         return true;
     if (batches == 0 || dims->at[HEAD] % batches)
         return false;
+    /* Batch entries are outermost, each with its heads behind one another. */
     dims->at[BATCH] = batches;
     dims->at[HEAD] /= batches;
     strides->at[BATCH] = strides->at[HEAD] * dims->at[HEAD];
@@ -113,6 +114,7 @@ static weftStatus_t add(struct writer *w, struct tensor **made, const struct ten
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `made` is the view under the dims and strides that attention knows; memory is the source's. */
 static weftStatus_t add_view(struct writer *w, struct tensor **made, const struct spelled_view *view) {
     struct dims dims, strides;
     TRY(fold(&dims, &strides, view, &w->s->scores->dims));
@@ -129,6 +131,7 @@ static weftStatus_t add_like_scores(struct writer *w, struct tensor **made, cons
         return WEFT_STATUS_SUCCESS;
     const struct spelled_view view = {tensor, tensor->dims, tensor->strides, &w->s->scores->dims};
     TRY(add_view(w, made, &view));
+    /* Heads are all there or one for all: a group of them would need a stride of its own. */
     int64_t heads = (*made)->dims.at[HEAD];
     if (heads != 1 && heads != head_count(&w->s->scores->dims, w->s->scores->dims.count >= 4))
         return refuse(tensor, "has a part of the heads of the scores");
@@ -282,6 +285,7 @@ static weftStatus_t bind_operand(void *context, const struct row *row, struct te
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Appends an operation; its operands must be values of the graph by now. */
 static weftStatus_t write_node(struct graph *graph, struct descriptor *op, struct arena *arena) {
     struct node *node = &graph->nodes[graph->node_count];
     int operands = 0;
@@ -373,6 +377,7 @@ static weftStatus_t write_dropout(struct attention *a, struct sdpa_fwd_op *op, s
 static weftStatus_t write_operands(struct sdpa_fwd_op *op, struct writer *w) {
     const struct spelled_attention *s = w->s;
     struct attention *a = &op->a;
+    /* Queries and results have all heads of the scores; keys and values may have fewer. */
     TRY(add_factor(w, &a->q, &s->q, true));
     TRY(add_factor(w, &a->k, &s->k, false));
     TRY(add_factor(w, &a->v, &s->v, false));
