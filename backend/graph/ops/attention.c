@@ -356,6 +356,7 @@ static const struct {
     {WEFT_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC, "Set stats, score_max, score_sum_exp and sink_token here instead"},
 };
 
+/* Before anything else, so that the refusal names the attribute and not what is missing without it. */
 static weftStatus_t refuse_unserved(const struct descriptor *op) {
     for (size_t i = 0; i < sizeof unserved / sizeof *unserved; i++)
         if (descriptor_row_is_set(op, unserved[i].name))
@@ -632,6 +633,8 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Everything that must hold of complete operands: what both operations share, then results and scales of the forward
+   one. Absent operands pass. */
 static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const struct sdpa_fwd_op *op = (const struct sdpa_fwd_op *)descriptor;
     const int64_t *q = op->a.q->dims.at;
@@ -689,6 +692,7 @@ static weftStatus_t check_again(const struct sdpa_bwd_op *op, const char *key, c
     return check_ragged(&op->base, &op->a, key, again, first == op->a.k);
 }
 
+/* Operands that are given once more, and all scales. NULL passes everywhere, but for scales of what is not given. */
 static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
     const struct descriptor *d = &op->base;
     TRY(check_again(op, "q_T", op->q_t, op->a.q));
@@ -725,6 +729,7 @@ static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
     return check_scalar(d, "amax_dP", op->amax_dp);
 }
 
+/* The same of the backward operation. Gradients have the dims of what they are gradients of. */
 static weftStatus_t check_backward(const struct descriptor *descriptor) {
     const struct sdpa_bwd_op *op = (const struct sdpa_bwd_op *)descriptor;
     const int64_t *q = op->a.q->dims.at, *k = op->a.k->dims.at, *v = op->a.v->dims.at;
@@ -847,6 +852,7 @@ static int64_t length_in_use(const struct view *lengths, const struct view *sums
     return length < 0 ? 0 : length > all ? all : length;
 }
 
+/* Lengths, the diagonal, ALiBi's slope and the sink of one head; all that a score needs beside its vectors. */
 static struct head head_of(const struct run *run, int64_t batch, int64_t index) {
     struct head head = {.batch = batch, .index = index, .sink = -INFINITY};
     head.rows_used = length_in_use(&run->seq_len_q, &run->cu_seq_len_q, batch, run->rows);
@@ -941,6 +947,7 @@ struct scales_view {
     struct attention_blocks blocks;
 };
 
+/* NULL scales give a view without memory. */
 static struct scales_view scales_of(const struct bindings *bindings, const struct tensor *scales,
                                     const struct tensor *operand) {
     struct scales_view view = {.memory = view_of(bindings, scales)};
@@ -949,6 +956,7 @@ static struct scales_view scales_of(const struct bindings *bindings, const struc
     return view;
 }
 
+/* `index` is the element's own, [b, h, s, d]; blocks find its scale. */
 static double scale_at(const struct scales_view *scales, const int64_t index[4]) {
     if (!scales->memory.data)
         return 1;
@@ -1131,6 +1139,7 @@ static void add_values(const struct run *run, const struct head *head, struct fo
     }
 }
 
+/* One head: its operands as doubles with their scales, then each row's weights, statistics and result. */
 static void forward_head(const struct run *run, const struct head *head, struct forward_views *views,
                          const struct forward_scratch *scratch) {
     const struct sdpa_fwd_op *op = views->op;
@@ -1213,6 +1222,7 @@ struct backward_scratch {
     double *dmodifier[SCORE_MODIFIER_GRADIENTS_MAX];
 };
 
+/* As lay_out_forward. dK and dV stay over the query heads of a group, sums of everything over the whole run. */
 static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, struct backward_scratch *scratch) {
     struct run run = run_of(&op->a, &(struct bindings){0});
     struct cursor cursor = {.block = block};
@@ -1273,6 +1283,7 @@ struct factor {
     int32_t type; /* TENSOR_NO_TYPE: as it is */
 };
 
+/* Rounds as a store into the factor's type does, saturation included. */
 static double as_factor(const struct factor *factor, double number) {
     double scaled = number * factor->scale, stored[1];
     if (factor->type == TENSOR_NO_TYPE)
@@ -1288,6 +1299,7 @@ struct backward_scales {
     double amax_dq, amax_dk, amax_dv, amax_dp;
 };
 
+/* Absent scales are 1. The largest magnitudes begin at 0. */
 static struct backward_scales backward_scales_of(const struct sdpa_bwd_op *op, const struct bindings *bindings) {
     return (struct backward_scales){
         .weight = {view_scalar(bindings, op->scale_s, 1), view_scalar(bindings, op->descale_s, 1),
@@ -1402,6 +1414,7 @@ static void store_gradients(const struct sdpa_bwd_op *op, const struct run *run,
                        scales->scale_dv, &scales->amax_dv);
 }
 
+/* Numbers as they are packed, into a tensor of any strides; an absent one is passed over. */
 static void store_all(const struct view *to, const double *from) {
     int64_t index[WEFT_DIM_MAX];
     for (bool more = to->data && index_begin(index, to->rank, to->dims); more;
@@ -1435,6 +1448,8 @@ static void store_sums(const struct sdpa_bwd_op *op, const struct bindings *bind
     }
 }
 
+/* Query heads of a group come one after the other, so that dK and dV of the head that they share are summed in place.
+   */
 static void backward(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct sdpa_bwd_op *op = (const struct sdpa_bwd_op *)descriptor;
     struct run run = run_of(&op->a, bindings);

@@ -19,6 +19,7 @@ static void block_extents(int64_t extents[2], const struct tensor *operand, bool
     }
 }
 
+/* Whether scales have the extents of blocks along this dimension; leading ones are looked at elsewhere. */
 static bool has_extents(const struct tensor *scales, const struct tensor *operand, bool is_along_rows) {
     int64_t extents[2];
     block_extents(extents, operand, is_along_rows, scale_is_tiled(scales));

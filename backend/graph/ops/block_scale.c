@@ -71,6 +71,7 @@ static const struct method dequantize_methods[] = {
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
+/* Extents of a block in every dimension of x. */
 struct dims block_scale_extents(const struct descriptor *descriptor) {
     struct dims block;
     for (int64_t i = 0; i < WEFT_DIM_MAX; i++)
@@ -146,6 +147,7 @@ static weftStatus_t check_type(const struct descriptor *op, const char *key, con
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Vectors would break blocks up: elements of one would not be neighbours. */
 static weftStatus_t check_plain(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     if (tensor->vector_count != 1)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has vector_count %lld. Use plain strides, vector_count 1.",
@@ -205,6 +207,7 @@ static weftDataType_t usual_scale_type(const struct block_scale_quantize_op *op)
     return op->block_size == 16 && op->y->type == WEFT_DATA_FP4_E2M1 ? WEFT_DATA_FP8_E4M3 : WEFT_DATA_FLOAT;
 }
 
+/* y and scale get dims, order and, the scale, a type; y's type is the user's to say, as nothing tells it. */
 static weftStatus_t infer_quantize(struct descriptor *descriptor) {
     struct block_scale_quantize_op *op = (struct block_scale_quantize_op *)descriptor;
     int64_t rank = op->x->dims.count;
@@ -251,6 +254,8 @@ static double stored_scale(const struct block_scale_quantize_op *op, double magn
     return dtype_load((weftDataType_t)op->scale->type, stored, 0);
 }
 
+/* Block by block, over the scales' dims: first the largest magnitude, then the scale, then the elements by the scale as
+   it was stored. */
 static void quantize(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y), scale = view_of(bindings, op->scale);
@@ -281,6 +286,7 @@ static void quantize(const struct descriptor *descriptor, const struct bindings 
 
 /* ---- Dequantising ------------------------------------------------------------------------------------------------ */
 
+/* y has the dims and order of x, and the type that was calculated in. */
 static weftStatus_t infer_dequantize(struct descriptor *descriptor) {
     struct block_scale_dequantize_op *op = (struct block_scale_dequantize_op *)descriptor;
     if (op->block_size.count < 1 || op->block_size.count > op->x->dims.count)
@@ -293,6 +299,7 @@ static weftStatus_t infer_dequantize(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What is unsigned may be dequantised, too; see is_signed_narrow for the way back. */
 static weftStatus_t check_dequantize(const struct descriptor *descriptor) {
     const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)descriptor;
     TRY(check_type(descriptor, "x", op->x, is_narrow, "FP8_E4M3, FP8_E5M2, FP4_E2M1 or integers of 4 or 8 bits"));

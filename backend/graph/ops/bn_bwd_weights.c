@@ -52,6 +52,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* dy lies like x; all others are per channel. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
     struct dims dims = channel_dims(op->x);
@@ -74,6 +75,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_dims(descriptor, "dy", op->dy, op->x->dims.count, op->x->dims.at);
 }
 
+/* A channel at a time: one pass for both sums, then what follows from them. Absent outputs are passed over. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
     struct view x = view_of(bindings, op->x), dy = view_of(bindings, op->dy), scale = view_of(bindings, op->scale);

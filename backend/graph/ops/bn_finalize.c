@@ -89,6 +89,7 @@ static const struct tensor *source(const struct bn_finalize_op *op) {
     return is_training(op) ? op->sum : op->in_running_mean;
 }
 
+/* All outputs are per channel, with the dims of the source. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct bn_finalize_op *op = (struct bn_finalize_op *)descriptor;
     TRY(check_sources(op));
@@ -136,6 +137,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_scalar(descriptor, "momentum", op->momentum);
 }
 
+/* A channel at a time: statistics, running values, then the norm as one multiplication and addition. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
     struct view sum = view_of(bindings, op->sum), sq_sum = view_of(bindings, op->sq_sum);
@@ -185,6 +187,7 @@ struct batch {
     int mean, variance, unbiased, factor; /* factor -1: running values stay */
 };
 
+/* Training: mean, variance and the factor of the running values from sums and their count. */
 static struct batch batch_from_sums(struct expansion *e, const struct bn_finalize_op *op) {
     int n = expand_input(e, op->accum_count), sum = expand_input(e, op->sum), squares = expand_input(e, op->sq_sum);
     int momentum = expand_input(e, op->momentum), zero = expand_number(e, 0), one = expand_number(e, 1);
@@ -215,6 +218,7 @@ static void expand_running(struct expansion *e, const struct tensor *out, const 
     expand_result(e, out, expand_add(e, rest, expand_multiply(e, factor, batch)));
 }
 
+/* The reference's formulas, value by value. */
 static weftStatus_t expand_bn_finalize(const struct descriptor *descriptor, struct expansion *e) {
     const struct bn_finalize_op *op = (const struct bn_finalize_op *)descriptor;
     expand_over_channels(e, source(op));

@@ -58,6 +58,7 @@ static weftStatus_t check_inputs(const struct concat_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* y: along the axis the sum of the extents, the first input's order, and a type that holds the values of all inputs. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct concat_op *op = (struct concat_op *)descriptor;
     TRY(check_inputs(op));

@@ -317,6 +317,8 @@ static int64_t groups_of(const struct conv_op *op) {
     return groups && w[0] % groups == 0 ? groups : 0;
 }
 
+/* Batch entries, channels and groups of all three tensors. Messages say which shapes were understood: with groups in a
+   dimension of their own, or among the channels. */
 static weftStatus_t check_channels(const struct conv_op *op) {
     struct names names = names_of(op);
     const int64_t *x = op->x->dims.at, *w = op->w->dims.at, *y = op->y->dims.at;

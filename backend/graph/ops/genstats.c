@@ -24,6 +24,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* Both sums are per channel, in FLOAT, or DOUBLE where x is. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct genstats_op *op = (struct genstats_op *)descriptor;
     TRY(check_rank(descriptor, "x", op->x, 2, WEFT_DIM_MAX));
@@ -44,6 +45,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return check_dims(descriptor, "sq_sum", op->sq_sum, dims.count, dims.at);
 }
 
+/* A channel at a time, both sums in one pass. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct genstats_op *op = (const struct genstats_op *)descriptor;
     struct view x = view_of(bindings, op->x), sum = view_of(bindings, op->sum), sq_sum = view_of(bindings, op->sq_sum);

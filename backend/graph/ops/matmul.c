@@ -97,6 +97,7 @@ weftDataType_t matmul_math(const struct matmul_op *op) {
     return product_math(&op->parameters->base, WEFT_ATTR_MATMUL_COMP_TYPE, op->parameters->math, op->a, op->b);
 }
 
+/* C: dims of the product, row-major, and a type by those of A and B. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct matmul_op *op = (struct matmul_op *)descriptor;
     TRY(check_inputs(op));
@@ -112,6 +113,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* C as the product has it; overrides are whole numbers, one for each batch entry or for several. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct matmul_op *op = (const struct matmul_op *)descriptor;
     struct dims dims;
@@ -137,6 +139,7 @@ static int64_t size_in_use(const struct view *override, const int64_t *index, in
     return size < all ? size : all;
 }
 
+/* Element by element of C, with the padding value wherever A or B is outside of the sizes in use. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct matmul_op *op = (const struct matmul_op *)descriptor;
     struct view a = view_of(bindings, op->a), b = view_of(bindings, op->b), c = view_of(bindings, op->c);

@@ -92,6 +92,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* token is [1, M, K], weight [E, K, N], and there is an offset for each expert. */
 static weftStatus_t check_inputs(const struct moe_op *op) {
     const struct tensor *token = op->token, *weight = op->weight;
     TRY(check_rows(&op->base, "token", token));
@@ -143,6 +144,7 @@ weftDataType_t moe_math(const struct moe_op *op) {
     return product_math(&op->base, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_MATH_PREC, op->math, op->token, op->weight);
 }
 
+/* output: as many rows as the mode makes, row-major, as wide as a weight. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct moe_op *op = (struct moe_op *)descriptor;
     TRY(check_inputs(op));
@@ -188,6 +190,7 @@ static void multiply_row(const struct forward_views *v, weftDataType_t math, int
     }
 }
 
+/* Expert by expert, the rows between two offsets. Rows that are left out keep the 0 of the beginning. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct moe_op *op = (const struct moe_op *)descriptor;
     struct forward_views v = {view_of(bindings, op->token), view_of(bindings, op->weight),
@@ -265,6 +268,7 @@ weftDataType_t moe_bwd_math(const struct moe_bwd_op *op) {
                         op->doutput);
 }
 
+/* dweight: [E, K, N] with K fastest, so that it lies as weights that are given transposed, [E, N, K], do. */
 static weftStatus_t bwd_infer(struct descriptor *descriptor) {
     struct moe_bwd_op *op = (struct moe_bwd_op *)descriptor;
     const struct tensor *token = op->token, *doutput = op->doutput;
@@ -287,6 +291,7 @@ static weftStatus_t bwd_infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "dweight", op->dweight, 3, dims);
 }
 
+/* Element by element of dweight: a sum over the rows of its expert. */
 static void bwd_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct moe_bwd_op *op = (const struct moe_bwd_op *)descriptor;
     struct view token = view_of(bindings, op->token), doutput = view_of(bindings, op->doutput);

@@ -175,6 +175,8 @@ static bool spans(const struct evidence *of, int64_t dim) {
     return dim > 0 || of->x->dims.count == 1;
 }
 
+/* Which dims statistics and affine operands have, and how many elements share statistics. check_evidence must have
+   passed. */
 static struct norm_shape shape_of(const struct evidence *of) {
     const struct dims *x = &of->x->dims;
     struct norm_shape shape = {.group_channels = 1, .row = 1, .statistics = *x, .affine = *x};
@@ -369,6 +371,7 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Dims of all operands by the norm's shape; NULL dims stand for a scalar. */
 static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     struct norm_shape shape = norm_forward_shape(op);
@@ -389,6 +392,7 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     return check_operands(descriptor, operands, COUNT(operands));
 }
 
+/* dx is as x; dscale and dbias are as the scale, or as the shape says where there is none. */
 static weftStatus_t infer_backward(struct descriptor *descriptor) {
     struct norm_backward *op = (struct norm_backward *)descriptor;
     struct evidence evidence = backward_evidence(op);
@@ -508,6 +512,7 @@ static int64_t forward_scratch(const struct descriptor *descriptor) {
     return 2 * elements_of(&shape.statistics) * (int64_t)sizeof(double);
 }
 
+/* In three steps: statistics, in scratch; what is kept of them; y. */
 static void forward_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
     struct norm_shape shape = norm_forward_shape(op);

@@ -267,6 +267,7 @@ static struct statistics backward_statistics(struct expansion *e, const struct n
     return s;
 }
 
+/* A scale for each place of the row, or one for the row: the sums that dx needs are other ones. */
 weftStatus_t norm_backward_expand(const struct descriptor *descriptor, struct expansion *e) {
     const struct norm_backward *op = (const struct norm_backward *)descriptor;
     struct norm_shape shape = norm_backward_shape(op);

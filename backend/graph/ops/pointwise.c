@@ -98,6 +98,7 @@ int pointwise_mode_count(void) { return MODE_COUNT; }
 
 const struct pointwise_mode *pointwise_mode_at(int i) { return &modes[i]; }
 
+/* A linear search; NULL: no mode has the number. */
 const struct pointwise_mode *pointwise_find_mode(int mode) {
     for (int i = 0; i < MODE_COUNT; i++)
         if ((int)modes[i].mode == mode)
@@ -342,6 +343,8 @@ static weftDataType_t result_type(const struct pointwise_op *op, const struct po
     return tensor_result_type(out, natural, math);
 }
 
+/* The output is the broadcast of its inputs, in the order of the first of full size; its type follows from mode and
+   inputs. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct pointwise_op *op = (struct pointwise_op *)descriptor;
     TRY(check_operands(op));
@@ -390,6 +393,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* One element after the other; views broadcast extents of 1 by themselves. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
     const struct pointwise_mode *mode = pointwise_find_mode(op->pw->mode);

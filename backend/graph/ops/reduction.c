@@ -107,6 +107,7 @@ static weftStatus_t named_dims(const struct reduction_op *op, bool named[WEFT_DI
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What the user set; else exact for integers and booleans, where the operator is. */
 weftDataType_t reduction_math(const struct reduction_op *op) {
     int mode = op->parameters->mode;
     bool is_set = descriptor_row_is_set(&op->parameters->base, WEFT_ATTR_REDUCTION_COMP_TYPE);
@@ -116,6 +117,7 @@ weftDataType_t reduction_math(const struct reduction_op *op) {
     return is_set ? (weftDataType_t)op->parameters->math : is_exact ? WEFT_DATA_INT64 : WEFT_DATA_FLOAT;
 }
 
+/* y's dims by attribute dims, where y has none; order as x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct reduction_op *op = (struct reduction_op *)descriptor;
     bool named[WEFT_DIM_MAX] = {false};
@@ -138,6 +140,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* y's extents against x's, and against attribute dims where both say what is reduced. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct reduction_op *op = (const struct reduction_op *)descriptor;
     bool has_dims = descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS);
@@ -253,12 +256,14 @@ static int64_t integer_root(int64_t x) {
     return (int64_t)root;
 }
 
+/* The mean is rounded towards 0; that of nothing is 0, and so is the root of a sum that wrapped around below 0. */
 static int64_t integer_finish(int mode, int64_t total, int64_t count) {
     if (mode == WEFT_REDUCE_TENSOR_AVG)
         return count ? total / count : 0;
     return mode == WEFT_REDUCE_TENSOR_NORM2 ? integer_root(total) : total;
 }
 
+/* Element by element of y, over the group of x that belongs to it. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct reduction_op *op = (const struct reduction_op *)descriptor;
     struct view x = view_of(bindings, op->x), y = view_of(bindings, op->y);

@@ -80,6 +80,7 @@ static weftStatus_t check_list(struct resample *p, const char *key, const struct
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Lists of one length, pools with a window and a stride, and a padding that the mode can use. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     struct resample *p = (struct resample *)descriptor;
     TRY(check_list(p, "window", &p->window, 1));
@@ -276,6 +277,7 @@ static weftStatus_t check_inferable(const struct resample_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of 64-bit integers, in which geometry is exact: 2^31 and 2^60 are the limits of make_axis. */
 static weftStatus_t refuse_fractions(const struct resample_op *op, int i, int64_t x, int64_t y) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
          "%s: spatial dimension %d from %lld to %lld elements: stride, paddings and window need a common denominator "
@@ -320,6 +322,7 @@ static int64_t window_positions(const struct resample_op *op) {
     return positions;
 }
 
+/* The output's dims, order and type; forward of MAXPOOL, those of the index, too. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct resample_op *op = (struct resample_op *)descriptor;
     /* Results lie as their inputs do: channels last in, channels last out. */
@@ -384,6 +387,7 @@ static weftStatus_t check_index(const struct resample_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Dims of the output, however they came, against the geometry; then operands that only some modes have. */
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct resample_op *op = (const struct resample_op *)descriptor;
     const struct tensor *wide = wide_of(op), *narrow = narrow_of(op), *out = is_backward(op) ? op->dx : op->y;
@@ -426,6 +430,7 @@ static struct resample_operand operand_of(const struct tensor *tensor, int spati
     return operand;
 }
 
+/* What engines and the reference calculate with: three spatial dimensions, lengths in 1/denominator. */
 struct resample_geometry resample_geometry(const struct descriptor *descriptor) {
     const struct resample_op *op = (const struct resample_op *)descriptor;
     const struct resample *p = op->parameters;
@@ -591,6 +596,7 @@ static void store(const struct resample_geometry *g, const struct view *view, co
     view_store(view, index, g->alpha * value + (g->beta != 0 ? g->beta * view_load(view, index) : 0));
 }
 
+/* Position by position of y, through all images and channels. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct resample_op *op = (const struct resample_op *)descriptor;
     struct resample_geometry g = resample_geometry(descriptor);
@@ -654,6 +660,7 @@ struct backward_views {
     struct view dy, index, x, dx;
 };
 
+/* Clears the sums, hands every dy back to its taps, and stores. */
 static void compute_plane(const struct plane *plane, const struct backward_views *views, int64_t n, int64_t c) {
     const struct resample_geometry *g = plane->g;
     struct image image = {.view = &views->x, .n = n, .c = c};

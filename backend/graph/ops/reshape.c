@@ -21,6 +21,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* Dims must be set; everything else follows x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct reshape_op *op = (struct reshape_op *)descriptor;
     if (op->y->dims.count == 0)

@@ -79,6 +79,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* A seed or an offset: one whole number; NULL passes. */
 static weftStatus_t check_integer(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     TRY(check_scalar(op, key, tensor));
     if (tensor && !dtype_is_integer((weftDataType_t)tensor->type))
@@ -87,6 +88,7 @@ static weftStatus_t check_integer(const struct descriptor *op, const char *key, 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* y's dims must be set; FLOAT unless set. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct rng_op *op = (struct rng_op *)descriptor;
     if (op->y->dims.count == 0)
@@ -124,6 +126,7 @@ static double draw(const struct rng *rng, struct philox words, int lane) {
     return rng->mean + rng->deviation * radius * (lane & 1 ? sin(angle) : cos(angle));
 }
 
+/* Element by element; each is made from its place alone, so that any order, and any engine, gives the same. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct rng_op *op = (const struct rng_op *)descriptor;
     struct view y = view_of(bindings, op->y);

@@ -370,6 +370,7 @@ static double derive(const struct score_modifier *m, int source, const struct bi
     return gradients[source];
 }
 
+/* Runs the nodes on one score, with operands as they broadcast to its index. */
 double score_modifier_apply(const struct score_modifier *m, const struct bindings *bindings, const int64_t index[4],
                             double score) {
     double values[SCORE_MODIFIER_VALUES_MAX] = {0};

@@ -39,6 +39,7 @@ static weftStatus_t check_counts(const struct slice_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* y: in each dimension as many elements as steps fit between start and limit. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct slice_op *op = (struct slice_op *)descriptor;
     struct dims dims = {.count = op->x->dims.count};

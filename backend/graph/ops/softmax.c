@@ -36,12 +36,14 @@ static const struct method methods[] = {
     {0},
 };
 
+/* [d.., 1, d..]: one element for each row. */
 static struct dims statistic_dims(const struct softmax_op *op) {
     struct dims dims = op->x->dims;
     dims.at[softmax_axis(op)] = 1;
     return dims;
 }
 
+/* y is as x; statistics have one element for each row, in the order of x. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct softmax_op *op = (struct softmax_op *)descriptor;
     int64_t rank = op->x->dims.count;
@@ -83,6 +85,7 @@ static double weight(double score, double max) {
     return exp(score - max);
 }
 
+/* Row by row: the largest score, the sum of weights around it, then y and statistics. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct softmax_op *op = (const struct softmax_op *)descriptor;
     struct view x = view_of(bindings, op->x), sink = view_of(bindings, op->sink), y = view_of(bindings, op->y);
@@ -147,6 +150,7 @@ static void expand_stats(struct expansion *e, const struct softmax_op *op, int p
     expand_result(e, op->stats, stats);
 }
 
+/* The reference's steps for a row. Peak and sum come from one reduction or from two, by the engine's method. */
 static weftStatus_t expand_softmax(const struct descriptor *descriptor, struct expansion *e) {
     const struct softmax_op *op = (const struct softmax_op *)descriptor;
     e->dims = op->x->dims;

@@ -21,6 +21,7 @@ static const struct method methods[] = {
     {0},
 };
 
+/* y: the extents of x in the order of the permutation, which must name each dimension once. */
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct transpose_op *op = (struct transpose_op *)descriptor;
     int64_t rank = op->x->dims.count;
