@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every exported function does first: descriptors of callers are checked before anything is read from them, and
    what is refused goes to the caller's log. */
 #include "api/entry.h"

@@ -326,8 +326,8 @@ static weftStatus_t find_parameters(struct descriptor *op, weftBackendAttributeN
         return WEFT_STATUS_SUCCESS;
     struct descriptor **held = (struct descriptor **)((char *)op + row->offset);
     if (!*held)
-        /* The operation holds what is made here as it would hold one that the user gave; release_row lets go of either.
-           */
+        /* The operation holds what is made here as it would hold one that the user gave; release_row lets go of
+           either. */
         TRY(descriptor_make(op->schema->op->parameters, held));
     *found = *held;
     return WEFT_STATUS_SUCCESS;

@@ -90,8 +90,8 @@ static weftStatus_t collect_values(struct graph *graph) {
     for (int64_t i = 0; i < graph->ops.count; i++)
         TRY(op_each_operand(graph->ops.descriptors[i], count_operand, &operands));
     graph->value_count = 0;
-    /* As long as all operands together: a tensor that several operations use comes once for each, and is dropped below.
-       */
+    /* As long as all operands together: a tensor that several operations use comes once for each, and is dropped
+       below. */
     TRY(arena_alloc(&graph->base.arena, &graph->values, (size_t)operands * sizeof *graph->values));
     for (int64_t i = 0; i < graph->ops.count; i++)
         TRY(op_each_operand(graph->ops.descriptors[i], collect_value, graph));
@@ -287,8 +287,8 @@ static weftStatus_t note_readers(struct graph *graph, struct arena *scratch) {
         graph->values[v].read_by = ends[v] = all;
         all += graph->values[v].readers;
     }
-    /* `ends` is where the next reader of each value goes; after the loop it is the beginning of the next value's part.
-       */
+    /* `ends` is where the next reader of each value goes; after the loop it is the beginning of the next value's
+       part. */
     for (int n = 0; n < graph->node_count; n++) {
         const struct node *node = &graph->nodes[n];
         bool runs = graph_needs(graph, node);

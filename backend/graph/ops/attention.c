@@ -1448,8 +1448,8 @@ static void store_sums(const struct sdpa_bwd_op *op, const struct bindings *bind
     }
 }
 
-/* Query heads of a group come one after the other, so that dK and dV of the head that they share are summed in place.
-   */
+/* Query heads of a group come one after the other, so that dK and dV of the head that they share are summed in
+   place. */
 static void backward(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct sdpa_bwd_op *op = (const struct sdpa_bwd_op *)descriptor;
     struct run run = run_of(&op->a, bindings);

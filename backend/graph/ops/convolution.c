@@ -263,8 +263,8 @@ static void infer_dims(struct conv_op *op) {
     const struct tensor *w = op->w;
     int first = first_of(op);
     struct dims dims = input_of(op)->dims;
-    /* w is [G, K, C, ..] then, else [K, C / groups, ..]; without a dimension of groups a data gradient has one group.
-       */
+    /* w is [G, K, C, ..] then, else [K, C / groups, ..]; without a dimension of groups a data gradient has one
+       group. */
     if (first == 3)
         dims.at[2] = w->dims.at[forward ? 1 : 2];
     else
@@ -456,8 +456,8 @@ struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
     return g;
 }
 
-/* A multiplication and an addition for each tap of each output, padding included; the same number for all directions.
-   */
+/* A multiplication and an addition for each tap of each output, padding included; the same number for all
+   directions. */
 static double flops(const struct descriptor *descriptor) {
     struct conv_geometry g = conv_geometry(descriptor);
     double flops = 2.0 * (double)g.n * (double)g.groups * (double)g.c * (double)g.k;

@@ -104,7 +104,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct dims dims;
     product_dims(op, &dims);
     tensor_infer_dims(op->c, dims.count, dims.at);
-    /* Row-major, whatever the order of A and B: it is what follows a product most often. */
+    /* Row-major, whatever the order of A and B. */
     tensor_infer_strides(op->c, NULL);
     weftDataType_t natural = dtype_promote((weftDataType_t)op->a->type, (weftDataType_t)op->b->type);
     weftDataType_t math = math_type((int32_t)matmul_math(op));

@@ -192,7 +192,7 @@ static struct norm_shape shape_of(const struct evidence *of) {
         if (!affine)
             shape.affine.at[i] = 1;
     }
-    /* What was given decides: its extents of 1 within the row broadcast. */
+    /* What was given decides: Ada's scale may be one for the whole batch. */
     if (is_layer_norm(of->mode) && of->affine.tensor)
         shape.affine = of->affine.tensor->dims;
     /* Statistics per group stand where channels would; a row has the channels of its group, too. */

@@ -245,8 +245,8 @@ static void row_gradient(struct expansion *e, const struct norm_backward *op, st
     store_gradient(e, op, dy, factor, deviation, slope, level);
 }
 
-/* A gradient of the scale or bias: sums over all rows that share the parameter. `row` is its sum over one row, or -1.
-   */
+/* A gradient of the scale or bias: sums over all rows that share the parameter. `row` is its sum over one row, or
+   -1. */
 static void sum_to(struct expansion *e, const struct tensor *tensor, int value, int row) {
     if (!tensor)
         return;

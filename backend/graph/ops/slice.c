@@ -56,7 +56,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
         dims.at[i] = limit == start ? 0 : (limit - start - 1) / slice_step(op, i) + 1;
     }
     tensor_infer_dims(op->y, dims.count, dims.at);
-    /* Packed in the order of x; where y may be a view of x, the planner asks look for its strides. */
+    /* Packed in the order of x; where y may lie in x instead, the planner asks `look`. */
     tensor_infer_strides(op->y, op->x);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);

@@ -186,7 +186,7 @@ static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) 
     for (int i = 0; i < 5; i++)
         TRY(kept[i] ? spelled_take(s, spelled_maker(s, kept[i])) : WEFT_STATUS_SUCCESS);
     TRY(spelled_take(s, node));
-    /* After the softmax's own nodes, so that readers among these do not count as others. */
+    /* Before it is asked who wants max and sum: what reads them for the statistics is taken by then. */
     TRY(find_statistics(s, p.max->y, p.sum->y));
     s->max = spelled_is_wanted(s, p.max->y) ? p.max->y : NULL;
     s->sum_exp = spelled_is_wanted(s, p.sum->y) ? p.sum->y : NULL;

@@ -148,7 +148,7 @@ struct linear {
     double row, column, number;
 };
 
-/* Operations that a mask's formula may be deep: recursion must end, and masks have four or five. */
+/* Operations that a mask's formula may be deep, so that recursion ends. */
 enum { FORMULA_DEPTH = 8 };
 
 /* An index of query or key is 1 times it; others are no part of a bound. */
