@@ -153,6 +153,7 @@ static void describe_operations(struct text *out) {
             text_add(out, ",\"parameters\":%d,\"methods\":[\n", ops[i]->parameters->kind);
         else
             text_add(out, ",\"parameters\":null,\"methods\":[\n");
+        /* Operations without methods print an empty array. */
         size_t methods_start = out->length;
         for (const struct method *method = ops[i]->methods; method && method->name; method++) {
             separate(out, methods_start);

@@ -51,6 +51,7 @@ weftStatus_t weftCreateForDevice(weftHandle_t *handle, weftDeviceKind_t kind, in
     if (!handle)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER,
              "weftCreateForDevice: handle is NULL. Give the address of a weftHandle_t.");
+    /* Before the device is looked for: no device kind is searched by a number that is none. */
     if (kind != WEFT_DEVICE_CPU && kind != WEFT_DEVICE_CUDA)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "weftCreateForDevice: there is no device kind %d. Use WEFT_DEVICE_CPU (0) or WEFT_DEVICE_CUDA (1).",

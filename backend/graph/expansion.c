@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing expansions. */
+/* Writing expansions: instructions are appended in the order in which they are calculated, and named by their index.
+   Nothing is simplified here; engines lower them for their own vectors. */
 #include "graph/expansion.h"
 
 #include <string.h>
 
 void expansion_begin(struct expansion *e, int32_t math, const struct tensor *x) {
     bool is_double = math == WEFT_DATA_DOUBLE || x->type == WEFT_DATA_DOUBLE;
+    /* Integers are calculated in 64 bits; floats in FLOAT, unless x or the user says DOUBLE. */
     e->math = !dtype_is_float((weftDataType_t)math) ? WEFT_DATA_INT64 : is_double ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
 }
 

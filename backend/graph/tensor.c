@@ -154,6 +154,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     limit_idle_strides(t);
     TRY(check_vectors(t));
     TRY(take_constant(t));
+    /* Offsets are read to find a tensor's memory: theirs must be found without any. */
     if (t->ragged_offset && t->ragged_offset->ragged_offset)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: ragged_offset, %s, has ragged offsets of its own. Give plain offsets.", label,
              descriptor_label(&t->ragged_offset->base));
@@ -161,6 +162,7 @@ static weftStatus_t finalize_tensor(struct descriptor *descriptor) {
     if (t->alignment & (t->alignment - 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: alignment is %lld bytes, no power of two. Use 1, 2, 4 ... 4096.",
              label, (long long)t->alignment);
+    /* Of all orders of cuDNN, those that Weft reads; which tensors may have one, operations say. */
     if (t->reordering != WEFT_TENSOR_REORDERING_NONE && t->reordering != WEFT_TENSOR_REORDERING_F8_128x4)
         FAIL(
             WEFT_STATUS_NOT_SUPPORTED_LAYOUT,

@@ -414,6 +414,7 @@ static weftStatus_t check_pages(const struct descriptor *op, const struct attent
         return WEFT_STATUS_SUCCESS;
     int64_t keys = attention_keys(a), size = container->dims.at[2];
     TRY(check_integers(op, table_key, table, (const int64_t[]){a->q->dims.at[0], 1, table->dims.at[2], 1}));
+    /* An entry outside of the container is cut to a page inside: there has to be one. */
     if (container->dims.at[0] < 1 || size < 1)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: %s is %s, [container, heads, page size, depth], without a page or with empty ones. Give it one page "
@@ -624,6 +625,7 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
     TRY(refuse_unserved(descriptor));
     TRY(check_operands(descriptor, &op->a));
     infer_result(op->o, &op->a, op->a.q, op->a.v->dims.at[3], WEFT_DATA_BFLOAT16);
+    /* Absent results are left alone by all of these. */
     infer_statistics(op->stats, &op->a, 1);
     infer_statistics(op->max, &op->a, 1);
     infer_statistics(op->sum_exp, &op->a, 1);
@@ -1072,6 +1074,7 @@ static void weigh_row(const struct run *run, const struct head *head, const stru
     }
     *sum = sink == -INFINITY ? 0 : exp(sink - *max);
     for (int64_t j = 0; j < run->columns; j++) {
+        /* Twice over the keys: no exponential is taken before the maximum is known. */
         weights[j] = weights[j] == -INFINITY ? 0 : exp(weights[j] - *max);
         *sum += weights[j];
     }
@@ -1129,6 +1132,7 @@ static void add_values(const struct run *run, const struct head *head, struct fo
         views->amax_s = weight > views->amax_s ? weight : views->amax_s;
         for (int64_t d = 0; d < run->value_depth && weight != 0; d++)
             o[d] += weight * views->weight_scale * scratch->v[j * run->value_depth + d];
+        /* 1 where dropout keeps a weight, whether the key is seen or not. */
         if (views->dump.data)
             view_store(&views->dump, (const int64_t[]){head->batch, head->index, row, j}, kept(run, head, row, j) != 0);
     }
@@ -1245,6 +1249,7 @@ static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, str
     scratch->d_o_for_dv = op->do_t ? take(&cursor, o) : scratch->d_o;
     scratch->d_o_for_o = op->do_f16 ? take(&cursor, o) : scratch->d_o;
     for (int64_t i = 0; i < op->a.modifier.gradients.count; i++)
+        /* Gradients of the modifier's operands are packed, and summed over the scores that share an element. */
         scratch->dmodifier[i] = take(&cursor, tensor_elements(op->a.modifier.gradients.tensors[i]));
     return cursor.used + 1;
 }
@@ -1269,6 +1274,7 @@ static double carry_back(const struct attention *a, const struct run *run, const
     if (!modifier->graph)
         return ds;
     for (int64_t i = 0; i < modifier->gradients.count; i++)
+        /* Through each operand's own derivative, from the gradient behind the modifier. */
         scratch->dmodifier[i][shared_place(&modifier->gradients.tensors[i]->dims, index)] +=
             score_modifier_carry_to(modifier, i, run->bindings, index, product, ds);
     return score_modifier_carry(modifier, run->bindings, index, product, ds);
@@ -1331,6 +1337,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
         int64_t k_at = j * run->depth, v_at = j * run->value_depth;
         const int64_t index[] = {head->batch, head->index, row, j};
         double scaled, s = score(run, head, scratch->q + q_at, scratch->k + k_at, row, j, &scaled);
+        /* A key that is not seen has no weight, and what lies there is not read. */
         if (s == -INFINITY)
             continue;
         double weight = probability(s, stats), factor = kept(run, head, row, j), product = 0;
@@ -1348,6 +1355,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
         ds = run->scale * carry_back(&op->a, run, scratch, index, scaled, ds);
         note_largest(&scales->amax_dp, ds);
         ds = as_factor(&scales->ds, ds);
+        /* dQ = dS k and dK = dS^T q, one product of vectors for each score. */
         for (int64_t d = 0; d < run->depth; d++) {
             scratch->dq[q_at + d] += ds * scratch->k_for_dq[k_at + d];
             scratch->dk[k_at + d] += ds * scratch->q_for_dk[q_at + d];

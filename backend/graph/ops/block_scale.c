@@ -174,6 +174,7 @@ static weftStatus_t check_both(const struct descriptor *op, int32_t math, const 
     if (math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: compute_data_type is %s. Use FLOAT or DOUBLE.", descriptor_label(op),
              dtype_of((weftDataType_t)math) ? dtype_of((weftDataType_t)math)->name : "no number");
+    /* What the scale has to have: a number for each block, and whole tiles where it lies in such. */
     struct dims dims = scale_dims(op, x, scale);
     TRY(check_plain(op, "x", x));
     TRY(check_plain(op, "y", y));
@@ -280,6 +281,8 @@ static void quantize(const struct descriptor *descriptor, const struct bindings 
         if (scale.data)
             dtype_store(scale.type, scale.data, scale_offset(&scale, op->scale, block), divisor);
         for (at[axis] = first; y.data && at[axis] < end; at[axis]++)
+            /* A scale that was stored as 0, of a block of zeros or below the least number of its type, makes the block
+               0. */
             view_store(&y, at, divisor > 0 ? view_load(&x, at) / divisor : 0);
     }
 }

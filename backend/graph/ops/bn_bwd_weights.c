@@ -45,6 +45,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(check_rank(descriptor, "x", op->x, 2, WEFT_DIM_MAX));
     struct dims dims = channel_dims(op->x);
     struct tensor *outputs[] = {op->dscale, op->dbias, op->eq_scale_dy, op->eq_scale_x, op->eq_bias};
+    /* Strides that are unset become packed: [1, C, 1..] has one order. */
     for (int i = 0; i < 5; i++) {
         tensor_infer_dims(outputs[i], dims.count, dims.at);
         tensor_infer_type(outputs[i], op->x->type == WEFT_DATA_DOUBLE ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
@@ -122,6 +123,7 @@ static weftStatus_t expand_bn_bwd_weights(const struct descriptor *descriptor, s
     TRY(expansion_needs_float(e, descriptor, "statistics"));
     int x = expand_input(e, op->x), dy = expand_input(e, op->dy), mean = expand_input(e, op->mean);
     int inv = expand_input(e, op->inv_variance), scale = expand_input(e, op->scale), sum = expand_sum(e, dy);
+    /* xhat is an element's value; its sum with dy is the row's. */
     int xhat = expand_multiply(e, expand_subtract(e, x, mean), inv);
     int weighted = expand_sum(e, expand_multiply(e, dy, xhat));
     int factor = scale < 0 ? inv : expand_multiply(e, scale, inv), minus = expand_negate(e, factor);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* concat: the inputs one after the other along an axis
-   An input whose memory is its place in y already may be named by inplace_index; copying it onto itself is harmless, so
-   the reference copies every input. A result without a data type takes the narrowest one that holds the values of all
-   inputs; inputs of another data type are converted. */
+/* concat: the inputs one after the other along an axis. An input whose memory is its place in y already may be named by
+   inplace_index; copying it onto itself is harmless, so the reference copies every input. A result without a data type
+   takes the narrowest one that holds the values of all inputs; inputs of another data type are converted. Inputs that
+   are made within the graph may be made in their place (`fit`). */
 #include "graph/ops/concat.h"
 #include "graph/ops/move.h"
 
@@ -45,6 +45,7 @@ static weftStatus_t check_inputs(const struct concat_op *op) {
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: in_place_index is %lld, there are %lld inputs. Name one of 0..%lld, or leave it unset.", label,
              (long long)op->inplace_index, (long long)op->inputs.count, (long long)op->inputs.count - 1);
+    /* Against the first one: all are alike if each is like it. */
     for (int64_t k = 1; k < op->inputs.count; k++) {
         const struct tensor *other = op->inputs.tensors[k];
         bool fits = other->dims.count == rank;
@@ -85,6 +86,7 @@ static int64_t place_in(const struct descriptor *descriptor, const struct tensor
     if (op->inplace_index < 0 || op->inputs.tensors[op->inplace_index] != in || in->type != out->type ||
         in->vector_count != 1 || out->vector_count != 1)
         return -1;
+    /* Where the input begins in y, in elements along the axis. */
     for (int64_t k = 0; k < op->inplace_index; k++)
         before += op->inputs.tensors[k]->dims.at[axis];
     for (int64_t i = 0; i < in->dims.count; i++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* genstats: sum[c] = sum over n and space of x[n,c,..], sq_sum[c] = the same of x^2
-   The first half of batch norm's statistics; bn_finalize is the second. */
+/* genstats: sum[c] = sum over n and space of x[n,c,..], sq_sum[c] = the same of x^2. The first half of batch norm's
+   statistics; bn_finalize is the second. Between the two, sums of several devices may be added up. Plain sums, as cuDNN
+   has them: a large common mean costs bits of the variance, which norm itself avoids. */
 #include "graph/ops/genstats.h"
 #include "graph/expansion.h"
 

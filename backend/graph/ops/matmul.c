@@ -163,6 +163,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         bool column_used = index[column] < size_in_use(&n, index, b.dims[column]);
         /* The whole depth is run through: outside what is in use the padding takes part. */
         int64_t depth = a.dims[column], depth_used = size_in_use(&k, index, depth);
+        /* Exact in integers where a, b and the type of the sum are such. */
         struct sum sum = sum_of_products(matmul_math(op), &a, &b);
         /* A padding value is a double, which integers cannot hold. */
         sum.is_exact = sum.is_exact && op->parameters->padding == 0;

@@ -197,6 +197,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
                               view_of(bindings, op->output), view_of(bindings, op->token_index),
                               view_of(bindings, op->token_ks)};
     struct view offsets = view_of(bindings, op->first_token_offset);
+    /* `count` rows are multiplied: those of token, or of token_index to GATHER. */
     int64_t index[WEFT_DIM_MAX], count = moe_rows(op);
     if (!v.output.data)
         return;

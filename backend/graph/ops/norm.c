@@ -534,6 +534,7 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
     } else {
         take_statistics(&shape, norm_has_mean(op->mode), &x, mean, inv);
         struct view out_mean = view_of(bindings, op->out_mean), out_var = view_of(bindings, op->out_var);
+        /* Without a momentum the batch's own statistics are the running ones. */
         double momentum = view_scalar(bindings, op->momentum, 1), row = (double)shape.row;
         update_running(&out_mean, &in_mean, mean, 1, momentum, shape.row == 0);
         /* n / (n - 1): the running variance estimates that of the population. */
@@ -548,6 +549,7 @@ static void forward_reference(const struct descriptor *descriptor, const struct 
         store_all(&mean_view, mean);
         store_all(&inv_view, inv);
     }
+    /* The same formula for every mode; a mean that the mode has not is 0. */
     for (bool more = y.data && index_begin(index, y.rank, y.dims); more; more = index_next(index, y.rank, y.dims)) {
         int64_t at = statistic_place(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at];
@@ -591,6 +593,7 @@ static void backward_reference(const struct descriptor *descriptor, const struct
         double xhat = (view_load(&x, index) - mean[at]) * inv[at], gradient = view_load(&dy, index);
         /* Divided by the row's length at once, so that the sums are means. */
         double g = view_load_or(&scale, index, 1) * gradient / (double)shape.row;
+        /* Without a mean in the forward formula none of g is taken off. */
         mean_g[at] += norm_has_mean(op->mode) ? g : 0;
         mean_g_xhat[at] += g * xhat;
         dscale[parameter] += gradient * xhat;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pointwise: y[i] = f(alpha1 x[i], alpha2 b[i], t[i]), where extents of 1 broadcast
-   Evaluated in the math type, converted to the output's type by rounding to nearest even and saturating integers. */
+/* pointwise: y[i] = f(alpha1 x[i], alpha2 b[i], t[i]), where extents of 1 broadcast. Evaluated in the math type,
+   converted to the output's type by rounding to nearest even and saturating integers. The modes are the rows of
+   pointwise_modes.h, which is read here twice, as functions and as a table; engines print the same formulas into their
+   kernels. A new mode is a row there and its enumerator. */
 #include "graph/ops/pointwise.h"
 
 #include <math.h>
@@ -381,6 +383,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, y has %lld dims. Name one of 0..%lld.",
              descriptor_label(descriptor), (long long)op->pw->axis, (long long)op->y->dims.count,
              (long long)op->y->dims.count - 1);
+    /* The type may have been set to an integer one, which not every mode has. */
     weftDataType_t math = pointwise_math(op);
     if (!dtype_is_float(math) && !pointwise_integer_evaluator(op->pw->mode))
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode %s has no meaning in %s arithmetic. Set compute_data_type to FLOAT.",

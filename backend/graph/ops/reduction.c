@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reduction: y[i] = op over the group of x that belongs to i
-   In each dimension y has the extent of x (kept), 1 (reduced) or a divisor (groups of neighbours reduced to one). NaN
-   propagates through every operator. No elements give the operator's identity: 0 for ADD, AMAX and the norms, 1 for the
-   products, +inf for MIN, -inf for MAX, NaN for AVG; integer types saturate these, and NaN is 0. An integer compute
-   type calculates exactly in 64 bits, wrapping around, with AVG and NORM2 rounded towards 0. */
+/* reduction: y[i] = op over the group of x that belongs to i. In each dimension y has the extent of x (kept), 1
+   (reduced) or a divisor (groups of neighbours reduced to one). NaN propagates through every operator. No elements give
+   the operator's identity: 0 for ADD, AMAX and the norms, 1 for the products, +inf for MIN, -inf for MAX, NaN for AVG;
+   integer types saturate these, and NaN is 0. An integer compute type calculates exactly in 64 bits, wrapping around,
+   with AVG and NORM2 rounded towards 0. Softmax and norms have operations of their own: they read rows more than once.
+   */
 #include "graph/ops/reduction.h"
 #include "graph/expansion.h"
 
@@ -31,6 +32,7 @@ const struct schema reduction_schema = {
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
+/* dims says which dimensions are reduced where y has no dims; where it has, y itself says it. */
 static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct reduction_op, parameters, WEFT_ATTR_OPERATION_REDUCTION_DESC,
               "parameters", .required = true, .target = WEFT_BACKEND_REDUCTION_DESCRIPTOR,
@@ -122,6 +124,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct reduction_op *op = (struct reduction_op *)descriptor;
     bool named[WEFT_DIM_MAX] = {false};
     TRY(refuse_unserved(descriptor));
+    /* Refused before y is looked at: it would hide that a number in dims is wrong. */
     TRY(named_dims(op, named));
     if (op->y->dims.count == 0 && !descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS))
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -279,6 +282,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         /* Both are kept, one is used: exact or in double. */
         double total = identity_of(mode);
         int64_t integer_total = integer_identity(mode), count = 0;
+        /* `member` steps through the group that index of y stands for, each dimension by itself. */
         for (bool left = index_begin(member, x.rank, group); left; left = index_next(member, x.rank, group)) {
             for (int i = 0; i < x.rank; i++)
                 in_x[i] = index[i] * group[i] + member[i];
@@ -359,6 +363,7 @@ static weftStatus_t expand_reduction(const struct descriptor *descriptor, struct
     for (int64_t d = 0; d < e->dims.count; d++)
         e->parts[d] = op->y->dims.at[d];
     expansion_begin(e, (int32_t)reduction_math(op), op->x);
+    /* Three steps for every operator: of an element, of all elements, and of the total. */
     int element = expand_element(e, mode, expand_input(e, op->x));
     expand_result(e, op->y, expand_end(e, mode, expand(e, combination_of(mode), element, -1)));
     return WEFT_STATUS_SUCCESS;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* slice: y[i] = x[start + i * step] in each dimension, up to and without limit
-   A result of another data type is converted. */
+/* slice: y[i] = x[start + i * step] in each dimension, up to and without limit. A result of another data type is
+   converted. Every slice is a view of x; where the planner lets it lie in x, nothing runs. Steps below 0, which would
+   reverse, are not taken. */
 #include "graph/ops/slice.h"
 #include "graph/ops/move.h"
 
@@ -45,6 +46,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct dims dims = {.count = op->x->dims.count};
     TRY(check_counts(op));
     for (int64_t i = 0; i < dims.count; i++) {
+        /* An empty slice, start = limit, is legal, at the end of x too. */
         int64_t start = op->start.at[i], limit = op->limit.at[i], extent = op->x->dims.at[i];
         if (start < 0 || limit < start || limit > extent)
             FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transpose: dimension i of y is dimension permutation[i] of x
-   Without strides of its own an output is packed in row-major order: the elements move. A result of another data type
-   is converted. */
+/* transpose: dimension i of y is dimension permutation[i] of x. Without strides of its own an output is packed in
+   row-major order: the elements move, unless the planner finds y as a view of x (`look`) or x in the place of y
+   (`fit`). A result of another data type is converted. */
 #include "graph/ops/transpose.h"
 #include "graph/ops/move.h"
 
@@ -15,6 +15,7 @@ static const struct row rows[] = {
               .doc = "each dimension of x once, in the order of y"),
 };
 
+/* The formula in terms of p, the permutation. */
 static const struct method methods[] = {
     {"transpose", "dimensions in another order : y[i[p[0]], i[p[1]], ..] = x[i[0], i[1], ..]", NULL,
      "input:x permutation", "y"},
@@ -31,6 +32,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct dims dims = {.count = rank};
     for (int64_t i = 0; fits && i < rank; i++) {
         int64_t from = op->permutation.at[i];
+        /* Stops at the first number that does not fit: those behind it would index nothing. */
         fits = from < rank && !used[from];
         if (!fits)
             break;

@@ -150,6 +150,7 @@ static weftStatus_t add_factor(struct writer *w, struct tensor **made, const str
             /* Stride 0 reads the one entry again for each. */
             (*made)->strides.at[i] = 0;
         }
+    /* Heads of keys and values may be fewer; queries and results have all. */
     bool fits = !has_heads || (*made)->dims.at[HEAD] == extents[HEAD];
     return fits ? WEFT_STATUS_SUCCESS : refuse(view->tensor, "has other heads than the scores");
 }
