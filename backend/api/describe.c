@@ -73,6 +73,7 @@ static void describe_row(struct text *out, const struct row *row) {
         text_add(out, ",\"least\":%lld,\"most\":%lld", (long long)row->least, (long long)row->most);
     else
         text_add(out, ",\"least\":null,\"most\":null");
+    /* Without meaning for lists, tensors and required rows, whose field in the table is 0. */
     text_add(out, ",\"initial\":");
     text_json_number(out, has_initial(row) ? row->initial : NAN); /* null: there is none, or no bound */
     text_add(out, ",");
@@ -165,6 +166,7 @@ static void describe_operations(struct text *out) {
 
 /* One object a mode; `formula` is C, which engines print and documentation shows. */
 static void describe_pointwise_modes(struct text *out) {
+    /* Forms as words: how many operands a mode has, and which. */
     static const char *const forms[] = {[FORM_UNARY] = "unary",
                                         [FORM_BINARY] = "binary",
                                         [FORM_SELECT] = "select",

@@ -51,6 +51,7 @@ weftStatus_t weftBackendSetAttribute(weftBackendDescriptor_t descriptor, weftBac
     status_clear();
     struct descriptor *ours;
     TRY(entry_descriptor(&ours, descriptor, "weftBackendSetAttribute"));
+    /* The message is the thread's, the log the caller's: both get it. */
     return trace_failure(descriptor_set(ours, name, type, count, elements));
 }
 

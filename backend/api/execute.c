@@ -64,6 +64,7 @@ weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendD
     static const char where[] = "weftGetExecutionPlanWorkspaceSize";
     struct plan *ours, *found;
     struct variant_pack *pack;
+    /* Checked as for a run, which is what comes next. */
     TRY(context_check(handle, where));
     TRY(entry_plan(&ours, plan, where));
     TRY(entry_pack(&pack, variantPack, where));
@@ -86,6 +87,7 @@ static weftStatus_t add_answer(struct text *text, const struct graph *graph, con
     weftStatus_t status = draft_make(&draft, graph, engines[index], device, &none, NULL, &arena);
     text_add(text, "%s{\"index\":%d,\"engine\":", index ? "," : "", index);
     text_json_string(text, engines[index]->name);
+    /* What the planner would do: seconds are its prediction, families those of the steps in their order. */
     if (status == WEFT_STATUS_SUCCESS) {
         text_add(text, ",\"supported\":true,\"seconds\":");
         text_json_number(text, draft.seconds);
@@ -113,6 +115,7 @@ weftStatus_t weftQuerySupport(weftBackendDescriptor_t graph, weftBackendDescript
     status_clear();
     struct descriptor *ours, *properties;
     struct device device;
+    /* Any finalized graph; what is asked needs no GPU, not even that of the properties. */
     TRY(entry_finalized(&ours, graph, &graph_schema, "weftQuerySupport"));
     if (deviceProperties) {
         TRY(entry_finalized(&properties, deviceProperties, &device_properties_schema, "weftQuerySupport"));

@@ -234,6 +234,7 @@ static void store_initial(struct descriptor *descriptor, const struct row *row) 
     void *at = (char *)descriptor + row->offset;
     if (row->storage != STORE_VALUE)
         return;
+    /* As stored_bytes has it: both kinds of floats are doubles in the struct. */
     if (row->type == WEFT_TYPE_FLOAT || row->type == WEFT_TYPE_DOUBLE)
         *(double *)at = row->initial;
     else if (row->type == WEFT_TYPE_INT64)

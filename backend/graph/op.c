@@ -144,6 +144,7 @@ static struct places places_of(const struct tensor *tensor) {
         /* Nobody steps along it, whatever its stride. */
         if (extent == 1)
             continue;
+        /* Those with larger strides move up by one. */
         for (; at && places.strides[at - 1] > tensor->strides.at[i]; at--) {
             places.extents[at] = places.extents[at - 1];
             places.strides[at] = places.strides[at - 1];
@@ -260,6 +261,7 @@ struct snapshot {
 static weftStatus_t save_operand(void *context, const struct row *row, struct tensor *tensor) {
     struct snapshot *snapshot = context;
     (void)row;
+    /* Counts and type, which are all that inference changes. */
     if (snapshot->count < OPERANDS_MAX) {
         int i = snapshot->count++;
         snapshot->saved[i].tensor = tensor;
@@ -345,6 +347,7 @@ struct view view_of(const struct bindings *bindings, const struct tensor *tensor
     struct view view = {0};
     if (!tensor)
         return view;
+    /* Dims and strides stay the tensor's: the view must not outlive it. */
     view.type = (weftDataType_t)tensor->type;
     view.rank = (int)tensor->dims.count;
     view.dims = tensor->dims.at;

@@ -61,6 +61,7 @@ const struct schema *ops_find_schema(weftBackendDescriptorType_t kind) {
     for (int i = 0; ops[i]; i++) {
         if (ops[i]->schema.kind == kind)
             return &ops[i]->schema;
+        /* Of several operations that share parameters any will do. */
         if (ops[i]->parameters && ops[i]->parameters->kind == kind)
             return ops[i]->parameters;
     }

@@ -216,6 +216,7 @@ int64_t tensor_element_bytes(const struct tensor *tensor) { return dtype_bytes((
 int64_t tensor_bytes(const struct tensor *tensor) {
     if (tensor_elements(tensor) == 0)
         return 0;
+    /* The index of the last element, or vector, from the first. */
     int64_t last = 0;
     for (int64_t i = 0; i < tensor->dims.count; i++) {
         int64_t extent = tensor->dims.at[i];

@@ -112,6 +112,7 @@ static weftStatus_t narrow_results(struct search *s, const struct node *node, bo
         return WEFT_STATUS_SUCCESS;
     for (int k = 0; k < node->operand_count; k++) {
         int value = node->operands[k];
+        /* Outputs that are smaller than the largest are its statistics, and stay FLOAT. */
         if (!node->is_output[k] || !is_free(s, value) || tensor_elements(tensor_at(s, value)) < most)
             continue;
         TRY(narrow(s, value, type));

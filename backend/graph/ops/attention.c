@@ -645,12 +645,14 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     /* o is as wide as the values; statistics are a number for each query. */
     TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], op->a.v->dims.at[3]}));
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    /* Results may be ragged as queries are. */
     TRY(check_ragged(descriptor, &op->a, "o", op->o, false));
     TRY(check_ragged(descriptor, &op->a, "stats", op->stats, false));
     TRY(check_ragged(descriptor, &op->a, "score_max", op->max, false));
     TRY(check_ragged(descriptor, &op->a, "score_sum_exp", op->sum_exp, false));
     TRY(check_dims(descriptor, "score_max", op->max, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_sum_exp", op->sum_exp, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    /* What belongs to the softmax or the result as a whole has one number. */
     TRY(check_one_scale(descriptor, "descale_s", op->descale_s));
     TRY(check_one_scale(descriptor, "scale_s", op->scale_s));
     TRY(check_one_scale(descriptor, "scale_o", op->scale_o));
@@ -679,6 +681,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     else if (op->dbias)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: dBias is set, but bias is %s. Leave dBias unset.",
              descriptor_label(descriptor), op->a.bias ? "boolean, which has no gradient" : "not");
+    /* A sink's gradient is as the sink: one number for each head. */
     if (op->dsink && op->a.sink)
         tensor_infer_like(op->dsink, op->a.sink);
     else if (op->dsink)
@@ -741,6 +744,7 @@ static weftStatus_t check_backward(const struct descriptor *descriptor) {
     TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], v[3]}));
     TRY(check_dims(descriptor, "dO", op->d_o, 4, (const int64_t[]){q[0], q[1], q[2], v[3]}));
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
+    /* Backward has no pages: k and v are as they are read. */
     TRY(check_dims(descriptor, "dQ", op->dq, 4, q));
     TRY(check_dims(descriptor, "dK", op->dk, 4, k));
     TRY(check_dims(descriptor, "dV", op->dv, 4, v));
@@ -1173,11 +1177,13 @@ static void forward(const struct descriptor *descriptor, const struct bindings *
     struct forward_scratch scratch;
     lay_out_forward(op, bindings->scratch, &scratch);
     for (int64_t at = 0; at < run.batches * run.heads; at++) {
+        /* Heads of a batch entry come one after the other. */
         struct head head = head_of(&run, at / run.heads, at % run.heads);
         find_entries(&views, bindings, head.batch);
         forward_head(&run, &head, &views, &scratch);
     }
     struct view amax_s = view_of(bindings, op->amax_s), amax_o = view_of(bindings, op->amax_o);
+    /* Over all heads and rows: one number for a run. */
     view_store_if(&amax_s, (const int64_t[]){0, 0, 0, 0}, views.amax_s);
     view_store_if(&amax_o, (const int64_t[]){0, 0, 0, 0}, views.amax_o);
 }
@@ -1230,6 +1236,7 @@ struct backward_scratch {
 static int64_t lay_out_backward(const struct sdpa_bwd_op *op, double *block, struct backward_scratch *scratch) {
     struct run run = run_of(&op->a, &(struct bindings){0});
     struct cursor cursor = {.block = block};
+    /* Doubles of one head's queries, keys and result. */
     int64_t q = run.rows * run.depth, k = run.columns * run.depth, o = run.rows * run.value_depth;
     scratch->q = take(&cursor, q);
     scratch->k = take(&cursor, k);
@@ -1350,6 +1357,7 @@ static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, co
         /* The bias is added behind the modifier: its gradient is taken before it. */
         double ds = weight * (factor * product - mean);
         if (op->dbias)
+            /* A bias that broadcasts gets the sum over what shares its element. */
             scratch->dbias[shared_place(&op->dbias->dims, index)] += ds;
         /* From here on dS is the gradient of q k^T. */
         ds = run->scale * carry_back(&op->a, run, scratch, index, scaled, ds);
@@ -1411,6 +1419,7 @@ static void store_gradient(const struct run *run, const struct tensor *tensor, c
    other. */
 static void store_gradients(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                             const struct backward_scratch *scratch, struct backward_scales *scales) {
+    /* How many query heads share one key head, and one value head. */
     int64_t key_share = run->heads / op->a.k->dims.at[1], value_share = run->heads / op->a.v->dims.at[1];
     store_gradient(run, op->dq, head, head->rows_used, scratch->dq, run->rows * run->depth, scales->scale_dq,
                    &scales->amax_dq);

@@ -226,6 +226,7 @@ static weftStatus_t infer_quantize(struct descriptor *descriptor) {
         like.strides.at[rank - 1] = op->x->strides.at[rank - 2];
         like.strides.at[rank - 2] = op->x->strides.at[rank - 1];
     }
+    /* Unset strides of the scale follow those of y, and so tell its rows from its columns. */
     struct dims dims = scale_dims(descriptor, &like, op->scale);
     tensor_infer_dims(op->y, rank, op->x->dims.at);
     tensor_infer_strides(op->y, &like);
@@ -321,6 +322,7 @@ static void dequantize(const struct descriptor *descriptor, const struct binding
         return;
     for (bool more = index_begin(at, x.rank, x.dims); more; more = index_next(at, x.rank, x.dims)) {
         for (int i = 0; i < x.rank; i++)
+            /* The block that the element is in, along each dimension. */
             in_scale[i] = at[i] / block.at[i];
         double factor = dtype_load(scale.type, scale.data, scale_offset(&scale, op->scale, in_scale));
         view_store(&y, at, view_load(&x, at) * (op->is_negative ? -factor : factor));

@@ -57,6 +57,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 static weftStatus_t check(const struct descriptor *descriptor) {
     const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)descriptor;
     struct dims dims = channel_dims(op->x);
+    /* Keys as messages name them. */
     const struct {
         const char *key;
         const struct tensor *tensor;

@@ -37,6 +37,7 @@ static weftStatus_t check_inputs(const struct concat_op *op) {
     /* The first input gives the rank, by which a negative axis is understood, and the extents. */
     const struct tensor *first = op->inputs.tensors[0];
     int64_t rank = first->dims.count;
+    /* Against the first input's rank, before the axis is used. */
     if (op->axis < -rank || op->axis >= rank)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: axis is %lld, the inputs have %lld dims. Name one of -%lld..%lld.", label, (long long)op->axis,
@@ -113,6 +114,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int axis = concat_axis(op);
     int64_t in_x[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX], before = 0;
     for (int64_t k = 0; y.data && k < op->inputs.count; k++) {
+        /* Every element of y is in one input alone: nothing is written twice. */
         struct view x = view_of(bindings, op->inputs.tensors[k]);
         for (bool more = index_begin(in_x, x.rank, x.dims); more; more = index_next(in_x, x.rank, x.dims)) {
             for (int i = 0; i < x.rank; i++)

@@ -413,6 +413,7 @@ static struct conv_operand operand_of(const struct tensor *tensor, int spatial, 
                                    .group_stride = tensor->strides.at[group] * block,
                                    .channel_stride = tensor->strides.at[channel],
                                    .size = {1, 1, 1}};
+    /* Spatial dimensions stand last, whatever is before them. */
     int first = (int)tensor->dims.count - spatial;
     for (int i = 0; i < spatial; i++) {
         /* The last of the three is the last of the tensor, so that a line is always at index 2. */
@@ -428,6 +429,7 @@ struct conv_geometry conv_geometry(const struct descriptor *descriptor) {
     const struct conv_op *op = (const struct conv_op *)descriptor;
     /* Dimension 1 holds channels, or groups where channels have dimension 2. */
     int spatial = spatial_of(op), channel = first_of(op) - 1;
+    /* Without such a dimension, groups lie among the channels of x and y, and among the filters of w. */
     bool grouped = channel == 2;
     struct conv_geometry g = {.direction = direction_of(descriptor),
                               .spatial = spatial,
@@ -531,6 +533,7 @@ static struct sum new_sum(const struct conv_geometry *g, const struct views *vie
 static void add_product(struct sum *sum, const struct conv_geometry *g, const struct views *views,
                         const struct product *p) {
     int64_t x[PLACE], w[PLACE], y[PLACE], in_x[WEFT_DIM_MAX], in_w[WEFT_DIM_MAX], in_y[WEFT_DIM_MAX];
+    /* Outside of the image is 0, which adds nothing. */
     if (!places_of(g, p, x, w, y))
         return;
     index_of(g, &g->x, x, in_x), index_of(g, &g->w, w, in_w), index_of(g, &g->y, y, in_y);
@@ -547,6 +550,7 @@ static void store(const struct conv_geometry *g, const struct conv_operand *oper
                   const int64_t place[PLACE], struct sum *sum) {
     int64_t index[WEFT_DIM_MAX];
     index_of(g, operand, place, index);
+    /* Exact sums have alpha 1 and beta 0: this does not concern them. */
     sum->real = g->alpha * sum->real + (g->beta != 0 ? g->beta * view_load(view, index) : 0);
     sum_store(sum, view, index);
 }
@@ -558,6 +562,7 @@ static void compute_y(const struct conv_geometry *g, const struct views *views) 
     const int64_t inner[] = {g->c, g->w.size[0], g->w.size[1], g->w.size[2]};
     int64_t at[PLACE], tap[4];
     for (bool more = index_begin(at, PLACE, whole); more; more = index_next(at, PLACE, whole)) {
+        /* Each output is one sum, from the first product to the last. */
         struct sum sum = new_sum(g, views);
         for (bool taps = index_begin(tap, 4, inner); taps; taps = index_next(tap, 4, inner)) {
             struct product p = {.n = at[OUTER],

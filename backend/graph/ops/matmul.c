@@ -63,6 +63,7 @@ static weftStatus_t check_inputs(const struct matmul_op *op) {
              descriptor_label(&op->base), (long long)rank, tensor_dims_text(a), (long long)b->dims.count,
              tensor_dims_text(b));
     int64_t k = a->dims.at[rank - 1], other = b->dims.at[rank - 2];
+    /* A B that lies as [N, K] comes here: the message says what to do. */
     if (k != other)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
              "%s: inner sizes differ: A is %s (K=%lld), B is %s (K=%lld). Swap B's last two dims and strides if it is "

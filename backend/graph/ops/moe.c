@@ -134,6 +134,7 @@ static weftStatus_t check_indices(const struct moe_op *op) {
         TRY(check_rows(&op->base, "token_index", op->token_index));
     for (int i = 0; i < 2; i++)
         TRY(check_dims(&op->base, keys[i], indices[i], 3, (int64_t[]){1, moe_rows(op), 1}));
+    /* top_k is the number of places that a token has in the output. */
     if (scatters && op->top_k < 1)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: mode SCATTER with top_k %d. Give the number of experts per token, 1 or more.",
              descriptor_label(&op->base), op->top_k);
@@ -199,6 +200,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     struct view offsets = view_of(bindings, op->first_token_offset);
     /* `count` rows are multiplied: those of token, or of token_index to GATHER. */
     int64_t index[WEFT_DIM_MAX], count = moe_rows(op);
+    /* Nobody wants the result, or no pointer was given for it. */
     if (!v.output.data)
         return;
     /* Rows that no product reaches are 0, and SCATTER does not reach all. */

@@ -399,6 +399,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     TRY(check_evidence(descriptor, &evidence, &op->peer_stats));
     const struct rule rules[] = {
         {op->mean && !norm_has_mean(op->mode), "there is no mean, but one is set. Leave mean unset."},
+        /* Kept statistics go together: one of two, taken anew, would differ from the other by its rounding. */
         {norm_has_mean(op->mode) && !op->mean != !op->inv_variance,
          "mean and inv_variance go together, but one of them is missing. Set both, or neither and epsilon."},
         {!op->inv_variance && !op->epsilon,
@@ -407,6 +408,7 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     TRY(check_rules(descriptor, op->mode, rules, COUNT(rules)));
     struct norm_shape shape = shape_of(&evidence);
     infer_result(op->dx, op->x, op->math);
+    /* Their dims by the shape: the scale may be absent, and its gradient wanted all the same. */
     struct tensor *gradients[] = {op->dscale, op->dbias};
     for (int i = 0; i < COUNT(gradients); i++) {
         if (gradients[i])
@@ -482,12 +484,14 @@ static void take_statistics(const struct norm_shape *shape, bool has_mean, const
     double row = shape->row ? (double)shape->row : 1;
     for (int64_t i = 0; i < count; i++)
         mean[i] = variance[i] = 0;
+    /* First pass: the mean, where the mode has one. */
     for (bool more = has_mean && index_begin(index, x->rank, x->dims); more; more = index_next(index, x->rank, x->dims))
         mean[statistic_place(shape, index)] += view_load(x, index);
     for (int64_t i = 0; i < count; i++)
         mean[i] /= row;
     for (bool more = index_begin(index, x->rank, x->dims); more; more = index_next(index, x->rank, x->dims)) {
         int64_t at = statistic_place(shape, index);
+        /* Second pass: squares of what is left. */
         double deviation = view_load(x, index) - mean[at];
         variance[at] += deviation * deviation;
     }
@@ -570,6 +574,7 @@ static void backward_reference(const struct descriptor *descriptor, const struct
     struct norm_shape shape = norm_backward_shape(op);
     int64_t index[WEFT_DIM_MAX], count = elements_of(&shape.statistics), affine = elements_of(&shape.affine);
     double *mean = bindings->scratch, *inv = mean + count, *mean_g = inv + count, *mean_g_xhat = mean_g + count;
+    /* The scratch as backward_scratch counts it. */
     double *dscale = mean_g_xhat + count, *dbias = dscale + affine;
     struct view x = view_of(bindings, op->x), dy = view_of(bindings, op->dy), dx = view_of(bindings, op->dx);
     struct view scale = view_of(bindings, op->scale);
@@ -599,6 +604,7 @@ static void backward_reference(const struct descriptor *descriptor, const struct
         dscale[parameter] += gradient * xhat;
         dbias[parameter] += gradient;
     }
+    /* A second pass over x, as every element of dx needs the means of its row. */
     for (bool more = dx.data && index_begin(index, x.rank, x.dims); more; more = index_next(index, x.rank, x.dims)) {
         int64_t at = statistic_place(&shape, index);
         double xhat = (view_load(&x, index) - mean[at]) * inv[at];

@@ -124,6 +124,7 @@ static void update_running(struct expansion *e, const struct tensor *out, const 
                            int factor) {
     if (!out)
         return;
+    /* Absent or not to be moved: one of the two numbers as it is. */
     int before = expand_input(e, in);
     if (before < 0 || factor < 0) {
         expand_result(e, out, before < 0 ? batch : before);
@@ -276,6 +277,7 @@ weftStatus_t norm_backward_expand(const struct descriptor *descriptor, struct ex
     TRY(expansion_needs_float(e, descriptor, "statistics"));
     int x = expand_input(e, op->x), dy = expand_input(e, op->dy), row_dy = -1, row_weighted = -1;
     struct statistics s = backward_statistics(e, op, x);
+    /* dy * xhat, which dscale sums over rows and dx over the row. */
     int scale = expand_input(e, op->scale), weighted = expand_multiply(e, dy, normalised(e, x, s));
     if (scale >= 0 && e->at[scale].is_per_element)
         scaled_gradient(e, op, s, x, dy, scale, weighted);

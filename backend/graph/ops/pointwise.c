@@ -328,6 +328,7 @@ static const struct tensor *order_of(const struct pointwise_operands *operands, 
 static weftDataType_t result_type(const struct pointwise_op *op, const struct pointwise_operands *operands,
                                   const struct tensor *out) {
     weftDataType_t math = pointwise_math(op), natural = (weftDataType_t)operands->x->type;
+    /* The mask of a selection has no say in the type. */
     if (operands->b) {
         weftDataType_t other = (weftDataType_t)operands->b->type;
         /* Sorts are floats, integers and booleans: between them a scalar counts as any other operand does. */
@@ -336,6 +337,7 @@ static weftDataType_t result_type(const struct pointwise_op *op, const struct po
             dtype_is_float(natural) == dtype_is_float(other) && dtype_is_boolean(natural) == dtype_is_boolean(other);
         if (!same_sort || x_is_scalar == b_is_scalar)
             natural = dtype_promote(natural, other);
+        /* Of a scalar and a tensor of one sort, the tensor's type stays. */
         else if (x_is_scalar)
             natural = other;
     }

@@ -126,6 +126,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     TRY(refuse_unserved(descriptor));
     /* Refused before y is looked at: it would hide that a number in dims is wrong. */
     TRY(named_dims(op, named));
+    /* Neither y's dims nor attribute dims: all would be kept, which is no reduction. */
     if (op->y->dims.count == 0 && !descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_REDUCTION_DIMS))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: nothing says which dimensions of x %s to reduce. Set y's dims, with 1 where x is reduced, or "
@@ -194,6 +195,7 @@ static double combine(int mode, double so_far, double x) {
     case WEFT_REDUCE_TENSOR_MUL:
         return so_far * x;
     case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
+        /* Zeros are left out, as if they were not there. */
         return x == 0 ? so_far : so_far * x;
     case WEFT_REDUCE_TENSOR_MIN:
         return x < so_far || x != x ? x : so_far;
@@ -314,6 +316,7 @@ static int expand_element(struct expansion *e, int32_t mode, int x) {
         return expand(e, OPCODE_ABSOLUTE, x, -1);
     case WEFT_REDUCE_TENSOR_NORM2:
         return expand_multiply(e, x, x);
+    /* A 1 in the place of a zero leaves the product as it is. */
     case WEFT_REDUCE_TENSOR_MUL_NO_ZEROS:
         return expand_choice(e, OPCODE_IF_EQUAL, x, expand_number(e, 0), expand_number(e, 1), x);
     default:

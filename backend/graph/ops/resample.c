@@ -435,6 +435,8 @@ struct resample_geometry resample_geometry(const struct descriptor *descriptor) 
     const struct resample_op *op = (const struct resample_op *)descriptor;
     const struct resample *p = op->parameters;
     int spatial = spatial_of(op);
+    /* x and y are the wide and the narrow side of both directions; saved is the forward input, for a gradient without
+       index. */
     struct resample_geometry g = {.backward = is_backward(op),
                                   .mode = (weftResampleMode_t)p->mode,
                                   .padding = (weftPaddingMode_t)p->padding_mode,
@@ -497,6 +499,7 @@ static struct tap find_tap(const struct resample_geometry *g, const int64_t *pos
             double fraction = (double)rest / (double)g->denominator[i];
             tap.weight *= number[i] ? fraction : 1 - fraction;
         }
+        /* Past the edge, the edge's element is read. */
         if (clamps)
             at = at < 0 ? 0 : at > last ? last : at;
         tap.inside = tap.inside && at >= 0 && at <= last;
@@ -665,9 +668,11 @@ static void compute_plane(const struct plane *plane, const struct backward_views
     const struct resample_geometry *g = plane->g;
     struct image image = {.view = &views->x, .n = n, .c = c};
     int64_t at[SPATIAL_MAX], index[WEFT_DIM_MAX], where;
+    /* Sums begin at 0; dx itself may hold anything, or what beta multiplies. */
     for (bool more = index_begin(at, SPATIAL_MAX, g->x.size); more; more = index_next(at, SPATIAL_MAX, g->x.size))
         *plane_at(plane, at) = 0;
     for (bool more = index_begin(at, SPATIAL_MAX, g->y.size); more; more = index_next(at, SPATIAL_MAX, g->y.size)) {
+        /* y's positions in row-major order; each has one dy. */
         make_index(g, n, c, at, index);
         double dy = view_load(&views->dy, index);
         if (g->mode != WEFT_RESAMPLE_MAXPOOL) {

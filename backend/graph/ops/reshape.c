@@ -36,6 +36,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
 /* How many elements the storage spans, gaps included. */
 static int64_t span(const struct tensor *tensor) {
     int64_t last = 0;
+    /* The last element's offset is the sum of the last indices times strides. */
     for (int64_t i = 0; i < tensor->dims.count; i++) {
         int64_t extent = tensor->dims.at[i];
         if (extent == 0)
@@ -57,6 +58,7 @@ static weftStatus_t check(const struct descriptor *descriptor) {
              "%s: x %s has %lld elements, y %s has %lld. Give y dims with the same product.",
              descriptor_label(descriptor), tensor_dims_text(op->x), (long long)from, tensor_dims_text(op->y),
              (long long)to);
+    /* Reading past the storage would be another tensor's memory. */
     if (op->mode == WEFT_RESHAPE_VIEW_ONLY && span(op->y) > span(op->x))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: a view of x's storage of %lld elements (dims %s, strides %s) cannot reach element %lld, as y with "

@@ -47,6 +47,7 @@ static struct dims statistic_dims(const struct softmax_op *op) {
 static weftStatus_t infer(struct descriptor *descriptor) {
     struct softmax_op *op = (struct softmax_op *)descriptor;
     int64_t rank = op->x->dims.count;
+    /* Before softmax_axis is asked, which takes the axis as legal. */
     if (op->axis < -rank || op->axis >= rank)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: axis is %lld, x has %lld dims %s. Name one of %lld..%lld.",
              descriptor_label(descriptor), (long long)op->axis, (long long)rank, tensor_dims_text(op->x),

@@ -76,6 +76,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     if (!y.data)
         return;
     for (bool more = index_begin(in_y, y.rank, y.dims); more; more = index_next(in_y, y.rank, y.dims)) {
+        /* Every element of x is moved once, as the permutation is one. */
         for (int i = 0; i < y.rank; i++)
             in_x[op->permutation.at[i]] = in_y[i];
         move_element(&y, view_offset(&y, in_y), &x, view_offset(&x, in_x));

@@ -89,6 +89,7 @@ static weftStatus_t take_softmax(struct spelled_attention *s, int node) {
     s->stats = if_wanted(s, op->stats);
     s->max = if_wanted(s, op->max);
     s->sum_exp = if_wanted(s, op->sum_exp);
+    /* Attention's rows are the keys of a query, side by side. */
     if (softmax_axis(op) != op->x->dims.count - 1)
         return spelled_refuse(s, node, "sums along another dimension than the last one, that of the keys");
     if (op->is_stats_log2 && s->stats)
@@ -180,6 +181,7 @@ static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) 
     /* What attention keeps on chip. The maximum may be rounded as the scores are: it is one of them. */
     const struct tensor *kept[] = {p.exponential->y, p.difference->y, p.sum->y, p.reciprocal ? p.reciprocal->y : NULL,
                                    p.max->y};
+    /* Each of these would be rounded to its type where the operations run one by one. */
     for (int i = 0; i < 5; i++)
         if (kept[i] && !spelled_is_exact(s, kept[i]) && (kept[i] != p.max->y || p.max->y->type != s->scores->type))
             return spelled_refuse_tensor(kept[i], "has a type to which attention does not round: leave it unset");
@@ -228,6 +230,7 @@ static weftStatus_t check_closed(const struct spelled_attention *s) {
             const struct tensor *tensor = s->graph->values[node->operands[k]].tensor;
             /* Inputs are nobody's result here: only what these nodes make could be missed. */
             bool may = !node->is_output[k];
+            /* What the attention itself writes may be read by anybody. */
             for (int g = 0; g < 5; g++)
                 may = may || tensor == given[g];
             if (!may && spelled_is_wanted(s, tensor))
@@ -244,6 +247,7 @@ weftStatus_t spelled_attention_find(struct spelled_attention *found, const struc
                                         .left_bound = ATTENTION_UNBOUNDED,
                                         .right_bound = ATTENTION_UNBOUNDED,
                                         .math = WEFT_DATA_FLOAT};
+    /* The product with the values: the last of the attention's own, but for views of its result. */
     TRY(spelled_check_product(found, node));
     const struct matmul_op *op = (const struct matmul_op *)graph->nodes[node].op;
     found->o = spelled_view_of(op->c, op);

@@ -319,6 +319,7 @@ weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_vie
         const struct reshape_op *reshape = (const struct reshape_op *)op;
         const struct tensor *from = view->tensor;
         struct spelled_view before = *view;
+        /* A reshape to the user's memory ends the search: nothing reads it in the graph that could go on. */
         if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && keeps_packed(reshape))
             view->tensor = reshape->y;
         else if (op_of(op) != &transpose_op || !follow_transpose(view, (const struct transpose_op *)op, order))

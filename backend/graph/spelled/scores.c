@@ -118,6 +118,7 @@ static void peel_scale(struct spelled_attention *s) {
     for (int node;
          spelled_is_exact(s, s->product) && (node = spelled_sole_reader(s, s->product)) >= 0 && is_modifier(s, node);) {
         const struct pointwise_op *op = spelled_pointwise(s, node);
+        /* A number moves into scale_value, a tensor of one element becomes attn_scale; anything else ends it. */
         const struct tensor *x, *other = op->x == s->product ? op->b : op->x;
         double factor;
         /* A product that is rounded after scaling would be rounded otherwise without. */
@@ -325,6 +326,7 @@ static const struct tensor *peel_add(struct spelled_attention *s, const struct p
 static const struct tensor *peel(struct spelled_attention *s, const struct pointwise_op *op) {
     if (op->pw->mode == WEFT_POINTWISE_IDENTITY)
         return op->alpha1 == 1 && spelled_is_exact(s, op->y) ? op->x : NULL;
+    /* Each of these is exact, or rounds nothing that was not rounded before. */
     if (op->pw->mode == WEFT_POINTWISE_ADD)
         return spelled_is_exact(s, op->y) ? peel_add(s, op) : NULL;
     const struct tensor *before = op->pw->mode == WEFT_POINTWISE_BINARY_SELECT ? peel_select(s, op) : NULL;

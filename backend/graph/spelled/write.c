@@ -89,6 +89,7 @@ static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct s
     }
     if (!join_heads(&dims->at[HEAD], &strides->at[HEAD], view, whole, first))
         return refuse(view->tensor, "does not lie in memory as one dimension of heads");
+    /* Rows and columns stay as they are, the last two of any rank. */
     for (int i = 0; i < 2; i++) {
         dims->at[ROW + i] = view->dims.at[rank - 2 + i];
         strides->at[ROW + i] = view->strides.at[rank - 2 + i];
@@ -248,6 +249,7 @@ static weftStatus_t write_input(struct writer *w) {
     struct pointwise *parameters;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     TRY(arena_alloc(w->arena, &parameters, sizeof *parameters));
+    /* Made by hand and never finalized: only what engines read of it is filled in. */
     parameters->base.schema = &pointwise_schema;
     parameters->mode = WEFT_POINTWISE_IDENTITY;
     parameters->math = (int32_t)w->s->math;
@@ -325,6 +327,7 @@ static weftStatus_t write_graph(struct graph **made, struct writer *w, struct de
             graph->values[graph->value_count++] = (struct value){.tensor = w->tensors[i], .producer = -1};
     for (int i = 0; i < op_count; i++)
         TRY(write_node(graph, ops[i], w->arena));
+    /* Readers once all nodes are there, as in graph.c. */
     for (int v = 0; v < graph->value_count; v++) {
         int *readers;
         TRY(arena_alloc(w->arena, &readers, (size_t)graph->values[v].readers * sizeof *readers));
@@ -348,6 +351,7 @@ static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
     if (w->count > SCORE_MODIFIER_VALUES_MAX)
         return refuse(s->modified, "is made of more tensors than a score modifier has");
     TRY(write_graph(&m->graph, w, w->ops, w->op_count, true));
+    /* As score_modifier_resolve would find them by uid. */
     m->input = graph_find_value(m->graph, w->input);
     m->output = graph_find_value(m->graph, find(w, s->modified));
     m->input_uid = w->input->uid;
@@ -367,6 +371,7 @@ static weftStatus_t write_dropout(struct attention *a, struct sdpa_fwd_op *op, s
         return WEFT_STATUS_SUCCESS;
     /* rng gives the chance to keep, attention takes that to drop. */
     a->dropout_probability = 1 - rng->parameters->probability;
+    /* A seed may be a tensor or a number; attention has tensors alone. */
     if (rng->seed_tensor)
         TRY(add_scalar(w, &a->dropout_seed, rng->seed_tensor));
     else
