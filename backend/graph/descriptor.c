@@ -422,7 +422,7 @@ static weftStatus_t check_held(const struct descriptor *descriptor, const struct
     if (!held)
         FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: attribute %s: element %lld is NULL. Give a finalized descriptor.",
              descriptor_label(descriptor), row->key, (long long)i);
-    /* Of freed memory this is luck and no protection. */
+    /* Of freed memory it is told only until that is used again: a help, no protection. */
     if (held->magic != DESCRIPTOR_MAGIC)
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: attribute %s: element %lld is no live descriptor. Give one made by weftBackendCreateDescriptor.",

@@ -231,7 +231,7 @@ static weftStatus_t search(struct search *s, struct arena *arena, struct arena *
     TRY(arena_alloc(scratch, &s->is_stuck, (size_t)graph->node_count * sizeof *s->is_stuck));
     forget(s);
     find_fixed(s);
-    /* In this order: what fits in its place is settled before results are looked for in their inputs. */
+    /* In this order: what is made in its place is decided before results are looked for in their inputs. */
     find_stuck(s);
     for (int n = graph->node_count; n-- > 0;)
         fit_inputs(s, n);
