@@ -84,8 +84,8 @@ const char *attribute_type_name(weftBackendAttributeType_t type) {
     return type_is_known(type) ? attribute_types[type].name : "of unknown type";
 }
 
-/* Bytes of one element as it is stored. */
-/* A FLOAT attribute is kept as double: rows of both types then share their code and their field. */
+/* Bytes of one element as it is stored. A FLOAT attribute is kept as double: rows of both types then share their code
+   and their field. */
 static size_t stored_bytes(weftBackendAttributeType_t type) {
     return type == WEFT_TYPE_FLOAT ? sizeof(double) : attribute_types[type].bytes;
 }
@@ -203,8 +203,8 @@ static int64_t row_count_now(const struct descriptor *descriptor, const struct r
     return 0;
 }
 
-/* One more holder of what element i of a row holds, and one less. */
-/* Descriptors and handles are counted; all else in a row is plain data. */
+/* One more holder of what element i of a row holds, and one less. Descriptors and handles are counted; all else in a
+   row is plain data. */
 static void retain_held(const struct row *row, const void *items, int64_t i) {
     if (row->type == WEFT_TYPE_BACKEND_DESCRIPTOR)
         descriptor_retain(((struct descriptor *const *)items)[i]);
@@ -373,8 +373,8 @@ weftStatus_t descriptor_finalize(struct descriptor *descriptor) {
 
 /* ---- Set --------------------------------------------------------------------------------------------------------- */
 
-/* Whether elements of `given` may be put into a row of type `wanted`. */
-/* Only what loses nothing: FLOAT rows are kept as double, a whole number is a fraction. */
+/* Whether elements of `given` may be put into a row of type `wanted`. Only what loses nothing: FLOAT rows are kept as
+   double, a whole number is a fraction. */
 static bool converts(weftBackendAttributeType_t wanted, weftBackendAttributeType_t given) {
     return wanted == given || (wanted == WEFT_TYPE_DOUBLE && given == WEFT_TYPE_FLOAT) ||
            (wanted == WEFT_TYPE_FLOAT && given == WEFT_TYPE_DOUBLE) ||

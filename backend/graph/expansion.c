@@ -18,9 +18,8 @@ weftStatus_t expansion_needs_float(const struct expansion *e, const struct descr
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether a tensor has different elements within a row. */
-/* A tensor of extent 1 along a dimension is broadcast there, and one whose extent is the number of rows is the row's
-   own. */
+/* Whether a tensor has different elements within a row. A tensor of extent 1 along a dimension is broadcast there, and
+   one whose extent is the number of rows is the row's own. */
 static bool differs_in_row(const struct expansion *e, const struct tensor *tensor) {
     for (int64_t d = 0; d < tensor->dims.count && d < e->dims.count; d++)
         if (e->dims.at[d] != 1 && tensor->dims.at[d] == e->dims.at[d] && e->parts[d] != e->dims.at[d])

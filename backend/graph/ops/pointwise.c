@@ -282,8 +282,8 @@ static weftStatus_t check_operands(const struct pointwise_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Extents of the operands' broadcast; scalars of any rank take part. */
-/* A scalar has any rank and no say, unless all operands are scalars: then the first one's dims are the result's. */
+/* Extents of the operands' broadcast; scalars of any rank take part. A scalar has any rank and no say, unless all
+   operands are scalars: then the first one's dims are the result's. */
 static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole) {
     struct pointwise_operands operands = pointwise_operands(op);
     const struct tensor *inputs[] = {operands.x, operands.b, operands.t};
