@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Convolution: y[n,k,o] = alpha * sum over c, r of x[n, c, o * stride + r * dilation - pre] * w[k,c,r] + beta *
-     y[n,k,o]
+/* Convolution:
+     y[n,k,o] = alpha * sum over c, r of x[n, c, o * stride + r * dilation - pre] * w[k,c,r] + beta * y[n,k,o]
    and its gradients with respect to x (conv_dgrad) and w (conv_wgrad), with one to three spatial dimensions. Outside
    the image x is 0. Groups follow from the channels of x and w, or stand in a dimension of their own:
      x [N, C, x..]     w [K, C / groups, w..]   y [N, K, y..]       rank spatial + 2

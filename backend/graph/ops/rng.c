@@ -6,7 +6,7 @@
      BERNOULLI  u < probability
      UNIFORM    minimum + (maximum - minimum) u
      NORMAL     mean + deviation r cos(t) in even columns, r sin(t) in odd ones, where of the block's words a = 0 or 2
-                and b = 1 or 3, r = sqrt(-2 ln(divide_up(a, 2)^32)) and t = 2 pi (b >> 8) / 2^24 (Box and Muller)
+                and b = 1 or 3, r = sqrt(-2 ln((a + 1) / 2^32)) and t = 2 pi (b >> 8) / 2^24 (Box and Muller)
    then converted to y's type. Offsets name sequences that never meet. */
 #include "graph/ops/rng.h"
 #include "base/number.h"
