@@ -146,6 +146,7 @@ void attention_print_element_scales(struct kernel_print *print, const struct cud
         text_add(&print->code, "    return scales_at(a);\n}\n\n");
         return;
     }
+    /* Elements that share a scale, as constants; where scales lie, as arguments. */
     struct attention_blocks blocks = attention_blocks_of(scales, operand);
     char field[48];
     snprintf(field, sizeof field, "descale_%s", name);
@@ -185,6 +186,7 @@ void attention_print_scales(struct kernel_print *print, const struct cuda_attent
     int q_scales = scales_left(c, attention_query_scales(c, is_packed));
     int k_scales = scales_left(c, attention_key_scales(a->descale_k, a->k_table));
     int v_scales = scales_left(c, attention_key_scales(a->descale_v, a->v_table));
+    /* Kinds switch code; ATTENTION_SCALES_HEAD is one number for all rows of a block. */
     print_constant(print, "Q_SCALES", q_scales);
     print_constant(print, "K_SCALES", k_scales);
     print_constant(print, "V_SCALES", v_scales);
@@ -257,6 +259,7 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
     if (!a->scale)
         print_real(print, a->scale_value, "scale");
     attention_print_lengths(print, c);
+    /* A sink is a score of each head that takes part in the softmax and has no value. */
     print_list(print, c, a->sink, "sink", "sink_step", 1, "HAS_SINK");
     print_constant(print, "HAS_ALIBI", a->alibi);
     /* 0: none; 1: numbers that are added; 2: booleans that hide scores. */

@@ -206,6 +206,7 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     text_add(&whole, "};\n\n");
     add_code(&whole, text_string(&print->code));
     text_add(&whole, "\n#include \"%s\"\n\n} // namespace weft\n", file);
+    /* Texts that ran out of memory say so here, once. */
     bool failed = whole.failed || print->constants.failed || print->fields.failed || print->code.failed;
     weftStatus_t status = failed ? status_no_memory(whole.capacity) : WEFT_STATUS_SUCCESS;
     if (!status && print->argument_count > ARGUMENTS_MAX)
@@ -214,6 +215,7 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
     if (!status && print->map_count > MAPS_MAX)
         status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "the kernel would take %d tensor maps, at most %d fit",
                              print->map_count, MAPS_MAX);
+    /* Not copied: paths and names of entries are literals, or in the arena already. */
     kernel->file = file;
     kernel->entry = entry;
     kernel->argument_count = print->argument_count;

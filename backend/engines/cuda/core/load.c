@@ -9,6 +9,7 @@
 
 /* Code that a saved plan carried is compiled here after all when the driver takes it for no code of this chip. */
 static weftStatus_t load_kernel(struct cuda_kernel *kernel, const struct device *device) {
+    /* What a function must be allowed before its first launch: shared memory above 48 KB, clusters. */
     struct kernel_needs needs = {.shared_bytes = (int)kernel->shared_bytes,
                                  .cluster = (int)kernel->cluster,
                                  .argument_bytes = (size_t)kernel->argument_count * sizeof(uint64_t)};

@@ -193,12 +193,15 @@
     FILE(window_window, "window/window.cuh", "window/window.cuh")                                                      \
     FILE(window_window_bwd, "window/window_bwd.cuh", "window/window_bwd.cuh")
 
+/* .incbin copies the bytes as they are; the byte behind them ends the text. Hidden, so that the library exports none of
+   them. Paths are found from engines/cuda, by the assembler's -I. */
 #define EMBED(symbol, path, name)                                                                                      \
     __asm__(".pushsection .rodata\n.global weft_kernel_" #symbol "\n.hidden weft_kernel_" #symbol                      \
             "\nweft_kernel_" #symbol ":\n.incbin \"" path "\"\n.byte 0\n.popsection\n");                               \
     extern const char weft_kernel_##symbol[];
 FILES(EMBED)
 
+/* The list's order is that of hashes and of what is shown, whatever order includes have. */
 #define ROW(symbol, path, name) {name, weft_kernel_##symbol},
 static const struct program_header files[] = {FILES(ROW)};
 

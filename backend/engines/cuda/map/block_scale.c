@@ -285,6 +285,7 @@ static bool is_double(const struct scaling *s) {
    to one. */
 static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state, const struct device *device,
                                struct arena *arena) {
+    /* items: bytes, or elements. */
     bool is_by_byte = !cuda_type_name((weftDataType_t)s->y->type);
     int64_t items = is_by_byte ? tensor_bytes(s->y) : tensor_elements(s->y);
     int order[WEFT_DIM_MAX], count = order_dims(&s->y->dims, s->y, order);
@@ -300,6 +301,7 @@ static weftStatus_t add_values(const struct scaling *s, struct cuda_step *state,
     if (is_by_byte)
         print_find(&print, s->y, order, count);
     else
+        /* Every place of y's memory that threads count is an element. */
         text_add(&print.code, "DEVICE bool find(const arguments&, i64, position&) { return true; }\n\n");
     return end_print(&print, state, "map/block_values.cuh", "block_values", items, device, arena);
 }
@@ -320,6 +322,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         TRY(add_scales(&s, state, device, arena));
     if (is_needed(s.graph, s.y))
         TRY(add_values(&s, state, device, arena));
+    /* Scales nobody asked for are still what elements are divided by. */
     step->workspace_bytes = s.has_scale ? 0 : tensor_bytes(s.scale);
     if (!s.quantize)
         return arena_print(arena, &step->detail, "times the scales of blocks");

@@ -106,6 +106,7 @@ weftStatus_t copy_region(struct region *region, const struct tensor *from, const
     if (from->type != to->type) {
         add_pointwise(small, WEFT_POINTWISE_IDENTITY, 0, 2, both);
     } else { /* which leaves bits alone */
+        /* Dimension i of the result is dimension i of the source. */
         small->move = (struct transpose_op){
             .base.schema = &transpose_op.schema, .x = &small->tensors[COPY_FROM], .y = &small->tensors[COPY_TO]};
         small->move.permutation.count = from->dims.count;
@@ -122,6 +123,7 @@ weftStatus_t copy_diagonal_region(struct region *region, const struct tensor *fr
                                   struct arena *arena) {
     struct small_graph *small;
     TRY(make_graph(&small, from, to, arena));
+    /* Coordinates as floats, which count merged groups exactly. */
     int row = add_between(small, to), column = add_between(small, to), equal = add_between(small, to),
         zero = add_between(small, to);
     add_pointwise(small, WEFT_POINTWISE_GEN_INDEX, 1, 2, (const int[]){COPY_FROM, row});

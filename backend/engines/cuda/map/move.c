@@ -81,6 +81,7 @@ static weftStatus_t list_concat(struct movement *m) {
     const struct concat_op *op = (const struct concat_op *)m->op;
     int axis = concat_axis(op);
     int64_t before = 0;
+    /* Parts lie on the stack, and a step has so many kernels. */
     if (op->inputs.count > MOVE_PARTS_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it has %lld inputs, at most %d are copied at once.",
              descriptor_label(m->op), (long long)op->inputs.count, MOVE_PARTS_MAX);
@@ -207,6 +208,7 @@ static bool is_across(const struct side *side) { return side->rank > 0 && side->
    elements: of the part. */
 static double side_bytes(const struct side *side, int64_t elements) {
     double one = (double)dtype_of(side->type)->bits / 8;
+    /* Each element costs a sector of its own. */
     if (is_across(side) && one < PRICE_SECTOR_BYTES)
         return (double)elements * PRICE_SECTOR_BYTES;
     bool is_whole = elements == tensor_elements(side->tensor); /* with what lies between its rows */
@@ -237,6 +239,7 @@ static void print_base(struct kernel_print *print, const struct side *side, cons
     else
         print_pointer(print, side->type, graph_find_value(print->graph, side->tensor),
                       is_packed ? 0 : dtype_bytes(side->type, side->offset), field);
+    /* packed<T> counts elements below a byte; other pointers do anyway. */
     text_add(&print->code, "        auto at = p.%s + ", field);
     if (is_packed && side->offset) {
         char text[48];
@@ -313,6 +316,7 @@ static void print_part(struct kernel_print *print, const struct part *part, int 
         cuda_element_name(part->to.type), part->run, k);
     snprintf(text, sizeof text, "runs%d", k);
     print_number(print, items_of(part), text);
+    /* Threads take bytes of the result, and ask which element lies there. */
     if (part->is_by_byte)
         print_find(print, k, &part->to);
     print_side(print, k, &part->from, "from");
@@ -421,6 +425,7 @@ static bool is_join(const struct movement *m) {
 /* find(): where a place of a row comes from. x<k>: a source, count<k> its part of a row, end<k> where that ends,
    elements<k> all of it. */
 static void print_pieces(struct kernel_print *print, const struct movement *m) {
+    /* Elements are only moved: unsigned integers of their size. */
     static const char *const bits[] = {[1] = "u8", [2] = "u16", [4] = "u32", [8] = "u64"};
     const struct side *whole = &m->parts[0].to;
     int64_t before = 0;
@@ -458,6 +463,7 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     struct kernel_print print;
     for (int k = 0; k < m->count; k++) {
+        /* No chunk crosses from one input into the next. */
         each = gcd64(each, m->parts[k].run);
         elements += m->parts[k].elements;
     }

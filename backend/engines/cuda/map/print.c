@@ -390,6 +390,7 @@ void map_print(struct kernel_print *print, const struct map *map) {
     if (map->is_flat && last_of(map) > 0)
         print_advance(&print->code, map);
     print_loads(&print->code, map);
+    /* Tiles are large enough to keep loads under way by themselves. */
     if (!is_tiled)
         print_expected(&print->code, map);
     if (is_tiled)

@@ -57,6 +57,7 @@ static weftStatus_t make_plain(struct tensor **made, const struct tensor *tensor
     TRY(descriptor_mirror(arena, &plain, &tensor->base));
     plain->type = (int32_t)plain_type((weftDataType_t)tensor->type, is_written);
     plain->vector_count = 1;
+    /* The copy is in memory, wherever its source was. */
     plain->is_by_value = plain->is_constant = false;
     /* SCRATCH_ALIGNMENT keeps that. */
     plain->alignment = 16;

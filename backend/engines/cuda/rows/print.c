@@ -290,6 +290,7 @@ static weftStatus_t print_split(const struct schedule *s, struct stage stage, st
     stage.has_row_stores = false;
     stage.splits = s->grid.splits;
     for (int pass = 0; pass < s->passes.closed; pass++) {
+        /* The passes before this one have left partial results. */
         stage.closed = pass;
         stage.passes_end = pass + 1;
         stage.left = take_scratch(scratch_bytes, bytes * s->grid.splits);
@@ -314,6 +315,7 @@ static weftStatus_t print_split(const struct schedule *s, struct stage stage, st
 weftStatus_t rows_print(const struct schedule *s, struct cuda_step *state, int64_t *scratch_bytes,
                         struct arena *arena) {
     int64_t partials[TERMS_MAX], split_counts[TERMS_MAX];
+    /* All passes in one launch. */
     const struct stage whole = {.passes_end = s->passes.count,
                                 .splits = 1,
                                 .joined = -1,

@@ -92,6 +92,7 @@ static void print_inputs(struct printer *p, const bool *takes_part) {
             rows_print_vector_field(p, k);
     text_add(p->code, "    };\n    template <int N = WIDTH, bool IS_LAST = false>\n"
                       "    static DEVICE void load(inputs& in, const arguments& a, const base& at, position q) {\n");
+    /* Coordinates of the vector within the row. */
     rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (is_loaded_by_pass(p, k, takes_part))
@@ -214,6 +215,7 @@ static void print_element(struct printer *p, int pass, const bool *takes_part) {
 
 /* The results of a vector, and where they go. One access where neighbours are contiguous. */
 static void print_results(struct printer *p, int pass) {
+    /* N: WIDTH, or 1 of an element of head or tail. */
     text_add(p->code, "    template <int N> struct results {\n");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (stores_elements(p, k, pass))
@@ -254,6 +256,7 @@ static void print_purpose(struct printer *p, int pass) {
 void rows_print_passes(struct printer *p) {
     text_add(p->code, "template <int P> struct pass;\n\n");
     for (int pass = 0; pass < p->s->passes.count; pass++) {
+        /* By term. */
         bool takes_part[TERMS_MAX];
         schedule_terms_of_pass(p->s, pass, takes_part);
         print_purpose(p, pass);

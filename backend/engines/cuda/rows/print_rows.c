@@ -92,6 +92,7 @@ void rows_print_row_terms(struct printer *p, int stage) {
         bool is_formula = term->kind == TERM_NODE || term->kind == TERM_FORMULA;
         if (!term->is_needed || term->spans || term->stage != stage || !is_formula)
             continue;
+        /* What it reads of the row, once for all formulas of this stage. */
         for (int u = 0; u < term->use_count; u++) {
             const struct term *used = &rows->terms[term->uses[u]];
             for (int n = 0; n < used->names && !in_scope[term->uses[u]]; n++)
@@ -184,6 +185,7 @@ static void print_open(struct printer *p) {
                      "    %s some[SAMPLES];\n    for (int i = 0; i < SAMPLES; i++) some[i] = in.r%d[i].at(0);\n"
                      "    r.v%d = mean_of(some);\n",
                      type_of(p, term->operand), term->operand, term->name);
+        /* Converted where it is used; fields keep the type of memory. */
         else if (is_entry(p, term))
             text_add(p->code, "    r.v%d = in.r%d.at(%s);\n", term->name, term->operand,
                      has_number_for_each(p, term->operand) ? "l" : "0");
@@ -196,6 +198,7 @@ static void print_open(struct printer *p) {
 
 /* store_rows(): a run for rows side by side; channels have store_row(). */
 void rows_print_row_stores(struct printer *p) {
+    /* These are stored one by one, see print_one_row. */
     if (p->s->memory.scheme == MEMORY_CHANNELS)
         return;
     text_add(p->code, "DEVICE void store_rows(const row* now, const arguments& a, const base& at) {\n");

@@ -65,6 +65,7 @@ static int list_modes(const struct window *w, struct item_mode *modes) {
     const struct resample_operand *result = window_result(w);
     int64_t step1 = w->kernel >= POOL && !w->g.backward ? w->patch[1] : 1,
             step2 = w->kernel >= POOL && !w->g.backward ? w->patch[2] : 1;
+    /* Slowest first as NCDHW has them; the sort by strides below decides. */
     const struct item_mode all[] = {
         {"n", w->g.n, result->batch_stride, 1},
         {"at[0]", window_patches(w, 0), result->size_stride[0], 1},
@@ -263,6 +264,7 @@ static void print_constants(struct kernel_print *print, const struct window *w) 
         {"HAS_SAVED", window_uses(w, &g->saved)},
         {"HAS_OLD", g->beta != 0},
     };
+    /* Those that copy to shared memory. */
     if (w->kernel >= POOL_BOXES)
         text_add(&print->constants, "#include \"core/async.cuh\"\n#include \"core/stream.cuh\"\n\n");
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)

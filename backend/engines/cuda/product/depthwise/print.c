@@ -58,6 +58,7 @@ static void print_geometry(struct kernel_print *print, const struct depthwise *d
     print_number(print, depth->pre, "pre_d");
     print_number(print, height->pre, "pre_h");
     print_number(print, width->pre, "pre_w");
+    /* Columns before the first of the image that the first strip has, see strips_across. */
     print_number(print, wrap(-width->pre, width->spread), "shift_w");
     print_number(print, d->segment_rows, "segment_rows");
     print_number(print, d->g.groups, "channels");
@@ -96,6 +97,7 @@ weftStatus_t depthwise_print(struct cuda_kernel *kernel, struct depthwise *d, st
     print_structure(&print, d);
     print_operand(&print, d, d->image, "image");
     print_geometry(&print, d);
+    /* What else is read: dy, or the filter's taps. */
     if (is_filter(d)) {
         print_operand(&print, d, &d->g.y, "loss");
         print_constant(&print, "LOSS_RUN", d->loss_run);
@@ -104,6 +106,7 @@ weftStatus_t depthwise_print(struct cuda_kernel *kernel, struct depthwise *d, st
     } else {
         print_taps(&print, d);
     }
+    /* Filter gradients leave partial sums, others results. */
     contraction_print_epilogue(&print, &d->c);
     if (is_filter(d))
         TRY(kernel_finish(&print, kernel, "product/depthwise/depthwise_wgrad.cuh", "depthwise_wgrad", arena));
