@@ -140,7 +140,7 @@ void formula_print_exact(struct text *code, const struct graph *graph, const str
     text_add(code, " v%d = (%s)(%s); }\n", out, type, formula);
 }
 
-/* narrow: NULL where the type of arithmetic holds nothing that the tensor would lose. */
+/* narrow: NULL where the tensor holds all that the type of arithmetic does. */
 void formula_print_rounded(struct text *code, const struct graph *graph, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);

@@ -315,8 +315,7 @@ static void print_compute(struct text *code, const struct map *map) {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* along_axis() and along_last(): the two coordinates that a tile spreads over. Bits are enough: a transpose converts
-   nothing. */
+/* along_axis() and along_last(): the two coordinates that a tile spreads over. */
 static void print_sides(struct text *code, const struct map *map) {
     text_add(code, "DEVICE i64& along_axis(coordinates& to) { return to.c%d; }\n", map->tile.axis);
     text_add(code, "DEVICE i64& along_last(coordinates& to) { return to.c%d; }\n\n", last_of(map));
@@ -398,7 +397,7 @@ void map_print(struct kernel_print *print, const struct map *map) {
     print_compute(&print->code, map);
 }
 
-/* from_address() or to_address(): an operand of a transpose at coordinates, as bits. */
+/* from_address() or to_address(): an operand of a transpose at coordinates, as bits: nothing is converted. */
 static void print_side(struct text *code, const struct map *map, int k, const char *name, const char *type) {
     text_add(code, "DEVICE %s* %s_address(const arguments& a, const coordinates& to) { return (%s*)(", type, name,
              type);

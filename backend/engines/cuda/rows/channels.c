@@ -48,7 +48,7 @@ static bool is_batch_norm(const struct node *node) {
     return op->mode == WEFT_BATCH_NORM && !norm_is_inference_of_batch(op);
 }
 
-/* One norm, since all blocks wait at one barrier between its two passes.  */
+/* One norm, since all blocks wait at one barrier between its two passes. */
 static weftStatus_t check_region(const struct region *region, const struct device *device) {
     int norms = 0;
     for (int i = 0; i < region->count; i++)

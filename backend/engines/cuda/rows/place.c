@@ -66,8 +66,8 @@ static void round_group(struct schedule *s, int64_t threads) {
 /* Vectors that a thread may keep: they take registers, and so do the next row's and the sums of their columns. Doubles
    take two registers each in arithmetic, whatever their storage. */
 static int64_t most_steps(const struct schedule *s) {
-    /* Of column sums: a float for each element, and the next row's vectors. */
     int64_t bytes = schedule_kept_bytes(s), most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
+    /* The row's vectors, the next row's, and a float for each column that is summed. */
     if (s->passes.column_sums)
         most = min64(most, SUMMED_BYTES / (2 * bytes + 4 * s->passes.column_sums * s->vectors.width));
     return schedule_calculates_in_double(s) && most > 2 ? most / 2 : most;

@@ -60,7 +60,7 @@ int64_t schedule_row_bytes(const struct schedule *s) {
     return schedule_kept_bytes(s) * s->memory.steps * s->threads.group;
 }
 
-/* Nothing but STAGES_BEGIN where the scheme has no stages. */
+/* 0 where the scheme has no stages. */
 int64_t schedule_shared_bytes(const struct schedule *s) {
     int64_t before = s->memory.scheme == MEMORY_STAGED ? STAGES_BEGIN : 0;
     return schedule_row_bytes(s) * s->threads.across * s->memory.stages + before;

@@ -346,7 +346,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &state, sizeof *state));
     step->state = state;
     struct cuda_kernel *kernel = &state->kernels[state->count++];
-    /* A thread ends two neighbouring columns, if results lie so. */
+    /* A thread has two neighbouring columns at the end, if results lie so. */
     w.p.c.epilogue.run = w.p.c.epilogue.lead == COLUMN && w.p.c.epilogue.run % 2 == 0 ? 2 : 1;
     kernel_print_init(&print, &step->region);
     print_structure(&print, &w);
