@@ -5,13 +5,26 @@
         model(x).sum().backward()
     print(weft_under.report())
 
+    compiled = torch.compile(model, backend=weft.torch.backend)
+
 Importing this package imports torch; `import weft` never does.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from weft.torch.enable import Enabled, enable
 from weft.torch.ops import OPERATORS
 from weft.torch.plans import cache_info, clear_cache
 
-__all__ = ["OPERATORS", "Enabled", "cache_info", "clear_cache", "enable"]
+__all__ = ["OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "enable", "explain"]
+
+
+def __getattr__(name: str) -> Any:
+    """backend and explain, which import torch's compiler: a second that nobody else waits for."""
+    if name not in ("backend", "explain"):
+        raise AttributeError(f"module 'weft.torch' has no attribute {name!r}")
+    from weft.torch import compile
+
+    return getattr(compile, name)

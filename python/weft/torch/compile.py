@@ -1,0 +1,156 @@
+"""torch.compile(model, backend="weft"): the ATen graphs of forward and backward, covered by Weft's graphs.
+
+AOTAutograd makes the graphs; torch's partitioner gathers what Weft draws into regions, each of which becomes
+one graph of Weft's for each set of shapes it meets. What is left runs as torch runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import (  # type: ignore[import-untyped]
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+)
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from weft.errors import WeftError
+from weft.graphs import Graph
+from weft.torch.nodes import BLANK, DRAWN
+from weft.torch.regions import FLOATS, GETS, MOVES, Cover, Region, RegionDrawing, draw, name_of
+
+# ---- Which operators ----
+
+
+def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    """The fake tensors that a node takes and gives; of an element taken out of a tuple, the element."""
+    takes = () if node.target in GETS else node.all_input_nodes
+    values = [each.meta["val"] for each in (node, *takes)]
+    flat = [each for value in values for each in (value if isinstance(value, (tuple, list)) else [value])]
+    return [each for each in flat if isinstance(each, torch.Tensor)]
+
+
+def refusal(node: torch.fx.Node) -> str:
+    """Why a node is torch's to compute; empty if it is not."""
+    if node.target not in DRAWN:
+        return "no operator of Weft's"
+    if any("val" not in each.meta for each in (node, *node.all_input_nodes)):
+        return "a value of unknown type"
+    if node.target not in BLANK and not _is_blank(node):
+        for each in _tensors(node):
+            if each.dtype not in (*FLOATS, torch.bool):
+                return f"type {each.dtype}"
+    return _draw_refusal(node)
+
+
+def _is_blank(node: torch.fx.Node) -> bool:
+    """Whether this takes an element out of such results, or is a gradient, which reads none of them."""
+    source = node.args[0] if node.target in GETS else None
+    is_element = isinstance(source, torch.fx.Node) and source.target in BLANK
+    return is_element or str(node.target).startswith("aten._scaled_dot_product")
+
+
+def _draw_refusal(node: torch.fx.Node) -> str:
+    """What drawing the node alone says against it."""
+    inputs = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
+    if node.target in GETS or any(_is_symbolic(value) for value in (*inputs, node.meta["val"])):
+        return ""
+    fake = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    drawing = RegionDrawing(Graph("alone", device="cpu"), inputs)
+    results = node.meta["val"]
+    drawing.outputs = list(results) if isinstance(results, (tuple, list)) else [results]
+    try:
+        draw(drawing, node.target, *fake)
+    except WeftError as error:
+        return str(error)
+    return ""
+
+
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, FakeTensor) and value._has_symbolic_sizes_strides
+
+
+class _Support(OperatorSupportBase):  # type: ignore[misc]
+    def __init__(self, cover: Cover) -> None:
+        self._cover, self._known = cover, dict[torch.fx.Node, str]()
+
+    def is_node_supported(self, _: Any, node: torch.fx.Node) -> bool:
+        if node.op != "call_function":
+            return False
+        if node not in self._known:
+            self._known[node] = refusal(node)
+            if self._known[node]:
+                self._cover.left[name_of(node.target), self._known[node]] += 1
+        return not self._known[node]
+
+
+# ---- The backend ----
+
+
+def _covered(module: torch.fx.GraphModule, cover: Cover) -> torch.fx.GraphModule:
+    """The module with regions in place of what Weft draws."""
+    support = _Support(cover)
+    partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
+    parts = [part for part in partitioner.propose_partitions() if _computes(part.nodes)]
+    fused = partitioner.fuse_partitions(parts)
+    for name, child in list(fused.named_children()):
+        if name.startswith("fused_"):
+            region = Region(child, cover)
+            cover.regions.append(region)
+            setattr(fused, name, _Served(region))
+    fused.recompile()
+    return fused
+
+
+def _computes(nodes: Any) -> bool:
+    return any(node.target not in MOVES and node.target not in GETS for node in nodes)
+
+
+class _Served(torch.nn.Module):  # type: ignore[misc]
+    """A region where a module is called."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__()
+        self._region = region
+
+    def forward(self, *arguments: Any) -> Any:
+        results = self._region(*arguments)
+        is_many = isinstance(results, tuple) and len(results) == 1
+        return results[0] if is_many else results
+
+
+def backend(module: torch.fx.GraphModule, examples: Sequence[Any], cover: Cover | None = None) -> Any:
+    """A backend of torch.compile. cover: where to note what becomes of the graphs."""
+    noted = Cover() if cover is None else cover
+
+    def compile_one(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
+        return make_boxed_func(_covered(graph, noted).forward)
+
+    split = min_cut_rematerialization_partition  # which keeps no copies of what views show
+    both = {"fw_compiler": compile_one, "bw_compiler": compile_one}
+    return aot_autograd(**both, partition_fn=split)(module, examples)
+
+
+def explain(model: Callable[..., Any], *arguments: Any, backward: bool = True) -> Cover:
+    """How Weft covers a model on these arguments: str() of it is the text, `graphs` can be plotted.
+
+    Args:
+        model: a module or a function of tensors.
+        arguments: what it is called with.
+        backward: whether gradients are covered too, of the sum of the results.
+    """
+    cover = Cover()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=lambda module, examples: backend(module, examples, cover))
+    result = compiled(*arguments)
+    first = result[0] if isinstance(result, (tuple, list)) else result
+    if backward and isinstance(first, torch.Tensor) and first.requires_grad:
+        first.sum().backward()
+    return cover

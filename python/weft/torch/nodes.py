@@ -1,0 +1,382 @@
+"""What a compiled graph has beside the operators: pointwise operations, products, views and reductions of
+torch, each as a few lines that draw it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import NotSupportedError
+from weft.tensor import Tensor
+from weft.torch.ops import OPERATORS
+from weft.torch.plans import Draw, Drawing
+
+aten = torch.ops.aten
+
+DRAWN: dict[Any, Draw] = {each.twin: each.draw for each in OPERATORS.values()}
+"""How each torch operator is drawn, by overload."""
+
+
+def _draws(*targets: Any) -> Callable[[Draw], Draw]:
+    def add(draw: Draw) -> Draw:
+        DRAWN.update(dict.fromkeys(targets, draw))
+        return draw
+
+    return add
+
+
+# ---- Pointwise ----
+
+
+def _operand(d: Drawing, value: Any, rank: int) -> Any:
+    """A tensor with 1s before its extents, or a number."""
+    if not isinstance(value, torch.Tensor):
+        return d.number(float(value))
+    missing = rank - max(value.ndim, 1)
+    return d.read(value, [1] * missing + [*(value.shape or [1])]) if missing > 0 else d.read(value)
+
+
+def _apply(d: Drawing, method: str, *values: Any) -> None:
+    """A pointwise operation, which broadcasts as torch does."""
+    rank = max(d.outputs[0].ndim, 1)
+    d.write(0, getattr(d.graph, method)(*(_operand(d, each, rank) for each in values)))
+
+
+def _unary(method: str) -> Draw:
+    return lambda d, x, *_: _apply(d, method, x)
+
+
+def _binary(method: str) -> Draw:
+    return lambda d, x, y, *_: _apply(d, method, x, y)
+
+
+_UNARY = {
+    "abs": aten.abs, "ceil": aten.ceil, "cos": aten.cos, "erf": aten.erf, "exp": aten.exp,
+    "floor": aten.floor, "log": aten.log, "logical_not": aten.logical_not, "neg": aten.neg,
+    "reciprocal": aten.reciprocal,
+    "relu": aten.relu, "rsqrt": aten.rsqrt, "sigmoid": aten.sigmoid, "sin": aten.sin, "sqrt": aten.sqrt,
+    "swish": aten.silu, "tan": aten.tan, "tanh": aten.tanh,
+}  # fmt: skip
+for _method, _packet in _UNARY.items():
+    DRAWN[_packet.default] = _unary(_method)
+
+_BINARY = {
+    "mul": aten.mul, "cmp_eq": aten.eq, "cmp_ge": aten.ge, "cmp_gt": aten.gt, "cmp_le": aten.le,
+    "cmp_lt": aten.lt, "cmp_neq": aten.ne,
+}  # fmt: skip
+for _method, _packet in _BINARY.items():
+    DRAWN[_packet.Tensor] = DRAWN[_packet.Scalar] = _binary(_method)
+DRAWN |= {aten.maximum.default: _binary("max"), aten.minimum.default: _binary("min")}
+DRAWN |= {aten.div.Tensor: _binary("div"), aten.div.Scalar: _binary("div")}
+DRAWN |= {aten.pow.Tensor_Scalar: _binary("pow"), aten.pow.Tensor_Tensor: _binary("pow")}
+DRAWN |= {aten.logical_and.default: _binary("logical_and"), aten.logical_or.default: _binary("logical_or")}
+DRAWN |= {aten.silu_backward.default: _binary("swish_backward")}
+
+
+def _sum(method: str) -> Draw:
+    def draw(d: Drawing, x: Any, y: Any, alpha: float = 1) -> None:
+        rank = max(d.outputs[0].ndim, 1)
+        second = _operand(d, y, rank)
+        if alpha != 1:
+            second = d.graph.mul(second, d.number(float(alpha)))
+        d.write(0, getattr(d.graph, method)(_operand(d, x, rank), second))
+
+    return draw
+
+
+DRAWN |= {aten.add.Tensor: _sum("add"), aten.add.Scalar: _sum("add")}
+DRAWN |= {aten.sub.Tensor: _sum("sub"), aten.sub.Scalar: _sum("sub")}
+
+
+@_draws(aten.gelu.default)
+def _gelu(d: Drawing, x: Any, approximate: str = "none") -> None:
+    _apply(d, "gelu" if approximate == "none" else "gelu_approx_tanh", x)
+
+
+@_draws(aten.gelu_backward.default)
+def _gelu_backward(d: Drawing, dy: Any, x: Any, approximate: str = "none") -> None:
+    _apply(d, "gelu_backward" if approximate == "none" else "gelu_approx_tanh_backward", dy, x)
+
+
+@_draws(aten.threshold_backward.default)
+def _threshold_backward(d: Drawing, dy: Any, y: Any, threshold: float) -> None:
+    if threshold:
+        raise NotSupportedError("threshold_backward: a threshold other than 0.")
+    _apply(d, "relu_backward", dy, y)
+
+
+@_draws(aten.tanh_backward.default)
+def _tanh_backward(d: Drawing, dy: Any, y: Any) -> None:
+    g, loss, result = d.graph, d.read(dy), d.read(y)
+    d.write(0, g.mul(loss, g.sub(d.number(1.0), g.mul(result, result))))
+
+
+@_draws(aten.sigmoid_backward.default)
+def _sigmoid_backward(d: Drawing, dy: Any, y: Any) -> None:
+    g, loss, result = d.graph, d.read(dy), d.read(y)
+    d.write(0, g.mul(loss, g.mul(result, g.sub(d.number(1.0), result))))
+
+
+@_draws(aten.where.self)
+def _where(d: Drawing, condition: Any, x: Any, y: Any) -> None:
+    _apply(d, "binary_select", x, y, condition)
+
+
+@_draws(aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default)
+def _to_copy(d: Drawing, x: Any, *_: Any) -> None:
+    d.write(0, d.graph.identity(d.read(x)))
+
+
+# ---- Products ----
+
+
+@_draws(aten.mm.default, aten.bmm.default)
+def _mm(d: Drawing, a: Any, b: Any) -> None:
+    d.write(0, d.graph.matmul(d.read(a), d.read(b)))
+
+
+@_draws(aten.addmm.default)
+def _addmm(d: Drawing, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> None:
+    if (beta, alpha) != (1, 1):
+        raise NotSupportedError("addmm: factors other than 1.")
+    product = d.graph.matmul(d.read(a), d.read(b))
+    d.write(0, d.graph.add(product, _operand(d, bias, 2)))
+
+
+# ---- Views ----
+
+
+def _reshape(d: Drawing, x: Any, *_: Any) -> None:
+    d.write(0, d.read(x), list(x.shape) or [1])
+
+
+VIEWS = [
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
+    aten.squeeze.dim, aten.squeeze.dims,
+]  # fmt: skip
+DRAWN |= dict.fromkeys(VIEWS, _reshape)
+
+
+def _permuted(d: Drawing, x: Any, order: Sequence[int]) -> None:
+    d.write(0, d.graph.transpose(d.read(x), [i % x.ndim for i in order]))
+
+
+@_draws(aten.permute.default)
+def _permute(d: Drawing, x: Any, order: Sequence[int]) -> None:
+    _permuted(d, x, order)
+
+
+@_draws(aten.t.default)
+def _t(d: Drawing, x: Any) -> None:
+    _permuted(d, x, range(x.ndim - 1, -1, -1))
+
+
+@_draws(aten.transpose.int)
+def _transpose(d: Drawing, x: Any, i: int, j: int) -> None:
+    order = list(range(x.ndim))
+    order[i], order[j] = order[j], order[i]
+    _permuted(d, x, order)
+
+
+@_draws(aten.expand.default)
+def _expand(d: Drawing, x: Any, *_: Any) -> None:
+    shape = tuple(d.outputs[0].shape)
+    spread = d.graph.identity(_operand(d, x, len(shape)))
+    d.write(0, spread.set_dim(shape))
+
+
+def _part(d: Drawing, i: int, x: Any, dim: int, start: int, count: int) -> None:
+    parts = [slice(None)] * x.ndim
+    parts[dim % x.ndim] = slice(start, start + count)
+    shape = [count if j == dim % x.ndim else n for j, n in enumerate(x.shape)]
+    d.write(i, d.graph.slice(d.read(x), parts), shape)
+
+
+@_draws(aten.slice.Tensor)
+def _slice(d: Drawing, x: Any, dim: int = 0, start: Any = None, _: Any = None, step: int = 1) -> None:
+    if step != 1:
+        raise NotSupportedError("slice: a step other than 1.")
+    first = 0 if start is None else start if start >= 0 else max(start + x.shape[dim], 0)
+    _part(d, 0, x, dim, min(first, x.shape[dim]), d.outputs[0].shape[dim])
+
+
+@_draws(aten.split.Tensor, aten.split_with_sizes.default)
+def _split(d: Drawing, x: Any, _: Any, dim: int = 0) -> None:
+    start = 0
+    for i, each in enumerate(d.outputs):
+        _part(d, i, x, dim, start, each.shape[dim])
+        start += each.shape[dim]
+
+
+@_draws(aten.select.int)
+def _select(d: Drawing, x: Any, dim: int, at: int) -> None:
+    _part(d, 0, x, dim, at % x.shape[dim], 1)
+
+
+@_draws(aten.unbind.int)
+def _unbind(d: Drawing, x: Any, dim: int = 0) -> None:
+    for i in range(x.shape[dim]):
+        _part(d, i, x, dim, i, 1)
+
+
+@_draws(aten.stack.default)
+def _stack(d: Drawing, parts: Sequence[Any], dim: int = 0) -> None:
+    shape, at = list(parts[0].shape), dim % (parts[0].ndim + 1)
+    shape.insert(at, 1)
+    joined = d.graph.concatenate([d.read(each, shape) for each in parts], at)
+    d.write(0, joined, list(d.outputs[0].shape))
+
+
+@_draws(aten.cat.default)
+def _cat(d: Drawing, parts: Sequence[Any], dim: int = 0) -> None:
+    d.write(0, d.graph.concatenate([d.read(each) for each in parts], dim % parts[0].ndim))
+
+
+@_draws(operator.getitem)
+def _getitem(_: Drawing, __: Any, ___: int) -> None:
+    """The element is known already, as one of its operator's results."""
+
+
+# ---- Reductions ----
+
+
+def _reduce(mode: str) -> Draw:
+    def draw(d: Drawing, x: Any, dims: Any = None, *_: Any) -> None:
+        over = [i % x.ndim for i in ([dims] if isinstance(dims, int) else dims or range(x.ndim))]
+        kept: Tensor = d.graph.reduction(d.read(x), mode, dims=over)
+        d.write(0, kept, [1 if i in over else n for i, n in enumerate(x.shape)])
+
+    return draw
+
+
+DRAWN |= dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _reduce("ADD"))
+DRAWN |= dict.fromkeys((aten.mean.default, aten.mean.dim), _reduce("AVG"))
+DRAWN |= {aten.amax.default: _reduce("MAX"), aten.amin.default: _reduce("MIN")}
+
+
+
+# ---- Batch norm, as functional graphs have it ----
+
+
+def _channel(d: Drawing, value: Any, rank: int) -> Any:
+    return None if value is None else d.read(value, [1, value.numel(), *[1] * (rank - 2)])
+
+
+@_draws(aten._native_batch_norm_legit_functional.default)
+def _batch_norm(
+    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    epsilon: float,
+) -> None:
+    if not training:
+        raise NotSupportedError("batch_norm: statistics that are given, beside results of training.")
+    shape = [1, x.shape[1], *[1] * (x.ndim - 2)]
+    scale, shift, *old = (_channel(d, each, x.ndim) for each in (weight, bias, mean, variance))
+    constants = d.number(epsilon), d.number(momentum)
+    results = d.graph.batchnorm(d.read(x), scale, shift, old[0], old[1], *constants)
+    d.write(0, results[0])
+    for i in range(1, 5):
+        d.write(i, results[i], shape)
+
+
+@_draws(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm_inference(
+    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, _: float, epsilon: float
+) -> None:
+    scale, shift, mean, variance = (_channel(d, each, x.ndim) for each in (weight, bias, mean, variance))
+    given = {"in_running_mean": mean, "in_running_var": variance, "epsilon": d.number(epsilon)}
+    d.write(0, d.graph.batchnorm_inference(d.read(x), None, None, scale, shift, **given))
+
+
+@_draws(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(
+    d: Drawing, dy: Any, x: Any, weight: Any, _: Any, __: Any, mean: Any, deviation: Any, training: bool,
+    ___: float, wanted: Sequence[bool],
+) -> None:
+    if not training:
+        raise NotSupportedError("batch_norm_backward: statistics that are given.")
+    shape = [1, x.shape[1], *[1] * (x.ndim - 2)]
+    ends = (_channel(d, each, x.ndim) for each in (weight, mean, deviation))
+    results = d.graph.batchnorm_backward(d.read(dy), d.read(x), *ends)
+    for i, dims in enumerate((None, shape, shape)):
+        if wanted[i] and d.outputs[i] is not None:
+            d.write(i, results[i], dims)
+
+
+# ---- Attention, as a GPU has it ----
+
+
+def _attend(d: Drawing, q: Any, k: Any, v: Any, dropout: float, causal: bool, mask: Any, scale: Any) -> None:
+    """Statistics stand as [batch, heads, queries], behind which some have a dimension of 1."""
+    results, rows = d.outputs, [*q.shape[:3]]
+    statistics = results[1].squeeze(-1) if results[1].ndim == 4 else results[1]
+    if [*statistics.shape] != rows:
+        raise NotSupportedError("sdpa: statistics that are padded.")
+    d.outputs = [results[0], statistics]
+    OPERATORS["sdpa"].draw(d, q, k, v, dropout, causal, mask, scale)
+    d.outputs = results
+    if statistics is not results[1]:
+        d.write(1, d.read(statistics), rows)
+
+
+def _attend_backward(d: Any, *ends: Any) -> None:
+    lse = ends[5]
+    shown = [*ends[:5], lse.squeeze(-1) if lse.ndim == 4 else lse, *ends[6:]]
+    if shown[5] is not lse:
+        d.alias(shown[5], lse)
+    OPERATORS["sdpa_backward"].draw(d, *shown)
+
+
+_FLASH, _CUDNN = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_cudnn_attention
+_EFFICIENT = aten._scaled_dot_product_efficient_attention
+BLANK = {_FLASH.default, _CUDNN.default, _EFFICIENT.default}
+"""Operators some of whose results nobody reads where there is no dropout: seeds, lengths, masks."""
+
+
+@_draws(_FLASH.default)
+def _flash(d: Drawing, q: Any, k: Any, v: Any, dropout: float, causal: bool, _: Any, scale: Any) -> None:
+    _attend(d, q, k, v, dropout, causal, None, scale)
+
+
+@_draws(_CUDNN.default)
+def _cudnn(
+    d: Drawing, q: Any, k: Any, v: Any, bias: Any, _: bool, dropout: float, causal: bool, __: bool, scale: Any
+) -> None:
+    _attend(d, q, k, v, dropout, causal, bias, scale)
+
+
+@_draws(_EFFICIENT.default)
+def _efficient(
+    d: Drawing, q: Any, k: Any, v: Any, bias: Any, _: bool, dropout: float, causal: bool, scale: Any
+) -> None:
+    _attend(d, q, k, v, dropout, causal, bias, scale)
+
+
+@_draws(aten._scaled_dot_product_flash_attention_backward.default)
+def _flash_backward(
+    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, _: Any, __: Any, ___: Any, ____: Any,
+    dropout: float, causal: bool, seed: Any, offset: Any, scale: Any,
+) -> None:
+    _attend_backward(d, do, q, k, v, o, lse, dropout, causal, None, scale)
+
+
+@_draws(aten._scaled_dot_product_cudnn_attention_backward.default)
+def _cudnn_backward(
+    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, seed: Any, offset: Any, bias: Any, _: Any,
+    __: Any, ___: Any, ____: Any, dropout: float, causal: bool, scale: Any,
+) -> None:
+    _attend_backward(d, do, q, k, v, o, lse, dropout, causal, bias, scale)
+
+
+@_draws(aten._scaled_dot_product_efficient_attention_backward.default)
+def _efficient_backward(
+    d: Drawing, do: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, seed: Any, offset: Any,
+    dropout: float, wanted: Sequence[bool], causal: bool, scale: Any,
+) -> None:
+    if bias is not None and wanted[3]:
+        raise NotSupportedError("sdpa_backward: the gradient of a bias.")
+    results, d.outputs = d.outputs, d.outputs[:3]
+    _attend_backward(d, do, q, k, v, o, lse, dropout, causal, bias, scale)
+    d.outputs = results

@@ -1,0 +1,169 @@
+"""torch.compile with Weft as its backend: results and gradients beside eager torch's, and what is covered."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import weft.torch as weft_torch  # noqa: E402
+from weft.torch import compile as weft_compile  # noqa: E402
+from weft.torch.regions import Cover  # noqa: E402
+
+F = torch.nn.functional
+EPSILON = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-6}
+
+
+class Transformer(torch.nn.Module):
+    """A block as GPT-2 has it: norm, attention, norm, two layers with GELU."""
+
+    def __init__(self, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        split = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Residual(torch.nn.Module):
+    """Convolutions with batch norm, a residual, and a classifier over the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.conv2 = torch.nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = torch.nn.BatchNorm2d(8), torch.nn.BatchNorm2d(8)
+        self.head = torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.norm1(self.conv1(x)))
+        return self.head(torch.relu(x + self.norm2(self.conv2(x))).mean((2, 3)))
+
+
+class Pieces(torch.nn.Module):
+    """Views, concatenations, comparisons, broadcasts and reductions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 2, 6))
+
+    def forward(self, x):
+        a, b = x.split([2, 4], dim=1)
+        joined = torch.cat([b * 2, a.tanh(), torch.stack([a[:, 0], b[:, 1]], 1)[:, :1]], 1)
+        shifted = joined - joined.amax(1, keepdim=True)
+        weights = shifted.exp() / shifted.exp().sum(1, keepdim=True)
+        kept = torch.where(weights > 0.1, weights, weights / 3).unsqueeze(1).expand(-1, 2, -1)
+        return (kept.sigmoid() * F.silu(x[:, None]).pow(2).mean(2, keepdim=True)).sum(1)[:, :6] * self.scale
+
+
+CASES = {
+    "transformer": (Transformer, (2, 5, 16)),
+    "residual": (Residual, (2, 3, 7, 6)),
+    "pieces": (Pieces, (4, 6)),
+}
+
+
+def made(name: str, dtype=torch.float32):
+    model, shape = CASES[name]
+    torch.manual_seed(5)
+    return model().to(dtype), torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+def everything(run, model, x):
+    """The result, the gradients, and the buffers that are updated."""
+    x = x.clone().requires_grad_()
+    y = run(x)
+    y.backward(torch.linspace(-1, 1, y.numel()).reshape(y.shape).to(y.dtype))
+    return [y, x.grad, *(each.grad for each in model.parameters()), *model.buffers()]
+
+
+def compiled(model, cover, **how):
+    torch._dynamo.reset()
+    return torch.compile(model, backend=lambda m, e: weft_compile.backend(m, e, cover), **how)
+
+
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients(name: str, dtype) -> None:
+    model, x = made(name, dtype)
+    exact, eager = copy.deepcopy(model).double(), copy.deepcopy(model)
+    cover = Cover()
+    found = everything(compiled(model, cover, fullgraph=True), model, x)
+    torchs, exact = everything(eager, eager, x), everything(exact, exact, x.double())
+    for own, other, truth in zip(found, torchs, exact, strict=True):
+        assert own.dtype == other.dtype
+        bound = 2 * (other - truth).abs().max() + EPSILON[dtype] * (1 + truth.abs().max())
+        assert (own - truth).abs().max() <= bound
+    assert cover.refused == []
+    assert len(cover.graphs) == len(cover.regions)
+
+
+def test_a_block_is_one_graph_each_way() -> None:
+    model, x = made("transformer")
+    cover = weft_torch.explain(model, x.requires_grad_())
+    assert [len(each.operators()) for each in cover.regions] == [11, 19]
+    assert not cover.left
+    text = str(cover)
+    assert text.startswith("30 operators in 2 regions, 2 graphs built\n  0: native_layer_norm.default, addmm")
+    assert text.count("graph 'compiled' on cpu") == 2
+
+
+def test_other_lengths_are_graphs_of_their_own() -> None:
+    model, _ = made("transformer")
+    cover = Cover()
+    run = compiled(model, cover, dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3, 5, 3):
+            x = torch.randn(batch, 4, 16)
+            torch.testing.assert_close(run(x), model(x))
+    assert len(cover.graphs) == 3
+
+
+def test_what_weft_leaves_is_torchs_with_a_reason() -> None:
+    def model(x):
+        return (x * 2).cumsum(0).relu() + torch.arange(3).float()
+
+    cover, x = Cover(), torch.randn(4, 3)
+    torch.testing.assert_close(compiled(model, cover)(x), model(x))
+    assert cover.left["cumsum.default", "no operator of Weft's"] == 1
+    assert "torch computes 1 x cumsum.default: no operator of Weft's" in str(cover)
+
+
+def test_a_region_that_weft_does_not_build_is_torchs() -> None:
+    def model(x):
+        return torch.relu(x) * 2
+
+    cover, x = Cover(), torch.randn(0, 3)
+    assert compiled(model, cover)(x).shape == (0, 3)
+    assert cover.refused == [(["relu.default", "mul.Tensor"], "a tensor without elements.")]
+
+
+def test_a_block_trains_as_it_does_in_eager_torch() -> None:
+    losses = []
+    for run_as in ("eager", "weft"):
+        model, x = made("transformer")
+        run = model if run_as == "eager" else compiled(model, Cover())
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(5):
+            optimiser.zero_grad()
+            loss = (run(x) - x.flip(1)).square().mean()
+            loss.backward()
+            optimiser.step()
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_the_package_registers_the_backend() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert '[project.entry-points.torch_dynamo_backends]\nweft = "weft.torch.compile:backend"' in text
+    assert weft_torch.backend is weft_compile.backend
