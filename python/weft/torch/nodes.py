@@ -31,18 +31,10 @@ def _draws(*targets: Any) -> Callable[[Draw], Draw]:
 # ---- Pointwise ----
 
 
-def _operand(d: Drawing, value: Any, rank: int) -> Any:
-    """A tensor with 1s before its extents, or a number."""
-    if not isinstance(value, torch.Tensor):
-        return d.number(float(value))
-    missing = rank - max(value.ndim, 1)
-    return d.read(value, [1] * missing + [*(value.shape or [1])]) if missing > 0 else d.read(value)
-
-
-def _apply(d: Drawing, method: str, *values: Any) -> None:
+def _apply(d: Any, method: str, *values: Any) -> None:
     """A pointwise operation, which broadcasts as torch does."""
-    rank = max(d.outputs[0].ndim, 1)
-    d.write(0, getattr(d.graph, method)(*(_operand(d, each, rank) for each in values)))
+    dims = d.space(values)
+    d.write(0, getattr(d.graph, method)(*(d.operand(each, dims) for each in values)), dims)
 
 
 def _unary(method: str) -> Draw:
@@ -77,12 +69,12 @@ DRAWN |= {aten.silu_backward.default: _binary("swish_backward")}
 
 
 def _sum(method: str) -> Draw:
-    def draw(d: Drawing, x: Any, y: Any, alpha: float = 1) -> None:
-        rank = max(d.outputs[0].ndim, 1)
-        second = _operand(d, y, rank)
+    def draw(d: Any, x: Any, y: Any, alpha: float = 1) -> None:
+        dims = d.space([x, y])
+        second = d.operand(y, dims)
         if alpha != 1:
             second = d.graph.mul(second, d.number(float(alpha)))
-        d.write(0, getattr(d.graph, method)(_operand(d, x, rank), second))
+        d.write(0, getattr(d.graph, method)(d.operand(x, dims), second), dims)
 
     return draw
 
@@ -109,15 +101,17 @@ def _threshold_backward(d: Drawing, dy: Any, y: Any, threshold: float) -> None:
 
 
 @_draws(aten.tanh_backward.default)
-def _tanh_backward(d: Drawing, dy: Any, y: Any) -> None:
-    g, loss, result = d.graph, d.read(dy), d.read(y)
-    d.write(0, g.mul(loss, g.sub(d.number(1.0), g.mul(result, result))))
+def _tanh_backward(d: Any, dy: Any, y: Any) -> None:
+    g, dims = d.graph, d.space([dy, y])
+    loss, result = d.operand(dy, dims), d.operand(y, dims)
+    d.write(0, g.mul(loss, g.sub(d.number(1.0), g.mul(result, result))), dims)
 
 
 @_draws(aten.sigmoid_backward.default)
-def _sigmoid_backward(d: Drawing, dy: Any, y: Any) -> None:
-    g, loss, result = d.graph, d.read(dy), d.read(y)
-    d.write(0, g.mul(loss, g.mul(result, g.sub(d.number(1.0), result))))
+def _sigmoid_backward(d: Any, dy: Any, y: Any) -> None:
+    g, dims = d.graph, d.space([dy, y])
+    loss, result = d.operand(dy, dims), d.operand(y, dims)
+    d.write(0, g.mul(loss, g.mul(result, g.sub(d.number(1.0), result))), dims)
 
 
 @_draws(aten.where.self)
@@ -125,9 +119,9 @@ def _where(d: Drawing, condition: Any, x: Any, y: Any) -> None:
     _apply(d, "binary_select", x, y, condition)
 
 
-@_draws(aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default)
-def _to_copy(d: Drawing, x: Any, *_: Any) -> None:
-    d.write(0, d.graph.identity(d.read(x)))
+@_draws(aten._to_copy.default)
+def _to_copy(d: Any, x: Any, *_: Any) -> None:
+    _apply(d, "identity", x)
 
 
 # ---- Products ----
@@ -143,21 +137,21 @@ def _addmm(d: Drawing, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float 
     if (beta, alpha) != (1, 1):
         raise NotSupportedError("addmm: factors other than 1.")
     product = d.graph.matmul(d.read(a), d.read(b))
-    d.write(0, d.graph.add(product, _operand(d, bias, 2)))
+    d.write(0, d.graph.add(product, d.read(bias, [*[1] * (2 - bias.ndim), *bias.shape])))
 
 
 # ---- Views ----
 
 
-def _reshape(d: Drawing, x: Any, *_: Any) -> None:
-    d.write(0, d.read(x), list(x.shape) or [1])
+def _reshape(d: Any, x: Any, *_: Any) -> None:
+    d.show(d.outputs[0], x)
 
 
 VIEWS = [
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
-    aten.squeeze.dim, aten.squeeze.dims,
+    aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default,
 ]  # fmt: skip
-DRAWN |= dict.fromkeys(VIEWS, _reshape)
+DRAWN |= dict.fromkeys((*VIEWS, aten.clone.default), _reshape)
 
 
 def _permuted(d: Drawing, x: Any, order: Sequence[int]) -> None:
@@ -182,10 +176,9 @@ def _transpose(d: Drawing, x: Any, i: int, j: int) -> None:
 
 
 @_draws(aten.expand.default)
-def _expand(d: Drawing, x: Any, *_: Any) -> None:
-    shape = tuple(d.outputs[0].shape)
-    spread = d.graph.identity(_operand(d, x, len(shape)))
-    d.write(0, spread.set_dim(shape))
+def _expand(d: Any, x: Any, *_: Any) -> None:
+    shape = list(d.outputs[0].shape)
+    d.write(0, d.graph.identity(d.operand(x, shape)), shape)
 
 
 def _part(d: Drawing, i: int, x: Any, dim: int, start: int, count: int) -> None:
@@ -325,7 +318,7 @@ def _attend_backward(d: Any, *ends: Any) -> None:
     lse = ends[5]
     shown = [*ends[:5], lse.squeeze(-1) if lse.ndim == 4 else lse, *ends[6:]]
     if shown[5] is not lse:
-        d.alias(shown[5], lse)
+        d.show(shown[5], lse)
     OPERATORS["sdpa_backward"].draw(d, *shown)
 
 

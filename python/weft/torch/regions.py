@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,8 +31,12 @@ _NARROW = (torch.bfloat16, torch.float16)
 GETS = {operator.getitem}
 """What takes one result of several."""
 
-MOVES = {*VIEWS, aten.permute.default, aten.t.default, aten.transpose.int, aten.expand.default}
-MOVES |= {aten.slice.Tensor, aten.select.int, aten.clone.default, aten.detach.default, aten.alias.default}
+SHOWS = {*VIEWS, aten.permute.default, aten.t.default, aten.transpose.int, aten.expand.default}
+SHOWS |= {aten.slice.Tensor, aten.select.int, aten.unbind.int, aten.split.Tensor}
+SHOWS |= {aten.split_with_sizes.default, aten.detach.default, aten.alias.default}
+"""What shows memory in another way."""
+
+MOVES = {*SHOWS, aten.clone.default}
 """What computes nothing."""
 
 
@@ -48,22 +52,24 @@ class RegionDrawing(Drawing):
     def __init__(self, graph: Graph, inputs: Sequence[Any]) -> None:
         super().__init__(graph, inputs, ())
         self._made: dict[int, Tensor] = {}
+        """What stands for a value: elements in its order, perhaps of other dims."""
+        self._shown: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        """What is made, in other dims."""
         self._values: list[Any] = []  # whose ids are keys, so they must live
         self._blank: set[int] = set()
 
     def read(self, value: Any, dims: Any = None, steps: Any = None) -> Tensor:
         """As Drawing's, of an input or of what an operator before has written."""
+        shape = list(dims) if dims is not None else list(value.shape) or [1]
         made = self._made.get(id(value))
-        if made is None and any(each is value for each in self._inputs):
-            if dims is not None and steps is None and not value.is_contiguous():
-                return self._reshaped(self.read(value), dims)
-            made = super().read(value, dims, steps)
-            if dims is not None:
-                return made
-            self._keep(value, made)
         if made is None:
-            raise NotSupportedError("a value that no operator of the region has drawn.")
-        return made if dims is None or list(dims) == made.get_dim() else self._reshaped(made, dims)
+            if not any(each is value for each in self._inputs):
+                raise NotSupportedError("a value that no operator of the region has drawn.")
+            if dims is not None and (steps is not None or value.is_contiguous()):
+                return super().read(value, dims, steps)
+            made = super().read(value)
+            self._keep(value, made)
+        return made if made.get_dim() == shape else self._reshaped(made, shape)
 
     def read_broadcast(self, value: Any, rank: int) -> Tensor:
         """As Drawing's."""
@@ -74,30 +80,49 @@ class RegionDrawing(Drawing):
     def write(self, i: int, result: Tensor, dims: Any = None, steps: Any = None) -> None:
         """Result i of the operator, which others may read; its layout is Weft's to choose."""
         value = self.outputs[i]
-        shape = list(value.shape) or [1]
-        if value.dtype not in _NARROW:  # narrow ones are free: exact where they stay on the chip
-            result.set_data_type(value.dtype)
-        result.set_dim(shape if dims is None else dims)
-        if dims is not None and list(dims) != shape:
-            result = self._reshaped(result, shape)
-        self._keep(value, result)
+        shape = list(dims) if dims is not None else list(value.shape) or [1]
+        self._keep(value, result.set_data_type(value.dtype).set_dim(shape))
+
+    def show(self, value: Any, source: Any) -> None:
+        """Lets a value be what another is, in another shape of the same order."""
+        if id(source) in self._made or not source.is_contiguous():
+            self.read(source)
+            self._keep(value, self._made[id(source)])
+        else:
+            self._keep(value, self.read(source, list(value.shape) or [1]))
+
+    def space(self, values: Sequence[Any]) -> list[int]:
+        """Dims in which the operator's result is computed from these: those of what is made already, where
+        all can be read so, that no reshape parts what belongs together; else the result's own."""
+        shape = list(self.outputs[0].shape) or [1]
+        for each in values:
+            made = self._made.get(id(each))
+            if made is None or list(each.shape) != shape or made.get_dim() == shape:
+                continue
+            dims: list[int] = made.get_dim()
+            if all(_shape_in(dims, shape, other) for other in values):
+                return dims
+        return shape
+
+    def operand(self, value: Any, dims: Sequence[int]) -> Tensor:
+        """A tensor or a number as an operand of an operation over dims, which space() told."""
+        if not isinstance(value, torch.Tensor):
+            return self.number(float(value))
+        shape = list(self.outputs[0].shape) or [1]
+        return self.read(value, _shape_in(dims, shape, value))
 
     def finish(self, i: int, value: Any, layout: Any) -> None:
         """Makes a value result i of the region. What its operator left undrawn nobody reads, such as the seed
         of a dropout that is not there. layout: a tensor with the strides that it gets."""
         if id(value) in self._blank:
             return
-        result = self._made.get(id(value))
-        is_end = result is None or any(result is end for end, _ in self.ends)
-        if result is None or is_end:
-            result = self.graph.identity(self.read(value))
+        result = self.read(value) if not layout.is_contiguous() else self._made[id(value)]
+        if any(result is end for end, _ in self.ends):
+            result = self.graph.identity(result).set_dim(result.get_dim())
         result.set_output(True).set_data_type(value.dtype)
-        result.set_dim(tuple(value.shape) or (1,)).set_stride(_strides(layout))
+        if not layout.is_contiguous():
+            result.set_stride(_strides(layout))
         self.ends.append((result, ~i))
-
-    def alias(self, shown: Any, value: Any) -> None:
-        """Lets a value be read in another shape of the same order."""
-        self._keep(shown, self.read(value, [*shown.shape]))
 
     def leave_blank(self) -> None:
         """Notes which results of the operator it has not drawn."""
@@ -110,7 +135,27 @@ class RegionDrawing(Drawing):
         self._made[id(value)] = made
 
     def _reshaped(self, value: Tensor, dims: Sequence[int]) -> Tensor:
-        return self.graph.reshape(value, reshape_mode=reshape_mode.LOGICAL).set_dim(list(dims))
+        key = id(value), tuple(dims)
+        if key not in self._shown:
+            shown = self.graph.reshape(value, reshape_mode=reshape_mode.LOGICAL)
+            self._shown[key] = shown.set_dim(list(dims))
+        return self._shown[key]
+
+
+def _shape_in(dims: Sequence[int], shape: Sequence[int], value: Any) -> list[int] | None:
+    """The dims of an operand of a result of this shape where the result has other dims; None: it has none."""
+    if not isinstance(value, torch.Tensor):
+        return []
+    own = list(value.shape) or [1]
+    if own == list(shape):
+        return list(dims)
+    if list(dims) == list(shape):
+        return [1] * (len(dims) - len(own)) + own
+    while own and own[0] == 1:
+        own = own[1:]
+    tail = len(own)
+    fits = own == list(shape[len(shape) - tail :]) == list(dims[len(dims) - tail :])
+    return [1] * (len(dims) - tail) + own if fits else None
 
 
 def draw(drawing: RegionDrawing, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -125,7 +170,7 @@ class _Drawer(torch.fx.Interpreter):  # type: ignore[misc]
     """Runs a region's operators on fake tensors, and draws each."""
 
     def __init__(self, module: torch.fx.GraphModule, drawing: RegionDrawing) -> None:
-        super().__init__(module)
+        super().__init__(module, garbage_collect_values=False)
         self._drawing = drawing
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -158,20 +203,13 @@ class Cover:
         return "\n".join([*lines, *(graph.explain() for graph in self.graphs)])
 
 
-class Built(NamedTuple):
-    """A region for one set of shapes."""
-
-    prepared: Prepared
-    constants: list[Any]
-    """Results that are no tensors."""
-
-
 class Region:
     """A part of a graph that Weft covers; called like the module that it stands for."""
 
     def __init__(self, module: torch.fx.GraphModule, cover: Cover) -> None:
         self.module, self._cover = module, cover
-        self._plans: dict[Any, Built | WeftError] = {}
+        self._bases, self._tail = _views_apart(module.graph)
+        self._plans: dict[Any, Prepared | WeftError] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -183,11 +221,9 @@ class Region:
             found = self._add(key, arguments)
         if isinstance(found, WeftError):
             return self.module(*arguments)
-        made = found.prepared(tensors, tensors[0].device)
-        pairs = zip(found.constants, made, strict=True)
-        return tuple(own if result is None else result for own, result in pairs)
+        return self._tail(*arguments, *found(tensors, tensors[0].device))
 
-    def _add(self, key: Any, arguments: Sequence[Any]) -> Built | WeftError:
+    def _add(self, key: Any, arguments: Sequence[Any]) -> Prepared | WeftError:
         with self._lock:
             found = self._plans.get(key)
             if found is None:
@@ -206,34 +242,78 @@ class Region:
         nodes = (n for n in self.module.graph.nodes if n.op == "call_function")
         return [name_of(n.target) for n in nodes if n.target not in GETS and n.target not in MOVES]
 
-    def _prepare(self, arguments: Sequence[Any]) -> Built:
+    def _prepare(self, arguments: Sequence[Any]) -> Prepared:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         device = tensors[0].device
         if any(each.numel() == 0 for each in tensors):
             raise NotSupportedError("a tensor without elements.")
         if any(each.device != device for each in tensors):
             raise NotSupportedError("tensors of several devices.")
-        kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
-        is_double = any(each.dtype == torch.float64 for each in tensors)
-        narrow = Counter(each.dtype for each in tensors if each.dtype in _NARROW).most_common(1)
-        types = {"compute_data_type": torch.float64 if is_double else torch.float32}
-        if narrow:
-            types["io_data_type"] = narrow[0][0]
-        graph = Graph("compiled", handle=default_handle(kind, device.index or 0), **types)
-        if _unwanted(tensors[0]):
-            graph.deselect_numeric_notes(_unwanted(tensors[0]))
+        graph = _graph_of(tensors)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fakes = [mode.from_tensor(e.detach()) if isinstance(e, torch.Tensor) else e for e in arguments]
             drawing = RegionDrawing(graph, [each for each in fakes if isinstance(each, torch.Tensor)])
-            results = _Drawer(self.module, drawing).run(*fakes)
-            outputs = list(results) if isinstance(results, (tuple, list)) else [results]
-            layouts = [_unshared(each) if isinstance(each, torch.Tensor) else None for each in outputs]
-        for i, value in enumerate(outputs):
-            if layouts[i] is not None:
-                drawing.finish(i, value, layouts[i])
+            drawer = _Drawer(self.module, drawing)
+            drawer.run(*fakes)
+            values = [drawer.env[node] for node in self._bases]
+            layouts = [_unshared(each) if isinstance(each, torch.Tensor) else None for each in values]
+        for i, (value, layout) in enumerate(zip(values, layouts, strict=True)):
+            if layout is not None:
+                drawing.finish(i, value, layout)
         prepared = Prepared(graph.build().plan, drawing.ends, layouts)
         self._cover.graphs.append(graph)
-        return Built(prepared, [None if isinstance(each, torch.Tensor) else each for each in outputs])
+        return prepared
+
+
+def _graph_of(tensors: Sequence[torch.Tensor]) -> Graph:
+    """An empty graph for tensors of these types, on their device."""
+    device = tensors[0].device
+    kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
+    is_double = any(each.dtype == torch.float64 for each in tensors)
+    narrow = Counter(each.dtype for each in tensors if each.dtype in _NARROW).most_common(1)
+    types = {"compute_data_type": torch.float64 if is_double else torch.float32}
+    if narrow:
+        types["io_data_type"] = narrow[0][0]
+    graph = Graph("compiled", handle=default_handle(kind, device.index or 0), **types)
+    if _unwanted(tensors[0]):
+        graph.deselect_numeric_notes(_unwanted(tensors[0]))
+    return graph
+
+
+def _views_apart(graph: torch.fx.Graph) -> tuple[list[torch.fx.Node], torch.fx.GraphModule]:
+    """What Weft has to compute, and a module that makes the results of it: views, which torch shows for
+    nothing. It takes the region's arguments, then what Weft computed."""
+    bases: list[torch.fx.Node] = []
+    shown: dict[torch.fx.Node, Any] = {}
+    tail, given = torch.fx.Graph(), [n for n in graph.nodes if n.op == "placeholder"]
+    for node in given:
+        shown[node] = tail.placeholder(node.name)
+    ends = next(n for n in graph.nodes if n.op == "output").args[0]
+    views: dict[torch.fx.Node, None] = {}  # in the order of the graph
+
+    def note(node: torch.fx.Node) -> None:
+        if _is_view(node):
+            for each in node.all_input_nodes:
+                note(each)
+            views[node] = None
+        elif node not in given and node not in bases:
+            bases.append(node)
+
+    for end in ends if isinstance(ends, (tuple, list)) else [ends]:
+        if isinstance(end, torch.fx.Node):
+            note(end)
+    for node in bases:
+        shown[node] = tail.placeholder(f"made_{node.name}")
+    for node in views:
+        shown[node] = tail.node_copy(node, lambda n: shown[n])
+    tail.output(torch.fx.map_arg(ends, lambda n: shown[n]))
+    return bases, torch.fx.GraphModule(torch.nn.Module(), tail)
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    source = node.args[0] if node.target in GETS else None
+    is_part = isinstance(source, torch.fx.Node) and source.target in SHOWS
+    return node.op == "call_function" and (node.target in SHOWS or is_part)
 
 
 def _unshared(value: torch.Tensor) -> torch.Tensor:
