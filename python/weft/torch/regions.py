@@ -215,13 +215,14 @@ class Region:
     def __call__(self, *arguments: Any) -> Any:
         """The results; torch's own where Weft builds no graph."""
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        key = (_unwanted(tensors[0]), *map(_key, arguments))
+        first = _leading(tensors)
+        key = (_unwanted(first), *map(_key, arguments))
         found = self._plans.get(key)
         if found is None:
             found = self._add(key, arguments)
         if isinstance(found, WeftError):
             return self.module(*arguments)
-        return self._tail(*arguments, *found(tensors, tensors[0].device))
+        return self._tail(*arguments, *found(tensors, first.device))
 
     def _add(self, key: Any, arguments: Sequence[Any]) -> Prepared | WeftError:
         with self._lock:
@@ -244,11 +245,6 @@ class Region:
 
     def _prepare(self, arguments: Sequence[Any]) -> Prepared:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        device = tensors[0].device
-        if any(each.numel() == 0 for each in tensors):
-            raise NotSupportedError("a tensor without elements.")
-        if any(each.device != device for each in tensors):
-            raise NotSupportedError("tensors of several devices.")
         graph = _graph_of(tensors)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fakes = [mode.from_tensor(e.detach()) if isinstance(e, torch.Tensor) else e for e in arguments]
@@ -260,14 +256,24 @@ class Region:
         for i, (value, layout) in enumerate(zip(values, layouts, strict=True)):
             if layout is not None:
                 drawing.finish(i, value, layout)
+        for _, at in drawing.ends:
+            if at >= 0 and tensors[at].device != _leading(tensors).device:
+                raise NotSupportedError("tensors of several devices.")
+            if at >= 0 and not tensors[at].numel():
+                raise NotSupportedError("a tensor without elements.")
         prepared = Prepared(graph.build().plan, drawing.ends, layouts)
         self._cover.graphs.append(graph)
         return prepared
 
 
+def _leading(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensor whose device counts: seeds of dropouts may lie on the CPU beside tensors of a GPU."""
+    return next((each for each in tensors if each.is_cuda), tensors[0])
+
+
 def _graph_of(tensors: Sequence[torch.Tensor]) -> Graph:
     """An empty graph for tensors of these types, on their device."""
-    device = tensors[0].device
+    device = _leading(tensors).device
     kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
     is_double = any(each.dtype == torch.float64 for each in tensors)
     narrow = Counter(each.dtype for each in tensors if each.dtype in _NARROW).most_common(1)
@@ -275,8 +281,8 @@ def _graph_of(tensors: Sequence[torch.Tensor]) -> Graph:
     if narrow:
         types["io_data_type"] = narrow[0][0]
     graph = Graph("compiled", handle=default_handle(kind, device.index or 0), **types)
-    if _unwanted(tensors[0]):
-        graph.deselect_numeric_notes(_unwanted(tensors[0]))
+    if unwanted := _unwanted(_leading(tensors)):
+        graph.deselect_numeric_notes(unwanted)
     return graph
 
 
