@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.bench.shapes import Operand
 
-GROUPS = ("matmul", "conv", "fused", "norm", "mem", "rows", "move", "pool", "sdpa")
+GROUPS = ("matmul", "conv", "fused", "norm", "mem", "rows", "move", "pool", "sdpa", "blocks")
 
 Tensors = Mapping[str, Any]
 
@@ -36,6 +36,9 @@ class Case:
 
     largest_error: float | None = field(default=None)
     """Of a right result, where it is not what the arithmetic says."""
+
+    is_free: bool = field(default=False)
+    """Whether types of intermediates are left unset, not float32."""
 
     bare: Case | None = field(default=None)
     """The product of the same sizes with nothing fused, where this one is not that itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from weft.bench import fused, norms, products, streams
+from weft.bench import fused, networks, norms, products, streams
 from weft.bench.case import Case
 from weft.bench.shapes import Attention, Convolution, Pool
 
@@ -243,6 +243,7 @@ def _gpu_pools() -> list[Case]:
 def gpu() -> dict[str, Case]:
     """The cases for GPUs."""
     made = [*_gpu_products(), *_gpu_fused(), *_gpu_norms(), *_gpu_streams(), *_gpu_pools(), *_gpu_attention()]
+    made += networks.cases(networks.GPU, networks.DECODE)
     return {case.name: case for case in made}
 
 
@@ -294,5 +295,6 @@ def cpu() -> dict[str, Case]:
         streams.concat("128_384", "f32", [(256, 128), (256, 384)], 1),
         *(streams.pool(f"{kind}3x3s2_n4", "f32", p) for kind, p in (("max", small), ("avg", _mean(small)))),
         streams.pool_backward("max3x3s2_n4_bwd", "f32", small),
+        *networks.cases(networks.CPU, networks.CPU_DECODE),
     ]
     return {case.name: case for case in made}

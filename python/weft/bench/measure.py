@@ -53,8 +53,8 @@ def graph_of(case: Case, module: Any, **where: Any) -> tuple[Any, dict[str, Any]
     floats = module.data_type.FLOAT
     g = module.pygraph(
         io_data_type=types[next(iter(case.outputs.values()))],
-        intermediate_data_type=floats,
         compute_data_type=floats,
+        **({} if case.is_free else {"intermediate_data_type": floats}),
         **where,
     )
     tensors: dict[str, Any] = {

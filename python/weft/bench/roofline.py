@@ -31,6 +31,7 @@ _PALETTE = (
     "#94a3b8",
     "#a16207",
     "#f43f5e",
+    "#0e7490",
 )
 STROKES = dict(zip(GROUPS, _PALETTE, strict=True))
 

@@ -1,0 +1,343 @@
+"""Layers of networks under one set of names, spelled in a Weft graph and in torch: a block of layers that is
+written once in these names runs in both. Tokens are [1, tokens, features], images are channels last.
+
+A layer takes its parameters from the memory by its own name: `qkv_w`, `qkv_b`, `norm1_scale`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EPSILON = 1e-5
+
+Layers = Any
+"""WeftLayers or TorchLayers."""
+
+
+class WeftLayers:
+    """Operations of a graph."""
+
+    def __init__(self, g: Any, t: Mapping[str, Any]) -> None:
+        self.g, self.t = g, t
+        self.kept: dict[str, Any] = {}
+
+    def keep(self, name: str, x: Any) -> Any:
+        """Names what a gradient reads."""
+        self.kept[name] = x
+        return x
+
+    def linear(self, x: Any, name: str) -> Any:
+        """x w + b."""
+        return self._biased(self.g.matmul(A=x, B=self.t[f"{name}_w"], name=name), name)
+
+    def conv(self, x: Any, name: str) -> Any:
+        """A convolution that keeps the image's size."""
+        w = self.t[f"{name}_w"]
+        return self._biased(self.g.conv_fprop(x, w, padding=[w.dims[2] // 2] * 2, name=name), name)
+
+    def _biased(self, x: Any, name: str) -> Any:
+        return self.g.bias(x, self.t[f"{name}_b"]) if f"{name}_b" in self.t else x
+
+    def layernorm(self, x: Any, name: str) -> Any:
+        """Of each token."""
+        scale, bias = self.t[f"{name}_scale"], self.t[f"{name}_bias"]
+        return self.g.layernorm("INFERENCE", x, scale, bias, EPSILON, name=name)[0]
+
+    def rmsnorm(self, x: Any, name: str) -> Any:
+        """Of each token."""
+        return self.g.rmsnorm("INFERENCE", x, self.t[f"{name}_scale"], epsilon=EPSILON, name=name)[0]
+
+    def groupnorm(self, x: Any, name: str, groups: int) -> Any:
+        """Of each image."""
+        scale, bias = self.t[f"{name}_scale"], self.t[f"{name}_bias"]
+        return self.g.groupnorm("INFERENCE", x, scale, bias, EPSILON, groups=groups, name=name)[0]
+
+    def batchnorm(self, x: Any, name: str) -> Any:
+        """Of all images, in training."""
+        scale, bias = self.t[f"{name}_scale"], self.t[f"{name}_bias"]
+        made = self.g.batchnorm(x, scale, bias, epsilon=EPSILON, name=name)
+        self.kept |= {f"{name}_mean": made[1], f"{name}_inv": made[2]}
+        return made[0]
+
+    def gelu(self, x: Any) -> Any:
+        """By the error function."""
+        return self.g.gelu(x)
+
+    def gelu_tanh(self, x: Any) -> Any:
+        """By the hyperbolic tangent."""
+        return self.g.gelu_approx_tanh(x)
+
+    def silu(self, x: Any) -> Any:
+        """x sigmoid(x)."""
+        return self.g.swish(x)
+
+    def relu(self, x: Any) -> Any:
+        """max(x, 0)."""
+        return self.g.relu(x)
+
+    def add(self, a: Any, b: Any) -> Any:
+        """a + b."""
+        return self.g.add(a, b)
+
+    def sub(self, a: Any, b: Any) -> Any:
+        """a - b."""
+        return self.g.sub(a, b)
+
+    def mul(self, a: Any, b: Any) -> Any:
+        """a b."""
+        return self.g.mul(a, b)
+
+    def part(self, x: Any, dims: Sequence[int], first: int, until: int) -> Any:
+        """Along the last dimension; dims: the others."""
+        return self.g.slice(x, [*(slice(0, extent) for extent in dims), slice(first, until)])
+
+    def cat(self, parts: Sequence[Any], axis: int) -> Any:
+        """Side by side."""
+        return self.g.concatenate(parts, axis)
+
+    def heads(self, x: Any, dims: Sequence[int]) -> Any:
+        """[1, B S, H D] as [B, H, S, D], the dims."""
+        batch, heads, tokens, width = dims
+        apart = self.g.reshape(x, reshape_mode="LOGICAL").set_dim([batch, tokens, heads, width])
+        return self.g.transpose(apart, [0, 2, 1, 3])
+
+    def joined(self, x: Any, dims: Sequence[int]) -> Any:
+        """[B, H, S, D], the dims, as [1, B S, H D]."""
+        batch, heads, tokens, width = dims
+        apart = self.g.transpose(x, [0, 2, 1, 3])
+        return self.g.reshape(apart, reshape_mode="LOGICAL").set_dim([1, batch * tokens, heads * width])
+
+    def pixels(self, x: Any, dims: Sequence[int]) -> Any:
+        """[N, C, H, W], the dims, as [1, N H W, C]."""
+        n, channels, height, width = dims
+        apart = self.g.transpose(x, [0, 2, 3, 1])
+        return self.g.reshape(apart, reshape_mode="LOGICAL").set_dim([1, n * height * width, channels])
+
+    def image(self, x: Any, dims: Sequence[int]) -> Any:
+        """[1, N H W, C] as [N, C, H, W], the dims."""
+        n, channels, height, width = dims
+        apart = self.g.reshape(x, reshape_mode="LOGICAL").set_dim([n, height, width, channels])
+        return self.g.transpose(apart, [0, 3, 1, 2])
+
+    def attention(self, q: Any, k: Any, v: Any, name: str, width: int, is_causal: bool = False) -> Any:
+        """softmax(q k^T / sqrt(width)) v."""
+        scale = 1 / math.sqrt(width)
+        return self.g.sdpa(
+            q=q, k=k, v=v, attn_scale=scale, use_causal_mask=is_causal, generate_stats=False, name=name
+        )[0]
+
+
+class TorchLayers:
+    """torch's functions. keeps: also what gradients read beside results, such as statistics; in float64 this
+    is the oracle."""
+
+    def __init__(self, torch: Any, t: Mapping[str, Any], keeps: bool = False) -> None:
+        self.torch, self.f, self.t, self.keeps = torch, torch.nn.functional, t, keeps
+        self.kept: dict[str, Any] = {}
+
+    def keep(self, name: str, x: Any) -> Any:
+        """Names what a gradient reads."""
+        self.kept[name] = x
+        return x
+
+    def linear(self, x: Any, name: str) -> Any:
+        """x w + b."""
+        return self.f.linear(x, self.t[f"{name}_w"][0].T, self._vector(f"{name}_b"))
+
+    def conv(self, x: Any, name: str) -> Any:
+        """A convolution that keeps the image's size."""
+        w = self.t[f"{name}_w"]
+        groups = x.shape[1] // w.shape[1]
+        return self.f.conv2d(x, w, self._vector(f"{name}_b"), padding=w.shape[2] // 2, groups=groups)
+
+    def _vector(self, name: str) -> Any:
+        return self.t[name].reshape(-1) if name in self.t else None
+
+    def _statistics(self, x: Any, name: str, axes: Sequence[int], is_centred: bool = True) -> None:
+        if not self.keeps:
+            return
+        mean = x.mean(axes, keepdim=True) if is_centred else x.new_zeros(())
+        inv = ((x - mean) ** 2).mean(axes, keepdim=True).add(EPSILON).rsqrt()
+        self.kept |= {f"{name}_mean": mean, f"{name}_inv": inv}
+
+    def layernorm(self, x: Any, name: str) -> Any:
+        """Of each token."""
+        self._statistics(x, name, (2,))
+        scale, bias = self._vector(f"{name}_scale"), self._vector(f"{name}_bias")
+        return self.f.layer_norm(x, x.shape[2:], scale, bias, EPSILON)
+
+    def rmsnorm(self, x: Any, name: str) -> Any:
+        """Of each token."""
+        self._statistics(x, name, (2,), is_centred=False)
+        return self.f.rms_norm(x, x.shape[2:], self._vector(f"{name}_scale"), EPSILON)
+
+    def groupnorm(self, x: Any, name: str, groups: int) -> Any:
+        """Of each image."""
+        n = x.shape[0]
+        if self.keeps:
+            self._statistics(x.reshape(n, groups, -1, 1), name, (2, 3))
+        scale, bias = self._vector(f"{name}_scale"), self._vector(f"{name}_bias")
+        return self.f.group_norm(x, groups, scale, bias, EPSILON)
+
+    def batchnorm(self, x: Any, name: str) -> Any:
+        """Of all images, in training."""
+        self._statistics(x, name, (0, 2, 3))
+        scale, bias = self._vector(f"{name}_scale"), self._vector(f"{name}_bias")
+        return self.f.batch_norm(x, None, None, scale, bias, True, eps=EPSILON)
+
+    def gelu(self, x: Any) -> Any:
+        """By the error function."""
+        return self.f.gelu(x)
+
+    def gelu_tanh(self, x: Any) -> Any:
+        """By the hyperbolic tangent."""
+        return self.f.gelu(x, approximate="tanh")
+
+    def silu(self, x: Any) -> Any:
+        """x sigmoid(x)."""
+        return self.f.silu(x)
+
+    def relu(self, x: Any) -> Any:
+        """max(x, 0)."""
+        return self.f.relu(x)
+
+    def add(self, a: Any, b: Any) -> Any:
+        """a + b."""
+        return a + b
+
+    def sub(self, a: Any, b: Any) -> Any:
+        """a - b."""
+        return a - b
+
+    def mul(self, a: Any, b: Any) -> Any:
+        """a b."""
+        return a * b
+
+    def part(self, x: Any, _: Sequence[int], first: int, until: int) -> Any:
+        """Along the last dimension."""
+        return x[..., first:until]
+
+    def cat(self, parts: Sequence[Any], axis: int) -> Any:
+        """Side by side."""
+        return self.torch.cat(parts, axis)
+
+    def heads(self, x: Any, dims: Sequence[int]) -> Any:
+        """[1, B S, H D] as [B, H, S, D], the dims."""
+        batch, heads, tokens, width = dims
+        return x.reshape(batch, tokens, heads, width).transpose(1, 2)
+
+    def joined(self, x: Any, dims: Sequence[int]) -> Any:
+        """[B, H, S, D], the dims, as [1, B S, H D]."""
+        batch, heads, tokens, width = dims
+        return x.transpose(1, 2).reshape(1, batch * tokens, heads * width)
+
+    def pixels(self, x: Any, dims: Sequence[int]) -> Any:
+        """[N, C, H, W], the dims, as [1, N H W, C]."""
+        return x.permute(0, 2, 3, 1).reshape(1, -1, dims[1])
+
+    def image(self, x: Any, dims: Sequence[int]) -> Any:
+        """[1, N H W, C] as [N, C, H, W], the dims."""
+        n, channels, height, width = dims
+        return x.reshape(n, height, width, channels).permute(0, 3, 1, 2)
+
+    def attention(self, q: Any, k: Any, v: Any, name: str, width: int, is_causal: bool = False) -> Any:
+        """softmax(q k^T / sqrt(width)) v. The oracle takes a batch entry at a time: it writes all scores."""
+        grouped = q.shape[1] != k.shape[1]
+        if not self.keeps:
+            return self.f.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+        stats, found = [], []
+        for one in zip(q, k, v, strict=True):
+            one_q, one_k, one_v = (x[None] for x in one)
+            o = self.f.scaled_dot_product_attention(
+                one_q, one_k, one_v, is_causal=is_causal, enable_gqa=grouped
+            )
+            found.append(o)
+            stats.append(self._logsumexp(one_q.detach(), one_k.detach(), width, is_causal))
+        self.kept[f"{name}_stats"] = self.torch.cat(stats)
+        return self.torch.cat(found)
+
+    def _logsumexp(self, q: Any, k: Any, width: int, is_causal: bool) -> Any:
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        scores = q @ k.transpose(2, 3) / math.sqrt(width)
+        if is_causal:
+            unseen = self.torch.ones(scores.shape[2:], dtype=self.torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(unseen, -math.inf)
+        return scores.logsumexp(3, keepdim=True)
+
+
+class Gradients:
+    """Gradients of these layers as operations of a graph; `found` holds those of parameters, each under the
+    parameter's name behind "d_"."""
+
+    def __init__(self, g: Any, t: Mapping[str, Any]) -> None:
+        self.g, self.t = g, t
+        self.found: dict[str, Any] = {}
+
+    def linear(self, dy: Any, x: Any, name: str, has_dx: bool = True) -> Any:
+        """By x, and finds those by w and b."""
+        g, w = self.g, self.t[f"{name}_w"]
+        self.found[f"d_{name}_w"] = g.matmul(A=g.transpose(x, [0, 2, 1]), B=dy, name=f"d_{name}_w")
+        self._sum(dy, name)
+        return g.matmul(A=dy, B=g.transpose(w, [0, 2, 1]), name=f"d_{name}") if has_dx else None
+
+    def conv(self, dy: Any, x: Any, name: str) -> Any:
+        """By x, and finds those by w and b."""
+        w = self.t[f"{name}_w"]
+        padding = [w.dims[2] // 2] * 2
+        dw = self.g.conv_wgrad(image=x, loss=dy, padding=padding, name=f"d_{name}_w")
+        self.found[f"d_{name}_w"] = dw.set_dim(w.dims).set_stride(w.strides)
+        self._sum(dy, name)
+        dx = self.g.conv_dgrad(dy, w, padding=padding, name=f"d_{name}")
+        return dx.set_dim(x.dims).set_stride(x.strides)
+
+    def _sum(self, dy: Any, name: str) -> None:
+        if f"{name}_b" in self.t:
+            dims = self.t[f"{name}_b"].dims
+            self.found[f"d_{name}_b"] = self.g.reduction(dy, mode="ADD", name=f"d_{name}_b").set_dim(dims)
+
+    def layernorm(self, dy: Any, x: Any, name: str) -> Any:
+        """By x, and finds those by scale and bias."""
+        return self._norm("layernorm_backward", dy, x, name)
+
+    def groupnorm(self, dy: Any, x: Any, name: str, groups: int) -> Any:
+        """By x, and finds those by scale and bias."""
+        return self._norm("groupnorm_backward", dy, x, name, groups=groups)
+
+    def batchnorm(self, dy: Any, x: Any, name: str) -> Any:
+        """By x, and finds those by scale and bias."""
+        return self._norm("batchnorm_backward", dy, x, name)
+
+    def _norm(self, method: str, dy: Any, x: Any, name: str, **options: Any) -> Any:
+        t = self.t
+        dx, dscale, dbias = getattr(self.g, method)(
+            dy, x, t[f"{name}_scale"], t[f"{name}_mean"], t[f"{name}_inv"], name=f"d_{name}", **options
+        )
+        self.found |= {f"d_{name}_scale": dscale, f"d_{name}_bias": dbias}
+        return dx
+
+    def rmsnorm(self, dy: Any, x: Any, name: str) -> Any:
+        """By x, and finds that by scale."""
+        t = self.t
+        dx, self.found[f"d_{name}_scale"], _ = self.g.rmsnorm_backward(
+            dy, x, t[f"{name}_scale"], t[f"{name}_inv"], has_dbias=False, name=f"d_{name}"
+        )
+        return dx
+
+    def attention(
+        self, do: Any, q: Any, k: Any, v: Any, o: Any, name: str, width: int, is_causal: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """By q, k and v."""
+        made: tuple[Any, Any, Any] = self.g.sdpa_backward(
+            q=q,
+            k=k,
+            v=v,
+            o=o,
+            dO=do,
+            stats=self.t[f"{name}_stats"],
+            attn_scale=1 / math.sqrt(width),
+            use_causal_mask=is_causal,
+            name=f"d_{name}",
+        )
+        return made
