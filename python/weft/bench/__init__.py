@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from weft.bench import cases, families, predict, results, roofline, tiles
+from weft.bench import cases, families, predict, results, roofline, tiles, whole
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
 from weft.bench.measure import Bench
@@ -52,6 +52,8 @@ def run(options: Options) -> int:
         return 0
     if options.tiles or options.families:
         return _measure_choice(kind, chosen, options)
+    if {case.group for case in chosen.values()} == {"blocks"}:
+        return _measure_blocks(kind, chosen, options)
     return _measure(kind, chosen, options)
 
 
@@ -127,6 +129,24 @@ def _measure_choice(kind: str, chosen: Mapping[str, Case], options: Options) -> 
             what.write_csv(options.csv, choices, bench.device, bench.date)
     print("\n".join(["", what.summary(choices)]))
     return 0
+
+
+def _measure_blocks(kind: str, chosen: Mapping[str, Case], options: Options) -> int:
+    """Prints plans of whole blocks beside torch."""
+    if options.svg:
+        raise BadParameterError("bench: blocks have no place under a roofline. Leave --svg out.")
+    bench = Bench(machine(kind), (), QUICK_ROUNDS if options.quick else ROUNDS)
+    blocks = whole.Blocks(bench, options.peer)
+    print("\n".join([bench.device, whole.header(chosen)]), flush=True)
+    bench.compile(chosen.values())
+    found = []
+    for case in chosen.values():
+        found.append(blocks.measure(case))
+        print("\n  ".join([whole.line(found[-1], chosen), *found[-1].notes]), flush=True)
+        if options.csv:
+            whole.write_csv(options.csv, found, blocks.device, bench.date)
+    print("\n".join(["", *whole.summary(found)]).rstrip())
+    return int(any(it.weft is None for it in found))
 
 
 def _predict(options: Options) -> int:

@@ -131,12 +131,12 @@ class Bench:
 
     def row(self, case: Case) -> Row:
         """A case: checked first, then timed."""
-        memory = self._memory(case)
+        memory = self.memory(case)
         timer, error, notes = self._ready(self._weft, case, *memory)
         beside = None
         for peer in self._peers:
             if peer.name == BARE and case.bare is not None:
-                beside, _, refusal = self._ready(peer, case.bare, *self._memory(case.bare))
+                beside, _, refusal = self._ready(peer, case.bare, *self.memory(case.bare))
             else:
                 beside, _, refusal = self._ready(peer, case, *memory)
             notes += refusal
@@ -158,7 +158,7 @@ class Bench:
             sets.append({name: self.machine.copy(array) for name, array in memory.items()})
         return sets
 
-    def _memory(self, case: Case) -> tuple[list[Memory], Memory]:
+    def memory(self, case: Case) -> tuple[list[Memory], Memory]:
         """Sets of memory, and the outputs that are wanted there."""
         inputs = self.inputs(case)
         with self.machine.here():
@@ -194,7 +194,7 @@ class Bench:
                 run = self._program(library, case)
             else:
                 run = Side(library, case, self.machine).run
-                error = self._error(run, case, sets[0], wanted)
+                error = self.error(run, case, sets[0], wanted)
                 if not error <= (case.largest_error or LARGEST_ERRORS[case.arithmetic]):
                     return None, error, [f"{library.name}: the result is wrong: its error is {error:.1e}"]
             timer = self.machine.timer(lambda i: run(sets[i]), len(sets))
@@ -216,19 +216,22 @@ class Bench:
 
         return run
 
-    def _error(self, run: Callable[[Memory], object], case: Case, memory: Memory, wanted: Memory) -> float:
+    def error(self, run: Callable[[Memory], object], case: Case, memory: Memory, wanted: Memory) -> float:
         """‖got − wanted‖ / ‖wanted‖ of the worst output; infinite where one holds what is no number."""
         for name, operand in case.outputs.items():
             self.machine.fill(memory[name], self.machine.poisoned(operand))
         run(memory)
         self.machine.wait()
+        return self.worst({name: memory[name] for name in case.outputs}, wanted)
+
+    def worst(self, found: Memory, wanted: Memory) -> float:
+        """‖found − wanted‖ / ‖wanted‖ of the worst of what is in both."""
         errors = []
-        for name, values in wanted.items():
-            if name in case.outputs:
-                difference = self.machine.double(memory[name]) - values
-                squares = float((difference * difference).sum()), float((values * values).sum())
-                ratio = (squares[0] / max(squares[1], 1e-300)) ** 0.5
-                errors.append(ratio if ratio == ratio else float("inf"))
+        for name in found.keys() & wanted.keys():
+            difference = self.machine.double(found[name]) - wanted[name]
+            squares = float((difference * difference).sum()), float((wanted[name] * wanted[name]).sum())
+            ratio = (squares[0] / max(squares[1], 1e-300)) ** 0.5
+            errors.append(ratio if ratio == ratio else float("inf"))
         return max(errors)
 
 

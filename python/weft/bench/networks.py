@@ -568,38 +568,53 @@ class Residual:
 # ---- Cases -------------------------------------------------------------------------------------------------
 
 
+Prepare = Callable[[Tensors], Callable[[], Any]]
+"""Given memory: what runs on it, and returns the results."""
+
+
 class Program:
     """A block in torch: forward, or the gradient of a forward pass that ran before."""
 
     def __init__(self, block: Block, is_backward: bool) -> None:
         self.block, self.is_backward = block, is_backward
+        self.results = list(block.results())[: 1 if is_backward else None]
+        """Of forward."""
         self._ready: dict[int, Callable[[], Any]] = {}
 
     def __call__(self, torch: Any, memory: Tensors) -> Any:
-        """Runs on a memory; the first time it runs forward, too."""
+        """Runs on a memory, which lives on; the first time it runs forward, too."""
         if id(memory) not in self._ready:
-            self._ready[id(memory)] = self.prepare(torch, memory)
+            self._ready[id(memory)] = self.ready(torch)(memory)
         return self._ready[id(memory)]()
 
-    def prepare(self, torch: Any, memory: Tensors, options: Mapping[str, Any] | None = None) -> Callable[[], Any]:
-        """What runs on a memory. options: of torch.compile; None: eager."""
-        block = self.block
-        names = [*block.inputs(), *block.constants()]
-        results = list(block.results())[: 1 if self.is_backward else None]
+    def named(self, made: Sequence[Any]) -> Tensors:
+        """The results of a run. Statistics of forward are torch's own and are not among them."""
+        names = self.block.inputs() if self.is_backward else self.results
+        return {f"d_{name}" if self.is_backward else name: x for name, x in zip(names, made, strict=False)}
+
+    def ready(self, torch: Any, options: Mapping[str, Any] | None = None) -> Prepare:
+        """options: of torch.compile; None: eager."""
+        names = [*self.block.inputs(), *self.block.constants()]
+        leaves = len(self.block.inputs())
 
         def forward(*tensors: Any) -> tuple[Any, ...]:
             l = TorchLayers(torch, dict(zip(names, tensors, strict=True)))
-            made = block.forward(l)
+            made = self.block.forward(l)
             found = l.kept | made
-            return tuple(found[name] for name in results if name in found)  # statistics are torch's own
+            return tuple(found[name] for name in self.results if name in found)
 
         run = forward if options is None else torch.compile(forward, **options)
-        given = [memory[name] for name in names]
-        if not self.is_backward:
-            return torch.no_grad()(lambda: run(*given))
-        leaves = [x.detach().requires_grad_() for x in given[: len(block.inputs())]]
-        made = run(*leaves, *given[len(leaves) :])
-        return lambda: torch.autograd.grad(made, leaves, (memory["d_y"],), retain_graph=True)
+
+        def prepare(memory: Tensors) -> Callable[[], Any]:
+            given = [memory[name] for name in names]
+            if not self.is_backward:
+                return torch.no_grad()(lambda: run(*given))  # type: ignore[no-any-return]
+            asking = [x.detach().requires_grad_() for x in given[:leaves]]
+            made = run(*asking, *given[leaves:])
+            dy = memory[f"d_{self.results[0]}"]
+            return lambda: torch.autograd.grad(made, asking, (dy,), retain_graph=True)
+
+        return prepare
 
 
 def _in_doubles(block: Block, t: Tensors, has_gradients: bool) -> tuple[Any, dict[str, Any], list[Any]]:
