@@ -7,6 +7,7 @@
 #include "graph/ops/attention.h"
 #include "graph/ops/bn_finalize.h"
 #include "graph/ops/genstats.h"
+#include "graph/ops/norm.h"
 #include "graph/ops/reduction.h"
 
 struct search {
@@ -44,13 +45,20 @@ static bool is_wide(const struct tensor *tensor) {
     return extents >= 2;
 }
 
+/* Of norms and attention the first operand alone, x, dy or q, lends its type: beside it are statistics of FLOAT. */
+static bool lends_type(const struct node *node, int k) {
+    const struct op *op = op_of(node->op);
+    bool has_statistics = op == &norm_forward_op || op == &norm_backward_op || attention_of(node->op);
+    return !node->is_output[k] && (k == 0 || !has_statistics);
+}
+
 /* The type of what a node reads: of its tensors of several dimensions, if it has any. */
 static weftDataType_t type_of_operands(const struct search *s, const struct node *node, bool are_wide) {
     weftDataType_t type = (weftDataType_t)TENSOR_NO_TYPE;
     for (int k = 0; k < node->operand_count; k++) {
         /* As narrowed by now, so that a chain of operations stays narrow. */
         const struct tensor *tensor = tensor_at(s, node->operands[k]);
-        bool counts = !node->is_output[k] && dtype_is_float((weftDataType_t)tensor->type) && !tensor->is_by_value &&
+        bool counts = lends_type(node, k) && dtype_is_float((weftDataType_t)tensor->type) && !tensor->is_by_value &&
                       !tensor->is_constant && (!are_wide || is_wide(tensor));
         if (counts)
             type = (int32_t)type == TENSOR_NO_TYPE ? (weftDataType_t)tensor->type
@@ -66,6 +74,18 @@ static int64_t largest_result(const struct search *s, const struct node *node) {
         if (node->is_output[k])
             most = max64(most, tensor_elements(tensor_at(s, node->operands[k])));
     return most;
+}
+
+/* Whether a result lies as an operand of this type does, as gradients do: those of keys that serve several heads of
+   queries are smaller than that of the queries. */
+static bool is_like_operand(const struct search *s, const struct node *node, int value, weftDataType_t type) {
+    const struct tensor *result = tensor_at(s, value);
+    for (int k = 0; k < node->operand_count && is_wide(result); k++) {
+        const struct tensor *operand = tensor_at(s, node->operands[k]);
+        if (!node->is_output[k] && operand->type == (int32_t)type && tensor_same_dims(operand, result))
+            return true;
+    }
+    return false;
 }
 
 /* An intermediate that the user gave no type, and that was inferred to be FLOAT. */
@@ -112,8 +132,9 @@ static weftStatus_t narrow_results(struct search *s, const struct node *node, bo
         return WEFT_STATUS_SUCCESS;
     for (int k = 0; k < node->operand_count; k++) {
         int value = node->operands[k];
-        /* Outputs that are smaller than the largest are its statistics, and stay FLOAT. */
-        if (!node->is_output[k] || !is_free(s, value) || tensor_elements(tensor_at(s, value)) < most)
+        if (!node->is_output[k] || !is_free(s, value))
+            continue;
+        if (tensor_elements(tensor_at(s, value)) < most && !is_like_operand(s, node, value, type))
             continue;
         TRY(narrow(s, value, type));
         *is_any = true;

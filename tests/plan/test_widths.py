@@ -79,3 +79,23 @@ def test_one_rounding_between_kernels() -> None:
         magnitude=float(np.abs(inner).max()) * 2 * 48,
         rounded=[2.0**-8 * np.abs(inner) @ np.abs(checks.exact(c))],
     )
+
+
+def test_statistics_lend_no_type() -> None:
+    """Gradients of attention and of norms are as their operands are: those of keys that serve several heads, too;
+    the statistics beside them are floats."""
+    g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type=None, compute_data_type="f32")
+    many, few = [2, 8, 256, 64], [2, 2, 256, 64]
+    q, o, do = (g.tensor(many, name=name) for name in ("q", "o", "do"))
+    k, v = (g.tensor(few, name=name) for name in "kv")
+    stats = g.tensor([2, 8, 256, 1], data_type="f32")
+    for name, grad in zip("qkv", g.sdpa_backward(q, k, v, o, do, stats, attn_scale=0.125), strict=True):
+        g.softmax(grad, name=f"d{name}").set_output(True)
+    image, each = [2, 32, 16, 16], [1, 32, 1, 1]
+    mean, inv = (g.tensor([2, 4, 1, 1], data_type="f32") for _ in range(2))
+    dx, dscale, _ = g.groupnorm_backward(g.tensor(image), g.tensor(image), g.tensor(each), mean, inv, groups=4)
+    g.softmax(dx, name="dx").set_output(True)
+    dscale.set_output(True)
+    types = {tensor["name"]: tensor["type"] for tensor in g.build().plan.report["tensors"] if tensor["free"]}
+    assert set(types.values()) == {"bf16"}
+    assert len(types) >= 4

@@ -1,6 +1,6 @@
-"""Cases that are whole blocks of networks. A block is written once in the names of `layers`, so that Weft, torch
-and, in float64, the oracle compute the same; its gradient is a graph of its own, which reads what the forward
-pass of a framework keeps. Types of intermediates are left unset."""
+"""Cases that are whole blocks of networks. A block is written once in the names of `layers`, so that Weft,
+torch and, in float64, the oracle compute the same; its gradient is a graph of its own, which reads what the
+forward pass of a framework keeps. Types of intermediates are left unset."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weft.bench.layers import Gradients, Layers, TorchLayers, WeftLayers
 from weft.bench.shapes import BSHD, NHWC, Attention, Operand
 
 Operands = dict[str, Operand]
+Made = dict[str, Any]
 
 
 class Block(Protocol):
@@ -35,10 +36,10 @@ class Block(Protocol):
     def flops(self) -> tuple[float, float]:
         """Of products, forward and backward."""
 
-    def forward(self, l: Layers) -> Tensors:
+    def forward(self, l: Layers) -> Made:
         """The results."""
 
-    def backward(self, d: Gradients) -> Tensors:
+    def backward(self, d: Gradients) -> Made:
         """Gradients by the inputs that are no parameters, each under the input's name behind "d_"."""
 
 
@@ -85,7 +86,7 @@ def _products(of: Mapping[str, Operand], positions: int) -> float:
 
 
 @dataclass(frozen=True)
-class Transformer:
+class _Transformer:
     """Norm, attention, norm, two linear layers, with the tokens' own added twice: GPT-2, ViT."""
 
     batch: int
@@ -141,7 +142,7 @@ class Transformer:
         w, dims = self.width, (1, self.rows)
         return [l.heads(l.part(qkv, dims, i * w, (i + 1) * w), self.by_heads) for i in range(3)]
 
-    def forward(self, l: Layers) -> Tensors:
+    def forward(self, l: Layers) -> Made:
         x = l.t["x"]
         n1 = l.keep("n1", l.layernorm(x, "norm1"))
         q, k, v = self._qkv(l, l.keep("qkv", l.linear(n1, "qkv")))
@@ -153,7 +154,7 @@ class Transformer:
         hidden = l.keep("hidden", l.gelu_tanh(u) if self.is_tanh else l.gelu(u))
         return {"y": l.add(x1, l.linear(hidden, "down"))}
 
-    def backward(self, d: Gradients) -> Tensors:
+    def backward(self, d: Gradients) -> Made:
         g, t, l = d.g, d.t, WeftLayers(d.g, d.t)
         by_gelu = g.gelu_approx_tanh_backward if self.is_tanh else g.gelu_backward
         du = by_gelu(d.linear(t["d_y"], t["hidden"], "down"), t["u"])
@@ -175,7 +176,7 @@ def _turned(l: Layers, x: Any, dims: Sequence[int], is_back: bool = False) -> An
 
 
 @dataclass(frozen=True)
-class Llama:
+class _Llama:
     """RMS norm, attention whose heads of keys serve several of queries, with rotary positions, RMS norm and
     SwiGLU. cached: keys and values of each batch entry that were there before; the new ones are results."""
 
@@ -242,7 +243,7 @@ class Llama:
         products = _products(self.inputs(), self.rows)
         return products + a.flops(False), 2 * products + a.flops(True)
 
-    def forward(self, l: Layers) -> Tensors:
+    def forward(self, l: Layers) -> Made:
         x = l.t["x"]
         n1 = l.keep("n1", l.rmsnorm(x, "norm1"))
         q, k, v = self._qkv(l, l.linear(n1, "qkv"))
@@ -265,7 +266,7 @@ class Llama:
             first += dims[1] * dims[3]
         return found
 
-    def backward(self, d: Gradients) -> Tensors:
+    def backward(self, d: Gradients) -> Made:
         g, t, l = d.g, d.t, WeftLayers(d.g, d.t)
         dh = d.linear(t["d_y"], t["hidden"], "down")
         by_gate = d.linear(g.swish_backward(g.mul(dh, t["u"]), t["g"]), t["n2"], "gate")
@@ -282,7 +283,7 @@ class Llama:
 
 
 @dataclass(frozen=True)
-class CrossTransformer:
+class _CrossTransformer:
     """SDXL's: attention among the pixels, attention to the words of the text, GEGLU."""
 
     batch: int
@@ -351,7 +352,7 @@ class CrossTransformer:
         half = 4 * self.width
         return [l.part(u, (1, self.rows), i * half, (i + 1) * half) for i in range(2)]
 
-    def forward(self, l: Layers) -> Tensors:
+    def forward(self, l: Layers) -> Made:
         n1 = l.keep("n1", l.layernorm(l.t["x"], "norm1"))
         x1 = l.keep("x1", l.add(l.t["x"], self._attended(l, n1, n1, 1)))
         n2 = l.keep("n2", l.layernorm(x1, "norm2"))
@@ -368,7 +369,7 @@ class CrossTransformer:
         found = zip(d.attention(do, q, k, v, o, f"attention{i}", self.by_heads("q")[3]), "qkv", strict=True)
         return [l.joined(part, self.by_heads(f"{name}{i}")) for part, name in found]
 
-    def backward(self, d: Gradients) -> Tensors:
+    def backward(self, d: Gradients) -> Made:
         g, t, l = d.g, d.t, WeftLayers(d.g, d.t)
         dh = d.linear(t["d_y"], t["hidden"], "down")
         a, b = self._gates(l, t["u"])
@@ -387,7 +388,7 @@ class CrossTransformer:
 
 
 @dataclass(frozen=True)
-class Bottleneck:
+class _Bottleneck:
     """ResNet-50's, in training: three convolutions with batch norm, and the input added. What its gradient
     reads is a result, too."""
 
@@ -424,7 +425,7 @@ class Bottleneck:
         products = _products(self.inputs(), self.n * self.side**2)
         return products, 2 * products
 
-    def forward(self, l: Layers) -> Tensors:
+    def forward(self, l: Layers) -> Made:
         c1 = l.keep("c1", l.conv(l.t["x"], "conv1"))
         a1 = l.keep("a1", l.relu(l.batchnorm(c1, "bn1")))
         c2 = l.keep("c2", l.conv(a1, "conv2"))
@@ -432,7 +433,7 @@ class Bottleneck:
         c3 = l.keep("c3", l.conv(a2, "conv3"))
         return {"y": l.keep("y", l.relu(l.add(l.batchnorm(c3, "bn3"), l.t["x"])))}
 
-    def backward(self, d: Gradients) -> Tensors:
+    def backward(self, d: Gradients) -> Made:
         g, t = d.g, d.t
         d3 = g.relu_backward(t["d_y"], t["y"])
         da2 = d.conv(d.batchnorm(d3, t["c3"], "bn3"), t["a2"], "conv3")
@@ -442,8 +443,8 @@ class Bottleneck:
 
 
 @dataclass(frozen=True)
-class ConvNeXt:
-    """A depthwise convolution, layer norm, two linear layers with GELU, a scale of each channel, the input."""
+class _ConvNeXt:
+    """A depthwise convolution, layer norm, two linear layers with GELU, a scale per channel, the input."""
 
     n: int
     channels: int
@@ -481,14 +482,14 @@ class ConvNeXt:
         products = _products(self.inputs(), self.rows)
         return products, 2 * products
 
-    def forward(self, l: Layers) -> Tensors:
+    def forward(self, l: Layers) -> Made:
         dims = self.n, self.channels, self.side, self.side
         pixels = l.keep("pixels", l.pixels(l.conv(l.t["x"], "depth"), dims))
         u = l.keep("u", l.linear(l.keep("n", l.layernorm(pixels, "norm")), "up"))
         made = l.keep("made", l.linear(l.keep("hidden", l.gelu(u)), "down"))
         return {"y": l.add(l.t["x"], l.image(l.mul(made, l.t["gamma"]), dims))}
 
-    def backward(self, d: Gradients) -> Tensors:
+    def backward(self, d: Gradients) -> Made:
         g, t, l = d.g, d.t, WeftLayers(d.g, d.t)
         dp = l.pixels(t["d_y"], t["x"].dims)
         by_gamma = g.reduction(g.mul(dp, t["made"]), mode="ADD", name="d_gamma").set_dim(t["gamma"].dims)
@@ -499,7 +500,7 @@ class ConvNeXt:
 
 
 @dataclass(frozen=True)
-class Residual:
+class _Residual:
     """A residual block of a U-Net's way up (SDXL): the skip is joined to the input, then norm, SiLU and
     convolution twice, beside a convolution of one tap."""
 
@@ -541,7 +542,7 @@ class Residual:
         products = _products(self.inputs(), self.n * self.side**2)
         return products, 2 * products
 
-    def forward(self, l: Layers) -> Tensors:
+    def forward(self, l: Layers) -> Made:
         joined = l.keep("joined", l.cat([l.t["x"], l.t["skip"]], 1))
         n1 = l.keep("n1", l.groupnorm(joined, "norm1", self.groups))
         c1 = l.keep("c1", l.add(l.conv(l.keep("h1", l.silu(n1)), "conv1"), l.t["time"]))
@@ -549,7 +550,7 @@ class Residual:
         made = l.conv(l.keep("h2", l.silu(n2)), "conv2")
         return {"y": l.add(made, l.conv(joined, "across"))}
 
-    def backward(self, d: Gradients) -> Tensors:
+    def backward(self, d: Gradients) -> Made:
         g, t = d.g, d.t
         dn2 = g.swish_backward(d.conv(t["d_y"], t["h2"], "conv2"), t["n2"])
         dc1 = d.groupnorm(dn2, t["c1"], "norm2", self.groups)
@@ -559,9 +560,7 @@ class Residual:
         dj = g.add(by_norm, d.conv(t["d_y"], t["joined"], "across"))
         box, ends = [slice(0, self.n), slice(0, self.side), slice(0, self.side)], (0, self.channels)
         total = self.channels + self.skipped
-        dx, dskip = (
-            g.slice(dj, [box[0], slice(*of), *box[1:]]) for of in (ends, (self.channels, total))
-        )
+        dx, dskip = (g.slice(dj, [box[0], slice(*of), *box[1:]]) for of in (ends, (self.channels, total)))
         return {"d_x": dx, "d_skip": dskip, "d_time": by_time}
 
 
@@ -587,7 +586,7 @@ class Program:
             self._ready[id(memory)] = self.ready(torch)(memory)
         return self._ready[id(memory)]()
 
-    def named(self, made: Sequence[Any]) -> Tensors:
+    def named(self, made: Sequence[Any]) -> Made:
         """The results of a run. Statistics of forward are torch's own and are not among them."""
         names = self.block.inputs() if self.is_backward else self.results
         return {f"d_{name}" if self.is_backward else name: x for name, x in zip(names, made, strict=False)}
@@ -640,7 +639,7 @@ def forward(tag: str, block: Block) -> Case:
     """The block itself."""
     inputs, outputs = block.inputs() | block.constants(), block.results()
 
-    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+    def build(_: Any, g: Any, t: Tensors) -> Made:
         l = WeftLayers(g, t)
         made = l.kept | block.forward(l)
         return {name: made[name] for name in outputs}
@@ -663,7 +662,7 @@ def backward(tag: str, block: Block) -> Case:
     outputs = {f"d_{name}": operand for name, operand in block.inputs().items()}
     kept = block.kept()
 
-    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+    def build(_: Any, g: Any, t: Tensors) -> Made:
         d = Gradients(g, t)
         return block.backward(d) | d.found
 
@@ -695,30 +694,30 @@ def backward(tag: str, block: Block) -> Case:
     )
 
 
-GPU: Mapping[str, Block] = {
-    "gpt2_medium_s2048": Transformer(8, 2048, 1024, 16, is_causal=True, is_tanh=True),
-    "llama8b_s4096": Llama(1, 4096, 4096, 32, 8, 14336),
-    "vit_b_s197": Transformer(64, 197, 768, 12),
-    "resnet_bottleneck_56": Bottleneck(64, 256, 64, 56),
-    "convnext_14": ConvNeXt(128, 384, 14),
-    "sdxl_residual_64": Residual(2, 640, 640, 640, 64, 32),
-    "sdxl_attention_32": CrossTransformer(4, 1024, 1280, 20, 77, 2048),
+GPU: dict[str, Block] = {
+    "gpt2_medium_s2048": _Transformer(8, 2048, 1024, 16, is_causal=True, is_tanh=True),
+    "llama8b_s4096": _Llama(1, 4096, 4096, 32, 8, 14336),
+    "vit_b_s197": _Transformer(64, 197, 768, 12),
+    "resnet_bottleneck_56": _Bottleneck(64, 256, 64, 56),
+    "convnext_14": _ConvNeXt(128, 384, 14),
+    "sdxl_residual_64": _Residual(2, 640, 640, 640, 64, 32),
+    "sdxl_attention_32": _CrossTransformer(4, 1024, 1280, 20, 77, 2048),
 }
-DECODE: Mapping[str, Block] = {"llama8b_decode_b64_s8192": Llama(64, 1, 4096, 32, 8, 14336, 8192)}
+DECODE: dict[str, Block] = {"llama8b_decode_b64_s8192": _Llama(64, 1, 4096, 32, 8, 14336, 8192)}
 
-CPU: Mapping[str, Block] = {
-    "gpt2": Transformer(2, 16, 32, 2, is_causal=True, is_tanh=True),
-    "llama": Llama(1, 16, 64, 4, 2, 96),
-    "vit": Transformer(2, 9, 32, 2),
-    "resnet_bottleneck": Bottleneck(2, 32, 16, 6),
-    "convnext": ConvNeXt(2, 16, 8),
-    "sdxl_residual": Residual(2, 16, 16, 32, 6, 4),
-    "sdxl_attention": CrossTransformer(2, 16, 32, 2, 5, 24),
+CPU: dict[str, Block] = {
+    "gpt2": _Transformer(2, 16, 32, 2, is_causal=True, is_tanh=True),
+    "llama": _Llama(1, 16, 64, 4, 2, 96),
+    "vit": _Transformer(2, 9, 32, 2),
+    "resnet_bottleneck": _Bottleneck(2, 32, 16, 6),
+    "convnext": _ConvNeXt(2, 16, 8),
+    "sdxl_residual": _Residual(2, 16, 16, 32, 6, 4),
+    "sdxl_attention": _CrossTransformer(2, 16, 32, 2, 5, 24),
 }
-CPU_DECODE: Mapping[str, Block] = {"llama_decode": Llama(3, 1, 64, 4, 2, 96, 20)}
+CPU_DECODE: dict[str, Block] = {"llama_decode": _Llama(3, 1, 64, 4, 2, 96, 20)}
 
 
-def cases(blocks: Mapping[str, Block], decode: Mapping[str, Block]) -> Sequence[Case]:
+def cases(blocks: dict[str, Block], decode: dict[str, Block]) -> Sequence[Case]:
     """Forward of all, then the gradients of those that have one."""
     made = [forward(tag, block) for tag, block in (blocks | decode).items()]
     return [*made, *(backward(tag, block) for tag, block in blocks.items())]

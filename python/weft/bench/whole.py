@@ -22,11 +22,11 @@ from weft.bench.measure import Bench, Memory
 from weft.bench.networks import Program
 from weft.errors import BadParameterError, ExecutionError
 
-MODE = "max-autotune-no-cudagraphs"  # of torch.compile: the CUDA graph around each side is the benchmark's own
+MODE = "max-autotune-no-cudagraphs"  # of torch.compile: the CUDA graph around each side is the bench's own
 COMPILE_SECONDS = 900.0  # all that torch.compile may take; what is left then has no figure of it
 SIDES = ("weft", "eager", "compiled")
 ATTENTION = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")  # the first that serves
-PEERS: Mapping[str, tuple[str, ...]] = {"torch": ("eager", "compiled"), "eager": ("eager",), "compiled": ("compiled",)}
+PEERS = {"torch": SIDES[1:], "eager": SIDES[1:2], "compiled": SIDES[2:]}
 CALLS, TURNS = 10, 5  # of which the host's cost is the median; so few that nothing waits for room in a queue
 COLUMNS = (
     *("case", "weft_us", "peer_us", "ratio", "error", "eager_us", "compiled_us", "eager_error"),
@@ -226,6 +226,6 @@ def write_csv(path: Path, all_found: Iterable[Whole], device: str, date: str) ->
             errors = ["" if name not in it.errors else f"{it.errors[name]:.1e}" for name in SIDES[:2]]
             times = [_micro(it.weft), _micro(it.peer), ratio, errors[0]]
             times += [_micro(it.times.get(name)) for name in SIDES[1:]]
-            times += [errors[1], _micro(it.predicted), len(it.steps)]
+            times += [errors[1], _micro(it.predicted), str(len(it.steps))]
             times += [_micro(it.hosts.get(name)) for name in SIDES]
             writer.writerow([it.case, *times, device, date])
