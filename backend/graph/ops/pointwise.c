@@ -13,6 +13,8 @@
 /* The names that formulas of the table use; engines define their own, the approximate one faster. */
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
 static double logistic_approx(double x) { return logistic(x); }
+static double normal_density(double x) { return 0.3989422804014327 * exp(-0.5 * x * x); }
+static double normal_cdf(double x) { return 0.5 * (1 + erf(x * 0.7071067811865476)); }
 
 /* A literal of the table, in the type that is calculated in. */
 #define C(literal) ((double)(literal))

@@ -6,6 +6,8 @@
 
 #define logistic(x) (1 / (1 + exp(-(x))))
 #define logistic_approx(x) logistic(x)
+#define normal_density(x) (0.3989422804014327 * exp(-0.5 * (x) * (x)))
+#define normal_cdf(x) (0.5 * (1 + erf((x) * 0.7071067811865476)))
 
 typedef double real;
 #define FIND_LOOP loop_f64

@@ -46,6 +46,19 @@ DEVICE double logistic(double x) { return 1 / (1 + ::exp(-x)); }
 /* Off by |x| 2^-24 of itself, for what is an approximation anyway: half the instructions. */
 DEVICE float logistic_approx(float x) { return reciprocal_approx(1.0f + exp2_approx(-1.44269504f * x)); }
 DEVICE double logistic_approx(double x) { return logistic(x); }
+/* The standard normal distribution: its density, and its tail as the density times a polynomial of
+   1 / (1 + 0.2316419 |x|) (Abramowitz and Stegun, 26.2.17), off by 3e-7. Both take the same exponential, which the
+   compiler calculates once. By erf and exp the epilogue of a short product waited for its gelu: measured (H200, ViT-B,
+   12608 x 3072 x 768), 124 us for 90 without. */
+DEVICE float normal_density(float x) { return 0.398942280f * exp2_approx(-0.721347520f * x * x); }
+DEVICE float normal_cdf(float x) {
+    float t = reciprocal_approx(fmaf(0.2316419f, fabsf(x), 1.0f));
+    float p = fmaf(fmaf(1.330274429f, t, -1.821255978f), t, 1.781477937f);
+    float tail = fmaf(fmaf(p, t, -0.356563782f), t, 0.319381530f) * t * normal_density(x);
+    return x > 0.0f ? 1.0f - tail : tail;
+}
+DEVICE double normal_density(double x) { return 0.3989422804014327 * ::exp(-0.5 * x * x); }
+DEVICE double normal_cdf(double x) { return 0.5 * ::erfc(x * -0.7071067811865476); }
 /* The larger one; of NaN, NaN. Of two zeros, +0. */
 DEVICE float at_least(float x, float least) {
     if constexpr (CHIP < 800)
