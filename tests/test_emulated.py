@@ -67,3 +67,7 @@ def test_memory_that_is_less_aligned() -> None:
 
 def test_tiles_without_a_step() -> None:
     check([[*PYTEST, *PIXELS]] * 2, [{"EMULATOR_SEED": seed, "FAKE_CUDA_LARGE": 16} for seed in (1, 2)])
+
+
+def test_kernels_as_one_cuda_graph() -> None:
+    check([[*PYTEST, "tests/plan/test_replay.py"]], [{}])

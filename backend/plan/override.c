@@ -93,6 +93,7 @@ static weftStatus_t plan_anew(struct plan **out, const struct plan *plan, const 
                 (struct device_properties *)descriptor_retain(&plan->device_properties->base);
         ((struct plan *)made)->workspace_limit = plan->workspace_limit;
         ((struct plan *)made)->carried = plan->carried; /* used by finalize alone */
+        ((struct plan *)made)->cuda_graph = plan->cuda_graph;
         void *held = config;
         status = descriptor_set(made, WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
     }

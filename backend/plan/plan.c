@@ -7,6 +7,7 @@
 #include "base/trace.h"
 #include "graph/descriptor.h"
 #include "plan/overlap.h"
+#include "plan/replay.h"
 #include "plan/save.h"
 
 #include <stdio.h>
@@ -62,6 +63,10 @@ static const struct row rows[] = {
               "element_aligned",
               .doc = "true: pointers need be multiples of their tensors' elements alone, whatever alignment the "
                      "tensors declare; kernels may be slower"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct plan, cuda_graph, WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_EXT, "cuda_graph",
+              .doc =
+                  "true: an execution on a GPU launches the plan's kernels as one CUDA graph, which is kept for runs "
+                  "on the same memory"),
 };
 
 /* ---- Slots ------------------------------------------------------------------------------------------------------- */
@@ -364,6 +369,7 @@ static void release(struct descriptor *descriptor) {
     struct plan *plan = (struct plan *)descriptor;
     plan_free_overrides(plan);
     plan_free_frame(plan);
+    replay_free(plan);
     release_steps(plan);
 }
 

@@ -22,8 +22,11 @@ struct permission {
     int64_t offset; /* it may begin exactly so many bytes after the output; -1: it may not overlap */
 };
 
+/* Threads that run a plan as a CUDA graph at once; each has a graph of its own. */
+enum { REPLAYS_MAX = 8 };
+
 /* Rows of the descriptor come first, as a user sets or reads them; from `draft` on, what finalize makes. Only
-   spare_frame and overrides change afterwards, the one atomically, the other under its lock. */
+   spare_frame, replays and overrides change afterwards, the first two atomically, the last under its lock. */
 struct plan {
     struct descriptor base;
     struct weftContext *handle;
@@ -38,7 +41,7 @@ struct plan {
     struct list slot_uids, tag;
     struct list slots_json, report, kernels; /* always empty: they are written when they are asked for */
     int64_t workspace_limit;
-    bool with_code, element_aligned;
+    bool with_code, element_aligned, cuda_graph;
     struct carried_codes carried; /* code to use instead of compiling; it lies in the blob that was set */
     bool has_unused_code;         /* the blob carries code that nobody asked to use */
 
@@ -46,7 +49,8 @@ struct plan {
     int slot_count;
     struct slot *slots; /* by uid */
     struct permission *permissions;
-    _Atomic(void *) spare_frame; /* see run.c */
+    _Atomic(void *) spare_frame;          /* see run.c */
+    _Atomic(void *) replays[REPLAYS_MAX]; /* see replay.c */
     pthread_mutex_t override_lock;
     struct plan_override *overrides; /* plans for overridden shapes, made on demand */
 };
@@ -66,6 +70,9 @@ weftStatus_t plan_config_again(struct engine_config **made, const struct engine_
 /* The plan that serves a pack: `plan` itself, or one for the overridden shapes; the caller releases it. */
 weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct variant_pack *pack);
 void plan_free_overrides(struct plan *plan);
+
+/* The steps alone, in order, on memory that was checked. */
+weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream);
 
 /* Makes ready what executions need beyond the plan itself, so that they allocate nothing. */
 weftStatus_t plan_make_frame(struct plan *plan);

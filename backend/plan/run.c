@@ -5,6 +5,7 @@
 #include "base/trace.h"
 #include "graph/descriptor.h"
 #include "plan/overlap.h"
+#include "plan/replay.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -172,6 +173,14 @@ static void set_memory(const struct draft *draft, void **values, void *workspace
     }
 }
 
+weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream) {
+    const struct draft *draft = &plan->draft;
+    void *scratch = (char *)workspace + draft->scratch_offset;
+    for (int s = 0; s < draft->cover.count; s++)
+        TRY(step_run(draft->engine, &draft->steps[s], values, scratch, stream));
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Steps get addresses of values, and one scratch area that they use in turn. */
 static weftStatus_t execute_in(const struct execution *execution, struct frame *frame) {
     const struct draft *draft = &execution->plan->draft;
@@ -185,10 +194,11 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
     if (trace_exec_on())
         trace(WEFT_SEV_INFO, "execute %s on %s: %d steps", descriptor_label(&draft->graph->base), draft->engine->name,
               draft->cover.count);
-    void *scratch = (char *)execution->workspace + draft->scratch_offset;
-    for (int s = 0; s < draft->cover.count; s++)
-        TRY(step_run(draft->engine, &draft->steps[s], values, scratch, execution->stream));
-    return WEFT_STATUS_SUCCESS;
+    bool is_done = false;
+    if (execution->plan->cuda_graph && draft->device.kind == WEFT_DEVICE_CUDA)
+        TRY(replay_run(&is_done, execution->plan, values, execution->workspace, execution->stream));
+    return is_done ? WEFT_STATUS_SUCCESS
+                   : plan_run_steps(execution->plan, values, execution->workspace, execution->stream);
 }
 
 /* A frame is given back also when a step fails. */

@@ -18,6 +18,7 @@ enum {
     CUDA_NO_DEVICE = 100,
     CUDA_NOT_SUPPORTED = 801,
     CUDA_CAPTURE_UNSUPPORTED = 900,
+    CUDA_CAPTURE_IMPLICIT = 906,
 };
 
 enum cuda_device_attribute {
@@ -56,6 +57,7 @@ enum cuda_launch_attribute_id {
 enum { CUDA_JIT_ERROR_LOG_BUFFER = 5, CUDA_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 enum { CUDA_CAPTURE_MODE_RELAXED = 2 };
 enum { CUDA_EVENT_DEFAULT = 0 };
+enum { CUDA_STREAM_NON_BLOCKING = 1 };
 #define CUDA_STREAM_PER_THREAD ((void *)2)
 
 struct cuda_launch_attribute {
@@ -77,6 +79,12 @@ struct cuda_launch_config {
 /* A tensor map as the copy engine reads it: 128 opaque bytes, 64-byte aligned wherever it lies. */
 struct cuda_tensor_map {
     _Alignas(64) uint64_t words[16];
+};
+
+/* Why an executable graph does not take the kernels of another. */
+struct cuda_graph_update {
+    uint32_t reason;
+    void *node, *from_node;
 };
 
 struct driver {
@@ -112,8 +120,17 @@ struct driver {
     int (*mem_free)(uint64_t address);
     int (*memcpy_async)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
     int (*stream_synchronize)(void *stream);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_destroy)(void *stream);
     int (*stream_is_capturing)(void *stream, int *status); /* 0: it is not */
-    int (*stream_get_id)(void *stream, uint64_t *number);  /* may be NULL */
+    int (*stream_begin_capture)(void *stream, int mode);
+    int (*stream_end_capture)(void *stream, void **graph);
+    int (*graph_instantiate)(void **executable, void *graph, unsigned long long flags);
+    int (*graph_exec_update)(void *executable, void *graph, struct cuda_graph_update *update);
+    int (*graph_launch)(void *executable, void *stream);
+    int (*graph_exec_destroy)(void *executable); /* runs that are under way end first */
+    int (*graph_destroy)(void *graph);
+    int (*stream_get_id)(void *stream, uint64_t *number); /* may be NULL */
     int (*event_create)(void **event, unsigned flags);
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);

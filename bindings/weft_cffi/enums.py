@@ -1290,6 +1290,11 @@ class attribute_name(IntEnum):
     EXECUTION_PLAN_SLOTS_EXT = 10029
     """CHAR[n], get only: what REPORT_EXT says of engine, device and the tensors of SLOT_UNIQUE_IDS_EXT, in
     their order, as JSON: all that a frontend needs to run."""
+    EXECUTION_PLAN_CUDA_GRAPH_EXT = 10033
+    """BOOLEAN: whether an execution on a GPU launches all kernels as one CUDA graph, which costs the host
+    about as much as one kernel. The graph is made by the first execution and serves those on the same memory;
+    others change its arguments. Kernels are launched one by one while the stream is captured, and where more
+    than 8 threads run the plan at once. Not saved with the plan. Default false."""
     VARIANT_PACK_UNIQUE_IDS = 1000
     """INT64[n]: uids of the tensors that have memory."""
     VARIANT_PACK_DATA_POINTERS = 1001

@@ -1359,6 +1359,12 @@ typedef enum {
     WEFT_ATTR_EXECUTION_PLAN_SLOTS_EXT = 10029,
         /**< CHAR[n], get only: what REPORT_EXT says of engine, device and the tensors of
              SLOT_UNIQUE_IDS_EXT, in their order, as JSON: all that a frontend needs to run. */
+    WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_EXT = 10033,
+        /**< BOOLEAN: whether an execution on a GPU launches all kernels as one CUDA graph, which
+             costs the host about as much as one kernel. The graph is made by the first execution and
+             serves those on the same memory; others change its arguments. Kernels are launched one by
+             one while the stream is captured, and where more than 8 threads run the plan at once.
+             Not saved with the plan. Default false. */
 
     /* VARIANT_PACK: the memory for one run. */
     WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,

@@ -590,14 +590,20 @@ class Graph(Sugar):
         policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE,
         *,
         device: str | Handle | DeviceProperties | None = None,
+        launch: str = "kernels",
     ) -> Graph:
         """All steps at once: validate, build_operation_graph, create_execution_plans, check_support,
-        build_plans. device: as for Graph, when it was given none."""
+        build_plans. device: as for Graph, when it was given none. launch: "graph" launches the plan's kernels
+        as one CUDA graph, as Plan.as_cuda_graph does."""
+        if launch not in ("kernels", "graph"):
+            raise BadParameterError(f"{self._label}: launch is {launch!r}. Use 'kernels' or 'graph'.")
         if device is not None:
             self._set_device(device)
         self.create_execution_plans(heuristics)
         self.check_support()
         self.build_plans(policy)
+        if launch == "graph":
+            self._use(self.plan.as_cuda_graph())
         return self
 
     def autotune(

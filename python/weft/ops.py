@@ -1279,9 +1279,9 @@ class Ops:
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
     ) -> Tensor:
-        """Gaussian error linear unit, exact.
+        """Gaussian error linear unit, exact, by the normal distribution.
 
-            0.5 * x * (1 + erf(x * 0.7071067811865476))
+            normal_cdf(x) * x
 
         Args:
             input: operand, [d..] or 1s.
@@ -1643,7 +1643,7 @@ class Ops:
     ) -> Tensor:
         """Gradient of gelu.
 
-            dy *(0.5 * (1 + erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * exp(-0.5 * x * x))
+            (normal_cdf(x) + normal_density(x) * x) * dy
 
         Args:
             loss: gradient of the result, [d..] or 1s.

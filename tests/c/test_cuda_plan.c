@@ -450,22 +450,101 @@ static void captured(void) {
     check_clean(1);
 }
 
+/* ---- As one CUDA graph ------------------------------------------------------------------------------------------- */
+
+static desc open_replayed_plan(desc graph, weftHandle_t handle) {
+    desc plan = open_gpu_plan(graph, handle);
+    MUST(set_flag(plan, WEFT_ATTR_EXECUTION_PLAN_CUDA_GRAPH_EXT, true));
+    return plan;
+}
+
+static int graphs_alive(void) {
+    struct fake_counts counts;
+    fake->counts(&counts);
+    return counts.graphs;
+}
+
+/* The same kernels in the same order as launches one by one; a run on the same memory makes nothing, and calls the
+   driver as often as one kernel does. Other memory goes into the same graph. */
+static void replayed(void) {
+    static struct memory memories[2];
+    static int stream;
+    struct fake_launch single[16];
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = chain_graph(), plain = finalized(open_gpu_plan(graph, handle));
+    desc plan = finalized(open_replayed_plan(graph, handle));
+    MUST(execute(plain, 4, &memories[0], &stream));
+    int64_t count = fake->launches();
+    for (int64_t i = 0; i < count; i++)
+        single[i] = launch_at(i);
+    for (int run = 0; run < 5; run++) {
+        const struct memory *m = &memories[run / 2 % 2];
+        int64_t calls = fake->calls(), first = fake->launches();
+        int before = allocations;
+        bool is_again = run == 1 || run == 3;
+        if (is_again)
+            fake->begin_execution();
+        MUST(execute(plan, 4, (struct memory *)m, &stream));
+        fake->end_execution();
+        CHECK(fake->launches() - first == count, "%lld launches", (long long)(fake->launches() - first));
+        CHECK(graphs_alive() == 1, "run %d: %d graphs", run, graphs_alive());
+        CHECK(!is_again || allocations == before, "run %d allocates", run);
+        CHECK(!is_again || fake->calls() - calls <= 5, "run %d: %lld calls", run, (long long)(fake->calls() - calls));
+        for (int64_t i = 0; i < count; i++) {
+            const struct fake_launch launch = launch_at(first + i);
+            bool is_same = !memcmp(launch.arguments, single[i].arguments, sizeof launch.arguments);
+            CHECK(!strcmp(launch.kernel, single[i].kernel) && launch.stream == &stream, "%s", launch.kernel);
+            CHECK(launch.is_dependent == single[i].is_dependent, "%s", launch.kernel);
+            CHECK(is_same == (m == &memories[0]), "run %d, kernel %lld: arguments", run, (long long)i);
+        }
+    }
+    drop(plan), drop(plain), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
+/* Into a graph of the caller's, kernels go one by one. */
+static void replayed_while_captured(void) {
+    static struct memory m;
+    static int stream;
+    open_fake();
+    weftHandle_t handle = gpu(0);
+    desc graph = chain_graph(), plan = finalized(open_replayed_plan(graph, handle));
+    fake->capture(&stream);
+    MUST(execute(plan, 4, &m, &stream));
+    CHECK(fake->launches() >= 3 && graphs_alive() == 0, "%lld launches", (long long)fake->launches());
+    REFUSED(
+        execute(plan, 4, &m, NULL), WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
+        "cuda:0: launching kernel '%s': the CUDA driver answered CUDA_ERROR_STREAM_CAPTURE_IMPLICIT (906: words for "
+        "906). Work on the default stream would join a capture: execute on the captured stream.",
+        launch_at(0).kernel);
+    fake->capture(NULL);
+    drop(plan), drop(graph);
+    MUST(weftDestroy(handle));
+    check_clean(1);
+}
+
 /* ---- Each call failing in turn ----------------------------------------------------------------------------------- */
 
 /* Builds and runs a plan of several kernels on the second GPU, giving up at the first failure. */
 static weftStatus_t build_and_run(void) {
-    static struct memory m;
+    static struct memory m, memories[2];
     weftHandle_t handle = NULL;
     weftStatus_t status = weftCreateForDevice(&handle, WEFT_DEVICE_CUDA, 1);
     if (status)
         return status;
-    desc graph = chain_graph(), plan = open_gpu_plan(graph, handle);
+    desc graph = chain_graph(), plan = open_gpu_plan(graph, handle), replayed_plan = open_replayed_plan(graph, handle);
     status = weftBackendFinalize(plan);
     if (!status)
         status = execute(plan, 4, &m, NULL);
+    if (!status)
+        status = weftBackendFinalize(replayed_plan);
+    for (int i = 0; i < 2 && !status; i++) /* the second run gives the graph other memory */
+        status = execute(replayed_plan, 4, &memories[i], NULL);
     char kept[4096]; /* giving up what was made forgets what failed */
     snprintf(kept, sizeof kept, "%s", last_error());
-    drop(plan), drop(graph);
+    drop(plan), drop(replayed_plan), drop(graph);
     MUST(weftDestroy(handle));
     if (status)
         status_fail(status, "%s", kept);
@@ -608,13 +687,13 @@ static void *work(void *argument) {
     return NULL;
 }
 
-static void threads(void) {
+static void run_threads(desc (*open)(desc graph, weftHandle_t handle)) {
     pthread_t all[THREADS];
     open_fake();
     shared_handles[0] = gpu(0);
     shared_handles[1] = gpu(1);
     shared_graph = chain_graph();
-    shared_plan = finalized(open_gpu_plan(shared_graph, shared_handles[0]));
+    shared_plan = finalized(open(shared_graph, shared_handles[0]));
     int compiles = *of_compiler("fake_nvrtc_compiles");
     pthread_barrier_init(&start, NULL, THREADS);
     for (intptr_t i = 0; i < THREADS; i++)
@@ -639,6 +718,9 @@ static void threads(void) {
     check_clean(2);
 }
 
+static void threads(void) { run_threads(open_gpu_plan); }
+static void threads_replayed(void) { run_threads(open_replayed_plan); }
+
 /* The programs of one plan compile at the same time. */
 static void parallel_compilation(void) {
     open_fake();
@@ -662,9 +744,12 @@ int main(void) {
     IN_CHILD(in_workspace, driver, compiler);
     IN_CHILD(two_devices, driver, compiler);
     IN_CHILD(captured, driver, compiler);
+    IN_CHILD(replayed, driver, compiler);
+    IN_CHILD(replayed_while_captured, driver, compiler);
     test_each_call_failing();
     IN_CHILD(mutations, driver, compiler);
     IN_CHILD(threads, driver, compiler);
+    IN_CHILD(threads_replayed, driver, compiler);
     install_nvrtc("slow", 13, "delay 60\n");
     IN_CHILD(parallel_compilation, driver, place_variable("WEFT_NVRTC", "slow/libnvrtc.so.13"));
     IN_CHILD(parallel_compilation, driver, place_variable("WEFT_NVRTC", "slow/libnvrtc.so.13"), "WEFT_THREADS=1");

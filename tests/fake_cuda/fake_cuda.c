@@ -11,7 +11,8 @@
 #include <string.h>
 
 enum { FREED_KEPT = 16, FREED_BYTES_MAX = 1 << 20 };
-enum { DEVICES_MAX = 8, STACK_MAX = 16, KERNELS_MAX = 16, LAUNCHES_KEPT = 64 };
+enum { DEVICES_MAX = 8, STACK_MAX = 16, KERNELS_MAX = 16, LAUNCHES_KEPT = 64, RECORDED_MAX = 64 };
+enum { ARGUMENT_BYTES_MAX = 3848 };
 enum {
     OK = 0,
     INVALID_VALUE = 1,
@@ -27,6 +28,7 @@ enum {
     NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_IMPLICIT = 906,
+    GRAPH_EXEC_UPDATE_FAILURE = 910,
     INVALID_CLUSTER_SIZE = 912,
 };
 
@@ -42,10 +44,13 @@ struct function {
     bool allows_large_clusters;
 };
 
+struct recording;
+
 /* Modules, events and allocations are of this one kind, so that a handle of another kind is seen. */
 struct item {
     struct item *next;
-    enum { MODULE, EVENT, MEMORY } kind;
+    enum { MODULE, EVENT, MEMORY, STREAM, GRAPH, EXECUTABLE } kind;
+    struct recording *recording; /* of a graph; of a stream that is captured; else NULL */
     struct context *context;
     size_t bytes;
     int count;
@@ -104,8 +109,9 @@ static void misuse(const char *format, ...) {
 }
 
 static bool breaks_capture(const char *name) {
-    static const char *const calls[] = {"cuMemAlloc_v2",  "cuMemFree_v2",        "cuModuleLoadDataEx",
-                                        "cuModuleUnload", "cuStreamSynchronize", "cuEventSynchronize"};
+    static const char *const calls[] = {
+        "cuMemAlloc_v2",       "cuMemFree_v2",       "cuModuleLoadDataEx",         "cuModuleUnload",
+        "cuStreamSynchronize", "cuEventSynchronize", "cuGraphInstantiateWithFlags"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         if (strcmp(name, calls[i]) == 0)
             return captured && capture_mode != 2;
@@ -213,6 +219,8 @@ static int end_life(const void *handle, int kind) {
     *at = item->next;
     if (item->code)
         ptx_free(item->code);
+    free(item->recording);
+    item->recording = NULL;
     release(item);
     return OK;
 }
@@ -625,9 +633,45 @@ static int emulate(const struct function *function, const struct config *config,
     return LAUNCH_FAILED;
 }
 
-static int cuLaunchKernelEx(const struct config *config, void *handle, void **arguments, void **extra) {
+/* ---- CUDA graphs: recordings of launches ---- */
+
+struct recorded {
+    struct config config;
+    struct attribute attributes[3];
+    void *function;
+    bool has_arguments;
+    _Alignas(64) unsigned char arguments[ARGUMENT_BYTES_MAX];
+};
+
+struct recording {
+    int count;
+    struct recorded at[RECORDED_MAX];
+};
+
+/* That of a stream which is captured; NULL: work runs at once. */
+static struct recording *recording_of(const void *stream) {
+    for (struct item *item = alive; item; item = item->next)
+        if (item == stream && item->kind == STREAM)
+            return item->recording;
+    return NULL;
+}
+
+static int record(struct recording *recording, const struct config *config, const struct function *function,
+                  void *handle, void **arguments) {
+    if (recording->count == RECORDED_MAX || config->attribute_count > 3)
+        return NOT_SUPPORTED;
+    struct recorded *made = &recording->at[recording->count++];
+    size_t bytes = function->argument_bytes < 0 ? ARGUMENT_BYTES_MAX : (size_t)function->argument_bytes;
+    *made = (struct recorded){.config = *config, .function = handle, .has_arguments = arguments != NULL};
+    memcpy(made->attributes, config->attributes, config->attribute_count * sizeof *config->attributes);
+    if (arguments)
+        memcpy(made->arguments, arguments[0], bytes);
+    return OK;
+}
+
+/* Called with the lock held, and gives it back. */
+static int launch_now(const struct config *config, void *handle, void **arguments, void **extra) {
     struct fake_launch launch = {0};
-    ENTER(false, true);
     const struct function *function = find_function(handle);
     if (!function)
         return leave(INVALID_HANDLE);
@@ -637,6 +681,8 @@ static int cuLaunchKernelEx(const struct config *config, void *handle, void **ar
     }
     if (captured && !config->stream)
         return leave(CAPTURE_IMPLICIT);
+    if (recording_of(config->stream))
+        return leave(record(recording_of(config->stream), config, function, handle, arguments));
     int result = check_launch(&launch, config, function);
     if (!result && (extra || (function->argument_bytes > 0 && !(arguments && arguments[0]))))
         result = INVALID_VALUE;
@@ -659,6 +705,97 @@ static int cuLaunchKernelEx(const struct config *config, void *handle, void **ar
     launches[launch_count++ % LAUNCHES_KEPT] = launch;
     leave(OK);
     return function->module->code ? emulate(function, config, &launch, arguments) : OK;
+}
+
+static int cuLaunchKernelEx(const struct config *config, void *handle, void **arguments, void **extra) {
+    ENTER(false, true);
+    return launch_now(config, handle, arguments, extra);
+}
+
+static int cuStreamCreate(void **stream, unsigned flags) {
+    ENTER(true, true);
+    *stream = make_alive(STREAM, 0);
+    return leave(!*stream ? OUT_OF_MEMORY : flags > 1 ? INVALID_VALUE : OK);
+}
+
+static int cuStreamDestroy_v2(void *stream) {
+    ENTER(true, true);
+    return leave(end_life(stream, STREAM));
+}
+
+static int cuStreamBeginCapture_v2(void *stream, int mode) {
+    ENTER(false, true);
+    struct item *item = find_alive(stream, STREAM);
+    if (!item || item->recording || mode < 0 || mode > 2)
+        return leave(INVALID_VALUE);
+    item->recording = calloc(1, sizeof *item->recording);
+    return leave(item->recording ? OK : OUT_OF_MEMORY);
+}
+
+static int cuStreamEndCapture(void *stream, void **graph) {
+    ENTER(false, true);
+    struct item *item = find_alive(stream, STREAM), *made = item && item->recording ? make_alive(GRAPH, 0) : NULL;
+    *graph = made;
+    if (!made)
+        return leave(INVALID_VALUE);
+    made->recording = item->recording;
+    item->recording = NULL;
+    return leave(OK);
+}
+
+static int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
+    ENTER(true, true);
+    const struct item *item = find_alive(graph, GRAPH);
+    struct item *made = item && !flags ? make_alive(EXECUTABLE, 0) : NULL;
+    *executable = made;
+    if (!made)
+        return leave(INVALID_VALUE);
+    made->recording = calloc(1, sizeof *made->recording);
+    if (!made->recording)
+        return leave(OUT_OF_MEMORY);
+    *made->recording = *item->recording;
+    return leave(OK);
+}
+
+/* Of the same kernels alone, as the driver has it. */
+static int cuGraphExecUpdate_v2(void *executable, void *graph, void *update) {
+    ENTER(false, true);
+    const struct item *to = find_alive(executable, EXECUTABLE), *from = find_alive(graph, GRAPH);
+    if (!to || !from || !update)
+        return leave(INVALID_VALUE);
+    bool is_same = to->recording->count == from->recording->count;
+    for (int i = 0; is_same && i < from->recording->count; i++)
+        is_same = to->recording->at[i].function == from->recording->at[i].function;
+    if (is_same)
+        *to->recording = *from->recording;
+    return leave(is_same ? OK : GRAPH_EXEC_UPDATE_FAILURE);
+}
+
+static int cuGraphLaunch(void *executable, void *stream) {
+    ENTER(false, true);
+    const struct item *item = find_alive(executable, EXECUTABLE);
+    if (!item || (captured && !stream))
+        return leave(item ? CAPTURE_IMPLICIT : INVALID_HANDLE);
+    int result = OK;
+    for (int i = 0; i < item->recording->count && !result; i++) {
+        struct recorded *at = &item->recording->at[i];
+        struct config config = at->config;
+        config.attributes = at->attributes;
+        config.stream = stream;
+        result = launch_now(&config, at->function, at->has_arguments ? (void *[]){at->arguments} : NULL, NULL);
+        pthread_mutex_lock(&lock); /* launch_now has given it back */
+    }
+    return leave(result);
+}
+
+static int cuGraphExecDestroy(void *executable) {
+    ENTER(true, true);
+    return leave(end_life(executable, EXECUTABLE));
+}
+
+static int cuGraphDestroy(void *graph) {
+    ENTER(false, true);
+    return leave(end_life(graph, GRAPH));
 }
 
 static int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle, int threads, size_t shared_bytes) {
@@ -799,7 +936,16 @@ static const struct {
     NAMED(cuMemFree, _v2),
     NAMED(cuMemcpyAsync, ),
     NAMED(cuStreamSynchronize, ),
+    NAMED(cuStreamCreate, ),
+    NAMED(cuStreamDestroy, _v2),
     NAMED(cuStreamIsCapturing, ),
+    NAMED(cuStreamBeginCapture, _v2),
+    NAMED(cuStreamEndCapture, ),
+    NAMED(cuGraphInstantiateWithFlags, ),
+    NAMED(cuGraphExecUpdate, _v2),
+    NAMED(cuGraphLaunch, ),
+    NAMED(cuGraphExecDestroy, ),
+    NAMED(cuGraphDestroy, ),
     NAMED(cuStreamGetId, ),
     NAMED(cuEventCreate, ),
     NAMED(cuEventDestroy, _v2),
@@ -854,6 +1000,8 @@ static void tell_counts(struct fake_counts *counts) {
         counts->modules += item->kind == MODULE;
         counts->events += item->kind == EVENT;
         counts->allocations += item->kind == MEMORY;
+        counts->streams += item->kind == STREAM;
+        counts->graphs += item->kind == GRAPH || item->kind == EXECUTABLE;
     }
     pthread_mutex_unlock(&lock);
 }

@@ -29,7 +29,7 @@ struct fake_launch {
 /* What is alive now. */
 struct fake_counts {
     int contexts; /* primary contexts retained */
-    int modules, events, allocations;
+    int modules, events, allocations, streams, graphs;
     int current;      /* contexts pushed and not popped by this thread */
     int capture_mode; /* that this thread has set */
 };

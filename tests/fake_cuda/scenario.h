@@ -51,6 +51,7 @@ static inline void check_clean(int contexts) {
     CHECK(counts.modules == 0 && counts.events == 0 && counts.allocations == 0 && counts.current == 0,
           "%d modules, %d events, %d allocations, %d contexts current", counts.modules, counts.events,
           counts.allocations, counts.current);
+    CHECK(counts.streams == 0 && counts.graphs == 0, "%d streams, %d CUDA graphs", counts.streams, counts.graphs);
     CHECK(counts.capture_mode == 0, "capture mode %d", counts.capture_mode);
     CHECK(contexts < 0 || counts.contexts == contexts, "%d contexts, not %d", counts.contexts, contexts);
     int misuses = fake->misuses(text, sizeof text);
@@ -59,8 +60,11 @@ static inline void check_clean(int contexts) {
 
 /* Cleaning up has nobody to tell, and what it could not free stays. */
 static inline bool is_cleanup(const char *call) {
-    static const char *const calls[] = {"cuModuleUnload", "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2",
-                                        "cuMemFree_v2",   "cuEventDestroy_v2",  "cuThreadExchangeStreamCaptureMode"};
+    static const char *const calls[] = {
+        "cuModuleUnload",      "cuCtxPopCurrent_v2", "cuCtxPushCurrent_v2",
+        "cuMemFree_v2",        "cuEventDestroy_v2",  "cuThreadExchangeStreamCaptureMode",
+        "cuGraphDestroy",      "cuGraphExecDestroy", "cuStreamDestroy_v2",
+        "cuGraphExecUpdate_v2"}; /* without it, a graph is instantiated anew */
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         if (strcmp(call, calls[i]) == 0)
             return true;

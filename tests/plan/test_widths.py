@@ -82,8 +82,8 @@ def test_one_rounding_between_kernels() -> None:
 
 
 def test_statistics_lend_no_type() -> None:
-    """Gradients of attention and of norms are as their operands are: those of keys that serve several heads, too;
-    the statistics beside them are floats."""
+    """Gradients of attention and of norms are as their operands are, those of keys that serve several heads,
+    too; the statistics beside them are floats."""
     g = weft.Graph(device="sm_90", io_data_type="bf16", intermediate_data_type=None, compute_data_type="f32")
     many, few = [2, 8, 256, 64], [2, 2, 256, 64]
     q, o, do = (g.tensor(many, name=name) for name in ("q", "o", "do"))
@@ -93,7 +93,8 @@ def test_statistics_lend_no_type() -> None:
         g.softmax(grad, name=f"d{name}").set_output(True)
     image, each = [2, 32, 16, 16], [1, 32, 1, 1]
     mean, inv = (g.tensor([2, 4, 1, 1], data_type="f32") for _ in range(2))
-    dx, dscale, _ = g.groupnorm_backward(g.tensor(image), g.tensor(image), g.tensor(each), mean, inv, groups=4)
+    dy, x, scale = g.tensor(image), g.tensor(image), g.tensor(each)
+    dx, dscale, _ = g.groupnorm_backward(dy, x, scale, mean, inv, groups=4)
     g.softmax(dx, name="dx").set_output(True)
     dscale.set_output(True)
     types = {tensor["name"]: tensor["type"] for tensor in g.build().plan.report["tensors"] if tensor["free"]}

@@ -46,7 +46,8 @@ MODE(
 MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
 MODE(SIGMOID_FWD, FORM_UNARY, logistic(x), "sigmoid", "input:x", "logistic function, 1 / (1 + exp(-x))")
 MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x * elu_alpha=None", "exponential linear unit")
-MODE(GELU_FWD, FORM_UNARY, x *normal_cdf(x), "gelu", "input:x", "Gaussian error linear unit, exact")
+MODE(GELU_FWD, FORM_UNARY, normal_cdf(x) * x, "gelu", "input:x",
+     "Gaussian error linear unit, exact, by the normal distribution")
 MODE(SOFTPLUS_FWD, FORM_UNARY, ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) / beta, "softplus",
      "input:x * softplus_beta=None", "log(1 + exp(beta x)) / beta")
 MODE(SWISH_FWD, FORM_UNARY, x *logistic(beta *x), "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
@@ -66,7 +67,7 @@ MODE(SIGMOID_BWD, FORM_BACKWARD, dy *logistic(x) * logistic(-x), "sigmoid_backwa
      "gradient of sigmoid")
 MODE(ELU_BWD, FORM_BACKWARD, x > C(0) ? dy : dy * alpha * exp(x), "elu_backward", "loss:dy input:x * elu_alpha=None",
      "gradient of elu")
-MODE(GELU_BWD, FORM_BACKWARD, dy *(normal_cdf(x) + x * normal_density(x)), "gelu_backward", "loss:dy input:x",
+MODE(GELU_BWD, FORM_BACKWARD, (normal_cdf(x) + normal_density(x) * x) * dy, "gelu_backward", "loss:dy input:x",
      "gradient of gelu")
 MODE(SOFTPLUS_BWD, FORM_BACKWARD, dy *logistic(beta *x), "softplus_backward", "loss:dy input:x * softplus_beta=None",
      "gradient of softplus")
