@@ -789,6 +789,17 @@ def joined(t: Maker) -> None:
     t.out(t.g.concatenate([t(33, 20, strides=[1, 33]), t(33, 45)], axis=1))
 
 
+def product_of_parts(t: Maker) -> None:
+    strides = [70 * 128, 128, 1]
+    parts = [t(1, 70, n, strides=strides) for n in (64, 128, 24)]
+    t.out(t.g.matmul(t.g.concatenate(parts, axis=2).set_data_type("bf16"), t(1, 216, 40)))
+
+
+def softmax_of_parts(t: Maker) -> None:
+    parts = [t(33, 72), t(33, 72)]
+    t.out(t.g.softmax(t.g.concatenate(parts, axis=1).set_data_type("bf16"), axis=1))
+
+
 def joined_of_types(t: Maker) -> None:
     t.out(t.g.concatenate([t(1, dtype="f32"), t(16)], axis=0), dtype="f32")
 
@@ -1349,6 +1360,8 @@ CASES = {
     "transpose": Case("transpose", "map", lambda t: t.out(t.g.transpose(t(70, 130), [1, 0]))),
     "map, rounded between": Case("map", "map", rounded_map),
     "map, integers": Case("map", "map", exact_map),
+    "product of parts": Case("product_sm90", "hopper", product_of_parts),
+    "softmax of parts": Case("registers", "rows", softmax_of_parts),
     "concat of other types": Case("move", "move", joined_of_types),
     "concat across": Case("move", "move", joined),
     "concat": Case("join", "move", lambda t: t.out(t.g.concatenate([t(33, 20), t(33, 45)], axis=1))),

@@ -95,6 +95,9 @@ struct family {
     bool (*narrows)(const struct graph *graph, int node);
     /* The same of sums in an order that differs from run to run. */
     bool (*reorders)(const struct graph *graph, int node);
+    /* Whether it may read what a node reads as parts, which lie apart in memory (graph/views.h): cheap, and true where
+       it may be. NULL: never, and regions that would have it do so are not shown to it. */
+    bool (*gathers)(const struct graph *graph, int node, int value);
 };
 
 struct engine {
@@ -154,6 +157,9 @@ struct offer {
    combination; what the last of them said where none does. */
 weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const struct region *region,
                           const struct device *device, bool (*may)(const struct family *family));
+
+/* NOT_SUPPORTED, with a sentence, for a region that reads the parts of a value as the family never does. */
+weftStatus_t family_check_gathered(const struct family *family, const struct region *region);
 
 /* The list of engines, best first; an engine's index here is its global index. */
 extern const struct engine *const engines[];

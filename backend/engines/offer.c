@@ -3,6 +3,20 @@
    means, it says by `may`. */
 #include "engines/engine.h"
 
+weftStatus_t family_check_gathered(const struct family *family, const struct region *region) {
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count; k++) {
+            const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
+            if (tensor->is_gathered && !node->is_output[k] &&
+                !(family->gathers && family->gathers(region->graph, region->nodes[i], node->operands[k])))
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s lie apart",
+                     descriptor_label(node->op), descriptor_label(&tensor->base));
+        }
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const struct region *region,
                           const struct device *device, bool (*may)(const struct family *family)) {
     /* What is returned where no family is asked at all. */
@@ -14,8 +28,10 @@ weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const
         /* A combination would ask back here, without end. */
         if (family->combines || !engine_uses(engine, family) || (may && !may(family)))
             continue;
+        status = family_check_gathered(family, region);
+        if (!status)
         /* A refusal leaves its words in the thread's text; the caller clears them where another family serves. */
-        status = family->accepts(region, device, &seconds);
+            status = family->accepts(region, device, &seconds);
         /* Strictly less: of equal prices the first in the list stays. */
         if (!status && (!best->family || seconds < best->seconds))
             *best = (struct offer){family, seconds};

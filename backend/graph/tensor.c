@@ -230,7 +230,8 @@ int64_t tensor_bytes(const struct tensor *tensor) {
 /* Less than tensor_bytes where strides leave gaps, as of a slice; never more, where elements share memory as broadcasts
    do. */
 int64_t tensor_own_bytes(const struct tensor *tensor) {
-    return min64(tensor_bytes(tensor), dtype_bytes((weftDataType_t)tensor->type, tensor_elements(tensor)));
+    int64_t elements = dtype_bytes((weftDataType_t)tensor->type, tensor_elements(tensor));
+    return tensor->is_gathered ? elements : min64(tensor_bytes(tensor), elements);
 }
 
 struct tensor tensor_mirror(const struct tensor *tensor) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Walks over the nodes. From the last to the first: what only moves elements to an output or to a place in a
    concatenation has its input made there. From the first to the last: all other results that strides can express lie
-   in their inputs. Then tensors whose layout changed, and the operations that name them, are copied. */
+   in their inputs, and concatenations that were left out are gathered where their parts lie alike. Then tensors whose
+   layout changed, and the operations that name them, are copied. */
 #include "graph/views.h"
 #include "base/number.h"
 #include "graph/ops/attention.h"
@@ -14,8 +15,10 @@ struct search {
     struct placement *layouts; /* of each value, in the memory that it lies in */
     bool *is_fixed;            /* of each value: it stays where and as it is */
     bool *is_changed;          /* of each value: it lies elsewhere than its tensor says */
-    const bool *is_apart;      /* of each value: nothing else lies in its memory; NULL: of none */
-    bool *is_stuck;            /* of each node: no strides show its result where its input would be made */
+    const struct view_choices *choices;
+    bool *is_stuck;    /* of each node: no strides show its result where its input would be made */
+    bool *is_gathered; /* of each value */
+    uint64_t *placed;  /* of each node: bits of operands that are made where its result lies */
 };
 
 /* ---- What may lie elsewhere -------------------------------------------------------------------------------------- */
@@ -65,7 +68,7 @@ static void find_fixed(struct search *s) {
 /* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
 static bool takes_views(const struct search *s, int value) {
-    return !s->is_apart || !s->is_apart[s->views->memory[value]];
+    return !s->choices->is_apart || !s->choices->is_apart[s->views->memory[value]];
 }
 
 /* Whether a value lies in another's memory already. */
@@ -88,17 +91,38 @@ static void put(struct search *s, int value, int in, const struct placement *lay
     s->is_changed[value] = true;
 }
 
-/* Has the k-th operand of a node made where the result y wants it. */
+/* Whether the k-th operand of a node can be made where the result y wants it. */
+static bool fits(const struct search *s, const struct node *node, int k, int y, struct placement *found) {
+    int x = node->operands[k];
+    return takes_views(s, y) && !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 &&
+           x != s->views->memory[y] && tensor_at(s, x)->type == tensor_at(s, y)->type &&
+           op_of(node->op)->fit(node->op, k, &s->layouts[y], found);
+}
+
 static bool fit_operand(struct search *s, const struct node *node, int k, int y) {
     struct placement found;
-    int x = node->operands[k];
-    /* A value that nobody makes has its place; one of another type cannot be made in the result's memory. */
-    bool may = takes_views(s, y) && !s->is_fixed[x] && !has_place(s, x) && s->graph->values[x].producer >= 0 &&
-               x != s->views->memory[y] && tensor_at(s, x)->type == tensor_at(s, y)->type;
-    if (!may || !op_of(node->op)->fit(node->op, k, &s->layouts[y], &found))
+    if (!fits(s, node, k, y, &found))
         return false;
-    put(s, x, y, &found);
+    put(s, node->operands[k], y, &found);
     return true;
+}
+
+static bool may_gather(const struct search *s, int y) {
+    return s->choices->may_gather && s->choices->may_gather[y] && takes_views(s, y) && !s->is_fixed[y] &&
+           !has_place(s, y);
+}
+
+/* Whether a concatenation stays as it is, to be gathered: where all parts are made in place nothing is gained. Twice
+   the same part is one that fits once. */
+static bool waits_for_parts(const struct search *s, const struct node *node, int y) {
+    struct placement found;
+    bool fit = true;
+    for (int k = 0; k < node->operand_count - 1; k++) {
+        fit = fit && fits(s, node, k, y, &found);
+        for (int i = 0; i < k; i++)
+            fit = fit && node->operands[i] != node->operands[k];
+    }
+    return !fit && may_gather(s, y);
 }
 
 /* A virtual result of one input lies in the input if it can, which then is free to lie anywhere. */
@@ -111,17 +135,19 @@ static bool wants_inputs(const struct search *s, int n, int y) {
 static void fit_inputs(struct search *s, int n) {
     const struct node *node = &s->graph->nodes[n];
     int y = result_of(s, node), fitted = 0;
-    /* The last operand is the result; all before it are inputs. */
-    if (y < 0 || !wants_inputs(s, n, y))
+    if (y < 0 || !wants_inputs(s, n, y) || waits_for_parts(s, node, y))
         return;
-    for (int k = 0; k < node->operand_count - 1; k++)
-        fitted += fit_operand(s, node, k, y);
+    for (int k = 0; k < node->operand_count - 1; k++) {
+        bool is = fit_operand(s, node, k, y);
+        fitted += is;
+        s->placed[n] |= is && k < 64 ? UINT64_C(1) << k : 0;
+    }
     s->views->is_view[n] = fitted == node->operand_count - 1;
 }
 
 /* Whether the result of storage that is not packed can lie in it: that storage is as the tensor says. */
 static bool may_look(const struct search *s, const struct node *node, int x, int y) {
-    bool is_free = takes_views(s, x) && tensor_at(s, y)->is_virtual && !has_place(s, y);
+    bool is_free = takes_views(s, x) && !s->is_gathered[x] && tensor_at(s, y)->is_virtual && !has_place(s, y);
     bool is_right = is_of_storage(node->op) ? !s->is_changed[x] : !s->is_fixed[y];
     return is_free && is_right && is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == tensor_at(s, y)->type &&
            !tensor_at(s, x)->is_by_value && !tensor_at(s, x)->is_constant;
@@ -137,6 +163,48 @@ static void look_through(struct search *s, int n) {
         return;
     put(s, y, x, &found);
     s->views->is_view[n] = true;
+}
+
+/* What the address of a part is a multiple of. */
+static int64_t part_alignment(const struct tensor *whole, int64_t offset) {
+    return offset ? min64(whole->alignment, offset & -offset) : whole->alignment;
+}
+
+/* Bytes that each part's address, less what stands before it, is a multiple of. */
+static int64_t gathered_alignment(const struct search *s, const struct node *node, int y) {
+    int64_t alignment = tensor_at(s, y)->alignment, before = 0;
+    for (int k = 0; k < node->operand_count - 1; k++) {
+        int x = node->operands[k], axis = concat_axis((const struct concat_op *)node->op);
+        int64_t offset =
+            (s->layouts[x].offset - before * s->layouts[y].strides.at[axis]) * tensor_element_bytes(tensor_at(s, x));
+        alignment = min64(alignment, part_alignment(tensor_at(s, s->views->memory[x]), offset));
+        before += tensor_at(s, x)->dims.at[axis];
+    }
+    return alignment;
+}
+
+/* Whether elements of a part are as far apart as those of another, in every dimension along which they count. */
+static bool lies_as(const struct search *s, int x, int other, int y) {
+    const struct tensor *whole = tensor_at(s, y);
+    bool is = is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == whole->type && !tensor_at(s, x)->is_by_value &&
+              !tensor_at(s, x)->is_constant && !s->is_gathered[x];
+    for (int64_t d = 0; d < whole->dims.count; d++)
+        is = is && (whole->dims.at[d] == 1 || s->layouts[x].strides.at[d] == s->layouts[other].strides.at[d]);
+    return is;
+}
+
+/* Leaves the result of a concatenation without memory, if its parts lie alike where they are. */
+static void gather(struct search *s, int n) {
+    const struct node *node = &s->graph->nodes[n];
+    int y = op_of(node->op) == &concat_op && !s->views->is_view[n] ? result_of(s, node) : -1;
+    bool is = y >= 0 && waits_for_parts(s, node, y);
+    for (int k = 0; k < node->operand_count - 1 && is; k++)
+        is = lies_as(s, node->operands[k], node->operands[0], y);
+    if (!is)
+        return;
+    s->layouts[y] = (struct placement){.strides = s->layouts[node->operands[0]].strides};
+    s->is_gathered[y] = s->is_changed[y] = s->views->is_view[n] = true;
+    s->views->gathered++;
 }
 
 /* Every value in its own memory, as its tensor says. */
@@ -160,12 +228,6 @@ static void find_stuck(struct search *s) {
 
 /* ---- The graph with the layouts ---------------------------------------------------------------------------------- */
 
-/* What the address of a part is a multiple of. */
-static int64_t part_alignment(const struct tensor *whole, int64_t offset) {
-    /* The lowest bit that is set in an offset is the largest power of two that divides it. */
-    return offset ? min64(whole->alignment, offset & -offset) : whole->alignment;
-}
-
 /* A tensor with the layout that was found, and the offset of its first element, in bytes. */
 static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, struct arena *arena) {
     const struct tensor *tensor = tensor_at(s, v);
@@ -174,6 +236,9 @@ static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, s
     TRY(descriptor_mirror(arena, &copy, &tensor->base));
     copy->strides = s->layouts[v].strides;
     copy->alignment = part_alignment(tensor_at(s, s->views->memory[v]), s->views->offset[v]);
+    if (s->is_gathered[v])
+        copy->alignment = gathered_alignment(s, &s->graph->nodes[s->graph->values[v].producer], v);
+    copy->is_gathered = s->is_gathered[v];
     *made = copy;
     return WEFT_STATUS_SUCCESS;
 }
@@ -182,6 +247,12 @@ static weftStatus_t copy_tensor(struct tensor **made, struct search *s, int v, s
 static void name_elements(struct node *copy, const struct node *node) {
     if (copy->op != node->op && op_of(node->op) == &reshape_op && !is_of_storage(node->op))
         ((struct reshape_op *)copy->op)->mode = WEFT_RESHAPE_LOGICAL;
+}
+
+/* Of a concatenation that is copied after all, the rest alone is. */
+static void name_placed(struct node *copy, const struct node *node, uint64_t placed) {
+    if (copy->op != node->op && op_of(node->op) == &concat_op)
+        ((struct concat_op *)copy->op)->placed = placed;
 }
 
 /* The user's graph stays; what the planner gets names new tensors where layouts changed. */
@@ -195,8 +266,10 @@ static weftStatus_t copy_graph(struct search *s, struct arena *arena, struct are
             TRY(copy_tensor(&tensors[v], s, v, arena));
     /* Tensors that did not change stay NULL here, and are shared. */
     TRY(graph_exchange(&copy, graph, tensors, arena));
-    for (int n = 0; n < graph->node_count; n++)
+    for (int n = 0; n < graph->node_count; n++) {
         name_elements(&copy->nodes[n], &graph->nodes[n]);
+        name_placed(&copy->nodes[n], &graph->nodes[n], s->placed[n]);
+    }
     s->views->graph = copy;
     return WEFT_STATUS_SUCCESS;
 }
@@ -228,6 +301,8 @@ static weftStatus_t search(struct search *s, struct arena *arena, struct arena *
     TRY(arena_alloc(scratch, &s->layouts, values * sizeof *s->layouts));
     TRY(arena_alloc(scratch, &s->is_fixed, values * sizeof *s->is_fixed));
     TRY(arena_alloc(scratch, &s->is_changed, values * sizeof *s->is_changed));
+    TRY(arena_alloc(scratch, &s->is_gathered, values * sizeof *s->is_gathered));
+    TRY(arena_alloc(scratch, &s->placed, (size_t)graph->node_count * sizeof *s->placed));
     TRY(arena_alloc(scratch, &s->is_stuck, (size_t)graph->node_count * sizeof *s->is_stuck));
     forget(s);
     find_fixed(s);
@@ -235,8 +310,10 @@ static weftStatus_t search(struct search *s, struct arena *arena, struct arena *
     find_stuck(s);
     for (int n = graph->node_count; n-- > 0;)
         fit_inputs(s, n);
-    for (int n = 0; n < graph->node_count; n++)
+    for (int n = 0; n < graph->node_count; n++) {
         look_through(s, n);
+        gather(s, n);
+    }
     for (int n = 0; n < graph->node_count; n++)
         s->views->count += s->views->is_view[n];
     for (int v = 0; v < graph->value_count; v++)
@@ -244,11 +321,18 @@ static weftStatus_t search(struct search *s, struct arena *arena, struct arena *
     return is_any ? copy_graph(s, arena, scratch) : WEFT_STATUS_SUCCESS;
 }
 
-weftStatus_t views_find(struct views *views, const struct graph *graph, const bool *is_apart, struct arena *arena) {
+weftStatus_t views_find(struct views *views, const struct graph *graph, const struct view_choices *choices,
+                        struct arena *arena) {
     struct arena scratch = {0};
-    struct search s = {.graph = graph, .views = views, .is_apart = is_apart};
+    struct search s = {.graph = graph, .views = views, .choices = choices};
     TRY(views_none(views, graph, arena));
     weftStatus_t status = has_any(graph) ? search(&s, arena, &scratch) : WEFT_STATUS_SUCCESS;
     arena_free(&scratch);
     return status;
+}
+
+const struct concat_op *views_gathered(const struct graph *graph, int value) {
+    const struct value *at = &graph->values[value];
+    return at->tensor->is_gathered && at->producer >= 0 ? (const struct concat_op *)graph->nodes[at->producer].op
+                                                        : NULL;
 }

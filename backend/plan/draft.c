@@ -45,10 +45,18 @@ static int making_step(const struct draft *draft, int value) {
     return producer < 0 ? -1 : draft->cover.part_of_node[producer];
 }
 
-/* Operands count as the memory that they lie in: reading a view reads what it views. */
+/* A value without memory has all its parts read. */
 static void note_reading(struct space *space, int step, int operand) {
     struct draft *draft = space->draft;
     int value = draft->cover.views.memory[operand];
+    const struct concat_op *parts = views_gathered(draft->graph, operand);
+    for (int64_t k = 0; parts && k < parts->inputs.count; k++) {
+        int part = graph_find_value(draft->graph, parts->inputs.tensors[k]);
+        draft->is_viewed[draft->cover.views.memory[part]] = true;
+        note_reading(space, step, part);
+    }
+    if (parts)
+        return;
     if (step > draft->last_reading[value])
         draft->last_reading[value] = step;
     /* Within one step a value may stay in registers; whether it does is the family's business. */
@@ -244,9 +252,9 @@ static int64_t count_bytes(const struct draft *draft, int step, int *counted) {
     for (int k = 0; k < region->count; k++)
         for (int i = 0; i < region_node(region, k)->operand_count; i++) {
             int value = region_node(region, k)->operands[i], whole = draft->cover.views.memory[value];
-            /* Memory is counted by the view's own elements: a step that reads a tenth of a tensor moves a tenth. Each
-               once per step, however many of its operations read it. */
-            bool in_memory = !draft->graph->values[whole].tensor->is_virtual || draft->value_offset[whole] >= 0;
+            /* Each once per step, however many of its operations read it. */
+            bool in_memory = !draft->graph->values[whole].tensor->is_virtual || draft->value_offset[whole] >= 0 ||
+                             draft->graph->values[value].tensor->is_gathered;
             if (in_memory && counted[value] != step + 1)
                 bytes = add_sizes(bytes, tensor_own_bytes(draft->graph->values[value].tensor));
             counted[value] = step + 1;

@@ -71,6 +71,7 @@ struct partitioning {
    against accepting, so it is asked for only under a limit. */
 static weftStatus_t ask(const struct partitioning *p, const struct family *family, const struct region *region,
                         double *seconds) {
+    TRY(family_check_gathered(family, region));
     TRY(family->accepts(region, p->device, seconds));
     if (p->scratch_limit == INT64_MAX)
         return WEFT_STATUS_SUCCESS;
@@ -855,30 +856,69 @@ static void take_cheaper(struct attempt *best, weftStatus_t status, const struct
         *best = *other;
 }
 
-/* Without views in one value's memory, for each that has some: its views become copies, which families may take in.
-   Kept apart for the attempts after it where that was cheaper. */
+/* Without views in one value's memory, and without gathering one, for each that has some or is. */
 static weftStatus_t attempt_apart(struct attempt *best, const struct partitioning *like, const struct graph *graph,
-                                  int *budget) {
+                                  const bool *may_gather, int *budget) {
     const int nodes = graph->node_count;
     bool *is_apart, *was_tried;
     TRY(arena_alloc(like->arena, &is_apart, (size_t)graph->value_count * sizeof *is_apart));
     TRY(arena_alloc(like->arena, &was_tried, (size_t)graph->value_count * sizeof *was_tried));
+    const struct view_choices choices = {.is_apart = is_apart, .may_gather = may_gather};
     /* Budgets count nodes: an attempt takes time in proportion to them. */
     for (int v = 0; v < graph->value_count && *budget >= nodes; v++) {
         int whole = best->views.memory[v];
         double before = best->seconds;
         struct attempt other;
         struct views views;
-        /* Once for each memory, whichever of its views comes first. */
-        if (whole == v || was_tried[whole])
+        if ((whole == v && !best->views.graph->values[v].tensor->is_gathered) || was_tried[whole])
             continue;
         was_tried[whole] = is_apart[whole] = true;
         *budget -= nodes;
-        TRY(views_find(&views, graph, is_apart, like->arena));
+        TRY(views_find(&views, graph, &choices, like->arena));
         take_cheaper(best, attempt_cover(&other, like, &views), &other);
         is_apart[whole] = best->seconds < before;
     }
     return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether a family of the engine may read the parts of a value that a node reads. */
+static bool may_read_parts(const struct engine *engine, const struct graph *graph, int node, int value) {
+    for (int f = 0; engine->families[f]; f++)
+        if (engine_uses(engine, engine->families[f]) && engine->families[f]->gathers &&
+            engine->families[f]->gathers(graph, node, value))
+            return true;
+    return false;
+}
+
+/* Of each value, whether all that read it may read the parts that it is joined of; NULL: of none. */
+static weftStatus_t find_gatherable(const bool **found, const struct partitioning *like, const struct graph *graph) {
+    bool *may = NULL;
+    for (int v = 0; v < graph->value_count; v++) {
+        const struct value *value = &graph->values[v];
+        bool is = value->producer >= 0 && op_of(graph->nodes[value->producer].op) == &concat_op && value->readers > 0;
+        for (int r = 0; r < value->readers && is; r++)
+            is = may_read_parts(like->engine, graph, value->read_by[r], v);
+        if (is && !may)
+            TRY(arena_alloc(like->arena, &may, (size_t)graph->value_count * sizeof *may));
+        if (is)
+            may[v] = true;
+    }
+    *found = may;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The same without gathering: parts are made in their places or copied there. */
+static weftStatus_t attempt_in_place(struct attempt *best, weftStatus_t status, const struct partitioning *like,
+                                     const struct graph *graph) {
+    struct views views;
+    struct attempt other;
+    TRY(views_find(&views, graph, &(struct view_choices){0}, like->arena));
+    weftStatus_t placed = attempt_cover(&other, like, &views);
+    if (status)
+        *best = other;
+    else
+        take_cheaper(best, placed, &other);
+    return status ? placed : WEFT_STATUS_SUCCESS;
 }
 
 /* With views where there are any and where they pay, or with copies in the places of all, which a family may take
@@ -887,13 +927,19 @@ static weftStatus_t attempt_views(struct attempt *best, const struct partitionin
                                   int *budget) {
     struct views views;
     struct attempt copies;
-    TRY(views_find(&views, graph, NULL, like->arena));
+    const bool *may_gather;
+    TRY(find_gatherable(&may_gather, like, graph));
+    TRY(views_find(&views, graph, &(struct view_choices){.may_gather = may_gather}, like->arena));
     weftStatus_t status = attempt_cover(best, like, &views);
+    if (views.gathered) { /* what a family may read in parts it may still decline, for all that it is fused with */
+        may_gather = status ? NULL : may_gather;
+        status = attempt_in_place(best, status, like, graph);
+    }
     /* No views: copies would be the same graph. */
     if (views.graph == graph)
         return status;
     if (!status)
-        TRY(attempt_apart(best, like, graph, budget));
+        TRY(attempt_apart(best, like, graph, may_gather, budget));
     TRY(views_none(&views, graph, like->arena));
     weftStatus_t other = attempt_cover(&copies, like, &views);
     /* Declined with views, the graph may still be served with copies. */

@@ -71,7 +71,15 @@ static void add_step(struct text *text, const struct plan *plan, int s) {
     text_add(text, "]}");
 }
 
-/* One tensor with its layout and place. workspace_offset: -1 where the tensor has no place there. */
+/* The uids of what is read in the place of a value without memory. */
+static void add_parts(struct text *text, const struct concat_op *parts) {
+    text_add(text, ",\"parts\":[");
+    for (int64_t k = 0; parts && k < parts->inputs.count; k++)
+        text_add(text, k ? ",%lld" : "%lld", (long long)((const struct tensor *)parts->inputs.tensors[k])->uid);
+    text_add(text, "]");
+}
+
+/* workspace_offset: -1 where the tensor has no place there. */
 static void add_value(struct text *text, const struct plan *plan, int v) {
     const struct value *value = &plan->draft.graph->values[v];
     const struct tensor *tensor = value->tensor;
@@ -87,6 +95,7 @@ static void add_value(struct text *text, const struct plan *plan, int v) {
     /* The tensor whose memory this one lies in, itself where it is no view, and the bytes from there. */
     text_add(text, ",\"memory\":%lld,\"offset\":%lld",
              (long long)plan->draft.graph->values[views->memory[v]].tensor->uid, (long long)views->offset[v]);
+    add_parts(text, views_gathered(plan->draft.graph, v));
     text_add(text, ",\"alignment\":%lld,\"virtual\":%s,\"by_value\":%s,\"workspace_offset\":%lld,\"written\":%s}",
              (long long)plan_alignment(plan, tensor), tensor->is_virtual ? "true" : "false",
              tensor->is_by_value || tensor->is_constant ? "true" : "false", (long long)plan->draft.value_offset[v],

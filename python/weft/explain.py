@@ -93,6 +93,9 @@ def _views(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
             dims, strides = (json.dumps(tensor[key], separators=(",", ":")) for key in ("dims", "strides"))
             whole = f"{names[tensor['memory']]} from byte {tensor['offset']} on"
             lines += _wrapped(f"{names[tensor['uid']]} {dims} is {whole}, strides {strides}", "  ")
+        elif tensor["parts"]:
+            parts = ", ".join(names[uid] for uid in tensor["parts"])
+            lines += _wrapped(f"{names[tensor['uid']]} is read where its parts lie: {parts}", "  ")
     return lines
 
 

@@ -17,7 +17,7 @@ FAMILIES = {
         *("channels", "hopper", "patch_sm90"),
         *("channels", "hopper", "hopper"),
     ],
-    "unet": ["move", "rows", "hopper", "rows", "hopper", "hopper"],
+    "unet": ["rows", "hopper", "rows", "hopper", "hopper"],
 }
 
 

@@ -75,9 +75,10 @@ static int squares_joined(struct expansion *e, struct statistics *s, int x, int 
     return squares;
 }
 
-/* A value of x's row to measure from; -1: none is in memory. Few bits need none where moments are joined. */
+/* A value of x's row to measure from; -1: none is in memory, or x lies in parts. Few bits need none where moments are
+   joined. */
 static int sample_of(struct expansion *e, const struct tensor *x, bool is_needed) {
-    if (!is_needed || is_made_inside(e, x) || tensor_elements(x) == 0)
+    if (!is_needed || is_made_inside(e, x) || x->is_gathered || tensor_elements(x) == 0)
         return -1;
     int sample = expand(e, OPCODE_SAMPLE, -1, -1);
     e->at[sample].tensor = x;

@@ -5,6 +5,7 @@
 #define WEFT_ENGINES_CUDA_OPERAND_H
 
 #include "engines/engine.h"
+#include "graph/ops/concat.h"
 
 struct operand {
     int value;  /* of the graph: what is loaded or stored */
@@ -13,6 +14,9 @@ struct operand {
     weftDataType_t type;
     int64_t offset;                /* in elements */
     int64_t strides[WEFT_DIM_MAX]; /* 0 where it broadcasts */
+    /* Of a value without memory, which lies in parts by a coordinate; NULL: in one piece. Only rows have such. */
+    const struct concat_op *parts;
+    int coordinate; /* the operand that is this coordinate */
 };
 
 /* An index space: the extents that a kernel walks, slowest first. */

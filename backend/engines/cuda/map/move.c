@@ -91,8 +91,7 @@ static weftStatus_t list_concat(struct movement *m) {
         *part = plain_part(x, op->y, &x->dims, x->strides.at, op->y->strides.at);
         part->to.offset = before * op->y->strides.at[axis];
         before += x->dims.at[axis];
-        /* An empty input leaves its part to the next one. */
-        m->count += tensor_elements(x) > 0;
+        m->count += tensor_elements(x) > 0 && !concat_is_placed(op, k);
     }
     return WEFT_STATUS_SUCCESS;
 }

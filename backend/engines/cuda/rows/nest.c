@@ -164,6 +164,21 @@ static int64_t operand_alignment(const struct rows *rows, const struct operand *
                : gcd64(gcd64(ACCESS_BYTES, offset), rows->graph->values[operand->memory].tensor->alignment);
 }
 
+/* Neighbours that lie in one part of a value, wherever vectors of them begin: `length` at most. */
+static int64_t whole_in_parts(const struct loop_nest *nest, const struct operand *operand, int fast, int64_t length) {
+    const int64_t *steps = nest->operands[operand->coordinate].strides;
+    int64_t before = 0;
+    if (!operand->parts || !steps[fast])
+        return length;
+    for (int64_t k = 0; k < operand->parts->inputs.count; k++) {
+        before += operand->parts->inputs.tensors[k]->dims.at[concat_axis(operand->parts)];
+        length = gcd64(length, before);
+    }
+    for (int i = 0; i < nest->rank; i++)
+        length = i == fast ? length : gcd64(length, steps[i]);
+    return steps[fast] == 1 ? length : 1;
+}
+
 /* Neighbours that one access may take of every operand: what moves most bytes per element gets up to 16 bytes, and
    every vector of an operand begins at a multiple of its size, or of 16 bytes. All are powers of two, as gcd64 of a
    power of two is one. */
@@ -173,6 +188,7 @@ static int vector_width(const struct schedule *s) {
     int64_t length = gcd64(16, nest->extents[fast]), widest = 1;
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &nest->operands[k];
+        length = whole_in_parts(nest, operand, fast, length);
         if (!schedule_moves(s, k) || operand->strides[fast] != 1)
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1), fits = operand_alignment(s->rows, operand);
@@ -207,6 +223,13 @@ static void narrow_vectors(struct schedule *s) {
 }
 
 /* ---- Rows that begin anywhere ------------------------------------------------------------------------------------ */
+
+bool schedule_reads_parts(const struct schedule *s) {
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (s->nest.operands[k].parts)
+            return true;
+    return false;
+}
 
 /* Whether operand k begins in memory, row by row, as the leader does: both at multiples of 16 bytes. Both begin at a
    multiple of 16 bytes and move alike from row to row, in elements: an element that begins a vector of one, a multiple
@@ -259,7 +282,7 @@ static bool find_leader(const struct schedule *s, int *leader, int64_t *widest, 
    cost more than wider vectors save. */
 void schedule_allow_unaligned(struct schedule *s) {
     int64_t widest = 1, margin = 0;
-    bool is_one_dim = !s->nest.is_columns && s->nest.rank == s->nest.row_dims + 1;
+    bool is_one_dim = !s->nest.is_columns && s->nest.rank == s->nest.row_dims + 1 && !schedule_reads_parts(s);
     if (!is_one_dim || (s->passes.column_sums && s->nest.row_dims > 1) ||
         !find_leader(s, &s->unaligned.leader, &widest, &margin))
         return;
@@ -286,7 +309,8 @@ static bool may_overlap(const struct schedule *s, const struct operand *operand)
    where they begin; whoever stops before the last row of memory stays within it. */
 void schedule_allow_overlap(struct schedule *s) {
     int64_t widest = 1, rows = s->nest.extents[0];
-    bool can = s->nest.is_columns && s->nest.row_dims == 1 && s->passes.count == 1 && s->passes.storing < 0;
+    bool can = s->nest.is_columns && s->nest.row_dims == 1 && s->passes.count == 1 && s->passes.storing < 0 &&
+               !schedule_reads_parts(s);
     for (int k = 0; k < s->rows->operand_count && can; k++) {
         const struct operand *operand = &s->nest.operands[k];
         if (operand->is_store || !rows_find(s->rows, operand->value)->is_needed)

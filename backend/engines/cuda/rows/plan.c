@@ -3,6 +3,7 @@
    know how rows are given to threads. */
 #include "engines/cuda/rows/plan.h"
 #include "base/number.h"
+#include "graph/views.h"
 
 #include <string.h>
 
@@ -10,6 +11,9 @@
 static weftStatus_t check_tensor(const struct rows *rows, const struct descriptor *op, const struct tensor *tensor,
                                  bool is_output) {
     TRY(row_space_check(&rows->space, op, tensor, is_output));
+    if (tensor->is_gathered && !views_gathered(rows->graph, graph_find_value(rows->graph, tensor)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s are not known here", descriptor_label(op),
+             descriptor_label(&tensor->base));
     if (!cuda_type_name((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, which kernels cannot store",
              descriptor_label(op), descriptor_label(&tensor->base), dtype_of((weftDataType_t)tensor->type)->name);

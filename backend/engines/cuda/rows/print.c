@@ -12,12 +12,33 @@ enum { SAMPLES = 16, ROW_SAMPLES = 4 };
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------- */
 
-/* Strides 0 and, along the fast dim, 1 are text. block<k>: from the column sums of a block to those of the next. */
+/* The addresses at which the first part would begin that the others belong to, and the coordinates from which on they
+   do. */
+static void print_parts(struct printer *p, int k) {
+    const struct operand *operand = operand_at(p, k);
+    const struct concat_op *parts = operand->parts;
+    const struct tensor *whole = p->rows->graph->values[operand->memory].tensor;
+    int64_t before = 0;
+    char name[32];
+    for (int part = 0; part < parts->inputs.count; part++) {
+        const struct tensor *tensor = parts->inputs.tensors[part];
+        int64_t offset = -dtype_bytes(operand->type, before * whole->strides.at[concat_axis(parts)]);
+        snprintf(name, sizeof name, "p%d_%d", k, part);
+        print_pointer(p->print, operand->type, graph_find_value(p->rows->graph, tensor), offset, name);
+        before += tensor->dims.at[concat_axis(parts)];
+        snprintf(name, sizeof name, "end%d_%d", k, part);
+        print_number(p->print, before, name);
+    }
+}
+
+/* Strides 0 and, along the fast dim, 1 are text. */
 static void print_operand_fields(struct printer *p, int k) {
     const struct operand *operand = operand_at(p, k);
     char name[32];
     snprintf(name, sizeof name, "p%d", k);
-    if (operand->memory >= 0)
+    if (operand->parts)
+        print_parts(p, k);
+    else if (operand->memory >= 0)
         print_pointer(p->print, operand->type, operand->memory, dtype_bytes(operand->type, operand->offset), name);
     else if (operand->memory == MEMORY_SCRATCH)
         print_scratch(p->print, type_of(p, k), dtype_bytes(operand->type, operand->offset), name);
@@ -87,7 +108,7 @@ static void print_fields(struct printer *p) {
             print_divisor(p->print, extent_in_runs(s, i), name);
     }
     for (int k = 0; k < p->rows->operand_count; k++)
-        if (operand_at(p, k)->is_store || rows_find(p->rows, operand_at(p, k)->value)->is_needed)
+        if (rows_is_located(p, k))
             print_operand_fields(p, k);
 }
 

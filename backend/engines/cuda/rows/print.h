@@ -38,6 +38,8 @@ static inline int64_t fast_stride(const struct printer *p, int k) {
 
 /* A load that elements want. */
 bool rows_is_element_load(const struct printer *p, int k);
+/* Whether addresses depend on an operand: it is read or written, or tells parts of one apart. */
+bool rows_is_located(const struct printer *p, int k);
 /* Whether an operand differs along dims first .. end - 1; whether all rows read it alike. */
 bool rows_depends_on(const struct operand *operand, int first, int end);
 bool rows_is_broadcast_to_rows(const struct printer *p, int k);

@@ -86,6 +86,14 @@ static void print_runs(struct printer *p) {
             "    return N > 1 ? at.head + (i64)q * WIDTH : q < at.head ? (i64)q : q + (i64)at.vectors * WIDTH;\n}\n\n");
 }
 
+bool rows_is_located(const struct printer *p, int k) {
+    const struct operand *operand = operand_at(p, k);
+    bool is = operand->is_store || rows_find(p->rows, operand->value)->is_needed;
+    for (int i = 0; i < p->rows->operand_count; i++)
+        is = is || (operand_at(p, i)->parts && operand_at(p, i)->coordinate == k);
+    return is;
+}
+
 /* Where rows begin: offsets that all elements of a row share; and the unaligned elements before the first vector. head:
    elements to the next multiple of WIDTH, from the leader's offset, which is negative modulo a power of two. */
 void rows_print_base(struct printer *p) {
@@ -101,10 +109,8 @@ void rows_print_base(struct printer *p) {
         const struct operand *operand = operand_at(p, k);
         if (!rows_depends_on(operand, 0, s->nest.row_dims))
             continue;
-        /* Arguments of operands that nobody needs are not printed. */
-        bool is_used = operand->is_store || rows_find(p->rows, operand->value)->is_needed;
         text_add(p->code, "    at.b%d = ", k);
-        if (is_used)
+        if (rows_is_located(p, k))
             rows_print_offset(p, k, 0, s->nest.row_dims);
         else
             text_add(p->code, "0");
@@ -120,10 +126,37 @@ void rows_print_base(struct printer *p) {
     print_runs(p);
 }
 
+/* The coordinate along which a value has parts, of a row's first element or of the one at the coordinates in scope. */
+static void print_part_coordinate(struct printer *p, int k, bool of_row) {
+    const struct schedule *s = p->s;
+    if (rows_depends_on(operand_at(p, k), 0, s->nest.row_dims))
+        text_add(p->code, "at.b%d + ", k);
+    if (of_row)
+        text_add(p->code, "0");
+    else
+        rows_print_offset(p, k, s->nest.row_dims, s->nest.rank);
+}
+
+/* Of the parts, the one that ends behind the coordinate. */
+static void print_memory(struct printer *p, int k, bool of_row) {
+    const struct operand *operand = operand_at(p, k);
+    int64_t last = operand->parts ? operand->parts->inputs.count - 1 : 0;
+    if (!operand->parts) {
+        text_add(p->code, "a.p%d", k);
+        return;
+    }
+    text_add(p->code, "(");
+    for (int part = 0; part < last; part++) {
+        print_part_coordinate(p, operand->coordinate, of_row);
+        text_add(p->code, " < a.end%d_%d ? a.p%d_%d : ", k, part, k, part);
+    }
+    text_add(p->code, "a.p%d_%d)", k, (int)last);
+}
+
 /* The address of a row's first element, or of the element at the coordinates in scope. */
 void rows_print_address(struct printer *p, int k, bool of_row) {
     const struct schedule *s = p->s;
-    text_add(p->code, "a.p%d", k);
+    print_memory(p, k, of_row);
     if (rows_depends_on(operand_at(p, k), 0, s->nest.row_dims))
         text_add(p->code, " + at.b%d", k);
     if (!of_row && rows_depends_on(operand_at(p, k), s->nest.row_dims, s->nest.rank)) {

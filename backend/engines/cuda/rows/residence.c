@@ -108,8 +108,9 @@ bool schedule_copies_rows(const struct schedule *s, const struct device *device)
         if (schedule_keeps(s, k)) {
             const struct operand *operand = &s->nest.operands[k];
             any = true;
+            bool is_one_piece = !operand->parts || !s->nest.operands[operand->coordinate].strides[s->nest.row_dims];
             can = can && operand->strides[s->nest.row_dims] == 1 && schedule_vector_bytes(s, k) % 16 == 0 &&
-                  operand->memory >= 0;
+                  operand->memory >= 0 && is_one_piece;
         }
     return can && any;
 }

@@ -191,10 +191,17 @@ bool rows_may_alias(const struct step *step, int in, int out) {
     return true;
 }
 
+/* In any of its operations: what they read, vectors are loaded of. */
+static bool gathers(const struct graph *graph, int node, int value) {
+    (void)value;
+    return node_is_pointwise(&graph->nodes[node]) || op_of(graph->nodes[node].op)->expand;
+}
+
 const struct family cuda_rows = {
     .name = "cuda.rows",
     .doc = "reductions, softmax and norms, forward and backward, with the pointwise operations around them",
     .accepts = accepts,
     .build = build,
     .may_alias = rows_may_alias,
+    .gathers = gathers,
 };

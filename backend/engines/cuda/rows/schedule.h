@@ -140,6 +140,9 @@ weftStatus_t schedule_begin(struct schedule *s, const struct rows *rows);
 void schedule_allow_unaligned(struct schedule *s);
 void schedule_allow_overlap(struct schedule *s);
 
+/* Whether a value is read whose parts lie apart: vectors then stay within one. */
+bool schedule_reads_parts(const struct schedule *s);
+
 /* The dim that vectors lie along. */
 static inline int schedule_fast_dim(const struct schedule *s) {
     return s->nest.is_columns ? s->nest.row_dims - 1 : s->nest.rank - 1;

@@ -2,6 +2,7 @@
 /* Writes a row program: its operands and terms. */
 #include "base/number.h"
 #include "engines/cuda/rows/plan.h"
+#include "graph/views.h"
 
 #include <string.h>
 
@@ -25,12 +26,11 @@ static int add_operand(struct rows *rows, struct operand operand) {
     return rows->operand_count++;
 }
 
-/* A value of the graph as an operand over the axes; one element broadcasts along all. */
-static int add_value(struct rows *rows, int value, bool is_store) {
-    const struct tensor *tensor = rows->graph->values[value].tensor;
-    struct operand operand = {value, value, is_store, (weftDataType_t)tensor->type, 0, {0}};
-    for (int i = 0; i < rows->space.axis_count && tensor_elements(tensor) != 1; i++)
-        operand.strides[i] = row_space_stride(&rows->space, tensor, i);
+/* What has the coordinate along a dimension; it has no memory. */
+static int add_coordinate(struct rows *rows, int name, int64_t dim) {
+    struct operand operand = {.value = name, .memory = MEMORY_INDEX, .type = WEFT_DATA_INT64};
+    for (int i = 0; i < rows->space.axis_count; i++)
+        operand.strides[i] = rows->space.axes[i].dim == dim ? rows->space.axes[i].inner : 0;
     return add_operand(rows, operand);
 }
 
@@ -52,6 +52,26 @@ static struct term *new_term(struct rows *rows, struct term term) {
     }
     rows->terms[rows->term_count] = term;
     return &rows->terms[rows->term_count++];
+}
+
+/* The coordinate by which parts are told apart. Addresses need it and no term does. */
+static int add_part_coordinate(struct rows *rows, const struct concat_op *parts) {
+    struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1, .type = "i64"};
+    term.operand = add_coordinate(rows, term.name, concat_axis(parts));
+    term.spans = operand_spans(rows, term.operand);
+    return new_term(rows, term)->operand;
+}
+
+static int add_value(struct rows *rows, int value, bool is_store) {
+    const struct tensor *tensor = rows->graph->values[value].tensor;
+    struct operand operand = {.value = value, .memory = value, .is_store = is_store};
+    operand.type = (weftDataType_t)tensor->type;
+    for (int i = 0; i < rows->space.axis_count && tensor_elements(tensor) != 1; i++)
+        operand.strides[i] = row_space_stride(&rows->space, tensor, i);
+    operand.parts = views_gathered(rows->graph, value);
+    if (operand.parts)
+        operand.coordinate = add_part_coordinate(rows, operand.parts);
+    return add_operand(rows, operand);
 }
 
 /* Linear, over at most TERMS_MAX terms. */
@@ -183,7 +203,7 @@ static int64_t reserve(struct rows *rows, int64_t bytes) {
 /* By place: rows share the element, and each block stores sums of its own (place_columns of rows.c). */
 int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) {
     weftDataType_t stored = scratch_type(type);
-    struct operand operand = {name, MEMORY_SCRATCH, true, stored, 0, {0}};
+    struct operand operand = {.value = name, .memory = MEMORY_SCRATCH, .is_store = true, .type = stored};
     row_space_pack(&rows->space, operand.strides, by_place);
     /* Sums of places have one copy for each block, and their size is not known yet. */
     int64_t at = by_place ? 0 : reserve(rows, dtype_bytes(stored, row_space_rows(&rows->space)));
@@ -196,7 +216,8 @@ int64_t rows_keep(struct rows *rows, const char *type, int name, bool by_place) 
 int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *strides) {
     weftDataType_t stored = scratch_type(type);
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1, .type = type};
-    struct operand operand = {term.name, MEMORY_SCRATCH, false, stored, at / dtype_bytes(stored, 1), {0}};
+    struct operand operand = {
+        .value = term.name, .memory = MEMORY_SCRATCH, .type = stored, .offset = at / dtype_bytes(stored, 1)};
     memcpy(operand.strides, strides, sizeof operand.strides);
     term.operand = add_operand(rows, operand);
     term.spans = operand_spans(rows, term.operand);
@@ -207,11 +228,8 @@ int rows_kept(struct rows *rows, const char *type, int64_t at, const int64_t *st
 static void add_index(struct rows *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     int value = node->operands[node->is_output[0] ? 0 : 1];
-    struct operand operand = {value, MEMORY_INDEX, false, WEFT_DATA_INT64, 0, {0}};
-    for (int i = 0; i < rows->space.axis_count; i++)
-        operand.strides[i] = rows->space.axes[i].dim == op->pw->axis ? rows->space.axes[i].inner : 0;
     struct term term = {.kind = TERM_LOAD, .name = value, .names = 1, .type = "i64"};
-    term.operand = add_operand(rows, operand);
+    term.operand = add_coordinate(rows, value, op->pw->axis);
     term.spans = operand_spans(rows, term.operand);
     new_term(rows, term);
     if (is_wanted(rows, value))

@@ -113,6 +113,7 @@ static weftStatus_t analyse_as(struct hopper *h, const struct region *region, co
     TRY(contraction_analyse(&h->c, device));
     TRY(check_arithmetic(&h->c, narrows));
     TRY(hopper_shape(h));
+    TRY(hopper_find_parts(h));
     TRY(hopper_scales(h));
     TRY(find_prologue(&prologue, h));
     bool is_fast = contraction_math(h->c.node) == WEFT_DATA_FAST_FLOAT_FOR_FP8 && !hopper_is_scaled(h);
@@ -486,6 +487,7 @@ const struct family cuda_hopper = {
     .companions = companions,
     .build = build,
     .may_alias = contraction_may_alias,
+    .gathers = hopper_gathers,
 };
 
 const struct family cuda_hopper_tf32 = {
@@ -498,4 +500,5 @@ const struct family cuda_hopper_tf32 = {
     .accepts = accepts_tf32,
     .build = build_tf32,
     .may_alias = contraction_may_alias,
+    .gathers = hopper_gathers,
 };

@@ -6,6 +6,7 @@
 #define WEFT_ENGINES_CUDA_HOPPER_H
 
 #include "engines/cuda/product/prologue.h"
+#include "graph/ops/concat.h"
 #include "graph/ops/convolution.h"
 
 enum { VIEW_DIMS_MAX = TENSOR_MAP_RANK_MAX, ENTRIES_MAX = 2 };
@@ -76,7 +77,8 @@ struct hopper {
     struct contraction c;
     bool is_swapped; /* A and B have changed places */
     struct map_view view[OPERANDS];
-    bool is_matrix; /* both operands are plain matrices */
+    const struct concat_op *parts[OPERANDS]; /* which lie apart along k, each with a map of its own; NULL: one piece */
+    bool is_matrix;                          /* both operands are plain matrices */
     int entry_count;
     int64_t channels;                        /* of k, within a tap */
     int64_t taps[COORDINATES];               /* of k */
@@ -109,6 +111,12 @@ struct hopper {
 void hopper_order(struct hopper *h);
 /* The views of a contraction that has its plan; NOT_SUPPORTED and a sentence for what the copy engine cannot serve. */
 weftStatus_t hopper_shape(struct hopper *h);
+
+/* Finds operands that are read in parts; NOT_SUPPORTED, with a sentence, for what else would be, and for parts that do
+   not end where steps of k do. After hopper_shape. */
+weftStatus_t hopper_find_parts(struct hopper *h);
+/* Whether a product may read a value in parts: along k. */
+bool hopper_gathers(const struct graph *graph, int node, int value);
 
 /* ---- scales.c: operands of FP8 with scales of blocks ---- */
 

@@ -145,6 +145,48 @@ static void print_is_inside(struct kernel_print *print, const struct hopper *h) 
     text_add(&print->code, ";\n}\n\n");
 }
 
+/* The first one has the name of an operand in one piece, whose map kernels fetch as they begin. */
+static struct name part_map(int operand, int part) {
+    return part ? named("%c_map%d", "ab"[operand], part) : named("%c_map", "ab"[operand]);
+}
+
+/* One copy, from the map of that name. `before`: what of k lies in other maps; NULL: nothing. */
+static void print_copy(struct kernel_print *print, const struct hopper *h, int operand, const char *map,
+                       const char *before) {
+    const struct map_view *view = &h->view[operand];
+    if (is_shared(h, operand))
+        text_add(&print->code, "    share_box(%d, dst, p.%s, full", (1 << h->tile->cluster) - 1, map);
+    else
+        text_add(&print->code, "    %s(dst, p.%s, full", view->is_image ? "load_pixels" : "load_box", map);
+    for (int i = 0; i < view->count; i++) {
+        print_coordinate(print, h, operand, i);
+        if (i == 0 && before)
+            text_add(&print->code, " - (i32)p.%s", before);
+    }
+    for (int i = 1; i < view->count - 1 && view->is_image; i++) {
+        int number = view->dims[i].number;
+        text_add(&print->code, ", at.offset(%d, %stap[%d])", number, h->k_is_pixels ? "" : "k.", number);
+    }
+    text_add(&print->code, ");\n");
+}
+
+/* Of the parts of an operand, the one that a step of k lies in. */
+static void print_copy_of_part(struct kernel_print *print, const struct hopper *h, int operand) {
+    const struct concat_op *parts = h->parts[operand];
+    char letter = "ab"[operand];
+    int last = (int)parts->inputs.count - 1;
+    int64_t end = 0;
+    for (int part = 0; part < last; part++) {
+        end += ((const struct tensor *)parts->inputs.tensors[part])->dims.at[concat_axis(parts)];
+        struct name field = named("%c_end%d", letter, part), before = named("%c_end%d", letter, part - 1);
+        print_number(print, end, field.text);
+        text_add(&print->code, "    if (k.c < (i32)p.%s) {\n    ", field.text);
+        print_copy(print, h, operand, part_map(operand, part).text, part ? before.text : NULL);
+        text_add(&print->code, "        return;\n    }\n");
+    }
+    print_copy(print, h, operand, part_map(operand, last).text, last ? named("%c_end%d", letter, last - 1).text : NULL);
+}
+
 /* load_a() or load_b(): the copies of one box; `outer`: the operand's own index, `full`: the barrier that counts its
    bytes. */
 static void print_load(struct kernel_print *print, const struct hopper *h, int operand) {
@@ -164,19 +206,11 @@ static void print_load(struct kernel_print *print, const struct hopper *h, int o
         print_divisor(print, view->dims[0].extent, "plane");
         text_add(&print->code, "    u32 plane = (u32)k.position;\n    const i32 pixel = (i32)split(plane, p.plane);\n");
     }
-    /* A mask of all blocks of the cluster, which get the share of each. */
-    if (is_shared(h, operand))
-        text_add(&print->code, "    share_box(%d, dst, p.%c_map, full", (1 << h->tile->cluster) - 1, letter);
+    if (h->parts[operand])
+        print_copy_of_part(print, h, operand);
     else
-        text_add(&print->code, "    %s(dst, p.%c_map, full", view->is_image ? "load_pixels" : "load_box", letter);
-    for (int i = 0; i < view->count; i++)
-        print_coordinate(print, h, operand, i);
-    /* im2col: how far the tap is from the corner, spatial dimensions alone. */
-    for (int i = 1; i < view->count - 1 && view->is_image; i++) {
-        int number = view->dims[i].number;
-        text_add(&print->code, ", at.offset(%d, %stap[%d])", number, h->k_is_pixels ? "" : "k.", number);
-    }
-    text_add(&print->code, ");\n}\n\n");
+        print_copy(print, h, operand, named("%c_map", letter).text, NULL);
+    text_add(&print->code, "}\n\n");
 }
 
 /* ---- Where a tile stands ----------------------------------------------------------------------------------------- */
@@ -289,10 +323,25 @@ static struct tensor_map_form result_form(const struct hopper *h,
     return form;
 }
 
+/* The parts of an operand: each is mapped by itself, up to where it ends along k. */
+static void print_part_maps(struct kernel_print *print, const struct hopper *h, int f) {
+    const struct concat_op *parts = h->parts[f];
+    for (int part = 0; part < parts->inputs.count; part++) {
+        const struct tensor *tensor = parts->inputs.tensors[part];
+        struct cuda_map map = {.form = form_of(h, f), .is_im2col = h->view[f].is_image};
+        map.form.dims[0] = (uint64_t)tensor->dims.at[concat_axis(parts)];
+        print_map(print, graph_find_value(h->c.region->graph, tensor), &map, part_map(f, part).text);
+    }
+}
+
 /* Maps are printed before all other fields, as print_map asks. */
 void hopper_print_maps(struct kernel_print *print, const struct hopper *h) {
     static const char *const names[] = {"a_map", "b_map"};
     for (int f = 0; f < OPERANDS; f++) {
+        if (h->parts[f]) {
+            print_part_maps(print, h, f);
+            continue;
+        }
         struct cuda_map map = {.form = form_of(h, f), .is_im2col = h->view[f].is_image};
         map.offset = h->is_matrix ? h->c.operand[f].first * stored_bytes(h) : 0; /* an image's corner is in its form */
         print_map(print, h->c.operand[f].value, &map, names[f]);

@@ -3,7 +3,9 @@
    is. It must not know tiles or text. */
 #include "base/number.h"
 #include "engines/cuda/product/hopper/hopper.h"
+#include "engines/product.h"
 #include "graph/ops/matmul.h"
+#include "graph/views.h"
 
 #include <string.h>
 
@@ -15,6 +17,7 @@ enum {
     IMAGE_REACH_MAX = 255,
     VOLUME_REACH_MAX = 31
 };
+enum { PARTS_MAX = 3 }; /* of an operand, as a step has so many maps beside the results' */
 /* Bytes: of a tensor map's address and of all its strides but the first, by the CUDA driver's rules. */
 enum { MAP_ALIGNMENT = 16 };
 
@@ -451,4 +454,71 @@ weftStatus_t hopper_shape(struct hopper *h) {
     for (int f = 0; f < OPERANDS; f++)
         TRY(check_view(h, f));
     return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Operands in parts ------------------------------------------------------------------------------------------- */
+
+/* Which dimension of an operand is k; -1: it is none, or taps are part of it. */
+static int dim_of_k(const struct node *node, int value, const struct graph *graph) {
+    const struct tensor *tensor = graph->values[value].tensor;
+    if (op_of(node->op) == &matmul_op)
+        return (int)tensor->dims.count - (tensor == ((const struct matmul_op *)node->op)->a ? 1 : 2);
+    bool is_image = op_of(node->op) == &conv_fprop_op || op_of(node->op) == &conv_dgrad_op;
+    struct conv_geometry g = conv_geometry(node->op);
+    return is_image && tensor == (g.direction == CONV_FORWARD ? g.x.tensor : g.y.tensor) ? 1 : -1;
+}
+
+bool hopper_gathers(const struct graph *graph, int node, int value) {
+    const struct node *product = &graph->nodes[node];
+    const struct value *at = &graph->values[value];
+    const struct concat_op *parts = at->producer < 0 ? NULL : (const struct concat_op *)graph->nodes[at->producer].op;
+    return node_is_product(product) && parts && op_of(&parts->base) == &concat_op &&
+           concat_axis(parts) == dim_of_k(product, value, graph);
+}
+
+/* Steps of 128 bytes belong to one part each: the last part alone may end within one, in zeros. */
+static weftStatus_t check_parts(const struct hopper *h, int operand) {
+    const struct concat_op *parts = h->parts[operand];
+    const struct map_view *view = &h->view[operand];
+    const struct view_dim *k = &view->dims[0];
+    const struct tensor *whole = h->c.operand[operand].tensor;
+    int64_t step = HOPPER_K_BYTES / element_bytes(h, operand), end = 0;
+    bool is_even = view->is_k_major && k->role == ROLE_K && k->extent == whole->dims.at[concat_axis(parts)] &&
+                   k->per_group == 0 && !h->k_is_pixels && !h->is_planes && parts->inputs.count <= PARTS_MAX;
+    for (int64_t part = 0; part + 1 < parts->inputs.count && is_even; part++) {
+        end += ((const struct tensor *)parts->inputs.tensors[part])->dims.at[concat_axis(parts)];
+        is_even = end % step == 0;
+    }
+    if (!is_even || h->c.before_count > 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: %s lies in parts, which are read here as up to %d of whole steps of %d "
+             "bytes along the summed dimension, and by no operation before it.",
+             descriptor_label(h->c.node->op), descriptor_label(&whole->base), PARTS_MAX, HOPPER_K_BYTES);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A value in parts that other operations of the region read. */
+static weftStatus_t check_others(const struct hopper *h) {
+    const struct region *region = h->c.region;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        for (int k = 0; k < node->operand_count; k++)
+            if (region->graph->values[node->operands[k]].tensor->is_gathered && node != h->c.node)
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s lies in parts, which the product alone reads here.",
+                     descriptor_label(node->op),
+                     descriptor_label(&region->graph->values[node->operands[k]].tensor->base));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t hopper_find_parts(struct hopper *h) {
+    for (int f = 0; f < OPERANDS; f++) {
+        h->parts[f] = views_gathered(h->c.region->graph, h->c.operand[f].value);
+        if (h->parts[f])
+            TRY(check_parts(h, f));
+        else if (h->c.operand[f].tensor->is_gathered)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the parts of %s are not known here.",
+                 descriptor_label(h->c.node->op), descriptor_label(&h->c.operand[f].tensor->base));
+    }
+    return check_others(h);
 }
