@@ -19,6 +19,8 @@ enum { UNASSIGNED = -1, NOT_NEEDED = -2, VIEW = -3 };
 enum {
     JOINED_MAX = 8,      /* operations added at once */
     SHARED_MAX = 8,      /* readers of a value, where each looks at all others */
+    DROPPED_MAX = 8,     /* operations dropped at once, and */
+    READERS_MAX = 8,     /* others that read what they make */
     CANDIDATES_MAX = 64, /* two of each family */
 };
 
@@ -440,6 +442,103 @@ static bool grow_once(struct partitioning *p, struct part *part) {
     return false;
 }
 
+/* ---- Shrinking --------------------------------------------------------------------------------------------------- */
+
+/* The nodes outside of a region that read what some of its nodes make, behind these, in order; gives the count of both,
+   0 where a reader is in a part already or there are more than READERS_MAX. */
+static int add_outside_readers(const struct partitioning *p, const struct region *region, int *nodes, int count) {
+    int all = count;
+    for (int i = 0; i < count; i++) {
+        const struct node *node = &p->graph->nodes[nodes[i]];
+        for (int k = 0; k < node->operand_count; k++)
+            for (int r = p->reader_start[node->operands[k]];
+                 node->is_output[k] && r < p->reader_start[node->operands[k] + 1]; r++) {
+                const struct region found = {.count = all - count, .nodes = nodes + count};
+                int reader = p->readers[r];
+                if (p->owner[reader] == NOT_NEEDED || region_has(region, reader) || region_has(&found, reader))
+                    continue;
+                if (p->owner[reader] != UNASSIGNED || all - count == READERS_MAX)
+                    return 0;
+                insert_sorted(nodes + count, all++ - count, reader);
+            }
+    }
+    return all;
+}
+
+/* What nodes, `count` of a list that has room, take beside those that read them, more than these take without: below 0
+   where they would read more than what the nodes are made of. INFINITY: nobody serves them together. */
+static double seconds_beside_readers(struct partitioning *p, const struct region *region, int *nodes, int count) {
+    int both[DROPPED_MAX + READERS_MAX];
+    struct region together = {.graph = p->graph, .nodes = both, .engine = p->engine};
+    struct offer offer;
+    int all = add_outside_readers(p, region, nodes, count);
+    for (int i = 0; i < all; i++)
+        insert_sorted(both, together.count++, nodes[i]);
+    if (all <= count || engine_offer(&offer, p->engine, &together, p->device, NULL))
+        return INFINITY;
+    return offer.seconds - seconds_apart(p, nodes + count, all - count);
+}
+
+/* Whether all that a node makes is read by nodes of a list, or, where `outside`, all of it outside of the region alone:
+   and somewhere. Nothing of it is the user's. */
+static bool serves_only(const struct partitioning *p, const struct region *region, int n, const struct region *list,
+                        bool outside) {
+    const struct node *node = &p->graph->nodes[n];
+    bool is = true, any = false;
+    for (int k = 0; k < node->operand_count && is; k++) {
+        if (!node->is_output[k])
+            continue;
+        is = !value_is_slot(&p->graph->values[node->operands[k]]);
+        for (int r = p->reader_start[node->operands[k]]; r < p->reader_start[node->operands[k] + 1] && is; r++) {
+            if (p->owner[p->readers[r]] == NOT_NEEDED)
+                continue;
+            any = true;
+            is = outside ? !region_has(region, p->readers[r]) : region_has(list, p->readers[r]);
+        }
+    }
+    return is && any;
+}
+
+/* A node that is read outside alone, and all that leads to nothing else, in order; gives their count, 0: there are
+   more than DROPPED_MAX or the seed is among them. */
+static int gather_dropped(const struct partitioning *p, const struct region *region, int node, int seed, int *dropped) {
+    int count = 0;
+    insert_sorted(dropped, count++, node);
+    for (int i = region->count; i-- > 0;) { /* readers come before what makes what they read */
+        const struct region list = {.graph = p->graph, .count = count, .nodes = dropped};
+        if (region_has(&list, region->nodes[i]) || !serves_only(p, region, region->nodes[i], &list, false))
+            continue;
+        if (count == DROPPED_MAX)
+            return 0;
+        insert_sorted(dropped, count++, region->nodes[i]);
+    }
+    const struct region list = {.graph = p->graph, .count = count, .nodes = dropped};
+    return region_has(&list, seed) ? 0 : count;
+}
+
+/* Drops one of several results that a region would leave in memory, where those that read it would sooner make it: a
+   mask, of which the region knows no more than they do. */
+static bool shrink_once(struct partitioning *p, struct part *part, int seed) {
+    int dropped[DROPPED_MAX + READERS_MAX], reader;
+    for (int i = part->region.count; i-- > 0 && open_results(p, &part->region, &reader) > 1;) {
+        if (!serves_only(p, &part->region, p->nodes[i], NULL, true))
+            continue;
+        int count = gather_dropped(p, &part->region, p->nodes[i], seed, dropped);
+        const struct region list = {.graph = p->graph, .count = count, .nodes = dropped};
+        struct region rest = {.graph = p->graph, .nodes = p->grown, .engine = p->engine};
+        double seconds;
+        rest.count = leave_out(p->grown, p->nodes, part->region.count, &list);
+        if (count == 0 || ask(p, part->family, &rest, &seconds) || !is_free(p, &rest) ||
+            seconds + seconds_beside_readers(p, &part->region, dropped, count) >= part->seconds)
+            continue;
+        memcpy(p->nodes, p->grown, (size_t)rest.count * sizeof *p->nodes);
+        part->region.count = rest.count;
+        part->seconds = seconds;
+        return true;
+    }
+    return false;
+}
+
 /* A family may take an operation only together with those that prepare what it alone reads; views among them then show
    nothing to others. `nodes` gets all of them in order; part->region.count is 0 where the family declines. */
 static bool accepts_with_companions(struct partitioning *p, struct part *part, int *nodes, int seed) {
@@ -486,6 +585,8 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     }
     forget_neighbours(p);
     set_inside(p, &part->region, false);
+    while (shrink_once(p, part, seed)) {
+    }
     p->candidate_count++;
     int *nodes;
     TRY(arena_alloc(p->arena, &nodes, (size_t)part->region.count * sizeof *nodes));
