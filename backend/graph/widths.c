@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the first node to the last: a result whose type was left unset, and is FLOAT as that is what is calculated in,
    is stored in the type of its operands where that has 16 bits. Statistics and other sums of rows stay as they are:
-   they are small, and what is made of them is not. So does what outputs of FLOAT are made of. */
+   they are small, and what is made of them is not. So does what outputs of FLOAT are made of. What is made of no floats,
+   as a one-hot vector of comparisons, lends no type to what it is joined with. */
 #include "graph/widths.h"
 #include "base/number.h"
 #include "graph/ops/attention.h"
@@ -14,6 +15,7 @@ struct search {
     const struct graph *graph;
     struct tensor **tensors; /* of each value: a narrower one, or NULL */
     bool *is_fixed;          /* of each value: it stays as it is */
+    bool *is_made_of_none;   /* of each value: no tensor of floats is behind it, but comparisons and numbers */
     struct arena *arena;
 };
 
@@ -59,7 +61,7 @@ static weftDataType_t type_of_operands(const struct search *s, const struct node
         /* As narrowed by now, so that a chain of operations stays narrow. */
         const struct tensor *tensor = tensor_at(s, node->operands[k]);
         bool counts = lends_type(node, k) && dtype_is_float((weftDataType_t)tensor->type) && !tensor->is_by_value &&
-                      !tensor->is_constant && (!are_wide || is_wide(tensor));
+                      !tensor->is_constant && !s->is_made_of_none[node->operands[k]] && (!are_wide || is_wide(tensor));
         if (counts)
             type = (int32_t)type == TENSOR_NO_TYPE ? (weftDataType_t)tensor->type
                                                    : dtype_promote(type, (weftDataType_t)tensor->type);
@@ -128,6 +130,8 @@ static weftStatus_t narrow_results(struct search *s, const struct node *node, bo
     /* Features alone, where nothing of several dimensions is read. */
     if ((int32_t)type == TENSOR_NO_TYPE)
         type = type_of_operands(s, node, false);
+    for (int k = 0; k < node->operand_count && (int32_t)type == TENSOR_NO_TYPE; k++)
+        s->is_made_of_none[node->operands[k]] = node->is_output[k] && is_free(s, node->operands[k]);
     if ((type != WEFT_DATA_HALF && type != WEFT_DATA_BFLOAT16) || is_statistic(node->op))
         return WEFT_STATUS_SUCCESS;
     for (int k = 0; k < node->operand_count; k++) {
@@ -148,6 +152,7 @@ static weftStatus_t search(const struct graph **made, struct search *s, struct a
     struct graph *copy;
     TRY(arena_alloc(scratch, &s->tensors, (size_t)graph->value_count * sizeof *s->tensors));
     TRY(arena_alloc(scratch, &s->is_fixed, (size_t)graph->value_count * sizeof *s->is_fixed));
+    TRY(arena_alloc(scratch, &s->is_made_of_none, (size_t)graph->value_count * sizeof *s->is_made_of_none));
     for (int n = 0; n < graph->node_count; n++)
         fix_modified(s, graph->nodes[n].op);
     /* Backwards, so that what an output of FLOAT is made of is fixed through all of its makers. */

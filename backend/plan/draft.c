@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Builds the steps of a cover and lays out the workspace: intermediates first, reusing the room of those that are no
-   longer read, then one scratch area that the steps use in turn. */
+   longer read, and in place where the step that reads one last may write there; then one scratch area that the steps
+   use in turn. */
 #include "plan/draft.h"
 #include "base/number.h"
 
@@ -15,6 +16,7 @@ struct life {
     /* Steps are numbered in the order in which they run. */
     int first, last;
     int64_t bytes;
+    bool is_in_place; /* its memory is that of a value which the step that makes it is the last to read */
 };
 
 /* Memory that no value has. */
@@ -25,13 +27,17 @@ struct hole {
 /* What the layout works with; freed when it is done, but for `draft`. */
 struct space {
     struct draft *draft;
-    bool *crosses; /* of each value: a step other than the one that makes it reads it */
+    bool *crosses;      /* of each value: a step other than the one that makes it reads it */
+    bool *is_handed_on; /* of each value: its memory is another's when its life ends */
     /* Unordered at first, then by `first`. */
     struct life *lives;
     int count;
     struct hole *holes; /* by offset; the last one has no end */
     int hole_count;
 };
+
+/* Bytes of a result, from which on it is worth asking whether it can be made in place. */
+enum { IN_PLACE_LEAST = 1 << 16 };
 
 /* Far from INT64_MAX, so that an offset and a size never overflow together. */
 #define LAST_HOLE_BYTES (INT64_C(1) << 62)
@@ -161,6 +167,34 @@ static int by_last(const void *a, const void *b) {
     return left->last != right->last ? left->last - right->last : left->value - right->value;
 }
 
+/* Whether the step that is the last to read an intermediate may write a result exactly there. Its family knows in which
+   order its kernel reads and writes. */
+static bool may_take_memory(const struct space *space, const struct life *life, int in) {
+    const struct draft *draft = space->draft;
+    const struct value *values = draft->graph->values;
+    const struct step *step = &draft->steps[life->first];
+    return values[in].tensor->is_virtual && draft->value_offset[in] >= 0 && !space->is_handed_on[in] &&
+           draft->last_reading[in] == life->first && draft->first_writing[in] < life->first && !draft->is_viewed[in] &&
+           !draft->is_viewed[life->value] && tensor_same_layout(values[in].tensor, values[life->value].tensor) &&
+           step->family->may_alias && step->family->may_alias(step, in, life->value);
+}
+
+/* Has a large result made in the place of what its step reads last; false: nothing there can give way. */
+static bool take_memory(struct space *space, struct life *life) {
+    struct draft *draft = space->draft;
+    const struct region *region = &draft->steps[life->first].region;
+    for (int i = 0; i < region->count && life->bytes >= IN_PLACE_LEAST; i++)
+        for (int k = 0; k < region_node(region, i)->operand_count; k++) {
+            int in = region_node(region, i)->operands[k];
+            if (region_node(region, i)->is_output[k] || !may_take_memory(space, life, in))
+                continue;
+            draft->value_offset[life->value] = draft->value_offset[in];
+            space->is_handed_on[in] = life->is_in_place = true;
+            return true;
+        }
+    return false;
+}
+
 /* Step by step: room for what a step makes, while that of all it reads is taken; then what it was the last to read
    goes. `ended` stays within the list: the life that is being placed has not ended yet, so one entry stops the loop. */
 static weftStatus_t place_lives(struct space *space, struct arena *scratch) {
@@ -174,10 +208,13 @@ static weftStatus_t place_lives(struct space *space, struct arena *scratch) {
     space->holes[0].bytes = LAST_HOLE_BYTES;
     space->hole_count = 1;
     for (int i = 0; i < space->count; i++) {
-        const struct life *life = &space->lives[i];
+        struct life *life = &space->lives[i];
         /* Strictly before: a step may not write over what it still reads. */
         for (; ending[ended].last < life->first; ended++)
-            give_room(space, draft->value_offset[ending[ended].value], ending[ended].bytes);
+            if (!space->is_handed_on[ending[ended].value])
+                give_room(space, draft->value_offset[ending[ended].value], ending[ended].bytes);
+        if (take_memory(space, life))
+            continue;
         int64_t offset = take_room(space, life->bytes);
         if (offset < 0)
             FAIL(
@@ -199,7 +236,8 @@ static weftStatus_t count_least(struct space *space, struct arena *scratch) {
     int64_t *change, live = 0; /* of each step: bytes that begin to live, less those that ended before */
     TRY(arena_alloc(scratch, &change, ((size_t)draft->cover.count + 1) * sizeof *change));
     for (int i = 0; i < space->count; i++) {
-        change[space->lives[i].first] += space->lives[i].bytes;
+        /* In the step that makes it in place, its memory is still counted as the other's. */
+        change[space->lives[i].first + space->lives[i].is_in_place] += space->lives[i].bytes;
         change[space->lives[i].last + 1] -= space->lives[i].bytes;
     }
     for (int s = 0; s < draft->cover.count; s++) {
@@ -215,10 +253,12 @@ static weftStatus_t lay_out_values(struct draft *draft, struct arena *scratch) {
     struct space space = {.draft = draft};
     size_t values = (size_t)draft->graph->value_count;
     TRY(arena_alloc(scratch, &space.crosses, values * sizeof *space.crosses));
+    TRY(arena_alloc(scratch, &space.is_handed_on, values * sizeof *space.is_handed_on));
     TRY(arena_alloc(scratch, &space.lives, values * sizeof *space.lives));
     note_accesses(&space);
     list_lives(&space);
     TRY(place_lives(&space, scratch));
+    status_clear(); /* of families that may not write in place */
     return count_least(&space, scratch);
 }
 
