@@ -1,5 +1,5 @@
-"""Cross-entropy over logits, written out: one pass over them for the loss and their gradient, which takes their
-place; and results that are made where what they are made of dies."""
+"""Cross-entropy over logits, written out: one pass over them for the loss and their gradient, which takes
+their place; and results that are made where what they are made of dies."""
 
 from __future__ import annotations
 
