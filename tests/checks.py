@@ -568,6 +568,18 @@ def need_gpu() -> Any:
     return torch
 
 
+def convolved(x: np.ndarray[Any, Any], w: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A convolution [N, C, H, W] by [K, C, S, S] with padding that keeps the image's size, of odd filters."""
+    size, height, width = w.shape[-1], x.shape[2], x.shape[3]
+    padded = np.pad(x, [(0, 0), (0, 0), *[(size // 2,) * 2] * 2])
+    taps = [(i, j) for i in range(size) for j in range(size)]
+    made: np.ndarray[Any, Any] = sum(
+        np.einsum("nchw,kc->nkhw", padded[:, :, i : i + height, j : j + width], w[:, :, i, j])
+        for i, j in taps
+    )
+    return made
+
+
 def numeric_gradient(
     function: Callable[..., Any], arrays: Sequence[Any], index: int, dy: Any, step: float = 1e-5
 ) -> np.ndarray[Any, Any]:

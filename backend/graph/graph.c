@@ -394,6 +394,21 @@ weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, stru
     return WEFT_STATUS_SUCCESS;
 }
 
+weftStatus_t graph_rewrite(const struct graph **made, const struct graph *graph, struct descriptor **ops, int count,
+                           struct arena *arena) {
+    struct arena scratch = {0};
+    struct graph *copy;
+    TRY(descriptor_mirror(arena, &copy, &graph->base));
+    copy->base.arena = (struct arena){0};
+    copy->ops.descriptors = ops;
+    copy->ops.count = count;
+    weftStatus_t status = make_graph(copy, &scratch);
+    arena_join(arena, &copy->base.arena);
+    arena_free(&scratch);
+    *made = copy;
+    return status;
+}
+
 /* An estimate for reports and rates; nodes that nobody needs count, too. */
 double graph_flops(const struct graph *graph) {
     double flops = 0;

@@ -71,6 +71,10 @@ weftStatus_t graph_check_closed(const struct graph *graph);
 weftStatus_t graph_exchange(struct graph **made, const struct graph *graph, struct tensor *const *tensors,
                             struct arena *arena);
 
+/* The graph of other operations, whose tensors have each a uid of its own. It lives with the arena and shares them. */
+weftStatus_t graph_rewrite(const struct graph **made, const struct graph *graph, struct descriptor **ops, int count,
+                           struct arena *arena);
+
 double graph_flops(const struct graph *graph);
 
 #endif

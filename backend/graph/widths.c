@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From the first node to the last: a result whose type was left unset, and is FLOAT as that is what is calculated in,
    is stored in the type of its operands where that has 16 bits. Statistics and other sums of rows stay as they are:
-   they are small, and what is made of them is not. So does what outputs of FLOAT are made of. What is made of no floats,
-   as a one-hot vector of comparisons, lends no type to what it is joined with. */
+   they are small, and what is made of them is not. So does what outputs of FLOAT are made of. What is made of no
+   floats, as a one-hot vector of comparisons, lends no type to what it is joined with. */
 #include "graph/widths.h"
 #include "base/number.h"
 #include "graph/ops/attention.h"

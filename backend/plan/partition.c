@@ -8,6 +8,7 @@
 #include "plan/partition.h"
 #include "base/number.h"
 #include "base/text.h"
+#include "graph/batch_norms.h"
 #include "graph/widths.h"
 
 #include <math.h>
@@ -1079,6 +1080,43 @@ static weftStatus_t search_cover(struct attempt *best, const struct partitioning
     return WEFT_STATUS_SUCCESS;
 }
 
+/* With some batch norms in parts. */
+static weftStatus_t attempt_parts(struct attempt *made, weftStatus_t *status, const struct partitioning *like,
+                                  const struct graph *graph, const bool *is_apart) {
+    int budget = 0;
+    const struct graph *parted;
+    TRY(batch_norms_part(&parted, graph, is_apart, like->arena));
+    *status = attempt_views(made, like, parted, &budget);
+    status_clear();
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* All batch norms in parts that may be, if that is cheaper; then each the other way, within SEARCH_NODES. */
+static weftStatus_t search_parts(struct attempt *best, const struct partitioning *like, const struct graph *graph) {
+    bool *is_apart;
+    int count = 0, budget = SEARCH_NODES;
+    TRY(arena_alloc(like->arena, &is_apart, (size_t)graph->node_count * sizeof *is_apart));
+    for (int n = 0; n < graph->node_count; n++)
+        count += is_apart[n] = batch_norm_has_parts(graph, n) && graph_needs(graph, &graph->nodes[n]);
+    for (int n = -1; n < graph->node_count && count > 0 && (n < 0 || budget >= graph->node_count); n++) {
+        struct attempt other;
+        weftStatus_t status;
+        double before = best->seconds;
+        if (n >= 0 && !batch_norm_has_parts(graph, n))
+            continue;
+        if (n >= 0)
+            is_apart[n] = !is_apart[n];
+        TRY(attempt_parts(&other, &status, like, graph, is_apart));
+        take_cheaper(best, status, &other);
+        if (n >= 0 && best->seconds >= before)
+            is_apart[n] = !is_apart[n];
+        if (n < 0 && best->seconds >= before)
+            memset(is_apart, 0, (size_t)graph->node_count * sizeof *is_apart);
+        budget -= n >= 0 ? graph->node_count : 0;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Parts are numbered in the order in which they run; views and what nobody needs are in none. */
 static weftStatus_t finish(struct cover *cover, struct attempt *attempt) {
     struct partitioning *p = &attempt->p;
@@ -1116,9 +1154,10 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
         TRY(leave_families_out(&p.engine, without, arena));
     struct attempt best;
     TRY(graph_check_closed(graph));
-    /* Types of free intermediates: what GPUs store them as decides which families accept them. */
-    if (device->kind == WEFT_DEVICE_CUDA)
+    if (engine->stores_narrow)
         TRY(widths_find(&graph, graph, arena));
     TRY(search_cover(&best, &p, graph));
+    if (engine->parts_batch_norms)
+        TRY(search_parts(&best, &p, graph));
     return finish(cover, &best);
 }

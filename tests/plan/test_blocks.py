@@ -11,7 +11,7 @@ FAMILIES = {
     "linear_gelu_backward": ["rows", "hopper", "hopper"],
     "rope": ["map", "map"],
     "spelled_attention": ["spelled_attention"],
-    "bottleneck": ["hopper", "channels", "patch_sm90", "channels", "hopper", "channels"],
+    "bottleneck": ["hopper", "rows", "patch_sm90", "rows", "hopper", "channels"],
     "bottleneck_backward": [
         *("channels", "hopper", "hopper"),
         *("channels", "hopper", "patch_sm90"),

@@ -55,18 +55,6 @@ def block(groups: int) -> Callable[..., Any]:
     return build
 
 
-def conv(x: Array, w: Array) -> Array:
-    """With padding that keeps the image's size."""
-    size, height, width = w.shape[-1], x.shape[2], x.shape[3]
-    padded = np.pad(x, [(0, 0), (0, 0), *[(size // 2,) * 2] * 2])
-    taps = [(i, j) for i in range(size) for j in range(size)]
-    made: Array = sum(
-        np.einsum("nchw,kc->nkhw", padded[:, :, i : i + height, j : j + width], w[:, :, i, j])
-        for i, j in taps
-    )
-    return made
-
-
 # ---- Plans -------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +167,7 @@ def test_norm_and_convolution_of_joined_channels(groups: int, channels: int, siz
     mean, variance = grouped.mean(-1, keepdims=True), grouped.var(-1, keepdims=True)
     normal = ((grouped - mean) / np.sqrt(variance + 1e-3)).reshape(joined.shape) * scale + bias
     magnitude = float(2 * channels * size * size)
-    expected = [np.maximum(normal, 0), conv(joined, w)]
+    expected = [np.maximum(normal, 0), checks.convolved(joined, w)]
     check(
         block(groups),
         arrays,

@@ -1,0 +1,149 @@
+"""Batch norm in training between convolutions: in one node or in parts, sums are taken as the convolution
+before stores its result, and the one behind normalises what it reads, where that is cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+import weft
+
+Array = np.ndarray[Any, Any]
+EPSILON, MOMENTUM = 1e-3, 0.25
+
+
+def one_node(g: Any, x: Any, scale: Any, bias: Any, count: float) -> tuple[Any, Any, Any]:
+    y, mean, inv, *_ = g.batchnorm(x, scale, bias, epsilon=EPSILON)
+    return y, mean, inv
+
+
+def parts(g: Any, x: Any, scale: Any, bias: Any, count: float) -> tuple[Any, Any, Any]:
+    sums = [each.set_data_type("f32") for each in g.genstats(x)]
+    s, t, mean, inv, *_ = g.bn_finalize(*sums, scale, bias, EPSILON, count)
+    return g.add(g.mul(x, s.set_data_type("f32")), t.set_data_type("f32")), mean, inv
+
+
+def between(
+    norm: Callable[..., Any], g: Any, x: Any, w1: Any, scale: Any, bias: Any, w2: Any
+) -> tuple[Any, ...]:
+    """Convolution, norm, activation, convolution; what the gradient reads is asked for."""
+    first = g.conv_fprop(x, w1, padding=[w1.dims[-1] // 2] * 2, name="first")
+    images, _, *size = x.dims
+    y, mean, inv = norm(g, first, scale, bias, float(images * size[0] * size[1]))
+    second = g.conv_fprop(g.relu(y), w2, padding=[w2.dims[-1] // 2] * 2, name="second")
+    return second, first, mean.set_data_type("f32"), inv.set_data_type("f32")
+
+
+Kernels = list[tuple[str, list[int]]]
+
+
+def planned(norm: Callable[..., Any], images: int, channels: int, side: int, **types: Any) -> Kernels:
+    """Families and the kinds of their operations, for an H200."""
+    options = {"io_data_type": "bf16", "intermediate_data_type": None, "compute_data_type": "f32"} | types
+    g = weft.Graph(device="sm_90", **options)
+
+    def image(*dims: int) -> Any:
+        return g.tensor(dims, checks.strides_of(dims, "channels_last"))
+
+    scale, bias = (g.tensor([1, channels, 1, 1], data_type="f32") for _ in range(2))
+    x, w1 = image(images, 2 * channels, side, side), image(channels, 2 * channels, 1, 1)
+    for tensor in between(norm, g, x, w1, scale, bias, image(channels, channels, 3, 3)):
+        tensor.set_output(True)
+    steps = g.build().plan.report["steps"]
+    return [
+        (step["family"].removeprefix("cuda."), [operation["kind"] for operation in step["operations"]])
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize("intermediate", [None, "bf16"])
+def test_one_node_and_parts_give_the_same_kernels(intermediate: str | None) -> None:
+    found = [planned(norm, 32, 64, 56, intermediate_data_type=intermediate) for norm in (one_node, parts)]
+    assert found[0] == found[1]
+    assert [family for family, _ in found[0]] == ["hopper", "rows", "patch_sm90"]
+    assert [len(kinds) for _, kinds in found[0]] == [2, 1, 4]
+
+
+def test_floats_stay_whole() -> None:
+    """The variance of what has more bits than 16 is no difference of squares in floats."""
+    families = [family for family, _ in planned(one_node, 32, 64, 56, io_data_type="f32")]
+    assert families[1] == "channels"
+
+
+def test_a_norm_alone_stays_whole() -> None:
+    g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
+    dims, each = (32, 64, 56, 56), [1, 64, 1, 1]
+    x = g.tensor(dims, checks.strides_of(dims, "channels_last"))
+    scale, bias = (g.tensor(each, data_type="f32") for _ in range(2))
+    g.relu(g.batchnorm(x, scale, bias, epsilon=EPSILON)[0]).set_output(True)
+    g.build_operation_graph()
+    assert g.support()[0]["families"] == ["cuda.channels"]
+
+
+# ---- Values ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [one_node, parts])
+@pytest.mark.parametrize(("images", "channels", "side"), [(2, 32, 8), (3, 64, 7)])
+def test_batch_norm_between_convolutions(
+    norm: Callable[..., Any], images: int, channels: int, side: int
+) -> None:
+    shapes = [(images, 2 * channels, side, side), (channels, 2 * channels, 1, 1), (channels, channels, 3, 3)]
+    x, w1, w2 = (checks.random(shape, "bf16", seed=i) for i, shape in enumerate(shapes))
+    scale, bias = (checks.random((1, channels, 1, 1), seed=i) for i in (3, 4))
+    first = checks.exact(checks.narrow(checks.convolved(checks.exact(x), checks.exact(w1)), "bf16"))
+    mean = first.mean((0, 2, 3), keepdims=True)
+    inv = 1 / np.sqrt(first.var((0, 2, 3), keepdims=True) + EPSILON)
+    y = np.maximum((first - mean) * inv * checks.exact(scale) + checks.exact(bias), 0)
+    second = checks.convolved(y, checks.exact(w2))
+    arrays = {"x": x, "w1": w1, "scale": scale, "bias": bias, "w2": w2}
+    # A bit of the first convolution's result moves y by as much as a rounding of it does.
+    rounding = 2.0**-7 * checks.convolved(
+        y + np.abs(first * inv * checks.exact(scale)), np.abs(checks.exact(w2))
+    )
+    checks.check(
+        lambda g, **tensors: between(norm, g, *tensors.values()),
+        {
+            name: (a, checks.strides_of(a.shape, "channels_last")) if min(a.shape[:2]) > 1 else a
+            for name, a in arrays.items()
+        },
+        [second, first, mean, inv],
+        layouts=["packed"],
+        graph={"io_data_type": "bf16", "compute_data_type": "f32"},
+        magnitude=float(max(np.abs(first).max(), 2 * channels, inv.max())),
+        rounded=[rounding, None, None, None],
+    )
+
+
+def test_running_statistics() -> None:
+    """They are kept by the step that ends the sums."""
+    images, channels, side = 2, 32, 8
+    dims, each = (images, channels, side, side), (1, channels, 1, 1)
+    x, w = checks.random(dims, "bf16"), checks.random((channels, channels, 3, 3), "bf16", seed=1)
+    mean, variance = checks.random(each, seed=2), np.abs(checks.random(each, seed=3))
+    first = checks.exact(checks.narrow(checks.convolved(checks.exact(x), checks.exact(w)), "bf16"))
+    new_mean = (1 - MOMENTUM) * checks.exact(mean) + MOMENTUM * first.mean((0, 2, 3), keepdims=True)
+    unbiased = first.var((0, 2, 3), keepdims=True, ddof=1)
+    new_variance = (1 - MOMENTUM) * checks.exact(variance) + MOMENTUM * unbiased
+
+    def build(g: Any, x: Any, w: Any, mean: Any, variance: Any) -> tuple[Any, ...]:
+        first = g.conv_fprop(x, w, padding=[1, 1])
+        made = g.batchnorm(first, None, None, mean, variance, EPSILON, MOMENTUM)
+        return first, made[3].set_data_type("f32"), made[4].set_data_type("f32"), g.relu(made[0])
+
+    checks.check(
+        build,
+        {
+            "x": (x, checks.strides_of(dims, "channels_last")),
+            "w": (w, checks.strides_of(w.shape, "channels_last")),
+            "mean": mean,
+            "variance": variance,
+        },
+        [first, new_mean, new_variance, None],
+        layouts=["packed"],
+        graph={"io_data_type": "bf16", "compute_data_type": "f32"},
+        magnitude=9.0 * channels,
+    )
