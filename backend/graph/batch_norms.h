@@ -12,8 +12,8 @@
    being rounded. */
 bool batch_norm_has_parts(const struct graph *graph, int node);
 
-/* The graph with the parts in the place of each node that is_apart names. What it names of the old one is shared; values
-   keep their numbers, and new ones come behind them. */
+/* The graph with the parts in the place of each node that is_apart names. What it names of the old one is shared;
+   values keep their numbers, and new ones come behind them. */
 weftStatus_t batch_norms_part(const struct graph **made, const struct graph *graph, const bool *is_apart,
                               struct arena *arena);
 
