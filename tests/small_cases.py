@@ -253,6 +253,23 @@ def spelled_attention(t: Maker) -> None:
     t.out(g.matmul(g.mul(g.mul(g.softmax(g.mul(g.tanh(x), 2.0)), kept), 4 / 3), t(2, 2, 96, 68)))
 
 
+def spelled_gradients(t: Maker) -> None:
+    """With o in the same graph, a soft cap with a gradient that is given, a causal mask and a bias."""
+    g = t.g
+    q, k, v, d_o, bias = t(2, 2, 70, 64), t(2, 2, 96, 64), t(2, 2, 96, 64), t(2, 2, 70, 64), t(1, 2, 1, 96)
+    x = g.tanh(g.mul(g.matmul(q, g.transpose(k, [0, 1, 3, 2])), 0.3))
+    seen = g.cmp_ge(g.gen_index(x, axis=2), g.gen_index(x, axis=3))
+    p = g.softmax(g.binary_select(g.add(x, bias), -np.inf, seen))
+    t.out(g.matmul(p, v))
+    dp = g.matmul(d_o, g.transpose(v, [0, 1, 3, 2]))
+    ds = g.mul(p, g.sub(dp, g.reduction(g.mul(p, dp), "ADD", dims=[3])))
+    dx = g.mul(g.mul(ds, g.sub(1.0, g.mul(x, x))), 0.3)
+    t.out(g.reduction(ds, "ADD", dims=[0, 2]))
+    t.out(g.matmul(dx, k))
+    t.out(g.matmul(g.transpose(dx, [0, 1, 3, 2]), q))
+    t.out(g.matmul(g.transpose(p, [0, 1, 3, 2]), d_o))
+
+
 def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
     """90 and 3 keys of up to 100. Pages beyond a sequence, and one more, are in no container."""
 
@@ -1001,6 +1018,9 @@ CASES = {
         ),
     ),
     "attention, spelled": Case("forward", "spelled_attention", spelled_attention),
+    "gradients, spelled": Case(
+        "forward_sm90 backward_rows_sm90 backward_sm90 backward_bias", "spelled_attention", spelled_gradients
+    ),
     "attention of split keys": Case(
         "forward merge_splits", "attention", attention(dims=(2, 1, 600, 64), dtype="f32")
     ),

@@ -9,7 +9,8 @@
 
 /* Whose regions begin first: attention and products, from the special to the general, before what goes with them and
    could take single operations away from them. Of equal prices the first one is taken. */
-static const struct family *const cuda_families[] = {&cuda_spelled_attention,
+static const struct family *const cuda_families[] = {&cuda_spelled_attention_unordered,
+                                                     &cuda_spelled_attention,
                                                      &cuda_attention_hopper_unordered,
                                                      &cuda_attention_hopper,
                                                      &cuda_attention_decode,

@@ -597,6 +597,12 @@ static weftStatus_t add_candidate(struct partitioning *p, const struct family *f
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Whether a family is not to be asked; nor one that finds the same, and takes another liberty with it. */
+static bool is_without(const struct partitioning *p, const struct family *family) {
+    const struct family *without = p->without;
+    return without && (family == without || (without->companions && family->companions == without->companions));
+}
+
 /* All regions that families from the f-th on would serve, if that one does. Families before the f-th have been asked at
    this node already, and have declined. */
 static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
@@ -604,7 +610,7 @@ static weftStatus_t find_candidates(struct partitioning *p, int f, int seed) {
     for (int g = f; p->engine->families[g] && (g == f || p->candidate_count > 0); g++) {
         const struct family *family = p->engine->families[g];
         /* The last resort takes everything, at a price that says nothing: it is asked where nobody else begins. */
-        if (!engine_uses(p->engine, family) || family == p->without || (g > f && family->is_last_resort))
+        if (!engine_uses(p->engine, family) || is_without(p, family) || (g > f && family->is_last_resort))
             continue;
         if (family->companions)
             TRY(add_candidate(p, family, seed, true));

@@ -96,6 +96,51 @@ bool score_modifier_is_shift(const struct score_modifier *m) {
     return dependent[m->output];
 }
 
+/* Whether a node of which x, b, or both, are multiples of the gradient gives one. Backward modes are linear in dy,
+   which is b. */
+static bool keeps_multiple(const struct pointwise_op *op, bool of_x, bool of_b, bool of_t) {
+    const struct tensor *other = of_x ? op->b : op->x;
+    bool is_zero = other && other->is_constant && dtype_load((weftDataType_t)other->type, other->constant, 0) == 0;
+    if (of_t || !dtype_is_float(pointwise_math(op)))
+        return false;
+    if (pointwise_find_mode(op->pw->mode)->form == FORM_BACKWARD)
+        return of_b && !of_x;
+    switch (op->pw->mode) {
+    case WEFT_POINTWISE_IDENTITY:
+    case WEFT_POINTWISE_NEG:
+        return true;
+    case WEFT_POINTWISE_MUL:
+        return of_x != of_b;
+    case WEFT_POINTWISE_DIV:
+        return of_x && !of_b;
+    case WEFT_POINTWISE_ADD:
+    case WEFT_POINTWISE_SUB:
+        return of_x && of_b;
+    case WEFT_POINTWISE_BINARY_SELECT:
+        return (of_x && of_b) || is_zero;
+    default:
+        return false;
+    }
+}
+
+bool score_modifier_gradient_is_linear(const struct score_modifier *m) {
+    bool multiple[SCORE_MODIFIER_VALUES_MAX] = {0}, needed[SCORE_MODIFIER_VALUES_MAX];
+    score_modifier_mark_needed(m, m->gradient_output, needed);
+    multiple[m->gradient_input] = true;
+    for (int n = 0; n < m->graph->node_count; n++) {
+        const struct pointwise_operands operands = pointwise_operands(node_op(m, n));
+        int x = value_of(m, operands.x), b = value_of(m, operands.b), t = value_of(m, operands.t),
+            out = value_of(m, operands.out);
+        bool of_x = multiple[x], of_b = b >= 0 && multiple[b], of_t = t >= 0 && multiple[t];
+        if (pointwise_find_mode(node_op(m, n)->pw->mode)->form == FORM_INDEX || !(of_x || of_b || of_t))
+            continue;
+        multiple[out] = keeps_multiple(node_op(m, n), of_x, of_b, of_t);
+        if (needed[out] && !multiple[out])
+            return false;
+    }
+    return multiple[m->gradient_output];
+}
+
 /* ---- Resolving --------------------------------------------------------------------------------------------------- */
 
 /* `is_made`: the value must be the result of an operation, or be the input itself; else it must come from outside. */

@@ -43,6 +43,9 @@ void score_modifier_mark_dependent(const struct score_modifier *modifier, int so
 /* Whether the modified score, where it is not -inf, is the score and something that does not depend on it. */
 bool score_modifier_is_shift(const struct score_modifier *modifier);
 
+/* Whether a gradient that is given is what it takes, times something that does not depend on it. */
+bool score_modifier_gradient_is_linear(const struct score_modifier *modifier);
+
 /* ---- The reference: one score, at [batch, head, query, key] ---- */
 
 double score_modifier_apply(const struct score_modifier *modifier, const struct bindings *bindings,

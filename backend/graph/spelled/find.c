@@ -3,7 +3,6 @@
    from there. Each step has one tensor to explain, takes the operations that make it, and refuses with a sentence where
    attention would calculate or round otherwise. Nothing is changed and nothing is written; write.c does that. */
 #include "base/philox.h"
-#include "graph/ops/reduction.h"
 #include "graph/ops/softmax.h"
 #include "graph/spelled/attention.h"
 #include "graph/spelled/parts.h"
@@ -13,9 +12,9 @@
 
 /* ---- Weights ----------------------------------------------------------------------------------------------------- */
 
-/* Weights are multiplied in the type of the values: one that was set is kept where it is that. */
-static weftStatus_t check_weights(const struct spelled_attention *s, const struct tensor *weights) {
-    if (!spelled_is_exact(s, weights) && weights->type != s->v.tensor->type)
+weftStatus_t spelled_check_weights(const struct spelled_attention *s, const struct tensor *weights,
+                                   const struct tensor *other) {
+    if (!spelled_is_exact(s, weights) && weights->type != other->type)
         return spelled_refuse_tensor(weights, "has a type to which attention does not round weights: leave it unset");
     return WEFT_STATUS_SUCCESS;
 }
@@ -35,9 +34,8 @@ static const struct rng_op *find_dropout(struct spelled_attention *s, const stru
     return NULL;
 }
 
-/* Whether an operation drops some of the weights; then `weights` are those before. */
-static bool drops(struct spelled_attention *s, const struct pointwise_op *op, const struct tensor **weights,
-                  double *growth) {
+bool spelled_drops(struct spelled_attention *s, const struct pointwise_op *op, const struct tensor **weights,
+                   double *growth) {
     const struct tensor *sides[] = {op->x, op->b};
     for (int i = 0; i < 2 && !s->dropout && op->pw->mode == WEFT_POINTWISE_MUL; i++) {
         /* The mask may be either side; what a vain search on one of them took is given back. */
@@ -55,8 +53,8 @@ static bool drops(struct spelled_attention *s, const struct pointwise_op *op, co
     return false;
 }
 
-/* Dropout as attention has it: Bernoulli's, and what stays grows by as much as is dropped. */
-static weftStatus_t check_dropout(const struct spelled_attention *s, int node, double growth) {
+/* Bernoulli's, and what stays grows by as much as is dropped. */
+weftStatus_t spelled_check_dropout(const struct spelled_attention *s, int node, double growth) {
     /* 1 / (1 - p) reaches us as a float of the user's: a few units of its last place. */
     static const double CLOSE = 1e-6;
     if (!s->dropout && growth != 1)
@@ -97,8 +95,8 @@ static weftStatus_t take_softmax(struct spelled_attention *s, int node) {
     return spelled_take(s, node);
 }
 
-/* The reduction of rows of x that makes a tensor; NULL: something else does. */
-static const struct reduction_op *reduced_by(const struct spelled_attention *s, const struct tensor *tensor, int mode) {
+const struct reduction_op *spelled_reduced_by(const struct spelled_attention *s, const struct tensor *tensor,
+                                              int mode) {
     int node = spelled_maker(s, tensor);
     if (node < 0 || op_of(spelled_op(s, node)) != &reduction_op)
         return NULL;
@@ -136,7 +134,7 @@ static void find_share(struct spelled_softmax *p, const struct spelled_attention
     }
     p->share = op;
     p->exponential = spelled_made_by(s, weights, WEFT_POINTWISE_EXP);
-    p->sum = reduced_by(s, sum, WEFT_REDUCE_TENSOR_ADD);
+    p->sum = spelled_reduced_by(s, sum, WEFT_REDUCE_TENSOR_ADD);
 }
 
 /* From the quotient up to the maximum: all of x must be the same tensor. */
@@ -148,7 +146,7 @@ static bool find_softmax(struct spelled_softmax *p, const struct spelled_attenti
     p->difference = spelled_made_by(s, p->exponential->x, WEFT_POINTWISE_SUB);
     if (!p->difference || p->difference->alpha1 != 1 || p->difference->alpha2 != 1)
         return false;
-    p->max = reduced_by(s, p->difference->b, WEFT_REDUCE_TENSOR_MAX);
+    p->max = spelled_reduced_by(s, p->difference->b, WEFT_REDUCE_TENSOR_MAX);
     return p->max && p->max->x == p->difference->x;
 }
 
@@ -195,6 +193,10 @@ static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) 
     return WEFT_STATUS_SUCCESS;
 }
 
+weftStatus_t spelled_take_softmax(struct spelled_attention *s, int node) {
+    return op_of(spelled_op(s, node)) == &softmax_op ? take_softmax(s, node) : take_spelled_softmax(s, node);
+}
+
 /* From the weights that values are multiplied with to the scores. */
 static weftStatus_t find_weights(struct spelled_attention *s, int node, const struct tensor *weights) {
     double growth = 1, factor;
@@ -205,33 +207,33 @@ static weftStatus_t find_weights(struct spelled_attention *s, int node, const st
         maker = spelled_maker(s, weights);
         if (maker < 0)
             return spelled_refuse(s, node, "no softmax of scores makes its weights");
-        TRY(check_weights(s, weights));
+        TRY(spelled_check_weights(s, weights, s->v.tensor));
         if (!spelled_is_pointwise(s, maker))
             break;
         if (spelled_read_factor(spelled_pointwise(s, maker), &before, &factor))
             growth *= factor;
-        else if (!drops(s, spelled_pointwise(s, maker), &before, &growth))
+        else if (!spelled_drops(s, spelled_pointwise(s, maker), &before, &growth))
             break;
         TRY(spelled_take(s, maker));
         weights = before;
     }
-    TRY(op_of(spelled_op(s, maker)) == &softmax_op ? take_softmax(s, maker) : take_spelled_softmax(s, maker));
-    return check_dropout(s, last, growth);
+    TRY(spelled_take_softmax(s, maker));
+    return spelled_check_dropout(s, last, growth);
 }
 
 /* ---- The whole --------------------------------------------------------------------------------------------------- */
 
-/* Nothing on the way but what attention gives is wanted elsewhere. */
-static weftStatus_t check_closed(const struct spelled_attention *s) {
-    const struct tensor *given[] = {s->o.tensor, s->stats, s->max, s->sum_exp, s->dropout ? s->dropout->y : NULL};
+weftStatus_t spelled_check_closed(const struct spelled_attention *s) {
+    const struct tensor *given[] = {
+        s->o.tensor, s->stats,     s->max,       s->sum_exp,  s->dropout ? s->dropout->y : NULL,
+        s->dbias,    s->dq.tensor, s->dk.tensor, s->dv.tensor};
     for (int i = 0; i < s->count; i++) {
-        const struct node *node = &s->graph->nodes[s->nodes[i]];
+        const struct node *node = &s->graph->nodes[s->nodes[i].node];
         for (int k = 0; k < node->operand_count; k++) {
             const struct tensor *tensor = s->graph->values[node->operands[k]].tensor;
             /* Inputs are nobody's result here: only what these nodes make could be missed. */
             bool may = !node->is_output[k];
-            /* What the attention itself writes may be read by anybody. */
-            for (int g = 0; g < 5; g++)
+            for (size_t g = 0; g < sizeof given / sizeof *given; g++)
                 may = may || tensor == given[g];
             if (!may && spelled_is_wanted(s, tensor))
                 return spelled_refuse_tensor(tensor, "is wanted outside of the attention that it is a part of");
@@ -240,24 +242,30 @@ static weftStatus_t check_closed(const struct spelled_attention *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
+struct spelled_attention spelled_nothing(const struct graph *graph) {
+    return (struct spelled_attention){.graph = graph,
+                                      .scale_value = 1,
+                                      .left_bound = ATTENTION_UNBOUNDED,
+                                      .right_bound = ATTENTION_UNBOUNDED,
+                                      .math = WEFT_DATA_FLOAT,
+                                      .carried_factor = 1};
+}
+
 /* Upwards from the last product, so that each step has one tensor to explain. */
 weftStatus_t spelled_attention_find(struct spelled_attention *found, const struct graph *graph, int node) {
-    *found = (struct spelled_attention){.graph = graph,
-                                        .scale_value = 1,
-                                        .left_bound = ATTENTION_UNBOUNDED,
-                                        .right_bound = ATTENTION_UNBOUNDED,
-                                        .math = WEFT_DATA_FLOAT};
+    *found = spelled_nothing(graph);
     /* The product with the values: the last of the attention's own, but for views of its result. */
     TRY(spelled_check_product(found, node));
     const struct matmul_op *op = (const struct matmul_op *)graph->nodes[node].op;
     found->o = spelled_view_of(op->c, op);
-    TRY(spelled_look_behind(found, &found->o));
+    TRY(spelled_look_behind(found, &found->o, false, NULL));
     found->v = spelled_view_of(op->b, op);
     TRY(spelled_look_through(found, &found->v, node, NULL));
     /* Between product and softmax weights may be under other extents, of batches and heads joined. */
     const struct tensor *weights = op->a;
     TRY(spelled_take_view(found, &weights));
     TRY(find_weights(found, node, weights));
-    TRY(spelled_find_scores(found));
-    return check_closed(found);
+    TRY(spelled_gather_scores(found));
+    spelled_part_scores(found);
+    return spelled_check_closed(found);
 }

@@ -3,8 +3,9 @@
    Looking up is free of effects; what is taken goes into the list of nodes. Positions of nodes are those of the whole
    graph. */
 #include "graph/spelled/parts.h"
-#include "graph/ops/reshape.h"
 #include "graph/ops/transpose.h"
+
+#include <string.h>
 
 /* ---- The graph around a tensor ----------------------------------------------------------------------------------- */
 
@@ -40,7 +41,7 @@ const struct pointwise_op *spelled_made_by(const struct spelled_attention *s, co
 /* A linear search: at most SPELLED_NODES_MAX nodes are taken. */
 int spelled_place(const struct spelled_attention *s, int node) {
     for (int i = 0; i < s->count; i++)
-        if (s->nodes[i] == node)
+        if (s->nodes[i].node == node)
             return i;
     return -1;
 }
@@ -53,10 +54,23 @@ weftStatus_t spelled_take(struct spelled_attention *s, int node) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: attention would be spelled by more than %d operations",
              descriptor_label(spelled_op(s, node)), SPELLED_NODES_MAX);
     if (!spelled_has(s, node)) {
-        s->modifies[s->count] = false;
-        s->nodes[s->count++] = node;
+        s->nodes[s->count++] = (struct spelled_node){.node = node};
     }
     return WEFT_STATUS_SUCCESS;
+}
+
+void spelled_sort(struct spelled_attention *s) {
+    for (int i = 1; i < s->count; i++)
+        for (int at = i; at > 0 && s->nodes[at - 1].node > s->nodes[at].node; at--) {
+            struct spelled_node node = s->nodes[at];
+            s->nodes[at] = s->nodes[at - 1];
+            s->nodes[at - 1] = node;
+        }
+}
+
+void spelled_drop(struct spelled_attention *s, int place) {
+    int behind = --s->count - place;
+    memmove(&s->nodes[place], &s->nodes[place + 1], (size_t)behind * sizeof *s->nodes);
 }
 
 /* Texts without a fix: a refusal here only says that operations run one by one. */
@@ -82,8 +96,7 @@ static bool keeps_packed(const struct reshape_op *op) {
     return reshape_keeps_order(op) && tensor_is_packed(op->x) && tensor_is_packed(op->y);
 }
 
-/* The reshape, at a node, that is another view of its input's memory; NULL: something else is there. */
-static const struct reshape_op *view_at(const struct spelled_attention *s, int node) {
+const struct reshape_op *spelled_view_at(const struct spelled_attention *s, int node) {
     const struct descriptor *op = node < 0 ? NULL : spelled_op(s, node);
     const struct reshape_op *reshape = (const struct reshape_op *)op;
     bool is = op && op_of(op) == &reshape_op && reshape->y->is_virtual && reshape->y->type == reshape->x->type;
@@ -91,7 +104,7 @@ static const struct reshape_op *view_at(const struct spelled_attention *s, int n
 }
 
 const struct tensor *spelled_behind_view(const struct spelled_attention *s, const struct tensor *tensor) {
-    const struct reshape_op *op = view_at(s, spelled_maker(s, tensor));
+    const struct reshape_op *op = spelled_view_at(s, spelled_maker(s, tensor));
     int64_t x = op ? op->x->dims.count : 0, y = tensor->dims.count;
     /* The last two dimensions, rows and columns of scores, must stay; those before may be joined or split. */
     bool is_of_batches = x >= 2 && y >= 2 && op->x->dims.at[x - 1] == tensor->dims.at[y - 1] &&
@@ -111,7 +124,7 @@ bool spelled_is_wanted(const struct spelled_attention *s, const struct tensor *t
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     bool is = !tensor->is_virtual;
     for (int i = 0; i < value->readers && !is; i++) {
-        const struct reshape_op *view = view_at(s, value->read_by[i]);
+        const struct reshape_op *view = spelled_view_at(s, value->read_by[i]);
         /* A view of it is the same memory: what counts is who reads that. */
         is = view ? spelled_is_wanted(s, view->y) : !spelled_has(s, value->read_by[i]);
     }
@@ -217,6 +230,18 @@ struct spelled_view spelled_view_of(const struct tensor *tensor, const struct ma
     return (struct spelled_view){tensor, tensor->dims, tensor->strides, &op->c->dims};
 }
 
+static void swap_numbers(int64_t *a, int64_t *b) {
+    int64_t number = *a;
+    *a = *b;
+    *b = number;
+}
+
+void spelled_swap_last(struct spelled_view *view) {
+    int64_t rank = view->dims.count;
+    swap_numbers(&view->dims.at[rank - 2], &view->dims.at[rank - 1]);
+    swap_numbers(&view->strides.at[rank - 2], &view->strides.at[rank - 1]);
+}
+
 /* Where the dimensions of a view lie in the input of the transpose that makes its tensor. `order`: which dimension of
    the tensor each one of the view is, as looked through so far. */
 static void look_through_transpose(struct spelled_view *view, const struct dims *permutation,
@@ -232,7 +257,7 @@ static void look_through_transpose(struct spelled_view *view, const struct dims 
    view becomes one of those that are there. */
 static bool look_through_copies(struct spelled_view *view, const struct spelled_attention *s, int *copier,
                                 const int64_t *order) {
-    const struct reshape_op *joined = view_at(s, spelled_maker(s, view->tensor));
+    const struct reshape_op *joined = spelled_view_at(s, spelled_maker(s, view->tensor));
     int node = joined ? spelled_maker(s, joined->x) : -1;
     if (!joined || view->dims.count != 4 || joined->x->dims.count != 5 || order[0] != 0 || order[1] != 1 ||
         !spelled_is_pointwise(s, node) || !spelled_is_private(s, joined->x, spelled_maker(s, view->tensor)))
@@ -251,6 +276,19 @@ static bool look_through_copies(struct spelled_view *view, const struct spelled_
         /* Dimensions behind the group are one further in the tensor of five. */
         view->strides.at[i] = op->x->strides.at[order[i] + (order[i] >= 2)];
     *copier = node;
+    return true;
+}
+
+/* [B, Hk, ..] seen as the [B, Hk, 1, ..] that heads are copied from. */
+static bool look_through_unit(struct spelled_view *view, const struct reshape_op *op, const int64_t *order) {
+    if (!op || view->dims.count != 4 || op->x->dims.count != 4 || op->y->dims.count != 5 || !is_plain(op->x))
+        return false;
+    const int64_t *x = op->x->dims.at, *y = op->y->dims.at;
+    if (y[2] != 1 || x[0] != y[0] || x[1] != y[1] || x[2] != y[3] || x[3] != y[4])
+        return false;
+    view->tensor = op->x;
+    for (int i = 0; i < 4; i++)
+        view->strides.at[i] = op->x->strides.at[order[i]];
     return true;
 }
 
@@ -277,18 +315,34 @@ static bool look_back(struct spelled_attention *s, struct spelled_view *view, in
     return look_through_copies(view, s, node, order);
 }
 
+/* Gradients read their operands twice, in several ways. What else reads a view decides in the end whether the operation
+   that makes it is taken. */
+static bool may_look_through(const struct spelled_attention *s, const struct tensor *tensor, int reader) {
+    return s->is_gradient ? tensor->is_virtual : spelled_is_private(s, tensor, reader);
+}
+
+static weftStatus_t take_seen(struct spelled_attention *s, int node) {
+    bool is_new = !spelled_has(s, node);
+    TRY(spelled_take(s, node));
+    if (is_new)
+        s->nodes[s->count - 1].is_view = s->is_gradient;
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Ends at the first tensor that others read, or that something else makes: there the operand begins. */
 weftStatus_t spelled_look_through(struct spelled_attention *s, struct spelled_view *view, int reader, double *factor) {
     int64_t order[WEFT_DIM_MAX], rank = view->tensor->dims.count;
     for (int i = 0; i < WEFT_DIM_MAX; i++)
         order[i] = i;
-    for (int node; (node = spelled_maker(s, view->tensor)) >= 0 && spelled_is_private(s, view->tensor, reader);
+    for (int node; (node = spelled_maker(s, view->tensor)) >= 0 && may_look_through(s, view->tensor, reader);
          reader = node) {
         int maker = node; /* of what is seen, which may be a view of copies */
-        if (view->tensor->dims.count != rank || !look_back(s, view, &node, factor, order))
+        bool is_seen = view->tensor->dims.count == rank ? look_back(s, view, &node, factor, order)
+                                                        : look_through_unit(view, spelled_view_at(s, node), order);
+        if (!is_seen)
             break;
-        TRY(spelled_take(s, maker));
-        TRY(spelled_take(s, node));
+        TRY(take_seen(s, maker));
+        TRY(take_seen(s, node));
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -309,20 +363,119 @@ static bool follow_transpose(struct spelled_view *view, const struct transpose_o
     return true;
 }
 
-/* Follows the result forwards through transposes and, last of all, a reshape to memory that is packed. */
-weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view) {
-    int64_t order[WEFT_DIM_MAX];
+/* The result of a factor, in the order of a view. */
+static bool follow_factor(struct spelled_view *view, const struct pointwise_op *op, const int64_t *order,
+                          double *factor) {
+    const struct tensor *x;
+    double number;
+    if (!spelled_read_factor(op, &x, &number) || x != view->tensor || !is_plain(op->y))
+        return false;
+    *factor *= number;
+    view->tensor = op->y;
+    for (int64_t i = 0; i < view->dims.count; i++)
+        view->strides.at[i] = op->y->strides.at[order[i]];
+    return true;
+}
+
+/* The sums, over heads or batch entries that share an operand, of its gradient. */
+static bool follow_sums(struct spelled_view *view, const struct reduction_op *op, const int64_t *order) {
+    int64_t rank = view->dims.count;
+    bool is = op->parameters->mode == WEFT_REDUCE_TENSOR_ADD && op->y->dims.count == rank && is_plain(op->y);
+    for (int64_t i = 0; is && i < rank; i++)
+        is = op->y->dims.at[order[i]] == view->dims.at[i] || (i < rank - 2 && op->y->dims.at[order[i]] == 1);
+    for (int64_t i = 0; is && i < rank; i++) {
+        view->dims.at[i] = op->y->dims.at[order[i]];
+        view->strides.at[i] = op->y->strides.at[order[i]];
+    }
+    view->tensor = is ? op->y : view->tensor;
+    return is;
+}
+
+/* The one private reader of a tensor, if it is this operation. */
+static int sole_reader_of(const struct spelled_attention *s, const struct tensor *tensor, const struct op *op) {
+    int node = spelled_sole_reader(s, tensor);
+    bool is = node >= 0 && spelled_is_private(s, tensor, node) && op_of(spelled_op(s, node)) == op;
+    return is ? node : -1;
+}
+
+/* A reshape of whatever lies behind it, in the order of its elements. */
+static const struct reshape_op *reshape_at(const struct spelled_attention *s, int node) {
+    const struct reshape_op *op = (const struct reshape_op *)spelled_op(s, node);
+    bool is = op_of(&op->base) == &reshape_op && op->y->is_virtual && op->y->type == op->x->type;
+    return is && reshape_keeps_order(op) ? op : NULL;
+}
+
+/* The same of heads that were copied for each that shares them: [B, Hk G, ..] to [B, Hk, G, ..] to [B, Hk, 1, ..] to
+   [B, Hk, ..]. The reshape at `node` is the first. */
+static weftStatus_t look_behind_copies(struct spelled_attention *s, struct spelled_view *view, int node,
+                                       bool *is_found) {
+    const struct reshape_op *apart = reshape_at(s, node);
+    int sum = apart ? sole_reader_of(s, apart->y, &reduction_op) : -1;
+    const struct reduction_op *op = sum < 0 ? NULL : (const struct reduction_op *)spelled_op(s, sum);
+    int last = op ? sole_reader_of(s, op->y, &reshape_op) : -1;
+    const struct reshape_op *joined = last < 0 ? NULL : (const struct reshape_op *)spelled_op(s, last);
+    *is_found = false;
+    if (!joined || view->dims.count != 4 || apart->y->dims.count != 5 || joined->y->dims.count != 4 ||
+        op->parameters->mode != WEFT_REDUCE_TENSOR_ADD || !spelled_is_exact(s, apart->y) ||
+        !spelled_is_exact(s, op->y) || !reshape_keeps_order(joined) || !is_plain(joined->y))
+        return WEFT_STATUS_SUCCESS;
+    const int64_t *many = apart->y->dims.at, *few = op->y->dims.at, *to = joined->y->dims.at;
+    const int64_t *from = view->dims.at;
+    *is_found = many[0] == from[0] && many[1] * many[2] == from[1] && many[3] == from[2] && many[4] == from[3] &&
+                few[0] == many[0] && few[1] == many[1] && few[2] == 1 && few[3] == many[3] && few[4] == many[4] &&
+                to[0] == few[0] && to[1] == few[1] && to[2] == few[3] && to[3] == few[4];
+    if (!*is_found)
+        return WEFT_STATUS_SUCCESS;
+    TRY(spelled_note_math(s, &op->base, reduction_math(op)));
+    *view = (struct spelled_view){joined->y, joined->y->dims, joined->y->strides, view->whole};
+    TRY(spelled_take(s, node));
+    TRY(spelled_take(s, sum));
+    return spelled_take(s, last);
+}
+
+/* One operation on from a result: another view of it, a factor where that may be, sums of gradients, a transpose. */
+static bool look_ahead(const struct spelled_attention *s, struct spelled_view *view, int node, double *factor,
+                       int64_t *order) {
+    const struct descriptor *op = spelled_op(s, node);
+    const struct reshape_op *reshape = (const struct reshape_op *)op;
+    const struct reduction_op *sums = (const struct reduction_op *)op;
+    if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && keeps_packed(reshape)) {
+        view->tensor = reshape->y;
+        return true;
+    }
+    if (factor && spelled_is_pointwise(s, node))
+        return spelled_is_exact(s, view->tensor) && follow_factor(view, spelled_pointwise(s, node), order, factor);
+    if (s->is_gradient && op_of(op) == &reduction_op)
+        return spelled_is_exact(s, view->tensor) && math_type((int32_t)reduction_math(sums)) == s->math &&
+               follow_sums(view, sums, order);
+    return op_of(op) == &transpose_op && follow_transpose(view, (const struct transpose_op *)op, order);
+}
+
+static bool is_identity(const int64_t *order, int64_t rank) {
+    bool is = true;
+    for (int64_t i = 0; i < rank; i++)
+        is = is && order[i] == i;
+    return is;
+}
+
+weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view, bool is_turned,
+                                 double *factor) {
+    int64_t order[WEFT_DIM_MAX], rank = view->dims.count;
     for (int i = 0; i < WEFT_DIM_MAX; i++)
         order[i] = i;
+    if (is_turned) {
+        spelled_swap_last(view);
+        swap_numbers(&order[rank - 2], &order[rank - 1]);
+    }
     for (int node; (node = spelled_sole_reader(s, view->tensor)) >= 0 && spelled_is_private(s, view->tensor, node);) {
-        const struct descriptor *op = spelled_op(s, node);
-        const struct reshape_op *reshape = (const struct reshape_op *)op;
+        bool is_shared = false;
+        if (s->is_gradient && is_identity(order, rank))
+            TRY(look_behind_copies(s, view, node, &is_shared));
+        if (is_shared)
+            continue;
         const struct tensor *from = view->tensor;
         struct spelled_view before = *view;
-        /* A reshape to the user's memory ends the search: nothing reads it in the graph that could go on. */
-        if (op_of(op) == &reshape_op && !reshape->y->is_virtual && is_plain(reshape->y) && keeps_packed(reshape))
-            view->tensor = reshape->y;
-        else if (op_of(op) != &transpose_op || !follow_transpose(view, (const struct transpose_op *)op, order))
+        if (!look_ahead(s, view, node, factor, order))
             return WEFT_STATUS_SUCCESS;
         if (view->tensor->type != from->type &&
             !spelled_is_exact(s, from)) { /* it would be rounded once, and not twice */

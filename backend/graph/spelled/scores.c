@@ -12,41 +12,19 @@ static const double HIDDEN_MOST = -1e30;
 
 /* ---- The score modifier ------------------------------------------------------------------------------------------ */
 
-/* The pointwise operations that lead to a tensor. Ends at what no pointwise operation makes, and at nodes that are
-   taken already. */
-static weftStatus_t gather(struct spelled_attention *s, const struct tensor *tensor) {
+weftStatus_t spelled_gather(struct spelled_attention *s, const struct tensor *tensor, bool modifies) {
     int node = spelled_maker(s, tensor);
     if (!spelled_is_pointwise(s, node) || spelled_has(s, node))
         return WEFT_STATUS_SUCCESS;
     TRY(spelled_take(s, node));
-    s->modifies[s->count - 1] = true;
+    s->nodes[s->count - 1].modifies = modifies;
     /* An index reads no elements: what it is an index of need not be taken. */
     if (spelled_form(s, node) == FORM_INDEX)
         return WEFT_STATUS_SUCCESS;
     struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
-    TRY(gather(s, operands.x));
-    TRY(gather(s, operands.b));
-    return gather(s, operands.t);
-}
-
-/* The nodes in order, each with its mark. An insertion sort: there are a few dozen. */
-static void sort_nodes(struct spelled_attention *s) {
-    for (int i = 1; i < s->count; i++)
-        for (int at = i; at > 0 && s->nodes[at - 1] > s->nodes[at]; at--) {
-            int node = s->nodes[at];
-            bool modifies = s->modifies[at];
-            s->nodes[at] = s->nodes[at - 1];
-            s->modifies[at] = s->modifies[at - 1];
-            s->nodes[at - 1] = node;
-            s->modifies[at - 1] = modifies;
-        }
-}
-
-/* Forgets the node at a place of the list; those behind move up. */
-static void drop(struct spelled_attention *s, int place) {
-    int behind = --s->count - place;
-    memmove(&s->nodes[place], &s->nodes[place + 1], (size_t)behind * sizeof *s->nodes);
-    memmove(&s->modifies[place], &s->modifies[place + 1], (size_t)behind * sizeof *s->modifies);
+    TRY(spelled_gather(s, operands.x, modifies));
+    TRY(spelled_gather(s, operands.b, modifies));
+    return spelled_gather(s, operands.t, modifies);
 }
 
 /* A product that makes scores of these dims. */
@@ -59,10 +37,9 @@ static bool makes_scores(const struct spelled_attention *s, const struct tensor 
 static weftStatus_t find_product(struct spelled_attention *s, int *found) {
     s->product = makes_scores(s, s->scores) ? s->scores : NULL;
     for (int i = 0; i < s->count && !s->product; i++) {
-        /* From the first node that was gathered, next to the softmax, upwards. */
-        if (!s->modifies[i] || spelled_form(s, s->nodes[i]) == FORM_INDEX)
+        if (!s->nodes[i].modifies || spelled_form(s, s->nodes[i].node) == FORM_INDEX)
             continue;
-        struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[i]));
+        struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[i].node));
         const struct tensor *inputs[] = {operands.x, operands.b};
         for (int k = 0; k < 2 && !s->product; k++)
             s->product = inputs[k] && makes_scores(s, inputs[k]) ? inputs[k] : NULL;
@@ -84,7 +61,7 @@ static bool depends_on_product(const struct spelled_attention *s, int node, cons
     for (int k = 0; k < 3; k++) {
         /* Nodes are in order, so that those before have their answer. */
         int place = inputs[k] && inputs[k] != s->product ? spelled_place(s, spelled_maker(s, inputs[k])) : -1;
-        if (inputs[k] == s->product || (place >= 0 && s->modifies[place] && depends[place]))
+        if (inputs[k] == s->product || (place >= 0 && s->nodes[place].modifies && depends[place]))
             return true;
     }
     return false;
@@ -94,13 +71,13 @@ static bool depends_on_product(const struct spelled_attention *s, int node, cons
 static void drop_shared(struct spelled_attention *s) {
     bool depends[SPELLED_NODES_MAX] = {0};
     for (int i = 0; i < s->count; i++)
-        depends[i] = s->modifies[i] && depends_on_product(s, s->nodes[i], depends);
+        depends[i] = s->nodes[i].modifies && depends_on_product(s, s->nodes[i].node, depends);
     /* From the last on: a node that is dropped makes those before it wanted from outside. */
     for (int i = s->count; i-- > 0;)
-        if (s->modifies[i] && !depends[i] &&
-            (spelled_is_wanted(s, spelled_result(s, s->nodes[i])) ||
-             spelled_result(s, s->nodes[i])->dims.count != s->scores->dims.count))
-            drop(s, i);
+        if (s->nodes[i].modifies && !depends[i] &&
+            (spelled_is_wanted(s, spelled_result(s, s->nodes[i].node)) ||
+             spelled_result(s, s->nodes[i].node)->dims.count != s->scores->dims.count))
+            spelled_drop(s, i);
 }
 
 /* Whether a tensor, of more than a number, is there before the attention. */
@@ -110,13 +87,28 @@ static bool is_in_memory(const struct spelled_attention *s, const struct tensor 
 
 static bool is_modifier(const struct spelled_attention *s, int node) {
     int place = spelled_place(s, node);
-    return place >= 0 && s->modifies[place];
+    return place >= 0 && s->nodes[place].modifies;
+}
+
+/* The one operation of the modifier that minds a tensor's elements; -1: none does, or several. Of gradients, what
+   carries them back reads it, too. */
+static int sole_modifier(const struct spelled_attention *s, const struct tensor *tensor) {
+    const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
+    int found = -1;
+    for (int i = 0; i < value->readers; i++) {
+        int reader = value->read_by[i];
+        if (!is_modifier(s, reader) || spelled_form(s, reader) == FORM_INDEX)
+            continue;
+        if (found >= 0)
+            return -1;
+        found = reader;
+    }
+    return found;
 }
 
 /* Scales first: those of attention itself. */
 static void peel_scale(struct spelled_attention *s) {
-    for (int node;
-         spelled_is_exact(s, s->product) && (node = spelled_sole_reader(s, s->product)) >= 0 && is_modifier(s, node);) {
+    for (int node; spelled_is_exact(s, s->product) && (node = sole_modifier(s, s->product)) >= 0;) {
         const struct pointwise_op *op = spelled_pointwise(s, node);
         /* A number moves into scale_value, a tensor of one element becomes attn_scale; anything else ends it. */
         const struct tensor *x, *other = op->x == s->product ? op->b : op->x;
@@ -133,8 +125,7 @@ static void peel_scale(struct spelled_attention *s) {
         } else {
             return;
         }
-        /* Taken by the attention itself, and so no more the modifier's. */
-        s->modifies[spelled_place(s, node)] = false;
+        s->nodes[spelled_place(s, node)].modifies = false;
         s->product = op->y;
         /* attn_scale is one tensor: numbers behind it stay with the modifier. */
         if (s->scale)
@@ -338,12 +329,11 @@ static void peel_masks(struct spelled_attention *s) {
     s->modified = s->scores;
     /* `whole` is before all of it, `kept` before one step: a step that fails leaves the rest peeled. */
     const struct spelled_attention whole = *s;
-    for (int node; s->modified != s->product; s->modifies[spelled_place(s, node)] = false) {
+    for (int node; s->modified != s->product; s->nodes[spelled_place(s, node)].modifies = false) {
         const struct spelled_attention kept = *s;
         node = spelled_maker(s, s->modified);
         const struct tensor *before = peel(s, spelled_pointwise(s, node));
-        /* Only what nobody else reads, and of the whole dims: what is behind a broadcast is no score. */
-        bool leads_on = before && tensor_same_dims(before, s->scores) && spelled_sole_reader(s, before) == node &&
+        bool leads_on = before && tensor_same_dims(before, s->scores) && sole_modifier(s, before) == node &&
                         (before == s->product || is_modifier(s, spelled_maker(s, before)));
         if (!leads_on) {
             *s = kept;
@@ -358,34 +348,20 @@ static void peel_masks(struct spelled_attention *s) {
 /* Keeps in the modifier what its result is made of. */
 static void mark_needed(struct spelled_attention *s, const struct tensor *tensor, bool *needed) {
     int place = tensor && tensor != s->product ? spelled_place(s, spelled_maker(s, tensor)) : -1;
-    if (place < 0 || !s->modifies[place] || needed[place])
+    if (place < 0 || !s->nodes[place].modifies || needed[place])
         return;
     needed[place] = true;
-    if (spelled_form(s, s->nodes[place]) == FORM_INDEX)
+    if (spelled_form(s, s->nodes[place].node) == FORM_INDEX)
         return;
-    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[place]));
+    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[place].node));
     mark_needed(s, operands.x, needed);
     mark_needed(s, operands.b, needed);
     mark_needed(s, operands.t, needed);
 }
 
-static void swap_numbers(int64_t *a, int64_t *b) {
-    int64_t number = *a;
-    *a = *b;
-    *b = number;
-}
-
-/* Keys are the right factor, [.., Dqk, Skv]; attention names them [.., Skv, Dqk]. */
-static void swap_last(struct spelled_view *view) {
-    int64_t rank = view->dims.count;
-    swap_numbers(&view->dims.at[rank - 2], &view->dims.at[rank - 1]);
-    swap_numbers(&view->strides.at[rank - 2], &view->strides.at[rank - 1]);
-}
-
-weftStatus_t spelled_find_scores(struct spelled_attention *s) {
+weftStatus_t spelled_gather_scores(struct spelled_attention *s) {
     int product = -1;
-    bool needed[SPELLED_NODES_MAX] = {0};
-    TRY(gather(s, s->scores));
+    TRY(spelled_gather(s, s->scores, true));
     TRY(find_product(s, &product));
     const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, product);
     s->q = spelled_view_of(op->a, op);
@@ -393,8 +369,13 @@ weftStatus_t spelled_find_scores(struct spelled_attention *s) {
     /* Factors of queries and keys are factors of their product. */
     TRY(spelled_look_through(s, &s->q, product, &s->scale_value));
     TRY(spelled_look_through(s, &s->k, product, &s->scale_value));
-    swap_last(&s->k);
-    sort_nodes(s);
+    spelled_swap_last(&s->k);
+    return WEFT_STATUS_SUCCESS;
+}
+
+void spelled_part_scores(struct spelled_attention *s) {
+    bool needed[SPELLED_NODES_MAX] = {0};
+    spelled_sort(s);
     drop_shared(s);
     /* Told before scales are peeled: it is the matmul's own result. */
     s->is_rounded = !spelled_is_exact(s, s->product);
@@ -402,6 +383,6 @@ weftStatus_t spelled_find_scores(struct spelled_attention *s) {
     peel_masks(s);
     /* Nodes that fed a peeled mask alone are no part of the modifier. */
     mark_needed(s, s->modified, needed);
-    memcpy(s->modifies, needed, sizeof needed);
-    return WEFT_STATUS_SUCCESS;
+    for (int i = 0; i < s->count; i++)
+        s->nodes[i].modifies = needed[i];
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing spelled attention as one operation: a graph of an sdpa_fwd whose tensors are [batch, head, row, column] views
-   of those of the whole graph, and whose score modifier has what was left of the operations on the scores. All of it
-   lives in the caller's arena; descriptors are mirrors that nobody holds. What the operation's own inference and checks
-   refuse is no attention. */
+/* Writing spelled attention as the operation that it is: a graph of an sdpa_fwd, an sdpa_bwd, or both, whose tensors
+   are [batch, head, row, column] views of those of the whole graph, and whose score modifier has what was left of the
+   operations on the scores and on their gradient. */
 #include "graph/spelled/parts.h"
 
 #include <string.h>
@@ -18,8 +17,9 @@ struct writer {
     struct tensor *tensors[TENSORS_MAX];
     const struct tensor *sources[TENSORS_MAX]; /* of which each is a view; NULL: of none */
     bool is_inside[TENSORS_MAX];               /* of the modifier */
-    struct tensor *input;                      /* of the modifier */
-    struct descriptor *ops[SPELLED_NODES_MAX + 1];
+    struct tensor *input, *gradient;           /* of the modifier, and of what carries its gradient back */
+    struct tensor *gradient_result;            /* of the latter; NULL: it is derived */
+    struct descriptor *ops[SPELLED_NODES_MAX + 2];
     int op_count;
 };
 
@@ -234,17 +234,9 @@ static weftStatus_t write_pointwise(struct writer *w, const struct descriptor *f
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The scores as the modifier takes them: of a product whose type was set, before the rounding to it. */
-static weftStatus_t write_input(struct writer *w) {
-    struct tensor *input;
-    TRY(add_like_scores(w, &input, w->s->product));
-    w->input = input;
-    w->is_inside[w->count - 1] = true;
-    if (!w->s->is_rounded)
-        return WEFT_STATUS_SUCCESS;
-    /* The rounding that the matmul's set type asked for becomes an operation of the modifier's. */
-    input->type = (int32_t)w->s->math;
-    w->sources[w->count - 1] = NULL;
+/* y = factor x, rounded to the type of `like`, of which y is the view that others find. */
+static weftStatus_t write_factor(struct writer *w, struct tensor **y, struct tensor *x, const struct tensor *like,
+                                 double factor) {
     struct pointwise_op *op;
     struct pointwise *parameters;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
@@ -253,12 +245,30 @@ static weftStatus_t write_input(struct writer *w) {
     parameters->base.schema = &pointwise_schema;
     parameters->mode = WEFT_POINTWISE_IDENTITY;
     parameters->math = (int32_t)w->s->math;
-    *op = (struct pointwise_op){
-        .pw = parameters, .x = input, .y = (struct tensor *)w->s->product, .alpha1 = 1, .alpha2 = 1};
+    *op = (struct pointwise_op){.pw = parameters, .x = x, .y = (struct tensor *)like, .alpha1 = factor, .alpha2 = 1};
     op->base.schema = &pointwise_op.schema;
     TRY(exchange_result(w, &op->y));
+    *y = op->y;
     w->ops[w->op_count++] = &op->base;
     return WEFT_STATUS_SUCCESS;
+}
+
+/* What the modifier, or its gradient, takes. */
+static weftStatus_t write_taken(struct writer *w, struct tensor **made, const struct tensor *tensor) {
+    TRY(add_like_scores(w, made, tensor));
+    w->is_inside[w->count - 1] = true;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The scores as the modifier takes them: of a product whose type was set, before the rounding to it. */
+static weftStatus_t write_input(struct writer *w) {
+    struct tensor *rounded;
+    TRY(write_taken(w, &w->input, w->s->product));
+    if (!w->s->is_rounded)
+        return WEFT_STATUS_SUCCESS;
+    w->input->type = (int32_t)w->s->math;
+    w->sources[w->count - 1] = NULL;
+    return write_factor(w, &rounded, w->input, w->s->product, 1);
 }
 
 /* ---- Graphs ------------------------------------------------------------------------------------------------------ */
@@ -337,17 +347,45 @@ static weftStatus_t write_graph(struct graph **made, struct writer *w, struct de
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Operands of what makes one value of the modifier. */
+static weftStatus_t list_operands(struct score_modifier *m, struct writer *w) {
+    bool output[SCORE_MODIFIER_VALUES_MAX], gradient[SCORE_MODIFIER_VALUES_MAX] = {0};
+    score_modifier_mark_needed(m, m->output, output);
+    if (m->gradient_output >= 0)
+        score_modifier_mark_needed(m, m->gradient_output, gradient);
+    TRY(arena_alloc(w->arena, &m->operands.tensors, (size_t)w->count * sizeof *m->operands.tensors));
+    for (int v = 0; v < m->graph->value_count; v++) {
+        const struct tensor *tensor = m->graph->values[v].tensor;
+        if (!w->is_inside[tensor->uid] && (output[v] || gradient[v]))
+            m->operands.tensors[m->operands.count++] = m->graph->values[v].tensor;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The gradient of the scaled product: as it is given, times what is left of factors. */
+static weftStatus_t write_gradient_result(struct writer *w) {
+    const struct spelled_attention *s = w->s;
+    w->gradient_result = find(w, s->carried_back);
+    if (s->carried_factor == 1 && w->gradient_result != w->gradient)
+        return WEFT_STATUS_SUCCESS;
+    TRY(write_factor(w, &w->gradient_result, w->gradient_result, s->carried, s->carried_factor));
+    w->sources[w->count - 1] = NULL;
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Nodes are in the graph's order, so that each finds its operands written. */
 static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
     const struct spelled_attention *s = w->s;
+    bool carries = s->is_gradient && (s->carried != s->carried_back || s->carried_factor != 1);
     m->input = m->output = m->gradient_input = m->gradient_output = -1;
-    /* Nothing is left between product and softmax: there is no modifier. */
-    if (s->modified == s->product && !s->is_rounded)
+    if (s->modified == s->product && !s->is_rounded && !carries)
         return WEFT_STATUS_SUCCESS;
     TRY(write_input(w));
+    TRY(s->is_gradient ? write_taken(w, &w->gradient, s->carried) : WEFT_STATUS_SUCCESS);
     for (int i = 0; i < s->count; i++)
-        if (s->modifies[i])
-            TRY(write_pointwise(w, s->graph->nodes[s->nodes[i]].op));
+        if (s->nodes[i].modifies || s->nodes[i].carries)
+            TRY(write_pointwise(w, s->graph->nodes[s->nodes[i].node].op));
+    TRY(s->is_gradient ? write_gradient_result(w) : WEFT_STATUS_SUCCESS);
     if (w->count > SCORE_MODIFIER_VALUES_MAX)
         return refuse(s->modified, "is made of more tensors than a score modifier has");
     TRY(write_graph(&m->graph, w, w->ops, w->op_count, true));
@@ -356,16 +394,30 @@ static weftStatus_t write_modifier(struct score_modifier *m, struct writer *w) {
     m->output = graph_find_value(m->graph, find(w, s->modified));
     m->input_uid = w->input->uid;
     m->output_uid = find(w, s->modified)->uid;
-    TRY(arena_alloc(w->arena, &m->operands.tensors, (size_t)w->count * sizeof *m->operands.tensors));
-    for (int i = 0; i < w->count; i++)
-        if (!w->is_inside[i])
-            m->operands.tensors[m->operands.count++] = w->tensors[i];
     return WEFT_STATUS_SUCCESS;
+}
+
+/* The modifier of one of two operations, with what carries its gradient back where it is no derivative. */
+static weftStatus_t finish_modifier(struct score_modifier *m, const struct score_modifier *whole, struct writer *w,
+                                    bool is_gradient) {
+    *m = *whole;
+    if (!is_gradient && m->output == m->input)
+        m->graph = NULL;
+    if (!m->graph)
+        return WEFT_STATUS_SUCCESS;
+    bool is_derived = w->s->carried == w->s->carried_back && w->s->carried_factor == 1 && score_modifier_is_shift(m);
+    if (is_gradient && !is_derived) {
+        m->gradient_input = graph_find_value(m->graph, w->gradient);
+        m->gradient_output = graph_find_value(m->graph, w->gradient_result);
+        m->gradient_input_uid = w->gradient->uid;
+        m->gradient_output_uid = w->gradient_result->uid;
+    }
+    return list_operands(m, w);
 }
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
-static weftStatus_t write_dropout(struct attention *a, struct sdpa_fwd_op *op, struct writer *w) {
+static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
     const struct rng_op *rng = w->s->dropout;
     if (!rng)
         return WEFT_STATUS_SUCCESS;
@@ -376,53 +428,145 @@ static weftStatus_t write_dropout(struct attention *a, struct sdpa_fwd_op *op, s
         TRY(add_scalar(w, &a->dropout_seed, rng->seed_tensor));
     else
         TRY(add_seed(w, &a->dropout_seed, rng->seed, rng->y));
-    TRY(add_scalar(w, &a->dropout_offset, rng->offset));
-    return spelled_is_wanted(w->s, rng->y) ? add_like_scores(w, &op->rng_dump, rng->y) : WEFT_STATUS_SUCCESS;
+    return add_scalar(w, &a->dropout_offset, rng->offset);
 }
 
-static weftStatus_t write_operands(struct sdpa_fwd_op *op, struct writer *w) {
+/* What scores are made of. */
+static weftStatus_t write_scores(struct attention *a, struct writer *w) {
     const struct spelled_attention *s = w->s;
-    struct attention *a = &op->a;
+    a->scale_value = s->scale_value;
+    a->left_bound = s->left_bound;
+    a->right_bound = s->right_bound;
+    a->alignment = WEFT_DIAGONAL_TOP_LEFT;
+    a->math = (int32_t)s->math;
+    TRY(write_modifier(&a->modifier, w));
     /* Queries and results have all heads of the scores; keys and values may have fewer. */
     TRY(add_factor(w, &a->q, &s->q, true));
     TRY(add_factor(w, &a->k, &s->k, false));
     TRY(add_factor(w, &a->v, &s->v, false));
-    TRY(add_factor(w, &op->o, &s->o, true));
     TRY(add_scalar(w, &a->scale, s->scale));
     TRY(add_like_scores(w, &a->bias, s->bias));
     TRY(add_like_scores(w, &a->sink, s->sink));
-    TRY(add_like_scores(w, &op->stats, s->stats));
-    TRY(add_like_scores(w, &op->max, s->max));
-    TRY(add_like_scores(w, &op->sum_exp, s->sum_exp));
-    return write_dropout(a, op, w);
+    return write_dropout(a, w);
 }
 
-/* The modifier first: its graph is made of the tensors that are there by then. */
-static weftStatus_t write_attention(struct sdpa_fwd_op **made, struct writer *w) {
+/* A packed tensor that the whole graph has not: [batch, head, row, `columns`], of queries. */
+static weftStatus_t add_passed(struct writer *w, struct tensor **made, const struct tensor *like, weftDataType_t type,
+                               int64_t columns) {
+    TRY(add(w, made, like, NULL));
+    const int64_t *at = like->dims.at, dims[] = {at[BATCH], at[HEAD], at[ROW], columns};
+    (*made)->type = (int32_t)type;
+    (*made)->dims.at[COLUMN] = columns;
+    for (int64_t i = 4, stride = 1; i-- > 0; stride *= dims[i])
+        (*made)->strides.at[i] = stride;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* O: where the graph has it, and where a gradient alone asks for it, what passes from one operation to the other. */
+static weftStatus_t add_o(struct writer *w, struct tensor **made, const struct attention *a) {
+    const struct spelled_attention *s = w->s;
+    bool is_passed = !s->o.tensor || (s->makes_o && !spelled_is_wanted(s, s->o.tensor));
+    return is_passed ? add_passed(w, made, a->q, (weftDataType_t)a->v->type, a->v->dims.at[COLUMN])
+                     : add_factor(w, made, &s->o, true);
+}
+
+static weftStatus_t write_forward(struct sdpa_fwd_op **made, struct writer *w, const struct attention *a,
+                                  struct tensor *o) {
     const struct spelled_attention *s = w->s;
     struct sdpa_fwd_op *op;
+    bool stores_o = !s->is_gradient || s->makes_o || !s->o.tensor;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     op->base.schema = &sdpa_fwd_op.schema;
-    /* Messages call it by the name of its last operation. */
-    op->base.label = s->graph->nodes[s->nodes[s->count - 1]].op->label;
-    op->a.scale_value = s->scale_value;
-    op->a.left_bound = s->left_bound;
-    op->a.right_bound = s->right_bound;
-    op->a.alignment = WEFT_DIAGONAL_TOP_LEFT;
-    op->a.math = (int32_t)s->math;
-    TRY(write_modifier(&op->a.modifier, w));
-    TRY(write_operands(op, w));
+    op->base.label = s->graph->nodes[s->nodes[s->count - 1].node].op->label;
+    op->a = *a;
+    TRY(finish_modifier(&op->a.modifier, &a->modifier, w, false));
+    op->o = o;
+    if (!stores_o) /* statistics alone are wanted */
+        TRY(add_passed(w, &op->o, a->q, (weftDataType_t)a->v->type, a->v->dims.at[COLUMN]));
+    TRY(s->stats || !s->is_gradient ? add_like_scores(w, &op->stats, s->stats)
+                                    : add_passed(w, &op->stats, a->q, WEFT_DATA_FLOAT, 1));
+    TRY(add_like_scores(w, &op->max, s->max));
+    TRY(add_like_scores(w, &op->sum_exp, s->sum_exp));
+    if (s->dropout && spelled_is_wanted(s, s->dropout->y))
+        TRY(add_like_scores(w, &op->rng_dump, s->dropout->y));
     *made = op;
     TRY(sdpa_fwd_op.infer(&op->base));
     return sdpa_fwd_op.check(&op->base);
 }
 
-/* What the operation reads is there before it. */
+/* A gradient of an operand, of all its elements: nothing is summed behind it. */
+static weftStatus_t add_gradient(struct writer *w, struct tensor **made, const struct spelled_view *view,
+                                 const struct tensor *operand) {
+    if (!view->tensor) {
+        TRY(add(w, made, operand, NULL));
+        int64_t stride = 1;
+        for (int i = 4; i-- > 0; stride *= operand->dims.at[i])
+            (*made)->strides.at[i] = stride;
+        return WEFT_STATUS_SUCCESS;
+    }
+    return add_view(w, made, view);
+}
+
+/* Whether one of the sums that it is made of was asked to be the same in each run. */
+static bool is_deterministic(const struct spelled_attention *s) {
+    for (int i = 0; i < s->count; i++) {
+        const struct descriptor *op = s->graph->nodes[s->nodes[i].node].op;
+        if (op_of(op) == &reduction_op && ((const struct reduction_op *)op)->parameters->is_deterministic)
+            return true;
+    }
+    return false;
+}
+
+static weftStatus_t write_backward(struct sdpa_bwd_op **made, struct writer *w, const struct attention *a,
+                                   struct tensor *o, struct tensor *stats) {
+    const struct spelled_attention *s = w->s;
+    struct sdpa_bwd_op *op;
+    TRY(arena_alloc(w->arena, &op, sizeof *op));
+    op->base.schema = &sdpa_bwd_op.schema;
+    op->base.label = s->graph->nodes[s->nodes[s->count - 1].node].op->label;
+    op->a = *a;
+    TRY(finish_modifier(&op->a.modifier, &a->modifier, w, true));
+    op->o = o;
+    op->stats = stats;
+    op->is_deterministic = is_deterministic(s);
+    TRY(add_factor(w, &op->d_o, &s->d_o, true));
+    TRY(add_gradient(w, &op->dq, &s->dq, a->q));
+    TRY(add_gradient(w, &op->dk, &s->dk, a->k));
+    TRY(add_gradient(w, &op->dv, &s->dv, a->v));
+    TRY(add_like_scores(w, &op->dbias, s->dbias));
+    *made = op;
+    TRY(sdpa_bwd_op.infer(&op->base));
+    return sdpa_bwd_op.check(&op->base);
+}
+
+/* The operations, in order. */
+static weftStatus_t write_attention(struct descriptor *ops[2], int *count, struct writer *w) {
+    const struct spelled_attention *s = w->s;
+    struct attention a = {0};
+    struct tensor *o, *stats = NULL;
+    struct sdpa_fwd_op *forward;
+    struct sdpa_bwd_op *backward;
+    TRY(write_scores(&a, w));
+    TRY(add_o(w, &o, &a));
+    if (s->given_stats) {
+        TRY(add_like_scores(w, &stats, s->given_stats));
+    } else {
+        TRY(write_forward(&forward, w, &a, o));
+        stats = forward->stats;
+        ops[(*count)++] = &forward->base;
+    }
+    if (s->is_gradient) {
+        TRY(write_backward(&backward, w, &a, o, stats));
+        ops[(*count)++] = &backward->base;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* What the operations read is there before them. */
 static weftStatus_t check_inputs(const struct writer *w, const struct graph *graph) {
-    const struct node *node = &graph->nodes[0];
-    for (int i = 0; i < node->operand_count; i++) {
-        const struct tensor *source = w->sources[graph->values[node->operands[i]].tensor->uid];
-        if (!node->is_output[i] && source && spelled_has(w->s, spelled_maker(w->s, source)))
+    for (int v = 0; v < graph->value_count; v++) {
+        const struct tensor *source = w->sources[graph->values[v].tensor->uid];
+        if (graph->values[v].producer < 0 && source && spelled_has(w->s, spelled_maker(w->s, source)))
             return refuse(source, "is read by attention that it is a part of");
     }
     return WEFT_STATUS_SUCCESS;
@@ -432,15 +576,13 @@ static weftStatus_t check_inputs(const struct writer *w, const struct graph *gra
 weftStatus_t spelled_attention_make(struct graph **made, const int **outer, const struct spelled_attention *spelled,
                                     struct arena *arena) {
     struct writer *w;
-    struct sdpa_fwd_op *op;
-    int *values, count = 0;
+    struct descriptor *ops[2];
+    int *values, count = 0, op_count = 0;
     TRY(arena_alloc(arena, &w, sizeof *w));
     w->s = spelled;
     w->arena = arena;
-    /* One status for all: whoever asks tries patterns, and only wants to know that this is none. */
-    TRY(write_attention(&op, w) ? WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN : WEFT_STATUS_SUCCESS);
-    struct descriptor *ops[] = {&op->base};
-    TRY(write_graph(made, w, ops, 1, false));
+    TRY(write_attention(ops, &op_count, w) ? WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN : WEFT_STATUS_SUCCESS);
+    TRY(write_graph(made, w, ops, op_count, false));
     TRY(check_inputs(w, *made));
     TRY(arena_alloc(arena, &values, (size_t)w->count * sizeof *values));
     for (int i = 0; i < w->count; i++)

@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The spelled attention family: operations that are attention together, as one operation that the other families are
-   asked for. */
+/* The spelled attention family: operations that are attention together, or its gradients, as one operation, or two,
+   that the other families are asked for. */
 #include "base/arena.h"
+#include "base/number.h"
 #include "engines/cuda/core/take.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/matmul.h"
 #include "graph/spelled/attention.h"
 
+enum { OPERATIONS_MAX = 2 };
+
 struct spelled {
     struct spelled_attention attention;
-    struct region region; /* of a graph of one sdpa_fwd */
-    const int *outer;     /* of each of its values: that of the whole graph */
-    struct offer offer;
+    const struct graph *graph; /* of the operations: an sdpa_fwd, an sdpa_bwd, or both */
+    const int *outer;          /* of each of its values: that of the whole graph; -1: it has none */
+    int count;                 /* of them, each a region of its own, and who serves it */
+    struct region regions[OPERATIONS_MAX];
+    struct offer offers[OPERATIONS_MAX];
 };
 
 /* ---- Which operations -------------------------------------------------------------------------------------------- */
@@ -20,19 +25,28 @@ struct spelled {
 static bool covers(const struct spelled_attention *a, const struct region *region) {
     bool is = a->count == region->count;
     for (int i = 0; is && i < a->count; i++)
-        is = a->nodes[i] == region->nodes[i];
+        is = a->nodes[i].node == region->nodes[i];
     return is;
 }
 
-/* From the last product backwards: the one of weights and values. */
+/* What is spelled around a product: gradients, of which it is dO V^T, or attention, of which it is the last one. Where
+   it is neither, the reason is that of what it comes nearer to. */
+static weftStatus_t find_around(struct spelled_attention *found, const struct graph *graph, int node) {
+    weftStatus_t status = spelled_gradient_find(found, graph, node);
+    return status && !found->is_gradient ? spelled_attention_find(found, graph, node) : status;
+}
+
+/* From the last product backwards: of attention it is the one of weights and values. */
 static weftStatus_t find(struct spelled_attention *found, const struct region *region) {
-    for (int i = region->count; i-- > 0;)
-        if (op_of(region_node(region, i)->op) == &matmul_op) {
-            TRY(spelled_attention_find(found, region->graph, region->nodes[i]));
-            if (covers(found, region))
-                return WEFT_STATUS_SUCCESS;
-            break;
-        }
+    for (int i = region->count; i-- > 0;) {
+        if (op_of(region_node(region, i)->op) != &matmul_op)
+            continue;
+        weftStatus_t status = find_around(found, region->graph, region->nodes[i]);
+        if (!status && covers(found, region))
+            return WEFT_STATUS_SUCCESS;
+        if (status && region->count == 1)
+            return status;
+    }
     FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: spells no attention together with what goes with it",
          descriptor_label(region_node(region, 0)->op));
 }
@@ -40,11 +54,11 @@ static weftStatus_t find(struct spelled_attention *found, const struct region *r
 static int companions(const struct graph *graph, int node, int *nodes) {
     struct spelled_attention found;
     int count = 0;
-    if (op_of(graph->nodes[node].op) != &matmul_op || spelled_attention_find(&found, graph, node))
+    if (op_of(graph->nodes[node].op) != &matmul_op || find_around(&found, graph, node))
         return 0;
     for (int i = 0; i < found.count; i++)
-        if (found.nodes[i] != node)
-            nodes[count++] = found.nodes[i];
+        if (found.nodes[i].node != node)
+            nodes[count++] = found.nodes[i].node;
     return count;
 }
 
@@ -52,39 +66,100 @@ static int companions(const struct graph *graph, int node, int *nodes) {
 
 static weftStatus_t analyse(struct spelled *s, const struct region *region, const struct device *device,
                             struct arena *arena) {
-    static const int only[] = {0};
+    static const int nodes[OPERATIONS_MAX] = {0, 1};
     struct graph *graph;
     TRY(find(&s->attention, region));
     TRY(spelled_attention_make(&graph, &s->outer, &s->attention, arena));
-    s->region = (struct region){.graph = graph, .count = 1, .nodes = only, .engine = region->engine};
-    return engine_offer(&s->offer, region->engine, &s->region, device, NULL);
+    s->graph = graph;
+    s->count = graph->node_count;
+    for (int i = 0; i < s->count; i++) {
+        s->regions[i] = (struct region){.graph = graph, .count = 1, .nodes = &nodes[i], .engine = region->engine};
+        TRY(engine_offer(&s->offers[i], region->engine, &s->regions[i], device, NULL));
+    }
+    return WEFT_STATUS_SUCCESS;
 }
 
-/* The price is the offer's: the same kernels run, and nothing beside them. */
+/* The price is that of the offers: the same kernels run, and nothing beside them. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct spelled s = {0};
     struct arena arena = {0};
     weftStatus_t status = analyse(&s, region, device, &arena);
-    *seconds = s.offer.seconds;
+    *seconds = s.offers[0].seconds + s.offers[1].seconds;
     arena_free(&arena);
     return status;
 }
 
-/* "causal, with a score modifier": what became of the operations on the scores. */
-static weftStatus_t describe(struct step *step, const struct spelled *s, const char *detail, struct arena *arena) {
+/* ---- In any order ------------------------------------------------------------------------------------------------ */
+
+/* Cheap: of most products no gradient of a softmax is behind. */
+static bool reorders(const struct graph *graph, int node) {
+    struct spelled_attention found;
+    bool is = op_of(graph->nodes[node].op) == &matmul_op && !spelled_gradient_find(&found, graph, node);
+    status_clear();
+    return is;
+}
+
+/* The same where a kernel sums in any order; all else is the other family's. */
+static weftStatus_t accepts_reordered(const struct region *region, const struct device *device, double *seconds) {
+    struct spelled s = {0};
+    struct arena arena = {0};
+    weftStatus_t status = analyse(&s, region, device, &arena);
+    bool is_reordered = false;
+    *seconds = 0;
+    for (int i = 0; i < s.count && !status; i++) {
+        is_reordered = is_reordered || s.offers[i].family->reorders;
+        *seconds += s.offers[i].seconds;
+    }
+    if (!status && !is_reordered)
+        status = status_fail(WEFT_STATUS_NOT_SUPPORTED, "%s: no kernel of the gradient is faster in any order",
+                             descriptor_label(region_node(region, 0)->op));
+    arena_free(&arena);
+    return status;
+}
+
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
+
+/* "sdpa_fwd of 9 operations, causal, with a score modifier": what became of the operations on the scores. */
+static weftStatus_t describe(const char **detail, const struct spelled *s, struct arena *arena) {
     const struct spelled_attention *a = &s->attention;
     bool is_causal = a->right_bound == 0,
          has_bounds = a->right_bound != ATTENTION_UNBOUNDED || a->left_bound != ATTENTION_UNBOUNDED;
     bool is_mask = a->bias && dtype_is_boolean((weftDataType_t)a->bias->type);
-    return arena_print(arena, &step->detail, "sdpa_fwd of %d operations%s%s%s%s, %s: %s", a->count,
+    return arena_print(arena, detail, "%s of %d operations%s%s%s%s",
+                       !a->is_gradient ? "sdpa_fwd"
+                       : s->count == 1 ? "sdpa_bwd"
+                                       : "sdpa_fwd and sdpa_bwd",
+                       a->count,
                        is_causal    ? ", causal"
                        : has_bounds ? ", bounded"
                                     : "",
                        !a->bias  ? ""
                        : is_mask ? ", mask"
                                  : ", bias",
-                       a->modified != a->product || a->is_rounded ? ", score modifier" : "",
-                       a->dropout ? ", dropout" : "", s->offer.family->name, detail ? detail : "");
+                       attention_of(s->graph->nodes[s->count - 1].op)->modifier.graph ? ", score modifier" : "",
+                       a->dropout ? ", dropout" : "");
+}
+
+static int64_t bytes_of(const struct tensor *tensor) {
+    return round_up(tensor_elements(tensor) * (dtype_of((weftDataType_t)tensor->type)->bits / 8), 64);
+}
+
+/* Where values lie: those of the whole graph there, and what one operation leaves to the other, or to nobody, at the
+   beginning of the workspace, of which *bytes are taken. */
+static weftStatus_t place_values(struct kernel_place **made, int64_t *bytes, const struct spelled *s,
+                                 struct arena *arena) {
+    struct kernel_place *places;
+    TRY(arena_alloc(arena, &places, (size_t)s->graph->value_count * sizeof *places));
+    *bytes = 0;
+    for (int v = 0; v < s->graph->value_count; v++) {
+        const struct tensor *tensor = s->graph->values[v].tensor;
+        bool is_constant = s->outer[v] < 0 && tensor->is_constant;
+        places[v] = (struct kernel_place){v, s->outer[v], *bytes, is_constant ? tensor : NULL};
+        if (s->outer[v] < 0 && !is_constant)
+            *bytes += bytes_of(tensor);
+    }
+    *made = places;
+    return WEFT_STATUS_SUCCESS;
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -92,27 +167,44 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     struct spelled *s;
     struct cuda_step *state;
     struct kernel_place *places;
+    int64_t passed, scratch = 0;
     TRY(arena_alloc(arena, &s, sizeof *s));
     TRY(arena_alloc(arena, &state, sizeof *state));
     TRY(analyse(s, &step->region, device, arena));
-    const struct graph *graph = s->region.graph;
-    TRY(arena_alloc(arena, &places, (size_t)graph->value_count * sizeof *places));
-    for (int v = 0; v < graph->value_count; v++)
-        places[v] = (struct kernel_place){v, s->outer[v], 0, s->outer[v] < 0 ? graph->values[v].tensor : NULL};
-    struct step inner = {.family = s->offer.family, .region = s->region, .seconds = s->offer.seconds};
-    TRY(inner.family->build(&inner, device, knobs, arena));
-    TRY(kernels_take(state, inner.state, places, graph->value_count, 0, arena));
+    TRY(place_values(&places, &passed, s, arena));
+    TRY(describe(&step->detail, s, arena));
+    step->seconds = 0;
+    for (int i = 0; i < s->count; i++) {
+        struct step inner = {.family = s->offers[i].family, .region = s->regions[i], .seconds = s->offers[i].seconds};
+        TRY(inner.family->build(&inner, device, knobs, arena));
+        TRY(kernels_take(state, inner.state, places, s->graph->value_count, passed, arena));
+        scratch = max64(scratch, inner.workspace_bytes);
+        step->seconds += inner.seconds;
+        TRY(arena_print(arena, &step->detail, "%s%s %s: %s", step->detail, i ? ";" : ",", inner.family->name,
+                        inner.detail ? inner.detail : ""));
+    }
     step->state = state;
-    step->workspace_bytes = inner.workspace_bytes;
-    step->seconds = inner.seconds;
-    return describe(step, s, inner.detail, arena);
+    step->workspace_bytes = passed + scratch; /* one runs after the other */
+    return WEFT_STATUS_SUCCESS;
 }
 
 const struct family cuda_spelled_attention = {
     .name = "cuda.spelled_attention",
-    .doc = "attention spelled out of products, pointwise operations and a softmax, as the operation that it is",
+    .doc =
+        "attention spelled out of products, pointwise operations and a softmax, and its gradients, as the operations "
+        "that they are",
     .combines = true,
     .accepts = accepts,
     .companions = companions,
     .build = build,
+};
+
+const struct family cuda_spelled_attention_unordered = {
+    .name = "cuda.spelled_attention.unordered",
+    .doc = "the same of gradients, by kernels that sum in any order",
+    .combines = true,
+    .accepts = accepts_reordered,
+    .companions = companions,
+    .build = build,
+    .reorders = reorders,
 };

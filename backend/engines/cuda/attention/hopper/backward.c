@@ -89,8 +89,10 @@ static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
 }
 
 static weftStatus_t check_features(const struct cuda_attention *c) {
-    if (c->a->modifier.gradient_output >= 0)
-        return refuse(c, "Hopper's backward kernel derives the gradient of a score modifier, and here one is given");
+    if (c->a->modifier.gradient_output >= 0 && !score_modifier_gradient_is_linear(&c->a->modifier))
+        return refuse(c,
+                      "Hopper's backward kernel multiplies gradients by slopes, and the score modifier's gradient that "
+                      "is given is no multiple of what it takes");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
         return refuse(c, "there is nothing to multiply");
     if (c->backward->stats->type != WEFT_DATA_FLOAT)
@@ -261,7 +263,8 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
     if (attention_is_scaled(c))
         TRY(widen_operands(b));
     c = b->c;
-    b->has_slopes = c->a->modifier.graph && !score_modifier_is_shift(&c->a->modifier);
+    b->has_slopes =
+        c->a->modifier.graph && (c->a->modifier.gradient_output >= 0 || !score_modifier_is_shift(&c->a->modifier));
     TRY(check_features(c));
     TRY(check_operands(c));
     TRY(plan_passes(b));

@@ -1,0 +1,608 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding gradients of attention that are spelled out. The search begins at dP = dO V^T. Behind it is the gradient of
+   the softmax, P (dP - rows' sums), which names the weights P; from these upwards the scores are found as those of
+   attention forward are, and downwards O = P V and dV = P^T dO; behind the gradient of the scores, dQ = dS K and
+   dK = dS^T Q. */
+#include "graph/ops/reshape.h"
+#include "graph/ops/softmax.h"
+#include "graph/ops/transpose.h"
+#include "graph/spelled/attention.h"
+#include "graph/spelled/parts.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { WALK_DEPTH = 24 };         /* operations between the softmax's gradient and a product */
+static const double CLOSE = 1e-6; /* relative, of two factors that are one */
+
+/* Products that read one tensor of scores' extents, under views and transposes; -1: none. */
+struct readers {
+    int rows;                                  /* X y: a row for each query */
+    int columns;                               /* X^T y, or (y^T X)^T: a row for each key */
+    bool is_turned;                            /* the latter */
+    const struct tensor *of_rows, *of_columns; /* X as each reads it, before it was transposed */
+};
+
+struct gradient {
+    struct spelled_attention *s;
+    const struct matmul_op *product; /* dO V^T */
+    const struct tensor *dp;         /* its result, without what dropout dropped of it */
+    const struct tensor *weights;    /* P, before dropout */
+    const struct tensor *sums;       /* subtracted from dp */
+    const struct tensor *ds;         /* the gradient of the scores as the softmax takes them, */
+    const struct tensor *made[3];    /* and what is made on the way to it from dp, weights and sums */
+    double growth;                   /* of dp by dropout */
+    struct readers of_weights, of_ds;
+    const struct tensor *o; /* of which sums are made; NULL: they are made of weights */
+};
+
+/* ---- Around a tensor --------------------------------------------------------------------------------------------- */
+
+static const struct value *value_of(const struct spelled_attention *s, const struct tensor *tensor) {
+    return &s->graph->values[graph_find_value(s->graph, tensor)];
+}
+
+static bool is_same_dims(const struct dims *a, const struct dims *b) {
+    return a->count == b->count && memcmp(a->at, b->at, (size_t)a->count * sizeof *a->at) == 0;
+}
+
+/* A pointwise reader, of this mode and without factors; NULL: it is none. */
+static const struct pointwise_op *reads_by(const struct spelled_attention *s, int reader, int mode) {
+    const struct pointwise_op *op = spelled_is_pointwise(s, reader) ? spelled_pointwise(s, reader) : NULL;
+    return op && op->pw->mode == mode && op->alpha1 == 1 && op->alpha2 == 1 ? op : NULL;
+}
+
+static const struct tensor *other_factor(const struct pointwise_op *op, const struct tensor *one) {
+    return op->x == one ? op->b : op->b == one ? op->x : NULL;
+}
+
+/* A tensor under other extents, or before a conversion that keeps its numbers. */
+static const struct tensor *root_of(const struct spelled_attention *s, const struct tensor *tensor) {
+    for (int node; (node = spelled_maker(s, tensor)) >= 0;) {
+        const struct pointwise_op *same = reads_by(s, node, WEFT_POINTWISE_IDENTITY);
+        const struct reshape_op *view = spelled_view_at(s, node);
+        if (!view && !(same && spelled_is_exact(s, same->y)))
+            break;
+        tensor = view ? view->x : same->x;
+    }
+    return tensor;
+}
+
+static bool is_same_view(const struct spelled_view *a, const struct spelled_view *b) {
+    bool is = a->tensor == b->tensor && is_same_dims(&a->dims, &b->dims);
+    for (int64_t i = 0; is && i < a->dims.count; i++)
+        is = a->dims.at[i] == 1 || a->strides.at[i] == b->strides.at[i];
+    return is;
+}
+
+/* ---- The gradient of the softmax --------------------------------------------------------------------------------- */
+
+/* The factors of the products whose sums of rows a tensor is. */
+static const struct pointwise_op *summed(const struct spelled_attention *s, const struct tensor *sums) {
+    const struct reduction_op *sum = spelled_reduced_by(s, spelled_behind_view(s, sums), WEFT_REDUCE_TENSOR_ADD);
+    int node = sum ? spelled_maker(s, sum->x) : -1;
+    bool is_exact = sum && spelled_is_exact(s, sum->y) && spelled_is_exact(s, sum->x);
+    return is_exact && node >= 0 ? reads_by(s, node, WEFT_POINTWISE_MUL) : NULL;
+}
+
+/* P (dP - sums). */
+static bool find_difference(struct gradient *g, int reader) {
+    const struct spelled_attention *s = g->s;
+    const struct pointwise_op *difference = reads_by(s, reader, WEFT_POINTWISE_SUB);
+    const struct value *value = difference && difference->x == g->dp ? value_of(s, difference->y) : NULL;
+    for (int i = 0; value && i < value->readers; i++) {
+        const struct pointwise_op *product = reads_by(s, value->read_by[i], WEFT_POINTWISE_MUL);
+        if (!product || !summed(s, difference->b) || !spelled_is_exact(s, difference->y))
+            continue;
+        g->weights = other_factor(product, difference->y);
+        g->sums = difference->b;
+        g->ds = product->y;
+        g->made[0] = difference->y;
+        g->made[1] = product->y;
+        return true;
+    }
+    return false;
+}
+
+/* P dP - P sums, where the sums are those of P dP. */
+static bool find_products(struct gradient *g, int reader) {
+    const struct spelled_attention *s = g->s;
+    const struct pointwise_op *product = reads_by(s, reader, WEFT_POINTWISE_MUL);
+    const struct value *value = product && spelled_is_exact(s, product->y) ? value_of(s, product->y) : NULL;
+    for (int i = 0; value && i < value->readers; i++) {
+        const struct pointwise_op *difference = reads_by(s, value->read_by[i], WEFT_POINTWISE_SUB);
+        const struct pointwise_op *share =
+            difference && difference->x == product->y && spelled_is_exact(s, difference->b)
+                ? spelled_made_by(s, difference->b, WEFT_POINTWISE_MUL)
+                : NULL;
+        const struct tensor *weights = other_factor(product, g->dp);
+        const struct tensor *sums =
+            share && share->alpha1 == 1 && share->alpha2 == 1 ? other_factor(share, weights) : NULL;
+        if (!sums || !summed(s, sums))
+            continue;
+        g->weights = weights;
+        g->sums = sums;
+        g->ds = difference->y;
+        g->made[0] = product->y;
+        g->made[1] = share->y;
+        g->made[2] = difference->y;
+        return true;
+    }
+    return false;
+}
+
+/* The one operation that goes on from dP to the softmax's gradient: a view, a conversion, dropout. */
+static const struct tensor *follow_dp(struct gradient *g, int reader) {
+    struct spelled_attention *s = g->s;
+    const struct reshape_op *view = spelled_view_at(s, reader);
+    const struct tensor *before;
+    double factor;
+    if (view)
+        return view->y;
+    if (!spelled_is_pointwise(s, reader) || !spelled_is_exact(s, spelled_result(s, reader)))
+        return NULL;
+    if (spelled_read_factor(spelled_pointwise(s, reader), &before, &factor) && before == g->dp) {
+        g->growth *= factor;
+        return spelled_result(s, reader);
+    }
+    bool drops = spelled_drops(s, spelled_pointwise(s, reader), &before, &g->growth) && before == g->dp;
+    return drops ? spelled_result(s, reader) : NULL;
+}
+
+static weftStatus_t find_softmax_gradient(struct gradient *g, int node) {
+    for (int depth = 0; depth < WALK_DEPTH; depth++) {
+        const struct value *value = value_of(g->s, g->dp);
+        const struct tensor *next = NULL;
+        if (!spelled_is_exact(g->s, g->dp))
+            return spelled_refuse_tensor(g->dp, "has a type to which attention does not round: leave it unset");
+        for (int i = 0; i < value->readers; i++)
+            if (find_difference(g, value->read_by[i]))
+                return WEFT_STATUS_SUCCESS;
+        for (int i = 0; i < value->readers; i++)
+            if (find_products(g, value->read_by[i]))
+                return WEFT_STATUS_SUCCESS;
+        for (int i = 0; i < value->readers && !next; i++) {
+            next = follow_dp(g, value->read_by[i]);
+            TRY(next ? spelled_take(g->s, value->read_by[i]) : WEFT_STATUS_SUCCESS);
+        }
+        if (!next)
+            break;
+        g->dp = next;
+    }
+    return spelled_refuse(g->s, node, "no gradient of a softmax is behind it");
+}
+
+/* Takes the operations from dP to the gradient of the scores, and what the sums are made of. */
+static weftStatus_t take_softmax_gradient(struct gradient *g) {
+    struct spelled_attention *s = g->s;
+    const struct tensor *sums = g->sums;
+    const struct pointwise_op *factors = summed(s, sums);
+    bool is_of_weights = other_factor(factors, g->weights) == g->dp;
+    for (int i = 0; i < 3 && g->made[i]; i++)
+        TRY(spelled_take(s, spelled_maker(s, g->made[i])));
+    TRY(spelled_take_view(s, &sums));
+    TRY(spelled_take(s, spelled_maker(s, sums)));
+    TRY(spelled_take(s, spelled_maker(s, factors->y)));
+    if (is_of_weights)
+        return WEFT_STATUS_SUCCESS;
+    const struct tensor *d_o = root_of(s, s->d_o.tensor), *sides[] = {factors->x, factors->b};
+    for (int i = 0; i < 2 && !g->o; i++)
+        if (root_of(s, sides[i]) == d_o || root_of(s, sides[i]) == root_of(s, g->product->a))
+            g->o = sides[1 - i];
+    return g->o ? WEFT_STATUS_SUCCESS : spelled_refuse_tensor(g->sums, "is no sum of P dP, or of dO o, of a row");
+}
+
+/* ---- Weights ----------------------------------------------------------------------------------------------------- */
+
+/* e^(scores - statistics): what a softmax was, by what is kept of it. */
+static bool find_exponential(struct spelled_attention *s, const struct tensor *weights) {
+    int node = spelled_maker(s, weights);
+    const struct pointwise_op *exponential = reads_by(s, node, WEFT_POINTWISE_EXP);
+    const struct pointwise_op *difference = exponential ? spelled_made_by(s, exponential->x, WEFT_POINTWISE_SUB) : NULL;
+    if (!difference || difference->alpha1 != 1 || difference->alpha2 != 1 || !spelled_is_exact(s, difference->y))
+        return false;
+    struct dims rows = difference->x->dims;
+    rows.at[rows.count - 1] = 1;
+    if (!is_same_dims(&difference->b->dims, &rows))
+        return false;
+    s->scores = difference->x;
+    s->given_stats = difference->b;
+    return !spelled_take(s, node) && !spelled_take(s, spelled_maker(s, exponential->x));
+}
+
+static weftStatus_t find_softmax(struct gradient *g) {
+    int node = spelled_maker(g->s, g->weights);
+    if (node < 0)
+        return spelled_refuse_tensor(g->weights, "is stored: the weights of attention are made again from scores");
+    if (!spelled_is_exact(g->s, g->weights))
+        return spelled_refuse_tensor(g->weights, "has a type to which attention does not round: leave it unset");
+    return find_exponential(g->s, g->weights) ? WEFT_STATUS_SUCCESS : spelled_take_softmax(g->s, node);
+}
+
+/* ---- Products that read a tensor of scores' extents -------------------------------------------------------------- */
+
+static bool is_swap(const struct transpose_op *op) {
+    int64_t last = op->permutation.count - 1;
+    bool is = last >= 1 && op->permutation.at[last] == last - 1 && op->permutation.at[last - 1] == last;
+    for (int64_t i = 0; is && i < last - 1; i++)
+        is = op->permutation.at[i] == i;
+    return is;
+}
+
+/* Notes a product: of X, or, behind a transpose, of its transpose. */
+static weftStatus_t note_product(struct readers *r, struct spelled_attention *s, int node, const struct tensor *read,
+                                 const struct tensor *x, bool is_transposed) {
+    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, node);
+    bool is_first = op->a == read;
+    if ((is_first && op->b == read) || (!is_first && is_transposed))
+        return spelled_refuse(s, node, "is no product that gradients of attention have");
+    int *found = is_first && !is_transposed ? &r->rows : &r->columns;
+    if (*found >= 0)
+        return spelled_refuse(s, node, "is one more product of the same weights, or of their gradient");
+    *found = node;
+    if (found == &r->rows) {
+        r->of_rows = x;
+    } else {
+        r->of_columns = x;
+        r->is_turned = !is_first;
+    }
+    return spelled_check_product(s, node);
+}
+
+/* Walks on from a tensor to products; takes pointwise operations on the way. `x`: what a transpose on it has turned. */
+static weftStatus_t walk(struct readers *r, struct spelled_attention *s, const struct tensor *tensor,
+                         const struct tensor *x, bool is_transposed, int depth) {
+    const struct value *value = value_of(s, tensor);
+    for (int i = 0; i < value->readers && depth > 0; i++) {
+        int node = value->read_by[i];
+        const struct descriptor *op = spelled_op(s, node);
+        const struct reshape_op *view = spelled_view_at(s, node);
+        const struct transpose_op *transpose = (const struct transpose_op *)op;
+        if (spelled_has(s, node))
+            continue;
+        if (op_of(op) == &matmul_op) {
+            TRY(note_product(r, s, node, tensor, is_transposed ? x : tensor, is_transposed));
+        } else if (view) {
+            TRY(spelled_take(s, node));
+            TRY(walk(r, s, view->y, x, is_transposed, depth - 1));
+        } else if (op_of(op) == &transpose_op && is_swap(transpose) && transpose->y->is_virtual) {
+            TRY(spelled_take(s, node));
+            TRY(walk(r, s, transpose->y, is_transposed ? NULL : tensor, !is_transposed, depth - 1));
+        } else if (spelled_is_pointwise(s, node) && spelled_form(s, node) != FORM_INDEX && !is_transposed &&
+                   tensor_same_dims(spelled_result(s, node), s->scores)) {
+            TRY(spelled_take(s, node));
+            TRY(walk(r, s, spelled_result(s, node), x, false, depth - 1));
+        }
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* From what a product reads back to the weights: dropout as that of the gradient is, conversions, views. */
+static weftStatus_t check_dropped(const struct gradient *g, int product, const struct tensor *read,
+                                  const struct tensor *other) {
+    struct spelled_attention trial = *g->s; /* what is found again is there already */
+    double growth = 1, factor;
+    trial.dropout = NULL;
+    for (int node; read != g->weights;) {
+        const struct tensor *before;
+        node = spelled_maker(&trial, read);
+        if (node < 0)
+            return spelled_refuse(g->s, product, "multiplies something else than the weights");
+        const struct reshape_op *view = spelled_view_at(&trial, node);
+        if (view) {
+            read = view->x;
+            continue;
+        }
+        TRY(spelled_check_weights(&trial, read, other));
+        if (!spelled_is_pointwise(&trial, node))
+            return spelled_refuse(g->s, product, "multiplies something else than the weights");
+        if (spelled_read_factor(spelled_pointwise(&trial, node), &before, &factor))
+            growth *= factor;
+        else if (!spelled_drops(&trial, spelled_pointwise(&trial, node), &before, &growth))
+            return spelled_refuse(g->s, product, "multiplies something else than the weights");
+        read = before;
+    }
+    if (trial.dropout != g->s->dropout)
+        return spelled_refuse(g->s, product, "has other dropout than the gradient of the weights");
+    return spelled_check_dropout(&trial, product, growth);
+}
+
+/* ---- O and dV ---------------------------------------------------------------------------------------------------- */
+
+/* A row for each key, of a product with what has one for each query. */
+static weftStatus_t take_columns(struct spelled_attention *s, const struct readers *r, struct spelled_view *result,
+                                 struct spelled_view *other, double *factor) {
+    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, r->columns);
+    *result = spelled_view_of(op->c, op);
+    *other = spelled_view_of(r->is_turned ? op->a : op->b, op);
+    TRY(spelled_look_through(s, other, r->columns, factor));
+    if (r->is_turned)
+        spelled_swap_last(other);
+    return spelled_look_behind(s, result, r->is_turned, factor);
+}
+
+static weftStatus_t take_rows(struct spelled_attention *s, const struct readers *r, struct spelled_view *result,
+                              struct spelled_view *other, double *factor) {
+    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, r->rows);
+    *result = spelled_view_of(op->c, op);
+    *other = spelled_view_of(op->b, op);
+    TRY(spelled_look_through(s, other, r->rows, factor));
+    return spelled_look_behind(s, result, false, factor);
+}
+
+static weftStatus_t find_dv(struct gradient *g) {
+    struct spelled_attention *s = g->s;
+    struct spelled_view d_o;
+    if (g->of_weights.columns < 0)
+        return WEFT_STATUS_SUCCESS;
+    TRY(take_columns(s, &g->of_weights, &s->dv, &d_o, NULL));
+    if (!is_same_view(&d_o, &s->d_o))
+        return spelled_refuse(s, g->of_weights.columns, "multiplies weights by something else than dO");
+    return check_dropped(g, g->of_weights.columns, g->of_weights.of_columns, d_o.tensor);
+}
+
+/* O that the graph makes here of the same weights. */
+static weftStatus_t find_made_o(struct gradient *g) {
+    struct spelled_attention *s = g->s;
+    struct spelled_view v;
+    const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, g->of_weights.rows);
+    TRY(take_rows(s, &g->of_weights, &s->o, &v, NULL));
+    if (!is_same_view(&v, &s->v))
+        return spelled_refuse(s, g->of_weights.rows, "multiplies weights by something else than the values");
+    if (s->given_stats)
+        return spelled_refuse(s, g->of_weights.rows, "makes o of weights whose statistics are given");
+    if (g->o && g->o != s->o.tensor && root_of(s, g->o) != op->c)
+        return spelled_refuse_tensor(g->o, "is another o than the one that the weights make");
+    s->makes_o = true;
+    for (const struct tensor *tensor = g->o; tensor && tensor != s->o.tensor && tensor != op->c;) {
+        int node = spelled_maker(s, tensor); /* between o and the sums: they would wait for each other */
+        const struct reshape_op *view = spelled_view_at(s, node);
+        TRY(spelled_take(s, node));
+        tensor = view ? view->x : spelled_pointwise(s, node)->x;
+    }
+    return check_dropped(g, g->of_weights.rows, g->of_weights.of_rows, v.tensor);
+}
+
+/* O as it was stored. */
+static weftStatus_t find_given_o(struct gradient *g) {
+    struct spelled_attention *s = g->s;
+    if (!g->o)
+        return s->given_stats ? spelled_refuse_tensor(g->sums, "takes weights whose statistics are given, and o is not")
+                              : WEFT_STATUS_SUCCESS;
+    s->o = (struct spelled_view){g->o, g->o->dims, g->o->strides, s->d_o.whole};
+    return spelled_look_through(s, &s->o, spelled_maker(s, spelled_behind_view(s, g->sums)), NULL);
+}
+
+/* ---- Behind the gradient of the scores --------------------------------------------------------------------------- */
+
+/* Whether a forward operation hides what a mask says by -inf, or a bound has become of it; so the gradient is 0
+   there. */
+static bool is_hidden_by(const struct spelled_attention *s, const struct tensor *mask, bool keeps) {
+    const struct value *value = value_of(s, mask);
+    for (int i = 0; i < value->readers; i++) {
+        int place = spelled_place(s, value->read_by[i]);
+        const struct pointwise_op *op =
+            place >= 0 ? reads_by(s, value->read_by[i], WEFT_POINTWISE_BINARY_SELECT) : NULL;
+        double hidden;
+        bool hides = op && op->t == mask && spelled_read_constant(keeps ? op->b : op->x, &hidden);
+        bool is_last = hides && (op->y == s->scores || op->y == s->modified);
+        bool is_peeled = hides && !s->nodes[place].modifies && !s->nodes[place].carries && hidden < -1e30;
+        if (is_peeled || (is_last && hidden == -INFINITY))
+            return true;
+    }
+    return false;
+}
+
+/* The gradient, where an operation leaves it as it is: a conversion, or zeros where it is 0. */
+static const struct tensor *follow_same(const struct spelled_attention *s, const struct tensor *gradient, int node) {
+    const struct pointwise_op *same = reads_by(s, node, WEFT_POINTWISE_IDENTITY);
+    const struct pointwise_op *select = reads_by(s, node, WEFT_POINTWISE_BINARY_SELECT);
+    double zero;
+    if (same && spelled_is_exact(s, same->y) && tensor_same_dims(same->y, gradient))
+        return same->y;
+    if (!select || !spelled_is_exact(s, select->y))
+        return NULL;
+    if (select->x == gradient && spelled_read_constant(select->b, &zero) && zero == 0 &&
+        is_hidden_by(s, select->t, true))
+        return select->y;
+    bool is_turned = select->b == gradient && spelled_read_constant(select->x, &zero) && zero == 0;
+    return is_turned && is_hidden_by(s, select->t, false) ? select->y : NULL;
+}
+
+/* The gradient of a bias: sums over the extents that it has not, or the gradient itself. */
+static weftStatus_t note_dbias(struct spelled_attention *s, const struct tensor *gradient) {
+    const struct value *value = value_of(s, gradient);
+    for (int i = 0; s->bias && i < value->readers; i++) {
+        const struct descriptor *op = spelled_op(s, value->read_by[i]);
+        const struct reduction_op *sum = (const struct reduction_op *)op;
+        if (op_of(op) != &reduction_op || sum->parameters->mode != WEFT_REDUCE_TENSOR_ADD || s->dbias ||
+            !tensor_same_dims(sum->y, s->bias))
+            continue;
+        TRY(spelled_note_math(s, op, reduction_math(sum)));
+        TRY(spelled_take(s, value->read_by[i]));
+        s->dbias = sum->y;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* To the gradient as the score modifier's takes it. */
+static weftStatus_t find_carried(struct gradient *g) {
+    struct spelled_attention *s = g->s;
+    const struct tensor *next = g->ds;
+    for (int depth = 0; next && depth < WALK_DEPTH; depth++) {
+        s->carried = next;
+        next = NULL;
+        TRY(note_dbias(s, s->carried));
+        const struct value *value = value_of(s, s->carried);
+        for (int i = 0; i < value->readers && !next; i++)
+            next = spelled_has(s, value->read_by[i]) ? follow_same(s, s->carried, value->read_by[i]) : NULL;
+    }
+    bool is_wanted = s->bias && !s->dbias && spelled_is_wanted(s, s->carried);
+    if (is_wanted && tensor_same_dims(s->carried, s->bias))
+        s->dbias = s->carried;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* From what a product reads back over factors, which are attention's scale, until they are that. */
+static const struct tensor *strip_factors(const struct spelled_attention *s, const struct tensor *read, double *factor,
+                                          bool *has_scale) {
+    *has_scale = false;
+    for (int node; read != s->carried && (node = spelled_maker(s, read)) >= 0;) {
+        const struct reshape_op *view = spelled_view_at(s, node);
+        const struct pointwise_op *op = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
+        const struct tensor *before = NULL;
+        double number = 1;
+        bool is_scale =
+            op && s->scale && !*has_scale && reads_by(s, node, WEFT_POINTWISE_MUL) && other_factor(op, s->scale);
+        if (view)
+            before = view->x;
+        else if (is_scale)
+            before = other_factor(op, s->scale);
+        else if (!op || !spelled_read_factor(op, &before, &number) ||
+                 (number != 1 && fabs(*factor / s->scale_value - 1) < CLOSE))
+            break;
+        if (before != s->carried && !spelled_is_exact(s, before)) /* it is rounded twice, and attention does it once */
+            break;
+        *has_scale = *has_scale || is_scale;
+        *factor *= number;
+        read = before;
+    }
+    return read;
+}
+
+/* Marks the operations that make a tensor of the gradient and of what the score modifier takes. */
+static void mark_carriers(struct spelled_attention *s, const struct tensor *tensor) {
+    int node = spelled_maker(s, tensor), place = node < 0 ? -1 : spelled_place(s, node);
+    if (place < 0 || tensor == s->carried || tensor == s->product || !spelled_is_pointwise(s, node) ||
+        s->nodes[place].modifies || s->nodes[place].carries)
+        return;
+    s->nodes[place].carries = true;
+    if (spelled_form(s, node) == FORM_INDEX)
+        return;
+    struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, node));
+    mark_carriers(s, operands.x);
+    mark_carriers(s, operands.b);
+    mark_carriers(s, operands.t);
+}
+
+/* One of dQ and dK: what it reads is where the modifier's gradient ends, up to attention's scale. */
+static weftStatus_t find_operand_gradient(struct gradient *g, int node, const struct tensor *read, double factor,
+                                          const struct tensor *other) {
+    struct spelled_attention *s = g->s;
+    bool has_scale;
+    if (!spelled_is_exact(s, read) && read->type != other->type)
+        return spelled_refuse_tensor(read, "has a type to which attention does not round: leave it unset");
+    const struct tensor *end = strip_factors(s, read, &factor, &has_scale);
+    if (has_scale != (s->scale != NULL))
+        return spelled_refuse(s, node, "has not the scale of the scores");
+    if (s->carried_back && (s->carried_back != end || fabs(factor / s->carried_factor - 1) > CLOSE))
+        return spelled_refuse(s, node, "has another factor than the other gradient has");
+    s->carried_back = end;
+    s->carried_factor = factor;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t find_operand_gradients(struct gradient *g) {
+    struct spelled_attention *s = g->s;
+    const struct readers *r = &g->of_ds;
+    struct spelled_view q, k;
+    double of_q = 1, of_k = 1;
+    if (r->rows >= 0) {
+        TRY(take_rows(s, r, &s->dq, &k, &of_q));
+        if (!is_same_view(&k, &s->k))
+            return spelled_refuse(s, r->rows, "multiplies the gradient of scores by something else than the keys");
+        TRY(find_operand_gradient(g, r->rows, r->of_rows, of_q, k.tensor));
+    }
+    if (r->columns >= 0) {
+        TRY(take_columns(s, r, &s->dk, &q, &of_k));
+        if (!is_same_view(&q, &s->q))
+            return spelled_refuse(s, r->columns,
+                                  "multiplies the gradient of scores by something else than the queries");
+        TRY(find_operand_gradient(g, r->columns, r->of_columns, of_k, q.tensor));
+    }
+    if (r->rows < 0 && r->columns < 0)
+        return spelled_refuse_tensor(g->ds, "is multiplied by neither keys nor queries");
+    s->carried_factor /= s->scale_value;
+    if (fabs(s->carried_factor - 1) < CLOSE)
+        s->carried_factor = 1;
+    mark_carriers(s, s->carried_back);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A gradient that the modifier's own derivative need not be, without a modifier, is none of attention. */
+static weftStatus_t check_carried(const struct gradient *g) {
+    const struct spelled_attention *s = g->s;
+    bool is_plain = s->carried == s->carried_back && s->carried_factor == 1;
+    if ((s->carried != s->carried_back || (s->dbias && s->dbias != s->carried)) && !spelled_is_exact(s, s->carried))
+        return spelled_refuse_tensor(s->carried, "has a type to which attention does not round: leave it unset");
+    if (!is_plain && s->modified == s->product && !s->is_rounded && s->carried == s->carried_back)
+        return spelled_refuse_tensor(g->ds, "is scaled by another number than the scores are");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The whole --------------------------------------------------------------------------------------------------- */
+
+/* Leaves to others the views that they read; what is seen through stays where it is. */
+static void drop_views(struct spelled_attention *s) {
+    for (int i = s->count; i-- > 0;) {
+        const struct node *node = &s->graph->nodes[s->nodes[i].node];
+        for (int k = 0; k < node->operand_count && s->nodes[i].is_view; k++)
+            if (node->is_output[k] && spelled_is_wanted(s, s->graph->values[node->operands[k]].tensor)) {
+                spelled_drop(s, i);
+                break;
+            }
+    }
+}
+
+/* What the operations on the way of the gradient read beside it, as a derivative of scores. */
+static weftStatus_t gather_beside(struct spelled_attention *s, int first) {
+    for (int i = first, count = s->count; i < count; i++) {
+        if (!spelled_is_pointwise(s, s->nodes[i].node))
+            continue;
+        struct pointwise_operands operands = pointwise_operands(spelled_pointwise(s, s->nodes[i].node));
+        TRY(spelled_gather(s, operands.x, false));
+        TRY(spelled_gather(s, operands.b, false));
+        TRY(spelled_gather(s, operands.t, false));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t find_ends(struct gradient *g) {
+    struct spelled_attention *s = g->s;
+    g->of_weights = g->of_ds = (struct readers){.rows = -1, .columns = -1};
+    TRY(walk(&g->of_weights, s, g->weights, NULL, false, WALK_DEPTH));
+    int first = s->count;
+    TRY(walk(&g->of_ds, s, g->ds, NULL, false, WALK_DEPTH));
+    TRY(gather_beside(s, first));
+    TRY(find_dv(g));
+    TRY(g->of_weights.rows >= 0 ? find_made_o(g) : find_given_o(g));
+    spelled_part_scores(s);
+    TRY(find_carried(g));
+    TRY(find_operand_gradients(g));
+    return check_carried(g);
+}
+
+weftStatus_t spelled_gradient_find(struct spelled_attention *found, const struct graph *graph, int node) {
+    *found = spelled_nothing(graph);
+    struct gradient g = {.s = found, .growth = 1};
+    found->is_gradient = true;
+    TRY(spelled_check_product(found, node));
+    g.product = (const struct matmul_op *)graph->nodes[node].op;
+    g.dp = g.product->c;
+    weftStatus_t status = find_softmax_gradient(&g, node);
+    found->is_gradient = status == WEFT_STATUS_SUCCESS;
+    TRY(status);
+    found->d_o = spelled_view_of(g.product->a, g.product);
+    found->v = spelled_view_of(g.product->b, g.product);
+    TRY(spelled_look_through(found, &found->d_o, node, NULL));
+    TRY(spelled_look_through(found, &found->v, node, NULL));
+    spelled_swap_last(&found->v);
+    TRY(take_softmax_gradient(&g));
+    TRY(find_softmax(&g));
+    TRY(spelled_check_dropout(found, node, g.growth));
+    TRY(spelled_gather_scores(found));
+    TRY(find_ends(&g));
+    spelled_sort(found);
+    drop_views(found);
+    return spelled_check_closed(found);
+}

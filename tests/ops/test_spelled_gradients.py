@@ -1,0 +1,96 @@
+"""Gradients of attention that are spelled out: values against NumPy in float64 on every engine, whatever the
+planner makes of them."""
+
+from __future__ import annotations
+
+import checks
+import numpy as np
+import pytest
+from attention_gradients import Gradients, build, expected
+from attention_spelling import Spelling
+
+PARTS = {
+    "plain": Gradients(Spelling(scale=None)),
+    "scaled": Gradients(Spelling()),
+    "with o": Gradients(Spelling(mask="causal"), o=True),
+    "sums of o": Gradients(Spelling(mask="causal"), sums="o", o=True),
+    "sums of an o that nobody wants": Gradients(Spelling(scale="div"), sums="o"),
+    "sums apart": Gradients(Spelling(mask="causal"), sums="apart", o=True),
+    "turned": Gradients(Spelling(mask="causal"), turned=True, zeros=True),
+    "direct": Gradients(Spelling(), direct=True, scaled="results"),
+    "statistics": Gradients(Spelling(mask="causal"), weights="statistics", sums="o"),
+    "statistics of a bias": Gradients(Spelling(bias=(2, 4, 7, 9)), weights="statistics", sums="o"),
+    "heads side by side": Gradients(Spelling(side_by_side=True, mask="causal"), o=False, turned=True),
+    "keys by strides": Gradients(Spelling(keys="strides"), o=True),
+    "scaled queries": Gradients(Spelling(scale="query"), turned=True),
+    "scaled keys": Gradients(Spelling(scale="key")),
+    "scale in memory": Gradients(Spelling(scale="tensor")),
+    "scaled twice": Gradients(Spelling(scale="twice", value_depth=5)),
+    "soft cap": Gradients(Spelling(cap=True, mask="causal"), zeros=True, o=True),
+    "soft cap by its mode": Gradients(Spelling(cap=True, scale="div"), cap="backward"),
+    "soft cap, scaled behind": Gradients(Spelling(cap=True, mask="window"), scaled="results"),
+    "bias": Gradients(Spelling(bias=(2, 4, 7, 9), mask="causal"), o=True),
+    "bias of heads": Gradients(Spelling(bias=(1, 4, 1, 9), cap=True), zeros=False),
+    "a mask that is given": Gradients(Spelling(mask="given"), zeros=True, o=True),
+    "a mask of two": Gradients(Spelling(mask="given and causal"), zeros=True),
+    "even": Gradients(Spelling(mask="even"), zeros=True),
+    "even, without zeros": Gradients(Spelling(mask="even"), o=True),
+    "hidden by a number": Gradients(Spelling(mask="causal by a number"), zeros=True),
+    "hidden by a small number": Gradients(Spelling(mask="causal by a small number"), zeros=True),
+    "dropout": Gradients(Spelling(dropout=0.25, mask="causal"), o=True),
+    "dropout and sums of o": Gradients(Spelling(dropout=0.5), sums="o"),
+    "one matrix": Gradients(Spelling(rank=2, heads=(1, 1), mask="causal")),
+    "three dimensions": Gradients(Spelling(rank=3, heads=(3, 3), bias=(1, 3, 7, 9), mask="window"), o=True),
+    "five dimensions": Gradients(Spelling(rank=5, heads=(6, 3), mask="causal")),
+    "one head of keys": Gradients(Spelling(heads=(4, 1), mask="causal"), sums="o", turned=True),
+    "copied heads": Gradients(Spelling(heads=(6, 2), copied=True), o=True),
+    "copied heads, turned": Gradients(Spelling(heads=(6, 2), copied=True, mask="causal"), turned=True),
+    "products of three dimensions": Gradients(Spelling(batched=True, bias=(2, 1, 7, 9)), o=True),
+    "products of three, sums of o": Gradients(Spelling(batched=True), sums="o", turned=True),
+    "softmax by division": Gradients(Spelling(softmax="div", mask="causal"), o=True),
+    "softmax by a reciprocal": Gradients(Spelling(softmax="reciprocal"), turned=True),
+    "queries alone": Gradients(Spelling(), wanted=("dq",)),
+    "keys alone": Gradients(Spelling(), wanted=("dk",), turned=True),
+    "values not": Gradients(Spelling(), wanted=("dq", "dk"), o=True),
+    "weights are wanted": Gradients(Spelling(mask="causal"), stored=True),
+    "one query": Gradients(Spelling(rows=1, columns=40)),
+}
+
+
+def check(n: Gradients, dtype: str, layouts: tuple[str, ...] = ("packed", "padded")) -> None:
+    inputs = n.inputs(dtype)
+    want, most = expected(n, inputs, dtype)
+    rounded = [4 * checks.roundoff(dtype) * each for each in most]
+    for layout in layouts:
+        found = checks.check(build(n), inputs, [None] * len(want), layouts=[layout], out=dtype)
+        for engine, results in found.items():
+            for i, (got, wide) in enumerate(zip(results, want, strict=True)):
+                # Outputs that other operations read are rounded by every engine.
+                name = "cuda" if dtype == "bf16" else "cpu.fast" if engine.startswith("cpu") else engine
+                wrong = checks.compare(
+                    got, wide, checks._type_of(got), engine=name, magnitude=40, rounded=rounded[i]
+                )
+                assert not wrong, f"{engine}, {layout}, output {i}: {wrong}"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", PARTS)
+def test_parts(name: str, dtype: str) -> None:
+    check(PARTS[name], dtype)
+
+
+@pytest.mark.parametrize("sizes", [{"rows": 0}, {"columns": 0}, {"batch": 0}])
+def test_sizes_of_zero(sizes: dict[str, int]) -> None:
+    check(Gradients(Spelling(**sizes, mask="causal"), o=True), "bf16", ("packed",))
+
+
+def test_rows_without_a_key() -> None:
+    """They have no weights, and give no gradients."""
+    n = Gradients(Spelling(mask="given", rows=9), zeros=True)
+    inputs = n.inputs("bf16")
+    inputs["mask"][..., 5, :] = False
+    want, _ = expected(n, inputs, "bf16")
+    for results in checks.check(build(n), inputs, [None] * 3, layouts=["packed"]).values():
+        for got, wide in zip(results, want, strict=True):
+            np.testing.assert_allclose(checks.exact(got), wide, rtol=0.05, atol=0.05)
+        assert (checks.exact(results[0])[:, :, 5] == 0).all()
