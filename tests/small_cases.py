@@ -253,21 +253,30 @@ def spelled_attention(t: Maker) -> None:
     t.out(g.matmul(g.mul(g.mul(g.softmax(g.mul(g.tanh(x), 2.0)), kept), 4 / 3), t(2, 2, 96, 68)))
 
 
-def spelled_gradients(t: Maker) -> None:
-    """With o in the same graph, a soft cap with a gradient that is given, a causal mask and a bias."""
-    g = t.g
-    q, k, v, d_o, bias = t(2, 2, 70, 64), t(2, 2, 96, 64), t(2, 2, 96, 64), t(2, 2, 70, 64), t(1, 2, 1, 96)
-    x = g.tanh(g.mul(g.matmul(q, g.transpose(k, [0, 1, 3, 2])), 0.3))
-    seen = g.cmp_ge(g.gen_index(x, axis=2), g.gen_index(x, axis=3))
-    p = g.softmax(g.binary_select(g.add(x, bias), -np.inf, seen))
-    t.out(g.matmul(p, v))
-    dp = g.matmul(d_o, g.transpose(v, [0, 1, 3, 2]))
-    ds = g.mul(p, g.sub(dp, g.reduction(g.mul(p, dp), "ADD", dims=[3])))
-    dx = g.mul(g.mul(ds, g.sub(1.0, g.mul(x, x))), 0.3)
-    t.out(g.reduction(ds, "ADD", dims=[0, 2]))
-    t.out(g.matmul(dx, k))
-    t.out(g.matmul(g.transpose(dx, [0, 1, 3, 2]), q))
-    t.out(g.matmul(g.transpose(p, [0, 1, 3, 2]), d_o))
+def spelled_gradients(width: int, has_terms: bool) -> Any:
+    """With o in the same graph and a causal mask; and a soft cap, whose gradient is given, and a bias."""
+
+    def build(t: Maker) -> None:
+        g = t.g
+        q, k, v, d_o = (t(2, 2, rows, width) for rows in (70, 96, 96, 70))
+        scores = x = g.mul(g.matmul(q, g.transpose(k, [0, 1, 3, 2])), 0.3)
+        if has_terms:
+            x = g.tanh(x)
+            scores = g.add(x, t(1, 2, 1, 96))
+        seen = g.cmp_ge(g.gen_index(x, axis=2), g.gen_index(x, axis=3))
+        p = g.softmax(g.binary_select(scores, -np.inf, seen))
+        t.out(g.matmul(p, v))
+        dp = g.matmul(d_o, g.transpose(v, [0, 1, 3, 2]))
+        ds = g.mul(p, g.sub(dp, g.reduction(g.mul(p, dp), "ADD", dims=[3])))
+        if has_terms:
+            t.out(g.reduction(ds, "ADD", dims=[0, 2]))
+            ds = g.mul(ds, g.sub(1.0, g.mul(x, x)))
+        dx = g.mul(ds, 0.3)
+        t.out(g.matmul(dx, k))
+        t.out(g.matmul(g.transpose(dx, [0, 1, 3, 2]), q))
+        t.out(g.matmul(g.transpose(p, [0, 1, 3, 2]), d_o))
+
+    return build
 
 
 def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
@@ -1019,7 +1028,15 @@ CASES = {
     ),
     "attention, spelled": Case("forward", "spelled_attention", spelled_attention),
     "gradients, spelled": Case(
-        "forward_sm90 backward_rows_sm90 backward_sm90 backward_bias", "spelled_attention", spelled_gradients
+        "forward_sm90 backward_rows_sm90 backward_sm90 backward_bias",
+        "spelled_attention",
+        spelled_gradients(64, has_terms=True),
+    ),
+    "gradients, spelled, unordered": Case(
+        "forward_sm90 backward_rows_sm90 backward_sm90 backward_sums_sm90",
+        "spelled_attention_unordered",
+        spelled_gradients(128, has_terms=False),
+        engine="cuda.unordered",
     ),
     "attention of split keys": Case(
         "forward merge_splits", "attention", attention(dims=(2, 1, 600, 64), dtype="f32")

@@ -200,7 +200,7 @@ const struct family cuda_spelled_attention = {
 };
 
 const struct family cuda_spelled_attention_unordered = {
-    .name = "cuda.spelled_attention.unordered",
+    .name = "cuda.spelled_attention_unordered",
     .doc = "the same of gradients, by kernels that sum in any order",
     .combines = true,
     .accepts = accepts_reordered,
