@@ -192,7 +192,7 @@ def build(n: Gradients) -> Callable[..., Any]:
         dx = _flat(n, g, _scaled_back(n, g, dx, "scores", given), s.columns)
         results = {}
         if "dq" in n.wanted:
-            direct = n.direct and s.scale != "key" and s.keys == "operation"
+            direct = n.direct and s.scale != "key" and s.keys == "operation" and not s.side_by_side
             dq = g.matmul(dx, keys if direct else _swapped(n, g, made["k"]), name="dQ")
             dq = g.mul(dq, 0.375) if s.scale == "query" else _scaled_back(n, g, dq, "results", given)
             results["dq"] = _as_given(n, g, dq, s.rows, s.depth)
@@ -222,7 +222,8 @@ def _fold(x: Any, dims: Any) -> Any:
 
 
 def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any], list[Any]]:
-    """The results, and of each the sum of magnitudes of which roundings of P and dS may lose a part."""
+    """The results, and of each the sum of magnitudes of which roundings may lose a part: of P and dS, and,
+    where they are stored between kernels, of the scores, which P grows by."""
     s = n.forward
     q, k, v = spelling._as_read(s, inputs)
     d_o = checks.exact(inputs["d_o"])
@@ -247,13 +248,15 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
         p = np.exp(x - checks.exact(inputs["lse"]))
     kept = (units(x.shape, seed=SEED) < 1 - s.dropout) / (1 - s.dropout) if s.dropout else np.ones(x.shape)
     dp = (d_o @ v.swapaxes(-1, -2)) * kept
+    size = np.where(np.isfinite(x) & (p > 0), np.abs(x), 0)
+    p_most = p * (1 + size + (p * size).sum(-1, keepdims=True))
     dp_most = (np.abs(d_o) @ np.abs(v).swapaxes(-1, -2)) * kept
     sums = (p * dp).sum(-1, keepdims=True)
     if "o" in inputs or (n.sums == "o" and n.o):  # as it is stored
         o = inputs["o"] if "o" in inputs else checks.narrow((p * kept) @ v, dtype)
         sums = (d_o * checks.exact(o)).sum(-1, keepdims=True)
     ds = p * (dp - sums)
-    ds_most = p * (dp_most + (p * dp_most).sum(-1, keepdims=True))
+    ds_most = p_most * (dp_most + (p_most * dp_most).sum(-1, keepdims=True))
     if n.zeros:
         ds = np.where(keeps, ds, 0)
     dx, dx_most = ds * slope * scale, ds_most * np.abs(slope) * scale
@@ -261,7 +264,7 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
     results = {
         "dq": (dx @ k, dx_most @ np.abs(k)),
         "dk": (t(dx) @ q, t(dx_most) @ np.abs(q)),
-        "dv": (t(p * kept) @ d_o, t(p * kept) @ np.abs(d_o)),
+        "dv": (t(p * kept) @ d_o, t(p_most * kept) @ np.abs(d_o)),
     }
     found = [results[name] for name in n.wanted]
     shapes = {name: inputs[name[1]].shape for name in n.wanted}
@@ -278,7 +281,7 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
     if s.bias:
         found.append((_fold(ds, s.bias[4 - s.rank :]), _fold(ds_most, s.bias[4 - s.rank :])))
     if n.o:
-        found.append(((p * kept) @ v, (p * kept) @ np.abs(v)))
+        found.append(((p * kept) @ v, (p_most * kept) @ np.abs(v)))
     if n.stored:
-        found.append((p, p))
+        found.append((p, p_most))
     return [value for value, _ in found], [most for _, most in found]

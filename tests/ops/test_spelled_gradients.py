@@ -3,10 +3,12 @@ planner makes of them."""
 
 from __future__ import annotations
 
+import random
+
 import checks
 import numpy as np
 import pytest
-from attention_gradients import Gradients, build, expected
+from attention_gradients import KEEPS, Gradients, build, expected
 from attention_spelling import Spelling
 
 PARTS = {
@@ -60,13 +62,15 @@ PARTS = {
 def check(n: Gradients, dtype: str, layouts: tuple[str, ...] = ("packed", "padded")) -> None:
     inputs = n.inputs(dtype)
     want, most = expected(n, inputs, dtype)
-    rounded = [4 * checks.roundoff(dtype) * each for each in most]
+    rounded = [2 * checks.roundoff(dtype) * each for each in most]
     for layout in layouts:
         found = checks.check(build(n), inputs, [None] * len(want), layouts=[layout], out=dtype)
         for engine, results in found.items():
             for i, (got, wide) in enumerate(zip(results, want, strict=True)):
                 # Outputs that other operations read are rounded by every engine.
-                name = "cuda" if dtype == "bf16" else "cpu.fast" if engine.startswith("cpu") else engine
+                name = (
+                    "cuda" if dtype in ("f16", "bf16") else "cpu.fast" if engine.startswith("cpu") else engine
+                )
                 wrong = checks.compare(
                     got, wide, checks._type_of(got), engine=name, magnitude=40, rounded=rounded[i]
                 )
@@ -94,3 +98,55 @@ def test_rows_without_a_key() -> None:
         for got, wide in zip(results, want, strict=True):
             np.testing.assert_allclose(checks.exact(got), wide, rtol=0.05, atol=0.05)
         assert (checks.exact(results[0])[:, :, 5] == 0).all()
+
+
+def _mutant(seed: int) -> Gradients:
+    """A spelling drawn at random."""
+    draw = random.Random(seed)
+    rank = draw.choice([2, 3, 4, 4, 4, 4, 5])
+    heads = (1, 1) if rank == 2 else (6, 3) if rank == 5 else draw.choice([(4, 4), (3, 3), (1, 1)])
+    copied = rank == 4 and draw.random() < 0.2
+    heads = (6, 2) if copied else (4, 1) if rank == 4 and draw.random() < 0.2 else heads
+    rows, columns = draw.choice([(7, 9), (16, 16), (9, 5), (1, 17), (33, 40), (70, 130)])
+    bias = tuple(draw.choice([1, extent]) for extent in (2, heads[0], rows, columns))
+    keys = "strides" if not copied and draw.random() < 0.2 else "operation"
+    side_by_side = (
+        rank == 4 and not copied and heads[0] == heads[1] and keys == "operation" and draw.random() < 0.3
+    )
+    s = Spelling(
+        rank=rank,
+        heads=heads,
+        rows=rows,
+        columns=columns,
+        depth=draw.choice([8, 16, 40]),
+        value_depth=draw.choice([8, 16, 24]),
+        keys=keys,
+        side_by_side=side_by_side,
+        copied=copied,
+        scale=draw.choice([None, "mul", "div", "query", "key", "tensor", "twice"]),
+        cap=draw.random() < 0.3,
+        bias=bias if rank in (3, 4) and draw.random() < 0.4 else None,
+        mask=draw.choice([None, "causal", *KEEPS]),
+        softmax=draw.choice(["operation", "operation", "div", "reciprocal"]),
+        dropout=draw.choice([0, 0, 0, 0.25, 0.5]),
+    )
+    is_given = draw.random() < 0.25
+    sums = "o" if is_given else draw.choice(["weights", "weights", "apart", "o"])
+    return Gradients(
+        s,
+        weights="statistics" if is_given else "softmax",
+        sums=sums,
+        o=not is_given and draw.random() < 0.5,
+        turned=draw.random() < 0.4,
+        direct=draw.random() < 0.4,
+        zeros=s.mask is not None and draw.random() < 0.6,
+        scaled=draw.choice(["scores", "results"]),
+        cap=draw.choice(["operations", "backward"]),
+        wanted=draw.choice([("dq", "dk", "dv")] * 5 + [("dq",), ("dk", "dv"), ("dq", "dv")]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mutants(seed: int) -> None:
+    """One that fails is known by its number."""
+    check(_mutant(seed), random.Random(seed).choice(["f32", "f16", "bf16", "bf16"]), ("packed",))
