@@ -23,7 +23,7 @@ class Gradients:
     weights: str = "softmax"  # or "statistics", which are given, as o is
     sums: str = "weights"  # of P dP; or "apart", P dP - P sums; or "o", of dO o
     o: bool = False  # is wanted, too
-    turned: bool = False  # dK and dV are made as their transposes
+    transposed: bool = False  # dK and dV are made as their transposes
     direct: bool = False  # keys and values are read as they came, not by a transpose of their transposes
     zeros: bool = False  # what a mask hides gets no gradient by an operation of its own
     scaled: str = "scores"  # or "results": where the scale is multiplied on the way back
@@ -66,7 +66,7 @@ def _swapped(n: Gradients, g: weft.Graph, x: Any) -> Any:
 
 def _product(n: Gradients, g: weft.Graph, name: str, a: Any, b: Any) -> Any:
     """a^T b, or the transpose of b^T a."""
-    if n.turned:
+    if n.transposed:
         return _swapped(n, g, g.matmul(_swapped(n, g, b), a, name=name))
     return g.matmul(_swapped(n, g, a), b, name=name)
 
@@ -111,7 +111,8 @@ def _scaled_back(n: Gradients, g: weft.Graph, x: Any, where: str, given: dict[st
         return g.mul(x, given["factor"]) if where == "scores" else x
     if s.scale == "twice":
         return g.mul(0.75, g.div(x, 2.0))
-    return {"mul": lambda: g.mul(x, 0.375), "div": lambda: g.div(x, 2.5)}.get(s.scale or "", lambda: x)()
+    numbers = {"mul": 0.375, "div": 1 / 2.5, "zero": 0.0}
+    return g.mul(x, numbers[s.scale]) if s.scale in numbers else x
 
 
 def _capped_back(n: Gradients, g: weft.Graph, dx: Any, cap: tuple[Any, Any]) -> Any:
@@ -139,6 +140,7 @@ def _forward(n: Gradients, g: weft.Graph, q: Any, k: Any, given: dict[str, Any])
     x = {
         "mul": lambda: g.mul(x, 0.375),
         "div": lambda: g.div(x, 2.5),
+        "zero": lambda: g.mul(x, 0.0),
         "tensor": lambda: g.mul(given["factor"], x),
         "twice": lambda: g.div(g.mul(0.75, x), 2.0),
     }.get(s.scale or "", lambda: x)()
@@ -228,7 +230,15 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
     q, k, v = spelling._as_read(s, inputs)
     d_o = checks.exact(inputs["d_o"])
     d_o = d_o.swapaxes(1, 2) if s.side_by_side else d_o
-    factor = {"mul": 0.375, "query": 0.375, "tensor": 0.375, "twice": 0.375, "div": 1 / 2.5, "key": 0.5}
+    factor = {
+        "mul": 0.375,
+        "query": 0.375,
+        "tensor": 0.375,
+        "twice": 0.375,
+        "div": 1 / 2.5,
+        "key": 0.5,
+        "zero": 0,
+    }
     scale = factor.get(s.scale or "", 1)
     x = q @ k.swapaxes(-1, -2) * scale
     slope = 1 - np.tanh(x / 2) ** 2 if s.cap else 1.0
@@ -239,10 +249,11 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
         keeps = np.broadcast_to(MASKS[s.mask][1](i, j), x.shape)
         keeps = keeps & inputs["mask"] if "mask" in inputs else keeps
         x = np.where(keeps, x, HIDDEN.get(s.mask, -INF))
-    largest = x.max(-1, keepdims=True, initial=-INF)
+    sink = checks.exact(inputs["sink"]) if s.sink else np.full((1,) * s.rank, -INF)
+    largest = np.maximum(x.max(-1, keepdims=True, initial=-INF), sink)
     largest[np.isneginf(largest)] = 0
     e = np.exp(x - largest)
-    total = e.sum(-1, keepdims=True)
+    total = e.sum(-1, keepdims=True) + np.exp(sink - largest)
     p = e / np.where(total == 0, 1, total)
     if n.weights == "statistics":
         p = np.exp(x - checks.exact(inputs["lse"]))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding attention that is spelled out, from its last product upwards: weights, dropout, softmax; scores.c goes on
-   from there. Each step has one tensor to explain, takes the operations that make it, and refuses with a sentence where
-   attention would calculate or round otherwise. Nothing is changed and nothing is written; write.c does that. */
+/* Finding attention that is spelled out, from its last product upwards: weights, dropout, softmax. From the softmax on
+   scores.c goes on; gradient.c, which comes to the same softmax from another side, shares what is below the weights.
+   Nothing is changed here: what is found is a list of nodes and what each tensor is to the attention. */
 #include "base/philox.h"
 #include "graph/ops/softmax.h"
 #include "graph/spelled/attention.h"
@@ -12,6 +12,8 @@
 
 /* ---- Weights ----------------------------------------------------------------------------------------------------- */
 
+/* The kernels multiply weights in the type of the other factor: any type set that is narrower, or another one of that
+   size, would give other numbers. */
 weftStatus_t spelled_check_weights(const struct spelled_attention *s, const struct tensor *weights,
                                    const struct tensor *other) {
     if (!spelled_is_exact(s, weights) && weights->type != other->type)
@@ -19,7 +21,8 @@ weftStatus_t spelled_check_weights(const struct spelled_attention *s, const stru
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Ones and zeros, times a number. What it took is taken back by the caller where it finds none. */
+/* From a mask of ones and zeros, times a number, to the generator that draws it; *growth gets the number. NULL: nothing
+   draws it. What was taken by then the caller takes back, by the count that it had. */
 static const struct rng_op *find_dropout(struct spelled_attention *s, const struct tensor *mask, double *growth) {
     double number;
     /* Factors between the mask and the weights join their growth. */
@@ -34,6 +37,7 @@ static const struct rng_op *find_dropout(struct spelled_attention *s, const stru
     return NULL;
 }
 
+/* Either operand may be the mask. A second dropout on the same weights is none of attention: it is not looked for. */
 bool spelled_drops(struct spelled_attention *s, const struct pointwise_op *op, const struct tensor **weights,
                    double *growth) {
     const struct tensor *sides[] = {op->x, op->b};
@@ -53,10 +57,11 @@ bool spelled_drops(struct spelled_attention *s, const struct pointwise_op *op, c
     return false;
 }
 
-/* Bernoulli's, and what stays grows by as much as is dropped. */
+/* Bernoulli's, of as many numbers as there are scores, so that both draw the same number for a score, and what stays
+   grows by as much as is dropped. The generator's probability is that of a one, attention's that of a zero: in double
+   precision both must come to the same threshold of its words. */
 weftStatus_t spelled_check_dropout(const struct spelled_attention *s, int node, double growth) {
-    /* 1 / (1 - p) reaches us as a float of the user's: a few units of its last place. */
-    static const double CLOSE = 1e-6;
+    static const double CLOSE = 1e-6; /* frameworks round 1 / (1 - p) to FLOAT */
     if (!s->dropout && growth != 1)
         return spelled_refuse(s, node, "multiplies weights by a number, and there is no dropout");
     if (!s->dropout)
@@ -73,12 +78,12 @@ weftStatus_t spelled_check_dropout(const struct spelled_attention *s, int node, 
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
-/* NULL for a result that nobody reads: attention then does not write it. */
+/* A result that somebody reads, or the user gets; NULL: nobody does. */
 static const struct tensor *if_wanted(const struct spelled_attention *s, const struct tensor *tensor) {
     return tensor && !value_is_dead(&s->graph->values[graph_find_value(s->graph, tensor)]) ? tensor : NULL;
 }
 
-/* The softmax operation itself: scores, sink and statistics are its operands. */
+/* A softmax node along the keys, with all that it gives beside the weights. */
 static weftStatus_t take_softmax(struct spelled_attention *s, int node) {
     const struct softmax_op *op = (const struct softmax_op *)spelled_op(s, node);
     TRY(spelled_note_math(s, &op->base, (weftDataType_t)op->math));
@@ -95,6 +100,7 @@ static weftStatus_t take_softmax(struct spelled_attention *s, int node) {
     return spelled_take(s, node);
 }
 
+/* Keys are the last dimension, which becomes 1; all others stay. */
 const struct reduction_op *spelled_reduced_by(const struct spelled_attention *s, const struct tensor *tensor,
                                               int mode) {
     int node = spelled_maker(s, tensor);
@@ -109,13 +115,15 @@ const struct reduction_op *spelled_reduced_by(const struct spelled_attention *s,
     return is_rows && op->parameters->mode == mode ? op : NULL;
 }
 
-/* e^(x - max), over its sum, or times the reciprocal of that. */
+/* e^(x - max), over its sum, or times the reciprocal of that: the operations of a softmax that is spelled out; those
+   that were not found are NULL. */
 struct spelled_softmax {
     const struct pointwise_op *share, *reciprocal, *exponential, *difference;
     const struct reduction_op *sum, *max;
 };
 
-/* Fills in what it finds; find_softmax looks at what is missing. */
+/* The quotient, and the weights and the sum that it is made of: `exponential` and `sum` are NULL where it is another
+   one. */
 static void find_share(struct spelled_softmax *p, const struct spelled_attention *s, int node) {
     const struct pointwise_op *op = spelled_is_pointwise(s, node) ? spelled_pointwise(s, node) : NULL;
     const struct tensor *weights = NULL, *sum = NULL;
@@ -150,7 +158,8 @@ static bool find_softmax(struct spelled_softmax *p, const struct spelled_attenti
     return p->max && p->max->x == p->difference->x;
 }
 
-/* Statistics behind a spelled softmax: max + log(sum). Optional: without them there are none to write. */
+/* Statistics behind a spelled softmax: max + log(sum), in either order. They are optional: what is not quite that stays
+   outside, and then the sum is one of the results. */
 static weftStatus_t find_statistics(struct spelled_attention *s, const struct tensor *max, const struct tensor *sum) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, sum)];
     for (int i = 0; i < value->readers; i++) {
@@ -169,6 +178,8 @@ static weftStatus_t find_statistics(struct spelled_attention *s, const struct te
     return WEFT_STATUS_SUCCESS;
 }
 
+/* A softmax out of its operations. A maximum in the scores' own type is exact, so that one may be set; all else that is
+   made on the way must be as wide as attention's sums are. */
 static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) {
     struct spelled_softmax p;
     if (!find_softmax(&p, s, node))
@@ -186,18 +197,20 @@ static weftStatus_t take_spelled_softmax(struct spelled_attention *s, int node) 
     for (int i = 0; i < 5; i++)
         TRY(kept[i] ? spelled_take(s, spelled_maker(s, kept[i])) : WEFT_STATUS_SUCCESS);
     TRY(spelled_take(s, node));
-    /* Before it is asked who wants max and sum: what reads them for the statistics is taken by then. */
+    /* Before what is wanted is asked: statistics read both. */
     TRY(find_statistics(s, p.max->y, p.sum->y));
     s->max = spelled_is_wanted(s, p.max->y) ? p.max->y : NULL;
     s->sum_exp = spelled_is_wanted(s, p.sum->y) ? p.sum->y : NULL;
     return WEFT_STATUS_SUCCESS;
 }
 
+/* `node` makes the weights, of a softmax node as its result, or as the quotient of a spelled one. */
 weftStatus_t spelled_take_softmax(struct spelled_attention *s, int node) {
     return op_of(spelled_op(s, node)) == &softmax_op ? take_softmax(s, node) : take_spelled_softmax(s, node);
 }
 
-/* From the weights that values are multiplied with to the scores. */
+/* From the weights that values are multiplied with to the scores, over conversions, numbers and dropout, in any order:
+   numbers come out as one product, which must be dropout's growth. */
 static weftStatus_t find_weights(struct spelled_attention *s, int node, const struct tensor *weights) {
     double growth = 1, factor;
     int maker, last = node;
@@ -223,6 +236,8 @@ static weftStatus_t find_weights(struct spelled_attention *s, int node, const st
 
 /* ---- The whole --------------------------------------------------------------------------------------------------- */
 
+/* Whoever reads something else would read what is never stored. It is the last check, when all that is a part is known:
+   before, a reader could still become one. */
 weftStatus_t spelled_check_closed(const struct spelled_attention *s) {
     const struct tensor *given[] = {
         s->o.tensor, s->stats,     s->max,       s->sum_exp,  s->dropout ? s->dropout->y : NULL,
@@ -251,7 +266,8 @@ struct spelled_attention spelled_nothing(const struct graph *graph) {
                                       .carried_factor = 1};
 }
 
-/* Upwards from the last product, so that each step has one tensor to explain. */
+/* Upwards from the last product, so that each step has one tensor to explain. `node` may be any matmul: most end at the
+   first question, whose answer is the reason that a plan tells. */
 weftStatus_t spelled_attention_find(struct spelled_attention *found, const struct graph *graph, int node) {
     *found = spelled_nothing(graph);
     /* The product with the values: the last of the attention's own, but for views of its result. */

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finding gradients of attention that are spelled out. The search begins at dP = dO V^T. Behind it is the gradient of
-   the softmax, P (dP - rows' sums), which names the weights P; from these upwards the scores are found as those of
-   attention forward are, and downwards O = P V and dV = P^T dO; behind the gradient of the scores, dQ = dS K and
-   dK = dS^T Q. */
+   the softmax, dS = P (dP - sums of rows), which names the weights P; from these upwards the scores are found as those
+   of attention forward are, and downwards O = P V and dV = P^T dO; behind dS, dQ = dS K and dK = dS^T Q. The order
+   matters: scores are parted (scale, bias, masks, modifier) when all that reads them is known, as an operation that
+   others read, too, would be left to these; and the way back from dS is read when the parts of the scores are known, as
+   it must have the same scale, bias and masks. Nothing here writes the operations: see write.c. */
 #include "graph/ops/reshape.h"
 #include "graph/ops/softmax.h"
 #include "graph/ops/transpose.h"
@@ -12,17 +14,22 @@
 #include <math.h>
 #include <string.h>
 
-enum { WALK_DEPTH = 24 };         /* operations between the softmax's gradient and a product */
-static const double CLOSE = 1e-6; /* relative, of two factors that are one */
+/* Operations between the gradient of the softmax and a product: bounds the recursion. */
+enum { FOLLOW_DEPTH = 24 };
+/* Two factors that differ by less, relatively, are one: frameworks round a scale to FLOAT on one way and not on the
+   other. */
+static const double CLOSE = 1e-6;
 
 /* Products that read one tensor of scores' extents, under views and transposes; -1: none. */
 struct readers {
     int rows;                                  /* X y: a row for each query */
     int columns;                               /* X^T y, or (y^T X)^T: a row for each key */
-    bool is_turned;                            /* the latter */
+    bool is_transposed_result;                 /* the latter */
     const struct tensor *of_rows, *of_columns; /* X as each reads it, before it was transposed */
 };
 
+/* The search as it goes: `s` is what is found, all else is needed until the end of the search alone. Tensors are those
+   of the whole graph. */
 struct gradient {
     struct spelled_attention *s;
     const struct matmul_op *product; /* dO V^T */
@@ -38,25 +45,30 @@ struct gradient {
 
 /* ---- Around a tensor --------------------------------------------------------------------------------------------- */
 
+/* A tensor of the graph, with its readers in order. */
 static const struct value *value_of(const struct spelled_attention *s, const struct tensor *tensor) {
     return &s->graph->values[graph_find_value(s->graph, tensor)];
 }
 
+/* Extents alone: strides may differ. */
 static bool is_same_dims(const struct dims *a, const struct dims *b) {
     return a->count == b->count && memcmp(a->at, b->at, (size_t)a->count * sizeof *a->at) == 0;
 }
 
-/* A pointwise reader, of this mode and without factors; NULL: it is none. */
+/* The pointwise operation at a node, of this mode and without alphas, which would scale its operands; NULL: something
+   else is there. */
 static const struct pointwise_op *reads_by(const struct spelled_attention *s, int reader, int mode) {
     const struct pointwise_op *op = spelled_is_pointwise(s, reader) ? spelled_pointwise(s, reader) : NULL;
     return op && op->pw->mode == mode && op->alpha1 == 1 && op->alpha2 == 1 ? op : NULL;
 }
 
+/* Of a product of two tensors, the one that is not `one`; NULL: that is none of the two. */
 static const struct tensor *other_factor(const struct pointwise_op *op, const struct tensor *one) {
     return op->x == one ? op->b : op->b == one ? op->x : NULL;
 }
 
-/* A tensor under other extents, or before a conversion that keeps its numbers. */
+/* A tensor under other extents, or before a conversion that keeps its numbers: dO, and o, are often made FLOAT before
+   they are multiplied. Transposes are not looked through: the product of two tensors is elementwise. */
 static const struct tensor *root_of(const struct spelled_attention *s, const struct tensor *tensor) {
     for (int node; (node = spelled_maker(s, tensor)) >= 0;) {
         const struct pointwise_op *same = reads_by(s, node, WEFT_POINTWISE_IDENTITY);
@@ -68,6 +80,8 @@ static const struct tensor *root_of(const struct spelled_attention *s, const str
     return tensor;
 }
 
+/* Whether two products read the same elements at the same places. Both views have been looked through to memory, so the
+   keys of q k^T and those of dS k are compared as they lie, however often they were transposed. */
 static bool is_same_view(const struct spelled_view *a, const struct spelled_view *b) {
     bool is = a->tensor == b->tensor && is_same_dims(&a->dims, &b->dims);
     for (int64_t i = 0; is && i < a->dims.count; i++)
@@ -77,7 +91,8 @@ static bool is_same_view(const struct spelled_view *a, const struct spelled_view
 
 /* ---- The gradient of the softmax --------------------------------------------------------------------------------- */
 
-/* The factors of the products whose sums of rows a tensor is. */
+/* The product u w of two tensors whose sums of rows a tensor is, under any view; NULL: it is something else, or one of
+   the two is rounded on the way, as attention's own sums are not. */
 static const struct pointwise_op *summed(const struct spelled_attention *s, const struct tensor *sums) {
     const struct reduction_op *sum = spelled_reduced_by(s, spelled_behind_view(s, sums), WEFT_REDUCE_TENSOR_ADD);
     int node = sum ? spelled_maker(s, sum->x) : -1;
@@ -85,7 +100,8 @@ static const struct pointwise_op *summed(const struct spelled_attention *s, cons
     return is_exact && node >= 0 ? reads_by(s, node, WEFT_POINTWISE_MUL) : NULL;
 }
 
-/* P (dP - sums). */
+/* P (dP - sums), by the subtraction at a node that reads dP. A framework's softmax gradient spells it so. Fills in what
+   `g` has of the softmax; false leaves it alone. */
 static bool find_difference(struct gradient *g, int reader) {
     const struct spelled_attention *s = g->s;
     const struct pointwise_op *difference = reads_by(s, reader, WEFT_POINTWISE_SUB);
@@ -104,7 +120,8 @@ static bool find_difference(struct gradient *g, int reader) {
     return false;
 }
 
-/* P dP - P sums, where the sums are those of P dP. */
+/* P dP - P sums, by the product at a node that reads dP: the same with the product that the sums need, too, as
+   decompositions spell it. */
 static bool find_products(struct gradient *g, int reader) {
     const struct spelled_attention *s = g->s;
     const struct pointwise_op *product = reads_by(s, reader, WEFT_POINTWISE_MUL);
@@ -131,7 +148,8 @@ static bool find_products(struct gradient *g, int reader) {
     return false;
 }
 
-/* The one operation that goes on from dP to the softmax's gradient: a view, a conversion, dropout. */
+/* What an operation that reads dP makes of it on the way to the gradient of the softmax: a view, a conversion, dropout,
+   whose growth is noted; NULL: it is not on that way. */
 static const struct tensor *follow_dp(struct gradient *g, int reader) {
     struct spelled_attention *s = g->s;
     const struct reshape_op *view = spelled_view_at(s, reader);
@@ -149,12 +167,15 @@ static const struct tensor *follow_dp(struct gradient *g, int reader) {
     return drops ? spelled_result(s, reader) : NULL;
 }
 
+/* Goes on from dP until the gradient of the softmax is found. Most products of a graph end here at once, which keeps
+   the search cheap: it is begun at every product. */
 static weftStatus_t find_softmax_gradient(struct gradient *g, int node) {
-    for (int depth = 0; depth < WALK_DEPTH; depth++) {
+    for (int depth = 0; depth < FOLLOW_DEPTH; depth++) {
         const struct value *value = value_of(g->s, g->dp);
         const struct tensor *next = NULL;
         if (!spelled_is_exact(g->s, g->dp))
             return spelled_refuse_tensor(g->dp, "has a type to which attention does not round: leave it unset");
+        /* The difference first: where the sums are those of P dP, a product of both is here in any case. */
         for (int i = 0; i < value->readers; i++)
             if (find_difference(g, value->read_by[i]))
                 return WEFT_STATUS_SUCCESS;
@@ -172,7 +193,8 @@ static weftStatus_t find_softmax_gradient(struct gradient *g, int node) {
     return spelled_refuse(g->s, node, "no gradient of a softmax is behind it");
 }
 
-/* Takes the operations from dP to the gradient of the scores, and what the sums are made of. */
+/* Takes the operations from dP to the gradient of the scores, and what the sums are made of: P dP, or dO o, which is
+   the same number, as o is the sum of weights times values. Of the latter g->o is the other factor than dO. */
 static weftStatus_t take_softmax_gradient(struct gradient *g) {
     struct spelled_attention *s = g->s;
     const struct tensor *sums = g->sums;
@@ -194,7 +216,8 @@ static weftStatus_t take_softmax_gradient(struct gradient *g) {
 
 /* ---- Weights ----------------------------------------------------------------------------------------------------- */
 
-/* e^(scores - statistics): what a softmax was, by what is kept of it. */
+/* e^(scores - statistics), a number for each row: the weights made again by what a softmax has kept. Statistics need
+   not be those of these scores: the backward kernels calculate the same formula. */
 static bool find_exponential(struct spelled_attention *s, const struct tensor *weights) {
     int node = spelled_maker(s, weights);
     const struct pointwise_op *exponential = reads_by(s, node, WEFT_POINTWISE_EXP);
@@ -210,6 +233,8 @@ static bool find_exponential(struct spelled_attention *s, const struct tensor *w
     return !spelled_take(s, node) && !spelled_take(s, spelled_maker(s, exponential->x));
 }
 
+/* From the weights to the scores. Weights that come from memory have no scores to be made of again: reading them is
+   what the kernels avoid. */
 static weftStatus_t find_softmax(struct gradient *g) {
     int node = spelled_maker(g->s, g->weights);
     if (node < 0)
@@ -221,6 +246,7 @@ static weftStatus_t find_softmax(struct gradient *g) {
 
 /* ---- Products that read a tensor of scores' extents -------------------------------------------------------------- */
 
+/* Whether a transpose exchanges the last two dimensions, and no other. */
 static bool is_swap(const struct transpose_op *op) {
     int64_t last = op->permutation.count - 1;
     bool is = last >= 1 && op->permutation.at[last] == last - 1 && op->permutation.at[last - 1] == last;
@@ -229,7 +255,9 @@ static bool is_swap(const struct transpose_op *op) {
     return is;
 }
 
-/* Notes a product: of X, or, behind a transpose, of its transpose. */
+/* Notes a product that reads X, or, where is_transposed, the transpose of X. Four forms would be possible: X y and
+   X^T y are those of the definition, y^T X is the transpose of the second, as the gradient of a transposed operand is
+   spelled; y X^T, the transpose of the first, is nobody's. */
 static weftStatus_t note_product(struct readers *r, struct spelled_attention *s, int node, const struct tensor *read,
                                  const struct tensor *x, bool is_transposed) {
     const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, node);
@@ -244,14 +272,16 @@ static weftStatus_t note_product(struct readers *r, struct spelled_attention *s,
         r->of_rows = x;
     } else {
         r->of_columns = x;
-        r->is_turned = !is_first;
+        r->is_transposed_result = !is_first;
     }
     return spelled_check_product(s, node);
 }
 
-/* Walks on from a tensor to products; takes pointwise operations on the way. `x`: what a transpose on it has turned. */
-static weftStatus_t walk(struct readers *r, struct spelled_attention *s, const struct tensor *tensor,
-                         const struct tensor *x, bool is_transposed, int depth) {
+/* Follows readers of a tensor to products and takes the operations on the way, one after the other or side by side: dQ
+   and dK may have conversions of their own. x: the tensor before its transpose, where one is on the way. What is taken
+   here and leads to no product is found at the end, as nobody in the attention reads it. */
+static weftStatus_t follow_readers(struct readers *r, struct spelled_attention *s, const struct tensor *tensor,
+                                   const struct tensor *x, bool is_transposed, int depth) {
     const struct value *value = value_of(s, tensor);
     for (int i = 0; i < value->readers && depth > 0; i++) {
         int node = value->read_by[i];
@@ -264,20 +294,22 @@ static weftStatus_t walk(struct readers *r, struct spelled_attention *s, const s
             TRY(note_product(r, s, node, tensor, is_transposed ? x : tensor, is_transposed));
         } else if (view) {
             TRY(spelled_take(s, node));
-            TRY(walk(r, s, view->y, x, is_transposed, depth - 1));
+            TRY(follow_readers(r, s, view->y, x, is_transposed, depth - 1));
         } else if (op_of(op) == &transpose_op && is_swap(transpose) && transpose->y->is_virtual) {
             TRY(spelled_take(s, node));
-            TRY(walk(r, s, transpose->y, is_transposed ? NULL : tensor, !is_transposed, depth - 1));
+            TRY(follow_readers(r, s, transpose->y, is_transposed ? NULL : tensor, !is_transposed, depth - 1));
         } else if (spelled_is_pointwise(s, node) && spelled_form(s, node) != FORM_INDEX && !is_transposed &&
                    tensor_same_dims(spelled_result(s, node), s->scores)) {
             TRY(spelled_take(s, node));
-            TRY(walk(r, s, spelled_result(s, node), x, false, depth - 1));
+            TRY(follow_readers(r, s, spelled_result(s, node), x, false, depth - 1));
         }
     }
     return WEFT_STATUS_SUCCESS;
 }
 
-/* From what a product reads back to the weights: dropout as that of the gradient is, conversions, views. */
+/* From what a product reads back to the weights: over conversions, views, and the same dropout as the gradient has.
+   Searched on a copy: its operations are taken already, and dropout is to be found once more, not only the first
+   time. */
 static weftStatus_t check_dropped(const struct gradient *g, int product, const struct tensor *read,
                                   const struct tensor *other) {
     struct spelled_attention trial = *g->s; /* what is found again is there already */
@@ -309,18 +341,21 @@ static weftStatus_t check_dropped(const struct gradient *g, int product, const s
 
 /* ---- O and dV ---------------------------------------------------------------------------------------------------- */
 
-/* A row for each key, of a product with what has one for each query. */
+/* dV, or dK: [.., key, column], and `other`, dO or q, [.., query, column], both as they lie in memory. A transposed
+   product has both transposed. factor: what result and operand are multiplied by beside the product; NULL where none
+   may be. */
 static weftStatus_t take_columns(struct spelled_attention *s, const struct readers *r, struct spelled_view *result,
                                  struct spelled_view *other, double *factor) {
     const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, r->columns);
     *result = spelled_view_of(op->c, op);
-    *other = spelled_view_of(r->is_turned ? op->a : op->b, op);
+    *other = spelled_view_of(r->is_transposed_result ? op->a : op->b, op);
     TRY(spelled_look_through(s, other, r->columns, factor));
-    if (r->is_turned)
+    if (r->is_transposed_result)
         spelled_swap_last(other);
-    return spelled_look_behind(s, result, r->is_turned, factor);
+    return spelled_look_behind(s, result, r->is_transposed_result, factor);
 }
 
+/* o, or dQ: [.., query, column], and `other`, values or keys, [.., key, column]. */
 static weftStatus_t take_rows(struct spelled_attention *s, const struct readers *r, struct spelled_view *result,
                               struct spelled_view *other, double *factor) {
     const struct matmul_op *op = (const struct matmul_op *)spelled_op(s, r->rows);
@@ -330,6 +365,7 @@ static weftStatus_t take_rows(struct spelled_attention *s, const struct readers 
     return spelled_look_behind(s, result, false, factor);
 }
 
+/* dV = dropout(P)^T dO; nobody may want it. */
 static weftStatus_t find_dv(struct gradient *g) {
     struct spelled_attention *s = g->s;
     struct spelled_view d_o;
@@ -341,7 +377,8 @@ static weftStatus_t find_dv(struct gradient *g) {
     return check_dropped(g, g->of_weights.columns, g->of_weights.of_columns, d_o.tensor);
 }
 
-/* O that the graph makes here of the same weights. */
+/* O that the graph makes here of the same weights: then one step makes o and the gradients. Sums of dO o must be of
+   this o. */
 static weftStatus_t find_made_o(struct gradient *g) {
     struct spelled_attention *s = g->s;
     struct spelled_view v;
@@ -355,7 +392,9 @@ static weftStatus_t find_made_o(struct gradient *g) {
         return spelled_refuse_tensor(g->o, "is another o than the one that the weights make");
     s->makes_o = true;
     for (const struct tensor *tensor = g->o; tensor && tensor != s->o.tensor && tensor != op->c;) {
-        int node = spelled_maker(s, tensor); /* between o and the sums: they would wait for each other */
+        /* What lies between o and its sums belongs to the step: outside it would wait for the step, and the step for
+           it. */
+        int node = spelled_maker(s, tensor);
         const struct reshape_op *view = spelled_view_at(s, node);
         TRY(spelled_take(s, node));
         tensor = view ? view->x : spelled_pointwise(s, node)->x;
@@ -363,7 +402,8 @@ static weftStatus_t find_made_o(struct gradient *g) {
     return check_dropped(g, g->of_weights.rows, g->of_weights.of_rows, v.tensor);
 }
 
-/* O as it was stored. */
+/* O as it was stored, by the sums of dO o. Without any, a forward pass of its own makes it, which it can where it makes
+   the statistics, too: with statistics that are given its weights would be others. */
 static weftStatus_t find_given_o(struct gradient *g) {
     struct spelled_attention *s = g->s;
     if (!g->o)
@@ -375,8 +415,9 @@ static weftStatus_t find_given_o(struct gradient *g) {
 
 /* ---- Behind the gradient of the scores --------------------------------------------------------------------------- */
 
-/* Whether a forward operation hides what a mask says by -inf, or a bound has become of it; so the gradient is 0
-   there. */
+/* Whether a forward operation hides, where a mask is false (`keeps`) or true, scores by -inf, or by a number of which a
+   bound was made. Weights are 0 there, and so is their gradient without another operation. The hiding operation must be
+   the last one on the scores, or have been taken off from behind: what follows it could make -inf a number again. */
 static bool is_hidden_by(const struct spelled_attention *s, const struct tensor *mask, bool keeps) {
     const struct value *value = value_of(s, mask);
     for (int i = 0; i < value->readers; i++) {
@@ -393,7 +434,8 @@ static bool is_hidden_by(const struct spelled_attention *s, const struct tensor 
     return false;
 }
 
-/* The gradient, where an operation leaves it as it is: a conversion, or zeros where it is 0. */
+/* The gradient of the scores behind an operation that leaves it as it is: a conversion, or zeros where a mask hides and
+   it is 0 anyway; NULL: the operation is another one. */
 static const struct tensor *follow_same(const struct spelled_attention *s, const struct tensor *gradient, int node) {
     const struct pointwise_op *same = reads_by(s, node, WEFT_POINTWISE_IDENTITY);
     const struct pointwise_op *select = reads_by(s, node, WEFT_POINTWISE_BINARY_SELECT);
@@ -405,11 +447,11 @@ static const struct tensor *follow_same(const struct spelled_attention *s, const
     if (select->x == gradient && spelled_read_constant(select->b, &zero) && zero == 0 &&
         is_hidden_by(s, select->t, true))
         return select->y;
-    bool is_turned = select->b == gradient && spelled_read_constant(select->x, &zero) && zero == 0;
-    return is_turned && is_hidden_by(s, select->t, false) ? select->y : NULL;
+    bool is_complement = select->b == gradient && spelled_read_constant(select->x, &zero) && zero == 0;
+    return is_complement && is_hidden_by(s, select->t, false) ? select->y : NULL;
 }
 
-/* The gradient of a bias: sums over the extents that it has not, or the gradient itself. */
+/* The gradient of a bias that is smaller than the scores: sums over the extents that it has not. */
 static weftStatus_t note_dbias(struct spelled_attention *s, const struct tensor *gradient) {
     const struct value *value = value_of(s, gradient);
     for (int i = 0; s->bias && i < value->readers; i++) {
@@ -425,11 +467,12 @@ static weftStatus_t note_dbias(struct spelled_attention *s, const struct tensor 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* To the gradient as the score modifier's takes it. */
+/* From dS to s->carried, the gradient as the modifier's takes it: behind masks and bias, which come after the modifier
+   forward. On the way is the gradient of the bias, which is the gradient itself where both have the same extents. */
 static weftStatus_t find_carried(struct gradient *g) {
     struct spelled_attention *s = g->s;
     const struct tensor *next = g->ds;
-    for (int depth = 0; next && depth < WALK_DEPTH; depth++) {
+    for (int depth = 0; next && depth < FOLLOW_DEPTH; depth++) {
         s->carried = next;
         next = NULL;
         TRY(note_dbias(s, s->carried));
@@ -443,7 +486,9 @@ static weftStatus_t find_carried(struct gradient *g) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* From what a product reads back over factors, which are attention's scale, until they are that. */
+/* From what a product reads back over factors until all of them, *factor, are attention's scale: what lies before may
+   be the modifier's own, as the c of c tanh(x / c). Where they never are, all are stripped, and what is left of *factor
+   becomes a part of the modifier's gradient. */
 static const struct tensor *strip_factors(const struct spelled_attention *s, const struct tensor *read, double *factor,
                                           bool *has_scale) {
     *has_scale = false;
@@ -461,7 +506,8 @@ static const struct tensor *strip_factors(const struct spelled_attention *s, con
         else if (!op || !spelled_read_factor(op, &before, &number) ||
                  (number != 1 && fabs(*factor / s->scale_value - 1) < CLOSE))
             break;
-        if (before != s->carried && !spelled_is_exact(s, before)) /* it is rounded twice, and attention does it once */
+        /* A narrower tensor between factors is rounded twice, and attention does it once. */
+        if (before != s->carried && !spelled_is_exact(s, before))
             break;
         *has_scale = *has_scale || is_scale;
         *factor *= number;
@@ -470,7 +516,8 @@ static const struct tensor *strip_factors(const struct spelled_attention *s, con
     return read;
 }
 
-/* Marks the operations that make a tensor of the gradient and of what the score modifier takes. */
+/* Marks the operations that make a tensor of the gradient and of what the score modifier takes. Forward operations that
+   are no part of the modifier, as masks that became bounds, are printed again where the gradient reads them. */
 static void mark_carriers(struct spelled_attention *s, const struct tensor *tensor) {
     int node = spelled_maker(s, tensor), place = node < 0 ? -1 : spelled_place(s, node);
     if (place < 0 || tensor == s->carried || tensor == s->product || !spelled_is_pointwise(s, node) ||
@@ -485,7 +532,9 @@ static void mark_carriers(struct spelled_attention *s, const struct tensor *tens
     mark_carriers(s, operands.t);
 }
 
-/* One of dQ and dK: what it reads is where the modifier's gradient ends, up to attention's scale. */
+/* One of dQ and dK: what it reads, without the scale, is where the modifier's gradient ends. factor: what its result
+   and other factor are multiplied by. Both have one kernel, so both must begin at the same tensor with the same factor.
+   */
 static weftStatus_t find_operand_gradient(struct gradient *g, int node, const struct tensor *read, double factor,
                                           const struct tensor *other) {
     struct spelled_attention *s = g->s;
@@ -502,6 +551,8 @@ static weftStatus_t find_operand_gradient(struct gradient *g, int node, const st
     return WEFT_STATUS_SUCCESS;
 }
 
+/* dQ = dS k and dK = dS^T q, of which one is enough; behind them the factor that is left when each has attention's own
+   scale. */
 static weftStatus_t find_operand_gradients(struct gradient *g) {
     struct spelled_attention *s = g->s;
     const struct readers *r = &g->of_ds;
@@ -522,6 +573,8 @@ static weftStatus_t find_operand_gradients(struct gradient *g) {
     }
     if (r->rows < 0 && r->columns < 0)
         return spelled_refuse_tensor(g->ds, "is multiplied by neither keys nor queries");
+    if (s->scale_value == 0) /* no factor of a gradient is told from another one then */
+        return spelled_refuse_tensor(g->ds, "is that of scores that are all scaled by 0");
     s->carried_factor /= s->scale_value;
     if (fabs(s->carried_factor - 1) < CLOSE)
         s->carried_factor = 1;
@@ -529,7 +582,8 @@ static weftStatus_t find_operand_gradients(struct gradient *g) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A gradient that the modifier's own derivative need not be, without a modifier, is none of attention. */
+/* What the kernels do otherwise than it is spelled: they round dS once, where it is a factor, and multiply it by the
+   scale of the scores alone where there is no modifier. */
 static weftStatus_t check_carried(const struct gradient *g) {
     const struct spelled_attention *s = g->s;
     bool is_plain = s->carried == s->carried_back && s->carried_factor == 1;
@@ -542,7 +596,8 @@ static weftStatus_t check_carried(const struct gradient *g) {
 
 /* ---- The whole --------------------------------------------------------------------------------------------------- */
 
-/* Leaves to others the views that they read; what is seen through stays where it is. */
+/* Leaves out the views that others read, too: these make them. The attention reads what is behind them in any case.
+   From the last one backwards, as a view that is left out reads the one before it. */
 static void drop_views(struct spelled_attention *s) {
     for (int i = s->count; i-- > 0;) {
         const struct node *node = &s->graph->nodes[s->nodes[i].node];
@@ -554,7 +609,8 @@ static void drop_views(struct spelled_attention *s) {
     }
 }
 
-/* What the operations on the way of the gradient read beside it, as a derivative of scores. */
+/* What the operations on the way of the gradient, those from `first` on, read beside it, as the derivative of a
+   modifier. They are no part of the modifier forward. */
 static weftStatus_t gather_beside(struct spelled_attention *s, int first) {
     for (int i = first, count = s->count; i < count; i++) {
         if (!spelled_is_pointwise(s, s->nodes[i].node))
@@ -567,12 +623,14 @@ static weftStatus_t gather_beside(struct spelled_attention *s, int first) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* All that is made of weights and of dS, and what their scores are made of. Weights first: what reads both is on their
+   side. */
 static weftStatus_t find_ends(struct gradient *g) {
     struct spelled_attention *s = g->s;
     g->of_weights = g->of_ds = (struct readers){.rows = -1, .columns = -1};
-    TRY(walk(&g->of_weights, s, g->weights, NULL, false, WALK_DEPTH));
+    TRY(follow_readers(&g->of_weights, s, g->weights, NULL, false, FOLLOW_DEPTH));
     int first = s->count;
-    TRY(walk(&g->of_ds, s, g->ds, NULL, false, WALK_DEPTH));
+    TRY(follow_readers(&g->of_ds, s, g->ds, NULL, false, FOLLOW_DEPTH));
     TRY(gather_beside(s, first));
     TRY(find_dv(g));
     TRY(g->of_weights.rows >= 0 ? find_made_o(g) : find_given_o(g));
@@ -582,6 +640,8 @@ static weftStatus_t find_ends(struct gradient *g) {
     return check_carried(g);
 }
 
+/* On failure is_gradient tells whether the reason is worth telling: a product without the gradient of a softmax behind
+   it is any product. Time is linear in what is found and in the readers of its tensors. */
 weftStatus_t spelled_gradient_find(struct spelled_attention *found, const struct graph *graph, int node) {
     *found = spelled_nothing(graph);
     struct gradient g = {.s = found, .growth = 1};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The graph around spelled attention: who makes and who reads a tensor, types, and the operands of its products.
-   Looking up is free of effects; what is taken goes into the list of nodes. Positions of nodes are those of the whole
-   graph. */
+/* The graph around spelled attention: who makes and who reads a tensor, types, and the operands of its products. The
+   searches of find.c, scores.c and gradient.c ask here and never look at a graph's arrays themselves. Views are
+   followed in both directions: an operand is read where it lies, a result written where it goes, and transposes,
+   reshapes and copies of heads between cost nothing. */
 #include "graph/spelled/parts.h"
 #include "graph/ops/transpose.h"
 
@@ -9,6 +10,7 @@
 
 /* ---- The graph around a tensor ----------------------------------------------------------------------------------- */
 
+/* A binary search: values are sorted by uid. -1 also of no tensor at all, so that calls nest. */
 int spelled_maker(const struct spelled_attention *s, const struct tensor *tensor) {
     int value = tensor ? graph_find_value(s->graph, tensor) : -1;
     return value < 0 ? -1 : s->graph->values[value].producer;
@@ -24,6 +26,7 @@ const struct pointwise_op *spelled_pointwise(const struct spelled_attention *s, 
     return (const struct pointwise_op *)spelled_op(s, node);
 }
 
+/* y, or dx of a backward mode. */
 const struct tensor *spelled_result(const struct spelled_attention *s, int node) {
     return pointwise_operands(spelled_pointwise(s, node)).out;
 }
@@ -38,7 +41,7 @@ const struct pointwise_op *spelled_made_by(const struct spelled_attention *s, co
                                                                                          : NULL;
 }
 
-/* A linear search: at most SPELLED_NODES_MAX nodes are taken. */
+/* A few dozen at most: a scan is quicker than an index that would have to be kept. */
 int spelled_place(const struct spelled_attention *s, int node) {
     for (int i = 0; i < s->count; i++)
         if (s->nodes[i].node == node)
@@ -48,7 +51,7 @@ int spelled_place(const struct spelled_attention *s, int node) {
 
 bool spelled_has(const struct spelled_attention *s, int node) { return spelled_place(s, node) >= 0; }
 
-/* A node that is taken already stays where it is. It modifies nothing until gather says so. */
+/* Taking twice is no harm: several ways may lead to a node. Roles are those that it got first. */
 weftStatus_t spelled_take(struct spelled_attention *s, int node) {
     if (s->count == SPELLED_NODES_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: attention would be spelled by more than %d operations",
@@ -59,6 +62,8 @@ weftStatus_t spelled_take(struct spelled_attention *s, int node) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* By insertion: they come nearly sorted, backwards. Regions list nodes in the graph's order, and so does the modifier,
+   whose operations find their operands written. */
 void spelled_sort(struct spelled_attention *s) {
     for (int i = 1; i < s->count; i++)
         for (int at = i; at > 0 && s->nodes[at - 1].node > s->nodes[at].node; at--) {
@@ -68,6 +73,7 @@ void spelled_sort(struct spelled_attention *s) {
         }
 }
 
+/* Those behind it move up; their order stays. */
 void spelled_drop(struct spelled_attention *s, int place) {
     int behind = --s->count - place;
     memmove(&s->nodes[place], &s->nodes[place + 1], (size_t)behind * sizeof *s->nodes);
@@ -82,7 +88,7 @@ weftStatus_t spelled_refuse_tensor(const struct tensor *tensor, const char *what
     FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s %s", descriptor_label(&tensor->base), what);
 }
 
-/* One reader may read it several times. A tensor with memory could be read by anybody. */
+/* A node that reads it as two operands counts once. */
 bool spelled_is_private(const struct spelled_attention *s, const struct tensor *tensor, int reader) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     bool is = tensor->is_virtual;
@@ -96,6 +102,8 @@ static bool keeps_packed(const struct reshape_op *op) {
     return reshape_keeps_order(op) && tensor_is_packed(op->x) && tensor_is_packed(op->y);
 }
 
+/* Types must agree: a reshape that converts is no view. A result that is stored is none either, as somebody wants it in
+   that place. */
 const struct reshape_op *spelled_view_at(const struct spelled_attention *s, int node) {
     const struct descriptor *op = node < 0 ? NULL : spelled_op(s, node);
     const struct reshape_op *reshape = (const struct reshape_op *)op;
@@ -103,6 +111,8 @@ const struct reshape_op *spelled_view_at(const struct spelled_attention *s, int 
     return is && keeps_packed(reshape) ? reshape : NULL;
 }
 
+/* Only batch and head dimensions may be joined or split by the view: rows and columns of the scores are told by the
+   last two, as masks and softmax count them. */
 const struct tensor *spelled_behind_view(const struct spelled_attention *s, const struct tensor *tensor) {
     const struct reshape_op *op = spelled_view_at(s, spelled_maker(s, tensor));
     int64_t x = op ? op->x->dims.count : 0, y = tensor->dims.count;
@@ -120,6 +130,7 @@ weftStatus_t spelled_take_view(struct spelled_attention *s, const struct tensor 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Recursive over views, as these have no elements of their own: a chain of them is as deep as the graph makes it. */
 bool spelled_is_wanted(const struct spelled_attention *s, const struct tensor *tensor) {
     const struct value *value = &s->graph->values[graph_find_value(s->graph, tensor)];
     bool is = !tensor->is_virtual;
@@ -148,13 +159,14 @@ int spelled_sole_reader(const struct spelled_attention *s, const struct tensor *
 
 /* ---- Types ------------------------------------------------------------------------------------------------------- */
 
-/* Its reader in the same kernel would see every bit that was calculated. */
+/* An unset type of an intermediate is free, and inside a kernel that of its calculation; DOUBLE keeps more than
+   attention does, which nobody can tell from results that are narrower. */
 bool spelled_is_exact(const struct spelled_attention *s, const struct tensor *tensor) {
     weftDataType_t type = tensor_type_inside(tensor);
     return type == WEFT_DATA_DOUBLE || type == s->math;
 }
 
-/* The first operation says which of the two; all others have to agree. */
+/* The first one taken decides; all others must be the same, as one kernel calculates in one type. */
 weftStatus_t spelled_note_math(struct spelled_attention *s, const struct descriptor *op, weftDataType_t math) {
     math = math_type((int32_t)math); /* attention's sums have all bits of FLOAT, which is allowed */
     if ((math != WEFT_DATA_FLOAT && math != WEFT_DATA_DOUBLE) || (s->count && math != s->math))
@@ -169,11 +181,12 @@ static bool keeps_numbers(const struct spelled_attention *s, const struct tensor
     return from->type == to->type || (spelled_is_exact(s, to) && dtype_is_float((weftDataType_t)from->type));
 }
 
-/* Strides and nothing else say where its elements are. */
+/* Strides say all about where its elements lie. */
 static bool is_plain(const struct tensor *tensor) {
     return !tensor->ragged_offset && tensor->vector_count == 1 && tensor->reordering == WEFT_TENSOR_REORDERING_NONE;
 }
 
+/* One that the graph holds: a scalar that comes by value with each call is not known here. */
 bool spelled_read_constant(const struct tensor *tensor, double *number) {
     if (!tensor || !tensor->is_constant || tensor_elements(tensor) != 1)
         return false;
@@ -181,8 +194,8 @@ bool spelled_read_constant(const struct tensor *tensor, double *number) {
     return true;
 }
 
-/* On false *x and *factor hold nothing of use. Only products and quotients of floats, in which a factor may move past
-   others. */
+/* The identity counts, with alpha1, so that conversions need no case of their own. The result must be as large as x:
+   a factor that broadcasts x is no factor. */
 bool spelled_read_factor(const struct pointwise_op *op, const struct tensor **x, double *factor) {
     double number = 1;
     *x = op->x;
@@ -213,6 +226,7 @@ bool spelled_read_factor(const struct pointwise_op *op, const struct tensor **x,
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
+/* Sizes that are only known on the device, and layouts that strides do not tell, attention does not take. */
 weftStatus_t spelled_check_product(struct spelled_attention *s, int node) {
     if (op_of(spelled_op(s, node)) != &matmul_op)
         return spelled_refuse(s, node, "is no matmul: attention ends with the product of weights and values");
@@ -221,6 +235,7 @@ weftStatus_t spelled_check_product(struct spelled_attention *s, int node) {
         return spelled_refuse(s, node, "has sizes that are known at run time, attention has lengths");
     if (!is_plain(op->a) || !is_plain(op->b) || !is_plain(op->c))
         return spelled_refuse(s, node, "has a tensor with ragged offsets, in vectors or in another order");
+    /* Before it is taken: the first product decides the type for all that follow. */
     TRY(spelled_note_math(s, &op->base, matmul_math(op)));
     return spelled_take(s, node);
 }
@@ -236,6 +251,7 @@ static void swap_numbers(int64_t *a, int64_t *b) {
     *b = number;
 }
 
+/* Extents and strides of rows and columns: the transposed matrix, in the same memory. */
 void spelled_swap_last(struct spelled_view *view) {
     int64_t rank = view->dims.count;
     swap_numbers(&view->dims.at[rank - 2], &view->dims.at[rank - 1]);
@@ -243,7 +259,7 @@ void spelled_swap_last(struct spelled_view *view) {
 }
 
 /* Where the dimensions of a view lie in the input of the transpose that makes its tensor. `order`: which dimension of
-   the tensor each one of the view is, as looked through so far. */
+   the tensor each one of the view is, as looked through so far; permutations compose. Extents of the view stay. */
 static void look_through_transpose(struct spelled_view *view, const struct dims *permutation,
                                    const struct tensor *input, int64_t *order) {
     for (int64_t i = 0; i < permutation->count; i++) {
@@ -307,6 +323,7 @@ static bool look_back(struct spelled_attention *s, struct spelled_view *view, in
     if (factor && spelled_is_pointwise(s, *node) && spelled_is_exact(s, view->tensor) &&
         spelled_read_factor(spelled_pointwise(s, *node), &x, &number) && is_plain(x)) {
         *factor *= number;
+        /* x has the tensor's extents, and strides of its own. */
         view->tensor = x;
         for (int64_t i = 0; i < view->dims.count; i++)
             view->strides.at[i] = x->strides.at[order[i]];
@@ -321,6 +338,7 @@ static bool may_look_through(const struct spelled_attention *s, const struct ten
     return s->is_gradient ? tensor->is_virtual : spelled_is_private(s, tensor, reader);
 }
 
+/* Marked where gradients see through it: what a node took for another reason stays taken. */
 static weftStatus_t take_seen(struct spelled_attention *s, int node) {
     bool is_new = !spelled_has(s, node);
     TRY(spelled_take(s, node));
@@ -329,7 +347,8 @@ static weftStatus_t take_seen(struct spelled_attention *s, int node) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Ends at the first tensor that others read, or that something else makes: there the operand begins. */
+/* Step by step while the tensor is private to what read it last. Ranks must stay, but for the unit dimension before
+   heads are copied; where they don't, the view ends at the tensor that has the new rank. */
 weftStatus_t spelled_look_through(struct spelled_attention *s, struct spelled_view *view, int reader, double *factor) {
     int64_t order[WEFT_DIM_MAX], rank = view->tensor->dims.count;
     for (int i = 0; i < WEFT_DIM_MAX; i++)
@@ -363,7 +382,7 @@ static bool follow_transpose(struct spelled_view *view, const struct transpose_o
     return true;
 }
 
-/* The result of a factor, in the order of a view. */
+/* The result of a factor, in the order of a view; false: the operation is another one. */
 static bool follow_factor(struct spelled_view *view, const struct pointwise_op *op, const int64_t *order,
                           double *factor) {
     const struct tensor *x;
@@ -377,7 +396,8 @@ static bool follow_factor(struct spelled_view *view, const struct pointwise_op *
     return true;
 }
 
-/* The sums, over heads or batch entries that share an operand, of its gradient. */
+/* The sums, over heads or batch entries that share an operand, of its gradient: extents that become 1. Rows and columns
+   stay. The kernels make these sums in registers, so the tensor before them must not be rounded. */
 static bool follow_sums(struct spelled_view *view, const struct reduction_op *op, const int64_t *order) {
     int64_t rank = view->dims.count;
     bool is = op->parameters->mode == WEFT_REDUCE_TENSOR_ADD && op->y->dims.count == rank && is_plain(op->y);
@@ -391,7 +411,7 @@ static bool follow_sums(struct spelled_view *view, const struct reduction_op *op
     return is;
 }
 
-/* The one private reader of a tensor, if it is this operation. */
+/* The one private reader of a tensor, if it is this operation; -1: it is not. */
 static int sole_reader_of(const struct spelled_attention *s, const struct tensor *tensor, const struct op *op) {
     int node = spelled_sole_reader(s, tensor);
     bool is = node >= 0 && spelled_is_private(s, tensor, node) && op_of(spelled_op(s, node)) == op;
@@ -419,6 +439,7 @@ static weftStatus_t look_behind_copies(struct spelled_attention *s, struct spell
         op->parameters->mode != WEFT_REDUCE_TENSOR_ADD || !spelled_is_exact(s, apart->y) ||
         !spelled_is_exact(s, op->y) || !reshape_keeps_order(joined) || !is_plain(joined->y))
         return WEFT_STATUS_SUCCESS;
+    /* Extents of the four tensors, from the result with a head for each query head to that of shared heads. */
     const int64_t *many = apart->y->dims.at, *few = op->y->dims.at, *to = joined->y->dims.at;
     const int64_t *from = view->dims.at;
     *is_found = many[0] == from[0] && many[1] * many[2] == from[1] && many[3] == from[2] && many[4] == from[3] &&
@@ -451,6 +472,7 @@ static bool look_ahead(const struct spelled_attention *s, struct spelled_view *v
     return op_of(op) == &transpose_op && follow_transpose(view, (const struct transpose_op *)op, order);
 }
 
+/* Whether each dimension of a view is that of its tensor. */
 static bool is_identity(const int64_t *order, int64_t rank) {
     bool is = true;
     for (int64_t i = 0; i < rank; i++)
@@ -458,12 +480,14 @@ static bool is_identity(const int64_t *order, int64_t rank) {
     return is;
 }
 
-weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view, bool is_turned,
+/* Step by step while one operation alone reads the result. It ends where somebody else does, where the columns would no
+   longer be side by side, which the kernels write as runs, and where a narrower type was set on the way. */
+weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view, bool is_transposed,
                                  double *factor) {
     int64_t order[WEFT_DIM_MAX], rank = view->dims.count;
     for (int i = 0; i < WEFT_DIM_MAX; i++)
         order[i] = i;
-    if (is_turned) {
+    if (is_transposed) {
         spelled_swap_last(view);
         swap_numbers(&order[rank - 2], &order[rank - 1]);
     }

@@ -59,8 +59,8 @@ struct spelled_view spelled_view_of(const struct tensor *tensor, const struct ma
 /* An operand of a product as it lies in memory, before it was transposed, and scaled where `factor` is not NULL. */
 weftStatus_t spelled_look_through(struct spelled_attention *s, struct spelled_view *view, int reader, double *factor);
 /* The result as it will lie in memory: transposed, with columns side by side, under other extents, and scaled where
-   `factor` is not NULL. is_turned: the view is that of the transposed result. */
-weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view, bool is_turned,
+   `factor` is not NULL. is_transposed: the view is that of the transposed result. */
+weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view, bool is_transposed,
                                  double *factor);
 /* With its last two dimensions exchanged. */
 void spelled_swap_last(struct spelled_view *view);

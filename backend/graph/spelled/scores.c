@@ -12,6 +12,8 @@ static const double HIDDEN_MOST = -1e30;
 
 /* ---- The score modifier ------------------------------------------------------------------------------------------ */
 
+/* Operands before the operation would do as well: spelled_sort orders them. Indices end it, as they read extents alone,
+   which the modifier has of its input. */
 weftStatus_t spelled_gather(struct spelled_attention *s, const struct tensor *tensor, bool modifies) {
     int node = spelled_maker(s, tensor);
     if (!spelled_is_pointwise(s, node) || spelled_has(s, node))
@@ -85,6 +87,7 @@ static bool is_in_memory(const struct spelled_attention *s, const struct tensor 
     return !spelled_has(s, spelled_maker(s, tensor)) && !tensor->is_by_value && !tensor->is_constant;
 }
 
+/* Whether a node is, as far as is known by now, an operation of the score modifier. */
 static bool is_modifier(const struct spelled_attention *s, int node) {
     int place = spelled_place(s, node);
     return place >= 0 && s->nodes[place].modifies;
@@ -106,7 +109,8 @@ static int sole_modifier(const struct spelled_attention *s, const struct tensor 
     return found;
 }
 
-/* Scales first: those of attention itself. */
+/* Scales first, those of attention itself, as many as follow the product: numbers are multiplied here, and one scalar
+   of the graph may be the last. Attention multiplies in FLOAT, so nothing that was rounded is peeled. */
 static void peel_scale(struct spelled_attention *s) {
     for (int node; spelled_is_exact(s, s->product) && (node = sole_modifier(s, s->product)) >= 0;) {
         const struct pointwise_op *op = spelled_pointwise(s, node);
@@ -143,14 +147,15 @@ struct linear {
 /* Operations that a mask's formula may be deep, so that recursion ends. */
 enum { FORMULA_DEPTH = 8 };
 
-/* An index of query or key is 1 times it; others are no part of a bound. */
+/* Queries and keys are the last two dimensions. An index along a dimension in which the scores are longer broadcasts,
+   and counts nothing. */
 static bool read_index(struct linear *form, const struct spelled_attention *s, const struct pointwise_op *op) {
     int64_t rank = s->scores->dims.count, axis = op->pw->axis;
     *form = (struct linear){axis == rank - 2, axis == rank - 1, 0};
     return op->y->dims.count == rank && axis >= rank - 2 && op->y->dims.at[axis] == s->scores->dims.at[axis];
 }
 
-/* Types wide enough for indices and their sums. */
+/* Types in which indices, and their sums with numbers, are exact for any length that fits memory. */
 static bool is_wide(const struct tensor *tensor) {
     return tensor->type == WEFT_DATA_INT32 || tensor->type == WEFT_DATA_INT64 || tensor->type == WEFT_DATA_FLOAT ||
            tensor->type == WEFT_DATA_DOUBLE;
@@ -184,6 +189,7 @@ static bool read_linear(struct linear *form, const struct spelled_attention *s, 
     return true;
 }
 
+/* x >= b, or x > b: true for large x. */
 static bool is_no_less(int mode) { return mode == WEFT_POINTWISE_CMP_GE || mode == WEFT_POINTWISE_CMP_GT; }
 
 /* A comparison of indices as a bound: column <= row + number, or column >= row + number. */
@@ -293,7 +299,8 @@ static bool is_added_mask(struct spelled_attention *s, const struct tensor *bias
     return x == 0 ? peel_mask(s, op->t, true, b) : b == 0 && peel_mask(s, op->t, false, x);
 }
 
-/* The scores behind an added mask or bias; NULL: it is no sum of scores and what attention can read. */
+/* Scores plus a mask of zeros and hiding numbers, or plus a bias that lies in memory. A second bias, or one of another
+   rank, is left to the modifier. */
 static const struct tensor *peel_add(struct spelled_attention *s, const struct pointwise_op *op) {
     const struct tensor *sides[] = {op->x, op->b};
     for (int i = 0; i < 2 && op->alpha1 == 1 && op->alpha2 == 1; i++) {
@@ -324,7 +331,8 @@ static const struct tensor *peel(struct spelled_attention *s, const struct point
     return before && (spelled_is_exact(s, op->y) || op->y->type == before->type) ? before : NULL;
 }
 
-/* Bias and masks last: those of attention itself. */
+/* Bias and masks last, those of attention itself, from the softmax backwards. It stops at the first operation that is
+   something else: all before it is the modifier's. */
 static void peel_masks(struct spelled_attention *s) {
     s->modified = s->scores;
     /* `whole` is before all of it, `kept` before one step: a step that fails leaves the rest peeled. */
@@ -345,7 +353,7 @@ static void peel_masks(struct spelled_attention *s) {
         *s = whole;
 }
 
-/* Keeps in the modifier what its result is made of. */
+/* Keeps in the modifier what its result is made of: indices of a mask that became a bound, say, are not. */
 static void mark_needed(struct spelled_attention *s, const struct tensor *tensor, bool *needed) {
     int place = tensor && tensor != s->product ? spelled_place(s, spelled_maker(s, tensor)) : -1;
     if (place < 0 || !s->nodes[place].modifies || needed[place])
@@ -359,6 +367,8 @@ static void mark_needed(struct spelled_attention *s, const struct tensor *tensor
     mark_needed(s, operands.t, needed);
 }
 
+/* All that leads to the scores is taken as the modifier's first. The scale of queries and keys is noted here, that of
+   the product in spelled_part_scores. */
 weftStatus_t spelled_gather_scores(struct spelled_attention *s) {
     int product = -1;
     TRY(spelled_gather(s, s->scores, true));
@@ -373,6 +383,8 @@ weftStatus_t spelled_gather_scores(struct spelled_attention *s) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* In the order of attention: the scale from the front, bias and masks from behind, and the modifier has what is left
+   between, without what its result does not need. */
 void spelled_part_scores(struct spelled_attention *s) {
     bool needed[SPELLED_NODES_MAX] = {0};
     spelled_sort(s);

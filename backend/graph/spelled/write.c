@@ -9,7 +9,8 @@
 /* A modifier's values and attention's own operands. */
 enum { TENSORS_MAX = SCORE_MODIFIER_VALUES_MAX + 32 };
 
-/* Tensors under uids 0, 1, .. in the order in which they are added. */
+/* Tensors under uids 0, 1, .. in the order in which they are added: first those of the modifier, then the operations'
+   own. All of it lives in the arena, and nothing of the whole graph is changed. */
 struct writer {
     const struct spelled_attention *s;
     struct arena *arena;
@@ -40,8 +41,10 @@ static bool join_heads(int64_t *extent, int64_t *stride, const struct spelled_vi
     /* From the last one on: each must follow on what is joined so far, so that one stride walks through all. */
     for (int64_t i = whole->count - 2; i-- > first;) {
         int64_t own = view->dims.at[i];
+        /* Dimensions of one entry have no stride that counts. */
         if (whole->at[i] == 1 || (own == 1 && *extent == 1))
             continue;
+        /* From the innermost outwards: each begins where those behind it end. */
         bool follows = *extent == 1 || view->strides.at[i] == *stride * *extent;
         /* Fewer heads than the scores have: neighbours share one, as attention has it. */
         bool shares = own != whole->at[i] && *extent == 1 && own > 1 && whole->at[i] % own == 0;
@@ -53,7 +56,7 @@ static bool join_heads(int64_t *extent, int64_t *stride, const struct spelled_vi
     return true;
 }
 
-/* The heads of the scores. */
+/* The heads of the scores, all dimensions between `first` and rows together. */
 static int64_t head_count(const struct dims *whole, int64_t first) {
     int64_t heads = 1;
     for (int64_t i = first; i < whole->count - 2; i++)
@@ -70,11 +73,14 @@ static bool split_batches(struct dims *dims, struct dims *strides, int64_t batch
     /* Batch entries are outermost, each with its heads behind one another. */
     dims->at[BATCH] = batches;
     dims->at[HEAD] /= batches;
+    /* Batch entries lie one behind the other, as heads of one entry do. */
     strides->at[BATCH] = strides->at[HEAD] * dims->at[HEAD];
     return true;
 }
 
-/* A view as [batch, head, row, column]: of more than four dimensions all behind the first are those of heads. */
+/* A view as [batch, head, row, column]: of four dimensions and more the first is that of batch entries, and all up to
+   the rows are those of heads; of three it is that of heads, and of two there is one head. Refuses what no strides
+   say. */
 static weftStatus_t fold(struct dims *dims, struct dims *strides, const struct spelled_view *view,
                          const struct dims *scores) {
     const struct dims *whole = view->whole;
@@ -115,7 +121,7 @@ static weftStatus_t add(struct writer *w, struct tensor **made, const struct ten
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `made` is the view under the dims and strides that attention knows; memory is the source's. */
+/* The tensor of the operation that lies where a view does. */
 static weftStatus_t add_view(struct writer *w, struct tensor **made, const struct spelled_view *view) {
     struct dims dims, strides;
     TRY(fold(&dims, &strides, view, &w->s->scores->dims));
@@ -125,7 +131,8 @@ static weftStatus_t add_view(struct writer *w, struct tensor **made, const struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A tensor that lies as the scores do; NULL: there is none. */
+/* A tensor that lies as the scores do, as bias, masks, statistics and what a modifier reads: any of its extents may be
+   1, which broadcasts; NULL: there is none. */
 static weftStatus_t add_like_scores(struct writer *w, struct tensor **made, const struct tensor *tensor) {
     *made = NULL;
     if (!tensor)
@@ -139,7 +146,9 @@ static weftStatus_t add_like_scores(struct writer *w, struct tensor **made, cons
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An operand or a result of a product, of all batch entries: one that has a single one is read for each. */
+/* An operand of a product, or a result, of all batch entries: an operand that has a single one is read for each, by a
+   stride of 0. has_heads: it must have those of the scores, as queries and what has a row for each query do; keys and
+   values may have fewer. */
 static weftStatus_t add_factor(struct writer *w, struct tensor **made, const struct spelled_view *view,
                                bool has_heads) {
     const struct dims *whole = &w->s->scores->dims;
@@ -156,13 +165,13 @@ static weftStatus_t add_factor(struct writer *w, struct tensor **made, const str
     return fits ? WEFT_STATUS_SUCCESS : refuse(view->tensor, "has other heads than the scores");
 }
 
+/* One element, wherever it comes from: dims are as they are. */
 static weftStatus_t add_scalar(struct writer *w, struct tensor **made, const struct tensor *tensor) {
     *made = NULL;
     return tensor ? add(w, made, tensor, tensor) : WEFT_STATUS_SUCCESS;
 }
 
-/* A seed that is an attribute of the operation. `like` lends what a mirror needs to begin with; nothing of its memory
-   is used. */
+/* A seed that is an attribute of the generator, as a constant that the whole graph has not. */
 static weftStatus_t add_seed(struct writer *w, struct tensor **made, int64_t seed, const struct tensor *like) {
     TRY(add(w, made, like, NULL));
     (*made)->type = WEFT_DATA_INT64;
@@ -193,7 +202,8 @@ static weftStatus_t exchange(struct writer *w, struct tensor **tensor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Results of the modifier are never stored: virtual, and inside. */
+/* What an operation of the modifier makes: virtual, and in the modifier alone. Results that an operation has not, as dx
+   forward, stay NULL. */
 static weftStatus_t exchange_result(struct writer *w, struct tensor **tensor) {
     if (!*tensor)
         return WEFT_STATUS_SUCCESS;
@@ -217,7 +227,7 @@ static weftStatus_t exchange_axis(struct writer *w, struct pointwise_op *op) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* A copy of the operation on the modifier's views; the user's stays as it is. */
+/* A copy of the operation on the modifier's tensors; alphas, mode and parameters are shared. */
 static weftStatus_t write_pointwise(struct writer *w, const struct descriptor *from) {
     struct pointwise_op *op;
     TRY(descriptor_mirror(w->arena, &op, from));
@@ -225,6 +235,7 @@ static weftStatus_t write_pointwise(struct writer *w, const struct descriptor *f
         TRY(exchange_axis(w, op));
     else
         TRY(exchange(w, &op->x));
+    /* Absent operands stay so. Results come last: an operation reads what was written before it. */
     TRY(exchange(w, &op->b));
     TRY(exchange(w, &op->t));
     TRY(exchange(w, &op->dy));
@@ -267,12 +278,14 @@ static weftStatus_t write_input(struct writer *w) {
     if (!w->s->is_rounded)
         return WEFT_STATUS_SUCCESS;
     w->input->type = (int32_t)w->s->math;
+    /* Others find the rounded one by this source. */
     w->sources[w->count - 1] = NULL;
     return write_factor(w, &rounded, w->input, w->s->product, 1);
 }
 
 /* ---- Graphs ------------------------------------------------------------------------------------------------------ */
 
+/* A node whose operands are being listed. */
 struct binding {
     struct graph *graph;
     struct node *node;
@@ -284,7 +297,7 @@ static weftStatus_t count_operand(void *context, const struct row *row, struct t
     return WEFT_STATUS_SUCCESS;
 }
 
-/* As graph.c binds them, but for checks: these tensors were just made. */
+/* Producers and readers are counted on the way; list_readers fills in who they are. */
 static weftStatus_t bind_operand(void *context, const struct row *row, struct tensor *tensor) {
     const struct binding *binding = context;
     struct node *node = binding->node;
@@ -298,7 +311,7 @@ static weftStatus_t bind_operand(void *context, const struct row *row, struct te
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Appends an operation; its operands must be values of the graph by now. */
+/* Operands are counted first, so that the arena gets lists of the right length. */
 static weftStatus_t write_node(struct graph *graph, struct descriptor *op, struct arena *arena) {
     struct node *node = &graph->nodes[graph->node_count];
     int operands = 0;
@@ -312,7 +325,7 @@ static weftStatus_t write_node(struct graph *graph, struct descriptor *op, struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* `readers` has as many entries as the value was counted to have. */
+/* In the order of nodes, one entry for each operand, as graphs that users make have them. */
 static void list_readers(struct graph *graph, int v, int *readers) {
     struct value *value = &graph->values[v];
     value->read_by = readers;
@@ -347,7 +360,8 @@ static weftStatus_t write_graph(struct graph **made, struct writer *w, struct de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Operands of what makes one value of the modifier. */
+/* Operands that the modifier's result, and its gradient where one is given, are made of: forward and backward read what
+   they need, and no more, from one graph that has both. */
 static weftStatus_t list_operands(struct score_modifier *m, struct writer *w) {
     bool output[SCORE_MODIFIER_VALUES_MAX], gradient[SCORE_MODIFIER_VALUES_MAX] = {0};
     score_modifier_mark_needed(m, m->output, output);
@@ -368,6 +382,7 @@ static weftStatus_t write_gradient_result(struct writer *w) {
     w->gradient_result = find(w, s->carried_back);
     if (s->carried_factor == 1 && w->gradient_result != w->gradient)
         return WEFT_STATUS_SUCCESS;
+    /* Also of a factor of 1: what a gradient gives must be the result of an operation. */
     TRY(write_factor(w, &w->gradient_result, w->gradient_result, s->carried, s->carried_factor));
     w->sources[w->count - 1] = NULL;
     return WEFT_STATUS_SUCCESS;
@@ -417,6 +432,7 @@ static weftStatus_t finish_modifier(struct score_modifier *m, const struct score
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
+/* Seed and offset as the generator has them: both draw the same numbers. */
 static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
     const struct rng_op *rng = w->s->dropout;
     if (!rng)
@@ -470,6 +486,9 @@ static weftStatus_t add_o(struct writer *w, struct tensor **made, const struct a
                      : add_factor(w, made, &s->o, true);
 }
 
+/* Of a gradient it makes the statistics, in any case, and o where it is wanted, or is read by the sums: attention has
+   no kernel that gives statistics alone, so an o that was stored before is made once more, and left in the workspace.
+   */
 static weftStatus_t write_forward(struct sdpa_fwd_op **made, struct writer *w, const struct attention *a,
                                   struct tensor *o) {
     const struct spelled_attention *s = w->s;
@@ -517,6 +536,8 @@ static bool is_deterministic(const struct spelled_attention *s) {
     return false;
 }
 
+/* Gradients that nobody wants are made in the workspace, as the operation has all three. dBias alone may be left
+   out. */
 static weftStatus_t write_backward(struct sdpa_bwd_op **made, struct writer *w, const struct attention *a,
                                    struct tensor *o, struct tensor *stats) {
     const struct spelled_attention *s = w->s;
@@ -524,7 +545,7 @@ static weftStatus_t write_backward(struct sdpa_bwd_op **made, struct writer *w, 
     TRY(arena_alloc(w->arena, &op, sizeof *op));
     op->base.schema = &sdpa_bwd_op.schema;
     op->base.label = s->graph->nodes[s->nodes[s->count - 1].node].op->label;
-    op->a = *a;
+    op->a = *a; /* the same tensors as forward, each once in the graph */
     TRY(finish_modifier(&op->a.modifier, &a->modifier, w, true));
     op->o = o;
     op->stats = stats;
@@ -562,7 +583,8 @@ static weftStatus_t write_attention(struct descriptor *ops[2], int *count, struc
     return WEFT_STATUS_SUCCESS;
 }
 
-/* What the operations read is there before them. */
+/* What the operations read is there before them: an operand of the modifier may turn out to be made by a product that
+   is a part. */
 static weftStatus_t check_inputs(const struct writer *w, const struct graph *graph) {
     for (int v = 0; v < graph->value_count; v++) {
         const struct tensor *source = w->sources[graph->values[v].tensor->uid];

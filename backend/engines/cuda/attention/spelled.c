@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The spelled attention family: operations that are attention together, or its gradients, as one operation, or two,
-   that the other families are asked for. */
+   that the other families are asked for. What spells it is found and written in graph/spelled/; here is what a plan
+   needs: which nodes go together, their price, and the kernels of the others as a step of this graph. */
 #include "base/arena.h"
 #include "base/number.h"
 #include "engines/cuda/core/take.h"
@@ -8,7 +9,7 @@
 #include "graph/ops/matmul.h"
 #include "graph/spelled/attention.h"
 
-enum { OPERATIONS_MAX = 2 };
+enum { OPERATIONS_MAX = 2 }; /* forward, then backward */
 
 struct spelled {
     struct spelled_attention attention;
@@ -21,7 +22,8 @@ struct spelled {
 
 /* ---- Which operations -------------------------------------------------------------------------------------------- */
 
-/* Both lists are in the order of the graph. */
+/* Whether a region is what spells it, no more and no less: neighbours that a region grows by are refused so. Both lists
+   are in the order of the graph. */
 static bool covers(const struct spelled_attention *a, const struct region *region) {
     bool is = a->count == region->count;
     for (int i = 0; is && i < a->count; i++)
@@ -44,6 +46,7 @@ static weftStatus_t find(struct spelled_attention *found, const struct region *r
         weftStatus_t status = find_around(found, region->graph, region->nodes[i]);
         if (!status && covers(found, region))
             return WEFT_STATUS_SUCCESS;
+        /* A product asked about alone: the reason is worth telling. */
         if (status && region->count == 1)
             return status;
     }
@@ -51,6 +54,7 @@ static weftStatus_t find(struct spelled_attention *found, const struct region *r
          descriptor_label(region_node(region, 0)->op));
 }
 
+/* A plan asks at each node; the one at which it gets an answer is the last product forward, and dO v^T of gradients. */
 static int companions(const struct graph *graph, int node, int *nodes) {
     struct spelled_attention found;
     int count = 0;
@@ -64,6 +68,8 @@ static int companions(const struct graph *graph, int node, int *nodes) {
 
 /* ---- Who serves them --------------------------------------------------------------------------------------------- */
 
+/* Everything lies in the arena: accepts frees it at once, a step keeps it. The operations are asked for one by one, as
+   two families may serve them best. */
 static weftStatus_t analyse(struct spelled *s, const struct region *region, const struct device *device,
                             struct arena *arena) {
     static const int nodes[OPERATIONS_MAX] = {0, 1};
@@ -99,7 +105,8 @@ static bool reorders(const struct graph *graph, int node) {
     return is;
 }
 
-/* The same where a kernel sums in any order; all else is the other family's. */
+/* The same where a kernel sums in any order; all else is the other family's, so that a plan which takes this one does
+   take the liberty. */
 static weftStatus_t accepts_reordered(const struct region *region, const struct device *device, double *seconds) {
     struct spelled s = {0};
     struct arena arena = {0};
@@ -140,6 +147,7 @@ static weftStatus_t describe(const char **detail, const struct spelled *s, struc
                        a->dropout ? ", dropout" : "");
 }
 
+/* In the workspace, where everything begins at a multiple of 64. */
 static int64_t bytes_of(const struct tensor *tensor) {
     return round_up(tensor_elements(tensor) * (dtype_of((weftDataType_t)tensor->type)->bits / 8), 64);
 }
@@ -162,6 +170,7 @@ static weftStatus_t place_values(struct kernel_place **made, int64_t *bytes, con
     return WEFT_STATUS_SUCCESS;
 }
 
+/* One step of the kernels of both operations, in their order. Knobs go to both: each reads those that it knows. */
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     struct spelled *s;
@@ -184,7 +193,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                         inner.detail ? inner.detail : ""));
     }
     step->state = state;
-    step->workspace_bytes = passed + scratch; /* one runs after the other */
+    /* One runs after the other, and scratch of the first is dead by then. */
+    step->workspace_bytes = passed + scratch;
     return WEFT_STATUS_SUCCESS;
 }
 
