@@ -250,6 +250,25 @@ def test_fp8_of_two_kinds(types: tuple[str, str, str]) -> None:
     check_fp8(scaled(40, 130, 64), types, "e4m3", "batch and head")
 
 
+WIDENED = {
+    "e4m3": scaled(70, 800, 160, 1, right=400),
+    "e5m2": scaled(130, 800, 256, 1, seq_len_kv=[780, 33], sink=True),
+    "f16": scaled(20, 900, 64, value_depth=256, bias=(1, 4, 20, 900)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("out", WIDENED)
+def test_fp8_widened_on_hopper(out: str) -> None:
+    """Heads of so many values find no room to be promoted. The portable family is left out."""
+    g = weft.Graph(device="sm_90")
+    q = g.tensor([1, 1, 64, 64], data_type="bf16")
+    g.sdpa(q, q, q)[0].set_output(True)
+    g.build()
+    without = 1 << g.get_families_for_engine(0).index("cuda.attention")
+    inputs = scaled_inputs(WIDENED[out], ("e4m3", "e5m2", "e4m3"), "batch and head")
+    compare_fp8(WIDENED[out], inputs, out, knobs={"WITHOUT_FAMILIES_EXT": without})
+
+
 def test_fp8_rows_of_every_size() -> None:
     """Weights from 2^-30 to 1, and keys that exceed those before them late."""
     case = scaled(140, 400, 64)
@@ -266,7 +285,7 @@ def check_fp8(case: Case, types: tuple[str, str, str], out: str, share: str = "t
     compare_fp8(case, scaled_inputs(case, types, share), out)
 
 
-def compare_fp8(case: Case, inputs: dict[str, Any], out: str) -> None:
+def compare_fp8(case: Case, inputs: dict[str, Any], out: str, **how: Any) -> None:
     true = true_inputs(inputs)
     inputs |= {key: np.full((1, 1, 1, 1), value, np.float32) for key, value in
                {"scale_s": 256, "descale_s": 1 / 128, "scale_o": 16}.items()}  # fmt: skip
@@ -279,7 +298,7 @@ def compare_fp8(case: Case, inputs: dict[str, Any], out: str) -> None:
     magnitude = max(32 * float(sums), float(score_magnitudes(case, true).max()))
     checks.check(
         run_fp8(case), inputs, want, magnitude=magnitude, out=[out, "f32", "f32", "f32"],
-        rounded=[16 * lost, None, None, lost.max(initial=0)], layouts=["packed"], of_fp8=True,
+        rounded=[16 * lost, None, None, lost.max(initial=0)], layouts=["packed"], of_fp8=True, **how,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_fwd on Hopper: forward_sm90.cuh, and before it, where whoever is free takes the next tile, what resets the
-   counter of tiles. FP8 with scales of blocks (MXFP8) is widened to bf16 before. */
+   counter of tiles. FP8 with scales of blocks (MXFP8) is widened to bf16 before, and to f16 where its sums would find
+   no room to be promoted. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
@@ -86,10 +87,16 @@ static bool has_block_scales(const struct cuda_attention *c) {
            attention_key_scales(c->a->descale_v, NULL) == ATTENTION_SCALES_BLOCKS;
 }
 
-/* f->c becomes what the kernel reads. */
+/* Whether products of FP8 lose more than a percent, as so many keys are summed where the sums cannot be promoted. */
+static bool loses_sums(const struct cuda_attention *c) {
+    return c->value_depth > PARKED_DEPTH_MAX && c->keys > UNPARKED_KEYS;
+}
+
+/* f->c becomes what the kernel reads. f16 holds all of FP8, bf16 that times powers of two. */
 static void begin(struct forward *f, const struct cuda_attention *c) {
-    *f = (struct forward){.c = c, .op = c->forward, .widened.type = WEFT_DATA_BFLOAT16};
-    if (!are_fp8(c) || !has_block_scales(c) || c->a->k_table || c->a->v_table)
+    weftDataType_t type = has_block_scales(c) ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
+    *f = (struct forward){.c = c, .op = c->forward, .widened.type = type};
+    if (!are_fp8(c) || !(has_block_scales(c) || loses_sums(c)) || c->a->k_table || c->a->v_table)
         return;
     attention_hopper_widen(&f->widened, c->a->q, c->a->descale_q);
     attention_hopper_widen(&f->widened, c->a->k, c->a->descale_k);
@@ -127,8 +134,6 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel multiplies FP8 alone by scales");
     if (has_other_scales(c))
         return refuse(c, "Hopper's forward kernel has a scale of a head, not of a row or a block");
-    if (c->widened && (op->scale_s || op->amax_s))
-        return refuse(c, "Hopper's forward kernel has no scale and no largest number of the softmax beside blocks'");
     if (attention_wants(c, op->rng_dump))
         return refuse(c, "Hopper's forward kernel dumps no dropout mask");
     if (!attention_wants(c, op->o))
@@ -137,8 +142,6 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel has heads of up to 256");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
         return refuse(c, "there is nothing to multiply");
-    if (is_fp8(c) && c->value_depth > PARKED_DEPTH_MAX && c->keys > UNPARKED_KEYS)
-        return refuse(c, "Hopper's sums of FP8 lose more than 1 % over so many keys of more than 128 values");
     if (c->queries <= DECODE_QUERIES && c->keys > DECODE_KEYS)
         return refuse(c, "few queries of many keys are better split by keys");
     return WEFT_STATUS_SUCCESS;
@@ -148,11 +151,8 @@ static weftStatus_t check_all(const struct cuda_attention *c) {
     const struct tensor *boxed[] = {c->a->q, c->a->k, c->a->v, c->forward->o};
     weftDataType_t out = (weftDataType_t)c->forward->o->type;
     TRY(check_features(c));
-    if (is_fp8(c) && !dtype_is_fp8(out) && !dtype_is_half(out))
+    if (are_fp8(c) && !dtype_is_fp8(out) && !dtype_is_half(out))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: o has data type %s; of FP8 it is FP8, f16 or bf16 here.",
-             descriptor_label(region_node(c->region, 0)->op), dtype_of(out)->name);
-    if (c->widened && out != c->widened->type)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: o has data type %s; of FP8 with scales of blocks it is bf16.",
              descriptor_label(region_node(c->region, 0)->op), dtype_of(out)->name);
     if (c->widened) {
         TRY(attention_hopper_check_rows(c, c->forward->o));
@@ -405,7 +405,7 @@ weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda
     TRY(build_main(&f, &state->kernels[state->count++], arena));
     step->workspace_bytes = f.c->widened ? COUNTER_BYTES + f.widened.bytes : f.is_dynamic ? COUNTER_BYTES : 0;
     return arena_print(arena, &step->detail, "%swgmma of %s, heads of %d and %d, %d queries x %d keys, %s schedule",
-                       f.c->widened ? "FP8 times scales of blocks widened, then " : "",
+                       f.c->widened ? "FP8 widened, then " : "",
                        cuda_type_name((weftDataType_t)as_read(f.c, c->a->q)->type), f.depth, f.value_depth,
                        GROUP_QUERIES * f.tile->groups, f.tile->keys, f.is_dynamic ? "dynamic" : "static");
 }

@@ -31,15 +31,16 @@ template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, fl
     return sum == 0 ? 0.0f : rescale / sum;
 }
 
-/* FP8: from what exponents are relative to, to the largest score, which the largest weight tells; what results are to
-   be multiplied by. */
+/* NOTES_TOP: from what exponents are relative to, to the largest score, which the largest weight tells; what results are
+   to be multiplied by. */
 DEVICE float find_largest_score(const row_pair &rows, int h, float &maximum, float &sum) {
-    const float top = IS_FP8 ? maximum_of_quad(rows.top[h]) : 0.0f;
+    const float top = NOTES_TOP ? maximum_of_quad(rows.top[h]) : 0.0f;
     if (top == 0)
         return 1;
+    const float shrink = reciprocal_approx(top); /* a true division would be a call */
     maximum += __log2f(top);
-    sum /= top;
-    return 1 / top;
+    sum *= shrink;
+    return shrink;
 }
 
 /* The tile's row of the warp's first query. */
@@ -50,7 +51,17 @@ DEVICE i32 first_row_of(u32 group) { return (i32)group * GROUP_Q + (i32)(warp_in
 template <class T> DEVICE void put_columns(u32 s_panel, int part, const float *x, const float (&by)[2]) {
     const u32 lane = lane_index(), panel_row = lane % 16;
     const u32 s_sixteen_bytes = s_panel + panel_row * ROW_BYTES + ((part * 2 + lane / 16) ^ panel_row % 8) * 16;
-    if constexpr (!IS_FP8) {
+    if constexpr (!IS_FP8 && sizeof(T) == 1) {
+        u32 four[4]; /* after the lanes of a quad exchanged: 4t .. 4t + 3 of 16 columns */
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float *y = x + i / 2 * 8 + i % 2 * 2, to = by[i % 2];
+            const u32 own = rounded_four<T>(y[0] * to, y[1] * to, y[4] * to, y[5] * to), from = lane % 2 * 2;
+            const u32 low = __shfl_sync(~0u, own, from, 4), high = __shfl_sync(~0u, own, from + 1, 4);
+            four[i] = __byte_perm(low, high, lane % 4 < 2 ? 0x5410 : 0x7632);
+        }
+        store_matrices(s_sixteen_bytes, four);
+    } else if constexpr (!IS_FP8) {
         const u32 four[4] = {rounded_pair<T>(x[0] * by[0], x[1] * by[0]), rounded_pair<T>(x[2] * by[1], x[3] * by[1]),
                              rounded_pair<T>(x[4] * by[0], x[5] * by[0]), rounded_pair<T>(x[6] * by[1], x[7] * by[1])};
         store_matrices(s_sixteen_bytes, four);
@@ -88,12 +99,12 @@ DEVICE void store_tile(const arguments &a, const tile &t, const results &o, cons
         const float shrink = find_largest_score(rows, h, maximum, sum);
         const float weight = end_row(a, t, query, maximum, sum, lane % 4 == 0 && is_there);
         by[h] = weight * shrink * growth_of(a) * value_scale_of(a, t.batch, t.head);
-        if (HAS_AMAX_S && is_there)
-            amax.note_row(weight);
+        amax.note_row(is_there ? weight : 0.0f);
+        float most = 0;
 #pragma unroll
-        for (int i = 0; HAS_AMAX_O && i < HEAD_V / 2; ++i)
-            if (i / 2 % 2 == h && is_there)
-                amax.note(o[i] * by[h]);
+        for (int i = 2 * h; HAS_AMAX_O && i < HEAD_V / 2; i += 4)
+            most = fmaxf(most, fmaxf(fabsf(o[i]), fabsf(o[i + 1])));
+        amax.note(is_there ? most * by[h] : 0.0f);
         by[h] *= result_scale_of(a);
     }
     if (!O_LEAVES_THROUGH_Q) {

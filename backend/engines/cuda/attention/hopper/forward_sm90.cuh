@@ -21,8 +21,8 @@
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
              small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they are added to floats in
-             shared memory, and begin anew. Heads of more than 128 values have no room for
-             that, and are refused beyond 768 keys
+             shared memory, and begin anew. Heads of more than 128 values have no room for that: beyond 768 keys the
+             host widens them
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
              CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs;
@@ -65,6 +65,7 @@ static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
 static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K == 0),
               "a block lies in one of its tiles");
 
+constexpr bool HAS_HEAD_SCALES = Q_SCALES == 1 || K_SCALES == 1;
 constexpr i32 PROMOTED_BLOCKS = 768 / BLOCK_K; /* whose products one accumulator of FP8 sums */
 
 using sum_t = float;
@@ -459,7 +460,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         }
         start_rows(c.rows);
         c.summed = 0, c.is_parked = false;
-        if constexpr (IS_FP8 && !HAS_TERMS) {
+        if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !HAS_TERMS) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
         }

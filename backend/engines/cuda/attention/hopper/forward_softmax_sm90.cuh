@@ -16,6 +16,7 @@ using results = float[HEAD_V / 2];
 constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
 constexpr bool ALWAYS_FINDS_MAXIMUM = !IS_FP8 && (HAS_MAX || HAS_SUM_EXP);
 constexpr float LARGEST_E4M3 = 448, HEADROOM = IS_FP8 ? 6 : 0;
+constexpr bool NOTES_TOP = IS_FP8 || HAS_AMAX_S;
 
 template <class P> DEVICE float scale_of(const P &a) {
     if constexpr (HAS_SCALE)
@@ -30,7 +31,7 @@ DEVICE float infinity() { return __int_as_float(0x7f800000); }
 struct row_pair {
     float maximum[2]; /* what exponents are relative to; -inf: no key was seen */
     float sum[2];     /* of this thread's columns */
-    float top[2];     /* FP8: the largest weight of this thread's columns */
+    float top[2];     /* NOTES_TOP: the largest weight of this thread's columns */
     bool finds_maximum;
 };
 
@@ -78,7 +79,7 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], const sco
         const float high = exp2_approx(fmaf(s[i + 1], scale, -maximum[h]));
         sum[h] += low;
         sum[h] += high;
-        if constexpr (IS_FP8)
+        if constexpr (NOTES_TOP)
             top[h] = fmaxf(top[h], fmaxf(low, high));
         set_weights<in_t>(p, i, low, high);
     }
