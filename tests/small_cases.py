@@ -400,21 +400,21 @@ def block_scaled_attention(queries: int, width: int, tiled: bool) -> Any:
     return build
 
 
-def block_scaled_gradient(width: int, tiled: bool) -> Any:
+def block_scaled_gradient(width: int, tiled: bool, rows: int = 70) -> Any:
     def build(t: Maker) -> None:
         def of(heads: int, rows: int, axis: int) -> tuple[Any, Any]:
             return block_scaled(t, heads, rows, width, axis, tiled)
 
         (q, of_q), (q_t, of_q_t), (k, of_k), (k_t, of_k_t) = (
-            of(4, 70, 3),
-            of(4, 70, 2),
-            of(2, 90, 3),
-            of(2, 90, 2),
+            of(4, rows, 3),
+            of(4, rows, 2),
+            of(2, rows + 20, 3),
+            of(2, rows + 20, 2),
         )
-        (v, of_v), (d_o, of_d_o), (d_o_t, of_d_o_t) = of(2, 90, 3), of(4, 70, 3), of(4, 70, 2)
-        o, d_o_f16 = (t(2, 4, 70, width) for _ in range(2))
+        (v, of_v), (d_o, of_d_o), (d_o_t, of_d_o_t) = of(2, rows + 20, 3), of(4, rows, 3), of(4, rows, 2)
+        o, d_o_f16 = (t(2, 4, rows, width) for _ in range(2))
         made = t.g.sdpa_mxfp8_backward(
-            q, q_t, k, k_t, v, o, d_o_f16, d_o, d_o_t, t(2, 4, 70, 1, dtype="f32", low=6),
+            q, q_t, k, k_t, v, o, d_o_f16, d_o, d_o_t, t(2, 4, rows, 1, dtype="f32", low=6),
             of_q, of_q_t, of_k, of_k_t, of_v, of_d_o, of_d_o_t, attn_scale=1 / 32,
         )  # fmt: skip
         for i, result in enumerate(made):
@@ -1211,6 +1211,11 @@ CASES = {
         "widen_sm90 amax_clear backward_rows_sm90 backward_sm90",
         "attention_hopper",
         byte_attention_gradient(300, 128),
+    ),
+    "attention gradient on Hopper, MXFP8": Case(
+        "widen_sm90 amax_clear backward_rows_sm90 backward_sm90",
+        "attention_hopper",
+        block_scaled_gradient(128, True, 240),
     ),
     "attention gradient on Hopper, unordered FP8": Case(
         "widen_sm90 amax_clear backward_rows_sm90 backward_sm90 backward_queries_sm90",

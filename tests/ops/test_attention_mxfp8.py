@@ -182,15 +182,19 @@ HOPPER = {
 }
 
 
-@pytest.mark.parametrize("tiles", HOPPER)
-def test_forward_widened_on_hopper(tiles: str) -> None:
-    """So small, the portable family is predicted to be faster: it is left out."""
+def without_portable() -> dict[str, int]:
+    """Knobs that leave the portable family out."""
     g = weft.Graph(device="sm_90")
     q = g.tensor([1, 1, 64, 64], data_type="bf16")
     g.sdpa(q, q, q)[0].set_output(True)
     g.build()
-    without = 1 << g.get_families_for_engine(0).index("cuda.attention")
-    check_forward(HOPPER[tiles], tiles, layouts=["packed"], knobs={"WITHOUT_FAMILIES_EXT": without})
+    return {"WITHOUT_FAMILIES_EXT": 1 << g.get_families_for_engine(0).index("cuda.attention")}
+
+
+@pytest.mark.parametrize("tiles", HOPPER)
+def test_forward_widened_on_hopper(tiles: str) -> None:
+    """So small, the portable family is predicted to be faster: it is left out."""
+    check_forward(HOPPER[tiles], tiles, layouts=["packed"], knobs=without_portable())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])
@@ -297,6 +301,17 @@ BACKWARD |= {"keys and values shared differently": case(heads=(4, 2, 1), right=5
 @pytest.mark.parametrize("name", BACKWARD)
 def test_backward_of(name: str) -> None:
     check_backward(BACKWARD[name], "packed", layouts=["packed"])
+
+
+BACKWARD_ON_HOPPER = HOPPER | {
+    "": case(batch=1, heads=(2, 1, 1), rows=100, columns=200, depth=192, value_depth=128, left=90),
+}
+
+
+@pytest.mark.parametrize("tiles", BACKWARD_ON_HOPPER)
+def test_backward_widened_on_hopper(tiles: str) -> None:
+    """Each gradient from the copy that is for it."""
+    check_backward(BACKWARD_ON_HOPPER[tiles], tiles, layouts=["packed"], knobs=without_portable())
 
 
 def test_backward_of_dropout() -> None:

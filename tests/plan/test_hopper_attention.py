@@ -321,7 +321,7 @@ def test_gradients_of_fp8(
         ({"depth": 72}, "does not have rows side by side in memory of whole 16 bytes"),
         ({"types": {"k": "bf16"}}, "has scales where q, k, v and dO are FP8"),
         ({"lacks": {"scale_dP"}}, "makes factors of FP8 with scale_s and scale_dP alone"),
-        ({"descale_v": ((2, 4, 1, 1), "f32")}, "has one scale of an operand, none of heads, rows or blocks"),
+        ({"descale_v": ((2, 4, 1, 1), "f32")}, "has one scale of an operand, or those of all blocks"),
         ({"bias": ((1, 4, 2000, 2000), "bf16")}, "a bias, a score modifier and dropout take more registers"),
     ],
 )
@@ -329,3 +329,54 @@ def test_what_gradients_of_fp8_decline(options: dict[str, Any], sentence: str) -
     family, reasons = fp8_backward(options.pop("depth", 64), **options)
     assert family == "cuda.attention"
     assert sentence in reasons
+
+
+def mxfp8_backward(depth: int, value_depth: int, out: str = "bf16", **options: Any) -> tuple[str, str]:
+    """The family of the plan's step, and why others declined: operands with scales of blocks of 32."""
+    g = weft.Graph(device_property=DeviceProperties(H200))
+    q, v = [2, 4, 1984, depth], [2, 4, 1984, value_depth]
+    tensors = {}
+    for name, dims, axis in (
+        ("q", q, 3), ("k", q, 3), ("v", v, 3), ("dO", v, 3), ("q_T", q, 2), ("k_T", q, 2), ("dO_T", v, 2)
+    ):  # fmt: skip
+        blocks = [-(-n // 32) if i == axis else n for i, n in enumerate(dims)]
+        tensors[name] = g.tensor(dims, data_type="e4m3")
+        tensors[f"descale_{name}"] = g.tensor(blocks, data_type="e8m0")
+    tensors |= {name: g.tensor(v, data_type="bf16") for name in ("o", "dO_f16")}
+    tensors["stats"] = g.tensor([2, 4, 1984, 1], data_type="f32")
+    if options.pop("lengths", False):
+        tensors |= {f"seq_len_{name}": g.tensor([2, 1, 1, 1], data_type="i32") for name in ("q", "kv")}
+    largest = {name: g.tensor(name=name, data_type="f32") for name in ("amax_dQ", "amax_dK", "amax_dV")}
+    made = g._sdpa_bwd(**tensors, **options, **largest, attn_scale_value=0.1)
+    for tensor in made[:3]:
+        tensor.set_output(True).set_data_type(out)
+    for tensor in largest.values():
+        tensor.set_output(True)
+    g.build()
+    (step,) = g.plan.report["steps"]
+    return step["family"], " ".join(each["reason"] for each in step["declined"])
+
+
+@pytest.mark.parametrize(
+    ("depth", "value_depth", "options"),
+    [
+        (64, 64, {"diagonal_band_right_bound": 0}),
+        (128, 128, {"lengths": True}),
+        (192, 128, {"diagonal_band_left_bound": 100}),
+        (192, 192, {"use_alibi_mask": True}),
+    ],
+)
+def test_gradients_of_mxfp8(
+    depth: int, value_depth: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE", "off")
+    assert mxfp8_backward(depth, value_depth, **options)[0] == "cuda.attention_hopper"
+    assert cubins.check_dumped(tmp_path, diverges=False) >= 3
+
+
+def test_what_gradients_of_mxfp8_decline() -> None:
+    family, reasons = mxfp8_backward(64, 64, "f32")
+    assert family == "cuda.attention"
+    assert "of scales of blocks makes results of 16 bits or less" in reasons
+    assert "heads of 256 and 64 columns are more than" in mxfp8_backward(256, 64)[1]

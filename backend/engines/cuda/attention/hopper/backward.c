@@ -4,7 +4,8 @@
    makes rows of these: the unordered family; or one pass makes those of keys and values, and another one those of
    queries, which makes the scores twice, and the same bits in every run. Where many heads of queries share one
    of keys, a block of keys takes a part of them, and backward_sums_sm90.cuh adds the parts. Operands of FP8 are
-   widened to f16 before. */
+   widened to f16 before, those with scales of blocks (MXFP8) to bf16: they come in two copies, one for S and dP, one
+   for the gradients, and each gradient has a pass of its own. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
@@ -60,6 +61,14 @@ static const struct backward_tile {
     {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
 };
 
+/* dK and dQ of MXFP8: what passes is there twice, for S and for the gradient. */
+static const struct backward_tile copied_tiles[] = {
+    {MAKES_DK, false, 64, 64, 64, 4, 4, 240, 24},        {MAKES_DK, false, 128, 128, 64, 3, 3, 240, 24},
+    {MAKES_DK, false, 192, 128, 64, 2, 2, 240, 24},      {MAKES_DK, false, 192, 192, 64, 2, 1, 240, 24},
+    {MAKES_QUERIES, false, 64, 64, 64, 4, 4, 240, 24},   {MAKES_QUERIES, false, 128, 128, 64, 3, 3, 240, 24},
+    {MAKES_QUERIES, false, 192, 128, 64, 2, 2, 240, 24}, {MAKES_QUERIES, false, 192, 192, 64, 2, 1, 240, 24},
+};
+
 /* All gradients of FP8 at once, whose scales take registers: of heads of 64 columns there are too few. */
 static const struct backward_tile fp8_tile = {MAKES_ALL, false, 128, 128, 64, 3, 3, 216, 72};
 
@@ -77,6 +86,7 @@ struct backward {
     int64_t key_blocks;
     weftDataType_t type; /* of factors */
     bool is_fp8;         /* then c is `wide`, whose operands are widened */
+    bool has_copies;     /* is_fp8, of MXFP8: all scales are of blocks */
     struct cuda_attention wide;
     struct attention_widened widened;
 };
@@ -100,6 +110,23 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* MXFP8: all operands with scales of blocks, in both copies, and dO once more; nothing else has a scale. */
+static bool has_block_scales(const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *pairs[][2] = {
+        {c->a->descale_q, c->a->q}, {c->a->descale_k, c->a->k}, {c->a->descale_v, c->a->v},  {op->descale_do, op->d_o},
+        {op->descale_q_t, op->q_t}, {op->descale_k_t, op->k_t}, {op->descale_do_t, op->do_t}};
+    const struct tensor *others[] = {op->descale_o, op->descale_s, op->descale_dp, op->scale_s,
+                                     op->scale_dp,  op->scale_dq,  op->scale_dk,   op->scale_dv};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (!pairs[i][0] || !pairs[i][1] || !attention_blocks_of(pairs[i][0], pairs[i][1]).are_blocks)
+            return false;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i])
+            return false;
+    return op->do_f16 && op->q_t != c->a->q && op->k_t != c->a->k && op->do_t != op->d_o;
+}
+
 /* Scales that are one number for an operand, or are not there. */
 static bool has_plain_scales(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
@@ -112,13 +139,28 @@ static bool has_plain_scales(const struct cuda_attention *c) {
 
 static bool is_fp8(int32_t type) { return dtype_is_fp8((weftDataType_t)type); }
 
-static weftStatus_t check_fp8(const struct cuda_attention *c) {
+/* Copies: results of FLOAT want more than one rounding of their factors. */
+static weftStatus_t check_copies(const struct cuda_attention *c) {
+    const struct sdpa_bwd_op *op = c->backward;
+    const struct tensor *made[] = {op->dq, op->dk, op->dv};
+    if (!is_fp8(op->q_t->type) || !is_fp8(op->k_t->type) || !is_fp8(op->do_t->type))
+        return refuse(c, "Hopper's backward kernel has scales of blocks where q_T, k_T and dO_T are FP8");
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (attention_wants(c, made[i]) && dtype_bytes((weftDataType_t)made[i]->type, 1) > 2)
+            return refuse(c, "Hopper's backward kernel of scales of blocks makes results of 16 bits or less");
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* has_copies: of MXFP8. */
+static weftStatus_t check_fp8(const struct cuda_attention *c, bool has_copies) {
     const struct sdpa_bwd_op *op = c->backward;
     if (!is_fp8(c->a->q->type) || !is_fp8(c->a->k->type) || !is_fp8(c->a->v->type) || !is_fp8(op->d_o->type))
         return refuse(c, "Hopper's backward kernel has scales where q, k, v and dO are FP8");
-    if (!has_plain_scales(c))
-        return refuse(c, "Hopper's backward kernel has one scale of an operand, none of heads, rows or blocks");
-    if (!op->scale_s || !op->scale_dp)
+    if (has_copies)
+        TRY(check_copies(c));
+    if (!has_copies && !has_plain_scales(c))
+        return refuse(c, "Hopper's backward kernel has one scale of an operand, or those of all blocks");
+    if (!has_copies && (!op->scale_s || !op->scale_dp))
         return refuse(c, "Hopper's backward kernel makes factors of FP8 with scale_s and scale_dP alone");
     if (c->a->bias || c->a->modifier.graph || c->a->dropout_probability > 0)
         return refuse(c, "a bias, a score modifier and dropout take more registers than there are beside FP8's scales");
@@ -132,11 +174,14 @@ static weftStatus_t check_fp8(const struct cuda_attention *c) {
 /* What is widened, and o and results, which may have any type: rows that are read and written in runs. */
 static weftStatus_t check_fp8_operands(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *rows[] = {op->o, op->dq, op->dk, op->dv};
+    const struct tensor *read[] = {op->o, op->do_f16}, *made[] = {op->dq, op->dk, op->dv};
     TRY(attention_hopper_check_widened(c));
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (i == 0 || attention_wants(c, rows[i]))
-            TRY(attention_hopper_check_rows(c, rows[i]));
+    for (size_t i = 0; i < sizeof read / sizeof *read; i++)
+        if (read[i])
+            TRY(attention_hopper_check_rows(c, read[i]));
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (attention_wants(c, made[i]))
+            TRY(attention_hopper_check_rows(c, made[i]));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -173,9 +218,12 @@ static bool fits(const struct backward_tile *t, const struct backward *b) {
 static const struct backward_tile *find_tile(const struct backward *b, enum makes makes) {
     if (b->is_fp8 && makes == MAKES_ALL)
         return fits(&fp8_tile, b) ? &fp8_tile : NULL;
-    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
-        if (tiles[i].makes == makes && fits(&tiles[i], b))
-            return &tiles[i];
+    bool is_copied = b->has_copies && kinds[makes].makes_first;
+    const struct backward_tile *from = is_copied ? copied_tiles : tiles;
+    size_t count = is_copied ? sizeof copied_tiles / sizeof *copied_tiles : sizeof tiles / sizeof *tiles;
+    for (size_t i = 0; i < count; i++)
+        if (from[i].makes == makes && fits(&from[i], b))
+            return &from[i];
     return NULL;
 }
 
@@ -196,7 +244,7 @@ static weftStatus_t add_pass(struct backward *b, enum makes makes) {
 static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wants_v) {
     const struct attention *a = b->c->a;
     bool is_rich = a->dropout_probability > 0 && (a->q->type == WEFT_DATA_HALF || a->bias || a->block_mask);
-    bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads;
+    bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads && !b->has_copies;
     if (is_together && !(is_rich && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, MAKES_KEYS))
         return add_pass(b, MAKES_KEYS);
     if (wants_k)
@@ -211,6 +259,8 @@ static weftStatus_t plan_passes(struct backward *b) {
         return refuse(b->c, "two runs shall agree to the bit, and here blocks add to dQ in any order");
     if (b->has_sums && !(wants_q && wants_k && wants_v))
         return refuse(b->c, "here dQ, dK and dV are made together, and not all are wanted");
+    if (b->has_sums && b->has_copies)
+        return refuse(b->c, "here dQ, dK and dV are made together, and of MXFP8 from copies of their own");
     if (b->has_sums && b->c->key_heads != b->c->value_heads)
         return refuse(b->c, "here dK and dV are made together, and k and v have other numbers of heads");
     if (b->has_sums && b->c->a->dropout_probability > 0 && b->c->a->q->type == WEFT_DATA_HALF)
@@ -229,13 +279,19 @@ static weftStatus_t plan_passes(struct backward *b) {
 
 static weftStatus_t widen_operands(struct backward *b) {
     const struct cuda_attention *c = b->c;
-    TRY(check_fp8(c));
+    b->has_copies = has_block_scales(c);
+    TRY(check_fp8(c, b->has_copies));
     b->is_fp8 = true;
-    b->type = b->widened.type = WEFT_DATA_HALF;
+    b->type = b->widened.type = b->has_copies ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
     attention_hopper_widen(&b->widened, c->a->q, c->a->descale_q);
     attention_hopper_widen(&b->widened, c->a->k, c->a->descale_k);
     attention_hopper_widen(&b->widened, c->a->v, c->a->descale_v);
     attention_hopper_widen(&b->widened, b->op->d_o, b->op->descale_do);
+    if (b->has_copies) {
+        attention_hopper_widen(&b->widened, b->op->q_t, b->op->descale_q_t);
+        attention_hopper_widen(&b->widened, b->op->k_t, b->op->descale_k_t);
+        attention_hopper_widen(&b->widened, b->op->do_t, b->op->descale_do_t);
+    }
     b->wide = *c;
     b->wide.widened = &b->widened;
     b->c = &b->wide;
@@ -325,7 +381,7 @@ static int64_t parts_offset(const struct backward *b, bool of_values) {
     return statistics_bytes(b) + sums_bytes(b) + (of_values ? parts_bytes(b, false) : 0);
 }
 
-/* NAME_of(arguments) of each scale; of one that is not there it is 1. */
+/* NAME_of(arguments) of each scale; of one that is not there, or has multiplied elements, it is 1. */
 static void print_scales(struct kernel_print *print, const struct backward *b) {
     const struct attention *a = b->c->a;
     const struct sdpa_bwd_op *op = b->op;
@@ -337,7 +393,7 @@ static void print_scales(struct kernel_print *print, const struct backward *b) {
                   {op->descale_dp, "descale_dp"}, {op->scale_s, "scale_s"},        {op->scale_dp, "scale_dp"},
                   {op->scale_dq, "scale_dq"},     {op->scale_dk, "scale_dk"},      {op->scale_dv, "scale_dv"}};
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
-        const struct tensor *scale = scales[i].tensor;
+        const struct tensor *scale = b->has_copies ? NULL : scales[i].tensor;
         text_add(&print->code, "template <class P> DEVICE float %s_of(const P &p) {\n    return ", scales[i].name);
         text_add(&print->code, scale ? "to_float(*p.%s);\n}\n\n" : "1;\n}\n\n", scales[i].name);
         if (scale)
@@ -352,8 +408,9 @@ static void print_fp8(struct kernel_print *print, const struct backward *b, bool
     attention_print_scale(print, b->c, has_amax ? b->op->amax_dp : NULL, "amax_ds", "HAS_AMAX_DS");
     if (b->is_fp8)
         print_scales(print, b);
-    print_type(print, "weight_factor_t", b->is_fp8 ? (weftDataType_t)b->c->a->q->type : b->type);
-    print_type(print, "ds_factor_t", b->is_fp8 ? (weftDataType_t)b->op->d_o->type : b->type);
+    bool rounds = b->is_fp8 && !b->has_copies;
+    print_type(print, "weight_factor_t", rounds ? (weftDataType_t)b->c->a->q->type : b->type);
+    print_type(print, "ds_factor_t", rounds ? (weftDataType_t)b->op->d_o->type : b->type);
 }
 
 /* What all kernels know. */
@@ -381,7 +438,7 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
     print_divisor(&print, b->c->heads, "heads");
     print_number(&print, b->c->value_depth, "value_depth");
     attention_print_tensor(&print, b->c, b->op->o, "o", NULL);
-    attention_print_tensor(&print, b->c, b->op->d_o, "d_o", NULL);
+    attention_print_tensor(&print, b->c, b->op->do_f16 ? b->op->do_f16 : b->op->d_o, "d_o", NULL);
     attention_print_tensor(&print, b->c, b->op->stats, "stats", NULL);
     TRY(kernel_finish(&print, kernel, "attention/hopper/backward_rows_sm90.cuh", "attention_backward_rows_sm90",
                       arena));
@@ -488,11 +545,18 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
     return attention_grid(kernel, b->c, b->c->heads, SINK_THREADS / 32);
 }
 
+/* Whether what passes is there twice. */
+static bool is_copied(const struct backward *b, const struct backward_tile *t) {
+    return b->has_copies && kinds[t->makes].makes_first;
+}
+
 /* Own and passing side change places between passes of keys and of queries; the kernel sees `first` and `second`
    alone. */
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
-    bool own_is_key = kinds[t->makes].own_is_key, has_parts = part_count(b, t->makes) > 1, lacks[6] = {0};
+    enum { BOXES = 7 };
+    bool own_is_key = kinds[t->makes].own_is_key, has_parts = part_count(b, t->makes) > 1, lacks[BOXES] = {0};
+    const struct tensor *d_o = b->has_copies && t->makes == MAKES_DV ? b->op->do_t : b->op->d_o;
     const struct {
         const struct tensor *tensor;
         int rows;
@@ -501,17 +565,20 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
         {own_is_key ? c->a->k : c->a->q, BLOCK_OWN, "own_first_map", "own_first"},
         {own_is_key ? c->a->v : b->op->d_o, BLOCK_OWN, "own_second_map", "own_second"},
         {own_is_key ? c->a->q : c->a->k, t->block_pass, "first_map", "first"},
-        {own_is_key ? b->op->d_o : c->a->v, t->block_pass, "second_map", "second"},
+        {own_is_key ? d_o : c->a->v, t->block_pass, "second_map", "second"},
         {own_is_key ? b->op->dk : b->op->dq, BLOCK_OWN / 2, "first_gradient_map", "first_gradient"},
         {b->op->dv, BLOCK_OWN / 2, "second_gradient_map", "second_gradient"},
+        {own_is_key ? b->op->q_t : b->op->k_t, t->block_pass, "again_map", "again"},
     };
     bool makes_used_alone = true;
     lacks[4] = !kinds[t->makes].makes_first || has_parts || b->is_fp8;
     lacks[5] = !kinds[t->makes].makes_second || has_parts || b->is_fp8;
-    for (int i = 0; i < 6; i++)
+    lacks[6] = !is_copied(b, t);
+    print_constant(print, "HAS_AGAIN", is_copied(b, t));
+    for (int i = 0; i < BOXES; i++)
         if (!lacks[i])
             attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < BOXES; i++)
         if (!lacks[i])
             attention_hopper_print_entry(print, c, boxes[i].tensor, boxes[i].entry);
     for (int i = 4; i < 6; i++)
@@ -537,18 +604,19 @@ static void print_products(struct text *code, const struct backward *b, const st
 }
 
 /* As the kernel places it. */
-static int64_t shared_bytes(const struct backward_tile *t) {
+static int64_t shared_bytes(const struct backward *b, const struct backward_tile *t) {
     int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes of a row */
     int64_t own = first + (kinds[t->makes].makes_first ? second : 0);
     int64_t statistics = kinds[t->makes].own_is_key ? 2 * t->block_pass * 4 : 0;
     int64_t barriers = 8 * (3 + 2 * t->stages + 2 * t->second_stages + 2 * DS_STAGES);
     int64_t parts_staged = t->block_pass > 64 ? 1 : 2;
     int64_t sums = DS_STAGES * BLOCK_OWN * t->block_pass * 2 + parts_staged * PART_BYTES;
-    return BLOCK_OWN * own + t->stages * (t->block_pass * first + statistics) +
+    int64_t passes = is_copied(b, t) ? 2 * first : first;
+    return BLOCK_OWN * own + t->stages * (t->block_pass * passes + statistics) +
            t->second_stages * t->block_pass * second + (t->makes == MAKES_ALL ? sums : 0) + barriers;
 }
 
-static void print_tile(struct kernel_print *print, const struct backward_tile *t) {
+static void print_tile(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     print_constant(print, "OWN_IS_KEY", kinds[t->makes].own_is_key);
     print_constant(print, "MAKES_FIRST", kinds[t->makes].makes_first);
     print_constant(print, "MAKES_SECOND", kinds[t->makes].makes_second);
@@ -558,7 +626,7 @@ static void print_tile(struct kernel_print *print, const struct backward_tile *t
     print_constant(print, "SECOND_STAGES", t->second_stages);
     print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
     print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
-    print_constant(print, "SHARED_BYTES", shared_bytes(t));
+    print_constant(print, "SHARED_BYTES", shared_bytes(b, t));
 }
 
 static const struct tensor *wanted(const struct backward *b, const struct tensor *tensor, bool is_made) {
@@ -611,7 +679,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     kernel_print_init(&print, c->region);
     print_maps(&print, b, t);
     print_shared(&print, b);
-    print_tile(&print, t);
+    print_tile(&print, b, t);
     print_fp8(&print, b, t == first_of_ds(b));
     print_results(&print, b, t);
     print_constant(&print, "HAS_SLOPES", b->has_slopes);
@@ -631,7 +699,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
         print_number(&print, c->heads / (t->makes == MAKES_DV ? c->key_heads : c->value_heads), "other_group");
     print_products(&print.code, b, t);
     TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sm90.cuh", "attention_backward_sm90", arena));
-    kernel->shared_bytes = (uint32_t)shared_bytes(t);
+    kernel->shared_bytes = (uint32_t)shared_bytes(b, t);
     return attention_grid(kernel, c, c->batches * outer * own_blocks, THREADS / 32);
 }
 

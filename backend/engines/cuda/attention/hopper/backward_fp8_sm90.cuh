@@ -2,6 +2,7 @@
    Formula   P' = P scale_s = 2^(scale2 S - lse2), lse2 less log2(scale_s), is the factor of dV once it is rounded to
              FP8; dS' = scale dS scale_dP = P' (dP of_dp - delta), delta with the same factors, is that of dK and dQ;
              descales multiply sums, scales what is stored. The largest numbers are those before their scales
+             MXFP8: operands are bf16, times their scales; factors are bf16, and all scales here 1
    Demands   IS_FP8 HAS_AMAX_DS weight_factor_t ds_factor_t; with IS_FP8, of each scale, 1 where there is none,
              descale_q_of(arguments), .. */
 
@@ -19,15 +20,19 @@ template <class P> DEVICE float slope_scale_of(const P &p) {
 }
 template <class P> DEVICE float delta_scale_of(const P &p) { return slope_scale_of(p) * descale_o_of(p); }
 
-/* Two numbers, rounded to FP8, as f16. */
+/* Two numbers, rounded to FP8, as f16; or to 16 bits. */
 template <class F> DEVICE u32 factor_pair(float low, float high) {
-    if constexpr (same<F, e4m3>::value)
+    if constexpr (sizeof(F) == 2)
+        return rounded_pair<F>(low, high);
+    else if constexpr (same<F, e4m3>::value)
         return ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2(high, low));
     else
         return ptx::cvt_f16x2_e5m2x2(ptx::cvt_e5m2x2(high, low));
 }
 template <class F> DEVICE u32 factor_pair(u32 pair) {
-    if constexpr (same<F, e4m3>::value)
+    if constexpr (sizeof(F) == 2)
+        return pair;
+    else if constexpr (same<F, e4m3>::value)
         return ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2(pair));
     else
         return ptx::cvt_f16x2_e5m2x2(ptx::cvt_e5m2x2(pair));

@@ -29,10 +29,11 @@
              and past ragged entries, are 0 (TMA), and not written: see entries_sm90
    FP8       IS_FP8: operands are widened to f16 before, P and dS rounded to FP8 as factors: see backward_fp8. dK and dV
              leave from registers, in any type
+             HAS_AGAIN: rows that pass come twice, as S wants them and as the gradient of `first` does (MXFP8)
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS
              BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES
-             HAS_PARTS MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks and dropout; printed entries of the
+             HAS_PARTS HAS_AGAIN MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks and dropout; printed entries of the
              maps; printed products: multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
@@ -54,7 +55,8 @@ constexpr int PANELS = HEAD / 64, VALUE_PANELS = VALUE_HEAD / 64,
               PASS_PANELS = BLOCK_PASS / 64; /* 64 columns, 128 bytes */
 constexpr u32 OWN_PANEL = BLOCK_OWN * 128, PASS_PANEL = BLOCK_PASS * 128, DS_PANEL = BLOCK_OWN * 128;
 constexpr u32 OWN_FIRST_BYTES = PANELS * OWN_PANEL, OWN_SECOND_BYTES = MAKES_FIRST ? VALUE_PANELS * OWN_PANEL : 0;
-constexpr u32 FIRST_BYTES = PANELS * PASS_PANEL, SECOND_BYTES = VALUE_PANELS * PASS_PANEL;
+constexpr u32 ONCE_BYTES = PANELS * PASS_PANEL, FIRST_BYTES = HAS_AGAIN ? 2 * ONCE_BYTES : ONCE_BYTES;
+constexpr u32 SECOND_BYTES = VALUE_PANELS * PASS_PANEL;
 constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* of a stage */
 constexpr int DS_STAGES = 2, PARTS = PANELS * PASS_PANELS,
               PARTS_STAGED = PASS_PANELS > 1 ? 1 : 2; /* parts of dQ: 64 x 64 */
@@ -74,6 +76,7 @@ static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS == 2), "warpgroup 0 has register
 static_assert(!HAS_SUMS || (MAKES_FIRST && MAKES_SECOND && STAGES == SECOND_STAGES), "it follows one count of stages");
 static_assert(SECOND_STAGES == STAGES || !MAKES_SECOND, "else they are read to the end of a step");
 static_assert(MAKES_FIRST || HEAD >= VALUE_HEAD, "dV leaves through own K");
+static_assert(!HAS_AGAIN || !HAS_SUMS, "dQ of the same dS would want own K twice");
 static_assert(!HAS_PARTS || OWN_IS_KEY, "a head of queries has one of keys");
 static_assert(!HAS_OTHER_GROUP || !(MAKES_FIRST && MAKES_SECOND), "a block sums for one number of heads");
 static_assert(BARRIERS + BARRIER_COUNT * 8 == SHARED_BYTES && SHARED_BYTES <= 232448, "227 KB is all a block can have");
@@ -259,6 +262,11 @@ template <class P> DEVICE i32 other_head(const P &p, i32 head) {
 }
 constexpr bool RELOADS = OWN_IS_KEY && HAS_OTHER_GROUP;
 
+/* HAS_AGAIN: what passes, for the gradient. */
+template <class P> DEVICE void load_again(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
+    load_pass<ONCE_BYTES>(p.again_map, dst, full, at, at.head, again_entry(p, w.batch, w.pass_used()));
+}
+
 /* Loads step i, once the consumers have left what its stage held. */
 DEVICE void load_step(const arguments &p, const work &w, u32 base, const barriers &b, const cursor &at, i32 i,
                       i32 stage) {
@@ -270,7 +278,9 @@ DEVICE void load_step(const arguments &p, const work &w, u32 base, const barrier
             wait(b.second_empty + 8 * stage, i / STAGES & 1 ^ 1);
     }
     arrive_expecting(first_full, FIRST_BYTES + STATISTICS_BYTES);
-    load_pass<FIRST_BYTES>(p.first_map, base + FIRST + stage * FIRST_BYTES, first_full, at, at.head, w.first_at);
+    load_pass<ONCE_BYTES>(p.first_map, base + FIRST + stage * FIRST_BYTES, first_full, at, at.head, w.first_at);
+    if constexpr (HAS_AGAIN)
+        load_again(p, base + FIRST + stage * FIRST_BYTES + ONCE_BYTES, first_full, at, w);
     if constexpr (OWN_IS_KEY)
         load_bytes(base + STATISTICS + stage * STATISTICS_BYTES,
                    p.statistics + q_tile(p, w.batch, at.head, at.block) * 2 * BLOCK_Q, STATISTICS_BYTES, first_full);
@@ -635,7 +645,8 @@ DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32
     if (used >= BLOCK_PASS)
         return;
     wait(b.second_full + 8 * second_stage, second_phase);
-    clear_rows<PANELS>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_PANEL, threadIdx.x - 128, 256);
+    clear_rows<FIRST_BYTES / PASS_PANEL>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_PANEL,
+                                         threadIdx.x - 128, 256);
     clear_rows<VALUE_PANELS>(base + SECOND + second_stage * SECOND_BYTES, used, BLOCK_PASS, PASS_PANEL,
                              threadIdx.x - 128, 256);
     publish_to_async_proxy();
@@ -898,7 +909,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         }
         if constexpr (MAKES_FIRST) {
             mma_fence();
-            add_first(sum.first, ds, first);
+            add_first(sum.first, ds, HAS_AGAIN ? first + (ONCE_BYTES >> 4) : first);
             mma_commit();
         }
         if (at.number + 1 == w.steps)

@@ -8,7 +8,7 @@
 
 /* ---- widen.c: operands of FP8 that become f16 or bf16, in the workspace, before the other kernels of a step ---- */
 
-enum { WIDENED_MAX = 4 };
+enum { WIDENED_MAX = 7 };
 struct attention_wide_operand {
     const struct tensor *source, *scales; /* scales: of blocks, which multiply elements; NULL: there are none */
     struct tensor tensor;                 /* the source as it is then */
