@@ -16,6 +16,7 @@ import pytest
 import weft
 from weft.__main__ import main
 from weft.bench import (
+    attention,
     cases,
     families,
     fused,
@@ -143,7 +144,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2
-    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 51
+    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 62
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -200,6 +201,13 @@ SMALL = [
     ),
     products.sdpa("decode", "f32", Attention(2, 4, 2, 1, 9, 4, 4)),
     products.sdpa_fp8("scaled", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True)),
+    attention.fp8_backward("scaled", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True)),
+    *(
+        attention.mxfp8("mx", "f32", Attention(1, 4, 2, 40, 40, 36, 36, True), is_bwd)
+        for is_bwd in (False, True)
+    ),
+    *(attention.paged("decode", "f32", Attention(2, 4, 2, 1, 12, 4, 4), page) for page in (1, 4)),
+    attention.block_masked("t", "f32", Attention(1, 1, 1, 256, 384, 4, 4)),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from weft.bench import fused, networks, norms, products, streams
+from weft.bench import attention, fused, networks, norms, products, streams
 from weft.bench.case import Case
 from weft.bench.shapes import Attention, Convolution, Pool
 
@@ -58,6 +58,7 @@ _NORM_IMAGES = [(128, 64, 112), (128, 256, 56), (128, 2048, 7)]
 
 _GPU_FP8_ATTENTION = [(64, 8192, "causal"), (128, 2048, "full"), (128, 8192, "full"), (128, 8192, "causal")]
 _GPU_FP8_ATTENTION += [(128, 16384, "causal"), (256, 8192, "full")]
+_GPU_FP8_GRADIENTS = [(64, 8192, "causal"), (128, 2048, "full"), (128, 8192, "causal")]
 
 
 _GPU_ATTENTION_SHAPES = {
@@ -98,9 +99,21 @@ def _gpu_attention() -> list[Case]:
         heads, batch = 2048 // width, 16384 // length
         a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
         made.append(products.sdpa_fp8(f"fwd_fp8_d{width}_s{length}_{mask}", "fp8", a))
+    for width, length, mask in _GPU_FP8_GRADIENTS:
+        heads, batch = 2048 // width, 16384 // length
+        a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
+        made.append(attention.fp8_backward(f"bwd_fp8_d{width}_s{length}_{mask}", "fp8", a))
+    for is_backward in (False, True):
+        tag = f"{'bwd' if is_backward else 'fwd'}_mxfp8_d128_s8192_causal"
+        a = Attention(2, 16, 16, 8192, 8192, 128, 128, True)
+        made.append(attention.mxfp8(tag, "fp8", a, is_backward))
+    made.append(attention.dropped("fwd_d128_s4096_causal", "bf16", modified))
+    made.append(attention.block_masked("fwd_d128_s4096_full", "bf16", replace(modified, is_causal=False)))
     for batch, keys in (64, 4096), (8, 32768):
         decode = Attention(batch, 32, 8, 1, keys, 128, 128)
         made.append(products.sdpa(f"decode_b{batch}_h32_kv8_s{keys}", "bf16", decode))
+    decode = Attention(64, 32, 8, 1, 4096, 128, 128)
+    made += [attention.paged("decode_b64_h32_kv8_s4096", "bf16", decode, page) for page in (1, 16, 64, 128)]
     return made
 
 

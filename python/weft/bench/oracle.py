@@ -204,12 +204,16 @@ def _parts(a: Attention) -> list[slice]:
 
 
 def modified_scores(xp: Any, kind: str, t: Arrays, a: Attention, scores: Any, head: int, first: int) -> Any:
-    """Scores of queries of one head, the first of which is told: capped, with a bias, or with ALiBi's slope,
-    of heads that are a power of two."""
+    """Scores of queries of one head, the first of which is told: capped, with a bias, in the tiles of a block
+    mask, or with ALiBi's slope, of heads that are a power of two."""
     if kind == "softcap":
         return SOFTCAP * xp.tanh(scores / SOFTCAP)
     if kind == "bias":
         return scores + t["bias"][0, 0, first : first + scores.shape[0]]
+    if kind == "block_mask":
+        tiles = t["block_mask"][0, 0]
+        rows, columns = (xp.arange(n) for n in scores.shape)
+        return xp.where(tiles[(rows[:, None] + first) // 128, columns // 128] > 0, scores, -math.inf)
     rows, columns = (xp.arange(n, dtype=xp.float64) for n in scores.shape)
     return scores + 2.0 ** (-8 * (head + 1) / a.heads) * (columns - first - rows[:, None])
 

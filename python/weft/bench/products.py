@@ -15,8 +15,8 @@ from weft.bench.case import Case, Tensors
 from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand
 
 # The type of tensors by the arithmetic of the products: tf32 is how GPUs multiply f32.
-_TENSORS = {"bf16": "bf16", "tf32": "f32", "f32": "f32", "fp8": "e4m3", "int8": "i8"}
-_RESULTS = _TENSORS | {"fp8": "bf16", "int8": "i32"}
+TENSORS = {"bf16": "bf16", "tf32": "f32", "f32": "f32", "fp8": "e4m3", "int8": "i8"}
+RESULTS = TENSORS | {"fp8": "bf16", "int8": "i32"}
 _BLOCK = 128  # what a scale of a weight spans each way, and of a token along its features
 
 
@@ -34,7 +34,7 @@ def _options(module: Any, arithmetic: str) -> dict[str, Any]:
 
 def matmul(tag: str, arithmetic: str, m: int, n: int, k: int, activation: str = "") -> Case:
     """B lies K-major, as the weight of a linear layer does."""
-    dtype = _TENSORS[arithmetic]
+    dtype = TENSORS[arithmetic]
     inputs = {
         "A": Operand((1, m, k), dtype, scale=30.0 if arithmetic == "int8" else 1.0),
         "B": Operand((1, k, n), dtype, order=(0, 2, 1), scale=_spread(arithmetic, k)),
@@ -52,7 +52,7 @@ def matmul(tag: str, arithmetic: str, m: int, n: int, k: int, activation: str = 
     def whole(torch: Any, t: Tensors) -> Any:
         return torch._int_mm(t["A"][0], t["B"][0])
 
-    outputs = {"C": Operand((1, m, n), _RESULTS[arithmetic])}
+    outputs = {"C": Operand((1, m, n), RESULTS[arithmetic])}
     judge = partial(oracle.matmul, activation=activation)
     name, program = f"matmul/{arithmetic}_{tag}", whole if arithmetic == "int8" else None
     return Case(name, arithmetic, 2.0 * m * n * k, inputs, outputs, build, judge, program=program)
@@ -124,7 +124,7 @@ def weight_only_matmul(dtype: str, m: int, n: int, k: int) -> Case:
 def experts(kind: str, tag: str, arithmetic: str, experts: int, rows: int, depth: int, columns: int) -> Case:
     """The product of a mixture of experts, each with about as many rows as its neighbours ("fprop"), or its
     gradient by the weights ("wgrad"). Weights lie K-major."""
-    dtype = _TENSORS[arithmetic]
+    dtype = TENSORS[arithmetic]
     token, made = Operand((1, rows, depth), dtype), Operand((1, rows, columns), dtype)
     weight = Operand((experts, depth, columns), dtype, order=(0, 2, 1), scale=1 / math.sqrt(depth))
     firsts = [int(rows * (e / experts) ** 1.25) for e in range(experts)]
@@ -173,9 +173,9 @@ def conv(
     order: tuple[int, ...] = NHWC,
 ) -> Case:
     """Convolution ("fprop"), alone or with bias and relu; its gradients by x ("dgrad") and w ("wgrad")."""
-    dtype = _TENSORS[arithmetic]
+    dtype = TENSORS[arithmetic]
     x = Operand(c.x, dtype, order, scale=30.0 if arithmetic == "int8" else 1.0)
-    y = Operand(c.y, _RESULTS[arithmetic], order)
+    y = Operand(c.y, RESULTS[arithmetic], order)
     w = Operand(c.w, dtype, order, scale=_spread(arithmetic, math.prod(c.w[1:])))
     options = {name: [getattr(c, name)] * 2 for name in ("padding", "stride", "dilation")}
 
@@ -205,7 +205,7 @@ def conv(
 
 def sdpa(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
     """Attention, forward without statistics, or backward."""
-    dtype = _TENSORS[arithmetic]
+    dtype = TENSORS[arithmetic]
     options: dict[str, Any] = {"attn_scale": a.scale} | ({"use_causal_mask": True} if a.is_causal else {})
     if a.window:
         options["diagonal_band_left_bound"] = a.window
@@ -239,7 +239,7 @@ def sdpa_modified(tag: str, arithmetic: str, a: Attention, kind: str) -> Case:
     inputs = dict(plain.inputs)
     options: dict[str, Any] = {"attn_scale": a.scale} | ({"use_causal_mask": True} if a.is_causal else {})
     if kind == "bias":
-        inputs["bias"] = Operand((1, 1, a.queries, a.keys), _TENSORS[arithmetic])
+        inputs["bias"] = Operand((1, 1, a.queries, a.keys), TENSORS[arithmetic])
     if kind == "alibi":
         options["use_alibi_mask"] = True
     if kind == "softcap":
@@ -262,7 +262,7 @@ _SCALAR = (1, 1, 1, 1)
 def sdpa_fp8(tag: str, arithmetic: str, a: Attention) -> Case:
     """Attention with scales that fill the range of weights and results of FP8, and the largest numbers,
     forward without statistics. Either rounding is off by 2 or 3 %, with 3 bits of fraction."""
-    dtype = _TENSORS[arithmetic]
+    dtype = TENSORS[arithmetic]
     inputs = {name: Operand(a.dims(name), dtype, BSHD) for name in "qkv"}
     inputs |= {name: Operand(_SCALAR, "f32") for name in _SCALES}
     outputs = {"o": Operand(a.dims("o"), dtype, BSHD)}

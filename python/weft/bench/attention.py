@@ -1,0 +1,199 @@
+"""Cases of attention beside the plain ones: gradients of FP8, scales of blocks, pages, dropout,
+tiles that a block mask hides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from weft.bench import oracle
+from weft.bench.case import Case, Tensors
+from weft.bench.products import RESULTS, TENSORS, sdpa
+from weft.bench.shapes import BSHD, Attention, Operand
+
+_SCALAR = (1, 1, 1, 1)
+_BLOCK, _TILE = 32, 128  # elements of a scale of MXFP8; queries, and keys, of a tile of a block mask
+
+# Such that factors and results fill the range of E4M3, of some thousand keys.
+_SCALES = {f"descale_{name}": 1.0 for name in ("q", "k", "v", "dO")}
+_SCALES |= {"descale_o": 2.0**-6, "scale_s": 2.0**8, "descale_s": 2.0**-8}
+_SCALES |= {
+    "scale_dP": 2.0**14,
+    "descale_dP": 2.0**-14,
+    "scale_dQ": 2.0**8,
+    "scale_dK": 2.0**8,
+    "scale_dV": 2.0**8,
+}
+
+
+def _options(a: Attention) -> dict[str, Any]:
+    return {"attn_scale": a.scale} | ({"use_causal_mask": True} if a.is_causal else {})
+
+
+def fp8_backward(tag: str, arithmetic: str, a: Attention) -> Case:
+    """Gradients of FP8 with all scales, and the largest numbers. Factors and results have three bits of
+    fraction: 2 or 3 % each."""
+    dtype = TENSORS[arithmetic]
+    inputs = {name: Operand(a.dims(name), dtype, BSHD) for name in ("q", "k", "v", "o", "dO")}
+    inputs |= {"stats": Operand(a.dims("stats"), "f32")}
+    inputs |= {name: Operand(_SCALAR, "f32") for name in _SCALES}
+    made = ("dQ", "dK", "dV")
+    outputs = {name: Operand(a.dims(name), dtype, BSHD) for name in made}
+    outputs |= {f"amax_{name}": Operand(_SCALAR, "f32") for name in (*made, "dP")}
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        return dict(
+            zip(
+                outputs, g.sdpa_fp8_backward(**{name: t[name] for name in inputs}, **_options(a)), strict=True
+            )
+        )
+
+    def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        scales = {name: xp.full(_SCALAR, value, dtype=xp.float64) for name, value in _SCALES.items()}
+        made = oracle.sdpa_forward(xp, t, a)
+        return scales | {"stats": made["stats"], "o": made["o"] / _SCALES["descale_o"]}
+
+    def judge(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        found = oracle.sdpa_backward(xp, t | {"o": t["o"] * t["descale_o"]}, a)
+        return {name: each * t[f"scale_{name}"] for name, each in found.items()}
+
+    case = Case(f"sdpa/{tag}", arithmetic, a.flops(True), inputs, outputs, build, judge, follows)
+    return replace(case, largest_error=0.1) if arithmetic == "fp8" else case
+
+
+def _blocks(dims: tuple[int, ...], axis: int) -> Operand:
+    """Scales of blocks along an axis."""
+    return Operand(tuple(-(-n // _BLOCK) if i == axis else n for i, n in enumerate(dims)), "e8m0")
+
+
+def mxfp8(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
+    """Numbers of FP8 with scales of blocks of 32, all 1. Bare: the same in bf16."""
+    copies = {"q": 3, "k": 3, "v": 3, "dO": 3, "q_T": 2, "k_T": 2, "dO_T": 2} if is_backward else {}
+    axes = copies or {"q": 3, "k": 3, "v": 2}
+    dtype, out = TENSORS[arithmetic], RESULTS[arithmetic]
+    inputs = {name: Operand(a.dims(name.removesuffix("_T")), dtype, BSHD) for name in axes}
+    inputs |= {f"descale_{name}": _blocks(inputs[name].dims, axis) for name, axis in axes.items()}
+    made = ("dQ", "dK", "dV") if is_backward else ("o",)
+    outputs = {name: Operand(a.dims(name), out, BSHD) for name in made}
+    outputs |= {f"amax_{name}": Operand(_SCALAR, "f32") for name in made}
+    if is_backward:
+        inputs |= {name: Operand(a.dims("o"), out, BSHD) for name in ("o_f16", "dO_f16")}
+        inputs |= {"stats": Operand(a.dims("stats"), "f32")}
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        call = g.sdpa_mxfp8_backward if is_backward else g.sdpa_mxfp8
+        results = [
+            each for each in call(**{name: t[name] for name in inputs}, **_options(a)) if each is not None
+        ]
+        return dict(zip(outputs, results, strict=True))
+
+    def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        known = {
+            name: xp.full(each.dims, 1.0, dtype=xp.float64)
+            for name, each in inputs.items()
+            if "descale" in name
+        }
+        if not is_backward:
+            return known
+        forward = oracle.sdpa_forward(xp, t, a)
+        known |= {"o_f16": forward["o"], "stats": forward["stats"], "dO_f16": t["dO"]}
+        return known | {f"{name}_T": t[name] for name in ("q", "k", "dO")}
+
+    def judge(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        return (
+            oracle.sdpa_backward(xp, t | {"o": t["o_f16"]}, a)
+            if is_backward
+            else oracle.sdpa_forward(xp, t, a)
+        )
+
+    bare = sdpa(tag, "bf16" if arithmetic == "fp8" else arithmetic, a, is_backward)
+    return replace(
+        bare,
+        name=f"sdpa/{tag}",
+        inputs=inputs,
+        outputs=outputs,
+        build=build,
+        oracle=judge,
+        derive=follows,
+        bare=bare,
+    )
+
+
+def paged(tag: str, arithmetic: str, a: Attention, page: int) -> Case:
+    """Keys and values in pages of so many positions, in no order. Bare: side by side."""
+    plain = sdpa(tag, arithmetic, a)
+    each, pages = a.keys // page, a.batch * a.keys // page
+    container = Operand((pages, a.key_heads, page, a.width), TENSORS[arithmetic], BSHD)
+    table = Operand((a.batch, 1, each, 1), "i32")
+    inputs = {"q": plain.inputs["q"], "k": container, "v": container, "k_table": table, "v_table": table}
+    inputs |= {name: Operand((a.batch, 1, 1, 1), "i32") for name in ("seq_len_q", "seq_len_kv")}
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        o, _ = g.sdpa(
+            **{name: t[name] for name in ("q", "k", "v", "seq_len_q", "seq_len_kv")}, use_padding_mask=True,
+            paged_attention_k_table=t["k_table"], paged_attention_v_table=t["v_table"],
+            paged_attention_max_seq_len_kv=a.keys, generate_stats=False, **_options(a),
+        )  # fmt: skip
+        return {"o": o}
+
+    def follows(xp: Any, _: dict[str, Any]) -> dict[str, Any]:
+        lengths = {
+            f"seq_len_{name}": xp.full((a.batch, 1, 1, 1), float(n), dtype=xp.float64)
+            for name, n in (("q", a.queries), ("kv", a.keys))
+        }
+        number = xp.arange(pages, dtype=xp.float64).reshape(table.dims)
+        return lengths | {"k_table": number * 5 % pages, "v_table": number * 5 % pages}
+
+    def judge(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        found = {name: t[name] for name in "q"}
+        for name in "kv":
+            rows = [[int(page) for page in line] for line in t[f"{name}_table"][:, 0, :, 0]]
+            entries = [
+                xp.moveaxis(t[name][line], 1, 0).reshape(a.key_heads, a.keys, a.width) for line in rows
+            ]
+            found[name] = xp.stack(entries)
+        return oracle.sdpa_forward(xp, found, a)
+
+    name = f"{plain.name}_page{page}"
+    return replace(plain, name=name, inputs=inputs, build=build, oracle=judge, derive=follows, bare=plain)
+
+
+def dropped(tag: str, arithmetic: str, a: Attention) -> Case:
+    """A tenth of the weights is dropped, which each library draws for itself: results are off by a third from
+    those of all weights. Bare: without."""
+    plain = sdpa(tag, arithmetic, a)
+    inputs = dict(plain.inputs) | {name: Operand(_SCALAR, "i64") for name in ("seed", "offset")}
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        drop = (0.1, t["seed"], t["offset"])
+        o, _ = g.sdpa(q=t["q"], k=t["k"], v=t["v"], dropout=drop, generate_stats=False, **_options(a))
+        return {"o": o}
+
+    def follows(xp: Any, _: dict[str, Any]) -> dict[str, Any]:
+        return {name: xp.full(_SCALAR, 7.0, dtype=xp.float64) for name in ("seed", "offset")}
+
+    name = f"{plain.name}_dropout"
+    return replace(
+        plain, name=name, inputs=inputs, build=build, derive=follows, bare=plain, largest_error=0.4
+    )
+
+
+def block_masked(tag: str, arithmetic: str, a: Attention) -> Case:
+    """Every second tile of 128 queries and keys, like the fields of a chessboard. Bare: all
+    tiles, whose operations count for both."""
+    plain = sdpa(tag, arithmetic, a)
+    mask = Operand((1, 1, a.queries // _TILE, a.keys // _TILE), "i8")
+    inputs = dict(plain.inputs) | {"block_mask": mask}
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        o, _ = g.sdpa(**{name: t[name] for name in inputs}, generate_stats=False, **_options(a))
+        return {"o": o}
+
+    def follows(xp: Any, _: dict[str, Any]) -> dict[str, Any]:
+        rows, columns = (xp.arange(n, dtype=xp.float64) for n in mask.dims[2:])
+        return {"block_mask": ((rows[:, None] + columns + 1) % 2).reshape(mask.dims)}
+
+    judge = partial(oracle.sdpa_forward, a=a, kind="block_mask")
+    name = f"{plain.name}_block_mask"
+    return replace(plain, name=name, inputs=inputs, build=build, oracle=judge, derive=follows, bare=plain)
