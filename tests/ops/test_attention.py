@@ -246,6 +246,41 @@ def test_what_is_not_seen_is_not_read() -> None:
     checks.check(run_backward(case), dirty, list(grads.values()), magnitude=50)
 
 
+# Rows of whole 16 bytes, which a copy engine brings in boxes: of sizes between those of tiles, and of one number for
+# all heads or batch entries.
+BOXED = {
+    "of all": Case(bias=(2, 4, 150, 264)),
+    "of one head": Case(bias=(2, 1, 150, 264), right=0),
+    "of one batch entry": Case(bias=(1, 4, 150, 264), left=70, right=9, alignment=BOTTOM_RIGHT),
+    "of neither": Case(bias=(1, 1, 150, 264), seq_len_q=[150, 67], seq_len_kv=[30, 264]),
+    "and a block mask": Case(bias=(1, 1, 150, 264), block_mask=(2, 4)),
+    "and ALiBi": Case(bias=(1, 4, 150, 264), alibi=True, sink=True),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("name", BOXED)
+def test_a_bias_in_boxes(name: str, depth: int, dtype: str) -> None:
+    case = replace(BOXED[name], heads=(4, 2, 2), rows=150, columns=264, depth=depth, value_depth=depth, scale=0.1)
+    inputs = case.inputs(dtype)
+    inputs["bias"] = checks.random(case.bias or (), "f16", seed=3)
+    inputs["bias"][..., 5::50] = -INF
+    check_both(case, inputs, dtype)
+
+
+def check_both(case: Case, inputs: dict[str, Any], dtype: str) -> None:
+    """Forward and backward of operands of 16 bits."""
+    weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+    lost = [np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0]))), None, None, None]
+    want, rounded = forward(case, inputs), rounded_factors(lost, WEIGHTS[dtype])
+    checks.check(run_forward(case), inputs, want, magnitude=20, rounded=rounded, layouts=["packed"])
+    operands = backward_inputs(case, inputs, dtype)
+    gradients, (dq, dk, *others) = by_definition(case, operands)
+    rounded = rounded_factors([2 * dq, 2 * dk, *others], GRADIENTS[dtype])  # weights, then gradients of scores
+    checks.check(run_backward(case), operands, gradients, magnitude=200, rounded=rounded, layouts=["packed"])
+
+
 def test_a_boolean_mask_is_a_bias_of_zero_and_minus_infinity() -> None:
     case = Case(bias=FULL, is_mask=True)
     inputs = case.inputs()

@@ -6,10 +6,19 @@
 
 #include <stdio.h>
 
-/* name, and further parameters: T is the type of sums. */
-static const char SIGNATURE[] =
-    "template <class P, class T>\nDEVICE T %s(const P &a, i64 batch, i64 head, i32 query, i32 "
-    "key, T score%s) {\n";
+/* Whether scores are of operands whose rounding hides what the faster functions are off by. */
+static bool is_narrow(const struct cuda_attention *c) {
+    return dtype_bytes((weftDataType_t)c->a->q->type, 1) <= 2;
+}
+
+/* A function's head. Where operands have 16 bits or fewer, formulas find the faster functions of score_functions.cuh
+   before those of math.cuh. */
+static void print_head(struct text *code, const struct cuda_attention *c, const char *name, const char *more) {
+    text_add(code,
+             "template <class P, class T>\nDEVICE T %s(const P &a, i64 batch, i64 head, i32 query, i32 key, T score%s) "
+             "{\n%s",
+             name, more, is_narrow(c) ? "    using score_functions::tanh;\n" : "");
+}
 
 /* Such operands are read one by one, and may be of types below a byte. */
 bool attention_modifies_with(const struct cuda_attention *c, const struct tensor *tensor) {
@@ -107,10 +116,12 @@ void attention_print_modifier(struct kernel_print *print, const struct cuda_atte
     print_constant(print, "HAS_MODIFIER", m->graph != NULL);
     if (!m->graph)
         return;
+    if (is_narrow(c))
+        text_add(&print->constants, "#include \"attention/score_functions.cuh\"\n");
     for (int64_t i = 0; i < m->operands.count; i++)
         print_operand(print, c, i);
     text_add(&print->code, "/* The score modifier. */\n");
-    text_add(&print->code, SIGNATURE, "modified", "");
+    print_head(&print->code, c, "modified", "");
     print_values(&print->code, c, m->output);
     text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->output);
 }
@@ -146,7 +157,7 @@ void attention_print_modifier_gradient(struct kernel_print *print, const struct 
     if (!m->graph)
         return;
     text_add(&print->code, "/* Its gradient. */\n");
-    text_add(&print->code, SIGNATURE, "modified_gradient", ", T gradient");
+    print_head(&print->code, c, "modified_gradient", ", T gradient");
     if (m->gradient_output < 0) {
         print_derived(&print->code, c, m->input);
         return;
@@ -158,6 +169,6 @@ void attention_print_modifier_gradient(struct kernel_print *print, const struct 
 /* i: of the operation's gradients, not of its operands. */
 void attention_print_operand_gradient(struct kernel_print *print, const struct cuda_attention *c, int64_t i) {
     text_add(&print->code, "/* The gradient of an operand of it. */\n");
-    text_add(&print->code, SIGNATURE, "operand_gradient", ", T gradient");
+    print_head(&print->code, c, "operand_gradient", ", T gradient");
     print_derived(&print->code, c, score_modifier_source(&c->a->modifier, i));
 }

@@ -42,6 +42,12 @@ DEVICE void arrive_expecting(u32 barrier, u32 bytes) {
 DEVICE void arrive(u32 barrier, u32 count = 1) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
+/* The same by threads that are told to, without a branch: ptxas may lose sight of warps that stay together by one. */
+DEVICE void arrive_where(u32 barrier, bool arrives) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(barrier),
+                 "r"((u32)arrives)
+                 : "memory");
+}
 /* In the shared memory of block `rank` of the cluster what lies at `address` in this one's. */
 DEVICE u32 peer_address(u32 address, u32 rank) {
     u32 r;

@@ -10,6 +10,7 @@
     FILE(attention_backward_bias, "attention/backward_bias.cuh", "attention/backward_bias.cuh")                        \
     FILE(attention_backward_rows, "attention/backward_rows.cuh", "attention/backward_rows.cuh")                        \
     FILE(attention_backward_sink, "attention/backward_sink.cuh", "attention/backward_sink.cuh")                        \
+    FILE(attention_score_functions, "attention/score_functions.cuh", "attention/score_functions.cuh")                  \
     FILE(attention_slices, "attention/slices.cuh", "attention/slices.cuh")                                             \
     FILE(attention_block_mask, "attention/block_mask.cuh", "attention/block_mask.cuh")                                 \
     FILE(attention_decode, "attention/decode.cuh", "attention/decode.cuh")                                             \

@@ -14,6 +14,8 @@ enum {
     SHARED_MAX = 232448, /* all that a block can have */
     TILES_IN_FLIGHT = 2,
     TILE_BYTES = 32,
+    BIAS_ELEMENT_BYTES = 2,
+    BIAS_STAGES_MOST = 2,
     BARRIER_BYTES = 8,
     SQUARE = 64,            /* keys and columns of V that are turned over together */
     USED_BYTES = 16,        /* how many keys of a stage's values are in use */
@@ -21,6 +23,7 @@ enum {
     UNPARKED_KEYS = 768,    /* so many sum up 1 % too small at most without */
     DECODE_QUERIES = 16,    /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
+    SHORT_KEYS = 256, /* of more the wide tiles make better use of what they load */
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
 
@@ -30,6 +33,7 @@ static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
 static const double FP8_EFFICIENCY = 0.67, FP8_SHALLOW_EFFICIENCY = 0.52;
+static const double SHORT_EFFICIENCY = 0.4;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
@@ -39,23 +43,31 @@ static const struct forward_tile {
     int depth, value_depth; /* most */
     int keys, groups, stages, o_stages, consumer_registers, producer_registers;
     bool ping_pong;
+    int ctas; /* that share a multiprocessor */
 } tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 160, 32, false}, {1, 64, 64, 128, 2, 3, 0, 232, 40, true},
-    {5, 64, 64, 96, 2, 3, 0, 232, 40, true},   {1, 128, 128, 128, 2, 2, 0, 232, 40, true},
-    {5, 128, 128, 96, 2, 2, 0, 232, 40, true}, {1, 192, 128, 128, 2, 2, 1, 232, 40, true},
-    {5, 192, 128, 96, 2, 2, 1, 232, 40, true}, {1, 192, 192, 96, 2, 2, 1, 232, 40, true},
-    {5, 192, 192, 64, 2, 2, 1, 232, 40, true}, {1, 256, 256, 64, 2, 2, 2, 232, 40, true},
-    {5, 256, 256, 48, 2, 2, 2, 232, 40, true}, {5, 256, 256, 32, 2, 2, 2, 232, 40, true},
+    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1}, {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1},
+    {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1},   {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1},
+    {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1}, {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1},
+    {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1}, {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1},
+    {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1}, {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1},
+    {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1}, {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1},
 };
 
 /* Of FP8: the producer's warps turn V over, and take more. Up to 128 values the float sums fit. */
 static const struct forward_tile fp8_tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 152, 56, false}, {1, 64, 64, 128, 2, 4, 0, 216, 72, true},
-    {5, 64, 64, 64, 2, 4, 0, 216, 72, true},   {1, 128, 128, 128, 2, 4, 0, 216, 72, true},
-    {5, 128, 128, 64, 2, 4, 0, 216, 72, true}, {1, 192, 128, 128, 2, 2, 0, 216, 72, true},
-    {5, 192, 128, 64, 2, 4, 0, 216, 72, true}, {0, 192, 192, 128, 2, 2, 0, 216, 72, true},
-    {5, 192, 192, 64, 2, 3, 0, 216, 72, true}, {5, 256, 256, 64, 2, 3, 0, 216, 72, true},
+    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1}, {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1},
+    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1},   {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1},
+    {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1}, {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1},
+    {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1}, {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1},
+    {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1}, {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1},
 };
+
+/* Of short sequences: see CTAS. */
+static const struct forward_tile short_tiles[] = {
+    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3},
+    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2},
+};
+enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
 
 struct forward {
     const struct cuda_attention *c;
@@ -64,6 +76,7 @@ struct forward {
     bool is_fp8;
     int depth, value_depth; /* padded */
     int q_stages, o_stages; /* 2 and 0: O leaves through the Q that is done with */
+    int bias_stages;        /* 0: bias is read from memory, or there is none */
     int64_t tiles, all_tiles, raster_heads;
     bool is_dynamic;
     double seconds;
@@ -173,8 +186,8 @@ static int panels(int depth, const struct tensor *tensor) {
 /* Whether sums of FP8 are promoted: see forward_sm90.cuh. */
 static bool parks_sums(const struct forward *f) { return f->is_fp8 && f->tile->value_depth <= PARKED_DEPTH_MAX; }
 
-/* Q of each group, stages of K and V, O's panels of 16 rows for each warp, the parked sums of FP8, tiles that the
-   scheduler has handed out, barriers. Must agree with forward_sm90.cuh, which is given the number. */
+/* Q of each group, stages of K and V, O's panels of 16 rows for each warp, the parked sums of FP8, boxes of the bias,
+   tiles that the scheduler has handed out, barriers. Must agree with forward_sm90.cuh, which is given the number. */
 static int64_t shared_bytes(const struct forward *f) {
     const struct forward_tile *t = f->tile;
     int64_t q = (int64_t)panels(f->depth, as_read(f->c, f->c->a->q)) * ROW_BYTES * GROUP_QUERIES * t->groups;
@@ -182,9 +195,10 @@ static int64_t shared_bytes(const struct forward *f) {
     int64_t v = dtype_bytes((weftDataType_t)as_read(f->c, f->c->a->v)->type, round_up(f->value_depth, 64) * t->keys);
     int64_t o = (int64_t)4 * t->groups * f->o_stages * 16 * ROW_BYTES;
     int64_t stage = k + v + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
-    int64_t barriers = 2 * f->q_stages * t->groups;
+    int64_t barriers = 2 * (f->q_stages + f->bias_stages) * t->groups;
+    int64_t bias = (int64_t)f->bias_stages * t->groups * GROUP_QUERIES * t->keys * BIAS_ELEMENT_BYTES;
     int64_t sums = parks_sums(f) ? (int64_t)GROUP_QUERIES * t->groups * f->value_depth * (int64_t)sizeof(float) : 0;
-    return f->q_stages * q + t->stages * stage + o + sums + TILES_IN_FLIGHT * t->groups * TILE_BYTES +
+    return f->q_stages * q + t->stages * stage + o + sums + bias + TILES_IN_FLIGHT * t->groups * TILE_BYTES +
            barriers * BARRIER_BYTES;
 }
 
@@ -202,21 +216,26 @@ static int64_t raster_heads(const struct cuda_attention *c) {
 }
 
 static double efficiency(const struct forward *f) {
-    return !f->is_fp8 ? EFFICIENCY : f->value_depth <= 64 ? FP8_SHALLOW_EFFICIENCY : FP8_EFFICIENCY;
+    return f->tile->ctas > 1      ? SHORT_EFFICIENCY
+           : !f->is_fp8           ? EFFICIENCY
+           : f->value_depth <= 64 ? FP8_SHALLOW_EFFICIENCY
+                                  : FP8_EFFICIENCY;
 }
 
-/* By rounds of tiles over all multiprocessors: a started round counts whole. */
+/* By rounds of tiles over all multiprocessors: a started round counts whole. CTAs that share one take turns at products,
+   and begin and end their tiles beside each other. */
 static double predict(const struct forward *f, int64_t multiprocessors) {
     const struct cuda_attention *c = f->c;
     const struct node *node = region_node(c->region, 0);
     double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * efficiency(f);
     double bytes = 0;
     double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
-    double rounds = (double)divide_up(f->all_tiles, multiprocessors);
+    int64_t each = divide_up(f->all_tiles, multiprocessors); /* tiles of a multiprocessor */
     double flops = op_flops(node->op) * attention_seen_share(c) * rows / (double)f->all_tiles; /* of a tile */
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
-    double moving = bytes / (double)c->device->cuda.bandwidth, computing = rounds * (flops / rate + TILE_SECONDS);
+    double moving = bytes / (double)c->device->cuda.bandwidth;
+    double computing = (double)each * flops / rate + (double)divide_up(each, f->tile->ctas) * TILE_SECONDS;
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 
@@ -227,29 +246,79 @@ static bool fits(const struct forward_tile *t, const struct forward *f, int term
            (is_inside || !f->c->a->block_mask);
 }
 
-/* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends. O
-   leaves through Q's room where it has no more panels; else it has some of its own, and Q one buffer instead of two. */
+/* Whether the copy engine can bring the bias in boxes of 64 keys: of 16 bits, one for each query and key, in rows of
+   whole 16 bytes. Stride 0 is no stride to the copy engine. */
+static bool has_boxed_bias(const struct forward *f) {
+    const struct tensor *bias = f->c->a->bias;
+    if (!bias || f->is_fp8 || !f->tile->ping_pong || f->tile->keys % 64 != 0 ||
+        !dtype_is_half((weftDataType_t)bias->type))
+        return false;
+    bool fits = bias->dims.at[2] == f->c->queries && bias->dims.at[3] == f->c->keys &&
+                attention_run(bias) * BIAS_ELEMENT_BYTES == 16;
+    for (int i = 0; i < 3; i++)
+        fits = fits && (bias->dims.at[i] == 1 || bias->strides.at[i] > 0);
+    return fits;
+}
+
+/* As many as there is room for beside the rest. Measured by ... */
+static int bias_stages(struct forward *f) {
+    int stages = has_boxed_bias(f) ? BIAS_STAGES_MOST : 0;
+    for (f->bias_stages = stages; stages > 0 && shared_bytes(f) > SHARED_MAX; f->bias_stages = stages)
+        stages--;
+    return stages;
+}
+
+/* What joins the products, as tiles count it. */
+static int count_terms(const struct attention *a) {
+    return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + 2 * (a->dropout_probability > 0);
+}
+
+/* What follows from the tile. O leaves through Q's room where it has no more panels; else it has some of its own, and Q
+   one buffer instead of two. */
+static void plan_tile(struct forward *f, const struct forward_tile *tile) {
+    const struct cuda_attention *c = f->c;
+    bool fits_q = panels(f->value_depth, f->op->o) <= panels(f->depth, as_read(c, c->a->q));
+    f->tile = tile;
+    f->o_stages = tile->o_stages == 0 && !fits_q ? 1 : tile->o_stages;
+    f->q_stages = f->o_stages == 0 ? 2 : 1;
+    f->bias_stages = bias_stages(f);
+    f->tiles = divide_up(c->queries, GROUP_QUERIES * tile->groups);
+    f->all_tiles = c->batches * c->heads * f->tiles;
+    f->seconds = predict(f, c->device->cuda.multiprocessors);
+}
+
+/* The short tile where it is predicted to take less. Of few tiles none waits for another. */
+static void consider_short_tile(struct forward *f, int terms) {
+    struct forward shorter = *f;
+    int i = 0;
+    if (f->c->keys > SHORT_KEYS || f->all_tiles <= f->c->device->cuda.multiprocessors || f->is_fp8)
+        return;
+    while (i < SHORT_TILE_COUNT && !fits(&short_tiles[i], f, terms))
+        i++;
+    if (i == SHORT_TILE_COUNT)
+        return;
+    plan_tile(&shorter, &short_tiles[i]);
+    if (shorter.seconds < f->seconds)
+        *f = shorter;
+}
+
+/* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends. */
 static weftStatus_t plan_forward(struct forward *f) {
     const struct cuda_attention *c = f->c;
     int64_t multiprocessors = c->device->cuda.multiprocessors;
+    int terms = count_terms(c->a);
     f->is_fp8 = is_fp8(c);
-    f->tile = f->is_fp8 ? fp8_tiles : tiles;
     f->depth = (int)round_up(c->depth, f->is_fp8 ? 32 : 16);
     f->value_depth = (int)round_up(c->value_depth, f->is_fp8 ? 32 : 16);
-    int terms =
-        (c->a->bias != NULL) + (c->a->modifier.graph != NULL) + c->a->alibi + 2 * (c->a->dropout_probability > 0);
-    while (!fits(f->tile, f, terms))
-        f->tile++;
-    bool fits_q = panels(f->value_depth, f->op->o) <= panels(f->depth, as_read(c, c->a->q));
-    f->o_stages = f->tile->o_stages == 0 && !fits_q ? 1 : f->tile->o_stages;
-    f->q_stages = f->o_stages == 0 ? 2 : 1;
-    f->tiles = divide_up(c->queries, GROUP_QUERIES * f->tile->groups);
-    f->all_tiles = c->batches * c->heads * f->tiles;
+    const struct forward_tile *tile = f->is_fp8 ? fp8_tiles : tiles;
+    while (!fits(tile, f, terms))
+        tile++;
+    plan_tile(f, tile);
+    consider_short_tile(f, terms);
     f->raster_heads = raster_heads(c);
     if (f->all_tiles > INT32_MAX / 2)
         return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
-    f->seconds = predict(f, multiprocessors);
-    f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors && f->seconds > DYNAMIC_SECONDS;
+    f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors * f->tile->ctas && f->seconds > DYNAMIC_SECONDS;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -282,6 +351,8 @@ static void print_maps(struct kernel_print *print, const struct forward *f) {
     else
         attention_hopper_print_map(print, f->c, a->v, f->tile->keys, "v_map");
     attention_hopper_print_map(print, f->c, f->op->o, 16, "o_map");
+    if (f->bias_stages)
+        attention_hopper_print_map(print, f->c, a->bias, GROUP_QUERIES, "bias_map");
     attention_hopper_print_entry(print, f->c, a->q, "q");
     attention_hopper_print_entry(print, f->c, a->k, "k");
     attention_hopper_print_entry(print, f->c, a->v, "v");
@@ -301,6 +372,8 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     print_constant(print, "STAGES", t->stages);
     print_constant(print, "Q_STAGES", f->q_stages);
     print_constant(print, "O_STAGES", f->o_stages);
+    print_constant(print, "BIAS_STAGES", f->bias_stages);
+    print_constant(print, "CTAS", f->tile->ctas);
     print_constant(print, "PING_PONG", t->ping_pong);
     print_constant(print, "PARKS_SUMS", parks_sums(f));
     print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
@@ -359,10 +432,10 @@ static void print_products(struct text *code, const struct forward *f) {
     attention_hopper_print_product(code, &values);
 }
 
-/* Persistent: one block on each multiprocessor takes tile after tile. */
+/* Persistent: as many CTAs as there is room for take tile after tile. */
 static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
-    int64_t multiprocessors = f->c->device->cuda.multiprocessors;
+    int64_t slots = f->c->device->cuda.multiprocessors * f->tile->ctas;
     kernel_print_init(&print, f->c->region);
     print_maps(&print, f);
     attention_hopper_print_scores(&print, f->c);
@@ -376,7 +449,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
     TRY(kernel_finish(&print, kernel, "attention/hopper/forward_sm90.cuh", "attention_forward_sm90", arena));
     kernel->shared_bytes = (uint32_t)shared_bytes(f);
     kernel->is_dependent = true;
-    return attention_grid(kernel, f->c, f->all_tiles < multiprocessors ? f->all_tiles : multiprocessors,
+    return attention_grid(kernel, f->c, f->all_tiles < slots ? f->all_tiles : slots,
                           (f->tile->groups + 1) * WARPGROUP / 32);
 }
 

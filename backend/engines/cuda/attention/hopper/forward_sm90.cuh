@@ -7,6 +7,8 @@
              consumer      |S 3|  softmax 3  |S 2, O 3|  softmax 2  |S 1, O 2|...   O b: adds P V of block b
              The last step of a tile also makes the first scores of the next one: tensor cores see no end of a tile.
              Q and the tile's coordinates: Q_STAGES of q_full, q_empty for each consumer
+   CTAS      blocks of one multiprocessor. Short sequences are tiles of few steps: several at once hide how each begins
+             and ends
    PING_PONG two consumers issue products in turn, and one's softmax runs under the other's products. Without it, each
              passes over blocks that its own queries do not see
    Memory    Q_STAGES of Q, STAGES of K and V, staging of O where it cannot leave through a Q, tiles, barriers
@@ -16,7 +18,9 @@
              HAS_BLOCK_MASK: blocks of keys in tiles that do not take part are never loaded
    Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
              for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
-   Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural
+   Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural.
+             BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded by a warp of its own,
+             so that K and V never wait for a bias to be read; else elements are read from memory
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
@@ -25,7 +29,7 @@
              host widens them
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
-             CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs;
+             BIAS_STAGES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs;
              printed entries of q, k, v and o; printed products: multiply_scores(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv; promotion costs FP8 5 to 9 %
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
@@ -46,16 +50,19 @@ constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL, V_BY
 constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
 constexpr u32 K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 constexpr u32 SUMS_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL;
-constexpr u32 TILES_AT = SUMS_AT + (PARKS_SUMS ? BLOCK_Q * HEAD_V * 4 : 0), TILE_BYTES = 32;
+constexpr u32 BIAS_PANEL = GROUP_Q * ROW_BYTES, BIAS_BYTES = BLOCK_K / 64 * BIAS_PANEL; /* of a consumer */
+constexpr u32 BIAS_AT = SUMS_AT + (PARKS_SUMS ? BLOCK_Q * HEAD_V * 4 : 0);
+constexpr u32 TILES_AT = BIAS_AT + BIAS_STAGES * GROUPS * BIAS_BYTES, TILE_BYTES = 32;
 constexpr u32 USED_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, USED_BYTES = IS_FP8 ? 16 : 0;
-constexpr u32 BARRIERS_AT = USED_AT + STAGES * USED_BYTES;
-constexpr u32 KV_BARRIERS = IS_FP8 ? 5 : 4, BARRIERS = KV_BARRIERS * STAGES + 2 * Q_STAGES * GROUPS;
+constexpr u32 BARRIERS_AT = USED_AT + STAGES * USED_BYTES, KV_BARRIERS = IS_FP8 ? 5 : 4;
+constexpr u32 BIAS_BARRIERS_AT = BARRIERS_AT + (KV_BARRIERS * STAGES + 2 * Q_STAGES * GROUPS) * 8;
+constexpr u32 BARRIERS = KV_BARRIERS * STAGES + 2 * (Q_STAGES + BIAS_STAGES) * GROUPS;
 
 /* ---- What this kernel demands ---- */
 
 static_assert(BARRIERS_AT + BARRIERS * 8 == SHARED_BYTES && SHARED_BYTES <= 232448,
               "the host asks for as much; 227 KB is all a block can have");
-static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8),
+static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= (GROUPS + 1) * (65536 / CTAS / THREADS / 8 * 8),
               "growing beyond what the launch gave would hang");
 static_assert(BLOCK_K % STEP == 0 && HEAD_QK % STEP == 0 && HEAD_V % STEP == 0, "products go by 16, or 32");
 static_assert(!IS_FP8 || BLOCK_K % 64 == 0, "V is turned over in squares");
@@ -64,6 +71,8 @@ static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && O_PANELS <= QK_PANELS : Q_ST
 static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
 static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K == 0),
               "a block lies in one of its tiles");
+static_assert(BIAS_STAGES == 0 || (PING_PONG && BLOCK_K % 64 == 0 && !IS_FP8 && sizeof(bias_t) == 2),
+              "both consumers take the blocks of a tile, whose bias has whole panels; the warps that load it are free");
 
 constexpr bool HAS_HEAD_SCALES = Q_SCALES == 1 || K_SCALES == 1;
 constexpr i32 PROMOTED_BLOCKS = 768 / BLOCK_K; /* whose products one accumulator of FP8 sums */
@@ -93,9 +102,16 @@ DEVICE u32 q_full(u32 stage, u32 group) { return barrier_at(KV_BARRIERS * STAGES
 DEVICE u32 q_empty(u32 stage, u32 group) {
     return barrier_at(KV_BARRIERS * STAGES + (Q_STAGES + stage) * GROUPS + group);
 }
+DEVICE u32 bias_full(u32 stage, u32 group) {
+    return shared_address(s_memory) + BIAS_BARRIERS_AT + (stage * GROUPS + group) * 8;
+}
+DEVICE u32 bias_empty(u32 stage, u32 group) { return bias_full(BIAS_STAGES + stage, group); }
 DEVICE u32 q_at(u32 stage) { return shared_address(s_memory) + stage * Q_BYTES; }
 DEVICE u32 k_at(u32 stage) { return shared_address(s_memory) + K_AT + stage * K_BYTES; }
 DEVICE u32 v_at(u32 stage) { return shared_address(s_memory) + V_AT + stage * V_BYTES; }
+DEVICE u32 bias_at(u32 stage, u32 group) {
+    return shared_address(s_memory) + BIAS_AT + (stage * GROUPS + group) * BIAS_BYTES;
+}
 DEVICE u32 tile_at(u32 parity, u32 group) {
     return shared_address(s_memory) + TILES_AT + (parity * GROUPS + group) * TILE_BYTES;
 }
@@ -210,6 +226,28 @@ DEVICE void load_tiles(const arguments &a) {
         end_values(v);
 }
 
+/* The bias of a consumer's queries, by one thread, which learns of tiles as the consumer does. A tile's place is not
+   written anew before: the consumer needs what is loaded here to be done with the tile. */
+template <class P> DEVICE void load_biases(const P &a, u32 group) {
+    cursor<Q_STAGES> q;
+    cursor<BIAS_STAGES> at;
+    for (u32 parity = 0;; q.advance(), parity ^= 1) {
+        wait(q_full(q.stage, group), q.phase);
+        const tile t = read_tile(tile_at(parity, group));
+        if (t.blocks.last == 0)
+            break;
+        for (i32 block = t.blocks.last - 1; block >= t.blocks.first; block = block_below(a, t, block), at.advance()) {
+            const u32 full = bias_full(at.stage, group);
+            wait(bias_empty(at.stage, group), at.phase ^ 1);
+            arrive_expecting(full, BIAS_BYTES);
+#pragma unroll
+            for (int i = 0; i < BLOCK_K / 64; ++i)
+                load_box(bias_at(at.stage, group) + i * BIAS_PANEL, a.bias_map, full, block * BLOCK_K + i * 64,
+                         t.row + (i32)group * GROUP_Q, a.bias_head ? t.head : 0, a.bias_batch ? t.batch : 0);
+        }
+    }
+}
+
 /* ---- Consumers ---- */
 
 /* The low words of the operands' descriptors, to which multiples of 16 bytes may be added. MN-major: panels of 64
@@ -223,6 +261,7 @@ struct consumer {
     cursor<STAGES> block; /* the next block, whose scores are not made yet */
     cursor<Q_STAGES> q;   /* the next tile */
     u32 parity;           /* of the next tile */
+    cursor<BIAS_STAGES ? BIAS_STAGES : 1> bias; /* the next block's */
     largest amax;
     scores s;
     weights p;
@@ -323,9 +362,29 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     sync_threads(VALUES_CLEARED + c.group, 128);
 }
 
+/* A consumer's bias of a block: pairs of neighbouring keys, in the order of the scores. */
+using bias_pairs = u32[BIAS_STAGES ? BLOCK_K / 4 : 1];
+DEVICE void take_bias(bias_pairs &pairs, consumer &c) {
+    const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
+    wait(bias_full(c.bias.stage, c.group), c.bias.phase);
+#pragma unroll
+    for (int i = 0; BIAS_STAGES && i < BLOCK_K / 16; ++i) {
+        u32 four[4];
+        load_matrices(four, bias_at(c.bias.stage, c.group) + i / 4 * BIAS_PANEL + row * ROW_BYTES +
+                                ((i % 4 * 2 + lane / 16) ^ row % 8) * 16);
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            pairs[4 * i + k] = four[k];
+    }
+    publish_to_async_proxy(); /* what is read before a copy overwrites it */
+    arrive_where(bias_empty(c.bias.stage, c.group), lane == 0);
+    c.bias.advance();
+}
+
 /* Products become natural scores. What is beyond the tensors reads the last element, and is masked afterwards. */
 template <class P>
-DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32 block, float slope) {
+DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32 block, float slope,
+                      const bias_pairs &pairs) {
     const float scale = score_scale_of(a, t.batch, t.head);
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2), last_key = (i32)a.keys - 1;
 #pragma unroll
@@ -337,12 +396,14 @@ DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32
 #pragma unroll
         for (int j = 0; j < BLOCK_K / 8; ++j) {
             float pair[2];
-            if constexpr (BIAS != 0 && BIAS_IS_PAIR)
+            if constexpr (BIAS_STAGES > 0)
+                unpack_bias(pair, pairs[2 * j + h]);
+            else if constexpr (BIAS != 0 && BIAS_IS_PAIR)
                 load_bias_pair(pair, a, bias + min(column + 8 * j, last_key - 1));
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const i32 key = min(column + 8 * j + e, last_key);
-                if constexpr (BIAS != 0 && !BIAS_IS_PAIR)
+                if constexpr (BIAS != 0 && !BIAS_IS_PAIR && BIAS_STAGES == 0)
                     pair[e] = bias_at<false>(a, bias, key);
                 float &x = s[4 * j + 2 * h + e];
                 x = score_of(a, t.batch, t.head, query, key, x * scale, pair[e]);
@@ -477,8 +538,12 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
 #pragma unroll 1
         for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
             release(k_empty(c.block.before().stage));
-            if constexpr (HAS_TERMS)
-                add_terms(c.s, a, t, first_query, block, slope);
+            if constexpr (HAS_TERMS) {
+                bias_pairs pairs = {};
+                if constexpr (BIAS_STAGES > 0)
+                    take_bias(pairs, c);
+                add_terms(c.s, a, t, first_query, block, slope, pairs);
+            }
             if (is_masked(b, first_query, block))
                 mask(c.s, b, first_query, block, hidden_score);
             mma_wait<0>();
@@ -566,10 +631,15 @@ DEVICE void init_barriers() {
             barrier_init(q_full(i, group), 1);
             barrier_init(q_empty(i, group), 4);
         }
+    for (u32 i = 0; i < BIAS_STAGES; ++i)
+        for (u32 group = 0; group < GROUPS; ++group) {
+            barrier_init(bias_full(i, group), 1);
+            barrier_init(bias_empty(i, group), 4);
+        }
     barrier_init_fence();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward_sm90(const __grid_constant__ arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) attention_forward_sm90(const __grid_constant__ arguments a) {
     if (threadIdx.x == 0) {
         prefetch_map(a.q_map);
         prefetch_map(a.k_map);
@@ -586,6 +656,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward_sm90(
             load_tiles(a);
         if (IS_FP8 && warp > 0)
             transpose_values(warp - 1);
+        if constexpr (BIAS_STAGES > 0)
+            if (warp > 0 && warp <= GROUPS && elect_one())
+                load_biases(a, warp - 1);
     } else {
         grow_registers<CONSUMER_REGISTERS>();
         multiply_tiles(a, warp / 4 - 1);

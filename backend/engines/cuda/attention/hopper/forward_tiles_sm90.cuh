@@ -138,7 +138,12 @@ DEVICE void send_tile(u32 address, const tile &t) {
     store_words(address, words{{(u32)t.row, (u32)t.head, (u32)t.batch, (u32)t.queries}});
     store_words(address + 16, words{{(u32)t.blocks.first, (u32)t.blocks.last, (u32)t.keys, (u32)t.o_place}});
 }
-/* The shuffles tell the compiler: one number per warp. */
+DEVICE tile read_tile(u32 address) {
+    const words a = load_words(address), b = load_words(address + 16);
+    return tile{(i32)a.at[0],           (i32)a.at[1], (i32)a.at[2], {(i32)b.at[0], (i32)b.at[1]}, (i32)a.at[3],
+                (i32)b.at[2], (i32)b.at[3]};
+}
+/* The same by a whole warp. The shuffles tell the compiler: one number per warp. */
 DEVICE i32 uniform(u32 x) { return (i32)__shfl_sync(~0u, x, 0); }
 DEVICE tile receive_tile(u32 address) {
     const words a = load_words(address), b = load_words(address + 16);

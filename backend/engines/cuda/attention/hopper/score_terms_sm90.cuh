@@ -41,6 +41,13 @@ template <bool ROW_IS_KEY, class P> DEVICE float bias_at(const P &a, bias_offset
     else
         return 0.0f;
 }
+/* Two halves of a word. */
+template <class T = bias_t> DEVICE void unpack_bias(float (&pair)[2], u32 word) {
+    if constexpr (sizeof(T) == 2) {
+        pair[0] = to_float(T{(u16)word});
+        pair[1] = to_float(T{(u16)(word >> 16)});
+    }
+}
 /* Of two neighbouring keys: an even one and the next; both are there. */
 template <class P> DEVICE void load_bias_pair(float (&pair)[2], const P &a, bias_offset offset) {
     if constexpr (BIAS != 0 && BIAS_IS_PAIR) {
