@@ -47,7 +47,8 @@ static const struct backward_tile {
     bool has_slopes;
     int head, value_head, block_pass, stages, second_stages, consumer_registers, producer_registers;
 } tiles[] = {
-    {MAKES_ALL, false, 64, 64, 128, 3, 3, 216, 72},       {MAKES_ALL, false, 128, 128, 64, 3, 3, 208, 88},
+    {MAKES_ALL, false, 64, 64, 128, 3, 3, 216, 72},       {MAKES_ALL, true, 64, 64, 64, 3, 3, 216, 72},
+    {MAKES_ALL, false, 128, 128, 64, 3, 3, 208, 88},      {MAKES_ALL, true, 128, 128, 64, 3, 3, 216, 72},
     {MAKES_KEYS, false, 64, 64, 128, 4, 4, 240, 24},      {MAKES_KEYS, true, 64, 64, 64, 4, 4, 240, 24},
     {MAKES_KEYS, true, 128, 128, 64, 4, 4, 240, 24},      {MAKES_KEYS, false, 192, 128, 64, 3, 3, 240, 24},
     {MAKES_DK, true, 64, 64, 64, 4, 4, 240, 24},          {MAKES_DK, true, 128, 128, 64, 4, 4, 240, 24},

@@ -72,7 +72,7 @@ constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES,
 /* ---- What this kernel demands ---- */
 
 static_assert(BLOCK_OWN == 128 && BLOCK_PASS % 64 == 0 && HEAD % 64 == 0 && VALUE_HEAD % 64 == 0, "panels of 64 rows");
-static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS == 2), "warpgroup 0 has registers for two parts, in turn");
+static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS <= 2), "warpgroup 0 has registers for two parts, in turn");
 static_assert(!HAS_SUMS || (MAKES_FIRST && MAKES_SECOND && STAGES == SECOND_STAGES), "it follows one count of stages");
 static_assert(SECOND_STAGES == STAGES || !MAKES_SECOND, "else they are read to the end of a step");
 static_assert(MAKES_FIRST || HEAD >= VALUE_HEAD, "dV leaves through own K");
