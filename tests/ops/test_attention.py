@@ -269,6 +269,23 @@ def test_a_bias_in_boxes(name: str, depth: int, dtype: str) -> None:
     check_both(case, inputs, dtype)
 
 
+# More tiles than multiprocessors: of short sequences several share one.
+SHORT = {
+    "of one tile": Case(rows=64, columns=64),
+    "of odd sizes": Case(rows=63, columns=65, seq_len_q=[63, 5], seq_len_kv=[9, 65], sink=True),
+    "of more keys": Case(rows=70, columns=150, right=0),
+    "in a window": Case(rows=129, columns=256, left=70, right=9, alignment=BOTTOM_RIGHT),
+}
+
+
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("name", SHORT)
+def test_short_sequences_of_many_heads(name: str, depth: int) -> None:
+    heads = (72, 36, 36)
+    case = replace(SHORT[name], heads=heads, depth=depth, value_depth=depth, scale=0.1)
+    check_both(case, case.inputs("bf16"), "bf16")
+
+
 def check_both(case: Case, inputs: dict[str, Any], dtype: str) -> None:
     """Forward and backward of operands of 16 bits."""
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
