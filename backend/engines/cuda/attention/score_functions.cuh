@@ -9,8 +9,8 @@ namespace weft::score_functions {
 
 DEVICE float tanh(float x) {
     const float y = -at_least(-at_least(x, -7.0f), -7.0f), z = y * y;
-    const float numerator = fmaf(fmaf(fmaf(3.92765241e-6f, z, 2.2766043e-3f), z, 0.123018652f), z, 0.999995768f) * y;
-    const float denominator = fmaf(fmaf(fmaf(1.42302437e-4f, z, 2.10706592e-2f), z, 0.456337333f), z, 1.0f);
+    const float numerator = fmaf(fmaf(fmaf(0.0276007392f, z, 15.9983521f), z, 864.487366f), z, 7027.25684f) * y;
+    const float denominator = fmaf(fmaf(z + 148.069565f, z, 3206.81348f), z, 7027.28662f);
     return numerator * reciprocal_approx(denominator);
 }
 DEVICE double tanh(double x) { return weft::tanh(x); }

@@ -16,13 +16,14 @@ enum {
     ROWS_THREADS = 256,
     SINK_THREADS = 256,
     SUMS_THREADS = 128,
-    PART_BYTES = 64 * 64 * 4, /* of dQ */
-    BLOCKS_PER_SET = 128,     /* about one for each multiprocessor */
-    HEADS_PER_PART = 4,       /* that share a head of keys: blocks of unequal length drift apart among more, and L2 does
+    PART_ROWS = 64, /* of dQ, and columns */
+    PART_BYTES = PART_ROWS * PART_ROWS * 4,
+    BLOCKS_PER_SET = 128, /* about one for each multiprocessor */
+    HEADS_PER_PART = 4,   /* that share a head of keys: blocks of unequal length drift apart among more, and L2 does
                                  not hold the sums of all: 8 of 8192 took 6.3 ms, 4 of them take 4.6 (H100) */
-    STEPS_PER_PART = 16,      /* fewer steps of a block are not split to occupy more multiprocessors */
-    DEPTH_OF_BOTH = 128,      /* up to which registers hold dK and dV beside dropout of f16, or with a bias or mask */
-    DEPTH_OF_MASK = 192,      /* up to which registers hold dK beside where ragged entries and block masks are */
+    STEPS_PER_PART = 16,  /* fewer steps of a block are not split to occupy more multiprocessors */
+    DEPTH_OF_BOTH = 128,  /* up to which registers hold dK and dV beside dropout of f16, or with a bias or mask */
+    DEPTH_OF_MASK = 192,  /* up to which registers hold dK beside where ragged entries and block masks are */
 };
 
 static const double PRODUCTS_PER_CLOCK = 2048, EFFICIENCY = 0.55, START_SECONDS = 3e-6;
@@ -82,6 +83,7 @@ struct backward {
     const struct backward_tile *passes[PASSES_MAX];
     int pass_count;
     bool has_sums, has_slopes;
+    bool stores_queries; /* has_sums: each query sees the keys of one block, and nothing is added */
     int head, value_head, block_q;
     int64_t q_blocks, tiles; /* tiles: blocks of queries of all heads */
     int64_t key_blocks;
@@ -211,8 +213,11 @@ static weftStatus_t check_ragged(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Queries that fill half of a step are a whole one of the tile with steps half as long. */
 static bool fits(const struct backward_tile *t, const struct backward *b) {
-    return t->has_slopes >= b->has_slopes && t->head >= b->c->depth && t->value_head >= b->c->value_depth;
+    bool is_half_empty = t->makes == MAKES_ALL && t->block_pass > 64 && b->c->queries <= 64;
+    return !is_half_empty && t->has_slopes >= b->has_slopes && t->head >= b->c->depth &&
+           t->value_head >= b->c->value_depth;
 }
 
 /* NULL: there is none. The first that has room is the best one: rows are ordered by heads. */
@@ -313,6 +318,15 @@ static weftStatus_t check_amax(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Whether one block of keys is all that a query sees, and each query sees some: blocks that nobody sees are not made. */
+static bool is_one_block(const struct cuda_attention *c) {
+    const struct attention *a = c->a;
+    bool has_lengths = a->seq_len_q || a->seq_len_kv || a->cu_seq_len_q || a->cu_seq_len_kv || attention_is_ragged(c);
+    bool sees_first_key = a->alignment == WEFT_DIAGONAL_TOP_LEFT || c->keys >= c->queries;
+    return c->keys <= BLOCK_OWN && !has_lengths && !a->block_mask && a->left_bound == ATTENTION_UNBOUNDED &&
+           a->right_bound >= 0 && sees_first_key;
+}
+
 /* Statistics lie by blocks of queries, whose height the first pass decides: its passing side, or its own where it makes
    dQ. */
 static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool has_sums) {
@@ -332,6 +346,7 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
     b->q_blocks = divide_up(c->queries, b->block_q);
     b->tiles = c->batches * c->heads * b->q_blocks;
     b->key_blocks = divide_up(c->keys, BLOCK_OWN);
+    b->stores_queries = has_sums && !b->is_fp8 && is_one_block(c);
     return check_ragged(b);
 }
 
@@ -339,7 +354,10 @@ static weftStatus_t plan_backward(struct backward *b, const struct cuda_attentio
 
 /* Two floats for each query: what exponentials are taken around, and the sum of dO * O. */
 static int64_t statistics_bytes(const struct backward *b) { return round_up(b->tiles * 2 * b->block_q * 4, 64); }
-static int64_t sums_bytes(const struct backward *b) { return b->has_sums ? b->tiles * b->block_q * b->head * 4 : 0; }
+static bool adds_queries(const struct backward *b) { return b->has_sums && !b->stores_queries; }
+static int64_t sums_bytes(const struct backward *b) {
+    return adds_queries(b) ? b->tiles * b->block_q * b->head * 4 : 0;
+}
 
 static int64_t own_heads(const struct cuda_attention *c, enum makes makes) {
     return makes == MAKES_QUERIES ? c->heads : makes == MAKES_DV ? c->value_heads : c->key_heads;
@@ -419,12 +437,11 @@ static void print_shared(struct kernel_print *print, const struct backward *b) {
     attention_hopper_print_scores(print, b->c);
     print_type(print, "in_t", b->type);
     print_constant(print, "IS_BF16", b->type == WEFT_DATA_BFLOAT16);
-    print_constant(print, "HAS_SUMS", b->has_sums);
     print_constant(print, "HEAD", b->head);
     print_constant(print, "VALUE_HEAD", b->value_head);
     print_constant(print, "BLOCK_Q", b->block_q);
     print_scratch(print, "float", 0, "statistics");
-    if (b->has_sums)
+    if (adds_queries(b))
         print_scratch(print, "float", statistics_bytes(b), "dq_sum");
 }
 
@@ -434,6 +451,7 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
     text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
     print_shared(&print, b);
     print_fp8(&print, b, false);
+    print_constant(&print, "HAS_SUMS", adds_queries(b));
     print_constant(&print, "THREADS", ROWS_THREADS);
     print_divisor(&print, b->q_blocks, "q_blocks");
     print_divisor(&print, b->c->heads, "heads");
@@ -579,6 +597,8 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
     for (int i = 0; i < BOXES; i++)
         if (!lacks[i])
             attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
+    if (b->stores_queries)
+        attention_hopper_print_map(print, c, b->op->dq, PART_ROWS, "dq_map");
     for (int i = 0; i < BOXES; i++)
         if (!lacks[i])
             attention_hopper_print_entry(print, c, boxes[i].tensor, boxes[i].entry);
@@ -683,6 +703,8 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_tile(&print, b, t);
     print_fp8(&print, b, t == first_of_ds(b));
     print_results(&print, b, t);
+    print_constant(&print, "HAS_SUMS", b->has_sums);
+    print_constant(&print, "STORES_QUERIES", b->stores_queries);
     print_constant(&print, "HAS_SLOPES", b->has_slopes);
     attention_hopper_print_terms(&print, c);
     attention_print_modifier_gradient(&print, c);
@@ -742,7 +764,7 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
     TRY(build_rows(&b, &state->kernels[state->count++], arena));
     for (int i = 0; i < b.pass_count; i++)
         TRY(build_pass(&b, b.passes[i], &state->kernels[state->count++], arena));
-    if (has_sums)
+    if (adds_queries(&b))
         TRY(build_queries(&b, &state->kernels[state->count++], arena));
     for (int i = 0; i < b.pass_count; i++)
         TRY(build_parts(&b, b.passes[i], state, arena));

@@ -5,8 +5,9 @@
              dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key
    Sides     a block owns rows of one side and steps through blocks of the other, which pass: OWN_IS_KEY makes dK and dV
              of own K and V from Q and dO that pass, else dQ of own Q and dO from K and V that pass. Both look alike:
-             `first` is the side of Q and K, `second` that of V and dO. HAS_SUMS: blocks that own keys add dQ to float
-             sums in L2, too, so that S and dP are made once
+             `first` is the side of Q and K, `second` that of V and dO. HAS_SUMS: blocks that own keys make dQ, too, so
+             that S and dP are made once, and add it to float sums in L2. STORES_QUERIES: one block owns all keys that a
+             query sees, and stores its dQ
    Tile      BLOCK_OWN own rows, of which each consumer has half, and BLOCK_PASS that pass
              MAKES_FIRST, MAKES_SECOND: dK, or dQ, and dV. One alone where registers hold one, or where K and V have
              other numbers of heads: then own K of dV, or own V of dK, may be another one from head to head of queries
@@ -31,7 +32,7 @@
              leave from registers, in any type
              HAS_AGAIN: rows that pass come twice, as S wants them and as the gradient of `first` does (MXFP8)
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
-   Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS
+   Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS STORES_QUERIES HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS
              BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES
              HAS_PARTS HAS_AGAIN MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks and dropout; printed entries of the
              maps; printed products: multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
@@ -380,6 +381,26 @@ DEVICE void multiply_part(float (&dq)[32], u32 base, u32 slot, int part) {
     mma_commit();
 }
 
+/* STORES_QUERIES: rows of the gradient's type, of which 64 columns from `column` on. */
+DEVICE void store_part_of_queries(const float (&dq)[32], float scale, u32 s_part, const tensor_map &map, i32 column,
+                                  i32 row, i32 head, i32 batch) {
+    const u32 lane = lane_index(), to = s_part + (16 * warp_index() + lane % 16) * 128;
+#pragma unroll
+    for (int c = 0; c < 8; c += 2) {
+        const float *const x = dq + 4 * c;
+        const u32 four[4] = {
+            rounded_pair<in_t>(x[0] * scale, x[1] * scale), rounded_pair<in_t>(x[2] * scale, x[3] * scale),
+            rounded_pair<in_t>(x[4] * scale, x[5] * scale), rounded_pair<in_t>(x[6] * scale, x[7] * scale)};
+        store_matrices(to + ((c + lane / 16) ^ (lane & 7)) * 16, four);
+    }
+    publish_to_async_proxy();
+    sync_threads(PART_STAGED, 128);
+    if (threadIdx.x != 0)
+        return;
+    store_box(map, s_part, column, row, head, batch);
+    commit_stores();
+}
+
 /* In the order of accumulators: 8 columns, thread, 4. */
 DEVICE void add_part(const float (&dq)[32], u32 s_part, float *sum) {
 #pragma unroll
@@ -398,6 +419,7 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
     const barriers b(base);
     cursor at(p, w);
     float dq[32];
+    [[maybe_unused]] const float scale = STORES_QUERIES ? scale_of(p) : 1.0f;
     if (threadIdx.x == 0 && w.steps > 0)
         load_first_steps(p, w, base, b);
     __syncwarp();
@@ -423,8 +445,12 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
             fence_registers(dq);
             if (part == PARTS - 1 && lane_index() == 0)
                 arrive(b.ds_empty + 8 * slot);
-            add_part(dq, base + DQ + staged * PART_BYTES,
-                     p.dq_sum + (q_tile(p, w.batch, at.head, at.block) * PARTS + part) * (PART_BYTES / 4));
+            if constexpr (STORES_QUERIES)
+                store_part_of_queries(dq, scale, base + DQ + staged * PART_BYTES, p.dq_map, part % PANELS * 64,
+                                      at.block * BLOCK_PASS + part / PANELS * 64, at.head, w.batch);
+            else
+                add_part(dq, base + DQ + staged * PART_BYTES,
+                         p.dq_sum + (q_tile(p, w.batch, at.head, at.block) * PARTS + part) * (PART_BYTES / 4));
         }
         at.advance(p, w, i + 1 == w.steps);
         if (++stage == STAGES)
