@@ -57,7 +57,7 @@ def test_what_weft_leaves_falls_through_with_a_reason() -> None:
         "aten::native_layer_norm": {
             "layer_norm: the input is not contiguous. Give input.contiguous().": 1
         },
-        "aten::_softmax": {"softmax: a tensor without elements.": 1},
+        "aten::_softmax": {"served": 1},
     }
 
 
@@ -68,7 +68,7 @@ def test_other_operators_are_left_alone() -> None:
 
 
 def test_names_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no operator is named 'convolution'\. Use some of conv, "):
+    with pytest.raises(ValueError, match=r"no operator is named 'convolution'\. Use some of .*conv, "):
         weft_torch.enable(["convolution"])
     with pytest.raises(ValueError, match=r"where has 'tpu'\. Use 'cpu' and 'cuda'\."):
         weft_torch.enable(where=["tpu"])

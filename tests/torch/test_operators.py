@@ -135,6 +135,22 @@ def test_threads_share_a_plan() -> None:
     assert wrong == []
 
 
+def test_without_elements_nothing_is_computed() -> None:
+    x, w = normal(0, 3, 5, 5), normal(4, 3, 3, 3)
+    y = weft.conv(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    assert y.shape == (0, 4, 3, 3)
+    dx, dw = torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    assert dx.shape == x.shape
+    assert not dw.any()
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = normal(2, 3)
+    (dx,) = torch.autograd.grad(weft.softmax(x, 1, False)[0, 0], x, create_graph=True)
+    with pytest.raises(Exception, match="softmax_backward: it has no gradient of its own"):
+        torch.autograd.grad(dx.sum(), x)
+
+
 def test_a_refusal_is_said() -> None:
     with pytest.raises(Exception, match="layer_norm: the input is not contiguous"):
         weft.layer_norm(normal(4, 3, grad=False).t(), [4], None, None, 1e-5)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.torch import operators
 from weft.torch.enable import Enabled, enable
 from weft.torch.ops import OPERATORS
 from weft.torch.plans import cache_info, clear_cache
 
-__all__ = ["OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "enable", "explain"]
+__all__ = ["OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "enable", "explain", "operators"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from weft.errors import WeftError
-from weft.torch.ops import OPERATORS, Operator
+from weft.torch.ops import OPERATORS, PLACES, Operator, StandIn
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -18,15 +19,16 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 class Enabled:
     """What enable() returns: a context, and a report of what was served."""
 
-    def __init__(self, operators: Sequence[Operator], keys: Sequence[str]) -> None:
+    def __init__(self, operators: Sequence[Operator], places: Sequence[str]) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._library: Any = torch.library.Library("aten", "IMPL")
         for operator in operators:
-            for key in keys:
-                if key.lower() in operator.places:
-                    self._put(operator, key)
+            sources: list[Operator | StandIn] = [operator, *operator.stand_ins]
+            for each, place in itertools.product(sources, places):
+                if place in each.places:
+                    self._put(each, each.key + place.upper())
 
-    def _put(self, operator: Operator, key: str) -> None:
+    def _put(self, operator: Operator | StandIn, key: str) -> None:
         name = operator.twin._schema.name
         own = torch.library.get_kernel(operator.twin, key)
         serve = _server(operator, own, self._counts)
@@ -55,7 +57,7 @@ class Enabled:
         self.disable()
 
 
-def _server(operator: Operator, own: Any, counts: Counter[tuple[str, str]]) -> Callable[..., Any]:
+def _server(operator: Operator | StandIn, own: Any, counts: Counter[tuple[str, str]]) -> Callable[..., Any]:
     """What stands for one of torch's operators on one device."""
     name = operator.twin._schema.name
 
@@ -98,8 +100,8 @@ def enable(ops: Sequence[str] | None = None, where: Sequence[str] = ("cpu", "cud
     unknown = [name for name in ops or () if name not in OPERATORS]
     if unknown:
         raise ValueError(f"enable: no operator is named {unknown[0]!r}. Use some of {', '.join(OPERATORS)}.")
-    places = [place for place in where if place not in ("cpu", "cuda")]
-    if places:
-        raise ValueError(f"enable: where has {places[0]!r}. Use 'cpu' and 'cuda'.")
-    keys = [p.upper() for p in where if p == "cpu" or torch.cuda.is_available()]
-    return Enabled([OPERATORS[name] for name in (OPERATORS if ops is None else ops)], keys)
+    strange = [place for place in where if place not in PLACES]
+    if strange:
+        raise ValueError(f"enable: where has {strange[0]!r}. Use 'cpu' and 'cuda'.")
+    places = [p for p in where if p == "cpu" or torch.cuda.is_available()]
+    return Enabled([OPERATORS[name] for name in (OPERATORS if ops is None else ops)], places)

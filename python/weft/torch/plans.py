@@ -94,6 +94,26 @@ class Result(NamedTuple):
     dtype: torch.dtype
 
 
+def _results_of(outputs: Sequence[Any]) -> list[Result | None]:
+    return [
+        None if out is None else Result(tuple(out.shape), tuple(out.stride()), out.dtype) for out in outputs
+    ]
+
+
+class Empty:
+    """An operator on tensors without elements: launches nothing."""
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self._results = _results_of(outputs)
+
+    def __call__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[Any]:
+        """The results, of zeros where they have elements."""
+        return [
+            None if r is None else torch.empty_strided(*r[:2], dtype=r.dtype, device=device).zero_()
+            for r in self._results
+        ]
+
+
 class Prepared:
     """An operator on tensors of one kind, ready to run on any such tensors."""
 
@@ -102,10 +122,7 @@ class Prepared:
         slots = {plan.index[end.get_uid()]: at for end, at in ends}
         self._inputs = [(slot, at) for slot, at in slots.items() if at >= 0]
         self._outputs = [(slot, ~at) for slot, at in slots.items() if at < 0]
-        self._results = [
-            None if out is None else Result(tuple(out.shape), tuple(out.stride()), out.dtype)
-            for out in outputs
-        ]
+        self._results = _results_of(outputs)
         self._ordinal = plan.ordinal if plan.device is device_kind.CUDA else None
 
     def __call__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[Any]:
@@ -125,8 +142,10 @@ class Prepared:
         return made
 
 
+Ready = Prepared | Empty
+
 _lock = threading.Lock()
-_plans: OrderedDict[Any, Prepared | WeftError] = OrderedDict()
+_plans: OrderedDict[Any, Ready | WeftError] = OrderedDict()
 _counts = {"hits": 0, "misses": 0}
 
 
@@ -170,7 +189,7 @@ def _touch(key: Any) -> None:
         _plans.move_to_end(key)
 
 
-def _add(key: Any, make: Callable[[], Prepared]) -> Prepared | WeftError:
+def _add(key: Any, make: Callable[[], Ready]) -> Ready | WeftError:
     """Builds a plan, once where several threads ask, and remembers it or the refusal."""
     with _lock:
         found = _plans.get(key)
@@ -198,16 +217,16 @@ def _unwanted(value: torch.Tensor) -> tuple[numerical_note, ...]:
     return (*((_NARROWED,) if not flags.allow_tf32 else ()), *((_UNORDERED,) if is_ordered else ()))
 
 
-def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any]) -> Prepared:
+def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any]) -> Ready:
     # An argument is known by its object: each is one of its own, also where a caller gives one tensor twice.
     arguments = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     device = tensors[0].device
     if any(each.device != device for each in tensors):
         raise NotSupportedError(f"{name}: tensors of several devices. Move them to one.")
-    if any(each.numel() == 0 for each in tensors):
-        raise NotSupportedError(f"{name}: a tensor without elements.")
     outputs = expected_of(expected, arguments)
+    if any(each.numel() == 0 for each in tensors if each.is_floating_point()):
+        return _prepare_empty(name, outputs)
     kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
     handle = default_handle(kind, device.index or 0)
     is_double = any(each.dtype == torch.float64 for each in tensors)
@@ -217,6 +236,14 @@ def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Seq
     drawing = Drawing(graph, tensors, outputs)
     draw(drawing, *arguments)
     return Prepared(graph.build().plan, drawing.ends, outputs)
+
+
+def _prepare_empty(name: str, outputs: Sequence[Any]) -> Empty:
+    """What stands for a plan where there is nothing to compute. Gradients are sums: 0 over nothing."""
+    is_gradient = name.endswith("_backward")
+    if not is_gradient and any(each is not None and each.numel() for each in outputs):
+        raise NotSupportedError(f"{name}: a tensor without elements.")
+    return Empty(outputs)
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:

@@ -1,0 +1,73 @@
+"""Convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.torch.ops import differentiable, operator
+from weft.torch.plans import Drawing
+
+aten = torch.ops.aten
+
+
+def spatial(x: torch.Tensor, values: Sequence[int]) -> list[int]:
+    """One number for each spatial dimension; torch also takes one for all."""
+    return list(values) * (x.ndim - 2) if len(values) == 1 else list(values)
+
+
+def _geometry(x: torch.Tensor, stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
+    padding = spatial(x, padding)
+    kinds = {"stride": spatial(x, stride), "dilation": spatial(x, dilation)}
+    return {**kinds, "pre_padding": padding, "post_padding": padding}
+
+
+@operator("conv", aten.convolution.default)
+def _conv(
+    d: Drawing, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    _: Any, __: int,
+) -> None:
+    geometry = _geometry(x, stride, padding, dilation)
+    if transposed:
+        y = d.graph.conv_dgrad(d.read(x), d.read(w), **geometry)
+        y.set_dim(tuple(d.outputs[0].shape))
+    else:
+        y = d.graph.conv_fprop(d.read(x), d.read(w), **geometry)
+    if bias is not None:
+        y = d.graph.bias(y, d.read(bias, [1, bias.numel(), *[1] * (x.ndim - 2)]))
+    d.write(0, y)
+
+
+@operator("conv_backward", aten.convolution_backward.default)
+def _conv_backward(
+    d: Drawing, dy: Any, x: Any, w: Any, _: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    __: Any, ___: int, wanted: Sequence[bool],
+) -> None:
+    geometry, loss = _geometry(x, stride, padding, dilation), d.read(dy)
+    if wanted[0]:
+        forward = d.graph.conv_fprop if transposed else d.graph.conv_dgrad
+        d.write(0, forward(loss, d.read(w), **geometry))
+    if wanted[1]:
+        pair = (loss, d.read(x)) if transposed else (d.read(x), loss)
+        d.write(1, d.graph.conv_wgrad(*pair, **geometry))
+    if wanted[2]:
+        summed = [i for i in range(dy.ndim) if i != 1]
+        d.write(2, d.graph.reduction(loss, "ADD", dims=summed), [1, dy.shape[1], *[1] * (dy.ndim - 2)])
+
+
+def _keep_conv(ctx: Any, inputs: Any, output: Any) -> None:
+    x, w, bias, *ctx.attributes = inputs
+    ctx.bias_sizes = None if bias is None else [bias.shape[0]]
+    ctx.save_for_backward(x, w)
+
+
+def _grad_conv(ctx: Any, dy: Any) -> Any:
+    x, w = ctx.saved_tensors
+    wanted = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and ctx.bias_sizes is not None]
+    grads = torch.ops.weft.conv_backward(dy, x, w, ctx.bias_sizes, *ctx.attributes, wanted)
+    return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 6)
+
+
+differentiable("conv", _keep_conv, _grad_conv)

@@ -1,0 +1,56 @@
+"""Softmax and its logarithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.torch.ops import differentiable, operator
+from weft.torch.plans import Drawing
+
+aten = torch.ops.aten
+
+
+@operator("softmax", aten._softmax.default)
+def _softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
+    d.write(0, d.graph.softmax(d.read(x), axis=dim % max(x.ndim, 1)))
+
+
+@operator("softmax_backward", aten._softmax_backward_data.default)
+def _softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
+    g, loss, weights = d.graph, d.read(dy), d.read(y)
+    total = g.reduction(g.mul(loss, weights), "ADD", dims=[dim % max(y.ndim, 1)])
+    d.write(0, g.mul(weights, g.sub(loss, total)))
+
+
+@operator("log_softmax", aten._log_softmax.default)
+def _log_softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
+    g, axis, scores = d.graph, dim % max(x.ndim, 1), d.read(x)
+    shifted = g.sub(scores, g.reduction(scores, "MAX", dims=[axis]))
+    d.write(0, g.sub(shifted, g.log(g.reduction(g.exp(shifted), "ADD", dims=[axis]))))
+
+
+@operator("log_softmax_backward", aten._log_softmax_backward_data.default)
+def _log_softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
+    g, loss = d.graph, d.read(dy)
+    total = g.reduction(loss, "ADD", dims=[dim % max(y.ndim, 1)])
+    d.write(0, g.sub(loss, g.mul(g.exp(d.read(y)), total)))
+
+
+def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:
+    x, ctx.dim, _ = inputs
+    ctx.dtype = x.dtype
+    ctx.save_for_backward(output)
+
+
+def _grad_softmax(ctx: Any, dy: Any) -> Any:
+    return torch.ops.weft.softmax_backward(dy, ctx.saved_tensors[0], ctx.dim, ctx.dtype), None, None
+
+
+def _grad_log_softmax(ctx: Any, dy: Any) -> Any:
+    return torch.ops.weft.log_softmax_backward(dy, ctx.saved_tensors[0], ctx.dim, ctx.dtype), None, None
+
+
+differentiable("softmax", _keep_softmax, _grad_softmax)
+differentiable("log_softmax", _keep_softmax, _grad_log_softmax)
