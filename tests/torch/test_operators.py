@@ -18,6 +18,14 @@ def normal(*shape: int, grad: bool = True, dtype=torch.float64):
     return torch.randn(*shape, generator=seed, dtype=dtype).requires_grad_(grad)
 
 
+def distinct(*shape: int):
+    """Numbers that are far from one another, so that differences do not change which one is largest."""
+    seed = torch.Generator().manual_seed(sum(shape))
+    count = torch.Size(shape).numel()
+    order = torch.randperm(count, generator=seed).double()
+    return (order / count).reshape(shape).requires_grad_()
+
+
 CONV = [[2, 1], [1, 0], [1, 2], False, [0, 0], 2]
 CASES = {
     "conv": (weft.conv, (normal(2, 4, 7, 6), normal(6, 2, 3, 2), normal(6), *CONV)),
@@ -45,6 +53,19 @@ CASES = {
     "log_softmax": (weft.log_softmax, (normal(3, 4, 5), 1, False)),
     "avg_pool": (weft.avg_pool, (normal(2, 3, 7, 6), [3, 2], [2, 2], [1, 0], False, False, None)),
     "avg_pool_whole": (weft.avg_pool, (normal(1, 3, 5, 5), [3, 3], [], [1, 1], False, True, None)),
+    "avg_pool_ceil": (weft.avg_pool, (normal(2, 6, 7), [3, 3], [2, 2], [1, 1], True, False, None)),
+    "avg_pool_divisor": (weft.avg_pool, (normal(1, 2, 7, 6), [3], [2], [1], True, True, 5)),
+    "avg_pool3d": (weft.avg_pool3d, (normal(1, 2, 4, 5, 6), [2], [2, 1, 2], [1], False, True, None)),
+    "max_pool": (weft.max_pool, (distinct(2, 3, 7, 6), [3, 2], [2, 2], [1, 0], [1, 1], False)),
+    "max_pool_ceil": (weft.max_pool, (distinct(3, 6, 7), [3], [], [1], [1], True)),
+    "max_pool_channels_last": (
+        weft.max_pool,
+        (
+            distinct(2, 4, 5, 5).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),
+            [3, 3], [2, 2], [1, 1], [1, 1], False,
+        ),
+    ),
+    "max_pool3d": (weft.max_pool3d, (distinct(1, 2, 4, 5, 6), [2], [2, 1, 2], [1], [1], False)),
     "sdpa": (weft.sdpa, (normal(2, 3, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 4), 0.0, True)),
     "softmax": (weft.softmax, (normal(3, 4, 5), 1, False)),
     "softmax_strided": (weft.softmax, (normal(5, 3).detach().t().requires_grad_(), -1, False)),
@@ -78,6 +99,14 @@ def test_results_are_those_of_torch(case: str, dtype) -> None:
     assert result.dtype == dtype
     relative = 1.6e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(result, exact.to(dtype), rtol=relative, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("max_pool")])
+def test_positions_of_maxima_are_those_of_torch(case: str) -> None:
+    operator, (x, *how) = CASES[case]
+    twin = weft_torch.OPERATORS[operator.default._schema.name.removeprefix("weft::")].twin
+    for values in (x.detach(), torch.zeros_like(x), torch.full_like(x, -torch.inf)):  # ties: the first one
+        torch.testing.assert_close(operator(values, *how)[1], twin(values, *how)[1])
 
 
 def test_compile_makes_no_graph_break() -> None:

@@ -1,38 +1,121 @@
-"""Pooling."""
+"""Pooling: of planes (max_pool, avg_pool), of volumes (max_pool3d, avg_pool3d). torch makes lines planes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from weft.enums import resample_mode
 from weft.errors import NotSupportedError
-from weft.torch.operators.convolution import spatial
+from weft.tensor import Tensor
 from weft.torch.ops import differentiable, operator
-from weft.torch.plans import Drawing
+from weft.torch.plans import Draw, Drawing, _strides
 
 aten = torch.ops.aten
 
 
-def _pool(x: Any, window: Any, stride: Any, padding: Any, ceil: bool, whole: bool, divisor: Any) -> Any:
-    """How Weft says an average pooling."""
-    if ceil or divisor is not None or x.ndim != 4:
-        raise NotSupportedError("avg_pool: ceil_mode, divisor_override or no batch. Leave them out.")
-    mode = "AVGPOOL_INCLUDE_PADDING" if whole else "AVGPOOL_EXCLUDE_PADDING"
-    padding = spatial(x, padding)
-    sizes = {"window": spatial(x, window), "stride": spatial(x, stride or window)}
-    return {**sizes, "pre_padding": padding, "post_padding": padding, "mode": resample_mode[mode]}
+def _each(values: Sequence[int], rank: int) -> list[int]:
+    """One number for each spatial dimension; torch also takes one for all."""
+    return list(values) * rank if len(values) == 1 else list(values)
 
 
-@operator("avg_pool", aten.avg_pool2d.default)
-def _avg_pool(d: Drawing, x: Any, *how: Any) -> None:
-    d.write(0, d.graph.resample(d.read(x), **_pool(x, *how))[0])
+def _batched(value: Any, rank: int) -> tuple[list[int], list[int]]:
+    """Dims and strides with a batch, which torch may leave out."""
+    missing = [1] * (rank + 2 - value.ndim)
+    return [*missing, *value.shape], [*missing, *_strides(value)]
 
 
-@operator("avg_pool_backward", aten.avg_pool2d_backward.default)
-def _avg_pool_backward(d: Drawing, dy: Any, x: Any, *how: Any) -> None:
-    d.write(0, d.graph.resample_backward(d.read(dy), **_pool(x, *how)))
+def _windows(x: Any, y: Any, rank: int, window: Any, stride: Any, padding: Any) -> dict[str, Any]:
+    """Where the windows are. Those of ceil_mode may reach beyond the padding."""
+    window, padding = _each(window, rank), _each(padding, rank)
+    step = _each(stride, rank) if stride else window
+    axes = zip(x.shape[-rank:], y.shape[-rank:], window, step, padding, strict=True)
+    reach = [max(pad, (out - 1) * s + k - n - pad) for n, out, k, s, pad in axes]
+    return {"window": window, "stride": step, "pre_padding": padding, "post_padding": reach}
+
+
+# ---- The maximum ----
+
+
+def _maximum(x: Any, y: Any, rank: int, how: Sequence[Any]) -> dict[str, Any]:
+    window, stride, padding, dilation, _ = how
+    if any(each != 1 for each in dilation):
+        raise NotSupportedError("max_pool: windows with gaps, dilation is not 1. Leave it to torch.")
+    return {**_windows(x, y, rank, window, stride, padding), "mode": resample_mode.MAXPOOL}
+
+
+def _max_pool(rank: int, d: Drawing, x: Any, *how: Any) -> None:
+    geometry = _maximum(x, d.outputs[0], rank, how)
+    y, index = d.graph.resample(d.read(x, *_batched(x, rank)), generate_index=True, **geometry)
+    d.write(0, y, *_batched(d.outputs[0], rank))
+    d.write(1, _position(d, index, x.shape[-rank:], geometry), *_batched(d.outputs[1], rank))
+
+
+def _position(d: Drawing, index: Tensor, extents: Sequence[int], geometry: dict[str, Any]) -> Tensor:
+    """Where in its plane a maximum is, from where in its window: row-major, both."""
+    # Floats hold whole numbers up to 2^24, and are quicker where there are vectors of them alone.
+    g, whole = d.graph, {"compute_data_type": torch.float32 if math.prod(extents) <= 2**24 else torch.float64}
+    window, rank = geometry["window"], len(extents)
+    place: Tensor | None = None
+    for i in range(rank):
+        inner = math.prod(window[i + 1 :])
+        within = g.floor(g.div(index, inner, **whole), **whole) if inner > 1 else index
+        within = g.mod(within, window[i], **whole) if i else within
+        start = g.mul(g.gen_index(index, 2 + i, **whole), geometry["stride"][i], **whole)
+        along = g.sub(g.add(start, within, **whole), geometry["pre_padding"][i], **whole)
+        place = g.add(g.mul(place, extents[i], **whole), along, **whole) if place else along
+    assert place is not None
+    return place
+
+
+def _max_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *how: Any) -> None:
+    # torch's indices are of the plane, so that the first maximum is found anew.
+    geometry = _maximum(x, dy, rank, how[:-1])
+    loss, image = (d.read(each, *_batched(each, rank)) for each in (dy, x))
+    d.write(0, d.graph.resample_backward(loss, input=image, **geometry), *_batched(d.outputs[0], rank))
+
+
+def _keep_max_pool(ctx: Any, inputs: Any, output: Any) -> None:
+    x, *ctx.how = inputs
+    ctx.save_for_backward(x, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _grad_max_pool(backward: Any, ctx: Any, dy: Any, _: Any) -> Any:
+    x, indices = ctx.saved_tensors
+    return backward(dy, x, *ctx.how, indices), *[None] * 5
+
+
+# ---- The mean ----
+
+
+def _mean(x: Any, y: Any, rank: int, how: Sequence[Any]) -> tuple[dict[str, Any], float]:
+    """How Weft says a mean, and what it is multiplied by."""
+    window, stride, padding, _, whole, divisor = how
+    geometry, padding = _windows(x, y, rank, window, stride, padding), _each(padding, rank)
+    factor = 1.0 if divisor is None else math.prod(geometry["window"]) / divisor
+    if whole and divisor is None and geometry["post_padding"] != padding:
+        raise NotSupportedError("avg_pool: windows of ceil_mode end beyond the padding. Leave it to torch.")
+    mode = "INCLUDE" if whole or divisor is not None else "EXCLUDE"
+    return {**geometry, "mode": resample_mode[f"AVGPOOL_{mode}_PADDING"]}, factor
+
+
+def _avg_pool(rank: int, d: Drawing, x: Any, *how: Any) -> None:
+    geometry, factor = _mean(x, d.outputs[0], rank, how)
+    y = d.graph.resample(d.read(x, *_batched(x, rank)), **geometry)[0]
+    y = y if factor == 1 else d.graph.mul(y, d.number(factor))
+    d.write(0, y, *_batched(d.outputs[0], rank))
+
+
+def _avg_pool_backward(rank: int, d: Drawing, dy: Any, x: Any, *how: Any) -> None:
+    geometry, factor = _mean(x, dy, rank, how)
+    loss = d.read(dy, *_batched(dy, rank))
+    loss = loss if factor == 1 else d.graph.mul(loss, d.number(factor))
+    d.write(0, d.graph.resample_backward(loss, **geometry), *_batched(d.outputs[0], rank))
 
 
 def _keep_avg_pool(ctx: Any, inputs: Any, output: Any) -> None:
@@ -40,8 +123,19 @@ def _keep_avg_pool(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(x)
 
 
-def _grad_avg_pool(ctx: Any, dy: Any) -> Any:
-    return torch.ops.weft.avg_pool_backward(dy, ctx.saved_tensors[0], *ctx.how), *[None] * 6
+def _grad_avg_pool(backward: Any, ctx: Any, dy: Any) -> Any:
+    return backward(dy, ctx.saved_tensors[0], *ctx.how), *[None] * 6
 
 
-differentiable("avg_pool", _keep_avg_pool, _grad_avg_pool)
+def _define(name: str, twin: str, rank: int, draws: Sequence[Draw], keep: Any, grad: Any) -> None:
+    """The operator and its gradient of one number of spatial dimensions."""
+    for draw, ending in zip(draws, ("", "_backward"), strict=True):
+        operator(name + ending, getattr(aten, twin + ending).default)(partial(draw, rank))
+    differentiable(name, keep, partial(grad, getattr(torch.ops.weft, f"{name}_backward")))
+
+
+for _rank, _ending in ((2, ""), (3, "3d")):
+    _means, _maxima = (_avg_pool, _avg_pool_backward), (_max_pool, _max_pool_backward)
+    _define(f"avg_pool{_ending}", f"avg_pool{_rank}d", _rank, _means, _keep_avg_pool, _grad_avg_pool)
+    _twin = f"max_pool{_rank}d_with_indices"
+    _define(f"max_pool{_ending}", _twin, _rank, _maxima, _keep_max_pool, _grad_max_pool)
