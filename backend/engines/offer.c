@@ -30,7 +30,7 @@ weftStatus_t engine_offer(struct offer *best, const struct engine *engine, const
             continue;
         status = family_check_gathered(family, region);
         if (!status)
-        /* A refusal leaves its words in the thread's text; the caller clears them where another family serves. */
+            /* A refusal leaves its words in the thread's text; the caller clears them where another family serves. */
             status = family->accepts(region, device, &seconds);
         /* Strictly less: of equal prices the first in the list stays. */
         if (!status && (!best->family || seconds < best->seconds))

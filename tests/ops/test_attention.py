@@ -246,8 +246,8 @@ def test_what_is_not_seen_is_not_read() -> None:
     checks.check(run_backward(case), dirty, list(grads.values()), magnitude=50)
 
 
-# Rows of whole 16 bytes, which a copy engine brings in boxes: of sizes between those of tiles, and of one number for
-# all heads or batch entries.
+# Rows of whole 16 bytes, which a copy engine brings in boxes: of sizes between those of tiles, and of
+# one number for all heads or batch entries.
 BOXED = {
     "of all": Case(bias=(2, 4, 150, 264)),
     "of one head": Case(bias=(2, 1, 150, 264), right=0),
@@ -262,7 +262,8 @@ BOXED = {
 @pytest.mark.parametrize("depth", [64, 128])
 @pytest.mark.parametrize("name", BOXED)
 def test_a_bias_in_boxes(name: str, depth: int, dtype: str) -> None:
-    case = replace(BOXED[name], heads=(4, 2, 2), rows=150, columns=264, depth=depth, value_depth=depth, scale=0.1)
+    sizes = {"rows": 150, "columns": 264, "depth": depth, "value_depth": depth}
+    case = replace(BOXED[name], heads=(4, 2, 2), scale=0.1, **sizes)
     inputs = case.inputs(dtype)
     inputs["bias"] = checks.random(case.bias or (), "f16", seed=3)
     inputs["bias"][..., 5::50] = -INF
@@ -289,13 +290,16 @@ def test_short_sequences_of_many_heads(name: str, depth: int) -> None:
 def check_both(case: Case, inputs: dict[str, Any], dtype: str) -> None:
     """Forward and backward of operands of 16 bits."""
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = [np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0]))), None, None, None]
+    values = np.abs(repeat(inputs["v"], case.heads[0]))
+    lost = [np.einsum("bhij,bhjd->bhid", weights, values), None, None, None]
     want, rounded = forward(case, inputs), rounded_factors(lost, WEIGHTS[dtype])
     checks.check(run_forward(case), inputs, want, magnitude=20, rounded=rounded, layouts=["packed"])
     operands = backward_inputs(case, inputs, dtype)
     gradients, (dq, dk, *others) = by_definition(case, operands)
-    rounded = rounded_factors([2 * dq, 2 * dk, *others], GRADIENTS[dtype])  # weights, then gradients of scores
-    checks.check(run_backward(case), operands, gradients, magnitude=200, rounded=rounded, layouts=["packed"])
+    # Weights are rounded, then gradients of scores.
+    rounded = rounded_factors([2 * dq, 2 * dk, *others], GRADIENTS[dtype])
+    run, how = run_backward(case), {"rounded": rounded, "layouts": ["packed"]}
+    checks.check(run, operands, gradients, magnitude=200, **how)
 
 
 def test_a_boolean_mask_is_a_bias_of_zero_and_minus_infinity() -> None:

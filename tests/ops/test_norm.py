@@ -8,7 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import weft
-from checks import DEVICE, LAYOUTS, check, exact, execute, handle, numeric_gradient, random, refuses, roundoff
+from checks import (
+    DEVICE,
+    LAYOUTS,
+    check,
+    exact,
+    execute,
+    handle,
+    narrow,
+    numeric_gradient,
+    random,
+    refuses,
+    roundoff,
+)
 
 FLOAT64 = {"compute_data_type": "f64"}
 EPSILON = 2.0**-10
@@ -447,6 +459,26 @@ def test_forward_and_backward_in_one_graph() -> None:
     kept = given(case, x)
     expected = case.backward(dy, x, scale, kept)
     check(build, {"x": x, "dy": dy, "scale": scale}, expected, layouts=LAYOUTS, magnitude=64)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_gradient_that_is_a_sum_of_many(dtype: str) -> None:
+    """With what is kept of each, not one vector of a row has room in registers beside the sums of columns."""
+    case = Case("layernorm", (300, 1024), (1, 1024), (1,))
+    x, scale = random(case.x, dtype), random(case.affine, seed=2)
+    whole = np.random.default_rng(3).integers(-3, 4, (9, *case.x))  # so that their sum is exact
+    parts = {f"d{i}": narrow(each, dtype) for i, each in enumerate(whole)}
+    kept = given(case, exact(x))
+
+    def build(g: Any, x: Any, scale: Any, mean: Any, inverse: Any, **parts: Any) -> Any:
+        first, *others = parts.values()
+        for each in others:
+            first = g.add(first, each)
+        return g.layernorm_backward(first, x, scale, mean, inverse)
+
+    expected = case.backward(sum(exact(each) for each in parts.values()), exact(x), scale, kept)
+    operands = {"x": x, "scale": scale, **dict(zip(("mean", "inverse"), kept.values(), strict=True)), **parts}
+    check(build, operands, expected, ulps=4, magnitude=2048)
 
 
 # ---- Batch norm of channels that are neighbours in memory --------------------------------------------------

@@ -98,3 +98,18 @@ def test_operations_before_and_behind_a_product_are_taken_together(intermediate:
     before = g.relu(g.add(g.mul(x, of_channels), of_channels)).set_data_type("bf16")
     g.relu(g.add(g.conv_fprop(before, w, padding=[1, 1]), of_channels)).set_output(True).set_data_type("bf16")
     assert families(g) == ["cuda.patch_sm90"]
+
+
+@pytest.mark.parametrize("device", ["sm_75", "sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+def test_a_norms_gradient_takes_in_a_long_sum(dtype: str, device: str) -> None:
+    for count in range(2, 13):
+        wide = "f64" if dtype == "f64" else "f32"
+        g = weft.Graph(io_data_type=dtype, intermediate_data_type=wide, device=device)
+        total, *others = [g.tensor((4096, 1024)) for _ in range(count)]
+        for each in others:
+            total = g.add(total, each)
+        mean, inverse = (g.tensor((4096, 1)) for _ in range(2))
+        for each in g.layernorm_backward(total, g.tensor((4096, 1024)), g.tensor((1, 1024)), mean, inverse):
+            each.set_output(True)
+        assert families(g)[-1] == "cuda.rows"

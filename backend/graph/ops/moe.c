@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* moe_grouped_matmul: rows of expert e, which are first_token_offset[e] up to first_token_offset[e + 1], times weight[e]
+/* moe_grouped_matmul: rows of expert e, which are first_token_offset[e] up to first_token_offset[e + 1],
+   times weight[e]
      NONE     output[r] = token[r] * weight[e]
      GATHER   output[r] = token[token_index[r]] * weight[e]
      SCATTER  output[token_index[r] * top_k + token_ks[r]] = token[r] * weight[e]

@@ -7,9 +7,7 @@
 #include <stdio.h>
 
 /* Whether scores are of operands whose rounding hides what the faster functions are off by. */
-static bool is_narrow(const struct cuda_attention *c) {
-    return dtype_bytes((weftDataType_t)c->a->q->type, 1) <= 2;
-}
+static bool is_narrow(const struct cuda_attention *c) { return dtype_bytes((weftDataType_t)c->a->q->type, 1) <= 2; }
 
 /* A function's head. Where operands have 16 bits or fewer, formulas find the faster functions of score_functions.cuh
    before those of math.cuh. */

@@ -1,5 +1,5 @@
-/* score_functions: what score modifiers call instead of the functions of math.cuh, where operands have 16 bits or fewer:
-   a rounding of such a weight, 2^-9 or 2^-12 of it, is more than they are off by.
+/* score_functions: what score modifiers call instead of the functions of math.cuh, where operands have 16 bits or
+   fewer: a rounding of such a weight, 2^-9 or 2^-12 of it, is more than they are off by.
    tanh      x P(x^2) / Q(x^2) up to |x| = 7, which stands for all beyond: of the least largest error, 1.2e-6, so that a
              score capped at 50 is off by 6e-5. One instruction of the special function unit, as 2^x is another, and
              eleven others. By 2^x and a reciprocal: two and fifteen, and softmax outlasts the other consumer's products

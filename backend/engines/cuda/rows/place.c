@@ -64,7 +64,7 @@ static void round_group(struct schedule *s, int64_t threads) {
 }
 
 /* Vectors that a thread may keep: they take registers, and so do the next row's and the sums of their columns. Doubles
-   take two registers each in arithmetic, whatever their storage. */
+   take two registers each in arithmetic, whatever their storage. 0: not even one has room. */
 static int64_t most_steps(const struct schedule *s) {
     int64_t bytes = schedule_kept_bytes(s), most = min64(KEPT_BYTES / bytes > 0 ? KEPT_BYTES / bytes : 1, STEPS_MOST);
     /* The row's vectors, the next row's, and a float for each column that is summed. */
@@ -114,18 +114,21 @@ static int64_t column_sum_bytes(const struct schedule *s) {
 /* Rows of a group in shared memory at a time, one of them worked on; 0: too few to be worth it. Sums that groups of a
    block exchange lie in shared memory, too. */
 static int stage_count(const struct schedule *s, const struct device *device) {
+    if (!schedule_copies_rows(s, device))
+        return 0;
     int64_t sums = s->threads.across > 1 ? column_sum_bytes(s) * s->threads.block : 0;
     int64_t room = device->cuda.shared_per_block - OTHER_BYTES - sums;
     int64_t stages = min64(STAGES_MOST, room / (schedule_row_bytes(s) * s->threads.across));
     bool is_worth_it = s->threads.group >= STAGED_THREADS && stages >= STAGES_LEAST;
-    return schedule_copies_rows(s, device) && is_worth_it ? (int)stages : 0;
+    return is_worth_it ? (int)stages : 0;
 }
 
 /* Columns summed over all rows: few blocks, since each leaves sums of every column, that take row after row and have
    the next ones on their way. */
 static bool place_persistent(struct schedule *s, const struct device *device) {
-    s->memory.scheme = MEMORY_PERSISTENT;
-    if (!fit_rows(s, device, PERSISTENT_THREADS, most_steps(s)))
+    s->memory.scheme = MEMORY_PERSISTENT; /* which says what a thread keeps */
+    int64_t most = most_steps(s);
+    if (!most || !fit_rows(s, device, PERSISTENT_THREADS, most))
         return false;
     /* Rows of a block begin alike, so that their columns do, and the number of blocks is a multiple of the width:
        larger clusters would leave many multiprocessors idle. */

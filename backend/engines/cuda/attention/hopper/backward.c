@@ -318,7 +318,8 @@ static weftStatus_t check_amax(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether one block of keys is all that a query sees, and each query sees some: blocks that nobody sees are not made. */
+/* Whether one block of keys is all that a query sees, and each query sees some: blocks that nobody sees are not made.
+   */
 static bool is_one_block(const struct cuda_attention *c) {
     const struct attention *a = c->a;
     bool has_lengths = a->seq_len_q || a->seq_len_kv || a->cu_seq_len_q || a->cu_seq_len_kv || attention_is_ragged(c);

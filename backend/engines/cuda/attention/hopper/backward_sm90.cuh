@@ -32,10 +32,11 @@
              leave from registers, in any type
              HAS_AGAIN: rows that pass come twice, as S wants them and as the gradient of `first` does (MXFP8)
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
-   Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS STORES_QUERIES HEAD VALUE_HEAD BLOCK_OWN BLOCK_PASS
-             BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES HAS_SLOPES
-             HAS_PARTS HAS_AGAIN MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks and dropout; printed entries of the
-             maps; printed products: multiply_scores(_first), multiply_first, multiply_second, multiply_sums(_first)
+   Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS STORES_QUERIES HEAD VALUE_HEAD
+             BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES
+             HAS_SLOPES HAS_PARTS HAS_AGAIN MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks and dropout;
+             printed entries of the maps; printed products: multiply_scores(_first), multiply_first, multiply_second,
+             multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
    Tried     adds from registers (red.v4): within noise

@@ -23,7 +23,7 @@ enum {
     UNPARKED_KEYS = 768,    /* so many sum up 1 % too small at most without */
     DECODE_QUERIES = 16,    /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
-    SHORT_KEYS = 256, /* of more the wide tiles make better use of what they load */
+    SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
 
@@ -222,8 +222,8 @@ static double efficiency(const struct forward *f) {
                                   : FP8_EFFICIENCY;
 }
 
-/* By rounds of tiles over all multiprocessors: a started round counts whole. CTAs that share one take turns at products,
-   and begin and end their tiles beside each other. */
+/* By rounds of tiles over all multiprocessors: a started round counts whole. CTAs that share one take turns at
+   products, and begin and end their tiles beside each other. */
 static double predict(const struct forward *f, int64_t multiprocessors) {
     const struct cuda_attention *c = f->c;
     const struct node *node = region_node(c->region, 0);
@@ -302,7 +302,8 @@ static void consider_short_tile(struct forward *f, int terms) {
         *f = shorter;
 }
 
-/* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends. */
+/* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends.
+   */
 static weftStatus_t plan_forward(struct forward *f) {
     const struct cuda_attention *c = f->c;
     int64_t multiprocessors = c->device->cuda.multiprocessors;

@@ -31,8 +31,8 @@ template <class P> DEVICE float end_row(const P &a, const tile &t, i32 query, fl
     return sum == 0 ? 0.0f : rescale / sum;
 }
 
-/* NOTES_TOP: from what exponents are relative to, to the largest score, which the largest weight tells; what results are
-   to be multiplied by. */
+/* NOTES_TOP: from what exponents are relative to, to the largest score, which the largest weight tells; what results
+   are to be multiplied by. */
 DEVICE float find_largest_score(const row_pair &rows, int h, float &maximum, float &sum) {
     const float top = NOTES_TOP ? maximum_of_quad(rows.top[h]) : 0.0f;
     if (top == 0)

@@ -19,8 +19,8 @@
    Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
              for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
    Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural.
-             BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded by a warp of its own,
-             so that K and V never wait for a bias to be read; else elements are read from memory
+             BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded by a warp of its
+             own, so that K and V never wait for a bias to be read; else elements are read from memory
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
@@ -29,8 +29,9 @@
              host widens them
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
-             BIAS_STAGES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout, scales and outputs;
-             printed entries of q, k, v and o; printed products: multiply_scores(_first), multiply_values
+             BIAS_STAGES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
+             scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
+             multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv; promotion costs FP8 5 to 9 %
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower
@@ -257,10 +258,10 @@ DEVICE u32 mn_major(u32 address, u32 panel_bytes) { return address >> 4 | panel_
 
 struct consumer {
     u32 group;
-    float scale;          /* of scores, times log2(e) */
-    cursor<STAGES> block; /* the next block, whose scores are not made yet */
-    cursor<Q_STAGES> q;   /* the next tile */
-    u32 parity;           /* of the next tile */
+    float scale;                                /* of scores, times log2(e) */
+    cursor<STAGES> block;                       /* the next block, whose scores are not made yet */
+    cursor<Q_STAGES> q;                         /* the next tile */
+    u32 parity;                                 /* of the next tile */
     cursor<BIAS_STAGES ? BIAS_STAGES : 1> bias; /* the next block's */
     largest amax;
     scores s;
@@ -639,7 +640,8 @@ DEVICE void init_barriers() {
     barrier_init_fence();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) attention_forward_sm90(const __grid_constant__ arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
+    attention_forward_sm90(const __grid_constant__ arguments a) {
     if (threadIdx.x == 0) {
         prefetch_map(a.q_map);
         prefetch_map(a.k_map);

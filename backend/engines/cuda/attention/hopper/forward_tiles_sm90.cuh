@@ -140,8 +140,8 @@ DEVICE void send_tile(u32 address, const tile &t) {
 }
 DEVICE tile read_tile(u32 address) {
     const words a = load_words(address), b = load_words(address + 16);
-    return tile{(i32)a.at[0],           (i32)a.at[1], (i32)a.at[2], {(i32)b.at[0], (i32)b.at[1]}, (i32)a.at[3],
-                (i32)b.at[2], (i32)b.at[3]};
+    return tile{(i32)a.at[0], (i32)a.at[1], (i32)a.at[2], {(i32)b.at[0], (i32)b.at[1]},
+                (i32)a.at[3], (i32)b.at[2], (i32)b.at[3]};
 }
 /* The same by a whole warp. The shuffles tell the compiler: one number per warp. */
 DEVICE i32 uniform(u32 x) { return (i32)__shfl_sync(~0u, x, 0); }
