@@ -22,7 +22,7 @@ static const struct attention_arithmetic fma_double = {WEFT_DATA_DOUBLE,      "d
 enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64, SPLIT_KEYS = 256 };
 static const double FP8_COST = 3.2; /* times as long: operands become halves one by one (H200, heads of 256) */
 static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75; /* of the nominal rate: an H200 decoding */
-static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6, MERGE_SECONDS = 5e-6; /* of a second one, of splits */
+static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6, MERGE_SECONDS = 5e-6, PART_SECONDS = 0.2e-6;
 /* Before the first product of a block and behind its last one, of both passes backward: not less than Hopper's. */
 static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 13e-6;
 
@@ -298,6 +298,15 @@ double attention_predict_flops(const struct cuda_attention *c, double flops) {
     return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
 }
 
+/* The joining of parts of the keys, where blocks are few: a second kernel, and longer the more parts it reads, as of
+   decoding. */
+static double predict_merge(const struct cuda_attention *c, double blocks) {
+    double wanted = 2 * c->device->cuda.multiprocessors / blocks, useful = (double)c->keys / (2 * BLOCK_QUERIES);
+    double parts = wanted < useful ? wanted : useful;
+    bool has_parts = c->keys >= SPLIT_KEYS && blocks < c->device->cuda.multiprocessors;
+    return has_parts ? MERGE_SECONDS + parts * PART_SECONDS : 0;
+}
+
 /* Sums what a wave of blocks takes: its multiplications, and a constant for each block that nothing hides. */
 static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
@@ -314,9 +323,8 @@ static double predict(const struct cuda_attention *c) {
         multiplying *= FP8_COST;
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
-    bool has_merge = !c->backward && blocks < cuda->multiprocessors && c->keys >= SPLIT_KEYS; /* of parts of the keys */
     /* Kernels beside the main one. */
-    double others = c->backward ? KERNEL_SECONDS + attention_backward_predict_biases(c) : has_merge ? MERGE_SECONDS : 0;
+    double others = c->backward ? KERNEL_SECONDS + attention_backward_predict_biases(c) : predict_merge(c, blocks);
     return START_SECONDS + others + (moving > computing ? moving : computing);
 }
 

@@ -395,7 +395,7 @@ static double predict(const struct decode *d) {
     double rate = PRODUCTS_PER_CLOCK * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
     double computing = heads * rows * keys * columns / rate;
     int64_t waves = divide_up(units_of(d, d->tile, d->heads) * d->splits, d->ctas * cuda->multiprocessors);
-    double waiting = (double)(waves * d->heads) * HEAD_SECONDS;
+    double waiting = (double)((waves - 1) * d->heads) * HEAD_SECONDS;
     return START_SECONDS + fmax(waiting, fmax(d->reading, computing));
 }
 
