@@ -58,7 +58,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         "groups",
         nargs="*",
         metavar="group",
-        help="matmul, conv, fused, norm, mem, rows, move, pool, sdpa (all)",
+        help="matmul, conv, fused, norm, mem, rows, move, pool, sdpa, blocks (all)",
     )
     bench.add_argument("--only", default="", metavar="REGEX", help="cases whose names match")
     bench.add_argument("--list", action="store_true", help="print the cases and their work, and stop")
@@ -68,7 +68,8 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         "--peer",
         default="",
         metavar="MODULES",
-        help="time these beside: cudnn, torch or cudnn,torch; bare: of fused cases the bare product",
+        help="time these beside: cudnn, torch or cudnn,torch; bare: of fused cases the bare product; "
+        "of blocks torch, eager or compiled",
     )
     tiles = "instead, how near the chosen tiles come to the best ones"
     bench.add_argument("--tiles", action="store_true", help=tiles)

@@ -7,6 +7,7 @@ import csv
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from weft.bench import (
     roofline,
     streams,
     tiles,
+    whole,
 )
 from weft.bench.case import GROUPS, Case
 from weft.bench.families import Rivalry
@@ -143,8 +145,9 @@ def test_names() -> None:
     gpu, cpu = cases.gpu(), cases.cpu()
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
-    behind = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2
-    assert len(gpu) == behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 62
+    behind, whole_blocks = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2, 2 * 7 + 1
+    others = behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 62
+    assert len(gpu) == others + whole_blocks
 
 
 @pytest.mark.parametrize("name", [n for n in cases.cpu() if n.startswith("conv/")] + ["matmul/f32_512"])
@@ -358,6 +361,80 @@ def test_every_fused_case_has_a_bare_one() -> None:
                 assert case.group in ("fused", "sdpa")
                 assert case.bare.flops == case.flops
                 assert case.bare.bare is None
+
+
+# ---- Whole blocks ------------------------------------------------------------------------------------------
+
+
+def blocks(peer: str) -> whole.Blocks:
+    return whole.Blocks(measure.Bench(machine("cpu"), (), rounds=1), peer)
+
+
+@pytest.mark.parametrize("name", [name for name in cases.cpu() if name.startswith("blocks/")])
+def test_a_block_and_its_gradient_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weft's graph and torch's operators, each beside torch in double precision."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(whole, "CALLS", 1)
+    monkeypatch.setattr(whole, "TURNS", 1)
+    case = cases.cpu()[name]
+    found = blocks("eager").measure(case)
+    assert found.notes == []
+    assert set(found.times) == set(found.hosts) == set(found.errors) == {"weft", "eager"}
+    assert case.largest_error
+    assert max(found.errors.values()) < 3 * case.largest_error
+    assert found.errors["weft"] < case.largest_error
+    assert found.predicted == pytest.approx(sum(step["seconds"] for step in found.steps))
+
+
+def test_a_wrong_block_has_no_time() -> None:
+    pytest.importorskip("torch")
+    case = cases.cpu()["blocks/resnet_bottleneck_fwd"]
+
+    def judge(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        return {name: values + 1.0 for name, values in case.oracle(xp, t).items()}
+
+    found = blocks("").measure(replace(case, oracle=judge))
+    assert found.times == {}
+    assert found.notes[0].startswith("weft: ExecutionError: the result is wrong: its error is ")
+
+
+def test_blocks_have_peers_of_their_own() -> None:
+    message = r"^bench: --peer cudnn runs no whole blocks\. Use torch, "
+    with pytest.raises(weft.BadParameterError, match=message):
+        blocks("cudnn")
+
+
+STEPS = [{"seconds": 2e-6}, {"seconds": 3e-6}]
+WHOLES = [
+    whole.Whole(
+        "blocks/a_fwd",
+        {"weft": 10e-6, "eager": 15e-6, "compiled": 12e-6},
+        {"weft": 4e-6, "eager": 90e-6, "compiled": 30e-6},
+        {"weft": 2e-3, "eager": 3e-3, "compiled": 3e-3},
+        STEPS,
+    ),
+    whole.Whole("blocks/a_bwd", {"weft": 10e-6, "eager": 9e-6}, {"weft": 4e-6}, {"weft": 2e-3}, STEPS),
+    whole.Whole("blocks/b_fwd", notes=["weft: ExecutionError: no"]),
+]
+
+
+def test_tables_of_blocks(tmp_path: Path) -> None:
+    """The better peer is the one beside Weft."""
+    whole.write_csv(tmp_path / "table.csv", WHOLES, "Chip", "2026-11-26")
+    assert (tmp_path / "table.csv").read_text().splitlines()[1:] == [
+        "blocks/a_fwd,10.00,12.00,1.200,2.0e-03,15.00,12.00,3.0e-03,5.00,2,4.00,90.00,30.00,Chip,2026-11-26",
+        "blocks/a_bwd,10.00,9.00,0.900,2.0e-03,9.00,,,5.00,2,4.00,,,Chip,2026-11-26",
+        "blocks/b_fwd,,,,,,,,0.00,0,,,,Chip,2026-11-26",
+    ]
+    assert [row.peer for row in results.read_csv(tmp_path / "table.csv")] == [12e-6, 9e-6, None]
+    assert whole.line(WHOLES[0], [WHOLES[0].case]).split() == [
+        *("blocks/a_fwd", "10.0", "15.0", "12.0", "1.20", "2.0e-03", "5.0", "2", "4/90/30"),
+    ]
+    assert whole.summary(WHOLES) == [
+        "blocks: time of the better peer / weft time is 1.039 in the geometric mean of 2, 0.900 in the worst "
+        "(a_bwd)"
+    ]
+    assert whole.summary(WHOLES[2:]) == []
 
 
 # ---- The roof ----------------------------------------------------------------------------------------------
@@ -736,7 +813,7 @@ def test_from(table: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (
             ["dance"],
             "bench: there is no group 'dance'. Use some of matmul, conv, fused, norm, mem, rows, move, pool, "
-            "sdpa.",
+            "sdpa, blocks.",
         ),
         (["--only", "("], "bench: --only '(' is no regular expression: "),
         (["--only", "dance"], "bench: no case is left. --list without other words shows all cases."),

@@ -88,7 +88,8 @@ class Blocks:
         self.bench, self.peers = bench, PEERS.get(peer, ())
         self._torch = importlib.import_module("torch") if peer else None
         self._compiled = 0.0  # seconds
-        beside = [f"torch {self._torch.__version__}, compiled: {MODE}"] if self._torch else []
+        beside = [f"torch {self._torch.__version__}"] if self._torch else []
+        beside += [f"compiled: {MODE}"] if "compiled" in self.peers else []
         self.device = ", ".join([bench.device, *beside])
 
     def measure(self, case: Case) -> Whole:
