@@ -816,8 +816,7 @@ def joined(t: Maker) -> None:
 
 
 def product_of_parts(t: Maker) -> None:
-    strides = [70 * 128, 128, 1]
-    parts = [t(1, 70, n, strides=strides) for n in (64, 128, 24)]
+    parts = [t(1, 70, n) for n in (64, 128, 24)]
     t.out(t.g.matmul(t.g.concatenate(parts, axis=2).set_data_type("bf16"), t(1, 216, 40)))
 
 

@@ -20,8 +20,9 @@ struct tensor {
     int64_t vector_count, vector_dim;
     bool is_virtual, is_by_value;
     bool is_free; /* the user set no type: exact within a kernel, of its type only where it is stored */
-    /* It has no memory: who reads it reads the parts that the concatenation joins which makes it, all of which have its
-       type and strides. Such tensors are made for planning alone (graph/views.h). */
+    /* It has no memory: who reads it reads the parts that the concatenation joins which makes it. All have its type and
+       its stride along the axis; other strides are the first part's, and by one factor those of the next. Such tensors
+       are made for planning alone (graph/views.h). */
     bool is_gathered;
     int32_t reordering;
     void *constant_address; /* as set: address of the scalar's bytes */

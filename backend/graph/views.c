@@ -183,13 +183,21 @@ static int64_t gathered_alignment(const struct search *s, const struct node *nod
     return alignment;
 }
 
-/* Whether elements of a part are as far apart as those of another, in every dimension along which they count. */
-static bool lies_as(const struct search *s, int x, int other, int y) {
+/* Whether a part lies as the first one does: as far apart along the axis, and along all else by one factor, as parts of
+   other lengths do that are packed. */
+static bool lies_as(const struct search *s, int x, int first, int y, int axis) {
     const struct tensor *whole = tensor_at(s, y);
+    const int64_t *own = s->layouts[x].strides.at, *other = s->layouts[first].strides.at;
     bool is = is_plain(tensor_at(s, x)) && tensor_at(s, x)->type == whole->type && !tensor_at(s, x)->is_by_value &&
-              !tensor_at(s, x)->is_constant && !s->is_gathered[x];
-    for (int64_t d = 0; d < whole->dims.count; d++)
-        is = is && (whole->dims.at[d] == 1 || s->layouts[x].strides.at[d] == s->layouts[other].strides.at[d]);
+              !tensor_at(s, x)->is_constant && !s->is_gathered[x] && own[axis] == other[axis];
+    int64_t d, e = -1; /* a dimension that tells the factor */
+    for (d = 0; d < whole->dims.count && is; d++) {
+        if (d == axis || whole->dims.at[d] == 1)
+            continue;
+        e = e < 0 ? d : e;
+        is = own[d] > 0 && other[d] > 0 && other[d] < INT32_MAX && own[e] < INT32_MAX && own[d] < INT32_MAX &&
+             other[e] < INT32_MAX && own[d] * other[e] == other[d] * own[e];
+    }
     return is;
 }
 
@@ -199,7 +207,7 @@ static void gather(struct search *s, int n) {
     int y = op_of(node->op) == &concat_op && !s->views->is_view[n] ? result_of(s, node) : -1;
     bool is = y >= 0 && waits_for_parts(s, node, y);
     for (int k = 0; k < node->operand_count - 1 && is; k++)
-        is = lies_as(s, node->operands[k], node->operands[0], y);
+        is = lies_as(s, node->operands[k], node->operands[0], y, concat_axis((const struct concat_op *)node->op));
     if (!is)
         return;
     s->layouts[y] = (struct placement){.strides = s->layouts[node->operands[0]].strides};

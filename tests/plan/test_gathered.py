@@ -59,9 +59,12 @@ def block(groups: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_parts_of_channels(size: int) -> None:
-    a, each, w = image(2, 128, 16, 16), image(1, 256, 1, 1), image(64, 256, size, size)
-    families, parts = planned(block(32), a, a, each, each, w)
+@pytest.mark.parametrize("others", [128, 64, 320])
+def test_parts_of_channels(others: int, size: int) -> None:
+    """As many in each, as at the top of a U-Net, and others."""
+    a, b = image(2, 128, 16, 16), image(2, others, 16, 16)
+    each, w = image(1, 128 + others, 1, 1), image(64, 128 + others, size, size)
+    families, parts = planned(block(32), a, b, each, each, w)
     assert sorted(families) == ["hopper", "rows"]
     assert parts == {"joined::y": ["x0", "x1"]}
 
@@ -87,7 +90,11 @@ def test_a_part_that_is_made() -> None:
 @pytest.mark.parametrize(
     ("inputs", "families"),
     [
-        ([[1, 512, 128], [1, 512, 64], [1, 192, 64]], ["move", "hopper"]),  # rows of other lengths
+        # gaps between entries, but not between rows
+        (
+            [[2, 512, 128], ([2, 512, 64], [64 * 1024, 64, 1]), [2, 192, 64]],
+            ["move", "hopper"],
+        ),
         ([([1, 512, 96], [512 * 96, 96, 1])] * 2 + [[1, 192, 64]], ["move", "hopper"]),  # no whole steps of k
     ],
 )
@@ -155,18 +162,22 @@ def draw(*shapes: Sequence[int]) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize(
-    ("groups", "channels", "size"), [(8, 64, 1), (3, 96, 1), (2, 128, 3), (1, 64, 3), (128, 64, 1)]
+    ("groups", "channels", "others", "size"),
+    [(8, 64, 64, 1), (3, 96, 96, 1), (2, 128, 128, 3), (1, 64, 64, 3), (128, 64, 64, 1)]
+    + [(8, 128, 64, 3), (6, 64, 128, 1), (5, 64, 96, 3), (192, 128, 64, 1), (1, 64, 24, 1)],
 )
-def test_norm_and_convolution_of_joined_channels(groups: int, channels: int, size: int) -> None:
+def test_norm_and_convolution_of_joined_channels(groups: int, channels: int, others: int, size: int) -> None:
     """Groups that lie in one part each, some that lie in both, and channels by themselves."""
-    part, each = (2, channels, 5, 7), (1, 2 * channels, 1, 1)
-    arrays = draw(part, part, each, each, (32, 2 * channels, size, size))
+    whole = channels + others
+    arrays = draw(
+        (2, channels, 5, 7), (2, others, 5, 7), (1, whole, 1, 1), (1, whole, 1, 1), (32, whole, size, size)
+    )
     a, b, scale, bias, w = (checks.exact(array) for array in arrays.values())
     joined = np.concatenate([a, b], 1)
     grouped = joined.reshape(2, groups, -1)
     mean, variance = grouped.mean(-1, keepdims=True), grouped.var(-1, keepdims=True)
     normal = ((grouped - mean) / np.sqrt(variance + 1e-3)).reshape(joined.shape) * scale + bias
-    magnitude = float(2 * channels * size * size)
+    magnitude = float(whole * size * size)
     expected = [np.maximum(normal, 0), checks.convolved(joined, w)]
     check(
         block(groups),
@@ -178,16 +189,18 @@ def test_norm_and_convolution_of_joined_channels(groups: int, channels: int, siz
     )
 
 
-@pytest.mark.parametrize("parts", [[128, 128], [64, 64, 64], [40, 40]])
+@pytest.mark.parametrize("parts", [[128, 128], [64, 64, 64], [40, 40], [128, 64, 24], [64, 200]])
 def test_product_of_joined_features(parts: list[int]) -> None:
     arrays = draw(*([2, 33, part] for part in parts), [2, sum(parts), 48])
     wide = [checks.exact(array) for array in arrays.values()]
     check(product, arrays, np.concatenate(wide[:-1], 2) @ wide[-1], magnitude=float(sum(parts)))
 
 
-@pytest.mark.parametrize("part", [8, 12, 7, 2048])
-def test_softmax_of_joined_features(part: int) -> None:
-    arrays = draw(*[[2, 9, part]] * 3)
+@pytest.mark.parametrize(
+    "parts", [[8, 8, 8], [12, 12], [7, 7, 7], [2048, 2048, 2048], [16, 40, 8], [7, 9], [1, 8], [4096, 8]]
+)
+def test_softmax_of_joined_features(parts: list[int]) -> None:
+    arrays = draw(*([2, 9, part] for part in parts))
     wide = np.exp(np.concatenate([checks.exact(array) for array in arrays.values()], 2))
     check(norm, arrays, wide / wide.sum(-1, keepdims=True), ulps=2)
 

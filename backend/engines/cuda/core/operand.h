@@ -16,7 +16,7 @@ struct operand {
     int64_t strides[WEFT_DIM_MAX]; /* 0 where it broadcasts */
     /* Of a value without memory, which lies in parts by a coordinate; NULL: in one piece. Only rows have such. */
     const struct concat_op *parts;
-    int coordinate; /* the operand that is this coordinate */
+    int coordinate; /* the operand that is this coordinate; the parts after the first are operands behind it */
 };
 
 /* An index space: the extents that a kernel walks, slowest first. */

@@ -28,6 +28,15 @@ double schedule_operand_bytes(const struct schedule *s, int k) {
     return bytes;
 }
 
+bool schedule_is_part(const struct schedule *s, int k) {
+    const struct operand *operands = s->rows->operands;
+    for (int i = 0; i < s->rows->operand_count; i++)
+        if (operands[i].parts && k >= operands[i].coordinate &&
+            k < operands[i].coordinate + operands[i].parts->inputs.count)
+            return true;
+    return false;
+}
+
 /* The operand that most bytes belong to: its memory order leads. */
 static int leading_operand(const struct schedule *s) {
     int found = 0;
@@ -189,7 +198,7 @@ static int vector_width(const struct schedule *s) {
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &nest->operands[k];
         length = whole_in_parts(nest, operand, fast, length);
-        if (!schedule_moves(s, k) || operand->strides[fast] != 1)
+        if ((!schedule_moves(s, k) && !schedule_is_part(s, k)) || operand->strides[fast] != 1)
             continue;
         int64_t bytes = dtype_bytes(operand->type, 1), fits = operand_alignment(s->rows, operand);
         bool is_whole = true; /* as many elements as the index space: broadcast operands move little */
@@ -332,11 +341,25 @@ void schedule_allow_overlap(struct schedule *s) {
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
+/* Neighbours of a vector are as far apart in one part as in another. */
+static weftStatus_t check_parts(const struct schedule *s) {
+    int fast = schedule_fast_dim(s);
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        const struct operand *operand = &s->nest.operands[k];
+        for (int part = 1; operand->parts && part < operand->parts->inputs.count; part++)
+            if (s->nest.operands[operand->coordinate + part].strides[fast] != operand->strides[fast])
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "parts of %s have other neighbours than its first",
+                     descriptor_label(&s->rows->graph->values[operand->memory].tensor->base));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 weftStatus_t schedule_begin(struct schedule *s, const struct rows *rows) {
     memset(s, 0, sizeof *s);
     s->rows = rows;
     s->memory.unroll = s->threads.cluster = 1;
     TRY(order_dims(s));
+    TRY(check_parts(s));
     count_passes(s);
     s->vectors.width = vector_width(s);
     narrow_vectors(s);

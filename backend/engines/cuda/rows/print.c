@@ -38,7 +38,7 @@ static void print_operand_fields(struct printer *p, int k) {
     snprintf(name, sizeof name, "p%d", k);
     if (operand->parts)
         print_parts(p, k);
-    else if (operand->memory >= 0)
+    else if (operand->memory >= 0 && !schedule_is_part(p->s, k))
         print_pointer(p->print, operand->type, operand->memory, dtype_bytes(operand->type, operand->offset), name);
     else if (operand->memory == MEMORY_SCRATCH)
         print_scratch(p->print, type_of(p, k), dtype_bytes(operand->type, operand->offset), name);

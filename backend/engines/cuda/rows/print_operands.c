@@ -88,10 +88,7 @@ static void print_runs(struct printer *p) {
 
 bool rows_is_located(const struct printer *p, int k) {
     const struct operand *operand = operand_at(p, k);
-    bool is = operand->is_store || rows_find(p->rows, operand->value)->is_needed;
-    for (int i = 0; i < p->rows->operand_count; i++)
-        is = is || (operand_at(p, i)->parts && operand_at(p, i)->coordinate == k);
-    return is;
+    return operand->is_store || rows_find(p->rows, operand->value)->is_needed || schedule_is_part(p->s, k);
 }
 
 /* Where rows begin: offsets that all elements of a row share; and the unaligned elements before the first vector. head:
@@ -137,32 +134,41 @@ static void print_part_coordinate(struct printer *p, int k, bool of_row) {
         rows_print_offset(p, k, s->nest.row_dims, s->nest.rank);
 }
 
-/* Of the parts, the one that ends behind the coordinate. */
-static void print_memory(struct printer *p, int k, bool of_row) {
-    const struct operand *operand = operand_at(p, k);
-    int64_t last = operand->parts ? operand->parts->inputs.count - 1 : 0;
-    if (!operand->parts) {
-        text_add(p->code, "a.p%d", k);
-        return;
-    }
-    text_add(p->code, "(");
-    for (int part = 0; part < last; part++) {
-        print_part_coordinate(p, operand->coordinate, of_row);
-        text_add(p->code, " < a.end%d_%d ? a.p%d_%d : ", k, part, k, part);
-    }
-    text_add(p->code, "a.p%d_%d)", k, (int)last);
-}
-
-/* The address of a row's first element, or of the element at the coordinates in scope. */
-void rows_print_address(struct printer *p, int k, bool of_row) {
+/* From an operand's memory to a row's first element, or to the element at the coordinates in scope. */
+static void print_place(struct printer *p, int k, bool of_row) {
     const struct schedule *s = p->s;
-    print_memory(p, k, of_row);
     if (rows_depends_on(operand_at(p, k), 0, s->nest.row_dims))
         text_add(p->code, " + at.b%d", k);
     if (!of_row && rows_depends_on(operand_at(p, k), s->nest.row_dims, s->nest.rank)) {
         text_add(p->code, " + ");
         rows_print_offset(p, k, s->nest.row_dims, s->nest.rank);
     }
+}
+
+/* Of the parts, the one that ends behind the coordinate. */
+static void print_part(struct printer *p, int k, bool of_row) {
+    const struct operand *operand = operand_at(p, k);
+    int last = (int)operand->parts->inputs.count - 1;
+    text_add(p->code, "(");
+    for (int part = 0; part <= last; part++) {
+        if (part < last) {
+            print_part_coordinate(p, operand->coordinate, of_row);
+            text_add(p->code, " < a.end%d_%d ? ", k, part);
+        }
+        text_add(p->code, "a.p%d_%d", k, part);
+        print_place(p, part ? operand->coordinate + part : k, of_row);
+        text_add(p->code, part < last ? " : " : ")");
+    }
+}
+
+/* The address of a row's first element, or of the element at the coordinates in scope. */
+void rows_print_address(struct printer *p, int k, bool of_row) {
+    if (operand_at(p, k)->parts) {
+        print_part(p, k, of_row);
+        return;
+    }
+    text_add(p->code, "a.p%d", k);
+    print_place(p, k, of_row);
 }
 
 /* ---- Loads and stores -------------------------------------------------------------------------------------------- */

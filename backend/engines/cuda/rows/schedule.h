@@ -140,6 +140,8 @@ weftStatus_t schedule_begin(struct schedule *s, const struct rows *rows);
 void schedule_allow_unaligned(struct schedule *s);
 void schedule_allow_overlap(struct schedule *s);
 
+/* Whether operand k is one of the parts that others are read in, or the coordinate by which these are told apart. */
+bool schedule_is_part(const struct schedule *s, int k);
 /* Whether a value is read whose parts lie apart: vectors then stay within one. */
 bool schedule_reads_parts(const struct schedule *s);
 

@@ -27,11 +27,11 @@ static int add_operand(struct rows *rows, struct operand operand) {
 }
 
 /* What has the coordinate along a dimension; it has no memory. */
-static int add_coordinate(struct rows *rows, int name, int64_t dim) {
-    struct operand operand = {.value = name, .memory = MEMORY_INDEX, .type = WEFT_DATA_INT64};
+static struct operand coordinate_along(const struct rows *rows, int64_t dim) {
+    struct operand operand = {.memory = MEMORY_INDEX, .type = WEFT_DATA_INT64};
     for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = rows->space.axes[i].dim == dim ? rows->space.axes[i].inner : 0;
-    return add_operand(rows, operand);
+    return operand;
 }
 
 /* Whether it differs from element to element of a row. */
@@ -54,23 +54,43 @@ static struct term *new_term(struct rows *rows, struct term term) {
     return &rows->terms[rows->term_count++];
 }
 
-/* The coordinate by which parts are told apart. Addresses need it and no term does. */
-static int add_part_coordinate(struct rows *rows, const struct concat_op *parts) {
+/* An operand that addresses need and no term does. */
+static int add_unread(struct rows *rows, struct operand operand) {
     struct term term = {.kind = TERM_LOAD, .name = rows->next_name++, .names = 1, .type = "i64"};
-    term.operand = add_coordinate(rows, term.name, concat_axis(parts));
+    operand.value = term.name;
+    term.operand = add_operand(rows, operand);
     term.spans = operand_spans(rows, term.operand);
     return new_term(rows, term)->operand;
+}
+
+static void set_strides(const struct rows *rows, struct operand *operand, const struct tensor *tensor) {
+    for (int i = 0; i < rows->space.axis_count && tensor_elements(tensor) != 1; i++)
+        operand->strides[i] = row_space_stride(&rows->space, tensor, i);
+}
+
+/* The coordinate by which parts are told apart, and behind it the parts after the first, each as if all of the value
+   lay where it does. */
+static int add_parts(struct rows *rows, const struct concat_op *parts, const struct tensor *whole) {
+    int coordinate = add_unread(rows, coordinate_along(rows, concat_axis(parts)));
+    for (int64_t k = 1; k < parts->inputs.count; k++) {
+        const struct tensor *tensor = parts->inputs.tensors[k];
+        struct operand operand = {.memory = graph_find_value(rows->graph, tensor), .type = (weftDataType_t)whole->type};
+        struct tensor as = tensor_mirror(whole);
+        as.strides = tensor->strides;
+        set_strides(rows, &operand, &as);
+        add_unread(rows, operand);
+    }
+    return coordinate;
 }
 
 static int add_value(struct rows *rows, int value, bool is_store) {
     const struct tensor *tensor = rows->graph->values[value].tensor;
     struct operand operand = {.value = value, .memory = value, .is_store = is_store};
     operand.type = (weftDataType_t)tensor->type;
-    for (int i = 0; i < rows->space.axis_count && tensor_elements(tensor) != 1; i++)
-        operand.strides[i] = row_space_stride(&rows->space, tensor, i);
+    set_strides(rows, &operand, tensor);
     operand.parts = views_gathered(rows->graph, value);
     if (operand.parts)
-        operand.coordinate = add_part_coordinate(rows, operand.parts);
+        operand.coordinate = add_parts(rows, operand.parts, tensor);
     return add_operand(rows, operand);
 }
 
@@ -229,7 +249,9 @@ static void add_index(struct rows *rows, const struct node *node) {
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     int value = node->operands[node->is_output[0] ? 0 : 1];
     struct term term = {.kind = TERM_LOAD, .name = value, .names = 1, .type = "i64"};
-    term.operand = add_coordinate(rows, value, op->pw->axis);
+    struct operand operand = coordinate_along(rows, op->pw->axis);
+    operand.value = value;
+    term.operand = add_operand(rows, operand);
     term.spans = operand_spans(rows, term.operand);
     new_term(rows, term);
     if (is_wanted(rows, value))

@@ -115,6 +115,8 @@ weftStatus_t hopper_shape(struct hopper *h);
 /* Finds operands that are read in parts; NOT_SUPPORTED, with a sentence, for what else would be, and for parts that do
    not end where steps of k do. After hopper_shape. */
 weftStatus_t hopper_find_parts(struct hopper *h);
+/* The stride of a part in a dimension of its operand's map but the first, in elements. */
+int64_t hopper_part_stride(const struct hopper *h, int operand, int part, int dim);
 /* Whether a product may read a value in parts: along k. */
 bool hopper_gathers(const struct graph *graph, int node, int value);
 

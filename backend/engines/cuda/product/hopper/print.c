@@ -330,6 +330,8 @@ static void print_part_maps(struct kernel_print *print, const struct hopper *h, 
         const struct tensor *tensor = parts->inputs.tensors[part];
         struct cuda_map map = {.form = form_of(h, f), .is_im2col = h->view[f].is_image};
         map.form.dims[0] = (uint64_t)tensor->dims.at[concat_axis(parts)];
+        for (int i = 1; i < h->view[f].count; i++)
+            map.form.strides[i - 1] = (uint64_t)(hopper_part_stride(h, f, part, i) * stored_bytes(h));
         print_map(print, graph_find_value(h->c.region->graph, tensor), &map, part_map(f, part).text);
     }
 }

@@ -476,6 +476,30 @@ bool hopper_gathers(const struct graph *graph, int node, int value) {
            concat_axis(parts) == dim_of_k(product, value, graph);
 }
 
+/* By the factor between the strides of the first part, which the operand has, and those of this one, in all dimensions
+   but the axis of parts. */
+int64_t hopper_part_stride(const struct hopper *h, int operand, int part, int dim) {
+    const struct view_dim *at = &h->view[operand].dims[dim];
+    const struct concat_op *parts = h->parts[operand];
+    const struct tensor *whole = h->c.operand[operand].tensor, *own = parts->inputs.tensors[part];
+    for (int64_t d = 0; d < whole->dims.count; d++)
+        if (d != concat_axis(parts) && whole->dims.at[d] != 1 && at->extent > 1)
+            return at->stride * own->strides.at[d] / whole->strides.at[d];
+    return at->stride;
+}
+
+/* Strides of all parts as the copy engine wants them. */
+static bool are_even(const struct hopper *h, int operand) {
+    const struct map_view *view = &h->view[operand];
+    for (int part = 0; part < h->parts[operand]->inputs.count; part++)
+        for (int i = 1; i < view->count; i++) {
+            int64_t stride = hopper_part_stride(h, operand, part, i) * element_bytes(h, operand);
+            if (stride <= 0 || stride % MAP_ALIGNMENT)
+                return false;
+        }
+    return true;
+}
+
 /* Steps of 128 bytes belong to one part each: the last part alone may end within one, in zeros. */
 static weftStatus_t check_parts(const struct hopper *h, int operand) {
     const struct concat_op *parts = h->parts[operand];
@@ -484,7 +508,8 @@ static weftStatus_t check_parts(const struct hopper *h, int operand) {
     const struct tensor *whole = h->c.operand[operand].tensor;
     int64_t step = HOPPER_K_BYTES / element_bytes(h, operand), end = 0;
     bool is_even = view->is_k_major && k->role == ROLE_K && k->extent == whole->dims.at[concat_axis(parts)] &&
-                   k->per_group == 0 && !h->k_is_pixels && !h->is_planes && parts->inputs.count <= PARTS_MAX;
+                   k->per_group == 0 && !h->k_is_pixels && !h->is_planes && parts->inputs.count <= PARTS_MAX &&
+                   are_even(h, operand);
     for (int64_t part = 0; part + 1 < parts->inputs.count && is_even; part++) {
         end += ((const struct tensor *)parts->inputs.tensors[part])->dims.at[concat_axis(parts)];
         is_even = end % step == 0;
