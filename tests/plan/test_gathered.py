@@ -163,8 +163,10 @@ def draw(*shapes: Sequence[int]) -> dict[str, Array]:
 
 @pytest.mark.parametrize(
     ("groups", "channels", "others", "size"),
-    [(8, 64, 64, 1), (3, 96, 96, 1), (2, 128, 128, 3), (1, 64, 64, 3), (128, 64, 64, 1)]
-    + [(8, 128, 64, 3), (6, 64, 128, 1), (5, 64, 96, 3), (192, 128, 64, 1), (1, 64, 24, 1)],
+    [
+        *[(8, 64, 64, 1), (3, 96, 96, 1), (2, 128, 128, 3), (1, 64, 64, 3), (128, 64, 64, 1)],
+        *[(8, 128, 64, 3), (6, 64, 128, 1), (5, 64, 96, 3), (192, 128, 64, 1), (1, 64, 24, 1)],
+    ],
 )
 def test_norm_and_convolution_of_joined_channels(groups: int, channels: int, others: int, size: int) -> None:
     """Groups that lie in one part each, some that lie in both, and channels by themselves."""
