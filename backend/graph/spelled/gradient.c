@@ -216,8 +216,8 @@ static weftStatus_t take_softmax_gradient(struct gradient *g) {
 
 /* ---- Weights ----------------------------------------------------------------------------------------------------- */
 
-/* e^(scores - statistics), a number for each row: the weights made again by what a softmax has kept. Statistics need
-   not be those of these scores: the backward kernels calculate the same formula. */
+/* e^(scores - statistics), a number for each row: the weights made again by what a softmax has kept. Statistics are
+   taken for those of these scores, as attention's own gradient takes them: the portable kernels cut weights to 1. */
 static bool find_exponential(struct spelled_attention *s, const struct tensor *weights) {
     int node = spelled_maker(s, weights);
     const struct pointwise_op *exponential = reads_by(s, node, WEFT_POINTWISE_EXP);
