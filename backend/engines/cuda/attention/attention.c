@@ -298,13 +298,14 @@ double attention_predict_flops(const struct cuda_attention *c, double flops) {
     return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
 }
 
-/* The joining of parts of the keys, where blocks are few: a second kernel, and longer the more parts it reads, as of
-   decoding. */
+/* Where blocks are few: what fewer than a wave of them lose, or the joining of parts of the keys, a second kernel that is
+   longer the more parts it reads. */
 static double predict_merge(const struct cuda_attention *c, double blocks) {
     double wanted = 2 * c->device->cuda.multiprocessors / blocks, useful = (double)c->keys / (2 * BLOCK_QUERIES);
     double parts = wanted < useful ? wanted : useful;
-    bool has_parts = c->keys >= SPLIT_KEYS && blocks < c->device->cuda.multiprocessors;
-    return has_parts ? MERGE_SECONDS + parts * PART_SECONDS : 0;
+    if (blocks >= c->device->cuda.multiprocessors)
+        return 0;
+    return c->keys < SPLIT_KEYS ? KERNEL_SECONDS : MERGE_SECONDS + parts * PART_SECONDS;
 }
 
 /* Sums what a wave of blocks takes: its multiplications, and a constant for each block that nothing hides. */
