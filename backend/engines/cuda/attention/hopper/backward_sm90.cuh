@@ -570,7 +570,7 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
             const i32 query = OWN_IS_KEY ? column : rows[e / 2], key = OWN_IS_KEY ? rows[e / 2] : column;
             const float scaled = s[4 * c + e] * scale;
             const float score =
-                score_of(p, batch, head, query, key, scaled, bias_at<OWN_IS_KEY>(p, bias[e / 2], column));
+                score_of<true>(p, batch, head, query, key, scaled, bias_at<OWN_IS_KEY>(p, bias[e / 2], column));
             if constexpr (HAS_SLOPES)
                 slope[e] =
                     score == minus_infinity() ? 0.0f : modified_gradient(p, batch, head, query, key, scaled, 1.0f);

@@ -45,12 +45,13 @@ static const struct forward_tile {
     bool ping_pong;
     int ctas; /* that share a multiprocessor */
 } tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1}, {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1},
-    {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1},   {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1},
-    {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1}, {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1},
-    {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1}, {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1},
-    {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1}, {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1},
-    {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1}, {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1},
+    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1},  {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1},
+    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1},   {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1},
+    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1},
+    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1},
+    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1},  {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1},
+    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1},  {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1},
+    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1},
 };
 
 /* Of FP8: the producer's warps turn V over, and take more. Up to 128 values the float sums fit. */
@@ -239,19 +240,11 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 
-/* Tiles of scores lie in one of a block mask's, and consumers that take turns pass over the same ones. */
-static bool fits(const struct forward_tile *t, const struct forward *f, int terms) {
-    bool is_inside = t->ping_pong && ATTENTION_MASK_TILE % t->keys == 0;
-    return t->depth >= f->depth && t->value_depth >= f->value_depth && t->terms >= terms &&
-           (is_inside || !f->c->a->block_mask);
-}
-
 /* Whether the copy engine can bring the bias in boxes of 64 keys: of 16 bits, one for each query and key, in rows of
    whole 16 bytes. Stride 0 is no stride to the copy engine. */
-static bool has_boxed_bias(const struct forward *f) {
+static bool has_boxed_bias(const struct forward *f, const struct forward_tile *t) {
     const struct tensor *bias = f->c->a->bias;
-    if (!bias || f->is_fp8 || !f->tile->ping_pong || f->tile->keys % 64 != 0 ||
-        !dtype_is_half((weftDataType_t)bias->type))
+    if (!bias || f->is_fp8 || t->keys % 64 != 0 || !dtype_is_half((weftDataType_t)bias->type))
         return false;
     bool fits = bias->dims.at[2] == f->c->queries && bias->dims.at[3] == f->c->keys &&
                 attention_run(bias) * BIAS_ELEMENT_BYTES == 16;
@@ -260,9 +253,18 @@ static bool has_boxed_bias(const struct forward *f) {
     return fits;
 }
 
-/* As many as there is room for beside the rest. Measured by ... */
+/* Tiles of scores lie in one of a block mask's, and consumers that take turns pass over the same ones. Three consumers
+   have no registers for a bias that is read from memory. */
+static bool fits(const struct forward_tile *t, const struct forward *f, int terms) {
+    const struct attention *a = f->c->a;
+    bool is_inside = t->ping_pong && ATTENTION_MASK_TILE % t->keys == 0;
+    return t->depth >= f->depth && t->value_depth >= f->value_depth && t->terms >= terms &&
+           (is_inside || !a->block_mask) && (t->groups < 3 || !a->bias || has_boxed_bias(f, t));
+}
+
+/* As many as there is room for beside the rest. */
 static int bias_stages(struct forward *f) {
-    int stages = has_boxed_bias(f) ? BIAS_STAGES_MOST : 0;
+    int stages = has_boxed_bias(f, f->tile) ? BIAS_STAGES_MOST : 0;
     for (f->bias_stages = stages; stages > 0 && shared_bytes(f) > SHARED_MAX; f->bias_stages = stages)
         stages--;
     return stages;

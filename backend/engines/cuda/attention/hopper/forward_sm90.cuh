@@ -72,8 +72,8 @@ static_assert(O_LEAVES_THROUGH_Q ? Q_STAGES == 2 && O_PANELS <= QK_PANELS : Q_ST
 static_assert(!PING_PONG || GROUPS == 2, "a turn is handed to the other one");
 static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K == 0),
               "a block lies in one of its tiles");
-static_assert(BIAS_STAGES == 0 || (PING_PONG && BLOCK_K % 64 == 0 && !IS_FP8 && sizeof(bias_t) == 2),
-              "both consumers take the blocks of a tile, whose bias has whole panels; the warps that load it are free");
+static_assert(BIAS_STAGES == 0 || (BLOCK_K % 64 == 0 && !IS_FP8 && sizeof(bias_t) == 2),
+              "a bias has whole panels, and the warps that load it nothing else to do");
 
 constexpr bool HAS_HEAD_SCALES = Q_SCALES == 1 || K_SCALES == 1;
 constexpr i32 PROMOTED_BLOCKS = 768 / BLOCK_K; /* whose products one accumulator of FP8 sums */
@@ -227,8 +227,7 @@ DEVICE void load_tiles(const arguments &a) {
         end_values(v);
 }
 
-/* The bias of a consumer's queries, by one thread, which learns of tiles as the consumer does. A tile's place is not
-   written anew before: the consumer needs what is loaded here to be done with the tile. */
+/* The bias of a consumer's queries, by one thread, which learns of tiles as the consumer does. */
 template <class P> DEVICE void load_biases(const P &a, u32 group) {
     cursor<Q_STAGES> q;
     cursor<BIAS_STAGES> at;
@@ -237,7 +236,8 @@ template <class P> DEVICE void load_biases(const P &a, u32 group) {
         const tile t = read_tile(tile_at(parity, group));
         if (t.blocks.last == 0)
             break;
-        for (i32 block = t.blocks.last - 1; block >= t.blocks.first; block = block_below(a, t, block), at.advance()) {
+        const range own = own_blocks(a, t, group);
+        for (i32 block = own.last - 1; block >= own.first; block = block_below(a, t, block), at.advance()) {
             const u32 full = bias_full(at.stage, group);
             wait(bias_empty(at.stage, group), at.phase ^ 1);
             arrive_expecting(full, BIAS_BYTES);
@@ -246,6 +246,7 @@ template <class P> DEVICE void load_biases(const P &a, u32 group) {
                 load_box(bias_at(at.stage, group) + i * BIAS_PANEL, a.bias_map, full, block * BLOCK_K + i * 64,
                          t.row + (i32)group * GROUP_Q, a.bias_head ? t.head : 0, a.bias_batch ? t.batch : 0);
         }
+        arrive(q_empty(q.stage, group)); /* the tile's place may be written anew */
     }
 }
 
@@ -363,57 +364,89 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     sync_threads(VALUES_CLEARED + c.group, 128);
 }
 
-/* A consumer's bias of a block: pairs of neighbouring keys, in the order of the scores. */
-using bias_pairs = u32[BIAS_STAGES ? BLOCK_K / 4 : 1];
-DEVICE void take_bias(bias_pairs &pairs, consumer &c) {
+/* Pairs of neighbouring keys of the bias, in the order of the scores, of 16 keys from 16 i on. */
+DEVICE void load_boxed_bias(u32 (&pairs)[4], const consumer &c, int i) {
     const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
-    wait(bias_full(c.bias.stage, c.group), c.bias.phase);
-#pragma unroll
-    for (int i = 0; BIAS_STAGES && i < BLOCK_K / 16; ++i) {
-        u32 four[4];
-        load_matrices(four, bias_at(c.bias.stage, c.group) + i / 4 * BIAS_PANEL + row * ROW_BYTES +
-                                ((i % 4 * 2 + lane / 16) ^ row % 8) * 16);
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-            pairs[4 * i + k] = four[k];
-    }
+    load_matrices(pairs, bias_at(c.bias.stage, c.group) + i / 4 * BIAS_PANEL + row * ROW_BYTES +
+                             ((i % 4 * 2 + lane / 16) ^ row % 8) * 16);
+}
+DEVICE void release_bias(consumer &c) {
     publish_to_async_proxy(); /* what is read before a copy overwrites it */
-    arrive_where(bias_empty(c.bias.stage, c.group), lane == 0);
+    arrive_where(bias_empty(c.bias.stage, c.group), lane_index() == 0);
     c.bias.advance();
 }
 
+/* Whether a bias of -inf is looked for element by element. Else the sum of a block's weights tells that one may have
+   met what is no number: it is none either, and the usual way of softmax looks again. */
+constexpr bool GUARDS_HIDDEN = IS_FP8 || HAS_MODIFIER;
+
+/* A thread's row, as terms see it. */
+struct terms_of_row {
+    i32 query;
+    bias_offset bias;
+    float alibi; /* of the thread's first key */
+};
+
 /* Products become natural scores. What is beyond the tensors reads the last element, and is masked afterwards. */
 template <class P>
-DEVICE void add_terms(scores &s, const P &a, const tile &t, i32 first_query, i32 block, float slope,
-                      const bias_pairs &pairs) {
+DEVICE void add_terms(consumer &c, const P &a, const tile &t, i32 first_query, i32 block, float slope) {
     const float scale = score_scale_of(a, t.batch, t.head);
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2), last_key = (i32)a.keys - 1;
+    terms_of_row rows[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
-        const i32 query = min(row, (i32)a.queries - 1);
-        const bias_offset bias = bias_row(a, t.batch, t.head, query, false);
-        const float distance = (float)(column - row);
+        rows[h].query = min(row, (i32)a.queries - 1);
+        rows[h].bias = bias_row(a, t.batch, t.head, rows[h].query, false);
+        rows[h].alibi = slope * (float)(column - row);
+    }
+    if constexpr (BIAS_STAGES > 0)
+        wait(bias_full(c.bias.stage, c.group), c.bias.phase);
+    [[maybe_unused]] u32 pairs[4];
 #pragma unroll
-        for (int j = 0; j < BLOCK_K / 8; ++j) {
-            float pair[2];
+    for (int i = 0; i < BLOCK_K / 8; ++i) {
+        if constexpr (BIAS_STAGES > 0)
+            if (i % 2 == 0)
+                load_boxed_bias(pairs, c, i / 2);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float bias[2];
             if constexpr (BIAS_STAGES > 0)
-                unpack_bias(pair, pairs[2 * j + h]);
+                unpack_bias(bias, pairs[i % 2 * 2 + h]);
             else if constexpr (BIAS != 0 && BIAS_IS_PAIR)
-                load_bias_pair(pair, a, bias + min(column + 8 * j, last_key - 1));
+                load_bias_pair(bias, a, rows[h].bias + min(column + 8 * i, last_key - 1));
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const i32 key = min(column + 8 * j + e, last_key);
+                const i32 key = min(column + 8 * i + e, last_key);
                 if constexpr (BIAS != 0 && !BIAS_IS_PAIR && BIAS_STAGES == 0)
-                    pair[e] = bias_at<false>(a, bias, key);
-                float &x = s[4 * j + 2 * h + e];
-                x = score_of(a, t.batch, t.head, query, key, x * scale, pair[e]);
+                    bias[e] = bias_at<false>(a, rows[h].bias, key);
+                float &x = c.s[4 * i + 2 * h + e];
+                x = score_of<GUARDS_HIDDEN>(a, t.batch, t.head, rows[h].query, key, x * scale, bias[e]);
                 if constexpr (HAS_ALIBI)
-                    x += slope * (distance + (8 * j + e));
+                    x += fmaf(slope, 8 * i + e, rows[h].alibi);
             }
         }
     }
-    fence_registers(s);
+    if constexpr (BIAS_STAGES > 0)
+        release_bias(c);
+    fence_registers(c.s);
+}
+
+/* Where add_terms did not look whether a bias of -inf hides a key: a score that was NaN or +inf before is NaN. */
+template <class P> DEVICE void hide_by_bias(scores &s, const P &a, const tile &t, i32 first_query, i32 block) {
+    const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
+        const bias_offset bias = bias_row(a, t.batch, t.head, min(row, (i32)a.queries - 1), false);
+#pragma unroll
+        for (int j = 0; j < BLOCK_K / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (s[4 * j + 2 * h + e] != s[4 * j + 2 * h + e] &&
+                    bias_at<false>(a, bias, min(column + 8 * j + e, (i32)a.keys - 1)) == minus_infinity())
+                    s[4 * j + 2 * h + e] = minus_infinity();
+    }
 }
 
 /* Dropped weights become 0; their sums keep them. */
@@ -539,12 +572,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
 #pragma unroll 1
         for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
             release(k_empty(c.block.before().stage));
-            if constexpr (HAS_TERMS) {
-                bias_pairs pairs = {};
-                if constexpr (BIAS_STAGES > 0)
-                    take_bias(pairs, c);
-                add_terms(c.s, a, t, first_query, block, slope, pairs);
-            }
+            if constexpr (HAS_TERMS)
+                add_terms(c, a, t, first_query, block, slope);
             if (is_masked(b, first_query, block))
                 mask(c.s, b, first_query, block, hidden_score);
             mma_wait<0>();
@@ -552,7 +581,11 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 release(v_empty(c.block.before().before().stage));
             if (PARKS_SUMS && c.summed == PROMOTED_BLOCKS)
                 promote(c);
-            softmax(c.p, c.rows, c.o, c.s, c.scale, is_first, [&](const float (&by)[2]) {
+            const auto finish_scores = [&] {
+                if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
+                    hide_by_bias(c.s, a, t, first_query, block);
+            };
+            softmax(c.p, c.rows, c.o, c.s, c.scale, is_first, finish_scores, [&](const float (&by)[2]) {
                 if (PARKS_SUMS && c.is_parked)
                     rescale_parked(c, by);
             });
@@ -630,7 +663,7 @@ DEVICE void init_barriers() {
     for (u32 i = 0; i < Q_STAGES; ++i)
         for (u32 group = 0; group < GROUPS; ++group) {
             barrier_init(q_full(i, group), 1);
-            barrier_init(q_empty(i, group), 4);
+            barrier_init(q_empty(i, group), BIAS_STAGES > 0 ? 5 : 4);
         }
     for (u32 i = 0; i < BIAS_STAGES; ++i)
         for (u32 group = 0; group < GROUPS; ++group) {

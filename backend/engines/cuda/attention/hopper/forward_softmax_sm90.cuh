@@ -120,10 +120,11 @@ DEVICE void start_rows(row_pair &rows) {
         rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
-/* No product may be under way. rescale_rest(by): multiplies what else is summed, by rows. */
-template <class F>
+/* No product may be under way. finish_scores(): what scores lack that only the usual way sees. rescale_rest(by):
+   multiplies what else is summed, by rows. */
+template <class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, bool is_first,
-                    const F &rescale_rest) {
+                    const S &finish_scores, const F &rescale_rest) {
     float sum[2];
     if (!rows.finds_maximum) {
         float top[2] = {rows.top[0], rows.top[1]};
@@ -138,6 +139,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
     }
     if (rows.finds_maximum) {
         float maximum[2], rescale[2];
+        finish_scores();
         find_maximum(rows, maximum, rescale, s, scale);
         exponentiate(p, sum, rows.top, s, scale, maximum);
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];

@@ -56,11 +56,14 @@ template <class P> DEVICE void load_bias_pair(float (&pair)[2], const P &a, bias
     }
 }
 
-/* A score from its scaled product, but for ALiBi. */
-template <class P>
+/* A score from its scaled product, but for ALiBi. GUARDS_HIDDEN: a bias of -inf hides whatever it meets; else what is
+   NaN or +inf becomes NaN. */
+template <bool GUARDS_HIDDEN, class P>
 DEVICE float score_of(const P &a, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
     if constexpr (HAS_MODIFIER)
         scaled = modified(a, batch, head, query, key, scaled);
+    if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
+        return scaled + bias;
     if constexpr (BIAS == 1)
         return bias == minus_infinity() || (HAS_MODIFIER && scaled == minus_infinity()) ? minus_infinity()
                                                                                         : scaled + bias;
