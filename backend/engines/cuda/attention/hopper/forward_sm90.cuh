@@ -665,7 +665,7 @@ DEVICE void init_barriers() {
             barrier_init(q_full(i, group), 1);
             barrier_init(q_empty(i, group), BIAS_STAGES > 0 ? 5 : 4);
         }
-    for (u32 i = 0; i < BIAS_STAGES; ++i)
+    for (int i = 0; i < BIAS_STAGES; ++i)
         for (u32 group = 0; group < GROUPS; ++group) {
             barrier_init(bias_full(i, group), 1);
             barrier_init(bias_empty(i, group), 4);
