@@ -22,6 +22,7 @@ static const struct {
     {false, false, 256, {1, 1, 8, 1, false}},
 };
 
+/* Warps of a block of the small kernels. */
 enum { ROW_WARPS = 4, SINK_WARPS = 8 };
 
 /* One run of attention_bwd or attention_bwd_bias. own: the side that a block keeps while the other one passes; first:
@@ -42,6 +43,8 @@ static int64_t held_columns(const struct pass *p, const struct attention_depth *
     return p->is_sliced ? depth->chunk : depth->padded;
 }
 
+/* Own rows stay, tiles of the passing side come in stages, with lse and delta where queries pass. A pass for a bias
+   keeps a tile of sums as well, its rows apart by one element against bank conflicts. */
 static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p, const struct attention_tile *t) {
     int64_t bytes = c->arithmetic->bytes, sum = c->arithmetic->sum_bytes, pad = 16 / bytes;
     int64_t rows = t->warps * t->m_tiles * 16;
@@ -55,6 +58,7 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p
     return t->stages * passing + owned + weights * bytes + t->stages * t->columns * 4;
 }
 
+/* A FLOAT result of products of 16 bits: its factors come in two parts, the second what the first was rounded by. */
 static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor) {
     return c->arithmetic->is_mma && tensor && !tensor->is_virtual && tensor->type == WEFT_DATA_FLOAT;
 }
@@ -75,6 +79,7 @@ static bool choose_tile(struct pass *p, const struct cuda_attention *c, bool is_
         if (tiles[i].is_mma != c->arithmetic->is_mma || has_no_registers ||
             max64(columns, held) > tiles[i].most_columns)
             continue;
+        /* Slices are not held in registers; whole rows want more warps than one, see above. */
         if (is_sliced ? t->is_held : t->warps == 1)
             continue;
         p->tile = t;
@@ -148,6 +153,7 @@ static weftStatus_t plan_backward(struct pass passes[PASSES_MAX], int *count, co
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Planning alone says whether every pass has a tile. */
 weftStatus_t attention_backward_accepts(const struct cuda_attention *c) {
     struct pass passes[PASSES_MAX];
     int count;
@@ -195,6 +201,7 @@ static int64_t print_rows(struct kernel_print *print, const struct cuda_attentio
     return 2 * bytes;
 }
 
+/* A warp for each query. The workspace begins with its results, behind rows_at. */
 static weftStatus_t build_rows(struct step *step, const struct cuda_attention *c, struct cuda_kernel *kernel,
                                struct arena *arena) {
     struct kernel_print print;
@@ -257,6 +264,7 @@ static void print_copies(struct kernel_print *print, const struct cuda_attention
     }
 }
 
+/* What passes of gradients and of biases have in common. */
 static void print_pass(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
     attention_print_scores(print, c);
     attention_print_tile(print, p->tile, "COLUMNS", p->shared_bytes);
@@ -378,6 +386,8 @@ static struct tensor as_scores(const struct tensor *tensor) {
     return whole;
 }
 
+/* ONE_QUERY, ONE_KEY: dimensions that are summed over in registers; those of batch entries and heads in a loop of the
+   block. */
 static void print_bias(struct kernel_print *print, const struct cuda_attention *c, const struct pass *p) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     struct tensor bias = as_scores(p->first);
@@ -399,6 +409,8 @@ static void print_bias(struct kernel_print *print, const struct cuda_attention *
         attention_print_operand_gradient(print, c, p->operand);
 }
 
+/* A block for each tile of the bias, which goes over all batch entries and heads that share it, in their order: no
+   atomics. */
 static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass *p, struct cuda_step *state,
                                struct arena *arena) {
     struct tensor bias = as_scores(p->first);
@@ -419,6 +431,7 @@ static weftStatus_t build_bias(const struct cuda_attention *c, const struct pass
     return attention_grid(kernel, c, blocks, p->tile->warps);
 }
 
+/* A block for each head sums over its queries of all batch entries. */
 static weftStatus_t build_sink(const struct cuda_attention *c, struct cuda_step *state, struct arena *arena) {
     const struct tensor *dsink = c->backward->dsink;
     if (!c->heads)
@@ -442,6 +455,7 @@ weftStatus_t attention_backward_build(struct step *step, const struct cuda_atten
     int count;
     TRY(plan_backward(passes, &count, c));
     TRY(attention_build_amax_clear(c, state, arena));
+    /* Rows are made for whoever reads them: each pass, and the sink. */
     if (c->lines && (count || attention_wants(c, c->backward->dsink)))
         TRY(build_rows(step, c, &state->kernels[state->count++], arena));
     for (int i = 0; i < count; i++)
@@ -457,6 +471,7 @@ weftStatus_t attention_backward_build(struct step *step, const struct cuda_atten
 
 /* ---- For families that make the other gradients otherwise ---- */
 
+/* Counts the same passes as plan_backward adds behind the others. */
 bool attention_backward_wants_biases(const struct cuda_attention *c) {
     struct pass passes[PASSES_MAX];
     int count = 0;

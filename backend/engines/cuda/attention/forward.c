@@ -23,6 +23,8 @@ static const struct {
     {false, false, 128, {1, 1, 8, 1, false}},
 };
 
+/* Parts of the keys that one kernel joins; queries of a head up to which heads share a tile; warps of a block of the
+   small kernels. */
 enum { SPLITS_MAX = 64, PACKED_QUERIES_MOST = 64, MERGE_WARPS = 4, DUMP_WARPS = 8 };
 
 struct forward {
@@ -33,6 +35,7 @@ struct forward {
     int parts;
 };
 
+/* Queries of a block: 16 of each warp, m_tiles times. */
 static int64_t tile_rows(const struct attention_tile *t) { return t->warps * t->m_tiles * 16; }
 
 /* Rows are padded by 16 bytes, so that neighbouring rows fall into different banks. Weights pass through shared memory
@@ -45,8 +48,7 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct attenti
 }
 
 /* is_sliced: queries and keys may come in slices. A whole tile that leaves room for one warp would wait for memory all
-     the
-   time. */
+   the time. */
 static bool choose_tile(struct forward *f, const struct cuda_attention *c, bool is_sliced) {
     f->depth = attention_depth_of(c->depth, is_sliced ? c->arithmetic->most_columns : INT32_MAX);
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
@@ -95,6 +97,7 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Planning alone says whether there is a tile; the price is attention.c's. */
 weftStatus_t attention_forward_accepts(const struct cuda_attention *c) {
     struct forward f;
     return plan_forward(&f, c);
@@ -102,6 +105,7 @@ weftStatus_t attention_forward_accepts(const struct cuda_attention *c) {
 
 /* ---- Printing ---- */
 
+/* The results that there may be, each a pointer and strides where somebody wants it. */
 void attention_print_ends(struct kernel_print *print, const struct cuda_attention *c) {
     attention_print_wanted(print, c, c->forward->o, "o", "HAS_O");
     attention_print_wanted(print, c, c->forward->stats, "stats", "HAS_STATS");
@@ -120,6 +124,7 @@ int64_t attention_print_splits(struct kernel_print *print, const struct cuda_att
     return splits > 1 ? o_bytes + 2 * line_bytes : 0;
 }
 
+/* Blocks: batch entries x groups of heads x tiles of queries x chunks of values x splits of keys. */
 static weftStatus_t build_main(struct step *step, const struct cuda_attention *c, const struct forward *f,
                                struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
@@ -152,6 +157,7 @@ static weftStatus_t build_main(struct step *step, const struct cuda_attention *c
                           f->tile->warps);
 }
 
+/* A warp for each query: it rescales the sums of all splits to their common maximum, in a fixed order. */
 weftStatus_t attention_build_merge(const struct cuda_attention *c, int64_t splits, struct cuda_kernel *kernel,
                                    struct arena *arena) {
     struct kernel_print print;

@@ -96,11 +96,13 @@ struct backward {
 
 /* ---- Accepting ---- */
 
+/* The portable family takes what is refused here, or the deterministic one of Hopper what the unordered one refuses. */
 static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
          descriptor_label(region_node(c->region, 0)->op), what);
 }
 
+/* What no pass can make, whatever the tile. */
 static weftStatus_t check_features(const struct cuda_attention *c) {
     if (c->a->modifier.gradient_output >= 0 && !score_modifier_gradient_is_linear(&c->a->modifier))
         return refuse(c,
@@ -188,6 +190,7 @@ static weftStatus_t check_fp8_operands(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* o and dO are read by rows alone, but lie as boxes do. */
 static weftStatus_t check_operands(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
     const struct tensor *read[] = {c->a->q, c->a->k, c->a->v, op->o, op->d_o}, *made[] = {op->dq, op->dk, op->dv};
@@ -203,6 +206,7 @@ static weftStatus_t check_operands(const struct cuda_attention *c) {
 
 /* A panel of 64 columns that lies behind all columns in whole must not be asked for: see entries_sm90.cuh. */
 static weftStatus_t check_ragged(const struct backward *b) {
+    /* So have 64 values beside a depth of 128, whose tile has 128 of both. */
     bool has_outer = b->head - b->c->depth >= 64 || b->value_head - b->c->value_depth >= 64;
     if (!attention_is_ragged(b->c))
         return WEFT_STATUS_SUCCESS;
@@ -233,6 +237,7 @@ static const struct backward_tile *find_tile(const struct backward *b, enum make
     return NULL;
 }
 
+/* Adds the best tile that makes it, or says what is too deep. */
 static weftStatus_t add_pass(struct backward *b, enum makes makes) {
     const struct backward_tile *tile = find_tile(b, makes);
     if (tile) {
@@ -249,6 +254,7 @@ static weftStatus_t add_pass(struct backward *b, enum makes makes) {
 /* Two passes where heads of k and v differ, registers do not hold both gradients, or one is not wanted. */
 static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wants_v) {
     const struct attention *a = b->c->a;
+    /* Beside random bits, f16, a bias or a block mask takes the registers that the second gradient would want. */
     bool is_rich = a->dropout_probability > 0 && (a->q->type == WEFT_DATA_HALF || a->bias || a->block_mask);
     bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads && !b->has_copies;
     if (is_together && !(is_rich && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, MAKES_KEYS))
@@ -258,6 +264,8 @@ static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wa
     return wants_v ? add_pass(b, MAKES_DV) : WEFT_STATUS_SUCCESS;
 }
 
+/* One pass for all gradients, whose dQ is summed in any order, or passes of keys, then of queries. Each refusal of the
+   first leaves the case to the others. */
 static weftStatus_t plan_passes(struct backward *b) {
     bool wants_q = attention_wants(b->c, b->op->dq), wants_k = attention_wants(b->c, b->op->dk);
     bool wants_v = attention_wants(b->c, b->op->dv);
@@ -283,6 +291,8 @@ static weftStatus_t plan_passes(struct backward *b) {
     return b->pass_count ? WEFT_STATUS_SUCCESS : refuse(b->c, "no gradient is wanted");
 }
 
+/* b->c becomes a copy of the operation whose operands lie in the workspace: the rest of this file knows no FP8 but by
+   b->is_fp8. */
 static weftStatus_t widen_operands(struct backward *b) {
     const struct cuda_attention *c = b->c;
     b->has_copies = has_block_scales(c);
@@ -312,6 +322,7 @@ static const struct backward_tile *first_of_ds(const struct backward *b) {
     return NULL;
 }
 
+/* amax_dP is noted where dS is made. */
 static weftStatus_t check_amax(const struct backward *b) {
     if (attention_wants(b->c, b->op->amax_dp) && !first_of_ds(b))
         return refuse(b->c, "amax_dP is wanted, and neither dQ nor dK");
@@ -360,6 +371,7 @@ static int64_t sums_bytes(const struct backward *b) {
     return adds_queries(b) ? b->tiles * b->block_q * b->head * 4 : 0;
 }
 
+/* Heads of the side that blocks own: a block of keys passes the queries of all heads that share them. */
 static int64_t own_heads(const struct cuda_attention *c, enum makes makes) {
     return makes == MAKES_QUERIES ? c->heads : makes == MAKES_DV ? c->value_heads : c->key_heads;
 }
@@ -374,6 +386,7 @@ static bool has_bounds(const struct cuda_attention *c) {
 static int64_t heads_per_part(const struct backward *b, enum makes makes) {
     const struct cuda_attention *c = b->c;
     int64_t own = own_heads(c, makes), group = c->heads / own, blocks = c->batches * own * b->key_blocks;
+    /* Blocks of unequal length want a second round to even out. */
     int64_t enough = c->device->cuda.multiprocessors * (has_bounds(c) ? 2 : 1);
     int64_t heads = b->has_sums && has_bounds(c) && !b->is_fp8 ? min64(group, HEADS_PER_PART) : group;
     while (!b->is_fp8 && heads > 1 && heads * b->q_blocks > STEPS_PER_PART && blocks * divide_up(group, heads) < enough)
@@ -381,6 +394,7 @@ static int64_t heads_per_part(const struct backward *b, enum makes makes) {
     return divide_up(group, divide_up(group, heads));
 }
 
+/* Parts of the gradient of a head of keys, each of so many heads of queries; 1: the pass stores the gradient itself. */
 static int64_t part_count(const struct backward *b, enum makes makes) {
     return kinds[makes].own_is_key ? divide_up(b->c->heads / own_heads(b->c, makes), heads_per_part(b, makes)) : 1;
 }
@@ -446,6 +460,7 @@ static void print_shared(struct kernel_print *print, const struct backward *b) {
         print_scratch(print, "float", statistics_bytes(b), "dq_sum");
 }
 
+/* Before all passes: delta and lse2 of each query, and zeros where blocks will add. */
 static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, b->c->region);
@@ -466,6 +481,8 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
 }
 
 /* Sums of a gradient, and how they lie. */
+/* Rows and columns of one sum, padded; offset: in the workspace, in bytes; heads, blocks, parts: how many of each there
+   are, from the outermost in; is_of_keys: rows behind the keys in use become 0, else behind the queries. */
 struct gradient_sums {
     const struct tensor *gradient;
     int rows, width;
@@ -473,6 +490,7 @@ struct gradient_sums {
     bool is_of_keys, scales;
 };
 
+/* Float sums become rows of the gradient's type; of several parts in their order, so that runs agree to the bit. */
 static weftStatus_t build_gradient(const struct backward *b, const struct gradient_sums *s, struct cuda_kernel *kernel,
                                    struct arena *arena) {
     struct kernel_print print;
@@ -545,6 +563,7 @@ static weftStatus_t build_parts(const struct backward *b, const struct backward_
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The sink's gradient is a sum over statistics that build_rows has left: of one head each block. */
 static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     const struct tensor *sink = b->c->a->sink, *dsink = b->op->dsink;
     struct kernel_print print;
@@ -575,6 +594,7 @@ static bool is_copied(const struct backward *b, const struct backward_tile *t) {
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
     enum { BOXES = 7 };
+    /* lacks: a gradient that is not made here, or leaves otherwise, has no map, and its entry is not printed. */
     bool own_is_key = kinds[t->makes].own_is_key, has_parts = part_count(b, t->makes) > 1, lacks[BOXES] = {0};
     const struct tensor *d_o = b->has_copies && t->makes == MAKES_DV ? b->op->do_t : b->op->d_o;
     const struct {
@@ -611,6 +631,8 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
     print_constant(print, "MAKES_USED_ALONE", makes_used_alone && !b->is_fp8);
 }
 
+/* Own rows x rows that pass, K-major both; then P or dS from registers times what passes, which lies by rows: MN-major.
+   sums: dQ of 64 x 64, dS from shared memory, transposed as it is read. */
 static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
     const char *type = cuda_type_name(b->type);
     const struct attention_product products[] = {
@@ -651,6 +673,7 @@ static void print_tile(struct kernel_print *print, const struct backward *b, con
     print_constant(print, "SHARED_BYTES", shared_bytes(b, t));
 }
 
+/* NULL: nobody wants it, or another pass makes it. */
 static const struct tensor *wanted(const struct backward *b, const struct tensor *tensor, bool is_made) {
     return is_made && attention_wants(b->c, tensor) ? tensor : NULL;
 }
@@ -691,6 +714,7 @@ static void print_parts(struct kernel_print *print, const struct backward *b, co
         print_scratch(print, "float", parts_offset(b, true), "second_parts");
 }
 
+/* One launch: a block for each BLOCK_OWN own rows of each head, or part of the heads that share it. */
 static weftStatus_t build_pass(const struct backward *b, const struct backward_tile *t, struct cuda_kernel *kernel,
                                struct arena *arena) {
     const struct cuda_attention *c = b->c;
@@ -736,6 +760,8 @@ static int64_t blocks_of(const struct backward *b, const struct backward_tile *t
            divide_up(kinds[t->makes].own_is_key ? c->keys : c->queries, BLOCK_OWN);
 }
 
+/* Products at the rate that long sequences reach, what each round of blocks takes to begin and to end, and what passes
+   through memory between kernels. */
 static double predict(const struct backward *b) {
     const struct cuda_properties *cuda = &b->c->device->cuda;
     double rate = PRODUCTS_PER_CLOCK * 2.0 * cuda->clock_khz * 1e3 * cuda->multiprocessors * EFFICIENCY;
@@ -759,6 +785,8 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
                                              struct cuda_step *state, struct arena *arena) {
     struct backward b;
     TRY(plan_backward(&b, c, has_sums));
+    /* The workspace: statistics, sums of dQ, parts of dK and of dV, widened operands; what makes gradients of biases
+       has the rest. */
     b.widened.workspace_at = parts_offset(&b, true) + parts_bytes(&b, true);
     TRY(attention_hopper_build_widening(b.c, state, arena));
     TRY(attention_build_amax_clear(c, state, arena));
@@ -772,6 +800,8 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
     if (attention_wants(c, c->backward->dsink))
         TRY(build_sink(&b, &state->kernels[state->count++], arena));
     step->workspace_bytes = parts_offset(&b, true) + parts_bytes(&b, true) + b.widened.bytes;
+    /* The gradients of a bias or of a modifier's operands are sums over queries, keys or heads, whose scores portable
+       kernels make anew. */
     if (attention_backward_wants_biases(c))
         TRY(attention_backward_build_biases(step, c, step->workspace_bytes, state, arena));
     const char *names[PASSES_MAX] = {"", "", ""};

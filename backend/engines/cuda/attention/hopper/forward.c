@@ -87,6 +87,7 @@ struct forward {
 
 /* ---- Accepting ---- */
 
+/* Whether q, k and v are; each may be E4M3 or E5M2. */
 static bool are_fp8(const struct cuda_attention *c) {
     return dtype_is_fp8((weftDataType_t)c->a->q->type) && dtype_is_fp8((weftDataType_t)c->a->k->type) &&
            dtype_is_fp8((weftDataType_t)c->a->v->type);
@@ -95,6 +96,7 @@ static bool are_fp8(const struct cuda_attention *c) {
 /* Whether products are of FP8. */
 static bool is_fp8(const struct cuda_attention *c) { return are_fp8(c) && !c->widened; }
 
+/* Whether one of them has scales of blocks along its rows: such products are made of widened operands. */
 static bool has_block_scales(const struct cuda_attention *c) {
     return attention_query_scales(c, false) == ATTENTION_SCALES_BLOCKS ||
            attention_key_scales(c->a->descale_k, NULL) == ATTENTION_SCALES_BLOCKS ||
@@ -126,11 +128,13 @@ static const struct tensor *as_read(const struct cuda_attention *c, const struct
     return wide ? &wide->tensor : tensor;
 }
 
+/* What is refused here the portable family takes: no case fails by it. */
 static weftStatus_t refuse(const struct cuda_attention *c, const char *what) {
     FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s; the portable attention family takes it.",
          descriptor_label(region_node(c->region, 0)->op), what);
 }
 
+/* Scales that are neither one number of a head nor, of what is widened, of blocks. */
 static bool has_other_scales(const struct cuda_attention *c) {
     const int kinds[] = {attention_query_scales(c, false), attention_key_scales(c->a->descale_k, NULL),
                          attention_key_scales(c->a->descale_v, NULL)};
@@ -140,6 +144,7 @@ static bool has_other_scales(const struct cuda_attention *c) {
     return false;
 }
 
+/* What the operation asks for that the kernel lacks; see check_all for how operands lie. */
 static weftStatus_t check_features(const struct cuda_attention *c) {
     const struct sdpa_fwd_op *op = c->forward;
     if (c->a->k_table || c->a->v_table)
@@ -161,6 +166,7 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of FP8, or widened, the result has a type of its own; else all four tensors have one. */
 static weftStatus_t check_all(const struct cuda_attention *c) {
     const struct tensor *boxed[] = {c->a->q, c->a->k, c->a->v, c->forward->o};
     weftDataType_t out = (weftDataType_t)c->forward->o->type;
@@ -216,6 +222,7 @@ static int64_t raster_heads(const struct cuda_attention *c) {
     return !is_bounded || fit < share ? share : fit < heads ? fit : heads;
 }
 
+/* The part of the products' rate that long rows of tiles reach. */
 static double efficiency(const struct forward *f) {
     return f->tile->ctas > 1      ? SHORT_EFFICIENCY
            : !f->is_fp8           ? EFFICIENCY
@@ -231,10 +238,12 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     double rate = FLOPS_PER_CLOCK * c->device->cuda.clock_khz * 1e3 * efficiency(f);
     double bytes = 0;
     double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
+    /* Tiles of a multiprocessor come one behind the other, so that a started round counts whole. */
     int64_t each = divide_up(f->all_tiles, multiprocessors); /* tiles of a multiprocessor */
     double flops = op_flops(node->op) * attention_seen_share(c) * rows / (double)f->all_tiles; /* of a tile */
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
+    /* Operands and results move once: heads that share keys read them from L2. */
     double moving = bytes / (double)c->device->cuda.bandwidth;
     double computing = (double)each * flops / rate + (double)divide_up(each, f->tile->ctas) * TILE_SECONDS;
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
@@ -295,6 +304,7 @@ static void consider_short_tile(struct forward *f, int terms) {
     int i = 0;
     if (f->c->keys > SHORT_KEYS || f->all_tiles <= f->c->device->cuda.multiprocessors || f->is_fp8)
         return;
+    /* By depths, as the other tables. */
     while (i < SHORT_TILE_COUNT && !fits(&short_tiles[i], f, terms))
         i++;
     if (i == SHORT_TILE_COUNT)
@@ -314,6 +324,7 @@ static weftStatus_t plan_forward(struct forward *f) {
     f->depth = (int)round_up(c->depth, f->is_fp8 ? 32 : 16);
     f->value_depth = (int)round_up(c->value_depth, f->is_fp8 ? 32 : 16);
     const struct forward_tile *tile = f->is_fp8 ? fp8_tiles : tiles;
+    /* The first that fits is the best: tables are ordered by depths, then by the terms that registers hold. */
     while (!fits(tile, f, terms))
         tile++;
     plan_tile(f, tile);
@@ -325,6 +336,7 @@ static weftStatus_t plan_forward(struct forward *f) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* What building would do, without printing; seconds: by predict. */
 weftStatus_t attention_hopper_forward_accepts(const struct cuda_attention *c, double *seconds) {
     struct forward f;
     begin(&f, c);
@@ -345,6 +357,8 @@ static weftStatus_t plan_schedule(struct forward *f, const struct cuda_attention
 
 /* ---- Printing ---- */
 
+/* Boxes: queries of one consumer, a block of keys, squares of V where it is turned over, 16 queries of a warp on the
+   way out, a consumer's panel of the bias. */
 static void print_maps(struct kernel_print *print, const struct forward *f) {
     const struct attention *a = f->c->a;
     attention_hopper_print_map(print, f->c, a->q, GROUP_QUERIES, "q_map");
@@ -393,6 +407,7 @@ static bool makes_used_alone(const struct forward *f) {
     return true;
 }
 
+/* Statistics beside o, each stored where somebody wants it, and the sink, which joins the sums at the end of a row. */
 static void print_outputs(struct kernel_print *print, const struct forward *f) {
     const struct tensor *sink = f->c->a->sink;
     print_constant(print, "MAKES_USED_ALONE", makes_used_alone(f));
@@ -406,6 +421,8 @@ static void print_outputs(struct kernel_print *print, const struct forward *f) {
     print_number(print, sink->dims.at[1] == 1 ? 0 : sink->strides.at[1], "sink_step");
 }
 
+/* The order of tiles as forward_tiles_sm90.cuh counts it. `counter` is in the workspace and read by the dynamic
+   schedule alone. */
 static void print_schedule(struct kernel_print *print, const struct forward *f) {
     const struct cuda_attention *c = f->c;
     print_number(print, c->heads, "heads");
@@ -418,6 +435,8 @@ static void print_schedule(struct kernel_print *print, const struct forward *f) 
     print_scratch(print, "u32", 0, "counter");
 }
 
+/* S = Q K^T from shared memory, whose first step replaces what was there, and O += P V with P from registers. Weights
+   of FP8 are E4M3: they lie between 0 and 448. */
 static void print_products(struct text *code, const struct forward *f) {
     const char *type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->q)->type);
     const char *k_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->k)->type);
@@ -456,6 +475,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
                           (f->tile->groups + 1) * WARPGROUP / 32);
 }
 
+/* A launch of one thread that makes the dynamic schedule's counter 0: the workspace comes as the caller has left it. */
 static weftStatus_t build_counter(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
     kernel_print_init(&print, f->c->region);
@@ -473,6 +493,7 @@ weftStatus_t attention_hopper_forward_build(struct step *step, const struct cuda
     struct forward f;
     enum { COUNTER_BYTES = 64 };
     TRY(plan_schedule(&f, c, knobs));
+    /* The counter comes first in the workspace, then what is widened. */
     f.widened.workspace_at = COUNTER_BYTES;
     TRY(attention_hopper_build_widening(f.c, state, arena));
     if (f.is_dynamic)

@@ -4,6 +4,8 @@
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
 
+/* The operation as the kernels see it. is_unordered: asked by the family whose sums of dQ depend on the order of
+   blocks, which has no forward pass to offer. */
 static weftStatus_t analyse(struct cuda_attention *c, const struct region *region, const struct device *device,
                             bool is_unordered) {
     TRY(attention_hopper_check_device(device));
@@ -14,6 +16,7 @@ static weftStatus_t analyse(struct cuda_attention *c, const struct region *regio
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Both families share one question and one build; forward and backward part here. */
 static weftStatus_t accepts_either(const struct region *region, const struct device *device, bool is_unordered,
                                    double *seconds) {
     struct cuda_attention c;
@@ -51,8 +54,11 @@ static weftStatus_t build_unordered(struct step *step, const struct device *devi
     return build_either(step, device, knobs, true, arena);
 }
 
+/* Which operations of the unordered family may round otherwise from run to run: engines that promise the same bits ask.
+   */
 static bool reorders(const struct graph *graph, int node) { return op_of(graph->nodes[node].op) == &sdpa_bwd_op; }
 
+/* One knob: the families have one tile for a case, from tables of forward.c and backward.c. */
 static const struct knob knobs[] = {
     {WEFT_KNOB_TYPE_KERNEL_CFG, 0, ATTENTION_SCHEDULE_DYNAMIC, 1, 0,
      "tile scheduler of the forward pass: 1 static, 2 dynamic; 0 chooses"},

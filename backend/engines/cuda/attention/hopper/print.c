@@ -7,6 +7,7 @@
 
 enum { PLACES_MOST = INT32_MAX, PLACE_BYTES = 16 }; /* of ragged entries, see entries_sm90.cuh */
 
+/* wgmma as these kernels use it is of sm_90a alone: Blackwell has other products. */
 weftStatus_t attention_hopper_check_device(const struct device *device) {
     if (device->cuda.major != 9 || device->cuda.minor != 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
@@ -15,10 +16,13 @@ weftStatus_t attention_hopper_check_device(const struct device *device) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Of so many elements of its type, which has whole bytes. */
 static int64_t bytes_of(const struct tensor *tensor, int64_t elements) {
     return dtype_bytes((weftDataType_t)tensor->type, elements);
 }
 
+/* Tensor maps want strides and addresses of whole 16 bytes, and a positive stride wherever there is more than one step.
+   A ragged tensor is one dimension of tokens: its batch stride means nothing. */
 weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const struct tensor *tensor) {
     bool fits = tensor->strides.at[3] == 1 && tensor->alignment % 16 == 0;
     fits = fits && bytes_of(tensor, tensor->dims.at[3]) % 16 == 0;
@@ -33,6 +37,7 @@ weftStatus_t attention_hopper_check_rows(const struct cuda_attention *c, const s
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The same, and of the one type of 16 bits that all factors of a product share. */
 weftStatus_t attention_hopper_check_boxed(const struct cuda_attention *c, const struct tensor *tensor) {
     if (tensor->type != c->a->q->type || !dtype_is_half((weftDataType_t)tensor->type))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, q %s; here all are f16 or all bf16.",
@@ -77,6 +82,8 @@ void attention_hopper_print_map(struct kernel_print *print, const struct cuda_at
     attention_hopper_print_box_map(print, c, tensor, rows, 128, name);
 }
 
+/* What ragged_entry needs: offsets of entries in elements, rows of the tensor as the map counts them, and the elements
+   from one row to the next. */
 static void print_offsets(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,
                           const char *name) {
     const struct tensor *offsets = tensor->ragged_offset;
@@ -96,6 +103,7 @@ void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_
     bool is_ragged = tensor->ragged_offset != NULL;
     char flag[48];
     snprintf(flag, sizeof flag, "%s_IS_RAGGED", name);
+    /* The constant is NAME in capitals. */
     for (char *at = flag; *at; at++)
         *at = (char)(*at >= 'a' && *at <= 'z' ? *at - 'a' + 'A' : *at);
     print_constant(print, flag, is_ragged);
@@ -129,6 +137,8 @@ void attention_hopper_print_scores(struct kernel_print *print, const struct cuda
     attention_print_lengths(print, c);
 }
 
+/* Which terms there are is a constant of the text, their operands and strides are arguments. BIAS_IS_PAIR: two
+   neighbouring keys are one load; BIAS_IS_NEAR: offsets into the bias fit 31 bits, and take half the registers. */
 void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     const struct tensor *bias = c->a->bias;
@@ -148,6 +158,8 @@ void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_
 /* The descriptor's high word is constant: the stride between groups of eight rows, 1,024 bytes (0x40, in 16 bytes) of
    rows of 128, or 512 (0x20) of 64, and the swizzle (bits 30 and 31). */
 void attention_hopper_print_product(struct text *code, const struct attention_product *product) {
+    /* Operands of the text, in the order of the constraints: the accumulators, then A (a low word, or four registers),
+       B, and the predicate's number. */
     bool in_registers = product->a == PRODUCT_A_REGISTERS, asks = product->adds == PRODUCT_ADDS_AT_RUN_TIME;
     int count = product->columns / 2, b = count + (in_registers ? 4 : 1);
     text_add(

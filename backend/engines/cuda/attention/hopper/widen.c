@@ -4,6 +4,7 @@
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
+/* A thread widens 16 elements, one load of 16 bytes, which lie in one row: rows are whole chunks. */
 enum { WIDEN_THREADS = 256, WIDEN_CHUNK = 16 };
 
 static const double WIDEN_SECONDS = 2e-6; /* of a kernel */
@@ -13,6 +14,8 @@ static const struct tensor *of_blocks(const struct tensor *scales, const struct 
     return scales && attention_blocks_of(scales, operand).are_blocks ? scales : NULL;
 }
 
+/* The copy is packed in the order of the dims, whatever the source's strides are; offsets are multiples of 64 bytes, as
+   maps of the copy engine want 16. */
 void attention_hopper_widen(struct attention_widened *w, const struct tensor *source, const struct tensor *scales) {
     struct attention_wide_operand *operand = &w->operands[w->count++];
     *operand = (struct attention_wide_operand){source, of_blocks(scales, source), tensor_mirror(source), w->bytes};
@@ -35,6 +38,7 @@ const struct attention_wide_operand *attention_hopper_wide(const struct cuda_att
     return NULL;
 }
 
+/* What the widening kernel, which counts chunks in 31 bits, cannot read. */
 weftStatus_t attention_hopper_check_widened(const struct cuda_attention *c) {
     for (int i = 0; i < c->widened->count; i++) {
         const struct tensor *source = c->widened->operands[i].source;
@@ -56,6 +60,7 @@ double attention_hopper_predict_widening(const struct cuda_attention *c) {
     return c->widened ? c->widened->count * WIDEN_SECONDS + 1.5 * (double)c->widened->bytes / bandwidth : 0;
 }
 
+/* A grid of threads over all chunks, in the order of the copy; divisors find the row that a chunk comes from. */
 static weftStatus_t build_one(const struct cuda_attention *c, const struct attention_wide_operand *operand,
                               struct cuda_kernel *kernel, struct arena *arena) {
     const struct tensor *source = operand->source;
