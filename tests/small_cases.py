@@ -1217,7 +1217,7 @@ CASES = {
         block_scaled_gradient(128, True, 240),
     ),
     "attention gradient on Hopper, unordered FP8": Case(
-        "widen_sm90 amax_clear backward_rows_sm90 backward_sm90 backward_queries_sm90",
+        "widen_sm90 amax_clear backward_rows_sm90 backward_sm90 backward_sums_sm90",
         "attention_hopper_unordered",
         byte_attention_gradient(150, 112, "e4m3"),
         engine="cuda.unordered",

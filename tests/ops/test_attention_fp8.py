@@ -189,6 +189,21 @@ def test_features(name: str) -> None:
     check_fp8(CASES[name], TYPES[1], layouts=["packed", "padded"])
 
 
+@pytest.mark.parametrize("columns", [140, 70])
+def test_heads_in_parts_on_hopper(columns: int) -> None:
+    """A block of keys takes a part of the heads of queries that share it. The portable family is left out."""
+    g = weft.Graph(device="sm_90")
+    q = g.tensor([1, 1, 64, 64], data_type="bf16")
+    g.sdpa(q, q, q)[0].set_output(True)
+    g.build()
+    without = 1 << g.get_families_for_engine(0).index("cuda.attention")
+    some = case(
+        batch=1, heads=(8, 1, 1), rows=330, columns=columns, depth=128, value_depth=96, right=0,
+        alignment=BOTTOM_RIGHT, seq_len_kv=[columns - 9], seq_len_q=[330],
+    )  # fmt: skip
+    check_fp8(some, TYPES[1], "e5m2", layouts=["packed"], knobs={"WITHOUT_FAMILIES_EXT": without})
+
+
 def test_dropout() -> None:
     some = case(dropout=0.25, right=0)
     shape = (some.batch, some.heads[0], some.rows, some.columns)

@@ -269,7 +269,11 @@ def fp8_backward(depth: int, deterministic: bool = False, **options: Any) -> tup
     """The family of the plan's step, and why others declined."""
     g = weft.Graph(device_property=DeviceProperties(H200))
     types = {"q": "e4m3", "k": "e4m3", "v": "e4m3", "o": "e4m3", "dO": "e5m2"} | options.pop("types", {})
-    tensors = {name: g.tensor([2, 4, 2000, depth], data_type=dtype) for name, dtype in types.items()}
+    key_heads = options.pop("key_heads", 4)
+    tensors = {
+        name: g.tensor([2, key_heads if name in "kv" else 4, 2000, depth], data_type=dtype)
+        for name, dtype in types.items()
+    }
     tensors["stats"] = g.tensor([2, 4, 2000, 1], data_type="f32")
     for name in {"descale_q", "descale_dO", "scale_s", "scale_dP", "scale_dK"} - options.pop("lacks", set()):
         tensors[name] = g.tensor([1, 1, 1, 1], data_type="f32")
@@ -299,6 +303,8 @@ def fp8_backward(depth: int, deterministic: bool = False, **options: Any) -> tup
         (128, False, {**CAUSAL, "diagonal_band_left_bound": 9, "use_alibi_mask": True}),
         (128, True, CAUSAL),
         (256, True, {"lengths": True}),
+        (128, False, {**CAUSAL, "key_heads": 1}),
+        (64, True, {**CAUSAL, "key_heads": 1, "lengths": True}),
     ],
 )
 def test_gradients_of_fp8(

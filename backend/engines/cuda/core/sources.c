@@ -23,8 +23,6 @@
          "attention/hopper/backward_sums_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_fp8_sm90, "attention/hopper/backward_fp8_sm90.cuh",                                 \
          "attention/hopper/backward_fp8_sm90.cuh")                                                                     \
-    FILE(attention_hopper_backward_queries_sm90, "attention/hopper/backward_queries_sm90.cuh",                         \
-         "attention/hopper/backward_queries_sm90.cuh")                                                                 \
     FILE(attention_hopper_backward_rows_sm90, "attention/hopper/backward_rows_sm90.cuh",                               \
          "attention/hopper/backward_rows_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_scores_sm90, "attention/hopper/backward_scores_sm90.cuh",                           \

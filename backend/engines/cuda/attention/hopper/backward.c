@@ -388,8 +388,8 @@ static int64_t heads_per_part(const struct backward *b, enum makes makes) {
     int64_t own = own_heads(c, makes), group = c->heads / own, blocks = c->batches * own * b->key_blocks;
     /* Blocks of unequal length want a second round to even out. */
     int64_t enough = c->device->cuda.multiprocessors * (has_bounds(c) ? 2 : 1);
-    int64_t heads = b->has_sums && has_bounds(c) && !b->is_fp8 ? min64(group, HEADS_PER_PART) : group;
-    while (!b->is_fp8 && heads > 1 && heads * b->q_blocks > STEPS_PER_PART && blocks * divide_up(group, heads) < enough)
+    int64_t heads = b->has_sums && has_bounds(c) ? min64(group, HEADS_PER_PART) : group;
+    while (heads > 1 && heads * b->q_blocks > STEPS_PER_PART && blocks * divide_up(group, heads) < enough)
         heads = divide_up(heads, 2);
     return divide_up(group, divide_up(group, heads));
 }
@@ -488,7 +488,20 @@ struct gradient_sums {
     int rows, width;
     int64_t offset, heads, blocks, parts;
     bool is_of_keys, scales;
+    const struct tensor *amax;    /* FP8: the largest value, */
+    const char *descales, *scale; /* what makes true values, and what these are multiplied by in memory */
 };
+
+static void print_results_of_fp8(struct kernel_print *print, const struct backward *b, const struct gradient_sums *s) {
+    const struct tensor *amax = b->is_fp8 && attention_wants(b->c, s->amax) ? s->amax : NULL;
+    attention_print_scale(print, b->c, amax, "amax_first", "HAS_AMAX_FIRST");
+    if (!b->is_fp8)
+        return;
+    text_add(&print->code, "template <class P> DEVICE float sums_scale_of(const P &p) {\n    return %s;\n}\n\n",
+             s->descales);
+    text_add(&print->code, "template <class P> DEVICE float memory_scale_of(const P &p) {\n    return %s;\n}\n\n",
+             s->scale);
+}
 
 /* Float sums become rows of the gradient's type; of several parts in their order, so that runs agree to the bit. */
 static weftStatus_t build_gradient(const struct backward *b, const struct gradient_sums *s, struct cuda_kernel *kernel,
@@ -497,8 +510,10 @@ static weftStatus_t build_gradient(const struct backward *b, const struct gradie
     kernel_print_init(&print, b->c->region);
     text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
     attention_hopper_print_scores(&print, b->c);
-    print_type(&print, "in_t", (weftDataType_t)b->c->a->q->type);
-    print_constant(&print, "IS_BF16", b->c->a->q->type == WEFT_DATA_BFLOAT16);
+    print_type(&print, "in_t", b->type);
+    print_constant(&print, "IS_BF16", b->type == WEFT_DATA_BFLOAT16);
+    print_fp8(&print, b, false);
+    print_results_of_fp8(&print, b, s);
     print_constant(&print, "ROWS", s->rows);
     print_constant(&print, "WIDTH", s->width);
     print_constant(&print, "IS_OF_KEYS", s->is_of_keys);
@@ -516,30 +531,19 @@ static weftStatus_t build_gradient(const struct backward *b, const struct gradie
     return attention_grid(kernel, b->c, b->c->batches * s->heads * s->blocks, SUMS_THREADS / 32);
 }
 
-/* Of queries of FP8, to any type. */
-static weftStatus_t build_queries_of_fp8(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
-    struct kernel_print print;
-    kernel_print_init(&print, b->c->region);
-    text_add(&print.constants, "#include \"core/ptx_sm90.cuh\"\n");
-    print_shared(&print, b);
-    print_fp8(&print, b, false);
-    attention_print_scale(&print, b->c, attention_wants(b->c, b->op->amax_dq) ? b->op->amax_dq : NULL, "amax_first",
-                          "HAS_AMAX_FIRST");
-    print_divisor(&print, b->q_blocks, "q_blocks");
-    print_divisor(&print, b->c->heads, "heads");
-    print_number(&print, b->c->depth, "depth");
-    attention_print_tensor(&print, b->c, b->op->dq, "dq", NULL);
-    TRY(kernel_finish(&print, kernel, "attention/hopper/backward_queries_sm90.cuh", "attention_backward_queries_sm90",
-                      arena));
-    return attention_grid(kernel, b->c, b->tiles, SUMS_THREADS / 32);
-}
-
 /* Of queries, which blocks of keys added to. */
 static weftStatus_t build_queries(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
-    if (b->is_fp8)
-        return build_queries_of_fp8(b, kernel, arena);
-    struct gradient_sums sums = {b->op->dq,   b->block_q,  b->head, statistics_bytes(b),
-                                 b->c->heads, b->q_blocks, 1,       .scales = true};
+    struct gradient_sums sums = {b->op->dq,
+                                 b->block_q,
+                                 b->head,
+                                 statistics_bytes(b),
+                                 b->c->heads,
+                                 b->q_blocks,
+                                 1,
+                                 .scales = true,
+                                 .amax = b->op->amax_dq,
+                                 .descales = "descale_dp_of(p) * descale_k_of(p)",
+                                 .scale = "scale_dq_of(p)"};
     return build_gradient(b, &sums, kernel, arena);
 }
 
@@ -557,7 +561,11 @@ static weftStatus_t build_parts(const struct backward *b, const struct backward_
                                      own_heads(b->c, t->makes),
                                      2 * b->key_blocks,
                                      parts,
-                                     .is_of_keys = true};
+                                     .is_of_keys = true,
+                                     .amax = of_values ? b->op->amax_dv : b->op->amax_dk,
+                                     .descales = of_values ? "descale_s_of(p) * descale_d_o_of(p)"
+                                                           : "descale_dp_of(p) * descale_q_of(p)",
+                                     .scale = of_values ? "scale_dv_of(p)" : "scale_dk_of(p)"};
         TRY(build_gradient(b, &sums, &state->kernels[state->count++], arena));
     }
     return WEFT_STATUS_SUCCESS;
@@ -683,6 +691,8 @@ static void print_results(struct kernel_print *print, const struct backward *b, 
     bool own_is_key = kinds[t->makes].own_is_key, stores_first = kinds[t->makes].makes_first;
     bool stores_second = kinds[t->makes].makes_second;
     const struct tensor *amax_first = own_is_key ? b->op->amax_dk : b->op->amax_dq;
+    stores_first = stores_first && part_count(b, t->makes) == 1;
+    stores_second = stores_second && part_count(b, t->makes) == 1;
     attention_print_scale(print, b->c, wanted(b, amax_first, stores_first), "amax_first", "HAS_AMAX_FIRST");
     attention_print_scale(print, b->c, wanted(b, b->op->amax_dv, stores_second), "amax_second", "HAS_AMAX_SECOND");
     if (!b->is_fp8)

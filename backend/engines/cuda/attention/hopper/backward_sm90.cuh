@@ -966,9 +966,9 @@ template <int N> DEVICE void store_accumulators(float *to, const float (&sum)[N]
 template <class P> DEVICE void store_part(const P &p, const work &w, int half, const gradients &sum) {
     const i64 tile = ((i64)(w.batch * (i32)p.own_heads + w.part) * (i32)p.own_blocks * 2) + w.own / HALF + half;
     if constexpr (MAKES_FIRST)
-        store_accumulators(p.first_parts + tile * HALF * HEAD, sum.first, scale_of(p));
+        store_accumulators(p.first_parts + tile * HALF * HEAD, sum.first, IS_FP8 ? 1.0f : scale_of(p));
     if constexpr (MAKES_SECOND)
-        store_accumulators(p.second_parts + tile * HALF * VALUE_HEAD, sum.second, growth_of(p));
+        store_accumulators(p.second_parts + tile * HALF * VALUE_HEAD, sum.second, IS_FP8 ? 1.0f : growth_of(p));
 }
 
 /* Rows of the gradients' type, through what the block owned. */
@@ -1009,10 +1009,8 @@ DEVICE float store_scaled(const float (&sum)[N], float scale, float to_memory, T
     }
     return largest;
 }
-template <class P>
-DEVICE void store_scaled_gradients(const P &p, const work &w, const gradients &sum, const score_factors &factors,
-                                   i32 own) {
-    const i32 rows = (i32)(OWN_IS_KEY ? p.keys : p.queries);
+template <class P> DEVICE void store_scaled_gradients(const P &p, const work &w, const gradients &sum, int half) {
+    const i32 rows = (i32)(OWN_IS_KEY ? p.keys : p.queries), own = w.own + half * HALF;
     if constexpr (MAKES_SECOND) {
         const float largest = store_scaled<HAS_AMAX_SECOND>(
             sum.second, descale_s_of(p) * descale_d_o_of(p), scale_dv_of(p),
@@ -1030,7 +1028,6 @@ DEVICE void store_scaled_gradients(const P &p, const work &w, const gradients &s
         if constexpr (HAS_AMAX_FIRST)
             raise_largest(p.amax_first, largest);
     }
-    factors.store(p);
 }
 
 template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
@@ -1050,12 +1047,14 @@ template <class P> DEVICE void make_gradients(const P &p, u32 base, int half) {
         fence_registers(sum.first);
     if constexpr (MAKES_SECOND)
         fence_registers(sum.second);
-    if constexpr (IS_FP8)
-        store_scaled_gradients(p, w, sum, factors, w.own + half * HALF);
-    else if constexpr (HAS_PARTS)
+    if constexpr (HAS_PARTS)
         store_part(p, w, half, sum);
+    else if constexpr (IS_FP8)
+        store_scaled_gradients(p, w, sum, half);
     else
         store_gradients(p, w, base, b, half, sum);
+    if constexpr (IS_FP8)
+        factors.store(p);
 }
 
 /* ---- The kernel ---- */

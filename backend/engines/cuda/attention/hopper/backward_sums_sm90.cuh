@@ -5,9 +5,12 @@
              to others
    Params    in_t ROWS WIDTH: of padded columns. IS_OF_KEYS: whose rows are in use. HAS_PARTS: a sum lies in parts,
              which are added in their order. SCALES: sums are to be multiplied by the scale of scores. HAS_SCALE, the
-             band's */
+             band's, those of backward_fp8
+   FP8       rows leave from registers, in any type: sums_scale_of(arguments) makes true values, memory_scale_of what is
+             stored; HAS_AMAX_FIRST: the largest true value */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
+#include "attention/hopper/backward_fp8_sm90.cuh"
 
 constexpr int THREADS = 128, PANELS = WIDTH / 64, PANEL = ROWS * 128; /* of 64 columns, bytes */
 constexpr int OCTETS = ROWS / 64 * WIDTH / 8;                         /* 8 columns of 64 rows */
@@ -45,23 +48,36 @@ template <class P> DEVICE void load_sums(run<float, 4> (&x)[OCTETS], const P &p,
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_backward_sums_sm90(const __grid_constant__ arguments p) {
+/* first: the block's first row; at: that of the tensor's head. */
+template <class P, class T>
+DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i32 first, i32 used, i32 rows) {
+    const float scale = sums_scale_of(p), to_memory = memory_scale_of(p);
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < OCTETS; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int part = i / 8, row = part / PANELS * 64 + warp_index() * 16 + lane_index() / 4 + 8 * h;
+            const i32 column = part % PANELS * 64 + i % 8 * 8 + 2 * (lane_index() & 3);
+            const float shown = first + row < used ? scale : 0.0f;
+            if (first + row < rows && column < (i32)p.width)
+                store_scaled_pair<HAS_AMAX_FIRST>(at + (i64)(first + row) * p.gradient_row + column,
+                                                  x[i].at[2 * h] * shown, x[i].at[2 * h + 1] * shown, to_memory,
+                                                  largest);
+        }
+    if constexpr (HAS_AMAX_FIRST)
+        raise_largest(p.amax_first, largest);
+}
+
+/* 16 bits. */
+template <class P, class T>
+DEVICE void store_staged(const P &p, const run<float, 4> (&x)[OCTETS], T *gradient, i32 first, i32 used, i32 rows) {
     __shared__ alignas(1024) unsigned char tile[PANELS * PANEL];
-    const u32 outer = divide(blockIdx.x, p.blocks), m = blockIdx.x - outer * p.blocks.value;
-    const i32 batch = (i32)divide(outer, p.heads), head = (i32)(outer - batch * p.heads.value), first = (i32)m * ROWS;
-    const band seen(p, batch);
-    const i32 used = IS_OF_KEYS ? seen.keys : seen.queries, rows = (i32)(IS_OF_KEYS ? p.keys : p.queries);
-    if (is_ragged(p.gradient_batch) && first >= used)
-        return;
     const float scale = SCALES ? scale_of(p) : 1.0f;
-    run<float, 4> x[OCTETS];
-    load_sums(x, p, outer, m);
 #pragma unroll
     for (int i = 0; i < OCTETS; i += 2)
         stage_octets(shared_address(tile), i, x[i], x[i + 1], scale);
     __syncthreads();
-    in_t *const gradient = p.gradient + batch * p.gradient_batch + head * p.gradient_head;
 #pragma unroll
     for (int i = 0; i < ROWS * CHUNKS / THREADS; ++i) {
         const i32 chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
@@ -71,4 +87,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (first + row < (is_ragged(p.gradient_batch) ? used : rows) && chunk * 8 < (i32)p.width)
             *(words *)(gradient + (i64)(first + row) * p.gradient_row + chunk * 8) = some;
     }
+}
+
+template <class P> DEVICE void make_rows(const P &p) {
+    const u32 outer = divide(blockIdx.x, p.blocks), m = blockIdx.x - outer * p.blocks.value;
+    const i32 batch = (i32)divide(outer, p.heads), head = (i32)(outer - batch * p.heads.value), first = (i32)m * ROWS;
+    const band seen(p, batch);
+    const i32 used = IS_OF_KEYS ? seen.keys : seen.queries, rows = (i32)(IS_OF_KEYS ? p.keys : p.queries);
+    if (is_ragged(p.gradient_batch) && first >= used)
+        return;
+    run<float, 4> x[OCTETS];
+    load_sums(x, p, outer, m);
+    auto *const gradient = p.gradient + batch * p.gradient_batch + head * p.gradient_head;
+    if constexpr (IS_FP8)
+        store_scaled(p, x, gradient, first, used, rows);
+    else
+        store_staged(p, x, gradient, first, used, rows);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_backward_sums_sm90(const __grid_constant__ arguments p) {
+    make_rows(p);
 }
