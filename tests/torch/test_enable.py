@@ -61,6 +61,22 @@ def test_what_weft_leaves_falls_through_with_a_reason() -> None:
     }
 
 
+def test_cross_entropy_is_one_operator() -> None:
+    x, labels = torch.randn(5, 4, requires_grad=True), torch.tensor([0, 3, 1, 1, 2])
+    expected = torch.autograd.grad(F.cross_entropy(x, labels, label_smoothing=0.1), x)
+    with weft_torch.enable(["cross_entropy", "log_softmax"]) as enabled:
+        found = torch.autograd.grad(F.cross_entropy(x, labels, label_smoothing=0.1), x)
+        with torch.inference_mode():
+            F.cross_entropy(x, labels)
+        F.cross_entropy(x, torch.softmax(x.detach(), 1))
+    torch.testing.assert_close(found, expected)
+    refused = "cross_entropy: targets are probabilities. Leave it to torch."
+    assert enabled.report() == {
+        "aten::cross_entropy_loss": {"served": 2, refused: 1},
+        "aten::_log_softmax": {"served": 1},
+    }
+
+
 def test_other_operators_are_left_alone() -> None:
     with weft_torch.enable(["conv"]) as enabled:
         torch.softmax(torch.randn(2, 3), 1)

@@ -25,8 +25,8 @@ class Enabled:
         for operator in operators:
             sources: list[Operator | StandIn] = [operator, *operator.stand_ins]
             for each, place in itertools.product(sources, places):
-                if place in each.places:
-                    self._put(each, each.key + place.upper())
+                for before in each.keys if place in each.places else ():
+                    self._put(each, before + place.upper())
 
     def _put(self, operator: Operator | StandIn, key: str) -> None:
         name = operator.twin._schema.name

@@ -22,8 +22,8 @@ class Operator:
     ) -> None:
         self.name, self.twin, self.draw = name, twin, draw
         """twin: the torch operator that computes the same; None where torch has none."""
-        self.places, self.key = places, ""
-        """Where it may stand for torch's own."""
+        self.places, self.keys = places, ("",)
+        """Where it may stand for torch's own: devices, and what is before their names in torch's keys."""
         self.stand_ins: list[StandIn] = []
         """What else it serves of torch's."""
         self.schema = name + (schema or _by_position(str(twin._schema)))
@@ -57,8 +57,12 @@ def _by_position(schema: str) -> str:
 class StandIn:
     """What an operator of Weft's serves of torch's beside its twin: any function of the same arguments."""
 
-    def __init__(self, twin: Any, serve: Callable[..., Any], places: Sequence[str], key: str) -> None:
-        self.twin, self.serve, self.places, self.key = twin, serve, places, key
+    def __init__(
+        self, twin: Any, serve: Callable[..., Any], places: Sequence[str], is_composite: bool
+    ) -> None:
+        self.twin, self.serve, self.places = twin, serve, places
+        # What torch composes of operators is served before autograd, which knows its parts alone.
+        self.keys = ("Autograd", "") if is_composite else ("",)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results; raises WeftError where Weft refuses."""
@@ -107,13 +111,13 @@ def _no_second(name: str) -> Callable[..., Any]:
 
 
 def stands_for(
-    name: str, twin: Any, places: Sequence[str] = PLACES, key: str = ""
+    name: str, twin: Any, places: Sequence[str] = PLACES, is_composite: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function of a torch operator's arguments stand for it where operator NAME is enabled. key:
-    before the device's name, "Autograd" for what torch composes of operators."""
+    """Makes a function of a torch operator's arguments stand for it where operator NAME is enabled.
+    is_composite: torch composes it of other operators."""
 
     def add(serve: Callable[..., Any]) -> Callable[..., Any]:
-        OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, key))
+        OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, is_composite))
         return serve
 
     return add

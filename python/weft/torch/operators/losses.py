@@ -1,0 +1,230 @@
+"""Losses of classes: cross_entropy of logits, nll_loss of log-probabilities. Classes are compared, not looked
+up: a row is read whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.errors import NotSupportedError
+from weft.tensor import Tensor
+from weft.torch.ops import differentiable, operator, stands_for
+from weft.torch.plans import Drawing, _strides
+
+aten = torch.ops.aten
+
+NONE, MEAN, SUM = range(3)
+"""Reductions, as torch numbers them."""
+
+CLASS = 1
+"""The dimension of classes, once there is one of rows before it."""
+
+
+class _Rows(NamedTuple):
+    """Class indices and weights beside scores, [N, C, d..]."""
+
+    hit: Tensor
+    """Whether a class is the row's own, [N, C, d..]."""
+    kept: Tensor
+    """Whether a row counts, [N, 1, d..]."""
+    weights: Tensor | None
+    """[1, C, 1..]"""
+
+
+def _shown(value: Any) -> tuple[list[int], list[int]]:
+    """Dims and strides of scores with rows first."""
+    dims, steps = list(value.shape), list(_strides(value))
+    return (dims, steps) if value.ndim > 1 else ([1, *dims], [1, *steps])
+
+
+def _of_rows(value: Any) -> tuple[list[int], list[int]]:
+    """Dims and strides of one number for each row."""
+    if value.ndim == 0:
+        return [1, 1], [1, 1]
+    (n, *dims), (step, *steps) = value.shape, _strides(value)
+    return [n, 1, *dims], [step, 1, *steps]
+
+
+def _classes(x: Any) -> int:
+    return int(x.shape[min(CLASS, x.ndim - 1)])
+
+
+def _rows(d: Drawing, scores: Tensor, x: Any, target: Any, weight: Any, ignored: int) -> _Rows:
+    if target.is_floating_point():
+        raise NotSupportedError("cross_entropy: targets are probabilities. Leave it to torch.")
+    g, rank = d.graph, max(x.ndim, 2)
+    labels = d.read(target, *_of_rows(target))
+    weights = None if weight is None else d.read(weight, [1, _classes(x), *[1] * (rank - 2)])
+    hit = g.cmp_eq(g.gen_index(scores, CLASS), labels)
+    return _Rows(hit, g.cmp_neq(labels, ignored), weights)
+
+
+def _weight_of_row(d: Drawing, rows: _Rows) -> Tensor | float:
+    """The weight of each row's own class."""
+    if rows.weights is None:
+        return 1.0
+    return d.graph.reduction(d.graph.binary_select(rows.weights, d.number(0), rows.hit), "ADD", dims=[CLASS])
+
+
+def _write_loss(d: Drawing, row: Tensor, rows: _Rows, reduction: int, target: Any) -> None:
+    """Results 0, the loss, and 1, what its mean is divided by."""
+    g, rank = d.graph, max(target.ndim + 1, 2)
+    every, one = [i for i in range(rank) if i != CLASS], [1] * rank
+    loss = g.binary_select(row, d.number(0), rows.kept)
+    weight = g.binary_select(_weight_of_row(d, rows), d.number(0), rows.kept)
+    weight.set_dim(_of_rows(target)[0])
+    total = g.reduction(weight, "ADD", dims=every)
+    if reduction == NONE:
+        d.write(0, loss, *_of_rows(d.outputs[0]))
+    else:
+        summed = g.reduction(loss, "ADD", dims=every)
+        d.write(0, g.div(summed, total) if reduction == MEAN else summed, one)
+    d.write(1, total, one)
+
+
+def _factor(d: Drawing, dloss: Any, total: Any, rows: _Rows, reduction: int, x: Any) -> Tensor:
+    """What each row's gradient is multiplied by: 0 where it does not count."""
+    g, one = d.graph, [1] * max(x.ndim, 2)
+    factor = d.read(dloss, *(_of_rows(dloss) if reduction == NONE else (one,)))
+    if reduction == MEAN:
+        factor = g.div(factor, d.read(total, one))
+    return g.binary_select(factor, d.number(0), rows.kept)
+
+
+# ---- Cross-entropy ----
+
+
+def _fake(
+    x: Any, target: Any, weight: Any = None, reduction: int = MEAN, ignored: int = -100, smoothing: float = 0
+) -> Any:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows = x.shape[:1] + x.shape[2:] if x.ndim > 1 else ()
+    loss = x.new_empty(rows if reduction == NONE else ())
+    return loss, x.new_empty((), dtype=wide), x.new_empty(rows, dtype=wide)
+
+
+@operator(
+    "cross_entropy",
+    schema="(Tensor logits, Tensor target, Tensor? weight=None, int reduction=1, SymInt ignore_index=-100, "
+    "float label_smoothing=0.0) -> (Tensor loss, Tensor total_weight, Tensor logsumexp)",
+    fake=_fake,
+)
+def _cross_entropy(
+    d: Drawing, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float
+) -> None:
+    g, scores = d.graph, d.read(x, *_shown(x))
+    rows = _rows(d, scores, x, target, weight, ignored)
+    most = g.reduction(scores, "MAX", dims=[CLASS])
+    lse = g.add(most, g.log(g.reduction(g.exp(g.sub(scores, most)), "ADD", dims=[CLASS])))
+    # A label that names no class has an infinite loss.
+    own = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
+    row = g.sub(lse, own)
+    if weight is not None:
+        row = g.mul(row, _weight_of_row(d, rows))
+    if smoothing:
+        others = g.sub(lse, scores)
+        others = others if rows.weights is None else g.mul(others, rows.weights)
+        smooth = g.mul(g.reduction(others, "ADD", dims=[CLASS]), d.number(smoothing / _classes(x)))
+        row = g.add(g.mul(row, d.number(1 - smoothing)), smooth)
+    _write_loss(d, row, rows, reduction, target)
+    d.write(2, lse, *_of_rows(d.outputs[2]))
+
+
+def _fake_backward(dloss: Any, x: Any, *_: Any) -> Any:
+    return torch.empty_like(x)
+
+
+@operator(
+    "cross_entropy_backward",
+    schema="(Tensor grad_loss, Tensor logits, Tensor target, Tensor? weight, int reduction, "
+    "SymInt ignore_index, float label_smoothing, Tensor total_weight, Tensor logsumexp) -> Tensor",
+    fake=_fake_backward,
+)
+def _cross_entropy_backward(
+    d: Drawing, dloss: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float,
+    total: Any, lse: Any,
+) -> None:
+    classes = _classes(x)
+    g, scores = d.graph, d.read(x, *_shown(x))
+    rows = _rows(d, scores, x, target, weight, ignored)
+    p = g.exp(g.sub(scores, d.read(lse, *_of_rows(lse))))
+    own = g.binary_select(d.number(1 - smoothing), d.number(0), rows.hit)
+    gradient = g.sub(p if not smoothing else g.mul(p, d.number(1 - smoothing)), own)
+    if weight is not None:
+        gradient = g.mul(gradient, _weight_of_row(d, rows))
+    if smoothing:
+        share, whole = rows.weights, d.number(classes)
+        if share is None:
+            smooth = g.sub(g.mul(p, whole), d.number(1))
+        else:
+            smooth = g.sub(g.mul(p, g.reduction(share, "ADD", dims=[CLASS])), share)
+        gradient = g.add(gradient, g.mul(smooth, d.number(smoothing / classes)))
+    gradient = g.mul(gradient, _factor(d, dloss, total, rows, reduction, x))
+    d.write(0, gradient, *_shown(d.outputs[0]))
+
+
+def _keep_cross_entropy(ctx: Any, inputs: Any, output: Any) -> None:
+    x, target, weight, *ctx.how = inputs
+    ctx.save_for_backward(x, target, weight, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _grad_cross_entropy(ctx: Any, dloss: Any, *_: Any) -> Any:
+    x, target, weight, *sums = ctx.saved_tensors
+    dx = torch.ops.weft.cross_entropy_backward(dloss, x, target, weight, *ctx.how, *sums)
+    return dx, *[None] * 5
+
+
+differentiable("cross_entropy", _keep_cross_entropy, _grad_cross_entropy)
+
+
+@stands_for("cross_entropy", aten.cross_entropy_loss.default, is_composite=True)
+def _serve_cross_entropy(*arguments: Any) -> Any:
+    return torch.ops.weft.cross_entropy(*arguments)[0]
+
+
+# ---- Negative log-likelihood ----
+# It stands for torch's nowhere: torch looks up one number of each row. In a graph it joins what made rows.
+
+
+def _nll_loss(d: Drawing, x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> None:
+    g, scores = d.graph, d.read(x, *_shown(x))
+    rows = _rows(d, scores, x, target, weight, ignored)
+    own = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
+    row = g.neg(own) if weight is None else g.neg(g.mul(own, _weight_of_row(d, rows)))
+    _write_loss(d, row, rows, reduction, target)
+
+
+def _nll_loss_backward(
+    d: Drawing, dloss: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
+) -> None:
+    g, scores = d.graph, d.read(x, *_shown(x))
+    rows = _rows(d, scores, x, target, weight, ignored)
+    factor = _factor(d, dloss, total, rows, reduction, x)
+    factor = factor if rows.weights is None else g.mul(factor, rows.weights)
+    gradient = g.binary_select(g.neg(factor), d.number(0), rows.hit)
+    d.write(0, gradient, *_shown(d.outputs[0]))
+
+
+def _keep_nll_loss(ctx: Any, inputs: Any, output: Any) -> None:
+    x, target, weight, *ctx.how = inputs
+    ctx.save_for_backward(x, target, weight, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _define(name: str, twins: Sequence[Any]) -> None:
+    operator(name, twins[0], ())(_nll_loss)
+    operator(f"{name}_backward", twins[1], ())(_nll_loss_backward)
+    backward = getattr(torch.ops.weft, f"{name}_backward")
+
+    def grad(ctx: Any, dloss: Any, _: Any) -> Any:
+        x, target, weight, total = ctx.saved_tensors
+        return backward(dloss, x, target, weight, *ctx.how, total), *[None] * 4
+
+    differentiable(name, _keep_nll_loss, grad)
+
+
+_define("nll_loss", (aten.nll_loss_forward.default, aten.nll_loss_backward.default))
+_define("nll_loss2d", (aten.nll_loss2d_forward.default, aten.nll_loss2d_backward.default))
