@@ -298,8 +298,8 @@ double attention_predict_flops(const struct cuda_attention *c, double flops) {
     return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
 }
 
-/* Where blocks are few: what fewer than a wave of them lose, or the joining of parts of the keys, a second kernel that is
-   longer the more parts it reads. */
+/* Where blocks are few: what fewer than a wave of them lose, or the joining of parts of the keys, a second kernel that
+   is longer the more parts it reads. */
 static double predict_merge(const struct cuda_attention *c, double blocks) {
     double wanted = 2 * c->device->cuda.multiprocessors / blocks, useful = (double)c->keys / (2 * BLOCK_QUERIES);
     double parts = wanted < useful ? wanted : useful;
