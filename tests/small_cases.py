@@ -1048,7 +1048,7 @@ CASES = {
             dims=(16, 1, 512, 64),
             use_padding_mask=True,
             seq_len_q=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.ones((2, 1, 1, 1))),
-            seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.reshape([0, 1025], (2, 1, 1, 1))),
+            seq_len_kv=lambda t: t(2, 1, 1, 1, dtype="i32", values=np.reshape([0, 385], (2, 1, 1, 1))),
         ),
     ),
     "attention decoding, heads that share a CTA": Case(
