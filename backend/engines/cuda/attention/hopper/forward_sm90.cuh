@@ -34,8 +34,8 @@
              multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv; promotion costs FP8 5 to 9 %
              H200: CTAS, 16,384 heads of 64 tokens: 461 to 133 us, 8,192 of 128: 214 to 144 us; BIAS_STAGES, heads of
-             128, 8192 keys: 1.76 to 1.40 of the plain case. An instruction for each score costs 3 to 9 %: what a consumer's
-             terms take is not hidden behind the other one's products
+             128, 8192 keys: 1.76 to 1.40 of the plain case. An instruction for each score costs 3 to 9 %: terms are
+             not hidden behind the other consumer's products
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower
              FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; without turns 2 to 3 % faster; 192 keys
