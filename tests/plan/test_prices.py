@@ -19,7 +19,7 @@ EXCEPTIONS = {
     "sdpa/bwd_d80_s4096_full",  # heads of 80 are multiplied as 128
     "sdpa/fwd_d128_s4096_causal_softcap",  # what a modifier calculates is not counted
     "sdpa/fwd_d128_s4096_causal_dropout",  # nor are random numbers
-    "sdpa/fwd_d128_s4096_full_block_mask",  # nor tiles that do not take part, which are known at the run alone
+    "sdpa/fwd_d128_s4096_full_block_mask",  # nor tiles that do not take part, known at the run alone
     "pool/max3x3s1_bwd_nchw",  # bound by what windows compare, not by memory
 }
 
