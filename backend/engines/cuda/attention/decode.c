@@ -169,13 +169,12 @@ static double reading_rate(const struct decode *d, const struct division *w, int
     int64_t busy = ctas < cuda->multiprocessors ? ctas : cuda->multiprocessors;
     double bytes = (double)(ctas * w->tile->key_groups) * (double)slice_bytes(d), ahead = stages_of(d, w->tile) - 1;
     double waiting = SLICE_SECONDS / ahead, multiplying = MULTIPLY_SECONDS * w->tile->row_warps;
-    double memory = (double)cuda->bandwidth * MEMORY_EFFICIENCY;
+    bool is_large = split_of(d, w->splits) == SPLIT_CLUSTER && w->splits >= LARGE_CLUSTER;
+    double memory = (double)cuda->bandwidth * MEMORY_EFFICIENCY * (is_large ? CLUSTER_RATE : 1);
     double rate = bytes / (waiting > multiplying ? waiting : multiplying);
     double taken = (double)busy * cuda->clock_khz * 1e3 * BYTES_PER_CLOCK;
     if (rate > memory)
         rate = bytes * ahead > memory * CROWDED_SECONDS ? memory * CROWDED_RATE : memory;
-    if (split_of(d, w->splits) == SPLIT_CLUSTER && w->splits >= LARGE_CLUSTER)
-        rate *= CLUSTER_RATE;
     return rate < taken ? rate : taken;
 }
 
