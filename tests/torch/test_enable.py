@@ -61,6 +61,16 @@ def test_what_weft_leaves_falls_through_with_a_reason() -> None:
     }
 
 
+def test_max_pooling_is_served_both_ways() -> None:
+    x = torch.randn(2, 3, 6, 6, requires_grad=True)
+    expected = torch.autograd.grad(F.max_pool2d(x, 2).square().sum(), x)
+    with weft_torch.enable(["max_pool", "max_pool_backward"]) as enabled:
+        found = torch.autograd.grad(F.max_pool2d(x, 2).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+    twin = "aten::max_pool2d_with_indices"
+    assert enabled.report() == {twin: {"served": 1}, f"{twin}_backward": {"served": 1}}
+
+
 def test_cross_entropy_is_one_operator() -> None:
     x, labels = torch.randn(5, 4, requires_grad=True), torch.tensor([0, 3, 1, 1, 2])
     expected = torch.autograd.grad(F.cross_entropy(x, labels, label_smoothing=0.1), x)

@@ -14,6 +14,7 @@ from weft.errors import WeftError
 from weft.torch.ops import OPERATORS, PLACES, Operator, StandIn
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_INDICES = (torch.int64,)  # of classes, and of maxima, beside them
 
 
 class Enabled:
@@ -78,9 +79,9 @@ def _server(operator: Operator | StandIn, own: Any, counts: Counter[tuple[str, s
 
 def _refusal(arguments: Sequence[Any]) -> str:
     """Why these arguments are torch's to compute; empty if they are not."""
-    for each in arguments:
+    for i, each in enumerate(arguments):
         if isinstance(each, torch.Tensor):
-            if each.dtype not in _DTYPES:
+            if each.dtype not in (_DTYPES + _INDICES if i else _DTYPES):
                 return f"type {each.dtype}"
             if type(each) is not torch.Tensor and type(each) is not torch.nn.Parameter:
                 return f"a tensor of class {type(each).__name__}"
