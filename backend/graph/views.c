@@ -8,7 +8,7 @@
 #include "graph/ops/attention.h"
 #include "graph/ops/reshape.h"
 
-/* What both walks know; arrays have an entry for each value, or node, of the graph. */
+/* What both passes over the nodes know; arrays have an entry for each value, or node, of the graph. */
 struct search {
     const struct graph *graph;
     struct views *views;

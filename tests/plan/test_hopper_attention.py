@@ -3,6 +3,7 @@ compiler does not serialise the tensor cores, and sees that warps stay together;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,17 @@ def test_backward_terms(
     assert cubins.check_dumped(tmp_path, diverges=False) >= 1
 
 
+def served(g: Any, made: Any, types: Sequence[str], largest: dict[str, Any]) -> tuple[str, str]:
+    """The family of gradients of these types beside their largest numbers, and why others declined."""
+    for tensor, type_ in zip(made[:3], types, strict=True):
+        tensor.set_output(True).set_data_type(type_)
+    for tensor in largest.values():
+        tensor.set_output(True)
+    g.build()
+    (step,) = g.plan.report["steps"]
+    return step["family"], " ".join(each["reason"] for each in step["declined"])
+
+
 def fp8_backward(depth: int, deterministic: bool = False, **options: Any) -> tuple[str, str]:
     """The family of the plan's step, and why others declined."""
     g = weft.Graph(device_property=DeviceProperties(H200))
@@ -285,13 +297,7 @@ def fp8_backward(depth: int, deterministic: bool = False, **options: Any) -> tup
     largest = {name: g.tensor(name=name, data_type="f32") for name in ("amax_dQ", "amax_dV", "amax_dP")}
     options |= {"attn_scale_value": 0.1, "is_deterministic": deterministic}
     made = g._sdpa_bwd(**tensors, **options, **largest)
-    for tensor, out in zip(made[:3], ("e4m3", "e5m2", "bf16"), strict=True):
-        tensor.set_output(True).set_data_type(out)
-    for tensor in largest.values():
-        tensor.set_output(True)
-    g.build()
-    (step,) = g.plan.report["steps"]
-    return step["family"], " ".join(each["reason"] for each in step["declined"])
+    return served(g, made, ("e4m3", "e5m2", "bf16"), largest)
 
 
 @pytest.mark.parametrize(
@@ -354,13 +360,7 @@ def mxfp8_backward(depth: int, value_depth: int, out: str = "bf16", **options: A
         tensors |= {f"seq_len_{name}": g.tensor([2, 1, 1, 1], data_type="i32") for name in ("q", "kv")}
     largest = {name: g.tensor(name=name, data_type="f32") for name in ("amax_dQ", "amax_dK", "amax_dV")}
     made = g._sdpa_bwd(**tensors, **options, **largest, attn_scale_value=0.1)
-    for tensor in made[:3]:
-        tensor.set_output(True).set_data_type(out)
-    for tensor in largest.values():
-        tensor.set_output(True)
-    g.build()
-    (step,) = g.plan.report["steps"]
-    return step["family"], " ".join(each["reason"] for each in step["declined"])
+    return served(g, made, (out, out, out), largest)
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ static const struct row backward_rows[] = {
                .doc = "offset of the forward pass, INT32 or INT64; unset: 0"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct sdpa_bwd_op, a.math, WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
               "compute_data_type", .doc = "type that products and softmax are calculated in"),
-    /* Hints and wishes for kernels, without which results are the same but for the order of sums. */
+    /* Hints for kernels, without which results are the same but for the order of sums. */
     VALUE_ROW(WEFT_TYPE_INT64, struct sdpa_bwd_op, max_total_seq_len_q,
               WEFT_ATTR_OPERATION_SDPA_BWD_MAX_TOTAL_SEQ_LEN_Q, "max_total_seq_len_q",
               .doc = "upper bound of the queries of all batches together, a hint"),

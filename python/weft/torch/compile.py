@@ -71,8 +71,6 @@ def _draw_refusal(node: torch.fx.Node) -> str:
     return ""
 
 
-
-
 def _is_symbolic(value: Any) -> bool:
     return isinstance(value, FakeTensor) and value._has_symbolic_sizes_strides
 

@@ -119,7 +119,9 @@ class Prepared:
 
     def __init__(self, plan: Plan, ends: Sequence[tuple[Tensor, int]], outputs: Sequence[Any]) -> None:
         self.plan = plan
-        slots = {plan.index[end.get_uid()]: at for end, at in ends}
+        uids = ((end.get_uid(), at) for end, at in ends)
+        # An input that was drawn and that no result depends on has no slot.
+        slots = {plan.index[uid]: at for uid, at in uids if at < 0 or uid in plan.index}
         self._inputs = [(slot, at) for slot, at in slots.items() if at >= 0]
         self._outputs = [(slot, ~at) for slot, at in slots.items() if at < 0]
         self._results = _results_of(outputs)

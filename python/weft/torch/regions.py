@@ -17,7 +17,7 @@ from weft.enums import device_kind, reshape_mode
 from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
 from weft.tensor import Tensor
-from weft.torch.nodes import DRAWN, VIEWS
+from weft.torch.nodes import BLANK, DRAWN, VIEWS
 from weft.torch.plans import Drawing, Prepared, _key, _strides, _unwanted
 
 aten = torch.ops.aten
@@ -124,9 +124,13 @@ class RegionDrawing(Drawing):
             result.set_stride(_strides(layout))
         self.ends.append((result, ~i))
 
-    def leave_blank(self) -> None:
-        """Notes which results of the operator it has not drawn."""
+    def leave_blank(self, may_lack: bool) -> None:
+        """Notes which results of the operator it has not drawn: what has elements may lack only where nobody
+        reads it."""
         blank = [each for each in self.outputs if id(each) not in self._made]
+        lacking = [each for each in blank if isinstance(each, torch.Tensor) and each.numel()]
+        if lacking and not may_lack:
+            raise NotSupportedError(f"a result of shape {list(lacking[0].shape)} that is not drawn.")
         self._values += blank
         self._blank |= set(map(id, blank))
 
@@ -178,7 +182,7 @@ class _Drawer(torch.fx.Interpreter):  # type: ignore[misc]
         self._drawing.outputs = list(result) if isinstance(result, (tuple, list)) else [result]
         draw(self._drawing, target, args, kwargs)
         if target not in GETS:
-            self._drawing.leave_blank()
+            self._drawing.leave_blank(target in BLANK)
         return result
 
 
