@@ -118,11 +118,14 @@ static bool is_too_large(const struct decode *d, const struct decode_tile *t) {
            slices < t->key_groups * (int64_t)LARGE_SLICES * d->c->device->cuda.multiprocessors;
 }
 
-/* CTAs that a multiprocessor has room for: each takes a kilobyte more, and threads of up to 168 registers. */
+/* CTAs that a multiprocessor has room for: each takes a kilobyte more, and threads of so many registers: fewer spill,
+   where threads keep addresses of what they copy. */
 static int64_t resident_ctas(const struct decode *d, const struct decode_tile *t, int64_t shared) {
+    enum { REGISTERS = 168, COPYING_REGISTERS = 176 };
     const struct cuda_properties *cuda = &d->c->device->cuda;
     int64_t by_memory = cuda->shared_per_multiprocessor / (shared + 1024);
-    int64_t by_registers = cuda->registers_per_multiprocessor / (tile_warps(t) * 32 * 168);
+    int64_t registers = d->has_boxes ? REGISTERS : COPYING_REGISTERS;
+    int64_t by_registers = cuda->registers_per_multiprocessor / (tile_warps(t) * 32 * registers);
     return max64(1, by_memory < by_registers ? by_memory : by_registers);
 }
 
