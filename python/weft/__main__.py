@@ -58,7 +58,8 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         "groups",
         nargs="*",
         metavar="group",
-        help="matmul, conv, fused, norm, mem, rows, move, pool, sdpa, blocks (all)",
+        help="matmul, conv, fused, norm, mem, rows, move, pool, sdpa, blocks (all); or models: networks that "
+        "torch trains",
     )
     bench.add_argument("--only", default="", metavar="REGEX", help="cases whose names match")
     bench.add_argument("--list", action="store_true", help="print the cases and their work, and stop")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from weft.bench import cases, families, predict, results, roofline, tiles, whole
+from weft.bench import cases, families, predict, results, roofline, tiles, training, whole
 from weft.bench.case import GROUPS, Case
 from weft.bench.machines import QUICK_ROUNDS, ROUNDS, machine
 from weft.bench.measure import Bench
@@ -45,6 +45,8 @@ def run(options: Options) -> int:
         return _predict(options)
     if options.tables:
         return _show(options)
+    if tuple(options.groups) == ("models",):
+        return _measure_models(options)
     kind = options.device or weft.create_handle().device.name.lower()
     chosen = select(cases.gpu() if kind == "cuda" else cases.cpu(), options)
     if options.list:
@@ -147,6 +149,34 @@ def _measure_blocks(kind: str, chosen: Mapping[str, Case], options: Options) -> 
             whole.write_csv(options.csv, found, blocks.device, bench.date)
     print("\n".join(["", *whole.summary(found)]).rstrip())
     return int(any(it.weft is None for it in found))
+
+
+def _measure_models(options: Options) -> int:
+    """Prints training steps of whole networks beside torch."""
+    if options.svg or options.tiles or options.families or options.quick:
+        raise BadParameterError(
+            "bench: models take --only, --list, --device, --peer and --csv. Leave the other options out."
+        )
+    if options.peer not in training.PEERS:
+        raise BadParameterError(
+            f"bench: --peer {options.peer} trains no models. Use torch, which is eager and compiled, or one "
+            "of the two."
+        )
+    chosen = [name for name in training.names() if re.search(options.only, name)]
+    if options.list:
+        print("\n".join(chosen))
+        return 0
+    bench = Bench(machine(options.device or weft.create_handle().device.name.lower()), (), QUICK_ROUNDS)
+    device = f"{bench.device}, {training.version()}"
+    print("\n".join([device, training.header()]), flush=True)
+    found = []
+    for name in chosen:
+        found.append(training.measure(name, bench.machine.kind, training.PEERS[options.peer]))
+        print("\n  ".join([training.line(found[-1]), *found[-1].notes]), flush=True)
+        if options.csv:
+            training.write_csv(options.csv, found, device, bench.date)
+    print("\n".join(["", *training.summary(found)]).rstrip())
+    return int(any(it.notes for it in found))
 
 
 def _predict(options: Options) -> int:

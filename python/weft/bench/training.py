@@ -1,0 +1,213 @@
+"""`python -m weft bench models`: training steps of whole networks; torch alone beside torch with Weft under
+it, and torch.compile with Inductor beside Weft's backend."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import importlib
+import math
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UnavailableError
+
+SIDES = ("eager", "enabled", "inductor", "weft")
+"""torch; torch under weft.torch.enable(); torch.compile; torch.compile(backend="weft")."""
+PAIRS = (("enabled", "eager"), ("weft", "inductor"), ("weft", "eager"))  # of ratios: ours, theirs
+PEERS = {"": SIDES, "torch": SIDES, "eager": SIDES[:2], "compiled": SIDES[2:]}
+COLUMNS = (
+    *("case", *(f"{side}_ms" for side in SIDES), *(f"{side}_mb" for side in SIDES)),
+    *("enabled_ratio", "weft_ratio", "weft_over_eager", *(f"{side}_loss" for side in SIDES)),
+    *("device", "date"),
+)
+LOSSES, STEPS = 6, 12
+"""Steps before timing, the last of which has the loss that is told; and those that are timed."""
+RATE = 1e-4  # of learning: the losses fall, and stay comparable from step to step
+
+
+@dataclass
+class Trained:
+    """What was measured of a model, by side."""
+
+    case: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of a step: forward, backward, optimiser."""
+    bytes: dict[str, int] = field(default_factory=dict)
+    """The largest sum of torch's allocations, of a GPU."""
+    losses: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def ratio(self, ours: str, theirs: str) -> float | None:
+        """Their time in units of ours."""
+        if ours in self.seconds and theirs in self.seconds:
+            return self.seconds[theirs] / self.seconds[ours]
+        return None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a model trains."""
+
+    torch: Any
+    kind: str
+
+    @property
+    def dtype(self) -> Any:
+        return self.torch.bfloat16 if self.kind == "cuda" else self.torch.float32
+
+    def wait(self) -> None:
+        if self.kind == "cuda":
+            self.torch.cuda.synchronize()
+
+
+def names() -> list[str]:
+    """The models."""
+    _torch()
+    return list(importlib.import_module("weft.bench.models").MODELS)
+
+
+def version() -> str:
+    """Whose figures stand beside Weft's."""
+    return f"torch {_torch().__version__}"
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise UnavailableError("bench: models train in PyTorch, and there is none. Install torch.") from None
+
+
+def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
+    """Each side trains its copy of one model on the same data."""
+    torch, found = _torch(), Trained(name)
+    place, model = _Place(torch, kind), importlib.import_module("weft.bench.models").MODELS[name]
+    torch.manual_seed(5)
+    network = model.make().to(kind, place.dtype)
+    x = torch.randn(*(model.gpu if kind == "cuda" else model.cpu)).to(kind, place.dtype)
+    if model.is_last:
+        form = torch.channels_last_3d if x.ndim == 5 else torch.channels_last
+        network, x = network.to(memory_format=form), x.to(memory_format=form)
+    labels = torch.arange(x.shape[0], device=kind) % model.classes if model.classes else None
+    for side in sides:
+        try:
+            with _under(side) as run:
+                _train(place, run(copy.deepcopy(network)), x, labels, side, found)
+        except Exception as refusal:  # each side raises its own kinds
+            words = textwrap.shorten(str(refusal), 300, placeholder=" …")
+            found.notes.append(f"{side}: {type(refusal).__name__}: {words}")
+    return found
+
+
+@contextmanager
+def _under(side: str) -> Iterator[Callable[[Any], Any]]:
+    """What a side makes of a model."""
+    torch = _torch()
+    within: AbstractContextManager[Any] = nullcontext()
+    if side == "enabled":
+        within = importlib.import_module("weft.torch").enable()
+    with within:
+        if side == "weft":
+            backend = importlib.import_module("weft.torch").backend
+            yield lambda model: torch.compile(model, backend=backend)
+        else:
+            yield torch.compile if side == "inductor" else lambda model: model
+    torch._dynamo.reset()
+
+
+def _train(place: _Place, network: Any, x: Any, labels: Any, side: str, found: Trained) -> None:
+    torch = place.torch
+    optimiser = torch.optim.SGD(network.parameters(), lr=RATE, momentum=0.9)
+
+    def step() -> Any:
+        optimiser.zero_grad(set_to_none=True)
+        y = network(x).float()
+        loss = y.square().mean() if labels is None else torch.nn.functional.cross_entropy(y, labels)
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    if place.kind == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(LOSSES):
+        loss = step()
+    found.losses[side] = float(loss.detach())
+    found.seconds[side] = _median(place, step)
+    if place.kind == "cuda":
+        found.bytes[side] = torch.cuda.max_memory_allocated()
+
+
+def _median(place: _Place, step: Callable[[], object]) -> float:
+    """Seconds of a step; the host runs ahead of a GPU, as it does in training."""
+    groups = []
+    for _ in range(3):
+        place.wait()
+        start = time.perf_counter()
+        for _ in range(STEPS // 3):
+            step()
+        place.wait()
+        groups.append((time.perf_counter() - start) / (STEPS // 3))
+    return statistics.median(groups)
+
+
+# ---- Telling -----------------------------------------------------------------------------------------------
+
+
+def header() -> str:
+    """Above the lines."""
+    times = "  ".join(f"{f'{side} ms':>11}" for side in SIDES)
+    return f"{'model':16}  {times}  {'enabled':>7}  {'weft':>5}  losses"
+
+
+def line(found: Trained) -> str:
+    """A model: times of a step; eager's in units of enabled's, Inductor's in units of Weft's; losses."""
+    times = "  ".join(f"{_number(found.seconds.get(side), 1e3, 2) or '-':>11}" for side in SIDES)
+    ratios = [_number(found.ratio(*pair), 1, 2) or "-" for pair in PAIRS[:2]]
+    losses = "/".join(_number(found.losses.get(side), 1, 5) or "-" for side in SIDES)
+    return f"{found.case:16}  {times}  {ratios[0]:>7}  {ratios[1]:>5}  {losses}"
+
+
+def summary(all_found: Sequence[Trained]) -> list[str]:
+    """Geometric means and the worst."""
+    told = []
+    for ours, theirs in PAIRS:
+        ratios = {it.case: ratio for it in all_found if (ratio := it.ratio(ours, theirs))}
+        if ratios:
+            mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+            worst = min(ratios, key=lambda case: ratios[case])
+            told.append(
+                f"models: time of {theirs} / {ours} is {mean:.3f} in the geometric mean of {len(ratios)}, "
+                f"{ratios[worst]:.3f} in the worst ({worst})"
+            )
+    return told
+
+
+def _number(value: float | None, unit: float, digits: int) -> str:
+    return "" if value is None else f"{value * unit:.{digits}f}"
+
+
+def write_csv(path: Path, all_found: Iterable[Trained], device: str, date: str) -> None:
+    """Writes the table: nothing where there is no figure."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for it in all_found:
+            writer.writerow(
+                [
+                    it.case,
+                    *(_number(it.seconds.get(side), 1e3, 3) for side in SIDES),
+                    *(_number(it.bytes.get(side), 1e-6, 0) for side in SIDES),
+                    *(_number(it.ratio(*pair), 1, 3) for pair in PAIRS),
+                    *(_number(it.losses.get(side), 1, 5) for side in SIDES),
+                    device,
+                    date,
+                ]
+            )
