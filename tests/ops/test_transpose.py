@@ -50,6 +50,12 @@ def test_rows_of_any_length(shape, dtype):
     checks.check_bits(transpose(order), {"x": x}, x.transpose(order), layouts=("packed", "padded"))
 
 
+@pytest.mark.parametrize("shape", [(1030, 1029), (1029, 1030), (348161, 3), (4, 262145)])
+def test_larger_than_caches(shape):
+    x = checks.random(shape, "f64")
+    checks.check_bits(transpose([1, 0]), {"x": x}, x.T)
+
+
 def test_ranks_and_extents():
     for shape in ((7,), (1, 1, 1), (2, 0, 3), (2, 3, 1, 2, 1, 3, 2, 2)):
         x = checks.random(shape, "f32")

@@ -103,6 +103,32 @@ def test_scaled_and_masked_softmax_is_one_step() -> None:
     assert steps_of(g) == [("cpu.rows", ["row", "column", "scaled", "shown", "masked", "softmax"])]
 
 
+def test_moves_say_how_elements_go() -> None:
+    """By runs, by blocks that are transposed, a few planes at once, or one by one."""
+    for dims, order, how in (
+        ((4, 5, 6), (1, 0, 2), "runs"),
+        ((4, 5, 6), (0, 2, 1), "transposed blocks"),
+        ((7, 3, 500), (0, 2, 1), "few planes"),
+        ((7, 500, 3), (0, 2, 1), "few planes"),
+    ):
+        g = new_graph()
+        moved = g.transpose(g.tensor(dims, data_type="bf16"), list(order), name="moved")
+        assert steps_of(g) == [("cpu.move", ["moved"])]
+        assert moved.dims == tuple(dims[i] for i in order)
+        assert g.plan.report["steps"][0]["detail"] == f"1 copy by {how} of 2 bytes"
+    g = new_graph()
+    every_other = g.slice(g.tensor([9, 10], data_type="f32"), [slice(0, 9), slice(0, 10, 3)], name="some")
+    g.concatenate([every_other, every_other], 0, name="both")
+    assert [family for family, _ in steps_of(g)] == ["cpu.move"] * len(steps_of(g))
+
+
+def test_moves_that_are_no_copies_of_bytes_go_to_the_reference() -> None:
+    g = new_graph()
+    g.transpose(g.tensor([3, 5], data_type="i4"), [1, 0], name="moved")
+    assert steps_of(g) == [("cpu.reference", ["moved"])]
+    assert "of which several share a byte" in declined(g, 0)
+
+
 def test_integer_sums_go_to_the_reference() -> None:
     g = new_graph()
     g.reduction(g.tensor([4, 5], data_type="i64"), mode="ADD", dims=[1], compute_data_type="i64", name="sum")

@@ -8,12 +8,8 @@
 #include "engines/cuda/core/price.h"
 #include "engines/cuda/families.h"
 #include "graph/ops/concat.h"
-#include "graph/ops/reshape.h"
-#include "graph/ops/slice.h"
-#include "graph/ops/transpose.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { THREADS = 256, UNROLL = 4 }; /* UNROLL: vectors that a thread loads before it stores them */
 
@@ -24,120 +20,6 @@ struct movement {
     int count;
     struct part parts[MOVE_PARTS_MAX];
 };
-
-/* ---- From an operation to parts ---------------------------------------------------------------------------------- */
-
-/* A tensor's memory, or a part of it, over given extents. */
-static struct side side_of(const struct tensor *tensor, const struct dims *extents, const int64_t *strides) {
-    struct side side = {.tensor = tensor, .type = (weftDataType_t)tensor->type, .rank = (int)extents->count};
-    memcpy(side.extents, extents->at, sizeof extents->at);
-    memcpy(side.strides, strides, sizeof extents->at);
-    return side;
-}
-
-/* An insertion sort by the result's strides, both sides alike: the order in which elements are visited is the
-   result's. */
-void part_order(struct part *part) {
-    struct side *sides[] = {&part->from, &part->to};
-    for (int i = 1; i < part->to.rank; i++)
-        for (int at = i; at > 0 && part->to.strides[at - 1] < part->to.strides[at]; at--)
-            for (int k = 0; k < 2; k++) {
-                int64_t extent = sides[k]->extents[at], stride = sides[k]->strides[at];
-                sides[k]->extents[at] = sides[k]->extents[at - 1];
-                sides[k]->strides[at] = sides[k]->strides[at - 1];
-                sides[k]->extents[at - 1] = extent;
-                sides[k]->strides[at - 1] = stride;
-            }
-}
-
-/* Makes one mode of neighbours that lie at one distance. In place: mode i is read before one at or before it is
-   written. */
-static void merge_modes(struct side *side) {
-    /* Modes that are done, at the front of the arrays. */
-    int rank = 0;
-    for (int i = 0; i < side->rank; i++) {
-        /* An extent stays below 2^31, so that divisors of 32 bits serve. */
-        bool merges = rank && side->strides[rank - 1] == side->strides[i] * side->extents[i] &&
-                      side->extents[rank - 1] * side->extents[i] < INT32_MAX;
-        if (side->extents[i] == 1)
-            continue;
-        rank += !merges;
-        side->extents[rank - 1] = merges ? side->extents[rank - 1] * side->extents[i] : side->extents[i];
-        side->strides[rank - 1] = side->strides[i];
-    }
-    side->rank = rank;
-}
-
-/* Both sides over the same dims. */
-static struct part plain_part(const struct tensor *x, const struct tensor *y, const struct dims *extents,
-                              const int64_t *x_strides, const int64_t *y_strides) {
-    struct part part = {.from = side_of(x, extents, x_strides), .to = side_of(y, extents, y_strides)};
-    part_order(&part);
-    return part;
-}
-
-/* A part for each input that has elements, behind those before it along the axis. */
-static weftStatus_t list_concat(struct movement *m) {
-    const struct concat_op *op = (const struct concat_op *)m->op;
-    int axis = concat_axis(op);
-    int64_t before = 0;
-    /* Parts lie on the stack, and a step has so many kernels. */
-    if (op->inputs.count > MOVE_PARTS_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it has %lld inputs, at most %d are copied at once.",
-             descriptor_label(m->op), (long long)op->inputs.count, MOVE_PARTS_MAX);
-    for (int64_t k = 0; k < op->inputs.count; k++) {
-        const struct tensor *x = op->inputs.tensors[k];
-        struct part *part = &m->parts[m->count];
-        *part = plain_part(x, op->y, &x->dims, x->strides.at, op->y->strides.at);
-        part->to.offset = before * op->y->strides.at[axis];
-        before += x->dims.at[axis];
-        m->count += tensor_elements(x) > 0 && !concat_is_placed(op, k);
-    }
-    return WEFT_STATUS_SUCCESS;
-}
-
-/* Dim i of y is dim permutation[i] of x. */
-static struct part transpose_part(const struct transpose_op *op) {
-    int64_t strides[WEFT_DIM_MAX] = {0};
-    for (int64_t i = 0; i < op->y->dims.count; i++)
-        strides[i] = op->x->strides.at[op->permutation.at[i]];
-    return plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
-}
-
-/* x begins at `start` and steps. */
-static struct part slice_part(const struct slice_op *op) {
-    int64_t strides[WEFT_DIM_MAX] = {0}, offset = 0;
-    for (int64_t i = 0; i < op->y->dims.count; i++) {
-        strides[i] = op->x->strides.at[i] * slice_step(op, i);
-        offset += op->start.at[i] * op->x->strides.at[i];
-    }
-    struct part part = plain_part(op->x, op->y, &op->y->dims, strides, op->y->strides.at);
-    part.from.offset = offset;
-    return part;
-}
-
-/* Positions are places in the storage, or the elements in order of both tensors' dims. Sides of a logical reshape count
-   the same positions by other dims, so their modes stay in the order of dims. */
-static struct part reshape_part(const struct reshape_op *op) {
-    if (op->mode == WEFT_RESHAPE_VIEW_ONLY)
-        return plain_part(op->x, op->y, &op->y->dims, op->y->strides.at, op->y->strides.at);
-    return (struct part){.from = side_of(op->x, &op->x->dims, op->x->strides.at),
-                         .to = side_of(op->y, &op->y->dims, op->y->strides.at)};
-}
-
-/* No part where there are no elements. */
-static weftStatus_t list_parts(struct movement *m) {
-    const struct op *op = op_of(m->op);
-    if (op == &concat_op)
-        return list_concat(m);
-    if (op != &transpose_op && op != &slice_op && op != &reshape_op)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s does more than move elements.", descriptor_label(m->op));
-    m->parts[0] = op == &transpose_op ? transpose_part((const struct transpose_op *)m->op)
-                  : op == &slice_op   ? slice_part((const struct slice_op *)m->op)
-                                      : reshape_part((const struct reshape_op *)m->op);
-    m->count = tensor_elements(m->parts[0].to.tensor) > 0;
-    return WEFT_STATUS_SUCCESS;
-}
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
@@ -168,16 +50,12 @@ static int64_t side_run(const struct side *side) {
     return run;
 }
 
-/* Each side merges its modes by itself: positions stay the same. */
-void part_complete(struct part *part) {
-    part->elements = 1;
-    for (int i = 0; i < part->to.rank; i++)
-        part->elements *= part->to.extents[i];
-    merge_modes(&part->from);
-    merge_modes(&part->to);
-    part->run = (int)gcd64(side_run(&part->from), side_run(&part->to));
-    part->is_by_byte = part->run * dtype_of(part->to.type)->bits % 8 != 0;
-}
+/* Both sides' least. */
+static int64_t run_of(const struct part *part) { return gcd64(side_run(&part->from), side_run(&part->to)); }
+
+/* Where runs fill no bytes of what is written, threads take bytes of it and find the positions whose elements these
+   hold: such a part must write all of its tensor. */
+static bool is_by_byte(const struct part *part) { return run_of(part) * dtype_of(part->to.type)->bits % 8 != 0; }
 
 /* One node alone. Parts of several inputs may not share bytes of the result, as their threads would race. */
 static weftStatus_t analyse(struct movement *m, const struct region *region) {
@@ -189,12 +67,12 @@ static weftStatus_t analyse(struct movement *m, const struct region *region) {
              "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(m->op),
              descriptor_label(region_node(region, 1)->op));
     TRY(check_tensors(region, region_node(region, 0)));
-    /* Parts first over the dims, then merged. */
-    TRY(list_parts(m));
+    /* Parts first over the dims, then each side merged by itself. */
+    TRY(movement_list(m->parts, MOVE_PARTS_MAX, &m->count, m->op));
     for (int k = 0; k < m->count; k++)
-        part_complete(&m->parts[k]);
+        part_merge(&m->parts[k]);
     for (int k = 0; k < m->count && m->count > 1; k++)
-        if (m->parts[k].is_by_byte)
+        if (is_by_byte(&m->parts[k]))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its inputs meet inside of bytes of the result",
                  descriptor_label(m->op));
     return WEFT_STATUS_SUCCESS;
@@ -222,7 +100,8 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     for (int k = 0; k < m.count; k++)
         trips = is_across(&m.parts[k].from) || is_across(&m.parts[k].to) ? 2 : trips;
     for (int k = 0; k < m.count; k++)
-        bytes += side_bytes(&m.parts[k].from, m.parts[k].elements) + side_bytes(&m.parts[k].to, m.parts[k].elements);
+        for (int side = 0; side < 2; side++)
+            bytes += side_bytes(side ? &m.parts[k].to : &m.parts[k].from, part_elements(&m.parts[k]));
     *seconds = trips * PRICE_LAUNCH_SECONDS + price_moving(bytes, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -297,8 +176,8 @@ static void print_find(struct kernel_print *print, int k, const struct side *to)
 /* How many runs a part has, or bytes. By byte, from the first to the last that the part writes, gaps included. */
 static int64_t items_of(const struct part *part) {
     int64_t span = 1;
-    if (!part->is_by_byte)
-        return part->elements / part->run;
+    if (!is_by_byte(part))
+        return part_elements(part) / run_of(part);
     for (int i = 0; i < part->to.rank; i++)
         span += (part->to.extents[i] - 1) * part->to.strides[i];
     return dtype_bytes(part->to.type, span);
@@ -311,12 +190,12 @@ static void print_part(struct kernel_print *print, const struct part *part, int 
         &print->code,
         "struct part%d {\n    using position = %s;\n    using from_t = %s;\n    using to_t = %s;\n"
         "    static constexpr int RUN = %d;\n    static DEVICE i64 runs(const arguments& p) { return p.runs%d; }\n",
-        k, part->elements < INT32_MAX ? "u32" : "i64", cuda_element_name(part->from.type),
-        cuda_element_name(part->to.type), part->run, k);
+        k, part_elements(part) < INT32_MAX ? "u32" : "i64", cuda_element_name(part->from.type),
+        cuda_element_name(part->to.type), (int)run_of(part), k);
     snprintf(text, sizeof text, "runs%d", k);
     print_number(print, items_of(part), text);
     /* Threads take bytes of the result, and ask which element lies there. */
-    if (part->is_by_byte)
+    if (is_by_byte(part))
         print_find(print, k, &part->to);
     print_side(print, k, &part->from, "from");
     print_side(print, k, &part->to, "to");
@@ -348,7 +227,7 @@ static int64_t print_parts(struct kernel_print *print, const struct part *parts,
         text_add(
             &deal,
             "    if (block >= p.first%d && block < p.end%d) %s<part%d>(p, block - p.first%d, p.end%d - p.first%d);\n",
-            k, k, parts[k].is_by_byte ? "copy_bytes" : "copy_part", k, k, k, k);
+            k, k, is_by_byte(&parts[k]) ? "copy_bytes" : "copy_part", k, k, k, k);
     }
     text_add(&print->code, "DEVICE void copy_parts(const arguments& p) {\n    const i64 block = blockIdx.x;\n%s}\n",
              text_string(&deal));
@@ -409,7 +288,7 @@ static bool is_join(const struct movement *m) {
         const struct side *from = &m->parts[k].from, *to = &m->parts[k].to;
         /* A part is one row, or rows of the result's length from one to the next. */
         bool is_row =
-            to->rank == 1 ? m->parts[k].elements == to->extents[0] : to->rank == 2 && to->strides[0] == length;
+            to->rank == 1 ? part_elements(&m->parts[k]) == to->extents[0] : to->rank == 2 && to->strides[0] == length;
         if (!is_row || to->rank != m->parts[0].to.rank ||
             to->extents[0] * (to->rank > 1) != m->parts[0].to.extents[0] * (to->rank > 1) ||
             to->strides[to->rank - 1] != 1 || to->offset != before || from->rank != 1 || from->strides[0] != 1 ||
@@ -443,7 +322,7 @@ static void print_pieces(struct kernel_print *print, const struct movement *m) {
         print_pointer(print, from->type, graph_find_value(print->graph, from->tensor), 0, x);
         print_number(print, to->extents[to->rank - 1], count);
         print_number(print, before, end);
-        print_number(print, m->parts[k].elements, elements);
+        print_number(print, part_elements(&m->parts[k]), elements);
         if (k + 1 < m->count)
             text_add(&print->code, "    if (column < p.%s) ", end);
         else
@@ -463,8 +342,8 @@ static weftStatus_t build_join(struct step *step, struct cuda_step *state, const
     struct kernel_print print;
     for (int k = 0; k < m->count; k++) {
         /* No chunk crosses from one input into the next. */
-        each = gcd64(each, m->parts[k].run);
-        elements += m->parts[k].elements;
+        each = gcd64(each, run_of(&m->parts[k]));
+        elements += part_elements(&m->parts[k]);
     }
     bool is_aligned = each * bytes >= 8;
     each = is_aligned ? each : 16 / bytes;
@@ -501,7 +380,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     if (op_of(m.op) == &concat_op && is_join(&m))
         return build_join(step, state, &m, device, arena);
     TRY(move_add_kernels(state, &step->region, m.parts, m.count, device, arena));
-    return arena_print(arena, &step->detail, "%d copies, runs of %d", m.count, m.count ? m.parts[0].run : 0);
+    return arena_print(arena, &step->detail, "%d copies, runs of %d", m.count, m.count ? (int)run_of(&m.parts[0]) : 0);
 }
 
 const struct family cuda_move = {

@@ -222,7 +222,7 @@ static weftStatus_t add_copies(struct cuda_step *state, const struct staged *sta
         struct part *part = &parts[count++];
         *part = (struct part){.from = side_of(value, back), .to = side_of(value, !back)};
         part_order(part);
-        part_complete(part);
+        part_merge(part);
     }
     return move_add_kernels(state, region, parts, count, device, arena);
 }

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A block is read in tiles of as many rows as a vector has elements, transposed in registers into a buffer on the
+   stack, and written a row at a time: both memories are touched by whole cache lines, once. */
+#include "engines/cpu/move/blocks.h"
+
+#include <string.h>
+
+#if defined __SSE2__
+#include <emmintrin.h>
+#endif
+
+/* Bytes. Every x86-64 and every 64-bit ARM has such vectors. */
+enum { VECTOR = 16, LINE = 64, LONG_RUN = 1 << 20 };
+
+/* ---- Runs -------------------------------------------------------------------------------------------------------- */
+
+/* Past the caches from the first whole line on: a line that is written whole need not be read first. A long run is
+   memmove's, which does the same. */
+void copy_run(void *to, const void *from, int64_t bytes, bool is_large) {
+#if defined __SSE2__
+    int64_t head = -(intptr_t)to & (LINE - 1);
+    if (is_large && bytes >= head + LINE && bytes < LONG_RUN && to != from) {
+        char *line = (char *)to + head, *end = line + (bytes - head) / LINE * LINE;
+        const char *read = (const char *)from + head;
+        memcpy(to, from, (size_t)head);
+        for (; line < end; line += VECTOR, read += VECTOR)
+            _mm_stream_si128((__m128i *)line, _mm_loadu_si128((const __m128i *)read));
+        memcpy(line, read, (size_t)((char *)to + bytes - line));
+        return;
+    }
+#endif
+    (void)is_large;
+    memmove(to, from, (size_t)bytes);
+}
+
+/* ---- Tiles in registers ------------------------------------------------------------------------------------------ */
+
+/* The lower, or the upper, halves of two vectors, element by element in turn. */
+#if defined(__clang__)
+#define ZIP(lanes, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define ZIP(lanes, a, b, ...) __builtin_shuffle(a, b, (lanes){__VA_ARGS__})
+#endif
+#define LOW_2 0, 2
+#define HIGH_2 1, 3
+#define LOW_4 0, 4, 1, 5
+#define HIGH_4 2, 6, 3, 7
+#define LOW_8 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_8 4, 12, 5, 13, 6, 14, 7, 15
+#define LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+
+/* tile_<count>: a square of count x count elements, count a power of 2. Row i zipped with row i + count/2 becomes rows
+   2i and 2i + 1; after log2(count) times the square is transposed. */
+#define TILE(element, count)                                                                                           \
+    static void tile_##count(element *to, int64_t to_stride, const element *from, int64_t from_stride) {               \
+        typedef element vector __attribute__((vector_size(VECTOR)));                                                   \
+        typedef element unaligned __attribute__((vector_size(VECTOR), aligned(1), may_alias));                         \
+        vector rows[count], zipped[count];                                                                             \
+        _Pragma("GCC unroll 16") for (int i = 0; i < count; i++) rows[i] =                                             \
+            *(const unaligned *)(from + i * from_stride);                                                              \
+        _Pragma("GCC unroll 4") for (int turn = 1; turn < count; turn *= 2) {                                          \
+            _Pragma("GCC unroll 8") for (int i = 0; i < count / 2; i++) {                                              \
+                zipped[2 * i] = ZIP(vector, rows[i], rows[i + count / 2], LOW_##count);                                \
+                zipped[2 * i + 1] = ZIP(vector, rows[i], rows[i + count / 2], HIGH_##count);                           \
+            }                                                                                                          \
+            _Pragma("GCC unroll 16") for (int i = 0; i < count; i++) rows[i] = zipped[i];                              \
+        }                                                                                                              \
+        _Pragma("GCC unroll 16") for (int i = 0; i < count; i++) * (unaligned *)(to + i * to_stride) = rows[i];        \
+    }
+
+/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+
+/* block_<count>: into a buffer whose rows are of `side` elements: whole tiles, and what is left of them one by one. */
+#define BLOCK(element, count)                                                                                          \
+    TILE(element, count)                                                                                               \
+    static void block_##count(void *buffer, const void *memory, int64_t stride, int rows, int columns) {               \
+        enum { SIDE = TRANSPOSE_BYTES / (int)sizeof(element) };                                                        \
+        element *to = buffer;                                                                                          \
+        const element *from = memory;                                                                                  \
+        int whole_rows = rows - rows % count, whole_columns = columns - columns % count;                               \
+        for (int j = 0; j < whole_columns; j += count)                                                                 \
+            for (int i = 0; i < whole_rows; i += count)                                                                \
+                tile_##count(to + i * SIDE + j, SIDE, from + j * stride + i, stride);                                  \
+        for (int i = 0; i < rows; i++)                                                                                 \
+            for (int j = i < whole_rows ? whole_columns : 0; j < columns; j++)                                         \
+                to[i * SIDE + j] = from[j * stride + i];                                                               \
+    }
+
+BLOCK(uint64_t, 2)
+BLOCK(uint32_t, 4)
+BLOCK(uint16_t, 8)
+BLOCK(uint8_t, 16)
+
+void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from_stride, int rows, int columns,
+                     int bytes, bool is_large) {
+    _Alignas(LINE) char buffer[TRANSPOSE_BYTES * TRANSPOSE_BYTES];
+    if (bytes == 1)
+        block_16(buffer, from, from_stride, rows, columns);
+    else if (bytes == 2)
+        block_8(buffer, from, from_stride, rows, columns);
+    else if (bytes == 4)
+        block_4(buffer, from, from_stride, rows, columns);
+    else
+        block_2(buffer, from, from_stride, rows, columns);
+    for (int i = 0; i < rows; i++)
+        copy_run((char *)to + i * to_stride * bytes, buffer + i * TRANSPOSE_BYTES, columns * bytes, is_large);
+}
+
+/* ---- Few planes -------------------------------------------------------------------------------------------------- */
+
+/* With their number as a constant the loops become vector code. */
+#define LOOP_OF(element, count_of_planes, left, right)                                                                 \
+    for (int64_t i = 0; i < count; i++)                                                                                \
+        for (int j = 0; j < count_of_planes; j++)                                                                      \
+            ((element *)to)[left] = ((const element *)from)[right];                                                    \
+    return
+
+#define PLANES_OF(element, count_of_planes)                                                                            \
+    if (few == count_of_planes && is_joined) {                                                                         \
+        LOOP_OF(element, count_of_planes, i * count_of_planes + j, j * stride + i);                                    \
+    } else if (few == count_of_planes) {                                                                               \
+        LOOP_OF(element, count_of_planes, j * stride + i, i * count_of_planes + j);                                    \
+    }
+
+#define INTERLEAVE(element)                                                                                            \
+    static void interleave_##element(void *restrict to, const void *restrict from, int64_t stride, int few,            \
+                                     int64_t count, bool is_joined) {                                                  \
+        PLANES_OF(element, 2)                                                                                          \
+        PLANES_OF(element, 3)                                                                                          \
+        PLANES_OF(element, 4)                                                                                          \
+    }
+
+INTERLEAVE(uint8_t)
+INTERLEAVE(uint16_t)
+INTERLEAVE(uint32_t)
+INTERLEAVE(uint64_t)
+
+void interleave(void *to, const void *from, int64_t stride, int few, int64_t count, int bytes, bool is_joined) {
+    if (bytes == 1)
+        interleave_uint8_t(to, from, stride, few, count, is_joined);
+    else if (bytes == 2)
+        interleave_uint16_t(to, from, stride, few, count, is_joined);
+    else if (bytes == 4)
+        interleave_uint32_t(to, from, stride, few, count, is_joined);
+    else
+        interleave_uint64_t(to, from, stride, few, count, is_joined);
+}

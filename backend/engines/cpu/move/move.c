@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The move family: one operation that only moves elements, as copies (engines/movement.h) on all threads. A copy whose
+   fastest mode is the same in both memories takes runs; where the memories' fastest modes differ it takes blocks of the
+   plane of the two, transposed (blocks.h); otherwise single elements. */
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/families.h"
+#include "engines/cpu/move/blocks.h"
+#include "engines/movement.h"
+
+#include <string.h>
+
+/* Measured with two threads on an EPYC: bytes moved, read and written, by runs and by blocks. */
+static const double BYTES_PER_SECOND = 14e9;
+static const double SECONDS_PER_ELEMENT = 1e-9; /* of a thread, one by one */
+static const double START_SECONDS = 1e-6;
+
+enum {
+    PARTS_MAX = 64,
+    FEW = 4,                /* planes that one loop goes through at once */
+    TASK_BYTES = 128 << 10, /* worth a thread's waking */
+    LARGE_BYTES = 8 << 20   /* a result of which nothing stays in caches */
+};
+
+/* How elements go: neighbours in both memories, neighbours of each in turn (a block of them, or a few planes), or
+   neither. */
+enum way { RUNS, BLOCKS, PLANES, ELEMENTS };
+
+/* One part over modes that both memories have: rows of the outer modes, each a plane of `across` x `along` elements.
+   Strides in elements, extents of outer modes from the slowest to the fastest. */
+struct copy {
+    enum way way;
+    int bytes; /* of an element */
+    bool is_large;
+    int from_value, to_value;
+    int64_t from_offset, to_offset;
+    int rank; /* of the outer modes */
+    int64_t rows, extents[2 * SIDE_MODES], from_strides[2 * SIDE_MODES], to_strides[2 * SIDE_MODES];
+    /* The plane. Of blocks `along` goes along the written memory and `across` along the read one; of few planes
+       `across` counts these; otherwise `across` is 1. */
+    int64_t along, across, from_along, to_along, from_across, to_across;
+    /* A task is task_rows rows, or of one row a strip of `strip` elements along; first_task: among all copies'. */
+    int64_t task_rows, strip, strips, first_task;
+};
+
+struct move {
+    int count;
+    struct copy copies[];
+};
+
+/* ---- From parts to copies ---------------------------------------------------------------------------------------- */
+
+/* Modes of both sides, the slowest first. */
+struct modes {
+    int rank;
+    int64_t extents[2 * SIDE_MODES], from[2 * SIDE_MODES], to[2 * SIDE_MODES];
+};
+
+static void add_mode(struct modes *modes, int64_t extent, int64_t from, int64_t to) {
+    modes->extents[modes->rank] = extent;
+    modes->from[modes->rank] = from;
+    modes->to[modes->rank++] = to;
+}
+
+static void reverse(struct modes *modes) {
+    for (int i = 0; i < modes->rank / 2; i++) {
+        int64_t *arrays[] = {modes->extents, modes->from, modes->to};
+        for (int k = 0; k < 3; k++) {
+            int64_t kept = arrays[k][i];
+            arrays[k][i] = arrays[k][modes->rank - 1 - i];
+            arrays[k][modes->rank - 1 - i] = kept;
+        }
+    }
+}
+
+/* Cuts the modes of both sides to common extents, from the fastest on; false where they have none, as 6 counted by 2
+   and by 3 has. */
+static bool find_modes(struct modes *modes, const struct part *part) {
+    int f = part->from.rank - 1, t = part->to.rank - 1;
+    /* What is left of the modes f and t, and how far one step of it goes. */
+    int64_t left_from = 1, left_to = 1, step_from = 0, step_to = 0;
+    modes->rank = 0;
+    for (;;) {
+        for (; left_from == 1 && f >= 0; f--)
+            left_from = part->from.extents[f], step_from = part->from.strides[f];
+        for (; left_to == 1 && t >= 0; t--)
+            left_to = part->to.extents[t], step_to = part->to.strides[t];
+        if (left_from == 1 && left_to == 1)
+            break;
+        int64_t common = min64(left_from, left_to);
+        if (left_from % common || left_to % common)
+            return false;
+        add_mode(modes, common, step_from, step_to);
+        left_from /= common, step_from *= common;
+        left_to /= common, step_to *= common;
+    }
+    reverse(modes);
+    return true;
+}
+
+/* By the written memory's strides, then neighbours that lie at one distance in both memories as one. */
+static void order_modes(struct modes *modes) {
+    int rank = 0;
+    for (int i = 1; i < modes->rank; i++)
+        for (int at = i; at > 0 && modes->to[at - 1] < modes->to[at]; at--) {
+            int64_t *arrays[] = {modes->extents, modes->from, modes->to};
+            for (int k = 0; k < 3; k++) {
+                int64_t kept = arrays[k][at];
+                arrays[k][at] = arrays[k][at - 1];
+                arrays[k][at - 1] = kept;
+            }
+        }
+    for (int i = 0; i < modes->rank; i++) {
+        bool merges = rank && modes->to[rank - 1] == modes->to[i] * modes->extents[i] &&
+                      modes->from[rank - 1] == modes->from[i] * modes->extents[i];
+        rank += !merges;
+        modes->extents[rank - 1] = merges ? modes->extents[rank - 1] * modes->extents[i] : modes->extents[i];
+        modes->from[rank - 1] = modes->from[i];
+        modes->to[rank - 1] = modes->to[i];
+    }
+    modes->rank = rank;
+}
+
+/* The mode that the read memory has as its fastest, unless it is the written one's, too; -1: none. */
+static int find_across(const struct modes *modes) {
+    int last = modes->rank - 1;
+    if (last < 1 || modes->to[last] != 1 || modes->from[last] == 1)
+        return -1;
+    for (int i = 0; i < last; i++)
+        if (modes->from[i] == 1 && modes->extents[i] > 1)
+            return i;
+    return -1;
+}
+
+/* Of planes that are few, `across` counts them, whichever memory holds an element of each in turn. */
+static void turn_joined(struct copy *copy) {
+    if (copy->along > FEW || copy->across <= FEW || copy->to_across != copy->along)
+        return;
+    const struct copy was = *copy;
+    copy->along = was.across, copy->from_along = was.from_across, copy->to_along = was.to_across;
+    copy->across = was.along, copy->from_across = was.from_along, copy->to_across = was.to_along;
+}
+
+static bool is_few(const struct copy *copy) {
+    bool is_joined = copy->from_along == 1 && copy->to_along == copy->across;
+    bool is_parted = copy->to_along == 1 && copy->from_along == copy->across;
+    return copy->across >= 2 && copy->across <= FEW && (is_joined || is_parted);
+}
+
+static void choose_plane(struct copy *copy, const struct modes *modes) {
+    int last = modes->rank - 1, across = find_across(modes);
+    copy->along = last < 0 ? 1 : modes->extents[last];
+    copy->from_along = last < 0 ? 1 : modes->from[last];
+    copy->to_along = last < 0 ? 1 : modes->to[last];
+    copy->across = across < 0 ? 1 : modes->extents[across];
+    copy->to_across = across < 0 ? 0 : modes->to[across];
+    copy->from_across = across < 0 ? 0 : 1;
+    turn_joined(copy);
+    copy->way = is_few(copy)                                   ? PLANES
+                : across >= 0                                  ? BLOCKS
+                : copy->from_along == 1 && copy->to_along == 1 ? RUNS
+                                                               : ELEMENTS;
+    copy->rows = 1;
+    for (int i = 0; i < last; i++) {
+        if (i == across)
+            continue;
+        copy->extents[copy->rank] = modes->extents[i];
+        copy->from_strides[copy->rank] = modes->from[i];
+        copy->to_strides[copy->rank++] = modes->to[i];
+        copy->rows *= modes->extents[i];
+    }
+}
+
+/* Several rows to a task, or several tasks to a row. */
+static void cut_tasks(struct copy *copy) {
+    int64_t line = copy->across * copy->bytes, row = copy->along * line; /* bytes */
+    int64_t side = TRANSPOSE_BYTES / copy->bytes;
+    copy->task_rows = row >= TASK_BYTES ? 1 : TASK_BYTES / row;
+    copy->strip = row > 2 * TASK_BYTES ? round_up(divide_up(TASK_BYTES, line), side) : copy->along;
+    copy->strips = divide_up(copy->along, copy->strip);
+}
+
+/* Every element's bits are moved as they are: both types are one, of whole bytes. */
+static weftStatus_t check_part(const struct part *part, const struct descriptor *op) {
+    const struct tensor *from = part->from.tensor, *to = part->to.tensor;
+    TRY(tensor_check_plain(from, op));
+    TRY(tensor_check_plain(to, op));
+    if (from->type != to->type)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, %s has %s. Only elements of one type move.",
+             descriptor_label(op), descriptor_label(&from->base), dtype_of((weftDataType_t)from->type)->name,
+             descriptor_label(&to->base), dtype_of((weftDataType_t)to->type)->name);
+    int bits = dtype_of((weftDataType_t)to->type)->bits;
+    if (bits != 8 && bits != 16 && bits != 32 && bits != 64)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, of which several share a byte.",
+             descriptor_label(op), descriptor_label(&to->base), dtype_of((weftDataType_t)to->type)->name);
+    if (from->is_by_value || from->is_constant)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s is no memory but a value.", descriptor_label(op),
+             descriptor_label(&from->base));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t make_copy(struct copy *copy, const struct part *part, const struct region *region,
+                              const struct descriptor *op) {
+    struct modes modes;
+    TRY(check_part(part, op));
+    if (!find_modes(&modes, part))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: no dims count the elements of both memories.",
+             descriptor_label(op));
+    order_modes(&modes);
+    *copy = (struct copy){.bytes = dtype_of(part->to.type)->bits / 8,
+                          .is_large = tensor_bytes(part->to.tensor) > LARGE_BYTES,
+                          .from_value = graph_find_value(region->graph, part->from.tensor),
+                          .to_value = graph_find_value(region->graph, part->to.tensor),
+                          .from_offset = part->from.offset,
+                          .to_offset = part->to.offset};
+    choose_plane(copy, &modes);
+    cut_tasks(copy);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- The family -------------------------------------------------------------------------------------------------- */
+
+static double predict(const struct copy *copy, const struct device *device) {
+    double elements = (double)copy->rows * (double)copy->along * (double)copy->across;
+    double moving = 2 * elements * copy->bytes / BYTES_PER_SECOND;
+    double single = elements * SECONDS_PER_ELEMENT / (device->threads > 1 ? device->threads : 1);
+    return copy->way == ELEMENTS && single > moving ? single : moving;
+}
+
+/* The copies of a region of one node; `copies` has room for PARTS_MAX. */
+static weftStatus_t analyse(struct copy *copies, int *count, const struct region *region) {
+    struct part parts[PARTS_MAX];
+    const struct descriptor *op = region_node(region, 0)->op;
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: nothing is fused with it here, %s needs a step of its own.",
+             descriptor_label(op), descriptor_label(region_node(region, 1)->op));
+    TRY(movement_list(parts, PARTS_MAX, count, op));
+    for (int k = 0; k < *count; k++)
+        TRY(make_copy(&copies[k], &parts[k], region, op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct copy copies[PARTS_MAX];
+    int count;
+    TRY(analyse(copies, &count, region));
+    *seconds = START_SECONDS;
+    for (int k = 0; k < count; k++)
+        *seconds += predict(&copies[k], device);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs;
+    static const char *const ways[] = {"runs", "transposed blocks", "few planes", "single elements"};
+    struct copy copies[PARTS_MAX];
+    struct move *move;
+    int count;
+    int64_t tasks = 0;
+    TRY(analyse(copies, &count, &step->region));
+    TRY(arena_alloc(arena, &move, sizeof *move + (size_t)count * sizeof *copies));
+    for (int k = 0; k < count; k++) {
+        move->copies[k] = copies[k];
+        move->copies[k].first_task = tasks;
+        tasks += divide_up(copies[k].rows, copies[k].task_rows) * copies[k].strips;
+    }
+    move->count = count;
+    TRY(threads_start());
+    step->state = move;
+    return count == 0 ? arena_print(arena, &step->detail, "no elements")
+                      : arena_print(arena, &step->detail, "%d %s by %s of %d bytes", count,
+                                    count == 1 ? "copy" : "copies", ways[copies[0].way], copies[0].bytes);
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
+
+#define COPY_ELEMENTS(type)                                                                                            \
+    for (int64_t i = 0; i < count; i++)                                                                                \
+        ((type *)to)[i * to_stride] = ((const type *)from)[i * from_stride];                                           \
+    return
+
+static void copy_elements(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t count,
+                          int bytes) {
+    switch (bytes) {
+    case 1:
+        COPY_ELEMENTS(uint8_t);
+    case 2:
+        COPY_ELEMENTS(uint16_t);
+    case 4:
+        COPY_ELEMENTS(uint32_t);
+    default:
+        COPY_ELEMENTS(uint64_t);
+    }
+}
+
+static void copy_blocks(const struct copy *copy, char *to, const char *from, int64_t along) {
+    int side = TRANSPOSE_BYTES / copy->bytes;
+    for (int64_t j = 0; j < along; j += side)
+        for (int64_t i = 0; i < copy->across; i += side)
+            transpose_block(to + (i * copy->to_across + j) * copy->bytes, copy->to_across,
+                            from + (j * copy->from_along + i) * copy->bytes, copy->from_along,
+                            (int)min64(side, copy->across - i), (int)min64(side, along - j), copy->bytes,
+                            copy->is_large);
+}
+
+/* A strip of a row's plane. */
+static void copy_plane(const struct copy *copy, char *to, const char *from, int64_t along) {
+    if (copy->way == RUNS)
+        memmove(to, from, (size_t)(along * copy->bytes)); /* to itself, where an input lies in the result */
+    else if (copy->way == BLOCKS)
+        copy_blocks(copy, to, from, along);
+    else if (copy->way == PLANES)
+        interleave(to, from, max64(copy->from_across, copy->to_across), (int)copy->across, along, copy->bytes,
+                   copy->from_along == 1);
+    else
+        copy_elements(to, copy->to_along, from, copy->from_along, along, copy->bytes);
+}
+
+/* Where a walk over the outer modes stands. */
+struct place {
+    int64_t at[2 * SIDE_MODES], from, to;
+};
+
+static struct place place_of(const struct copy *copy, int64_t row) {
+    struct place place = {.from = copy->from_offset, .to = copy->to_offset};
+    for (int i = copy->rank; i-- > 0; row /= copy->extents[i]) {
+        place.at[i] = row % copy->extents[i];
+        place.from += place.at[i] * copy->from_strides[i];
+        place.to += place.at[i] * copy->to_strides[i];
+    }
+    return place;
+}
+
+static void advance(struct place *place, const struct copy *copy) {
+    for (int i = copy->rank; i-- > 0;) {
+        place->from += copy->from_strides[i];
+        place->to += copy->to_strides[i];
+        if (++place->at[i] < copy->extents[i])
+            return;
+        place->from -= copy->extents[i] * copy->from_strides[i];
+        place->to -= copy->extents[i] * copy->to_strides[i];
+        place->at[i] = 0;
+    }
+}
+
+/* Of one execution; on the stack of `run`, which returns when all tasks are done. */
+struct job {
+    const struct move *move;
+    void *const *values;
+};
+
+static void run_task(void *context, int64_t task) {
+    const struct job *job = context;
+    const struct copy *copy = &job->move->copies[job->move->count - 1];
+    while (copy->first_task > task)
+        copy--;
+    int64_t row = (task - copy->first_task) / copy->strips * copy->task_rows;
+    int64_t start = (task - copy->first_task) % copy->strips * copy->strip;
+    int64_t along = min64(copy->strip, copy->along - start), end = min64(row + copy->task_rows, copy->rows);
+    char *to = (char *)job->values[copy->to_value] + start * copy->to_along * copy->bytes;
+    const char *from = (const char *)job->values[copy->from_value] + start * copy->from_along * copy->bytes;
+    struct place place = place_of(copy, row);
+    for (; row < end; row++, advance(&place, copy))
+        copy_plane(copy, to + place.to * copy->bytes, from + place.from * copy->bytes, along);
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)workspace, (void)stream;
+    struct job job = {step->state, values};
+    int64_t tasks = 0;
+    for (int k = 0; k < job.move->count; k++)
+        tasks += divide_up(job.move->copies[k].rows, job.move->copies[k].task_rows) * job.move->copies[k].strips;
+    threads_for(tasks, run_task, &job);
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct family cpu_move = {
+    .name = "cpu.move",
+    .doc = "concatenation, transposes and what else only moves elements",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+};

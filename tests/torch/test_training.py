@@ -1,0 +1,63 @@
+"""`python -m weft bench models`: what it trains, and the table it writes, at the smallest size."""
+
+import csv
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from weft import bench  # noqa: E402
+from weft.bench import models, training  # noqa: E402
+from weft.errors import BadParameterError  # noqa: E402
+
+
+def tiny():
+    nn = torch.nn
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 5))
+
+
+def test_sides_train_to_one_loss(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(models, "MODELS", {"tiny": models.Model(tiny, (), (2, 3, 6, 6), 5, True)})
+    table = tmp_path / "models.csv"
+    options = bench.Options(groups=("models",), device="cpu", peer="eager", csv=table)
+    assert bench.run(options) == 0
+    (row,) = csv.DictReader(table.open())
+    torch.manual_seed(5)
+    network, x = tiny(), torch.randn(2, 3, 6, 6)
+    optimiser = torch.optim.SGD(network.parameters(), lr=training.RATE, momentum=0.9)
+    for _ in range(training.LOSSES):
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(x), torch.arange(2))
+        loss.backward()
+        optimiser.step()
+    for side in ("eager", "enabled"):
+        assert abs(float(row[f"{side}_loss"]) - loss.item()) < 2e-5
+        assert float(row[f"{side}_ms"]) > 0
+    assert not row["weft_ms"]
+    assert "models: time of eager / enabled is" in capsys.readouterr().out
+
+
+def test_what_a_side_refuses_is_told(monkeypatch):
+    monkeypatch.setattr(models, "MODELS", {"broken": models.Model(tiny, (), (2, 3, 5, 5), 5)})
+    found = training.measure("broken", "cpu", ("eager",))  # 5 x 5 pixels do not make 64 features
+    assert not found.seconds
+    assert found.notes[0].startswith("eager: RuntimeError: ")
+
+
+def test_options_that_models_do_not_take():
+    with pytest.raises(BadParameterError, match="models take --only, --list, --device, --peer and --csv"):
+        bench.run(bench.Options(groups=("models",), quick=True))
+    with pytest.raises(BadParameterError, match="--peer cudnn trains no models"):
+        bench.run(bench.Options(groups=("models",), peer="cudnn"))
+
+
+def test_models_have_names(capsys):
+    assert bench.run(bench.Options(groups=("models",), list=True, only="unet|vit")) == 0
+    assert capsys.readouterr().out.split() == ["diffusion_unet", "vit_b16", "unet_3d"]
+
+
+def test_without_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(bench.training.UnavailableError, match="models train in PyTorch, and there is none"):
+        training.names()
