@@ -129,6 +129,22 @@ def test_moves_that_are_no_copies_of_bytes_go_to_the_reference() -> None:
     assert "of which several share a byte" in declined(g, 0)
 
 
+def test_windows_say_what_their_lanes_are() -> None:
+    for strides, lanes in (((1280, 1, 128, 16), "channels"), ((1280, 80, 8, 1), "rows")):
+        g = new_graph()
+        x = g.tensor([2, 16, 10, 8], strides, data_type="bf16")
+        g.resample(x, window=[3, 2], stride=[2, 2], pre_padding=[1, 0], post_padding=[1, 0], name="pool")
+        assert steps_of(g) == [("cpu.window", ["pool"])]
+        assert g.plan.report["steps"][0]["detail"] == f"windows of 1x3x2, lanes of {lanes}"
+
+
+def test_windows_of_doubles_go_to_the_reference() -> None:
+    g = new_graph()
+    g.resample(g.tensor([1, 2, 8], data_type="f64"), window=[2], stride=[2], name="pool")
+    assert steps_of(g) == [("cpu.reference", ["pool"])]
+    assert "Floats of 32 and 16 bits are taken here, and positions in INT8 and INT32." in declined(g, 0)
+
+
 def test_integer_sums_go_to_the_reference() -> None:
     g = new_graph()
     g.reduction(g.tensor([4, 5], data_type="i64"), mode="ADD", dims=[1], compute_data_type="i64", name="sum")

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Outputs, a pass of lanes at a time. */
+#include "base/dtype.h"
+#include "base/number.h"
+#include "engines/cpu/window/loops.h"
+#include "engines/cpu/window/window.h"
+
+static void store_where(const struct window_side *index, int64_t offset, const int32_t *where, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        int32_t found = where[i] < 0 ? 0 : where[i]; /* 0 is one that exists, where there is nothing but padding */
+        if (index->type == WEFT_DATA_INT8)
+            ((int8_t *)index->data)[offset + i] = (int8_t)found;
+        else
+            ((int32_t *)index->data)[offset + i] = found;
+    }
+}
+
+static void run_lanes(const struct window *w, void *const *values, const struct window_lanes *lanes) {
+    struct window_side x = window_side_of(&w->g.x, values[w->x]);
+    struct window_side y = window_side_of(&w->g.y, values[w->y]);
+    struct window_side index = window_side_of(&w->g.index, w->index < 0 ? NULL : values[w->index]);
+    float found[WINDOW_LANES], factors[WINDOW_LANES];
+    int32_t where[WINDOW_LANES];
+    if (w->is_max)
+        window_maximum(w, &x, lanes, found, index.data ? where : NULL);
+    else
+        window_sum(w, &x, lanes, found);
+    if (index.data)
+        store_where(&index, window_offset(index.operand, lanes->n, lanes->c, lanes->at), where, lanes->count);
+    if (!y.data)
+        return;
+    if (w->is_mean || w->g.alpha != 1) {
+        window_factors(w, lanes, factors);
+        tap_scale(found, factors, lanes->count);
+    }
+    dtype_from_f32(y.type, y.data, window_offset(y.operand, lanes->n, lanes->c, lanes->at), found, lanes->count);
+}
+
+/* Of channels: a row of positions, each with all its channels. */
+static void run_positions(const struct window *w, void *const *values, int64_t task) {
+    const int64_t *size = w->g.y.size;
+    struct window_lanes lanes = {.n = task / size[1] / size[0], .at = {task / size[1] % size[0], task % size[1]}};
+    for (lanes.at[2] = 0; lanes.at[2] < size[2]; lanes.at[2]++)
+        for (lanes.c = 0; lanes.c < w->g.c; lanes.c += w->lanes) {
+            lanes.count = min64(w->lanes, w->g.c - lanes.c);
+            run_lanes(w, values, &lanes);
+        }
+}
+
+/* Of rows: a plane of one channel. */
+static void run_rows(const struct window *w, void *const *values, int64_t task) {
+    const int64_t *size = w->g.y.size;
+    struct window_lanes lanes = {.n = task / size[0] / w->g.c, .c = task / size[0] % w->g.c, .at = {task % size[0]}};
+    for (lanes.at[1] = 0; lanes.at[1] < size[1]; lanes.at[1]++)
+        for (lanes.at[2] = 0; lanes.at[2] < size[2]; lanes.at[2] += w->lanes) {
+            lanes.count = min64(w->lanes, size[2] - lanes.at[2]);
+            run_lanes(w, values, &lanes);
+        }
+}
+
+void window_forward_task(void *context, int64_t task) {
+    const struct window_job *job = context;
+    (job->window->is_last ? run_positions : run_rows)(job->window, job->values, task);
+}

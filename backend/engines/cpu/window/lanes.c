@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lanes of outputs from the taps that they read. A tap is one number in row-major order of the window, as the operation
+   counts them; taps of the outer axes are the same for all lanes, those of the last one for all channels. */
+#include "base/dtype.h"
+#include "base/number.h"
+#include "engines/cpu/window/loops.h"
+#include "engines/cpu/window/window.h"
+
+#include <math.h>
+
+/* What all taps of a window do with what they read. */
+struct pass {
+    const struct window *w;
+    const struct window_side *x;
+    const struct window_lanes *lanes;
+    float *values;     /* best, or sum */
+    int32_t *where;    /* NULL: nobody asks, or a sum */
+    float *row;        /* room for WINDOW_ROW elements that are converted */
+    struct taps *taps; /* of channels: gathered, and taken together */
+};
+
+static void take(const struct pass *pass, int64_t first, int64_t count, const float *x, int64_t stride, int32_t number,
+                 float weight) {
+    bool nan_wins = pass->w->g.propagates_nan;
+    if (count <= 0)
+        return;
+    if (!pass->w->is_max)
+        tap_add(pass->values + first, x, stride, count, weight);
+    else if (pass->where)
+        tap_maximum_where(pass->values + first, pass->where + first, x, stride, count, number, nan_wins);
+    else
+        tap_maximum(pass->values + first, x, stride, count, nan_wins);
+}
+
+/* What was gathered so far. */
+static void take_gathered(struct pass *pass) {
+    int64_t count = pass->lanes->count;
+    bool nan_wins = pass->w->g.propagates_nan;
+    if (pass->taps->count == 0)
+        return;
+    if (!pass->w->is_max)
+        taps_add(pass->values, pass->taps, count);
+    else if (pass->where)
+        taps_maximum_where(pass->values, pass->where, pass->taps, count, nan_wins);
+    else
+        taps_maximum(pass->values, pass->taps, count, nan_wins);
+    pass->taps->count = 0;
+}
+
+/* A tap in padding of zeros; a sum has nothing of it, nor has a maximum of other padding. */
+static void take_zeros(struct pass *pass, int64_t first, int64_t count, int32_t number) {
+    static const float zero = 0;
+    if (!pass->w->reads_zeros)
+        return;
+    /* In order: of equals the first wins. */
+    take_gathered(pass);
+    take(pass, first, count, &zero, 0, number, 1);
+}
+
+/* Elements of x as floats, from an offset on; converted into the pass's row where they are others. */
+static const float *load(struct pass *pass, int64_t offset, int64_t count) {
+    if (pass->x->type == WEFT_DATA_FLOAT)
+        return (const float *)pass->x->data + offset;
+    dtype_to_f32(pass->row, pass->x->type, pass->x->data, offset, count);
+    return pass->row;
+}
+
+static float weight_of(const struct window_axis *axis, int64_t position, int tap) {
+    return axis->weights ? axis->weights[position * axis->taps + tap] : 1;
+}
+
+/* ---- Lanes of channels ------------------------------------------------------------------------------------------- */
+
+/* A tap of channels, or of what lies in padding; those of a type that sweeps do not read are taken at once. */
+static void gather(struct pass *pass, const int64_t *at, int32_t number, float weight) {
+    struct taps *taps = pass->taps;
+    const struct window_lanes *lanes = pass->lanes;
+    int64_t offset = window_offset(pass->x->operand, lanes->n, lanes->c, at);
+    if (pass->x->type != WEFT_DATA_FLOAT && !taps->is_bf16) {
+        take(pass, 0, lanes->count, load(pass, offset, lanes->count), 1, number, weight);
+        return;
+    }
+    if (taps->count == TAPS_AT_ONCE)
+        take_gathered(pass);
+    taps->rows[taps->count] = (const char *)pass->x->data + dtype_bytes(pass->x->type, offset);
+    taps->numbers[taps->count] = number;
+    taps->weights[taps->count++] = weight;
+}
+
+/* The taps of the last axis, at one place of the outer two. */
+static void take_position(struct pass *pass, const int64_t *outer, int32_t number, float weight) {
+    const struct window_lanes *lanes = pass->lanes;
+    const struct window_axis *axis = &pass->w->axes[2];
+    for (int k = 0; k < axis->taps; k++, number++) {
+        int64_t at[] = {outer[0], outer[1], axis->places[lanes->at[2] * axis->taps + k]};
+        float whole = weight * weight_of(axis, lanes->at[2], k);
+        if (at[2] == WINDOW_OUTSIDE)
+            take_zeros(pass, 0, lanes->count, number);
+        else if (whole != 0)
+            gather(pass, at, number, whole);
+    }
+}
+
+/* ---- Lanes along a row ------------------------------------------------------------------------------------------- */
+
+/* One tap where each lane's place is a step from the last one's: lanes before and behind those inside are in
+   padding. `row`: x at place `base`. */
+static void take_steps(struct pass *pass, int k, const float *row, int64_t base, int32_t number, float weight) {
+    const struct window_axis *axis = &pass->w->axes[2];
+    int64_t start = pass->lanes->at[2], end = start + pass->lanes->count;
+    int64_t first = min64(max64(axis->starts[k], start), end), last = max64(min64(axis->ends[k], end), first);
+    take_zeros(pass, 0, first - start, number);
+    if (last > first)
+        take(pass, first - start, last - first, row + axis->places[first * axis->taps + k] - base, axis->stride, number,
+             weight);
+    take_zeros(pass, last - start, end - last, number);
+}
+
+/* One tap where lanes have places and weights of their own. */
+static void take_places(struct pass *pass, int k, const float *row, int32_t number, float weight) {
+    const struct window_axis *axis = &pass->w->axes[2];
+    for (int64_t i = 0; i < pass->lanes->count; i++) {
+        int64_t position = pass->lanes->at[2] + i, place = axis->places[position * axis->taps + k];
+        float whole = weight * weight_of(axis, position, k);
+        if (place == WINDOW_OUTSIDE)
+            take_zeros(pass, i, 1, number);
+        else if (whole != 0)
+            take(pass, i, 1, row + place, 1, number, whole);
+    }
+}
+
+/* All of the row that the lanes may read is at hand: from `base` on. */
+static void take_row(struct pass *pass, const int64_t *outer, int32_t number, float weight) {
+    const struct window_lanes *lanes = pass->lanes;
+    const struct window_axis *axis = &pass->w->axes[2];
+    int64_t base = 0, end = pass->w->g.x.size[2];
+    if (pass->w->is_strided) {
+        int64_t first = lanes->at[2] * axis->stride - pass->w->g.offset[2];
+        base = max64(first, 0);
+        end = max64(min64(end, first + (lanes->count - 1) * axis->stride + axis->taps), base);
+    }
+    const int64_t at[] = {outer[0], outer[1], base};
+    const float *row = load(pass, window_offset(pass->x->operand, lanes->n, lanes->c, at), end - base);
+    for (int k = 0; k < axis->taps; k++, number++)
+        if (pass->w->is_strided)
+            take_steps(pass, k, row, base, number, weight);
+        else
+            take_places(pass, k, row, number, weight);
+}
+
+/* ---- Both -------------------------------------------------------------------------------------------------------- */
+
+/* The taps of the outer axes. */
+static void take_all(struct pass *pass) {
+    const struct window *w = pass->w;
+    const struct window_lanes *lanes = pass->lanes;
+    int taps[] = {w->axes[0].taps, w->axes[1].taps, w->axes[2].taps};
+    for (int i = 0; i < taps[0]; i++)
+        for (int j = 0; j < taps[1]; j++) {
+            const int64_t outer[] = {w->axes[0].places[lanes->at[0] * taps[0] + i],
+                                     w->axes[1].places[lanes->at[1] * taps[1] + j]};
+            float weight = weight_of(&w->axes[0], lanes->at[0], i) * weight_of(&w->axes[1], lanes->at[1], j);
+            int32_t number = (i * taps[1] + j) * taps[2];
+            if (outer[0] == WINDOW_OUTSIDE || outer[1] == WINDOW_OUTSIDE)
+                for (int k = 0; w->reads_zeros && k < taps[2]; k++)
+                    take_zeros(pass, 0, lanes->count, number + k);
+            else if (weight != 0 && w->is_last)
+                take_position(pass, outer, number, weight);
+            else if (weight != 0)
+                take_row(pass, outer, number, weight);
+        }
+    take_gathered(pass);
+}
+
+/* Elements of x in a lane's window. */
+static int64_t insides_of(const struct window *w, const struct window_lanes *lanes, int64_t lane) {
+    return w->axes[0].insides[lanes->at[0]] * w->axes[1].insides[lanes->at[1]] *
+           w->axes[2].insides[lanes->at[2] + (w->is_last ? 0 : lane)];
+}
+
+static void begin(struct taps *taps, const struct window_side *x) {
+    taps->count = 0;
+    taps->is_bf16 = x->type == WEFT_DATA_BFLOAT16;
+}
+
+/* NaN that loses is the least of all, -inf of NaN that wins; a window of nothing but padding that is never picked is
+   -inf. */
+void window_maximum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *best,
+                    int32_t *where) {
+    float row[WINDOW_ROW];
+    struct taps taps;
+    struct pass pass = {w, x, lanes, best, where, row, &taps};
+    begin(&taps, x);
+    for (int64_t i = 0; i < lanes->count; i++)
+        best[i] = w->g.propagates_nan ? -INFINITY : NAN;
+    for (int64_t i = 0; where && i < lanes->count; i++)
+        where[i] = -1;
+    take_all(&pass);
+    for (int64_t i = 0; !w->reads_zeros && i < lanes->count; i++)
+        if (insides_of(w, lanes, i) == 0)
+            best[i] = -INFINITY;
+}
+
+void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *sum) {
+    float row[WINDOW_ROW];
+    struct taps taps;
+    struct pass pass = {w, x, lanes, sum, NULL, row, &taps};
+    begin(&taps, x);
+    for (int64_t i = 0; i < lanes->count; i++)
+        sum[i] = 0;
+    take_all(&pass);
+}
+
+/* A mean of nothing is 0. */
+void window_factors(const struct window *w, const struct window_lanes *lanes, float *factors) {
+    int64_t outer = w->is_mean ? w->axes[0].counts[lanes->at[0]] * w->axes[1].counts[lanes->at[1]] : 1;
+    for (int64_t i = 0; i < lanes->count; i++) {
+        int64_t count = w->is_mean ? outer * w->axes[2].counts[lanes->at[2] + (w->is_last ? 0 : i)] : 1;
+        factors[i] = count ? (float)(w->g.alpha / (double)count) : 0;
+    }
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engines/cpu/window/loops.h"
+
+/* GCC would take two taps in one loop, and could then not make vectors of it (2.1 ns a lane's tap, not 0.1). */
+#if defined __GNUC__ && !defined __clang__
+#pragma GCC optimize("no-loop-unroll-and-jam")
+#endif
+
+/* Compiled three times; the loader picks. */
+#if defined __x86_64__ && defined __GLIBC__
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDE
+#endif
+
+/* Larger, or unlike the other a NaN: not less or equal, which no NaN is, and no NaN that loses. */
+#define BEATS_OR_NAN(value, best) (!((value) <= (best)) & ((best) == (best)))
+#define BEATS_OR_NO_NAN(value, best) (!((value) <= (best)) & ((value) == (value)))
+
+/* Strides of 1 and 2, which nearly all windows have, as constants. */
+#define BY_STRIDE(BODY)                                                                                                \
+    if (stride == 1) {                                                                                                 \
+        BODY(1);                                                                                                       \
+    } else if (stride == 2) {                                                                                          \
+        BODY(2);                                                                                                       \
+    } else {                                                                                                           \
+        BODY(stride);                                                                                                  \
+    }
+
+#define LOOP_OR_NAN(step)                                                                                              \
+    for (int64_t i = 0; i < count; i++)                                                                                \
+    best[i] = BEATS_OR_NAN(x[i * step], best[i]) ? x[i * step] : best[i]
+#define LOOP_OR_NO_NAN(step)                                                                                           \
+    for (int64_t i = 0; i < count; i++)                                                                                \
+    best[i] = BEATS_OR_NO_NAN(x[i * step], best[i]) ? x[i * step] : best[i]
+
+WIDE void tap_maximum(float *restrict best, const float *restrict x, int64_t stride, int64_t count, bool nan_wins) {
+    if (nan_wins) {
+        BY_STRIDE(LOOP_OR_NAN)
+    } else {
+        BY_STRIDE(LOOP_OR_NO_NAN)
+    }
+}
+
+#define LOOP_WHERE(step)                                                                                               \
+    for (int64_t i = 0; i < count; i++) {                                                                              \
+        float value = x[i * step], old = best[i];                                                                      \
+        int wins = nan_wins ? BEATS_OR_NAN(value, old) : BEATS_OR_NO_NAN(value, old);                                  \
+        wins |= where[i] < 0;                                                                                          \
+        best[i] = wins ? value : old;                                                                                  \
+        where[i] = wins ? number : where[i];                                                                           \
+    }
+
+WIDE void tap_maximum_where(float *restrict best, int32_t *restrict where, const float *restrict x, int64_t stride,
+                            int64_t count, int32_t number, bool nan_wins){BY_STRIDE(LOOP_WHERE)}
+
+#define LOOP_ADD(step)                                                                                                 \
+    for (int64_t i = 0; i < count; i++)                                                                                \
+    sum[i] += weight * x[i * step]
+
+WIDE void tap_add(float *restrict sum, const float *restrict x, int64_t stride, int64_t count,
+                  float weight){BY_STRIDE(LOOP_ADD)}
+
+#define LOOP_SPREAD(step)                                                                                              \
+    for (int64_t i = 0; i < count; i++)                                                                                \
+    sum[i * step] += x[i] * weights[i]
+
+WIDE void tap_spread(float *restrict sum, int64_t stride, const float *restrict x, const float *restrict weights,
+                     int64_t count){BY_STRIDE(LOOP_SPREAD)}
+
+WIDE void tap_scale(float *restrict x, const float *restrict factors, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        x[i] *= factors[i];
+}
+
+/* ---- All taps at once -------------------------------------------------------------------------------------------- */
+
+/* A bfloat16 is the upper half of a float. */
+static inline float widen(uint16_t half) {
+    union {
+        uint32_t bits;
+        float value;
+    } upper = {(uint32_t)half << 16};
+    return upper.value;
+}
+
+#define FLOAT_OF(x) (x)
+#define BF16_OF(x) widen(x)
+
+/* TAKE(i, value): what lane i does with tap k's value. A loop over lanes within one over taps: results stay in L1, and
+   compilers make vectors of it, which they do not of a block in registers. */
+#define SWEEP(element, VALUE, TAKE)                                                                                    \
+    for (int k = 0; k < taps->count; k++) {                                                                            \
+        const element *restrict row = taps->rows[k];                                                                   \
+        const float weight = taps->weights[k];                                                                         \
+        const int32_t number = taps->numbers[k];                                                                       \
+        (void)weight, (void)number;                                                                                    \
+        for (int64_t i = 0; i < count; i++) {                                                                          \
+            TAKE(i, VALUE(row[i]));                                                                                    \
+        }                                                                                                              \
+    }
+
+/* One loop for each type of element. */
+#define SWEEPS(TAKE)                                                                                                   \
+    if (taps->is_bf16) {                                                                                               \
+        SWEEP(uint16_t, BF16_OF, TAKE)                                                                                 \
+    } else {                                                                                                           \
+        SWEEP(float, FLOAT_OF, TAKE)                                                                                   \
+    }
+
+#define TAKE_OR_NAN(i, read)                                                                                           \
+    float value = read, old = results[i];                                                                              \
+    results[i] = BEATS_OR_NAN(value, old) ? value : old
+#define TAKE_OR_NO_NAN(i, read)                                                                                        \
+    float value = read, old = results[i];                                                                              \
+    results[i] = BEATS_OR_NO_NAN(value, old) ? value : old
+#define TAKE_SUM(i, read) results[i] += weight * read
+
+WIDE void taps_maximum(float *restrict results, const struct taps *restrict taps, int64_t count, bool nan_wins) {
+    if (nan_wins) {
+        SWEEPS(TAKE_OR_NAN)
+    } else {
+        SWEEPS(TAKE_OR_NO_NAN)
+    }
+}
+
+WIDE void taps_add(float *restrict results, const struct taps *restrict taps, int64_t count){SWEEPS(TAKE_SUM)}
+
+#define TAKE_WHERE(BEATS, i, read)                                                                                     \
+    float value = read, old = results[i];                                                                              \
+    int wins = BEATS(value, old) | (where[i] < 0);                                                                     \
+    results[i] = wins ? value : old;                                                                                   \
+    where[i] = wins ? number : where[i]
+#define TAKE_WHERE_OR_NAN(i, read) TAKE_WHERE(BEATS_OR_NAN, i, read)
+#define TAKE_WHERE_OR_NO_NAN(i, read) TAKE_WHERE(BEATS_OR_NO_NAN, i, read)
+
+WIDE void taps_maximum_where(float *restrict results, int32_t *restrict where, const struct taps *restrict taps,
+                             int64_t count, bool nan_wins) {
+    if (nan_wins) {
+        SWEEPS(TAKE_WHERE_OR_NAN)
+    } else {
+        SWEEPS(TAKE_WHERE_OR_NO_NAN)
+    }
+}

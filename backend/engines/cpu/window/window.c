@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The window family: pooling and interpolation, forward and backward. Which element each tap reads is tabulated along
+   each axis when a plan is built, so that passes know no paddings. */
+#include "engines/cpu/window/window.h"
+
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/families.h"
+
+/* Measured with two threads on an EPYC. */
+static const double BYTES_PER_SECOND = 14e9;
+static const double TAP_SECONDS = 0.15e-9; /* of a thread: one lane's tap */
+static const double START_SECONDS = 1e-6;
+
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+
+/* Means and interpolation read 0 in padding, or clamp it; with -inf they would be -inf. */
+static weftStatus_t check_mode(const struct resample_geometry *g, const struct descriptor *op) {
+    if (g->beta != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: beta is %g, which is not added here.", descriptor_label(op),
+             g->beta);
+    if (g->padding == WEFT_NEG_INF_PAD && g->mode != WEFT_RESAMPLE_MAXPOOL &&
+        g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its padding is -inf, which only maxima pass over here.",
+             descriptor_label(op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_types(const struct resample_geometry *g, const struct descriptor *op) {
+    const struct resample_operand *operands[] = {&g->x, &g->y, &g->saved, &g->index};
+    for (int i = 0; i < 4; i++) {
+        const struct tensor *tensor = operands[i]->tensor;
+        if (!tensor)
+            continue;
+        TRY(tensor_check_plain(tensor, op));
+        weftDataType_t type = (weftDataType_t)tensor->type;
+        bool is_taken =
+            i == 3 ? type == WEFT_DATA_INT8 || type == WEFT_DATA_INT32 : type == WEFT_DATA_FLOAT || dtype_is_half(type);
+        if (!is_taken || tensor->is_by_value || tensor->is_constant)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+                 "%s: %s has data type %s. Floats of 32 and 16 bits are taken here, "
+                 "and positions in INT8 and INT32.",
+                 descriptor_label(op), descriptor_label(&tensor->base), dtype_of(type)->name);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether lanes lie side by side in all tensors: channels, or positions of a row. */
+static bool are_lanes(const struct resample_geometry *g, bool is_last) {
+    const struct resample_operand *operands[] = {&g->x, &g->y, &g->saved, &g->index};
+    for (int i = 0; i < 4; i++) {
+        int64_t extent = is_last ? g->c : operands[i]->size[2];
+        int64_t stride = is_last ? operands[i]->channel_stride : operands[i]->size_stride[2];
+        if (operands[i]->tensor && extent != 1 && stride != 1)
+            return false;
+    }
+    return true;
+}
+
+static bool is_pool(const struct resample_geometry *g) {
+    return g->mode != WEFT_RESAMPLE_BILINEAR && g->mode != WEFT_RESAMPLE_NEAREST;
+}
+
+static bool clamps(const struct resample_geometry *g) {
+    return g->padding == WEFT_EDGE_VAL_PAD && g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
+}
+
+/* Rows and channels of a box that fit a thread's sums; false: not even one row of one channel does. */
+static bool find_box(struct window *w) {
+    const int64_t *x = w->g.x.size;
+    int64_t lanes = w->is_last ? min64(w->g.c, WINDOW_LANES) : 1;
+    while (lanes > 16 && x[2] * lanes > WINDOW_SUMS / 4)
+        lanes = divide_up(lanes, 2);
+    if (x[2] * lanes > WINDOW_SUMS)
+        return false;
+    int64_t rows = max64(1, WINDOW_SUMS / max64(1, x[2] * lanes));
+    w->lanes = w->is_last ? lanes : WINDOW_LANES;
+    w->box[1] = max64(1, min64(x[1], rows));
+    w->box[0] = max64(1, min64(x[0], rows / w->box[1]));
+    return true;
+}
+
+static int value_of(const struct region *region, const struct tensor *tensor) {
+    return tensor ? graph_find_value(region->graph, tensor) : -1;
+}
+
+/* All but the tables. */
+static weftStatus_t analyse(struct window *w, const struct region *region) {
+    const struct descriptor *op = region_node(region, 0)->op;
+    if (region->count > 1 || (op_of(op) != &resample_op && op_of(op) != &resample_backward_op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: windows of one operation are taken here, with nothing fused.", descriptor_label(op));
+    *w = (struct window){.g = resample_geometry(op)};
+    struct resample_geometry *g = &w->g;
+    TRY(check_mode(g, op));
+    TRY(check_types(g, op));
+    w->is_max = g->mode == WEFT_RESAMPLE_MAXPOOL;
+    w->is_mean = is_pool(g) && !w->is_max;
+    w->reads_zeros = w->is_max && g->padding == WEFT_ZERO_PAD;
+    w->is_strided = is_pool(g) && !clamps(g);
+    w->is_last = are_lanes(g, true) && (g->c > 1 || !are_lanes(g, false));
+    w->x = value_of(region, g->x.tensor), w->y = value_of(region, g->y.tensor);
+    w->index = value_of(region, g->index.tensor), w->saved = value_of(region, g->saved.tensor);
+    w->lanes = WINDOW_LANES;
+    if (!w->is_last && !are_lanes(g, false))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: neither channels nor rows lie side by side in all its tensors. Give one of the two a stride of 1.",
+             descriptor_label(op));
+    if (!w->is_last && g->x.size[2] > WINDOW_ROW)
+        w->lanes = WINDOW_LANES / 8; /* what they read stays below WINDOW_ROW, with strides and windows of pools */
+    bool is_read_whole = !w->is_strided || w->lanes * g->step[2] + g->taps[2] > WINDOW_ROW;
+    if (!w->is_last && is_read_whole && g->x.size[2] > WINDOW_ROW)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows of %lld elements are too long, %d are taken here.",
+             descriptor_label(op), (long long)g->x.size[2], WINDOW_ROW);
+    if (g->backward && !find_box(w))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: a row of %lld elements of 16 channels is larger than %d sums.",
+             descriptor_label(op), (long long)g->x.size[2], WINDOW_SUMS);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Memory once, and a lane for each tap; the maximum of a gradient that has no index is found by each box that reads
+   it. */
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct window w;
+    TRY(analyse(&w, region));
+    const struct resample_geometry *g = &w.g;
+    const struct resample_operand *operands[] = {&g->x, &g->y, &g->index, &g->saved};
+    double taps = (double)(g->taps[0] * g->taps[1] * g->taps[2]), bytes = 0;
+    for (int i = 0; i < 4; i++)
+        bytes += operands[i]->tensor ? (double)tensor_bytes(operands[i]->tensor) : 0;
+    bool has_index = g->backward && w.is_max && g->index.tensor;
+    double computing = (has_index ? 8 : taps) * (double)tensor_elements(g->y.tensor) * TAP_SECONDS;
+    computing /= device->threads > 1 ? device->threads : 1;
+    double moving = bytes / BYTES_PER_SECOND;
+    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Tables ------------------------------------------------------------------------------------------------------ */
+
+static void tabulate_tap(struct window_axis *axis, const struct resample_geometry *g, int i, int64_t position,
+                         int tap) {
+    int64_t first = resample_first_tap(g, i, position), place = first + tap, last = g->x.size[i] - 1;
+    if (clamps(g))
+        place = place < 0 ? 0 : place > last ? last : place;
+    bool is_inside = place >= 0 && place <= last;
+    axis->places[position * axis->taps + tap] = is_inside ? place : WINDOW_OUTSIDE;
+    axis->insides[position] += is_inside;
+    axis->counts[position] += is_inside || g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
+    if (is_inside) {
+        axis->starts[tap] = min64(axis->starts[tap], position);
+        axis->ends[tap] = position + 1;
+    }
+    if (axis->weights) {
+        double rest = (double)(position * g->step[i] - g->offset[i] - first * g->denominator[i]);
+        double fraction = rest / (double)g->denominator[i];
+        axis->weights[position * axis->taps + tap] = (float)(tap ? fraction : 1 - fraction);
+    }
+}
+
+static weftStatus_t tabulate(struct window *w, int i, struct arena *arena) {
+    struct window_axis *axis = &w->axes[i];
+    const struct resample_geometry *g = &w->g;
+    size_t positions = (size_t)g->y.size[i], taps = (size_t)g->taps[i];
+    axis->taps = (int)g->taps[i];
+    axis->stride = g->step[i];
+    TRY(arena_alloc(arena, &axis->places, positions * taps * sizeof *axis->places));
+    TRY(arena_alloc(arena, &axis->counts, positions * sizeof *axis->counts));
+    TRY(arena_alloc(arena, &axis->insides, positions * sizeof *axis->insides));
+    TRY(arena_alloc(arena, &axis->starts, taps * sizeof *axis->starts));
+    TRY(arena_alloc(arena, &axis->ends, taps * sizeof *axis->ends));
+    if (g->mode == WEFT_RESAMPLE_BILINEAR && taps == 2)
+        TRY(arena_alloc(arena, &axis->weights, positions * taps * sizeof *axis->weights));
+    for (size_t k = 0; k < taps; k++)
+        axis->starts[k] = (int64_t)positions, axis->ends[k] = 0;
+    for (size_t o = 0; o < positions; o++)
+        for (size_t k = 0; k < taps; k++)
+            tabulate_tap(axis, g, i, (int64_t)o, (int)k);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building and running ---------------------------------------------------------------------------------------- */
+
+/* Boxes of a gradient; rows of positions with channels, or planes. */
+static int64_t tasks_of(const struct window *w) {
+    const int64_t *x = w->g.x.size, *y = w->g.y.size;
+    if (tensor_elements((w->g.backward ? &w->g.x : &w->g.y)->tensor) == 0)
+        return 0;
+    if (w->g.backward)
+        return w->g.n * divide_up(w->g.c, w->is_last ? w->lanes : 1) * divide_up(x[0], w->box[0]) *
+               divide_up(x[1], w->box[1]);
+    return w->g.n * (w->is_last ? y[0] * y[1] : w->g.c * y[0]);
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs;
+    struct window *w;
+    TRY(arena_alloc(arena, &w, sizeof *w));
+    TRY(analyse(w, &step->region));
+    for (int i = 0; i < WINDOW_AXES; i++)
+        TRY(tabulate(w, i, arena));
+    w->tasks = tasks_of(w);
+    TRY(threads_start());
+    step->state = w;
+    return arena_print(arena, &step->detail, "windows of %lldx%lldx%lld, lanes of %s", (long long)w->g.taps[0],
+                       (long long)w->g.taps[1], (long long)w->g.taps[2], w->is_last ? "channels" : "rows");
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)workspace, (void)stream;
+    struct window_job job = {step->state, values};
+    const struct window *w = job.window;
+    /* A gradient that nobody wants has no memory. */
+    if (values[w->x])
+        threads_for(w->tasks, w->g.backward ? window_backward_task : window_forward_task, &job);
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct family cpu_window = {
+    .name = "cpu.window",
+    .doc = "pooling and interpolation, both ways",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+};

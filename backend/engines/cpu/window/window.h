@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pooling and interpolation on the CPU, both ways: what its halves share. Elements are computed in float, as lanes:
+   neighbouring channels at one position where channels lie side by side, else neighbouring positions of a row of one
+   channel. */
+#ifndef WEFT_ENGINES_CPU_WINDOW_H
+#define WEFT_ENGINES_CPU_WINDOW_H
+
+#include "engines/engine.h"
+#include "graph/ops/resample.h"
+
+enum {
+    WINDOW_AXES = 3,
+    WINDOW_LANES = 1024,    /* of one pass: best or sum, and position, stay in L1 */
+    WINDOW_ROW = 4096,      /* elements of x that lanes along a row read, at most, where they must be converted */
+    WINDOW_SUMS = 24 << 10, /* floats of a gradient's box, on the stack of a thread */
+    WINDOW_OUTSIDE = -1     /* a tap in padding */
+};
+
+/* Along one axis: which element of x each tap of each output position reads. */
+struct window_axis {
+    int taps;
+    int64_t stride;   /* of pools: from one output position's first tap to the next one's */
+    int64_t *places;  /* [position][tap]; WINDOW_OUTSIDE: none */
+    float *weights;   /* [position][tap] of interpolation; NULL: all 1 */
+    int64_t *counts;  /* [position]: taps that a mean counts */
+    int64_t *insides; /* [position]: taps that are elements of x */
+    int64_t *starts;  /* [tap]: the first position whose tap is inside, of pools whose paddings are not clamped */
+    int64_t *ends;    /* [tap]: behind the last such */
+};
+
+struct window {
+    struct resample_geometry g;
+    struct window_axis axes[WINDOW_AXES];
+    bool is_last;           /* lanes are channels */
+    bool is_max, is_mean;   /* otherwise an interpolation */
+    bool reads_zeros;       /* padding is a 0 that may be the maximum */
+    bool is_strided;        /* along a row, lanes step through x: no tap is clamped, no weight differs */
+    int x, y, index, saved; /* values of the graph; -1: none */
+    int64_t lanes;          /* of a pass */
+    int64_t box[2];         /* of a gradient: elements of dx along the first two axes */
+    int64_t tasks;
+};
+
+/* One of a tensor's channels or rows of them: elements from `base` on. */
+struct window_side {
+    weftDataType_t type;
+    void *data;
+    const struct resample_operand *operand;
+};
+
+static inline int64_t window_offset(const struct resample_operand *operand, int64_t n, int64_t c, const int64_t *at) {
+    int64_t offset = n * operand->batch_stride + c * operand->channel_stride;
+    for (int i = 0; i < WINDOW_AXES; i++)
+        offset += at[i] * operand->size_stride[i];
+    return offset;
+}
+
+static inline struct window_side window_side_of(const struct resample_operand *operand, void *data) {
+    weftDataType_t type = operand->tensor ? (weftDataType_t)operand->tensor->type : WEFT_DATA_FLOAT;
+    return (struct window_side){type, data, operand};
+}
+
+/* Lanes of the outputs at a position: the best of all taps, and which tap that is; or the weighted sum. For channels
+   `at` is the position and c the first channel; along a row at[2] is the first position, of channel c. */
+struct window_lanes {
+    int64_t n, c, count, at[WINDOW_AXES];
+};
+void window_maximum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *best,
+                    int32_t *where);
+void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *sum);
+
+/* What a sum is multiplied with, for each lane: alpha over what a mean counts. */
+void window_factors(const struct window *w, const struct window_lanes *lanes, float *factors);
+
+/* Whole tasks, for threads_for. */
+struct window_job {
+    const struct window *window;
+    void *const *values;
+};
+void window_forward_task(void *job, int64_t task);
+void window_backward_task(void *job, int64_t task);
+
+#endif
