@@ -1030,12 +1030,14 @@ CASES = {
         "forward_sm90 backward_rows_sm90 backward_sm90 backward_bias",
         "spelled_attention",
         spelled_gradients(64, has_terms=True),
+        is_read_again=True,
     ),
     "gradients, spelled, unordered": Case(
         "forward_sm90 backward_rows_sm90 backward_sm90",
         "spelled_attention_unordered",
         spelled_gradients(128, has_terms=False),
         engine="cuda.unordered",
+        is_read_again=True,
     ),
     "attention of split keys": Case(
         "forward merge_splits", "attention", attention(dims=(2, 1, 600, 64), dtype="f32")
