@@ -5,6 +5,7 @@
 #include "engines/cuda/core/formula.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* Whether scores are of operands whose rounding hides what the faster functions are off by. */
 static bool is_narrow(const struct cuda_attention *c) { return dtype_bytes((weftDataType_t)c->a->q->type, 1) <= 2; }
@@ -89,31 +90,42 @@ static void print_node(struct text *code, const struct graph *graph, const struc
                  out->dims.at[op->pw->axis] == 1 ? "0 * " : "(i32)", axes[op->pw->axis]);
 }
 
-/* What `wanted` is made of, in order. Only what is needed: an operand that the derivative does not ask for is not
-   loaded. */
-static void print_values(struct text *code, const struct cuda_attention *c, int wanted) {
+/* The value that a node makes. */
+static int made_by(const struct graph *graph, const struct node *node) {
+    return graph_find_value(graph, pointwise_operands((const struct pointwise_op *)node->op).out);
+}
+
+/* What `wanted` is made of, in order, where `from` is the score. Only what is needed: an operand that the derivative
+   does not ask for is not loaded. */
+static void print_values_from(struct text *code, const struct cuda_attention *c, int from, int wanted) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX];
     score_modifier_mark_needed(m, wanted, needed);
-    if (needed[m->input])
-        text_add(code, "    const T v%d = score;\n", m->input);
+    if (needed[from])
+        text_add(code, "    const T v%d = score;\n", from);
     /* A gradient that is given in the sub-graph reads the score's as its input. */
     if (m->gradient_input >= 0 && needed[m->gradient_input])
         text_add(code, "    const T v%d = gradient;\n", m->gradient_input);
     for (int64_t i = 0; i < m->operands.count; i++)
         if (needed[value_of_operand(c, i)])
             print_load(code, c, i);
-    for (int n = 0; n < m->graph->node_count; n++)
-        if (needed[graph_find_value(m->graph, pointwise_operands((void *)m->graph->nodes[n].op).out)])
+    for (int n = 0; n < m->graph->node_count; n++) {
+        int made = made_by(m->graph, &m->graph->nodes[n]);
+        if (needed[made] && made != from)
             print_node(code, m->graph, &m->graph->nodes[n]);
+    }
+}
+static void print_values(struct text *code, const struct cuda_attention *c, int wanted) {
+    print_values_from(code, c, c->a->modifier.input, wanted);
 }
 
 /* Without a modifier only HAS_MODIFIER, and kernels call nothing. */
-void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c) {
+void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c, bool rounds_to_bf16) {
     const struct score_modifier *m = &c->a->modifier;
     print_constant(print, "HAS_MODIFIER", m->graph != NULL);
     if (!m->graph)
         return;
+    print_constant(print, "ROUNDS_TO_BF16", rounds_to_bf16);
     if (is_narrow(c))
         text_add(&print->constants, "#include \"attention/score_functions.cuh\"\n");
     for (int64_t i = 0; i < m->operands.count; i++)
@@ -123,6 +135,80 @@ void attention_print_modifier(struct kernel_print *print, const struct cuda_atte
     print_values(&print->code, c, m->output);
     text_add(&print->code, "    return as<T>::of(v%d);\n}\n\n", m->output);
 }
+
+/* ---- Constants that multiply the score before, and the result behind, all else ---- */
+
+struct factors {
+    int input, output; /* the values between which the rest lies */
+    int before, after; /* values of the operands that multiply; -1: none */
+};
+
+/* The value of an operand of one element by which a node multiplies `other` in float; -1: it does something else. */
+static int factor_of(const struct cuda_attention *c, const struct node *node, int *other) {
+    const struct graph *graph = c->a->modifier.graph;
+    const struct pointwise_op *op = (const struct pointwise_op *)node->op;
+    struct pointwise_operands operands = pointwise_operands(op);
+    bool is_product = op->pw->mode == WEFT_POINTWISE_MUL && op->alpha1 == 1 && op->alpha2 == 1 &&
+                      strcmp(formula_type(op), "float") == 0 && tensor_type_inside(operands.out) == WEFT_DATA_FLOAT;
+    for (int64_t i = 0; is_product && i < c->a->modifier.operands.count; i++) {
+        int value = value_of_operand(c, i);
+        int x = graph_find_value(graph, operands.x), b = graph_find_value(graph, operands.b);
+        if (tensor_elements(c->a->modifier.operands.tensors[i]) != 1 || x == b || (value != x && value != b))
+            continue;
+        *other = value == x ? b : x;
+        return value;
+    }
+    return -1;
+}
+
+/* How many nodes read a value. */
+static int readers_of(const struct graph *graph, int value) {
+    int readers = 0;
+    for (int n = 0; n < graph->node_count; n++)
+        for (int i = 0; i < graph->nodes[n].operand_count; i++)
+            readers += graph->nodes[n].operands[i] == value;
+    return readers;
+}
+
+static struct factors find_factors(const struct cuda_attention *c) {
+    const struct score_modifier *m = &c->a->modifier;
+    struct factors f = {m->input, m->output, -1, -1};
+    for (int n = m->graph->node_count; n-- > 0;) {
+        const struct node *node = &m->graph->nodes[n];
+        int other = -1, factor = factor_of(c, node, &other), made = made_by(m->graph, node);
+        if (factor < 0)
+            continue;
+        if (made == m->output)
+            f.after = factor, f.output = other;
+        else if (other == m->input && readers_of(m->graph, m->input) == 1)
+            f.before = factor, f.input = made;
+    }
+    return f;
+}
+
+static void print_factor(struct text *code, const char *name, int value) {
+    text_add(code, "template <class P> DEVICE float %s(const P &a) {\n", name);
+    if (value < 0)
+        text_add(code, "    return 1.0f;\n}\n");
+    else
+        text_add(code, "    return as<float>::of(load_run<modifier%d_t, 1>(a.modifier%d).at[0]);\n}\n", value, value);
+}
+
+/* modified(score) is factor_after * modified_between(factor_before * score): kernels have factors of their own, with
+   which these join. */
+void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c) {
+    if (!c->a->modifier.graph)
+        return;
+    struct factors f = find_factors(c);
+    text_add(&print->code, "/* The same without constants that multiply, and these. */\n");
+    print_head(&print->code, c, "modified_between", "");
+    print_values_from(&print->code, c, f.input, f.output);
+    text_add(&print->code, "    return as<T>::of(v%d);\n}\n", f.output);
+    print_factor(&print->code, "factor_before", f.before);
+    print_factor(&print->code, "factor_after", f.after);
+}
+
+/* ---- Gradients ---- */
 
 /* The gradient of `source` from that of the modified score. Reverse mode: forwards once for the values, then backwards,
    each node adding to the gradients of its operands that depend on the source. A source that the output does not depend
@@ -142,7 +228,7 @@ static void print_derived(struct text *code, const struct cuda_attention *c, int
         if (needed[v] && dependent[v])
             text_add(code, "    T g%d = %s;\n", v, v == m->output ? "gradient" : "T{}");
     for (int n = m->graph->node_count; n-- > 0;) {
-        int out = graph_find_value(m->graph, pointwise_operands((void *)m->graph->nodes[n].op).out);
+        int out = made_by(m->graph, &m->graph->nodes[n]);
         if (needed[out] && dependent[out])
             formula_print_gradient(code, m->graph, &m->graph->nodes[n], dependent);
     }

@@ -269,6 +269,6 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
     else
         text_add(&print->constants, "using bias_t = float;\n"); /* as above */
     attention_print_block_mask(print, c);
-    attention_print_modifier(print, c);
+    attention_print_modifier(print, c, false);
     attention_print_dropout(print, c);
 }

@@ -92,6 +92,12 @@ DEVICE float rsqrt(float x) {
     asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+/* Off by 2^-11 of itself. */
+DEVICE float tanh(float x) { /* sm_75 */
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 /* NaN if one of them is. */
 DEVICE float max_nan(float a, float b) { /* sm_80 */
     float y;

@@ -18,8 +18,8 @@
              HAS_BLOCK_MASK: blocks of keys in tiles that do not take part are never loaded
    Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
              for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
-   Terms     HAS_TERMS: score modifier, bias and ALiBi join scaled products in registers, and scores are natural.
-             BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded by a warp of its
+   Terms     a score modifier and a bias join scaled products in registers, and scores are natural; what multiplies all
+             of them, and ALiBi, join the exponents. BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded by a warp of its
              own, so that K and V never wait for a bias to be read; else elements are read from memory
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
@@ -383,17 +383,39 @@ DEVICE void release_bias(consumer &c) {
    met what is no number: it is none either, and the usual way of softmax looks again. */
 constexpr bool GUARDS_HIDDEN = IS_FP8 || HAS_MODIFIER;
 
+/* Whether something joins products in registers; ALiBi joins exponents. */
+constexpr bool CHANGES_SCORES = HAS_MODIFIER || BIAS != 0;
+
+/* What is left to multiply: modified scores by the constant that multiplies them all. */
+template <class P> DEVICE float factor_of_scores(const P &a) {
+    if constexpr (HAS_MODIFIER && BIAS == 0)
+        return factor_after(a);
+    else
+        return 1.0f;
+}
+
+/* A score from its product, but for ALiBi and factor_of_scores. scale: with the modifier's factor_before. */
+template <class P>
+DEVICE float changed(const P &a, i32 batch, i32 head, i32 query, i32 key, float product, float scale, float bias) {
+    float score = product * scale;
+    if constexpr (HAS_MODIFIER)
+        score = modified_between(a, batch, head, query, key, score);
+    if constexpr (HAS_MODIFIER && BIAS != 0)
+        score *= factor_after(a);
+    return with_bias<GUARDS_HIDDEN>(score, bias);
+}
+
 /* A thread's row, as terms see it. */
 struct terms_of_row {
     i32 query;
     bias_offset bias;
-    float alibi; /* of the thread's first key */
 };
 
-/* Products become natural scores. What is beyond the tensors reads the last element, and is masked afterwards. */
-template <class P>
-DEVICE void add_terms(consumer &c, const P &a, const tile &t, i32 first_query, i32 block, float slope) {
-    const float scale = score_scale_of(a, t.batch, t.head);
+/* Products become scores. What is beyond the tensors reads the last element, and is masked afterwards. */
+template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t, i32 first_query, i32 block) {
+    float scale = score_scale_of(a, t.batch, t.head);
+    if constexpr (HAS_MODIFIER)
+        scale *= factor_before(a);
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2), last_key = (i32)a.keys - 1;
     terms_of_row rows[2];
 #pragma unroll
@@ -401,7 +423,6 @@ DEVICE void add_terms(consumer &c, const P &a, const tile &t, i32 first_query, i
         const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4) + 8 * h;
         rows[h].query = min(row, (i32)a.queries - 1);
         rows[h].bias = bias_row(a, t.batch, t.head, rows[h].query, false);
-        rows[h].alibi = slope * (float)(column - row);
     }
     if constexpr (BIAS_STAGES > 0)
         wait(bias_full(c.bias.stage, c.group), c.bias.phase);
@@ -424,15 +445,20 @@ DEVICE void add_terms(consumer &c, const P &a, const tile &t, i32 first_query, i
                 if constexpr (BIAS != 0 && !BIAS_IS_PAIR && BIAS_STAGES == 0)
                     bias[e] = bias_at<false>(a, rows[h].bias, key);
                 float &x = c.s[4 * i + 2 * h + e];
-                x = score_of<GUARDS_HIDDEN>(a, t.batch, t.head, rows[h].query, key, x * scale, bias[e]);
-                if constexpr (HAS_ALIBI)
-                    x += fmaf(slope, 8 * i + e, rows[h].alibi);
+                x = changed(a, t.batch, t.head, rows[h].query, key, x, scale, bias[e]);
             }
         }
     }
     if constexpr (BIAS_STAGES > 0)
         release_bias(c);
     fence_registers(c.s);
+}
+
+DEVICE alibi_of_rows find_alibi(float slope, i32 first_query, i32 block) {
+    const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
+    const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+    return HAS_ALIBI ? alibi_of_rows{slope, {slope * (float)(column - row), slope * (float)(column - row - 8)}}
+                     : alibi_of_rows{};
 }
 
 /* Where add_terms did not look whether a bias of -inf hides a key: a score that was NaN or +inf before is NaN. */
@@ -533,7 +559,7 @@ DEVICE float in_units(float scale) {
 DEVICE void multiply_tiles(const arguments &a, u32 group) {
     consumer c;
     c.group = group, c.parity = 0, c.amax = largest{};
-    c.scale = in_units(HAS_TERMS ? 1.0f : scale_of(a));
+    c.scale = in_units(CHANGES_SCORES ? factor_of_scores(a) : scale_of(a));
     float hidden_score = c.scale < 0 ? infinity() : -infinity();
     bool is_scored = false, holds_queries = false;
     i32 behind = 0; /* blocks to pass over */
@@ -558,7 +584,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         }
         start_rows(c.rows);
         c.summed = 0, c.is_parked = false;
-        if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !HAS_TERMS) {
+        if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !CHANGES_SCORES) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
         }
@@ -567,7 +593,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         constexpr bool HAS_ALL_KEYS = HAS_ALIBI && !HAS_SEQ_LEN_KV && !HAS_BLOCK_MASK;
         const bounds b(a, t.queries, HAS_ALL_KEYS ? (i32)a.keys : t.keys);
         const i32 first_query = t.row + (i32)group * GROUP_Q;
-        const float slope = slope_of(a, t.head);
+        const float slope = slope_of(a, t.head) * 1.44269504f;
         bool is_first = true;
         i32 block = own.last - 1;
         if constexpr (HAS_SEQ_LEN_KV && !IS_FP8)
@@ -575,8 +601,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
 #pragma unroll 1
         for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
             release(k_empty(c.block.before().stage));
-            if constexpr (HAS_TERMS)
-                add_terms(c, a, t, first_query, block, slope);
+            if constexpr (CHANGES_SCORES)
+                add_terms(c, a, t, first_query, block);
             if (is_masked(b, first_query, block))
                 mask(c.s, b, first_query, block, hidden_score);
             mma_wait<0>();
@@ -588,7 +614,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
                     hide_by_bias(c.s, a, t, first_query, block);
             };
-            softmax(c.p, c.rows, c.o, c.s, c.scale, is_first, finish_scores, [&](const float (&by)[2]) {
+            const alibi_of_rows alibi = find_alibi(slope, first_query, block);
+            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, finish_scores, [&](const float (&by)[2]) {
                 if (PARKS_SUMS && c.is_parked)
                     rescale_parked(c, by);
             });

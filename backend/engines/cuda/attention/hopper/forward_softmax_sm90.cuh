@@ -35,6 +35,19 @@ struct row_pair {
     bool finds_maximum;
 };
 
+/* ALiBi's part of a thread's exponents, times log2(e): of a block's first column in each row, and how much more a column
+   has than the one before. */
+struct alibi_of_rows {
+    float slope;
+    float first[2];
+};
+
+/* What exponent i has beside the score. first: of the thread's row, without its maximum. The sum costs nothing where
+   it is 0. */
+DEVICE float joined(float slope, int i, float first) {
+    return HAS_ALIBI ? fmaf(slope, (float)(i / 4 * 8 + i % 2), first) : first;
+}
+
 template <int N> DEVICE void fence_registers(float (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
@@ -70,13 +83,15 @@ template <class T> DEVICE void set_weights(weights &p, int i, float low, float h
 
 /* Weights, their sums by rows, and the largest ones. */
 DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], const scores &s, float scale,
-                         const float (&maximum)[2]) {
+                         const alibi_of_rows &alibi, const float (&maximum)[2]) {
+    const float first[2] = {HAS_ALIBI ? alibi.first[0] - maximum[0] : -maximum[0],
+                            HAS_ALIBI ? alibi.first[1] - maximum[1] : -maximum[1]};
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 2; i += 2) {
         const int h = i / 2 % 2;
-        const float low = exp2_approx(fmaf(s[i], scale, -maximum[h]));
-        const float high = exp2_approx(fmaf(s[i + 1], scale, -maximum[h]));
+        const float low = exp2_approx(fmaf(s[i], scale, joined(alibi.slope, i, first[h])));
+        const float high = exp2_approx(fmaf(s[i + 1], scale, joined(alibi.slope, i + 1, first[h])));
         sum[h] += low;
         sum[h] += high;
         if constexpr (NOTES_TOP)
@@ -96,11 +111,15 @@ DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_firs
 }
 
 /* Moves to the maximum so far; `rescale`: what is summed is to be multiplied by it. */
-DEVICE void find_maximum(row_pair &rows, float (&maximum)[2], float (&rescale)[2], const scores &s, float scale) {
+DEVICE void find_maximum(row_pair &rows, float (&maximum)[2], float (&rescale)[2], const scores &s, float scale,
+                         const alibi_of_rows &alibi) {
     float largest[2] = {-infinity(), -infinity()};
 #pragma unroll
-    for (int i = 0; i < BLOCK_K / 2; ++i)
-        largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i] * scale);
+    for (int i = 0; i < BLOCK_K / 2; ++i) {
+        const int h = i / 2 % 2;
+        const float exponent = HAS_ALIBI ? fmaf(s[i], scale, joined(alibi.slope, i, alibi.first[h])) : s[i] * scale;
+        largest[h] = fmaxf(largest[h], exponent);
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const float now = fmaxf(rows.maximum[h], maximum_of_quad(largest[h]) - HEADROOM);
@@ -123,12 +142,12 @@ DEVICE void start_rows(row_pair &rows) {
 /* No product may be under way. finish_scores(): what scores lack that only the usual way sees. rescale_rest(by):
    multiplies what else is summed, by rows. */
 template <class S, class F>
-DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, bool is_first,
-                    const S &finish_scores, const F &rescale_rest) {
+DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
+                    bool is_first, const S &finish_scores, const F &rescale_rest) {
     float sum[2];
     if (!rows.finds_maximum) {
         float top[2] = {rows.top[0], rows.top[1]};
-        exponentiate(p, sum, top, s, scale, rows.maximum);
+        exponentiate(p, sum, top, s, scale, alibi, rows.maximum);
         rows.finds_maximum = is_beyond(sum, top, is_first);
         if (rows.finds_maximum && is_first)
             rows.maximum[0] = rows.maximum[1] = -infinity();
@@ -140,8 +159,8 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
     if (rows.finds_maximum) {
         float maximum[2], rescale[2];
         finish_scores();
-        find_maximum(rows, maximum, rescale, s, scale);
-        exponentiate(p, sum, rows.top, s, scale, maximum);
+        find_maximum(rows, maximum, rescale, s, scale, alibi);
+        exponentiate(p, sum, rows.top, s, scale, alibi, maximum);
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];
         if (!is_first) {
             fence_registers(o);

@@ -6,8 +6,6 @@
 
 #include "attention/alibi.cuh"
 
-constexpr bool HAS_TERMS = HAS_MODIFIER || BIAS != 0 || HAS_ALIBI;
-
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 
 /* ALiBi's, of natural scores. */
@@ -56,12 +54,9 @@ template <class P> DEVICE void load_bias_pair(float (&pair)[2], const P &a, bias
     }
 }
 
-/* A score from its scaled product, but for ALiBi. GUARDS_HIDDEN: a bias of -inf hides whatever it meets; else what is
-   NaN or +inf becomes NaN. */
-template <bool GUARDS_HIDDEN, class P>
-DEVICE float score_of(const P &a, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
-    if constexpr (HAS_MODIFIER)
-        scaled = modified(a, batch, head, query, key, scaled);
+/* A modified score with its bias. GUARDS_HIDDEN: a bias of -inf hides whatever it meets; else what is NaN or +inf
+   becomes NaN. */
+template <bool GUARDS_HIDDEN> DEVICE float with_bias(float scaled, float bias) {
     if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
         return scaled + bias;
     if constexpr (BIAS == 1)
@@ -70,4 +65,11 @@ DEVICE float score_of(const P &a, i32 batch, i32 head, i32 query, i32 key, float
     if constexpr (BIAS == 2)
         return bias == 0 ? minus_infinity() : scaled;
     return scaled;
+}
+/* A score from its scaled product, but for ALiBi. */
+template <bool GUARDS_HIDDEN, class P>
+DEVICE float score_of(const P &a, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
+    if constexpr (HAS_MODIFIER)
+        scaled = modified(a, batch, head, query, key, scaled);
+    return with_bias<GUARDS_HIDDEN>(scaled, bias);
 }
