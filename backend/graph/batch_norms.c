@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts are made as descriptors that nobody holds, in the arena, as if the user had written them: genstats,
-   bn_finalize with all that the norm keeps or updates, a multiplication and an addition. */
+   bn_finalize with all that the norm keeps or updates, a multiplication and an addition; of a gradient dbn_weight, two
+   multiplications and two additions. */
 #include "graph/batch_norms.h"
 #include "base/number.h"
+#include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/bn_finalize.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/genstats.h"
@@ -12,7 +14,11 @@
 
 #include <string.h>
 
-enum { PARTS = 4 }; /* operations that one norm becomes */
+enum {
+    PARTS = 5,      /* operations that one norm becomes, at most, */
+    TENSORS = 6,    /* and tensors between them */
+    BEHIND_MOST = 8 /* pointwise operations between a product and a norm */
+};
 
 struct writer {
     const struct graph *graph;
@@ -26,15 +32,43 @@ static bool is_product(const struct descriptor *op) {
     return op_of(op) == &matmul_op || op_of(op) == &conv_fprop_op || op_of(op) == &conv_dgrad_op;
 }
 
-bool batch_norm_has_parts(const struct graph *graph, int node) {
-    const struct norm_forward *op = (const struct norm_forward *)graph->nodes[node].op;
-    if (op_of(&op->base) != &norm_forward_op || op->mode != WEFT_BATCH_NORM || op->phase != WEFT_NORM_FWD_TRAINING ||
-        op->peer_stats.count > 0 || math_type(op->math) != WEFT_DATA_FLOAT || op->x->dims.count < 2)
+/* Whether a product makes a tensor, or pointwise operations behind one do. */
+static bool is_behind_product(const struct graph *graph, const struct tensor *tensor, int most) {
+    int value = graph_find_value(graph, tensor), producer = value < 0 ? -1 : graph->values[value].producer;
+    if (producer < 0 || most < 0 || tensor_elements(tensor) == 0)
         return false;
-    int x = graph_find_value(graph, op->x);
-    return dtype_is_half((weftDataType_t)op->x->type) && x >= 0 && graph->values[x].producer >= 0 &&
-           is_product(graph->nodes[graph->values[x].producer].op) && tensor_elements(op->x) > 0 &&
-           graph->values[graph->value_count - 1].tensor->uid < INT64_MAX - PARTS * (int64_t)graph->node_count * PARTS;
+    const struct node *node = &graph->nodes[producer];
+    bool is = is_product(node->op);
+    for (int k = 0; k < node->operand_count && !is && op_of(node->op) == &pointwise_op; k++) {
+        const struct tensor *operand = graph->values[node->operands[k]].tensor;
+        is = !node->is_output[k] && tensor_same_dims(operand, tensor) && is_behind_product(graph, operand, most - 1);
+    }
+    return is;
+}
+
+static bool calculates_in_float(int32_t math, const struct tensor *x) {
+    return math_type(math) == WEFT_DATA_FLOAT && dtype_is_half((weftDataType_t)x->type) && x->dims.count >= 2;
+}
+
+static bool forward_has_parts(const struct graph *graph, const struct norm_forward *op) {
+    return op->mode == WEFT_BATCH_NORM && op->phase == WEFT_NORM_FWD_TRAINING && op->peer_stats.count == 0 &&
+           calculates_in_float(op->math, op->x) && is_behind_product(graph, op->x, 0);
+}
+
+/* By the statistics that forward kept: those that are taken anew are sums of all of x before the first of dy. */
+static bool backward_has_parts(const struct graph *graph, const struct norm_backward *op) {
+    return op->mode == WEFT_BATCH_NORM && op->peer_stats.count == 0 && op->mean && op->inv_variance &&
+           calculates_in_float(op->math, op->x) && dtype_is_half((weftDataType_t)op->dy->type) &&
+           is_behind_product(graph, op->dy, BEHIND_MOST);
+}
+
+bool batch_norm_has_parts(const struct graph *graph, int node) {
+    const struct descriptor *op = graph->nodes[node].op;
+    if (graph->values[graph->value_count - 1].tensor->uid >= INT64_MAX - TENSORS * (int64_t)graph->node_count)
+        return false;
+    return op_of(op) == &norm_forward_op    ? forward_has_parts(graph, (const struct norm_forward *)op)
+           : op_of(op) == &norm_backward_op ? backward_has_parts(graph, (const struct norm_backward *)op)
+                                            : false;
 }
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
@@ -75,15 +109,15 @@ static weftStatus_t add_count(struct writer *w, struct tensor **made, const stru
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
 /* Under the name of the norm. */
-static void add_op(struct writer *w, struct descriptor *made, const struct op *op, const struct norm_forward *norm) {
-    made->magic = norm->base.magic;
+static void add_op(struct writer *w, struct descriptor *made, const struct op *op, const struct descriptor *norm) {
+    made->magic = norm->magic;
     made->schema = &op->schema;
-    made->label = norm->base.label;
+    made->label = norm->label;
     made->finalized = true;
     w->ops[w->count++] = made;
 }
 
-static weftStatus_t add_pointwise(struct writer *w, const struct norm_forward *norm, weftPointwiseMode_t mode,
+static weftStatus_t add_pointwise(struct writer *w, const struct descriptor *norm, weftPointwiseMode_t mode,
                                   struct tensor *x, struct tensor *b, struct tensor *y) {
     struct pointwise_op *op;
     struct pointwise *parameters;
@@ -104,7 +138,7 @@ static weftStatus_t add_statistics(struct writer *w, const struct norm_forward *
         TRY(add_channels(w, &sums[i], norm->x));
     *op = (struct genstats_op){
         .mode = WEFT_GENSTATS_SUM_SQSUM, .math = WEFT_DATA_FLOAT, .x = norm->x, .sum = sums[0], .sq_sum = sums[1]};
-    add_op(w, &op->base, &genstats_op, norm);
+    add_op(w, &op->base, &genstats_op, &norm->base);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -134,18 +168,57 @@ static weftStatus_t add_finalize(struct writer *w, const struct norm_forward *no
                                   .saved_inv_variance = norm->inv_variance,
                                   .out_mean = norm->out_mean,
                                   .out_var = norm->out_var};
-    add_op(w, &op->base, &bn_finalize_op, norm);
+    add_op(w, &op->base, &bn_finalize_op, &norm->base);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* What is multiplied is rounded to y's type alone, once something is added. */
-static weftStatus_t add_parts(struct writer *w, const struct norm_forward *norm) {
+static weftStatus_t add_forward(struct writer *w, const struct norm_forward *norm) {
     struct tensor *sums[2], *factors[2], *scaled;
     TRY(add_statistics(w, norm, sums));
     TRY(add_finalize(w, norm, sums, factors));
     TRY(add_tensor(w, &scaled, norm->y));
-    TRY(add_pointwise(w, norm, WEFT_POINTWISE_MUL, norm->x, factors[0], scaled));
-    return add_pointwise(w, norm, WEFT_POINTWISE_ADD, scaled, factors[1], norm->y);
+    TRY(add_pointwise(w, &norm->base, WEFT_POINTWISE_MUL, norm->x, factors[0], scaled));
+    return add_pointwise(w, &norm->base, WEFT_POINTWISE_ADD, scaled, factors[1], norm->y);
+}
+
+/* factors: of dy and of x, and what is added. */
+static weftStatus_t add_weights(struct writer *w, const struct norm_backward *norm, struct tensor *factors[3]) {
+    struct bn_bwd_weights_op *op;
+    TRY(arena_alloc(w->arena, &op, sizeof *op));
+    for (int i = 0; i < 3; i++)
+        TRY(add_channels(w, &factors[i], norm->x));
+    *op = (struct bn_bwd_weights_op){.math = WEFT_DATA_FLOAT,
+                                     .dy = norm->dy,
+                                     .x = norm->x,
+                                     .mean = norm->mean,
+                                     .inv_variance = norm->inv_variance,
+                                     .scale = norm->scale,
+                                     .dscale = norm->dscale,
+                                     .dbias = norm->dbias,
+                                     .eq_scale_dy = factors[0],
+                                     .eq_scale_x = factors[1],
+                                     .eq_bias = factors[2]};
+    add_op(w, &op->base, &bn_bwd_weights_op, &norm->base);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* dx = of_dy dy + (of_x x + rest): x's term and the rest, which may be large and cancel, come first. */
+static weftStatus_t add_backward(struct writer *w, const struct norm_backward *norm) {
+    struct tensor *factors[3], *made[3];
+    const struct descriptor *base = &norm->base;
+    TRY(add_weights(w, norm, factors));
+    for (int i = 0; i < 3; i++)
+        TRY(add_tensor(w, &made[i], norm->dx));
+    TRY(add_pointwise(w, base, WEFT_POINTWISE_MUL, norm->x, factors[1], made[0]));
+    TRY(add_pointwise(w, base, WEFT_POINTWISE_ADD, made[0], factors[2], made[1]));
+    TRY(add_pointwise(w, base, WEFT_POINTWISE_MUL, norm->dy, factors[0], made[2]));
+    return add_pointwise(w, base, WEFT_POINTWISE_ADD, made[2], made[1], norm->dx);
+}
+
+static weftStatus_t add_parts(struct writer *w, const struct descriptor *norm) {
+    return op_of(norm) == &norm_forward_op ? add_forward(w, (const struct norm_forward *)norm)
+                                           : add_backward(w, (const struct norm_backward *)norm);
 }
 
 weftStatus_t batch_norms_part(const struct graph **made, const struct graph *graph, const bool *is_apart,
@@ -155,7 +228,7 @@ weftStatus_t batch_norms_part(const struct graph **made, const struct graph *gra
     TRY(arena_alloc(arena, &w.ops, (size_t)graph->node_count * PARTS * sizeof *w.ops));
     for (int n = 0; n < graph->node_count; n++) {
         if (is_apart[n])
-            TRY(add_parts(&w, (const struct norm_forward *)graph->nodes[n].op));
+            TRY(add_parts(&w, graph->nodes[n].op));
         else
             w.ops[w.count++] = (struct descriptor *)graph->nodes[n].op;
     }

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batch norm in training written as its parts: sums of each channel, what they make, and y = s x + t. So the product
    that makes x may take the sums as it stores it, and the one that reads y may make it on the way, as nothing can of
-   one operation that reads all of x before it writes. */
+   one operation that reads all of x before it writes. Its gradient likewise: the sums of dy and of dy xhat, what they
+   make, and dx = a dy + b x + c. */
 #ifndef WEFT_GRAPH_BATCH_NORMS_H
 #define WEFT_GRAPH_BATCH_NORMS_H
 
 #include "graph/graph.h"
 
-/* Whether a node is such a norm, of what a product makes. x must be stored in 16 bits: the parts take the variance as a
-   difference of squares in floats, which is off by some 2^-24 of the squared mean, and that is less than x is off by
-   being rounded. */
+/* Whether a node is such a norm, of what a product makes, or its gradient, of what a product and pointwise operations
+   make. x must be stored in 16 bits: the parts take the variance as a difference of squares in floats, which is off by
+   some 2^-24 of the squared mean, and that is less than x is off by being rounded. */
 bool batch_norm_has_parts(const struct graph *graph, int node);
 
 /* The graph with the parts in the place of each node that is_apart names. What it names of the old one is shared;

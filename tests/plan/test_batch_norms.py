@@ -1,5 +1,6 @@
 """Batch norm in training between convolutions: in one node or in parts, sums are taken as the convolution
-before stores its result, and the one behind normalises what it reads, where that is cheaper."""
+before stores its result, and the one behind normalises what it reads, where that is cheaper. The same of its
+gradient, whose sums are taken as the data gradient before stores its own."""
 
 from __future__ import annotations
 
@@ -146,4 +147,136 @@ def test_running_statistics() -> None:
         layouts=["packed"],
         graph={"io_data_type": "bf16", "compute_data_type": "f32"},
         magnitude=9.0 * channels,
+    )
+
+
+# ---- Gradients ---------------------------------------------------------------------------------------------
+
+
+def gradient(g: Any, dy: Any, x: Any, scale: Any, mean: Any, inv: Any) -> tuple[Any, ...]:
+    made: tuple[Any, ...] = g.batchnorm_backward(dy, x, scale, mean, inv)
+    return made
+
+
+def gradient_in_parts(g: Any, dy: Any, x: Any, scale: Any, mean: Any, inv: Any) -> tuple[Any, ...]:
+    dscale, dbias, *factors = g.dbn_weight(dy, x, mean, inv, scale)
+    of_dy, of_x, rest = (each.set_data_type("f32") for each in factors)
+    return g.add(g.mul(dy, of_dy), g.add(g.mul(x, of_x), rest)), dscale, dbias
+
+
+def behind_a_data_gradient(norm: Callable[..., Any], kind: str, g: Any, **t: Any) -> tuple[Any, ...]:
+    """relu: by its result, which lies in memory; again: by the norm's result, made of x anew; residual: of
+    what is added to, by relu's result, and read by others."""
+    dims, strides = (list(each) for each in (t["x"].dims, t["x"].strides))
+    padding = [t["w"].dims[-1] // 2] * 2
+    made = g.conv_dgrad(t["dc"], t["w"], padding=padding).set_dim(dims).set_stride(strides)
+    if kind == "residual":
+        made = g.add(made, t["skip"])
+    if kind == "again":
+        made = g.relu_backward(made, g.add(g.mul(t["x"], t["scale"]), t["mean"]))
+    elif kind != "plain":
+        made = g.relu_backward(made, t["y"])
+    found = norm(g, made, *(t[name] for name in ("x", "scale", "mean", "inv")))
+    dx, dscale, dbias = found
+    results = dx, dscale.set_data_type("f32"), dbias.set_data_type("f32")
+    return (*results, made) if kind == "residual" else results
+
+
+def operands_of(images: int, filters: int, channels: int, side: int, size: int) -> dict[str, tuple[int, ...]]:
+    image, each = (images, channels, side, side), (1, channels, 1, 1)
+    return {
+        "dc": (images, filters, side, side),
+        "w": (filters, channels, size, size),
+        **dict.fromkeys(("x", "y", "skip"), image),
+        **dict.fromkeys(("scale", "mean", "inv"), each),
+    }
+
+
+def planned_gradient(norm: Callable[..., Any], kind: str, *sizes: int, **types: Any) -> Kernels:
+    g = weft.Graph(device="sm_90", **({"io_data_type": "bf16", "compute_data_type": "f32"} | types))
+    tensors = {
+        name: g.tensor(
+            dims, checks.strides_of(dims, "channels_last"), data_type="f32" if dims[0] == 1 else None
+        )
+        for name, dims in operands_of(*sizes).items()
+    }
+    for tensor in behind_a_data_gradient(norm, kind, g, **tensors):
+        tensor.set_output(True)
+    return [
+        (step["family"].removeprefix("cuda."), [operation["kind"] for operation in step["operations"]])
+        for step in g.build().plan.report["steps"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "families"),
+    [
+        ("plain", (32, 256, 64, 56, 1), ["hopper", "map"]),
+        ("relu", (32, 256, 64, 56, 1), ["hopper", "map"]),
+        ("relu", (32, 512, 128, 28, 1), ["hopper", "map"]),
+        ("again", (32, 64, 64, 56, 3), ["patch_sm90", "map"]),
+        ("again", (128, 64, 64, 56, 3), ["patch_sm90", "map"]),
+        ("residual", (128, 64, 256, 56, 1), ["hopper", "map"]),
+    ],
+)
+def test_sums_of_a_gradient_behind_the_product(
+    kind: str, sizes: tuple[int, ...], families: list[str]
+) -> None:
+    found = [planned_gradient(norm, kind, *sizes) for norm in (gradient, gradient_in_parts)]
+    assert [family for family, _ in found[0]] == families
+    assert [sorted(kinds) for _, kinds in found[0]] == [sorted(kinds) for _, kinds in found[1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "types"),
+    [
+        ("relu", (32, 64, 64, 56, 3), {}),  # two tensors behind a product of patches are one too many
+        ("residual", (32, 64, 256, 56, 1), {}),  # reads more beside the product than the sums do alone
+        ("relu", (32, 256, 64, 56, 1), {"io_data_type": "f32"}),
+    ],
+)
+def test_a_gradient_stays_whole(kind: str, sizes: tuple[int, ...], types: dict[str, str]) -> None:
+    families = [family for family, _ in planned_gradient(gradient, kind, *sizes, **types)]
+    assert families[-1] == "channels"
+
+
+def whole_numbers(dims: tuple[int, ...], seed: int, dtype: str) -> Array:
+    """Sums of their products are exact in 16 bits, too, so that what differs is wrong."""
+    numbers = np.random.default_rng(seed).integers(-1, 2, dims).astype(np.float64)
+    made: Array = checks.narrow(numbers, dtype)
+    return made
+
+
+@pytest.mark.parametrize("norm", [gradient, gradient_in_parts])
+@pytest.mark.parametrize("kind", ["plain", "relu", "again", "residual"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_gradient_of_batch_norm_behind_a_data_gradient(
+    norm: Callable[..., Any], kind: str, size: int
+) -> None:
+    dims = operands_of(2, 24, 64, 8, size)
+    unread = {"relu": ["skip"], "residual": []}.get(kind, ["y", "skip"])
+    arrays = {
+        name: whole_numbers(dims[name], i, "f32" if dims[name][0] == 1 else "bf16")
+        for i, name in enumerate(dims)
+        if name not in unread
+    }
+    arrays["inv"] = np.full_like(arrays["inv"], 0.5)
+    t = {name: checks.exact(a) for name, a in arrays.items()}
+    d = checks.convolved(t["dc"], np.flip(t["w"], (2, 3)).swapaxes(0, 1))
+    if kind == "residual":
+        d = d + t["skip"]
+    if kind == "again":
+        d = d * (t["x"] * t["scale"] + t["mean"] > 0)
+    elif kind != "plain":
+        d = d * (t["y"] > 0)
+    hat, over = (t["x"] - t["mean"]) * 0.5, {"axis": (0, 2, 3), "keepdims": True}
+    means = d.mean(**over) + hat * (d * hat).mean(**over)
+    expected = [t["scale"] * 0.5 * (d - means), (d * hat).sum(**over), d.sum(**over)]
+    checks.check(
+        lambda g, **tensors: behind_a_data_gradient(norm, kind, g, **tensors),
+        {name: (a, checks.strides_of(a.shape, "channels_last")) for name, a in arrays.items()},
+        [*expected, d] if kind == "residual" else expected,
+        layouts=["packed"],
+        graph={"io_data_type": "bf16", "compute_data_type": "f32"},
+        magnitude=float(np.abs(d).max()),
     )
