@@ -43,6 +43,11 @@ def test_a_sample_of_operations() -> None:
     check([[*PYTEST, "tests/ops"]] * 2, list(settings))
 
 
+def test_batch_norms_in_parts() -> None:
+    """Their sums behind products, which the other engines do not take there."""
+    check([[*PYTEST, "tests/plan/test_batch_norms.py", "-k", "far or 3-again or 1-residual"]], [{}])
+
+
 def test_other_chips() -> None:
     """Turing, Ampere, Ada and Blackwell, of which the emulator knows what all have in common with Hopper."""
     chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": "7/96"} for arch in (75, 80, 89, 120)]

@@ -134,15 +134,18 @@ static weftStatus_t add_pointwise(struct writer *w, const struct descriptor *nor
 static weftStatus_t add_statistics(struct writer *w, const struct norm_forward *norm, struct tensor *sums[2]) {
     struct genstats_op *op;
     TRY(arena_alloc(w->arena, &op, sizeof *op));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         TRY(add_channels(w, &sums[i], norm->x));
+        sums[i]->type = WEFT_DATA_DOUBLE;
+    }
     *op = (struct genstats_op){
         .mode = WEFT_GENSTATS_SUM_SQSUM, .math = WEFT_DATA_FLOAT, .x = norm->x, .sum = sums[0], .sq_sum = sums[1]};
     add_op(w, &op->base, &genstats_op, &norm->base);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* factors: of x, and what is added. */
+/* factors: of x, and what is added. In DOUBLE, as sums of floats would leave a variance that is off by 2^-24 of the
+   squared mean. */
 static weftStatus_t add_finalize(struct writer *w, const struct norm_forward *norm, struct tensor *const sums[2],
                                  struct tensor *factors[2]) {
     struct bn_finalize_op *op;
@@ -152,7 +155,7 @@ static weftStatus_t add_finalize(struct writer *w, const struct norm_forward *no
         TRY(add_channels(w, &factors[i], norm->x));
     TRY(add_count(w, &count, norm->x));
     *op = (struct bn_finalize_op){.mode = WEFT_BN_FINALIZE_STATISTICS_TRAINING,
-                                  .math = WEFT_DATA_FLOAT,
+                                  .math = WEFT_DATA_DOUBLE,
                                   .sum = sums[0],
                                   .sq_sum = sums[1],
                                   .accum_count = count,

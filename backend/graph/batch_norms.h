@@ -9,8 +9,8 @@
 #include "graph/graph.h"
 
 /* Whether a node is such a norm, of what a product makes, or its gradient, of what a product and pointwise operations
-   make. x must be stored in 16 bits: the parts take the variance as a difference of squares in floats, which is off by
-   some 2^-24 of the squared mean, and that is less than x is off by being rounded. */
+   make. x must be stored in 16 bits: the variance is a difference of squares, which tiles sum in floats and which are
+   combined in doubles; that takes less from it than rounding x has. */
 bool batch_norm_has_parts(const struct graph *graph, int node);
 
 /* The graph with the parts in the place of each node that is_apart names. What it names of the old one is shared;

@@ -150,6 +150,38 @@ def test_running_statistics() -> None:
     )
 
 
+@pytest.mark.parametrize("far", [1, 100, 1000])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_statistics_far_from_zero(dtype: str, far: int) -> None:
+    """Means of many deviations: a filter that is the identity says what is normalised. Squares of bf16 are
+    exact in float, and so are sums of some; sums of f16's are rounded, and tiles' errors cancel. Results are
+    no further off than PyTorch's in the same type."""
+    torch = pytest.importorskip("torch")
+    images, channels, side = 4, 32, 32
+    numbers = np.random.default_rng(far).standard_normal((images, channels, side, side)) + far
+    x = checks.narrow(numbers, dtype)
+    w = checks.narrow(np.eye(channels).reshape(channels, channels, 1, 1), dtype)
+    wide, over = checks.exact(x), {"axis": (0, 2, 3), "keepdims": True}
+    inv = 1 / np.sqrt(wide.var(**over) + EPSILON)
+    expected = (wide - wide.mean(**over)) * inv
+
+    def build(g: Any, x: Any, w: Any) -> tuple[Any, ...]:
+        y, _, inv, *_ = g.batchnorm(g.conv_fprop(x, w, padding=[0, 0]), None, None, epsilon=EPSILON)
+        return y.set_data_type("f32"), inv.set_data_type("f32")
+
+    arrays = {name: (a, checks.strides_of(a.shape, "channels_last")) for name, a in {"x": x, "w": w}.items()}
+    graph = {"io_data_type": dtype, "compute_data_type": "f32"}
+    found = checks.check(build, arrays, [None, None], layouts=["packed"], graph=graph)
+    given = torch.tensor(wide, dtype=torch.bfloat16 if dtype == "bf16" else torch.float16)
+    theirs = torch.native_batch_norm(given, None, None, None, None, True, 0.1, EPSILON)[0].double().numpy()
+    variance = 1e-5 + (far * far * 2.0**-27 if dtype == "f16" else 0)
+    for engine, (got, got_inv) in found.items():
+        assert np.abs(checks.exact(got_inv) / inv - 1).max() < variance, engine
+        off = np.abs(checks.exact(got) - expected).max()
+        assert off < 6 * variance + far * 2.0**-22, engine
+        assert off <= np.abs(theirs - expected).max(), engine
+
+
 # ---- Gradients ---------------------------------------------------------------------------------------------
 
 
@@ -211,9 +243,8 @@ def planned_gradient(norm: Callable[..., Any], kind: str, *sizes: int, **types: 
 @pytest.mark.parametrize(
     ("kind", "sizes", "families"),
     [
-        ("plain", (32, 256, 64, 56, 1), ["hopper", "map"]),
-        ("relu", (32, 256, 64, 56, 1), ["hopper", "map"]),
-        ("relu", (32, 512, 128, 28, 1), ["hopper", "map"]),
+        ("relu", (4, 64, 64, 56, 1), ["hopper", "map"]),
+        ("plain", (32, 64, 128, 28, 3), ["patch_sm90", "map"]),
         ("again", (32, 64, 64, 56, 3), ["patch_sm90", "map"]),
         ("again", (128, 64, 64, 56, 3), ["patch_sm90", "map"]),
         ("residual", (128, 64, 256, 56, 1), ["hopper", "map"]),
@@ -232,7 +263,8 @@ def test_sums_of_a_gradient_behind_the_product(
     [
         ("relu", (32, 64, 64, 56, 3), {}),  # two tensors behind a product of patches are one too many
         ("residual", (32, 64, 256, 56, 1), {}),  # reads more beside the product than the sums do alone
-        ("relu", (32, 256, 64, 56, 1), {"io_data_type": "f32"}),
+        ("relu", (32, 256, 64, 56, 1), {}),  # fits on chip, and a launch is as much as reading it again
+        ("relu", (128, 256, 64, 56, 1), {"io_data_type": "f32"}),
     ],
 )
 def test_a_gradient_stays_whole(kind: str, sizes: tuple[int, ...], types: dict[str, str]) -> None:
@@ -253,7 +285,7 @@ def whole_numbers(dims: tuple[int, ...], seed: int, dtype: str) -> Array:
 def test_gradient_of_batch_norm_behind_a_data_gradient(
     norm: Callable[..., Any], kind: str, size: int
 ) -> None:
-    dims = operands_of(2, 24, 64, 8, size)
+    dims = operands_of(4, 24, 64, 32, size)
     unread = {"relu": ["skip"], "residual": []}.get(kind, ["y", "skip"])
     arrays = {
         name: whole_numbers(dims[name], i, "f32" if dims[name][0] == 1 else "bf16")

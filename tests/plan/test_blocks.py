@@ -14,7 +14,7 @@ FAMILIES = {
     "bottleneck": ["hopper", "rows", "patch_sm90", "rows", "hopper", "channels"],
     "bottleneck_backward": [
         *("channels", "hopper", "hopper"),
-        *("map", "hopper", "patch_sm90"),
+        *("channels", "hopper", "patch_sm90"),
         *("channels", "hopper", "hopper"),
     ],
     "unet": ["rows", "hopper", "rows", "hopper", "hopper"],

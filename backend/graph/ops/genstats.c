@@ -70,11 +70,13 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
-/* Two plain sums over rows, where a row is a channel; both come from one pass over x. */
+/* Two plain sums over rows, where a row is a channel; both come from one pass over x. Sums that are DOUBLE are taken so.
+   */
 static weftStatus_t expand_genstats(const struct descriptor *descriptor, struct expansion *e) {
     const struct genstats_op *op = (const struct genstats_op *)descriptor;
+    bool is_double = op->sum->type == WEFT_DATA_DOUBLE || op->sq_sum->type == WEFT_DATA_DOUBLE;
     expand_over_channels(e, op->x);
-    expansion_begin(e, op->math, op->x);
+    expansion_begin(e, is_double ? WEFT_DATA_DOUBLE : op->math, op->x);
     TRY(expansion_needs_float(e, descriptor, "statistics"));
     int x = expand_input(e, op->x);
     expand_result(e, op->sum, expand_sum(e, x));

@@ -1,26 +1,26 @@
-/* combine_partials: what reductions behind a product come to                                        sum_t float; sm_90a
+/* combine_partials: what reductions behind a product come to                                        float or double; any chip
    Formula   partial sums that tiles left in the workspace, [COUNT][entries][lines][along], are combined over the lines,
              threads' shares first and then in pairs, so that every run gives the same bits; conclude() is printed
    Tile      a block takes LANES neighbours of one entry; THREADS / LANES threads share the lines of each. What tiles
              leave is in L2, and reading it is waiting for it: so all of many lines are asked for at once
-   Params    THREADS LANES SPAN_IS_ROW reductions index conclude */
+   Params    THREADS LANES SPAN_IS_ROW reductions index total_t conclude */
 
 constexpr int SHARES = THREADS / LANES,
               AT_ONCE = 16 / ((reductions::COUNT + 1) / 2); /* lines in flight, of each thread */
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) combine_partials(const __grid_constant__ arguments p) {
-    __shared__ float s_shares[reductions::COUNT][THREADS];
+    __shared__ total_t s_shares[reductions::COUNT][THREADS];
     const u32 entry = divide(blockIdx.x, p.blocks), lane = threadIdx.x % LANES, share = threadIdx.x / LANES;
     const i64 at = (i64)(blockIdx.x - entry * p.blocks.value) * LANES + lane;
     const float *from = p.partials + entry * p.lines * p.along + at;
-    float total[reductions::COUNT];
+    total_t total[reductions::COUNT];
     let_next_kernel_start(); /* it waits for this one, as this one does for the tiles */
     wait_for_previous_kernel();
 #pragma unroll
     for (int t = 0; t < reductions::COUNT; ++t)
         total[t] = reductions::none(t);
     for (i64 first = share; first < p.lines && at < p.along; first += AT_ONCE * SHARES) {
-        float part[AT_ONCE][reductions::COUNT];
+        total_t part[AT_ONCE][reductions::COUNT];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const i64 line = first + i * SHARES;

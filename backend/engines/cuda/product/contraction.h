@@ -268,6 +268,8 @@ void reductions_print_stored(struct kernel_print *print, const struct contractio
    of the span, side by side. Where they are, and how many. */
 void reductions_print_partials(struct kernel_print *print, const struct contraction *c, const int64_t lines[SPANS],
                                enum span span);
+/* What combining partial sums takes, with their way to memory. */
+double reductions_seconds(const struct contraction *c);
 /* The kernels that combine partial sums, one for each span, and the workspace. */
 weftStatus_t reductions_build(struct step *step, const struct contraction *c, const int64_t lines[SPANS],
                               struct arena *arena);

@@ -14,6 +14,10 @@ enum {
     ROW_LANES = 32,           /* rows have fewer partial sums */
 };
 
+/* Of a kernel that combines, as of any that only reduces a little; and more of it where sums become factors of batch
+   norm's gradient. H100: data gradients with these sums behind them took 3 to 6 us more than without. */
+static const double COMBINE_SECONDS = 2e-6, FACTORS_SECONDS = 1.5e-6;
+
 /* How an operator takes an element in, what combines two (of core/reduce.cuh), and what comes of all. X: the number, N:
    how many there were. */
 struct operator {
@@ -145,27 +149,41 @@ static const char *combine_name(const struct epilogue *epilogue, enum span span,
     return "sum";
 }
 
-/* struct <span>_reductions: COUNT, what nothing reduces to, and how two partial sums combine. `none` is neutral:
-   partial sums begin with it. */
-static void print_kind(struct kernel_print *print, const struct epilogue *epilogue, enum span span) {
+/* struct <span>_reductions: COUNT, what nothing reduces to, and how two partial sums combine, in a type. `none` is
+   neutral: partial sums begin with it. */
+static void print_kind(struct kernel_print *print, const struct epilogue *epilogue, enum span span, const char *type) {
     int count = epilogue->spans[span].count;
     text_add(&print->code, "struct %s_reductions {\n    static constexpr int COUNT = %d;\n", span_names[span], count);
-    text_add(&print->code, "    static DEVICE float none(int t) { return ");
+    text_add(&print->code, "    static DEVICE %s none(int t) { return ", type);
     for (int t = 0; t < count; t++)
-        text_add(&print->code, "t == %d ? %s<float>::none().number : ", t, combine_name(epilogue, span, t));
-    text_add(&print->code, "0.0f; }\n    static DEVICE float joined(int t, float a, float b) { return ");
+        text_add(&print->code, "t == %d ? %s<%s>::none().number : ", t, combine_name(epilogue, span, t), type);
+    text_add(&print->code, "0.0f; }\n    static DEVICE %s joined(int t, %s a, %s b) { return ", type, type, type);
     for (int t = 0; t < count; t++)
-        text_add(&print->code, "t == %d ? %s<float>::joined({a}, {b}).number : ", t, combine_name(epilogue, span, t));
+        text_add(&print->code, "t == %d ? %s<%s>::joined({a}, {b}).number : ", t, combine_name(epilogue, span, t),
+                 type);
     text_add(&print->code, "0.0f; }\n};\n");
 }
 
 /* Spans without reductions have a COUNT of 0, over which kernels loop no time. */
-void reductions_print_kinds(struct kernel_print *print, const struct contraction *c) {
+static void print_kinds(struct kernel_print *print, const struct contraction *c, const char *type) {
     if (c->epilogue.reduction_count)
         text_add(&print->constants, "#include \"core/reduce.cuh\"\n");
     for (int span = 0; span < SPANS; span++)
-        print_kind(print, &c->epilogue, (enum span)span);
+        print_kind(print, &c->epilogue, (enum span)span, type);
     text_add(&print->code, "\n");
+}
+
+void reductions_print_kinds(struct kernel_print *print, const struct contraction *c) { print_kinds(print, c, "float"); }
+
+/* Partial sums of tiles are of few elements each, and floats; what all of them come to may be asked for as DOUBLE. */
+static const char *combined_type(const struct contraction *c, enum span span) {
+    for (int r = 0; r < c->epilogue.reduction_count; r++) {
+        const struct node *node = c->epilogue.reductions[r].node;
+        for (int k = 0; k < node->operand_count && c->epilogue.reductions[r].span == span; k++)
+            if (node->is_output[k] && c->region->graph->values[node->operands[k]].tensor->type == WEFT_DATA_DOUBLE)
+                return "double";
+    }
+    return "float";
 }
 
 void reductions_print_fields(struct kernel_print *print, const struct epilogue *epilogue) {
@@ -299,8 +317,7 @@ static void print_bn_bwd_weights(struct kernel_print *print, const struct contra
 static void print_conclude(struct kernel_print *print, const struct contraction *c, enum span span) {
     const struct epilogue *epilogue = &c->epilogue;
     text_add(&print->code,
-             "DEVICE void conclude(const arguments& p, index z, index i, index j, const float "
-             "(&total)[%d]) {\n",
+             "DEVICE void conclude(const arguments& p, index z, index i, index j, const total_t (&total)[%d]) {\n",
              epilogue->spans[span].count);
     epilogue_print_modes(print, epilogue);
     epilogue_print_all_limits(print, epilogue, "return");
@@ -309,9 +326,9 @@ static void print_conclude(struct kernel_print *print, const struct contraction 
         const struct descriptor *node = reduction->node->op;
         if (reduction->span != span)
             continue;
-        text_add(&print->code, "    {\n    const float X = total[%d];\n", reduction->first);
+        text_add(&print->code, "    {\n    const total_t X = total[%d];\n", reduction->first);
         if (op_of(node) != &reduction_op)
-            text_add(&print->code, "    const float weighted = total[%d];\n", reduction->first + 1);
+            text_add(&print->code, "    const total_t weighted = total[%d];\n", reduction->first + 1);
         if (op_of(node) == &reduction_op) {
             print_store(print, c, ((const struct reduction_op *)node)->y, operators[reduction->mode].result);
         } else if (op_of(node) == &genstats_op) {
@@ -362,7 +379,7 @@ static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contr
     /* Of an entry. */
     int64_t blocks = divide_up(along, lanes);
     kernel_print_init(&print, c->region);
-    text_add(&print.constants, "using index = i32;\n");
+    text_add(&print.constants, "using index = i32;\nusing total_t = %s;\n", combined_type(c, span));
     text_add(&print.code, "#include \"core/gather.cuh\"\n#include \"core/ptx_sm90.cuh\"\n\n");
     print_constant(&print, "RUN", 1);
     print_constant(&print, "THREADS", COMBINE_THREADS);
@@ -375,7 +392,7 @@ static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contr
     print_divisor(&print, blocks, "blocks");
     print_number(&print, reduced->elements, "count");
     epilogue_print_arguments(&print, &c->epilogue);
-    reductions_print_kinds(&print, c);
+    print_kinds(&print, c, "total_t");
     text_add(&print.code, "using reductions = %s_reductions;\n\n", span_names[span]);
     print_conclude(&print, c, span);
     TRY(kernel_finish(&print, kernel, "product/combine_partials.cuh", "combine_partials", arena));
@@ -385,6 +402,13 @@ static weftStatus_t build_combine(struct cuda_kernel *kernel, const struct contr
     /* Starts while the product ends, and waits for its partial sums. */
     kernel->is_dependent = true;
     return WEFT_STATUS_SUCCESS;
+}
+
+double reductions_seconds(const struct contraction *c) {
+    double seconds = c->epilogue.reduction_count > 0 ? COMBINE_SECONDS : 0; /* kernels of other spans run beside it */
+    for (int r = 0; r < c->epilogue.reduction_count; r++)
+        seconds += op_of(c->epilogue.reductions[r].node->op) == &bn_bwd_weights_op ? FACTORS_SECONDS : 0;
+    return seconds;
 }
 
 /* At most one kernel for each span, behind the product. */

@@ -349,7 +349,7 @@ static double predict(const struct patch *h, const struct device *device) {
     double bytes = (double)(tensor_own_bytes(h->in->tensor) + (h->auxiliary ? 2 : 1) * tensor_own_bytes(result_of(h)));
     double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
-    return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
+    return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter + reductions_seconds(&h->c);
 }
 
 /* Of a tile of some columns, that one product covers. lines: the largest for which (lines - 1) * pitch + columns stays

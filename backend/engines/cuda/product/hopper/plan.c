@@ -459,7 +459,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
         return;
     h->c.epilogue.reduces_stored = reduces_staged(h, h->tile);
     /* After the choice: it is the same for every tile, but not for other families. */
-    h->seconds += scattered_seconds(h, device);
+    h->seconds += scattered_seconds(h, device) + reductions_seconds(&h->c);
     h->steps_per_split = divide_up(h->steps, (int64_t)h->splits * tile_splits(h->tile));
     /* Every split has steps to do. */
     h->splits = (int)divide_up(h->steps, h->steps_per_split * tile_splits(h->tile));
