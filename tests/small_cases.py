@@ -733,6 +733,27 @@ def batch_norm(backward: bool, dims: Sequence[int]) -> Any:
     return build
 
 
+def group_norm(backward: bool, channels: int, groups: int, side: int) -> Any:
+    """Channels last, where the groups of a pixel take turns in memory."""
+
+    def build(t: Maker) -> None:
+        dims, one = (2, channels, side, side), (1, channels, 1, 1)
+        x, scale = t(*dims, last=True), t(*one)
+        if backward:
+            mean, inv = (t(2, groups, 1, 1, dtype="f32", low=low) for low in (-0.1, 0.5))
+            dy = t(*dims, last=True)
+            dx, dscale, _ = t.g.groupnorm_backward(dy, x, scale, mean, inv, groups=groups)
+            t.out(dx, *dims, last=True)
+            t.out(dscale, *one, dtype="f32")
+        else:
+            added = t.g.add(x, t(2, channels, 1, 1))
+            y, mean, _ = t.g.groupnorm(TRAINING, added, scale, t(*one), 1e-3, groups=groups)
+            t.out(t.g.swish(y), *dims, last=True)
+            t.out(mean, 2, groups, 1, 1, dtype="f32")
+
+    return build
+
+
 def pooled(dims: Sequence[int], window: int, stride: int, last: bool = True, index: bool = False) -> Any:
     pad = window // 2 if stride < window else 0
 
@@ -1376,6 +1397,8 @@ CASES = {
         lambda t: t.out(t.g.reduction(t(1, 300001), "ADD", dims=[1]), dtype="f32"),
     ),
     "instance norm of channels": Case("columns_shared", "rows", instance_norm),
+    "group norm of channels": Case("streamed", "rows", group_norm(False, 120, 8, 48)),
+    "group norm gradient of channels": Case("streamed", "rows", group_norm(True, 128, 32, 64)),
     "batch norm": Case("channels", "channels", batch_norm(False, (16, 64, 28, 28))),
     "batch norm gradient": Case("channels", "channels", batch_norm(True, (9, 64, 28, 28))),
     # windows

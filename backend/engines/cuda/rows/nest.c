@@ -10,6 +10,7 @@ enum {
     ROW_REGISTERS = 40,   /* per thread, of a pass's numbers of all its rows side by side */
     UNALIGNED_LEAST = 32, /* vectors of a row that may have a head and a tail */
     OVERLAP_LEAST = 4,    /* vectors of rows side by side that may overlap */
+    SEGMENT_BYTES = 256,  /* of rows that take turns; longer ones fill lines of memory by themselves */
     WIDENS = 4,           /* times that vectors must grow for what unaligned rows and overlaps cost */
 };
 
@@ -154,6 +155,27 @@ void schedule_terms_of_pass(const struct schedule *s, int pass, bool *takes_part
         if (rows->operands[k].is_store && term->spans)
             take_part(s, pass, (int)(term - rows->terms), takes_part);
     }
+}
+
+int schedule_segment(const struct schedule *s) {
+    const struct loop_nest *nest = &s->nest;
+    const int64_t *strides = nest->operands[leading_operand(s)].strides;
+    int last = nest->rank - 1, rows = nest->row_dims - 1;
+    int64_t bytes = nest->extents[last] * dtype_bytes(nest->operands[leading_operand(s)].type, 1);
+    bool take_turns = !nest->is_columns && last > nest->row_dims && strides[last] == 1 && nest->extents[rows] > 1 &&
+                      strides[rows] == nest->extents[last] && bytes < SEGMENT_BYTES && !s->passes.column_sums &&
+                      !s->unaligned.most;
+    return take_turns ? (int)(nest->extents[last] / s->vectors.width) : 0;
+}
+
+/* What differs along the fast dim alone, as scale and bias: the vectors of a thread are whole segments apart. */
+bool schedule_is_steady(const struct schedule *s, int k) {
+    const struct operand *operand = &s->nest.operands[k];
+    bool is = s->threads.segment && operand->memory != MEMORY_INDEX && !operand->is_store && !operand->parts &&
+              !schedule_is_part(s, k) && rows_find(s->rows, operand->value)->spans;
+    for (int i = s->nest.row_dims; i < s->nest.rank - 1; i++)
+        is = is && operand->strides[i] == 0;
+    return is;
 }
 
 bool schedule_calculates_in_double(const struct schedule *s) {

@@ -26,6 +26,7 @@ enum {
     CLUSTER_MOST = 8,         /* what chips of compute capability 9.0 promise */
     LINE_VECTORS = 8,         /* of 16 bytes in a line of memory of 128 */
     ACROSS_MOST = 16,         /* strips of a block, of rows side by side */
+    TURNS_THREADS = 768,      /* where rows take turns: few blocks, as each leaves partial results of all rows */
 
     /* Shared memory, in bytes. */
     COLUMN_SUM_BYTES = 40960, /* sums that groups exchange, of the 48 KiB that a kernel has without asking */
@@ -316,7 +317,8 @@ static int64_t streamed_bytes(const struct schedule *s) {
     int64_t bytes = 0;
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct operand *operand = &s->nest.operands[k];
-        if (schedule_moves(s, k) && !operand->is_store && rows_find(s->rows, operand->value)->spans)
+        if (schedule_moves(s, k) && !operand->is_store && rows_find(s->rows, operand->value)->spans &&
+            !schedule_is_steady(s, k))
             bytes += schedule_vector_bytes(s, k);
     }
     return bytes ? bytes : 1;
@@ -341,11 +343,35 @@ static void stream_columns(struct schedule *s) {
     }
 }
 
+/* Rows that take turns, all or as many as divide them: threads lie as memory does, those of one segment of each row,
+   of the next ones, and so on. A row is as long as it has segments. False: lines of memory would not be read whole. */
+static bool stream_turns(struct schedule *s) {
+    int64_t segment = schedule_segment(s), rows = s->nest.extents[s->nest.row_dims - 1];
+    for (int64_t across = rows; segment > 0 && across > 0; across--) {
+        int64_t side_by_side = segment * across, lanes = TURNS_THREADS / side_by_side;
+        while (lanes > 0 && side_by_side * lanes % 32 != 0)
+            lanes--;
+        if (rows % across != 0 || lanes == 0 || (across < rows && side_by_side < LINE_VECTORS))
+            continue;
+        s->threads = (struct threads){.group = (int)lanes,
+                                      .across = (int)side_by_side,
+                                      .cluster = 1,
+                                      .block = (int)(side_by_side * lanes),
+                                      .segment = (int)segment};
+        s->memory.unroll = stream_unroll(s);
+        s->vectors.per_row /= segment;
+        return true;
+    }
+    return false;
+}
+
 /* Larger blocks where strips are few: a row's threads ask for more at once. */
 void schedule_place_streamed(struct schedule *s, const struct device *device) {
     bool is_few = s->vectors.strips < 3 * device->cuda.multiprocessors;
     s->memory = (struct memory){.scheme = MEMORY_STREAMED, .unroll = stream_unroll(s)};
     s->threads = (struct threads){.across = 1, .cluster = 1};
+    if (stream_turns(s))
+        return;
     if (s->nest.is_columns) {
         stream_columns(s);
         return;

@@ -197,6 +197,7 @@ static void print_constants(struct printer *p) {
         {IN_SLOTS, "SLOT_VECTORS", slot_vectors(s)},
         {IN_SLOTS, "KEPT_BYTES", schedule_kept_bytes(s)},
         {STREAMED, "OVERLAPS", s->overlap.is_used},
+        {STREAMED, "SEGMENT", s->threads.segment},
         {STREAMED, "IS_SPLIT", stage->is_split},
         {STREAMED, "IS_SINGLE",
          stores_only(stage) && stage->splits * s->threads.group * s->memory.unroll >= s->vectors.per_row},

@@ -27,6 +27,9 @@ void rows_print_coordinates(struct printer *p, int first, int end, const char *p
         text_add(p->code, "    [[maybe_unused]] const i64 c%d = element_of<N>(at, %s);\n", first, position);
         return;
     }
+    if (s->threads.segment && first == s->nest.row_dims) { /* the place in its segment is the thread's */
+        text_add(p->code, "    [[maybe_unused]] const i64 c%d = at.place;\n", --end);
+    }
     if (end - first == 1) {
         text_add(p->code, "    [[maybe_unused]] const i64 c%d = (i64)(%s)%s", first, position,
                  first == schedule_fast_dim(s) || (s->overlap.is_used && first == 0) ? " * WIDTH" : "");
@@ -95,7 +98,8 @@ bool rows_is_located(const struct printer *p, int k) {
    elements to the next multiple of WIDTH, from the leader's offset, which is negative modulo a power of two. */
 void rows_print_base(struct printer *p) {
     const struct schedule *s = p->s;
-    text_add(p->code, "struct base {\n    i64 strip;\n%s", s->unaligned.most ? "    position head, vectors;\n" : "");
+    text_add(p->code, "struct base {\n    i64 strip;\n%s%s", s->unaligned.most ? "    position head, vectors;\n" : "",
+             s->memory.scheme == MEMORY_STREAMED ? "    int place;\n" : "");
     for (int k = 0; k < p->rows->operand_count; k++)
         if (rows_depends_on(operand_at(p, k), 0, s->nest.row_dims))
             text_add(p->code, "    i64 b%d;\n", k);
@@ -242,9 +246,10 @@ void rows_print_store(struct printer *p, int k, const char *from, bool of_row, c
 /* Loaded once for all passes. */
 static bool stays(const struct printer *p, int k) { return schedule_keeps(p->s, k) && rows_is_element_load(p, k); }
 
-/* What every row reads alike, at the same places. */
+/* What every row reads alike, at the same places; or what a thread reads alike of all of a row. */
 static bool is_broadcast(const struct printer *p, int k) {
-    return p->s->memory.keeps_broadcast && rows_is_element_load(p, k) && !schedule_keeps(p->s, k);
+    bool is = p->s->memory.keeps_broadcast && !schedule_keeps(p->s, k);
+    return (is || schedule_is_steady(p->s, k)) && rows_is_element_load(p, k);
 }
 
 /* struct <name> and load_<name>(): one vector of each operand that `takes`; `row` is the parameter that says
@@ -331,7 +336,7 @@ static void print_prefetch(struct printer *p) {
    registers. */
 void rows_print_kept(struct printer *p) {
     print_loader(p, "kept", stays, "const base& at", true);
-    print_loader(p, "broadcast", is_broadcast, "i64 strip", false);
+    print_loader(p, "broadcast", is_broadcast, p->s->threads.segment ? "const base& at" : "i64 strip", false);
     print_copies(p);
     print_prefetch(p);
     if (p->s->memory.stages) {

@@ -80,7 +80,7 @@ static void print_left(struct printer *p, int pass) {
 
 /* What stays on chip is not loaded again. */
 static bool is_loaded_by_pass(const struct printer *p, int k, const bool *takes_part) {
-    return rows_is_element_load(p, k) && !schedule_keeps(p->s, k) &&
+    return rows_is_element_load(p, k) && !schedule_keeps(p->s, k) && !schedule_is_steady(p->s, k) &&
            takes_part[rows_find(p->rows, operand_at(p, k)->value) - p->rows->terms];
 }
 
@@ -107,7 +107,8 @@ static void print_element_load(struct printer *p, const struct term *term) {
     int k = term->operand;
     const struct operand *operand = operand_at(p, k);
     const struct schedule *s = p->s;
-    const char *from = schedule_keeps(s, k) ? "own" : s->memory.keeps_broadcast ? "all" : "in";
+    bool is_broadcast = s->memory.keeps_broadcast || schedule_is_steady(s, k);
+    const char *from = schedule_keeps(s, k) ? "own" : is_broadcast ? "all" : "in";
     /* A coordinate: the row's part, the vector's, and e. */
     if (operand->memory == MEMORY_INDEX) {
         text_add(p->code, "    const i64 v%d = ", term->name);
@@ -280,7 +281,7 @@ void rows_print_passes(struct printer *p) {
 void rows_print_columns(struct printer *p) {
     text_add(p->code, "template <int N = WIDTH>\nDEVICE void store_column(int k, const run<column_t, WIDTH>& from, "
                       "const arguments& a, i64 strip, position q) {\n");
-    if (p->s->unaligned.most)
+    if (p->s->unaligned.most || p->s->threads.segment)
         text_add(p->code, "    const base at = base_of(a, strip);\n");
     rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
     for (int k = 0, column = 0; k < p->rows->operand_count; k++) {

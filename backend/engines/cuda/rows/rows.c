@@ -37,6 +37,18 @@ static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Rows that take turns in memory: blocks that read all of them as they lie, where that is faster than what was planned.
+   No schedule but a streamed one does. */
+static weftStatus_t try_turns(struct sweep *sweep, const struct region *region, const struct device *device) {
+    struct sweep other;
+    if (schedule_segment(&sweep->schedules[0]) == 0)
+        return WEFT_STATUS_SUCCESS;
+    TRY(try_schedule(&other, region, device, STATISTICS_JOINED, true, true));
+    if (other.schedules[0].threads.segment && other.schedules[0].seconds < sweep->schedules[0].seconds)
+        TRY(try_schedule(sweep, region, device, STATISTICS_JOINED, true, true));
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Rows in registers with sums of columns beside them, or without, or through shared memory, or streamed. Blocks that
    share rows wait for each other less where these go through shared memory, and large groups where one pass takes
    plain sums. Each try plans anew and overwrites the last: what is planned when it returns is what runs. */
@@ -59,7 +71,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
         TRY(try_at_once(sweep, region, device, false, apart));
     if (is_large && s->memory.scheme != MEMORY_PIPELINED && sweep->rows[0].sampled < 0)
         TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, apart));
-    return WEFT_STATUS_SUCCESS;
+    return try_turns(sweep, region, device);
 }
 
 /* The blocks' sums of each column lie one block after the other. 256: those of each tensor begin at a line. The
@@ -134,14 +146,14 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     step->workspace_bytes = scratch_bytes;
     const struct schedule *s = &sweep.schedules[0];
-    const char *shape = s->nest.is_columns ? "rows side by side" : "rows";
+    const char *shape = s->nest.is_columns ? "rows side by side" : s->threads.segment ? "rows in turns" : "rows";
     const char *rest = s->unaligned.most ? ", unaligned head and tail" : "";
     if (s->memory.scheme == MEMORY_STREAMED)
         /* Detail of the first program; launches count all. */
         return arena_print(arena, &step->detail,
                            "%s streamed in %d passes: %d threads each, vectors of %d%s, %lld splits; %d launches",
-                           shape, s->passes.count, s->threads.group, s->vectors.width, rest, (long long)s->grid.splits,
-                           state->count);
+                           shape, s->passes.count, s->threads.block / schedule_rows_across(s), s->vectors.width, rest,
+                           (long long)s->grid.splits, state->count);
     return arena_print(arena, &step->detail,
                        "%s in %s: %d x %d threads each, %d vectors of %d%s; %d passes, %d launches", shape,
                        s->memory.stages ? "shared memory" : "registers", s->threads.cluster, s->threads.group,

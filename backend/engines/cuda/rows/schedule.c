@@ -17,14 +17,18 @@ enum {
     REDUCING_BLOCK = 256, /* threads of a block, at most, whose second reduction takes these */
     MUCH_BYTES = 96,      /* of a thread's row, above which it is no longer light */
 
-    JOIN_THREADS = 256,  /* of a block that joins partial results */
-    SPLITS_MOST = 1024,  /* of a row */
-    UNJOINED_SPLITS = 4, /* more are joined by a launch of their own before many blocks read them */
-    STORE_UNROLL = 4,    /* vectors of a thread, at least, in a launch that only stores */
-    NO_CLUSTER = 12,     /* multiprocessors that clusters of 4 and 8 leave idle: 30 and 15 of them fit on 132 */
+    JOIN_THREADS = 256,   /* of a block that joins partial results */
+    SPLITS_MOST = 1024,   /* of a row */
+    UNJOINED_SPLITS = 4,  /* more are joined by a launch of their own before many blocks read them */
+    UNJOINED_TURNS = 160, /* of rows that take turns, whose blocks are few */
+    STORE_UNROLL = 4,     /* vectors of a thread, at least, in a launch that only stores */
+    NO_CLUSTER = 12,      /* multiprocessors that clusters of 4 and 8 leave idle: 30 and 15 of them fit on 132 */
 };
 
 static const double LAUNCH_SECONDS = 2e-6;
+/* Times of what memory takes, where rows that take turns are read each by itself: pieces of lines, in vectors of 16 bytes
+   or, twice as long, of less. H100: 3.2 to 3.5, 5.3 to 7.5. */
+static const double TURNS_TIMES = 3.2;
 static const double SIDE_BY_SIDE_SHARE = 0.55; /* of memory's rate, that clusters holding rows side by side reach */
 
 static bool is_streamed(const struct schedule *s) { return s->memory.scheme == MEMORY_STREAMED; }
@@ -46,7 +50,7 @@ static int guaranteed_steps(const struct schedule *s) {
 static void count_tiles(struct schedule *s) {
     const struct threads *threads = &s->threads;
     int64_t room = (int64_t)s->memory.steps * threads->group * threads->cluster;
-    s->grid.tiles = divide_up(s->vectors.strips, threads->across);
+    s->grid.tiles = divide_up(s->vectors.strips, schedule_rows_across(s));
     if (s->unaligned.most &&
         s->passes.column_sums) /* as many rows as a vector has elements are between those of groups */
         s->grid.tiles = divide_up(s->vectors.strips, threads->across * s->vectors.width) * s->vectors.width;
@@ -71,6 +75,8 @@ static bool has_formulas(const struct schedule *s) {
 static int resident_threads(const struct schedule *s, const struct device *device) {
     bool is_double = schedule_calculates_in_double(s), only_reduces = s->passes.count == 1 && s->passes.storing < 0;
     bool is_heavy = is_double || s->nest.is_columns || s->nest.rank - s->nest.row_dims > 1 || s->passes.column_sums;
+    if (s->threads.segment && !is_double)
+        return THREADS_LIGHT;
     bool keeps_much = schedule_kept_bytes(s) * s->memory.steps > MUCH_BYTES;
     int threads = is_heavy ? THREADS_HEAVY : !is_streamed(s) && !keeps_much ? THREADS_LIGHT : THREADS_USUAL;
     bool is_narrow = s->nest.is_columns && !is_streamed(s) && only_reduces && !is_double;
@@ -101,6 +107,10 @@ static void split_rows(struct schedule *s, const struct device *device) {
     splits = min64(splits, min64(divide_up(s->vectors.per_row, smallest), SPLITS_MOST));
     if (splits <= 1 || (s->passes.closed && s->grid.tiles * 2 >= wanted))
         return;
+    if (s->threads.segment) { /* one wave, and no more: the last blocks would be as long as all others */
+        s->grid.splits = s->grid.store_splits = min64(splits, wanted / s->grid.tiles);
+        return;
+    }
     s->grid.splits = splits;
     /* Threads that read several operands last longer, and are fewer. */
     s->grid.store_splits =
@@ -147,7 +157,7 @@ static void prefetch_l2(struct schedule *s, const struct device *device) {
 
 bool schedule_joins(const struct schedule *s, int pass) {
     bool is_read_by_many = pass < s->passes.closed - 1 || s->passes.storing >= s->passes.closed;
-    return s->grid.splits > UNJOINED_SPLITS && is_read_by_many;
+    return s->grid.splits > (s->threads.segment ? UNJOINED_TURNS : UNJOINED_SPLITS) && is_read_by_many;
 }
 
 /* Unsplit, all passes are one launch; split, each pass that closes ends one, and joins come between. */
@@ -169,13 +179,15 @@ void schedule_for_joining(struct schedule *s, int64_t splits) {
     s->unaligned = (struct unaligned){0};
     s->vectors = (struct vectors){1, schedule_slots(s), row_space_length(&s->rows->space)};
     s->memory = (struct memory){.scheme = MEMORY_STREAMED, .unroll = 1};
-    s->threads = (struct threads){(int)group, JOIN_THREADS / (int)group, 1, JOIN_THREADS, 1};
+    s->threads = (struct threads){
+        .group = (int)group, .across = JOIN_THREADS / (int)group, .cluster = 1, .block = JOIN_THREADS, .min_blocks = 1};
     s->grid.tiles = divide_up(s->vectors.strips, s->threads.across);
 }
 
 void schedule_for_storing(struct schedule *s) {
     int threads = s->memory.unroll < STORE_UNROLL ? THREADS_HEAVY : THREADS_USUAL;
-    s->threads.min_blocks = threads / s->threads.block;
+    if (!s->threads.segment)
+        s->threads.min_blocks = threads / s->threads.block;
 }
 
 /* ---- Price ------------------------------------------------------------------------------------------------------- */
@@ -191,12 +203,21 @@ static double bytes_moved(const struct schedule *s) {
     return bytes;
 }
 
+/* How much longer it takes to read rows that take turns in memory each by itself. */
+static double turns_times(const struct schedule *s) {
+    int64_t bytes = 0;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (schedule_moves(s, k) && schedule_vector_bytes(s, k) > bytes)
+            bytes = schedule_vector_bytes(s, k);
+    return s->threads.segment || !schedule_segment(s) ? 1 : bytes < 16 ? 2 * TURNS_TIMES : TURNS_TIMES;
+}
+
 /* Half of the multiprocessors keep memory busy. */
 static void predict(struct schedule *s, const struct device *device) {
     int64_t blocks = s->grid.blocks * s->threads.cluster, multiprocessors = device->cuda.multiprocessors;
     double busy = 2 * (double)blocks / (double)multiprocessors;
     double share = s->memory.scheme == MEMORY_COLUMNS_SHARED && s->threads.cluster > 1 ? SIDE_BY_SIDE_SHARE : 1;
-    double moving = price_moving(bytes_moved(s), device) / share / (busy > 0 && busy < 1 ? busy : 1);
+    double moving = price_moving(bytes_moved(s), device) * turns_times(s) / share / (busy > 0 && busy < 1 ? busy : 1);
     s->seconds = LAUNCH_SECONDS * schedule_kernel_count(s) + moving;
 }
 

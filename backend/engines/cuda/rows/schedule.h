@@ -56,6 +56,8 @@ struct threads {
     int cluster;    /* blocks that share a strip */
     int block;      /* threads: group * across */
     int min_blocks; /* blocks on a multiprocessor that registers must suffice for */
+    int segment;    /* rows that take turns: vectors of one before the next one's begin; 0: each is read by itself.
+                       across counts these vectors of all rows of a block, group threads with the same ones */
 };
 
 /* Where a row is between its passes, one kernel for each; rows/ has them under these names. */
@@ -123,6 +125,11 @@ static inline bool schedule_is_persistent(const struct schedule *s) {
            s->memory.scheme == MEMORY_PIPELINED;
 }
 
+/* Strips of a block. */
+static inline int schedule_rows_across(const struct schedule *s) {
+    return s->threads.segment ? s->threads.across / s->threads.segment : s->threads.across;
+}
+
 /* Launches that a program takes. */
 int schedule_kernel_count(const struct schedule *s);
 /* Whether the partial results of a row's splits are joined by a launch of their own after a pass. */
@@ -149,6 +156,11 @@ bool schedule_reads_parts(const struct schedule *s);
 static inline int schedule_fast_dim(const struct schedule *s) {
     return s->nest.is_columns ? s->nest.row_dims - 1 : s->nest.rank - 1;
 }
+/* Rows that take turns along the fast dim, as the groups of channels of each pixel do: vectors of a row that lie side by
+   side before those of the next row begin; 0: rows lie apart. */
+int schedule_segment(const struct schedule *s);
+/* Whether a thread of rows that take turns has one vector of operand k for all of a row. */
+bool schedule_is_steady(const struct schedule *s, int k);
 /* Whether memory is read or written for operand k, and the bytes of it: broadcast elements count once. */
 bool schedule_moves(const struct schedule *s, int k);
 double schedule_operand_bytes(const struct schedule *s, int k);

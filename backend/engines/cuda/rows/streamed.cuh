@@ -3,6 +3,8 @@
    Tile      GROUP threads have a row; COLUMNS: a strip of WIDTH rows that are neighbours in memory, and neighbouring
              threads neighbouring strips. ACROSS groups in a block; UNROLL vectors of a thread at a time
    Pipeline  the next UNROLL vectors are on their way while these are worked on
+   Turns     SEGMENT vectors of a row lie before those of the next: the ACROSS rows of a block are read as they lie, and
+             what a thread reads alike of all of its row, as it keeps its place in the segment, is loaded once
    Splits    rows too few to fill the chip are split, by turns, so that all blocks read neighbours at a time: one launch
              for each pass leaves the splits' partial results in the workspace, the next joins those of the CLOSED
              passes before and goes on, from the end (VECTOR_STEP < 0), which L2 still has. IS_SINGLE: no more than
@@ -11,8 +13,8 @@
    Overlap   OVERLAPS: an odd number of rows side by side, of which reductions alone are wanted: loads across, and the
              last vector has some rows of the one before. In the last row of memory elements are loaded one by one
    Limits    as registers.cuh and columns.cuh
-   Params    WIDTH COLUMNS GROUP ACROSS THREADS MIN_BLOCKS UNROLL PASSES CLOSED IS_SPLIT IS_SINGLE VECTOR_STEP UNALIGNED
-             MARGIN OVERLAPS SAMPLES HAS_ROW_STORES TRIGGER position
+   Params    WIDTH COLUMNS GROUP ACROSS THREADS MIN_BLOCKS UNROLL PASSES CLOSED SEGMENT IS_SPLIT IS_SINGLE VECTOR_STEP
+             UNALIGNED MARGIN OVERLAPS SAMPLES HAS_ROW_STORES TRIGGER position
    Tried     H200: splits as adjoining chunks: 3 % slower forward */
 
 static_assert(COLUMN_SUMS == 0, "sums of columns need rows that stay");
@@ -25,8 +27,12 @@ constexpr bool IS_WHOLE = false;
 #include "rows/reduce_columns.cuh"
 
 #include "rows/reduce_rows.cuh"
+
+#include "rows/turns.cuh"
 template <class P> DEVICE void reduce_strip(typename P::total (&sum)[LANES], const span &s) {
-    if constexpr (COLUMNS)
+    if constexpr (SEGMENT > 0)
+        reduce_turns<P>(sum[0], s);
+    else if constexpr (COLUMNS)
         reduce_columns<P>(sum, s);
     else
         reduce_row<P>(sum[0], s);
@@ -43,6 +49,21 @@ DEVICE void load_block(typename P::inputs (&in)[UNROLL], const arguments &a, con
         P::load(in[u], a, at, q + u * VECTOR_STEP);
 }
 
+/* The vectors at the end of a thread's, fewer than UNROLL, all asked for before one is worked on. */
+template <class P>
+DEVICE void accumulate_rest(typename P::accumulators (&sums)[LANES], const row *now, const broadcast *all,
+                            const arguments &a, const base &at, position q, int vectors) {
+    typename P::inputs in[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        if (u < vectors)
+            P::load(in[u], a, at, q + u * VECTOR_STEP);
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        if (u < vectors)
+            elements<P, 1>(nullptr, all, in + u, now, sums, nullptr, a, at, q + u * VECTOR_STEP);
+}
+
 /* All vectors of a thread through one pass. */
 template <class P>
 DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, const row *now, const arguments &a,
@@ -52,6 +73,9 @@ DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, c
     const position advance = UNROLL * GROUP * (IS_SPLIT ? (position)a.splits : 1);
     position i = UNROLL * GROUP * (position)s.split + s.lane;
     typename P::inputs now_in[UNROLL], next_in[UNROLL], unaligned_in[1];
+    broadcast all[UNROLL];
+    if constexpr (SEGMENT > 0)
+        load_steady(all, a, at);
     if constexpr (UNALIGNED > 0)
         if (has_unaligned(a, s))
             P::template load<1>(unaligned_in[0], a, at, s.lane);
@@ -64,16 +88,22 @@ DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, c
         is_full = !IS_SINGLE && i + (UNROLL - 1) * GROUP < last - OVERLAPS;
         if (is_full)
             load_block<P>(next_in, a, at, IS_REVERSED ? ends - i : i);
-        elements<P, UNROLL>(nullptr, nullptr, now_in, now, sums, nullptr, a, at, q);
+        elements<P, UNROLL>(nullptr, all, now_in, now, sums, nullptr, a, at, q);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
             now_in[u] = next_in[u];
+    }
+    if constexpr (SEGMENT > 0) {
+        if (i < last)
+            accumulate_rest<P>(sums, now, all, a, at, IS_REVERSED ? ends - i : i,
+                               (int)((last - i + GROUP - 1) / GROUP));
+        return;
     }
     for (int u = 0; u < UNROLL && i < last; u++, i += GROUP) {
         const position q = IS_REVERSED ? ends - i : i;
         typename P::inputs in[1];
         P::template load<WIDTH, OVERLAPS>(in[0], a, at, q);
-        elements<P, 1>(nullptr, nullptr, in, now, sums, nullptr, a, at, q);
+        elements<P, 1>(nullptr, all, in, now, sums, nullptr, a, at, q);
     }
     if constexpr (UNALIGNED > 0)
         if (has_unaligned(a, s))
@@ -85,7 +115,10 @@ template <int P> DEVICE void run_passes(const span &s, row *now, const arguments
     if constexpr (P < PASSES) {
         typename pass<P>::total sum[LANES];
         if constexpr (P < CLOSED) {
-            gather<P>(sum, s, a);
+            if constexpr (SEGMENT > 0 && !pass<P>::IS_JOINED)
+                gather_turns<P>(sum[0], s, a);
+            else
+                gather<P>(sum, s, a);
             close<pass<P>>(sum, now, a);
         } else {
             typename pass<P>::accumulators sums[LANES];
@@ -93,9 +126,10 @@ template <int P> DEVICE void run_passes(const span &s, row *now, const arguments
             accumulate<pass<P>>(sums, s, now, a, at);
             if constexpr (pass<P>::CLOSES) {
                 reduce<pass<P>>(sum, sums, s);
-                if constexpr (IS_SPLIT)
-                    leave<P>(sum, s, a);
-                else
+                if constexpr (IS_SPLIT) {
+                    if (SEGMENT == 0 || s.across % OWN_TURN == 0)
+                        leave<P>(sum, s, a);
+                } else
                     close<pass<P>>(sum, now, a);
             }
         }
@@ -109,14 +143,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_streamed(
     for (i64 job = blockIdx.x; job < a.jobs; job += gridDim.x, buffer ^= 1) { // once, but for more than a grid's blocks
         const i64 split = IS_SPLIT ? divide((u32)job, a.tiles) : 0;           // a grid has fewer than 2^31 blocks
         span s = span_of(a, job - split * a.tiles.value, 0, buffer);
+        if constexpr (SEGMENT > 0)
+            take_turns(s, a, job - split * a.tiles.value);
         s.split = split;
-        const base at = base_of(a, s.inside ? s.strip : 0);
+        base at = base_of(a, s.inside ? s.strip : 0);
+        if constexpr (SEGMENT > 0)
+            set_place(at, s);
         row now[LANES];
         row_inputs numbers;
         load_row_inputs(numbers, a, at);
         open_rows(now, numbers, a, at);
         run_passes<0>(s, now, a, at);
-        if (HAS_ROW_STORES && is_leader(s) && s.split == 0)
+        if (HAS_ROW_STORES && is_leader(s) && s.split == 0 && (SEGMENT == 0 || s.across % OWN_TURN == 0))
             store_rows(now, a, at);
     }
 }
