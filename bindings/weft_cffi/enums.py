@@ -166,7 +166,7 @@ class data_type(IntEnum):
     FP8_E5M3 = 23
     """Float of 8 bits without a sign: 5 exponent and 3 fraction bits; a block scale."""
     NOT_SET = -1
-    """Python only: no type said; it is inherited or inferred."""
+    """Frontends only: no type said; it is inherited or inferred."""
 
 
 class attribute_type(IntEnum):
@@ -1624,7 +1624,7 @@ class heur_mode(IntEnum):
     A = 3
     """Ranked by predicted time; the usual choice."""
     OPENSOURCE = -1
-    """Python only: engines with open source, which all are here: as A."""
+    """Frontends only: engines with open source, which all are here: as A."""
 
 
 class numerical_note(IntEnum):

@@ -1,0 +1,2107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weft.hpp: Weft for C++17 and newer, header only, over weft.h.
+ *
+ * Classes, methods and enumerations have the names of cuDNN's C++ frontend, so that a program that uses it is carried
+ * over with
+ *
+ *   namespace fe = weft::frontend;
+ *
+ * and with weft for cudnn in what it calls of the C API. The short way, with shapes inferred and memory of the host:
+ *
+ *   weft::Graph g(weft::DataType_t::FLOAT);
+ *   auto x = g.tensor({1, 16, 32, 32}), w = g.tensor({16, 16, 3, 3});
+ *   auto y = g.relu(g.conv_fprop(x, w));
+ *   g.build().or_throw();
+ *   g.execute({{x, image}, {w, filters}, {y, result}}).or_throw();
+ *
+ * Errors are values: methods that can fail return error_t, whose message says where, which rule, what was expected and
+ * came, and what to do; or_throw() throws it as weft::Error. Methods that add operations return tensors; what is wrong
+ * with them is said by validate() or build().
+ *
+ * Threads: a graph belongs to one thread until it is built; then execute() may run on many at once, each call with its
+ * own workspace. docs/cpp.md is the manual. */
+#ifndef WEFT_HPP
+#define WEFT_HPP
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "weft/weft.h"
+
+namespace weft::frontend {
+
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+
+/** What went wrong, as programs tell it apart. */
+enum class error_code_t {
+    OK,
+    ATTRIBUTE_NOT_SET,
+    SHAPE_DEDUCTION_FAILED,
+    INVALID_TENSOR_NAME,
+    INVALID_VARIANT_PACK,
+    GRAPH_NOT_SUPPORTED,
+    GRAPH_EXECUTION_PLAN_CREATION_FAILED,
+    GRAPH_EXECUTION_FAILED,
+    HEURISTIC_QUERY_FAILED,
+    UNSUPPORTED_GRAPH_FORMAT,
+    CUDA_API_FAILED,
+    CUDNN_BACKEND_API_FAILED,
+    INVALID_CUDA_DEVICE,
+    HANDLE_ERROR,
+    INVALID_VALUE,
+    NVRTC_COMPILATION_FAILED,
+};
+
+class Error;
+
+/** The result of a call: a code, and if it is not OK a sentence. */
+struct [[nodiscard]] error_object {
+    error_code_t code = error_code_t::OK;              /**< What went wrong. */
+    std::string err_msg = {};                          /**< Where, the rule, expected and got, the fix. */
+    weftStatus_t backend_status = WEFT_STATUS_SUCCESS; /**< What the C API returned, if it was asked. */
+
+    bool is_good() const { return code == error_code_t::OK; }
+    bool is_bad() const { return !is_good(); }
+    error_code_t get_code() const { return code; }
+    const std::string &get_message() const { return err_msg; }
+    /** Throws weft::Error unless all is well; where exceptions are off the process ends. */
+    void or_throw() const;
+    bool operator==(error_code_t other) const { return code == other; }
+    bool operator!=(error_code_t other) const { return code != other; }
+};
+using error_t = error_object;
+
+/** An error as an exception, which or_throw() throws. */
+class Error : public std::runtime_error {
+  public:
+    explicit Error(error_t error) : std::runtime_error(error.err_msg), error_(std::move(error)) {}
+    const error_t &error() const { return error_; }
+
+  private:
+    error_t error_;
+};
+
+inline void error_object::or_throw() const {
+    if (is_good())
+        return;
+#if defined(__cpp_exceptions)
+    throw Error(*this);
+#else
+    std::abort();
+#endif
+}
+
+#define WEFT_HPP_TRY(call)                                                                                             \
+    do {                                                                                                               \
+        if (auto failed_ = (call); failed_.is_bad())                                                                   \
+            return failed_;                                                                                            \
+    } while (false)
+
+enum class DataType_t : int;
+
+namespace graph {
+class Tensor_attributes;
+class Pointwise_attributes;
+class Graph;
+} // namespace graph
+
+/** A tensor of a graph. */
+using Tensor = std::shared_ptr<graph::Tensor_attributes>;
+
+namespace detail {
+
+/** The error of a status; other: its code where the status has none of its own. */
+inline error_t error_of(weftStatus_t status, error_code_t other) {
+    if (status == WEFT_STATUS_SUCCESS)
+        return {};
+    char text[8192];
+    weftGetLastErrorString(text, sizeof text);
+    if (status == WEFT_STATUS_INTERNAL_ERROR_COMPILATION_FAILED)
+        other = error_code_t::NVRTC_COMPILATION_FAILED;
+    else if (status >= WEFT_STATUS_NOT_SUPPORTED && status < WEFT_STATUS_INTERNAL_ERROR)
+        other = error_code_t::GRAPH_NOT_SUPPORTED;
+    else if (status == WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH && other == error_code_t::INVALID_VALUE)
+        other = error_code_t::SHAPE_DEDUCTION_FAILED;
+    else if (status >= WEFT_STATUS_EXECUTION_FAILED && status < WEFT_STATUS_BAD_PARAM_ALREADY_FINALIZED_EXT)
+        other = error_code_t::GRAPH_EXECUTION_FAILED;
+    return {other, text[0] ? text : weftGetErrorString(status), status};
+}
+
+inline std::string list_text(const std::vector<std::int64_t> &values) {
+    std::string text = "[";
+    for (std::size_t i = 0; i < values.size(); i++)
+        text += (i ? ", " : "") + std::to_string(values[i]);
+    return text + "]";
+}
+
+} // namespace detail
+
+/* ---- Handles and descriptors of the C API ------------------------------------------------------------------------ */
+
+/** A device opened for use, closed with its owner. One that could not be opened is null, and status() says why. */
+class Handle {
+  public:
+    /** Opens the default device: the first NVIDIA GPU that Weft can use, else the CPU. */
+    Handle() : status_(detail::error_of(weftCreate(&raw_), error_code_t::HANDLE_ERROR)) {}
+    /** Opens a device of a kind. ordinal: 0-based index among its kind. */
+    explicit Handle(weftDeviceKind_t kind, std::int32_t ordinal = 0)
+        : status_(detail::error_of(weftCreateForDevice(&raw_, kind, ordinal), error_code_t::HANDLE_ERROR)) {}
+    Handle(Handle &&other) noexcept : raw_(std::exchange(other.raw_, nullptr)), status_(std::move(other.status_)) {}
+    Handle &operator=(Handle &&other) noexcept {
+        std::swap(raw_, other.raw_);
+        std::swap(status_, other.status_);
+        return *this;
+    }
+    ~Handle() { weftDestroy(raw_); }
+
+    operator weftHandle_t() const { return raw_; }
+    weftHandle_t get() const { return raw_; }
+    const error_t &status() const { return status_; }
+
+  private:
+    weftHandle_t raw_ = nullptr;
+    error_t status_;
+};
+
+namespace detail {
+
+/** The handle of graphs that are built without one. */
+inline weftHandle_t default_handle(error_t &status) {
+    static const Handle handle;
+    status = handle.status();
+    return handle;
+}
+
+/** A descriptor of the C API, destroyed with its last owner. Setting goes on after a failure; finalize() returns the
+    first one. */
+class Descriptor {
+  public:
+    Descriptor() = default;
+    explicit Descriptor(weftBackendDescriptorType_t kind) {
+        weftBackendDescriptor_t made = nullptr;
+        note(weftBackendCreateDescriptor(kind, &made));
+        held_.reset(made, [](weftBackendDescriptor_t old) { weftBackendDestroyDescriptor(old); });
+    }
+
+    weftBackendDescriptor_t get() const { return held_.get(); }
+    explicit operator bool() const { return held_ != nullptr; }
+
+    Descriptor &set(weftBackendAttributeName_t name, weftBackendAttributeType_t type, std::size_t count,
+                    const void *elements) {
+        if (failed_.is_good())
+            note(weftBackendSetAttribute(get(), name, type, static_cast<std::int64_t>(count), elements));
+        return *this;
+    }
+    template <class T>
+    Descriptor &set(weftBackendAttributeName_t name, weftBackendAttributeType_t type, const T &value) {
+        return set(name, type, 1, &value);
+    }
+    template <class T>
+    Descriptor &set(weftBackendAttributeName_t name, weftBackendAttributeType_t type, const std::vector<T> &values) {
+        return set(name, type, values.size(), values.data());
+    }
+    Descriptor &set_text(weftBackendAttributeName_t name, const std::string &text) {
+        return set(name, WEFT_TYPE_CHAR, text.size(), text.data());
+    }
+    Descriptor &link(weftBackendAttributeName_t name, const Descriptor &other) {
+        return set(name, WEFT_TYPE_BACKEND_DESCRIPTOR, other.get());
+    }
+    Descriptor &link(weftBackendAttributeName_t name, const std::vector<Descriptor> &others) {
+        std::vector<weftBackendDescriptor_t> values;
+        for (const Descriptor &other : others)
+            values.push_back(other.get());
+        return set(name, WEFT_TYPE_BACKEND_DESCRIPTOR, values);
+    }
+    error_t finalize(error_code_t code) {
+        if (failed_.is_good())
+            note(weftBackendFinalize(get()), code);
+        return failed_;
+    }
+
+    template <class T> std::vector<T> get_all(weftBackendAttributeName_t name, weftBackendAttributeType_t type) const {
+        std::int64_t count = 0;
+        if (weftBackendGetAttribute(get(), name, type, 0, &count, nullptr) != WEFT_STATUS_SUCCESS)
+            return {};
+        std::vector<T> values(static_cast<std::size_t>(count));
+        if (weftBackendGetAttribute(get(), name, type, count, &count, values.data()) != WEFT_STATUS_SUCCESS)
+            return {};
+        return values;
+    }
+    template <class T> T get_one(weftBackendAttributeName_t name, weftBackendAttributeType_t type, T other = {}) const {
+        std::vector<T> values = get_all<T>(name, type);
+        return values.empty() ? other : values.front();
+    }
+    std::int64_t get_int(weftBackendAttributeName_t name) const { return get_one<std::int64_t>(name, WEFT_TYPE_INT64); }
+    std::string get_text(weftBackendAttributeName_t name) const {
+        std::vector<char> text = get_all<char>(name, WEFT_TYPE_CHAR);
+        return std::string(text.begin(), std::find(text.begin(), text.end(), '\0'));
+    }
+    std::vector<Descriptor> get_descriptors(weftBackendAttributeName_t name, weftBackendDescriptorType_t kind) const {
+        std::int64_t count = 0;
+        weftBackendGetAttribute(get(), name, WEFT_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr);
+        std::vector<Descriptor> made;
+        std::vector<weftBackendDescriptor_t> raw;
+        for (std::int64_t i = 0; i < count; i++)
+            raw.push_back(made.emplace_back(kind).get());
+        if (weftBackendGetAttribute(get(), name, WEFT_TYPE_BACKEND_DESCRIPTOR, count, &count, raw.data()) !=
+            WEFT_STATUS_SUCCESS)
+            return {};
+        return made;
+    }
+
+  private:
+    void note(weftStatus_t status, error_code_t code = error_code_t::INVALID_VALUE) {
+        failed_ = error_of(status, code);
+    }
+
+    std::shared_ptr<struct weftDescriptor> held_;
+    error_t failed_;
+};
+
+} // namespace detail
+
+/* ---- What operations are made of --------------------------------------------------------------------------------- */
+
+/** What an operation reads: a tensor, nothing (nullptr), or a number, which becomes a constant of the graph whose type
+    is that of the operands beside it. */
+class Operand {
+  public:
+    Operand(std::nullptr_t = nullptr) {}
+    Operand(Tensor tensor) : tensor_(std::move(tensor)) {}
+    template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
+    Operand(Number number) : Operand(static_cast<double>(number), std::is_integral_v<Number>) {}
+
+    const Tensor &tensor() const { return tensor_; }
+
+  private:
+    inline Operand(double number, bool is_integer);
+
+    Tensor tensor_;
+};
+
+namespace detail {
+
+/** An operand of an operation: the attribute that it fills, its word in messages, and what is given. */
+struct Input {
+    Input(weftBackendAttributeName_t attribute, const char *word, const Operand &operand, bool is_needed)
+        : name(attribute), key(word), tensors{operand.tensor()}, needed(is_needed) {}
+    Input(weftBackendAttributeName_t attribute, const char *word, std::vector<Tensor> list, bool is_needed)
+        : name(attribute), key(word), tensors(std::move(list)), needed(is_needed) {}
+
+    weftBackendAttributeName_t name;
+    const char *key;
+    std::vector<Tensor> tensors;
+    bool needed;
+};
+
+/** A result of an operation. */
+struct Result {
+    weftBackendAttributeName_t name;
+    const char *key;
+    bool is_inferred; /**< Its type is the library's to infer: a statistic or an index. */
+    bool is_computed;
+    bool needed;
+    Tensor tensor = {};
+};
+
+/** An option of an operation: an attribute's elements. */
+struct Setting {
+    weftBackendAttributeName_t name;
+    weftBackendAttributeType_t type;
+    std::size_t count;
+    std::vector<unsigned char> bytes;
+};
+
+class Operations;
+class Recorder;
+class Lowering;
+struct Node;
+
+/** What the attributes of any operation keep. */
+class Settings {
+  public:
+    const std::string &get_name() const { return name_; }
+
+  protected:
+    template <class T>
+    using stored_t = std::conditional_t<std::is_enum_v<T>, int, std::conditional_t<std::is_same_v<T, bool>, char, T>>;
+
+    bool has(weftBackendAttributeName_t name) const {
+        auto is_it = [name](const auto &each) { return each.name == name; };
+        return std::any_of(settings_.begin(), settings_.end(), is_it) ||
+               std::any_of(inputs_.begin(), inputs_.end(), is_it);
+    }
+    template <class List> static void drop(List &list, weftBackendAttributeName_t name) {
+        list.erase(std::remove_if(list.begin(), list.end(), [name](const auto &each) { return each.name == name; }),
+                   list.end());
+    }
+    template <class T>
+    void put(weftBackendAttributeName_t name, weftBackendAttributeType_t type, const std::vector<T> &values) {
+        drop(settings_, name);
+        std::vector<stored_t<T>> stored;
+        for (const T &value : values)
+            stored.push_back(static_cast<stored_t<T>>(value));
+        Setting made{name, type, stored.size(), std::vector<unsigned char>(stored.size() * sizeof(stored_t<T>))};
+        if (!stored.empty())
+            std::memcpy(made.bytes.data(), stored.data(), made.bytes.size());
+        settings_.push_back(std::move(made));
+    }
+    template <class T> void put(weftBackendAttributeName_t name, weftBackendAttributeType_t type, T value) {
+        if constexpr (std::is_enum_v<T>)
+            if (static_cast<int>(value) == -1) /* NOT_SET */
+                return drop(settings_, name);
+        put(name, type, std::vector<T>{value});
+    }
+    void give(weftBackendAttributeName_t name, const char *key, const Operand &operand) {
+        drop(inputs_, name);
+        if (operand.tensor())
+            inputs_.emplace_back(name, key, operand, false);
+    }
+    void give(weftBackendAttributeName_t name, const char *key, const std::vector<Tensor> &list) {
+        drop(inputs_, name);
+        if (!list.empty())
+            inputs_.emplace_back(name, key, list, false);
+    }
+    void receive(weftBackendAttributeName_t name, const char *key, const Tensor &tensor) {
+        drop(results_, name);
+        if (tensor)
+            results_.push_back({name, key, false, true, false, tensor});
+    }
+    void keep_statistics(bool are_kept) { has_statistics_ = are_kept; }
+    bool has_statistics() const { return has_statistics_; }
+    void shape_result(const std::vector<std::int64_t> &dims, const std::vector<std::int64_t> &strides) {
+        if (!dims.empty())
+            dims_ = dims;
+        if (!strides.empty())
+            strides_ = strides;
+    }
+    void refuse(const std::string &what) { refusal_ = what; }
+
+    std::string name_, refusal_;
+    DataType_t compute_type_ = static_cast<DataType_t>(-1);
+    bool has_statistics_ = true;
+    std::vector<std::int64_t> dims_, strides_;
+    std::vector<Setting> settings_;
+    std::vector<Input> inputs_;
+    std::vector<Result> results_;
+
+    friend class Operations;
+    friend class Recorder;
+    friend class Lowering;
+    friend struct Node;
+    friend class graph::Graph;
+};
+
+/** The base of all classes of attributes; their setters return themselves. */
+template <class Self> class Attributes : public Settings {
+  public:
+    /** The operation's name in messages. */
+    Self &set_name(const std::string &name) {
+        this->name_ = name;
+        return self();
+    }
+    /** The type to calculate in; default the graph's. */
+    Self &set_compute_data_type(DataType_t type) {
+        this->compute_type_ = type;
+        return self();
+    }
+
+  protected:
+    Self &self() { return static_cast<Self &>(*this); }
+};
+
+/** Pointwise operations on the scores of an attention, as a part of it. */
+struct Part {
+    std::vector<Node> nodes;
+    Tensor queries, keys, scores, result;
+    bool is_paged = false;
+    std::int64_t paged_keys = 0;
+};
+
+/** An operation as it was asked for. */
+struct Node {
+    std::string method;
+    weftBackendDescriptorType_t kind;
+    Settings settings;
+    std::optional<weftBackendAttributeName_t> compute_type;
+    std::vector<Input> inputs;
+    std::vector<Result> results;
+    std::shared_ptr<Part> part = {};
+
+    std::string label() const { return method + " '" + settings.name_ + "'"; }
+};
+
+/** Keeps operations in the order in which they are added. */
+class Recorder {
+  protected:
+    template <class Any>
+    std::vector<Tensor> record(const char *method, weftBackendDescriptorType_t kind, const Any &attributes,
+                               std::optional<weftBackendAttributeName_t> compute_type, std::vector<Input> inputs,
+                               std::vector<Result> results) {
+        return add({method, kind, attributes, compute_type, std::move(inputs), std::move(results)});
+    }
+    inline std::vector<Tensor> add(Node node);
+    inline Tensor record_pointwise(const char *method, std::vector<Operand> operands,
+                                   const graph::Pointwise_attributes &attributes);
+    template <std::size_t N> static std::array<Tensor, N> to_array(const std::vector<Tensor> &made) {
+        std::array<Tensor, N> found;
+        std::copy_n(made.begin(), N, found.begin());
+        return found;
+    }
+
+    std::vector<Node> nodes_;
+    std::shared_ptr<char> mark_ = std::make_shared<char>(); /**< Says which graph made a tensor. */
+};
+
+} // namespace detail
+} // namespace weft::frontend
+
+#include "weft/weft_operations.hpp"
+
+namespace weft::frontend {
+
+/** Which plans build_plans() builds. */
+enum class BuildPlanPolicy_t {
+    HEURISTICS_CHOICE, /**< The first that can be built. */
+    ALL,               /**< All that can be built. */
+};
+
+/** How attention is to be computed: accepted, as Weft chooses itself. */
+enum class AttentionImplementation_t { AUTO, COMPOSITE, UNIFIED };
+
+/** A number by which an engine can be tuned, and its legal values. */
+struct Knob {
+    KnobType_t type;
+    std::int64_t maxValue, minValue, stride;
+};
+
+namespace graph {
+
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+
+/** What a tensor is. An operation's result may leave everything unset; an input needs dims and a data type. */
+class Tensor_attributes {
+  public:
+    using uid_t = std::int64_t;
+
+    /** The name in messages. */
+    Tensor_attributes &set_name(const std::string &name) {
+        name_ = name;
+        return *this;
+    }
+    /** Type of an element; default the graph's, or inferred. */
+    Tensor_attributes &set_data_type(DataType_t type) {
+        type_ = type;
+        return *this;
+    }
+    /** Extents, outermost first. */
+    Tensor_attributes &set_dim(const std::vector<std::int64_t> &dims) {
+        dims_ = dims;
+        return *this;
+    }
+    /** Distances in elements between neighbours along each dimension; default packed. */
+    Tensor_attributes &set_stride(const std::vector<std::int64_t> &strides) {
+        strides_ = strides;
+        return *this;
+    }
+    /** Whether it lives inside the graph only and gets no memory. */
+    Tensor_attributes &set_is_virtual(bool is_virtual) {
+        virtual_ = is_virtual;
+        return *this;
+    }
+    /** Whether a result gets memory. */
+    Tensor_attributes &set_output(bool is_output) { return set_is_virtual(!is_output); }
+    /** Whether its one element is read from host memory when a plan is executed. */
+    Tensor_attributes &set_is_pass_by_value(bool is_by_value) {
+        by_value_ = is_by_value;
+        return *this;
+    }
+    /** A scalar whose value is a part of the plan. */
+    template <class Number> Tensor_attributes &set_compile_time_constant(Number value) {
+        static_assert(sizeof value <= 8, "a scalar of at most 8 bytes");
+        constant_.emplace();
+        std::memcpy(constant_->data(), &value, sizeof value);
+        if (dims_.empty())
+            dims_ = {1}, strides_ = {1};
+        if constexpr (std::is_arithmetic_v<Number>)
+            type_ = type_of<Number>();
+        return *this;
+    }
+    /** A number of the user's for this tensor in variant packs; default the next free one. */
+    Tensor_attributes &set_uid(uid_t uid) {
+        uid_ = uid;
+        return *this;
+    }
+    /** Bytes that addresses are multiples of; default 16. */
+    Tensor_attributes &set_alignment(std::int64_t bytes) {
+        alignment_ = bytes;
+        return *this;
+    }
+    /** count elements of a dimension lie side by side. */
+    Tensor_attributes &set_vector_count_and_dimension(std::int64_t count, std::int64_t dimension) {
+        vector_ = {count, dimension};
+        return *this;
+    }
+    Tensor_attributes &set_reordering_type(TensorReordering_t type) {
+        reordering_ = type;
+        return *this;
+    }
+    /** Element offset of each batch entry. */
+    Tensor_attributes &set_ragged_offset(const Tensor &offset) {
+        ragged_offset_ = offset;
+        return *this;
+    }
+
+    const std::string &get_name() const { return name_; }
+    /** As it was set, else as it was inferred by validate(). */
+    DataType_t get_data_type() const { return type_ == DataType_t::NOT_SET ? inferred_type_ : type_; }
+    const std::vector<std::int64_t> &get_dim() const { return dims_.empty() ? inferred_dims_ : dims_; }
+    const std::vector<std::int64_t> &get_stride() const { return strides_.empty() ? inferred_strides_ : strides_; }
+    /** Elements. */
+    std::int64_t get_volume() const {
+        std::int64_t volume = 1;
+        for (std::int64_t extent : get_dim())
+            volume *= extent;
+        return volume;
+    }
+    bool get_is_virtual() const { return is_virtual(); }
+    bool get_is_pass_by_value() const { return by_value_ || constant_; }
+    bool has_uid() const { return uid_.has_value(); }
+    uid_t get_uid() const { return uid_.value_or(0); }
+    std::int64_t get_alignment() const { return alignment_ ? alignment_ : 16; }
+    TensorReordering_t get_reordering_type() const { return reordering_; }
+    Tensor get_ragged_offset() const { return ragged_offset_; }
+
+  private:
+    template <class Number> static constexpr DataType_t type_of() {
+        static_assert(std::is_arithmetic_v<Number> && sizeof(Number) <= 8, "a scalar of 8 to 64 bits");
+        if constexpr (std::is_same_v<Number, bool>)
+            return DataType_t::BYTE_BOOLEAN;
+        else if constexpr (std::is_floating_point_v<Number>)
+            return sizeof(Number) == 4 ? DataType_t::FLOAT : DataType_t::DOUBLE;
+        else if constexpr (sizeof(Number) == 1)
+            return std::is_signed_v<Number> ? DataType_t::INT8 : DataType_t::UINT8;
+        else if constexpr (sizeof(Number) == 4)
+            return std::is_signed_v<Number> ? DataType_t::INT32 : DataType_t::UINT32;
+        else
+            return DataType_t::INT64;
+    }
+    bool is_virtual() const { return virtual_ ? *virtual_ : is_result() && !is_chosen_; }
+    bool is_result() const { return mark_ != nullptr; }
+    std::string label() const {
+        std::string number = uid_ ? "uid " + std::to_string(*uid_) : "no uid yet";
+        return name_.empty() ? "tensor of " + number : "tensor '" + name_ + "' (" + number + ")";
+    }
+
+    std::string name_;
+    DataType_t type_ = DataType_t::NOT_SET, inferred_type_ = DataType_t::NOT_SET;
+    std::vector<std::int64_t> dims_, strides_, inferred_dims_, inferred_strides_;
+    std::optional<bool> virtual_;
+    bool is_chosen_ = false; /**< An output because nothing reads it and the user named none. */
+    bool by_value_ = false;
+    std::optional<std::array<unsigned char, 8>> constant_;
+    std::optional<double> number_; /**< A constant whose type is that of its neighbours. */
+    bool is_integer_ = false;      /**< The number was one. */
+    std::optional<uid_t> uid_;
+    std::int64_t alignment_ = 0;
+    std::pair<std::int64_t, std::int64_t> vector_{1, -1};
+    TensorReordering_t reordering_ = TensorReordering_t::NONE;
+    Tensor ragged_offset_;
+    std::shared_ptr<char> mark_; /**< Of the graph whose operation makes it. */
+
+    friend class Graph;
+    friend class weft::frontend::Operand;
+    friend class detail::Lowering;
+    friend class detail::Recorder;
+};
+
+} // namespace graph
+
+inline Operand::Operand(double number, bool is_integer) : tensor_(std::make_shared<graph::Tensor_attributes>()) {
+    tensor_->dims_ = tensor_->strides_ = {1};
+    tensor_->number_ = number;
+    tensor_->is_integer_ = is_integer;
+}
+
+/* ---- Devices ----------------------------------------------------------------------------------------------------- */
+
+/** A device to plan for, which need not be on this machine. */
+class DeviceProperties {
+  public:
+    DeviceProperties &set_device_id(std::int32_t id) {
+        made_.set(WEFT_ATTR_DEVICEPROP_DEVICE_ID, WEFT_TYPE_INT32, id);
+        made_.set(WEFT_ATTR_DEVICEPROP_KIND_EXT, WEFT_TYPE_INT64, std::int64_t{WEFT_DEVICE_CUDA});
+        return *this;
+    }
+    DeviceProperties &set_handle(weftHandle_t handle) {
+        made_.set(WEFT_ATTR_DEVICEPROP_HANDLE, WEFT_TYPE_HANDLE, handle);
+        return *this;
+    }
+    error_t build() { return made_.finalize(error_code_t::INVALID_CUDA_DEVICE); }
+    error_t serialize(std::vector<std::uint8_t> &data) const {
+        data = made_.get_all<std::uint8_t>(WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION, WEFT_TYPE_CHAR);
+        if (data.empty())
+            return {error_code_t::ATTRIBUTE_NOT_SET, "DeviceProperties: serialize() needs a built description, and "
+                                                     "build() was not called. Call it first."};
+        return {};
+    }
+    /** Takes what serialize() gave; builds. */
+    error_t deserialize(const std::vector<std::uint8_t> &data) {
+        made_ = detail::Descriptor(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR);
+        made_.set(WEFT_ATTR_DEVICEPROP_JSON_REPRESENTATION, WEFT_TYPE_CHAR, data);
+        return build();
+    }
+
+  private:
+    detail::Descriptor made_{WEFT_BACKEND_DEVICEPROP_DESCRIPTOR};
+    friend class graph::Graph;
+};
+
+/** Kernels to share between graphs that differ in shape alone. */
+class KernelCache {
+  public:
+    bool is_finalized() const { return is_built_; }
+    error_t build() {
+        error_t done = made_.finalize(error_code_t::INVALID_VALUE);
+        is_built_ = done.is_good();
+        return done;
+    }
+    error_t to_json(std::string &text) const {
+        text = made_.get_text(WEFT_ATTR_KERNEL_CACHE_JSON_REPRESENTATION);
+        return {};
+    }
+    error_t from_json(const std::string &text) {
+        made_ = detail::Descriptor(WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR);
+        made_.set_text(WEFT_ATTR_KERNEL_CACHE_JSON_REPRESENTATION, text);
+        return build();
+    }
+
+  private:
+    detail::Descriptor made_{WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR};
+    bool is_built_ = false;
+    friend class graph::Graph;
+};
+
+/* ---- Attributes that say more than one option -------------------------------------------------------------------- */
+
+namespace graph {
+
+class Slice_attributes : public Strided_slice_options<Slice_attributes> {
+  public:
+    /** First element and the one behind the last, for each dimension. */
+    Slice_attributes &set_slices(const std::vector<std::pair<std::int64_t, std::int64_t>> &slices) {
+        std::vector<std::int64_t> starts, limits;
+        for (const auto &[start, limit] : slices) {
+            starts.push_back(start);
+            limits.push_back(limit);
+        }
+        return set_start(starts).set_limit(limits);
+    }
+    /** Steps in elements, for each dimension; default 1. */
+    Slice_attributes &set_strides(const std::vector<std::int64_t> &steps) { return set_steps(steps); }
+};
+
+class Resample_attributes : public Resample_options<Resample_attributes> {
+  public:
+    /** Whether max pooling tells where its maxima were; default no. */
+    Resample_attributes &set_generate_index(bool generates) {
+        generates_index_ = generates;
+        return *this;
+    }
+    /** The same the other way round. */
+    Resample_attributes &set_is_inference(bool is_inference) { return set_generate_index(!is_inference); }
+
+  private:
+    bool generates_index_ = false;
+    friend class Graph;
+};
+
+class Rmsnorm_backward_attributes : public Rmsnorm_backward_options<Rmsnorm_backward_attributes> {
+  public:
+    /** Whether the gradient of a bias is computed; default yes. */
+    Rmsnorm_backward_attributes &has_dbias(bool has) {
+        has_dbias_ = has;
+        return *this;
+    }
+
+  private:
+    bool has_dbias_ = true;
+    friend class Graph;
+};
+
+/** Adds pointwise operations to a graph, on the scores of an attention; returns the last one's result. */
+using Score_modifier = std::function<Tensor(std::shared_ptr<Graph>, Tensor)>;
+
+/** What attention and its gradient share: masks and dropout by the words of users. */
+template <class Self, template <class> class Options> class Attention_attributes : public Options<Self> {
+  public:
+    using Options<Self>::set_attn_scale;
+    /** Factor on the scores; default 1. */
+    template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
+    Self &set_attn_scale(Number factor) {
+        return this->set_attn_scale_value(static_cast<double>(factor));
+    }
+    /** Queries see no later keys, counted from the first. */
+    Self &set_causal_mask(bool is_causal) {
+        is_causal_ = is_causal;
+        return this->self();
+    }
+    /** Queries see no later keys, counted from the last. */
+    Self &set_causal_mask_bottom_right(bool is_causal) {
+        is_bottom_right_ = is_causal;
+        return this->self();
+    }
+    /** Keys that a query sees at most, itself included. */
+    Self &set_sliding_window_length(std::int64_t keys) { return this->set_diagonal_band_left_bound(keys); }
+    /** Whether set_seq_len_q and set_seq_len_kv say how much of each sequence there is. */
+    Self &set_padding_mask(bool is_padded) {
+        is_padded_ = is_padded;
+        return this->self();
+    }
+    Self &set_dropout(float probability, const Operand &seed, const Operand &offset) {
+        return this->set_dropout_probability(probability).set_dropout_seed(seed).set_dropout_offset(offset);
+    }
+    /** Not offered: validate() says so. */
+    Self &set_dropout(const Tensor &, const Tensor &, const Tensor & = nullptr) {
+        this->refuse(
+            "set_dropout() with a mask that the caller draws does not exist. Give probability, seed and offset.");
+        return this->self();
+    }
+    Self &set_implementation(AttentionImplementation_t) { return this->self(); }
+    Self &set_score_mod(Score_modifier modifier) {
+        modifier_ = std::move(modifier);
+        return this->self();
+    }
+
+  protected:
+    /** Masks as bounds. */
+    void resolve() {
+        if (is_causal_ || is_bottom_right_)
+            this->set_diagonal_band_right_bound(0);
+        if (is_bottom_right_)
+            this->set_diagonal_alignment(DiagonalAlignment_t::BOTTOM_RIGHT);
+    }
+
+    bool is_causal_ = false, is_bottom_right_ = false, is_padded_ = false;
+    Score_modifier modifier_;
+    friend class Graph;
+};
+
+class SDPA_attributes : public Attention_attributes<SDPA_attributes, Sdpa_fwd_options> {
+  public:
+    /** Whether the statistics that gradients need are computed; default no. */
+    SDPA_attributes &set_generate_stats(bool generates) {
+        keep_statistics(generates);
+        return *this;
+    }
+    /** The same the other way round. */
+    SDPA_attributes &set_is_inference(bool is_inference) { return set_generate_stats(!is_inference); }
+    SDPA_attributes() { keep_statistics(false); }
+};
+using SDPA_fp8_attributes = SDPA_attributes;
+
+class SDPA_backward_attributes : public Attention_attributes<SDPA_backward_attributes, Sdpa_bwd_options> {};
+using SDPA_fp8_backward_attributes = SDPA_backward_attributes;
+
+} // namespace graph
+
+/* ---- From operations to descriptors ------------------------------------------------------------------------------ */
+
+namespace detail {
+
+inline std::vector<Tensor> Recorder::add(Node node) {
+    Settings &settings = node.settings;
+    if (settings.name_.empty())
+        settings.name_ = node.method + "_" + std::to_string(nodes_.size());
+    node.inputs.insert(node.inputs.end(), settings.inputs_.begin(), settings.inputs_.end());
+    std::vector<Tensor> made;
+    for (Result &result : node.results) {
+        if (result.is_computed) {
+            result.tensor = std::make_shared<graph::Tensor_attributes>();
+            result.tensor->set_name(settings.name_ + "::" + result.key);
+            result.tensor->set_dim(settings.dims_).set_stride(settings.strides_);
+        }
+        made.push_back(result.tensor);
+    }
+    node.results.insert(node.results.end(), settings.results_.begin(), settings.results_.end());
+    for (const Result &result : node.results)
+        if (result.tensor)
+            result.tensor->mark_ = mark_;
+    nodes_.push_back(std::move(node));
+    return made;
+}
+
+inline Tensor Recorder::record_pointwise(const char *method, std::vector<Operand> operands,
+                                         const graph::Pointwise_attributes &attributes) {
+    const Settings &settings = attributes;
+    int mode = -1;
+    for (const Setting &setting : settings.settings_)
+        if (setting.name == WEFT_ATTR_POINTWISE_MODE)
+            std::memcpy(&mode, setting.bytes.data(), sizeof mode);
+    std::vector<weftBackendAttributeName_t> names = pointwise_attributes(static_cast<PointwiseMode_t>(mode));
+    Node node{method, WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, settings, WEFT_ATTR_POINTWISE_MATH_PREC, {}, {}};
+    if (names.size() != operands.size() + 1) {
+        std::string wanted =
+            names.empty() ? "set_mode() was not called" : std::to_string(names.size() - 1) + " fit its mode";
+        node.settings.refuse(std::to_string(operands.size()) + " operands are given, and " + wanted +
+                             ". Set the mode, and give as many operands as it takes.");
+        names.resize(operands.size() + 1, WEFT_ATTR_OPERATION_POINTWISE_XDESC);
+    }
+    static const char *const words[] = {"operand 1", "operand 2", "operand 3"};
+    for (std::size_t i = 0; i < operands.size(); i++)
+        node.inputs.emplace_back(names[i], words[i], operands[i], true);
+    node.results.push_back({names.back(), "OUT_0", false, true, true});
+    return add(std::move(node))[0];
+}
+
+/** Makes the descriptors of a graph's tensors and operations. */
+class Lowering {
+  public:
+    Lowering(std::string where, DataType_t io, DataType_t intermediate, DataType_t compute,
+             const std::shared_ptr<char> &mark)
+        : where_(std::move(where)), io_type_(io), intermediate_type_(intermediate), compute_type_(compute),
+          mark_(mark) {}
+
+    /** Decides which tensors are outputs, their numbers and types. */
+    error_t prepare(const std::vector<Node> &nodes, const std::vector<Tensor> &declared) {
+        for (const Node &node : nodes)
+            WEFT_HPP_TRY(visit(node));
+        choose_outputs(nodes);
+        for (const Tensor &tensor : declared)
+            order(tensor);
+        WEFT_HPP_TRY(number());
+        inherit_types();
+        return {};
+    }
+    error_t operation(const Node &node, Descriptor &made);
+    /** Writes what was inferred into the tensors. */
+    void read_back() const {
+        for (const auto &[tensor, made] : made_) {
+            tensor->inferred_dims_ = made.get_all<std::int64_t>(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64);
+            tensor->inferred_strides_ = made.get_all<std::int64_t>(WEFT_ATTR_TENSOR_STRIDES, WEFT_TYPE_INT64);
+            tensor->inferred_type_ = type_of(made);
+        }
+    }
+    /** Every tensor that operations name, in that order. */
+    const std::vector<Tensor> &tensors() const { return order_; }
+
+  private:
+    static DataType_t type_of(const Descriptor &made) {
+        return static_cast<DataType_t>(made.get_one<int>(WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, -1));
+    }
+    error_t fail(error_code_t code, const std::string &text) const { return {code, where_ + ": " + text}; }
+    void order(const Tensor &tensor) {
+        if (tensor && known_.insert(tensor.get()).second)
+            order_.push_back(tensor);
+    }
+
+    error_t visit(const Node &node);
+    error_t check_input(const Node &node, const Input &input, const Tensor &tensor) const;
+    void choose_outputs(const std::vector<Node> &nodes);
+    error_t number();
+    void inherit_types();
+    error_t tensor(const Tensor &tensor, Descriptor &made);
+    void describe(const graph::Tensor_attributes &tensor, Descriptor &made) const;
+    void type_numbers(const Node &node);
+    error_t link(const Node &node, const std::vector<Tensor> &tensors, weftBackendAttributeName_t name,
+                 Descriptor &made);
+    error_t part(const Node &node, Descriptor &made);
+    error_t score_shape(const Node &node, graph::Tensor_attributes &scores);
+    bool is_omitted(const Result &result) const {
+        return !result.tensor || (!result.needed && result.tensor->is_virtual() && !read_.count(result.tensor.get()));
+    }
+
+    std::string where_;
+    DataType_t io_type_, intermediate_type_, compute_type_;
+    std::shared_ptr<char> mark_;
+    std::set<const graph::Tensor_attributes *> known_, read_, inferred_, indices_;
+    std::vector<Tensor> order_;
+    std::map<graph::Tensor_attributes *, Descriptor> made_;
+};
+
+inline error_t Lowering::visit(const Node &node) {
+    if (!node.settings.refusal_.empty())
+        return fail(error_code_t::INVALID_VALUE, node.label() + ": " + node.settings.refusal_);
+    for (const Input &input : node.inputs)
+        for (const Tensor &tensor : input.tensors) {
+            WEFT_HPP_TRY(check_input(node, input, tensor));
+            order(tensor);
+            if (tensor && tensor->ragged_offset_)
+                order(tensor->ragged_offset_);
+            read_.insert(tensor.get());
+        }
+    if (node.part) {
+        for (const Node &each : node.part->nodes)
+            WEFT_HPP_TRY(visit(each));
+        read_.insert(node.part->result.get());
+        order(node.part->scores);
+    }
+    for (const Result &result : node.results) {
+        order(result.tensor);
+        if (result.is_inferred)
+            inferred_.insert(result.tensor.get());
+        if (std::strcmp(result.key, "INDEX") == 0)
+            indices_.insert(result.tensor.get());
+    }
+    return {};
+}
+
+inline error_t Lowering::check_input(const Node &node, const Input &input, const Tensor &tensor) const {
+    const std::string what = node.label() + ": " + input.key;
+    if (!tensor)
+        return !input.needed ? error_t{}
+                             : fail(error_code_t::ATTRIBUTE_NOT_SET,
+                                    what + " is nullptr, and the operation needs a tensor there. Give what tensor() or "
+                                           "an operation returned.");
+    if (tensor->is_result() && tensor->mark_ != mark_)
+        return fail(error_code_t::INVALID_VALUE,
+                    what + ", " + tensor->label() + ", is a result of another graph. Give a tensor of this graph.");
+    if (tensor->is_result() || tensor->number_)
+        return {};
+    if (tensor->virtual_.value_or(false))
+        return fail(error_code_t::INVALID_VALUE,
+                    what + ", " + tensor->label() +
+                        ", is virtual, but no operation makes it. Leave set_is_virtual() out.");
+    if (tensor->dims_.empty())
+        return fail(error_code_t::ATTRIBUTE_NOT_SET,
+                    what + ", " + tensor->label() +
+                        ", has no dims: 1 to 8 extents are expected, none are set. Call set_dim().");
+    if (tensor->type_ == DataType_t::NOT_SET && io_type_ == DataType_t::NOT_SET)
+        return fail(error_code_t::ATTRIBUTE_NOT_SET, what + ", " + tensor->label() +
+                                                         ", has no data type. Call set_data_type(), or "
+                                                         "set_io_data_type() of the graph.");
+    return {};
+}
+
+/** Results that nothing reads become outputs where the user named none. */
+inline void Lowering::choose_outputs(const std::vector<Node> &nodes) {
+    bool is_named = false;
+    for (const Node &node : nodes)
+        for (const Result &result : node.results)
+            is_named = is_named || (result.tensor && result.tensor->virtual_ == false);
+    for (const Node &node : nodes)
+        for (const Result &result : node.results)
+            if (result.tensor)
+                result.tensor->is_chosen_ =
+                    !is_named && !read_.count(result.tensor.get()) && !(result.is_inferred && !result.needed);
+}
+
+inline error_t Lowering::number() {
+    std::map<std::int64_t, const graph::Tensor_attributes *> taken;
+    for (const Tensor &tensor : order_)
+        if (tensor->uid_ && !taken.emplace(*tensor->uid_, tensor.get()).second)
+            return fail(error_code_t::INVALID_VALUE, tensor->label() + " has the uid of " +
+                                                         taken[*tensor->uid_]->label() +
+                                                         ": uids are unique in a graph. Give another, or none.");
+    std::int64_t next = 1;
+    for (const Tensor &tensor : order_) {
+        while (!tensor->uid_ && taken.count(next))
+            next++;
+        if (!tensor->uid_)
+            tensor->uid_ = next++;
+    }
+    return {};
+}
+
+/** A tensor without a type takes the graph's, if it has one. Statistics with memory are inferred, as they must not be
+    narrowed, and so are indices. */
+inline void Lowering::inherit_types() {
+    for (const Tensor &tensor : order_) {
+        const bool is_virtual = tensor->is_virtual();
+        if (tensor->type_ != DataType_t::NOT_SET || tensor->number_)
+            continue;
+        if (indices_.count(tensor.get()))
+            tensor->inferred_type_ = DataType_t::NOT_SET;
+        else if (is_virtual)
+            tensor->inferred_type_ = intermediate_type_;
+        else
+            tensor->inferred_type_ = inferred_.count(tensor.get()) ? DataType_t::NOT_SET : io_type_;
+    }
+}
+
+inline void Lowering::describe(const graph::Tensor_attributes &tensor, Descriptor &made) const {
+    made.set(WEFT_ATTR_TENSOR_UNIQUE_ID, WEFT_TYPE_INT64, *tensor.uid_);
+    if (!tensor.name_.empty())
+        made.set_text(WEFT_ATTR_NAME_EXT, tensor.name_);
+    if (!tensor.dims_.empty())
+        made.set(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64, tensor.dims_);
+    if (!tensor.strides_.empty())
+        made.set(WEFT_ATTR_TENSOR_STRIDES, WEFT_TYPE_INT64, tensor.strides_);
+    if (tensor.get_data_type() != DataType_t::NOT_SET)
+        made.set(WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, static_cast<int>(tensor.get_data_type()));
+    if (tensor.alignment_)
+        made.set(WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, WEFT_TYPE_INT64, tensor.alignment_);
+    if (tensor.vector_.first != 1) {
+        made.set(WEFT_ATTR_TENSOR_VECTOR_COUNT, WEFT_TYPE_INT64, tensor.vector_.first);
+        made.set(WEFT_ATTR_TENSOR_VECTORIZED_DIMENSION, WEFT_TYPE_INT64, tensor.vector_.second);
+    }
+    if (tensor.reordering_ != TensorReordering_t::NONE)
+        made.set(WEFT_ATTR_TENSOR_REORDERING_MODE, WEFT_TYPE_TENSOR_REORDERING_MODE,
+                 static_cast<int>(tensor.reordering_));
+    const char yes = 1;
+    if (tensor.is_virtual())
+        made.set(WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, yes);
+    if (tensor.constant_) {
+        const void *address = tensor.constant_->data();
+        made.set(WEFT_ATTR_TENSOR_CONSTANT_VALUE, WEFT_TYPE_VOID_PTR, address);
+    } else if (tensor.by_value_) {
+        made.set(WEFT_ATTR_TENSOR_IS_BY_VALUE, WEFT_TYPE_BOOLEAN, yes);
+    }
+}
+
+inline error_t Lowering::tensor(const Tensor &tensor, Descriptor &made) {
+    if (auto found = made_.find(tensor.get()); found != made_.end()) {
+        made = found->second;
+        return {};
+    }
+    made = Descriptor(WEFT_BACKEND_TENSOR_DESCRIPTOR);
+    describe(*tensor, made);
+    if (tensor->ragged_offset_) {
+        Descriptor offset;
+        WEFT_HPP_TRY(this->tensor(tensor->ragged_offset_, offset));
+        made.link(WEFT_ATTR_TENSOR_RAGGED_OFFSET_DESC, offset);
+    }
+    if (error_t failed = made.finalize(error_code_t::INVALID_VALUE); failed.is_bad())
+        return failed.err_msg = where_ + ": " + failed.err_msg, failed;
+    made_[tensor.get()] = made;
+    return {};
+}
+
+/** Gives the numbers among the operands the type of their neighbours. */
+inline void Lowering::type_numbers(const Node &node) {
+    DataType_t beside = DataType_t::NOT_SET;
+    for (const Input &input : node.inputs)
+        for (const Tensor &each : input.tensors)
+            if (each && !each->number_ && beside == DataType_t::NOT_SET &&
+                input.name != WEFT_ATTR_OPERATION_POINTWISE_TDESC)
+                beside = made_.count(each.get()) ? type_of(made_[each.get()]) : each->get_data_type();
+    for (const Input &input : node.inputs)
+        for (const Tensor &each : input.tensors) {
+            if (!each || !each->number_)
+                continue;
+            const double value = *each->number_;
+            const bool is_integer =
+                beside == DataType_t::INT32 || beside == DataType_t::INT64 || beside == DataType_t::INT8;
+            if (each->is_integer_ && is_integer)
+                each->set_compile_time_constant(static_cast<std::int64_t>(value));
+            else if (beside == DataType_t::DOUBLE)
+                each->set_compile_time_constant(value);
+            else
+                each->set_compile_time_constant(static_cast<float>(value));
+        }
+}
+
+inline error_t Lowering::link(const Node &node, const std::vector<Tensor> &tensors, weftBackendAttributeName_t name,
+                              Descriptor &made) {
+    std::vector<Descriptor> each;
+    for (const Tensor &one : tensors) {
+        if (!one)
+            return {};
+        error_t failed = tensor(one, each.emplace_back());
+        if (failed.is_bad())
+            return failed.err_msg += " (operand of " + node.label() + ")", failed;
+    }
+    made.link(name, each);
+    return {};
+}
+
+inline error_t Lowering::operation(const Node &node, Descriptor &made) {
+    type_numbers(node);
+    made = Descriptor(node.kind);
+    made.set_text(WEFT_ATTR_NAME_EXT, node.settings.name_);
+    for (const Input &input : node.inputs)
+        WEFT_HPP_TRY(link(node, input.tensors, input.name, made));
+    for (const Setting &setting : node.settings.settings_)
+        made.set(setting.name, setting.type, setting.count, setting.bytes.data());
+    const DataType_t own = node.settings.compute_type_;
+    const DataType_t compute = own == DataType_t::NOT_SET ? compute_type_ : own;
+    if (node.compute_type && compute != DataType_t::NOT_SET)
+        made.set(*node.compute_type, WEFT_TYPE_DATA_TYPE, static_cast<int>(compute));
+    if (node.part)
+        WEFT_HPP_TRY(part(node, made));
+    for (const Result &result : node.results)
+        if (!is_omitted(result))
+            WEFT_HPP_TRY(link(node, {result.tensor}, result.name, made));
+    if (error_t failed = made.finalize(error_code_t::INVALID_VALUE); failed.is_bad())
+        return failed.err_msg = where_ + ": " + failed.err_msg, failed;
+    return {};
+}
+
+/** The shape and type of an attention's scores, which a modifier takes. */
+inline error_t Lowering::score_shape(const Node &node, graph::Tensor_attributes &scores) {
+    Descriptor queries, keys;
+    WEFT_HPP_TRY(tensor(node.part->queries, queries));
+    WEFT_HPP_TRY(tensor(node.part->keys, keys));
+    auto q = queries.get_all<std::int64_t>(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64);
+    auto k = keys.get_all<std::int64_t>(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64);
+    if (q.size() != 4 || k.size() != 4)
+        return fail(error_code_t::INVALID_VALUE, node.label() +
+                                                     ": attention with a score modifier takes [B, H, S, D], got " +
+                                                     list_text(q) + " and " + list_text(k) + ". Reshape them.");
+    const std::int64_t count = node.part->is_paged ? node.part->paged_keys : k[2];
+    scores.set_dim({q[0], q[1], q[2], count}).set_stride({q[1] * q[2] * count, q[2] * count, count, 1});
+    scores.set_data_type(type_of(queries) == DataType_t::DOUBLE ? DataType_t::DOUBLE : DataType_t::FLOAT);
+    return {};
+}
+
+inline error_t Lowering::part(const Node &node, Descriptor &made) {
+    WEFT_HPP_TRY(score_shape(node, *node.part->scores));
+    std::vector<Descriptor> operations;
+    for (const Node &each : node.part->nodes)
+        WEFT_HPP_TRY(operation(each, operations.emplace_back()));
+    Descriptor nested(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    nested.link(WEFT_ATTR_OPERATIONGRAPH_OPS, operations);
+    WEFT_HPP_TRY(nested.finalize(error_code_t::INVALID_VALUE));
+    made.link(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH, nested);
+    made.set(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, WEFT_TYPE_INT64, *node.part->scores->uid_);
+    made.set(WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID, WEFT_TYPE_INT64, *node.part->result->uid_);
+    return {};
+}
+
+/** An engine with its knobs set, and its plan once it is built. */
+struct Candidate {
+    Descriptor config, engine;
+    std::int64_t id = 0;
+    std::map<std::int64_t, std::int64_t> knobs = {};
+    Descriptor plan = {};
+
+    std::string tag() const {
+        std::string text = "eng" + std::to_string(id);
+        for (const auto &[knob, value] : knobs)
+            text += "_k" + std::to_string(knob) + "=" + std::to_string(value);
+        return text;
+    }
+    std::string label() const { return engine.get_text(WEFT_ATTR_ENGINE_NAME_EXT) + " (" + tag() + ")"; }
+    std::int64_t workspace() const { return config.get_int(WEFT_ATTR_ENGINECFG_WORKSPACE_SIZE); }
+};
+
+} // namespace detail
+
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+
+namespace graph {
+
+/** A graph of operations, and the plans that compute it. */
+class Graph : public detail::Operations {
+  public:
+    Graph() = default;
+    /** io: type of tensors with memory that have none of their own. */
+    explicit Graph(DataType_t io) : io_type_(io) {}
+    Graph(Graph &&) = default;
+    Graph &operator=(Graph &&) = default;
+
+    /* What holds for all of it. */
+    Graph &set_name(const std::string &name) { return name_ = name, *this; }
+    /** Type of tensors with memory that have none of their own. */
+    Graph &set_io_data_type(DataType_t type) { return io_type_ = type, *this; }
+    /** Type of virtual tensors that have none of their own; default free: exact within a kernel. */
+    Graph &set_intermediate_data_type(DataType_t type) { return intermediate_type_ = type, *this; }
+    /** Type to calculate in of operations that have none of their own. */
+    Graph &set_compute_data_type(DataType_t type) { return compute_type_ = type, *this; }
+    Graph &set_sm_count(std::int32_t count) { return sm_count_ = count, *this; }
+    Graph &set_dynamic_shape_enabled(bool is_enabled) { return is_dynamic_ = is_enabled, *this; }
+    Graph &set_override_shape_enabled(bool is_enabled) { return is_override_ = is_enabled, *this; }
+    Graph &set_kernel_cache(std::shared_ptr<KernelCache> cache) { return cache_ = std::move(cache), *this; }
+    Graph &set_device_properties(std::shared_ptr<const DeviceProperties> device) {
+        return device_ = std::move(device), *this;
+    }
+    const std::string &get_name() const { return name_; }
+
+    /* Tensors. */
+    Tensor tensor(const Tensor_attributes &attributes) {
+        return declared_.emplace_back(std::make_shared<Tensor_attributes>(attributes));
+    }
+    Tensor tensor(const std::vector<std::int64_t> &dims, const std::string &name = "",
+                  DataType_t type = DataType_t::NOT_SET) {
+        return tensor(Tensor_attributes().set_dim(dims).set_name(name).set_data_type(type));
+    }
+    /** A scalar whose value is a part of the plan. */
+    template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>> Tensor tensor(Number value) {
+        return tensor(Tensor_attributes().set_compile_time_constant(value));
+    }
+    /** A tensor of the same shape and type, with a uid of its own. */
+    Tensor tensor_like(const Tensor &like, const std::string &name = "") {
+        Tensor_attributes made;
+        made.set_name(name).set_dim(like->get_dim()).set_stride(like->get_stride());
+        made.set_data_type(like->get_data_type()).set_alignment(like->alignment_);
+        return tensor(made);
+    }
+
+    /* Operations that are more than one row each. */
+    Tensor slice(const Operand &input, const Slice_attributes &attributes);
+    /** Pooling or interpolation. Returns y, and the index of max pooling where set_generate_index() asks for it. */
+    std::array<Tensor, 2> resample(const Operand &input, Resample_attributes attributes);
+    std::array<Tensor, 3> rmsnorm_backward(const Operand &grad, const Operand &input, const Operand &scale,
+                                           const Operand &inv_variance, Rmsnorm_backward_attributes attributes = {});
+    /** Scaled dot-product attention. Returns o, and where set_generate_stats() asks for it the statistics. */
+    std::array<Tensor, 2> sdpa(const Operand &q, const Operand &k, const Operand &v, SDPA_attributes attributes = {}) {
+        auto made = attention("sdpa", q, k, v, attributes, {});
+        return {made[0], made[1]};
+    }
+    /** Attention of FP8 with a scale per tensor. Returns o, statistics, amax of the probabilities, amax of o. */
+    std::array<Tensor, 4> sdpa_fp8(const Operand &q, const Operand &k, const Operand &v, const Operand &descale_q,
+                                   const Operand &descale_k, const Operand &descale_v, const Operand &descale_s,
+                                   const Operand &scale_s, const Operand &scale_o, SDPA_fp8_attributes attributes = {});
+    /** Gradients of attention. Returns dQ, dK, dV. */
+    std::array<Tensor, 3> sdpa_backward(const Operand &q, const Operand &k, const Operand &v, const Operand &o,
+                                        const Operand &dO, const Operand &stats,
+                                        SDPA_backward_attributes attributes = {});
+
+    /* From the graph to plans. */
+    /** Checks every operation, and infers what was left unset. */
+    error_t validate();
+    /** Joins the operations and checks the whole. Without a handle it is for set_device_properties(), or the default
+        device. */
+    error_t build_operation_graph(weftHandle_t handle);
+    error_t build_operation_graph();
+    /** Asks for engine configurations, best first. */
+    error_t create_execution_plans(const std::vector<HeurMode_t> &modes = {HeurMode_t::A});
+    /** Adds an engine with knobs set by hand. */
+    error_t create_execution_plan(std::int64_t engine, const std::unordered_map<KnobType_t, std::int64_t> &knobs);
+    error_t get_engine_count(std::int64_t &count) const;
+    error_t get_knobs_for_engine(std::int64_t engine, std::vector<Knob> &knobs) const;
+    /** Drops what the filters below refuse; fails when nothing is left. */
+    error_t check_support();
+    error_t check_support(weftHandle_t) { return check_support(); }
+    error_t build_plans(BuildPlanPolicy_t policy = BuildPlanPolicy_t::HEURISTICS_CHOICE, bool multithread = false);
+    error_t build_plans(weftHandle_t, BuildPlanPolicy_t policy = BuildPlanPolicy_t::HEURISTICS_CHOICE,
+                        bool multithread = false) {
+        return build_plans(policy, multithread);
+    }
+    error_t build_plan_at_index(std::int64_t index);
+    error_t build_plan_at_index(weftHandle_t, std::int64_t index) { return build_plan_at_index(index); }
+    /** All of the above. */
+    error_t build(weftHandle_t handle, const std::vector<HeurMode_t> &modes = {HeurMode_t::A},
+                  BuildPlanPolicy_t policy = BuildPlanPolicy_t::HEURISTICS_CHOICE, bool multithread = false);
+    error_t build(const std::vector<HeurMode_t> &modes = {HeurMode_t::A});
+
+    Graph &select_numeric_notes(const std::vector<NumericalNote_t> &notes);
+    Graph &deselect_numeric_notes(const std::vector<NumericalNote_t> &notes);
+    Graph &select_behavior_notes(const std::vector<BehaviorNote_t> &notes);
+    Graph &deselect_behavior_notes(const std::vector<BehaviorNote_t> &notes);
+    Graph &deselect_engines(const std::vector<std::string> &names);
+    /** Plans are held to so many bytes of workspace; those that cannot be are dropped. */
+    Graph &deselect_workspace_greater_than(std::int64_t bytes) { return most_workspace_ = bytes, *this; }
+
+    /* Asking. */
+    std::int64_t get_execution_plan_count() const { return static_cast<std::int64_t>(candidates_.size()); }
+    /** Bytes for execute(); memory of any alignment will do. */
+    std::int64_t get_workspace_size() const { return padded(plan_.get_int(WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)); }
+    error_t get_workspace_size(std::int64_t &bytes) const {
+        return need_plan([&] { bytes = get_workspace_size(); });
+    }
+    std::int64_t get_workspace_size_plan_at_index(std::int64_t index) const;
+    /** Enough for any plan that is built. */
+    std::int64_t get_autotune_workspace_size() const;
+    error_t get_plan_name(std::string &name) const {
+        return need_plan([&] { name = plan_.get_text(WEFT_ATTR_EXECUTION_PLAN_TAG_EXT); });
+    }
+    error_t get_plan_name_at_index(std::int64_t index, std::string &name) const;
+    error_t get_behavior_notes(std::vector<BehaviorNote_t> &notes) const {
+        return get_behavior_notes_for_plan_at_index(chosen_, notes);
+    }
+    error_t get_behavior_notes_for_plan_at_index(std::int64_t index, std::vector<BehaviorNote_t> &notes) const;
+    error_t query_tensor_attributes_of_uid(std::int64_t uid, Tensor_attributes &found) const;
+    /** What runs where and why, as JSON. */
+    std::string report() const { return plan_.get_text(WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT); }
+
+    /* Running. */
+    using Pointers = std::unordered_map<Tensor, void *>;
+    using Pointers_by_uid = std::unordered_map<std::int64_t, void *>;
+    /** Enqueues the plan on the handle's stream, or computes it on the CPU before it returns. */
+    error_t execute(weftHandle_t handle, const Pointers &memory, void *workspace) const {
+        return run(handle, plan_, uids_of(memory), workspace);
+    }
+    error_t execute(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace) const {
+        return run(handle, plan_, memory, workspace);
+    }
+    /** On the handle that the graph was built with, with workspace of the device's memory. */
+    error_t execute(const Pointers &memory) const { return run_alone(uids_of(memory)); }
+    error_t execute(const Pointers_by_uid &memory) const { return run_alone(memory); }
+    /** With other shapes, of tensors of a graph with set_override_shape_enabled(). */
+    error_t execute(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace,
+                    const std::vector<std::int64_t> &override_uids,
+                    const std::vector<std::vector<std::int64_t>> &override_shapes,
+                    const std::vector<std::vector<std::int64_t>> &override_strides) const;
+    error_t execute_plan_at_index(weftHandle_t handle, const Pointers &memory, void *workspace,
+                                  std::int64_t index) const {
+        return execute_plan_at_index(handle, uids_of(memory), workspace, index);
+    }
+    error_t execute_plan_at_index(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace,
+                                  std::int64_t index) const;
+    /** Runs every plan that is built some times, and chooses the fastest. */
+    error_t autotune(weftHandle_t handle, const Pointers &memory, void *workspace, void * = nullptr) {
+        return autotune(handle, uids_of(memory), workspace);
+    }
+    error_t autotune(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace, void * = nullptr);
+    /** Not offered: execute() may run while its stream is captured, which does the same. */
+    template <class Memory, class Cuda_graph>
+    error_t populate_cuda_graph(weftHandle_t, const Memory &, void *, Cuda_graph) const {
+        return fail(error_code_t::GRAPH_NOT_SUPPORTED, "plans are not written into CUDA graphs directly. Capture the "
+                                                       "stream of execute() instead.");
+    }
+    template <class Memory, class Cuda_graph>
+    error_t update_cuda_graph(weftHandle_t handle, const Memory &memory, void *workspace, Cuda_graph graph) const {
+        return populate_cuda_graph(handle, memory, workspace, graph);
+    }
+
+    /* Saving. */
+    /** with_code: the machine code of the plan's kernels, too, so that loading compiles nothing. */
+    error_t serialize(std::vector<std::uint8_t> &data, bool with_code = false) const;
+    /** A graph that runs a saved plan; memory is then given by uid. with_code: runs the code that is saved. */
+    error_t deserialize(weftHandle_t handle, const std::vector<std::uint8_t> &data, bool with_code = false);
+
+  private:
+    using Filter = std::function<std::string(const detail::Candidate &)>;
+
+    static std::int64_t padded(std::int64_t bytes) { return bytes ? bytes + ALIGNMENT : 0; }
+    static Pointers_by_uid uids_of(const Pointers &memory) {
+        Pointers_by_uid found;
+        for (const auto &[tensor, address] : memory)
+            if (tensor)
+                found[tensor->get_uid()] = address;
+        return found;
+    }
+    std::string label() const { return name_.empty() ? "graph" : "graph '" + name_ + "'"; }
+    error_t fail(error_code_t code, const std::string &text) const { return {code, label() + ": " + text}; }
+    error_t placed(error_t error) const {
+        if (error.is_bad() && error.err_msg.compare(0, label().size(), label()) != 0)
+            error.err_msg = label() + ": " + error.err_msg;
+        return error;
+    }
+    template <class Do> error_t need_plan(Do &&act) const {
+        if (!plan_)
+            return fail(error_code_t::GRAPH_EXECUTION_PLAN_CREATION_FAILED, "no plan is built. Call build() first.");
+        return act(), error_t{};
+    }
+    template <class Attributes>
+    std::vector<Tensor> attention(const char *method, const Operand &q, const Operand &k, const Operand &v,
+                                  Attributes &attributes, std::vector<detail::Result> more);
+    template <class Attributes> static void check_padding(Attributes &attributes, const char *q, const char *kv);
+    std::shared_ptr<detail::Part> modify(const Tensor &q, const Tensor &k, const SDPA_attributes &attributes);
+    error_t lower(std::vector<detail::Descriptor> &operations);
+    detail::Descriptor engine(std::int64_t id) const;
+    error_t configure(std::int64_t id, const std::map<std::int64_t, std::int64_t> &knobs,
+                      detail::Descriptor &made) const;
+    error_t ask(HeurMode_t mode);
+    void add(detail::Descriptor config);
+    void hold_to_workspace(detail::Candidate &candidate) const;
+    std::string refusal(const detail::Candidate &candidate) const;
+    error_t plan_of(const detail::Candidate &candidate, bool with_code, detail::Descriptor &made) const;
+    error_t none_left() const;
+    void choose(std::int64_t index);
+    error_t at(std::int64_t index) const;
+    template <class Note>
+    Graph &filter_notes(const std::vector<Note> &notes, weftBackendAttributeName_t name,
+                        weftBackendAttributeType_t type, bool is_wanted, const char *rule);
+    error_t slots(const detail::Descriptor &plan, const Pointers_by_uid &memory,
+                  std::vector<std::uint64_t> &found) const;
+    error_t refuse_memory(std::int64_t uid) const;
+    error_t run(weftHandle_t handle, const detail::Descriptor &plan, const Pointers_by_uid &memory,
+                void *workspace) const;
+    error_t run_alone(const Pointers_by_uid &memory) const;
+    static void *aligned(void *workspace) {
+        const auto address = reinterpret_cast<std::uintptr_t>(workspace);
+        return reinterpret_cast<void *>((address + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    }
+
+    static constexpr std::uintptr_t ALIGNMENT = 64; /**< Bytes, of a workspace. */
+
+    std::string name_;
+    DataType_t io_type_ = DataType_t::NOT_SET, intermediate_type_ = DataType_t::NOT_SET;
+    DataType_t compute_type_ = DataType_t::NOT_SET;
+    std::int32_t sm_count_ = 0;
+    bool is_dynamic_ = false, is_override_ = false;
+    std::int64_t most_workspace_ = -1;
+    std::shared_ptr<KernelCache> cache_;
+    std::shared_ptr<const DeviceProperties> device_;
+    std::vector<Tensor> declared_;
+    std::map<std::int64_t, Tensor> by_uid_;
+    weftHandle_t handle_ = nullptr;
+    detail::Descriptor graph_, plan_;
+    std::vector<detail::Candidate> candidates_;
+    std::vector<std::string> failures_;
+    std::vector<Filter> filters_;
+    std::int64_t chosen_ = -1;
+    bool is_filtered_ = false;
+};
+
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
+
+inline Tensor Graph::slice(const Operand &input, const Slice_attributes &attributes) {
+    return record("slice", WEFT_BACKEND_OPERATION_SLICE_DESCRIPTOR, attributes, std::nullopt,
+                  {{WEFT_ATTR_OPERATION_SLICE_XDESC, "input", input, true}},
+                  {{WEFT_ATTR_OPERATION_SLICE_YDESC, "Y", false, true, true}})[0];
+}
+
+inline std::array<Tensor, 2> Graph::resample(const Operand &input, Resample_attributes attributes) {
+    auto made = record("resample", WEFT_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR, attributes,
+                       WEFT_ATTR_RESAMPLE_COMP_TYPE, {{WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC, "input", input, true}},
+                       {{WEFT_ATTR_OPERATION_RESAMPLE_FWD_YDESC, "Y", false, true, true},
+                        {WEFT_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, "INDEX", true, attributes.generates_index_, false}});
+    return {made[0], made[1]};
+}
+
+inline std::array<Tensor, 3> Graph::rmsnorm_backward(const Operand &grad, const Operand &input, const Operand &scale,
+                                                     const Operand &inv_variance,
+                                                     Rmsnorm_backward_attributes attributes) {
+    attributes.put(WEFT_ATTR_OPERATION_NORM_BWD_MODE, WEFT_TYPE_NORM_MODE, NormMode_t::RMS_NORM);
+    auto made = record("rmsnorm_backward", WEFT_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR, attributes,
+                       WEFT_ATTR_OPERATION_NORM_BWD_COMP_TYPE_EXT,
+                       {{WEFT_ATTR_OPERATION_NORM_BWD_DYDESC, "grad", grad, true},
+                        {WEFT_ATTR_OPERATION_NORM_BWD_XDESC, "input", input, true},
+                        {WEFT_ATTR_OPERATION_NORM_BWD_SCALE_DESC, "scale", scale, false},
+                        {WEFT_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, "inv_variance", inv_variance, false}},
+                       {{WEFT_ATTR_OPERATION_NORM_BWD_DXDESC, "DX", false, true, true},
+                        {WEFT_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, "DSCALE", false, true, false},
+                        {WEFT_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, "DBIAS", false, attributes.has_dbias_, false}});
+    return {made[0], made[1], made[2]};
+}
+
+template <class Attributes> void Graph::check_padding(Attributes &attributes, const char *q, const char *kv) {
+    bool has_q = false, has_kv = false;
+    for (const detail::Input &input : attributes.inputs_) {
+        has_q = has_q || std::strstr(input.key, q);
+        has_kv = has_kv || std::strstr(input.key, kv);
+    }
+    if (attributes.is_padded_ && !(has_q && has_kv))
+        attributes.refuse("set_padding_mask(true) needs the lengths of the sequences. Call set_seq_len_q() and "
+                          "set_seq_len_kv(), [B, 1, 1, 1] of INT32.");
+}
+
+template <class Attributes>
+std::vector<Tensor> Graph::attention(const char *method, const Operand &q, const Operand &k, const Operand &v,
+                                     Attributes &attributes, std::vector<detail::Result> more) {
+    attributes.resolve();
+    check_padding(attributes, "seq_len_q", "seq_len_kv");
+    std::vector<detail::Result> results = {
+        {WEFT_ATTR_OPERATION_SDPA_FWD_ODESC, "O", false, true, true},
+        {WEFT_ATTR_OPERATION_SDPA_FWD_STATSDESC, "STATS", true, attributes.has_statistics(), false}};
+    results.insert(results.end(), more.begin(), more.end());
+    std::shared_ptr<detail::Part> part = modify(q.tensor(), k.tensor(), attributes);
+    detail::Node node{method,
+                      WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR,
+                      attributes,
+                      WEFT_ATTR_OPERATION_SDPA_FWD_COMP_TYPE_EXT,
+                      {{WEFT_ATTR_OPERATION_SDPA_FWD_QDESC, "q", q, true},
+                       {WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, "k", k, true},
+                       {WEFT_ATTR_OPERATION_SDPA_FWD_VDESC, "v", v, true}},
+                      std::move(results),
+                      std::move(part)};
+    return Recorder::add(std::move(node));
+}
+
+/** What a score modifier adds. */
+inline std::shared_ptr<detail::Part> Graph::modify(const Tensor &q, const Tensor &k,
+                                                   const SDPA_attributes &attributes) {
+    if (!attributes.modifier_)
+        return nullptr;
+    auto nested = std::make_shared<Graph>();
+    nested->mark_ = mark_;
+    auto part = std::make_shared<detail::Part>();
+    part->queries = q, part->keys = k;
+    part->scores = std::make_shared<Tensor_attributes>();
+    part->scores->set_name("scores").mark_ = mark_;
+    for (const detail::Setting &setting : attributes.settings_)
+        if (setting.name == WEFT_ATTR_OPERATION_SDPA_FWD_MAX_SEQ_LEN_KV_EXT) {
+            part->is_paged = true;
+            std::memcpy(&part->paged_keys, setting.bytes.data(), sizeof part->paged_keys);
+        }
+    part->result = attributes.modifier_(nested, part->scores);
+    part->nodes = std::move(nested->nodes_);
+    return part->nodes.empty() ? nullptr : part;
+}
+
+inline std::array<Tensor, 4> Graph::sdpa_fp8(const Operand &q, const Operand &k, const Operand &v,
+                                             const Operand &descale_q, const Operand &descale_k,
+                                             const Operand &descale_v, const Operand &descale_s, const Operand &scale_s,
+                                             const Operand &scale_o, SDPA_fp8_attributes attributes) {
+    attributes.set_descale_q(descale_q).set_descale_k(descale_k).set_descale_v(descale_v);
+    attributes.set_descale_s(descale_s).set_scale_s(scale_s).set_scale_o(scale_o);
+    auto made = attention("sdpa_fp8", q, k, v, attributes,
+                          {{WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_SDESC, "AMAX_S", true, true, false},
+                           {WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "AMAX_O", true, true, false}});
+    return {made[0], made[1], made[2], made[3]};
+}
+
+inline std::array<Tensor, 3> Graph::sdpa_backward(const Operand &q, const Operand &k, const Operand &v,
+                                                  const Operand &o, const Operand &dO, const Operand &stats,
+                                                  SDPA_backward_attributes attributes) {
+    attributes.resolve();
+    check_padding(attributes, "seq_len_q", "seq_len_kv");
+    if (attributes.modifier_)
+        attributes.refuse("set_score_mod() is not offered for gradients in C++ yet. Write the attention out.");
+    auto made = record("sdpa_backward", WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR, attributes,
+                       WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
+                       {{WEFT_ATTR_OPERATION_SDPA_BWD_QDESC, "q", q, true},
+                        {WEFT_ATTR_OPERATION_SDPA_BWD_KDESC, "k", k, true},
+                        {WEFT_ATTR_OPERATION_SDPA_BWD_VDESC, "v", v, true},
+                        {WEFT_ATTR_OPERATION_SDPA_BWD_ODESC, "o", o, true},
+                        {WEFT_ATTR_OPERATION_SDPA_BWD_DODDESC, "dO", dO, true},
+                        {WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats", stats, true}},
+                       {{WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, "DQ", false, true, true},
+                        {WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, "DK", false, true, true},
+                        {WEFT_ATTR_OPERATION_SDPA_BWD_DVDESC, "DV", false, true, true}});
+    return {made[0], made[1], made[2]};
+}
+
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
+
+inline error_t Graph::lower(std::vector<detail::Descriptor> &operations) {
+    if (nodes_.empty())
+        return fail(error_code_t::INVALID_VALUE, "it has no operations. Add one, for example matmul(a, b).");
+    detail::Lowering lowering(label(), io_type_, intermediate_type_, compute_type_, mark_);
+    WEFT_HPP_TRY(lowering.prepare(nodes_, {}));
+    for (const Tensor &tensor : declared_)
+        if (tensor->virtual_ == false && !tensor->is_result())
+            return fail(error_code_t::INVALID_VALUE,
+                        tensor->label() + ": set_output(true) was called, but no operation makes it. Call it on the "
+                                          "result of an operation.");
+    for (const detail::Node &node : nodes_)
+        WEFT_HPP_TRY(lowering.operation(node, operations.emplace_back()));
+    lowering.read_back();
+    by_uid_.clear();
+    for (const Tensor &tensor : lowering.tensors())
+        by_uid_[tensor->get_uid()] = tensor;
+    return {};
+}
+
+inline error_t Graph::validate() {
+    std::vector<detail::Descriptor> operations;
+    return lower(operations);
+}
+
+inline error_t Graph::build_operation_graph(weftHandle_t handle) {
+    if (!handle)
+        return fail(error_code_t::HANDLE_ERROR, "the handle is null. Give what weftCreate() or weft::Handle made.");
+    handle_ = handle;
+    std::vector<detail::Descriptor> operations;
+    WEFT_HPP_TRY(lower(operations));
+    graph_ = detail::Descriptor(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    if (!name_.empty())
+        graph_.set_text(WEFT_ATTR_NAME_EXT, name_);
+    if (!device_)
+        graph_.set(WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, handle);
+    const char yes = 1;
+    if (is_dynamic_)
+        graph_.set(WEFT_ATTR_OPERATIONGRAPH_IS_DYNAMIC_SHAPE_ENABLED, WEFT_TYPE_BOOLEAN, yes);
+    if (is_override_)
+        graph_.set(WEFT_ATTR_OPERATIONGRAPH_IS_OVERRIDE_SHAPE_ENABLED, WEFT_TYPE_BOOLEAN, yes);
+    graph_.link(WEFT_ATTR_OPERATIONGRAPH_OPS, operations);
+    candidates_.clear();
+    failures_.clear();
+    plan_ = {};
+    return placed(graph_.finalize(error_code_t::INVALID_VALUE));
+}
+
+inline error_t Graph::build_operation_graph() {
+    error_t status;
+    weftHandle_t handle = detail::default_handle(status);
+    WEFT_HPP_TRY(status);
+    return build_operation_graph(handle);
+}
+
+inline void Graph::add(detail::Descriptor config) {
+    detail::Candidate made{std::move(config), {}};
+    auto engines = made.config.get_descriptors(WEFT_ATTR_ENGINECFG_ENGINE, WEFT_BACKEND_ENGINE_DESCRIPTOR);
+    if (engines.empty())
+        return;
+    made.engine = engines.front();
+    made.id = made.engine.get_int(WEFT_ATTR_ENGINE_GLOBAL_INDEX);
+    for (const auto &choice :
+         made.config.get_descriptors(WEFT_ATTR_ENGINECFG_KNOB_CHOICES, WEFT_BACKEND_KNOB_CHOICE_DESCRIPTOR)) {
+        int knob = choice.get_one<int>(WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE);
+        made.knobs[knob] = choice.get_int(WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE);
+    }
+    for (const detail::Candidate &known : candidates_)
+        if (known.tag() == made.tag())
+            return;
+    candidates_.push_back(std::move(made));
+    is_filtered_ = false;
+}
+
+inline error_t Graph::ask(HeurMode_t mode) {
+    if (mode == HeurMode_t::OPENSOURCE)
+        mode = HeurMode_t::A;
+    detail::Descriptor query(WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    query.set(WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, static_cast<int>(mode));
+    query.link(WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph_);
+    if (sm_count_ > 0)
+        query.set(WEFT_ATTR_ENGINEHEUR_SM_COUNT_TARGET, WEFT_TYPE_INT32, sm_count_);
+    if (device_)
+        query.link(WEFT_ATTR_ENGINEHEUR_DEVICEPROP, device_->made_);
+    WEFT_HPP_TRY(query.finalize(error_code_t::HEURISTIC_QUERY_FAILED));
+    for (auto &config : query.get_descriptors(WEFT_ATTR_ENGINEHEUR_RESULTS, WEFT_BACKEND_ENGINECFG_DESCRIPTOR))
+        add(config);
+    return {};
+}
+
+inline error_t Graph::create_execution_plans(const std::vector<HeurMode_t> &modes) {
+    if (!graph_)
+        return fail(error_code_t::HEURISTIC_QUERY_FAILED,
+                    "create_execution_plans() needs the operation graph. Call build_operation_graph() first.");
+    for (HeurMode_t mode : modes)
+        WEFT_HPP_TRY(placed(ask(mode)));
+    return candidates_.empty() ? none_left() : error_t{};
+}
+
+inline detail::Descriptor Graph::engine(std::int64_t id) const {
+    detail::Descriptor made(WEFT_BACKEND_ENGINE_DESCRIPTOR);
+    made.link(WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph_);
+    made.set(WEFT_ATTR_ENGINE_GLOBAL_INDEX, WEFT_TYPE_INT64, id);
+    if (device_)
+        made.link(WEFT_ATTR_ENGINE_DEVICEPROP, device_->made_);
+    return made;
+}
+
+inline error_t Graph::configure(std::int64_t id, const std::map<std::int64_t, std::int64_t> &knobs,
+                                detail::Descriptor &made) const {
+    detail::Descriptor engine = this->engine(id);
+    WEFT_HPP_TRY(engine.finalize(error_code_t::INVALID_VALUE));
+    made = detail::Descriptor(WEFT_BACKEND_ENGINECFG_DESCRIPTOR);
+    made.link(WEFT_ATTR_ENGINECFG_ENGINE, engine);
+    std::vector<detail::Descriptor> choices;
+    for (const auto &[knob, value] : knobs) {
+        detail::Descriptor &choice = choices.emplace_back(WEFT_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+        choice.set(WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE, static_cast<int>(knob));
+        choice.set(WEFT_ATTR_KNOB_CHOICE_KNOB_VALUE, WEFT_TYPE_INT64, value);
+        WEFT_HPP_TRY(choice.finalize(error_code_t::INVALID_VALUE));
+    }
+    if (!choices.empty())
+        made.link(WEFT_ATTR_ENGINECFG_KNOB_CHOICES, choices);
+    return made.finalize(error_code_t::INVALID_VALUE);
+}
+
+inline error_t Graph::create_execution_plan(std::int64_t engine,
+                                            const std::unordered_map<KnobType_t, std::int64_t> &knobs) {
+    std::map<std::int64_t, std::int64_t> values;
+    for (const auto &[knob, value] : knobs)
+        values[static_cast<int>(knob)] = value;
+    detail::Descriptor made;
+    WEFT_HPP_TRY(placed(configure(engine, values, made)));
+    add(std::move(made));
+    return {};
+}
+
+inline error_t Graph::get_engine_count(std::int64_t &count) const {
+    if (!graph_)
+        return fail(error_code_t::HEURISTIC_QUERY_FAILED,
+                    "get_engine_count() needs the operation graph. Call build_operation_graph() first.");
+    count = graph_.get_int(WEFT_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT);
+    return {};
+}
+
+inline error_t Graph::get_knobs_for_engine(std::int64_t id, std::vector<Knob> &knobs) const {
+    detail::Descriptor engine = this->engine(id);
+    WEFT_HPP_TRY(placed(engine.finalize(error_code_t::INVALID_VALUE)));
+    knobs.clear();
+    for (const auto &info : engine.get_descriptors(WEFT_ATTR_ENGINE_KNOB_INFO, WEFT_BACKEND_KNOB_INFO_DESCRIPTOR))
+        knobs.push_back({static_cast<KnobType_t>(info.get_one<int>(WEFT_ATTR_KNOB_INFO_TYPE, WEFT_TYPE_KNOB_TYPE)),
+                         info.get_int(WEFT_ATTR_KNOB_INFO_MAXIMUM_VALUE),
+                         info.get_int(WEFT_ATTR_KNOB_INFO_MINIMUM_VALUE), info.get_int(WEFT_ATTR_KNOB_INFO_STRIDE)});
+    return {};
+}
+
+template <class Note>
+Graph &Graph::filter_notes(const std::vector<Note> &notes, weftBackendAttributeName_t name,
+                           weftBackendAttributeType_t type, bool is_wanted, const char *rule) {
+    filters_.push_back([=](const detail::Candidate &candidate) {
+        std::vector<int> has = candidate.engine.template get_all<int>(name, type);
+        for (Note note : notes)
+            if ((std::find(has.begin(), has.end(), static_cast<int>(note)) != has.end()) != is_wanted)
+                return std::string(rule);
+        return std::string();
+    });
+    is_filtered_ = false;
+    return *this;
+}
+
+inline Graph &Graph::select_numeric_notes(const std::vector<NumericalNote_t> &notes) {
+    return filter_notes(notes, WEFT_ATTR_ENGINE_NUMERICAL_NOTE, WEFT_TYPE_NUMERICAL_NOTE, true,
+                        "select_numeric_notes()");
+}
+inline Graph &Graph::deselect_numeric_notes(const std::vector<NumericalNote_t> &notes) {
+    return filter_notes(notes, WEFT_ATTR_ENGINE_NUMERICAL_NOTE, WEFT_TYPE_NUMERICAL_NOTE, false,
+                        "deselect_numeric_notes()");
+}
+inline Graph &Graph::select_behavior_notes(const std::vector<BehaviorNote_t> &notes) {
+    return filter_notes(notes, WEFT_ATTR_ENGINE_BEHAVIOR_NOTE, WEFT_TYPE_BEHAVIOR_NOTE, true,
+                        "select_behavior_notes()");
+}
+inline Graph &Graph::deselect_behavior_notes(const std::vector<BehaviorNote_t> &notes) {
+    return filter_notes(notes, WEFT_ATTR_ENGINE_BEHAVIOR_NOTE, WEFT_TYPE_BEHAVIOR_NOTE, false,
+                        "deselect_behavior_notes()");
+}
+
+inline Graph &Graph::deselect_engines(const std::vector<std::string> &names) {
+    filters_.push_back([names](const detail::Candidate &candidate) {
+        const std::string name = candidate.engine.get_text(WEFT_ATTR_ENGINE_NAME_EXT), tag = candidate.tag();
+        for (const std::string &each : names)
+            if (each == name || each == tag || each == tag.substr(0, tag.find('_')))
+                return std::string("deselect_engines()");
+        return std::string();
+    });
+    is_filtered_ = false;
+    return *this;
+}
+
+inline void Graph::hold_to_workspace(detail::Candidate &candidate) const {
+    if (most_workspace_ < 0 || candidate.workspace() <= most_workspace_)
+        return;
+    auto knobs = candidate.knobs;
+    knobs[WEFT_KNOB_TYPE_WORKSPACE] = most_workspace_;
+    detail::Descriptor config;
+    if (configure(candidate.id, knobs, config).is_good())
+        candidate.config = config, candidate.knobs = knobs;
+}
+
+inline std::string Graph::refusal(const detail::Candidate &candidate) const {
+    if (most_workspace_ >= 0 && candidate.workspace() > most_workspace_)
+        return "deselect_workspace_greater_than()";
+    for (const Filter &filter : filters_)
+        if (std::string rule = filter(candidate); !rule.empty())
+            return rule;
+    return {};
+}
+
+inline error_t Graph::check_support() {
+    if (candidates_.empty() && !graph_)
+        return fail(error_code_t::GRAPH_NOT_SUPPORTED,
+                    "check_support() needs execution plans. Call create_execution_plans() first.");
+    std::vector<detail::Candidate> kept;
+    for (detail::Candidate &candidate : candidates_) {
+        hold_to_workspace(candidate);
+        if (std::string rule = refusal(candidate); rule.empty())
+            kept.push_back(std::move(candidate));
+        else
+            failures_.push_back(candidate.label() + ": dropped by " + rule + ".");
+    }
+    candidates_ = std::move(kept);
+    is_filtered_ = true;
+    return candidates_.empty() ? none_left() : error_t{};
+}
+
+/** Why nothing can run the graph: what was tried, else every engine's own words. */
+inline error_t Graph::none_left() const {
+    std::string reasons;
+    for (const std::string &failure : failures_)
+        reasons += " " + failure;
+    if (failures_.empty()) {
+        std::size_t size = 0;
+        detail::Descriptor asked(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR);
+        asked.set(WEFT_ATTR_DEVICEPROP_HANDLE, WEFT_TYPE_HANDLE, handle_);
+        const detail::Descriptor &device = device_ ? device_->made_ : asked;
+        if (!device_)
+            WEFT_HPP_TRY(asked.finalize(error_code_t::HANDLE_ERROR));
+        weftQuerySupport(graph_.get(), device.get(), nullptr, 0, &size);
+        std::vector<char> text(size + 1);
+        weftQuerySupport(graph_.get(), device.get(), text.data(), text.size(), nullptr);
+        reasons = std::string(" ") + text.data();
+    }
+    return fail(error_code_t::GRAPH_NOT_SUPPORTED, "no engine can run it." + reasons);
+}
+
+inline error_t Graph::plan_of(const detail::Candidate &candidate, bool with_code, detail::Descriptor &made) const {
+    made = detail::Descriptor(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    if (device_)
+        made.link(WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP, device_->made_);
+    else
+        made.set(WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, handle_);
+    made.link(WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, candidate.config);
+    if (cache_)
+        made.link(WEFT_ATTR_EXECUTION_PLAN_KERNEL_CACHE, cache_->made_);
+    if (with_code)
+        made.set(WEFT_ATTR_EXECUTION_PLAN_WITH_CODE_EXT, WEFT_TYPE_BOOLEAN, char{1});
+    return placed(made.finalize(error_code_t::GRAPH_EXECUTION_PLAN_CREATION_FAILED));
+}
+
+inline error_t Graph::at(std::int64_t index) const {
+    const std::int64_t count = get_execution_plan_count();
+    if (index >= 0 && index < count)
+        return {};
+    return fail(error_code_t::INVALID_VALUE,
+                "plan " + std::to_string(index) + " was asked for, there are " + std::to_string(count) + ". " +
+                    (count ? "Use 0 to " + std::to_string(count - 1) + "." : "Call create_execution_plans() first."));
+}
+
+inline void Graph::choose(std::int64_t index) {
+    chosen_ = index;
+    plan_ = candidates_[static_cast<std::size_t>(index)].plan;
+}
+
+inline error_t Graph::build_plan_at_index(std::int64_t index) {
+    if (!is_filtered_)
+        WEFT_HPP_TRY(check_support());
+    WEFT_HPP_TRY(at(index));
+    detail::Candidate &candidate = candidates_[static_cast<std::size_t>(index)];
+    if (!candidate.plan) {
+        detail::Descriptor made;
+        WEFT_HPP_TRY(plan_of(candidate, false, made));
+        candidate.plan = made;
+    }
+    choose(index);
+    return {};
+}
+
+inline error_t Graph::build_plans(BuildPlanPolicy_t policy, bool) {
+    if (!is_filtered_)
+        WEFT_HPP_TRY(check_support());
+    std::int64_t first = -1;
+    for (std::int64_t i = 0; i < get_execution_plan_count(); i++) {
+        if (error_t failed = build_plan_at_index(i); failed.is_bad()) {
+            failures_.push_back(candidates_[static_cast<std::size_t>(i)].label() + ": " + failed.err_msg);
+            continue;
+        }
+        first = first < 0 ? i : first;
+        if (policy == BuildPlanPolicy_t::HEURISTICS_CHOICE)
+            break;
+    }
+    if (first < 0)
+        return none_left();
+    choose(first);
+    return {};
+}
+
+inline error_t Graph::build(weftHandle_t handle, const std::vector<HeurMode_t> &modes, BuildPlanPolicy_t policy,
+                            bool multithread) {
+    WEFT_HPP_TRY(build_operation_graph(handle));
+    WEFT_HPP_TRY(create_execution_plans(modes));
+    WEFT_HPP_TRY(check_support());
+    return build_plans(policy, multithread);
+}
+
+inline error_t Graph::build(const std::vector<HeurMode_t> &modes) {
+    error_t status;
+    weftHandle_t handle = detail::default_handle(status);
+    WEFT_HPP_TRY(status);
+    return build(handle, modes);
+}
+
+/* ---- Asking ------------------------------------------------------------------------------------------------------ */
+
+inline std::int64_t Graph::get_workspace_size_plan_at_index(std::int64_t index) const {
+    if (at(index).is_bad())
+        return 0;
+    return padded(candidates_[static_cast<std::size_t>(index)].workspace());
+}
+
+inline std::int64_t Graph::get_autotune_workspace_size() const {
+    std::int64_t most = 0;
+    for (const detail::Candidate &candidate : candidates_)
+        if (candidate.plan)
+            most = std::max(most, padded(candidate.plan.get_int(WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)));
+    return most;
+}
+
+inline error_t Graph::get_plan_name_at_index(std::int64_t index, std::string &name) const {
+    WEFT_HPP_TRY(at(index));
+    name = candidates_[static_cast<std::size_t>(index)].tag();
+    return {};
+}
+
+inline error_t Graph::get_behavior_notes_for_plan_at_index(std::int64_t index,
+                                                           std::vector<BehaviorNote_t> &notes) const {
+    WEFT_HPP_TRY(at(index));
+    notes.clear();
+    const detail::Descriptor &engine = candidates_[static_cast<std::size_t>(index)].engine;
+    for (int note : engine.get_all<int>(WEFT_ATTR_ENGINE_BEHAVIOR_NOTE, WEFT_TYPE_BEHAVIOR_NOTE))
+        notes.push_back(static_cast<BehaviorNote_t>(note));
+    return {};
+}
+
+inline error_t Graph::query_tensor_attributes_of_uid(std::int64_t uid, Tensor_attributes &found) const {
+    auto known = by_uid_.find(uid);
+    if (known == by_uid_.end())
+        return fail(error_code_t::INVALID_TENSOR_NAME,
+                    "no tensor has uid " + std::to_string(uid) + ". Ask after validate(), for a uid of this graph.");
+    found = *known->second;
+    return {};
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
+
+/** Why memory for a tensor is not taken, if it is not. */
+inline error_t Graph::refuse_memory(std::int64_t uid) const {
+    auto known = by_uid_.find(uid);
+    if (by_uid_.empty()) /* a loaded plan knows the tensors of its slots alone */
+        return {};
+    if (known == by_uid_.end())
+        return fail(error_code_t::INVALID_VARIANT_PACK, "execute: memory is given for uid " + std::to_string(uid) +
+                                                            ", which no tensor of the graph has. Leave it out.");
+    const Tensor_attributes &tensor = *known->second;
+    if (tensor.constant_)
+        return fail(error_code_t::INVALID_VARIANT_PACK,
+                    "execute: memory is given for " + tensor.label() +
+                        ", a constant of the plan. Leave it out, or declare it with "
+                        "set_is_pass_by_value().");
+    if (tensor.is_virtual())
+        return fail(error_code_t::INVALID_VARIANT_PACK, "execute: memory is given for " + tensor.label() +
+                                                            ", which is virtual and has none. Call set_output(true) "
+                                                            "before the graph is built, or leave it out.");
+    return {};
+}
+
+/** The addresses of a plan's tensors, in its order. */
+inline error_t Graph::slots(const detail::Descriptor &plan, const Pointers_by_uid &memory,
+                            std::vector<std::uint64_t> &found) const {
+    auto uids = plan.get_all<std::int64_t>(WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, WEFT_TYPE_INT64);
+    for (std::int64_t uid : uids) {
+        auto given = memory.find(uid);
+        if (given == memory.end()) {
+            auto known = by_uid_.find(uid);
+            return fail(
+                error_code_t::INVALID_VARIANT_PACK,
+                "execute: " +
+                    (known == by_uid_.end() ? "the tensor of uid " + std::to_string(uid) : known->second->label()) +
+                    " has no memory: every input and output needs an address. Add it to the variant pack.");
+        }
+        found.push_back(reinterpret_cast<std::uintptr_t>(given->second));
+    }
+    if (memory.size() > uids.size())
+        for (const auto &[uid, address] : memory)
+            WEFT_HPP_TRY(refuse_memory(uid));
+    return {};
+}
+
+inline error_t Graph::run(weftHandle_t handle, const detail::Descriptor &plan, const Pointers_by_uid &memory,
+                          void *workspace) const {
+    WEFT_HPP_TRY(need_plan([] {}));
+    weftStream_t stream = nullptr;
+    if (weftStatus_t status = weftGetStream(handle, &stream); status != WEFT_STATUS_SUCCESS)
+        return placed(detail::error_of(status, error_code_t::HANDLE_ERROR));
+    std::vector<std::uint64_t> found;
+    WEFT_HPP_TRY(slots(plan, memory, found));
+    const weftStatus_t status =
+        weftExecute(plan.get(), static_cast<std::int64_t>(found.size()), found.data(), aligned(workspace), stream);
+    return placed(detail::error_of(status, error_code_t::INVALID_VARIANT_PACK));
+}
+
+inline error_t Graph::run_alone(const Pointers_by_uid &memory) const {
+    WEFT_HPP_TRY(need_plan([] {}));
+    weftStream_t stream = nullptr;
+    void *workspace = nullptr;
+    const auto bytes = static_cast<std::size_t>(get_workspace_size());
+    WEFT_HPP_TRY(placed(detail::error_of(weftGetStream(handle_, &stream), error_code_t::HANDLE_ERROR)));
+    WEFT_HPP_TRY(placed(detail::error_of(weftAllocateOnStream(handle_, bytes, stream, &workspace),
+                                         error_code_t::GRAPH_EXECUTION_FAILED)));
+    error_t done = run(handle_, plan_, memory, workspace);
+    weftFreeOnStream(handle_, bytes, stream, workspace);
+    return done;
+}
+
+inline error_t Graph::execute(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace,
+                              const std::vector<std::int64_t> &override_uids,
+                              const std::vector<std::vector<std::int64_t>> &override_shapes,
+                              const std::vector<std::vector<std::int64_t>> &override_strides) const {
+    WEFT_HPP_TRY(need_plan([] {}));
+    std::vector<std::int64_t> uids, shapes, strides;
+    std::vector<void *> pointers;
+    for (const auto &[uid, address] : memory) {
+        uids.push_back(uid);
+        pointers.push_back(address);
+    }
+    for (const auto &shape : override_shapes)
+        shapes.insert(shapes.end(), shape.begin(), shape.end());
+    for (const auto &stride : override_strides)
+        strides.insert(strides.end(), stride.begin(), stride.end());
+    detail::Descriptor pack(WEFT_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    pack.set(WEFT_ATTR_VARIANT_PACK_UNIQUE_IDS, WEFT_TYPE_INT64, uids);
+    pack.set(WEFT_ATTR_VARIANT_PACK_DATA_POINTERS, WEFT_TYPE_VOID_PTR, pointers);
+    pack.set(WEFT_ATTR_VARIANT_PACK_WORKSPACE, WEFT_TYPE_VOID_PTR, aligned(workspace));
+    pack.set(WEFT_ATTR_VARIANT_PACK_OVERRIDE_UNIQUE_IDS, WEFT_TYPE_INT64, override_uids);
+    pack.set(WEFT_ATTR_VARIANT_PACK_OVERRIDE_SHAPES, WEFT_TYPE_INT64, shapes);
+    pack.set(WEFT_ATTR_VARIANT_PACK_OVERRIDE_STRIDES, WEFT_TYPE_INT64, strides);
+    WEFT_HPP_TRY(placed(pack.finalize(error_code_t::INVALID_VARIANT_PACK)));
+    return placed(
+        detail::error_of(weftBackendExecute(handle, plan_.get(), pack.get()), error_code_t::INVALID_VARIANT_PACK));
+}
+
+inline error_t Graph::execute_plan_at_index(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace,
+                                            std::int64_t index) const {
+    WEFT_HPP_TRY(at(index));
+    const detail::Candidate &candidate = candidates_[static_cast<std::size_t>(index)];
+    if (!candidate.plan)
+        return fail(error_code_t::GRAPH_EXECUTION_PLAN_CREATION_FAILED,
+                    "plan " + std::to_string(index) + " is not built. Call build_plan_at_index().");
+    return run(handle, candidate.plan, memory, workspace);
+}
+
+inline error_t Graph::autotune(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace, void *) {
+    WEFT_HPP_TRY(need_plan([] {}));
+    weftStream_t stream = nullptr;
+    WEFT_HPP_TRY(placed(detail::error_of(weftGetStream(handle, &stream), error_code_t::HANDLE_ERROR)));
+    double best = std::numeric_limits<double>::infinity();
+    std::int64_t fastest = chosen_;
+    for (std::int64_t i = 0; i < get_execution_plan_count(); i++) {
+        const detail::Descriptor &plan = candidates_[static_cast<std::size_t>(i)].plan;
+        if (!plan)
+            continue;
+        std::vector<std::uint64_t> found;
+        WEFT_HPP_TRY(slots(plan, memory, found));
+        const auto count = static_cast<std::int64_t>(found.size());
+        for (std::int64_t repeats : {1, 10}) { /* the first run warms up */
+            double seconds = 0;
+            WEFT_HPP_TRY(placed(detail::error_of(
+                weftMeasure(plan.get(), count, found.data(), aligned(workspace), stream, repeats, &seconds),
+                error_code_t::GRAPH_EXECUTION_FAILED)));
+            if (repeats > 1 && seconds < best)
+                best = seconds, fastest = i;
+        }
+    }
+    choose(fastest);
+    return {};
+}
+
+/* ---- Saving ------------------------------------------------------------------------------------------------------ */
+
+inline error_t Graph::serialize(std::vector<std::uint8_t> &data, bool with_code) const {
+    WEFT_HPP_TRY(need_plan([] {}));
+    detail::Descriptor plan = plan_;
+    if (with_code && chosen_ >= 0)
+        WEFT_HPP_TRY(plan_of(candidates_[static_cast<std::size_t>(chosen_)], true, plan));
+    data = plan.get_all<std::uint8_t>(WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR);
+    return data.empty() ? fail(error_code_t::UNSUPPORTED_GRAPH_FORMAT, "the plan cannot be saved.") : error_t{};
+}
+
+inline error_t Graph::deserialize(weftHandle_t handle, const std::vector<std::uint8_t> &data, bool with_code) {
+    detail::Descriptor made(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    if (device_)
+        made.link(WEFT_ATTR_EXECUTION_PLAN_DEVICEPROP, device_->made_);
+    else
+        made.set(WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, handle);
+    if (with_code)
+        made.set(WEFT_ATTR_EXECUTION_PLAN_WITH_CODE_EXT, WEFT_TYPE_BOOLEAN, char{1});
+    made.set(WEFT_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, WEFT_TYPE_CHAR, data);
+    WEFT_HPP_TRY(placed(made.finalize(error_code_t::UNSUPPORTED_GRAPH_FORMAT)));
+    handle_ = handle;
+    plan_ = made;
+    return {};
+}
+
+} // namespace graph
+} // namespace weft::frontend
+
+#undef WEFT_HPP_TRY
+
+/* The same, in short. */
+namespace weft {
+using namespace frontend;
+using namespace frontend::graph;
+} // namespace weft
+
+#endif
