@@ -47,6 +47,9 @@ class Graph(Sugar):
            [0.]], dtype=float32)
     """
 
+    plan_type: type[Plan] = Plan
+    """What plans are made as; a face for another library's scripts may derive its own."""
+
     def __init__(
         self,
         name: str = "",
@@ -664,7 +667,8 @@ class Graph(Sugar):
         uids = [t.get_uid() for t in outputs or self._results() if not t._is_virtual]
         values = {t.get_uid(): t.value for t in self._tensors if t.value is not None and not t.is_constant}
         order, place = [t.get_uid() for t in inputs], self._device_property or self._handle
-        return lambda descriptor, with_code: Plan(descriptor, order, uids, values, place, with_code)
+        make = self.plan_type
+        return lambda descriptor, with_code: make(descriptor, order, uids, values, place, with_code)
 
     def _choose(self, index: int) -> None:
         plan = self._planner().plans[index]
@@ -1112,7 +1116,7 @@ class Graph(Sugar):
         made.set(attribute_name.EXECUTION_PLAN_JSON_REPRESENTATION, "CHAR", bytes(data))
         with Waiting(f"{self._label}: compiling kernels of a saved plan"):
             made.finalize()
-        plan = Plan(made, values=values, place=self._device_property or self._handle)
+        plan = self.plan_type(made, values=values, place=self._device_property or self._handle)
         self._tensors = []
         for described in plan.report["tensors"]:
             tensor = Tensor(self, described["name"] or "")

@@ -245,7 +245,7 @@ class Plan:
             made.finalize()
         inputs, outputs = ([self.slots[i].uid for i in order] for order in (self._inputs, self._outputs))
         here = self._properties or self.handle
-        return Plan(made, inputs, outputs, self.values, here, self.descriptor_with_code)
+        return type(self)(made, inputs, outputs, self.values, here, self.descriptor_with_code)
 
     def _results(self, given: Mapping[int, Any]) -> Any:
         """The outputs as a call returns them."""

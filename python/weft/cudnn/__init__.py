@@ -1,0 +1,124 @@
+"""cuDNN's Python frontend, as Weft runs it: `import weft.cudnn as cudnn` in a script, or
+`weft.cudnn.install()` before it, after which `import cudnn` finds this module. docs/cudnn.md maps names and
+differences."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from weft.backend import Handle
+from weft.cudnn import absent
+from weft.cudnn.decorators import graph, graph_cache, jit
+from weft.cudnn.enums import (
+    FRONTEND_KNOB_TYPE_BASE,
+    NodeType,
+    attention_implementation,
+    behavior_note,
+    build_plan_policy,
+    convolution_mode,
+    cuda_graph_retention,
+    data_type,
+    diagonal_alignment,
+    gnn_activation_op,
+    gnn_agg_op,
+    heur_mode,
+    is_frontend_knob_type,
+    knob_type,
+    moe_grouped_matmul_mode,
+    norm_forward_phase,
+    numerical_note,
+    reduction_mode,
+    reshape_mode,
+    scalar_type,
+    tensor_reordering,
+)
+from weft.cudnn.graphs import GraphContext, pygraph
+from weft.cudnn.handles import (
+    DeviceInfo,
+    create_device_properties,
+    create_handle,
+    create_kernel_cache,
+    destroy_handle,
+    get_last_error_string,
+    get_stream,
+    sdpa_capabilities,
+    set_stream,
+)
+from weft.cudnn.names import Node
+from weft.cudnn.plans import knob
+from weft.cudnn.tensors import Tensor
+from weft.cudnn.version import FRONTEND as __version__
+from weft.cudnn.version import backend_version, backend_version_string, set_backend_version
+from weft.cudnn.wrapper import Graph
+from weft.errors import NotSupportedError as cudnnGraphNotSupportedError
+from weft.errors import WeftError
+
+tensor = Tensor
+globals().update(absent.FUNCTIONS)
+
+__all__ = [
+    "FRONTEND_KNOB_TYPE_BASE",
+    "DeviceInfo",
+    "Graph",
+    "GraphContext",
+    "Handle",
+    "Node",
+    "NodeType",
+    "Tensor",
+    "__version__",
+    "attention_implementation",
+    "backend_version",
+    "backend_version_string",
+    "behavior_note",
+    "build_plan_policy",
+    "convolution_mode",
+    "create_device_properties",
+    "create_handle",
+    "create_kernel_cache",
+    "cuda_graph_retention",
+    "cudnnGraphNotSupportedError",
+    "data_type",
+    "destroy_handle",
+    "diagonal_alignment",
+    "get_last_error_string",
+    "get_stream",
+    "gnn_activation_op",
+    "gnn_agg_op",
+    "graph",
+    "graph_cache",
+    "heur_mode",
+    "install",
+    "is_frontend_knob_type",
+    "jit",
+    "knob",
+    "knob_type",
+    "moe_grouped_matmul_mode",
+    "norm_forward_phase",
+    "numerical_note",
+    "pygraph",
+    "reduction_mode",
+    "reshape_mode",
+    "scalar_type",
+    "sdpa_capabilities",
+    "set_backend_version",
+    "set_stream",
+    "tensor",
+    "tensor_reordering",
+    *absent.NAMES,
+]
+
+
+def install(replace: bool = False) -> ModuleType:
+    """Makes `import cudnn` find this module, in this process. replace: also where another one is loaded."""
+    loaded = sys.modules.get("cudnn")
+    own = sys.modules[__name__]
+    if loaded not in (None, own) and not replace:
+        raise WeftError(
+            "weft.cudnn.install: another module 'cudnn' is loaded already. Call it before `import cudnn`, or "
+            "give replace=True."
+        )
+    sys.modules["cudnn"] = own
+    for name in ("wrapper",):
+        sys.modules[f"cudnn.{name}"] = sys.modules[f"{__name__}.{name}"]
+    return own

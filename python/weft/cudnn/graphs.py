@@ -1,0 +1,389 @@
+"""pygraph: Weft's graph with cuDNN's life cycle, arguments and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft import enums as weft_enums
+from weft.backend import Handle
+from weft.cudnn import enums
+from weft.cudnn.names import Node, find_tensor
+from weft.cudnn.plans import Plans
+from weft.cudnn.sdpa import Attention
+from weft.cudnn.table import BOOLEAN_RESULTS
+from weft.cudnn.tensors import Tensor
+from weft.errors import BadParameterError, NotSupportedError
+from weft.graphs import Graph
+from weft.plan import Plan
+
+
+@dataclass
+class GraphContext:
+    """What a graph gives tensors and operations that do not say."""
+
+    name: str = ""
+    io_data_type: Any = None
+    intermediate_data_type: Any = None
+    compute_data_type: Any = None
+    handle: Handle | None = None
+    tensors: list[Any] = field(default_factory=list)
+
+
+class pygraph(Attention, Plans):
+    """A computation: tensors and operations on them, then plans that run them.
+
+    >>> import numpy as np, weft.cudnn as cudnn
+    >>> g = cudnn.pygraph(io_data_type=cudnn.data_type.FLOAT, handle=cudnn.create_handle("cpu"))
+    >>> x = g.tensor(dim=[1, 2, 2], stride=[4, 2, 1])
+    >>> y = g.relu(input=g.matmul(A=x, B=x), name="act").set_output(True)
+    >>> g.build([cudnn.heur_mode.A])
+    pygraph('test_graph': 2 ops, 1 input, 1 output, built)
+    >>> result = np.empty((1, 2, 2), "f4")
+    >>> g.execute({x: np.float32([[[1, 2], [3, -4]]]), y: result}, workspace=None)
+    >>> result
+    array([[[ 7.,  0.],
+            [ 0., 22.]]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        name: str = "test_graph",
+        io_data_type: Any = None,
+        intermediate_data_type: Any = None,
+        compute_data_type: Any = None,
+        handle: Any = None,
+        sm_count: int | None = None,
+        sm_version: int | None = None,
+        kernel_cache: Any = None,
+        device_property: Any = None,
+        is_dynamic_shape_enabled: bool = False,
+        is_override_shape_enabled: bool = False,
+        cuda_graph_retention: Any = None,
+        *,
+        is_cuda_graph_replay_expected: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Makes an empty graph. sm_version is what the device says, cuda_graph_retention what
+        get_cuda_graph_retention() gives back: Weft keeps no CUDA graph of its own beside a plan, and each of
+        its plans may be captured, so is_cuda_graph_replay_expected changes nothing either. Further keywords
+        are those of weft.Graph: inputs, outputs, heuristics, device."""
+        io, intermediate = enums.weft_type(io_data_type), enums.weft_type(intermediate_data_type)
+        super().__init__(
+            name, io, intermediate, enums.weft_type(compute_data_type), handle, sm_count, sm_version,
+            kernel_cache, device_property, is_dynamic_shape_enabled, is_override_shape_enabled,
+            **_own_keywords(kwargs),
+        )  # fmt: skip
+        self._retention = enums.cuda_graph_retention(
+            enums.cuda_graph_retention.PER_GRAPH if cuda_graph_retention is None else cuda_graph_retention
+        )
+        self._nodes: list[Node] = []
+        self._before: dict[Any, tuple[Any, ...]] = {}
+        self._is_stale = False
+
+    # ---- Tensors ----
+
+    def tensor(  # type: ignore[override]
+        self,
+        dim: Sequence[int],
+        stride: Sequence[int] | None = None,
+        data_type: Any = None,
+        is_virtual: bool = False,
+        is_pass_by_value: bool = False,
+        ragged_offset: Any = None,
+        reordering_type: Any = None,
+        name: str = "",
+        uid: int | None = None,
+        ragged_offset_multiplier: int = 1,
+        alignment_value: int = 1,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Adds a tensor: extents, elements between neighbours along each dimension, type of the elements.
+        ragged_offset: where batch entries start; alignment_value: bytes that its addresses are multiples
+        of, where a script promises more than Weft expects."""
+        if kwargs:
+            raise BadParameterError(f"tensor: {', '.join(kwargs)} is no argument of it. Leave it out.")
+        made = super().tensor(
+            dim, stride, enums.weft_type(data_type), is_virtual, is_pass_by_value, ragged_offset,
+            enums.to_weft(reordering_type) or weft_enums.tensor_reordering.NONE, name, uid,
+        )  # fmt: skip
+        assert isinstance(made, Tensor)
+        if ragged_offset_multiplier != 1:
+            made.set_ragged_offset_multiplier(ragged_offset_multiplier)
+        return made.set_alignment_value(alignment_value)
+
+    def tensor_like(self, template: Any, name: str = "", is_virtual: bool = False) -> Tensor:  # type: ignore[override]
+        """Adds a tensor of the shape, strides and type of another tensor or of an array; an array of one
+        element on the host becomes a by-value scalar."""
+        made = super().tensor_like(template, name)
+        assert isinstance(made, Tensor)
+        made._is_virtual = is_virtual
+        return made
+
+    def tensor_scalar(  # type: ignore[override]
+        self,
+        value: Any,
+        scalar_type: Any = enums.scalar_type.RUNTIME_PARAM,
+        name: str = "",
+        *,
+        data_type: Any = None,
+    ) -> Tensor:
+        """Adds a scalar: COMPILE_TIME_CONST makes its value part of the plan, RUNTIME_PARAM the value that is
+        read when a variant pack has no other. A float is FLOAT, rounded to it; an int is INT64."""
+        kind = enums.weft_type(data_type)
+        if kind is None and isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
+            value = float("inf") if value > 0 else float("-inf")
+        made = super().tensor_scalar(value, enums.to_weft(scalar_type), kind, name)
+        assert isinstance(made, Tensor)
+        return made
+
+    def _new_tensor(self, name: str, producer: Any = None) -> Tensor:
+        if self.is_built and producer is not None:
+            raise BadParameterError(
+                f"{self._label}: its operation graph is built and takes no more operations. Make another."
+            )
+        if not self.is_built:
+            self._reopen()
+        made = Tensor(self, name, producer)
+        self._tensors.append(made)
+        if self.is_built:
+            made.is_late, made._uid = True, 1 + max(t.get_uid() for t in self._tensors)
+            self._keys[made] = self._keys[made._uid] = None
+        return made
+
+    # ---- Life cycle ----
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the operation graph is built, or a plan loaded: tensors cannot change any more."""
+        return self._made_planner is not None or self._plan is not None
+
+    def validate(self) -> None:
+        """Checks every operation and infers what was left unset of their results. Tensors may still be set;
+        the next step then validates anew."""
+        if self.is_validated:
+            return
+        self._before = {
+            t: (t._dims, t._strides, t._data_type, t._is_virtual, t.constant) for t in self._tensors
+        }
+        with_strides = {t: t._strides for t in self._tensors if t.producer is not None and not t._dims}
+        with_strides = {t: strides for t, strides in with_strides.items() if strides}
+        if with_strides:
+            self._infer_dims(with_strides)
+        super().validate()
+        self._is_stale = False
+
+    def _infer_dims(self, with_strides: Mapping[Any, Any]) -> None:
+        """Gives dims to results of which strides alone were set."""
+        for tensor in with_strides:
+            tensor._strides = ()
+        super().validate()
+        dims = {tensor: tensor._dims for tensor in with_strides}
+        self._restore()
+        for tensor in with_strides:
+            tensor._dims = dims[tensor]
+
+    def _restore(self) -> None:
+        """Takes back what validation inferred."""
+        for tensor, (dims, strides, kind, is_virtual, constant) in self._before.items():
+            tensor._dims, tensor._strides, tensor._data_type = dims, strides, kind
+            tensor._is_virtual, tensor.constant = is_virtual, constant
+        self.is_validated = False
+
+    def _reopen(self) -> None:
+        """Lets tensors change after validate()."""
+        if self.is_validated and not self.is_built:
+            self._restore()
+            self._is_stale = True
+
+    def _revalidate(self) -> None:
+        """Infers anew before a getter, when a tensor was set after validate()."""
+        if self._is_stale and not self.is_validated:
+            self.validate()
+
+    def _inherit_types(self) -> None:
+        """Results of comparisons and logic that have memory and no type are BOOLEAN as cuDNN's version has
+        it, which Weft would infer as a bit per element."""
+        for node in self._nodes:
+            if node.method.startswith(BOOLEAN_RESULTS) and self._io_type is None:
+                for tensor in node.outputs.values():
+                    if tensor._data_type is None and not tensor._is_virtual:
+                        tensor._data_type = enums.weft_type(enums.data_type.BOOLEAN)
+        super()._inherit_types()
+
+    def _use(self, plan: Plan) -> None:
+        super()._use(plan)
+        self._keys[None] = None  # scripts name an optional tensor that they did not make
+
+    # ---- Execution ----
+
+    def execute(
+        self,
+        tensor_dict: Any,
+        workspace: Any = None,
+        handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Any = None,
+        override_strides: Any = None,
+        tensor_uids: Sequence[int] | None = None,
+    ) -> None:
+        """Runs the chosen plan. tensor_dict: memory by tensor, uid or name, or with tensor_uids a list of
+        memory in their order; a key None is skipped. The rest is as for weft.Graph.execute."""
+        if override_uids is None and tensor_uids is None:
+            self._execute(self._plan or self.plan, tensor_dict, workspace, handle, None)
+            return
+        pack = _pack(tensor_dict, tensor_uids)
+        super().execute(pack, workspace, handle, override_uids, override_shapes, override_strides)
+
+    def execute_plan_at_index(  # type: ignore[override]
+        self,
+        tensor_dict: Any,
+        workspace: Any = None,
+        index: int = 0,
+        handle: Handle | None = None,
+        *args: Any,
+        tensor_uids: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Runs one of the built plans; arguments as for execute, overrides by name or behind the handle."""
+        pack = _pack(tensor_dict, tensor_uids)
+        super().execute_plan_at_index(pack, workspace, index, handle, *args, **kwargs)
+
+    def __call__(
+        self, *arrays: Any, handle: Handle | None = None, workspace: Any = None, **named: Any
+    ) -> Any:
+        """Builds the graph if need be and runs it: arrays by position or by name, or a dict of them. Returns
+        the output, or a tuple of the outputs; a workspace that is not given is allocated."""
+        from weft.memory import stream_of
+
+        if self._plan is None:
+            self.build()
+        given: dict[Any, Any] = {self._find(key).get_uid(): value for key, value in named.items()}
+        if len(arrays) == 1 and isinstance(arrays[0], Mapping):
+            given |= {self._find(key).get_uid(): value for key, value in arrays[0].items()}
+            arrays = ()
+        stream = None if handle is None else stream_of(handle)
+        return self.plan.run(arrays, given, workspace=workspace, stream=stream)
+
+    # ---- Queries ----
+
+    @property
+    def context(self) -> GraphContext:
+        """What the graph gives tensors and operations that do not say."""
+        return GraphContext(
+            self.name,
+            enums.cudnn_type(self._io_type),
+            enums.cudnn_type(self._intermediate_type),
+            enums.cudnn_type(self._compute_type),
+            self._handle,
+            list(self._tensors),
+        )
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The operations by cuDNN's names, in order."""
+        return list(self._nodes)
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The graph's tensors, in the order in which they were made."""
+        return list(self._tensors)
+
+    def get_node(self, name: str) -> Node:
+        """The operation of a name."""
+        found = next((node for node in self._nodes if node.name == name), None)
+        if found is None:
+            names = ", ".join(node.name for node in self._nodes)
+            raise BadParameterError(f"{self._label}: no operation is named '{name}'. It has {names}.")
+        return found
+
+    def find_tensor(self, name_or_uid: str | int) -> Any:
+        """The tensor of a name, of "operation::operand" or of a uid."""
+        return self._find(name_or_uid)
+
+    def _find(self, key: Any) -> Any:
+        found = find_tensor(self._nodes, key) if isinstance(key, str) and "::" in key else None
+        return super()._find(key) if found is None else found
+
+    def get_inputs(self) -> list[Any]:
+        """Tensors that no operation makes, and that some read."""
+        return [t for t in self._tensors if t.producer is None and t.is_read and not t.is_constant]
+
+    def get_outputs(self) -> list[Any]:
+        """Results with memory."""
+        return [t for t in self._results() if t._output or (self.is_validated and not t._is_virtual)]
+
+    def get_cuda_graph_retention(self) -> Any:
+        """What the graph was made with; see there."""
+        return self._retention
+
+    # ---- Saving ----
+
+    def serialize(self, *, as_bytes: bool = False, include_kernels: bool = True) -> Any:  # type: ignore[override]
+        """The chosen plan as a list of numbers, or as bytes. include_kernels: with the machine code of its
+        kernels."""
+        data = super().serialize(code=include_kernels)
+        return data if as_bytes else list(data)
+
+    def deserialize(
+        self, *args: Any, handle: Handle | None = None, enforce_precompiled: bool = False, **kwargs: Any
+    ) -> pygraph:
+        """Loads a saved plan: deserialize(data) or deserialize(handle, data). enforce_precompiled: use the
+        machine code that it carries; do so only with plans from people you trust. Without, kernels are
+        compiled anew. run_warmup is taken and not needed: nothing is left for a first run."""
+        unknown = set(kwargs) - {"run_warmup"}
+        if unknown:
+            raise BadParameterError(f"deserialize: {', '.join(unknown)} is no argument of it. Leave it out.")
+        *before, data = args
+        Graph.deserialize(self, *before, bytes(data), handle=handle, code=enforce_precompiled)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as the chosen plan, with the values of constants."""
+        return pygraph._loaded, (Graph.serialize(self), self.plan.values)
+
+    @staticmethod
+    def _loaded(data: bytes, values: Mapping[int, Any]) -> pygraph:
+        made = pygraph()
+        made.load(data, values)
+        return made
+
+    def populate_cuda_graph(self, handle: Any, variant_pack: Any, workspace: Any, cuda_graph: Any) -> None:
+        """Not offered, as of weft.Graph: capture the stream of execute()."""
+        raise NotSupportedError(
+            f"{self._label}: plans are not written into CUDA graphs directly. Capture the stream of "
+            "execute() instead.",
+            weft_enums.status.NOT_SUPPORTED_CUDA_GRAPH_NATIVE_API,
+        )
+
+    update_cuda_graph = populate_cuda_graph
+
+    def __repr__(self) -> str:
+        return "pygraph" + super().__repr__().removeprefix("Graph")
+
+
+_LARGEST_FLOAT = 3.4028235677973366e38  # what rounds to more is infinite
+
+
+def _own_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    known = {"inputs", "outputs", "heuristics", "workspace_alloc", "device"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise BadParameterError(f"pygraph: {', '.join(unknown)} is no argument of it. Leave it out.")
+    kept = {key: value for key, value in given.items() if value is not None}
+    if "heuristics" in kept:
+        kept["heuristics"] = [enums.to_weft(mode) for mode in kept["heuristics"]]
+    return kept
+
+
+def _pack(tensor_dict: Any, tensor_uids: Sequence[int] | None) -> Mapping[Any, Any]:
+    """A variant pack from a dict, or from memory in the order of uids."""
+    if tensor_uids is None or isinstance(tensor_dict, Mapping):
+        pack: Mapping[Any, Any] = tensor_dict
+        return pack
+    if len(tensor_uids) != len(tensor_dict):
+        raise BadParameterError(
+            f"execute: {len(tensor_dict)} buffers and {len(tensor_uids)} tensor_uids. Give a uid for each."
+        )
+    return dict(zip(tensor_uids, tensor_dict, strict=True))

@@ -1,0 +1,55 @@
+"""Operations and tensors by cuDNN's names: "conv2d::image", "ln::INV_VARIANCE", "relu::OUT_0"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from weft.cudnn.enums import NodeType
+from weft.tensor import Tensor
+
+# Other names of a result, in small letters: what frontends of different years call it.
+_ALIASES = {
+    "inv_variance": "inv_var",
+    "next_running_variance": "next_running_var",
+    "running_mean": "next_running_mean",
+    "running_var": "next_running_var",
+}
+
+
+class Node(NamedTuple):
+    """An operation of a graph by cuDNN's names."""
+
+    name: str
+    node_type: NodeType
+    method: str
+    inputs: dict[str, Any]
+    """Operands by argument: tensors, lists of them, or numbers."""
+    outputs: dict[str, Tensor]
+    attributes: dict[str, Any]
+
+    def find(self, port: str) -> Tensor | None:
+        """An operand or result: by its argument, its name in any case, or OUT_0, IN_1 by position."""
+        for ports in (self.inputs, self.outputs):
+            if isinstance(ports.get(port), Tensor):
+                found: Tensor = ports[port]
+                return found
+        small = {key.lower(): tensor for key, tensor in {**self.inputs, **self.outputs}.items()}
+        small |= {f"in_{i}": tensor for i, tensor in enumerate(self.operands)}
+        small |= {f"out_{i}": tensor for i, tensor in enumerate(self.outputs.values())}
+        sought = port.lower()
+        tensor = small.get(sought, small.get(_ALIASES.get(sought, "")))
+        return tensor if isinstance(tensor, Tensor) else None
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """The tensors that it reads, in order."""
+        lists = [value if isinstance(value, list) else [value] for value in self.inputs.values()]
+        return [item for items in lists for item in items if isinstance(item, Tensor)]
+
+
+def find_tensor(nodes: Iterable[Node], key: str) -> Tensor | None:
+    """What "operation::operand" names; None if nothing has the name."""
+    owner, _, port = key.partition("::")
+    found = (node.find(port) for node in nodes if node.name == owner)
+    return next((tensor for tensor in found if tensor is not None), None)

@@ -1,0 +1,175 @@
+"""The methods that add operations to a graph, made of the rows of table.py: arguments are bound as cuDNN
+binds them, enumerations become Weft's, and Weft's own method of the same name does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+from weft import buffers, enums
+from weft.arguments import label
+from weft.cudnn.enums import NodeType, norm_forward_phase, to_weft, weft_type
+from weft.cudnn.names import Node
+from weft.cudnn.table import LINEAR_ATTENTION, MATMUL, POINTWISE, REQUIRED, STRUCTURED, Row
+from weft.errors import NotSupportedError
+from weft.graphs import Graph
+from weft.tensor import Tensor
+
+
+class Operations(Graph):
+    """Weft's graph with cuDNN's methods for operations."""
+
+    _nodes: list[Node]
+
+    def _add(
+        self,
+        method: str,
+        row: Row,
+        given: Mapping[str, Any],
+        name: str,
+        compute_data_type: Any,
+        out_dims: Any = None,
+    ) -> Any:
+        """Adds an operation by Weft's method, and remembers it by cuDNN's names."""
+        where = label(method, name)
+        values = {
+            key: self._operand(where, key, value, row) for key, value in given.items() if value is not None
+        }
+        for key in row.lacking:
+            if key in values:
+                raise NotSupportedError(f"{where}: {key} is given, which Weft has nothing for. Leave it out.")
+        weft_method = getattr(Graph, method, None)
+        if weft_method is None:
+            raise NotSupportedError(f"{where}: Weft has no such operation.")
+        converted = {key: to_weft(value) for key, value in values.items()}
+        made = weft_method(self, **converted, compute_data_type=weft_type(compute_data_type), name=name)
+        self._note(method, row, values, made, out_dims)
+        return made
+
+    def _operand(self, where: str, key: str, value: Any, row: Row) -> Any:
+        """An array as a tensor of the graph, so that the node can name it; anything else as it is."""
+        if key in row.lists:
+            return [self._operand(where, key, item, row._replace(lists=())) for item in value]
+        is_operand = key in row.operands and not isinstance(value, (Tensor, int, float))
+        return self._as_tensor(value, where, key) if is_operand and buffers.is_array(value) else value
+
+    def _note(self, method: str, row: Row, values: Mapping[str, Any], made: Any, out_dims: Any) -> None:
+        """Remembers what the last operation reads and makes, and gives its results dims."""
+        results = made if isinstance(made, tuple) else (made,)
+        outputs = {key: t for key, t in zip(row.results, results, strict=True) if t is not None}
+        inputs = {key: v for key, v in values.items() if key in row.operands or isinstance(v, Tensor)}
+        attributes = {key: value for key, value in values.items() if key not in inputs}
+        kind, name = NodeType[row.node], self._operations[-1].name
+        self._nodes.append(Node(name, kind, method, inputs, outputs, attributes))
+        for tensor, dims in _dims_of(outputs, out_dims):
+            tensor.set_dim(dims)
+
+    def matmul(  # type: ignore[override]
+        self, A: Any, B: Any, compute_data_type: Any = None, padding: float = 0.0, name: str = ""
+    ) -> Tensor:
+        """C = A B, of the last two dimensions; padding is what stands for elements beyond an extent that a
+        run shortens."""
+        made: Tensor = self._add(
+            "matmul", MATMUL, {"A": A, "B": B, "padding": padding}, name, compute_data_type
+        )
+        return made
+
+
+def _dims_of(outputs: Mapping[str, Tensor], out_dims: Any) -> list[tuple[Tensor, Sequence[int]]]:
+    """Which results have which dims. out_dims: those of the first, of each in order, or by name."""
+    if out_dims is None:
+        return []
+    if isinstance(out_dims, Mapping):
+        return [(outputs[key], dims) for key, dims in out_dims.items() if dims is not None]
+    if all(isinstance(extent, int) for extent in out_dims):
+        out_dims = [out_dims]
+    return [(t, dims) for t, dims in zip(outputs.values(), out_dims, strict=False) if dims is not None]
+
+
+def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name. A norm's phase may stand anywhere among those by position."""
+    given, rest = dict(named), list(arguments)
+    for phase in [a for a in rest if isinstance(a, (norm_forward_phase, enums.norm_forward_phase))]:
+        if "norm_forward_phase" in row.attributes:
+            rest.remove(phase)
+            given["norm_forward_phase"] = phase
+    order = [key for key in row.positional if key not in given]
+    if len(rest) > len(order):
+        raise TypeError(f"{method}() takes {len(row.positional)} arguments by position: {row.positional}")
+    given |= dict(zip(order, rest, strict=False))
+    known = {*row.operands, *row.attributes}
+    for key in given:
+        if key not in known:
+            raise TypeError(f"{method}() got an unexpected argument {key!r}; it takes {sorted(known)}")
+    optional = {*row.optional, *(key for key, default in row.attributes.items() if default is not REQUIRED)}
+    missing = [key for key in known - optional if given.get(key) is None]
+    if missing:
+        raise TypeError(f"{method}() lacks {', '.join(sorted(missing))}")
+    return {key: default for key, default in row.attributes.items() if default is not REQUIRED} | given
+
+
+_TAIL = {"name": "", "compute_data_type": None, "out_dims": None}
+
+
+def signature_of(row: Row, tail: Sequence[str]) -> Signature:
+    """What help() shows, and the test compares."""
+    optional = dict.fromkeys(row.optional) | dict(row.attributes)
+    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    seen_default = False
+    for key in row.positional:
+        default = optional.get(key, REQUIRED)
+        seen_default = seen_default or default is not REQUIRED
+        empty = None if seen_default else Parameter.empty
+        value = empty if default is REQUIRED else default
+        parameters.append(Parameter(key, Parameter.POSITIONAL_OR_KEYWORD, default=value))
+    parameters += [Parameter(key, Parameter.KEYWORD_ONLY, default=_TAIL[key]) for key in tail]
+    return Signature(parameters)
+
+
+def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
+    takes_dims = "out_dims" in tail
+
+    def add(
+        self: Operations, *arguments: Any, name: str = "", compute_data_type: Any = None, **named: Any
+    ) -> Any:
+        out_dims = named.pop("out_dims", None) if takes_dims else None
+        given = bind(method, row, arguments, named)
+        return self._add(method, row, given, name, compute_data_type, out_dims)
+
+    return _dressed(add, method, signature_of(row, tail), getattr(Graph, method, None))
+
+
+def _dressed(function: Callable[..., Any], name: str, signature: Signature, like: Any) -> Callable[..., Any]:
+    function.__name__, function.__qualname__ = name, f"pygraph.{name}"
+    function.__doc__ = _sentence(name, like)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def _sentence(name: str, like: Any) -> str:
+    """The first paragraph of Weft's own description."""
+    text = (like.__doc__ or "") if like is not None else f"{name}: an operation that Weft has not."
+    first: str = text.split("\n\n        Args:")[0]
+    return first
+
+
+def _refusing(method: str) -> Callable[..., Any]:
+    def refuse(self: Operations, *arguments: Any, name: str = "", **named: Any) -> Any:
+        raise NotSupportedError(f"{label(method, name)}: Weft has no such operation.")
+
+    parameters = [
+        Parameter("self", Parameter.POSITIONAL_OR_KEYWORD),
+        Parameter("args", Parameter.VAR_POSITIONAL),
+    ]
+    parameters += [Parameter(key, Parameter.KEYWORD_ONLY, default=value) for key, value in _TAIL.items()]
+    parameters += [Parameter("kwargs", Parameter.VAR_KEYWORD)]
+    return _dressed(refuse, method, Signature(parameters), None)
+
+
+for _name, _row in POINTWISE.items():
+    setattr(Operations, _name, _method(_name, _row, ("name", "compute_data_type")))
+for _name, _row in STRUCTURED.items():
+    setattr(Operations, _name, _method(_name, _row, ("name", "compute_data_type", "out_dims")))
+for _name in LINEAR_ATTENTION:
+    setattr(Operations, _name, _refusing(_name))

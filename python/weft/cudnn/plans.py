@@ -1,0 +1,232 @@
+"""Plans of a graph as cuDNN's scripts list, choose and filter them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft import buffers, dtypes
+from weft.backend import Handle, get_execution_plan_workspace_size
+from weft.cudnn import enums
+from weft.cudnn.operations import Operations
+from weft.errors import BadParameterError
+from weft.frame import Frame
+from weft.graphs import _overrides
+from weft.plan import Overrides, Plan
+from weft.slots import Slot
+
+
+class RoundingPlan(Plan):
+    """A plan that rounds numbers to the type of a by-value scalar, whatever library they come from."""
+
+    @staticmethod
+    def _scalar_address(frame: Frame, where: str, slot: Slot, value: Any, i: int) -> int:
+        try:
+            return Plan._scalar_address(frame, where, slot, value, i)
+        except BadParameterError:
+            packed = _rounded(slot, value) if slot.is_by_value else None
+            if packed is None:
+                raise
+            return frame.scalar(i, packed)
+
+    def workspace_of(self, overrides: Overrides, handle: Handle | None) -> int:
+        """Bytes of workspace that a run with other shapes needs."""
+        self.overridden(overrides)
+        pack = self._variant_pack(self.thread.frame, overrides, 0)
+        return int(get_execution_plan_workspace_size(handle or self.handle, self.descriptor, pack))
+
+
+def _rounded(slot: Slot, value: Any) -> bytes | None:
+    """A number in the slot's type; None for what is no number or what a whole type cannot reach."""
+    try:
+        number = float(value) if isinstance(value, (int, float)) else float(_item(value))
+        if not dtypes.is_floating(slot.data_type):
+            return dtypes.fitting_bytes(slot.data_type, int(number))
+        return bytes(dtypes.numpy_dtype(slot.data_type).type(number).tobytes())
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _item(value: Any) -> Any:
+    """The one number of an array, a NumPy scalar or a described buffer."""
+    owner = value.owner if isinstance(value, buffers.Buffer) else value
+    return owner.item() if hasattr(owner, "item") else owner
+
+
+class PlanEntry(NamedTuple):
+    """A plan in a graph's list."""
+
+    position: int
+    """What calls take as index."""
+    name: str
+    engine_id: int
+    engine: str
+    knobs: dict[Any, int]
+    workspace_size: int
+    is_built: bool
+
+
+class Plans(Operations):
+    """A graph's plans: created, filtered, listed, selected."""
+
+    plan_type = RoundingPlan
+
+    # ---- Creating and filtering ----
+
+    def create_execution_plans(self, heuristics: Any = None) -> None:
+        """Asks heuristics for plans, best first."""
+        super().create_execution_plans(_modes(heuristics))
+
+    def create_execution_plan(self, engine_id: int, knobs: Mapping[Any, int] | None = None) -> None:
+        """Adds one engine with knobs set by hand; see get_engine_count and get_knobs_for_engine."""
+        converted = {enums.to_weft(key): value for key, value in (knobs or {}).items()}
+        super().create_execution_plan(engine_id, converted)
+
+    def build_plans(self, *args: Any, ctx: Any = None, policy: Any = None) -> None:
+        """Builds the best plan that can be built, or with build_plan_policy.ALL every one. ctx is taken as it
+        is: plans are made for the graph's own device."""
+        given = [*args, policy] if policy is not None else list(args)
+        policies = [a for a in given if isinstance(a, (enums.build_plan_policy, int))]
+        chosen = policies[0] if policies else enums.build_plan_policy.HEURISTICS_CHOICE
+        super().build_plans(enums.to_weft(enums.build_plan_policy(int(chosen))))
+
+    def build(self, heuristics: Any = None, ctx: Any = None) -> Plans:  # type: ignore[override]
+        """All steps at once: validate, build_operation_graph, create_execution_plans, check_support,
+        build_plans."""
+        super().build(_modes(heuristics))
+        return self
+
+    def select_numeric_notes(self, notes: Iterable[Any]) -> Plans:
+        """Keeps only plans that have all of these notes; call it before check_support, like all filters."""
+        super().select_numeric_notes(map(enums.to_weft, notes))
+        return self
+
+    def deselect_numeric_notes(self, notes: Iterable[Any]) -> Plans:
+        """Drops plans that have one of these notes."""
+        super().deselect_numeric_notes(map(enums.to_weft, notes))
+        return self
+
+    def select_behavior_notes(self, notes: Iterable[Any]) -> Plans:
+        """Keeps only plans that have all of these notes."""
+        super().select_behavior_notes(map(enums.to_weft, notes))
+        return self
+
+    def deselect_behavior_notes(self, notes: Iterable[Any]) -> Plans:
+        """Drops plans that have one of these notes."""
+        super().deselect_behavior_notes(map(enums.to_weft, notes))
+        return self
+
+    def deselect_engines(self, engine_names: Iterable[str]) -> Plans:
+        """Drops plans whose name, as eng0_k2=3, contains one of these texts."""
+        super().deselect_engines(engine_names)
+        return self
+
+    def deselect_workspace_greater_than(self, workspace_limit: int) -> Plans:
+        """Drops plans that need more bytes of workspace, unless slower kernels take less."""
+        super().deselect_workspace_greater_than(workspace_limit)
+        return self
+
+    # ---- Listing and selecting ----
+
+    @property
+    def plans(self) -> list[PlanEntry]:
+        """The plans that were created, best first."""
+        planner = self._planner()
+        return [
+            PlanEntry(
+                i, c.tag, c.engine_id, c.name, _knobs(c.knobs), c.workspace_size, planner.plans[i] is not None
+            )
+            for i, c in enumerate(planner.candidates)
+        ]
+
+    def backend_plan_entries(self) -> list[PlanEntry]:
+        """The same: every plan of Weft is one of its library."""
+        return self.plans
+
+    def get_engine_and_knobs_at_index(self, index: int) -> tuple[int, dict[Any, int]]:
+        """A plan's engine and its knobs, as create_execution_plan takes them."""
+        candidate = self._candidate(index)
+        return candidate.engine_id, _knobs(candidate.knobs)
+
+    def get_knobs_for_engine(self, engine_id: int) -> list[Any]:
+        """The numbers by which an engine can be tuned."""
+        found = super().get_knobs_for_engine(engine_id)
+        return [knob(enums.from_weft(k.type), k.max, k.min, k.stride) for k in found]
+
+    def select_plan(self, index: int) -> None:
+        """Makes a plan of the list the one that execute runs; builds it if need be."""
+        self.build_plan_at_index(index)
+
+    @property
+    def selected_engine(self) -> str | None:
+        """The name of the plan that execute runs; None before build."""
+        return self._plan.tag if self._plan is not None else None
+
+    def inspect(self) -> dict[str, Any]:
+        """The graph and its plans as a dict: nodes, tensors, plans, and what runs where."""
+        return {
+            "name": self.name,
+            "nodes": [(node.name, node.node_type.name) for node in self._nodes],
+            "tensors": [repr(tensor) for tensor in self._tensors],
+            "plans": [entry._asdict() for entry in self.plans] if self._made_planner is not None else [],
+            "selected": self.selected_engine,
+            "report": self._plan.report if self._plan is not None else None,
+        }
+
+    def get_workspace_size(
+        self,
+        handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Any = None,
+        override_strides: Any = None,
+    ) -> int:
+        """Bytes of workspace that execute needs, with other shapes where some are given."""
+        return _workspace(self.plan, handle, override_uids, override_shapes, override_strides)
+
+    def get_workspace_size_plan_at_index(
+        self,
+        index: int,
+        handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Any = None,
+        override_strides: Any = None,
+    ) -> int:
+        """Bytes of workspace that a plan needs; with other shapes it must be built."""
+        if not override_uids:
+            return super().get_workspace_size_plan_at_index(index)
+        return _workspace(self._built_plan(index), handle, override_uids, override_shapes, override_strides)
+
+    def get_behavior_notes(self) -> list[Any]:
+        """What the chosen plan does or needs besides arithmetic."""
+        return [enums.from_weft(note) for note in super().get_behavior_notes()]
+
+    def get_behavior_notes_for_plan_at_index(self, index: int) -> list[Any]:
+        """What a plan does or needs besides arithmetic."""
+        return [enums.from_weft(note) for note in super().get_behavior_notes_for_plan_at_index(index)]
+
+
+class knob(NamedTuple):
+    """A number by which an engine can be tuned, and its legal values."""
+
+    type: Any
+    max_value: int
+    min_value: int
+    stride: int
+
+
+def _modes(heuristics: Any) -> list[Any]:
+    modes = heuristics if isinstance(heuristics, (list, tuple)) else [heuristics]
+    return [enums.to_weft(mode) for mode in modes if mode is not None]
+
+
+def _knobs(knobs: Mapping[int, int]) -> dict[Any, int]:
+    from weft.enums import knob_type
+
+    return {enums.from_weft(knob_type(key)): value for key, value in knobs.items()}
+
+
+def _workspace(plan: Plan, handle: Handle | None, uids: Any, shapes: Any, strides: Any) -> int:
+    if not uids:
+        return plan.workspace_size
+    assert isinstance(plan, RoundingPlan)
+    return plan.workspace_of(_overrides(uids, shapes, strides), handle)

@@ -1,0 +1,240 @@
+"""Attention with all of cuDNN's keywords. What Weft's own methods spell otherwise is brought into their form
+here: lengths of one dimension, boolean masks, statistics to base 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from inspect import Parameter, Signature, signature
+from math import e, inf, log2
+from typing import Any
+
+from weft import buffers, enums
+from weft.arguments import label
+from weft.cudnn.enums import NodeType, to_weft, weft_type
+from weft.cudnn.names import Node
+from weft.cudnn.operations import Operations
+from weft.cudnn.table import BOOLEAN_RESULTS
+from weft.errors import NotSupportedError
+from weft.graphs import Graph
+from weft.tensor import Tensor
+
+_ORDER = {
+    "sdpa": (
+        "q k v is_inference attn_scale bias block_mask use_alibi_mask use_padding_mask seq_len_q "
+        "seq_len_kv use_causal_mask use_causal_mask_bottom_right sliding_window_length "
+        "diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound dropout rng_dump "
+        "paged_attention_k_table paged_attention_v_table paged_attention_max_seq_len_kv "
+        "max_total_seq_len_q max_total_seq_len_kv compute_data_type name score_mod generate_stats "
+        "implementation score_max score_sum_exp sink_token unfuse_fma cu_seq_len_q cu_seq_len_kv "
+        "stats_use_log2"
+    ),
+    "sdpa_backward": (
+        "q k v o dO stats attn_scale bias dBias use_alibi_mask use_padding_mask seq_len_q seq_len_kv "
+        "max_total_seq_len_q max_total_seq_len_kv use_causal_mask use_causal_mask_bottom_right "
+        "sliding_window_length diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound "
+        "dropout rng_dump use_deterministic_algorithm compute_data_type name score_mod "
+        "score_mod_bprop sink_token dSink_token"
+    ),
+    "sdpa_fp8": (
+        "q k v descale_q descale_k descale_v descale_s scale_s scale_o is_inference attn_scale bias "
+        "use_alibi_mask use_padding_mask seq_len_q seq_len_kv use_causal_mask "
+        "use_causal_mask_bottom_right sliding_window diagonal_alignment left_bound right_bound "
+        "dropout rng_dump paged_attention_k_table paged_attention_v_table "
+        "paged_attention_max_seq_len_kv max_total_seq_len_q max_total_seq_len_kv compute_data_type "
+        "name fn generate_stats score_max score_sum_exp sink_token unfuse_fma implementation "
+        "cu_seq_len_q cu_seq_len_kv stats_use_log2"
+    ),
+    "sdpa_fp8_backward": (
+        "q k v o dO stats descale_q descale_k descale_v descale_o descale_dO descale_s descale_dP "
+        "scale_s scale_dQ scale_dK scale_dV scale_dP attn_scale use_padding_mask seq_len_q seq_len_kv "
+        "use_causal_mask use_causal_mask_bottom_right diagonal_alignment left_bound right_bound "
+        "use_deterministic_algorithm dropout compute_data_type name sink_token dSink_token "
+        "max_total_seq_len_q max_total_seq_len_kv"
+    ),
+    "sdpa_mxfp8": (
+        "q k v descale_q descale_k descale_v attn_scale use_causal_mask use_causal_mask_bottom_right "
+        "diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound compute_data_type name "
+        "generate_stats sink_token unfuse_fma implementation use_padding_mask seq_len_q seq_len_kv "
+        "max_total_seq_len_q max_total_seq_len_kv cu_seq_len_q cu_seq_len_kv paged_attention_k_table "
+        "paged_attention_v_table paged_attention_max_seq_len_kv"
+    ),
+    "sdpa_mxfp8_backward": (
+        "q q_T k k_T v o_f16 dO_f16 dO dO_T stats descale_q descale_q_T descale_k descale_k_T "
+        "descale_v descale_dO descale_dO_T attn_scale use_padding_mask seq_len_q seq_len_kv "
+        "use_causal_mask use_causal_mask_bottom_right diagonal_alignment left_bound right_bound "
+        "use_deterministic_algorithm dropout compute_data_type name sink_token dSink_token "
+        "max_total_seq_len_q max_total_seq_len_kv"
+    ),
+}
+ARGUMENTS = {method: tuple(words.split()) for method, words in _ORDER.items()}
+"""Arguments of each method in the order in which they may be given by position."""
+
+EXTRA = {"sdpa": ("kv_mask", "softmax_precision", "attn_scale_prefolded")}
+"""Arguments by name alone."""
+
+REQUIRED = {
+    "sdpa": 3,
+    "sdpa_backward": 6,
+    "sdpa_fp8": 9,
+    "sdpa_fp8_backward": 18,
+    "sdpa_mxfp8": 6,
+    "sdpa_mxfp8_backward": 17,
+}
+"""How many of them must be given."""
+
+RESULTS: dict[str, tuple[str, ...]] = {
+    "sdpa": ("O", "Stats"),
+    "sdpa_backward": ("dQ", "dK", "dV"),
+    "sdpa_fp8": ("O", "Stats", "Amax_S", "Amax_O"),
+    "sdpa_fp8_backward": ("dQ", "dK", "dV", "Amax_dQ", "Amax_dK", "Amax_dV", "Amax_dP"),
+    "sdpa_mxfp8": ("O", "Stats", "Amax_O"),
+    "sdpa_mxfp8_backward": ("dQ", "dK", "dV", "Amax_dQ", "Amax_dK", "Amax_dV"),
+}
+
+_FLAGS = ("use_", "is_", "unfuse_", "stats_use_", "attn_scale_prefolded")
+_BOUNDS = ("max_total_seq_len_q", "max_total_seq_len_kv", "implementation")
+"""Promises and hints that change no result: taken, and passed on where Weft's method has them."""
+
+
+class Attention(Operations):
+    """The attention methods of a graph."""
+
+    def _attend(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Adds an attention operation: arguments bound, brought into Weft's form, and named."""
+        given = _bind(method, arguments, named)
+        name, compute = given.pop("name", ""), given.pop("compute_data_type", None)
+        where = label(method, name)
+        values = {key: self._array(where, key, value) for key, value in given.items() if value is not None}
+        log2_stats = values.pop("stats_use_log2", False)
+        prepared = self._in_wefts_form(where, dict(values))
+        made = getattr(Graph, method)(
+            self, **_known(method, where, prepared), compute_data_type=weft_type(compute), name=name
+        )
+        made = self._to_base_2(made) if log2_stats and made[1] is not None else made
+        inputs = {key: v for key, v in values.items() if isinstance(v, Tensor)}
+        outputs = {key: t for key, t in zip(RESULTS[method], made, strict=True) if t is not None}
+        attributes = {key: v for key, v in values.items() if key not in inputs}
+        operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
+        kind = NodeType[_NODES[method]]
+        self._nodes.append(Node(operation.name, kind, method, inputs, outputs, attributes))
+        return made
+
+    def _array(self, where: str, key: str, value: Any) -> Any:
+        is_array = not isinstance(value, (Tensor, int, float, tuple)) and buffers.is_array(value)
+        return self._as_tensor(value, where, key) if is_array else value
+
+    def _in_wefts_form(self, where: str, values: dict[str, Any]) -> dict[str, Any]:
+        if "softmax_precision" in values:
+            precision = weft_type(values.pop("softmax_precision"))
+            if precision not in (None, enums.data_type.FLOAT):
+                raise NotSupportedError(
+                    f"{where}: softmax_precision is {precision}, Weft's softmax is of FLOAT. Leave it out."
+                )
+        if values.pop("attn_scale_prefolded", False):
+            raise NotSupportedError(
+                f"{where}: attn_scale_prefolded is given, which Weft has nothing for. Give attn_scale."
+            )
+        for key in ("seq_len_q", "seq_len_kv"):
+            length = values.get(key)
+            if isinstance(length, Tensor) and len(length._dims) == 1:
+                column = Graph.reshape(self, length).set_dim([length._dims[0], 1, 1, 1])
+                values[key] = column.set_stride([1, 1, 1, 1])
+        bias, mask = values.get("bias"), values.pop("kv_mask", None)
+        if bias is not None and self._is_boolean(bias):
+            bias = values["bias"] = self._masked(bias)
+        if mask is not None:
+            masked = self._masked(mask)
+            values["bias"] = masked if bias is None else Graph.add(self, bias, masked)
+        return {key: to_weft(value) for key, value in values.items()}
+
+    def _is_boolean(self, tensor: Any) -> bool:
+        if not isinstance(tensor, Tensor) or tensor._data_type is not None:
+            kinds = (enums.data_type.BOOLEAN, enums.data_type.BYTE_BOOLEAN)
+            return isinstance(tensor, Tensor) and tensor._data_type in kinds
+        makers = [node for node in self._nodes if any(t is tensor for t in node.outputs.values())]
+        return any(node.method.startswith(BOOLEAN_RESULTS) for node in makers)
+
+    def _masked(self, mask: Tensor) -> Tensor:
+        """What is added to scores where a mask of truth values holds: 0, and minus infinity elsewhere."""
+        return Graph.binary_select(self, 0.0, -inf, mask)
+
+    def _to_base_2(self, made: Sequence[Any]) -> tuple[Any, ...]:
+        """Statistics as logarithms to base 2."""
+        return made[0], Graph.mul(self, made[1], log2(e)), *made[2:]
+
+
+_NODES = {
+    "sdpa": "SDPA",
+    "sdpa_backward": "SDPA_BWD",
+    "sdpa_fp8": "SDPA_FP8",
+    "sdpa_fp8_backward": "SDPA_FP8_BWD",
+    "sdpa_mxfp8": "SDPA_MXFP8",
+    "sdpa_mxfp8_backward": "SDPA_MXFP8_BWD",
+}
+
+
+@cache
+def _parameters(method: str) -> Mapping[str, Parameter]:
+    return signature(getattr(Graph, method)).parameters
+
+
+def _known(method: str, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that Weft's method has; refuses by name what it lacks and is asked for."""
+    known = _parameters(method)
+    for key, value in values.items():
+        if key not in known and key not in _BOUNDS and value is not False:
+            raise NotSupportedError(f"{where}: {key} is given, which Weft has nothing for. Leave it out.")
+    return {key: value for key, value in values.items() if key in known}
+
+
+def _bind(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    order = ARGUMENTS[method]
+    if len(arguments) > len(order):
+        raise TypeError(f"{method}() takes {len(order)} arguments by position, {len(arguments)} were given")
+    given = dict(zip(order, arguments, strict=False))
+    for key, value in named.items():
+        if key not in (*order, *EXTRA.get(method, ())):
+            raise TypeError(f"{method}() got an unexpected argument {key!r}")
+        if given.get(key) is not None and value is not None and key not in ("name", "compute_data_type"):
+            raise TypeError(f"{method}() got two values for {key!r}")
+        given[key] = value if value is not None else given.get(key)
+    missing = [key for key in order[: REQUIRED[method]] if given.get(key) is None]
+    if missing:
+        raise TypeError(f"{method}() lacks {', '.join(missing)}")
+    return given
+
+
+def _default(method: str, key: str) -> Any:
+    if key in ARGUMENTS[method][: REQUIRED[method]]:
+        return Parameter.empty
+    own = {"name": "", "diagonal_alignment": 0, "implementation": 0, "is_inference": None}
+    return own[key] if key in own else False if key.startswith(_FLAGS) else None
+
+
+def _signature(method: str) -> Signature:
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [Parameter("self", kind)]
+    parameters += [Parameter(key, kind, default=_default(method, key)) for key in ARGUMENTS[method]]
+    named = Parameter.KEYWORD_ONLY
+    parameters += [Parameter(k, named, default=_default(method, k)) for k in EXTRA.get(method, ())]
+    return Signature([*parameters, Parameter("out_dims", named, default=None)])
+
+
+def _method(method: str) -> Any:
+    def attend(self: Attention, *args: Any, out_dims: Any = None, **named: Any) -> Any:
+        made = self._attend(method, args, named)
+        if out_dims is not None:
+            made[0].set_dim(out_dims)
+        return made
+
+    attend.__name__, attend.__qualname__ = method, f"pygraph.{method}"
+    attend.__doc__ = (getattr(Graph, method).__doc__ or "").split("\n\n        Args:")[0]
+    attend.__signature__ = _signature(method)  # type: ignore[attr-defined]
+    return attend
+
+
+for _name in ARGUMENTS:
+    setattr(Attention, _name, _method(_name))
+Attention.scaled_dot_product_flash_attention = Attention.sdpa
+Attention.scaled_dot_product_flash_attention_backward = Attention.sdpa_backward

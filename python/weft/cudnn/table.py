@@ -1,0 +1,150 @@
+"""The operations of cuDNN's Python frontend as data: operands, attributes with their defaults, results, and
+what is otherwise in Weft. Methods are made of these rows in operations.py; attention is in sdpa.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+REQUIRED = object()
+"""The default of an attribute that must be given."""
+
+
+class Row(NamedTuple):
+    """An operation. Positional arguments are `first`, then operands, then attributes."""
+
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    first: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    """Operands that are lists of tensors."""
+    optional: tuple[str, ...] = ()
+    """Operands that may be left out."""
+    lacking: tuple[str, ...] = ()
+    """Arguments that Weft has nothing for: it refuses them by name when they are given."""
+    node: str = ""
+    """Its member of NodeType."""
+
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """Arguments in the order in which they may be given by position."""
+        return (*self.first, *self.operands, *(key for key in self.attributes if key not in self.first))
+
+
+def _row(operands: str, results: str, node: str, attributes: Mapping[str, Any] = {}, **more: str) -> Row:
+    """A row from words. An operand with a question mark may be left out, one with a star is a list."""
+    words = operands.split()
+    names = [word.strip("?*") for word in words]
+    marked = {"optional": "?", "lists": "*"}
+    found = {
+        key: tuple(n for n, w in zip(names, words, strict=True) if mark in w) for key, mark in marked.items()
+    }
+    found |= {key: tuple(value.split()) for key, value in more.items()}
+    return Row(tuple(names), tuple(results.split()), attributes, node=node, **found)
+
+
+_UNARY = "abs ceil cos elu erf exp floor gelu gelu_approx_tanh identity log logical_not neg reciprocal rsqrt"
+_UNARY += " sigmoid sin softplus sqrt tan tanh"
+_GRADIENTS = "elu gelu gelu_approx_tanh sigmoid softplus tanh"
+
+
+def _pointwise(operands: str, attributes: Mapping[str, Any] = {}) -> Row:
+    return _row(operands, "OUT_0", "POINTWISE", attributes)
+
+
+_CLIPS = {"negative_slope": None, "lower_clip": None, "upper_clip": None}
+
+POINTWISE: dict[str, Row] = {
+    **{name: _pointwise("input") for name in _UNARY.split()},
+    **{f"{name}_backward": _pointwise("loss input") for name in _GRADIENTS.split()},
+    **dict.fromkeys(
+        ["add", "add_square", "div", "logical_and", "logical_or", "mul", "sub"], _pointwise("a b")
+    ),
+    **dict.fromkeys(["max", "min", "mod", "pow"], _pointwise("input0 input1")),
+    **{f"cmp_{name}": _pointwise("input comparison") for name in ["eq", "ge", "gt", "le", "lt", "neq"]},
+    "bias": _pointwise("input bias"),
+    "scale": _pointwise("input scale"),
+    "binary_select": _pointwise("input0 input1 mask"),
+    "relu": _pointwise("input", _CLIPS),
+    "relu_backward": _pointwise("loss input", _CLIPS),
+    "leaky_relu": _pointwise("input", {"negative_slope": REQUIRED}),
+    "leaky_relu_backward": _pointwise("loss input", {"negative_slope": REQUIRED}),
+    "swish": _pointwise("input", {"swish_beta": None}),
+    "swish_backward": _pointwise("loss input", {"swish_beta": None}),
+    "gen_index": _pointwise("input", {"axis": REQUIRED}),
+}
+"""Elementwise operations, one result each."""
+
+BOOLEAN_RESULTS = ("cmp_", "logical_")
+"""How methods begin whose results are truth values."""
+
+_WINDOW = dict.fromkeys(("padding", "pre_padding", "post_padding", "stride", "dilation"), None)
+_WINDOW["convolution_mode"] = None
+_PHASE = {"norm_forward_phase": REQUIRED}
+_NORM, _NORM_RESULTS = "input scale? bias? epsilon?", "Y mean inv_var"
+_GRADIENT, _GRADIENT_RESULTS = "grad input scale? mean? inv_variance?", "DX DScale DBias"
+
+STRUCTURED: dict[str, Row] = {
+    "conv_fprop": _row("image weight", "Y", "CONV_FPROP", _WINDOW),
+    "conv_dgrad": _row("loss filter", "DX", "CONV_DGRAD", _WINDOW),
+    "conv_wgrad": _row("image loss", "DW", "CONV_WGRAD", _WINDOW),
+    "genstats": _row("input", "SUM SQ_SUM", "GENSTATS"),
+    "batchnorm": _row(
+        "input scale? bias? in_running_mean? in_running_var? epsilon? momentum? peer_stats?*",
+        "Y mean inv_var next_running_mean next_running_var",
+        "BATCHNORM",
+    ),
+    "batchnorm_backward": _row(f"{_GRADIENT} peer_stats?*", _GRADIENT_RESULTS, "BATCHNORM_BWD"),
+    "batchnorm_inference": _row("input mean? inv_variance? scale? bias?", "Y", "BATCHNORM_INFERENCE"),
+    "layernorm": _row(_NORM, _NORM_RESULTS, "LAYERNORM", _PHASE, first="norm_forward_phase"),
+    "adalayernorm": _row(_NORM, _NORM_RESULTS, "ADALAYERNORM", _PHASE, first="norm_forward_phase"),
+    "instancenorm": _row(_NORM, _NORM_RESULTS, "INSTANCENORM", _PHASE, first="norm_forward_phase"),
+    "rmsnorm": _row(_NORM, "Y inv_var", "RMSNORM", _PHASE, first="norm_forward_phase"),
+    "layernorm_backward": _row(_GRADIENT, _GRADIENT_RESULTS, "LAYERNORM_BWD"),
+    "adalayernorm_backward": _row(_GRADIENT, _GRADIENT_RESULTS, "ADALAYERNORM_BWD"),
+    "instancenorm_backward": _row(_GRADIENT, _GRADIENT_RESULTS, "INSTANCENORM_BWD"),
+    "rmsnorm_backward": _row(
+        "grad input scale? inv_variance?", _GRADIENT_RESULTS, "RMSNORM_BWD", {"has_dbias": True}
+    ),
+    "reduction": _row(
+        "input", "OUT_0", "REDUCTION", {"mode": REQUIRED, "group_offset": None}, lacking="group_offset"
+    ),
+    "reshape": _row("input", "OUT_0", "RESHAPE", {"reshape_mode": None}),
+    "slice": _row("input", "OUT_0", "SLICE", {"slices": REQUIRED}),
+    "transpose": _row("input", "OUT_0", "TRANSPOSE", {"permutation": REQUIRED}),
+    "concatenate": _row("inputs*", "OUT_0", "CONCATENATE", {"axis": REQUIRED, "in_place_index": None}),
+    "block_scale_dequantize": _row(
+        "input descale",
+        "OUT_0",
+        "BLOCK_SCALE_DEQUANTIZE",
+        {"block_size": REQUIRED, "is_negative_scale": False},
+    ),
+    "block_scale_quantize": _row(
+        "input",
+        "Y scale",
+        "BLOCK_SCALE_QUANTIZE",
+        {"block_size": REQUIRED, "axis": None, "transpose": False, "group_offset": None},
+        lacking="group_offset",
+    ),
+    "moe_grouped_matmul": _row(
+        "token weight first_token_offset token_index? token_ks?",
+        "OUT_0",
+        "MOE_GROUPED_MATMUL",
+        {"mode": None, "top_k": 0, "top_k_scores": None},
+        lacking="top_k_scores",
+    ),
+    "moe_grouped_matmul_bwd": _row("doutput token first_token_offset", "dweight", "MOE_GROUPED_MATMUL_BWD"),
+    "rope": _row("input freqs", "OUT_0", "ROPE", {"output_scale": None, "rope_dim": None}),
+    "rope_backward": _row("dY freqs", "OUT_0", "ROPE_BWD", {"output_scale": None, "rope_dim": None}),
+}
+"""Operations with attributes or several results."""
+
+MATMUL = _row("A B", "C", "MATMUL", {"padding": 0.0})
+
+LINEAR_ATTENTION = tuple(
+    f"{name}{suffix}"
+    for name in ("gdn", "gdn2", "kda", "gdp", "mamba2")
+    for suffix in ("", "_bwd", "_summary", "_summary_bwd")
+)
+"""Recurrent attention, which cuDNN's frontend runs by kernels of its own and Weft has not."""

@@ -1,0 +1,147 @@
+"""Tensors with cuDNN's properties: they may be set until the operation graph is built, also after
+validate(), which is then done anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weft import dtypes, tensor
+from weft.cudnn import enums
+from weft.errors import BadParameterError
+
+if TYPE_CHECKING:
+    from weft.cudnn.graphs import pygraph
+
+
+class Tensor(tensor.Tensor):
+    """An operand of a graph, made by pygraph.tensor and by operations; setters chain."""
+
+    __slots__ = ("is_late",)
+
+    graph: pygraph
+
+    def __init__(self, graph: pygraph, name: str = "", producer: Any = None) -> None:
+        super().__init__(graph, name, producer)
+        self.is_late = False  # made when the graph was built already: no operation knows it
+
+    # ---- Setters ----
+
+    def _changeable(self) -> Tensor:
+        if self.graph.is_built and not self.is_late:
+            raise BadParameterError(
+                f"{self!r}: the operation graph is built, so its tensors cannot change. Set it before "
+                "build_operation_graph() or build()."
+            )
+        self.graph._reopen()
+        return self
+
+    def set_data_type(self, data_type: Any) -> Tensor:
+        """Sets the type of the elements: a member of data_type, or a dtype of torch or NumPy."""
+        self._changeable()._data_type = enums.weft_type(data_type)
+        return self
+
+    def set_reordering_type(self, reordering_type: Any) -> Tensor:
+        """Sets the shuffle of the storage beyond strides."""
+        super().set_reordering_type(enums.to_weft(reordering_type or enums.tensor_reordering.NONE))
+        return self
+
+    def set_alignment_value(self, alignment: int) -> Tensor:
+        """Promises that addresses are multiples of so many bytes; 1 promises nothing beyond what Weft
+        expects, and memory that is aligned to its elements alone runs in any case."""
+        if alignment != 1:
+            self.set_alignment(alignment)
+        return self
+
+    # ---- Properties and getters ----
+
+    def get_dim(self) -> list[int]:
+        """Extent of each dimension; empty until it is set or inferred."""
+        self.graph._revalidate()
+        return super().get_dim()
+
+    def get_stride(self) -> list[int]:
+        """Elements between neighbours along each dimension; empty until set or inferred."""
+        self.graph._revalidate()
+        return super().get_stride()
+
+    def get_data_type(self) -> Any:
+        """The data type; NOT_SET until it is set or inferred."""
+        self.graph._revalidate()
+        return enums.cudnn_type(self._data_type)
+
+    @property
+    def data_type(self) -> Any:
+        """The same."""
+        return self.get_data_type()
+
+    def get_reordering_type(self) -> Any:
+        """The shuffle of the storage beyond strides."""
+        return enums.from_weft(self._reordering)
+
+    @property
+    def reordering_type(self) -> Any:
+        """The same."""
+        return self.get_reordering_type()
+
+    @property
+    def alignment_value(self) -> int:
+        """Bytes that every address bound to the tensor is a multiple of."""
+        return self.get_alignment()
+
+    @property
+    def ragged_offset(self) -> tensor.Tensor | None:
+        """The tensor of offsets at which each batch entry starts."""
+        return self._ragged_offset
+
+    @property
+    def ragged_offset_multiplier(self) -> int:
+        """The factor on every ragged offset."""
+        return self._ragged_multiplier
+
+    @property
+    def is_pass_by_value(self) -> bool:
+        """Whether the tensor is a scalar on the host."""
+        return self._by_value
+
+    @property
+    def pass_by_value(self) -> Any:
+        """The value that the scalar was made from; None without one."""
+        return self.value if self._by_value else None
+
+    @property
+    def scalar_type(self) -> Any:
+        """When the value is known; None for what is no scalar."""
+        if not self._by_value and self.constant is None:
+            return None
+        is_constant = self.constant is not None or self.number is not None
+        return enums.scalar_type.COMPILE_TIME_CONST if is_constant else enums.scalar_type.RUNTIME_PARAM
+
+    @property
+    def dim_assigned(self) -> bool:
+        """Whether the tensor has dims."""
+        return bool(self._dims)
+
+    @property
+    def stride_assigned(self) -> bool:
+        """Whether the tensor has strides."""
+        return bool(self._strides)
+
+    @property
+    def uid_assigned(self) -> bool:
+        """Whether the tensor has a uid."""
+        return self._uid is not None
+
+    @property
+    def owner(self) -> pygraph:
+        """The graph that it belongs to."""
+        return self.graph
+
+    def validate(self) -> None:
+        """Checks that dims, strides and type agree."""
+        if self._dims and self._strides and len(self._dims) != len(self._strides):
+            raise BadParameterError(
+                f"{self.label}: {len(self._dims)} dims {list(self._dims)} and {len(self._strides)} strides "
+                f"{list(self._strides)}. Give a stride per dimension."
+            )
+        if self._data_type is not None:
+            dtypes.of(self._data_type)

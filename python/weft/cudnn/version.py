@@ -1,0 +1,49 @@
+"""The version of cuDNN whose rules this face follows. weft.backend_version() is Weft's own."""
+
+from __future__ import annotations
+
+from weft.errors import BadParameterError
+
+FRONTEND = "1.32.0"
+"""The release of cuDNN's Python frontend whose names these are."""
+
+_DEFAULT = 92800
+_BYTE_BOOLEANS = 92500  # from here on BOOLEAN is a byte per element, before it was a bit
+_version = _DEFAULT
+
+
+def backend_version() -> int:
+    """The version of cuDNN whose rules are followed: MAJOR * 10000 + MINOR * 100 + PATCHLEVEL."""
+    return _version
+
+
+def backend_version_string() -> str:
+    """The same as text, such as "9.28.0"."""
+    return f"{_version // 10000}.{_version // 100 % 100}.{_version % 100}"
+
+
+def set_backend_version(version: int | None = None) -> None:
+    """Follows the rules of another version, for graphs that are made from now on; None: 9.28.0. Weft's own:
+    cuDNN has no such function.
+
+    >>> import weft.cudnn as cudnn
+    >>> cudnn.set_backend_version(91400)
+    >>> cudnn.backend_version_string()
+    '9.14.0'
+    >>> cudnn.set_backend_version()
+    >>> cudnn.backend_version()
+    92800
+    """
+    global _version
+    wanted = _DEFAULT if version is None else int(version)
+    if not 90000 <= wanted < 100000:
+        raise BadParameterError(
+            f"backend version: {wanted} is none of cuDNN 9. Give MAJOR * 10000 + MINOR * 100 + PATCHLEVEL, "
+            "such as 92800."
+        )
+    _version = wanted
+
+
+def are_booleans_bytes() -> bool:
+    """Whether BOOLEAN has a byte per element."""
+    return _version >= _BYTE_BOOLEANS
