@@ -124,17 +124,14 @@ class pygraph(Attention, Plans):
     def tensor_scalar(  # type: ignore[override]
         self,
         value: Any,
-        scalar_type: Any = enums.scalar_type.RUNTIME_PARAM,
+        scalar_type: Any,
         name: str = "",
-        *,
-        data_type: Any = None,
     ) -> Tensor:
         """Adds a scalar: COMPILE_TIME_CONST makes its value part of the plan, RUNTIME_PARAM the value that is
         read when a variant pack has no other. A float is FLOAT, rounded to it; an int is INT64."""
-        kind = enums.weft_type(data_type)
-        if kind is None and isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
+        if isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
             value = float("inf") if value > 0 else float("-inf")
-        made = super().tensor_scalar(value, enums.to_weft(scalar_type), kind, name)
+        made = super().tensor_scalar(value, enums.to_weft(scalar_type), name=name)
         assert isinstance(made, Tensor)
         return made
 

@@ -98,11 +98,16 @@ def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any])
     if len(rest) > len(order):
         raise TypeError(f"{method}() takes {len(row.positional)} arguments by position: {row.positional}")
     given |= dict(zip(order, rest, strict=False))
-    known = {*row.operands, *row.attributes}
+    known = {*row.positional}
     for key in given:
         if key not in known:
             raise TypeError(f"{method}() got an unexpected argument {key!r}; it takes {sorted(known)}")
-    optional = {*row.optional, *(key for key, default in row.attributes.items() if default is not REQUIRED)}
+    optional = {
+        "name",
+        "compute_data_type",
+        *row.optional,
+        *(key for key, default in row.attributes.items() if default is not REQUIRED),
+    }
     missing = [key for key in known - optional if given.get(key) is None]
     if missing:
         raise TypeError(f"{method}() lacks {', '.join(sorted(missing))}")
@@ -115,6 +120,7 @@ _TAIL = {"name": "", "compute_data_type": None, "out_dims": None}
 def signature_of(row: Row, tail: Sequence[str]) -> Signature:
     """What help() shows, and the test compares."""
     optional = dict.fromkeys(row.optional) | dict(row.attributes)
+    optional |= {key: _TAIL[key] for key in ("name", "compute_data_type") if row.is_plain}
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
     seen_default = False
     for key in row.positional:
@@ -123,18 +129,20 @@ def signature_of(row: Row, tail: Sequence[str]) -> Signature:
         empty = None if seen_default else Parameter.empty
         value = empty if default is REQUIRED else default
         parameters.append(Parameter(key, Parameter.POSITIONAL_OR_KEYWORD, default=value))
-    parameters += [Parameter(key, Parameter.KEYWORD_ONLY, default=_TAIL[key]) for key in tail]
+    named = [key for key in tail if key not in row.positional]
+    parameters += [Parameter(key, Parameter.KEYWORD_ONLY, default=_TAIL[key]) for key in named]
     return Signature(parameters)
 
 
 def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
     takes_dims = "out_dims" in tail
 
-    def add(
-        self: Operations, *arguments: Any, name: str = "", compute_data_type: Any = None, **named: Any
-    ) -> Any:
+    def add(self: Operations, *arguments: Any, **named: Any) -> Any:
         out_dims = named.pop("out_dims", None) if takes_dims else None
+        tail = {key: named.pop(key) for key in ("name", "compute_data_type") if key in named}
         given = bind(method, row, arguments, named)
+        tail |= {key: given.pop(key) for key in ("name", "compute_data_type") if key in given}
+        name, compute_data_type = tail.get("name", ""), tail.get("compute_data_type")
         return self._add(method, row, given, name, compute_data_type, out_dims)
 
     return _dressed(add, method, signature_of(row, tail), getattr(Graph, method, None))

@@ -25,11 +25,15 @@ class Row(NamedTuple):
     """Arguments that Weft has nothing for: it refuses them by name when they are given."""
     node: str = ""
     """Its member of NodeType."""
+    is_plain: bool = False
+    """Whether name and compute_data_type may be given by position, behind the attributes."""
 
     @property
     def positional(self) -> tuple[str, ...]:
         """Arguments in the order in which they may be given by position."""
-        return (*self.first, *self.operands, *(key for key in self.attributes if key not in self.first))
+        attributes = (key for key in self.attributes if key not in self.first)
+        plain = ("name", "compute_data_type") if self.is_plain else ()
+        return (*self.first, *self.operands, *attributes, *plain)
 
 
 def _row(operands: str, results: str, node: str, attributes: Mapping[str, Any] = {}, **more: str) -> Row:
@@ -37,11 +41,12 @@ def _row(operands: str, results: str, node: str, attributes: Mapping[str, Any] =
     words = operands.split()
     names = [word.strip("?*") for word in words]
     marked = {"optional": "?", "lists": "*"}
-    found = {
-        key: tuple(n for n, w in zip(names, words, strict=True) if mark in w) for key, mark in marked.items()
+    marked = {
+        key: tuple(n for n, w in zip(names, words, strict=True) if mark in w)
+        for key, mark in {"optional": "?", "lists": "*"}.items()
     }
-    found |= {key: tuple(value.split()) for key, value in more.items()}
-    return Row(tuple(names), tuple(results.split()), attributes, node=node, **found)
+    marked |= {key: tuple(value.split()) for key, value in more.items()}
+    return Row(tuple(names), tuple(results.split()), attributes, node=node)._replace(**marked)
 
 
 _UNARY = "abs ceil cos elu erf exp floor gelu gelu_approx_tanh identity log logical_not neg reciprocal rsqrt"
@@ -50,7 +55,7 @@ _GRADIENTS = "elu gelu gelu_approx_tanh sigmoid softplus tanh"
 
 
 def _pointwise(operands: str, attributes: Mapping[str, Any] = {}) -> Row:
-    return _row(operands, "OUT_0", "POINTWISE", attributes)
+    return _row(operands, "OUT_0", "POINTWISE", attributes)._replace(is_plain=bool(attributes))
 
 
 _CLIPS = {"negative_slope": None, "lower_clip": None, "upper_clip": None}

@@ -1,0 +1,44 @@
+"""What of this face differs from the names of cuDNN's frontend, and why: the one table, which a test holds
+against the facts."""
+
+from __future__ import annotations
+
+from weft.cudnn import absent
+from weft.cudnn.table import LINEAR_ATTENTION
+
+_PHASE = (
+    "Releases before 1.27 have the phase first, as scripts write it. A member of norm_forward_phase is taken "
+    "in either place."
+)
+_NORM = "positional (norm_forward_phase input scale bias epsilon)"
+_CUDNN_NORM = "cuDNN (input scale bias epsilon norm_forward_phase)"
+_GROUPS = "Releases before 1.27 have no group_offset, and scripts give the next argument in its place."
+
+DIFFERENCES = {
+    **{
+        f"pygraph.{name}: {_NORM}, {_CUDNN_NORM}": _PHASE
+        for name in ("layernorm", "adalayernorm", "instancenorm", "rmsnorm")
+    },
+    "pygraph.reduction: positional (input mode group_offset), cuDNN (input group_offset mode)": _GROUPS,
+    "pygraph.block_scale_quantize: positional (input block_size axis transpose group_offset), "
+    "cuDNN (input group_offset block_size axis transpose)": _GROUPS,
+    "pygraph.get_behavior_notes_for_plan_at_index(index): cuDNN (index, *args, **kwargs)": (
+        "Weft knows no further argument, and takes none in silence."
+    ),
+}
+"""A difference as the test prints it, and its reason."""
+
+EXTRAS = {
+    "Graph": "The short way, which cuDNN's package loads when it is asked for.",
+    "install": "Makes `import cudnn` find this module.",
+    "set_backend_version": "Follows the rules of another version.",
+}
+"""Names that the facts lack, and why they are here."""
+
+NOT_THERE = {
+    **{f"cudnn.{name}": "A kernel by itself, no graph." for name in absent.NAMES},
+    **{f"pygraph.{name}": "Recurrent attention." for name in LINEAR_ATTENTION},
+    "pygraph.populate_cuda_graph": "Capture the stream of execute() instead.",
+    "pygraph.update_cuda_graph": "Capture the stream of execute() instead.",
+}
+"""Names that are here and refuse, by their name, when they are called."""
