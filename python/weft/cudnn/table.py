@@ -36,17 +36,22 @@ class Row(NamedTuple):
         return (*self.first, *self.operands, *attributes, *plain)
 
 
-def _row(operands: str, results: str, node: str, attributes: Mapping[str, Any] = {}, **more: str) -> Row:
+def _row(
+    operands: str,
+    results: str,
+    node: str,
+    attributes: Mapping[str, Any] = {},
+    *,
+    first: str = "",
+    lacking: str = "",
+) -> Row:
     """A row from words. An operand with a question mark may be left out, one with a star is a list."""
     words = operands.split()
     names = [word.strip("?*") for word in words]
-    marked = {"optional": "?", "lists": "*"}
-    marked = {
-        key: tuple(n for n, w in zip(names, words, strict=True) if mark in w)
-        for key, mark in {"optional": "?", "lists": "*"}.items()
-    }
-    marked |= {key: tuple(value.split()) for key, value in more.items()}
-    return Row(tuple(names), tuple(results.split()), attributes, node=node)._replace(**marked)
+    marked = {mark: tuple(n for n, w in zip(names, words, strict=True) if mark in w) for mark in "?*"}
+    made = Row(tuple(names), tuple(results.split()), attributes, node=node)
+    made = made._replace(optional=marked["?"], lists=marked["*"])
+    return made._replace(first=tuple(first.split()), lacking=tuple(lacking.split()))
 
 
 _UNARY = "abs ceil cos elu erf exp floor gelu gelu_approx_tanh identity log logical_not neg reciprocal rsqrt"
