@@ -102,13 +102,9 @@ def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any])
     for key in given:
         if key not in known:
             raise TypeError(f"{method}() got an unexpected argument {key!r}; it takes {sorted(known)}")
-    optional = {
-        "name",
-        "compute_data_type",
-        *row.optional,
-        *(key for key, default in row.attributes.items() if default is not REQUIRED),
-    }
-    missing = [key for key in known - optional if given.get(key) is None]
+    needed = {*row.operands} - {*row.optional}
+    needed |= {key for key, default in row.attributes.items() if default is REQUIRED}
+    missing = [key for key in needed if given.get(key) is None]
     if missing:
         raise TypeError(f"{method}() lacks {', '.join(sorted(missing))}")
     return {key: default for key, default in row.attributes.items() if default is not REQUIRED} | given

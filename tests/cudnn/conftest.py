@@ -1,0 +1,86 @@
+"""Where the catalogue's scripts run: NumPy arrays on the CPU, memory of a GPU with WEFT_TEST_DEVICE=cuda."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import weft
+import weft.cudnn as cudnn
+from weft import dtypes
+
+TOLERANCE = {"f64": 1e-12, "f32": 3e-5, "f16": 4e-3, "bf16": 2e-2, "e4m3": 0.13, "e5m2": 0.26}
+
+
+class Place:
+    """A device with its handle: arrays go there, results come back in double precision."""
+
+    def __init__(self, device: str) -> None:
+        self.is_gpu = device == "cuda"
+        self.handle = cudnn.create_handle(device)  # cuDNN's takes none and opens the GPU
+
+    def put(self, values: Any, kind: str = "") -> Any:
+        """Values rounded to a type, in the layout that they have."""
+        array = np.asarray(values)
+        array = array.astype(dtypes.numpy_dtype(dtypes.data_type_of(kind))) if kind else array
+        if not self.is_gpu:
+            return array
+        strides = [step // array.itemsize for step in array.strides]
+        return weft.DeviceArray(array.shape, array.dtype, strides, self.handle).copy_from(array)
+
+    def random(self, shape: Sequence[int], kind: str = "f32", seed: int = 0, scale: float = 1) -> Any:
+        """Numbers of a normal distribution, rounded to a type."""
+        return self.put(scale * np.random.default_rng([seed, *shape]).standard_normal(shape), kind)
+
+    def channels_last(self, shape: Sequence[int], kind: str = "f32", seed: int = 0, scale: float = 1) -> Any:
+        """The same with dims NC.. and the channels side by side in memory."""
+        n, c, *spatial = shape
+        values = scale * np.random.default_rng([seed, *shape]).standard_normal((n, *spatial, c))
+        array = values.astype(dtypes.numpy_dtype(dtypes.data_type_of(kind)))
+        return self.put(np.moveaxis(array, -1, 1))
+
+    def empty(self, dims: Sequence[int], kind: str = "f32", strides: Sequence[int] | None = None) -> Any:
+        """Memory for a result, full of what is none."""
+        type_ = dtypes.numpy_dtype(dtypes.data_type_of(kind))
+        if strides is None:
+            return self.put(np.frombuffer(b"\xff" * int(np.prod(dims)) * type_.itemsize, type_).reshape(dims).copy())
+        order = np.argsort([-step for step in strides], kind="stable")
+        packed = np.zeros([dims[i] for i in order], type_)
+        return self.put(packed.transpose(np.argsort(order)))
+
+    def like(self, tensor: Any) -> Any:
+        """Memory for a result of the graph."""
+        kind = dtypes.of(tensor.dtype).name
+        return self.empty(tensor.get_dim(), kind, tensor.get_stride())
+
+    def get(self, array: Any) -> Any:
+        """An array in double precision, on the host."""
+        host = array.numpy() if isinstance(array, weft.DeviceArray) else np.asarray(array)
+        return host.astype(np.float64)
+
+    def run(self, graph: Any, pack: dict[Any, Any], **more: Any) -> None:
+        """Executes a graph with a workspace of the size that it asks for."""
+        workspace = self.empty([max(graph.get_workspace_size(), 1)], "u8")
+        graph.execute(pack, workspace, handle=self.handle, **more)
+
+    def close(self, got: Any, want: Any, kind: str = "f32") -> None:
+        """Whether a result is the formula's, as exact as its type."""
+        tolerance = TOLERANCE[kind]
+        scale = max(1.0, float(np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0)))
+        np.testing.assert_allclose(self.get(got), want, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.fixture(scope="session")
+def place() -> Iterator[Place]:
+    yield Place(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
+
+
+@pytest.fixture(autouse=True)
+def version() -> Iterator[None]:
+    """Every test begins with cuDNN 9.28."""
+    cudnn.set_backend_version()
+    yield
+    cudnn.set_backend_version()
