@@ -46,7 +46,9 @@ class Place:
         """Memory for a result, full of what is none."""
         type_ = dtypes.numpy_dtype(dtypes.data_type_of(kind))
         if strides is None:
-            return self.put(np.frombuffer(b"\xff" * int(np.prod(dims)) * type_.itemsize, type_).reshape(dims).copy())
+            return self.put(
+                np.frombuffer(b"\xff" * int(np.prod(dims)) * type_.itemsize, type_).reshape(dims).copy()
+            )
         order = np.argsort([-step for step in strides], kind="stable")
         packed = np.zeros([dims[i] for i in order], type_)
         return self.put(packed.transpose(np.argsort(order)))

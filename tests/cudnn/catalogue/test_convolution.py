@@ -24,7 +24,11 @@ def convolved(x: Any, w: Any, padding: int = 0, stride: int = 1, groups: int = 1
     windows = windows[(slice(None), slice(None), *[slice(None, None, stride)] * len(axes))]
     parts = zip(np.split(windows, groups, 1), np.split(w, groups, 0), strict=True)
     return np.concatenate(
-        [np.moveaxis(np.tensordot(p, q, ([1, *range(-len(axes), 0)], range(1, w.ndim))), -1, 1) for p, q in parts], 1
+        [
+            np.moveaxis(np.tensordot(p, q, ([1, *range(-len(axes), 0)], range(1, w.ndim))), -1, 1)
+            for p, q in parts
+        ],
+        1,
     )
 
 
@@ -60,7 +64,9 @@ def test_statistics_of_the_channels(place: Any) -> None:
     x, w = place.channels_last((2, 4, 6, 6)), place.channels_last((8, 4, 3, 3), seed=1)
     g = graph(place)
     X, W = g.tensor_like(x), g.tensor_like(w)
-    Y = g.conv_fprop(X, W, pre_padding=[1, 1], post_padding=[1, 1], stride=[1, 1], dilation=[1, 1], name="conv")
+    Y = g.conv_fprop(
+        X, W, pre_padding=[1, 1], post_padding=[1, 1], stride=[1, 1], dilation=[1, 1], name="conv"
+    )
     Y.set_output(True)
     total, squares = g.genstats(Y, name="stats")
     for statistic in (total, squares):
@@ -158,7 +164,9 @@ def test_scale_bias_relu_before_and_statistics_behind(place: Any) -> None:
 
 def test_int8_is_requantised(place: Any) -> None:
     rng = np.random.default_rng(0)
-    x, w = (place.put(np.moveaxis(rng.integers(-9, 10, s), -1, 1), "i8") for s in ((1, 6, 6, 8), (4, 3, 3, 8)))
+    x, w = (
+        place.put(np.moveaxis(rng.integers(-9, 10, s), -1, 1), "i8") for s in ((1, 6, 6, 8), (4, 3, 3, 8))
+    )
     factor = place.put(np.full((1, 1, 1, 1), 0.0625), "f32")
     g = cudnn.pygraph(io_data_type=T.INT8, compute_data_type=T.INT32, handle=place.handle)
     X, W = g.tensor_like(x), g.tensor_like(w)
