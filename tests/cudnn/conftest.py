@@ -76,8 +76,8 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def place() -> Iterator[Place]:
-    yield Place(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
+def place() -> Place:
+    return Place(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 
 
 @pytest.fixture(autouse=True)

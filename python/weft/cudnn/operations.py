@@ -62,6 +62,8 @@ class Operations(Graph):
         attributes = {key: value for key, value in values.items() if key not in inputs}
         kind, name = NodeType[row.node], self._operations[-1].name
         self._nodes.append(Node(name, kind, method, inputs, outputs, attributes))
+        if row.typed_like:
+            made._data_type = inputs[row.typed_like]._data_type
         for tensor, dims in _dims_of(outputs, out_dims):
             tensor.set_dim(dims)
 

@@ -139,6 +139,7 @@ class Attention(Operations):
             length = values.get(key)
             if isinstance(length, Tensor) and len(length._dims) == 1:
                 column = Graph.reshape(self, length).set_dim([length._dims[0], 1, 1, 1])
+                column._data_type = length._data_type
                 values[key] = column.set_stride([1, 1, 1, 1])
         bias, mask = values.get("bias"), values.pop("kv_mask", None)
         if bias is not None and self._is_boolean(bias):

@@ -25,6 +25,8 @@ class Row(NamedTuple):
     """Arguments that Weft has nothing for: it refuses them by name when they are given."""
     node: str = ""
     """Its member of NodeType."""
+    typed_like: str = ""
+    """The operand whose type the result has, where neither says."""
     is_plain: bool = False
     """Whether name and compute_data_type may be given by position, behind the attributes."""
 
@@ -121,7 +123,7 @@ STRUCTURED: dict[str, Row] = {
         "input", "OUT_0", "REDUCTION", {"mode": REQUIRED, "group_offset": None}, lacking="group_offset"
     ),
     "reshape": _row("input", "OUT_0", "RESHAPE", {"reshape_mode": None}),
-    "slice": _row("input", "OUT_0", "SLICE", {"slices": REQUIRED}),
+    "slice": _row("input", "OUT_0", "SLICE", {"slices": REQUIRED})._replace(typed_like="input"),
     "transpose": _row("input", "OUT_0", "TRANSPOSE", {"permutation": REQUIRED}),
     "concatenate": _row("inputs*", "OUT_0", "CONCATENATE", {"axis": REQUIRED, "in_place_index": None}),
     "block_scale_dequantize": _row(
