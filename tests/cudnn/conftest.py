@@ -69,7 +69,7 @@ class Place:
         graph.execute(pack, workspace, handle=self.handle, **more)
 
     def close(self, got: Any, want: Any, kind: str = "f32") -> None:
-        """Whether a result is the formula's, as exact as its type; on a GPU products of floats are of tf32."""
+        """Whether a result is the formula's, as exact as its type; a GPU's products of floats are of tf32."""
         tolerance = TOLERANCE["tf32" if self.is_gpu and kind == "f32" else kind]
         scale = max(1.0, float(np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0)))
         np.testing.assert_allclose(self.get(got), want, rtol=tolerance, atol=tolerance * scale)

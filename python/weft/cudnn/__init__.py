@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 
 from weft.backend import Handle
-from weft.cudnn import absent
+from weft.cudnn import absent, ops
 from weft.cudnn.decorators import graph, graph_cache, jit
 from weft.cudnn.enums import (
     FRONTEND_KNOB_TYPE_BASE,
@@ -96,6 +96,7 @@ __all__ = [
     "moe_grouped_matmul_mode",
     "norm_forward_phase",
     "numerical_note",
+    "ops",
     "pygraph",
     "reduction_mode",
     "reshape_mode",
@@ -119,6 +120,6 @@ def install(replace: bool = False) -> ModuleType:
             "give replace=True."
         )
     sys.modules["cudnn"] = own
-    for name in ("wrapper",):
+    for name in ("ops", "wrapper"):
         sys.modules[f"cudnn.{name}"] = sys.modules[f"{__name__}.{name}"]
     return own

@@ -30,6 +30,7 @@ DIFFERENCES = {
 
 EXTRAS = {
     "Graph": "The short way, which cuDNN's package loads when it is asked for.",
+    "ops": "Functions on torch tensors, which cuDNN's package loads when they are asked for.",
     "install": "Makes `import cudnn` find this module.",
     "set_backend_version": "Follows the rules of another version.",
 }
@@ -38,6 +39,7 @@ EXTRAS = {
 NOT_THERE = {
     **{f"cudnn.{name}": "A kernel by itself, no graph." for name in absent.NAMES},
     **{f"pygraph.{name}": "Recurrent attention." for name in LINEAR_ATTENTION},
+    "cudnn.ops.causal_conv1d": "No operation yet.",
     "pygraph.populate_cuda_graph": "Capture the stream of execute() instead.",
     "pygraph.update_cuda_graph": "Capture the stream of execute() instead.",
 }

@@ -106,9 +106,11 @@ class pygraph(Attention, Plans):
             raise BadParameterError(f"tensor: {', '.join(kwargs)} is no argument of it. Leave it out.")
         made = super().tensor(
             dim, stride, enums.weft_type(data_type), is_virtual, is_pass_by_value, ragged_offset,
-            enums.to_weft(reordering_type) or weft_enums.tensor_reordering.NONE, name, uid,
+            enums.to_weft(reordering_type) or weft_enums.tensor_reordering.NONE, name,
         )  # fmt: skip
         assert isinstance(made, Tensor)
+        if uid is not None and uid >= 0:
+            made.set_uid(uid)
         if ragged_offset_multiplier != 1:
             made.set_ragged_offset_multiplier(ragged_offset_multiplier)
         return made.set_alignment_value(alignment_value)

@@ -16,8 +16,15 @@ from weft.plan import Overrides, Plan
 from weft.slots import Slot
 
 
-class RoundingPlan(Plan):
-    """A plan that rounds numbers to the type of a by-value scalar, whatever library they come from."""
+class ScriptPlan(Plan):
+    """A plan that rounds numbers to the type of a by-value scalar, whatever library they come from, and
+    takes torch's parameters as memory, as cuDNN does."""
+
+    def _checked_address(
+        self, frame: Frame, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
+    ) -> int:
+        value = value.detach() if buffers.requires_grad(value) else value
+        return super()._checked_address(frame, where, i, slot, value, memory)
 
     @staticmethod
     def _scalar_address(frame: Frame, where: str, slot: Slot, value: Any, i: int) -> int:
@@ -69,7 +76,7 @@ class PlanEntry(NamedTuple):
 class Plans(Operations):
     """A graph's plans: created, filtered, listed, selected."""
 
-    plan_type = RoundingPlan
+    plan_type = ScriptPlan
 
     # ---- Creating and filtering ----
 
@@ -228,5 +235,5 @@ def _knobs(knobs: Mapping[int, int]) -> dict[Any, int]:
 def _workspace(plan: Plan, handle: Handle | None, uids: Any, shapes: Any, strides: Any) -> int:
     if not uids:
         return plan.workspace_size
-    assert isinstance(plan, RoundingPlan)
+    assert isinstance(plan, ScriptPlan)
     return plan.workspace_of(_overrides(uids, shapes, strides), handle)

@@ -3,6 +3,7 @@ validate(), which is then done anew."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from weft import dtypes, tensor
@@ -25,6 +26,11 @@ class Tensor(tensor.Tensor):
         self.is_late = False  # made when the graph was built already: no operation knows it
 
     # ---- Setters ----
+
+    def set_uid(self, uid: Any) -> Tensor:
+        """Gives the tensor its number, unique in the graph: an int, or a member of an enumeration of them."""
+        super().set_uid(int(uid) if isinstance(uid, IntEnum) else uid)
+        return self
 
     def _changeable(self) -> Tensor:
         if self.graph.is_built and not self.is_late:

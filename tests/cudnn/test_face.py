@@ -1,0 +1,269 @@
+"""What the face decides by itself: enumerations, arguments, refusals by name, life cycle, names."""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import weft
+import weft.cudnn as cudnn
+from weft.cudnn.differences import NOT_THERE
+from weft.cudnn.enums import cudnn_type, to_weft, weft_type
+
+T = cudnn.data_type
+
+
+def graph(**more: Any) -> cudnn.pygraph:
+    more.setdefault("io_data_type", T.FLOAT)
+    return cudnn.pygraph(handle=cudnn.create_handle("cpu"), **more)
+
+
+# ---- Enumerations ----
+
+
+def test_data_types_go_there_and_back() -> None:
+    for member in T:
+        found = weft_type(member)
+        if member is T.NOT_SET:
+            assert found is None
+        else:
+            assert cudnn_type(found) is member
+
+
+def test_dtypes_of_other_libraries_are_taken() -> None:
+    g = graph()
+    assert g.tensor([1], data_type=np.float16).get_data_type() is T.HALF
+    assert g.tensor([1], data_type=np.dtype(ml_dtypes.bfloat16)).get_data_type() is T.BFLOAT16
+    assert g.tensor([1], data_type=np.bool_).get_data_type() is T.BOOLEAN
+    assert g.tensor([1]).set_data_type("f64").get_data_type() is T.DOUBLE
+
+
+def test_booleans_follow_the_version() -> None:
+    assert weft_type(T.BOOLEAN) is weft.data_type.BYTE_BOOLEAN
+    cudnn.set_backend_version(92400)
+    assert weft_type(T.BOOLEAN) is weft.data_type.BOOLEAN
+    assert weft_type(weft.data_type.BYTE_BOOLEAN) is weft.data_type.BYTE_BOOLEAN
+    with pytest.raises(ValueError, match="backend version: 8 is none of cuDNN 9"):
+        cudnn.set_backend_version(8)
+
+
+def test_a_declared_bit_stays_a_bit() -> None:
+    g = graph()
+    assert g.tensor([8], data_type=weft.data_type.BOOLEAN)._data_type is weft.data_type.BOOLEAN
+
+
+def test_what_weft_lacks_of_an_enumeration_is_refused_by_name() -> None:
+    with pytest.raises(
+        cudnn.cudnnGraphNotSupportedError, match=r"moe_grouped_matmul_mode\.COMBINE: Weft has no such member"
+    ):
+        to_weft(cudnn.moe_grouped_matmul_mode.COMBINE)
+
+
+# ---- Arguments ----
+
+
+def test_a_norm_takes_its_phase_in_either_place() -> None:
+    g = graph()
+    x, s, b, e = g.tensor([2, 4]), g.tensor([1, 4]), g.tensor([1, 4]), g.tensor_scalar(1e-5, scalar_type=1)
+    phase = cudnn.norm_forward_phase.TRAINING
+    made = [g.layernorm(phase, x, s, b, e), g.layernorm(x, s, b, e, phase)]
+    made += [g.layernorm(x, s, b, e, norm_forward_phase=phase)]
+    assert all(mean is not None for _, mean, _ in made)
+    assert [node.inputs for node in g.nodes] == [{"input": x, "scale": s, "bias": b, "epsilon": e}] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda g, x: g.relu(), r"relu\(\) lacks input"),
+        (
+            lambda g, x: g.relu(x, slope=1),
+            r"relu\(\) got an unexpected argument 'slope'; it takes \['compute",
+        ),
+        (lambda g, x: g.add(x, x, x), r"add\(\) takes 2 arguments by position: \('a', 'b'\)"),
+        (lambda g, x: g.slice(x), r"slice\(\) lacks slices"),
+        (lambda g, x: g.sdpa(x, x), r"sdpa\(\) lacks v"),
+        (lambda g, x: g.sdpa(x, x, x, q=x), r"sdpa\(\) got two values for 'q'"),
+        (lambda g, x: g.sdpa(x, x, x, mask=x), r"sdpa\(\) got an unexpected argument 'mask'"),
+    ],
+)
+def test_wrong_arguments(call: Any, sentence: str) -> None:
+    g = graph()
+    with pytest.raises(TypeError, match=sentence):
+        call(g, g.tensor([2, 4]))
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda g, x: g.reduction(x, cudnn.reduction_mode.ADD, group_offset=x, name="sum"),
+            "reduction 'sum': group_offset is given, which Weft has nothing for. Leave it out.",
+        ),
+        (
+            lambda g, x: g.block_scale_quantize(x, block_size=32, group_offset=x),
+            "block_scale_quantize: group_offset is given, which Weft has nothing for. Leave it out.",
+        ),
+        (
+            lambda g, x: g.moe_grouped_matmul(x, x, x, top_k_scores=x),
+            "moe_grouped_matmul: top_k_scores is given, which Weft has nothing for. Leave it out.",
+        ),
+        (
+            lambda g, x: g.sdpa_fp8(*[x] * 9, cu_seq_len_q=x, name="attn"),
+            "sdpa_fp8 'attn': cu_seq_len_q is given, which Weft has nothing for. Leave it out.",
+        ),
+        (
+            lambda g, x: g.sdpa_mxfp8(*[x] * 6, paged_attention_k_table=x),
+            "sdpa_mxfp8: paged_attention_k_table is given, which Weft has nothing for. Leave it out.",
+        ),
+        (lambda g, x: g.gdn(x, name="net"), "gdn 'net': Weft has no such operation."),
+    ],
+)
+def test_nothing_is_ignored_in_silence(call: Any, sentence: str) -> None:
+    g = graph()
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError) as refused:
+        call(g, g.tensor([2, 4]))
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("name", [name for name in NOT_THERE if name.startswith("cudnn.")])
+def test_what_is_not_there_says_so(name: str) -> None:
+    function: Any = cudnn
+    for part in name.split(".")[1:]:
+        function = getattr(function, part)
+    arguments = (None, None) if name.startswith("cudnn.ops") else ()
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError) as refused:
+        function(*arguments)
+    assert str(refused.value) == f"{name}: Weft has no such function."
+
+
+def test_unknown_keywords_of_graphs_and_tensors() -> None:
+    with pytest.raises(ValueError, match="pygraph: colour is no argument of it"):
+        graph(colour=1)
+    with pytest.raises(ValueError, match="tensor: colour is no argument of it"):
+        graph().tensor([1], colour=1)
+
+
+def test_dims_of_results_by_name() -> None:
+    g = graph()
+    y, scale = g.block_scale_quantize(
+        g.tensor([1, 4, 64]), block_size=32, axis=2, out_dims={"scale": [1, 4, 2]}
+    )
+    assert (y._dims, scale._dims) == ((), (1, 4, 2))
+    first, _ = g.genstats(g.tensor([1, 4, 2, 2]), out_dims=[[1, 4, 1, 1], None])
+    assert first._dims == (1, 4, 1, 1)
+
+
+# ---- Tensors and life cycle ----
+
+
+def test_properties_of_tensors() -> None:
+    g = graph()
+    offset = g.tensor([3, 1, 1, 1], data_type=T.INT32)
+    x = g.tensor([2, 4], [4, 1], T.HALF, ragged_offset=offset, ragged_offset_multiplier=4, alignment_value=32)
+    assert (x.dim_assigned, x.stride_assigned, x.uid_assigned) == (True, True, False)
+    assert (x.ragged_offset, x.ragged_offset_multiplier, x.alignment_value) == (offset, 4, 32)
+    assert (x.data_type, x.reordering_type, x.owner) == (T.HALF, cudnn.tensor_reordering.NONE, g)
+    tiles = g.tensor([1, 128, 4], reordering_type=cudnn.tensor_reordering.F8_128x4)
+    assert tiles.get_reordering_type() is cudnn.tensor_reordering.F8_128x4
+    scalar = g.tensor_scalar(2.5, cudnn.scalar_type.COMPILE_TIME_CONST)
+    assert (scalar.pass_by_value, scalar.scalar_type) == (2.5, cudnn.scalar_type.COMPILE_TIME_CONST)
+    virtual = g.tensor_like(x, is_virtual=True)
+    assert (virtual.get_is_virtual(), virtual.get_dim()) == (True, [2, 4])
+    x.validate()
+    with pytest.raises(ValueError, match=r"2 dims .* and 1 strides"):
+        g.tensor([2, 4], [1], name="odd").validate()
+
+
+def test_uids_of_enumerations() -> None:
+    class Uid(enum.IntEnum):
+        X = 7
+        Y = 9
+
+    g = graph()
+    y = g.neg(g.tensor([2], uid=Uid.X)).set_output(True).set_uid(Uid.Y)
+    g.build()
+    result = np.empty(2, "f4")
+    g.execute({Uid.X: np.float32([1, 2]), Uid.Y: result})
+    np.testing.assert_array_equal(result, [-1, -2])
+    assert y.get_uid() == 9
+
+
+def test_operations_are_refused_once_the_graph_is_built() -> None:
+    g = graph()
+    x = g.tensor([2])
+    g.neg(x, name="first")
+    g.validate()
+    g.neg(x, name="second")  # still open
+    g.build_operation_graph()
+    with pytest.raises(ValueError, match="its operation graph is built and takes no more operations"):
+        g.neg(x)
+
+
+def test_graphs_are_pickled_as_their_plan() -> None:
+    g = graph()
+    g.neg(g.tensor([2], name="x"), name="y")
+    g.build()
+    loaded = pickle.loads(pickle.dumps(g))
+    assert isinstance(loaded, cudnn.pygraph)
+    np.testing.assert_array_equal(loaded(np.float32([1, 2])), [-1, -2])
+
+
+def test_nodes_and_names() -> None:
+    g = graph(name="net")
+    x = g.tensor([2, 4], name="x")
+    y = g.relu(g.neg(x, name="neg"), name="act")
+    node = g.get_node("act")
+    assert (node.node_type, node.outputs) == (cudnn.NodeType.POINTWISE, {"OUT_0": y})
+    assert g.find_tensor("x") is x
+    assert g.find_tensor("neg::IN_0") is x
+    assert g.find_tensor("act::input") is node.inputs["input"]
+    assert (g.get_inputs(), g.context.name, g.context.io_data_type) == ([x], "net", T.FLOAT)
+    with pytest.raises(ValueError, match=r"no operation is named 'pool'\. It has neg, act\."):
+        g.get_node("pool")
+    with pytest.raises(ValueError, match="no tensor is named 'act::weight'"):
+        g.find_tensor("act::weight")
+
+
+def test_calls_with_a_workspace_of_the_callers() -> None:
+    x = np.ones((1, 4, 4), "f4")
+    with cudnn.Graph(workspace_alloc=False, handle=cudnn.create_handle("cpu")) as g:
+        g.softmax(g.matmul(x, x, name="mm"))
+    size = g.get_workspace_size()
+    if size:
+        with pytest.raises(ValueError, match=f"workspace_alloc=False and needs {size} bytes"):
+            g(x, x)
+    made = g({"mm::A": x, "mm::B": x}, workspace=np.empty(max(size, 1), "u1"), handle=g.handle)
+    np.testing.assert_allclose(made, np.full((1, 4, 4), 0.25))
+
+
+def test_parameters_of_torch_are_memory() -> None:
+    torch = pytest.importorskip("torch")
+    w = torch.nn.Parameter(torch.ones(2, 3))
+    g = graph()
+    W = g.tensor_like(w.detach())
+    y = g.neg(W).set_output(True)
+    g.build()
+    result = torch.zeros(2, 3)
+    g.execute({W: w, y: result}, torch.empty(0, dtype=torch.uint8))
+    assert torch.equal(result, -torch.ones(2, 3))
+
+
+def test_the_gap_between_buffers_and_uids() -> None:
+    g = graph()
+    g.neg(g.tensor([2], uid=1)).set_uid(2)
+    g.build()
+    with pytest.raises(ValueError, match=r"execute: 1 buffers and 2 tensor_uids\. Give a uid for each\."):
+        g.execute([np.zeros(2, "f4")], tensor_uids=[1, 2])
+
+
+def test_the_device_of_a_handle() -> None:
+    device = cudnn.DeviceInfo.of(cudnn.create_handle("cpu"))
+    assert (device.kind, device.sm_version) == ("cpu", 0)
+    assert cudnn.sdpa_capabilities(cudnn.create_handle("cpu"))["device"] == device
+    assert cudnn.is_frontend_knob_type(cudnn.knob_type.MMA_TILE_M)
+    assert not cudnn.is_frontend_knob_type(cudnn.knob_type.TILE_M)
