@@ -120,6 +120,11 @@ def test_wrong_arguments(call: Any, sentence: str) -> None:
             lambda g, x: g.sdpa_mxfp8(*[x] * 6, paged_attention_k_table=x),
             "sdpa_mxfp8: paged_attention_k_table is given, which Weft has nothing for. Leave it out.",
         ),
+        (
+            lambda g, x: g.sdpa(x, x, x, dropout=(x, x)),
+            "sdpa: dropout with a mask tensor is given, a feature of attention that does not exist yet. "
+            "Leave it out.",
+        ),
         (lambda g, x: g.gdn(x, name="net"), "gdn 'net': Weft has no such operation."),
     ],
 )
@@ -267,3 +272,19 @@ def test_the_device_of_a_handle() -> None:
     assert cudnn.sdpa_capabilities(cudnn.create_handle("cpu"))["device"] == device
     assert cudnn.is_frontend_knob_type(cudnn.knob_type.MMA_TILE_M)
     assert not cudnn.is_frontend_knob_type(cudnn.knob_type.TILE_M)
+
+
+@pytest.mark.parametrize(
+    ("dims", "angles", "rope_dim", "sentence"),
+    [
+        ([2, 3, 5, 8], [4, 1, 1, 8], None, r"freqs has 4 positions, x is \[2, 3, 5, 8\]"),
+        ([2, 3, 5, 8], [5, 1, 1, 3], 3, r"rope_dim is 3, heads have 8 elements\. Give an even number\."),
+        ([2, 3, 5, 8], [5, 1, 1, 10], 10, "rope_dim is 10, heads have 8 elements"),
+    ],
+)
+def test_rotations_that_make_no_sense(
+    dims: list[int], angles: list[int], rope_dim: int | None, sentence: str
+) -> None:
+    g = graph()
+    with pytest.raises(ValueError, match=sentence):
+        g.rope(g.tensor(dims), g.tensor(angles), rope_dim=rope_dim)

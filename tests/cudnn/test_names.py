@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import weft
 import weft.cudnn as cudnn
 from weft.cudnn.differences import DIFFERENCES, EXTRAS
+from weft.cudnn.rotary import COMPOSED
+from weft.cudnn.table import MATMUL, POINTWISE, STRUCTURED
 
 FACTS = json.loads(Path(__file__).with_name("frontend_names.json").read_text())
 TAIL = ["name", "compute_data_type", "out_dims"]
@@ -85,8 +88,6 @@ def differences_of_enumerations() -> list[str]:
 
 
 def differences_of_results() -> list[str]:
-    from weft.cudnn.table import STRUCTURED
-
     return [
         f"pygraph.{name}: results {' '.join(row.results)}, cuDNN {FACTS['structured'][name]['outputs']}"
         for name, row in STRUCTURED.items()
@@ -106,6 +107,13 @@ def test_what_differs_is_in_the_table_with_its_reason() -> None:
     print("\n".join(found))
     assert set(found) == set(DIFFERENCES)
     assert all(reason.endswith(".") for reason in DIFFERENCES.values())
+
+
+def test_wefts_methods_take_what_the_rows_say() -> None:
+    for name, row in {**POINTWISE, **STRUCTURED, "matmul": MATMUL}.items():
+        method = getattr(weft.Graph, name, None) or COMPOSED[name]
+        wanted = {*row.operands, *row.attributes, "name", "compute_data_type"} - {*row.lacking}
+        assert wanted <= inspect.signature(method).parameters.keys(), name
 
 
 def test_names_that_cudnn_lacks_are_in_the_table() -> None:

@@ -115,7 +115,9 @@ class pygraph(Attention, Plans):
             made.set_ragged_offset_multiplier(ragged_offset_multiplier)
         return made.set_alignment_value(alignment_value)
 
-    def tensor_like(self, template: Any, name: str = "", is_virtual: bool = False) -> Tensor:  # type: ignore[override]
+    def tensor_like(  # type: ignore[override]
+        self, template: Any, name: str = "", is_virtual: bool = False
+    ) -> Tensor:
         """Adds a tensor of the shape, strides and type of another tensor or of an array; an array of one
         element on the host becomes a by-value scalar."""
         made = super().tensor_like(template, name)
@@ -319,7 +321,9 @@ class pygraph(Attention, Plans):
 
     # ---- Saving ----
 
-    def serialize(self, *, as_bytes: bool = False, include_kernels: bool = True) -> Any:  # type: ignore[override]
+    def serialize(  # type: ignore[override]
+        self, *, as_bytes: bool = False, include_kernels: bool = True
+    ) -> Any:
         """The chosen plan as a list of numbers, or as bytes. include_kernels: with the machine code of its
         kernels."""
         data = super().serialize(code=include_kernels)

@@ -11,6 +11,7 @@ from weft import buffers, enums
 from weft.arguments import label
 from weft.cudnn.enums import NodeType, norm_forward_phase, to_weft, weft_type
 from weft.cudnn.names import Node
+from weft.cudnn.rotary import COMPOSED
 from weft.cudnn.table import LINEAR_ATTENTION, MATMUL, POINTWISE, REQUIRED, STRUCTURED, Row
 from weft.errors import NotSupportedError
 from weft.graphs import Graph
@@ -39,11 +40,9 @@ class Operations(Graph):
         for key in row.lacking:
             if key in values:
                 raise NotSupportedError(f"{where}: {key} is given, which Weft has nothing for. Leave it out.")
-        weft_method = getattr(Graph, method, None)
-        if weft_method is None:
-            raise NotSupportedError(f"{where}: Weft has no such operation.")
         converted = {key: to_weft(value) for key, value in values.items()}
-        made = weft_method(self, **converted, compute_data_type=weft_type(compute_data_type), name=name)
+        add: Any = getattr(Graph, method, None) or COMPOSED[method]
+        made = add(self, **converted, compute_data_type=weft_type(compute_data_type), name=name)
         self._note(method, row, values, made, out_dims)
         return made
 
@@ -143,7 +142,7 @@ def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
         name, compute_data_type = tail.get("name", ""), tail.get("compute_data_type")
         return self._add(method, row, given, name, compute_data_type, out_dims)
 
-    return _dressed(add, method, signature_of(row, tail), getattr(Graph, method, None))
+    return _dressed(add, method, signature_of(row, tail), getattr(Graph, method, None) or COMPOSED[method])
 
 
 def _dressed(function: Callable[..., Any], name: str, signature: Signature, like: Any) -> Callable[..., Any]:
@@ -154,7 +153,7 @@ def _dressed(function: Callable[..., Any], name: str, signature: Signature, like
 
 
 def _sentence(name: str, like: Any) -> str:
-    """The first paragraph of Weft's own description."""
+    """Weft's own description without the arguments."""
     text = (like.__doc__ or "") if like is not None else f"{name}: an operation that Weft has not."
     first: str = text.split("\n\n        Args:")[0]
     return first

@@ -321,3 +321,43 @@ def test_the_gradients_of_fp8(place: Any) -> None:
         buffers, (dS @ wk, dS.swapaxes(-1, -2) @ wq, weights.swapaxes(-1, -2) @ slope), strict=False
     ):
         place.close(got, want, "e5m2")
+
+
+def turned(x: Any, angles: Any, sign: float = 1) -> Any:
+    """The last elements rotated by angles, halves against each other; the others as they are."""
+    size = angles.shape[-1]
+    head, tail = x[..., :-size], x[..., -size:]
+    across = np.concatenate([-tail[..., size // 2 :], tail[..., : size // 2]], -1)
+    return np.concatenate([head, tail * np.cos(angles) + sign * across * np.sin(angles)], -1)
+
+
+def test_rotary_embedding_before_attention(place: Any) -> None:
+    q, k, v = operands(place, "f32", q=16)
+    half = np.random.default_rng(3).uniform(0, 6, (16, 1, 1, 2))
+    angles = place.put(np.concatenate([half, half], -1), "f32")
+    g = graph(place, T.FLOAT)
+    Q, K, V, F = map(g.tensor_like, (q, k, v, angles))
+    plain = g.identity(Q, name="plain")  # of dims that are not known yet
+    rotated = [g.rope(x, F, rope_dim=4, name=n) for x, n in ((plain, "of_q"), (K, "of_k"))]
+    O, _ = g.sdpa(*rotated, V, attn_scale=0.4, generate_stats=False)
+    O.set_output(True)
+    g.build()
+    o = place.like(O)
+    place.run(g, {Q: q, K: k, V: v, F: angles, O: o})
+    along = place.get(angles).transpose(1, 2, 0, 3)
+    want, _, _ = attended(turned(place.get(q), along), turned(place.get(k), along), place.get(v), 0.4)
+    place.close(o, want)
+    assert g.find_tensor("of_q::OUT_0") is rotated[0]
+
+
+def test_the_gradient_of_rotary_embedding(place: Any) -> None:
+    dy = place.random((10, 2, 3, 8))
+    half = np.random.default_rng(3).uniform(0, 6, (10, 1, 1, 4))
+    angles = place.put(np.concatenate([half, half], -1), "f32")
+    g = graph(place, T.FLOAT)
+    DY, F = g.tensor_like(dy), g.tensor_like(angles)
+    DX = g.rope_backward(dY=DY, freqs=F, output_scale=0.5, name="rope").set_output(True)
+    g.build()
+    dx = place.like(DX)
+    place.run(g, {DY: dy, F: angles, DX: dx})
+    place.close(dx, 0.5 * turned(place.get(dy), place.get(angles), -1))
