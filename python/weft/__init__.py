@@ -1,7 +1,7 @@
 """Weft: deep-learning primitives as graphs of tensor operations, planned and run on CPUs and NVIDIA GPUs.
 
-Graph is the front door. Names and arguments are those of cuDNN's Python frontend, so `import weft as cudnn`
-runs its scripts. Importing this package loads neither the library nor NumPy; the first use does.
+Graph is the front door. Names and arguments are those of cuDNN's Python frontend; weft.cudnn runs its scripts
+as they stand. Importing this package loads neither the library nor NumPy; the first use does.
 """
 
 from __future__ import annotations

@@ -113,14 +113,6 @@ def test_wrong_arguments(call: Any, sentence: str) -> None:
             "moe_grouped_matmul: top_k_scores is given, which Weft has nothing for. Leave it out.",
         ),
         (
-            lambda g, x: g.sdpa_fp8(*[x] * 9, cu_seq_len_q=x, name="attn"),
-            "sdpa_fp8 'attn': cu_seq_len_q is given, which Weft has nothing for. Leave it out.",
-        ),
-        (
-            lambda g, x: g.sdpa_mxfp8(*[x] * 6, paged_attention_k_table=x),
-            "sdpa_mxfp8: paged_attention_k_table is given, which Weft has nothing for. Leave it out.",
-        ),
-        (
             lambda g, x: g.sdpa(x, x, x, dropout=(x, x)),
             "sdpa: dropout with a mask tensor is given, a feature of attention that does not exist yet. "
             "Leave it out.",
@@ -288,3 +280,58 @@ def test_rotations_that_make_no_sense(
     g = graph()
     with pytest.raises(ValueError, match=sentence):
         g.rope(g.tensor(dims), g.tensor(angles), rope_dim=rope_dim)
+
+
+def test_running_sums_of_lengths_serve_fp8() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 1, 8, 16)).astype(ml_dtypes.float8_e4m3fn) for _ in "qkv")
+    used, one = np.array([5, 8], "i4"), np.ones((1, 1, 1, 1), "f4")
+    results = []
+    for is_sum in (False, True):
+        g = graph()
+        tensors = [g.tensor_like(a) for a in (q, k, v)]
+        factors = [g.tensor([1, 1, 1, 1], data_type=T.FLOAT) for _ in range(6)]
+        dims = [3, 1, 1, 1] if is_sum else [2, 1, 1, 1]
+        lengths = g.tensor(dims, data_type=T.INT32)
+        kind = "cu_seq_len" if is_sum else "seq_len"
+        named = {f"{kind}_q": lengths, f"{kind}_kv": lengths}
+        o, *_ = g.sdpa_fp8(*tensors, *factors, attn_scale=0.25, use_padding_mask=True, **named)
+        o.set_output(True).set_data_type(T.FP8_E4M3)
+        g.build()
+        given = np.array([0, 5, 13], "i4").reshape(dims) if is_sum else used.reshape(dims)
+        result = np.zeros((2, 1, 8, 16), ml_dtypes.float8_e4m3fn)
+        pack = dict(zip([*tensors, *factors], [q, k, v, *[one] * 6], strict=True))
+        g.execute(pack | {lengths: given, o: result})
+        results.append(result.astype(float))
+    assert np.abs(results[0]).sum() > 0
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_pages_serve_mxfp8() -> None:
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((1, 1, 4, 32)).astype(ml_dtypes.float8_e4m3fn)
+    k, v = (rng.standard_normal((2, 1, 32, 32)).astype(ml_dtypes.float8_e4m3fn) for _ in "kv")
+    of_q, of_k, of_v = (
+        (2.0 ** rng.integers(-1, 2, s)).astype(ml_dtypes.float8_e8m0fnu)
+        for s in ((1, 1, 4, 1), (2, 1, 32, 1), (2, 1, 1, 32))
+    )
+    table, length = np.array([1, 0], "i4").reshape(1, 1, 2, 1), np.full((1, 1, 1, 1), 50, "i4")
+    g = graph(io_data_type=None)
+    Q, K, V, A, B, C = map(g.tensor_like, (q, k, v, of_q, of_k, of_v))
+    page = g.tensor([1, 1, 2, 1], data_type=T.INT32)
+    rows, used = (g.tensor([1, 1, 1, 1], data_type=T.INT32) for _ in "qk")
+    o, _, _ = g.sdpa_mxfp8(
+        Q, K, V, A, B, C, attn_scale=0.1, generate_stats=False, use_padding_mask=True, seq_len_q=rows,
+        seq_len_kv=used, paged_attention_k_table=page, paged_attention_v_table=page,
+        paged_attention_max_seq_len_kv=64,
+    )  # fmt: skip
+    o.set_output(True).set_data_type(T.FLOAT)
+    g.build()
+    result = np.zeros((1, 1, 4, 32), "f4")
+    four = np.full((1, 1, 1, 1), 4, "i4")
+    g.execute({Q: q, K: k, V: v, A: of_q, B: of_k, C: of_v, page: table, rows: four, used: length, o: result})
+    wide = [x.astype(float) for x in (q * 1.0 * of_q.astype(float), k, v, of_k, of_v)]
+    keys, values = (np.concatenate([x[1], x[0]], 1)[:, :50] for x in (wide[1] * wide[3], wide[2] * wide[4]))
+    scores = np.exp(0.1 * wide[0][0] @ keys.swapaxes(-1, -2))
+    want = scores / scores.sum(-1, keepdims=True) @ values
+    np.testing.assert_allclose(result[0], want, rtol=1e-2, atol=1e-2)

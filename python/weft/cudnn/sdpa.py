@@ -11,6 +11,7 @@ from typing import Any
 
 from weft import buffers, enums
 from weft.arguments import label
+from weft.backend import operations
 from weft.cudnn.enums import NodeType, to_weft, weft_type
 from weft.cudnn.names import Node
 from weft.cudnn.operations import Operations
@@ -108,14 +109,16 @@ class Attention(Operations):
         values = {key: self._array(where, key, value) for key, value in given.items() if value is not None}
         log2_stats = values.pop("stats_use_log2", False)
         prepared = self._in_wefts_form(where, dict(values))
-        made = getattr(Graph, method)(
-            self, **_known(method, where, prepared), compute_data_type=weft_type(compute), name=name
-        )
+        known, rows = _known(method, where, prepared)
+        made = getattr(Graph, method)(self, **known, compute_data_type=weft_type(compute), name=name)
+        operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
+        for key, value in rows.items():
+            row = operations()[operation.kind].rows[key]
+            operation.values[key] = self._as_operand(value, row, where, key)
         made = self._to_base_2(made) if log2_stats and made[1] is not None else made
         inputs = {key: v for key, v in values.items() if isinstance(v, Tensor)}
         outputs = {key: t for key, t in zip(RESULTS[method], made, strict=True) if t is not None}
         attributes = {key: v for key, v in values.items() if key not in inputs}
-        operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
         kind = NodeType[_NODES[method]]
         self._nodes.append(Node(operation.name, kind, method, inputs, outputs, attributes))
         return made
@@ -175,18 +178,29 @@ _NODES = {
 }
 
 
+_KINDS = ("sdpa_fwd", "sdpa_bwd")
+"""Weft's operations: forward, backward."""
+
+
 @cache
 def _parameters(method: str) -> Mapping[str, Parameter]:
     return signature(getattr(Graph, method)).parameters
 
 
-def _known(method: str, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that Weft's method has; refuses by name what it lacks and is asked for."""
-    known = _parameters(method)
-    for key, value in values.items():
-        if key not in known and key not in _BOUNDS and value is not False:
+def _known(method: str, where: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments that Weft's method has, and those that its operation has besides; refuses by name what
+    neither has."""
+    known, rows = _parameters(method), operations()[_KINDS[_NODES[method].endswith("BWD")]].rows
+    lacking = {
+        key: v for key, v in values.items() if key not in known and key not in _BOUNDS and v is not False
+    }
+    for key in lacking:
+        if key not in rows:
             raise NotSupportedError(f"{where}: {key} is given, which Weft has nothing for. Leave it out.")
-    return {key: value for key, value in values.items() if key in known}
+    taken = {key: value for key, value in values.items() if key in known}
+    if any(key.startswith("cu_seq_len") for key in lacking):
+        taken["use_padding_mask"] = False  # which Weft's method would hold against the other lengths
+    return taken, lacking
 
 
 def _bind(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
