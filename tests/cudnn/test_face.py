@@ -153,6 +153,17 @@ def test_dims_of_results_by_name() -> None:
     assert (y._dims, scale._dims) == ((), (1, 4, 2))
     first, _ = g.genstats(g.tensor([1, 4, 2, 2]), out_dims=[[1, 4, 1, 1], None])
     assert first._dims == (1, 4, 1, 1)
+    q = g.tensor([1, 1, 4, 8])
+    o, stats = g.sdpa(q, q, q, generate_stats=True, out_dims=[[1, 1, 4, 8], [1, 1, 4, 1]])
+    assert (o._dims, stats._dims) == ((1, 1, 4, 8), (1, 1, 4, 1))
+
+
+def test_what_calls_take_and_return_may_be_named_later() -> None:
+    g = graph()
+    a, b = g.tensor([2]), g.tensor([2])
+    g.relu(g.sub(a, b, name="difference"), name="act")
+    g.set_io_tuples(["difference::b", "difference::a"], ["act::OUT_0"])
+    np.testing.assert_array_equal(g(np.float32([1, 9]), np.float32([4, 5])), [3, 0])
 
 
 # ---- Tensors and life cycle ----

@@ -63,8 +63,7 @@ class Operations(Graph):
         self._nodes.append(Node(name, kind, method, inputs, outputs, attributes))
         if row.typed_like:
             made._data_type = inputs[row.typed_like]._data_type
-        for tensor, dims in _dims_of(outputs, out_dims):
-            tensor.set_dim(dims)
+        set_dims(outputs, out_dims)
 
     def matmul(  # type: ignore[override]
         self, A: Any, B: Any, compute_data_type: Any = None, padding: float = 0.0, name: str = ""
@@ -77,15 +76,16 @@ class Operations(Graph):
         return made
 
 
-def _dims_of(outputs: Mapping[str, Tensor], out_dims: Any) -> list[tuple[Tensor, Sequence[int]]]:
-    """Which results have which dims. out_dims: those of the first, of each in order, or by name."""
+def set_dims(outputs: Mapping[str, Tensor], out_dims: Any) -> None:
+    """Gives results dims. out_dims: those of the first, of each in order, or by name."""
     if out_dims is None:
-        return []
-    if isinstance(out_dims, Mapping):
-        return [(outputs[key], dims) for key, dims in out_dims.items() if dims is not None]
-    if all(isinstance(extent, int) for extent in out_dims):
-        out_dims = [out_dims]
-    return [(t, dims) for t, dims in zip(outputs.values(), out_dims, strict=False) if dims is not None]
+        return
+    if not isinstance(out_dims, Mapping):
+        is_one = all(isinstance(extent, int) for extent in out_dims)
+        out_dims = dict(zip(outputs, [out_dims] if is_one else out_dims, strict=False))
+    for key, dims in out_dims.items():
+        if dims is not None:
+            outputs[key].set_dim(dims)
 
 
 def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:

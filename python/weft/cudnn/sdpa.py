@@ -14,7 +14,7 @@ from weft.arguments import label
 from weft.backend import operations
 from weft.cudnn.enums import NodeType, to_weft, weft_type
 from weft.cudnn.names import Node
-from weft.cudnn.operations import Operations
+from weft.cudnn.operations import Operations, set_dims
 from weft.cudnn.table import BOOLEAN_RESULTS
 from weft.errors import NotSupportedError
 from weft.graphs import Graph
@@ -101,7 +101,7 @@ _BOUNDS = ("max_total_seq_len_q", "max_total_seq_len_kv", "implementation")
 class Attention(Operations):
     """The attention methods of a graph."""
 
-    def _attend(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def _attend(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any], out_dims: Any) -> Any:
         """Adds an attention operation: arguments bound, brought into Weft's form, and named."""
         given = _bind(method, arguments, named)
         name, compute = given.pop("name", ""), given.pop("compute_data_type", None)
@@ -121,6 +121,7 @@ class Attention(Operations):
         attributes = {key: v for key, v in values.items() if key not in inputs}
         kind = NodeType[_NODES[method]]
         self._nodes.append(Node(operation.name, kind, method, inputs, outputs, attributes))
+        set_dims(outputs, out_dims)
         return made
 
     def _array(self, where: str, key: str, value: Any) -> Any:
@@ -238,10 +239,7 @@ def _signature(method: str) -> Signature:
 
 def _method(method: str) -> Any:
     def attend(self: Attention, *args: Any, out_dims: Any = None, **named: Any) -> Any:
-        made = self._attend(method, args, named)
-        if out_dims is not None:
-            made[0].set_dim(out_dims)
-        return made
+        return self._attend(method, args, named, out_dims)
 
     attend.__name__, attend.__qualname__ = method, f"pygraph.{method}"
     attend.__doc__ = (getattr(Graph, method).__doc__ or "").split("\n\n        Args:")[0]
