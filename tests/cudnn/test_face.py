@@ -117,6 +117,10 @@ def test_wrong_arguments(call: Any, sentence: str) -> None:
             "sdpa: dropout with a mask tensor is given, a feature of attention that does not exist yet. "
             "Leave it out.",
         ),
+        (
+            lambda g, x: g.sdpa_fp8(*[x] * 9, fn=lambda graph, scores: scores),
+            "sdpa_fp8: fn is given, a feature of attention that does not exist yet. Leave it out.",
+        ),
         (lambda g, x: g.gdn(x, name="net"), "gdn 'net': Weft has no such operation."),
     ],
 )
@@ -136,6 +140,13 @@ def test_what_is_not_there_says_so(name: str) -> None:
     with pytest.raises(cudnn.cudnnGraphNotSupportedError) as refused:
         function(*arguments)
     assert str(refused.value) == f"{name}: Weft has no such function."
+
+
+def test_a_scale_given_twice() -> None:
+    g = graph()
+    x = g.tensor([1, 1, 2, 8])
+    with pytest.raises(ValueError, match="sdpa: attn_scale and attn_scale_prefolded are given"):
+        g.sdpa(x, x, x, attn_scale=0.5, attn_scale_prefolded=True)
 
 
 def test_unknown_keywords_of_graphs_and_tensors() -> None:

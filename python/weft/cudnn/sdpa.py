@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import Parameter, Signature, signature
-from math import e, inf, log2
+from math import e, inf, log, log2
 from typing import Any
 
 from weft import buffers, enums
@@ -16,7 +16,7 @@ from weft.cudnn.enums import NodeType, to_weft, weft_type
 from weft.cudnn.names import Node
 from weft.cudnn.operations import Operations, set_dims
 from weft.cudnn.table import BOOLEAN_RESULTS
-from weft.errors import NotSupportedError
+from weft.errors import BadParameterError, NotSupportedError
 from weft.graphs import Graph
 from weft.tensor import Tensor
 
@@ -71,7 +71,11 @@ _ORDER = {
 ARGUMENTS = {method: tuple(words.split()) for method, words in _ORDER.items()}
 """Arguments of each method in the order in which they may be given by position."""
 
-EXTRA = {"sdpa": ("kv_mask", "softmax_precision", "attn_scale_prefolded")}
+EXTRA = {
+    "sdpa": ("kv_mask", "softmax_precision", "attn_scale_prefolded"),
+    "sdpa_fp8": ("softmax_precision",),
+    "sdpa_mxfp8": ("softmax_precision", "attn_scale_prefolded"),
+}
 """Arguments by name alone."""
 
 REQUIRED = {
@@ -129,29 +133,29 @@ class Attention(Operations):
         return self._as_tensor(value, where, key) if is_array else value
 
     def _in_wefts_form(self, where: str, values: dict[str, Any]) -> dict[str, Any]:
-        if "softmax_precision" in values:
-            precision = weft_type(values.pop("softmax_precision"))
-            if precision not in (None, enums.data_type.FLOAT):
-                raise NotSupportedError(
-                    f"{where}: softmax_precision is {precision}, Weft's softmax is of FLOAT. Leave it out."
-                )
-        if values.pop("attn_scale_prefolded", False):
-            raise NotSupportedError(
-                f"{where}: attn_scale_prefolded is given, which Weft has nothing for. Give attn_scale."
-            )
-        for key in ("seq_len_q", "seq_len_kv"):
+        """Arguments as Weft's methods take them."""
+        _set_scale(where, values)
+        self._promote_lengths(values)
+        self._add_masks(values)
+        return {key: to_weft(value) for key, value in values.items()}
+
+    def _promote_lengths(self, values: dict[str, Any]) -> None:
+        """Lengths and their running sums of one dimension get four."""
+        for key in ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv"):
             length = values.get(key)
             if isinstance(length, Tensor) and len(length._dims) == 1:
                 column = Graph.reshape(self, length).set_dim([length._dims[0], 1, 1, 1])
                 column._data_type = length._data_type
                 values[key] = column.set_stride([1, 1, 1, 1])
+
+    def _add_masks(self, values: dict[str, Any]) -> None:
+        """Masks of truth values become biases."""
         bias, mask = values.get("bias"), values.pop("kv_mask", None)
         if bias is not None and self._is_boolean(bias):
             bias = values["bias"] = self._masked(bias)
         if mask is not None:
             masked = self._masked(mask)
             values["bias"] = masked if bias is None else Graph.add(self, bias, masked)
-        return {key: to_weft(value) for key, value in values.items()}
 
     def _is_boolean(self, tensor: Any) -> bool:
         if not isinstance(tensor, Tensor) or tensor._data_type is not None:
@@ -181,6 +185,22 @@ _NODES = {
 
 _KINDS = ("sdpa_fwd", "sdpa_bwd")
 """Weft's operations: forward, backward."""
+
+
+def _set_scale(where: str, values: dict[str, Any]) -> None:
+    """The scale where q has it already, and log2(e) with it; refuses a softmax that is not of FLOAT."""
+    precision = weft_type(values.pop("softmax_precision", None))
+    if precision is not None and precision is not enums.data_type.FLOAT:
+        raise NotSupportedError(
+            f"{where}: softmax_precision is {precision.name}, and Weft's softmax is of FLOAT. Leave it out."
+        )
+    if values.pop("attn_scale_prefolded", False):
+        if "attn_scale" in values:
+            raise BadParameterError(
+                f"{where}: attn_scale and attn_scale_prefolded are given. Give the one, or say by the other "
+                "that q has it already."
+            )
+        values["attn_scale"] = log(2)
 
 
 @cache

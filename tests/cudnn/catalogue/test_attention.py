@@ -285,13 +285,33 @@ def test_fp8(place: Any) -> None:
     assert g.find_tensor("fp8::Amax_O") is amax_o
 
 
-def test_what_weft_lacks_is_refused_by_name(place: Any) -> None:
+def test_queries_that_carry_the_scale(place: Any) -> None:
+    q, k, v = operands(place, "f32")
+    folded = place.put(place.get(q) * 0.35 / np.log(2), "f32")
+    starts = [place.put(np.array([0, count, 2 * count]), "i32") for count in (12, 16)]
+    g = graph(place, T.FLOAT)
+    Q, K, V, SQ, SKV = map(g.tensor_like, (folded, k, v, *starts))
+    O, stats = g.sdpa(
+        Q, K, V, attn_scale_prefolded=True, generate_stats=True, use_padding_mask=True, cu_seq_len_q=SQ,
+        cu_seq_len_kv=SKV,
+    )  # fmt: skip
+    O.set_output(True)
+    stats.set_output(True).set_data_type(T.FLOAT)
+    g.build()
+    o, s = place.like(O), place.like(stats)
+    place.run(g, {Q: folded, K: k, V: v, SQ: starts[0], SKV: starts[1], O: o, stats: s})
+    want, of_rows, _ = attended(*map(place.get, (q, k, v)), 0.35)
+    place.close(o, want)
+    place.close(s, of_rows)
+
+
+def test_a_softmax_of_another_precision_is_refused_by_name(place: Any) -> None:
     q, k, v = operands(place)
     g = graph(place)
     Q, K, V = map(g.tensor_like, (q, k, v))
-    for key, value in {"attn_scale_prefolded": True, "softmax_precision": T.HALF}.items():
-        with pytest.raises(cudnn.cudnnGraphNotSupportedError, match=f"^sdpa 'attn': {key} is "):
-            g.sdpa(Q, K, V, name="attn", **{key: value})
+    g.sdpa(Q, K, V, softmax_precision=T.FLOAT)
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match=r"^sdpa 'attn': softmax_precision is HALF"):
+        g.sdpa(Q, K, V, name="attn", softmax_precision=T.HALF)
 
 
 def test_the_gradients_of_fp8(place: Any) -> None:
