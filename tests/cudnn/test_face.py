@@ -282,7 +282,9 @@ def test_the_gap_between_buffers_and_uids() -> None:
 
 def test_the_device_of_a_handle() -> None:
     device = cudnn.DeviceInfo.of(cudnn.create_handle("cpu"))
-    assert (device.kind, device.sm_version) == ("cpu", 0)
+    assert (device.compute_capability, device.sm_version, device.ordinal) == ((0, 0), 0, 0)
+    hopper = cudnn.DeviceInfo.of(weft.compile_for("sm_90"))
+    assert (hopper.sm_version, hopper.sm_count, hopper.shared_memory_per_block_optin) == (90, 132, 232448)
     assert cudnn.sdpa_capabilities(cudnn.create_handle("cpu"))["device"] == device
     assert cudnn.is_frontend_knob_type(cudnn.knob_type.MMA_TILE_M)
     assert not cudnn.is_frontend_knob_type(cudnn.knob_type.TILE_M)

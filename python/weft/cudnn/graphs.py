@@ -248,8 +248,11 @@ class pygraph(Attention, Plans):
         **kwargs: Any,
     ) -> None:
         """Runs one of the built plans; arguments as for execute, overrides by name or behind the handle."""
-        pack = _pack(tensor_dict, tensor_uids)
-        super().execute_plan_at_index(pack, workspace, index, handle, *args, **kwargs)
+        if tensor_uids is not None or args or kwargs:
+            pack = _pack(tensor_dict, tensor_uids)
+            super().execute_plan_at_index(pack, workspace, index, handle, *args, **kwargs)
+            return
+        self._execute(self._built_plan(index), tensor_dict, workspace, handle, None)
 
     def __call__(
         self, *arrays: Any, handle: Handle | None = None, workspace: Any = None, **named: Any

@@ -17,28 +17,42 @@ get_last_error_string = frontend.get_last_error_string
 
 
 class DeviceInfo(NamedTuple):
-    """A device as scripts ask for it."""
+    """A device as scripts ask for it; numbers that a CPU lacks are 0."""
 
-    name: str
-    kind: str
-    sm_version: int
-    """Ten times the compute capability: 90 for sm_90; 0 for the CPU."""
+    ordinal: int
+    device_name: str
+    compute_capability: tuple[int, int]
     sm_count: int
     """Multiprocessors; of a CPU threads."""
+    shared_memory_per_block_optin: int
+    """Bytes."""
+    l2_cache_bytes: int
+
+    @property
+    def sm_version(self) -> int:
+        """Ten times the compute capability: 90 for sm_90."""
+        return 10 * self.compute_capability[0] + self.compute_capability[1]
 
     @classmethod
-    def of(cls, handle: Handle | None = None) -> DeviceInfo:
-        """The device of a handle; default that of create_handle().
+    def of(cls, device: Handle | DeviceProperties | None = None) -> DeviceInfo:
+        """The device of a handle, or one that is described; default that of create_handle().
 
-        >>> import weft.cudnn as cudnn
-        >>> cudnn.DeviceInfo.of(cudnn.create_handle("cpu")).kind
-        'cpu'
+        >>> import weft, weft.cudnn as cudnn
+        >>> cudnn.DeviceInfo.of(weft.compile_for("sm_90")).compute_capability
+        (9, 0)
         """
-        said = json.loads(DeviceProperties(handle=handle or default_handle()).serialize())
-        if said["kind"] == "cpu":
-            return cls(said["name"], "cpu", 0, said["threads"])
-        digits = "".join(c for c in said["arch"] if c.isdigit())
-        return cls(said["name"], said["kind"], int(digits), said["multiprocessors"])
+        handle = device or default_handle()
+        found = handle if isinstance(handle, DeviceProperties) else DeviceProperties(handle=handle)
+        said = json.loads(found.serialize())
+        digits = "".join(c for c in said.get("arch", "00") if c.isdigit())
+        return cls(
+            said["ordinal"],
+            said["name"],
+            (int(digits[:-1]), int(digits[-1])),
+            said.get("multiprocessors", said.get("threads")),
+            said.get("shared_per_block", 0),
+            said.get("l2_bytes", 0),
+        )
 
 
 def sdpa_capabilities(handle: Handle | None = None) -> dict[str, Any]:
