@@ -51,6 +51,17 @@ def test_booleans_follow_the_version() -> None:
         cudnn.set_backend_version(8)
 
 
+def test_truth_values_without_a_type_are_bytes() -> None:
+    g = cudnn.pygraph(handle=cudnn.create_handle("cpu"))
+    x = g.tensor([8], data_type=T.FLOAT)
+    y = g.identity(g.cmp_gt(x, g.tensor_scalar(0.0, cudnn.scalar_type.COMPILE_TIME_CONST))).set_output(True)
+    g.build()
+    assert y.get_data_type() is T.BOOLEAN
+    result = np.zeros(8, bool)
+    g.execute({x: np.float32([1, -1, 1, 1, -1, -1, -1, 1]), y: result})
+    np.testing.assert_array_equal(result, [1, 0, 1, 1, 0, 0, 0, 1])
+
+
 def test_a_declared_bit_stays_a_bit() -> None:
     g = graph()
     assert g.tensor([8], data_type=weft.data_type.BOOLEAN)._data_type is weft.data_type.BOOLEAN

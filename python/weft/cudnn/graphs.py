@@ -12,7 +12,6 @@ from weft.cudnn import enums
 from weft.cudnn.names import Node, find_tensor
 from weft.cudnn.plans import Plans
 from weft.cudnn.sdpa import Attention
-from weft.cudnn.table import BOOLEAN_RESULTS
 from weft.cudnn.tensors import Tensor
 from weft.errors import BadParameterError, NotSupportedError
 from weft.graphs import Graph
@@ -202,16 +201,6 @@ class pygraph(Attention, Plans):
         """Infers anew before a getter, when a tensor was set after validate()."""
         if self._is_stale and not self.is_validated:
             self.validate()
-
-    def _inherit_types(self) -> None:
-        """Results of comparisons and logic that have memory and no type are BOOLEAN as cuDNN's version has
-        it, which Weft would infer as a bit per element."""
-        for node in self._nodes:
-            if node.method.startswith(BOOLEAN_RESULTS) and self._io_type is None:
-                for tensor in node.outputs.values():
-                    if tensor._data_type is None and not tensor._is_virtual:
-                        tensor._data_type = enums.weft_type(enums.data_type.BOOLEAN)
-        super()._inherit_types()
 
     def _use(self, plan: Plan) -> None:
         super()._use(plan)
