@@ -60,6 +60,10 @@ def test_truth_values_without_a_type_are_bytes() -> None:
     result = np.zeros(8, bool)
     g.execute({x: np.float32([1, -1, 1, 1, -1, -1, -1, 1]), y: result})
     np.testing.assert_array_equal(result, [1, 0, 1, 1, 0, 0, 0, 1])
+    with pytest.raises(
+        ValueError, match=r"is BOOLEAN, a byte per element as of cuDNN 9\.25, and its buffer has a bit"
+    ):
+        g.execute({x: np.zeros(8, "f4"), y: np.zeros(1, "u1")})
 
 
 def test_a_declared_bit_stays_a_bit() -> None:
@@ -186,6 +190,11 @@ def test_what_calls_take_and_return_may_be_named_later() -> None:
     g.relu(g.sub(a, b, name="difference"), name="act")
     g.set_io_tuples(["difference::b", "difference::a"], ["act::OUT_0"])
     np.testing.assert_array_equal(g(np.float32([1, 9]), np.float32([4, 5])), [3, 0])
+    x, w = np.float32([[1, 2]]), np.float32([[3], [4]])
+    with cudnn.Graph(io_data_type=T.FLOAT) as short:
+        short.matmul(x, w, name="mm").set_output(True).set_name("product")
+    short.set_io_tuples(["mm::B", "mm::A"], ["product"])
+    np.testing.assert_array_equal(short(w, x, handle=cudnn.create_handle("cpu")), [[11]])
 
 
 # ---- Tensors and life cycle ----

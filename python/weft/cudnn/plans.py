@@ -9,6 +9,7 @@ from weft import buffers, dtypes
 from weft.backend import Handle, get_execution_plan_workspace_size
 from weft.cudnn import enums
 from weft.cudnn.operations import Operations
+from weft.enums import data_type
 from weft.errors import BadParameterError
 from weft.frame import Frame
 from weft.graphs import _overrides
@@ -24,6 +25,12 @@ class ScriptPlan(Plan):
         self, frame: Frame, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
     ) -> int:
         value = value.detach() if buffers.requires_grad(value) else value
+        if slot.data_type is data_type.BYTE_BOOLEAN and memory.size == (slot.bytes + 7) // 8 < slot.bytes:
+            raise BadParameterError(
+                f"{where}: {slot} is BOOLEAN, a byte per element as of cuDNN 9.25, and its buffer has a bit "
+                "for each. Give a larger one, declare the tensor as weft.data_type.BOOLEAN, or call "
+                "cudnn.set_backend_version(92400) before the graph is made."
+            )
         return super()._checked_address(frame, where, i, slot, value, memory)
 
     @staticmethod
