@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 from weft import frontend
@@ -39,8 +40,20 @@ def jit(heur_modes: Sequence[Any] | Callable[..., Any] = (heur_mode.A,)) -> Any:
     pygraph(1 op, 1 input, 1 output, built)
     """
     if callable(heur_modes):
-        return frontend.jit((heur_mode.A,))(heur_modes)  # type: ignore[arg-type]
-    return frontend.jit(heur_modes)
+        return jit()(heur_modes)
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def build(*arguments: Any, **named: Any) -> Any:
+            returned = function(*arguments, **named)
+            made = returned[0] if isinstance(returned, tuple) else returned
+            if not made.is_built:  # else a cache below has it from before
+                made.build(heur_modes)
+            return returned
+
+        return build  # type: ignore[return-value]
+
+    return decorate
 
 
 graph_cache = frontend.graph_cache

@@ -131,8 +131,10 @@ class Plans(Operations):
         return self
 
     def deselect_engines(self, engine_names: Iterable[str]) -> Plans:
-        """Drops plans whose name, as eng0_k2=3, contains one of these texts."""
-        super().deselect_engines(engine_names)
+        """Drops plans whose name, as weft0_k2=3, or engine contains one of these texts. Names of cuDNN's own
+        engines, as eng0, are none of Weft's."""
+        texts = list(engine_names)
+        self._filter(lambda c: "its name" if any(t in _name(c.tag) or t in c.name for t in texts) else "")
         return self
 
     def deselect_workspace_greater_than(self, workspace_limit: int) -> Plans:
@@ -148,7 +150,13 @@ class Plans(Operations):
         planner = self._planner()
         return [
             PlanEntry(
-                i, c.tag, c.engine_id, c.name, _knobs(c.knobs), c.workspace_size, planner.plans[i] is not None
+                i,
+                _name(c.tag),
+                c.engine_id,
+                c.name,
+                _knobs(c.knobs),
+                c.workspace_size,
+                planner.plans[i] is not None,
             )
             for i, c in enumerate(planner.candidates)
         ]
@@ -174,7 +182,15 @@ class Plans(Operations):
     @property
     def selected_engine(self) -> str | None:
         """The name of the plan that execute runs; None before build."""
-        return self._plan.tag if self._plan is not None else None
+        return _name(self._plan.tag) if self._plan is not None else None
+
+    def get_plan_name(self) -> str:
+        """The name of the plan that execute runs."""
+        return _name(super().get_plan_name())
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        """The name of a plan, such as weft0_k2=3."""
+        return _name(super().get_plan_name_at_index(index))
 
     def inspect(self) -> dict[str, Any]:
         """The graph and its plans as a dict: nodes, tensors, plans, and what runs where."""
@@ -226,6 +242,11 @@ class knob(NamedTuple):
     max_value: int
     min_value: int
     stride: int
+
+
+def _name(tag: str) -> str:
+    """What a plan is called here. Weft's tag begins as cuDNN's engines do, which scripts deselect."""
+    return f"weft{tag.removeprefix('eng')}"
 
 
 def _modes(heuristics: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import erf
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import weft.cudnn as cudnn
 
@@ -174,3 +175,44 @@ def test_the_short_way_finds_operands_by_name(place: Any) -> None:
     want = np.maximum(place.get(a) @ place.get(b) + place.get(bias), 0)
     place.close(g(a, b, bias, handle=place.handle), want)
     place.close(g({"mm::B": b, "bias::bias": bias, "mm::A": a}), want)
+
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def in_tiles(scales: Any) -> Any:
+    """Scales in tiles of 128 x 4, row r and column c of each at byte 16 (r % 32) + 4 (r / 32) + c."""
+    rows, columns = scales.shape
+    tiles = scales.reshape(rows // 128, 4, 32, columns // 4, 4).transpose(0, 3, 2, 1, 4)
+    return np.ascontiguousarray(tiles).reshape(1, rows, columns)
+
+
+def test_fp4_with_tiles_of_scales_and_a_factor_of_all(place: Any) -> None:
+    rng = np.random.default_rng(0)
+    codes = [rng.integers(0, 16, (128, 64), np.uint8) for _ in "ab"]
+    scales = [(2.0 ** rng.integers(-3, 3, (128, 4))).astype(ml_dtypes.float8_e4m3fn) for _ in "ab"]
+    a, b = (place.put((x[:, 1::2] << 4 | x[:, ::2]).reshape(1, 128, 32)) for x in codes)
+    of_a, of_b = (place.put(in_tiles(x)) for x in scales)
+    g = graph(place, T.BFLOAT16)
+    tiles = {"data_type": T.FP8_E4M3, "reordering_type": cudnn.tensor_reordering.F8_128x4}
+    A = g.tensor(name="a", dim=(1, 128, 64), stride=(8192, 64, 1), data_type=T.FP4_E2M1)
+    B = g.tensor(name="b", dim=(1, 64, 128), stride=(8192, 1, 64), data_type=T.FP4_E2M1)
+    SA = g.tensor(name="of_a", dim=(1, 128, 4), stride=(512, 4, 1), **tiles)
+    SB = g.tensor(name="of_b", dim=(1, 4, 128), stride=(512, 1, 4), **tiles)
+    F = g.tensor(name="factor", dim=(1, 1, 1), stride=(1, 1, 1), data_type=T.FLOAT)
+    wide_a = g.block_scale_dequantize(A, SA, block_size=[1, 16], name="wide_a").set_data_type(T.FLOAT)
+    wide_b = g.block_scale_dequantize(B, SB, block_size=[16, 1], name="wide_b").set_data_type(T.FLOAT)
+    total = g.matmul(wide_a, wide_b, compute_data_type=T.FLOAT, name="gemm").set_data_type(T.FLOAT)
+    C = g.mul(name="scale", a=total, b=F, compute_data_type=T.FLOAT)
+    C.set_name("c").set_output(True).set_data_type(T.BFLOAT16)
+    for i, tensor in enumerate((A, B, SA, SB, F, C)):
+        tensor.set_uid(10 + i)
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.B])
+    g.check_support()
+    g.build_plans()
+    c = place.empty((1, 128, 128), "bf16")
+    place.run(g, {10: a, 11: b, 12: of_a, 13: of_b, 14: place.put(np.full((1, 1, 1), 0.125), "f32"), 15: c})
+    wide = [FP4[x] * s.astype(float).repeat(16, 1) for x, s in zip(codes, scales, strict=True)]
+    place.close(c, 0.125 * wide[0] @ wide[1].T[None], "bf16")
