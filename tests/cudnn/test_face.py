@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import pickle
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -379,3 +381,23 @@ def test_pages_serve_mxfp8() -> None:
     scores = np.exp(0.1 * wide[0][0] @ keys.swapaxes(-1, -2))
     want = scores / scores.sum(-1, keepdims=True) @ values
     np.testing.assert_allclose(result[0], want, rtol=1e-2, atol=1e-2)
+
+
+def test_the_gpu_that_is_current_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has made GPU 1 the current one, a handle opens it; told apart by what would be opened."""
+    from weft.cudnn import handles
+
+    opened: list[tuple[Any, ...]] = []
+
+    def create(*arguments: Any) -> Any:
+        opened.append(arguments)
+        return SimpleNamespace(device=weft.device_kind.CUDA, ordinal=arguments[1] if arguments else 0)
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, current_device=lambda: 1)
+    monkeypatch.setattr(handles.frontend, "create_handle", create)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert cudnn.create_handle().ordinal == 1
+    cuda.current_device = lambda: 0
+    assert cudnn.create_handle().ordinal == 0
+    cudnn.create_handle("cpu")
+    assert opened == [(), ("cuda", 1), (), ("cpu", 0)]

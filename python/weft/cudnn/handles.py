@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, NamedTuple
 
 from weft import frontend
 from weft.backend import Handle
 from weft.devices import DeviceProperties, default_handle
+from weft.enums import device_kind
 
-create_handle, destroy_handle = frontend.create_handle, frontend.destroy_handle
+destroy_handle = frontend.destroy_handle
 set_stream, get_stream = frontend.set_stream, frontend.get_stream
 create_kernel_cache = frontend.create_kernel_cache
 create_device_properties = frontend.create_device_properties
 get_last_error_string = frontend.get_last_error_string
+
+
+def create_handle(device: int | str | None = None, ordinal: int | None = None) -> Handle:
+    """Opens a device. Without arguments, as cuDNN's, the GPU that is current in torch, else the first one,
+    and the CPU where there is none. device, ordinal: as of weft.create_handle."""
+    if device is not None or ordinal is not None:
+        return frontend.create_handle(device, ordinal or 0)
+    handle, current = frontend.create_handle(), _current_ordinal()
+    if handle.device is device_kind.CUDA and current not in (None, handle.ordinal):
+        return frontend.create_handle("cuda", current)
+    return handle
+
+
+def _current_ordinal() -> int | None:
+    """The GPU that is current in torch; None where torch has touched none."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None
+    return int(cuda.current_device())
 
 
 class DeviceInfo(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import weft
 import weft.cudnn as cudnn
 
 T = cudnn.data_type
@@ -41,6 +42,21 @@ def test_plans_are_saved_and_loaded(place: Any, as_bytes: bool) -> None:
     without = cudnn.pygraph(handle=place.handle)
     without.deserialize(g.serialize(include_kernels=False, as_bytes=True))
     check(place, lambda a, b, c: place.run(without, {1: a, 2: b, 3: c}))
+
+
+def test_plans_for_a_gpu_that_is_elsewhere(place: Any) -> None:
+    described = cudnn.create_device_properties(weft.compile_for("sm_90").serialize())
+    g = cudnn.pygraph(io_data_type=T.FLOAT, device_property=described)
+    X = g.tensor(dim=[64], stride=[1])
+    g.exp(X, name="exp").set_output(True)
+    g.build([cudnn.heur_mode.A])
+    data = g.serialize(as_bytes=True)
+    assert len(data) > len(g.serialize(as_bytes=True, include_kernels=False))
+    if place.is_gpu and cudnn.DeviceInfo.of(place.handle).sm_version == 90:
+        there, x, y = cudnn.pygraph(), place.random((64,)), place.empty((64,))
+        there.deserialize(place.handle, data, enforce_precompiled=True)
+        place.run(there, {1: x, 2: y})
+        place.close(y, np.exp(place.get(x)))
 
 
 def test_other_shapes_for_one_run(place: Any) -> None:
