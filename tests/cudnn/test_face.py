@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
 import enum
 import pickle
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,6 +104,7 @@ def test_a_norm_takes_its_phase_in_either_place() -> None:
             r"relu\(\) got an unexpected argument 'slope'; it takes \['compute",
         ),
         (lambda g, x: g.add(x, x, x), r"add\(\) takes 2 arguments by position: \('a', 'b'\)"),
+        (lambda g, x: g.sub(x, a=x), r"sub\(\) got two values for a"),
         (lambda g, x: g.slice(x), r"slice\(\) lacks slices"),
         (lambda g, x: g.sdpa(x, x), r"sdpa\(\) lacks v"),
         (lambda g, x: g.sdpa(x, x, x, q=x), r"sdpa\(\) got two values for 'q'"),
@@ -157,6 +160,17 @@ def test_what_is_not_there_says_so(name: str) -> None:
     with pytest.raises(cudnn.cudnnGraphNotSupportedError) as refused:
         function(*arguments)
     assert str(refused.value) == f"{name}: Weft has no such function."
+
+
+def test_no_name_is_none() -> None:
+    g = graph(name=None)
+    x = g.tensor([1, 2, 2], name=None)
+    like, half = g.tensor_like(x, name=None), g.tensor_scalar(0.5, cudnn.scalar_type.COMPILE_TIME_CONST, None)
+    product = g.matmul(x, like, name=None)
+    g.relu(g.mul(product, half, name=None), name=None)
+    q = g.tensor([1, 1, 2, 8])
+    g.sdpa(q, q, q, name=None)
+    assert [node.name for node in g.nodes] == ["matmul_0", "mul_1", "relu_2", "sdpa_3"]
 
 
 def test_a_scale_given_twice() -> None:
@@ -401,3 +415,10 @@ def test_the_gpu_that_is_current_in_torch(monkeypatch: pytest.MonkeyPatch) -> No
     assert cudnn.create_handle().ordinal == 0
     cudnn.create_handle("cpu")
     assert opened == [(), ("cuda", 1), (), ("cpu", 0)]
+
+
+@pytest.mark.parametrize("module", ["decorators", "graphs", "handles", "version", "wrapper"])
+def test_doctests(module: str) -> None:
+    result = doctest.testmod(import_module(f"weft.cudnn.{module}"))
+    assert result.attempted
+    assert not result.failed

@@ -70,7 +70,7 @@ class pygraph(Attention, Plans):
         are those of weft.Graph: inputs, outputs, heuristics, device."""
         io, intermediate = enums.weft_type(io_data_type), enums.weft_type(intermediate_data_type)
         super().__init__(
-            name, io, intermediate, enums.weft_type(compute_data_type), handle, sm_count, sm_version,
+            name or "", io, intermediate, enums.weft_type(compute_data_type), handle, sm_count, sm_version,
             kernel_cache, device_property, is_dynamic_shape_enabled, is_override_shape_enabled,
             **_own_keywords(kwargs),
         )  # fmt: skip
@@ -105,7 +105,7 @@ class pygraph(Attention, Plans):
             raise BadParameterError(f"tensor: {', '.join(kwargs)} is no argument of it. Leave it out.")
         made = super().tensor(
             dim, stride, enums.weft_type(data_type), is_virtual, is_pass_by_value, ragged_offset,
-            enums.to_weft(reordering_type) or weft_enums.tensor_reordering.NONE, name,
+            enums.to_weft(reordering_type) or weft_enums.tensor_reordering.NONE, name or "",
         )  # fmt: skip
         assert isinstance(made, Tensor)
         if uid is not None and uid >= 0:
@@ -119,7 +119,7 @@ class pygraph(Attention, Plans):
     ) -> Tensor:
         """Adds a tensor of the shape, strides and type of another tensor or of an array; an array of one
         element on the host becomes a by-value scalar."""
-        made = super().tensor_like(template, name)
+        made = super().tensor_like(template, name or "")
         assert isinstance(made, Tensor)
         made._is_virtual = is_virtual
         return made
@@ -134,7 +134,7 @@ class pygraph(Attention, Plans):
         read when a variant pack has no other. A float is FLOAT, rounded to it; an int is INT64."""
         if isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
             value = float("inf") if value > 0 else float("-inf")
-        made = super().tensor_scalar(value, enums.to_weft(scalar_type), name=name)
+        made = super().tensor_scalar(value, enums.to_weft(scalar_type), name=name or "")
         assert isinstance(made, Tensor)
         return made
 

@@ -71,7 +71,7 @@ class Operations(Graph):
         """C = A B, of the last two dimensions; padding is what stands for elements beyond an extent that a
         run shortens."""
         made: Tensor = self._add(
-            "matmul", MATMUL, {"A": A, "B": B, "padding": padding}, name, compute_data_type
+            "matmul", MATMUL, {"A": A, "B": B, "padding": padding}, name or "", compute_data_type
         )
         return made
 
@@ -95,10 +95,14 @@ def bind(method: str, row: Row, arguments: Sequence[Any], named: dict[str, Any])
         if "norm_forward_phase" in row.attributes:
             rest.remove(phase)
             given["norm_forward_phase"] = phase
-    order = [key for key in row.positional if key not in given]
+    order = [key for key in row.positional if key != "norm_forward_phase" or key not in given]
     if len(rest) > len(order):
         raise TypeError(f"{method}() takes {len(row.positional)} arguments by position: {row.positional}")
-    given |= dict(zip(order, rest, strict=False))
+    by_position = dict(zip(order, rest, strict=False))
+    twice = sorted(by_position.keys() & given.keys())
+    if twice:
+        raise TypeError(f"{method}() got two values for {', '.join(twice)}")
+    given |= by_position
     known = {*row.positional}
     for key in given:
         if key not in known:
@@ -139,7 +143,7 @@ def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
         tail = {key: named.pop(key) for key in ("name", "compute_data_type") if key in named}
         given = bind(method, row, arguments, named)
         tail |= {key: given.pop(key) for key in ("name", "compute_data_type") if key in given}
-        name, compute_data_type = tail.get("name", ""), tail.get("compute_data_type")
+        name, compute_data_type = tail.get("name") or "", tail.get("compute_data_type")
         return self._add(method, row, given, name, compute_data_type, out_dims)
 
     return _dressed(add, method, signature_of(row, tail), getattr(Graph, method, None) or COMPOSED[method])

@@ -108,7 +108,7 @@ class Attention(Operations):
     def _attend(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any], out_dims: Any) -> Any:
         """Adds an attention operation: arguments bound, brought into Weft's form, and named."""
         given = _bind(method, arguments, named)
-        name, compute = given.pop("name", ""), given.pop("compute_data_type", None)
+        name, compute = given.pop("name", None) or "", given.pop("compute_data_type", None)
         where = label(method, name)
         values = {key: self._array(where, key, value) for key, value in given.items() if value is not None}
         log2_stats = values.pop("stats_use_log2", False)
