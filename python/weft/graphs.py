@@ -49,6 +49,8 @@ class Graph(Sugar):
 
     plan_type: type[Plan] = Plan
     """What plans are made as; a face for another library's scripts may derive its own."""
+    tensor_type: type[Tensor] = Tensor
+    """The same of tensors."""
 
     def __init__(
         self,
@@ -248,7 +250,7 @@ class Graph(Sugar):
             raise BadParameterError(
                 f"{self._label}: it is validated and takes no more tensors. Make another graph."
             )
-        tensor = Tensor(self, name, producer)
+        tensor = self.tensor_type(self, name, producer)
         self._tensors.append(tensor)
         return tensor
 
@@ -1119,7 +1121,7 @@ class Graph(Sugar):
         plan = self.plan_type(made, values=values, place=self._device_property or self._handle)
         self._tensors = []
         for described in plan.report["tensors"]:
-            tensor = Tensor(self, described["name"] or "")
+            tensor = self.tensor_type(self, described["name"] or "")
             tensor._uid, tensor._is_virtual = described["uid"], described["virtual"]
             tensor._dims, tensor._strides = tuple(described["dims"]), tuple(described["strides"])
             tensor._data_type, tensor._by_value = (

@@ -46,6 +46,8 @@ class pygraph(Attention, Plans):
             [ 0., 22.]]], dtype=float32)
     """
 
+    tensor_type = Tensor
+
     def __init__(
         self,
         name: str = "test_graph",

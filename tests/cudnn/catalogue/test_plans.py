@@ -39,6 +39,7 @@ def test_plans_are_saved_and_loaded(place: Any, as_bytes: bool) -> None:
     loaded = cudnn.pygraph()
     loaded.deserialize(place.handle, data)
     check(place, lambda a, b, c: place.run(loaded, {1: a, 2: b, 3: c}))
+    assert loaded.query_tensor_attributes_of_uid(3).get_data_type() is T.FLOAT
     without = cudnn.pygraph(handle=place.handle)
     without.deserialize(g.serialize(include_kernels=False, as_bytes=True))
     check(place, lambda a, b, c: place.run(without, {1: a, 2: b, 3: c}))
