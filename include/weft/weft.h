@@ -237,6 +237,14 @@ weftStatus_t weftDescribeMachine(char *text, size_t capacity, size_t *size);
            or nvidia/cuda_nvrtc/lib. Replaces what was set before; NULL or empty sets none. */
 weftStatus_t weftSetSearchPaths(const char *paths);
 
+/* ---- Programs of XLA --------------------------------------------------------------------------------------------- */
+
+/** A handler of XLA's foreign function interface, version 0.1, which runs a saved plan on the buffers and the stream of
+    the call: weft.jax registers it, and writes the attributes that it reads. Weft's own.
+    callFrame: the XLA_FFI_CallFrame.
+    Returns an XLA_FFI_Error with Weft's sentence, or NULL. */
+void *weftXlaExecute(void *callFrame);
+
 /* ---- Logging ----------------------------------------------------------------------------------------------------- */
 
 /** What a log message is about. */

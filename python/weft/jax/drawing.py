@@ -1,0 +1,197 @@
+"""Operators: what draws one as a graph of Weft's, and what is known of it once it is drawn or planned. No
+word here of JAX's tracing; arrays are packed, the last dimension fastest, as XLA hands them over."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft import buffers, dtypes
+from weft.devices import default_handle
+from weft.enums import data_type, device_kind, scalar_type
+from weft.errors import NotSupportedError
+from weft.graphs import Graph
+from weft.plan import Plan
+from weft.slots import Slot
+from weft.tensor import Tensor
+
+CAPACITY = 4096
+"""Operators on types and shapes whose plans are kept; the one that was used longest ago goes first."""
+
+
+class Form(NamedTuple):
+    """Shape and type of an argument or a result."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Operator:
+    """What can be called on JAX's arrays: a name, what draws it, and how vmap may spare itself a loop."""
+
+    def __init__(self, name: str, draw: Callable[..., None], rows: Sequence[int] = ()) -> None:
+        """Makes an operator.
+
+        Args:
+            name: for messages and pictures.
+            draw: takes a Drawing, then the attributes.
+            rows: which arguments have rows of data along their first dimension, as all results then have:
+                what is mapped of these alone is a matter of more rows.
+        """
+        self.name, self.draw, self.rows = name, draw, frozenset(rows)
+
+    def drawn(
+        self, attributes: Sequence[Hashable], arguments: Sequence[Form], results: Sequence[Form], place: Any
+    ) -> Drawing:
+        """The operator on such arguments as a graph. results: their forms, where they are known; place: the
+        handle to plan with, None for none."""
+        type_ = data_type.DOUBLE if is_double(arguments) else data_type.FLOAT
+        graph = Graph(self.name, compute_data_type=type_, handle=place)
+        drawing = Drawing(graph, arguments, results)
+        self.draw(drawing, *attributes)
+        return drawing
+
+    def __repr__(self) -> str:
+        return f"weft.{self.name}"
+
+
+class Call(NamedTuple):
+    """An operator with its attributes."""
+
+    operator: Operator
+    attributes: tuple[Hashable, ...] = ()
+
+
+class Drawing:
+    """A graph under construction, beside the forms of the arguments that it reads."""
+
+    def __init__(self, graph: Graph, arguments: Sequence[Form], results: Sequence[Form] = ()) -> None:
+        """Starts a drawing. results: their forms, where an earlier drawing found them."""
+        self.graph, self.arguments = graph, arguments
+        self.ends: list[tuple[Tensor, int]] = []
+        """Each end's tensor, and which argument it is, or ~i for result i."""
+        self.results: list[Form | None] = []
+        self._known = results
+
+    def read(self, i: int, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None) -> Tensor:
+        """Argument i as a tensor. dims, steps: of the same elements where they are shown in another shape,
+        packed unless strides are given."""
+        form = self.arguments[i]
+        shape = (form.shape or (1,)) if dims is None else dims
+        made = self.graph.tensor(shape, stride=steps, data_type=form.dtype)
+        self.ends.append((made, i))
+        return made
+
+    def write(
+        self,
+        result: Tensor,
+        form: Form,
+        dims: Sequence[int] | None = None,
+        steps: Sequence[int] | None = None,
+    ) -> None:
+        """Makes a tensor the next result. dims, steps: as it is drawn, where that is another shape."""
+        shape = (form.shape or (1,)) if dims is None else tuple(dims)
+        result.set_output(True).set_data_type(form.dtype).set_dim(shape)
+        result.set_stride(buffers.packed_strides(shape) if steps is None else steps)
+        self._end(result, form)
+
+    def write_inferred(self, result: Tensor) -> None:
+        """Makes a tensor the next result, of the shape and type that Weft infers."""
+        i = len(self.results)
+        if i < len(self._known):
+            self.write(result, self._known[i])
+        else:
+            self._end(result.set_output(True), None)
+
+    def _end(self, result: Tensor, form: Form | None) -> None:
+        self.ends.append((result, ~len(self.results)))
+        self.results.append(form)
+
+    def number(self, value: float) -> Tensor:
+        """A constant of the type that the graph computes in."""
+        type_ = data_type.DOUBLE if is_double(self.arguments) else data_type.FLOAT
+        return self.graph.tensor_scalar(value, scalar_type.COMPILE_TIME_CONST, type_)
+
+
+def is_double(arguments: Sequence[Form]) -> bool:
+    """Whether an operator computes in double precision."""
+    return any(each.dtype == np.float64 for each in arguments)
+
+
+@lru_cache(CAPACITY)
+def results_of(call: Call, arguments: tuple[Form, ...]) -> tuple[Form, ...]:
+    """The forms of a call's results. Raises WeftError where it makes no sense."""
+    drawing = call.operator.drawn(call.attributes, arguments, (), None)
+    if None in drawing.results:
+        drawing.graph.validate()
+    ends = {~at: tensor for tensor, at in drawing.ends if at < 0}
+    return tuple(form or _form_of(ends[i]) for i, form in enumerate(drawing.results))
+
+
+def _form_of(tensor: Tensor) -> Form:
+    assert tensor.dtype is not None
+    return Form(tensor.dims, dtypes.numpy_dtype(tensor.dtype))
+
+
+# ---- Plans -------------------------------------------------------------------------------------------------
+
+
+class Prepared(NamedTuple):
+    """A call's plan as the handler in the library reads it from attributes; they have its names."""
+
+    device: int
+    key: int
+    plan: str
+    places: tuple[int, ...]
+    scalars: tuple[int, ...]
+    workspace: int
+    """Bytes; the call has a result more where it needs some."""
+    summary: Plan
+    """The plan itself, to ask what runs where."""
+
+
+@lru_cache(CAPACITY)
+def prepare(call: Call, arguments: tuple[Form, ...], kind: device_kind) -> Prepared:
+    """Plans a call for a kind of device. Raises WeftError where Weft refuses."""
+    results = results_of(call, arguments)
+    drawing = call.operator.drawn(call.attributes, arguments, results, default_handle(kind))
+    return prepared(drawing.graph.build().plan, drawing.ends, len(arguments), len(results), kind)
+
+
+def prepared(
+    plan: Plan, ends: Sequence[tuple[Tensor, int]], arguments: int, results: int, kind: device_kind
+) -> Prepared:
+    """What the handler needs of a plan: its bytes, and where each slot's address comes from. Arguments are
+    numbered first, then results, the workspace as the last of them, then by-value scalars."""
+    at = {tensor.get_uid(): place for tensor, place in ends}
+    results += plan.workspace_size > 0
+    places: list[int] = []
+    scalars: list[int] = []
+    for slot in plan.slots:
+        place = at.get(slot.uid)
+        if place is None:
+            places.append(arguments + results + len(scalars))
+            scalars.append(_scalar_word(plan, slot))
+        else:
+            places.append(place if place >= 0 else arguments + ~place)
+    data = plan.serialize()
+    key = int.from_bytes(hashlib.sha256(data).digest()[:8], "little", signed=True)
+    words = tuple(scalars) or (0,)  # an array of no elements is no attribute
+    return Prepared(int(kind), key, data.hex(), tuple(places), words, plan.workspace_size, plan)
+
+
+def _scalar_word(plan: Plan, slot: Slot) -> int:
+    """The bytes of a number that the plan reads on the host."""
+    value = plan.values.get(slot.uid)
+    if not slot.is_by_value or not isinstance(value, (int, float)):
+        raise NotSupportedError(
+            f"weft.jax: {slot} is neither an argument nor a number. Make it an argument of the function, or "
+            "give a Python number in its place."
+        )
+    memory = dtypes.scalar_bytes(slot.data_type, value).ljust(8, b"\0")
+    return int.from_bytes(memory, "little", signed=True)
+

@@ -1,0 +1,120 @@
+"""Graphs of Weft's as functions of JAX's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
+from typing import Any
+
+from weft import buffers, dtypes
+from weft.errors import BadParameterError
+from weft.graphs import Graph
+from weft.jax.calls import call
+from weft.jax.drawing import Drawing, Form, Operator
+from weft.tensor import Tensor
+
+
+def graph(source: Callable[..., Any] | Graph) -> Callable[..., Any]:
+    """Makes a graph a function of JAX's arrays, for jit, vmap and shard_map.
+
+    Args:
+        source: a function of a weft.Graph, then a tensor for each array, then options by keyword, which
+            returns the results: a tensor, or a tuple or list of them. Or a graph, with shapes of its own.
+    Returns:
+        A function of the arrays, and of options by keyword, which must be hashable. A plan is made for each
+        set of types, shapes and options when a program is lowered. vmap runs one call after another. It has
+        no gradient: jax.custom_vjp gives it one. The arrays of a graph come in the order of its tensors.
+
+    >>> import jax.numpy as jnp, weft.jax
+    >>> @weft.jax.graph
+    ... def scaled_relu(g, x, *, factor):
+    ...     return g.relu(g.mul(x, factor))
+    >>> scaled_relu(jnp.array([-1.0, 2.0]), factor=3.0)
+    Array([0., 6.], dtype=float32)
+    """
+    operator = Given(source) if isinstance(source, Graph) else Drawn(source)
+
+    def run(*arrays: Any, **options: Any) -> Any:
+        names = tuple(sorted(options.items()))
+        results = call(operator, *arrays, attributes=names)
+        return results[0] if operator.is_single else tuple(results)
+
+    return run if isinstance(source, Graph) else wraps(source)(run)
+
+
+class Drawn(Operator):
+    """A function that draws."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(getattr(function, "__name__", "graph"), self._draw)
+        self._function, self.is_single = function, True
+
+    def _draw(self, d: Drawing, *options: tuple[str, Hashable]) -> None:
+        tensors = [d.read(i) for i in range(len(d.arguments))]
+        made = self._function(d.graph, *tensors, **dict(options))
+        self.is_single = isinstance(made, Tensor)
+        results = [made] if self.is_single else list(made) if isinstance(made, (list, tuple)) else [made]
+        for each in results:
+            if not isinstance(each, Tensor):
+                raise BadParameterError(
+                    f"weft.jax.graph: {self.name} returned {type(each).__name__} among its results. Return "
+                    "the tensors that its operations make, one, or a tuple or list of them."
+                )
+            d.write_inferred(each)
+
+
+class Given(Operator):
+    """A graph that was drawn before."""
+
+    def __init__(self, made: Graph) -> None:
+        super().__init__(made.name or "graph", self._refuse)
+        self._graph = made
+        made.validate()
+        self._inputs = [t for t in made._tensors if t.producer is None and t.is_read and not t.is_constant]
+        self._outputs = [t for t in made._results() if not t.is_virtual]
+        self.is_single = len(self._outputs) == 1
+
+    def _refuse(self, *_: Any) -> None:
+        raise AssertionError("a graph is not drawn again")
+
+    def drawn(
+        self, attributes: Sequence[Hashable], arguments: Sequence[Form], results: Sequence[Form], place: Any
+    ) -> Drawing:
+        """The graph itself, if it is of these shapes."""
+        drawing = Drawing(self._graph, arguments)
+        if attributes or list(map(_form, self._inputs)) != list(arguments):
+            wanted, got = (", ".join(map(_text, each)) for each in (map(_form, self._inputs), arguments))
+            raise BadParameterError(
+                f"weft.jax.graph: {self.name} takes {wanted}, and got {got}"
+                f"{' and options' if attributes else ''}. Give such arrays, or make a graph of the function "
+                "that draws it, which serves all shapes."
+            )
+        if place is not None and self._graph._handle is not place:
+            self._graph = self._placed(place)
+        drawing.ends = [(t, i) for i, t in enumerate(self._inputs)]
+        drawing.ends += [(t, ~i) for i, t in enumerate(self._outputs)]
+        drawing.results = [_form(t) for t in self._outputs]
+        return drawing
+
+    def _placed(self, place: Any) -> Graph:
+        if self._graph._made_planner is not None:
+            raise BadParameterError(
+                f"weft.jax.graph: {self.name} was planned for another device than {place!r}. Make a graph of "
+                "the function that draws it, which serves all devices."
+            )
+        self._graph._handle = place
+        return self._graph
+
+
+def _form(tensor: Tensor) -> Form:
+    assert tensor.dtype is not None
+    if tuple(tensor.strides) != tuple(buffers.packed_strides(tensor.dims)):
+        raise BadParameterError(
+            f"weft.jax.graph: {tensor!r} has strides {list(tensor.strides)}, and JAX's arrays are packed, "
+            "the last dimension fastest. Declare it without strides."
+        )
+    return Form(tensor.dims, dtypes.numpy_dtype(tensor.dtype))
+
+
+def _text(form: Form) -> str:
+    return f"{form.dtype}[{','.join(map(str, form.shape))}]"
