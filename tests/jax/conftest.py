@@ -10,6 +10,7 @@ with contextlib.suppress(ImportError, RuntimeError):
     import jax
 
     jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True)

@@ -13,5 +13,20 @@ Importing this package imports JAX; `import weft` never does.
 from __future__ import annotations
 
 from weft.jax.graphs import graph
+from weft.jax.operators.attention import attention
+from weft.jax.operators.convolution import conv
+from weft.jax.operators.norms import layer_norm, rms_norm
+from weft.jax.operators.products import linear, matmul
+from weft.jax.operators.softmax import log_softmax, softmax
 
-__all__ = ["graph"]
+__all__ = [
+    "attention",
+    "conv",
+    "graph",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "matmul",
+    "rms_norm",
+    "softmax",
+]

@@ -29,8 +29,15 @@ primitive.multiple_results = True
 
 def call(operator: Operator, *arrays: Any, attributes: tuple[Any, ...] = ()) -> list[Any]:
     """The results of an operator on JAX's arrays."""
-    made: list[Any] = primitive.bind(*_varying_alike(arrays), call=Call(operator, attributes))
+    made: list[Any] = primitive.bind(
+        *arrays, call=Call(operator, attributes, _wants_all_bits())
+    )
     return made
+
+
+def _wants_all_bits() -> bool:
+    """Whether JAX is told to multiply floats as floats; by itself it lets a GPU narrow them."""
+    return jax.config.jax_default_matmul_precision in ("highest", "float32", "high", "bfloat16_3x")
 
 
 # ---- Tracing -----------------------------------------------------------------------------------------------
@@ -59,11 +66,12 @@ def _axes(value: Any) -> frozenset[str]:
     return frozenset(of.varying if of is not None else getattr(type_, "vma", ()))
 
 
-def _varying_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Values that vary over the same axes of a mesh, so that gradients are summed where one did not."""
-    arrays = [jnp.asarray(each) for each in arrays]
-    every = frozenset[str]().union(*map(_axes, arrays))
-    return [_vary(each, tuple(sorted(every - _axes(each)))) for each in arrays]
+def alike(*values: Any) -> list[Any]:
+    """Values as arrays that vary over the same axes of a mesh, so that gradients are summed over those along
+    which one did not; None stays."""
+    arrays = [None if each is None else jnp.asarray(each) for each in values]
+    every = frozenset[str]().union(*(_axes(each) for each in arrays if each is not None))
+    return [None if x is None else _vary(x, tuple(sorted(every - _axes(x)))) for x in arrays]
 
 
 def _vary(value: Any, axes: tuple[str, ...]) -> Any:
@@ -101,7 +109,7 @@ ad.primitive_jvps[primitive] = _no_gradient
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
-    """More rows in one call where only rows are mapped; else one call after another."""
+    """One call of more rows where only rows are mapped, or of a batch; else one call after another."""
     mapped = [i for i, dim in enumerate(dims) if isinstance(dim, int)]
     moved = [jnp.moveaxis(x, dims[i], 0) if i in mapped else x for i, x in enumerate(arrays)]
     size, rows = moved[mapped[0]].shape[0], call.operator.rows
@@ -109,6 +117,8 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
         whole = [_more_rows(x, size, i in mapped) if i in rows else x for i, x in enumerate(moved)]
         results = primitive.bind(*whole, call=call)
         results = [each.reshape(size, -1, *each.shape[1:]) for each in results]
+    elif call.operator.is_batched:
+        results = primitive.bind(*_with_batch(arrays, moved, mapped), call=call)
     else:
         results = jax.lax.map(partial(_one, moved, mapped, call), [moved[i] for i in mapped])
     return results, [0] * len(results)
@@ -118,6 +128,16 @@ def _more_rows(value: Any, size: int, is_mapped: bool) -> Any:
     """Rows of all `size` calls, one call's after another's."""
     whole = value if is_mapped else jnp.broadcast_to(value, (size, *value.shape))
     return whole.reshape(-1, *whole.shape[2:])
+
+
+def _with_batch(arrays: Sequence[Any], moved: Sequence[Any], mapped: Sequence[int]) -> list[Any]:
+    """What is mapped with its batch in front of all other dimensions; what is not, as it is."""
+    rank = 1 + max(x.ndim - (i in mapped) for i, x in enumerate(arrays))
+    whole = list(moved)
+    for i in mapped:
+        size, *shape = moved[i].shape
+        whole[i] = moved[i].reshape(size, *[1] * (rank - 1 - len(shape)), *shape)
+    return whole
 
 
 def _one(arrays: Sequence[Any], mapped: Sequence[int], call: Call, own: Sequence[Any]) -> Any:

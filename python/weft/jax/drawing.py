@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft import buffers, dtypes
+from weft.backend import Handle
 from weft.devices import default_handle
-from weft.enums import data_type, device_kind, scalar_type
+from weft.enums import data_type, device_kind, numerical_note, scalar_type
 from weft.errors import NotSupportedError
 from weft.graphs import Graph
 from weft.plan import Plan
@@ -33,7 +34,9 @@ class Form(NamedTuple):
 class Operator:
     """What can be called on JAX's arrays: a name, what draws it, and how vmap may spare itself a loop."""
 
-    def __init__(self, name: str, draw: Callable[..., None], rows: Sequence[int] = ()) -> None:
+    def __init__(
+        self, name: str, draw: Callable[..., None], rows: Sequence[int] = (), is_batched: bool = False
+    ) -> None:
         """Makes an operator.
 
         Args:
@@ -41,18 +44,21 @@ class Operator:
             draw: takes a Drawing, then the attributes.
             rows: which arguments have rows of data along their first dimension, as all results then have:
                 what is mapped of these alone is a matter of more rows.
+            is_batched: whether more dimensions may lead in all arguments and results, 1 where they are alike.
         """
-        self.name, self.draw, self.rows = name, draw, frozenset(rows)
+        self.name, self.draw, self.rows, self.is_batched = name, draw, frozenset(rows), is_batched
 
     def drawn(
-        self, attributes: Sequence[Hashable], arguments: Sequence[Form], results: Sequence[Form], place: Any
+        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Handle | None = None
     ) -> Drawing:
-        """The operator on such arguments as a graph. results: their forms, where they are known; place: the
-        handle to plan with, None for none."""
+        """The operator on such arguments as a graph. results: their forms, where they are known; place: what
+        to plan with."""
         type_ = data_type.DOUBLE if is_double(arguments) else data_type.FLOAT
         graph = Graph(self.name, compute_data_type=type_, handle=place)
+        if call.is_exact:
+            graph.deselect_numeric_notes([numerical_note.DOWN_CONVERT_INPUTS])
         drawing = Drawing(graph, arguments, results)
-        self.draw(drawing, *attributes)
+        self.draw(drawing, *call.attributes)
         return drawing
 
     def __repr__(self) -> str:
@@ -64,6 +70,8 @@ class Call(NamedTuple):
 
     operator: Operator
     attributes: tuple[Hashable, ...] = ()
+    is_exact: bool = False
+    """Whether products of floats keep all their bits on a GPU."""
 
 
 class Drawing:
@@ -125,7 +133,7 @@ def is_double(arguments: Sequence[Form]) -> bool:
 @lru_cache(CAPACITY)
 def results_of(call: Call, arguments: tuple[Form, ...]) -> tuple[Form, ...]:
     """The forms of a call's results. Raises WeftError where it makes no sense."""
-    drawing = call.operator.drawn(call.attributes, arguments, (), None)
+    drawing = call.operator.drawn(call, arguments)
     if None in drawing.results:
         drawing.graph.validate()
     ends = {~at: tensor for tensor, at in drawing.ends if at < 0}
@@ -158,7 +166,7 @@ class Prepared(NamedTuple):
 def prepare(call: Call, arguments: tuple[Form, ...], kind: device_kind) -> Prepared:
     """Plans a call for a kind of device. Raises WeftError where Weft refuses."""
     results = results_of(call, arguments)
-    drawing = call.operator.drawn(call.attributes, arguments, results, default_handle(kind))
+    drawing = call.operator.drawn(call, arguments, results, default_handle(kind))
     return prepared(drawing.graph.build().plan, drawing.ends, len(arguments), len(results), kind)
 
 

@@ -7,10 +7,11 @@ from functools import wraps
 from typing import Any
 
 from weft import buffers, dtypes
+from weft.backend import Handle
 from weft.errors import BadParameterError
 from weft.graphs import Graph
-from weft.jax.calls import call
-from weft.jax.drawing import Drawing, Form, Operator
+from weft.jax.calls import alike, call
+from weft.jax.drawing import Call, Drawing, Form, Operator
 from weft.tensor import Tensor
 
 
@@ -36,7 +37,7 @@ def graph(source: Callable[..., Any] | Graph) -> Callable[..., Any]:
 
     def run(*arrays: Any, **options: Any) -> Any:
         names = tuple(sorted(options.items()))
-        results = call(operator, *arrays, attributes=names)
+        results = call(operator, *alike(*arrays), attributes=names)
         return results[0] if operator.is_single else tuple(results)
 
     return run if isinstance(source, Graph) else wraps(source)(run)
@@ -78,16 +79,16 @@ class Given(Operator):
         raise AssertionError("a graph is not drawn again")
 
     def drawn(
-        self, attributes: Sequence[Hashable], arguments: Sequence[Form], results: Sequence[Form], place: Any
+        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Handle | None = None
     ) -> Drawing:
         """The graph itself, if it is of these shapes."""
         drawing = Drawing(self._graph, arguments)
-        if attributes or list(map(_form, self._inputs)) != list(arguments):
+        if call.attributes or list(map(_form, self._inputs)) != list(arguments):
             wanted, got = (", ".join(map(_text, each)) for each in (map(_form, self._inputs), arguments))
             raise BadParameterError(
                 f"weft.jax.graph: {self.name} takes {wanted}, and got {got}"
-                f"{' and options' if attributes else ''}. Give such arrays, or make a graph of the function "
-                "that draws it, which serves all shapes."
+                f"{' and options' if call.attributes else ''}. Give such arrays, or make a graph of the "
+                "function that draws it, which serves all shapes."
             )
         if place is not None and self._graph._handle is not place:
             self._graph = self._placed(place)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from weft import spellings
 from weft.torch.ops import differentiable, operator
 from weft.torch.plans import Drawing
 
@@ -19,23 +20,17 @@ def _softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
 
 @operator("softmax_backward", aten._softmax_backward_data.default)
 def _softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
-    g, loss, weights = d.graph, d.read(dy), d.read(y)
-    total = g.reduction(g.mul(loss, weights), "ADD", dims=[dim % max(y.ndim, 1)])
-    d.write(0, g.mul(weights, g.sub(loss, total)))
+    d.write(0, spellings.softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
 
 
 @operator("log_softmax", aten._log_softmax.default)
 def _log_softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
-    g, axis, scores = d.graph, dim % max(x.ndim, 1), d.read(x)
-    shifted = g.sub(scores, g.reduction(scores, "MAX", dims=[axis]))
-    d.write(0, g.sub(shifted, g.log(g.reduction(g.exp(shifted), "ADD", dims=[axis]))))
+    d.write(0, spellings.log_softmax(d.graph, d.read(x), dim % max(x.ndim, 1)))
 
 
 @operator("log_softmax_backward", aten._log_softmax_backward_data.default)
 def _log_softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
-    g, loss = d.graph, d.read(dy)
-    total = g.reduction(loss, "ADD", dims=[dim % max(y.ndim, 1)])
-    d.write(0, g.sub(loss, g.mul(g.exp(d.read(y)), total)))
+    d.write(0, spellings.log_softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
 
 
 def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:
