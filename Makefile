@@ -13,7 +13,7 @@ C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name 
 
 help:
 	@echo "make demo       build, then run python -m weft demo"
-	@echo "make test       everything: lint, build, sanitizers, tests (TORCH=1 also installs PyTorch and tests with it)"
+	@echo "make test       everything: lint, build, sanitizers, tests (TORCH=1, JAX=1: with PyTorch, with JAX)"
 	@echo "make bench      build, then run python -m weft bench (BENCH='matmul --quick' passes its options)"
 	@echo "make build      the library, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
@@ -39,6 +39,11 @@ $(VENV)/.ready: pyproject.toml
 $(VENV)/.torch: $(VENV)/.ready
 	@echo "set-up: PyTorch into .venv"
 	@$(PIP) install torch==2.13.0 expecttest
+	@touch $@
+
+$(VENV)/.jax: $(VENV)/.ready
+	@echo "set-up: JAX into .venv"
+	@$(PIP) install jax==0.10.2
 	@touch $@
 
 $(VENV)/.mutants: $(VENV)/.ready
@@ -73,7 +78,7 @@ bench: build
 	@$(BIN)/python -m weft bench $(BENCH)
 
 test: WERROR = -DWEFT_WERROR=ON
-test: $(if $(TORCH),$(VENV)/.torch) lint build sanitize
+test: $(if $(TORCH),$(VENV)/.torch) $(if $(JAX),$(VENV)/.jax) lint build sanitize
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 mutants: $(VENV)/.mutants

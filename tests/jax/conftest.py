@@ -1,4 +1,4 @@
-"""Two devices of the host, unless JAX has counted them before, and double precision."""
+"""Two devices of the host, unless JAX has counted them before, and all bits of all floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ with contextlib.suppress(ImportError, RuntimeError):
 
 @pytest.fixture(autouse=True)
 def _double():
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
+    settings = {"jax_enable_x64": True, "jax_default_matmul_precision": "highest"}
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
     yield
-    jax.config.update("jax_enable_x64", before)
+    for name, value in before.items():
+        jax.config.update(name, value)

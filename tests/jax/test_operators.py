@@ -139,14 +139,18 @@ def arguments(case: Case, dtype: Any = np.float64) -> list[Any]:
 
 @cache
 def compiled(name: str, is_mine: bool) -> Any:
-    """The result of a case, and the gradients of its sum weighted by the first argument."""
+    """The result of a case, and the gradients of its sum weighted by the first argument; the other's on the
+    CPU."""
     function = functions(CASES[name])[not is_mine]
 
     def run(weights: Any, *given: Any) -> Any:
         result, backward = jax.vjp(function, *given)
         return result, *backward(weights)
 
-    return run if is_mine else jax.jit(run)
+    if is_mine:
+        return run
+    compiled_run = jax.jit(run)
+    return lambda *a: compiled_run(*jax.device_put(a, jax.devices("cpu")[0]))
 
 
 def weights_of(name: str, dtype: Any = np.float64, batch: tuple[int, ...] = ()) -> Any:
