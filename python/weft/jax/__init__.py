@@ -12,6 +12,7 @@ Importing this package imports JAX; `import weft` never does.
 
 from __future__ import annotations
 
+from weft.jax.calls import plans
 from weft.jax.graphs import graph
 from weft.jax.operators.attention import attention
 from weft.jax.operators.convolution import conv
@@ -27,6 +28,7 @@ __all__ = [
     "linear",
     "log_softmax",
     "matmul",
+    "plans",
     "rms_norm",
     "softmax",
 ]

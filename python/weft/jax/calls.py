@@ -4,9 +4,10 @@ becomes a call of the library's handler, on the CPU and on CUDA alike."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import cache, lru_cache, partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from weft import backend
 from weft.enums import device_kind
 from weft.errors import NotSupportedError
 from weft.jax.drawing import Call, Form, Operator, Prepared, prepare, results_of
+from weft.plan import Plan
 
 TARGET = "weft"
 """The name of the handler in XLA's programs."""
@@ -151,18 +153,52 @@ batching.primitive_batchers[primitive] = _batch
 # ---- Lowering ----------------------------------------------------------------------------------------------
 
 
-@cache
 def _register(platform: str) -> None:
     """Tells XLA of the handler; on a GPU it is called before the first run, too, to load a plan's kernels."""
     address = int(ffi.cast("uintptr_t", ffi.addressof(backend.library(), "weftXlaExecute")))
     handler = jax.ffi.pycapsule(ctypes.c_void_p(address))
     stages = handler if platform == "cpu" else {"initialize": handler, "execute": handler}
-    jax.ffi.register_ffi_target(TARGET, stages, platform=platform)
+    # Plugins keep handlers under XLA's name of the platform; "cuda" would wait there for ever.
+    jax.ffi.register_ffi_target(TARGET, stages, platform="CUDA" if platform == "cuda" else platform)
 
 
-def _lower(platform: str, kind: device_kind, ctx: Any, *operands: Any, call: Call) -> Any:
-    _register(platform)
+_watched: ContextVar[list[Lowered] | None] = ContextVar("weft.jax lowered", default=None)
+
+
+class Lowered(NamedTuple):
+    """A call in a program that was lowered."""
+
+    call: Call
+    arguments: tuple[Form, ...]
+    plan: Plan
+
+    def __str__(self) -> str:
+        return f"{self.call.operator!r}({', '.join(map(str, self.arguments))})\n{self.plan.explain()}"
+
+
+def plans(function: Callable[..., Any], *arguments: Any) -> list[Lowered]:
+    """The calls of Weft in a program, in order, each with its plan; printed, it tells what runs and why. The
+    program is lowered for JAX's default device, and not run.
+
+    >>> import jax.numpy as jnp, weft.jax
+    >>> made = weft.jax.plans(lambda x: weft.jax.softmax(x) + 1, jnp.ones((2, 3)))
+    >>> [str(each).splitlines()[0] for each in made]
+    ['weft.softmax(float32[2,3,1])']
+    """
+    found: list[Lowered] = []
+    before = _watched.set(found)
+    try:
+        jax.jit(lambda *given: function(*given)).lower(*arguments)
+    finally:
+        _watched.reset(before)
+    return found
+
+
+def _lower(kind: device_kind, ctx: Any, *operands: Any, call: Call) -> Any:
     made = prepare(call, _forms(ctx.avals_in), kind)
+    watched = _watched.get()
+    if watched is not None:
+        watched.append(Lowered(call, _forms(ctx.avals_in), made.source))
     results = list(ctx.avals_out)
     if made.workspace:
         results.append(jax.core.ShapedArray((made.workspace,), np.uint8))
@@ -182,4 +218,5 @@ def _attributes(made: Prepared) -> dict[str, Any]:
 
 
 for _platform, _kind in (("cpu", device_kind.CPU), ("cuda", device_kind.CUDA)):
-    mlir.register_lowering(primitive, partial(_lower, _platform, _kind), platform=_platform)
+    _register(_platform)
+    mlir.register_lowering(primitive, partial(_lower, _kind), platform=_platform)

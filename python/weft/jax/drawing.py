@@ -30,6 +30,9 @@ class Form(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
 
 class Operator:
     """What can be called on JAX's arrays: a name, what draws it, and how vmap may spare itself a loop."""
@@ -158,8 +161,8 @@ class Prepared(NamedTuple):
     scalars: tuple[int, ...]
     workspace: int
     """Bytes; the call has a result more where it needs some."""
-    summary: Plan
-    """The plan itself, to ask what runs where."""
+    source: Plan
+    """The plan itself, which tells what runs where."""
 
 
 @lru_cache(CAPACITY)

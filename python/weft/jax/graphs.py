@@ -84,7 +84,7 @@ class Given(Operator):
         """The graph itself, if it is of these shapes."""
         drawing = Drawing(self._graph, arguments)
         if call.attributes or list(map(_form, self._inputs)) != list(arguments):
-            wanted, got = (", ".join(map(_text, each)) for each in (map(_form, self._inputs), arguments))
+            wanted, got = (", ".join(map(str, each)) for each in (map(_form, self._inputs), arguments))
             raise BadParameterError(
                 f"weft.jax.graph: {self.name} takes {wanted}, and got {got}"
                 f"{' and options' if call.attributes else ''}. Give such arrays, or make a graph of the "
@@ -115,7 +115,3 @@ def _form(tensor: Tensor) -> Form:
             "the last dimension fastest. Declare it without strides."
         )
     return Form(tensor.dims, dtypes.numpy_dtype(tensor.dtype))
-
-
-def _text(form: Form) -> str:
-    return f"{form.dtype}[{','.join(map(str, form.shape))}]"
