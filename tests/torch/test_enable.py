@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -48,14 +50,14 @@ def test_torch_comes_back() -> None:
 
 
 def test_what_weft_leaves_falls_through_with_a_reason() -> None:
-    x = torch.randn(4, 3).t()
-    expected = F.layer_norm(x, [4])
+    x = torch.randn(4, 3, 5).transpose(0, 1)
+    expected = F.layer_norm(x, [5])
     with weft_torch.enable(["layer_norm", "softmax"]) as enabled:
-        torch.testing.assert_close(F.layer_norm(x, [4]), expected)
+        torch.testing.assert_close(F.layer_norm(x, [5]), expected)
         assert torch.softmax(torch.empty(0, 3), 1).shape == (0, 3)
     assert enabled.report() == {
         "aten::native_layer_norm": {
-            "layer_norm: the input is not contiguous. Give input.contiguous().": 1
+            "layer_norm: without a weight, rows lie apart. Give input.contiguous().": 1
         },
         "aten::_softmax": {"served": 1},
     }
@@ -69,6 +71,27 @@ def test_max_pooling_is_served_both_ways() -> None:
     torch.testing.assert_close(found, expected)
     twin = "aten::max_pool2d_with_indices"
     assert enabled.report() == {twin: {"served": 1}, f"{twin}_backward": {"served": 1}}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_norms_of_channels_train_and_are_used(layout) -> None:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.BatchNorm2d(4), torch.nn.GroupNorm(2, 4), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+    )
+    model, x = model.to(memory_format=layout), torch.randn(2, 4, 5, 3).contiguous(memory_format=layout)
+    other = copy.deepcopy(model)
+    expected, used = gradients(other, x), other.eval()(x)
+    with weft_torch.enable() as enabled:
+        served = gradients(model, x)
+        y = model.eval()(x)
+    torch.testing.assert_close(served, expected)
+    torch.testing.assert_close(dict(model.named_buffers()), dict(other.named_buffers()))
+    torch.testing.assert_close(y, used)
+    assert y.stride() == used.stride()
+    counts = {"native_batch_norm": 4, "native_batch_norm_backward": 2}
+    counts |= {"native_group_norm": 2, "native_group_norm_backward": 1}
+    assert enabled.report() == {f"aten::{name}": {"served": n} for name, n in counts.items()}
 
 
 def test_cross_entropy_is_one_operator() -> None:

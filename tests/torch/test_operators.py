@@ -26,8 +26,14 @@ def distinct(*shape: int):
     return (order / count).reshape(shape).requires_grad_()
 
 
+def transposed(*shape: int):
+    """Rows that lie apart: the first two dimensions have changed places."""
+    return normal(*shape).detach().transpose(0, 1).requires_grad_()
+
+
 LABELS, LABELS_2D = torch.tensor([0, 3, 1, 1, 2]), torch.tensor([[0, 2, 1], [3, 3, 2]])
 WEIGHTS = normal(4, grad=False).abs()
+BATCH_NORM = (normal(4), normal(4), normal(4, grad=False) / 3, WEIGHTS + 0.5)
 CONV = [[2, 1], [1, 0], [1, 2], False, [0, 0], 2]
 CASES = {
     "conv": (weft.conv, (normal(2, 4, 7, 6), normal(6, 2, 3, 2), normal(6), *CONV)),
@@ -51,6 +57,27 @@ CASES = {
     "layer_norm": (weft.layer_norm, (normal(3, 2, 5), [2, 5], normal(2, 5), normal(2, 5), 1e-5)),
     "layer_norm_plain": (weft.layer_norm, (normal(7, 5), [5], None, None, 1e-3)),
     "group_norm": (weft.group_norm, (normal(2, 4, 3), normal(4), normal(4), 2, 4, 3, 2, 1e-5)),
+    "group_norm_channels_last": (
+        weft.group_norm,
+        (
+            normal(2, 4, 3, 2).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),
+            normal(4), normal(4), 2, 4, 6, 2, 1e-5,
+        ),
+    ),
+    "layer_norm_transposed": (weft.layer_norm, (transposed(4, 3, 5), [5], normal(5), None, 1e-5)),
+    "layer_norm_strided": (
+        weft.layer_norm, (normal(3, 8).detach()[:, :5].requires_grad_(), [5], None, None, 1e-5),
+    ),
+    "batch_norm": (weft.batch_norm, (normal(3, 4, 5), *BATCH_NORM, True, 0.3, 1e-5)),
+    "batch_norm_rows": (weft.batch_norm, (normal(6, 4), None, None, None, None, True, 0.1, 1e-3)),
+    "batch_norm_in_use": (weft.batch_norm, (normal(3, 4, 2, 3), *BATCH_NORM, False, 0.3, 1e-5)),
+    "batch_norm_channels_last": (
+        weft.batch_norm,
+        (
+            normal(2, 4, 3, 2).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),
+            normal(4), None, None, None, True, 0.1, 1e-5,
+        ),
+    ),
     "rms_norm": (weft.rms_norm, (normal(3, 2, 5), [5], normal(5), 1e-5)),
     "log_softmax": (weft.log_softmax, (normal(3, 4, 5), 1, False)),
     "avg_pool": (weft.avg_pool, (normal(2, 3, 7, 6), [3, 2], [2, 2], [1, 0], False, False, None)),
@@ -89,7 +116,12 @@ def torch_cross_entropy(x, target, weight=None, reduction=1, ignored=-100, smoot
 
 
 
-ORACLES = {"cross_entropy": torch_cross_entropy}
+def torch_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon):
+    mean, variance = (None if each is None else each.clone() for each in (mean, variance))
+    return F.batch_norm(x, mean, variance, weight, bias, training, momentum, epsilon), mean, variance
+
+
+ORACLES = {"cross_entropy": torch_cross_entropy, "batch_norm": torch_batch_norm}
 """torch's results where it has no operator of the same arguments."""
 
 
@@ -133,6 +165,15 @@ def test_positions_of_maxima_are_those_of_torch(case: str) -> None:
     twin = weft_torch.OPERATORS[operator.default._schema.name.removeprefix("weft::")].twin
     for values in (x.detach(), torch.zeros_like(x), torch.full_like(x, -torch.inf)):  # ties: the first one
         torch.testing.assert_close(operator(values, *how)[1], twin(values, *how)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_running_statistics_are_those_of_torch(dtype) -> None:
+    given = normal(3, 4, 5, grad=False).to(dtype), *(each.detach() for each in BATCH_NORM)
+    after = weft.batch_norm(*given, True, 0.3, 1e-5)[3:]
+    exact = torch_batch_norm(*(each.double() for each in given), True, 0.3, 1e-5)[1:]
+    torch.testing.assert_close(after, exact)
+    assert not weft.batch_norm(*given, False, 0.3, 1e-5)[3].numel()
 
 
 def test_compile_makes_no_graph_break() -> None:
@@ -207,5 +248,5 @@ def test_second_derivatives_are_refused() -> None:
 
 
 def test_a_refusal_is_said() -> None:
-    with pytest.raises(Exception, match="layer_norm: the input is not contiguous"):
-        weft.layer_norm(normal(4, 3, grad=False).t(), [4], None, None, 1e-5)
+    with pytest.raises(Exception, match="layer_norm: without a weight, rows lie apart"):
+        weft.layer_norm(transposed(4, 3, 5), [5], None, None, 1e-5)

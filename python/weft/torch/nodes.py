@@ -253,49 +253,12 @@ DRAWN |= {aten.amax.default: _reduce("MAX"), aten.amin.default: _reduce("MIN")}
 
 # ---- Batch norm, as functional graphs have it ----
 
-
-def _channel(d: Drawing, value: Any, rank: int) -> Any:
-    return None if value is None else d.read(value, [1, value.numel(), *[1] * (rank - 2)])
-
-
-@_draws(aten._native_batch_norm_legit_functional.default)
-def _batch_norm(
-    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
-    epsilon: float,
-) -> None:
-    if not training:
-        raise NotSupportedError("batch_norm: statistics that are given, beside results of training.")
-    shape = [1, x.shape[1], *[1] * (x.ndim - 2)]
-    scale, shift, *old = (_channel(d, each, x.ndim) for each in (weight, bias, mean, variance))
-    constants = d.number(epsilon), d.number(momentum)
-    results = d.graph.batchnorm(d.read(x), scale, shift, old[0], old[1], *constants)
-    d.write(0, results[0])
-    for i in range(1, 5):
-        d.write(i, results[i], shape)
+DRAWN[aten._native_batch_norm_legit_functional.default] = OPERATORS["batch_norm"].draw
 
 
 @_draws(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm_inference(
-    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, _: float, epsilon: float
-) -> None:
-    scale, shift, mean, variance = (_channel(d, each, x.ndim) for each in (weight, bias, mean, variance))
-    given = {"in_running_mean": mean, "in_running_var": variance, "epsilon": d.number(epsilon)}
-    d.write(0, d.graph.batchnorm_inference(d.read(x), None, None, scale, shift, **given))
-
-
-@_draws(aten.native_batch_norm_backward.default)
-def _batch_norm_backward(
-    d: Drawing, dy: Any, x: Any, weight: Any, _: Any, __: Any, mean: Any, deviation: Any, training: bool,
-    ___: float, wanted: Sequence[bool],
-) -> None:
-    if not training:
-        raise NotSupportedError("batch_norm_backward: statistics that are given.")
-    shape = [1, x.shape[1], *[1] * (x.ndim - 2)]
-    ends = (_channel(d, each, x.ndim) for each in (weight, mean, deviation))
-    results = d.graph.batchnorm_backward(d.read(dy), d.read(x), *ends)
-    for i, dims in enumerate((None, shape, shape)):
-        if wanted[i] and d.outputs[i] is not None:
-            d.write(i, results[i], dims)
+def _batch_norm_inference(d: Drawing, *given: Any) -> None:
+    OPERATORS["batch_norm"].draw(d, *given[:5], False, *given[5:])
 
 
 # ---- Attention, as a GPU has it ----

@@ -227,7 +227,7 @@ def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Seq
     if any(each.device != device for each in tensors):
         raise NotSupportedError(f"{name}: tensors of several devices. Move them to one.")
     outputs = expected_of(expected, arguments)
-    if any(each.numel() == 0 for each in tensors if each.is_floating_point()):
+    if _has_nothing(tensors):
         return _prepare_empty(name, outputs)
     kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
     handle = default_handle(kind, device.index or 0)
@@ -238,6 +238,13 @@ def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Seq
     drawing = Drawing(graph, tensors, outputs)
     draw(drawing, *arguments)
     return Prepared(graph.build().plan, drawing.ends, outputs)
+
+
+def _has_nothing(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether there is nothing to compute. Beside others a vector of no elements stands for one that is not
+    there, as the statistics of a batch norm in use."""
+    first, *others = (each for each in tensors if each.is_floating_point())
+    return not first.numel() or any(each.ndim > 1 and not each.numel() for each in others)
 
 
 def _prepare_empty(name: str, outputs: Sequence[Any]) -> Empty:

@@ -1,36 +1,64 @@
-"""Norms."""
+"""Norms of rows and of groups of channels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from weft.enums import norm_forward_phase
 from weft.errors import NotSupportedError
-from weft.torch.ops import differentiable, operator
-from weft.torch.plans import Drawing
+from weft.tensor import Tensor
+from weft.torch.ops import differentiable, operator, stands_for
+from weft.torch.plans import Drawing, _strides
 
 aten = torch.ops.aten
 
 
-def _rows(name: str, x: torch.Tensor, shape: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Dims of x as rows to normalise, of a row's parameters, and of a statistic for each row."""
-    if not x.is_contiguous():
-        raise NotSupportedError(f"{name}: the input is not contiguous. Give input.contiguous().")
-    length = math.prod(shape)
-    return [x.numel() // length, length], [1, length], [x.numel() // length, 1]
+class _Rows(NamedTuple):
+    """How a norm of rows sees its tensors: all batch dimensions as one where their strides let it."""
+
+    x: list[int]
+    parameters: list[int]
+    statistics: list[int]
+
+
+def _rows(name: str, shape: Sequence[int], weight: Any, *values: torch.Tensor) -> _Rows:
+    """Dims of values whose last dimensions, of this shape, are normalised."""
+    x, length, batch = values[0], math.prod(shape), values[0].ndim - len(shape)
+    if all(_steps(each, [x.numel() // length, length]) for each in values):
+        return _Rows([x.numel() // length, length], [1, length], [x.numel() // length, 1])
+    if weight is None and batch > 1:
+        raise NotSupportedError(f"{name}: without a weight, rows lie apart. Give input.contiguous().")
+    return _Rows([*x.shape], [*[1] * batch, *shape], [*x.shape[:batch], *[1] * len(shape)])
+
+
+def _steps(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of a tensor's memory in other dims; None where it has none."""
+    try:
+        return _strides(value.view(dims))
+    except RuntimeError:
+        return None
+
+
+def _read(d: Drawing, value: torch.Tensor, dims: Sequence[int]) -> Tensor:
+    return d.read(value, dims, _steps(value, dims))
+
+
+def _write(d: Drawing, i: int, result: Tensor, dims: Sequence[int]) -> None:
+    d.write(i, result, dims, _steps(d.outputs[i], dims))
 
 
 @operator("layer_norm", aten.native_layer_norm.default)
 def _layer_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> None:
-    rows, row, column = _rows("layer_norm", x, shape)
-    scale, shift = (None if each is None else d.read(each, row) for each in (weight, bias))
-    results = d.graph.layernorm(norm_forward_phase.TRAINING, d.read(x, rows), scale, shift, d.number(epsilon))
-    for i, (result, dims) in enumerate(zip(results, (rows, column, column), strict=True)):
-        d.write(i, result, dims)
+    rows = _rows("layer_norm", shape, weight, x)
+    scale, shift = (None if each is None else d.read(each, rows.parameters) for each in (weight, bias))
+    phase, constant = norm_forward_phase.TRAINING, d.number(epsilon)
+    results = d.graph.layernorm(phase, _read(d, x, rows.x), scale, shift, constant)
+    for i, (result, dims) in enumerate(zip(results, (rows.x, *[rows.statistics] * 2), strict=True)):
+        _write(d, i, result, dims)
 
 
 @operator("layer_norm_backward", aten.native_layer_norm_backward.default)
@@ -38,76 +66,81 @@ def _layer_norm_backward(
     d: Drawing, dy: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, _: Any,
     wanted: Sequence[bool],
 ) -> None:
-    rows, row, column = _rows("layer_norm_backward", x, shape)
-    _rows("layer_norm_backward", dy, shape)
-    scale = None if weight is None else d.read(weight, row)
-    statistics = d.read(mean, column), d.read(rstd, column)
-    results = d.graph.layernorm_backward(d.read(dy, rows), d.read(x, rows), scale, *statistics)
-    for i, (result, dims) in enumerate(zip(results, (rows, row, row), strict=True)):
-        if wanted[i] and d.outputs[i] is not None:
-            d.write(i, result, dims)
+    rows = _rows("layer_norm_backward", shape, weight, x, dy)
+    scale = None if weight is None else d.read(weight, rows.parameters)
+    ends = scale, *(d.read(each, rows.statistics) for each in (mean, rstd))
+    results = d.graph.layernorm_backward(_read(d, dy, rows.x), _read(d, x, rows.x), *ends)
+    _write_gradients(d, results, rows.x, rows.parameters, wanted)
 
 
-def _channels(n: int, c: int, hw: int, groups: int) -> tuple[list[int], list[int], list[int]]:
-    return [n, c, hw], [1, c, 1], [n, groups, 1]
+def _write_gradients(
+    d: Drawing, results: Sequence[Tensor], x: Any, parameters: Sequence[int], wanted: Sequence[bool]
+) -> None:
+    """Those that are wanted of the gradients of x, a scale and a bias."""
+    for i, is_wanted in enumerate(wanted):
+        if is_wanted and d.outputs[i] is not None:
+            _write(d, i, results[i], parameters if i else x)
+
+
+def _of_groups(x: Any, c: int, groups: int, hw: int) -> _Rows:
+    """Dims of an image whose groups of channels are normalised: its own where dimension 1 is channels."""
+    tail = [1] * (x.ndim - 2)
+    if x.ndim > 2 and x.shape[1] == c:
+        return _Rows([*x.shape], [1, c, *tail], [x.shape[0], groups, *tail])
+    if not x.is_contiguous():
+        raise NotSupportedError("group_norm: channels are not dimension 1, and x is not contiguous.")
+    n = x.numel() // (c * hw)
+    return _Rows([n, c, hw], [1, c, 1], [n, groups, 1])
 
 
 @operator("group_norm", aten.native_group_norm.default)
 def _group_norm(
-    d: Drawing, x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, epsilon: float
+    d: Drawing, x: Any, weight: Any, bias: Any, _: int, c: int, hw: int, groups: int, epsilon: float
 ) -> None:
-    _rows("group_norm", x, [hw])
-    whole, row, statistic = _channels(n, c, hw, groups)
-    scale, shift = (None if each is None else d.read(each, row) for each in (weight, bias))
+    shown = _of_groups(x, c, groups, hw)
+    scale, shift = (None if each is None else d.read(each, shown.parameters) for each in (weight, bias))
     phase, constant = norm_forward_phase.TRAINING, d.number(epsilon)
-    results = d.graph.groupnorm(phase, d.read(x, whole), scale, shift, constant, groups)
-    for i, (result, dims) in enumerate(zip(results, (whole, statistic, statistic), strict=True)):
-        d.write(i, result, dims)
+    results = d.graph.groupnorm(phase, _read(d, x, shown.x), scale, shift, constant, groups)
+    for i, (result, dims) in enumerate(zip(results, (shown.x, *[shown.statistics] * 2), strict=True)):
+        _write(d, i, result, dims)
 
 
 @operator("group_norm_backward", aten.native_group_norm_backward.default)
 def _group_norm_backward(
-    d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
+    d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, _: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
 ) -> None:
-    _rows("group_norm_backward", x, [hw])
-    _rows("group_norm_backward", dy, [hw])
-    g, each = d.graph, [n, groups, c // groups, hw]
-    loss, image = d.read(dy, each), d.read(x, each)
-    deviation = d.read(rstd, [n, groups, 1, 1])
-    hat = g.mul(g.sub(image, d.read(mean, [n, groups, 1, 1])), deviation)
-    if wanted[0]:
-        scaled = loss if weight is None else g.mul(loss, d.read(weight, [1, groups, c // groups, 1]))
-        mean_loss = g.reduction(scaled, "AVG", dims=[2, 3])
-        mean_both = g.reduction(g.mul(scaled, hat), "AVG", dims=[2, 3])
-        inner = g.sub(g.sub(scaled, mean_loss), g.mul(hat, mean_both))
-        d.write(0, g.mul(inner, deviation), each)
-    for i, factor in ((1, g.mul(loss, hat)), (2, loss)):
-        if wanted[i] and d.outputs[i] is not None:
-            d.write(i, g.reduction(factor, "ADD", dims=[0, 3]), [1, groups, c // groups, 1])
+    shown = _of_groups(x, c, groups, hw)
+    scale = None if weight is None else d.read(weight, shown.parameters)
+    statistics = (d.read(each, shown.statistics) for each in (mean, rstd))
+    loss, image = (_read(d, each, shown.x) for each in (dy, x))
+    results = d.graph.groupnorm_backward(loss, image, scale, *statistics, groups=groups)
+    _write_gradients(d, results, shown.x, shown.parameters, wanted)
 
 
 @operator("rms_norm", aten._fused_rms_norm.default, ())
 def _rms_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, epsilon: float | None) -> None:
-    rows, row, column = _rows("rms_norm", x, shape)
+    rows = _rows("rms_norm", shape, weight, x)
     constant = d.number(torch.finfo(x.dtype).eps if epsilon is None else epsilon)
-    scale = None if weight is None else d.read(weight, row)
-    y, rstd = d.graph.rmsnorm(norm_forward_phase.TRAINING, d.read(x, rows), scale, None, constant)
-    d.write(0, y, rows)
-    d.write(1, rstd, column)
+    scale = None if weight is None else d.read(weight, rows.parameters)
+    y, rstd = d.graph.rmsnorm(norm_forward_phase.TRAINING, _read(d, x, rows.x), scale, None, constant)
+    _write(d, 0, y, rows.x)
+    _write(d, 1, rstd, rows.statistics)
+
+
+@stands_for("rms_norm", aten.rms_norm.default, is_composite=True)
+def _rms_norm_alone(x: Any, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
+    return torch.ops.weft.rms_norm(x, shape, weight, eps)[0]
 
 
 @operator("rms_norm_backward", aten._fused_rms_norm_backward.default, ())
 def _rms_norm_backward(
     d: Drawing, dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, wanted: Sequence[bool]
 ) -> None:
-    rows, row, column = _rows("rms_norm_backward", x, shape)
-    _rows("rms_norm_backward", dy, shape)
-    scale = None if weight is None else d.read(weight, row)
-    results = d.graph.rmsnorm_backward(d.read(dy, rows), d.read(x, rows), scale, d.read(rstd, column), False)
-    for i, dims in enumerate((rows, row)):
-        if wanted[i] and d.outputs[i] is not None:
-            d.write(i, results[i], dims)
+    rows = _rows("rms_norm_backward", shape, weight, x, dy)
+    scale = None if weight is None else d.read(weight, rows.parameters)
+    given = _read(d, dy, rows.x), _read(d, x, rows.x), scale, d.read(rstd, rows.statistics)
+    _write_gradients(d, d.graph.rmsnorm_backward(*given, False), rows.x, rows.parameters, wanted)
 
 
 def _keep_layer_norm(ctx: Any, inputs: Any, output: Any) -> None:
@@ -119,7 +152,6 @@ def _keep_layer_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_layer_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     x, weight, bias, mean, rstd = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[i] for i in (0, 2, 3)]
-    dy, x = dy.contiguous(), x.contiguous()
     grads = torch.ops.weft.layer_norm_backward(dy, x, ctx.shape, mean, rstd, weight, bias, wanted)
     dx, dweight, dbias = (g if w else None for g, w in zip(grads, wanted, strict=True))
     return dx, None, dweight, dbias, None
@@ -134,7 +166,6 @@ def _keep_group_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_group_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     x, weight, mean, rstd = ctx.saved_tensors
     wanted = [*ctx.needs_input_grad[:3]]
-    dy, x = dy.contiguous(), x.contiguous()
     grads = torch.ops.weft.group_norm_backward(dy, x, mean, rstd, weight, *ctx.sizes, wanted)
     return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 5)
 
@@ -148,7 +179,6 @@ def _keep_rms_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_rms_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     x, weight, rstd = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
-    dy, x = dy.contiguous(), x.contiguous()
     grads = torch.ops.weft.rms_norm_backward(dy, x, ctx.shape, rstd, weight, wanted)
     dx, dweight = (g if w else None for g, w in zip(grads, wanted, strict=True))
     return dx, None, dweight, None

@@ -1,0 +1,135 @@
+"""Batch norm, in training and in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
+from weft.torch.plans import Drawing
+
+aten = torch.ops.aten
+
+
+def _channels(x: torch.Tensor) -> list[int]:
+    """Dims of a number for each channel."""
+    return [1, x.shape[1], *[1] * (x.ndim - 2)]
+
+
+def _of_channels(d: Drawing, x: torch.Tensor, *values: Any) -> list[Any]:
+    return [None if each is None else d.read(each, _channels(x)) for each in values]
+
+
+def _fake_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
+) -> Any:
+    """As torch's: without running statistics those after are empty, and in use those of the batch."""
+    if training and mean is not None:
+        given = (x, weight, bias, mean, variance, training, momentum, epsilon)
+        return aten._native_batch_norm_legit_functional.default(*given)
+    if training:
+        results = aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, epsilon)
+    else:
+        given = (x, weight, bias, mean, variance, momentum, epsilon)
+        results = aten._native_batch_norm_legit_no_training.default(*given)
+    return *results, x.new_empty(0), x.new_empty(0)
+
+
+@operator(
+    "batch_norm",
+    schema="(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
+    "bool training, float momentum, float eps) -> (Tensor, Tensor save_mean, Tensor save_invstd, "
+    "Tensor running_mean_out, Tensor running_var_out)",
+    fake=_fake_batch_norm,
+)
+def _batch_norm(
+    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    epsilon: float,
+) -> None:
+    scale, shift, *running = _of_channels(d, x, weight, bias, mean, variance)
+    if not training:
+        given = dict(zip(("in_running_mean", "in_running_var"), running, strict=True))
+        given["epsilon"] = d.number(epsilon)
+        d.write(0, d.graph.batchnorm_inference(d.read(x), None, None, scale, shift, **given))
+        return
+    constants = d.number(epsilon), d.number(momentum) if mean is not None else None
+    results = d.graph.batchnorm(d.read(x), scale, shift, *running, *constants)
+    d.write(0, results[0])
+    for i in range(1, 3 if mean is None else 5):
+        d.write(i, results[i], _channels(x))
+
+
+@operator("batch_norm_backward", aten.native_batch_norm_backward.default)
+def _batch_norm_backward(
+    d: Drawing, dy: Any, x: Any, weight: Any, mean: Any, variance: Any, saved: Any, rstd: Any,
+    training: bool, epsilon: float, wanted: Sequence[bool],
+) -> None:
+    g, loss, image = d.graph, d.read(dy), d.read(x)
+    if training:
+        ends = _of_channels(d, x, weight, saved, rstd)
+        results = g.batchnorm_backward(loss, image, *ends)
+    else:
+        scale, centre, spread = _of_channels(d, x, weight, mean, variance)
+        factor = g.rsqrt(g.add(spread, d.number(epsilon)))
+        scaled = loss if scale is None else g.mul(loss, scale)
+        hat, over = g.mul(g.sub(image, centre), factor), [i for i in range(x.ndim) if i != 1]
+        sums = (g.reduction(each, "ADD", dims=over) for each in (g.mul(loss, hat), loss))
+        results = (g.mul(scaled, factor), *sums)
+    for i, is_wanted in enumerate(wanted):
+        if is_wanted and d.outputs[i] is not None:
+            d.write(i, results[i], *((_channels(x),) if i else ()))
+
+
+def _keep_batch_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, _, mean, variance, ctx.training, __, ctx.epsilon = inputs
+    ctx.save_for_backward(x, weight, *((None, None) if ctx.training else (mean, variance)), *output[1:3])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _grad_batch_norm(ctx: Any, dy: Any, *_: Any) -> Any:
+    wanted = [*ctx.needs_input_grad[:3]]
+    how = ctx.training, ctx.epsilon, wanted
+    grads = torch.ops.weft.batch_norm_backward(dy, *ctx.saved_tensors, *how)
+    return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 5)
+
+
+differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm)
+
+
+# ---- Under torch's own ----
+
+
+def _in_place(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
+) -> Any:
+    """As native_batch_norm: the running statistics are updated where they are."""
+    y, saved, rstd, *after = OPERATORS["batch_norm"](
+        x, weight, bias, mean, variance, training, momentum, epsilon
+    )
+    if training and mean is not None:
+        torch._foreach_copy_([mean, variance], after)
+    return y, saved, rstd
+
+
+for _twin in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default):
+    stands_for("batch_norm", _twin)(_in_place)
+
+
+@stands_for("batch_norm", aten._native_batch_norm_legit.no_stats)
+def _without_running(
+    x: Any, weight: Any, bias: Any, training: bool, momentum: float, epsilon: float
+) -> Any:
+    return OPERATORS["batch_norm"](x, weight, bias, None, None, training, momentum, epsilon)[:3]
+
+
+# torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes.
+@stands_for("batch_norm", aten._batch_norm_impl_index.default, ("cuda",), is_composite=True)
+def _own_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    epsilon: float, _: bool,
+) -> Any:
+    """torch's own operator and not cuDNN's, which Weft stands for."""
+    results = aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)
+    return *results, x.new_empty(0, dtype=torch.uint8), 0
