@@ -50,17 +50,23 @@ def test_torch_comes_back() -> None:
 
 
 def test_what_weft_leaves_falls_through_with_a_reason() -> None:
-    x = torch.randn(4, 3, 5).transpose(0, 1)
-    expected = F.layer_norm(x, [5])
-    with weft_torch.enable(["layer_norm", "softmax"]) as enabled:
-        torch.testing.assert_close(F.layer_norm(x, [5]), expected)
+    x = torch.randn(1, 2, 5, 5)
+    expected = F.avg_pool2d(x, 2, ceil_mode=True)
+    with weft_torch.enable(["avg_pool", "softmax"]) as enabled:
+        torch.testing.assert_close(F.avg_pool2d(x, 2, ceil_mode=True), expected)
         assert torch.softmax(torch.empty(0, 3), 1).shape == (0, 3)
-    assert enabled.report() == {
-        "aten::native_layer_norm": {
-            "layer_norm: without a weight, rows lie apart. Give input.contiguous().": 1
-        },
-        "aten::_softmax": {"served": 1},
-    }
+    reason = "avg_pool: windows of ceil_mode end beyond the padding. Leave it to torch."
+    assert enabled.report() == {"aten::avg_pool2d": {reason: 1}, "aten::_softmax": {"served": 1}}
+
+
+def test_rows_that_lie_apart_are_served() -> None:
+    x, weight = torch.randn(4, 3, 5).transpose(0, 1).requires_grad_(), torch.randn(2, 5)
+    expected = torch.autograd.grad(F.linear(F.layer_norm(x, [5]), weight).square().sum(), x)
+    with weft_torch.enable() as enabled:
+        found = torch.autograd.grad(F.linear(F.layer_norm(x, [5]), weight).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+    assert all(outcome.keys() == {"served"} for outcome in enabled.report().values())
+    assert {"aten::mm", "aten::native_layer_norm_backward"} < enabled.report().keys()
 
 
 def test_max_pooling_is_served_both_ways() -> None:

@@ -16,7 +16,7 @@ from torch.testing._internal.common_methods_invocations import op_db  # noqa: E4
 NAMES = (
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm",
-    "softmax", "log_softmax", "cross_entropy",
+    "softmax", "log_softmax", "cross_entropy", "linear", "mm", "addmm", "bmm",
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d",
     "scaled_dot_product_attention",
 )  # fmt: skip

@@ -78,6 +78,15 @@ CASES = {
             normal(4), None, None, None, True, 0.1, 1e-5,
         ),
     ),
+    "linear": (weft.linear, (normal(2, 3, 5), normal(4, 5), normal(4), "gelu", normal(2, 3, 4))),
+    "linear_alone": (weft.linear, (transposed(4, 3, 5), normal(2, 5))),
+    "linear_relu": (weft.linear, (normal(6, 5), normal(3, 5), normal(3), "relu")),
+    "linear_gelu_tanh": (weft.linear, (normal(5), normal(3, 5), None, "gelu_tanh")),
+    "linear_silu": (weft.linear, (normal(4, 5), normal(3, 5), normal(3), "silu")),
+    "mm": (weft.mm, (normal(3, 5), normal(4, 5).detach().t().requires_grad_())),
+    "bmm": (weft.bmm, (normal(2, 3, 5), normal(2, 5, 4))),
+    "addmm": (weft.addmm, (normal(4), normal(3, 5), normal(5, 4))),
+    "addmm_column": (weft.addmm, (normal(3, 1), normal(3, 5), normal(5, 4))),
     "rms_norm": (weft.rms_norm, (normal(3, 2, 5), [5], normal(5), 1e-5)),
     "log_softmax": (weft.log_softmax, (normal(3, 4, 5), 1, False)),
     "avg_pool": (weft.avg_pool, (normal(2, 3, 7, 6), [3, 2], [2, 2], [1, 0], False, False, None)),
@@ -121,7 +130,18 @@ def torch_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilo
     return F.batch_norm(x, mean, variance, weight, bias, training, momentum, epsilon), mean, variance
 
 
-ORACLES = {"cross_entropy": torch_cross_entropy, "batch_norm": torch_batch_norm}
+ACTIVATIONS = {
+    "none": lambda x: x, "relu": F.relu, "gelu": F.gelu, "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}  # fmt: skip
+
+
+def torch_linear(x, weight, bias=None, activation="none", residual=None):
+    y = ACTIVATIONS[activation](F.linear(x, weight, bias))
+    return y if residual is None else y + residual
+
+
+ORACLES = {"cross_entropy": torch_cross_entropy, "batch_norm": torch_batch_norm, "linear": torch_linear}
 """torch's results where it has no operator of the same arguments."""
 
 
@@ -248,5 +268,13 @@ def test_second_derivatives_are_refused() -> None:
 
 
 def test_a_refusal_is_said() -> None:
-    with pytest.raises(Exception, match="layer_norm: without a weight, rows lie apart"):
-        weft.layer_norm(transposed(4, 3, 5), [5], None, None, 1e-5)
+    x = normal(1, 2, 5, 5, grad=False)
+    with pytest.raises(Exception, match="avg_pool: windows of ceil_mode end beyond the padding"):
+        weft.avg_pool(x, [2], [2], [0], True, True, None)
+    x, weight = normal(3, 5, grad=False), normal(4, 5, grad=False)
+    with pytest.raises(Exception, match=r"activation 'tanh'\. Use one of none, relu, gelu, gelu_tanh, silu"):
+        weft.linear(x, weight, None, "tanh")
+    with pytest.raises(Exception, match=r"the weight has to be \[N, 5\] for this input, it is \[5, 4\]"):
+        weft.linear(x, weight.t())
+    with pytest.raises(Exception, match=r"the residual has to be \[3, 4\] as the result, it is \[4\]"):
+        weft.linear(x, weight, None, "none", x.new_ones(4))

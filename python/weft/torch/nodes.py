@@ -124,22 +124,6 @@ def _to_copy(d: Any, x: Any, *_: Any) -> None:
     _apply(d, "identity", x)
 
 
-# ---- Products ----
-
-
-@_draws(aten.mm.default, aten.bmm.default)
-def _mm(d: Drawing, a: Any, b: Any) -> None:
-    d.write(0, d.graph.matmul(d.read(a), d.read(b)))
-
-
-@_draws(aten.addmm.default)
-def _addmm(d: Drawing, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> None:
-    if (beta, alpha) != (1, 1):
-        raise NotSupportedError("addmm: factors other than 1.")
-    product = d.graph.matmul(d.read(a), d.read(b))
-    d.write(0, d.graph.add(product, d.read(bias, [*[1] * (2 - bias.ndim), *bias.shape])))
-
-
 # ---- Views ----
 
 

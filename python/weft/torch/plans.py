@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weft.devices import default_handle
-from weft.enums import device_kind, numerical_note, scalar_type
+from weft.enums import device_kind, numerical_note, reshape_mode, scalar_type
 from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
 from weft.memory import current_stream
@@ -69,6 +69,22 @@ class Drawing:
                 result.set_stride(steps)
         self.ends.append((result, ~i))
 
+    def read_as(self, value: torch.Tensor, dims: Sequence[int]) -> Tensor:
+        """An argument in another shape of the same order; moves elements only where strides do not do."""
+        steps = steps_in(value, dims)
+        if steps is not None:
+            return self.read(value, dims, steps)
+        moved: Tensor = self.graph.reshape(self.read(value), reshape_mode=reshape_mode.LOGICAL)
+        return moved.set_dim(dims)
+
+    def write_as(self, i: int, result: Tensor, dims: Sequence[int]) -> None:
+        """Makes a tensor of these dims result i, which torch expects in another shape of the same order."""
+        steps = steps_in(self.outputs[i], dims)
+        if steps is not None:
+            self.write(i, result, dims, steps)
+        else:
+            self.write(i, self.graph.reshape(result.set_dim(dims), reshape_mode=reshape_mode.LOGICAL))
+
     def number(self, value: float) -> Tensor:
         """A constant of the type that the graph computes in."""
         type_ = torch.float64 if self.is_double else torch.float32
@@ -84,6 +100,14 @@ def _strides(value: torch.Tensor) -> tuple[int, ...]:
     """Strides as Weft takes them: an extent of 1 may have any in torch."""
     steps = zip(value.shape, value.stride(), strict=True)
     return tuple(max(step, 1) if n == 1 else step for n, step in steps) or (1,)
+
+
+def steps_in(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of a tensor's elements in another shape of the same order; None where it has none."""
+    try:
+        return _strides(value.view(dims))
+    except RuntimeError:
+        return None
 
 
 class Result(NamedTuple):

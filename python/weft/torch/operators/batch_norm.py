@@ -26,14 +26,13 @@ def _fake_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
 ) -> Any:
     """As torch's: without running statistics those after are empty, and in use those of the batch."""
+    affine, running, factors = (x, weight, bias), (mean, variance), (momentum, epsilon)
     if training and mean is not None:
-        given = (x, weight, bias, mean, variance, training, momentum, epsilon)
-        return aten._native_batch_norm_legit_functional.default(*given)
+        return aten._native_batch_norm_legit_functional.default(*affine, *running, training, *factors)
     if training:
-        results = aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, epsilon)
+        results = aten._native_batch_norm_legit.no_stats(*affine, training, *factors)
     else:
-        given = (x, weight, bias, mean, variance, momentum, epsilon)
-        results = aten._native_batch_norm_legit_no_training.default(*given)
+        results = aten._native_batch_norm_legit_no_training.default(*affine, *running, *factors)
     return *results, x.new_empty(0), x.new_empty(0)
 
 
@@ -54,8 +53,8 @@ def _batch_norm(
         given["epsilon"] = d.number(epsilon)
         d.write(0, d.graph.batchnorm_inference(d.read(x), None, None, scale, shift, **given))
         return
-    constants = d.number(epsilon), d.number(momentum) if mean is not None else None
-    results = d.graph.batchnorm(d.read(x), scale, shift, *running, *constants)
+    factor = d.number(momentum) if mean is not None else None
+    results = d.graph.batchnorm(d.read(x), scale, shift, running[0], running[1], d.number(epsilon), factor)
     d.write(0, results[0])
     for i in range(1, 3 if mean is None else 5):
         d.write(i, results[i], _channels(x))
@@ -67,6 +66,7 @@ def _batch_norm_backward(
     training: bool, epsilon: float, wanted: Sequence[bool],
 ) -> None:
     g, loss, image = d.graph, d.read(dy), d.read(x)
+    results: Sequence[Any]
     if training:
         ends = _of_channels(d, x, weight, saved, rstd)
         results = g.batchnorm_backward(loss, image, *ends)

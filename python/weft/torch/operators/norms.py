@@ -9,56 +9,36 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.enums import norm_forward_phase
-from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.ops import differentiable, operator, stands_for
-from weft.torch.plans import Drawing, _strides
+from weft.torch.plans import Drawing
 
 aten = torch.ops.aten
 
 
 class _Rows(NamedTuple):
-    """How a norm of rows sees its tensors: all batch dimensions as one where their strides let it."""
+    """Dims in which a norm sees its input, its parameters and its statistics."""
 
     x: list[int]
     parameters: list[int]
     statistics: list[int]
 
 
-def _rows(name: str, shape: Sequence[int], weight: Any, *values: torch.Tensor) -> _Rows:
-    """Dims of values whose last dimensions, of this shape, are normalised."""
-    x, length, batch = values[0], math.prod(shape), values[0].ndim - len(shape)
-    if all(_steps(each, [x.numel() // length, length]) for each in values):
-        return _Rows([x.numel() // length, length], [1, length], [x.numel() // length, 1])
-    if weight is None and batch > 1:
-        raise NotSupportedError(f"{name}: without a weight, rows lie apart. Give input.contiguous().")
-    return _Rows([*x.shape], [*[1] * batch, *shape], [*x.shape[:batch], *[1] * len(shape)])
-
-
-def _steps(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of a tensor's memory in other dims; None where it has none."""
-    try:
-        return _strides(value.view(dims))
-    except RuntimeError:
-        return None
-
-
-def _read(d: Drawing, value: torch.Tensor, dims: Sequence[int]) -> Tensor:
-    return d.read(value, dims, _steps(value, dims))
-
-
-def _write(d: Drawing, i: int, result: Tensor, dims: Sequence[int]) -> None:
-    d.write(i, result, dims, _steps(d.outputs[i], dims))
+def _rows(x: torch.Tensor, shape: Sequence[int]) -> _Rows:
+    """Of an input whose last dimensions, of this shape, are normalised."""
+    length = math.prod(shape)
+    count = x.numel() // length
+    return _Rows([count, length], [1, length], [count, 1])
 
 
 @operator("layer_norm", aten.native_layer_norm.default)
 def _layer_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> None:
-    rows = _rows("layer_norm", shape, weight, x)
+    rows = _rows(x, shape)
     scale, shift = (None if each is None else d.read(each, rows.parameters) for each in (weight, bias))
     phase, constant = norm_forward_phase.TRAINING, d.number(epsilon)
-    results = d.graph.layernorm(phase, _read(d, x, rows.x), scale, shift, constant)
+    results = d.graph.layernorm(phase, d.read_as(x, rows.x), scale, shift, constant)
     for i, (result, dims) in enumerate(zip(results, (rows.x, *[rows.statistics] * 2), strict=True)):
-        _write(d, i, result, dims)
+        d.write_as(i, result, dims)
 
 
 @operator("layer_norm_backward", aten.native_layer_norm_backward.default)
@@ -66,10 +46,11 @@ def _layer_norm_backward(
     d: Drawing, dy: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, _: Any,
     wanted: Sequence[bool],
 ) -> None:
-    rows = _rows("layer_norm_backward", shape, weight, x, dy)
+    rows = _rows(x, shape)
     scale = None if weight is None else d.read(weight, rows.parameters)
-    ends = scale, *(d.read(each, rows.statistics) for each in (mean, rstd))
-    results = d.graph.layernorm_backward(_read(d, dy, rows.x), _read(d, x, rows.x), *ends)
+    ends: Any = [d.read_as(dy, rows.x), d.read_as(x, rows.x), scale]
+    ends += [d.read(each, rows.statistics) for each in (mean, rstd)]
+    results = d.graph.layernorm_backward(*ends)
     _write_gradients(d, results, rows.x, rows.parameters, wanted)
 
 
@@ -79,7 +60,7 @@ def _write_gradients(
     """Those that are wanted of the gradients of x, a scale and a bias."""
     for i, is_wanted in enumerate(wanted):
         if is_wanted and d.outputs[i] is not None:
-            _write(d, i, results[i], parameters if i else x)
+            d.write_as(i, results[i], parameters if i else x)
 
 
 def _of_groups(x: Any, c: int, groups: int, hw: int) -> _Rows:
@@ -87,8 +68,6 @@ def _of_groups(x: Any, c: int, groups: int, hw: int) -> _Rows:
     tail = [1] * (x.ndim - 2)
     if x.ndim > 2 and x.shape[1] == c:
         return _Rows([*x.shape], [1, c, *tail], [x.shape[0], groups, *tail])
-    if not x.is_contiguous():
-        raise NotSupportedError("group_norm: channels are not dimension 1, and x is not contiguous.")
     n = x.numel() // (c * hw)
     return _Rows([n, c, hw], [1, c, 1], [n, groups, 1])
 
@@ -100,9 +79,9 @@ def _group_norm(
     shown = _of_groups(x, c, groups, hw)
     scale, shift = (None if each is None else d.read(each, shown.parameters) for each in (weight, bias))
     phase, constant = norm_forward_phase.TRAINING, d.number(epsilon)
-    results = d.graph.groupnorm(phase, _read(d, x, shown.x), scale, shift, constant, groups)
+    results = d.graph.groupnorm(phase, d.read_as(x, shown.x), scale, shift, constant, groups)
     for i, (result, dims) in enumerate(zip(results, (shown.x, *[shown.statistics] * 2), strict=True)):
-        _write(d, i, result, dims)
+        d.write_as(i, result, dims)
 
 
 @operator("group_norm_backward", aten.native_group_norm_backward.default)
@@ -112,20 +91,20 @@ def _group_norm_backward(
 ) -> None:
     shown = _of_groups(x, c, groups, hw)
     scale = None if weight is None else d.read(weight, shown.parameters)
-    statistics = (d.read(each, shown.statistics) for each in (mean, rstd))
-    loss, image = (_read(d, each, shown.x) for each in (dy, x))
-    results = d.graph.groupnorm_backward(loss, image, scale, *statistics, groups=groups)
+    ends: Any = [d.read_as(dy, shown.x), d.read_as(x, shown.x), scale]
+    ends += [d.read(each, shown.statistics) for each in (mean, rstd)]
+    results = d.graph.groupnorm_backward(*ends, groups=groups)
     _write_gradients(d, results, shown.x, shown.parameters, wanted)
 
 
 @operator("rms_norm", aten._fused_rms_norm.default, ())
 def _rms_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, epsilon: float | None) -> None:
-    rows = _rows("rms_norm", shape, weight, x)
+    rows = _rows(x, shape)
     constant = d.number(torch.finfo(x.dtype).eps if epsilon is None else epsilon)
     scale = None if weight is None else d.read(weight, rows.parameters)
-    y, rstd = d.graph.rmsnorm(norm_forward_phase.TRAINING, _read(d, x, rows.x), scale, None, constant)
-    _write(d, 0, y, rows.x)
-    _write(d, 1, rstd, rows.statistics)
+    y, rstd = d.graph.rmsnorm(norm_forward_phase.TRAINING, d.read_as(x, rows.x), scale, None, constant)
+    d.write_as(0, y, rows.x)
+    d.write_as(1, rstd, rows.statistics)
 
 
 @stands_for("rms_norm", aten.rms_norm.default, is_composite=True)
@@ -137,9 +116,9 @@ def _rms_norm_alone(x: Any, shape: Sequence[int], weight: Any = None, eps: float
 def _rms_norm_backward(
     d: Drawing, dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, wanted: Sequence[bool]
 ) -> None:
-    rows = _rows("rms_norm_backward", shape, weight, x, dy)
+    rows = _rows(x, shape)
     scale = None if weight is None else d.read(weight, rows.parameters)
-    given = _read(d, dy, rows.x), _read(d, x, rows.x), scale, d.read(rstd, rows.statistics)
+    given = d.read_as(dy, rows.x), d.read_as(x, rows.x), scale, d.read(rstd, rows.statistics)
     _write_gradients(d, d.graph.rmsnorm_backward(*given, False), rows.x, rows.parameters, wanted)
 
 

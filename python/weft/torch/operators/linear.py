@@ -1,0 +1,176 @@
+"""Products: linear with its epilogue, and mm, addmm, bmm as torch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import NotSupportedError
+from weft.tensor import Tensor
+from weft.torch.ops import differentiable, operator
+from weft.torch.plans import Drawing, _strides
+
+aten = torch.ops.aten
+
+ACTIVATIONS = {"none": "", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_approx_tanh", "silu": "swish"}
+"""Weft's names by those that linear takes."""
+
+
+def transposed(d: Drawing, weight: torch.Tensor) -> Tensor:
+    """A weight [N, K] as an operand [K, N]."""
+    return d.read(weight, [*weight.shape][::-1], _strides(weight)[::-1])
+
+
+def _row(d: Drawing, bias: torch.Tensor) -> Tensor:
+    return d.read(bias, [1, bias.numel()], [1, *_strides(bias)])
+
+
+# ---- linear: activation(input weight^T + bias) + residual ----
+
+
+def _fake_linear(
+    x: Any, weight: Any, bias: Any = None, activation: str = "none", residual: Any = None
+) -> Any:
+    if activation not in ACTIVATIONS:
+        raise NotSupportedError(f"linear: activation {activation!r}. Use one of {', '.join(ACTIVATIONS)}.")
+    y = x.new_empty([*x.shape[:-1], weight.shape[0]])
+    if x.shape[-1] != weight.shape[1]:
+        raise NotSupportedError(
+            f"linear: the weight has to be [N, {x.shape[-1]}] for this input, it is {[*weight.shape]}."
+        )
+    if residual is not None and residual.shape != y.shape:
+        raise NotSupportedError(
+            f"linear: the residual has to be {[*y.shape]} as the result, it is {[*residual.shape]}."
+        )
+    return y
+
+
+def _sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
+    n, k = weight.shape
+    return x.numel() // k, n, k
+
+
+def _before_activation(d: Drawing, x: Any, weight: Any, bias: Any) -> Tensor:
+    rows, _, k = _sizes(x, weight)
+    product = d.graph.matmul(d.read_as(x, [rows, k]), transposed(d, weight))
+    return product if bias is None else d.graph.add(product, _row(d, bias))
+
+
+@operator(
+    "linear",
+    schema="(Tensor input, Tensor weight, Tensor? bias=None, str activation=\"none\", "
+    "Tensor? residual=None) -> Tensor",
+    fake=_fake_linear,
+)
+def _linear(d: Drawing, x: Any, weight: Any, bias: Any, activation: str, residual: Any) -> None:
+    rows, n, _ = _sizes(x, weight)
+    y = _before_activation(d, x, weight, bias)
+    if ACTIVATIONS[activation]:
+        y = getattr(d.graph, ACTIVATIONS[activation])(y)
+    if residual is not None:
+        y = d.graph.add(y, d.read_as(residual, [rows, n]))
+    d.write_as(0, y, [rows, n])
+
+
+def _fake_linear_backward(dy: Any, x: Any, weight: Any, bias: Any, _: str, wanted: Sequence[bool]) -> Any:
+    like = (x.new_empty(x.shape), torch.empty_like(weight), None if bias is None else torch.empty_like(bias))
+    return tuple(each if is_wanted else None for each, is_wanted in zip(like, wanted, strict=True))
+
+
+# What the activation was given is computed anew: a product more, and no memory between the passes.
+@operator(
+    "linear_backward",
+    schema="(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, str activation, "
+    "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_linear_backward,
+)
+def _linear_backward(
+    d: Drawing, dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
+) -> None:
+    g, (rows, n, k) = d.graph, _sizes(x, weight)
+    loss = d.read_as(dy, [rows, n])
+    if ACTIVATIONS[activation]:
+        gradient = getattr(g, f"{ACTIVATIONS[activation]}_backward")
+        loss = gradient(loss, _before_activation(d, x, weight, bias))
+    if wanted[0]:
+        d.write_as(0, g.matmul(loss, d.read(weight)), [rows, k])
+    if wanted[1]:
+        d.write(1, g.matmul(g.transpose(loss, [1, 0]), d.read_as(x, [rows, k])))
+    if wanted[2]:
+        d.write(2, g.reduction(loss, "ADD", dims=[0]), [1, n])
+
+
+def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, ctx.activation, _ = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _grad_linear(ctx: Any, dy: Any) -> Any:
+    needs = [*ctx.needs_input_grad, False, False, False]  # as long as the call was
+    wanted = needs[:3]
+    grads = torch.ops.weft.linear_backward(dy, *ctx.saved_tensors, ctx.activation, wanted)
+    given = (g if is_wanted else None for g, is_wanted in zip(grads, wanted, strict=True))
+    return *given, None, dy if needs[4] else None
+
+
+differentiable("linear", _keep_linear, _grad_linear)
+
+
+# ---- Products as torch has them ----
+
+
+@operator("mm", aten.mm.default)
+def _mm(d: Drawing, a: Any, b: Any) -> None:
+    d.write(0, d.graph.matmul(d.read(a), d.read(b)))
+
+
+operator("bmm", aten.bmm.default)(_mm)
+
+
+@operator("addmm", aten.addmm.default)
+def _addmm(d: Drawing, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> None:
+    g, sum_ = d.graph, d.graph.matmul(d.read(a), d.read(b))
+    if alpha != 1:
+        sum_ = g.mul(sum_, d.number(float(alpha)))
+    if beta:
+        added = d.read_broadcast(bias, 2)
+        sum_ = g.add(sum_, added if beta == 1 else g.mul(added, d.number(float(beta))))
+    d.write(0, sum_)
+
+
+def _keep_product(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _factors(multiply: Any, dy: Any, factors: Sequence[Any], wanted: Sequence[bool]) -> Any:
+    """The gradients of a product's factors."""
+    a, b = factors
+    da = multiply(dy, b.transpose(-2, -1)) if wanted[0] else None
+    return da, multiply(a.transpose(-2, -1), dy) if wanted[1] else None
+
+
+def _grad_mm(ctx: Any, dy: Any) -> Any:
+    return _factors(torch.ops.weft.mm, dy, ctx.saved_tensors, ctx.needs_input_grad)
+
+
+def _grad_bmm(ctx: Any, dy: Any) -> Any:
+    return _factors(torch.ops.weft.bmm, dy, ctx.saved_tensors, ctx.needs_input_grad)
+
+
+def _keep_addmm(ctx: Any, inputs: Any, output: Any) -> None:
+    bias, a, b, ctx.beta, ctx.alpha = inputs
+    ctx.shape = bias.shape
+    ctx.save_for_backward(a, b)
+
+
+def _grad_addmm(ctx: Any, dy: Any) -> Any:
+    dbias = dy.sum_to_size(ctx.shape) * ctx.beta if ctx.needs_input_grad[0] else None
+    factors = _factors(torch.ops.weft.mm, dy, ctx.saved_tensors, ctx.needs_input_grad[1:3])
+    return dbias, *(None if each is None else each * ctx.alpha for each in factors)
+
+
+differentiable("mm", _keep_product, _grad_mm)
+differentiable("bmm", _keep_product, _grad_bmm)
+differentiable("addmm", _keep_addmm, _grad_addmm)
