@@ -115,7 +115,7 @@ def test_a_block_is_one_graph_each_way() -> None:
     assert not cover.left
     text = str(cover)
     assert text.startswith("29 operators in 2 regions, 2 graphs built\n  0: native_layer_norm.default, addmm")
-    assert text.count("graph 'compiled' on cpu") == 2
+    assert text.count("graph 'compiled' on ") == 2
     assert cover.graphs[0].plot().count("layernorm") >= 2
 
 

@@ -116,6 +116,26 @@ def test_cross_entropy_is_one_operator() -> None:
     }
 
 
+def test_dropout_is_one_operator() -> None:
+    x = torch.ones(50, 40, requires_grad=True)
+    with weft_torch.enable(["dropout"]) as enabled:
+        y = F.dropout(x, 0.5)
+        (dx,) = torch.autograd.grad(y.sum(), x)
+        assert F.dropout(x, 0.5, training=False) is x
+    assert set(y.unique().tolist()) == {0, 2}
+    torch.testing.assert_close(dx, y.detach())
+    assert enabled.report() == {"aten::dropout": {"served": 2}}
+
+
+def test_groups_that_end_begin_where_others_do() -> None:
+    tokens, weight = torch.randn(8, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16()
+    ends = torch.tensor([3, 3, 8], dtype=torch.int32)
+    expected = torch.cat([tokens[:3] @ weight[0], tokens[3:] @ weight[2]])
+    with weft_torch.enable(["grouped_mm"]) as enabled:
+        torch.testing.assert_close(torch._grouped_mm(tokens, weight, offs=ends), expected)
+    assert enabled.report() == {"aten::_grouped_mm": {"served": 1}}
+
+
 def test_other_operators_are_left_alone() -> None:
     with weft_torch.enable(["conv"]) as enabled:
         torch.softmax(torch.randn(2, 3), 1)

@@ -1,9 +1,10 @@
-"""The samples that torch tests its own operators with, forward and gradient, through weft.torch.enable() on
-the CPU, beside torch's own results. What Weft leaves to torch is no test of Weft: each operator must serve
+"""The samples that torch tests its own operators with, forward and gradient, through weft.torch.enable(),
+beside torch's own results. What Weft leaves to torch is no test of Weft: each operator must serve
 some."""
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -25,6 +26,7 @@ INFOS = {
     for info in op_db
     if info.name.removeprefix("nn.functional.") in NAMES
 }
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 MOST = 40
 """Samples of one operator; of more, these many at random."""
 EPSILON = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
@@ -70,10 +72,10 @@ def is_random(sample) -> bool:
 @pytest.mark.parametrize("key", INFOS, ids="-".join)
 def test_samples(key, dtype, record_property) -> None:
     info = INFOS[key]
-    if dtype not in info.dtypes:
+    if dtype not in info.supported_dtypes(DEVICE):
         pytest.skip(f"torch has no {key[0]} of {dtype}")
     torch.manual_seed(7)
-    samples = list(info.sample_inputs("cpu", dtype, requires_grad=True))
+    samples = list(info.sample_inputs(DEVICE, dtype, requires_grad=True))
     samples = random.Random(7).sample(samples, MOST) if len(samples) > MOST else samples
     served = 0
     for sample in samples:

@@ -16,10 +16,14 @@ from typing import Any
 
 from weft.torch import operators
 from weft.torch.enable import Enabled, enable
+from weft.torch.operators.dropout import dropout
 from weft.torch.ops import OPERATORS
 from weft.torch.plans import cache_info, clear_cache
 
-__all__ = ["OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "enable", "explain", "operators"]
+__all__ = [
+    "OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "dropout", "enable", "explain",
+    "operators",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from weft.errors import WeftError
 from weft.torch.ops import OPERATORS, PLACES, Operator, StandIn
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_INDICES = (torch.int64,)  # of classes, and of maxima, beside them
+_INDICES = (torch.int64, torch.int32)  # of classes, of maxima and of rows, beside them
 
 
 class Enabled:

@@ -1,0 +1,58 @@
+"""Dropout: what is kept follows from a seed, so that nothing of it is stored for the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.enums import rng_distribution
+from weft.errors import NotSupportedError
+from weft.torch.ops import differentiable, operator, stands_for
+from weft.torch.plans import Drawing
+
+aten = torch.ops.aten
+
+
+def _fake_dropout(x: Any, p: float, seed: Any) -> Any:
+    if not 0 <= p <= 1:
+        raise NotSupportedError(f"dropout: p has to be between 0 and 1, it is {p}.")
+    return torch.empty_like(x)
+
+
+# The gradient is the operator itself, of the same seed.
+@operator("dropout", schema="(Tensor input, float p, Tensor seed) -> Tensor", fake=_fake_dropout)
+def _dropout(d: Drawing, x: Any, p: float, seed: Any) -> None:
+    g, image = d.graph, d.read(x)
+    chosen = d.read(seed, [1] * max(x.ndim, 1))
+    kept = g.rng(chosen, None, rng_distribution.BERNOULLI, 1 - p).set_dim(image.get_dim())
+    d.write(0, g.mul(image, g.mul(kept, d.number(1 / (1 - p) if p < 1 else 0.0))))
+
+
+def _keep_dropout(ctx: Any, inputs: Any, output: Any) -> None:
+    _, ctx.p, seed = inputs
+    ctx.save_for_backward(seed)
+
+
+def _grad_dropout(ctx: Any, dy: Any) -> Any:
+    return torch.ops.weft.dropout(dy, ctx.p, *ctx.saved_tensors), None, None
+
+
+differentiable("dropout", _keep_dropout, _grad_dropout)
+
+
+def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
+    """x / (1 - p) with chance 1 - p, else 0; x itself where it is not trained. The seed is drawn from torch's
+    generator of the device, so that torch.manual_seed gives the same again."""
+    if not training or not p:
+        return x
+    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=x.device)
+    result: torch.Tensor = torch.ops.weft.dropout(x, p, seed)
+    return result
+
+
+@stands_for("dropout", aten.dropout.default, is_composite=True)
+def _in_place_of_torchs(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if train and not x.numel():
+        raise NotSupportedError("dropout: a tensor without elements.")
+    return dropout(x, p, train)

@@ -1,0 +1,154 @@
+"""What feed-forward layers and attention have between their products: swiglu, geglu, rope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.errors import NotSupportedError
+from weft.tensor import Tensor
+from weft.torch.ops import differentiable, operator
+from weft.torch.plans import Drawing, _strides
+
+aten = torch.ops.aten
+
+# ---- Gated units: activation(gate) * up ----
+
+GELU = {"none": "gelu", "tanh": "gelu_approx_tanh"}
+"""Weft's names by torch's."""
+
+
+def _fake_gated(gate: Any, up: Any, *_: Any) -> Any:
+    if gate.shape != up.shape:
+        raise NotSupportedError(
+            f"swiglu, geglu: gate and up have to be of one shape, they are {[*gate.shape]} and {[*up.shape]}."
+        )
+    return gate.new_empty(gate.shape)
+
+
+def _fake_gated_backward(_: Any, gate: Any, up: Any, *__: Any) -> Any:
+    return gate.new_empty(gate.shape), up.new_empty(up.shape)
+
+
+def _gated(d: Drawing, activation: str, gate: Any, up: Any) -> None:
+    d.write(0, d.graph.mul(getattr(d.graph, activation)(d.read(gate)), d.read(up)))
+
+
+def _gated_backward(d: Drawing, activation: str, dy: Any, gate: Any, up: Any) -> None:
+    g, loss, entry = d.graph, d.read(dy), d.read(gate)
+    d.write(0, getattr(g, f"{activation}_backward")(g.mul(loss, d.read(up)), entry))
+    d.write(1, g.mul(loss, getattr(g, activation)(entry)))
+
+
+@operator("swiglu", schema="(Tensor gate, Tensor up) -> Tensor", fake=_fake_gated)
+def _swiglu(d: Drawing, gate: Any, up: Any) -> None:
+    _gated(d, "swish", gate, up)
+
+
+@operator(
+    "swiglu_backward",
+    schema="(Tensor grad_output, Tensor gate, Tensor up) -> (Tensor, Tensor)",
+    fake=_fake_gated_backward,
+)
+def _swiglu_backward(d: Drawing, dy: Any, gate: Any, up: Any) -> None:
+    _gated_backward(d, "swish", dy, gate, up)
+
+
+@operator(
+    "geglu", schema="(Tensor gate, Tensor up, str approximate=\"none\") -> Tensor", fake=_fake_gated
+)
+def _geglu(d: Drawing, gate: Any, up: Any, approximate: str) -> None:
+    _gated(d, _gelu(approximate), gate, up)
+
+
+@operator(
+    "geglu_backward",
+    schema="(Tensor grad_output, Tensor gate, Tensor up, str approximate) -> (Tensor, Tensor)",
+    fake=_fake_gated_backward,
+)
+def _geglu_backward(d: Drawing, dy: Any, gate: Any, up: Any, approximate: str) -> None:
+    _gated_backward(d, _gelu(approximate), dy, gate, up)
+
+
+def _gelu(approximate: str) -> str:
+    if approximate not in GELU:
+        raise NotSupportedError(f"geglu: approximate is {approximate!r}. Use 'none' or 'tanh'.")
+    return GELU[approximate]
+
+
+def _keep_gated(ctx: Any, inputs: Any, output: Any) -> None:
+    gate, up, *ctx.how = inputs
+    ctx.save_for_backward(gate, up)
+
+
+def _grad_swiglu(ctx: Any, dy: Any) -> Any:
+    return torch.ops.weft.swiglu_backward(dy, *ctx.saved_tensors)
+
+
+def _grad_geglu(ctx: Any, dy: Any) -> Any:
+    return *torch.ops.weft.geglu_backward(dy, *ctx.saved_tensors, *ctx.how), None
+
+
+differentiable("swiglu", _keep_gated, _grad_swiglu)
+differentiable("geglu", _keep_gated, _grad_geglu)
+
+
+# ---- Rotary positions: pairs of a row, which are its halves or neighbours, are turned by an angle ----
+
+
+def _fake_rope(x: Any, cos: Any, sin: Any, interleaved: bool = False, inverse: bool = False) -> Any:
+    half = x.shape[-1] // 2
+    if x.shape[-1] % 2 or any(each.shape[-1] != half for each in (cos, sin)):
+        raise NotSupportedError(
+            f"rope: rows of x have to be even, and those of cos and sin half of them; they are "
+            f"{x.shape[-1]}, {cos.shape[-1]} and {sin.shape[-1]}."
+        )
+    return x.new_empty(x.shape)
+
+
+# The gradient is the operator itself, turning back.
+@operator(
+    "rope",
+    schema="(Tensor x, Tensor cos, Tensor sin, bool interleaved=False, bool inverse=False) -> Tensor",
+    fake=_fake_rope,
+)
+def _rope(d: Drawing, x: Any, cos: Any, sin: Any, interleaved: bool, inverse: bool) -> None:
+    g, half, axis = d.graph, x.shape[-1] // 2, x.ndim - (0 if interleaved else 1)
+    pairs = [*x.shape[:-1], *((half, 2) if interleaved else (2, half))]
+    shown = d.read_as(x, pairs)
+    first, second = (g.slice(shown, _at(x.ndim + 1, axis, i)) for i in (0, 1))
+    real, imaginary = (_angles(d, each, x.ndim, axis) for each in (cos, sin))
+    if inverse:
+        imaginary = g.neg(imaginary)
+    turned = (
+        g.sub(g.mul(first, real), g.mul(second, imaginary)),
+        g.add(g.mul(second, real), g.mul(first, imaginary)),
+    )
+    d.write_as(0, g.concatenate(turned, axis), pairs)
+
+
+def _at(rank: int, axis: int, i: int) -> list[slice]:
+    return [slice(i, i + 1) if each == axis else slice(None) for each in range(rank)]
+
+
+def _angles(d: Drawing, value: torch.Tensor, rank: int, axis: int) -> Tensor:
+    """Cosines or sines [.., half] beside members of pairs."""
+    shown = value.unsqueeze(axis - rank - 1)
+    before = [1] * (rank + 1 - shown.ndim)
+    return d.read(value, [*before, *shown.shape], [*before, *_strides(shown)])
+
+
+def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:
+    _, cos, sin, ctx.interleaved, ctx.inverse = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _grad_rope(ctx: Any, dy: Any) -> Any:
+    if any(ctx.needs_input_grad[1:3]):
+        raise NotSupportedError("rope: cos and sin have no gradients. Detach them.")
+    turned = torch.ops.weft.rope(dy, *ctx.saved_tensors, ctx.interleaved, not ctx.inverse)
+    return turned, None, None, None, None
+
+
+differentiable("rope", _keep_rope, _grad_rope)

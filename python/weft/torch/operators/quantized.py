@@ -1,0 +1,92 @@
+"""Linear layers whose weights are codes of few bits with scales of blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.errors import NotSupportedError
+from weft.tensor import Tensor
+from weft.torch.ops import differentiable, operator
+from weft.torch.plans import Drawing, _strides
+
+aten = torch.ops.aten
+
+CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _fake_quantized(x: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
+    n, k = weight.shape[0], x.shape[-1]
+    if weight.dtype not in CODES:
+        raise NotSupportedError(f"quantized_linear: weights of {weight.dtype}. Use int8, uint8 or float8.")
+    packed = k // 2 if weight.dtype == torch.uint8 else k
+    if weight.shape[1] != packed or (weight.dtype == torch.uint8 and k % 2):
+        raise NotSupportedError(
+            f"quantized_linear: the weight has to be [N, {packed}] for {k} columns of input, two codes of 4 "
+            f"bits to a byte in uint8; it is {[*weight.shape]}."
+        )
+    if scale.ndim != 2 or scale.shape[0] != n or not scale.shape[1] or k % scale.shape[1]:
+        raise NotSupportedError(
+            f"quantized_linear: scale has to be [{n}, blocks], where blocks divide {k}; it is "
+            f"{[*scale.shape]}."
+        )
+    return x.new_empty([*x.shape[:-1], n])
+
+
+def _weight(d: Drawing, weight: Any, scale: Any, k: int) -> Tensor:
+    """The weight [K, N] in numbers."""
+    if not weight.is_contiguous():
+        raise NotSupportedError("quantized_linear: the weight is not contiguous. Give weight.contiguous().")
+    n, blocks = scale.shape
+    codes = d.read(weight, [k, n], [1, k])
+    if weight.dtype == torch.uint8:
+        codes.set_data_type("i4")
+    shown = d.read(scale, [blocks, n], [*_strides(scale)][::-1])
+    return d.graph.block_scale_dequantize(codes, shown, [k // blocks, 1])
+
+
+@operator(
+    "quantized_linear",
+    schema="(Tensor input, Tensor weight, Tensor scale, Tensor? bias=None) -> Tensor",
+    fake=_fake_quantized,
+)
+def _quantized(d: Drawing, x: Any, weight: Any, scale: Any, bias: Any) -> None:
+    k, n = x.shape[-1], weight.shape[0]
+    y = d.graph.matmul(d.read_as(x, [x.numel() // k, k]), _weight(d, weight, scale, k))
+    if bias is not None:
+        y = d.graph.add(y, d.read(bias, [1, n]))
+    d.write_as(0, y, [x.numel() // k, n])
+
+
+def _fake_backward(dy: Any, weight: Any, scale: Any) -> Any:
+    k = weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+    return dy.new_empty([*dy.shape[:-1], k])
+
+
+@operator(
+    "quantized_linear_backward",
+    schema="(Tensor grad_output, Tensor weight, Tensor scale) -> Tensor",
+    fake=_fake_backward,
+)
+def _quantized_backward(d: Drawing, dy: Any, weight: Any, scale: Any) -> None:
+    (n, _), k = weight.shape, d.outputs[0].shape[-1]
+    rows = dy.numel() // n
+    numbers = d.graph.transpose(_weight(d, weight, scale, k), [1, 0])
+    d.write_as(0, d.graph.matmul(d.read_as(dy, [rows, n]), numbers), [rows, k])
+
+
+def _keep_quantized(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[1], inputs[2])
+
+
+def _grad_quantized(ctx: Any, dy: Any) -> Any:
+    needs = [*ctx.needs_input_grad, False]  # as long as the call was
+    if needs[2]:
+        raise NotSupportedError("quantized_linear: the scale has no gradient. Detach it.")
+    dx = torch.ops.weft.quantized_linear_backward(dy, *ctx.saved_tensors) if needs[0] else None
+    dbias = dy.reshape(-1, dy.shape[-1]).sum(0) if needs[3] else None
+    return dx, None, None, dbias
+
+
+differentiable("quantized_linear", _keep_quantized, _grad_quantized)
