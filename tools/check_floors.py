@@ -23,6 +23,7 @@ PILLARS = {"graph", "runtime"}
 FOLDERS = {
     "cpu": "",
     "cpu/core": "",
+    "cpu/attention": "cpu cpu/core cpu/product",
     "cpu/map": "cpu cpu/core",
     "cpu/move": "cpu cpu/core",
     "cpu/product": "cpu cpu/core",

@@ -123,10 +123,11 @@ BLOCKS = {
 # ---- Forward -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", ["f64", "f32"])
 @pytest.mark.parametrize("name", CASES)
-def test_forward(name: str) -> None:
+def test_forward(name: str, dtype: str) -> None:
     case = CASES[name]
-    inputs = case.inputs()
+    inputs = case.inputs(dtype)
     checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20 * max(abs(case.scale), 1))
 
 

@@ -5,6 +5,7 @@
 
 #include "engines/engine.h"
 
+extern const struct family cpu_attention;   /* attention and its gradients */
 extern const struct family cpu_contraction; /* a product and pointwise operations behind it */
 extern const struct family cpu_rows;        /* reductions, softmax and norms with pointwise operations around them */
 extern const struct family cpu_map;         /* pointwise operations in one sweep */

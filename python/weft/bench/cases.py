@@ -282,7 +282,22 @@ def _cpu_products() -> list[Case]:
         products.conv("fprop", "1x1_64_128_28", "f32", one),
         products.conv("fprop", "depthwise_7x7_32", "f32", depthwise),
         *(products.sdpa(f"{way}_d32_s64_causal", "f32", attention, way == "bwd") for way in ("fwd", "bwd")),
+        *_cpu_attention(),
     ]
+
+
+def _cpu_attention() -> list[Case]:
+    """Sequences as a small model has them, and one token that looks back at many keys."""
+    made = []
+    for mask in ("full", "causal"):
+        a = Attention(1, 4, 4, 1024, 1024, 64, 64, mask == "causal")
+        for way in ("fwd", "bwd"):
+            made.append(products.sdpa(f"{way}_d64_s1024_{mask}", "f32", a, way == "bwd"))
+    made.append(
+        products.sdpa("fwd_d64_s1024_causal_bf16", "bf16", Attention(1, 4, 4, 1024, 1024, 64, 64, True))
+    )
+    made.append(products.sdpa("decode_h8_kv2_s8192", "f32", Attention(1, 8, 2, 1, 8192, 64, 64, False)))
+    return made
 
 
 @cache

@@ -65,6 +65,14 @@ FASTMATH float fast_exp(float x) {
     return (1.0f + q) * fast_power_of_two(half) * fast_power_of_two(n - half);
 }
 
+/* e^x for x <= 0, of fewer steps: 0 below -87, where the result would be no normal number. */
+FASTMATH float fast_exp_negative(float x) {
+    int32_t n;
+    float limited = x < -87.0f ? -87.0f : x;
+    float q = fast_reduced_expm1(limited, &n);
+    return fast_pick(x < -87.0f, 0.0f, (1.0f + q) * fast_power_of_two(n));
+}
+
 FASTMATH float fast_expm1(float x) {
     int32_t n;
     float limited = x < -20.0f ? -20.0f : x;

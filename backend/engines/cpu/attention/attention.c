@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The attention family: forward and backward in floats, without scores in memory. What an operation must be, its price,
+   and what a step keeps; forward.c and backward.c run it. */
+#include "engines/cpu/attention/attention.h"
+
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/families.h"
+
+/* Of one core, for each column of the kernel; beside products there is a softmax. BYTES: of memory that all share. */
+static const double FLOPS_PER_COLUMN = 4e9, BYTES_PER_SECOND = 16e9, START_SECONDS = 5e-6;
+
+/* ---- What is served ---------------------------------------------------------------------------------------------- */
+
+static const struct sdpa_fwd_op *forward_at(const struct descriptor *op) {
+    return op->schema->op == &sdpa_fwd_op ? (const struct sdpa_fwd_op *)op : NULL;
+}
+
+/* Floats hold any type but the wide ones. */
+static weftStatus_t check_operand(void *context, const struct row *row, struct tensor *tensor) {
+    const struct descriptor *op = context;
+    weftDataType_t type = (weftDataType_t)tensor->type;
+    TRY(tensor_check_plain(tensor, op));
+    if (!dtype_of(type) || (type_is_wide(type) && dtype_is_float(type)))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
+             "%s: %s is %s, which is calculated in double, one number after the other. Use FLOAT, HALF or BFLOAT16.",
+             descriptor_label(op), row->key, dtype_of(type) ? dtype_of(type)->name : "of a type without storage");
+    if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE || dtype_of(type)->bits < 8)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: %s has elements below 8 bits, or scales in tiles. They are read by the reference.",
+             descriptor_label(op), row->key);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t refuse(const struct descriptor *op, const struct tensor *const *absent, int count) {
+    for (int i = 0; i < count; i++)
+        if (absent[i])
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s: %s is set; scales, their largest magnitudes and the mask of dropout as a result are left to the "
+                 "reference. Leave it unset.",
+                 descriptor_label(op), descriptor_label(&absent[i]->base));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_forward(const struct sdpa_fwd_op *op) {
+    const struct tensor *absent[] = {op->rng_dump, op->descale_s, op->scale_s, op->scale_o, op->amax_s, op->amax_o};
+    return refuse(&op->base, absent, (int)(sizeof absent / sizeof *absent));
+}
+
+/* ---- Score modifiers --------------------------------------------------------------------------------------------- */
+
+struct modifier {
+    struct program program;
+    struct walk walk;
+};
+
+/* ---- The family -------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t check(const struct region *region) {
+    const struct descriptor *op = region_node(region, 0)->op;
+    const struct attention *a = attention_of(op);
+    if (region->count != 1 || !a)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no attention alone, which is served here.",
+             descriptor_label(op));
+    if (a->math == WEFT_DATA_DOUBLE)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s is to be calculated in DOUBLE. Set compute_data_type FLOAT.",
+             descriptor_label(op));
+    TRY(op_each_operand(op, check_operand, (void *)op));
+    const struct tensor *absent[] = {a->descale_q, a->descale_k, a->descale_v};
+    TRY(refuse(op, absent, 3));
+    if (a->modifier.graph)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s has a score modifier. Leave it unset.", descriptor_label(op));
+    if (!forward_at(op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is a gradient.", descriptor_label(op));
+    return check_forward(forward_at(op));
+}
+
+/* The dearer of arithmetic on all threads and of memory. */
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    TRY(check(region));
+    const struct descriptor *op = region_node(region, 0)->op;
+    const struct attention *a = attention_of(op);
+    int threads = device->threads < 1 ? 1 : device->threads;
+    double computing = op_flops(op) / (FLOPS_PER_COLUMN * small_kernel(0)->columns * threads);
+    double bytes = (double)tensor_own_bytes(a->q) + (double)tensor_own_bytes(a->k) + (double)tensor_own_bytes(a->v);
+    double moving = (forward_at(op) ? 1 : 2) * bytes / BYTES_PER_SECOND;
+    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs;
+    const struct descriptor *op = region_node(&step->region, 0)->op;
+    const struct attention *a = attention_of(op);
+    struct attention_plan *plan;
+    TRY(arena_alloc(arena, &plan, sizeof *plan));
+    *plan =
+        (struct attention_plan){.sizes = attention_sizes_of(a), .kernel = small_kernel(0), .threads = threads_count()};
+    attention_plan_forward(plan);
+    /* LINE more, as the workspace may have any alignment. */
+    step->workspace_bytes = LINE + plan->shared_bytes + plan->threads * plan->thread_bytes;
+    TRY(threads_start());
+    step->state = plan;
+    return arena_print(arena, &step->detail,
+                       "%s, tiles of %d keys x %d queries, tasks of %lld tiles, keys in %lld parts", plan->kernel->name,
+                       KEY_TILE, PANEL, (long long)plan->panels, (long long)plan->splits);
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)stream;
+    const struct attention_plan *plan = step->state;
+    const struct descriptor *op = region_node(&step->region, 0)->op;
+    struct bindings bindings = {.graph = step->region.graph, .values = values};
+    struct attention_run execution = {.plan = plan,
+                                      .scores = scores_of(attention_of(op), &plan->sizes, &bindings),
+                                      .workspace = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1))};
+    attention_forward(&execution, forward_at(op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct family cpu_attention = {
+    .name = "cpu.attention",
+    .doc = "attention and its gradients by tiles, without scores in memory",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+};

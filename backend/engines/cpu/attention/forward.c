@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention forward: softmax online over tiles of keys. A task is a block of columns of one group, and one part of the
+   keys; scores and results are transposed, [keys, queries] and [depth, queries], so that both are products with
+   operands as they lie, and the softmax goes down the columns:
+
+       tile of keys and of values       as floats, per thread, in L2; read once for all panels of the task
+         panel of queries [depth, 32]   packed once for a task, in L2
+           scores [keys, 32]            product, terms, softmax, in L1
+           result [depth of values, 32] sums, in L2
+
+   Where tasks would be few, keys are split, and parts of a column are put together when all are done. */
+#include "base/number.h"
+#include "engines/cpu/attention/attention.h"
+#include "engines/cpu/core/threads.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { MOST_PANELS = 16, LEAST_SPLIT = 4 * KEY_TILE, TASKS_PER_THREAD = 4 };
+
+/* A thread's memory. */
+struct forward_buffers {
+    struct panel *panels;
+    float *q, *o;       /* [panels][depth][PANEL], [panels][depth of values][PANEL] */
+    float *max, *sum;   /* [panels][PANEL] */
+    float *k, *v;       /* rows of a tile */
+    float *tile, *room; /* [keys][PANEL] */
+    float *row;         /* of queries, [PANEL] of them; of the result, one */
+    int64_t k_row, v_row, o_lines;
+};
+
+static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *plan, char *block) {
+    const struct attention_sizes *s = &plan->sizes;
+    struct buffers buffers = {.block = block};
+    b->k_row = padded_row(s->depth), b->v_row = padded_row(s->value_depth);
+    b->o_lines = padded_rows(s->value_depth);
+    b->panels = buffers_take(&buffers, plan->panels * (int64_t)sizeof *b->panels);
+    b->q = buffers_floats(&buffers, plan->panels * s->depth * PANEL);
+    b->o = buffers_floats(&buffers, plan->panels * b->o_lines * PANEL);
+    b->max = buffers_floats(&buffers, plan->panels * PANEL);
+    b->sum = buffers_floats(&buffers, plan->panels * PANEL);
+    b->k = buffers_floats(&buffers, padded_rows(KEY_TILE) * b->k_row);
+    b->v = buffers_floats(&buffers, padded_rows(KEY_TILE) * b->v_row);
+    b->tile = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
+    b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
+    b->row = buffers_floats(&buffers, PANEL * max64(b->k_row, b->v_row));
+    return buffers.bytes;
+}
+
+/* A part of a column: value_depth sums, then its largest score and the sum of weights. */
+static int64_t part_floats(const struct attention_plan *plan) { return plan->sizes.value_depth + 2; }
+
+void attention_plan_forward(struct attention_plan *plan) {
+    const struct attention_sizes *s = &plan->sizes;
+    int64_t groups = s->batches * s->groups, panels = divide_up(s->columns, PANEL);
+    int64_t wanted = (int64_t)plan->threads * TASKS_PER_THREAD;
+    struct forward_buffers buffers;
+    plan->panels = max64(1, min64(MOST_PANELS, groups * panels / wanted));
+    plan->blocks = divide_up(panels, plan->panels);
+    int64_t tasks = max64(1, groups * plan->blocks);
+    plan->splits = plan->threads == 1 ? 1 : max64(1, min64(divide_up(wanted, tasks), s->keys / LEAST_SPLIT));
+    /* Tasks enough as they are. */
+    if (tasks >= wanted / 2)
+        plan->splits = 1;
+    plan->split_keys = round_up(max64(1, divide_up(s->keys, plan->splits)), KEY_TILE);
+    plan->splits = max64(1, divide_up(s->keys, plan->split_keys));
+    plan->thread_bytes = lay_out(&buffers, plan, NULL);
+    plan->shared_bytes =
+        plan->splits > 1 ? round_up(groups * s->columns * plan->splits * part_floats(plan) * 4, LINE) : 0;
+}
+
+/* ---- Results ----------------------------------------------------------------------------------------------------- */
+
+/* Where the results of one head lie. */
+struct head_results {
+    struct rows o, stats, max, sum_exp;
+    float sink;
+    int64_t queries;
+};
+
+struct forward_job {
+    const struct attention_run *run;
+    const struct sdpa_fwd_op *op;
+    _Atomic int64_t next;
+};
+
+static struct head_results results_of(const struct forward_job *job, int64_t batch, int64_t head) {
+    const struct bindings *bindings = &job->run->scores.bindings;
+    const struct sdpa_fwd_op *op = job->op;
+    struct view sink = view_of(bindings, op->a.sink);
+    return (struct head_results){
+        .o = rows_of(bindings, op->o, NULL, batch, head),
+        .stats = rows_of(bindings, op->stats, NULL, batch, head),
+        .max = rows_of(bindings, op->max, NULL, batch, head),
+        .sum_exp = rows_of(bindings, op->sum_exp, NULL, batch, head),
+        .sink = sink.data ? (float)view_load(&sink, (const int64_t[]){0, head, 0, 0}) : -INFINITY,
+        .queries = scores_queries(&job->run->scores, batch),
+    };
+}
+
+/* Stores a row, of which o has the sums of weighted values. The sink joins the sum and has no value; a row without a
+   key and a sink is 0. */
+static void store_row(const struct head_results *to, int64_t row, int64_t depth, float *o, float max, float sum) {
+    float sink = row < to->queries ? to->sink : -INFINITY, top = sink > max ? sink : max;
+    double shrunk = top == -INFINITY ? 0 : exp((double)max - top);
+    double total = top == -INFINITY ? 0 : sum * shrunk + exp((double)sink - top);
+    float factor = total == 0 ? 0 : (float)(shrunk / total);
+    float statistics = total == 0 ? -INFINITY : (float)(top + log(total)), total_float = (float)total;
+    for (int64_t d = 0; d < depth; d++)
+        o[d] *= factor;
+    rows_store(&to->o, row, to->queries, depth, o);
+    rows_store(&to->stats, row, to->queries, 1, &statistics);
+    rows_store(&to->max, row, to->queries, 1, &top);
+    rows_store(&to->sum_exp, row, to->queries, 1, &total_float);
+}
+
+/* The parts of a column follow each other. */
+static float *part_of(const struct attention_run *run, int64_t column, int64_t split) {
+    return (float *)run->workspace + (column * run->plan->splits + split) * part_floats(run->plan);
+}
+
+/* Puts the parts of columns together: a task is one head of a batch entry. */
+static void join_parts(void *context, int64_t task) {
+    const struct forward_job *job = context;
+    const struct attention_plan *plan = job->run->plan;
+    int64_t heads = plan->sizes.heads, rows = plan->sizes.rows, depth = plan->sizes.value_depth;
+    struct head_results results = results_of(job, task / heads, task % heads);
+    for (int64_t row = 0; row < rows; row++) {
+        float *o = part_of(job->run, task * rows + row, 0), max = -INFINITY, sum = 0;
+        for (int64_t i = 0; i < plan->splits; i++)
+            max = o[i * (depth + 2) + depth] > max ? o[i * (depth + 2) + depth] : max;
+        for (int64_t i = 0; i < plan->splits; i++) {
+            const float *part = o + i * (depth + 2);
+            float factor = max == -INFINITY ? 0 : (float)exp((double)part[depth] - max);
+            sum += factor * part[depth + 1];
+            for (int64_t d = 0; d < depth; d++)
+                o[d] = i == 0 ? factor * part[d] : o[d] + factor * part[d];
+        }
+        store_row(&results, row, depth, o, max, sum);
+    }
+}
+
+/* A task's columns of one panel, as results or as parts. */
+static void store_panel(const struct forward_job *job, const struct forward_buffers *b, int64_t p, int64_t split) {
+    const struct attention_run *run = job->run;
+    const struct panel *panel = &b->panels[p];
+    const float *o = b->o + p * b->o_lines * PANEL;
+    int64_t depth = run->plan->sizes.value_depth;
+    struct head_results results = {0};
+    for (int c = 0; c < panel->count; c++) {
+        bool is_part = run->plan->splits > 1;
+        float *row = is_part ? part_of(run, panel->line[c], split) : b->row;
+        float max = b->max[p * PANEL + c], sum = b->sum[p * PANEL + c];
+        for (int64_t d = 0; d < depth; d++)
+            row[d] = o[d * PANEL + c];
+        if (!is_part && (c == 0 || panel->head[c] != panel->head[c - 1]))
+            results = results_of(job, panel->batch, panel->head[c]);
+        if (is_part)
+            row[depth] = max, row[depth + 1] = sum;
+        else
+            store_row(&results, panel->row[c], depth, row, max, sum);
+    }
+}
+
+/* ---- Tasks ------------------------------------------------------------------------------------------------------- */
+
+struct forward_task {
+    int64_t batch, group, panels, first_key, last_key, split;
+};
+
+/* One panel's scores with a tile of keys, and what the values add to its result. */
+static void visit_tile(const struct forward_job *job, const struct forward_buffers *b, int64_t p, int64_t key,
+                       int64_t keys, struct small_factor k, struct small_factor v, bool is_wild) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct scores *scores = &job->run->scores;
+    const struct panel *panel = &b->panels[p];
+    int64_t lines = plan->sizes.value_depth;
+    float factor[PANEL], *o = b->o + p * b->o_lines * PANEL;
+    struct seen seen;
+    panel_look(&seen, panel, scores, key, keys);
+    if (seen.is_empty)
+        return;
+    small_product(plan->kernel, keys, panel->count, plan->sizes.depth, k,
+                  (struct small_factor){b->q + p * plan->sizes.depth * PANEL, 0, PANEL}, b->tile, PANEL, false);
+    scores_finish(scores, panel, &seen, key, keys, b->tile, b->room);
+    if (tile_softmax(b->tile, keys, b->max + p * PANEL, b->sum + p * PANEL, factor))
+        tile_scale(o, lines, factor);
+    if (scores->keeps < 1) {
+        tile_drop(b->room, keys, &scores->dropout, panel->line, key);
+        tile_multiply(b->tile, keys, b->room);
+    }
+    struct small_factor values = {v.at, v.depth, v.row}, weights = {b->tile, 0, PANEL};
+    if (is_wild)
+        tile_product_of_some(lines, panel->count, keys, values, weights, o, PANEL, false);
+    else
+        small_product(plan->kernel, lines, panel->count, keys, values, weights, o, PANEL, true);
+}
+
+static void start_panels(const struct forward_job *job, const struct forward_buffers *b, struct forward_task *task,
+                         int64_t block) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct scores *scores = &job->run->scores;
+    int64_t column = block * plan->panels * PANEL, first = INT64_MAX, last = 0;
+    task->panels = min64(plan->panels, divide_up(plan->sizes.columns - column, PANEL));
+    for (int64_t p = 0; p < task->panels; p++) {
+        struct panel *panel = &b->panels[p];
+        panel_make(panel, scores, task->batch, task->group, column + p * PANEL);
+        panel_load(panel, &scores->bindings, scores->a->q, plan->sizes.depth, scores->scale, b->row, b->k_row,
+                   b->q + p * plan->sizes.depth * PANEL);
+        first = min64(first, panel->first_key), last = max64(last, panel->last_key);
+    }
+    for (int64_t i = 0; i < task->panels * PANEL; i++)
+        b->max[i] = -INFINITY, b->sum[i] = 0;
+    memset(b->o, 0, (size_t)(task->panels * b->o_lines * PANEL) * sizeof *b->o);
+    task->first_key = max64(first - first % KEY_TILE, task->split * plan->split_keys);
+    task->last_key = min64(last, (task->split + 1) * plan->split_keys);
+}
+
+static void run_task(const struct forward_job *job, const struct forward_buffers *b, int64_t index) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct attention *a = job->run->scores.a;
+    const struct attention_sizes *s = &plan->sizes;
+    /* The last blocks first: where masks are causal, these take longest. */
+    struct forward_task task = {.split = index % plan->splits};
+    index /= plan->splits;
+    task.batch = index / plan->blocks / s->groups, task.group = index / plan->blocks % s->groups;
+    start_panels(job, b, &task, plan->blocks - 1 - index % plan->blocks);
+    int64_t head = task.group * s->group;
+    const struct bindings *bindings = &job->run->scores.bindings;
+    struct rows k =
+        rows_of(bindings, a->k, a->k_table, task.batch, attention_shared_head(head, s->heads, a->k->dims.at[1]));
+    struct rows v =
+        rows_of(bindings, a->v, a->v_table, task.batch, attention_shared_head(head, s->heads, a->v->dims.at[1]));
+    for (int64_t key = task.first_key; key < task.last_key; key += KEY_TILE) {
+        int64_t keys = min64(KEY_TILE, task.last_key - key);
+        struct small_factor k_rows = tile_rows(&k, key, keys, s->depth, b->k, b->k_row);
+        struct small_factor v_rows = tile_rows(&v, key, keys, s->value_depth, b->v, b->v_row);
+        bool is_wild = tile_is_wild(v_rows.at, keys, s->value_depth, v_rows.row);
+        for (int64_t p = 0; p < task.panels; p++)
+            visit_tile(job, b, p, key, keys, k_rows, v_rows, is_wild);
+    }
+    for (int64_t p = 0; p < task.panels; p++)
+        store_panel(job, b, p, task.split);
+}
+
+/* One thread: takes tasks until none is left. `thread` numbers a set of buffers. */
+static void run_tasks(void *context, int64_t thread) {
+    struct forward_job *job = context;
+    const struct attention_plan *plan = job->run->plan;
+    int64_t tasks = plan->sizes.batches * plan->sizes.groups * plan->blocks * plan->splits, index;
+    struct forward_buffers buffers;
+    lay_out(&buffers, plan, job->run->workspace + plan->shared_bytes + thread * plan->thread_bytes);
+    while ((index = atomic_fetch_add(&job->next, 1)) < tasks)
+        run_task(job, &buffers, index);
+}
+
+void attention_forward(const struct attention_run *run, const struct sdpa_fwd_op *op) {
+    struct forward_job job = {.run = run, .op = op};
+    threads_for(run->plan->threads, run_tasks, &job);
+    if (run->plan->splits > 1)
+        threads_for(run->plan->sizes.batches * run->plan->sizes.heads, join_parts, &job);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engines/cpu/attention/memory.h"
+
+#include "base/number.h"
+
+/* A dimension of extent 1 ignores its index. */
+static int64_t step_of(const struct tensor *tensor, int dim) {
+    return tensor->dims.at[dim] == 1 ? 0 : tensor->strides.at[dim];
+}
+
+/* Ragged entries begin where offsets say. */
+static int64_t entry_offset(const struct bindings *bindings, const struct tensor *tensor, int64_t batch) {
+    if (!tensor->ragged_offset)
+        return batch * step_of(tensor, 0);
+    struct view offsets = view_of(bindings, tensor->ragged_offset);
+    return view_load_int(&offsets, (const int64_t[]){batch, 0, 0, 0}) * tensor->ragged_multiplier;
+}
+
+struct rows rows_of(const struct bindings *bindings, const struct tensor *tensor, const struct tensor *table,
+                    int64_t batch, int64_t head) {
+    if (!tensor)
+        return (struct rows){0};
+    struct view view = view_of(bindings, tensor);
+    struct rows rows = {.base = view.data,
+                        .type = view.type,
+                        .first = head * step_of(tensor, 1),
+                        .stride = step_of(tensor, 2),
+                        .step = step_of(tensor, 3),
+                        .is_ragged = tensor->ragged_offset};
+    if (!view.data)
+        return rows;
+    if (table) {
+        rows.table = view_of(bindings, table);
+        rows.batch = batch, rows.pages = tensor->dims.at[0], rows.page_rows = tensor->dims.at[2];
+        rows.page_stride = step_of(tensor, 0);
+    } else {
+        rows.first += entry_offset(bindings, tensor, batch);
+    }
+    return rows;
+}
+
+/* A page outside of the container counts as the nearest inside: nothing beyond it is read. */
+static int64_t row_offset(const struct rows *rows, int64_t row) {
+    if (!rows->table.data)
+        return rows->first + row * rows->stride;
+    int64_t page = view_load_int(&rows->table, (const int64_t[]){rows->batch, 0, row / rows->page_rows, 0});
+    page = max64(0, min64(page, rows->pages - 1));
+    return rows->first + page * rows->page_stride + row % rows->page_rows * rows->stride;
+}
+
+void rows_load(const struct rows *rows, int64_t row, int64_t count, int64_t depth, float *to, int64_t ld) {
+    for (int64_t i = 0; i < count; i++, to += ld) {
+        int64_t offset = row_offset(rows, row + i);
+        if (rows->step == 1 || depth == 1)
+            dtype_to_f32(to, rows->type, rows->base, offset, depth);
+        for (int64_t d = 0; rows->step != 1 && depth > 1 && d < depth; d++)
+            dtype_to_f32(to + d, rows->type, rows->base, offset + d * rows->step, 1);
+    }
+}
+
+/* User memory promises no alignment. */
+const float *rows_in_place(const struct rows *rows, int64_t row) {
+    bool is_plain = rows->type == WEFT_DATA_FLOAT && rows->step == 1 && !rows->table.data;
+    return is_plain && (uintptr_t)rows->base % sizeof(float) == 0 ? (const float *)rows->base + row_offset(rows, row)
+                                                                  : NULL;
+}
+
+void rows_store(const struct rows *rows, int64_t row, int64_t used, int64_t depth, const float *from) {
+    if (!rows->base || (rows->is_ragged && row >= used))
+        return;
+    int64_t offset = row_offset(rows, row);
+    if (rows->step == 1)
+        dtype_from_f32(rows->type, rows->base, offset, from, depth);
+    for (int64_t d = 0; rows->step != 1 && d < depth; d++)
+        dtype_from_f32(rows->type, rows->base, offset + d * rows->step, from + d, 1);
+}

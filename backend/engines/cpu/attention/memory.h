@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rows of one head of an attention's operands and results: where they lie, padded, ragged or in pages, and their
+   way into floats and back. It must not know what is calculated of them. */
+#ifndef WEFT_ENGINES_CPU_ATTENTION_MEMORY_H
+#define WEFT_ENGINES_CPU_ATTENTION_MEMORY_H
+
+#include "graph/op.h"
+
+struct rows {
+    void *base; /* NULL: absent */
+    weftDataType_t type;
+    int64_t first, stride, step; /* in elements: of row 0, from row to row, within a row */
+    struct view table;           /* which page has a row; no memory: there are no pages */
+    int64_t batch, pages, page_rows, page_stride;
+    bool is_ragged; /* rows beyond those in use are another entry's */
+};
+
+/* Of head `head` of batch entry `batch`; a NULL tensor is absent, a NULL table has no pages. */
+struct rows rows_of(const struct bindings *bindings, const struct tensor *tensor, const struct tensor *table,
+                    int64_t batch, int64_t head);
+
+/* Rows [row, row + count) as floats, `ld` apart. */
+void rows_load(const struct rows *rows, int64_t row, int64_t count, int64_t depth, float *to, int64_t ld);
+
+/* The same rows where they lie, as floats rows->stride apart; NULL where they are no neighbouring floats. */
+const float *rows_in_place(const struct rows *rows, int64_t row);
+
+/* One row, where it is there: `used` rows are in use. */
+void rows_store(const struct rows *rows, int64_t row, int64_t used, int64_t depth, const float *from);
+
+#endif

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engines/cpu/attention/scores.h"
+
+#include "base/number.h"
+#include "base/philox.h"
+#include "engines/cpu/product/gemm.h"
+#include "graph/ops/rng.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- One execution ----------------------------------------------------------------------------------------------- */
+
+struct attention_sizes attention_sizes_of(const struct attention *a) {
+    struct attention_sizes sizes = {.batches = a->q->dims.at[0],
+                                    .heads = a->q->dims.at[1],
+                                    .rows = a->q->dims.at[2],
+                                    .keys = attention_keys(a),
+                                    .depth = a->q->dims.at[3],
+                                    .value_depth = a->v->dims.at[3]};
+    if (sizes.heads == 0)
+        return sizes;
+    /* Each run of so many heads lies within one head of keys and one of values. */
+    sizes.group = gcd64(sizes.heads / a->k->dims.at[1], sizes.heads / a->v->dims.at[1]);
+    sizes.groups = sizes.heads / sizes.group;
+    sizes.columns = sizes.group * sizes.rows;
+    return sizes;
+}
+
+struct scores scores_of(const struct attention *a, const struct attention_sizes *sizes,
+                        const struct bindings *bindings) {
+    double keeps = 1 - a->dropout_probability;
+    return (struct scores){
+        .a = a,
+        .sizes = sizes,
+        .bindings = *bindings,
+        .bias = view_of(bindings, a->bias),
+        .seq_len_q = view_of(bindings, a->seq_len_q),
+        .seq_len_kv = view_of(bindings, a->seq_len_kv),
+        .cu_seq_len_q = view_of(bindings, a->cu_seq_len_q),
+        .cu_seq_len_kv = view_of(bindings, a->cu_seq_len_kv),
+        .block_mask = view_of(bindings, a->block_mask),
+        .scale = (float)view_scalar(bindings, a->scale, a->scale_value),
+        .keeps = keeps,
+        .dropout = {.seed = (uint64_t)rng_scalar(bindings, a->dropout_seed, 0),
+                    .offset = (uint64_t)rng_scalar(bindings, a->dropout_offset, 0),
+                    .quads = (uint64_t)divide_up(sizes->keys, 4),
+                    .threshold = philox_threshold(keeps),
+                    .factor = keeps > 0 ? (float)(1 / keeps) : 0},
+    };
+}
+
+/* Lengths come from memory and may be anything: they are cut to 0 .. all. */
+static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
+    int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
+    if (sums->data)
+        length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
+                 view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
+    return max64(0, min64(length, all));
+}
+
+int64_t scores_queries(const struct scores *scores, int64_t batch) {
+    return length_in_use(&scores->seq_len_q, &scores->cu_seq_len_q, batch, scores->sizes->rows);
+}
+
+int64_t scores_keys(const struct scores *scores, int64_t batch) {
+    return length_in_use(&scores->seq_len_kv, &scores->cu_seq_len_kv, batch, scores->sizes->keys);
+}
+
+/* ---- Panels ------------------------------------------------------------------------------------------------------ */
+
+/* As the operation defines it: 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these
+   for the others. */
+static double alibi_slope(int64_t head, int64_t heads) {
+    int64_t power = 1;
+    while (power * 2 <= heads)
+        power *= 2;
+    double step = head < power ? 8.0 * (double)(head + 1) : 4.0 * (double)(2 * (head - power) + 1);
+    return exp2(-step / (double)power);
+}
+
+/* Bounds of 2^60 and rows and columns below 2^44: sums stay in 64 bits. */
+static void find_keys(struct panel *panel, int column, const struct attention *a, int64_t queries, int64_t keys) {
+    int64_t row = panel->row[column];
+    int64_t diagonal = row + (a->alignment == WEFT_DIAGONAL_BOTTOM_RIGHT ? keys - queries : 0);
+    panel->is_used[column] = row < queries;
+    panel->low[column] = max64(0, diagonal - a->left_bound + 1);
+    panel->high[column] = row < queries ? min64(keys, diagonal + a->right_bound + 1) : 0;
+    /* A column that sees none widens nothing. */
+    if (panel->low[column] >= panel->high[column])
+        return;
+    panel->first_key = min64(panel->first_key, panel->low[column]);
+    panel->last_key = max64(panel->last_key, panel->high[column]);
+}
+
+void panel_make(struct panel *panel, const struct scores *scores, int64_t batch, int64_t group, int64_t column) {
+    const struct attention_sizes *sizes = scores->sizes;
+    int64_t queries = scores_queries(scores, batch), keys = scores_keys(scores, batch);
+    panel->count = (int)min64(PANEL, sizes->columns - column);
+    panel->batch = batch;
+    panel->first_key = keys, panel->last_key = 0;
+    for (int c = 0; c < PANEL; c++) {
+        panel->is_used[c] = false;
+        panel->low[c] = 0, panel->high[c] = INT64_MAX;
+        panel->head[c] = panel->row[c] = panel->line[c] = 0;
+        panel->slope[c] = 0;
+    }
+    for (int c = 0; c < panel->count; c++) {
+        int64_t head = group * sizes->group + (column + c) / sizes->rows;
+        panel->head[c] = head;
+        panel->row[c] = (column + c) % sizes->rows;
+        panel->line[c] = (batch * sizes->heads + head) * sizes->rows + panel->row[c];
+        panel->slope[c] = scores->a->alibi && (c == 0 || head != panel->head[c - 1])
+                              ? (float)alibi_slope(head, sizes->heads)
+                              : panel->slope[c > 0 ? c - 1 : 0];
+        find_keys(panel, c, scores->a, queries, keys);
+    }
+}
+
+/* Whether the block mask has the tile of a column's scores. */
+static bool keeps_tile(const struct scores *scores, const struct panel *panel, int column, int64_t key) {
+    int64_t tile = key / ATTENTION_MASK_TILE, bits = attention_mask_has_bits(scores->a) ? 8 : 1;
+    const int64_t at[] = {panel->batch, panel->head[column], panel->row[column] / ATTENTION_MASK_TILE, tile / bits};
+    int64_t byte = view_load_int(&scores->block_mask, at);
+    return bits == 1 ? byte != 0 : byte >> tile % 8 & 1;
+}
+
+_Static_assert((int)KEY_TILE == (int)ATTENTION_MASK_TILE, "a tile of keys has one bit of a block mask");
+
+void panel_look(struct seen *seen, const struct panel *panel, const struct scores *scores, int64_t key, int64_t keys) {
+    seen->is_empty = seen->is_whole = true;
+    for (int c = 0; c < PANEL; c++) {
+        bool is_there = c >= panel->count || !scores->block_mask.data || keeps_tile(scores, panel, c, key);
+        seen->low[c] = (int32_t)max64(0, min64(panel->low[c] - key, keys));
+        seen->high[c] = is_there ? (int32_t)max64(0, min64(panel->high[c] - key, keys)) : 0;
+        seen->is_whole = seen->is_whole && seen->low[c] == 0 && seen->high[c] == keys;
+        seen->is_empty = seen->is_empty && (c >= panel->count || seen->low[c] >= seen->high[c]);
+    }
+}
+
+/* The columns from `first` on that are of one head: their rows follow each other. */
+static int run_of_head(const struct panel *panel, int first) {
+    int count = 1;
+    while (first + count < panel->count && panel->head[first + count] == panel->head[first])
+        count++;
+    return count;
+}
+
+void panel_load(const struct panel *panel, const struct bindings *bindings, const struct tensor *tensor, int64_t depth,
+                float factor, float *rows, int64_t ld, float *columns) {
+    memset(rows, 0, (size_t)(PANEL * ld) * sizeof *rows);
+    for (int first = 0, count; first < panel->count; first += count) {
+        struct rows from = rows_of(bindings, tensor, NULL, panel->batch, panel->head[first]);
+        count = run_of_head(panel, first);
+        int used = 0;
+        while (used < count && panel->is_used[first + used])
+            used++;
+        rows_load(&from, panel->row[first], used, depth, rows + first * ld, ld);
+    }
+    for (int64_t i = 0; factor != 1 && i < PANEL * ld; i++)
+        rows[i] *= factor;
+    struct gemm_matrix matrix = {.base = rows, .type = WEFT_DATA_FLOAT, .stride = ld, .depth_stride = 1};
+    if (columns)
+        gemm_pack_matrix(&matrix, columns, PANEL, 0, 0, PANEL, 0, (int)depth);
+}
+
+/* ---- Terms ------------------------------------------------------------------------------------------------------- */
+
+/* The bias of a tile as floats, [keys, PANEL]; columns that are not there get 0. */
+static void load_bias(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys, float *to) {
+    const struct view *bias = &scores->bias;
+    if (panel->count < PANEL)
+        memset(to, 0, (size_t)(keys * PANEL) * sizeof *to);
+    for (int first = 0, count; first < panel->count; first += count) {
+        count = run_of_head(panel, first);
+        const int64_t at[] = {panel->batch, panel->head[first], panel->row[first], key};
+        struct gemm_matrix matrix = {.base = bias->data,
+                                     .type = bias->type,
+                                     .stride = bias->dims[2] == 1 ? 0 : bias->strides[2],
+                                     .depth_stride = bias->dims[3] == 1 ? 0 : bias->strides[3],
+                                     .batch_rank = 1,
+                                     .batch_dims = {INT64_MAX},
+                                     .batch_strides = {1}};
+        gemm_pack_matrix(&matrix, to + first, PANEL, view_offset(bias, at), 0, count, 0, (int)keys);
+    }
+}
+
+/* A modifier's program stores what it makes of the tile where the tile lies: its result is a tensor of the scores'
+   dims whose elements are those of the tile. */
+static void modify(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys, float *tile) {
+    const struct attention_sizes *sizes = scores->sizes;
+    for (int first = 0, count; first < panel->count; first += count) {
+        void *values[SCORE_MODIFIER_VALUES_MAX];
+        count = run_of_head(panel, first);
+        int64_t row = (panel->batch * sizes->heads + panel->head[first]) * sizes->keys + key;
+        memcpy(values, scores->modifier_values, (size_t)scores->a->modifier.graph->value_count * sizeof *values);
+        values[scores->a->modifier.output] = tile + first - key * PANEL - panel->row[first];
+        program_run(scores->modifier, scores->walk, values, (struct block){tile + first, PANEL}, row, keys,
+                    panel->row[first], count);
+    }
+}
+
+void scores_finish(const struct scores *scores, const struct panel *panel, const struct seen *seen, int64_t key,
+                   int64_t keys, float *tile, float *room) {
+    if (scores->modifier)
+        modify(scores, panel, key, keys, tile);
+    if (scores->a->alibi)
+        tile_slope(tile, keys, panel->slope, panel->row, key);
+    if (scores->bias.data) {
+        load_bias(scores, panel, key, keys, room);
+        if (dtype_is_boolean(scores->bias.type))
+            tile_keep(tile, keys, room);
+        else
+            tile_add(tile, keys, room);
+    }
+    if (!seen->is_whole)
+        tile_hide(tile, keys, seen->low, seen->high);
+}
