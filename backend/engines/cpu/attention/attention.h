@@ -12,6 +12,7 @@ struct attention_plan {
     const struct program *modifier; /* with its walk; NULL: none */
     const struct walk *walk;
     int threads;
+    bool is_few;                        /* so few queries read the keys that these are not worth a copy */
     int64_t panels;                     /* of a task at most: it reads keys and values once for all of them */
     int64_t blocks;                     /* tasks of a group, side by side along its columns */
     int64_t splits, split_keys;         /* parts that keys are cut into, each a task of its own; keys of one */
@@ -56,12 +57,5 @@ static inline int64_t padded_row(int64_t count) {
 
 /* Rows that a kernel computes where there are `count`. */
 static inline int64_t padded_rows(int64_t count) { return count + SMALL_ROWS; }
-
-/* Keys, or values, of a tile as floats `ld` apart: where they lie, else in the buffer. */
-static inline struct small_factor tile_rows(const struct rows *rows, int64_t key, int64_t keys, int64_t depth,
-                                            float *buffer, int64_t ld) {
-    rows_load(rows, key, keys, depth, buffer, ld);
-    return (struct small_factor){buffer, ld, 1};
-}
 
 #endif

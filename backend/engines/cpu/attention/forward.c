@@ -17,7 +17,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { MOST_PANELS = 16, LEAST_SPLIT = 4 * KEY_TILE, TASKS_PER_THREAD = 4 };
+enum { MOST_FEW = 6, MOST_PANELS = 16, LEAST_SPLIT = 4 * KEY_TILE, TASKS_PER_THREAD = 4 };
 
 /* A thread's memory. */
 struct forward_buffers {
@@ -26,7 +26,8 @@ struct forward_buffers {
     float *max, *sum;   /* [panels][PANEL] */
     float *k, *v;       /* rows of a tile */
     float *tile, *room; /* [keys][PANEL] */
-    float *row;         /* of queries, [PANEL] of them; of the result, one */
+    float *row;         /* queries, [PANEL] of them */
+    float *result;      /* one row */
     int64_t k_row, v_row, o_lines;
 };
 
@@ -44,7 +45,8 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     b->v = buffers_floats(&buffers, padded_rows(KEY_TILE) * b->v_row);
     b->tile = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
-    b->row = buffers_floats(&buffers, PANEL * max64(b->k_row, b->v_row));
+    b->row = buffers_floats(&buffers, PANEL * b->k_row);
+    b->result = buffers_floats(&buffers, s->value_depth);
     return buffers.bytes;
 }
 
@@ -56,6 +58,7 @@ void attention_plan_forward(struct attention_plan *plan) {
     int64_t groups = s->batches * s->groups, panels = divide_up(s->columns, PANEL);
     int64_t wanted = (int64_t)plan->threads * TASKS_PER_THREAD;
     struct forward_buffers buffers;
+    plan->is_few = s->columns <= MOST_FEW;
     plan->panels = max64(1, min64(MOST_PANELS, groups * panels / wanted));
     plan->blocks = divide_up(panels, plan->panels);
     int64_t tasks = max64(1, groups * plan->blocks);
@@ -147,13 +150,15 @@ static void store_panel(const struct forward_job *job, const struct forward_buff
     const struct panel *panel = &b->panels[p];
     const float *o = b->o + p * b->o_lines * PANEL;
     int64_t depth = run->plan->sizes.value_depth;
+    struct small_factor at =
+        run->plan->is_few ? (struct small_factor){o, depth, 1} : (struct small_factor){o, 1, PANEL};
     struct head_results results = {0};
     for (int c = 0; c < panel->count; c++) {
         bool is_part = run->plan->splits > 1;
-        float *row = is_part ? part_of(run, panel->line[c], split) : b->row;
+        float *row = is_part ? part_of(run, panel->line[c], split) : b->result;
         float max = b->max[p * PANEL + c], sum = b->sum[p * PANEL + c];
         for (int64_t d = 0; d < depth; d++)
-            row[d] = o[d * PANEL + c];
+            row[d] = at.at[c * at.row + d * at.depth];
         if (!is_part && (c == 0 || panel->head[c] != panel->head[c - 1]))
             results = results_of(job, panel->batch, panel->head[c]);
         if (is_part)
@@ -169,32 +174,74 @@ struct forward_task {
     int64_t batch, group, panels, first_key, last_key, split;
 };
 
+/* Keys and values of a tile, as floats. */
+struct key_tile {
+    int64_t key, keys;
+    struct small_factor k, v;
+    bool is_wild; /* values may hold infinities or NaN */
+};
+
+/* A copy, whose padded rows kernels may read; few queries take rows where they lie. */
+static struct small_factor load_tile(const struct attention_plan *plan, const struct rows *rows, int64_t key,
+                                     int64_t keys, int64_t depth, float *buffer, int64_t ld) {
+    const float *in_place = plan->is_few ? rows_in_place(rows, key) : NULL;
+    if (in_place)
+        return (struct small_factor){in_place, rows->stride, 1};
+    rows_load(rows, key, keys, depth, buffer, ld);
+    return (struct small_factor){buffer, ld, 1};
+}
+
+/* The products of queries and keys. */
+static void multiply_keys(const struct attention_plan *plan, const struct forward_buffers *b, int64_t p,
+                          const struct key_tile *t) {
+    int64_t depth = plan->sizes.depth;
+    int count = b->panels[p].count;
+    if (plan->is_few)
+        plan->kernel->dots(&(struct small_few){count, t->keys, depth, t->k.at, t->k.row}, b->row, b->k_row, b->tile,
+                           PANEL);
+    else
+        small_product(plan->kernel, t->keys, count, depth, t->k,
+                      (struct small_factor){b->q + p * depth * PANEL, 0, PANEL}, b->tile, PANEL, false);
+}
+
+/* Adds weighted values to a panel's result, of which the tile before is to be multiplied by factors. */
+static void add_values(const struct attention_plan *plan, const struct forward_buffers *b, int64_t p,
+                       const struct key_tile *t, const float *factor) {
+    int64_t depth = plan->sizes.value_depth;
+    int count = b->panels[p].count;
+    float *o = b->o + p * b->o_lines * PANEL;
+    struct small_factor values = {t->v.at, t->v.depth, t->v.row}, weights = {b->tile, 0, PANEL};
+    for (int64_t i = 0; plan->is_few && factor && i < count * depth; i++)
+        o[i] *= factor[i / depth];
+    if (!plan->is_few && factor)
+        tile_scale(o, depth, factor);
+    if (plan->is_few)
+        plan->kernel->combine(&(struct small_few){count, t->keys, depth, t->v.at, t->v.row}, b->tile, PANEL, o, depth);
+    else if (t->is_wild)
+        tile_product_of_some(depth, count, t->keys, values, weights, o, PANEL, false);
+    else
+        small_product(plan->kernel, depth, count, t->keys, values, weights, o, PANEL, true);
+}
+
 /* One panel's scores with a tile of keys, and what the values add to its result. */
-static void visit_tile(const struct forward_job *job, const struct forward_buffers *b, int64_t p, int64_t key,
-                       int64_t keys, struct small_factor k, struct small_factor v, bool is_wild) {
+static void visit_tile(const struct forward_job *job, const struct forward_buffers *b, int64_t p,
+                       const struct key_tile *t) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     const struct panel *panel = &b->panels[p];
-    int64_t lines = plan->sizes.value_depth;
-    float factor[PANEL], *o = b->o + p * b->o_lines * PANEL;
+    float factor[PANEL];
     struct seen seen;
-    panel_look(&seen, panel, scores, key, keys);
+    panel_look(&seen, panel, scores, t->key, t->keys);
     if (seen.is_empty)
         return;
-    small_product(plan->kernel, keys, panel->count, plan->sizes.depth, k,
-                  (struct small_factor){b->q + p * plan->sizes.depth * PANEL, 0, PANEL}, b->tile, PANEL, false);
-    scores_finish(scores, panel, &seen, key, keys, b->tile, b->room);
-    if (tile_softmax(b->tile, keys, b->max + p * PANEL, b->sum + p * PANEL, factor))
-        tile_scale(o, lines, factor);
+    multiply_keys(plan, b, p, t);
+    scores_finish(scores, panel, &seen, t->key, t->keys, b->tile, b->room);
+    bool is_changed = tile_softmax(b->tile, t->keys, panel->count, b->max + p * PANEL, b->sum + p * PANEL, factor);
     if (scores->keeps < 1) {
-        tile_drop(b->room, keys, &scores->dropout, panel->line, key);
-        tile_multiply(b->tile, keys, b->room);
+        tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
+        tile_multiply(b->tile, t->keys, b->room);
     }
-    struct small_factor values = {v.at, v.depth, v.row}, weights = {b->tile, 0, PANEL};
-    if (is_wild)
-        tile_product_of_some(lines, panel->count, keys, values, weights, o, PANEL, false);
-    else
-        small_product(plan->kernel, lines, panel->count, keys, values, weights, o, PANEL, true);
+    add_values(plan, b, p, t, is_changed ? factor : NULL);
 }
 
 static void start_panels(const struct forward_job *job, const struct forward_buffers *b, struct forward_task *task,
@@ -233,12 +280,12 @@ static void run_task(const struct forward_job *job, const struct forward_buffers
     struct rows v =
         rows_of(bindings, a->v, a->v_table, task.batch, attention_shared_head(head, s->heads, a->v->dims.at[1]));
     for (int64_t key = task.first_key; key < task.last_key; key += KEY_TILE) {
-        int64_t keys = min64(KEY_TILE, task.last_key - key);
-        struct small_factor k_rows = tile_rows(&k, key, keys, s->depth, b->k, b->k_row);
-        struct small_factor v_rows = tile_rows(&v, key, keys, s->value_depth, b->v, b->v_row);
-        bool is_wild = tile_is_wild(v_rows.at, keys, s->value_depth, v_rows.row);
+        struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task.last_key - key)};
+        tile.k = load_tile(plan, &k, key, tile.keys, s->depth, b->k, b->k_row);
+        tile.v = load_tile(plan, &v, key, tile.keys, s->value_depth, b->v, b->v_row);
+        tile.is_wild = !plan->is_few && tile_is_wild(tile.v.at, tile.keys, s->value_depth, tile.v.row);
         for (int64_t p = 0; p < task.panels; p++)
-            visit_tile(job, b, p, key, keys, k_rows, v_rows, is_wild);
+            visit_tile(job, b, p, &tile);
     }
     for (int64_t p = 0; p < task.panels; p++)
         store_panel(job, b, p, task.split);

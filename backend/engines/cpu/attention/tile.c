@@ -62,47 +62,55 @@ WIDE void tile_multiply(float *numbers, int64_t keys, const float *by) {
 
 /* ---- Softmax ---- */
 
+/* Loops over all columns of a panel, or over the first few: each function twice, of a text with their number. */
+#define FOR_COLUMNS(name, arguments, ...)                                                                              \
+    WIDE static void name##_all arguments { name(__VA_ARGS__, PANEL); }                                                \
+    WIDE static void name##_few arguments { name(__VA_ARGS__, FEW); }
+
 /* The largest of each column, and of what was there. */
-WIDE static void find_largest(const float *scores, int64_t keys, float *largest) {
+FASTMATH void find_largest(const float *scores, int64_t keys, float *largest, const int columns) {
     float found[PANEL];
-    for (int c = 0; c < PANEL; c++)
+    for (int c = 0; c < columns; c++)
         found[c] = largest[c];
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
         INDEPENDENT
-        for (int c = 0; c < PANEL; c++)
+        for (int c = 0; c < columns; c++)
             found[c] = scores[c] > found[c] ? scores[c] : found[c];
     }
-    for (int c = 0; c < PANEL; c++)
+    for (int c = 0; c < columns; c++)
         largest[c] = found[c];
 }
+FOR_COLUMNS(find_largest, (const float *scores, int64_t keys, float *largest), scores, keys, largest)
 
 /* base is finite, or infinite where a score is. */
-WIDE static void exponentiate(float *scores, int64_t keys, const float *base, float *sum) {
+FASTMATH void exponentiate(float *scores, int64_t keys, const float *base, float *sum, const int columns) {
     float total[PANEL] = {0};
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
         INDEPENDENT
-        for (int c = 0; c < PANEL; c++) {
+        for (int c = 0; c < columns; c++) {
             scores[c] = fast_exp_negative(scores[c] - base[c]);
             total[c] += scores[c];
         }
     }
-    for (int c = 0; c < PANEL; c++)
+    for (int c = 0; c < columns; c++)
         sum[c] += total[c];
 }
+FOR_COLUMNS(exponentiate, (float *scores, int64_t keys, const float *base, float *sum), scores, keys, base, sum)
 
-bool tile_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor) {
+bool tile_softmax(float *scores, int64_t keys, int count, float *max, float *sum, float *factor) {
     float base[PANEL];
     bool is_changed = false;
-    for (int c = 0; c < PANEL; c++)
-        factor[c] = max[c];
-    find_largest(scores, keys, max);
-    for (int c = 0; c < PANEL; c++) {
+    memcpy(factor, max, PANEL * sizeof *max);
+    (count <= FEW ? find_largest_few : find_largest_all)(scores, keys, max);
+    for (int c = 0; c < count; c++) {
         base[c] = max[c] == -INFINITY ? 0 : max[c];
         is_changed = is_changed || factor[c] != max[c];
         factor[c] = factor[c] == max[c] ? 1 : fast_exp_negative(factor[c] - base[c]);
         sum[c] *= factor[c];
     }
-    exponentiate(scores, keys, base, sum);
+    for (int c = count; c < PANEL; c++)
+        base[c] = 0, factor[c] = 1;
+    (count <= FEW ? exponentiate_few : exponentiate_all)(scores, keys, base, sum);
     return is_changed;
 }
 

@@ -33,24 +33,119 @@
         }                                                                                                              \
     }
 
+/* ---- A few vectors ---- */
+
+enum {
+    AHEAD = 12,
+    FLOATS_OF_LINE = 16
+}; /* rows that are fetched before they are read: a stride defeats the CPU's own */
+
+typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
+
+static inline __attribute__((always_inline)) void fetch_row(const float *row, int64_t depth) {
+    for (int64_t d = 0; d < depth; d += FLOATS_OF_LINE)
+        __builtin_prefetch(row + d);
+}
+
+/* Four rows at a time: the sums of their lanes become one vector of four numbers. */
+static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four c, four d) {
+    four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    four cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+/* The rows of `matrix` are four, or the last one again where fewer are left. */
+#define SMALL_DOTS(function, attribute, lanes)                                                                         \
+    attribute static void function(const struct small_few *few, const float *vectors, int64_t vector_ld,               \
+                                   float *products, int64_t product_ld) {                                              \
+        typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
+        const int64_t whole = few->depth - few->depth % lanes;                                                         \
+        for (int64_t row = 0; row < few->rows; row += 4) {                                                             \
+            const float *rows[4];                                                                                      \
+            for (int i = 0; i < 4; i++) {                                                                              \
+                rows[i] = few->matrix + (row + i < few->rows ? row + i : few->rows - 1) * few->ld;                     \
+                fetch_row(rows[i] + AHEAD * few->ld, few->depth);                                                      \
+            }                                                                                                          \
+            for (int c = 0; c < few->count; c++) {                                                                     \
+                const float *x = vectors + c * vector_ld;                                                              \
+                vector sums[4] = {{0}};                                                                                \
+                for (int64_t d = 0; d < whole; d += lanes)                                                             \
+                    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) sums[i] +=                                     \
+                        *(const vector *)(x + d) * *(const vector *)(rows[i] + d);                                     \
+                four parts[4];                                                                                         \
+                _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {                                                  \
+                    parts[i] = ((const four *)&sums[i])[0];                                                            \
+                    for (size_t j = 1; j < lanes / 4; j++)                                                             \
+                        parts[i] += ((const four *)&sums[i])[j];                                                       \
+                }                                                                                                      \
+                four found = sum_lanes(parts[0], parts[1], parts[2], parts[3]);                                        \
+                for (int i = 0; i < 4 && row + i < few->rows; i++) {                                                   \
+                    float sum = found[i];                                                                              \
+                    for (int64_t d = whole; d < few->depth; d++)                                                       \
+                        sum += x[d] * rows[i][d];                                                                      \
+                    products[(row + i) * product_ld + c] = sum;                                                        \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+/* Sums of four vectors stay in registers for all rows; what is left of the depth goes one by one. */
+#define SMALL_COMBINE(function, attribute, lanes)                                                                      \
+    attribute static void function(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums,  \
+                                   int64_t sum_ld) {                                                                   \
+        typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
+        const int64_t whole = few->depth - few->depth % (4 * lanes);                                                   \
+        for (int c = 0; c < few->count; c++) {                                                                         \
+            float *to = sums + c * sum_ld;                                                                             \
+            for (int64_t d = 0; d < whole; d += 4 * lanes) {                                                           \
+                vector sum[4];                                                                                         \
+                const float *x = few->matrix + d;                                                                      \
+                for (int i = 0; i < 4; i++)                                                                            \
+                    sum[i] = *(vector *)(to + d + i * lanes);                                                          \
+                for (int64_t row = 0; row < few->rows; row++, x += few->ld) {                                          \
+                    float weight = weights[row * weight_ld + c];                                                       \
+                    if (c == 0)                                                                                        \
+                        fetch_row(x + AHEAD * few->ld, 4 * lanes);                                                     \
+                    if (weight == 0)                                                                                   \
+                        continue;                                                                                      \
+                    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) sum[i] +=                                      \
+                        weight * *(const vector *)(x + i * lanes);                                                     \
+                }                                                                                                      \
+                for (int i = 0; i < 4; i++)                                                                            \
+                    *(vector *)(to + d + i * lanes) = sum[i];                                                          \
+            }                                                                                                          \
+            for (int64_t row = 0; row < few->rows && whole < few->depth; row++) {                                      \
+                float weight = weights[row * weight_ld + c];                                                           \
+                for (int64_t d = whole; d < few->depth && weight != 0; d++)                                            \
+                    to[d] += weight * few->matrix[row * few->ld + d];                                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
 #if defined(__x86_64__)
 #define AVX512 __attribute__((target("avx512f")))
 #define AVX2 __attribute__((target("avx2,fma")))
 SMALL_KERNEL(whole_avx512, AVX512, 16, 8, 2)
 SMALL_KERNEL(half_avx512, AVX512, 16, 8, 1)
+SMALL_DOTS(dots_avx512, AVX512, 16)
+SMALL_COMBINE(combine_avx512, AVX512, 16)
 SMALL_KERNEL(whole_avx2, AVX2, 8, 6, 2)
 SMALL_KERNEL(half_avx2, AVX2, 8, 6, 1)
+SMALL_DOTS(dots_avx2, AVX2, 8)
+SMALL_COMBINE(combine_avx2, AVX2, 8)
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
 SMALL_KERNEL(whole_plain, , 4, 6, 2)
 SMALL_KERNEL(half_plain, , 4, 6, 1)
+SMALL_DOTS(dots_plain, , 4)
+SMALL_COMBINE(combine_plain, , 4)
 
 static const struct small_kernel kernels[] = {
 #if defined(__x86_64__)
-    {"avx512 8x32", 8, 32, whole_avx512, half_avx512},
-    {"avx2 6x16", 6, 16, whole_avx2, half_avx2},
+    {"avx512 8x32", 8, 32, whole_avx512, half_avx512, dots_avx512, combine_avx512},
+    {"avx2 6x16", 6, 16, whole_avx2, half_avx2, dots_avx2, combine_avx2},
 #endif
-    {"plain 6x8", 6, 8, whole_plain, half_plain},
+    {"plain 6x8", 6, 8, whole_plain, half_plain, dots_plain, combine_plain},
 };
 
 /* By the name's beginning, which says what a kernel was compiled for. */

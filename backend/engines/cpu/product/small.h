@@ -18,11 +18,24 @@ struct small_factor {
 typedef void small_multiply(int64_t depth, struct small_factor a, const float *b, int64_t b_depth, float *c, int64_t ld,
                             bool adds);
 
-/* One compiled form of the innermost loop, twice: for blocks of C of `columns`, and of half as many. */
+/* A few vectors beside a matrix of rows `ld` apart, each row read once from wherever it lies. */
+struct small_few {
+    int count;
+    int64_t rows, depth;
+    const float *matrix;
+    int64_t ld;
+};
+
+/* One compiled form of the innermost loops: of products, for blocks of C of `columns`, and of half as many. */
 struct small_kernel {
     const char *name; /* "avx512 8x32" */
     int rows, columns;
     small_multiply *whole, *half;
+    /* products[row][i] = matrix[row] . vectors[i] */
+    void (*dots)(const struct small_few *few, const float *vectors, int64_t vector_ld, float *products,
+                 int64_t product_ld);
+    /* sums[i] += sum of weights[row][i] matrix[row]; a row of weight 0 is not read. */
+    void (*combine)(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums, int64_t sum_ld);
 };
 
 enum { SMALL_ROWS = 8, SMALL_COLUMNS = 32 }; /* of any kernel at most; its columns divide SMALL_COLUMNS */
