@@ -16,7 +16,11 @@ static const struct sdpa_fwd_op *forward_at(const struct descriptor *op) {
     return op->schema->op == &sdpa_fwd_op ? (const struct sdpa_fwd_op *)op : NULL;
 }
 
-/* Floats hold any type but the wide ones. */
+static const struct sdpa_bwd_op *backward_at(const struct descriptor *op) {
+    return op->schema->op == &sdpa_bwd_op ? (const struct sdpa_bwd_op *)op : NULL;
+}
+
+/* Floats hold any floating type but DOUBLE. */
 static weftStatus_t check_operand(void *context, const struct row *row, struct tensor *tensor) {
     const struct descriptor *op = context;
     weftDataType_t type = (weftDataType_t)tensor->type;
@@ -25,9 +29,9 @@ static weftStatus_t check_operand(void *context, const struct row *row, struct t
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: %s is %s, which is calculated in double, one number after the other. Use FLOAT, HALF or BFLOAT16.",
              descriptor_label(op), row->key, dtype_of(type) ? dtype_of(type)->name : "of a type without storage");
-    if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE || dtype_of(type)->bits < 8)
+    if (tensor->reordering != WEFT_TENSOR_REORDERING_NONE || (row->role == ROLE_OUTPUT && dtype_of(type)->bits < 8))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-             "%s: %s has elements below 8 bits, or scales in tiles. They are read by the reference.",
+             "%s: %s has scales in tiles, or is a result of less than 8 bits an element. The reference serves these.",
              descriptor_label(op), row->key);
     return WEFT_STATUS_SUCCESS;
 }
@@ -47,12 +51,18 @@ static weftStatus_t check_forward(const struct sdpa_fwd_op *op) {
     return refuse(&op->base, absent, (int)(sizeof absent / sizeof *absent));
 }
 
-/* ---- Score modifiers --------------------------------------------------------------------------------------------- */
-
-struct modifier {
-    struct program program;
-    struct walk walk;
-};
+static weftStatus_t check_backward(const struct sdpa_bwd_op *op) {
+    const struct tensor *absent[] = {op->q_t,        op->k_t,       op->do_t,       op->do_f16,  op->descale_o,
+                                     op->descale_do, op->descale_s, op->descale_dp, op->scale_s, op->scale_dp,
+                                     op->scale_dq,   op->scale_dk,  op->scale_dv,   op->amax_dq, op->amax_dk,
+                                     op->amax_dv,    op->amax_dp};
+    const struct attention *a = &op->a;
+    if (a->k->dims.at[1] != a->v->dims.at[1])
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: k has %lld heads, v %lld: gradients are summed over heads that share both. Repeat the fewer.",
+             descriptor_label(&op->base), (long long)a->k->dims.at[1], (long long)a->v->dims.at[1]);
+    return refuse(&op->base, absent, (int)(sizeof absent / sizeof *absent));
+}
 
 /* ---- The family -------------------------------------------------------------------------------------------------- */
 
@@ -70,9 +80,7 @@ static weftStatus_t check(const struct region *region) {
     TRY(refuse(op, absent, 3));
     if (a->modifier.graph)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s has a score modifier. Leave it unset.", descriptor_label(op));
-    if (!forward_at(op))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is a gradient.", descriptor_label(op));
-    return check_forward(forward_at(op));
+    return forward_at(op) ? check_forward(forward_at(op)) : check_backward(backward_at(op));
 }
 
 /* The dearer of arithmetic on all threads and of memory. */
@@ -97,7 +105,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &plan, sizeof *plan));
     *plan =
         (struct attention_plan){.sizes = attention_sizes_of(a), .kernel = small_kernel(0), .threads = threads_count()};
-    attention_plan_forward(plan);
+    if (forward_at(op))
+        attention_plan_forward(plan);
+    else
+        attention_plan_backward(plan, backward_at(op));
     /* LINE more, as the workspace may have any alignment. */
     step->workspace_bytes = LINE + plan->shared_bytes + plan->threads * plan->thread_bytes;
     TRY(threads_start());
@@ -115,7 +126,10 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     struct attention_run execution = {.plan = plan,
                                       .scores = scores_of(attention_of(op), &plan->sizes, &bindings),
                                       .workspace = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1))};
-    attention_forward(&execution, forward_at(op));
+    if (forward_at(op))
+        attention_forward(&execution, forward_at(op));
+    else
+        attention_backward(&execution, backward_at(op));
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -138,10 +138,12 @@ void panel_look(struct seen *seen, const struct panel *panel, const struct score
     }
 }
 
-/* The columns from `first` on that are of one head: their rows follow each other. */
-static int run_of_head(const struct panel *panel, int first) {
+/* The columns from `first` on that are of one head: their rows follow each other. Only those that are in use, or are
+   not, as the first is, where that is asked for. */
+static int run_of_head(const struct panel *panel, int first, bool alike) {
     int count = 1;
-    while (first + count < panel->count && panel->head[first + count] == panel->head[first])
+    while (first + count < panel->count && panel->head[first + count] == panel->head[first] &&
+           (!alike || panel->is_used[first + count] == panel->is_used[first]))
         count++;
     return count;
 }
@@ -150,12 +152,11 @@ void panel_load(const struct panel *panel, const struct bindings *bindings, cons
                 float factor, float *rows, int64_t ld, float *columns) {
     memset(rows, 0, (size_t)(PANEL * ld) * sizeof *rows);
     for (int first = 0, count; first < panel->count; first += count) {
+        count = run_of_head(panel, first, true);
+        if (!panel->is_used[first])
+            continue;
         struct rows from = rows_of(bindings, tensor, NULL, panel->batch, panel->head[first]);
-        count = run_of_head(panel, first);
-        int used = 0;
-        while (used < count && panel->is_used[first + used])
-            used++;
-        rows_load(&from, panel->row[first], used, depth, rows + first * ld, ld);
+        rows_load(&from, panel->row[first], count, depth, rows + first * ld, ld);
     }
     for (int64_t i = 0; factor != 1 && i < PANEL * ld; i++)
         rows[i] *= factor;
@@ -172,7 +173,7 @@ static void load_bias(const struct scores *scores, const struct panel *panel, in
     if (panel->count < PANEL)
         memset(to, 0, (size_t)(keys * PANEL) * sizeof *to);
     for (int first = 0, count; first < panel->count; first += count) {
-        count = run_of_head(panel, first);
+        count = run_of_head(panel, first, false);
         const int64_t at[] = {panel->batch, panel->head[first], panel->row[first], key};
         struct gemm_matrix matrix = {.base = bias->data,
                                      .type = bias->type,
@@ -191,7 +192,7 @@ static void modify(const struct scores *scores, const struct panel *panel, int64
     const struct attention_sizes *sizes = scores->sizes;
     for (int first = 0, count; first < panel->count; first += count) {
         void *values[SCORE_MODIFIER_VALUES_MAX];
-        count = run_of_head(panel, first);
+        count = run_of_head(panel, first, false);
         int64_t row = (panel->batch * sizes->heads + panel->head[first]) * sizes->keys + key;
         memcpy(values, scores->modifier_values, (size_t)scores->a->modifier.graph->value_count * sizeof *values);
         values[scores->a->modifier.output] = tile + first - key * PANEL - panel->row[first];

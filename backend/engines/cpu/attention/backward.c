@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention's gradients: weights are made again from scores and statistics, tile by tile. A task is a group of heads and
+   one part of its keys, whose gradients it sums; queries pass in blocks of panels, whose gradients are whole at the end
+   of a block, or sums of parts that are added when all are done. Five products of a tile, [keys, queries]:
+
+       scores = k q^T, dP = v dO^T        as forward has them
+       dv += P dO, dk += dS q             a tile is the left factor as it lies
+       dq^T += k^T dS                     and the right one
+
+   Sums are taken in an order that sizes and threads fix. */
+#include "base/number.h"
+#include "engines/cpu/attention/attention.h"
+#include "engines/cpu/core/threads.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { MOST_PANELS = 8, LEAST_SPLIT = 2 * KEY_TILE };
+
+/* A panel's operands, and its part of dq. */
+struct query_panel {
+    struct panel panel;
+    bool is_wild;                                     /* queries or gradients hold infinities or NaN */
+    float *q_columns, *q_rows, *do_columns, *do_rows; /* [depth][PANEL], [PANEL][row]; q is scaled */
+    float *dq;                                        /* [depth][PANEL] */
+    float statistics[PANEL], mean[PANEL];             /* mean: of the weights' gradients, dO o */
+};
+
+/* A thread's memory. */
+struct backward_buffers {
+    struct query_panel *panels;
+    float *k, *v;         /* rows of a tile */
+    float *dk, *dv;       /* rows of a part of the keys */
+    float *p, *dp, *room; /* [keys][PANEL] */
+    float *row;           /* of dq */
+    int64_t q_row, v_row;
+};
+
+static int64_t lay_out(struct backward_buffers *b, const struct attention_plan *plan, char *block) {
+    const struct attention_sizes *s = &plan->sizes;
+    struct buffers buffers = {.block = block};
+    b->q_row = padded_row(s->depth), b->v_row = padded_row(s->value_depth);
+    b->panels = buffers_take(&buffers, plan->panels * (int64_t)sizeof *b->panels);
+    for (int64_t p = 0; p < plan->panels; p++) {
+        struct query_panel none, *to = block ? &b->panels[p] : &none;
+        to->q_columns = buffers_floats(&buffers, s->depth * PANEL);
+        to->q_rows = buffers_floats(&buffers, b->q_row * PANEL);
+        to->do_columns = buffers_floats(&buffers, s->value_depth * PANEL);
+        to->do_rows = buffers_floats(&buffers, b->v_row * PANEL);
+        to->dq = buffers_floats(&buffers, padded_rows(s->depth) * PANEL);
+    }
+    b->k = buffers_floats(&buffers, padded_rows(KEY_TILE) * b->q_row);
+    b->v = buffers_floats(&buffers, padded_rows(KEY_TILE) * b->v_row);
+    b->dk = buffers_floats(&buffers, padded_rows(plan->split_keys) * b->q_row);
+    b->dv = buffers_floats(&buffers, padded_rows(plan->split_keys) * b->v_row);
+    b->p = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
+    b->dp = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
+    b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
+    b->row = buffers_floats(&buffers, max64(s->depth, max64(b->q_row, b->v_row)));
+    return buffers.bytes;
+}
+
+/* Tasks add to one sum where no two of them share an element of the bias; else each thread has a sum of its own, and
+   its tasks are fixed. */
+static int64_t bias_sums(const struct attention_plan *plan, const struct sdpa_bwd_op *op) {
+    const int64_t *dims = op->dbias ? op->dbias->dims.at : NULL;
+    if (!dims)
+        return 0;
+    bool is_alone = dims[0] == plan->sizes.batches && dims[1] == plan->sizes.heads;
+    return is_alone && (dims[3] == plan->sizes.keys || plan->splits == 1) ? 1 : plan->threads;
+}
+
+static int64_t bias_floats(const struct sdpa_bwd_op *op) {
+    return op->dbias ? round_up(tensor_elements(op->dbias), LINE / (int64_t)sizeof(float)) : 0;
+}
+
+/* Of dq in parts: [splits][B, Hq, Sq][depth]. */
+static int64_t part_floats(const struct attention_plan *plan) {
+    const struct attention_sizes *s = &plan->sizes;
+    return plan->splits > 1 ? round_up(s->batches * s->heads * s->rows * s->depth, LINE / (int64_t)sizeof(float)) : 0;
+}
+
+void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_op *op) {
+    const struct attention_sizes *s = &plan->sizes;
+    int64_t groups = max64(1, s->batches * s->groups);
+    struct backward_buffers buffers;
+    plan->panels = max64(1, min64(MOST_PANELS, divide_up(s->columns, PANEL)));
+    plan->splits = plan->threads == 1 ? 1 : max64(1, min64(2 * plan->threads / groups, s->keys / LEAST_SPLIT));
+    plan->split_keys = round_up(max64(1, divide_up(s->keys, plan->splits)), KEY_TILE);
+    plan->splits = max64(1, divide_up(s->keys, plan->split_keys));
+    plan->thread_bytes = lay_out(&buffers, plan, NULL);
+    plan->shared_bytes =
+        (plan->splits * part_floats(plan) + bias_sums(plan, op) * bias_floats(op)) * (int64_t)sizeof(float);
+}
+
+struct backward_job {
+    const struct attention_run *run;
+    const struct sdpa_bwd_op *op;
+    _Atomic int64_t next;
+    float *dq_parts, *bias_sums;
+    bool is_fixed; /* which tasks a thread has */
+};
+
+/* ---- Panels ------------------------------------------------------------------------------------------------------ */
+
+/* One statistic, or several, of a query. */
+static float load_statistic(const struct backward_job *job, const struct panel *panel, int c) {
+    struct rows rows = rows_of(&job->run->scores.bindings, job->op->stats, NULL, panel->batch, panel->head[c]);
+    float statistic;
+    rows_load(&rows, panel->row[c], 1, 1, &statistic, 1);
+    return statistic;
+}
+
+/* A query that saw no key has no gradient, and nothing of it is read. */
+static void load_statistics(const struct backward_job *job, struct query_panel *to) {
+    struct panel *panel = &to->panel;
+    for (int c = 0; c < PANEL; c++) {
+        to->statistics[c] = panel->is_used[c] ? load_statistic(job, panel, c) : 0;
+        if (to->statistics[c] != -INFINITY)
+            continue;
+        to->statistics[c] = 0;
+        panel->is_used[c] = false;
+        panel->low[c] = panel->high[c] = 0;
+    }
+}
+
+static void load_panel(const struct backward_job *job, const struct backward_buffers *b, struct query_panel *to) {
+    const struct attention_sizes *s = &job->run->plan->sizes;
+    const struct scores *scores = &job->run->scores;
+    load_statistics(job, to);
+    panel_load(&to->panel, &scores->bindings, scores->a->q, s->depth, scores->scale, to->q_rows, b->q_row,
+               to->q_columns);
+    panel_load(&to->panel, &scores->bindings, job->op->d_o, s->value_depth, 1, to->do_rows, b->v_row, to->do_columns);
+    /* The result takes the room of values. */
+    panel_load(&to->panel, &scores->bindings, job->op->o, s->value_depth, 1, b->v, b->v_row, NULL);
+    for (int c = 0; c < PANEL; c++) {
+        to->mean[c] = 0;
+        for (int64_t d = 0; d < s->value_depth; d++)
+            to->mean[c] += to->do_rows[c * b->v_row + d] * b->v[c * b->v_row + d];
+    }
+    to->is_wild = tile_is_wild(to->q_rows, PANEL, s->depth, b->q_row) ||
+                  tile_is_wild(to->do_rows, PANEL, s->value_depth, b->v_row);
+    memset(to->dq, 0, (size_t)(padded_rows(s->depth) * PANEL) * sizeof *to->dq);
+}
+
+/* As the result of a head, or as a part of it. */
+static void store_panel(const struct backward_job *job, const struct backward_buffers *b,
+                        const struct query_panel *from, int64_t split) {
+    const struct attention_run *run = job->run;
+    const struct panel *panel = &from->panel;
+    int64_t depth = run->plan->sizes.depth, queries = scores_queries(&run->scores, panel->batch);
+    bool is_part = run->plan->splits > 1;
+    struct rows to = {0};
+    for (int c = 0; c < panel->count; c++) {
+        float *row = is_part ? job->dq_parts + split * part_floats(run->plan) + panel->line[c] * depth : b->row;
+        for (int64_t d = 0; d < depth; d++)
+            row[d] = from->dq[d * PANEL + c] * run->scores.scale;
+        if (is_part)
+            continue;
+        if (c == 0 || panel->head[c] != panel->head[c - 1])
+            to = rows_of(&run->scores.bindings, job->op->dq, NULL, panel->batch, panel->head[c]);
+        rows_store(&to, panel->row[c], queries, depth, row);
+    }
+}
+
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
+
+struct backward_task {
+    int64_t batch, group, split, thread;
+};
+
+/* Keys and values of a tile as floats, and where the gradients of these go. */
+struct gradient_tile {
+    int64_t key, keys;
+    float *dk, *dv;
+    bool is_wild;
+};
+
+/* The bias is behind products and modifier: its gradient is that of the scores, summed where scores share an element. */
+static void add_bias_gradient(const struct backward_job *job, const struct panel *panel, const float *ds, int64_t key,
+                              int64_t keys, float *sums) {
+    const struct tensor *dbias = job->op->dbias;
+    const int64_t *dims = dbias->dims.at;
+    int64_t step = dims[3] == 1 ? 0 : 1;
+    for (int c = 0; c < panel->count; c++) {
+        int64_t at = dims[0] == 1 ? 0 : panel->batch;
+        at = at * dims[1] + (dims[1] == 1 ? 0 : panel->head[c]);
+        at = at * dims[2] + (dims[2] == 1 ? 0 : panel->row[c]);
+        at = at * dims[3] + step * key;
+        for (int64_t k = 0; k < keys; k++)
+            sums[at + k * step] += ds[k * PANEL + c];
+    }
+}
+
+/* Weights in p, with dropout as factors of dv; gradients of scores in dp. False: the panel sees nothing. */
+static bool differentiate(const struct backward_job *job, const struct backward_buffers *b,
+                          const struct query_panel *from, const struct gradient_tile *t, float *bias_sums) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct scores *scores = &job->run->scores;
+    const struct panel *panel = &from->panel;
+    int64_t padding = round_up(t->keys, plan->kernel->rows) - t->keys;
+    struct seen seen;
+    panel_look(&seen, panel, scores, t->key, t->keys);
+    if (seen.is_empty)
+        return false;
+    small_product(plan->kernel, t->keys, panel->count, plan->sizes.depth, (struct small_factor){b->k, b->q_row, 1},
+                  (struct small_factor){from->q_columns, 0, PANEL}, b->p, PANEL, false);
+    scores_finish(scores, panel, &seen, t->key, t->keys, b->p, b->room);
+    tile_weigh(b->p, t->keys, from->statistics);
+    small_product(plan->kernel, t->keys, panel->count, plan->sizes.value_depth,
+                  (struct small_factor){b->v, b->v_row, 1}, (struct small_factor){from->do_columns, 0, PANEL}, b->dp,
+                  PANEL, false);
+    if (scores->keeps < 1) {
+        tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
+        tile_multiply(b->dp, t->keys, b->room);
+    }
+    tile_gradient(b->dp, t->keys, b->p, from->mean);
+    if (bias_sums)
+        add_bias_gradient(job, panel, b->dp, t->key, t->keys, bias_sums);
+    if (scores->keeps < 1)
+        tile_multiply(b->p, t->keys, b->room);
+    /* Kernels multiply whole blocks of rows, and the next tile's gradients lie behind. */
+    memset(b->p + t->keys * PANEL, 0, (size_t)(padding * PANEL) * sizeof *b->p);
+    memset(b->dp + t->keys * PANEL, 0, (size_t)(padding * PANEL) * sizeof *b->dp);
+    return true;
+}
+
+static void add_gradients(const struct attention_plan *plan, const struct backward_buffers *b,
+                          const struct query_panel *from, const struct gradient_tile *t) {
+    const struct attention_sizes *s = &plan->sizes;
+    struct small_factor p = {b->p, PANEL, 1}, ds = {b->dp, PANEL, 1}, k = {b->k, 1, b->q_row};
+    struct small_factor d_o = {from->do_rows, 0, b->v_row}, q = {from->q_rows, 0, b->q_row};
+    int64_t count = from->panel.count;
+    if (from->is_wild || t->is_wild) {
+        tile_product_of_some(t->keys, s->value_depth, count, p, d_o, t->dv, b->v_row, true);
+        tile_product_of_some(t->keys, s->depth, count, ds, q, t->dk, b->q_row, true);
+        tile_product_of_some(s->depth, count, t->keys, k, (struct small_factor){b->dp, 0, PANEL}, from->dq, PANEL,
+                             false);
+        return;
+    }
+    small_product(plan->kernel, t->keys, s->value_depth, count, p, d_o, t->dv, b->v_row, true);
+    small_product(plan->kernel, t->keys, s->depth, count, ds, q, t->dk, b->q_row, true);
+    small_product(plan->kernel, s->depth, count, t->keys, k, (struct small_factor){b->dp, 0, PANEL}, from->dq, PANEL,
+                  true);
+}
+
+/* ---- Tasks ------------------------------------------------------------------------------------------------------- */
+
+/* A block of panels beside all keys of the task. */
+static void run_block(const struct backward_job *job, const struct backward_buffers *b,
+                      const struct backward_task *task, const struct rows *k, const struct rows *v, int64_t column) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct attention_sizes *s = &plan->sizes;
+    int64_t panels = min64(plan->panels, divide_up(s->columns - column, PANEL)), first = INT64_MAX, last = 0;
+    int64_t begin = task->split * plan->split_keys;
+    float *bias = job->bias_sums + (job->is_fixed ? task->thread * bias_floats(job->op) : 0);
+    for (int64_t p = 0; p < panels; p++) {
+        panel_make(&b->panels[p].panel, &job->run->scores, task->batch, task->group, column + p * PANEL);
+        load_panel(job, b, &b->panels[p]);
+        first = min64(first, b->panels[p].panel.first_key), last = max64(last, b->panels[p].panel.last_key);
+    }
+    last = min64(last, begin + plan->split_keys);
+    for (int64_t key = max64(first - first % KEY_TILE, begin); key < last; key += KEY_TILE) {
+        struct gradient_tile tile = {.key = key, .keys = min64(KEY_TILE, last - key)};
+        tile.dk = b->dk + (key - begin) * b->q_row, tile.dv = b->dv + (key - begin) * b->v_row;
+        rows_load(k, key, tile.keys, s->depth, b->k, b->q_row);
+        rows_load(v, key, tile.keys, s->value_depth, b->v, b->v_row);
+        tile.is_wild = tile_is_wild(b->k, tile.keys, s->depth, b->q_row);
+        for (int64_t p = 0; p < panels; p++)
+            if (differentiate(job, b, &b->panels[p], &tile, job->op->dbias ? bias : NULL))
+                add_gradients(plan, b, &b->panels[p], &tile);
+    }
+    for (int64_t p = 0; p < panels; p++)
+        store_panel(job, b, &b->panels[p], task->split);
+}
+
+static void run_task(const struct backward_job *job, const struct backward_buffers *b, struct backward_task task) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct attention_sizes *s = &plan->sizes;
+    const struct sdpa_bwd_op *op = job->op;
+    const struct bindings *bindings = &job->run->scores.bindings;
+    int64_t begin = task.split * plan->split_keys, keys = min64(plan->split_keys, s->keys - begin);
+    int64_t used = scores_keys(&job->run->scores, task.batch);
+    struct rows k = rows_of(bindings, op->a.k, NULL, task.batch, task.group);
+    struct rows v = rows_of(bindings, op->a.v, NULL, task.batch, task.group);
+    struct rows dk = rows_of(bindings, op->dk, NULL, task.batch, task.group);
+    struct rows dv = rows_of(bindings, op->dv, NULL, task.batch, task.group);
+    memset(b->dk, 0, (size_t)(padded_rows(plan->split_keys) * b->q_row) * sizeof *b->dk);
+    memset(b->dv, 0, (size_t)(padded_rows(plan->split_keys) * b->v_row) * sizeof *b->dv);
+    for (int64_t column = 0; column < s->columns; column += plan->panels * PANEL)
+        run_block(job, b, &task, &k, &v, column);
+    for (int64_t i = 0; i < keys; i++) {
+        rows_store(&dk, begin + i, used, s->depth, b->dk + i * b->q_row);
+        rows_store(&dv, begin + i, used, s->value_depth, b->dv + i * b->v_row);
+    }
+}
+
+/* One thread: takes tasks until none is left; or has its own, so that its sums are of the same tasks each time. */
+static void run_tasks(void *context, int64_t thread) {
+    struct backward_job *job = context;
+    const struct attention_plan *plan = job->run->plan;
+    int64_t tasks = plan->sizes.batches * plan->sizes.groups * plan->splits, index = thread;
+    struct backward_buffers buffers;
+    lay_out(&buffers, plan, job->run->workspace + plan->shared_bytes + thread * plan->thread_bytes);
+    for (;; index += plan->threads) {
+        if (!job->is_fixed)
+            index = atomic_fetch_add(&job->next, 1);
+        if (index >= tasks)
+            return;
+        int64_t at = index / plan->splits;
+        run_task(
+            job, &buffers,
+            (struct backward_task){at / plan->sizes.groups, at % plan->sizes.groups, index % plan->splits, thread});
+    }
+}
+
+/* ---- Sums of tasks ----------------------------------------------------------------------------------------------- */
+
+/* dq of one head of a batch entry, of its parts. */
+static void join_parts(void *context, int64_t task) {
+    const struct backward_job *job = context;
+    const struct attention_plan *plan = job->run->plan;
+    int64_t heads = plan->sizes.heads, rows = plan->sizes.rows, depth = plan->sizes.depth, stride = part_floats(plan);
+    struct rows to = rows_of(&job->run->scores.bindings, job->op->dq, NULL, task / heads, task % heads);
+    for (int64_t row = 0; row < rows; row++) {
+        float *sum = job->dq_parts + (task * rows + row) * depth;
+        for (int64_t i = 1; i < plan->splits; i++)
+            for (int64_t d = 0; d < depth; d++)
+                sum[d] += sum[i * stride + d];
+        rows_store(&to, row, scores_queries(&job->run->scores, task / heads), depth, sum);
+    }
+}
+
+/* dbias of one of its heads. */
+static void store_bias(void *context, int64_t task) {
+    const struct backward_job *job = context;
+    const int64_t *dims = job->op->dbias->dims.at;
+    int64_t sums = bias_sums(job->run->plan, job->op), stride = bias_floats(job->op);
+    struct rows to = rows_of(&job->run->scores.bindings, job->op->dbias, NULL, task / dims[1], task % dims[1]);
+    for (int64_t row = 0; row < dims[2]; row++) {
+        float *sum = job->bias_sums + (task * dims[2] + row) * dims[3];
+        for (int64_t i = 1; i < sums; i++)
+            for (int64_t d = 0; d < dims[3]; d++)
+                sum[d] += sum[i * stride + d];
+        rows_store(&to, row, dims[2], dims[3], sum);
+    }
+}
+
+/* What a row gives to its head's sink: a score whose value is 0. */
+static double sink_gradient(const struct panel *panel, int c, const struct query_panel *from, double sink) {
+    double above = sink - from->statistics[c];
+    return panel->is_used[c] ? -exp(above > 0 ? 0 : above) * from->mean[c] : 0;
+}
+
+/* dsink, on one thread: it reads dO and o once more. */
+static void store_sinks(const struct backward_job *job) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct attention_sizes *s = &plan->sizes;
+    const struct bindings *bindings = &job->run->scores.bindings;
+    struct view sink = view_of(bindings, job->op->a.sink), to = view_of(bindings, job->op->dsink);
+    struct backward_buffers b;
+    lay_out(&b, plan, job->run->workspace + plan->shared_bytes);
+    for (int64_t head = 0; head < s->heads; head++) {
+        const int64_t index[] = {0, head, 0, 0};
+        double score = view_load(&sink, index), sum = 0;
+        for (int64_t batch = 0; batch < s->batches && score != -INFINITY; batch++) {
+            int64_t begin = head % s->group * s->rows;
+            for (int64_t row = 0; row < s->rows; row += PANEL) {
+                struct panel *panel = &b.panels[0].panel;
+                panel_make(panel, &job->run->scores, batch, head / s->group, begin + row);
+                load_panel(job, &b, &b.panels[0]);
+                for (int c = 0; c < panel->count; c++)
+                    sum += panel->head[c] == head ? sink_gradient(panel, c, &b.panels[0], score) : 0;
+            }
+        }
+        view_store(&to, index, sum);
+    }
+}
+
+void attention_backward(const struct attention_run *run, const struct sdpa_bwd_op *op) {
+    const struct attention_plan *plan = run->plan;
+    struct backward_job job = {.run = run, .op = op, .dq_parts = (float *)run->workspace};
+    job.bias_sums = job.dq_parts + plan->splits * part_floats(plan);
+    job.is_fixed = bias_sums(plan, op) > 1;
+    memset(job.bias_sums, 0, (size_t)(bias_sums(plan, op) * bias_floats(op)) * sizeof *job.bias_sums);
+    threads_for(plan->threads, run_tasks, &job);
+    if (plan->splits > 1)
+        threads_for(plan->sizes.batches * plan->sizes.heads, join_parts, &job);
+    if (op->dbias && view_of(&run->scores.bindings, op->dbias).data)
+        threads_for(op->dbias->dims.at[0] * op->dbias->dims.at[1], store_bias, &job);
+    if (op->dsink && view_of(&run->scores.bindings, op->dsink).data)
+        store_sinks(&job);
+}
