@@ -1,22 +1,47 @@
-"""Attention on the CPU by tiles: sizes at tiles' edges, heads that share a panel of queries, keys in parts;
-and what it leaves to the reference."""
+"""Attention on the CPU by tiles: sizes at tiles' edges, heads that share a panel of queries, keys in parts,
+what only some queries see, sums of a bias's gradient; and what it leaves to the reference, in what words."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from typing import Any
 
 import checks
 import numpy as np
 import pytest
 import weft
-from attention_oracle import BOTTOM_RIGHT, INF, Case, forward, paged, repeat, run_forward, softmax
+from attention_oracle import (
+    BOTTOM_RIGHT,
+    INF,
+    Case,
+    Modifier,
+    backward_inputs,
+    by_definition,
+    forward,
+    paged,
+    repeat,
+    rounded_factors,
+    run_backward,
+    run_forward,
+    softmax,
+)
 
 if checks.DEVICE != "cpu":
     pytest.skip("it is about an engine of the CPU", allow_module_level=True)
 
 
-def family_of(g: weft.Graph) -> tuple[str, str]:
-    """Who serves a graph of one operation on cpu.fast, and what the first family said otherwise."""
+def served(build: Any, inputs: dict[str, Any], dtype: str = "f32") -> tuple[str, str]:
+    """Which family serves an operation on cpu.fast, and what others said."""
+    g = weft.Graph(handle=checks.handle(), intermediate_data_type="f32")
+    tensors = {}
+    for name, array in inputs.items():
+        type_ = {"int32": "i32", "bool": "bool8"}.get(str(array.dtype), dtype)
+        tensors[name] = g.tensor(list(array.shape), data_type=type_, name=name)
+    for each in build(g, **tensors):
+        each.set_output(True)
     names = [answer["engine"] for answer in g.support()]
     g.create_execution_plan(names.index("cpu.fast"))
     g.build_plan_at_index(0)
@@ -24,50 +49,170 @@ def family_of(g: weft.Graph) -> tuple[str, str]:
     return step["family"], " ".join(refusal["reason"] for refusal in step["declined"])
 
 
-# Tiles have 128 keys and 32 queries; kernels 8, or 6, rows.
-@pytest.mark.parametrize("columns", [127, 128, 129, 257])
-@pytest.mark.parametrize("rows", [31, 32, 33])
-def test_sizes_at_the_edges_of_tiles(rows: int, columns: int) -> None:
-    case = Case(heads=(4, 2, 2), rows=rows, columns=columns, depth=33, value_depth=31, right=0)
-    case = replace(case, alignment=BOTTOM_RIGHT, bias=(1, 4, rows, 1), left=140, sink=True)
-    inputs = case.inputs("f32")
-    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20, layouts=["packed"])
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_a_query_of_each_head_shares_keys(dtype: str) -> None:
-    """Several heads in one panel, and keys in parts, of which some see nothing."""
-    case = Case(batch=2, heads=(6, 2, 1), rows=3, columns=1500, depth=16, value_depth=24)
-    case = replace(case, seq_len_kv=[1500, 17], bias=(2, 6, 1, 1500), alibi=True, sink=True)
+def check_forward(case: Case, dtype: str = "f32", magnitude: float = 20) -> None:
     inputs = case.inputs(dtype)
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 6)))
+    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0])))
     rounded = [checks.roundoff(dtype) * lost, None, None, None]
-    checks.check(
-        run_forward(case), inputs, forward(case, inputs), magnitude=400, rounded=rounded, layouts=["packed"]
+    how: dict[str, Any] = {"rounded": rounded, "layouts": ["packed"]}
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=magnitude, **how)
+    assert served(run_forward(case), inputs, dtype)[0] == "cpu.attention"
+
+
+def check_backward(case: Case, dtype: str = "f32") -> dict[str, Any]:
+    operands = backward_inputs(case, case.inputs(dtype), dtype)
+    want, lost = by_definition(case, operands)
+    how: dict[str, Any] = {"rounded": rounded_factors(lost, dtype), "layouts": ["packed"]}
+    assert served(run_backward(case), operands, dtype)[0] == "cpu.attention"
+    return checks.check(run_backward(case), operands, want, magnitude=400, **how)
+
+
+# ---- Sizes: tiles have 128 keys and 32 queries, kernels 6 or 8 rows ----------------------------------------
+
+EDGES = [(31, 127), (32, 128), (33, 129), (31, 257), (257, 33)]
+
+
+def edge(rows: int, columns: int) -> Case:
+    case = Case(heads=(4, 2, 2), rows=rows, columns=columns, depth=33, value_depth=31, right=0)
+    return replace(case, alignment=BOTTOM_RIGHT, bias=(1, 4, rows, 1), left=140, sink=True)
+
+
+@pytest.mark.parametrize(("rows", "columns"), EDGES)
+def test_edges_of_tiles(rows: int, columns: int) -> None:
+    check_forward(edge(rows, columns))
+    check_backward(edge(rows, columns))
+
+
+@pytest.mark.parametrize("heads", [(6, 2, 1), (8, 1, 1), (6, 6, 6)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_queries_of_several_heads_share_keys(heads: tuple[int, int, int], dtype: str) -> None:
+    """As many of them as are read in place, more, and one; keys in parts, of which some see nothing."""
+    case = Case(batch=2, heads=heads, rows=2, columns=1500, depth=19, value_depth=70)
+    case = replace(case, seq_len_kv=[1500, 17], bias=(2, heads[0], 1, 1500), sink=True)
+    check_forward(case, dtype, magnitude=400)
+
+
+def test_few_queries_with_alibi_and_pages() -> None:
+    case = Case(rows=1, columns=300, depth=16, value_depth=64, heads=(4, 2, 2), seq_len_kv=[300, 131])
+    case = replace(case, alibi=True)
+    inputs = case.inputs("f32")
+    for pages in (16, 7), (64, 0):
+        operands = paged(case, inputs, *pages)
+        checks.check(run_forward(case), operands, forward(case, inputs), magnitude=100, layouts=["packed"])
+
+
+# ---- What is not seen --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [5, 40])
+def test_what_one_query_does_not_see_may_be_nan(rows: int) -> None:
+    """Only who sees a key reads it; the tile's others are as without it."""
+    case = Case(heads=(2, 2, 2), rows=rows, columns=150, right=0, seq_len_kv=[150, 9], bias=(1, 1, 1, 150))
+    inputs = case.inputs("f32")
+    inputs["bias"][..., 1] = -INF
+    last = rows - 2
+    want, top = forward(case, inputs), forward(case, inputs)[2]
+    for key in ("k", "v"):
+        inputs[key][:, :, 1] = INF
+        inputs[key][0, :, last] = np.nan
+        inputs[key][1, :, 9:] = np.nan
+    for each in want:
+        each[0, :, last:] = np.nan
+    want[2] = np.where(np.isnan(want[2]), top, want[2])
+    found = checks.check(
+        run_forward(case), inputs, [*want[:2], None, want[3]], magnitude=20, layouts=["packed"]
+    )
+    assert all(np.isfinite(each[0][1]).all() for each in found.values())
+
+
+def test_gradients_of_what_one_query_does_not_see() -> None:
+    case = Case(batch=1, heads=(2, 2, 2), rows=40, columns=40, right=0)
+    operands = backward_inputs(case, case.inputs("f32"), "f32")
+    want, _ = by_definition(case, operands)
+    for key in ("k", "v"):
+        operands[key][0, :, 38] = np.nan
+    dq, *_ = want
+    dq[0, :, 38:] = np.nan
+    checks.check(run_backward(case), operands, [dq, None, None], magnitude=200, layouts=["packed"])
+
+
+# ---- Gradients ---------------------------------------------------------------------------------------------
+
+BIASES = [(2, 4, 40, 140), (1, 4, 1, 140), (2, 1, 40, 1), (1, 1, 1, 1), (2, 4, 1, 1)]
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_gradient_of_a_bias(bias: tuple[int, int, int, int]) -> None:
+    check_backward(Case(heads=(4, 2, 2), rows=40, columns=140, bias=bias, right=3, alignment=BOTTOM_RIGHT))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_keys_in_parts_give_the_same_gradients(dtype: str) -> None:
+    case = Case(batch=1, heads=(3, 1, 1), rows=9, columns=1100, depth=24, value_depth=16, seq_len_kv=[1050])
+    check_backward(replace(case, bias=(1, 3, 1, 1)), dtype)
+
+
+SOFT_CAP = Modifier(
+    lambda g, s, _: g.mul(g.tanh(g.mul(s, 0.5)), 2.0),
+    lambda s, *_: 2 * np.tanh(s / 2),
+    lambda s, *_: 1 - np.tanh(s / 2) ** 2,
+)
+OF_INDICES = Modifier(
+    lambda g, s, t: g.add(
+        g.sub(g.mul(s, t["gate"]), g.mul(g.gen_index(s, axis=1), 0.25)),
+        g.mul(g.sub(g.gen_index(s, axis=2), g.gen_index(s, axis=3)), 0.015625),
+    ),
+    lambda s, b, h, i, j, gate: s * gate - h / 4 + (i - j) * 0.015625,
+    lambda s, b, h, i, j, gate: gate + 0 * s,
+    {"gate": (2, 4, 1, 130)},
+)
+
+
+@pytest.mark.parametrize("modifier", [SOFT_CAP, OF_INDICES], ids=["soft cap", "of indices"])
+@pytest.mark.parametrize("rows", [1, 33])
+def test_score_modifiers(modifier: Modifier, rows: int) -> None:
+    case = Case(heads=(4, 2, 2), rows=rows, columns=130, modifier=modifier, right=100)
+    check_forward(case)
+    check_backward(case)
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = {paths!r}
+import numpy as np
+from test_attention_cpu import check_backward, Case
+case = Case(batch=3, heads=(2, 1, 1), rows=70, columns=300, bias=(1, 1, 1, 300))
+made = check_backward(case)["cpu.fast"]
+again = check_backward(case)["cpu.fast"]
+assert all((a == b).all() for a, b in zip(made, again)), "two runs differ"
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads(threads: int) -> None:
+    """The numbers are right on any number of threads, and two runs agree to the bit."""
+    paths = [os.path.dirname(os.path.abspath(__file__)), *sys.path]
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(paths=paths)],
+        env=os.environ | {"WEFT_THREADS": str(threads)},
+        check=True,
     )
 
 
-def test_what_one_query_does_not_see_may_be_nan() -> None:
-    """Only who sees a key reads it; the tile's others are as without it."""
-    case = Case(rows=40, columns=150, right=0, seq_len_kv=[150, 9], bias=(1, 1, 1, 150))
-    inputs = case.inputs("f32")
-    inputs["bias"][..., 2] = -INF
-    want = forward(case, inputs)
-    for key in ("k", "v"):
-        inputs[key][:, :, 2] = INF
-        inputs[key][0, :, 38] = np.nan
-        inputs[key][1, :, 9:] = np.nan
-    for each in want:
-        each[0, :, 38:] = np.nan
-    want[2][0, :, 38:] = forward(case, case.inputs("f32"))[2][0, :, 38:]
-    checks.check(run_forward(case), inputs, want, magnitude=20, layouts=["packed"])
+# ---- What is left to the reference -------------------------------------------------------------------------
 
 
-PAGES = Case(rows=5, columns=300, depth=16, value_depth=16, heads=(4, 2, 2), seq_len_kv=[300, 131])
-
-
-def test_pages() -> None:
-    inputs = PAGES.inputs("f32")
-    pages = paged(PAGES, inputs, 16, 7)
-    checks.check(run_forward(PAGES), pages, forward(PAGES, inputs), magnitude=20, layouts=["packed"])
+def test_refusals() -> None:
+    case = Case(heads=(4, 2, 1))
+    operands = backward_inputs(case, case.inputs("f32"), "f32")
+    assert served(run_forward(case), case.inputs("f32"))[0] == "cpu.attention"
+    family, said = served(run_backward(case), operands)
+    assert family == "cpu.reference"
+    assert "k has 2 heads, v 1: gradients are summed over heads that share both. Repeat the fewer." in said
+    family, said = served(run_forward(case), case.inputs(), "f64")
+    assert family == "cpu.reference"
+    assert "q is f64, which is calculated in double, one number after the other. Use FLOAT, HALF" in said
+    scaled = replace(case, options={"scale_o": np.ones((1, 1, 1, 1), np.float32)})
+    family, said = served(run_forward(scaled), case.inputs("f32"))
+    assert family == "cpu.reference"
+    assert "scales, their largest magnitudes and the mask of dropout as a result are left to the" in said

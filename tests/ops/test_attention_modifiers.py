@@ -141,8 +141,11 @@ def test_backward(name: str) -> None:
     checks.check(run_backward(case), operands, list(want.values()), magnitude=200)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("name", ["soft cap", "gates", "mask of indices", "beside everything"])
+NARROW = ["soft cap", "gates", "mask of indices", "beside everything"]
+TYPES = [(name, "f32") for name in CASES] + [(name, dtype) for name in NARROW for dtype in ("bf16", "f16")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPES)
 def test_types(name: str, dtype: str) -> None:
     case = CASES[name]
     inputs = case.inputs(dtype)

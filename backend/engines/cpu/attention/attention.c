@@ -7,6 +7,8 @@
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
 
+#include <string.h>
+
 /* Of one core, for each column of the kernel; beside products there is a softmax. BYTES: of memory that all share. */
 static const double FLOPS_PER_COLUMN = 4e9, BYTES_PER_SECOND = 16e9, START_SECONDS = 5e-6;
 
@@ -61,7 +63,61 @@ static weftStatus_t check_backward(const struct sdpa_bwd_op *op) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: k has %lld heads, v %lld: gradients are summed over heads that share both. Repeat the fewer.",
              descriptor_label(&op->base), (long long)a->k->dims.at[1], (long long)a->v->dims.at[1]);
+    if (a->modifier.gradients.count > 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s wants gradients of what its score modifier reads. The reference takes them.",
+             descriptor_label(&op->base));
     return refuse(&op->base, absent, (int)(sizeof absent / sizeof *absent));
+}
+
+/* ---- Score modifiers --------------------------------------------------------------------------------------------- */
+
+struct modifier {
+    struct program program;
+    struct walk walk;
+};
+
+/* The access that stores the modified scores: they lie where the tile does, keys apart by PANEL. */
+static weftStatus_t place_result(struct program *program, const struct attention *a, const struct descriptor *op) {
+    const struct tensor *result = a->modifier.graph->values[a->modifier.output].tensor;
+    if (result->type != WEFT_DATA_FLOAT)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its score modifier makes %s. Let it make FLOAT.",
+             descriptor_label(op), dtype_of((weftDataType_t)result->type)->name);
+    for (int i = 0; i < program->access_count; i++)
+        if (program->accesses[i].is_store)
+            memcpy(program->accesses[i].strides, (const int64_t[]){0, 0, 1, PANEL}, 4 * sizeof(int64_t));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A modifier's operations as a program that begins with a tile of scores, and ends with it: in the modifier's graph
+   somebody reads the result. All operations but those of its gradient. */
+static weftStatus_t compile_modifier(struct modifier *modifier, const struct attention *a,
+                                     const struct descriptor *op) {
+    const struct score_modifier *m = &a->modifier;
+    const int reader[] = {-1};
+    struct value values[SCORE_MODIFIER_VALUES_MAX];
+    bool needed[SCORE_MODIFIER_VALUES_MAX];
+    int nodes[SCORE_MODIFIER_VALUES_MAX];
+    struct graph graph = *m->graph;
+    struct region region = {.graph = &graph, .nodes = nodes};
+    const struct attention_sizes s = attention_sizes_of(a);
+    const struct tensor space = {.dims = {4, {s.batches, s.heads, s.rows, s.keys}}};
+    memcpy(values, graph.values, (size_t)graph.value_count * sizeof *values);
+    values[m->output].readers = 1, values[m->output].read_by = reader;
+    graph.values = values;
+    score_modifier_mark_needed(m, m->output, needed);
+    for (int i = 0; i < graph.node_count; i++)
+        for (int k = 0; k < graph.nodes[i].operand_count; k++)
+            if (graph.nodes[i].is_output[k] && needed[graph.nodes[i].operands[k]])
+                nodes[region.count++] = i;
+    if (m->output == m->input || region.count == 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its score modifier changes nothing. Leave it unset.",
+             descriptor_label(op));
+    TRY(program_compile(&modifier->program, &region, &space, &(struct given){.value = m->input, .alpha = 1}));
+    TRY(place_result(&modifier->program, a, op));
+    const struct axis axes[] = {{0, s.batches, 0, 1}, {1, s.heads, 0, 1}, {3, s.keys, 0, 1}, {2, s.rows, 0, 1}};
+    walk_make(&modifier->walk, &modifier->program, axes, 4, false);
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- The family -------------------------------------------------------------------------------------------------- */
@@ -78,8 +134,9 @@ static weftStatus_t check(const struct region *region) {
     TRY(op_each_operand(op, check_operand, (void *)op));
     const struct tensor *absent[] = {a->descale_q, a->descale_k, a->descale_v};
     TRY(refuse(op, absent, 3));
+    struct modifier modifier;
     if (a->modifier.graph)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s has a score modifier. Leave it unset.", descriptor_label(op));
+        TRY(compile_modifier(&modifier, a, op));
     return forward_at(op) ? check_forward(forward_at(op)) : check_backward(backward_at(op));
 }
 
@@ -105,6 +162,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &plan, sizeof *plan));
     *plan =
         (struct attention_plan){.sizes = attention_sizes_of(a), .kernel = small_kernel(0), .threads = threads_count()};
+    if (a->modifier.graph) {
+        struct modifier *modifier;
+        TRY(arena_alloc(arena, &modifier, sizeof *modifier));
+        TRY(compile_modifier(modifier, a, op));
+        plan->modifier = &modifier->program, plan->walk = &modifier->walk;
+    }
     if (forward_at(op))
         attention_plan_forward(plan);
     else
@@ -118,6 +181,15 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
                        KEY_TILE, PANEL, (long long)plan->panels, (long long)plan->splits);
 }
 
+/* Where a modifier's operands lie. */
+static void bind_modifier(struct scores *scores, const struct attention_plan *plan, void **values) {
+    const struct graph *graph = scores->a->modifier.graph;
+    for (int i = 0; graph && i < graph->value_count; i++)
+        values[i] = graph->values[i].producer < 0 ? view_of(&scores->bindings, graph->values[i].tensor).data : NULL;
+    scores->modifier = plan->modifier, scores->walk = plan->walk;
+    scores->modifier_values = values;
+}
+
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct attention_plan *plan = step->state;
@@ -126,6 +198,8 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     struct attention_run execution = {.plan = plan,
                                       .scores = scores_of(attention_of(op), &plan->sizes, &bindings),
                                       .workspace = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1))};
+    void *modifier_values[SCORE_MODIFIER_VALUES_MAX];
+    bind_modifier(&execution.scores, plan, modifier_values);
     if (forward_at(op))
         attention_forward(&execution, forward_at(op));
     else

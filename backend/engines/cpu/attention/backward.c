@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention's gradients: weights are made again from scores and statistics, tile by tile. A task is a group of heads and
-   one part of its keys, whose gradients it sums; queries pass in blocks of panels, whose gradients are whole at the end
-   of a block, or sums of parts that are added when all are done. Five products of a tile, [keys, queries]:
+/* Attention's gradients: weights are made again from scores and statistics, tile by tile. A task is a group of heads
+   and one part of its keys, whose gradients it sums; queries pass in blocks of panels, whose gradients are whole at the
+   end of a block, or sums of parts that are added when all are done. Five products of a tile, [keys, queries]:
 
        scores = k q^T, dP = v dO^T        as forward has them
        dv += P dO, dk += dS q             a tile is the left factor as it lies
@@ -30,10 +30,10 @@ struct query_panel {
 /* A thread's memory. */
 struct backward_buffers {
     struct query_panel *panels;
-    float *k, *v;         /* rows of a tile */
-    float *dk, *dv;       /* rows of a part of the keys */
-    float *p, *dp, *room; /* [keys][PANEL] */
-    float *row;           /* of dq */
+    float *k, *v;                    /* rows of a tile */
+    float *dk, *dv;                  /* rows of a part of the keys */
+    float *p, *dp, *products, *room; /* [keys][PANEL]; products: before a score modifier */
+    float *row;                      /* of dq */
     int64_t q_row, v_row;
 };
 
@@ -56,6 +56,7 @@ static int64_t lay_out(struct backward_buffers *b, const struct attention_plan *
     b->dv = buffers_floats(&buffers, padded_rows(plan->split_keys) * b->v_row);
     b->p = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->dp = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
+    b->products = buffers_floats(&buffers, plan->modifier ? KEY_TILE * PANEL : 0);
     b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->row = buffers_floats(&buffers, max64(s->depth, max64(b->q_row, b->v_row)));
     return buffers.bytes;
@@ -177,7 +178,7 @@ struct gradient_tile {
     bool is_wild;
 };
 
-/* The bias is behind products and modifier: its gradient is that of the scores, summed where scores share an element. */
+/* The bias is behind products and modifier: its gradient is that of the scores, summed over what shares an element. */
 static void add_bias_gradient(const struct backward_job *job, const struct panel *panel, const float *ds, int64_t key,
                               int64_t keys, float *sums) {
     const struct tensor *dbias = job->op->dbias;
@@ -193,6 +194,19 @@ static void add_bias_gradient(const struct backward_job *job, const struct panel
     }
 }
 
+/* Takes gradients of modified scores to those of the products, one by one. */
+static void carry_back(const struct scores *scores, const struct panel *panel, const struct gradient_tile *t,
+                       const float *products, float *ds) {
+    for (int c = 0; c < panel->count; c++)
+        for (int64_t k = 0; k < t->keys; k++) {
+            const int64_t index[] = {panel->batch, panel->head[c], panel->row[c], t->key + k};
+            float *to = &ds[k * PANEL + c];
+            if (*to != 0)
+                *to = (float)score_modifier_carry(&scores->a->modifier, &scores->bindings, index,
+                                                  products[k * PANEL + c], *to);
+        }
+}
+
 /* Weights in p, with dropout as factors of dv; gradients of scores in dp. False: the panel sees nothing. */
 static bool differentiate(const struct backward_job *job, const struct backward_buffers *b,
                           const struct query_panel *from, const struct gradient_tile *t, float *bias_sums) {
@@ -206,6 +220,8 @@ static bool differentiate(const struct backward_job *job, const struct backward_
         return false;
     small_product(plan->kernel, t->keys, panel->count, plan->sizes.depth, (struct small_factor){b->k, b->q_row, 1},
                   (struct small_factor){from->q_columns, 0, PANEL}, b->p, PANEL, false);
+    if (scores->modifier)
+        memcpy(b->products, b->p, (size_t)(t->keys * PANEL) * sizeof *b->p);
     scores_finish(scores, panel, &seen, t->key, t->keys, b->p, b->room);
     tile_weigh(b->p, t->keys, from->statistics);
     small_product(plan->kernel, t->keys, panel->count, plan->sizes.value_depth,
@@ -218,6 +234,8 @@ static bool differentiate(const struct backward_job *job, const struct backward_
     tile_gradient(b->dp, t->keys, b->p, from->mean);
     if (bias_sums)
         add_bias_gradient(job, panel, b->dp, t->key, t->keys, bias_sums);
+    if (scores->modifier)
+        carry_back(scores, panel, t, b->products, b->dp);
     if (scores->keeps < 1)
         tile_multiply(b->p, t->keys, b->room);
     /* Kernels multiply whole blocks of rows, and the next tile's gradients lie behind. */
