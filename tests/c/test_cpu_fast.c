@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU's fast families against the definitions of the operations: random graphs of pointwise operations, whose
    numbers are chosen so that every result is exact and must agree bit for bit; each mode over many arguments; products
-   and convolutions of random shapes, layouts and types with operations fused behind them. Whole buffers are compared,
+   and convolutions of random shapes, layouts and types with operations fused behind them; attention and its gradients. Whole buffers are compared,
    so that a write between or behind the elements is found. Prints a line per failed check; exits non-zero if there was
    one. An argument is the seed to start from. */
 #include "base/dtype.h"
 #include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
+#include "graph/ops/attention.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/pointwise.h"
@@ -248,7 +249,7 @@ static void alias_some(const struct family *family, const struct region *region,
     const struct step step = {.family = family, .region = *region};
     for (int out = 0; out < graph->value_count; out++)
         for (int in = 0; in < graph->value_count && graph->values[out].producer >= 0 && memories[out].found; in++) {
-            if (graph->values[in].producer >= 0 || values[in] != memories[in].found ||
+            if (graph->values[in].producer >= 0 || values[in] != memories[in].found || !family->may_alias ||
                 !family->may_alias(&step, in, out))
                 continue;
             values[in] = memories[out].found;
@@ -624,6 +625,100 @@ static bool check_random_conv(void) {
     return check_product(&model, tensors[output], math, depth, CONVOLUTIONS[direction].op->schema.name);
 }
 
+/* ---- Attention --------------------------------------------------------------------------------------------------- */
+
+/* The names of one attribute in both operations. */
+#define OF_SDPA(name) (is_backward ? WEFT_ATTR_OPERATION_SDPA_BWD_##name : WEFT_ATTR_OPERATION_SDPA_FWD_##name)
+
+static const int ATTENTION_TYPES[] = {WEFT_DATA_FLOAT, WEFT_DATA_HALF, WEFT_DATA_BFLOAT16};
+
+static struct tensor *make_operand(struct model *model, int64_t b, int64_t h, int64_t s, int64_t d, int type) {
+    return make_random_tensor(model, 4, (const int64_t[]){b, h, s, d}, type, false);
+}
+
+/* What scores may depend on, some of it. */
+static void add_terms(struct model *model, struct descriptor *op, bool is_backward, const int64_t *scores) {
+    int64_t dims[4];
+    if (chance(40)) {
+        for (int i = 0; i < 4; i++)
+            dims[i] = chance(70) ? scores[i] : 1;
+        int type = chance(25) ? WEFT_DATA_BYTE_BOOLEAN : ATTENTION_TYPES[pick(0, 2)];
+        set_tensor(op, OF_SDPA(BIAS_DESC_EXT), make_random_tensor(model, 4, dims, type, false));
+        if (is_backward && type != WEFT_DATA_BYTE_BOOLEAN && chance(70))
+            set_tensor(op, WEFT_ATTR_OPERATION_SDPA_BWD_DBIAS_DESC,
+                       make_random_tensor(model, 4, dims, WEFT_DATA_FLOAT, false));
+    }
+    if (chance(30))
+        set_tensor(op,
+                   is_backward ? WEFT_ATTR_OPERATION_SDPA_BWD_SINK_DESC : WEFT_ATTR_OPERATION_SDPA_FWD_SINK_DESC_EXT,
+                   make_operand(model, 1, scores[1], 1, 1, WEFT_DATA_FLOAT));
+    if (chance(15))
+        set_tensor(op, OF_SDPA(SEQ_LEN_KVDESC), make_operand(model, scores[0], 1, 1, 1, WEFT_DATA_INT32));
+    if (chance(15))
+        set_tensor(op, OF_SDPA(SEQ_LEN_QDESC), make_operand(model, scores[0], 1, 1, 1, WEFT_DATA_INT32));
+    if (chance(15))
+        set_tensor(op,
+                   is_backward ? WEFT_ATTR_OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT
+                               : WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC,
+                   make_operand(model, scores[0], 1, (scores[2] + 127) / 128, (scores[3] + 127) / 128, WEFT_DATA_INT8));
+    if (chance(20)) {
+        float probability = 0.25f;
+        must(descriptor_set(op, OF_SDPA(DROPOUT_PROBABILITY), WEFT_TYPE_FLOAT, 1, &probability));
+        set_tensor(op, OF_SDPA(DROPOUT_SEED_DESC), make_operand(model, 1, 1, 1, 1, WEFT_DATA_INT64));
+    }
+}
+
+static void set_options(struct descriptor *op, bool is_backward, int64_t depth) {
+    int64_t right = pick(-3, 40), left = pick(0, 150), alignment = pick(0, 1);
+    bool alibi = chance(20);
+    set_double(op, OF_SDPA(SCALE_VALUE_EXT), 1.0 / (double)depth);
+    if (chance(50))
+        set_i64(op, OF_SDPA(RIGHT_BOUND_EXT), 1, &right);
+    if (chance(30))
+        set_i64(op, OF_SDPA(LEFT_BOUND_EXT), 1, &left);
+    set_i64(op, OF_SDPA(ALIGNMENT_EXT), 1, &alignment);
+    must(descriptor_set(op, OF_SDPA(ALIBI_EXT), WEFT_TYPE_BOOLEAN, 1, &alibi));
+}
+
+static void add_results(struct model *model, struct descriptor *op, const int64_t *s, const int64_t *heads,
+                        int64_t depth, int64_t value_depth, int type) {
+    bool is_backward = op->schema->op == &sdpa_bwd_op;
+    struct tensor *o = make_operand(model, s[0], s[1], s[2], value_depth, type);
+    set_tensor(op, OF_SDPA(ODESC), o);
+    if (is_backward || chance(60))
+        set_tensor(op, OF_SDPA(STATSDESC), make_operand(model, s[0], s[1], s[2], 1, WEFT_DATA_FLOAT));
+    if (!is_backward)
+        return;
+    set_tensor(op, WEFT_ATTR_OPERATION_SDPA_BWD_DODDESC, make_operand(model, s[0], s[1], s[2], value_depth, type));
+    set_tensor(op, WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, make_operand(model, s[0], s[1], s[2], depth, type));
+    set_tensor(op, WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, make_operand(model, s[0], heads[1], s[3], depth, type));
+    set_tensor(op, WEFT_ATTR_OPERATION_SDPA_BWD_DVDESC, make_operand(model, s[0], heads[2], s[3], value_depth, type));
+}
+
+static bool check_random_attention(bool is_backward) {
+    static const int64_t head_counts[][3] = {{2, 2, 2}, {4, 2, 2}, {6, 1, 1}, {4, 2, 1}, {1, 1, 1}};
+    static const int64_t rows[] = {1, 2, 6, 31, 33, 70}, keys[] = {1, 6, 127, 129, 300, 1100};
+    static const int64_t depths[] = {1, 3, 8, 33, 64, 70};
+    struct model model = {0};
+    struct descriptor *op;
+    const int64_t *heads = head_counts[pick(0, is_backward ? 2 : 4)];
+    int type = ATTENTION_TYPES[pick(0, 2)];
+    int64_t s[] = {pick(1, 2), heads[0], rows[pick(0, 5)], keys[pick(0, 5)]};
+    int64_t depth = depths[pick(0, 5)], value_depth = depths[pick(0, 5)];
+    must(descriptor_make(is_backward ? &sdpa_bwd_op.schema : &sdpa_fwd_op.schema, &op));
+    set_tensor(op, OF_SDPA(QDESC), make_operand(&model, s[0], heads[0], s[2], depth, type));
+    set_tensor(op, OF_SDPA(KDESC), make_operand(&model, s[0], heads[1], s[3], depth, type));
+    set_tensor(op, OF_SDPA(VDESC), make_operand(&model, s[0], heads[2], s[3], value_depth, type));
+    add_results(&model, op, s, heads, depth, value_depth, type);
+    add_terms(&model, op, is_backward, s);
+    set_options(op, is_backward, depth);
+    must(descriptor_finalize(op));
+    model.ops[model.op_count++] = op;
+    /* Gradients are sums over queries or keys of sums over the depth of the values. */
+    double magnitude = is_backward ? 64 * (double)((value_depth + 1) * (s[3] > s[2] ? s[3] : s[2])) : 1024;
+    return check_model(&model, &cpu_attention, ANY, 4, magnitude, is_backward ? "gradients" : "attention");
+}
+
 /* ---- Each mode --------------------------------------------------------------------------------------------------- */
 
 /* Modes whose value jumps, which float arithmetic may see on the other side. */
@@ -745,6 +840,12 @@ int main(int argc, char **argv) {
         random_state = seed * 1000003;
         matmuls += check_random_matmul();
     }
+    int attentions = 0;
+    for (seed = first; seed < first + 60; seed++) {
+        random_state = seed * 1000003;
+        attentions += check_random_attention(seed % 2);
+    }
+    CHECK(attentions == 60, "only %d of 60 random attentions were taken", attentions);
     CHECK(matmuls > 500, "only %d of 600 random matmuls were taken", matmuls);
     int convs = 0;
     for (seed = first; seed < first + 1000; seed++) {
