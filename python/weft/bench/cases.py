@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from weft.bench import attention, fused, networks, norms, products, streams
 from weft.bench.case import Case
@@ -288,16 +288,19 @@ def _cpu_products() -> list[Case]:
 
 def _cpu_attention() -> list[Case]:
     """Sequences as a small model has them, and one token that looks back at many keys."""
-    made = []
+
+    def made(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
+        case = products.sdpa(tag, arithmetic, a, is_backward)
+        return replace(case, program=partial(products.sdpa_of_torch, a, is_backward))
+
+    found = []
     for mask in ("full", "causal"):
         a = Attention(1, 4, 4, 1024, 1024, 64, 64, mask == "causal")
-        for way in ("fwd", "bwd"):
-            made.append(products.sdpa(f"{way}_d64_s1024_{mask}", "f32", a, way == "bwd"))
-    made.append(
-        products.sdpa("fwd_d64_s1024_causal_bf16", "bf16", Attention(1, 4, 4, 1024, 1024, 64, 64, True))
-    )
-    made.append(products.sdpa("decode_h8_kv2_s8192", "f32", Attention(1, 8, 2, 1, 8192, 64, 64, False)))
-    return made
+        found += [made(f"{way}_d64_s1024_{mask}", "f32", a, way == "bwd") for way in ("fwd", "bwd")]
+        found.append(made(f"fwd_d64_s1024_{mask}_bf16", "bf16", a))
+    grouped = Attention(1, 8, 2, 1, 8192, 64, 64)
+    found.append(made("decode_h8_kv2_s8192", "f32", grouped))
+    return [*found, made("decode_h8_kv8_s8192", "f32", replace(grouped, key_heads=8))]
 
 
 @cache

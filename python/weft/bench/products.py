@@ -233,6 +233,19 @@ def sdpa(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> 
     return Case(name, arithmetic, flops, inputs, outputs, backward, judge, follows)
 
 
+def sdpa_of_torch(a: Attention, is_backward: bool, torch: Any, m: Tensors) -> object:
+    """What torch runs for the same on a CPU."""
+    if not is_backward:
+        grouped = a.heads != a.key_heads
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(m["q"], m["k"], m["v"], is_causal=a.is_causal, scale=a.scale, enable_gqa=grouped)
+    # Its statistics lie with the heads of a position beside each other.
+    stats = m["stats"][..., 0].transpose(1, 2).contiguous().transpose(1, 2)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        m["dO"], m["q"], m["k"], m["v"], m["o"], stats, 0.0, a.is_causal, scale=a.scale
+    )
+
+
 def sdpa_modified(tag: str, arithmetic: str, a: Attention, kind: str) -> Case:
     """Attention forward with a "bias", a "softcap" or "alibi" on its scores; bare: without."""
     plain = sdpa(tag, arithmetic, a)
