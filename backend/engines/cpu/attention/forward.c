@@ -26,6 +26,7 @@ struct forward_buffers {
     float *max, *sum;   /* [panels][PANEL] */
     float *k, *v;       /* rows of a tile */
     float *tile, *room; /* [keys][PANEL] */
+    float *rows;        /* scores of a few queries, [MOST_FEW][KEY_TILE] */
     float *row;         /* queries, [PANEL] of them */
     float *result;      /* one row */
     int64_t k_row, v_row, o_lines;
@@ -46,6 +47,7 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     b->tile = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->row = buffers_floats(&buffers, PANEL * b->k_row);
+    b->rows = buffers_floats(&buffers, plan->is_few ? MOST_FEW * KEY_TILE : 0);
     b->result = buffers_floats(&buffers, s->value_depth);
     return buffers.bytes;
 }
@@ -191,33 +193,13 @@ static struct small_factor load_tile(const struct attention_plan *plan, const st
     return (struct small_factor){buffer, ld, 1};
 }
 
-/* The products of queries and keys. */
-static void multiply_keys(const struct attention_plan *plan, const struct forward_buffers *b, int64_t p,
-                          const struct key_tile *t) {
-    int64_t depth = plan->sizes.depth;
-    int count = b->panels[p].count;
-    if (plan->is_few)
-        plan->kernel->dots(&(struct small_few){count, t->keys, depth, t->k.at, t->k.row}, b->row, b->k_row, b->tile,
-                           PANEL);
-    else
-        small_product(plan->kernel, t->keys, count, depth, t->k,
-                      (struct small_factor){b->q + p * depth * PANEL, 0, PANEL}, b->tile, PANEL, false);
-}
-
-/* Adds weighted values to a panel's result, of which the tile before is to be multiplied by factors. */
+/* Adds weighted values to a panel's result. */
 static void add_values(const struct attention_plan *plan, const struct forward_buffers *b, int64_t p,
-                       const struct key_tile *t, const float *factor) {
-    int64_t depth = plan->sizes.value_depth;
-    int count = b->panels[p].count;
+                       const struct key_tile *t) {
+    int64_t depth = plan->sizes.value_depth, count = b->panels[p].count;
     float *o = b->o + p * b->o_lines * PANEL;
     struct small_factor values = {t->v.at, t->v.depth, t->v.row}, weights = {b->tile, 0, PANEL};
-    for (int64_t i = 0; plan->is_few && factor && i < count * depth; i++)
-        o[i] *= factor[i / depth];
-    if (!plan->is_few && factor)
-        tile_scale(o, depth, factor);
-    if (plan->is_few)
-        plan->kernel->combine(&(struct small_few){count, t->keys, depth, t->v.at, t->v.row}, b->tile, PANEL, o, depth);
-    else if (t->is_wild)
+    if (t->is_wild)
         tile_product_of_some(depth, count, t->keys, values, weights, o, PANEL, false);
     else
         small_product(plan->kernel, depth, count, t->keys, values, weights, o, PANEL, true);
@@ -225,23 +207,59 @@ static void add_values(const struct attention_plan *plan, const struct forward_b
 
 /* One panel's scores with a tile of keys, and what the values add to its result. */
 static void visit_tile(const struct forward_job *job, const struct forward_buffers *b, int64_t p,
-                       const struct key_tile *t) {
+                       const struct key_tile *t, const struct seen *seen) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     const struct panel *panel = &b->panels[p];
+    int64_t depth = plan->sizes.depth;
     float factor[PANEL];
-    struct seen seen;
-    panel_look(&seen, panel, scores, t->key, t->keys);
-    if (seen.is_empty)
-        return;
-    multiply_keys(plan, b, p, t);
-    scores_finish(scores, panel, &seen, t->key, t->keys, b->tile, b->room);
-    bool is_changed = tile_softmax(b->tile, t->keys, panel->count, b->max + p * PANEL, b->sum + p * PANEL, factor);
+    small_product(plan->kernel, t->keys, panel->count, depth, t->k,
+                  (struct small_factor){b->q + p * depth * PANEL, 0, PANEL}, b->tile, PANEL, false);
+    scores_finish(scores, panel, seen, t->key, t->keys, b->tile, b->room);
+    if (tile_softmax(b->tile, t->keys, b->max + p * PANEL, b->sum + p * PANEL, factor))
+        tile_scale(b->o + p * b->o_lines * PANEL, plan->sizes.value_depth, factor);
     if (scores->keeps < 1) {
         tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
         tile_multiply(b->tile, t->keys, b->room);
     }
-    add_values(plan, b, p, t, is_changed ? factor : NULL);
+    add_values(plan, b, p, t);
+}
+
+/* ---- Few queries: scores are rows, as the products with keys that are read in place make them ---- */
+
+static void finish_rows(const struct scores *scores, const struct forward_buffers *b, const struct key_tile *t,
+                        const struct seen *seen) {
+    const struct panel *panel = b->panels;
+    if (seen->is_whole && !scores->modifier && !scores->a->alibi && !scores->bias.data)
+        return;
+    for (int64_t i = 0; i < t->keys * panel->count; i++)
+        b->tile[i % t->keys * PANEL + i / t->keys] = b->rows[i / t->keys * KEY_TILE + i % t->keys];
+    scores_finish(scores, panel, seen, t->key, t->keys, b->tile, b->room);
+    for (int64_t i = 0; i < t->keys * panel->count; i++)
+        b->rows[i / t->keys * KEY_TILE + i % t->keys] = b->tile[i % t->keys * PANEL + i / t->keys];
+}
+
+static void visit_tile_of_few(const struct forward_job *job, const struct forward_buffers *b, const struct key_tile *t,
+                              const struct seen *seen) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct scores *scores = &job->run->scores;
+    int count = b->panels->count;
+    int64_t depth = plan->sizes.value_depth;
+    plan->kernel->dots(&(struct small_few){count, t->keys, plan->sizes.depth, t->k.at, t->k.row}, b->row, b->k_row,
+                       b->rows, KEY_TILE);
+    finish_rows(scores, b, t, seen);
+    if (scores->keeps < 1)
+        tile_drop(b->room, t->keys, &scores->dropout, b->panels->line, t->key);
+    for (int c = 0; c < count; c++) {
+        float factor, *weights = b->rows + c * KEY_TILE;
+        bool is_changed = row_softmax(weights, t->keys, &b->max[c], &b->sum[c], &factor);
+        for (int64_t d = 0; is_changed && d < depth; d++)
+            b->o[c * depth + d] *= factor;
+        for (int64_t k = 0; scores->keeps < 1 && k < t->keys; k++)
+            weights[k] *= b->room[k * PANEL + c];
+    }
+    plan->kernel->combine(&(struct small_few){count, t->keys, depth, t->v.at, t->v.row}, b->rows, KEY_TILE, b->o,
+                          depth);
 }
 
 static void start_panels(const struct forward_job *job, const struct forward_buffers *b, struct forward_task *task,
@@ -284,8 +302,14 @@ static void run_task(const struct forward_job *job, const struct forward_buffers
         tile.k = load_tile(plan, &k, key, tile.keys, s->depth, b->k, b->k_row);
         tile.v = load_tile(plan, &v, key, tile.keys, s->value_depth, b->v, b->v_row);
         tile.is_wild = !plan->is_few && tile_is_wild(tile.v.at, tile.keys, s->value_depth, tile.v.row);
-        for (int64_t p = 0; p < task.panels; p++)
-            visit_tile(job, b, p, &tile);
+        for (int64_t p = 0; p < task.panels; p++) {
+            struct seen seen;
+            panel_look(&seen, &b->panels[p], &job->run->scores, key, tile.keys);
+            if (!seen.is_empty && plan->is_few)
+                visit_tile_of_few(job, b, &tile, &seen);
+            else if (!seen.is_empty)
+                visit_tile(job, b, p, &tile, &seen);
+        }
     }
     for (int64_t p = 0; p < task.panels; p++)
         store_panel(job, b, p, task.split);

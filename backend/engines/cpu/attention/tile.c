@@ -4,6 +4,8 @@
 #include "base/philox.h"
 #include "engines/cpu/core/fastmath.h"
 
+#include <string.h>
+
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "fp-contract=fast")
 #endif
@@ -62,56 +64,72 @@ WIDE void tile_multiply(float *numbers, int64_t keys, const float *by) {
 
 /* ---- Softmax ---- */
 
-/* Loops over all columns of a panel, or over the first few: each function twice, of a text with their number. */
-#define FOR_COLUMNS(name, arguments, ...)                                                                              \
-    WIDE static void name##_all arguments { name(__VA_ARGS__, PANEL); }                                                \
-    WIDE static void name##_few arguments { name(__VA_ARGS__, FEW); }
-
 /* The largest of each column, and of what was there. */
-FASTMATH void find_largest(const float *scores, int64_t keys, float *largest, const int columns) {
+WIDE static void find_largest(const float *scores, int64_t keys, float *largest) {
     float found[PANEL];
-    for (int c = 0; c < columns; c++)
-        found[c] = largest[c];
+    memcpy(found, largest, sizeof found);
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
         INDEPENDENT
-        for (int c = 0; c < columns; c++)
+        for (int c = 0; c < PANEL; c++)
             found[c] = scores[c] > found[c] ? scores[c] : found[c];
     }
-    for (int c = 0; c < columns; c++)
-        largest[c] = found[c];
+    memcpy(largest, found, sizeof found);
 }
-FOR_COLUMNS(find_largest, (const float *scores, int64_t keys, float *largest), scores, keys, largest)
 
 /* base is finite, or infinite where a score is. */
-FASTMATH void exponentiate(float *scores, int64_t keys, const float *base, float *sum, const int columns) {
+WIDE static void exponentiate(float *scores, int64_t keys, const float *base, float *sum) {
     float total[PANEL] = {0};
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
         INDEPENDENT
-        for (int c = 0; c < columns; c++) {
+        for (int c = 0; c < PANEL; c++) {
             scores[c] = fast_exp_negative(scores[c] - base[c]);
             total[c] += scores[c];
         }
     }
-    for (int c = 0; c < columns; c++)
+    for (int c = 0; c < PANEL; c++)
         sum[c] += total[c];
 }
-FOR_COLUMNS(exponentiate, (float *scores, int64_t keys, const float *base, float *sum), scores, keys, base, sum)
 
-bool tile_softmax(float *scores, int64_t keys, int count, float *max, float *sum, float *factor) {
-    float base[PANEL];
+/* What weights of a column are taken around, and what sums of tiles before are multiplied by. */
+static float rebase(float max, float before, float *factor) {
+    float base = max == -INFINITY ? 0 : max;
+    *factor = before == max ? 1 : fast_exp_negative(before - base);
+    return base;
+}
+
+bool tile_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor) {
+    float base[PANEL], before[PANEL];
     bool is_changed = false;
-    memcpy(factor, max, PANEL * sizeof *max);
-    (count <= FEW ? find_largest_few : find_largest_all)(scores, keys, max);
-    for (int c = 0; c < count; c++) {
-        base[c] = max[c] == -INFINITY ? 0 : max[c];
-        is_changed = is_changed || factor[c] != max[c];
-        factor[c] = factor[c] == max[c] ? 1 : fast_exp_negative(factor[c] - base[c]);
+    memcpy(before, max, sizeof before);
+    find_largest(scores, keys, max);
+    for (int c = 0; c < PANEL; c++) {
+        base[c] = rebase(max[c], before[c], &factor[c]);
+        is_changed = is_changed || factor[c] != 1;
         sum[c] *= factor[c];
     }
-    for (int c = count; c < PANEL; c++)
-        base[c] = 0, factor[c] = 1;
-    (count <= FEW ? exponentiate_few : exponentiate_all)(scores, keys, base, sum);
+    exponentiate(scores, keys, base, sum);
     return is_changed;
+}
+
+bool row_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor) {
+    float base[PANEL], total[PANEL] = {0}, before = *max;
+    /* A row is a tile of keys that follow each other in columns and lines. */
+    int64_t lines = (keys + PANEL - 1) / PANEL;
+    for (int64_t k = keys; k < lines * PANEL; k++)
+        scores[k] = -INFINITY;
+    for (int c = 0; c < PANEL; c++)
+        base[c] = before;
+    find_largest(scores, lines, base);
+    for (int c = 0; c < PANEL; c++)
+        *max = base[c] > *max ? base[c] : *max;
+    float around = rebase(*max, before, factor);
+    for (int c = 0; c < PANEL; c++)
+        base[c] = around;
+    exponentiate(scores, lines, base, total);
+    *sum *= *factor;
+    for (int c = 0; c < PANEL; c++)
+        *sum += total[c];
+    return *factor != 1;
 }
 
 WIDE void tile_scale(float *numbers, int64_t lines, const float *factor) {

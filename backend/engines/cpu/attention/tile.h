@@ -9,8 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Queries, and keys, of a tile at most; the columns that suffice for a few queries. */
-enum { PANEL = SMALL_COLUMNS, KEY_TILE = 128, FEW = 8 };
+enum { PANEL = SMALL_COLUMNS, KEY_TILE = 128 }; /* queries, and keys, of a tile at most */
 
 /* Scores of keys outside [low, high) become -inf, whatever they are. */
 void tile_hide(float *scores, int64_t keys, const int32_t *low, const int32_t *high);
@@ -22,10 +21,11 @@ void tile_add(float *scores, int64_t keys, const float *bias);
 void tile_slope(float *scores, int64_t keys, const float *slope, const int64_t *row, int64_t first);
 void tile_multiply(float *numbers, int64_t keys, const float *by);
 
-/* Scores become weights e^(score - max), 0 for -inf, of `count` columns at least. max and sum of a column are those of
-   tiles before, and then of this, too; factor: what sums and products of tiles before are to be multiplied by. False
-   where all factors are 1. */
-bool tile_softmax(float *scores, int64_t keys, int count, float *max, float *sum, float *factor);
+/* Scores become weights e^(score - max), 0 for -inf. max and sum of a column are those of tiles before, and then of
+   this, too; factor: what sums and products of tiles before are to be multiplied by. False where all factors are 1. */
+bool tile_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor);
+/* The same of one query, whose scores are neighbours; up to the next multiple of PANEL they may be written. */
+bool row_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor);
 
 /* Multiplies the columns of [lines, PANEL]. */
 void tile_scale(float *numbers, int64_t lines, const float *factor);

@@ -36,7 +36,7 @@
 /* ---- A few vectors ---- */
 
 enum {
-    AHEAD = 12,
+    AHEAD = 16,
     FLOATS_OF_LINE = 16
 }; /* rows that are fetched before they are read: a stride defeats the CPU's own */
 
@@ -44,7 +44,7 @@ typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
 
 static inline __attribute__((always_inline)) void fetch_row(const float *row, int64_t depth) {
     for (int64_t d = 0; d < depth; d += FLOATS_OF_LINE)
-        __builtin_prefetch(row + d);
+        __builtin_prefetch(row + d, 0, 2);
 }
 
 /* Four rows at a time: the sums of their lanes become one vector of four numbers. */
@@ -79,12 +79,10 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
                         parts[i] += ((const four *)&sums[i])[j];                                                       \
                 }                                                                                                      \
                 four found = sum_lanes(parts[0], parts[1], parts[2], parts[3]);                                        \
-                for (int i = 0; i < 4 && row + i < few->rows; i++) {                                                   \
-                    float sum = found[i];                                                                              \
-                    for (int64_t d = whole; d < few->depth; d++)                                                       \
-                        sum += x[d] * rows[i][d];                                                                      \
-                    products[(row + i) * product_ld + c] = sum;                                                        \
-                }                                                                                                      \
+                for (int64_t d = whole; d < few->depth; d++)                                                           \
+                    for (int i = 0; i < 4; i++)                                                                        \
+                        found[i] += x[d] * rows[i][d];                                                                 \
+                *(four *)(products + c * product_ld + row) = found;                                                    \
             }                                                                                                          \
         }                                                                                                              \
     }
@@ -103,7 +101,7 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
                 for (int i = 0; i < 4; i++)                                                                            \
                     sum[i] = *(vector *)(to + d + i * lanes);                                                          \
                 for (int64_t row = 0; row < few->rows; row++, x += few->ld) {                                          \
-                    float weight = weights[row * weight_ld + c];                                                       \
+                    float weight = weights[c * weight_ld + row];                                                       \
                     if (c == 0)                                                                                        \
                         fetch_row(x + AHEAD * few->ld, 4 * lanes);                                                     \
                     if (weight == 0)                                                                                   \
@@ -115,7 +113,7 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
                     *(vector *)(to + d + i * lanes) = sum[i];                                                          \
             }                                                                                                          \
             for (int64_t row = 0; row < few->rows && whole < few->depth; row++) {                                      \
-                float weight = weights[row * weight_ld + c];                                                           \
+                float weight = weights[c * weight_ld + row];                                                           \
                 for (int64_t d = whole; d < few->depth && weight != 0; d++)                                            \
                     to[d] += weight * few->matrix[row * few->ld + d];                                                  \
             }                                                                                                          \

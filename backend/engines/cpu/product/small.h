@@ -31,10 +31,10 @@ struct small_kernel {
     const char *name; /* "avx512 8x32" */
     int rows, columns;
     small_multiply *whole, *half;
-    /* products[row][i] = matrix[row] . vectors[i] */
+    /* products[i][row] = matrix[row] . vectors[i]; rows up to the next multiple of 4 are written. */
     void (*dots)(const struct small_few *few, const float *vectors, int64_t vector_ld, float *products,
                  int64_t product_ld);
-    /* sums[i] += sum of weights[row][i] matrix[row]; a row of weight 0 is not read. */
+    /* sums[i] += sum of weights[i][row] matrix[row]; a row of weight 0 is not read. */
     void (*combine)(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums, int64_t sum_ld);
 };
 
