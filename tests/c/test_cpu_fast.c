@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU's fast families against the definitions of the operations: random graphs of pointwise operations, whose
    numbers are chosen so that every result is exact and must agree bit for bit; each mode over many arguments; products
-   and convolutions of random shapes, layouts and types with operations fused behind them; attention and its gradients. Whole buffers are compared,
-   so that a write between or behind the elements is found. Prints a line per failed check; exits non-zero if there was
-   one. An argument is the seed to start from. */
+   and convolutions of random shapes, layouts and types with operations fused behind them; attention and its gradients.
+   Whole buffers are compared, so that a write between or behind the elements is found. Prints a line per failed check;
+   exits non-zero if there was one. An argument is the seed to start from. */
 #include "base/dtype.h"
 #include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/threads.h"

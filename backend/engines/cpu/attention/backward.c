@@ -207,23 +207,25 @@ static void carry_back(const struct scores *scores, const struct panel *panel, c
         }
 }
 
-/* Weights in p, with dropout as factors of dv; gradients of scores in dp. False: the panel sees nothing. */
-static bool differentiate(const struct backward_job *job, const struct backward_buffers *b,
+/* Weights in p. */
+static void make_weights(const struct backward_job *job, const struct backward_buffers *b,
+                         const struct query_panel *from, const struct gradient_tile *t, const struct seen *seen) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct scores *scores = &job->run->scores;
+    small_product(plan->kernel, t->keys, from->panel.count, plan->sizes.depth, (struct small_factor){b->k, b->q_row, 1},
+                  (struct small_factor){from->q_columns, 0, PANEL}, b->p, PANEL, false);
+    if (scores->modifier)
+        memcpy(b->products, b->p, (size_t)(t->keys * PANEL) * sizeof *b->p);
+    scores_finish(scores, &from->panel, seen, t->key, t->keys, b->p, b->room);
+    tile_weigh(b->p, t->keys, from->statistics);
+}
+
+/* From weights: gradients of the products in dp, and p with dropout as a factor of dv. */
+static void differentiate(const struct backward_job *job, const struct backward_buffers *b,
                           const struct query_panel *from, const struct gradient_tile *t, float *bias_sums) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     const struct panel *panel = &from->panel;
-    int64_t padding = round_up(t->keys, plan->kernel->rows) - t->keys;
-    struct seen seen;
-    panel_look(&seen, panel, scores, t->key, t->keys);
-    if (seen.is_empty)
-        return false;
-    small_product(plan->kernel, t->keys, panel->count, plan->sizes.depth, (struct small_factor){b->k, b->q_row, 1},
-                  (struct small_factor){from->q_columns, 0, PANEL}, b->p, PANEL, false);
-    if (scores->modifier)
-        memcpy(b->products, b->p, (size_t)(t->keys * PANEL) * sizeof *b->p);
-    scores_finish(scores, panel, &seen, t->key, t->keys, b->p, b->room);
-    tile_weigh(b->p, t->keys, from->statistics);
     small_product(plan->kernel, t->keys, panel->count, plan->sizes.value_depth,
                   (struct small_factor){b->v, b->v_row, 1}, (struct small_factor){from->do_columns, 0, PANEL}, b->dp,
                   PANEL, false);
@@ -238,10 +240,13 @@ static bool differentiate(const struct backward_job *job, const struct backward_
         carry_back(scores, panel, t, b->products, b->dp);
     if (scores->keeps < 1)
         tile_multiply(b->p, t->keys, b->room);
-    /* Kernels multiply whole blocks of rows, and the next tile's gradients lie behind. */
-    memset(b->p + t->keys * PANEL, 0, (size_t)(padding * PANEL) * sizeof *b->p);
-    memset(b->dp + t->keys * PANEL, 0, (size_t)(padding * PANEL) * sizeof *b->dp);
-    return true;
+}
+
+/* Kernels multiply whole blocks of rows, and the next tile's gradients lie behind those of this one. */
+static void clear_padding(const struct attention_plan *plan, const struct backward_buffers *b, int64_t keys) {
+    size_t padding = (size_t)((round_up(keys, plan->kernel->rows) - keys) * PANEL);
+    memset(b->p + keys * PANEL, 0, padding * sizeof *b->p);
+    memset(b->dp + keys * PANEL, 0, padding * sizeof *b->dp);
 }
 
 static void add_gradients(const struct attention_plan *plan, const struct backward_buffers *b,
@@ -261,6 +266,19 @@ static void add_gradients(const struct attention_plan *plan, const struct backwa
     small_product(plan->kernel, t->keys, s->depth, count, ds, q, t->dk, b->q_row, true);
     small_product(plan->kernel, s->depth, count, t->keys, k, (struct small_factor){b->dp, 0, PANEL}, from->dq, PANEL,
                   true);
+}
+
+/* What a panel and a tile of keys give to each other's gradients. */
+static void visit_tile(const struct backward_job *job, const struct backward_buffers *b, const struct query_panel *from,
+                       const struct gradient_tile *t, float *bias_sums) {
+    struct seen seen;
+    panel_look(&seen, &from->panel, &job->run->scores, t->key, t->keys);
+    if (seen.is_empty)
+        return;
+    make_weights(job, b, from, t, &seen);
+    differentiate(job, b, from, t, bias_sums);
+    clear_padding(job->run->plan, b, t->keys);
+    add_gradients(job->run->plan, b, from, t);
 }
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
@@ -286,8 +304,7 @@ static void run_block(const struct backward_job *job, const struct backward_buff
         rows_load(v, key, tile.keys, s->value_depth, b->v, b->v_row);
         tile.is_wild = tile_is_wild(b->k, tile.keys, s->depth, b->q_row);
         for (int64_t p = 0; p < panels; p++)
-            if (differentiate(job, b, &b->panels[p], &tile, job->op->dbias ? bias : NULL))
-                add_gradients(plan, b, &b->panels[p], &tile);
+            visit_tile(job, b, &b->panels[p], &tile, job->op->dbias ? bias : NULL);
     }
     for (int64_t p = 0; p < panels; p++)
         store_panel(job, b, &b->panels[p], task->split);

@@ -282,27 +282,24 @@ static void start_panels(const struct forward_job *job, const struct forward_buf
     task->last_key = min64(last, (task->split + 1) * plan->split_keys);
 }
 
-static void run_task(const struct forward_job *job, const struct forward_buffers *b, int64_t index) {
+/* Every tile of the task's keys, beside all of its panels. */
+static void visit_keys(const struct forward_job *job, const struct forward_buffers *b,
+                       const struct forward_task *task) {
     const struct attention_plan *plan = job->run->plan;
     const struct attention *a = job->run->scores.a;
     const struct attention_sizes *s = &plan->sizes;
-    /* The last blocks first: where masks are causal, these take longest. */
-    struct forward_task task = {.split = index % plan->splits};
-    index /= plan->splits;
-    task.batch = index / plan->blocks / s->groups, task.group = index / plan->blocks % s->groups;
-    start_panels(job, b, &task, plan->blocks - 1 - index % plan->blocks);
-    int64_t head = task.group * s->group;
+    int64_t head = task->group * s->group;
     const struct bindings *bindings = &job->run->scores.bindings;
     struct rows k =
-        rows_of(bindings, a->k, a->k_table, task.batch, attention_shared_head(head, s->heads, a->k->dims.at[1]));
+        rows_of(bindings, a->k, a->k_table, task->batch, attention_shared_head(head, s->heads, a->k->dims.at[1]));
     struct rows v =
-        rows_of(bindings, a->v, a->v_table, task.batch, attention_shared_head(head, s->heads, a->v->dims.at[1]));
-    for (int64_t key = task.first_key; key < task.last_key; key += KEY_TILE) {
-        struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task.last_key - key)};
+        rows_of(bindings, a->v, a->v_table, task->batch, attention_shared_head(head, s->heads, a->v->dims.at[1]));
+    for (int64_t key = task->first_key; key < task->last_key; key += KEY_TILE) {
+        struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task->last_key - key)};
         tile.k = load_tile(plan, &k, key, tile.keys, s->depth, b->k, b->k_row);
         tile.v = load_tile(plan, &v, key, tile.keys, s->value_depth, b->v, b->v_row);
         tile.is_wild = !plan->is_few && tile_is_wild(tile.v.at, tile.keys, s->value_depth, tile.v.row);
-        for (int64_t p = 0; p < task.panels; p++) {
+        for (int64_t p = 0; p < task->panels; p++) {
             struct seen seen;
             panel_look(&seen, &b->panels[p], &job->run->scores, key, tile.keys);
             if (!seen.is_empty && plan->is_few)
@@ -311,6 +308,17 @@ static void run_task(const struct forward_job *job, const struct forward_buffers
                 visit_tile(job, b, p, &tile, &seen);
         }
     }
+}
+
+static void run_task(const struct forward_job *job, const struct forward_buffers *b, int64_t index) {
+    const struct attention_plan *plan = job->run->plan;
+    int64_t groups = plan->sizes.groups;
+    struct forward_task task = {.split = index % plan->splits};
+    index /= plan->splits;
+    task.batch = index / plan->blocks / groups, task.group = index / plan->blocks % groups;
+    /* The last blocks first: where masks are causal, these take longest. */
+    start_panels(job, b, &task, plan->blocks - 1 - index % plan->blocks);
+    visit_keys(job, b, &task);
     for (int64_t p = 0; p < task.panels; p++)
         store_panel(job, b, p, task.split);
 }
