@@ -135,7 +135,14 @@ CASES = {
     "nll_loss": (weft.nll_loss, (normal(5, 4), LABELS, WEIGHTS, 1, 1)),
     "nll_loss_one": (weft.nll_loss, (normal(4), torch.tensor(3), None, 0, -100)),
     "nll_loss2d": (weft.nll_loss2d, (normal(2, 4, 3, 1), LABELS_2D[..., None], WEIGHTS, 2, 1)),
-    "sdpa": (weft.sdpa, (normal(2, 3, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 4), 0.0, True)),
+    "sdpa": (weft.sdpa, (normal(2, 3, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 4), None, 0.0, True)),
+    "sdpa_bias": (
+        weft.sdpa,
+        (normal(2, 4, 3, 5), normal(2, 2, 6, 5), normal(2, 2, 6, 3), normal(4, 1, 6), 0.0, False, 0.3, True),
+    ),
+    "sdpa_mask": (
+        weft.sdpa, (normal(3, 5, 4), normal(3, 7, 4), normal(3, 7, 4), normal(5, 7, grad=False) > -0.5),
+    ),
     "softmax": (weft.softmax, (normal(3, 4, 5), 1, False)),
     "softmax_strided": (weft.softmax, (normal(5, 3).detach().t().requires_grad_(), -1, False)),
 }  # fmt: skip
@@ -191,6 +198,10 @@ def torch_quantized(x, codes, scale, bias=None):
     return F.linear(x, weight, bias)
 
 
+def torch_sdpa(q, k, v, mask, dropout=0.0, causal=False, scale=None, enable_gqa=False):
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)
+
+
 ORACLES = {
     "batch_norm": torch_batch_norm,
     "cross_entropy": torch_cross_entropy,
@@ -200,6 +211,7 @@ ORACLES = {
     "linear": torch_linear,
     "quantized_linear": torch_quantized,
     "rope": torch_rope,
+    "sdpa": torch_sdpa,
     "swiglu": lambda gate, up: F.silu(gate) * up,
 }
 """torch's results where it has no operator of the same arguments."""

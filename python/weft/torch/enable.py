@@ -14,7 +14,6 @@ from weft.errors import WeftError
 from weft.torch.ops import OPERATORS, PLACES, Operator, StandIn
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_INDICES = (torch.int64, torch.int32)  # of classes, of maxima and of rows, beside them
 
 
 class Enabled:
@@ -60,10 +59,10 @@ class Enabled:
 
 def _server(operator: Operator | StandIn, own: Any, counts: Counter[tuple[str, str]]) -> Callable[..., Any]:
     """What stands for one of torch's operators on one device."""
-    name = operator.twin._schema.name
+    name, others = operator.twin._schema.name, (*_DTYPES, *operator.others)
 
     def serve(keys: Any, *arguments: Any, **named: Any) -> Any:
-        reason = _refusal((*arguments, *named.values()))
+        reason = _refusal((*arguments, *named.values()), others)
         if not reason:
             try:
                 results = operator(*arguments, **named)
@@ -77,11 +76,11 @@ def _server(operator: Operator | StandIn, own: Any, counts: Counter[tuple[str, s
     return serve
 
 
-def _refusal(arguments: Sequence[Any]) -> str:
-    """Why these arguments are torch's to compute; empty if they are not."""
+def _refusal(arguments: Sequence[Any], others: Sequence[torch.dtype]) -> str:
+    """Why these arguments are torch's to compute; empty if they are not. others: types behind the first."""
     for i, each in enumerate(arguments):
         if isinstance(each, torch.Tensor):
-            if each.dtype not in (_DTYPES + _INDICES if i else _DTYPES):
+            if each.dtype not in (others if i else _DTYPES):
                 return f"type {each.dtype}"
             if type(each) is not torch.Tensor and type(each) is not torch.nn.Parameter:
                 return f"a tensor of class {type(each).__name__}"

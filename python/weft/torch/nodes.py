@@ -11,6 +11,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
+from weft.torch.operators.attention import attend, attend_backward
 from weft.torch.ops import OPERATORS
 from weft.torch.plans import Draw, Drawing
 
@@ -245,17 +246,17 @@ def _batch_norm_inference(d: Drawing, *given: Any) -> None:
     OPERATORS["batch_norm"].draw(d, *given[:5], False, *given[5:])
 
 
-# ---- Attention, as a GPU has it ----
+# ---- Attention, as each device has it ----
 
 
-def _attend(d: Drawing, q: Any, k: Any, v: Any, dropout: float, causal: bool, mask: Any, scale: Any) -> None:
+def _attend(d: Drawing, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: Any) -> None:
     """Statistics stand as [batch, heads, queries], behind which some have a dimension of 1."""
     results, rows = d.outputs, [*q.shape[:3]]
     statistics = results[1].squeeze(-1) if results[1].ndim == 4 else results[1]
     if [*statistics.shape] != rows:
         raise NotSupportedError("sdpa: statistics that are padded.")
     d.outputs = [results[0], statistics]
-    OPERATORS["sdpa"].draw(d, q, k, v, dropout, causal, mask, scale)
+    attend(d, q, k, v, mask, dropout, causal, scale)
     d.outputs = results
     if statistics is not results[1]:
         d.write(1, d.read(statistics), rows)
@@ -266,7 +267,7 @@ def _attend_backward(d: Any, *ends: Any) -> None:
     shown = [*ends[:5], lse.squeeze(-1) if lse.ndim == 4 else lse, *ends[6:]]
     if shown[5] is not lse:
         d.show(shown[5], lse)
-    OPERATORS["sdpa_backward"].draw(d, *shown)
+    attend_backward(d, *shown)
 
 
 _FLASH, _CUDNN = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_cudnn_attention
@@ -277,21 +278,21 @@ BLANK = {_FLASH.default, _CUDNN.default, _EFFICIENT.default}
 
 @_draws(_FLASH.default)
 def _flash(d: Drawing, q: Any, k: Any, v: Any, dropout: float, causal: bool, _: Any, scale: Any) -> None:
-    _attend(d, q, k, v, dropout, causal, None, scale)
+    _attend(d, q, k, v, None, dropout, causal, scale)
 
 
 @_draws(_CUDNN.default)
 def _cudnn(
     d: Drawing, q: Any, k: Any, v: Any, bias: Any, _: bool, dropout: float, causal: bool, __: bool, scale: Any
 ) -> None:
-    _attend(d, q, k, v, dropout, causal, bias, scale)
+    _attend(d, q, k, v, bias, dropout, causal, scale)
 
 
 @_draws(_EFFICIENT.default)
 def _efficient(
     d: Drawing, q: Any, k: Any, v: Any, bias: Any, _: bool, dropout: float, causal: bool, scale: Any
 ) -> None:
-    _attend(d, q, k, v, dropout, causal, bias, scale)
+    _attend(d, q, k, v, bias, dropout, causal, scale)
 
 
 @_draws(aten._scaled_dot_product_flash_attention_backward.default)
@@ -299,7 +300,7 @@ def _flash_backward(
     d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, _: Any, __: Any, ___: Any, ____: Any,
     dropout: float, causal: bool, seed: Any, offset: Any, scale: Any,
 ) -> None:
-    _attend_backward(d, do, q, k, v, o, lse, dropout, causal, None, scale)
+    _attend_backward(d, do, q, k, v, o, lse, None, dropout, causal, scale)
 
 
 @_draws(aten._scaled_dot_product_cudnn_attention_backward.default)
@@ -307,7 +308,7 @@ def _cudnn_backward(
     d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, seed: Any, offset: Any, bias: Any, _: Any,
     __: Any, ___: Any, ____: Any, dropout: float, causal: bool, scale: Any,
 ) -> None:
-    _attend_backward(d, do, q, k, v, o, lse, dropout, causal, bias, scale)
+    _attend_backward(d, do, q, k, v, o, lse, bias, dropout, causal, scale)
 
 
 @_draws(aten._scaled_dot_product_efficient_attention_backward.default)
@@ -318,5 +319,23 @@ def _efficient_backward(
     if bias is not None and wanted[3]:
         raise NotSupportedError("sdpa_backward: the gradient of a bias.")
     results, d.outputs = d.outputs, d.outputs[:3]
-    _attend_backward(d, do, q, k, v, o, lse, dropout, causal, bias, scale)
+    _attend_backward(d, do, q, k, v, o, lse, bias, dropout, causal, scale)
     d.outputs = results
+
+
+_CPU = aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@_draws(_CPU.default)
+def _on_cpu(
+    d: Drawing, q: Any, k: Any, v: Any, dropout: float, causal: bool, mask: Any, scale: Any
+) -> None:
+    attend(d, q, k, v, mask, dropout, causal, scale)
+
+
+@_draws(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _on_cpu_backward(
+    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dropout: float, causal: bool, mask: Any,
+    scale: Any,
+) -> None:
+    attend_backward(d, do, q, k, v, o, lse, mask, dropout, causal, scale)

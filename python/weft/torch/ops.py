@@ -12,6 +12,8 @@ from weft.errors import NotSupportedError
 from weft.torch.plans import Draw, run
 
 PLACES = ("cpu", "cuda")
+INDICES = (torch.int64, torch.int32)  # of classes, of maxima and of rows
+"""Of classes, and of maxima."""
 
 
 class Operator:
@@ -24,6 +26,8 @@ class Operator:
         """twin: the torch operator that computes the same; None where torch has none."""
         self.places, self.keys = places, ("",)
         """Where it may stand for torch's own: devices, and what is before their names in torch's keys."""
+        self.others: Sequence[torch.dtype] = INDICES
+        """Types of tensors beside floats that it takes, but for its first."""
         self.stand_ins: list[StandIn] = []
         """What else it serves of torch's."""
         self.schema = name + (schema or _by_position(str(twin._schema)))
@@ -58,9 +62,10 @@ class StandIn:
     """What an operator of Weft's serves of torch's beside its twin: any function of the same arguments."""
 
     def __init__(
-        self, twin: Any, serve: Callable[..., Any], places: Sequence[str], is_composite: bool
-    ) -> None:
-        self.twin, self.serve, self.places = twin, serve, places
+        self, twin: Any, serve: Callable[..., Any], places: Sequence[str], is_composite: bool,
+        others: Sequence[torch.dtype],
+    ) -> None:  # fmt: skip
+        self.twin, self.serve, self.places, self.others = twin, serve, places, others
         # What torch composes of operators is served before autograd, which knows its parts alone.
         self.keys = ("Autograd", "") if is_composite else ("",)
 
@@ -111,13 +116,14 @@ def _no_second(name: str) -> Callable[..., Any]:
 
 
 def stands_for(
-    name: str, twin: Any, places: Sequence[str] = PLACES, is_composite: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    name: str, twin: Any, places: Sequence[str] = PLACES, is_composite: bool = False,
+    others: Sequence[torch.dtype] = INDICES,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Makes a function of a torch operator's arguments stand for it where operator NAME is enabled.
-    is_composite: torch composes it of other operators."""
+    is_composite: torch composes it of other operators. others: types of its tensors beside floats."""
 
     def add(serve: Callable[..., Any]) -> Callable[..., Any]:
-        OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, is_composite))
+        OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, is_composite, others))
         return serve
 
     return add
