@@ -26,8 +26,8 @@ enum {
 };
 
 static const double LAUNCH_SECONDS = 2e-6;
-/* Times of what memory takes, where rows that take turns are read each by itself: pieces of lines, in vectors of 16 bytes
-   or, twice as long, of less. H100: 3.2 to 3.5, 5.3 to 7.5. */
+/* Times of what memory takes, where rows that take turns are read each by itself: pieces of lines, in vectors of 16
+   bytes or, twice as long, of less. H100: 3.2 to 3.5, 5.3 to 7.5. */
 static const double TURNS_TIMES = 3.2;
 static const double SIDE_BY_SIDE_SHARE = 0.55; /* of memory's rate, that clusters holding rows side by side reach */
 

@@ -156,8 +156,8 @@ bool schedule_reads_parts(const struct schedule *s);
 static inline int schedule_fast_dim(const struct schedule *s) {
     return s->nest.is_columns ? s->nest.row_dims - 1 : s->nest.rank - 1;
 }
-/* Rows that take turns along the fast dim, as the groups of channels of each pixel do: vectors of a row that lie side by
-   side before those of the next row begin; 0: rows lie apart. */
+/* Rows that take turns along the fast dim, as the groups of channels of each pixel do: vectors of a row that lie side
+   by side before those of the next row begin; 0: rows lie apart. */
 int schedule_segment(const struct schedule *s);
 /* Whether a thread of rows that take turns has one vector of operand k for all of a row. */
 bool schedule_is_steady(const struct schedule *s, int k);

@@ -19,8 +19,9 @@
    Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
              for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
    Terms     a score modifier and a bias join scaled products in registers, and scores are natural; what multiplies all
-             of them, and ALiBi, join the exponents. BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded by a warp of its
-             own, so that K and V never wait for a bias to be read; else elements are read from memory
+             of them, and ALiBi, join the exponents. BIAS_STAGES: boxes of the bias come to each consumer through a
+             ring of its own, loaded by a warp of its own, so that K and V never wait for a bias to be read; else
+             elements are read from memory
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too

@@ -35,8 +35,8 @@ struct row_pair {
     bool finds_maximum;
 };
 
-/* ALiBi's part of a thread's exponents, times log2(e): of a block's first column in each row, and how much more a column
-   has than the one before. */
+/* ALiBi's part of a thread's exponents, times log2(e): of a block's first column in each row, and how much more a
+   column has than the one before. */
 struct alibi_of_rows {
     float slope;
     float first[2];
