@@ -1,6 +1,6 @@
-/* turns: rows that take turns in memory, SEGMENT vectors of each: threads of a block lie as memory does, ACROSS vectors of
-   ACROSS / SEGMENT rows side by side, GROUP times. A thread keeps its place in the segment, and a row is as long as it
-   has segments. Behind strip.cuh
+/* turns: rows that take turns in memory, SEGMENT vectors of each: threads of a block lie as memory does, ACROSS vectors
+   of ACROSS / SEGMENT rows side by side, GROUP times. A thread keeps its place in the segment, and a row is as long as
+   it has segments. Behind strip.cuh
    Demands   SEGMENT divides ACROSS, and ACROSS / SEGMENT the rows */
 
 constexpr int OWN_TURN = SEGMENT > 0 ? SEGMENT : 1,
