@@ -58,12 +58,7 @@ static weftStatus_t check_backward(const struct sdpa_bwd_op *op) {
                                      op->descale_do, op->descale_s, op->descale_dp, op->scale_s, op->scale_dp,
                                      op->scale_dq,   op->scale_dk,  op->scale_dv,   op->amax_dq, op->amax_dk,
                                      op->amax_dv,    op->amax_dp};
-    const struct attention *a = &op->a;
-    if (a->k->dims.at[1] != a->v->dims.at[1])
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: k has %lld heads, v %lld: gradients are summed over heads that share both. Repeat the fewer.",
-             descriptor_label(&op->base), (long long)a->k->dims.at[1], (long long)a->v->dims.at[1]);
-    if (a->modifier.gradients.count > 0)
+    if (op->a.modifier.gradients.count > 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s wants gradients of what its score modifier reads. The reference takes them.",
              descriptor_label(&op->base));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention's gradients: weights are made again from scores and statistics, tile by tile. A task is a group of heads
-   and one part of its keys, whose gradients it sums; queries pass in blocks of panels, whose gradients are whole at the
+/* Attention's gradients: weights are made again from scores and statistics, tile by tile. A task has
+   heads of keys and values with all query heads that read them, and one part of the keys, whose gradients it sums; queries pass in blocks of panels, whose gradients are whole at the
    end of a block, or sums of parts that are added when all are done. Five products of a tile, [keys, queries]:
 
        scores = k q^T, dP = v dO^T        as forward has them
@@ -37,6 +37,11 @@ struct backward_buffers {
     int64_t q_row, v_row;
 };
 
+/* Of keys, or values, that so many query heads share. */
+static int64_t heads_of_task(const struct attention_plan *plan, int64_t share) {
+    return share > 0 ? plan->unit * plan->sizes.group / share : 0;
+}
+
 static int64_t lay_out(struct backward_buffers *b, const struct attention_plan *plan, char *block) {
     const struct attention_sizes *s = &plan->sizes;
     struct buffers buffers = {.block = block};
@@ -52,8 +57,8 @@ static int64_t lay_out(struct backward_buffers *b, const struct attention_plan *
     }
     b->k = buffers_floats(&buffers, padded_rows(KEY_TILE) * b->q_row);
     b->v = buffers_floats(&buffers, padded_rows(KEY_TILE) * b->v_row);
-    b->dk = buffers_floats(&buffers, padded_rows(plan->split_keys) * b->q_row);
-    b->dv = buffers_floats(&buffers, padded_rows(plan->split_keys) * b->v_row);
+    b->dk = buffers_floats(&buffers, heads_of_task(plan, s->k_share) * padded_rows(plan->split_keys) * b->q_row);
+    b->dv = buffers_floats(&buffers, heads_of_task(plan, s->v_share) * padded_rows(plan->split_keys) * b->v_row);
     b->p = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->dp = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->products = buffers_floats(&buffers, plan->modifier ? KEY_TILE * PANEL : 0);
@@ -84,8 +89,10 @@ static int64_t part_floats(const struct attention_plan *plan) {
 
 void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_op *op) {
     const struct attention_sizes *s = &plan->sizes;
-    int64_t groups = max64(1, s->batches * s->groups);
     struct backward_buffers buffers;
+    /* The least common multiple of the two, in groups. */
+    plan->unit = s->group > 0 ? s->k_share / s->group * (s->v_share / s->group) : 1;
+    int64_t groups = max64(1, s->batches * s->groups / plan->unit);
     plan->panels = max64(1, min64(MOST_PANELS, divide_up(s->columns, PANEL)));
     plan->splits = plan->threads == 1 ? 1 : max64(1, min64(2 * plan->threads / groups, s->keys / LEAST_SPLIT));
     plan->split_keys = round_up(max64(1, divide_up(s->keys, plan->splits)), KEY_TILE);
@@ -167,8 +174,12 @@ static void store_panel(const struct backward_job *job, const struct backward_bu
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
+/* group and what follows: what it has in hand; its heads of keys and values, and where their gradients are summed. */
 struct backward_task {
-    int64_t batch, group, split, thread;
+    int64_t batch, unit, split, thread;
+    int64_t group;
+    struct rows k, v;
+    float *dk, *dv;
 };
 
 /* Keys and values of a tile as floats, and where the gradients of these go. */
@@ -285,7 +296,7 @@ static void visit_tile(const struct backward_job *job, const struct backward_buf
 
 /* A block of panels beside all keys of the task. */
 static void run_block(const struct backward_job *job, const struct backward_buffers *b,
-                      const struct backward_task *task, const struct rows *k, const struct rows *v, int64_t column) {
+                      const struct backward_task *task, int64_t column) {
     const struct attention_plan *plan = job->run->plan;
     const struct attention_sizes *s = &plan->sizes;
     int64_t panels = min64(plan->panels, divide_up(s->columns - column, PANEL)), first = INT64_MAX, last = 0;
@@ -299,9 +310,9 @@ static void run_block(const struct backward_job *job, const struct backward_buff
     last = min64(last, begin + plan->split_keys);
     for (int64_t key = max64(first - first % KEY_TILE, begin); key < last; key += KEY_TILE) {
         struct gradient_tile tile = {.key = key, .keys = min64(KEY_TILE, last - key)};
-        tile.dk = b->dk + (key - begin) * b->q_row, tile.dv = b->dv + (key - begin) * b->v_row;
-        rows_load(k, key, tile.keys, s->depth, b->k, b->q_row);
-        rows_load(v, key, tile.keys, s->value_depth, b->v, b->v_row);
+        tile.dk = task->dk + (key - begin) * b->q_row, tile.dv = task->dv + (key - begin) * b->v_row;
+        rows_load(&task->k, key, tile.keys, s->depth, b->k, b->q_row);
+        rows_load(&task->v, key, tile.keys, s->value_depth, b->v, b->v_row);
         tile.is_wild = tile_is_wild(b->k, tile.keys, s->depth, b->q_row);
         for (int64_t p = 0; p < panels; p++)
             visit_tile(job, b, &b->panels[p], &tile, job->op->dbias ? bias : NULL);
@@ -310,32 +321,44 @@ static void run_block(const struct backward_job *job, const struct backward_buff
         store_panel(job, b, &b->panels[p], task->split);
 }
 
+/* Stores the sums of a task's heads of keys, or of values; sums: of the first of them. */
+static void store_keys(const struct backward_job *job, const struct backward_task *task, const struct tensor *tensor,
+                       int64_t share, const float *sums, int64_t ld) {
+    const struct attention_plan *plan = job->run->plan;
+    int64_t begin = task->split * plan->split_keys, keys = min64(plan->split_keys, plan->sizes.keys - begin);
+    int64_t used = scores_keys(&job->run->scores, task->batch), heads = heads_of_task(plan, share);
+    for (int64_t head = 0; head < heads; head++, sums += padded_rows(plan->split_keys) * ld) {
+        struct rows to = rows_of(&job->run->scores.bindings, tensor, NULL, task->batch, task->unit * heads + head);
+        for (int64_t i = 0; i < keys; i++)
+            rows_store(&to, begin + i, used, tensor->dims.at[3], sums + i * ld);
+    }
+}
+
 static void run_task(const struct backward_job *job, const struct backward_buffers *b, struct backward_task task) {
     const struct attention_plan *plan = job->run->plan;
     const struct attention_sizes *s = &plan->sizes;
-    const struct sdpa_bwd_op *op = job->op;
     const struct bindings *bindings = &job->run->scores.bindings;
-    int64_t begin = task.split * plan->split_keys, keys = min64(plan->split_keys, s->keys - begin);
-    int64_t used = scores_keys(&job->run->scores, task.batch);
-    struct rows k = rows_of(bindings, op->a.k, NULL, task.batch, task.group);
-    struct rows v = rows_of(bindings, op->a.v, NULL, task.batch, task.group);
-    struct rows dk = rows_of(bindings, op->dk, NULL, task.batch, task.group);
-    struct rows dv = rows_of(bindings, op->dv, NULL, task.batch, task.group);
-    memset(b->dk, 0, (size_t)(padded_rows(plan->split_keys) * b->q_row) * sizeof *b->dk);
-    memset(b->dv, 0, (size_t)(padded_rows(plan->split_keys) * b->v_row) * sizeof *b->dv);
-    for (int64_t column = 0; column < s->columns; column += plan->panels * PANEL)
-        run_block(job, b, &task, &k, &v, column);
-    for (int64_t i = 0; i < keys; i++) {
-        rows_store(&dk, begin + i, used, s->depth, b->dk + i * b->q_row);
-        rows_store(&dv, begin + i, used, s->value_depth, b->dv + i * b->v_row);
+    int64_t k_floats = padded_rows(plan->split_keys) * b->q_row, v_floats = padded_rows(plan->split_keys) * b->v_row;
+    memset(b->dk, 0, (size_t)(heads_of_task(plan, s->k_share) * k_floats) * sizeof *b->dk);
+    memset(b->dv, 0, (size_t)(heads_of_task(plan, s->v_share) * v_floats) * sizeof *b->dv);
+    for (int64_t i = 0; i < plan->unit; i++) {
+        int64_t head = i * s->group, first = task.unit * plan->unit * s->group;
+        task.group = task.unit * plan->unit + i;
+        task.k = rows_of(bindings, job->op->a.k, NULL, task.batch, (first + head) / s->k_share);
+        task.v = rows_of(bindings, job->op->a.v, NULL, task.batch, (first + head) / s->v_share);
+        task.dk = b->dk + head / s->k_share * k_floats, task.dv = b->dv + head / s->v_share * v_floats;
+        for (int64_t column = 0; column < s->columns; column += plan->panels * PANEL)
+            run_block(job, b, &task, column);
     }
+    store_keys(job, &task, job->op->dk, s->k_share, b->dk, b->q_row);
+    store_keys(job, &task, job->op->dv, s->v_share, b->dv, b->v_row);
 }
 
 /* One thread: takes tasks until none is left; or has its own, so that its sums are of the same tasks each time. */
 static void run_tasks(void *context, int64_t thread) {
     struct backward_job *job = context;
     const struct attention_plan *plan = job->run->plan;
-    int64_t tasks = plan->sizes.batches * plan->sizes.groups * plan->splits, index = thread;
+    int64_t units = plan->sizes.groups / plan->unit, tasks = plan->sizes.batches * units * plan->splits, index = thread;
     struct backward_buffers buffers;
     lay_out(&buffers, plan, job->run->workspace + plan->shared_bytes + thread * plan->thread_bytes);
     for (;; index += plan->threads) {
@@ -344,9 +367,8 @@ static void run_tasks(void *context, int64_t thread) {
         if (index >= tasks)
             return;
         int64_t at = index / plan->splits;
-        run_task(
-            job, &buffers,
-            (struct backward_task){at / plan->sizes.groups, at % plan->sizes.groups, index % plan->splits, thread});
+        run_task(job, &buffers,
+                 (struct backward_task){at / units, at % units, index % plan->splits, thread, .group = 0});
     }
 }
 

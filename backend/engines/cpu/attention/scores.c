@@ -21,7 +21,8 @@ struct attention_sizes attention_sizes_of(const struct attention *a) {
     if (sizes.heads == 0)
         return sizes;
     /* Each run of so many heads lies within one head of keys and one of values. */
-    sizes.group = gcd64(sizes.heads / a->k->dims.at[1], sizes.heads / a->v->dims.at[1]);
+    sizes.k_share = sizes.heads / a->k->dims.at[1], sizes.v_share = sizes.heads / a->v->dims.at[1];
+    sizes.group = gcd64(sizes.k_share, sizes.v_share);
     sizes.groups = sizes.heads / sizes.group;
     sizes.columns = sizes.group * sizes.rows;
     return sizes;

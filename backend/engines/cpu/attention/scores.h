@@ -13,6 +13,7 @@
    head, are the columns that panels are cut of. */
 struct attention_sizes {
     int64_t batches, heads, rows, keys, depth, value_depth;
+    int64_t k_share, v_share;       /* query heads that share a head of keys, of values */
     int64_t group, groups, columns; /* heads of a group, groups of a batch entry, columns of a group */
 };
 
