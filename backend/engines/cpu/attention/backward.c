@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention's gradients: weights are made again from scores and statistics, tile by tile. A task has
-   heads of keys and values with all query heads that read them, and one part of the keys, whose gradients it sums; queries pass in blocks of panels, whose gradients are whole at the
-   end of a block, or sums of parts that are added when all are done. Five products of a tile, [keys, queries]:
+/* Attention's gradients: weights are made again from scores and statistics, tile by tile. A task has heads of keys and
+   values with all query heads that read them, and one part of the keys, whose gradients it sums; queries pass in blocks
+   of panels, whose gradients are whole at the end of a block, or sums of parts that are added when all are done.
+   Five products of a tile, [keys, queries]:
 
        scores = k q^T, dP = v dO^T        as forward has them
        dv += P dO, dk += dS q             a tile is the left factor as it lies
