@@ -2,6 +2,7 @@
 /* The attention family: forward and backward in floats, without scores in memory. What an operation must be, its price,
    and what a step keeps; forward.c and backward.c run it. */
 #include "engines/cpu/attention/attention.h"
+#include "engines/cpu/attention/modifier.h"
 
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
@@ -58,6 +59,8 @@ static weftStatus_t check_backward(const struct sdpa_bwd_op *op) {
                                      op->descale_do, op->descale_s, op->descale_dp, op->scale_s, op->scale_dp,
                                      op->scale_dq,   op->scale_dk,  op->scale_dv,   op->amax_dq, op->amax_dk,
                                      op->amax_dv,    op->amax_dp};
+    if (op->a.modifier.graph)
+        TRY(modifier_check_gradient(&op->a.modifier, &op->base));
     if (op->a.modifier.gradients.count > 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
              "%s wants gradients of what its score modifier reads. The reference takes them.",

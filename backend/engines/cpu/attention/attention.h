@@ -12,10 +12,11 @@ struct attention_plan {
     const struct program *modifier; /* with its walk; NULL: none */
     const struct walk *walk;
     int threads;
-    bool is_few;    /* so few queries read the keys that these are not worth a copy */
-    int64_t panels; /* of a task at most: it reads keys and values once for all of them */
-    int64_t blocks; /* tasks of a group, side by side along its columns */
-    int64_t unit;   /* backward: groups of a task, which has all that reads its heads of keys and of values */
+    bool is_few;             /* so few queries read the keys that these are not worth a copy */
+    int64_t panels;          /* of a task at most: it reads keys and values once for all of them */
+    int64_t blocks;          /* tasks of a group, side by side along its columns */
+    int64_t modifier_floats; /* backward: of a thread */
+    int64_t unit;            /* backward: groups of a task, which has all that reads its heads of keys and of values */
     int64_t splits, split_keys;         /* parts that keys are cut into, each a task of its own; keys of one */
     int64_t thread_bytes, shared_bytes; /* of workspace */
 };

@@ -11,6 +11,7 @@
    Sums are taken in an order that sizes and threads fix. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
+#include "engines/cpu/attention/modifier.h"
 #include "engines/cpu/core/threads.h"
 
 #include <math.h>
@@ -34,6 +35,7 @@ struct backward_buffers {
     float *k, *v;                    /* rows of a tile */
     float *dk, *dv;                  /* rows of a part of the keys */
     float *p, *dp, *products, *room; /* [keys][PANEL]; products: before a score modifier */
+    float *modified;                 /* room of the modifier */
     float *row;                      /* of dq */
     int64_t q_row, v_row;
 };
@@ -63,6 +65,7 @@ static int64_t lay_out(struct backward_buffers *b, const struct attention_plan *
     b->p = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->dp = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->products = buffers_floats(&buffers, plan->modifier ? KEY_TILE * PANEL : 0);
+    b->modified = buffers_floats(&buffers, plan->modifier_floats);
     b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->row = buffers_floats(&buffers, max64(s->depth, max64(b->q_row, b->v_row)));
     return buffers.bytes;
@@ -91,6 +94,7 @@ static int64_t part_floats(const struct attention_plan *plan) {
 void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_op *op) {
     const struct attention_sizes *s = &plan->sizes;
     struct backward_buffers buffers;
+    plan->modifier_floats = modifier_floats(&op->a.modifier);
     /* The least common multiple of the two, in groups. */
     plan->unit = s->group > 0 ? s->k_share / s->group * (s->v_share / s->group) : 1;
     int64_t groups = max64(1, s->batches * s->groups / plan->unit);
@@ -206,19 +210,6 @@ static void add_bias_gradient(const struct backward_job *job, const struct panel
     }
 }
 
-/* Takes gradients of modified scores to those of the products, one by one. */
-static void carry_back(const struct scores *scores, const struct panel *panel, const struct gradient_tile *t,
-                       const float *products, float *ds) {
-    for (int c = 0; c < panel->count; c++)
-        for (int64_t k = 0; k < t->keys; k++) {
-            const int64_t index[] = {panel->batch, panel->head[c], panel->row[c], t->key + k};
-            float *to = &ds[k * PANEL + c];
-            if (*to != 0)
-                *to = (float)score_modifier_carry(&scores->a->modifier, &scores->bindings, index,
-                                                  products[k * PANEL + c], *to);
-        }
-}
-
 /* Weights in p. */
 static void make_weights(const struct backward_job *job, const struct backward_buffers *b,
                          const struct query_panel *from, const struct gradient_tile *t, const struct seen *seen) {
@@ -249,7 +240,7 @@ static void differentiate(const struct backward_job *job, const struct backward_
     if (bias_sums)
         add_bias_gradient(job, panel, b->dp, t->key, t->keys, bias_sums);
     if (scores->modifier)
-        carry_back(scores, panel, t, b->products, b->dp);
+        modifier_carry(scores, panel, t->key, t->keys, b->products, b->p, b->dp, b->modified);
     if (scores->keeps < 1)
         tile_multiply(b->p, t->keys, b->room);
 }

@@ -168,22 +168,22 @@ void panel_load(const struct panel *panel, const struct bindings *bindings, cons
 
 /* ---- Terms ------------------------------------------------------------------------------------------------------- */
 
-/* The bias of a tile as floats, [keys, PANEL]; columns that are not there get 0. */
-static void load_bias(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys, float *to) {
-    const struct view *bias = &scores->bias;
+void panel_spread(const struct panel *panel, const struct view *view, int64_t key, int64_t keys, float *to) {
+    /* Scalars may have any rank. */
+    bool is_scalar = view->rank != 4;
     if (panel->count < PANEL)
         memset(to, 0, (size_t)(keys * PANEL) * sizeof *to);
     for (int first = 0, count; first < panel->count; first += count) {
         count = run_of_head(panel, first, false);
         const int64_t at[] = {panel->batch, panel->head[first], panel->row[first], key};
-        struct gemm_matrix matrix = {.base = bias->data,
-                                     .type = bias->type,
-                                     .stride = bias->dims[2] == 1 ? 0 : bias->strides[2],
-                                     .depth_stride = bias->dims[3] == 1 ? 0 : bias->strides[3],
+        struct gemm_matrix matrix = {.base = view->data,
+                                     .type = view->type,
+                                     .stride = is_scalar || view->dims[2] == 1 ? 0 : view->strides[2],
+                                     .depth_stride = is_scalar || view->dims[3] == 1 ? 0 : view->strides[3],
                                      .batch_rank = 1,
                                      .batch_dims = {INT64_MAX},
                                      .batch_strides = {1}};
-        gemm_pack_matrix(&matrix, to + first, PANEL, view_offset(bias, at), 0, count, 0, (int)keys);
+        gemm_pack_matrix(&matrix, to + first, PANEL, is_scalar ? 0 : view_offset(view, at), 0, count, 0, (int)keys);
     }
 }
 
@@ -209,7 +209,7 @@ void scores_finish(const struct scores *scores, const struct panel *panel, const
     if (scores->a->alibi)
         tile_slope(tile, keys, panel->slope, panel->row, key);
     if (scores->bias.data) {
-        load_bias(scores, panel, key, keys, room);
+        panel_spread(panel, &scores->bias, key, keys, room);
         if (dtype_is_boolean(scores->bias.type))
             tile_keep(tile, keys, room);
         else

@@ -63,6 +63,9 @@ void panel_look(struct seen *seen, const struct panel *panel, const struct score
 void scores_finish(const struct scores *scores, const struct panel *panel, const struct seen *seen, int64_t key,
                    int64_t keys, float *tile, float *room);
 
+/* A tensor that broadcasts to the scores, or a scalar, as a tile of floats; columns that are not there get 0. */
+void panel_spread(const struct panel *panel, const struct view *view, int64_t key, int64_t keys, float *to);
+
 /* Queries as floats, `ld` apart, and the same transposed, [depth, PANEL]; 0 for what is not in use. */
 void panel_load(const struct panel *panel, const struct bindings *bindings, const struct tensor *tensor, int64_t depth,
                 float factor, float *rows, int64_t ld, float *columns);
