@@ -58,6 +58,7 @@ TESTS = (
     ("backend/xla/", ["test_xla", "pytest tests/jax"]),
     ("backend/base/", ["test_base", "test_philox", "test_plan", "pytest tests/ops/test_small_types.py"]),
     ("backend/runtime/", ["test_runtime", "test_device_memory", "test_kernel_cache", "test_cuda_devices"]),
+    ("backend/engines/cpu/attention/", ["test_cpu_fast", "pytest tests/ops/test_attention_cpu.py"]),
     ("backend/engines/cpu/map/", ["test_cpu_fast", "pytest tests/ops/test_pointwise.py"]),
     (
         "backend/engines/cpu/rows/",

@@ -117,7 +117,6 @@ struct backward_job {
 
 /* ---- Panels ------------------------------------------------------------------------------------------------------ */
 
-/* One statistic, or several, of a query. */
 static float load_statistic(const struct backward_job *job, const struct panel *panel, int c) {
     struct rows rows = rows_of(&job->run->scores.bindings, job->op->stats, NULL, panel->batch, panel->head[c]);
     float statistic;
