@@ -55,7 +55,7 @@ TESTS = (
     ),
     ("backend/plan/", ["test_plan", "pytest tests/plan tests/python/test_plan.py"]),
     ("backend/api/", ["test_api", "test_memory", "test_plan", "test_device_memory"]),
-    ("backend/xla/", ["test_xla", "pytest tests/jax"]),
+    ("backend/xla/", ["test_xla", "pytest tests/weft_jax"]),
     ("backend/base/", ["test_base", "test_philox", "test_plan", "pytest tests/ops/test_small_types.py"]),
     ("backend/runtime/", ["test_runtime", "test_device_memory", "test_kernel_cache", "test_cuda_devices"]),
     ("backend/engines/cpu/attention/", ["test_cpu_fast", "pytest tests/ops/test_attention_cpu.py"]),

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
-import jax.numpy as jnp  # noqa: E402
-import weft  # noqa: E402
-import weft.jax as weft_jax  # noqa: E402
-from jax_checks import close, gradients, normal  # noqa: E402
+pytest.importorskip("jax")
+import jax
+import jax.numpy as jnp
+import weft
+import weft.jax as weft_jax
+from jax_checks import close, gradients, normal
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NCHW = ("NCHW", "OIHW", "NCHW")

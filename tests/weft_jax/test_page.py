@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
 from pathlib import Path
@@ -31,6 +32,20 @@ def test_the_page_runs(capsys) -> None:
 def test_the_page_names_every_operator() -> None:
     named = set(re.findall(r"`(?:weft\.jax\.)?(\w+)[`(]", PAGE))
     assert set(weft_jax.__all__) <= named
+
+
+def test_examples_of_functions() -> None:
+    """As they are printed where floats are of 32 bits."""
+    jax.config.update("jax_enable_x64", False)
+    folder = Path(weft_jax.__file__).parent
+    found = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")]
+    results = [
+        doctest.testmod(importlib.import_module(".".join(["weft.jax", *path.parts])))
+        for path in found
+        if path.name != "__init__"
+    ]
+    assert sum(each.failed for each in results) == 0
+    assert sum(each.attempted for each in results) > 20
 
 
 def test_the_example_learns() -> None:

@@ -10,10 +10,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
-import jax.numpy as jnp  # noqa: E402
-import weft.jax as weft_jax  # noqa: E402
-from jax_checks import close, gradients, normal  # noqa: E402
+pytest.importorskip("jax")
+import jax
+import jax.numpy as jnp
+import weft.jax as weft_jax
+from jax_checks import close, gradients, normal
 
 P = jax.sharding.PartitionSpec
 
