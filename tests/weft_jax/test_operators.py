@@ -111,7 +111,8 @@ CASES = {
     "conv_groups": Case(weft_jax.conv, conv, [(2, 7, 6, 4), (3, 2, 2, 6)], {"padding": "VALID"}),
     "conv_nchw": Case(
         weft_jax.conv, conv, [(2, 4, 7, 6), (6, 4, 3, 3), (6,)],
-        {"strides": (2, 1), "padding": ((1, 0), (2, 1)), "dilation": (1, 2), "dimension_numbers": NCHW},
+        {"strides": (2, 1), "padding": ((1, 0), (2, 1)), "dilation": (1, 2), "dimension_numbers": NCHW,
+         "activation": "gelu_tanh"},
     ),
     "conv_line": Case(
         weft_jax.conv, conv, [(2, 9, 3), (4, 3, 5)], {"dimension_numbers": ("NWC", "WIO", "NWC")}

@@ -1,4 +1,4 @@
-"""Activations behind products and convolutions."""
+"""Activations behind products and convolutions, and the way back through them and through the bias."""
 
 from __future__ import annotations
 
@@ -6,36 +6,77 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from weft.errors import BadParameterError
 from weft.graphs import Graph
+from weft.jax.calls import call
+from weft.jax.drawing import Drawing, Form, Operator, is_double
 from weft.tensor import Tensor
 
-ACTIVATIONS: dict[str, tuple[str, Any]] = {
-    "relu": ("relu", jax.nn.relu),
-    "gelu": ("gelu", partial(jax.nn.gelu, approximate=False)),
-    "gelu_tanh": ("gelu_approx_tanh", jax.nn.gelu),
-    "silu": ("swish", jax.nn.silu),
-    "sigmoid": ("sigmoid", jax.nn.sigmoid),
-    "tanh": ("tanh", jax.numpy.tanh),
+METHODS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_approx_tanh",
+    "silu": "swish",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
 }
-"""By name: the graph's method, and the function of JAX that is the same."""
+"""The graph's method of each; that of its gradient ends in _backward."""
 
 
 def check(where: str, name: str | None) -> None:
     """Refuses a name that is none of an activation."""
-    if name is not None and name not in ACTIVATIONS:
+    if name is not None and name not in METHODS:
         raise BadParameterError(
-            f"{where}: activation is {name!r}. Give None, or one of {', '.join(map(repr, ACTIVATIONS))}."
+            f"{where}: activation is {name!r}. Give None, or one of {', '.join(map(repr, METHODS))}."
         )
 
 
 def draw(g: Graph, name: str | None, x: Tensor) -> Tensor:
     """An activation of a tensor."""
-    made: Tensor = x if name is None else getattr(g, ACTIVATIONS[name][0])(x)
+    made: Tensor = x if name is None else getattr(g, METHODS[name])(x)
     return made
 
 
-def backward(name: str | None, dy: Any, x: Any) -> Any:
-    """The gradient to what an activation was given, which XLA fuses with what else is done to it."""
-    return dy if name is None else jax.vjp(ACTIVATIONS[name][1], x)[1](dy)[0]
+def _draw_backward(d: Drawing, name: str, has_bias: bool) -> None:
+    """Arguments: the gradient of the result, what the activation was given, [batch.., rows, channels]."""
+    shape = jnp.broadcast_shapes(*(each.shape for each in d.arguments))
+    ends = (d.read(i, [*[1] * (len(shape) - len(s)), *s]) for i, (s, _) in enumerate(d.arguments))
+    dz = getattr(d.graph, f"{METHODS[name]}_backward")(*ends)
+    d.write(dz, Form(shape, d.arguments[1].dtype))
+    if has_bias:
+        *batch, _, channels = shape
+        sums = d.graph.reduction(dz, "ADD", dims=[len(batch)])
+        type_ = jnp.dtype(jnp.float64 if is_double(d.arguments) else jnp.float32)
+        d.write(sums, Form((*batch, channels), type_), [*batch, 1, channels])
+
+
+_backward = Operator("activation_backward", _draw_backward, is_batched=True)
+
+
+def backward(name: str | None, dy: Any, given: Any, bias: Any, axis: int = -1) -> tuple[Any, Any]:
+    """The gradients to what comes before bias and activation, and to the bias, if there is one: one pass over
+    memory. axis: along which the bias lies."""
+    if name is None:
+        return dy, None if bias is None else _sums(dy, bias, axis)
+    if axis % dy.ndim != dy.ndim - 1:  # columns are the last dimension's; XLA fuses what is done to others
+        dz = jax.vjp(partial(_apply, name), given)[1](dy)[0]
+        return dz, None if bias is None else _sums(dz, bias, axis)
+    rows = (each.reshape(-1, each.shape[-1]) for each in (dy, given))
+    dz, *sums = call(_backward, *rows, attributes=(name, bias is not None))
+    return dz.reshape(dy.shape), sums[0].reshape(bias.shape).astype(bias.dtype) if sums else None
+
+
+def _apply(name: str, x: Any) -> Any:
+    """The activation by JAX."""
+    if name.startswith("gelu"):
+        return jax.nn.gelu(x, approximate=name == "gelu_tanh")
+    return jnp.tanh(x) if name == "tanh" else getattr(jax.nn, name)(x)
+
+
+def _sums(dz: Any, bias: Any, axis: int) -> Any:
+    """Over all dimensions but one; narrow types are summed in float."""
+    others = [i for i in range(dz.ndim) if i != axis % dz.ndim]
+    wide = jnp.promote_types(dz.dtype, jnp.float32)
+    return dz.sum(others, dtype=wide).reshape(bias.shape).astype(bias.dtype)

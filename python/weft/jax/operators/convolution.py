@@ -15,7 +15,6 @@ from weft.errors import BadParameterError
 from weft.jax.calls import alike, call
 from weft.jax.drawing import Drawing, Form, Operator
 from weft.jax.operators import activations
-from weft.jax.operators.products import column_sums
 from weft.tensor import Tensor
 
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -187,10 +186,9 @@ def _keep(how: _Geometry, activation: str | None, x: Any, w: Any, bias: Any) -> 
 
 def _gradient(how: _Geometry, activation: str | None, kept: Any, dy: Any) -> Any:
     x, w, bias, given = kept
-    dz = activations.backward(activation, dy, given)
+    dz, dbias = activations.backward(activation, dy, given, bias, how.layouts[2].index("C"))
     dx = call(_image, dz, w, attributes=(how, x.shape, x.dtype))[0]
     dw = call(_filters, x, dz, attributes=(how, w.shape, w.dtype))[0]
-    dbias = None if bias is None else column_sums(jnp.moveaxis(dz, how.layouts[2].index("C"), -1), bias)
     return dx, dw, dbias
 
 

@@ -166,16 +166,9 @@ def _rows_forward(activation: Any, x: Any, w: Any, bias: Any, residual: Any) -> 
 
 def _rows_backward(activation: Any, kept: Any, dy: Any) -> Any:
     x, w, bias, residual, given = kept
-    dz = activations.backward(activation, dy, given)
+    dz, dbias = activations.backward(activation, dy, given, bias)
     dx, dw = _multiply(dz, w, x.dtype, turn_b=True), _multiply(x, dz, w.dtype, turn_a=True)
-    dbias = None if bias is None else column_sums(dz, bias)
     return dx, dw, dbias, None if residual is None else dy.astype(residual.dtype)
 
 
 _rows.defvjp(_rows_forward, _rows_backward)
-
-
-def column_sums(dz: Any, bias: Any) -> Any:
-    """The gradient of a bias, which is added along the last dimension; narrow types are summed in float."""
-    wide = jnp.promote_types(dz.dtype, jnp.float32)
-    return dz.sum(tuple(range(dz.ndim - 1)), dtype=wide).reshape(bias.shape).astype(bias.dtype)
