@@ -251,6 +251,22 @@ def test_fused_bias_activation_residual():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("dims", [(3, 5, 7), (64, 64, 64), (128, 8, 16)])
+def test_sums_are_exact_for_what_reads_them_behind(dtype, dims):
+    """1 + 2^-12 is no number of 16 bits; with -1 behind it is 2^-12, unless it was rounded before."""
+    m, n, k = dims
+    row = np.zeros(k)
+    row[:2] = 1, 2**-6
+    operands = {"a": np.tile(row, (m, 1)), "b": np.tile(row[:, None], (1, n)), "bias": np.full((1, n), -1.0)}
+    checks.check_bits(
+        lambda g, a, b, bias: g.add(g.matmul(a, b), bias),
+        {name: checks.narrow(x, dtype) for name, x in operands.items()},
+        checks.narrow(np.full((m, n), 2.0**-12), dtype),
+        out=dtype,
+    )
+
+
 def test_refusals():
     checks.refuses(
         lambda g, a, b: g.matmul(a, b, name="qk"),

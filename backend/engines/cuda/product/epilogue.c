@@ -302,9 +302,10 @@ static bool is_read_inside(const struct contraction *c, int value) {
 }
 
 /* Whether sums become 16 bits and are read again as they are: a run of them is converted at once. Two floats become two
-   halves in one instruction. */
+   halves in one instruction. What reads a free tensor sees the sums themselves. */
 static bool keeps_runs(const struct contraction *c) {
-    return is_read_inside(c, c->result) && c->alpha == 1 && c->beta == 0 &&
+    bool is_free = c->region->graph->values[c->result].tensor->is_free;
+    return is_read_inside(c, c->result) && !is_free && c->alpha == 1 && c->beta == 0 &&
            dtype_bytes(tensor_type(c, c->result), 1) == 2 && arithmetic_rows[c->arithmetic].sum == WEFT_DATA_FLOAT;
 }
 
