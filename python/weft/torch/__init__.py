@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.torch import operators
+from weft.torch import operators, transforms
 from weft.torch.enable import Enabled, enable
 from weft.torch.operators.dropout import dropout
 from weft.torch.ops import OPERATORS
@@ -22,7 +22,7 @@ from weft.torch.plans import cache_info, clear_cache
 
 __all__ = [
     "OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "dropout", "enable", "explain",
-    "operators",
+    "operators", "transforms",
 ]  # fmt: skip
 
 

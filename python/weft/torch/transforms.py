@@ -1,0 +1,147 @@
+"""What torch's transforms make of the operators: types under autocast, and batches under vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.torch.ops import OPERATORS, PLACES, _library
+
+# ---- Autocast ----
+
+NARROW: dict[str, Sequence[int]]
+NARROW = dict.fromkeys(("conv", "linear", "mm", "bmm", "addmm", "grouped_mm", "sdpa"), ())
+NARROW |= {"quantized_linear": (0, 3)}
+"""Operators that compute in the type of autocast, as torch's products do; which arguments get it, () all."""
+
+WIDE = {
+    "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax",
+    "cross_entropy", "nll_loss", "nll_loss2d",
+}  # fmt: skip
+"""Operators that compute in float."""
+
+
+def _cast(value: Any, place: str, dtype: torch.dtype) -> Any:
+    """A value in another type where it is of floats of 16 or 32 bits on this device."""
+    if not isinstance(value, torch.Tensor) or value.device.type != place:
+        return value
+    return value.to(dtype) if value.is_floating_point() and value.element_size() in (2, 4) else value
+
+
+def _under_autocast(name: str, place: str, positions: Sequence[int], is_narrow: bool) -> None:
+    operator, key = getattr(torch.ops.weft, name).default, f"Autocast{place.upper()}"
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def compute(*arguments: Any) -> Any:
+        dtype = torch.get_autocast_dtype(place) if is_narrow else torch.float32
+        given = [
+            _cast(each, place, dtype) if i in positions or not positions else each
+            for i, each in enumerate(arguments)
+        ]
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return operator(*given)
+
+    operator.py_impl(getattr(torch._C.DispatchKey, key))(compute)  # for compilers
+    _library.impl(name, compute, key)
+
+
+for _place in PLACES:
+    for _name, _positions in NARROW.items():
+        _under_autocast(_name, _place, _positions, True)
+    for _name in WIDE:
+        _under_autocast(_name, _place, (), False)
+
+
+# ---- vmap: a mapped dimension joins the batch where there is one, else the operator runs once for each ----
+
+Fold = Callable[..., Any]
+"""Results for arguments whose mapped dimension is the first; None where there is no such fold."""
+
+
+def _stacked(operator: Any, info: Any, in_dims: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    def pick(value: Any, dim: Any, i: int) -> Any:
+        return value.select(dim, i) if isinstance(dim, int) else value
+
+    pairs = list(zip(arguments, in_dims, strict=True))
+    results = [operator(*(pick(*pair, i) for pair in pairs)) for i in range(info.batch_size)]
+    if not isinstance(results[0], tuple):
+        return torch.stack(results), 0
+    columns = zip(*results, strict=True)
+    joined = tuple(None if column[0] is None else torch.stack(column) for column in columns)
+    return joined, tuple(None if each is None else 0 for each in joined)
+
+
+def _with_vmap(name: str, fold: Fold | None) -> None:
+    operator = getattr(torch.ops.weft, name)
+
+    def rule(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+        if fold is not None:
+            moved = [
+                value.movedim(dim, 0) if isinstance(dim, int) else value
+                for value, dim in zip(arguments, in_dims, strict=True)
+            ]
+            results = fold(operator, [isinstance(dim, int) for dim in in_dims], *moved)
+            if results is not None:
+                return results, (0,) * len(results) if isinstance(results, tuple) else 0
+        return _stacked(operator, info, in_dims, arguments)
+
+    torch.library.register_vmap(f"weft::{name}", rule, lib=_library)
+
+
+def _leading(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
+    """Of operators that take any dimensions before those that they are about."""
+    return None if any(is_mapped[1:]) else operator(*given)
+
+
+def _along(operator: Any, is_mapped: Sequence[bool], x: Any, dim: int, *rest: Any) -> Any:
+    if x.ndim == 1:
+        return None
+    return operator(x, dim % (x.ndim - 1) + 1, *rest)
+
+
+def _pointwise(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
+    return operator(*given) if all(is_mapped[:2]) else None
+
+
+def _batched(rank: int) -> Fold:
+    """Of operators on images with this many spatial dimensions, whose batch torch may leave out; 0: any."""
+
+    def fold(operator: Any, is_mapped: Sequence[bool], x: Any, *rest: Any) -> Any:
+        if any(is_mapped[1:]):
+            return None
+        if rank and x.ndim == rank + 2:
+            return operator(x, *rest)
+        return _apart(operator(x.flatten(0, 1), *rest), x.shape[:2])
+
+    return fold
+
+
+def _apart(results: Any, sizes: Sequence[int]) -> Any:
+    if isinstance(results, tuple):
+        return tuple(each.unflatten(0, sizes) for each in results)
+    return results.unflatten(0, sizes)
+
+
+def _mm(_: Any, is_mapped: Sequence[bool], a: Any, b: Any) -> Any:
+    if all(is_mapped):
+        return torch.ops.weft.bmm(a, b)
+    return torch.ops.weft.linear(a, b.t()) if is_mapped[0] else None
+
+
+def _attention(operator: Any, is_mapped: Sequence[bool], q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    if not all(is_mapped[:3]) or any(is_mapped[3:]):
+        return None
+    return _apart(operator(*(each.flatten(0, 1) for each in (q, k, v)), *rest), q.shape[:2])
+
+
+FOLDS: dict[str, Fold]
+FOLDS = dict.fromkeys(("layer_norm", "rms_norm", "linear", "quantized_linear", "rope"), _leading)
+FOLDS |= dict.fromkeys(("softmax", "log_softmax"), _along)
+FOLDS |= dict.fromkeys(("swiglu", "geglu"), _pointwise)
+FOLDS |= dict.fromkeys(("avg_pool", "max_pool"), _batched(2)) | {"conv": _batched(0)}
+FOLDS |= dict.fromkeys(("avg_pool3d", "max_pool3d"), _batched(3)) | {"mm": _mm, "sdpa": _attention}
+
+for _name in OPERATORS:
+    _with_vmap(_name, FOLDS.get(_name))
