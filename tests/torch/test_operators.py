@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -334,22 +335,59 @@ def test_a_plan_of_one_tensor_given_twice_serves_others() -> None:
     torch.testing.assert_close(weft.conv_backward(loss, x, y, None, *sizes, wanted)[:2], expected)
 
 
+def stream_of_its_own():
+    """A context in which work goes to a stream that no other thread has."""
+    if DEVICE == "cpu":
+        return contextlib.nullcontext()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.default_stream())
+    return torch.cuda.stream(stream)
+
+
+def in_threads(work, count: int) -> None:
+    """Runs work(i) in as many threads, on a stream each; the first error of any is this one's."""
+
+    def one(i: int) -> None:
+        with torch.device(DEVICE), stream_of_its_own():
+            work(i)
+
+    with ThreadPoolExecutor(count) as pool:
+        for each in [pool.submit(one, i) for i in range(count)]:
+            each.result()
+
+
 def test_threads_share_a_plan() -> None:
     given = [normal(8, 33, grad=False) * i for i in range(4)]
-    wrong: list[int] = []
 
     def work(i: int) -> None:
         expected = torch.softmax(given[i], 1)
         for _ in range(50):
-            if not torch.allclose(weft.softmax(given[i], 1, False), expected):
-                wrong.append(i)
+            torch.testing.assert_close(weft.softmax(given[i], 1, False), expected)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert wrong == []
+    in_threads(work, 4)
+
+
+@pytest.mark.parametrize("capacity", [4096, 2])
+def test_threads_have_shapes_and_streams_of_their_own(monkeypatch, capacity: int) -> None:
+    """With room for 2 plans threads drop one another's, also while these run."""
+    monkeypatch.setattr("weft.torch.plans.CAPACITY", capacity)
+    weft_torch.clear_cache()
+    given = [(normal(3 + i, 4, 5, grad=False), normal(6, 5, grad=False)) for i in range(8)]
+
+    def work(i: int) -> None:
+        x, weight = given[i]
+        expected = torch_linear(x, weight, None, "gelu", None)
+        for _ in range(8):
+            leaf = x.clone().requires_grad_()
+            y = weft.linear(leaf, weight, None, "gelu")
+            torch.testing.assert_close(y, expected)
+            (dx,) = torch.autograd.grad(y.square().sum(), leaf)
+            leaf = x.clone().requires_grad_()
+            loss = torch_linear(leaf, weight, None, "gelu").square().sum()
+            torch.testing.assert_close(dx, torch.autograd.grad(loss, leaf)[0])
+
+    in_threads(work, 8)
+    assert weft_torch.cache_info()["size"] == min(capacity, 16)
 
 
 def test_without_elements_nothing_is_computed() -> None:
