@@ -12,5 +12,6 @@ DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 @pytest.fixture(autouse=True)
 def _on_device():
     torch = pytest.importorskip("torch")
-    with torch.device(DEVICE):
+    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # floats keep all their bits
+    with torch.device(DEVICE), exact:
         yield

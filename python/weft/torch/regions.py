@@ -6,6 +6,7 @@ import operator
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
 from weft.tensor import Tensor
 from weft.torch.nodes import BLANK, DRAWN, VIEWS
+from weft.torch.ops import OPERATORS
 from weft.torch.plans import Drawing, Prepared, _key, _strides, _unwanted
 
 aten = torch.ops.aten
@@ -213,6 +215,7 @@ class Region:
     def __init__(self, module: torch.fx.GraphModule, cover: Cover) -> None:
         self.module, self._cover = module, cover
         self._bases, self._tail = _views_apart(module.graph)
+        self._names = {_own_name(each.target) for each in module.graph.nodes if each.op == "call_function"}
         self._plans: dict[Any, Prepared | WeftError] = {}
         self._lock = threading.Lock()
 
@@ -220,7 +223,7 @@ class Region:
         """The results; torch's own where Weft builds no graph."""
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         first = _leading(tensors)
-        key = (_unwanted(first), *map(_key, arguments))
+        key = (_unwanted(first, self._names), *map(_key, arguments))
         found = self._plans.get(key)
         if found is None:
             found = self._add(key, arguments)
@@ -249,7 +252,7 @@ class Region:
 
     def _prepare(self, arguments: Sequence[Any]) -> Prepared:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        graph = _graph_of(tensors)
+        graph = _graph_of(tensors, self._names)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fakes = [mode.from_tensor(e.detach()) if isinstance(e, torch.Tensor) else e for e in arguments]
             drawing = RegionDrawing(graph, [each for each in fakes if isinstance(each, torch.Tensor)])
@@ -270,12 +273,19 @@ class Region:
         return prepared
 
 
+def _own_name(target: Any) -> str:
+    """The name of the operator of Weft's that stands for one of torch's; empty where none does."""
+    if "scaled_dot_product" in str(target):
+        return "sdpa"
+    return next((each.name for each in OPERATORS.values() if each.twin is target), "")
+
+
 def _leading(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensor whose device counts: seeds of dropouts may lie on the CPU beside tensors of a GPU."""
     return next((each for each in tensors if each.is_cuda), tensors[0])
 
 
-def _graph_of(tensors: Sequence[torch.Tensor]) -> Graph:
+def _graph_of(tensors: Sequence[torch.Tensor], names: AbstractSet[str]) -> Graph:
     """An empty graph for tensors of these types, on their device."""
     device = _leading(tensors).device
     kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
@@ -285,7 +295,7 @@ def _graph_of(tensors: Sequence[torch.Tensor]) -> Graph:
     if narrow:
         types["io_data_type"] = narrow[0][0]
     graph = Graph("compiled", handle=default_handle(kind, device.index or 0), **types)
-    if unwanted := _unwanted(_leading(tensors)):
+    if unwanted := _unwanted(_leading(tensors), names):
         graph.deselect_numeric_notes(unwanted)
     return graph
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from weft.errors import NotSupportedError
 from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
 from weft.torch.plans import Drawing
 
@@ -131,5 +132,7 @@ def _own_batch_norm(
     epsilon: float, _: bool,
 ) -> Any:
     """torch's own operator and not cuDNN's, which Weft stands for."""
+    if not x.numel():
+        raise NotSupportedError("batch_norm: a tensor without elements.")
     results = aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)
     return *results, x.new_empty(0, dtype=torch.uint8), 0
