@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
+from weft.torch.plans import _unwanted  # noqa: E402
 
 F, weft = torch.nn.functional, torch.ops.weft
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
@@ -404,6 +406,21 @@ def test_without_elements_nothing_is_computed() -> None:
     dx, dw = torch.autograd.grad(y, (x, w), torch.ones_like(y))
     assert dx.shape == x.shape
     assert not dw.any()
+
+
+def test_flags_of_torch_say_which_products_are_narrowed() -> None:
+    def unwanted(**products: bool) -> list[str]:
+        notes = _unwanted(types.SimpleNamespace(is_cuda=True), **products)
+        return [each.name for each in notes]
+
+    conv, product = {"convolves": True, "multiplies": False}, {"convolves": False, "multiplies": True}
+    narrowed, unordered = "DOWN_CONVERT_INPUTS", "NONDETERMINISTIC"
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        assert (unwanted(**conv), unwanted(**product)) == ([], [narrowed])
+        assert unwanted(convolves=True, multiplies=True) == [narrowed]
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, deterministic=True):
+        assert unwanted(**conv) == [narrowed, unordered]
+        assert unwanted(convolves=False, multiplies=False) == [unordered]
 
 
 def test_second_derivatives_are_refused() -> None:

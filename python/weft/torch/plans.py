@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -191,7 +190,7 @@ def run(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence
     """The results of an operator on torch tensors. expected: tells results of fake tensors. Raises WeftError
     where Weft refuses the operator on such tensors."""
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-    key = (name, _unwanted(tensors[0], {name}), *map(_key, arguments))
+    key = (name, _unwanted(tensors[0], name in CONVOLVES, name in MULTIPLIES), *map(_key, arguments))
     found = _plans.get(key)
     if found is None:
         found = _add(key, lambda: _prepare(name, expected, draw, arguments))
@@ -235,23 +234,22 @@ def _add(key: Any, make: Callable[[], Ready]) -> Ready | WeftError:
 _NARROWED, _UNORDERED = numerical_note.DOWN_CONVERT_INPUTS, numerical_note.NONDETERMINISTIC
 
 
-CONVOLVES = {"conv"}
+CONVOLVES = {"conv", "conv_backward"}
 """Operators that narrow floats where torch's convolutions may."""
 
-MULTIPLIES = {"linear", "mm", "bmm", "addmm", "grouped_mm", "quantized_linear", "sdpa"}
+MULTIPLIES = {"mm", "bmm", "addmm", "linear", "grouped_mm", "quantized_linear", "sdpa"}
+MULTIPLIES |= {f"{name}_backward" for name in MULTIPLIES}
 """Operators that narrow floats where torch's matrix products may."""
 
 
-def _unwanted(value: torch.Tensor, names: AbstractSet[str]) -> tuple[numerical_note, ...]:
-    """What torch's flags forbid these operators on a GPU: products of narrowed floats, sums in no certain
-    order."""
+def _unwanted(value: torch.Tensor, convolves: bool, multiplies: bool) -> tuple[numerical_note, ...]:
+    """What torch's flags forbid on a GPU: products of narrowed floats, sums in no certain order."""
     if not value.is_cuda:
         return ()
     flags = torch.backends.cudnn
     is_ordered = flags.deterministic or torch.are_deterministic_algorithms_enabled()
-    names = {name.removesuffix("_backward") for name in names}
-    is_exact = not names.isdisjoint(CONVOLVES) and not flags.allow_tf32
-    is_exact |= not names.isdisjoint(MULTIPLIES) and not torch.backends.cuda.matmul.allow_tf32
+    is_exact = convolves and not flags.allow_tf32
+    is_exact |= multiplies and not torch.backends.cuda.matmul.allow_tf32
     return (*((_NARROWED,) if is_exact else ()), *((_UNORDERED,) if is_ordered else ()))
 
 
@@ -269,7 +267,7 @@ def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Seq
     handle = default_handle(kind, device.index or 0)
     is_double = any(each.dtype == torch.float64 for each in tensors)
     graph = Graph(name, handle=handle, compute_data_type=torch.float64 if is_double else torch.float32)
-    if unwanted := _unwanted(tensors[0], {name}):
+    if unwanted := _unwanted(tensors[0], name in CONVOLVES, name in MULTIPLIES):
         graph.deselect_numeric_notes(unwanted)
     drawing = Drawing(graph, tensors, outputs)
     draw(drawing, *arguments)

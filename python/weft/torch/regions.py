@@ -6,7 +6,6 @@ import operator
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from weft.graphs import Graph
 from weft.tensor import Tensor
 from weft.torch.nodes import BLANK, DRAWN, VIEWS
 from weft.torch.ops import OPERATORS
-from weft.torch.plans import Drawing, Prepared, _key, _strides, _unwanted
+from weft.torch.plans import CONVOLVES, MULTIPLIES, Drawing, Prepared, _key, _strides, _unwanted
 
 aten = torch.ops.aten
 
@@ -215,7 +214,8 @@ class Region:
     def __init__(self, module: torch.fx.GraphModule, cover: Cover) -> None:
         self.module, self._cover = module, cover
         self._bases, self._tail = _views_apart(module.graph)
-        self._names = {_own_name(each.target) for each in module.graph.nodes if each.op == "call_function"}
+        names = {_own_name(each.target) for each in module.graph.nodes if each.op == "call_function"}
+        self._products = bool(names & CONVOLVES), bool(names & MULTIPLIES)
         self._plans: dict[Any, Prepared | WeftError] = {}
         self._lock = threading.Lock()
 
@@ -223,7 +223,7 @@ class Region:
         """The results; torch's own where Weft builds no graph."""
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         first = _leading(tensors)
-        key = (_unwanted(first, self._names), *map(_key, arguments))
+        key = (_unwanted(first, *self._products), *map(_key, arguments))
         found = self._plans.get(key)
         if found is None:
             found = self._add(key, arguments)
@@ -252,7 +252,7 @@ class Region:
 
     def _prepare(self, arguments: Sequence[Any]) -> Prepared:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        graph = _graph_of(tensors, self._names)
+        graph = _graph_of(tensors, self._products)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fakes = [mode.from_tensor(e.detach()) if isinstance(e, torch.Tensor) else e for e in arguments]
             drawing = RegionDrawing(graph, [each for each in fakes if isinstance(each, torch.Tensor)])
@@ -285,7 +285,7 @@ def _leading(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return next((each for each in tensors if each.is_cuda), tensors[0])
 
 
-def _graph_of(tensors: Sequence[torch.Tensor], names: AbstractSet[str]) -> Graph:
+def _graph_of(tensors: Sequence[torch.Tensor], products: tuple[bool, bool]) -> Graph:
     """An empty graph for tensors of these types, on their device."""
     device = _leading(tensors).device
     kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
@@ -295,7 +295,7 @@ def _graph_of(tensors: Sequence[torch.Tensor], names: AbstractSet[str]) -> Graph
     if narrow:
         types["io_data_type"] = narrow[0][0]
     graph = Graph("compiled", handle=default_handle(kind, device.index or 0), **types)
-    if unwanted := _unwanted(_leading(tensors), names):
+    if unwanted := _unwanted(_leading(tensors), *products):
         graph.deselect_numeric_notes(unwanted)
     return graph
 
