@@ -66,7 +66,22 @@ class Pieces(torch.nn.Module):
         return (kept.sigmoid() * F.silu(x[:, None]).pow(2).mean(2, keepdim=True)).sum(1)[:, :6] * self.scale
 
 
+class Gated(torch.nn.Module):
+    """A feed-forward layer of Weft's own operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (torch.nn.Parameter(torch.randn(6, 6) / 2) for _ in range(3))
+
+    def forward(self, x):
+        weft = torch.ops.weft
+        y = weft.rms_norm(x, [6], None, 1e-5)[0]
+        y = weft.swiglu(weft.linear(y, self.gate), weft.linear(y * 2, self.up * 3))
+        return weft.linear(y, self.down + self.gate, None, "gelu", x)
+
+
 CASES = {
+    "gated": (Gated, (3, 4, 6)),
     "transformer": (Transformer, (2, 5, 16)),
     "residual": (Residual, (2, 3, 7, 6)),
     "pieces": (Pieces, (4, 6)),

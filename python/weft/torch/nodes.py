@@ -17,7 +17,11 @@ from weft.torch.plans import Draw, Drawing
 
 aten = torch.ops.aten
 
-DRAWN: dict[Any, Draw] = {each.twin: each.draw for each in OPERATORS.values()}
+OWN = {getattr(torch.ops.weft, name).default: each for name, each in OPERATORS.items()}
+OWN |= {each.twin: each for each in OPERATORS.values() if each.twin is not None}
+"""Weft's operators, by their own overloads and those of torch's that are the same."""
+
+DRAWN: dict[Any, Draw] = {overload: each.draw for overload, each in OWN.items()}
 """How each torch operator is drawn, by overload."""
 
 

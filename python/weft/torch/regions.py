@@ -17,8 +17,7 @@ from weft.enums import device_kind, reshape_mode
 from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
 from weft.tensor import Tensor
-from weft.torch.nodes import BLANK, DRAWN, VIEWS
-from weft.torch.ops import OPERATORS
+from weft.torch.nodes import BLANK, DRAWN, OWN, VIEWS
 from weft.torch.plans import CONVOLVES, MULTIPLIES, Drawing, Prepared, _key, _strides, _unwanted
 
 aten = torch.ops.aten
@@ -277,7 +276,7 @@ def _own_name(target: Any) -> str:
     """The name of the operator of Weft's that stands for one of torch's; empty where none does."""
     if "scaled_dot_product" in str(target):
         return "sdpa"
-    return next((each.name for each in OPERATORS.values() if each.twin is target), "")
+    return OWN[target].name if target in OWN else ""
 
 
 def _leading(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

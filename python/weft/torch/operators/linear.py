@@ -20,7 +20,7 @@ ACTIVATIONS = {"none": "", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_ap
 
 def transposed(d: Drawing, weight: torch.Tensor) -> Tensor:
     """A weight [N, K] as an operand [K, N]."""
-    return d.read(weight, [*weight.shape][::-1], _strides(weight)[::-1])
+    return d.graph.transpose(d.read(weight), [1, 0])
 
 
 def _row(d: Drawing, bias: torch.Tensor) -> Tensor:
