@@ -1,8 +1,8 @@
-"""Writes include/weft/weft_operations.hpp, the generated part of the C++ frontend: its enumerations, a class of
-attributes per method, and the methods of a graph. tools/gen.py calls it with what it has read.
+"""Writes include/weft/weft_operations.hpp, the generated part of the C++ frontend: its enumerations, a class
+of attributes per method, and the methods of a graph. tools/gen.py calls it with what it has read.
 
-What the library describes is taken from there. Tables here have what only C++ spells: which operands stand among
-a method's parameters, and the names that differ from Python's.
+What the library describes is taken from there. Tables here have what only C++ spells: which operands stand
+among a method's parameters, and the names that differ from Python's.
 """
 
 from __future__ import annotations
@@ -220,15 +220,15 @@ def setter(frame: Frame, name: str, rows: list[Json], of: str) -> Iterator[str]:
     row, itself = rows[0], f"{of} &set_{name}"
     kind, doc = row["type"], row["doc"]
     if row["role"] in ("input", "output"):
-        verb = "give" if row["role"] == "input" else "receive"
-        taken = "std::vector<Tensor>" if row["storage"] == "list" else "Operand" if verb == "give" else "Tensor"
+        verb, one = ("give", "Operand") if row["role"] == "input" else ("receive", "Tensor")
         calls = [f'this->{verb}({r["attribute"]}, "{r["key"]}", values);' for r in rows]
-        signatures = [(taken, calls)]
+        signatures = [("std::vector<Tensor>" if row["storage"] == "list" else one, calls)]
     elif kind in ("BACKEND_DESCRIPTOR", "VOID_PTR", "CHAR"):
         return
     elif row["key"] in ENUM_ROWS:
         stored = "static_cast<std::int64_t>(values)"
-        signatures = [(ENUM_ROWS[row["key"]], [f"this->put({row['attribute']}, WEFT_TYPE_{kind}, {stored});"])]
+        call = f"this->put({row['attribute']}, WEFT_TYPE_{kind}, {stored});"
+        signatures = [(ENUM_ROWS[row["key"]], [call])]
     else:
         signatures = list(value_signatures(frame, rows))
     yield from comment(doc)
@@ -248,7 +248,7 @@ def value_signatures(frame: Frame, rows: list[Json]) -> Iterator[tuple[str, list
     for one in taken:
         stored = kind if one == taken[0] else "INT64"
         calls = [f"this->put({r['attribute']}, WEFT_TYPE_{stored}, values);" for r in rows]
-        if r"phase" == row["key"]:
+        if row["key"] == "phase":
             calls.insert(0, f"this->keep_statistics(values == {enum}::TRAINING);")
         yield f"std::vector<{one}>" if is_list else one, calls
     if kind == "INT32" and is_list:
@@ -277,11 +277,11 @@ def setters(frame: Frame, op: Json, method: Json, of: str) -> Iterator[str]:
         yield f"{of} &set_{name}({parameters}) {{ {calls}; return this->self(); }}"
     if method["name"] in SHAPED:
         yield "/** Extents of the result. */"
-        yield f"{of} &set_dim(const std::vector<std::int64_t> &values) {{ this->shape_result(values, {{}}); "
-        yield "return this->self(); }"
+        yield f"{of} &set_dim(const std::vector<std::int64_t> &values) {{"
+        yield "this->shape_result(values, {}); return this->self(); }"
         yield "/** Strides of the result, in elements. */"
-        yield f"{of} &set_stride(const std::vector<std::int64_t> &values) {{ this->shape_result({{}}, values); "
-        yield "return this->self(); }"
+        yield f"{of} &set_stride(const std::vector<std::int64_t> &values) {{"
+        yield "this->shape_result({}, values); return this->self(); }"
 
 
 def attribute_class(frame: Frame, op: Json, method: Json) -> Iterator[str]:
@@ -317,7 +317,7 @@ def class_of_pointwise(frame: Frame, op: Json) -> Iterator[str]:
 
 def pointwise_operands(frame: Frame, op: Json) -> Iterator[str]:
     """Which attributes the operands of a mode fill, in order, and its result."""
-    yield "/** The attributes that the operands of a pointwise operation fill, in order, the result's last. */"
+    yield from comment("The attributes that operands of a pointwise mode fill, in order, the result's last.")
     yield "inline std::vector<weftBackendAttributeName_t> pointwise_attributes(PointwiseMode_t mode) {"
     yield "switch (static_cast<int>(mode)) {"
     by_form: dict[str, list[int]] = {}
@@ -337,7 +337,7 @@ def method_of_any_mode() -> list[str]:
     found = []
     for count, words in enumerate(("a", "a b", "a b c"), 1):
         parameters = ", ".join(f"const Operand &{word}" for word in words.split())
-        found += comment(f"A pointwise operation of {count} operand{'s' if count > 1 else ''}; its mode is an attribute.")
+        found += comment(f"A pointwise operation of {count} operands; its mode is an attribute.")
         found += [f"Tensor pointwise({parameters}, const graph::Pointwise_attributes &attributes) {{"]
         found += [f"return record_pointwise(\"pointwise\", {{{', '.join(words.split())}}}, attributes); }}"]
     return found
@@ -352,7 +352,8 @@ def pointwise_method(frame: Frame, op: Json, method: Json) -> Iterator[str]:
     formula = f": {method['formula']}" if method["formula"] else ""
     mode = method["fixed"].removeprefix("mode=")
     yield from comment(f"{method['doc']}{formula}.")
-    yield f"Tensor {method['name']}({', '.join(parameters)}, graph::Pointwise_attributes attributes = {{}}) {{"
+    parameters.append("graph::Pointwise_attributes attributes = {}")
+    yield f"Tensor {method['name']}({', '.join(parameters)}) {{"
     for a in needed:
         yield f"attributes.set_{a['keys'][0]}({a['name']});"
     names = ", ".join(a["name"] for a in operands)
@@ -366,7 +367,8 @@ def graph_method(frame: Frame, op: Json, method: Json) -> Iterator[str]:
     shown = operand_names(method, op, frame)
     given, parameters = [], []
     for name in shown:
-        row = next(r for r in rows_of(frame, op, arguments[name]["keys"][0]) if r["type"] == "BACKEND_DESCRIPTOR")
+        rows = rows_of(frame, op, arguments[name]["keys"][0])
+        row = next(row for row in rows if row["type"] == "BACKEND_DESCRIPTOR")
         is_list = row["storage"] == "list"
         needed = "true" if row["required"] else "false"
         given.append(f'{{{row["attribute"]}, "{name}", {name}, {needed}}}')
@@ -374,14 +376,16 @@ def graph_method(frame: Frame, op: Json, method: Json) -> Iterator[str]:
     results = [result(frame, op, method, key) for key in method["results"]]
     plural = f"std::array<Tensor, {len(results)}>"
     returned = "Tensor" if len(results) == 1 else plural
+    parameters.append(f"graph::{class_name(method['name'])} attributes = {{}}")
     yield from comment(f"{method['doc']}. Returns {', '.join(method['results'])}.")
-    yield f"{returned} {method['name']}({', '.join(parameters)}, graph::{class_name(method['name'])} attributes = {{}}) {{"
+    yield f"{returned} {method['name']}({', '.join(parameters)}) {{"
     for word in (method["fixed"] or "").split():
         key, _, value = word.partition("=")
         row = rows_of(frame, op, key)[0]
-        yield f"attributes.put({row['attribute']}, WEFT_TYPE_{row['type']}, {enum_of(frame, row['type'])}::{value});"
-    yield f'auto made = record("{method["name"]}", {op["descriptor"]}, attributes, {compute_type(frame, op)}, '
-    yield f"{{{', '.join(given)}}}, {{{', '.join(results)}}});"
+        value = f"{enum_of(frame, row['type'])}::{value}"
+        yield f"attributes.put({row['attribute']}, WEFT_TYPE_{row['type']}, {value});"
+    yield f'auto made = record("{method["name"]}", {op["descriptor"]}, attributes,'
+    yield f"{compute_type(frame, op)}, {{{', '.join(given)}}}, {{{', '.join(results)}}});"
     yield "return made[0]; }" if len(results) == 1 else f"return to_array<{len(results)}>(made); }}"
 
 
@@ -392,7 +396,8 @@ def compute_type(frame: Frame, op: Json) -> str:
 
 
 def result(frame: Frame, op: Json, method: Json, key: str) -> str:
-    """A result as record() takes it: attribute, name, whether the library infers its type, whether it is computed."""
+    """A result as record() takes it: attribute, name, whether the library infers its type, whether it is
+    computed, whether it must be given."""
     row = rows_of(frame, op, key)[0]
     inferred = "true" if frame.is_statistic(key) else "false"
     computed = "true"

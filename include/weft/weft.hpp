@@ -453,9 +453,9 @@ class Recorder {
     std::vector<Tensor> record(const char *method, weftBackendDescriptorType_t kind, const Any &attributes,
                                std::optional<weftBackendAttributeName_t> compute_type, std::vector<Input> inputs,
                                std::vector<Result> results) {
-        return add({method, kind, attributes, compute_type, std::move(inputs), std::move(results)});
+        return keep({method, kind, attributes, compute_type, std::move(inputs), std::move(results)});
     }
-    inline std::vector<Tensor> add(Node node);
+    inline std::vector<Tensor> keep(Node node);
     inline Tensor record_pointwise(const char *method, std::vector<Operand> operands,
                                    const graph::Pointwise_attributes &attributes);
     template <std::size_t N> static std::array<Tensor, N> to_array(const std::vector<Tensor> &made) {
@@ -824,7 +824,7 @@ using SDPA_fp8_backward_attributes = SDPA_backward_attributes;
 
 namespace detail {
 
-inline std::vector<Tensor> Recorder::add(Node node) {
+inline std::vector<Tensor> Recorder::keep(Node node) {
     Settings &settings = node.settings;
     if (settings.name_.empty())
         settings.name_ = node.method + "_" + std::to_string(nodes_.size());
@@ -866,7 +866,7 @@ inline Tensor Recorder::record_pointwise(const char *method, std::vector<Operand
     for (std::size_t i = 0; i < operands.size(); i++)
         node.inputs.emplace_back(names[i], words[i], operands[i], true);
     node.results.push_back({names.back(), "OUT_0", false, true, true});
-    return add(std::move(node))[0];
+    return keep(std::move(node))[0];
 }
 
 /** Makes the descriptors of a graph's tensors and operations. */
@@ -1399,7 +1399,7 @@ class Graph : public detail::Operations {
     error_t configure(std::int64_t id, const std::map<std::int64_t, std::int64_t> &knobs,
                       detail::Descriptor &made) const;
     error_t ask(HeurMode_t mode);
-    void add(detail::Descriptor config);
+    void add_candidate(detail::Descriptor config);
     void hold_to_workspace(detail::Candidate &candidate) const;
     std::string refusal(const detail::Candidate &candidate) const;
     error_t plan_of(const detail::Candidate &candidate, bool with_code, detail::Descriptor &made) const;
@@ -1503,7 +1503,7 @@ std::vector<Tensor> Graph::attention(const char *method, const Operand &q, const
                        {WEFT_ATTR_OPERATION_SDPA_FWD_VDESC, "v", v, true}},
                       std::move(results),
                       std::move(part)};
-    return Recorder::add(std::move(node));
+    return keep(std::move(node));
 }
 
 /** What a score modifier adds. */
@@ -1616,7 +1616,7 @@ inline error_t Graph::build_operation_graph() {
     return build_operation_graph(handle);
 }
 
-inline void Graph::add(detail::Descriptor config) {
+inline void Graph::add_candidate(detail::Descriptor config) {
     detail::Candidate made{std::move(config), {}};
     auto engines = made.config.get_descriptors(WEFT_ATTR_ENGINECFG_ENGINE, WEFT_BACKEND_ENGINE_DESCRIPTOR);
     if (engines.empty())
@@ -1647,7 +1647,7 @@ inline error_t Graph::ask(HeurMode_t mode) {
         query.link(WEFT_ATTR_ENGINEHEUR_DEVICEPROP, device_->made_);
     WEFT_HPP_TRY(query.finalize(error_code_t::HEURISTIC_QUERY_FAILED));
     for (auto &config : query.get_descriptors(WEFT_ATTR_ENGINEHEUR_RESULTS, WEFT_BACKEND_ENGINECFG_DESCRIPTOR))
-        add(config);
+        add_candidate(config);
     return {};
 }
 
@@ -1694,7 +1694,7 @@ inline error_t Graph::create_execution_plan(std::int64_t engine,
         values[static_cast<int>(knob)] = value;
     detail::Descriptor made;
     WEFT_HPP_TRY(placed(configure(engine, values, made)));
-    add(std::move(made));
+    add_candidate(std::move(made));
     return {};
 }
 
@@ -1748,11 +1748,12 @@ inline Graph &Graph::deselect_behavior_notes(const std::vector<BehaviorNote_t> &
                         "deselect_behavior_notes()");
 }
 
+/** Drops plans whose tag (eng0_k2=3) or engine name (cpu.fast) contains one of these texts. */
 inline Graph &Graph::deselect_engines(const std::vector<std::string> &names) {
     filters_.push_back([names](const detail::Candidate &candidate) {
-        const std::string name = candidate.engine.get_text(WEFT_ATTR_ENGINE_NAME_EXT), tag = candidate.tag();
+        const std::string label = candidate.label();
         for (const std::string &each : names)
-            if (each == name || each == tag || each == tag.substr(0, tag.find('_')))
+            if (label.find(each) != std::string::npos)
                 return std::string("deselect_engines()");
         return std::string();
     });
@@ -1796,24 +1797,12 @@ inline error_t Graph::check_support() {
     return candidates_.empty() ? none_left() : error_t{};
 }
 
-/** Why nothing can run the graph: what was tried, else every engine's own words. */
+/** Why no plan is left: what was tried, each with its reason. */
 inline error_t Graph::none_left() const {
     std::string reasons;
     for (const std::string &failure : failures_)
         reasons += " " + failure;
-    if (failures_.empty()) {
-        std::size_t size = 0;
-        detail::Descriptor asked(WEFT_BACKEND_DEVICEPROP_DESCRIPTOR);
-        asked.set(WEFT_ATTR_DEVICEPROP_HANDLE, WEFT_TYPE_HANDLE, handle_);
-        const detail::Descriptor &device = device_ ? device_->made_ : asked;
-        if (!device_)
-            WEFT_HPP_TRY(asked.finalize(error_code_t::HANDLE_ERROR));
-        weftQuerySupport(graph_.get(), device.get(), nullptr, 0, &size);
-        std::vector<char> text(size + 1);
-        weftQuerySupport(graph_.get(), device.get(), text.data(), text.size(), nullptr);
-        reasons = std::string(" ") + text.data();
-    }
-    return fail(error_code_t::GRAPH_NOT_SUPPORTED, "no engine can run it." + reasons);
+    return fail(error_code_t::GRAPH_NOT_SUPPORTED, "no plan is left." + reasons);
 }
 
 inline error_t Graph::plan_of(const detail::Candidate &candidate, bool with_code, detail::Descriptor &made) const {

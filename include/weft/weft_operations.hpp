@@ -1827,7 +1827,7 @@ class Moe_grouped_matmul_bwd_attributes : public detail::Attributes<Moe_grouped_
 };
 } // namespace graph
 namespace detail {
-/** The attributes that the operands of a pointwise operation fill, in order, the result's last. */
+/** The attributes that operands of a pointwise mode fill, in order, the result's last. */
 inline std::vector<weftBackendAttributeName_t> pointwise_attributes(PointwiseMode_t mode) {
     switch (static_cast<int>(mode)) {
     case 4:
@@ -1897,7 +1897,7 @@ inline std::vector<weftBackendAttributeName_t> pointwise_attributes(PointwiseMod
 /** The operations of a graph, one method each. */
 class Operations : public Recorder {
   public:
-    /** A pointwise operation of 1 operand; its mode is an attribute. */
+    /** A pointwise operation of 1 operands; its mode is an attribute. */
     Tensor pointwise(const Operand &a, const graph::Pointwise_attributes &attributes) {
         return record_pointwise("pointwise", {a}, attributes);
     }

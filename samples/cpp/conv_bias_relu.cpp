@@ -1,104 +1,83 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = relu(conv(x, w) + b) from C++: descriptors released by their owners, failures as exceptions. */
-#include "weft/weft.h"
-#include <cstdint>
-#include <initializer_list>
+/* y = relu(conv(x, w) + b), step by step with the names of cuDNN's C++ frontend, every error checked; then the short
+   way. Both agree with sums in double. */
+#include <cmath>
 #include <iostream>
-#include <memory>
-#include <stdexcept>
-#include <vector>
+#include <weft/weft.hpp>
 
-static void check(weftStatus_t status) {
-    char why[1000];
-    weftGetLastErrorString(why, sizeof why);
-    if (status)
-        throw std::runtime_error(why);
+namespace fe = weft::frontend;
+
+constexpr int C = 4, K = 8, H = 8, OUT = 6;
+
+static std::vector<float> image(C * H * H), filters(K * C * 9), bias(K), result(K * OUT * OUT);
+
+static double expected(int k, int row, int column) {
+    double sum = bias[k];
+    for (int c = 0; c < C; c++)
+        for (int tap = 0; tap < 9; tap++)
+            sum += double(image[(c * H + row + tap / 3) * H + column + tap % 3]) * filters[(k * C + c) * 9 + tap];
+    return sum > 0 ? sum : 0;
 }
 
-struct Descriptor {
-    explicit Descriptor(weftBackendDescriptorType_t kind) {
-        weftBackendDescriptor_t made;
-        check(weftBackendCreateDescriptor(kind, &made));
-        held.reset(made, weftBackendDestroyDescriptor);
-    }
-    template <class T>
-    Descriptor &set(weftBackendAttributeName_t name, weftBackendAttributeType_t type, const std::vector<T> &values) {
-        check(weftBackendSetAttribute(held.get(), name, type, static_cast<std::int64_t>(values.size()), values.data()));
-        return *this;
-    }
-    Descriptor &link(weftBackendAttributeName_t name, std::initializer_list<Descriptor> others) {
-        std::vector<weftBackendDescriptor_t> values;
-        for (const Descriptor &other : others)
-            values.push_back(other.held.get());
-        return set(name, WEFT_TYPE_BACKEND_DESCRIPTOR, values);
-    }
-    Descriptor &finalize() {
-        check(weftBackendFinalize(held.get()));
-        return *this;
-    }
-    std::shared_ptr<struct weftDescriptor> held;
-};
-
-/* A float tensor [N, C, H, W]. Without dims it only passes between operations, which infer them. */
-static Descriptor tensor(std::int64_t uid, const std::vector<std::int64_t> &dims = {}) {
-    Descriptor made(WEFT_BACKEND_TENSOR_DESCRIPTOR);
-    made.set<std::int64_t>(WEFT_ATTR_TENSOR_UNIQUE_ID, WEFT_TYPE_INT64, {uid})
-        .set<weftDataType_t>(WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, {WEFT_DATA_FLOAT})
-        .set<std::int64_t>(WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, WEFT_TYPE_INT64, {sizeof(float)})
-        .set<char>(WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, {dims.empty()});
-    if (!dims.empty())
-        made.set(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64, dims);
-    return made.finalize();
+static double largest_error() {
+    double worst = 0;
+    for (int i = 0; i < K * OUT * OUT; i++)
+        worst = std::fmax(worst, std::fabs(result[i] - expected(i / (OUT * OUT), i / OUT % OUT, i % OUT)));
+    return worst;
 }
 
-/* A pointwise operation on x, with the attributes of its other operands still to come. */
-static Descriptor pointwise(weftPointwiseMode_t mode, const Descriptor &x, const Descriptor &y) {
-    Descriptor how(WEFT_BACKEND_POINTWISE_DESCRIPTOR), made(WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    how.set<weftPointwiseMode_t>(WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, {mode}).finalize();
-    return made.link(WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, {how})
-        .link(WEFT_ATTR_OPERATION_POINTWISE_XDESC, {x})
-        .link(WEFT_ATTR_OPERATION_POINTWISE_YDESC, {y});
+/** As a program for cuDNN has it. */
+static fe::error_t step_by_step(weftHandle_t handle) {
+    fe::graph::Graph graph;
+    graph.set_io_data_type(fe::DataType_t::FLOAT).set_compute_data_type(fe::DataType_t::FLOAT);
+    auto x = graph.tensor(fe::graph::Tensor_attributes().set_name("x").set_dim({1, C, H, H}));
+    auto w = graph.tensor(fe::graph::Tensor_attributes().set_name("w").set_dim({K, C, 3, 3}));
+    auto b = graph.tensor(fe::graph::Tensor_attributes().set_name("b").set_dim({1, K, 1, 1}));
+    auto options = fe::graph::Conv_fprop_attributes().set_padding({0, 0}).set_stride({1, 1}).set_dilation({1, 1});
+    auto conv = graph.conv_fprop(x, w, options);
+    auto add = fe::graph::Pointwise_attributes().set_mode(fe::PointwiseMode_t::ADD);
+    auto relu = fe::graph::Pointwise_attributes().set_mode(fe::PointwiseMode_t::RELU_FWD);
+    auto y = graph.pointwise(graph.pointwise(conv, b, add), relu);
+    y->set_output(true);
+
+    fe::error_t error = graph.validate();
+    if (error.is_good())
+        error = graph.build_operation_graph(handle);
+    if (error.is_good())
+        error = graph.create_execution_plans({fe::HeurMode_t::A});
+    if (error.is_good())
+        error = graph.check_support(handle);
+    if (error.is_good())
+        error = graph.build_plans(handle);
+    if (error.is_bad())
+        return error;
+    std::vector<char> workspace(static_cast<std::size_t>(graph.get_workspace_size()));
+    std::unordered_map<std::shared_ptr<fe::graph::Tensor_attributes>, void *> memory = {
+        {x, image.data()}, {w, filters.data()}, {b, bias.data()}, {y, result.data()}};
+    return graph.execute(handle, memory, workspace.data());
+}
+
+/** The same: shapes are inferred, what nothing reads is the output, errors are thrown. */
+static void short_way(weftHandle_t handle) {
+    weft::Graph g(weft::DataType_t::FLOAT);
+    auto x = g.tensor({1, C, H, H}), w = g.tensor({K, C, 3, 3}), b = g.tensor({1, K, 1, 1});
+    auto y = g.relu(g.bias(g.conv_fprop(x, w), b));
+    g.build(handle).or_throw();
+    g.execute({{x, image.data()}, {w, filters.data()}, {b, bias.data()}, {y, result.data()}}).or_throw();
 }
 
 int main() try {
-    Descriptor x = tensor(1, {1, 1, 4, 4}), w = tensor(2, {1, 1, 3, 3}), b = tensor(3, {1, 1, 1, 1});
-    Descriptor y = tensor(4, {1, 1, 2, 2}), sum = tensor(5), biased = tensor(6);
-    Descriptor how(WEFT_BACKEND_CONVOLUTION_DESCRIPTOR), conv(WEFT_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
-    conv.link(WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, {how.finalize()})
-        .link(WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_X, {x})
-        .link(WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_W, {w})
-        .link(WEFT_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, {sum})
-        .finalize();
-    Descriptor add = pointwise(WEFT_POINTWISE_ADD, sum, biased).link(WEFT_ATTR_OPERATION_POINTWISE_BDESC, {b});
-    Descriptor relu = pointwise(WEFT_POINTWISE_RELU_FWD, biased, y);
-
-    Descriptor graph(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR), heuristics(WEFT_BACKEND_ENGINEHEUR_DESCRIPTOR);
-    graph.link(WEFT_ATTR_OPERATIONGRAPH_OPS, {conv, add.finalize(), relu.finalize()}).finalize();
-    heuristics.link(WEFT_ATTR_ENGINEHEUR_OPERATION_GRAPH, {graph})
-        .set<weftBackendHeurMode_t>(WEFT_ATTR_ENGINEHEUR_MODE, WEFT_TYPE_HEUR_MODE, {WEFT_HEUR_MODE_A})
-        .finalize();
-    Descriptor config(WEFT_BACKEND_ENGINECFG_DESCRIPTOR), plan(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    weftBackendDescriptor_t best = config.held.get();
-    check(weftBackendGetAttribute(heuristics.held.get(), WEFT_ATTR_ENGINEHEUR_RESULTS, WEFT_TYPE_BACKEND_DESCRIPTOR, 1,
-                                  nullptr, &best));
-    plan.link(WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, {config}).finalize();
-
-    std::int64_t bytes = 0;
-    check(weftBackendGetAttribute(plan.held.get(), WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, WEFT_TYPE_INT64, 1, nullptr,
-                                  &bytes));
-    std::vector<char> memory(static_cast<std::size_t>(bytes) + 64);
-    char *workspace = memory.data() + 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-    std::vector<float> image(16), filter(9, 1.0f), bias(1, -60.0f), result(4);
     for (std::size_t i = 0; i < image.size(); i++)
-        image[i] = static_cast<float>(i);
-    /* One address per tensor that is not virtual, in the order of the uids. */
-    std::vector<std::uint64_t> slots;
-    for (float *address : {image.data(), filter.data(), bias.data(), result.data()})
-        slots.push_back(reinterpret_cast<std::uintptr_t>(address));
-    check(weftExecute(plan.held.get(), 4, slots.data(), workspace, nullptr));
-    std::cout << result[0] << ' ' << result[1] << '\n' << result[2] << ' ' << result[3] << '\n';
-    return 0;
-} catch (const std::exception &error) {
+        image[i] = static_cast<float>(i % 7) - 3;
+    for (std::size_t i = 0; i < filters.size(); i++)
+        filters[i] = static_cast<float>(i % 5) - 2, bias[i % K] = static_cast<float>(i % K);
+    weft::Handle cpu(WEFT_DEVICE_CPU); /* where the arrays are */
+    step_by_step(cpu).or_throw();
+    double first = largest_error();
+    short_way(cpu);
+    std::cout << "largest errors: " << first << ", " << largest_error() << '\n';
+    return first < 1e-4 && largest_error() < 1e-4 ? 0 : 1;
+} catch (const weft::Error &error) {
     std::cerr << error.what() << '\n';
     return 1;
 }

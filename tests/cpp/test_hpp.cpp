@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weft.hpp: the names of cuDNN's frontend and the short way, against sums in double; and what errors say. */
+#include "expect.hpp"
+
+namespace fe = weft::frontend;
+using fe::graph::Tensor_attributes;
+using weft::DataType_t;
+using Dims = std::vector<std::int64_t>;
+
+std::string name_from_other_unit(const weft::Tensor &tensor);
+weft::DataType_t type_from_other_unit();
+
+static weftHandle_t cpu() {
+    static weft::Handle handle(WEFT_DEVICE_CPU);
+    return handle;
+}
+
+/* ---- Results ---- */
+
+static void ported_life_cycle() {
+    const std::int64_t C = 3, K = 2, H = 5;
+    auto graph = std::make_shared<fe::graph::Graph>();
+    graph->set_io_data_type(fe::DataType_t::FLOAT)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    auto X =
+        graph->tensor(Tensor_attributes().set_name("image").set_dim({1, C, H, H}).set_stride({C * H * H, 1, C * H, C}));
+    auto W = graph->tensor(
+        Tensor_attributes().set_name("filter").set_dim({K, C, 3, 3}).set_data_type(fe::DataType_t::FLOAT));
+    auto options = fe::graph::Conv_fprop_attributes().set_padding({1, 1}).set_stride({1, 1}).set_dilation({1, 1});
+    auto conv = graph->conv_fprop(X, W, options);
+    auto scaled =
+        graph->pointwise(conv, graph->tensor(0.5f),
+                         fe::graph::Pointwise_attributes().set_mode(fe::PointwiseMode_t::MUL).set_name("half"));
+    auto Y = graph->pointwise(scaled, fe::graph::Pointwise_attributes().set_mode(fe::PointwiseMode_t::RELU_FWD));
+    Y->set_output(true).set_uid(77).set_name("Y");
+
+    GOOD(graph->validate());
+    HOLDS((Y->get_dim() == Dims{1, K, H, H}));
+    HOLDS(Y->get_data_type() == fe::DataType_t::FLOAT && conv->get_is_virtual());
+    GOOD(graph->build_operation_graph(cpu()));
+    GOOD(graph->create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}));
+    GOOD(graph->check_support(cpu()));
+    GOOD(graph->build_plans(cpu(), fe::BuildPlanPolicy_t::ALL));
+    HOLDS(graph->get_execution_plan_count() >= 2);
+    std::int64_t bytes = -1;
+    GOOD(graph->get_workspace_size(bytes));
+    HOLDS(bytes >= 0 && graph->get_autotune_workspace_size() >= bytes);
+
+    std::vector<float> x = expect::numbers(C * H * H, 1), w = expect::numbers(K * C * 9, 2), y(K * H * H);
+    std::vector<double> expected(y.size());
+    for (int k = 0; k < K; k++)
+        for (int i = 0; i < H * H; i++) {
+            double sum = 0;
+            for (int c = 0; c < C; c++)
+                for (int t = 0; t < 9; t++) {
+                    int r = static_cast<int>(i / H) + t / 3 - 1, s = static_cast<int>(i % H) + t % 3 - 1;
+                    if (r >= 0 && r < H && s >= 0 && s < H)
+                        sum += double(x[(r * H + s) * C + c]) * w[(k * C + c) * 9 + t];
+                }
+            const Dims &strides = Y->get_stride();
+            expected[k * strides[1] + i / H * strides[2] + i % H * strides[3]] = std::max(0.0, sum / 2);
+        }
+    std::vector<char> workspace(static_cast<std::size_t>(graph->get_autotune_workspace_size()));
+    std::unordered_map<std::shared_ptr<Tensor_attributes>, void *> pack = {{X, x.data()}, {W, w.data()}, {Y, y.data()}};
+    GOOD(graph->execute(cpu(), pack, workspace.data()));
+    NEAR(y, expected);
+    for (std::int64_t i = 0; i < graph->get_execution_plan_count(); i++) {
+        std::fill(y.begin(), y.end(), -1.0f);
+        GOOD(graph->execute_plan_at_index(cpu(), pack, workspace.data(), i));
+        NEAR(y, expected);
+    }
+    GOOD(graph->autotune(cpu(), pack, workspace.data()));
+
+    std::vector<std::uint8_t> saved;
+    GOOD(graph->serialize(saved));
+    fe::graph::Graph loaded;
+    GOOD(loaded.deserialize(cpu(), saved));
+    std::vector<char> again(static_cast<std::size_t>(loaded.get_workspace_size()));
+    std::fill(y.begin(), y.end(), -1.0f);
+    std::unordered_map<std::int64_t, void *> by_uid = {
+        {X->get_uid(), x.data()}, {W->get_uid(), w.data()}, {77, y.data()}};
+    GOOD(loaded.execute(cpu(), by_uid, again.data()));
+    NEAR(y, expected);
+    Tensor_attributes found;
+    GOOD(graph->query_tensor_attributes_of_uid(77, found));
+    HOLDS(found.get_name() == "Y" && found.get_volume() == K * H * H);
+}
+
+/* The names of the other unit, a scalar beside doubles, comparison, selection, reduction, slices. */
+static void short_way() {
+    weft::Graph g(DataType_t::DOUBLE);
+    auto x = g.tensor({4, 6}, "x");
+    HOLDS(name_from_other_unit(x) == "x" && type_from_other_unit() == DataType_t::NOT_SET);
+    auto part = g.slice(x, weft::Slice_attributes().set_slices({{1, 3}, {0, 6}}).set_strides({1, 2}));
+    auto mask = g.cmp_gt(part, 0.1);
+    auto chosen = g.binary_select(g.mul(part, 0.1), g.leaky_relu(part, 0.25), mask);
+    auto sum = g.reduction(chosen, weft::Reduction_attributes().set_mode(weft::ReductionMode_t::ADD).set_dims({1}));
+    g.build(cpu()).or_throw();
+    HOLDS(sum->get_data_type() == DataType_t::DOUBLE && (sum->get_dim() == Dims{2, 1}) && !sum->get_is_virtual());
+    double in[24], out[2], expected[2] = {};
+    for (int i = 0; i < 24; i++)
+        in[i] = 0.07 * (i % 5) - 0.1;
+    for (int i = 6; i < 18; i += 2)
+        expected[i / 12] += in[i] > 0.1 ? in[i] * 0.1 : in[i] < 0 ? in[i] * 0.25 : in[i];
+    GOOD(g.execute({{x, in}, {sum, out}}));
+    HOLDS(std::fabs(out[0] - expected[0]) < 1e-12 && std::fabs(out[1] - expected[1]) < 1e-12);
+}
+
+static void norms_keep_what_they_are_asked_for() {
+    weft::Graph g(DataType_t::FLOAT);
+    auto x = g.tensor({2, 8}), scale = g.tensor({1, 8}), bias = g.tensor({1, 8});
+    auto inference = weft::Layernorm_attributes().set_forward_phase(weft::NormFwdPhase_t::INFERENCE).set_epsilon(1e-3f);
+    auto [y, mean, inv] = g.layernorm(x, scale, bias, inference);
+    HOLDS(!mean && !inv);
+    auto training = weft::Rmsnorm_attributes().set_forward_phase(weft::NormFwdPhase_t::TRAINING).set_epsilon(1e-3f);
+    auto [z, inv_rms] = g.rmsnorm(x, scale, training);
+    y->set_output(true), z->set_output(true), inv_rms->set_output(true);
+    GOOD(g.build(cpu()));
+    std::vector<float> in = expect::numbers(16, 3), s = expect::numbers(8, 4), b = expect::numbers(8, 5);
+    std::vector<float> normed(16), rms(16), inverse(2);
+    std::vector<double> expected(16), expected_rms(16), expected_inverse(2);
+    for (int r = 0; r < 2; r++) {
+        double sum = 0, squares = 0, variance = 0;
+        for (int c = 0; c < 8; c++)
+            sum += in[r * 8 + c], squares += double(in[r * 8 + c]) * in[r * 8 + c];
+        for (int c = 0; c < 8; c++)
+            variance += std::pow(in[r * 8 + c] - sum / 8, 2) / 8;
+        expected_inverse[r] = 1 / std::sqrt(squares / 8 + 1e-3);
+        for (int c = 0; c < 8; c++) {
+            expected[r * 8 + c] = (in[r * 8 + c] - sum / 8) / std::sqrt(variance + 1e-3) * s[c] + b[c];
+            expected_rms[r * 8 + c] = in[r * 8 + c] * expected_inverse[r] * s[c];
+        }
+    }
+    GOOD(g.execute({{x, in.data()},
+                    {scale, s.data()},
+                    {bias, b.data()},
+                    {y, normed.data()},
+                    {z, rms.data()},
+                    {inv_rms, inverse.data()}}));
+    NEAR(normed, expected);
+    NEAR(rms, expected_rms);
+    NEAR(inverse, expected_inverse);
+}
+
+static void pooling_with_its_index() {
+    weft::Graph g(DataType_t::FLOAT);
+    auto x = g.tensor({1, 1, 4, 4});
+    auto how = weft::Resample_attributes().set_resampling_mode(weft::ResampleMode_t::MAXPOOL).set_window(Dims{2, 2});
+    auto [y, index] = g.resample(x, how.set_stride(Dims{2, 2}).set_generate_index(true));
+    y->set_output(true), index->set_output(true);
+    GOOD(g.build(cpu()));
+    HOLDS(index->get_data_type() == DataType_t::INT8);
+    std::vector<float> in = expect::numbers(16, 6), out(4);
+    std::vector<std::int8_t> places(4);
+    GOOD(g.execute({{x, in.data()}, {y, out.data()}, {index, places.data()}}));
+    for (int i = 0; i < 4; i++) {
+        int first = i / 2 * 8 + i % 2 * 2, best = 0;
+        for (int t = 1; t < 4; t++)
+            if (in[first + t / 2 * 4 + t % 2] > in[first + best / 2 * 4 + best % 2])
+                best = t;
+        HOLDS(out[i] == in[first + best / 2 * 4 + best % 2] && places[i] == best);
+    }
+    HOLDS(!weft::Graph(DataType_t::FLOAT).resample(x, weft::Resample_attributes())[1]);
+}
+
+struct Attention {
+    static constexpr int S = 4, D = 3;
+    std::vector<float> q = expect::numbers(S * D, 7), k = expect::numbers(S * D, 8), v = expect::numbers(S * D, 9);
+    std::vector<float> slope = expect::numbers(S * D, 10);
+    std::vector<double> p, o, stats, dq, dk, dv;
+
+    /** Causal; scores become factor * tanh(scores / factor) where there is one. */
+    explicit Attention(double scale, double factor = 0)
+        : p(S * S), o(S * D), stats(S), dq(S * D), dk(S * D), dv(S * D) {
+        for (int i = 0; i < S; i++)
+            forward(i, scale, factor);
+        for (int i = 0; i < S; i++)
+            backward(i, scale);
+    }
+    void forward(int i, double scale, double factor) {
+        double sum = 0;
+        for (int j = 0; j <= i; j++) {
+            double score = 0;
+            for (int d = 0; d < D; d++)
+                score += scale * q[i * D + d] * k[j * D + d];
+            sum += p[i * S + j] = std::exp(factor ? factor * std::tanh(score / factor) : score);
+        }
+        stats[i] = std::log(sum);
+        for (int j = 0; j <= i; j++)
+            for (int d = 0; d < D; d++)
+                o[i * D + d] += (d ? p[i * S + j] : p[i * S + j] /= sum) * v[j * D + d];
+    }
+    void backward(int i, double scale) {
+        double dot = 0;
+        for (int d = 0; d < D; d++)
+            dot += slope[i * D + d] * o[i * D + d];
+        for (int j = 0; j <= i; j++) {
+            double dp = 0;
+            for (int d = 0; d < D; d++)
+                dp += slope[i * D + d] * v[j * D + d];
+            for (int d = 0; d < D; d++) {
+                dv[j * D + d] += p[i * S + j] * slope[i * D + d];
+                dq[i * D + d] += scale * p[i * S + j] * (dp - dot) * k[j * D + d];
+                dk[j * D + d] += scale * p[i * S + j] * (dp - dot) * q[i * D + d];
+            }
+        }
+    }
+};
+
+static void attention_and_its_gradients() {
+    Attention a(0.5);
+    const Dims dims = {1, 1, Attention::S, Attention::D};
+    weft::Graph g(DataType_t::FLOAT);
+    auto q = g.tensor(dims, "q"), k = g.tensor(dims, "k"), v = g.tensor(dims, "v"), slope = g.tensor(dims, "dO");
+    auto [o, stats] =
+        g.sdpa(q, k, v, weft::SDPA_attributes().set_causal_mask(true).set_attn_scale(0.5f).set_generate_stats(true));
+    o->set_output(true), stats->set_output(true);
+    auto masked = weft::SDPA_backward_attributes().set_causal_mask(true).set_attn_scale(0.5f);
+    auto [dq, dk, dv] = g.sdpa_backward(q, k, v, o, slope, stats, masked.set_deterministic_algorithm(true));
+    for (auto &each : {dq, dk, dv})
+        each->set_output(true);
+    GOOD(g.build(cpu()));
+    std::vector<float> out(12), sums(4), gq(12), gk(12), gv(12);
+    GOOD(g.execute({{q, a.q.data()},
+                    {k, a.k.data()},
+                    {v, a.v.data()},
+                    {slope, a.slope.data()},
+                    {o, out.data()},
+                    {stats, sums.data()},
+                    {dq, gq.data()},
+                    {dk, gk.data()},
+                    {dv, gv.data()}}));
+    NEAR(out, a.o);
+    NEAR(sums, a.stats);
+    NEAR(gq, a.dq);
+    NEAR(gk, a.dk);
+    NEAR(gv, a.dv);
+}
+
+static void modified_scores() {
+    Attention a(1.0, 0.75);
+    const Dims dims = {1, 1, Attention::S, Attention::D};
+    weft::Graph g(DataType_t::FLOAT);
+    auto q = g.tensor(dims), k = g.tensor(dims), v = g.tensor(dims);
+    auto soft_cap = [](std::shared_ptr<weft::Graph> part, weft::Tensor scores) {
+        return part->mul(part->tanh(part->div(scores, 0.75f)), 0.75f);
+    };
+    auto [o, stats] = g.sdpa(q, k, v, weft::SDPA_attributes().set_causal_mask(true).set_score_mod(soft_cap));
+    HOLDS(!stats);
+    GOOD(g.build(cpu()));
+    std::vector<float> out(12);
+    GOOD(g.execute({{q, a.q.data()}, {k, a.k.data()}, {v, a.v.data()}, {o, out.data()}}));
+    NEAR(out, a.o);
+}
+
+static void overridden_shapes() {
+    weft::Graph g(DataType_t::FLOAT);
+    g.set_override_shape_enabled(true);
+    auto x = g.tensor({4, 8}), y = g.add(x, x);
+    y->set_output(true);
+    GOOD(g.build(cpu()));
+    std::vector<float> in = expect::numbers(16, 11), out(16);
+    std::vector<char> workspace(static_cast<std::size_t>(g.get_workspace_size()) + 4096);
+    GOOD(g.execute(cpu(), {{x->get_uid(), in.data()}, {y->get_uid(), out.data()}}, workspace.data(),
+                   {x->get_uid(), y->get_uid()}, {{2, 8}, {2, 8}}, {{8, 1}, {8, 1}}));
+    for (int i = 0; i < 16; i++)
+        HOLDS(out[i] == 2 * in[i]);
+}
+
+/* ---- Errors ---- */
+
+static void graphs_that_make_no_sense() {
+    weft::Graph g(DataType_t::FLOAT), other(DataType_t::FLOAT);
+    g.set_name("g");
+    FAILS(g.validate(), INVALID_VALUE, "graph 'g': it has no operations. Add one, for example matmul(a, b).");
+    auto a = g.tensor({2, 3}, "a");
+    FAILS(g.build(nullptr), HANDLE_ERROR,
+          "graph 'g': the handle is null. Give what weftCreate() or weft::Handle made.");
+    g.matmul(a, nullptr, weft::Matmul_attributes().set_name("mm"));
+    FAILS(g.validate(), ATTRIBUTE_NOT_SET,
+          "graph 'g': matmul 'mm': B is nullptr, and the operation needs a tensor there. Give what tensor() or an "
+          "operation returned.");
+    weft::Graph shapes(DataType_t::FLOAT);
+    shapes.set_name("h").matmul(shapes.tensor({2, 3}, "a"), shapes.tensor({4, 5}, "b"),
+                                weft::Matmul_attributes().set_name("mm"));
+    weft::error_t mismatch = shapes.validate();
+    HOLDS(mismatch == weft::error_code_t::SHAPE_DEDUCTION_FAILED && mismatch.backend_status);
+    for (const char *part : {"graph 'h'", "mm", "3", "4"})
+        expect::holds(mismatch.get_message().find(part) != std::string::npos, mismatch.get_message().c_str(), __LINE__);
+    weft::Graph bare;
+    bare.relu(bare.tensor(Tensor_attributes().set_name("x")));
+    FAILS(
+        bare.validate(), ATTRIBUTE_NOT_SET,
+        "graph: relu 'relu_0': operand 1, tensor 'x' (no uid yet), has no dims: 1 to 8 extents are expected, none are "
+        "set. Call set_dim().");
+    weft::Graph untyped;
+    untyped.relu(untyped.tensor({4}, "x"));
+    FAILS(untyped.validate(), ATTRIBUTE_NOT_SET,
+          "graph: relu 'relu_0': operand 1, tensor 'x' (no uid yet), has no data type. Call set_data_type(), or "
+          "set_io_data_type() of the graph.");
+    other.add(g.exp(a, weft::Pointwise_attributes().set_name("e")), 1.0f);
+    FAILS(
+        other.validate(), INVALID_VALUE,
+        "graph: add 'add_0': operand 1, tensor 'e::OUT_0' (no uid yet), is a result of another graph. Give a tensor of "
+        "this graph.");
+}
+
+static void attributes_that_make_no_sense() {
+    weft::Graph g(DataType_t::FLOAT);
+    auto x = g.tensor(Tensor_attributes().set_name("x").set_dim({4}).set_uid(5));
+    g.relu(x)->set_name("y").set_uid(5);
+    FAILS(g.validate(), INVALID_VALUE,
+          "graph: tensor 'y' (uid 5) has the uid of tensor 'x' (uid 5): uids are unique in a graph. Give another, or "
+          "none.");
+    weft::Graph mode(DataType_t::FLOAT);
+    mode.pointwise(x, x, weft::Pointwise_attributes().set_mode(weft::PointwiseMode_t::EXP).set_name("p"));
+    FAILS(
+        mode.validate(), INVALID_VALUE,
+        "graph: pointwise 'p': 2 operands are given, and 1 fit its mode. Set the mode, and give as many operands as it "
+        "takes.");
+    weft::Graph output(DataType_t::FLOAT);
+    auto in = output.tensor({4}, "in");
+    output.relu(in), in->set_output(true);
+    FAILS(
+        output.validate(), INVALID_VALUE,
+        "graph: tensor 'in' (uid 1): set_output(true) was called, but no operation makes it. Call it on the result of "
+        "an operation.");
+    weft::Graph padded(DataType_t::FLOAT);
+    auto q = padded.tensor({1, 1, 4, 8});
+    padded.sdpa(q, q, q, weft::SDPA_attributes().set_padding_mask(true).set_name("att"));
+    FAILS(padded.validate(), INVALID_VALUE,
+          "graph: sdpa 'att': set_padding_mask(true) needs the lengths of the sequences. Call set_seq_len_q() and "
+          "set_seq_len_kv(), [B, 1, 1, 1] of INT32.");
+    weft::Graph drawn(DataType_t::FLOAT);
+    q = drawn.tensor({1, 1, 4, 8});
+    drawn.sdpa(q, q, q, weft::SDPA_attributes().set_dropout(q, q).set_name("att"));
+    FAILS(
+        drawn.validate(), INVALID_VALUE,
+        "graph: sdpa 'att': set_dropout() with a mask that the caller draws does not exist. Give probability, seed and "
+        "offset.");
+}
+
+static void plans_and_memory() {
+    weft::Graph g(DataType_t::FLOAT);
+    g.set_name("g");
+    auto x = g.tensor({4}, "x");
+    auto inner = g.exp(x), y = g.relu(inner);
+    inner->set_name("inner"), y->set_name("y");
+    float in[4] = {}, out[4] = {};
+    const char *unbuilt = "graph 'g': no plan is built. Call build() first.";
+    FAILS(g.execute({{x, in}, {y, out}}), GRAPH_EXECUTION_PLAN_CREATION_FAILED, unbuilt);
+    FAILS(g.create_execution_plans(), HEURISTIC_QUERY_FAILED,
+          "graph 'g': create_execution_plans() needs the operation graph. Call build_operation_graph() first.");
+    GOOD(g.build(cpu()));
+    FAILS(
+        g.execute({{x, in}}), INVALID_VARIANT_PACK,
+        "graph 'g': execute: tensor 'y' (uid 3) has no memory: every input and output needs an address. Add it to the "
+        "variant pack.");
+    FAILS(g.execute({{x, in}, {y, out}, {inner, in}}), INVALID_VARIANT_PACK,
+          "graph 'g': execute: memory is given for tensor 'inner' (uid 2), which is virtual and has none. Call "
+          "set_output(true) before the graph is built, or leave it out.");
+    FAILS(g.execute({{1, in}, {3, out}, {9, in}}), INVALID_VARIANT_PACK,
+          "graph 'g': execute: memory is given for uid 9, which no tensor of the graph has. Leave it out.");
+    weft::error_t null = g.execute({{x, nullptr}, {y, out}});
+    HOLDS(null.is_bad() && null.get_message().find("'x'") != std::string::npos);
+    FAILS(g.build_plan_at_index(9), INVALID_VALUE,
+          "graph 'g': plan 9 was asked for, there are " + std::to_string(g.get_execution_plan_count()) +
+              (g.get_execution_plan_count() > 1 ? ". Use 0 to 1." : ". Use 0 to 0."));
+    FAILS(g.populate_cuda_graph(cpu(), std::unordered_map<std::int64_t, void *>{}, nullptr, nullptr),
+          GRAPH_NOT_SUPPORTED,
+          "graph 'g': plans are not written into CUDA graphs directly. Capture the stream of execute() instead.");
+    weft::error_t damaged = g.deserialize(cpu(), {1, 2, 3});
+    HOLDS(damaged == weft::error_code_t::UNSUPPORTED_GRAPH_FORMAT && !damaged.get_message().empty());
+    g.deselect_engines({"cpu.fast", "eng4"});
+    weft::error_t none = g.build(cpu());
+    HOLDS(none == weft::error_code_t::GRAPH_NOT_SUPPORTED);
+    HOLDS(none.get_message().find("dropped by deselect_engines().") != std::string::npos);
+    try {
+        g.build(cpu()).or_throw();
+        HOLDS(!"thrown");
+    } catch (const weft::Error &error) {
+        HOLDS(error.what() == none.get_message() && error.error() == none.get_code());
+    }
+    weft::Handle nowhere(WEFT_DEVICE_CPU, 7);
+    HOLDS(!nowhere.get() && nowhere.status() == weft::error_code_t::HANDLE_ERROR && !nowhere.status().err_msg.empty());
+}
+
+int main() {
+    ported_life_cycle();
+    short_way();
+    norms_keep_what_they_are_asked_for();
+    pooling_with_its_index();
+    attention_and_its_gradients();
+    modified_scores();
+    overridden_shapes();
+    graphs_that_make_no_sense();
+    attributes_that_make_no_sense();
+    plans_and_memory();
+    std::printf("%d failures\n", expect::failures);
+    return expect::failures != 0;
+}
