@@ -23,6 +23,10 @@
 #ifndef WEFT_HPP
 #define WEFT_HPP
 
+#if __cplusplus < 201703L
+#error "weft.hpp is C++17: compile with -std=c++17 or newer."
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cstdint>

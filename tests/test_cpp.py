@@ -1,0 +1,46 @@
+"""weft.hpp: as strict as compilers can be, in two translation units that are linked, and what it computes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import ROOT, run
+
+CXX = os.environ.get("CXX", "c++")
+LIBRARY = ROOT / "python/weft/lib/libweft.so.1"
+STRICT = ["-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{ROOT}/include"]
+
+pytestmark = pytest.mark.skipif(not shutil.which(CXX), reason="no C++ compiler")
+
+
+def test_two_units(tmp_path: Path) -> None:
+    """Of two standards: what both define is the same."""
+    for unit, standard in (("other_unit", "c++17"), ("test_hpp", "c++20")):
+        run(CXX, f"-std={standard}", *STRICT, "-c", ROOT / f"tests/cpp/{unit}.cpp", cwd=tmp_path)
+    run(CXX, "other_unit.o", "test_hpp.o", "-o", "test", LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", cwd=tmp_path)
+    assert run(tmp_path / "test", WEFT_DEVICE="cpu") == "0 failures\n"
+
+
+def test_newest_standard() -> None:
+    run(CXX, "-std=c++23", *STRICT, "-fsyntax-only", ROOT / "tests/cpp/test_hpp.cpp")
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang")
+@pytest.mark.parametrize("standard", ["c++17", "c++23"])
+def test_clang(standard: str) -> None:
+    run("clang++", f"-std={standard}", *STRICT, "-fsyntax-only", ROOT / "tests/cpp/test_hpp.cpp")
+
+
+def test_part_is_not_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "part.cpp").write_text('#include "weft/weft_operations.hpp"\n')
+    with pytest.raises(AssertionError, match=r"This is a part of weft\.hpp\. Include <weft/weft\.hpp>\."):
+        run(CXX, "-std=c++17", *STRICT, "-fsyntax-only", tmp_path / "part.cpp")
+
+
+def test_older_standards_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "old.cpp").write_text("#include <weft/weft.hpp>\n")
+    with pytest.raises(AssertionError, match=r"weft\.hpp is C\+\+17: compile with -std=c\+\+17 or newer\."):
+        run(CXX, "-std=c++14", *STRICT, "-Wfatal-errors", "-fsyntax-only", tmp_path / "old.cpp")
