@@ -241,7 +241,8 @@ def test_samples_run(installed: Path, version: str, tmp_path: Path, language: st
             pytest.skip("no pkg-config")
         if language == "cpp":  # the others compile for seconds, and link as this one does
             sources = [source for source in sources if source.stem == "version"]
-        run("make", *(source.stem for source in sources), cwd=folder, PKG_CONFIG_PATH=next(installed.glob("lib*/**/pkgconfig")))
+        path = next(installed.glob("lib*/**/pkgconfig"))
+        run("make", f"PKG_CONFIG_PATH={path}", *(source.stem for source in sources), cwd=folder)
         programs = folder
     for source in sources:
         output = run(programs / source.stem, cwd=tmp_path)

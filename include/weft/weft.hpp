@@ -1293,6 +1293,12 @@ class Graph : public detail::Operations {
     error_t build(weftHandle_t handle, const std::vector<HeurMode_t> &modes = {HeurMode_t::A},
                   BuildPlanPolicy_t policy = BuildPlanPolicy_t::HEURISTICS_CHOICE, bool multithread = false);
     error_t build(const std::vector<HeurMode_t> &modes = {HeurMode_t::A});
+    /** On a handle of the graph's own, of the first device of a kind. */
+    error_t build(weftDeviceKind_t kind) {
+        own_handle_ = std::make_unique<Handle>(kind);
+        WEFT_HPP_TRY(own_handle_->status());
+        return build(*own_handle_);
+    }
 
     Graph &select_numeric_notes(const std::vector<NumericalNote_t> &notes);
     Graph &deselect_numeric_notes(const std::vector<NumericalNote_t> &notes);
@@ -1436,6 +1442,7 @@ class Graph : public detail::Operations {
     std::shared_ptr<const DeviceProperties> device_;
     std::vector<Tensor> declared_;
     std::map<std::int64_t, Tensor> by_uid_;
+    std::unique_ptr<Handle> own_handle_;
     weftHandle_t handle_ = nullptr;
     detail::Descriptor graph_, plan_;
     std::vector<detail::Candidate> candidates_;

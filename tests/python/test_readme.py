@@ -58,30 +58,31 @@ def test_python_program(folder: Path) -> None:
     assert (folder / "conv_bias_relu.svg").read_text().startswith("<svg ")
 
 
-def test_c_program(folder: Path) -> None:
-    (folder / "conv.c").write_text(block("c"))
-    compiler = os.environ.get("CC", "cc")
-    strict = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
-    found = library()
-    run(
-        compiler,
-        *strict,
-        f"-I{ROOT}/include",
-        "conv.c",
-        "-o",
-        "conv",
-        found,
-        f"-Wl,-rpath,{found.parent}",
-        cwd=folder,
-    )
+def compiled(folder: Path, compiler: str, source: str, standard: str) -> Path:
+    found, program = library(), folder / Path(source).stem
+    strict = [f"-std={standard}", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include"]
+    run(compiler, *strict, source, "-o", program, found, f"-Wl,-rpath,{found.parent}", cwd=folder)
     if found.name != "libweft.so.1":  # the loader asks for the soname
         shutil.copy(found, folder / "libweft.so.1")
-    assert run(folder / "conv", cwd=folder).strip() == EXPECTED
+    return program
+
+
+def test_c_program(folder: Path) -> None:
+    (folder / "conv.c").write_text(block("c"))
+    program = compiled(folder, os.environ.get("CC", "cc"), "conv.c", "c11")
+    assert run(program, cwd=folder).strip() == EXPECTED
+
+
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "c++")), reason="no C++ compiler")
+def test_cpp_program(folder: Path) -> None:
+    (folder / "short.cpp").write_text(block("cpp"))
+    run(compiled(folder, os.environ.get("CXX", "c++"), "short.cpp", "c++17"), cwd=folder)
 
 
 def test_programs_are_short() -> None:
     assert len(block("python").splitlines()) <= 16
     assert len(block("c").splitlines()) <= 58
+    assert len(block("cpp").splitlines()) <= 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
