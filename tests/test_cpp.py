@@ -20,7 +20,8 @@ def test_two_units(tmp_path: Path) -> None:
     """Of two standards: what both define is the same."""
     for unit, standard in (("other_unit", "c++17"), ("test_hpp", "c++20")):
         run(CXX, f"-std={standard}", *STRICT, "-c", ROOT / f"tests/cpp/{unit}.cpp", cwd=tmp_path)
-    run(CXX, "other_unit.o", "test_hpp.o", "-o", "test", LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", cwd=tmp_path)
+    linked = [LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}"]
+    run(CXX, "other_unit.o", "test_hpp.o", "-o", "test", *linked, cwd=tmp_path)
     assert run(tmp_path / "test", WEFT_DEVICE="cpu") == "0 failures\n"
 
 

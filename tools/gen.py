@@ -70,7 +70,7 @@ def scan_docs(text: str) -> dict[str, str]:
             continue
         body = re.compile(r"(.*?)\n\}\s*(\w*);", flags=re.S).match(text, match.end())
         assert body, head
-        members = re.findall(r"(\w+)\s*(?:=\s*-?\d+)?\s*[,;]\s*/\*\*<(.*?)\*/", body.group(1), flags=re.S)
+        members = re.findall(r"(\w+)\s*(?:=\s*-?\d+)?\s*[,;]?\s*/\*\*<(.*?)\*/", body.group(1), flags=re.S)
         owner = body.group(2) or members[0][0]
         docs[owner if body.group(2) else f"enum {owner}"] = doc.strip()
         prefix = f"{owner}." if "struct" in head else ""

@@ -42,14 +42,14 @@ extern "C" {
 /** The version that this header describes. A program built with an older header runs with any newer library of the same
     soname. */
 enum {
-    WEFT_MAJOR = 0,      /**< Changes when the API breaks. */
-    WEFT_MINOR = 1,      /**< Changes when the API grows. */
-    WEFT_PATCHLEVEL = 0, /**< Changes with repairs. */
+    WEFT_MAJOR = 0,     /**< Changes when the API breaks. */
+    WEFT_MINOR = 1,     /**< Changes when the API grows. */
+    WEFT_PATCHLEVEL = 0 /**< Changes with repairs. */
 };
 
 /** The largest rank of a tensor. */
 enum {
-    WEFT_DIM_MAX = 8, /**< Dimensions per tensor. */
+    WEFT_DIM_MAX = 8 /**< Dimensions per tensor. */
 };
 
 /** The version of the loaded library: MAJOR * 10000 + MINOR * 100 + PATCHLEVEL. */

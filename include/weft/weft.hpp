@@ -1379,7 +1379,7 @@ class Graph : public detail::Operations {
   private:
     using Filter = std::function<std::string(const detail::Candidate &)>;
 
-    static std::int64_t padded(std::int64_t bytes) { return bytes ? bytes + ALIGNMENT : 0; }
+    static std::int64_t padded(std::int64_t bytes) { return bytes ? bytes + static_cast<std::int64_t>(ALIGNMENT) : 0; }
     static Pointers_by_uid uids_of(const Pointers &memory) {
         Pointers_by_uid found;
         for (const auto &[tensor, address] : memory)

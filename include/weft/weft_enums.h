@@ -110,7 +110,7 @@ typedef enum {
         /**< The descriptor is finalized and can no longer change; make a new one. */
     WEFT_STATUS_BAD_PARAM_CYCLE_EXT = 12002,
         /**< The operations feed each other in a circle, so no order can run them. */
-    WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT = 12003,
+    WEFT_STATUS_BAD_PARAM_DAMAGED_BLOB_EXT = 12003
         /**< A saved plan or cache is cut short or altered; nothing of it was used. */
 } weftStatus_t;
 
@@ -159,7 +159,7 @@ typedef enum {
         /**< Complex number, 128 bits: real part, then imaginary part, each a DOUBLE. */
     WEFT_DATA_BYTE_BOOLEAN = 22,
         /**< Truth value, one byte per element: 0 is false, anything else true; written as 0 or 1. */
-    WEFT_DATA_FP8_E5M3 = 23,
+    WEFT_DATA_FP8_E5M3 = 23
         /**< Float of 8 bits without a sign: 5 exponent and 3 fraction bits; a block scale. */
 } weftDataType_t;
 
@@ -201,7 +201,7 @@ typedef enum {
     WEFT_TYPE_MOE_GROUPED_MATMUL_MODE = 30, /**< weftMoeGroupedMatmulMode_t. */
     WEFT_TYPE_RESHAPE_MODE = 31, /**< weftBackendReshapeMode_t. */
     WEFT_TYPE_OPERATIONGRAPH_MODE = 32, /**< weftBackendOperationGraphMode_t. */
-    WEFT_TYPE_CUDA_GRAPH_RETENTION = 33, /**< weftCudaGraphRetention_t. */
+    WEFT_TYPE_CUDA_GRAPH_RETENTION = 33 /**< weftCudaGraphRetention_t. */
 } weftBackendAttributeType_t;
 
 /** Kind of a descriptor, chosen once in weftBackendCreateDescriptor. A tensor is an operand; an
@@ -296,7 +296,7 @@ typedef enum {
         /**< The memory for one run: a pointer for each uid, and the workspace. */
     WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR = 34,
         /**< Compiled kernels that plans of the same topology share; can be saved. */
-    WEFT_BACKEND_DEVICEPROP_DESCRIPTOR = 38, /**< The device to plan for; need not be present. */
+    WEFT_BACKEND_DEVICEPROP_DESCRIPTOR = 38 /**< The device to plan for; need not be present. */
 } weftBackendDescriptorType_t;
 
 /** One property of a descriptor. Each sentence starts with the element type of the attribute (the
@@ -1413,7 +1413,7 @@ typedef enum {
              named. */
     WEFT_ATTR_DEVICEPROP_NAME_EXT = 10031,
         /**< CHAR[n], get only: the device's name as its maker gives it. */
-    WEFT_ATTR_DEVICEPROP_THREADS_EXT = 10032,
+    WEFT_ATTR_DEVICEPROP_THREADS_EXT = 10032
         /**< INT64, get only: number of CPU threads that Weft uses on a CPU device. */
 } weftBackendAttributeName_t;
 
@@ -1477,7 +1477,7 @@ typedef enum {
     WEFT_POINTWISE_LOGICAL_NOT = 402, /**< 1 where x is 0, else 0. */
     WEFT_POINTWISE_GEN_INDEX = 501,
         /**< The element's own index along the axis; x gives the shape alone. */
-    WEFT_POINTWISE_BINARY_SELECT = 601, /**< x where t is not 0, else b. */
+    WEFT_POINTWISE_BINARY_SELECT = 601 /**< x where t is not 0, else b. */
 } weftPointwiseMode_t;
 
 /** How a reduction combines elements. */
@@ -1490,7 +1490,7 @@ typedef enum {
     WEFT_REDUCE_TENSOR_AVG = 5, /**< Mean. */
     WEFT_REDUCE_TENSOR_NORM1 = 6, /**< Sum of magnitudes. */
     WEFT_REDUCE_TENSOR_NORM2 = 7, /**< Square root of the sum of squares. */
-    WEFT_REDUCE_TENSOR_MUL_NO_ZEROS = 8, /**< Product of the elements that are not 0. */
+    WEFT_REDUCE_TENSOR_MUL_NO_ZEROS = 8 /**< Product of the elements that are not 0. */
 } weftReduceTensorOp_t;
 
 /** How pooling or interpolation turns a window into one value. */
@@ -1502,7 +1502,7 @@ typedef enum {
         /**< Mean of the window; padding counts as elements. */
     WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING = 4,
         /**< Mean of those elements of the window that are not padding. */
-    WEFT_RESAMPLE_MAXPOOL = 3, /**< Largest element of the window. */
+    WEFT_RESAMPLE_MAXPOOL = 3 /**< Largest element of the window. */
 } weftResampleMode_t;
 
 /** What pooling and interpolation read outside the tensor. */
@@ -1510,20 +1510,20 @@ typedef enum {
     WEFT_ZERO_PAD = 0, /**< Zeros. */
     WEFT_NEG_INF_PAD = 1,
         /**< The lowest value of the data type, so that a maximum never picks padding. */
-    WEFT_EDGE_VAL_PAD = 2, /**< The nearest element at the edge. */
+    WEFT_EDGE_VAL_PAD = 2 /**< The nearest element at the edge. */
 } weftPaddingMode_t;
 
 /** Whether NaN among the operands must come out as NaN. */
 typedef enum {
     WEFT_NOT_PROPAGATE_NAN = 0, /**< NaN may be dropped, as by C's fmax. */
-    WEFT_PROPAGATE_NAN = 1, /**< NaN comes out as NaN. */
+    WEFT_PROPAGATE_NAN = 1 /**< NaN comes out as NaN. */
 } weftNanPropagation_t;
 
 /** Whether a convolution flips its filter. */
 typedef enum {
     WEFT_CONVOLUTION = 0,
         /**< The mathematical convolution: the filter is flipped in every spatial dimension. */
-    WEFT_CROSS_CORRELATION = 1,
+    WEFT_CROSS_CORRELATION = 1
         /**< The filter is used as stored, as deep-learning frameworks do; the default. */
 } weftConvolutionMode_t;
 
@@ -1536,27 +1536,27 @@ typedef enum {
     WEFT_GROUP_NORM = 3,
         /**< The channels of a group and the spatial dimensions, for each n and group. */
     WEFT_RMS_NORM = 4, /**< As LAYER_NORM, without a mean: x is divided by its root mean square. */
-    WEFT_ADA_LAYER_NORM = 5, /**< As LAYER_NORM, with a scale and a bias of their own for each n. */
+    WEFT_ADA_LAYER_NORM = 5 /**< As LAYER_NORM, with a scale and a bias of their own for each n. */
 } weftBackendNormMode_t;
 
 /** What a forward normalisation is for. */
 typedef enum {
     WEFT_NORM_FWD_INFERENCE = 0, /**< Only y is written; batch norm uses given statistics. */
-    WEFT_NORM_FWD_TRAINING = 1,
+    WEFT_NORM_FWD_TRAINING = 1
         /**< Mean and inverse standard deviation are written for the backward pass; batch norm
              updates its running values. */
 } weftBackendNormFwdPhase_t;
 
 /** Which statistics OPERATION_GEN_STATS takes. */
 typedef enum {
-    WEFT_GENSTATS_SUM_SQSUM = 0, /**< Sum and sum of squares of each channel. */
+    WEFT_GENSTATS_SUM_SQSUM = 0 /**< Sum and sum of squares of each channel. */
 } weftGenStatsMode_t;
 
 /** Where batch norm's statistics come from. */
 typedef enum {
     WEFT_BN_FINALIZE_STATISTICS_TRAINING = 0,
         /**< From the sums of this batch; running values are updated. */
-    WEFT_BN_FINALIZE_STATISTICS_INFERENCE = 1,
+    WEFT_BN_FINALIZE_STATISTICS_INFERENCE = 1
         /**< From the running values; only the equivalent scale and bias are written. */
 } weftBnFinalizeStatsMode_t;
 
@@ -1565,13 +1565,13 @@ typedef enum {
     WEFT_RNG_DISTRIBUTION_BERNOULLI = 0, /**< 1 with the given probability, else 0. */
     WEFT_RNG_DISTRIBUTION_UNIFORM = 1,
         /**< Every number from minimum up to, not including, maximum is equally likely. */
-    WEFT_RNG_DISTRIBUTION_NORMAL = 2, /**< Gaussian with the given mean and standard deviation. */
+    WEFT_RNG_DISTRIBUTION_NORMAL = 2 /**< Gaussian with the given mean and standard deviation. */
 } weftRngDistribution_t;
 
 /** What OPERATION_SIGNAL does with its flag. */
 typedef enum {
     WEFT_SIGNAL_SET = 0, /**< Writes the value to the flag once x is ready. */
-    WEFT_SIGNAL_WAIT = 1, /**< Holds back y until the flag has the value. */
+    WEFT_SIGNAL_WAIT = 1 /**< Holds back y until the flag has the value. */
 } weftSignalMode_t;
 
 /** How tokens reach their experts in a grouped matrix product. */
@@ -1579,7 +1579,7 @@ typedef enum {
     WEFT_MOE_GROUPED_MATMUL_MODE_NONE = 0, /**< Tokens are already sorted by expert. */
     WEFT_MOE_GROUPED_MATMUL_MODE_GATHER = 1,
         /**< Row i takes token TOKEN_INDEX[i] before the product. */
-    WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER = 2,
+    WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER = 2
         /**< Each row of the product goes to the place of its token and top-k slot. */
 } weftMoeGroupedMatmulMode_t;
 
@@ -1587,7 +1587,7 @@ typedef enum {
 typedef enum {
     WEFT_RESHAPE_VIEW_ONLY = 0,
         /**< The storage: y reads the same memory through its own extents and strides. */
-    WEFT_RESHAPE_LOGICAL = 1,
+    WEFT_RESHAPE_LOGICAL = 1
         /**< The order of the elements, last dimension fastest; copies where the storage does not
              allow a view. */
 } weftBackendReshapeMode_t;
@@ -1600,7 +1600,7 @@ typedef enum {
              channels. */
     WEFT_TENSOR_REORDERING_F16x16 = 2,
         /**< 16-bit elements, shuffled for tensor cores in units of 16. */
-    WEFT_TENSOR_REORDERING_F8_128x4 = 3,
+    WEFT_TENSOR_REORDERING_F8_128x4 = 3
         /**< Block scales in tiles of 128 x 4, 512 bytes each; extents are padded to whole tiles. */
 } weftBackendTensorReordering_t;
 
@@ -1610,7 +1610,7 @@ typedef enum {
     WEFT_HEUR_MODE_B = 1, /**< As A, but may look longer for a better ranking. */
     WEFT_HEUR_MODE_FALLBACK = 2,
         /**< The configurations that take any valid graph, for when no faster one can. */
-    WEFT_HEUR_MODE_A = 3, /**< Ranked by predicted time; the usual choice. */
+    WEFT_HEUR_MODE_A = 3 /**< Ranked by predicted time; the usual choice. */
 } weftBackendHeurMode_t;
 
 /** How an engine's arithmetic differs from the plain formula. */
@@ -1627,7 +1627,7 @@ typedef enum {
     WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_4x4 = 6, /**< Uses Winograd tiles of 4 x 4. */
     WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 = 7, /**< Uses Winograd tiles of 6 x 6. */
     WEFT_NUMERICAL_NOTE_WINOGRAD_TILE_13x13 = 8, /**< Uses Winograd tiles of 13 x 13. */
-    WEFT_NUMERICAL_NOTE_STRICT_NAN_PROP = 9,
+    WEFT_NUMERICAL_NOTE_STRICT_NAN_PROP = 9
         /**< NaN in always gives NaN out, also in maxima and minima. */
 } weftBackendNumericalNote_t;
 
@@ -1639,7 +1639,7 @@ typedef enum {
     WEFT_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER = 2, /**< Wants biases in the INT8x32 order. */
     WEFT_BEHAVIOR_NOTE_SUPPORTS_CUDA_GRAPH_NATIVE_API = 3,
         /**< Can write itself into a CUDA graph without stream capture. */
-    WEFT_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY = 4,
+    WEFT_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY = 4
         /**< Calls cuBLASLt; kept for its number, no engine of Weft does. */
 } weftBackendBehaviorNote_t;
 
@@ -1649,7 +1649,7 @@ typedef enum {
         /**< Channels before space: the spatial dimensions are contiguous. */
     WEFT_LAYOUT_TYPE_PREFERRED_NHWC = 1, /**< Channels last: the channels are contiguous. */
     WEFT_LAYOUT_TYPE_PREFERRED_PAD4CK = 2, /**< Channels padded to a multiple of 4. */
-    WEFT_LAYOUT_TYPE_PREFERRED_PAD8CK = 3, /**< Channels padded to a multiple of 8. */
+    WEFT_LAYOUT_TYPE_PREFERRED_PAD8CK = 3 /**< Channels padded to a multiple of 8. */
 } weftBackendLayoutType_t;
 
 /** A number by which an engine can be tuned. An engine offers few of these; KNOB_INFO tells which,
@@ -1710,7 +1710,7 @@ typedef enum {
         /**< Whether inputs are loaded by the tensor memory accelerator. */
     WEFT_KNOB_TYPE_OUTPUT_TMA_ENABLE = 45,
         /**< Whether outputs are stored by the tensor memory accelerator. */
-    WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT = 10001,
+    WEFT_KNOB_TYPE_WITHOUT_FAMILIES_EXT = 10001
         /**< Kernel families that are not to be used: bit i is the i-th of ENGINE_FAMILIES_EXT. */
 } weftBackendKnobType_t;
 
@@ -1737,27 +1737,27 @@ typedef enum {
     WEFT_OPERATIONGRAPH_MODE_SDPA_BWD = 29,
         /**< Gradients of attention spelt out in primitive operations. */
     WEFT_OPERATIONGRAPH_MODE_UNIFIED_SDPA_FWD = 30, /**< Attention as one operation. */
-    WEFT_OPERATIONGRAPH_MODE_UNIFIED_SDPA_BWD = 31, /**< Gradients of attention as one operation. */
+    WEFT_OPERATIONGRAPH_MODE_UNIFIED_SDPA_BWD = 31 /**< Gradients of attention as one operation. */
 } weftBackendOperationGraphMode_t;
 
 /** How long a plan's resources live on for the CUDA graphs made from it. */
 typedef enum {
     WEFT_CUDA_GRAPH_RETENTION_PER_GRAPH = 0,
         /**< As long as any such graph: the plan may be destroyed first. */
-    WEFT_CUDA_GRAPH_RETENTION_NONE = 1, /**< As long as the plan: destroy the graphs first. */
+    WEFT_CUDA_GRAPH_RETENTION_NONE = 1 /**< As long as the plan: destroy the graphs first. */
 } weftCudaGraphRetention_t;
 
 /** What kind of device a handle or a plan runs on. */
 typedef enum {
     WEFT_DEVICE_CPU = 0, /**< The host's processor; data pointers are host addresses. */
-    WEFT_DEVICE_CUDA = 1, /**< An NVIDIA GPU; data pointers are device addresses. */
+    WEFT_DEVICE_CUDA = 1 /**< An NVIDIA GPU; data pointers are device addresses. */
 } weftDeviceKind_t;
 
 /** Where the diagonal of an attention mask lies when there are more keys than queries, or fewer. It
     is the shift in the rule of the left and right bound. */
 typedef enum {
     WEFT_DIAGONAL_TOP_LEFT = 0, /**< Query 0 is level with key 0: the shift is 0. */
-    WEFT_DIAGONAL_BOTTOM_RIGHT = 1,
+    WEFT_DIAGONAL_BOTTOM_RIGHT = 1
         /**< The last query is level with the last key: the shift is keys - queries in use, per
              batch. */
 } weftDiagonalAlignment_t;
@@ -1767,7 +1767,7 @@ typedef enum {
     WEFT_SEV_FATAL = 0, /**< The process cannot go on. */
     WEFT_SEV_ERROR = 1, /**< The call failed. */
     WEFT_SEV_WARNING = 2, /**< The call succeeded, but not as well as it could have. */
-    WEFT_SEV_INFO = 3, /**< What the library does, for the curious. */
+    WEFT_SEV_INFO = 3 /**< What the library does, for the curious. */
 } weftSeverity_t;
 
 #endif
