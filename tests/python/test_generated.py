@@ -121,7 +121,7 @@ def header_attributes() -> dict[str, tuple[str, str]]:
     body = re.search(r"typedef enum \{(.*?)\n\} weftBackendAttributeName_t;", HEADER, flags=re.DOTALL)
     assert body
     found, kind = {}, ""
-    pattern = r"/\* ([A-Z_]+): .*?\*/|(WEFT_ATTR_\w+) = \d+,\s*/\*\*<(.*?)\*/"
+    pattern = r"/\* ([A-Z_]+): .*?\*/|(WEFT_ATTR_\w+) = \d+,?\s*/\*\*<(.*?)\*/"
     for section, name, doc in re.findall(pattern, body.group(1), flags=re.DOTALL):
         if section:
             kind = f"WEFT_BACKEND_{section}_DESCRIPTOR"
