@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -45,3 +46,15 @@ def test_older_standards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "old.cpp").write_text("#include <weft/weft.hpp>\n")
     with pytest.raises(AssertionError, match=r"weft\.hpp is C\+\+17: compile with -std=c\+\+17 or newer\."):
         run(CXX, "-std=c++14", *STRICT, "-Wfatal-errors", "-fsyntax-only", tmp_path / "old.cpp")
+
+
+def test_graph_hides_no_operation() -> None:
+    """A method of Graph hides one of its base that has the name, whatever their arguments."""
+    headers = ROOT / "include/weft"
+    operations = (headers / "weft_operations.hpp").read_text().split("class Operations : public Recorder {")[1]
+    named = set(re.findall(r"^    (?:Tensor|std::array<Tensor, \d>) (\w+)\(", operations, re.MULTILINE))
+    graph = (headers / "weft.hpp").read_text().split("class Graph : public detail::Operations {")[1]
+    own = set(re.findall(r"\b(\w+)\(", graph.split("\n};\n")[0]))
+    assert len(named) > 80
+    assert {"slice", "resample", "build", "refusal"} <= own
+    assert not named & own

@@ -1383,8 +1383,7 @@ class Graph : public detail::Operations {
     static Pointers_by_uid uids_of(const Pointers &memory) {
         Pointers_by_uid found;
         for (const auto &[tensor, address] : memory)
-            if (tensor)
-                found[tensor->get_uid()] = address;
+            found[tensor ? tensor->get_uid() : NO_TENSOR] = address;
         return found;
     }
     std::string label() const { return name_.empty() ? "graph" : "graph '" + name_ + "'"; }
@@ -1430,7 +1429,8 @@ class Graph : public detail::Operations {
         return reinterpret_cast<void *>((address + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     }
 
-    static constexpr std::uintptr_t ALIGNMENT = 64; /**< Bytes, of a workspace. */
+    static constexpr std::uintptr_t ALIGNMENT = 64;                                     /**< Bytes, of a workspace. */
+    static constexpr std::int64_t NO_TENSOR = std::numeric_limits<std::int64_t>::min(); /**< The uid of nullptr. */
 
     std::string name_;
     DataType_t io_type_ = DataType_t::NOT_SET, intermediate_type_ = DataType_t::NOT_SET;
@@ -1937,6 +1937,9 @@ inline error_t Graph::query_tensor_attributes_of_uid(std::int64_t uid, Tensor_at
 
 /** Why memory for a tensor is not taken, if it is not. */
 inline error_t Graph::refuse_memory(std::int64_t uid) const {
+    if (uid == NO_TENSOR)
+        return fail(error_code_t::INVALID_VARIANT_PACK, "execute: memory is given for nullptr, a result that is not "
+                                                        "computed. Leave it out, or ask for the result.");
     auto known = by_uid_.find(uid);
     if (by_uid_.empty()) /* a loaded plan knows the tensors of its slots alone */
         return {};

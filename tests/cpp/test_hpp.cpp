@@ -362,6 +362,10 @@ static void plans_and_memory() {
           "set_output(true) before the graph is built, or leave it out.");
     FAILS(g.execute({{1, in}, {3, out}, {9, in}}), INVALID_VARIANT_PACK,
           "graph 'g': execute: memory is given for uid 9, which no tensor of the graph has. Leave it out.");
+    FAILS(
+        g.execute({{x, in}, {y, out}, {nullptr, in}}), INVALID_VARIANT_PACK,
+        "graph 'g': execute: memory is given for nullptr, a result that is not computed. Leave it out, or ask for the "
+        "result.");
     weft::error_t null = g.execute({{x, nullptr}, {y, out}});
     HOLDS(null.is_bad() && null.get_message().find("'x'") != std::string::npos);
     FAILS(g.build_plan_at_index(9), INVALID_VALUE,
