@@ -1429,8 +1429,8 @@ class Graph : public detail::Operations {
         return reinterpret_cast<void *>((address + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     }
 
-    static constexpr std::uintptr_t ALIGNMENT = 64;                                     /**< Bytes, of a workspace. */
-    static constexpr std::int64_t NO_TENSOR = std::numeric_limits<std::int64_t>::min(); /**< The uid of nullptr. */
+    static constexpr std::uintptr_t ALIGNMENT = 64;      /**< Bytes, of a workspace. */
+    static constexpr std::int64_t NO_TENSOR = INT64_MIN; /**< The uid of nullptr. */
 
     std::string name_;
     DataType_t io_type_ = DataType_t::NOT_SET, intermediate_type_ = DataType_t::NOT_SET;
