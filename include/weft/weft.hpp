@@ -358,7 +358,7 @@ class Settings {
     void put(weftBackendAttributeName_t name, weftBackendAttributeType_t type, const std::vector<T> &values) {
         drop(settings_, name);
         std::vector<stored_t<T>> stored;
-        for (const T &value : values)
+        for (T value : values)
             stored.push_back(static_cast<stored_t<T>>(value));
         Setting made{name, type, stored.size(), std::vector<unsigned char>(stored.size() * sizeof(stored_t<T>))};
         if (!stored.empty())

@@ -146,8 +146,8 @@ static void norms_keep_what_they_are_asked_for() {
 static void pooling_with_its_index() {
     weft::Graph g(DataType_t::FLOAT);
     auto x = g.tensor({1, 1, 4, 4});
-    auto how = weft::Resample_attributes().set_resampling_mode(weft::ResampleMode_t::MAXPOOL).set_window(Dims{2, 2});
-    auto [y, index] = g.resample(x, how.set_stride(Dims{2, 2}).set_generate_index(true));
+    auto how = weft::Resample_attributes().set_resampling_mode(weft::ResampleMode_t::MAXPOOL).set_window({2, 2});
+    auto [y, index] = g.resample(x, how.set_stride({2, 2}).set_generate_index(true));
     y->set_output(true), index->set_output(true);
     GOOD(g.build(cpu()));
     HOLDS(index->get_data_type() == DataType_t::INT8);
