@@ -90,6 +90,7 @@ def test_ranks_layouts_and_views() -> None:
     q, k, v = packed.permute(2, 0, 3, 1, 4)
     wide = normal(2, 1, 6, 8).expand(2, 4, 6, 8)
     cases = [(q, k, v), (q, wide, v), (q, k, wide), (q[0], k[0], v[0]), (q[0, 0], k[0, 0], v[0, 0])]
+    cases.append((q[0], k, v[:, :1]))
     for case in cases:
         expected = F.scaled_dot_product_attention(*case)
         with weft_torch.enable() as enabled:
@@ -163,7 +164,7 @@ def test_what_is_left_to_torch_says_why() -> None:
             F.scaled_dot_product_attention(q, q, q, square, is_causal=True)
     reasons = " ".join(enabled.report()[NAME])
     assert "served" not in reasons
-    for part in ("more than 4 dimensions", "backends leave", "unequal heads", "several types"):
+    for part in ("more than 4 dimensions", "backends leave", "do not broadcast", "several types"):
         assert part in reasons
     with pytest.raises(Exception, match="dropout needs dropout_seed"):
         weft.sdpa(q, q, q, None, 0.5)

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.torch import operators, transforms
+from weft.torch import operators, sdpa_packed, transforms
 from weft.torch.enable import Enabled, enable
+from weft.torch.merge import merge
 from weft.torch.operators.dropout import dropout
 from weft.torch.ops import OPERATORS
 from weft.torch.plans import cache_info, clear_cache
 
 __all__ = [
-    "OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "dropout", "enable", "explain",
-    "operators", "transforms",
+    "OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "dropout", "enable", "explain", "merge",
+    "operators", "sdpa_packed", "transforms",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -216,6 +217,17 @@ def _only_spelled_out() -> bool:
     return not (kinds.flash_sdp_enabled() or kinds.mem_efficient_sdp_enabled() or kinds.cudnn_sdp_enabled())
 
 
+def _of_one_batch(*ends: Any) -> Sequence[Any]:
+    """Operands with the batches and heads of all, as torch's products broadcast them."""
+    if ends[0].shape[:-2] == ends[1].shape[:-2] == ends[2].shape[:-2]:
+        return ends
+    try:
+        batch = torch.broadcast_shapes(*(each.shape[:-2] for each in ends))
+    except RuntimeError:
+        raise NotSupportedError("sdpa: batches or heads that do not broadcast. Leave it to torch.") from None
+    return [each.expand(*batch, *each.shape[-2:]) for each in ends]
+
+
 @stands_for("sdpa", aten.scaled_dot_product_attention.default, is_composite=True, others=(torch.bool,))
 def _serve_sdpa(
     q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0, causal: bool = False, *,
@@ -223,6 +235,7 @@ def _serve_sdpa(
 ) -> Any:  # fmt: skip
     if _only_spelled_out():
         raise NotSupportedError("sdpa: torch's backends leave the one of products and softmax alone.")
+    q, k, v = (q, k, v) if enable_gqa else _of_one_batch(q, k, v)
     seed = torch.randint(1 << 62, (1,), device=q.device) if dropout else None
     trains = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (q, k, v, mask)

@@ -1,0 +1,100 @@
+"""Attention over keys that lie apart, as on several devices: each part by itself, merged by its statistics."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.tensor import Tensor
+from weft.torch.ops import differentiable, operator
+from weft.torch.plans import Drawing
+
+LOWEST = -3e38
+"""Below every statistic that a float holds but -inf, which rows have that saw no key."""
+
+
+class _Part(NamedTuple):
+    """One part of attention: its result, [.., rows, elements], and statistics, [.., rows, 1]."""
+
+    o: Tensor
+    lse: Tensor
+
+
+def _rows(lse: Any) -> tuple[list[int], list[int]]:
+    steps = [step if n > 1 else max(step, 1) for n, step in zip(lse.shape, lse.stride(), strict=True)]
+    return [*lse.shape, 1], [*steps, 1]
+
+
+def _read(d: Drawing, o: Any, lse: Any) -> _Part:
+    return _Part(d.read(o), d.read(lse, *_rows(lse)))
+
+
+def _fake(o1: Any, lse1: Any, o2: Any, lse2: Any) -> Any:
+    return torch.empty_like(o1), torch.empty_like(lse1)
+
+
+@operator(
+    "merge",
+    schema="(Tensor output1, Tensor logsumexp1, Tensor output2, Tensor logsumexp2) "
+    "-> (Tensor output, Tensor logsumexp)",
+    fake=_fake,
+)
+def _merge(d: Drawing, o1: Any, lse1: Any, o2: Any, lse2: Any) -> None:
+    g, one, two = d.graph, _read(d, o1, lse1), _read(d, o2, lse2)
+    most = g.max(g.max(one.lse, two.lse), d.number(LOWEST))
+    weight1, weight2 = (g.exp(g.sub(part.lse, most)) for part in (one, two))
+    total = g.add(weight1, weight2)
+    # One of the weights is 1, or both are 0 and so is the result.
+    share = g.reciprocal(g.max(total, d.number(0.5)))
+    d.write(0, g.add(g.mul(one.o, g.mul(weight1, share)), g.mul(two.o, g.mul(weight2, share))))
+    d.write(1, g.add(most, g.log(total)), *_rows(d.outputs[1]))
+
+
+def _fake_backward(do: Any, dlse: Any, o1: Any, lse1: Any, o2: Any, lse2: Any, *_: Any) -> Any:
+    return tuple(map(torch.empty_like, (o1, lse1, o2, lse2)))
+
+
+@operator(
+    "merge_backward",
+    schema="(Tensor grad_output, Tensor grad_logsumexp, Tensor output1, Tensor logsumexp1, Tensor output2, "
+    "Tensor logsumexp2, Tensor output, Tensor logsumexp) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_fake_backward,
+)
+def _merge_backward(
+    d: Drawing, do: Any, dlse: Any, o1: Any, lse1: Any, o2: Any, lse2: Any, o: Any, lse: Any
+) -> None:  # fmt: skip
+    g, whole, loss = d.graph, _read(d, o, lse), _read(d, do, dlse)
+    most = g.max(whole.lse, d.number(LOWEST))
+    for i, part in enumerate((_read(d, o1, lse1), _read(d, o2, lse2))):
+        weight = g.exp(g.sub(part.lse, most))
+        along = g.reduction(g.mul(loss.o, g.sub(part.o, whole.o)), "ADD", dims=[o.ndim - 1])
+        d.write(2 * i, g.mul(loss.o, weight))
+        d.write(2 * i + 1, g.mul(weight, g.add(along, loss.lse)), *_rows(d.outputs[2 * i + 1]))
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _grad(ctx: Any, do: Any, dlse: Any) -> Any:
+    return torch.ops.weft.merge_backward(do, dlse, *ctx.saved_tensors)
+
+
+differentiable("merge", _keep, _grad)
+
+
+def merge(
+    output1: torch.Tensor, logsumexp1: torch.Tensor, output2: torch.Tensor, logsumexp2: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the keys of two parts, from that over each.
+
+    Args:
+        output1, output2: results, [.., rows, elements].
+        logsumexp1, logsumexp2: statistics, [.., rows], as torch.ops.weft.sdpa returns them.
+
+    Returns:
+        The result and the statistics over all keys; a part whose rows saw no key adds nothing.
+    """
+    merged: tuple[torch.Tensor, torch.Tensor] = torch.ops.weft.merge(output1, logsumexp1, output2, logsumexp2)
+    return merged

@@ -1,0 +1,183 @@
+"""Attention of what does not lie padded: sequences behind each other, and keys and values in pages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from weft.enums import diagonal_alignment
+from weft.errors import NotSupportedError
+from weft.tensor import Tensor
+from weft.torch.ops import differentiable, operator
+from weft.torch.plans import Drawing
+
+NO_BOUND = -1
+"""A window without an end on that side."""
+
+
+def _band(causal: bool, left: int, right: int) -> dict[str, Any]:
+    """Windows count from the last query, which sees the last key."""
+    right = 0 if causal else right
+    return {
+        "diagonal_alignment": diagonal_alignment.BOTTOM_RIGHT,
+        "diagonal_band_left_bound": None if left == NO_BOUND else left + 1,
+        "diagonal_band_right_bound": None if right == NO_BOUND else right,
+    }
+
+
+def _scale(d: Drawing, q: Any, scale: float | None) -> Tensor:
+    return d.number(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+
+
+# ---- Sequences behind each other ----
+
+
+class _Side:
+    """Queries or keys of all sequences: where each begins, and how long one can be."""
+
+    def __init__(self, d: Drawing, starts: Any, longest: int) -> None:
+        self.d, self.count, self.longest = d, starts.numel() - 1, longest
+        self.starts = d.read(starts, [starts.numel(), 1, 1, 1])
+
+    def shape(self, value: Any) -> tuple[list[int], list[int]]:
+        """Dims and strides of tokens, [tokens, heads, elements], as batches of sequences."""
+        tokens, heads, size = value.shape
+        token, head, element = value.stride()
+        longest = min(self.longest, tokens)
+        # Offsets say where a sequence begins; a stride between them only has to fit.
+        return [self.count, heads, longest, size], [max(longest * token, heads * head), head, token, element]
+
+    def read(self, value: Any) -> Tensor:
+        """Tokens as an operand."""
+        return self._ragged(self.d.read(value, *self.shape(value)), value)
+
+    def write(self, i: int, result: Tensor) -> None:
+        """A result as tokens."""
+        value = self.d.outputs[i]
+        self.d.write(i, result, *self.shape(value))
+        self._ragged(result, value)
+
+    def _ragged(self, tensor: Tensor, value: Any) -> Tensor:
+        return tensor.set_ragged_offset(self.starts).set_ragged_offset_multiplier(value.stride(0))
+
+
+def _statistics(lse: Any) -> Any:
+    """Statistics, [heads, tokens], as tokens of one element."""
+    return lse.t()[..., None]
+
+
+class _Tokens:
+    """What attention over packed sequences and its gradients have in common."""
+
+    def __init__(
+        self, d: Drawing, q: Any, starts: Any, starts_k: Any, longest: int, longest_k: int,
+        scale: float | None, *band: Any,
+    ) -> None:  # fmt: skip
+        if q.ndim != 3 or starts.numel() != starts_k.numel():
+            raise NotSupportedError(
+                "sdpa_varlen: query has to be [tokens, heads, elements], and the cu_seqlens of one length, "
+                f"got {list(q.shape)}, {starts.numel()} and {starts_k.numel()} elements."
+            )
+        self.queries = _Side(d, starts, longest)
+        self.keys = self.queries if starts is starts_k else _Side(d, starts_k, longest_k)
+        self.how = {"attn_scale": _scale(d, q, scale), "use_padding_mask": True, **_band(*band)}
+        self.how |= {"cu_seq_len_q": self.queries.starts, "cu_seq_len_kv": self.keys.starts}
+
+
+def _fake_varlen(q: Any, k: Any, v: Any, *_: Any) -> Any:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    o = q.new_empty((*q.shape[:2], v.shape[-1]))
+    return o, q.new_empty((q.shape[1], q.shape[0]), dtype=wide)
+
+
+@operator(
+    "sdpa_varlen",
+    schema="(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_q, "
+    "int max_k, float? scale=None, bool is_causal=False, int window_left=-1, int window_right=-1) "
+    "-> (Tensor output, Tensor logsumexp)",
+    fake=_fake_varlen,
+)
+def _sdpa_varlen(d: Drawing, q: Any, k: Any, v: Any, *layout: Any) -> None:
+    tokens = _Tokens(d, q, *layout)
+    queries, keys = tokens.queries, tokens.keys
+    ends = queries.read(q), keys.read(k), keys.read(v)
+    o, statistics = d.graph.sdpa(*ends, generate_stats=True, **tokens.how)
+    queries.write(0, o)
+    lse = d.outputs[1]
+    d.write(1, statistics, *queries.shape(_statistics(lse)))
+    statistics.set_ragged_offset(queries.starts).set_ragged_offset_multiplier(1)
+
+
+def _fake_varlen_backward(do: Any, q: Any, k: Any, v: Any, *_: Any) -> Any:
+    return tuple(each.new_empty(each.shape) for each in (q, k, v))
+
+
+@operator(
+    "sdpa_varlen_backward",
+    schema="(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output, Tensor logsumexp, "
+    "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_q, int max_k, float? scale, bool is_causal, "
+    "int window_left, int window_right) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_varlen_backward,
+)
+def _sdpa_varlen_backward(
+    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *layout: Any
+) -> None:
+    tokens = _Tokens(d, q, *layout)
+    queries, keys = tokens.queries, tokens.keys
+    statistics = d.read(lse, *queries.shape(_statistics(lse)))
+    statistics.set_ragged_offset(queries.starts).set_ragged_offset_multiplier(1)
+    ends: Any = (queries.read(q), keys.read(k), keys.read(v), queries.read(o), queries.read(do), statistics)
+    results = d.graph.sdpa_backward(*ends, **tokens.how)
+    for i, (side, result) in enumerate(zip((queries, keys, keys), results, strict=True)):
+        side.write(i, result)
+
+
+def _keep_varlen(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, starts, starts_k, *ctx.how = inputs
+    ctx.save_for_backward(q, k, v, *output, starts, starts_k)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _grad_varlen(ctx: Any, do: Any, _: Any) -> Any:
+    # Offsets count tokens of one stride: an expanded gradient has none.
+    ends = (do.contiguous(), *ctx.saved_tensors, *ctx.how)
+    return *torch.ops.weft.sdpa_varlen_backward(*ends), *[None] * 8
+
+
+differentiable("sdpa_varlen", _keep_varlen, _grad_varlen)
+
+
+# ---- Keys and values in pages ----
+
+
+def _fake_paged(q: Any, k: Any, v: Any, *_: Any) -> Any:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=wide)
+
+
+@operator(
+    "sdpa_paged",
+    schema="(Tensor query, Tensor key_pages, Tensor value_pages, Tensor block_table, Tensor seqlens_k, "
+    "float? scale=None, bool is_causal=False, int window_left=-1, int window_right=-1, "
+    "Tensor? seqlens_q=None) -> (Tensor output, Tensor logsumexp)",
+    fake=_fake_paged,
+)
+def _sdpa_paged(
+    d: Drawing, q: Any, k: Any, v: Any, table: Any, lengths: Any, scale: float | None, causal: bool,
+    left: int, right: int, lengths_q: Any,
+) -> None:  # fmt: skip
+    count, pages_each = table.shape
+    pages = d.read(table, [count, 1, pages_each, 1], [table.stride(0), 1, table.stride(1), 1])
+    one_each = [q.shape[0], 1, 1, 1]
+    o, statistics = d.graph.sdpa(
+        d.read(q), d.read(k), d.read(v), attn_scale=_scale(d, q, scale), use_padding_mask=lengths_q is not None,
+        seq_len_kv=d.read(lengths, one_each),
+        seq_len_q=None if lengths_q is None else d.read(lengths_q, one_each),
+        paged_attention_k_table=pages, paged_attention_v_table=pages,
+        paged_attention_max_seq_len_kv=pages_each * k.shape[2], generate_stats=True,
+        **_band(causal, left, right),
+    )  # fmt: skip
+    d.write(0, o)
+    d.write(1, statistics, [*q.shape[:-1], 1])
