@@ -1,4 +1,4 @@
-"""Attention over keys that lie apart, as on several devices: each part by itself, merged by its statistics."""
+"""Attention over keys that lie apart, as on several devices: each part alone, then merged by statistics."""
 
 from __future__ import annotations
 

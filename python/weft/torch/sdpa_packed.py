@@ -172,11 +172,12 @@ def _sdpa_paged(
     pages = d.read(table, [count, 1, pages_each, 1], [table.stride(0), 1, table.stride(1), 1])
     one_each = [q.shape[0], 1, 1, 1]
     o, statistics = d.graph.sdpa(
-        d.read(q), d.read(k), d.read(v), attn_scale=_scale(d, q, scale), use_padding_mask=lengths_q is not None,
+        d.read(q), d.read(k), d.read(v), attn_scale=_scale(d, q, scale), generate_stats=True,
+        use_padding_mask=lengths_q is not None,
         seq_len_kv=d.read(lengths, one_each),
         seq_len_q=None if lengths_q is None else d.read(lengths_q, one_each),
         paged_attention_k_table=pages, paged_attention_v_table=pages,
-        paged_attention_max_seq_len_kv=pages_each * k.shape[2], generate_stats=True,
+        paged_attention_max_seq_len_kv=pages_each * k.shape[2],
         **_band(causal, left, right),
     )  # fmt: skip
     d.write(0, o)
