@@ -20,10 +20,11 @@ from weft.torch.merge import merge
 from weft.torch.operators.dropout import dropout
 from weft.torch.ops import OPERATORS
 from weft.torch.plans import cache_info, clear_cache
+from weft.torch.sdpa_provider import register_sdpa
 
 __all__ = [
     "OPERATORS", "Enabled", "backend", "cache_info", "clear_cache", "dropout", "enable", "explain", "merge",
-    "operators", "sdpa_packed", "transforms",
+    "operators", "register_sdpa", "sdpa_packed", "transforms",
 ]  # fmt: skip
 
 
