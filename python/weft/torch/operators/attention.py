@@ -171,6 +171,11 @@ def _with_statistics(do: Any, dlse: Any, v: Any, o: Any) -> tuple[Any, Any, Any]
     return do, v, torch.nn.functional.pad(o, (0, 8))
 
 
+def _is_watched() -> bool:
+    """Whether torch looks on: it must see operators where it traces them, or counts what they do."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 def _grad_sdpa(ctx: Any, do: Any, dlse: Any) -> Any:
     q, k, v, o, lse, mask, seed = ctx.saved_tensors
     if do is None and dlse is None:
@@ -182,7 +187,10 @@ def _grad_sdpa(ctx: Any, do: Any, dlse: Any) -> Any:
     # The gradient of an expanded mask is summed by who expanded it.
     mask = mask.contiguous() if wants_mask else mask
     ends = (do, q, k, v, o, lse, mask, *ctx.how, seed, wants_mask)
-    dq, dk, dv, dmask = torch.ops.weft.sdpa_backward(*ends)
+    # With create_graph torch has to hear that there are no second derivatives.
+    through_torch = torch.is_grad_enabled() or _is_watched()
+    run = torch.ops.weft.sdpa_backward if through_torch else OPERATORS["sdpa_backward"]
+    dq, dk, dv, dmask = run(*ends)
     return dq, dk, dv if dlse is None else dv[..., :size], dmask if wants_mask else None, *[None] * 6
 
 
@@ -204,11 +212,6 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return _grad_sdpa(ctx, *grads)
-
-
-def _is_watched() -> bool:
-    """Whether torch looks on: it must see operators where it traces them, or counts what they do."""
-    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def _only_spelled_out() -> bool:

@@ -1,0 +1,72 @@
+"""examples/: each runs at a small size and computes what torch or NumPy computes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports one. Such small sums are done sooner by one thread."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield importlib.import_module
+    torch.set_num_threads(threads)
+
+
+def test_resnet_learns_digits_as_eager_torch_does(example, capsys) -> None:
+    pytest.importorskip("sklearn")
+    (_, right), (_, right_of_weft) = example("digits_resnet").main(width=4, epochs=4, count=768)
+    assert min(right, right_of_weft) > 0.6, "a tenth would be chance"
+    assert abs(right - right_of_weft) < 0.1
+    assert re.search(r"'aten::convolution_backward': \{'served': \d+\}", capsys.readouterr().out)
+
+
+def test_gpt_is_trained_to_the_same_loss(example, capsys) -> None:
+    eager, under = example("gpt_block").main(steps=12, width=32, length=24)
+    assert under[-1] < under[0] - 0.5
+    assert under == pytest.approx(eager, rel=1e-3)
+    assert "'aten::scaled_dot_product_attention': {'served': 24}" in capsys.readouterr().out
+
+
+def test_decoding_over_pages_is_attention_over_whole_keys(example) -> None:
+    assert example("decode_step").main(tokens=18, heads=4, size=16) < 1e-5
+
+
+def test_weights_of_few_bits(example) -> None:
+    errors = example("quantized_weights").main(rows=3, depth=256, columns=96)
+    assert all(same < 1e-4 for same, _ in errors.values())
+    assert errors[8][1] < 0.01 < errors[4][1] < 0.2
+
+
+def test_graph_by_hand(example, capsys) -> None:
+    assert example("graph").main("cpu", rows=8, width=64, hidden=96) < 1e-4
+    assert "a plan of" in capsys.readouterr().out
+
+
+def test_several_processes_learn_what_one_learns(example, tmp_path) -> None:
+    several = example("several_gpus")
+    if torch.cuda.is_available():
+        pytest.skip("beside GPUs their batch norm is synchronised, which one process on a CPU has no twin of")
+    results = tmp_path / "state.pt"
+    several.main("ddp", "fsdp", results=str(results))
+    torch.manual_seed(0)
+    alone = several.Model(synchronised=False)
+    several.train(alone, 0, 1, torch.device("cpu"))
+    for found in torch.load(results).values():
+        assert found["report"]["aten::scaled_dot_product_attention"] == {"served": several.STEPS}
+        torch.testing.assert_close(found["state"], dict(alone.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+def test_the_page_lists_every_example() -> None:
+    named = set(re.findall(r"\[(\w+\.py)\]", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
+    assert named == {path.name for path in EXAMPLES.glob("*.py")}
