@@ -734,7 +734,7 @@ def batch_norm(backward: bool, dims: Sequence[int]) -> Any:
 
 
 def group_norm(backward: bool, channels: int, groups: int, side: int) -> Any:
-    """Channels last, where the groups of a pixel take turns in memory."""
+    """Channels last, where the groups of a pixel are interleaved in memory."""
 
     def build(t: Maker) -> None:
         dims, one = (2, channels, side, side), (1, channels, 1, 1)

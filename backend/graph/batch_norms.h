@@ -18,4 +18,8 @@ bool batch_norm_has_parts(const struct graph *graph, int node);
 weftStatus_t batch_norms_part(const struct graph **made, const struct graph *graph, const bool *is_apart,
                               struct arena *arena);
 
+/* The graph with one operation in the place of parts that make up a norm or its gradient; itself where there are none.
+   Values keep their tensors. (batch_norms_find.c) */
+weftStatus_t batch_norms_find(const struct graph **made, const struct graph *graph, struct arena *arena);
+
 #endif

@@ -1162,6 +1162,8 @@ weftStatus_t partition(struct cover *cover, const struct graph *graph, const str
     TRY(graph_check_closed(graph));
     if (engine->stores_narrow)
         TRY(widths_find(&graph, graph, arena));
+    if (engine->parts_batch_norms)
+        TRY(batch_norms_find(&graph, graph, arena));
     TRY(search_cover(&best, &p, graph));
     if (engine->parts_batch_norms)
         TRY(search_parts(&best, &p, graph));

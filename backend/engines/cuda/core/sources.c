@@ -173,7 +173,7 @@
     FILE(rows_staged, "rows/staged.cuh", "rows/staged.cuh")                                                            \
     FILE(rows_streamed, "rows/streamed.cuh", "rows/streamed.cuh")                                                      \
     FILE(rows_strip, "rows/strip.cuh", "rows/strip.cuh")                                                               \
-    FILE(rows_turns, "rows/turns.cuh", "rows/turns.cuh")                                                               \
+    FILE(rows_interleaved, "rows/interleaved.cuh", "rows/interleaved.cuh")                                             \
     FILE(window_box, "window/box.cuh", "window/box.cuh")                                                               \
     FILE(window_geometry, "window/geometry.cuh", "window/geometry.cuh")                                                \
     FILE(window_planes, "window/planes.cuh", "window/planes.cuh")                                                      \

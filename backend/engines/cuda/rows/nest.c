@@ -10,7 +10,7 @@ enum {
     ROW_REGISTERS = 40,   /* per thread, of a pass's numbers of all its rows side by side */
     UNALIGNED_LEAST = 32, /* vectors of a row that may have a head and a tail */
     OVERLAP_LEAST = 4,    /* vectors of rows side by side that may overlap */
-    SEGMENT_BYTES = 256,  /* of rows that take turns; longer ones fill lines of memory by themselves */
+    SEGMENT_BYTES = 256,  /* of interleaved rows; longer ones fill lines of memory by themselves */
     WIDENS = 4,           /* times that vectors must grow for what unaligned rows and overlaps cost */
 };
 
@@ -162,10 +162,10 @@ int schedule_segment(const struct schedule *s) {
     const int64_t *strides = nest->operands[leading_operand(s)].strides;
     int last = nest->rank - 1, rows = nest->row_dims - 1;
     int64_t bytes = nest->extents[last] * dtype_bytes(nest->operands[leading_operand(s)].type, 1);
-    bool take_turns = !nest->is_columns && last > nest->row_dims && strides[last] == 1 && nest->extents[rows] > 1 &&
-                      strides[rows] == nest->extents[last] && bytes < SEGMENT_BYTES && !s->passes.column_sums &&
-                      !s->unaligned.most;
-    return take_turns ? (int)(nest->extents[last] / s->vectors.width) : 0;
+    bool is_interleaved = !nest->is_columns && last > nest->row_dims && strides[last] == 1 && nest->extents[rows] > 1 &&
+                          strides[rows] == nest->extents[last] && bytes < SEGMENT_BYTES && !s->passes.column_sums &&
+                          !s->unaligned.most;
+    return is_interleaved ? (int)(nest->extents[last] / s->vectors.width) : 0;
 }
 
 /* What differs along the fast dim alone, as scale and bias: the vectors of a thread are whole segments apart. */

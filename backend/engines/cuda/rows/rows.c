@@ -37,9 +37,9 @@ static weftStatus_t try_at_once(struct sweep *sweep, const struct region *region
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Rows that take turns in memory: blocks that read all of them as they lie, where that is faster than what was planned.
+/* Interleaved rows in memory: blocks that read all of them as they lie, where that is faster than what was planned.
    No schedule but a streamed one does. */
-static weftStatus_t try_turns(struct sweep *sweep, const struct region *region, const struct device *device) {
+static weftStatus_t try_interleaved(struct sweep *sweep, const struct region *region, const struct device *device) {
     struct sweep other;
     if (schedule_segment(&sweep->schedules[0]) == 0)
         return WEFT_STATUS_SUCCESS;
@@ -71,7 +71,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
         TRY(try_at_once(sweep, region, device, false, apart));
     if (is_large && s->memory.scheme != MEMORY_PIPELINED && sweep->rows[0].sampled < 0)
         TRY(try_schedule(sweep, region, device, STATISTICS_IN_TURN, false, apart));
-    return try_turns(sweep, region, device);
+    return try_interleaved(sweep, region, device);
 }
 
 /* The blocks' sums of each column lie one block after the other. 256: those of each tensor begin at a line. The
@@ -146,7 +146,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     step->state = state;
     step->workspace_bytes = scratch_bytes;
     const struct schedule *s = &sweep.schedules[0];
-    const char *shape = s->nest.is_columns ? "rows side by side" : s->threads.segment ? "rows in turns" : "rows";
+    const char *shape = s->nest.is_columns ? "rows side by side" : s->threads.segment ? "rows interleaved," : "rows";
     const char *rest = s->unaligned.most ? ", unaligned head and tail" : "";
     if (s->memory.scheme == MEMORY_STREAMED)
         /* Detail of the first program; launches count all. */

@@ -17,18 +17,18 @@ enum {
     REDUCING_BLOCK = 256, /* threads of a block, at most, whose second reduction takes these */
     MUCH_BYTES = 96,      /* of a thread's row, above which it is no longer light */
 
-    JOIN_THREADS = 256,   /* of a block that joins partial results */
-    SPLITS_MOST = 1024,   /* of a row */
-    UNJOINED_SPLITS = 4,  /* more are joined by a launch of their own before many blocks read them */
-    UNJOINED_TURNS = 160, /* of rows that take turns, whose blocks are few */
-    STORE_UNROLL = 4,     /* vectors of a thread, at least, in a launch that only stores */
-    NO_CLUSTER = 12,      /* multiprocessors that clusters of 4 and 8 leave idle: 30 and 15 of them fit on 132 */
+    JOIN_THREADS = 256,         /* of a block that joins partial results */
+    SPLITS_MOST = 1024,         /* of a row */
+    UNJOINED_SPLITS = 4,        /* more are joined by a launch of their own before many blocks read them */
+    UNJOINED_INTERLEAVED = 160, /* of interleaved rows, whose blocks are few */
+    STORE_UNROLL = 4,           /* vectors of a thread, at least, in a launch that only stores */
+    NO_CLUSTER = 12,            /* multiprocessors that clusters of 4 and 8 leave idle: 30 and 15 of them fit on 132 */
 };
 
 static const double LAUNCH_SECONDS = 2e-6;
-/* Times of what memory takes, where rows that take turns are read each by itself: pieces of lines, in vectors of 16
-   bytes or, twice as long, of less. H100: 3.2 to 3.5, 5.3 to 7.5. */
-static const double TURNS_TIMES = 3.2;
+/* Interleaved rows. Read each by itself: bytes a second of a multiprocessor, of pieces of lines in vectors of 16
+   bytes; of less half as many (H100). Read as they lie: what waves that end together add (H100: 4.2 to 5.8 us). */
+static const double PIECES_RATE = 6.8e9, INTERLEAVED_SECONDS = 4.5e-6;
 static const double SIDE_BY_SIDE_SHARE = 0.55; /* of memory's rate, that clusters holding rows side by side reach */
 
 static bool is_streamed(const struct schedule *s) { return s->memory.scheme == MEMORY_STREAMED; }
@@ -157,7 +157,7 @@ static void prefetch_l2(struct schedule *s, const struct device *device) {
 
 bool schedule_joins(const struct schedule *s, int pass) {
     bool is_read_by_many = pass < s->passes.closed - 1 || s->passes.storing >= s->passes.closed;
-    return s->grid.splits > (s->threads.segment ? UNJOINED_TURNS : UNJOINED_SPLITS) && is_read_by_many;
+    return s->grid.splits > (s->threads.segment ? UNJOINED_INTERLEAVED : UNJOINED_SPLITS) && is_read_by_many;
 }
 
 /* Unsplit, all passes are one launch; split, each pass that closes ends one, and joins come between. */
@@ -203,13 +203,14 @@ static double bytes_moved(const struct schedule *s) {
     return bytes;
 }
 
-/* How much longer it takes to read rows that take turns in memory each by itself. */
-static double turns_times(const struct schedule *s) {
-    int64_t bytes = 0;
+/* What interleaved rows in memory take at least, where each is read by itself. */
+static double pieces_seconds(const struct schedule *s, const struct device *device) {
+    int64_t widest = 0;
     for (int k = 0; k < s->rows->operand_count; k++)
-        if (schedule_moves(s, k) && schedule_vector_bytes(s, k) > bytes)
-            bytes = schedule_vector_bytes(s, k);
-    return s->threads.segment || !schedule_segment(s) ? 1 : bytes < 16 ? 2 * TURNS_TIMES : TURNS_TIMES;
+        if (schedule_moves(s, k))
+            widest = max64(widest, schedule_vector_bytes(s, k));
+    double rate = PIECES_RATE * device->cuda.multiprocessors / (widest < 16 ? 2 : 1);
+    return s->threads.segment || !schedule_segment(s) ? 0 : bytes_moved(s) / rate;
 }
 
 /* Half of the multiprocessors keep memory busy. */
@@ -217,8 +218,10 @@ static void predict(struct schedule *s, const struct device *device) {
     int64_t blocks = s->grid.blocks * s->threads.cluster, multiprocessors = device->cuda.multiprocessors;
     double busy = 2 * (double)blocks / (double)multiprocessors;
     double share = s->memory.scheme == MEMORY_COLUMNS_SHARED && s->threads.cluster > 1 ? SIDE_BY_SIDE_SHARE : 1;
-    double moving = price_moving(bytes_moved(s), device) * turns_times(s) / share / (busy > 0 && busy < 1 ? busy : 1);
-    s->seconds = LAUNCH_SECONDS * schedule_kernel_count(s) + moving;
+    double moving = price_moving(bytes_moved(s), device) / share / (busy > 0 && busy < 1 ? busy : 1);
+    double apart = pieces_seconds(s, device);
+    moving = apart > moving ? apart : moving;
+    s->seconds = LAUNCH_SECONDS * schedule_kernel_count(s) + moving + (s->threads.segment ? INTERLEAVED_SECONDS : 0);
 }
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */

@@ -56,7 +56,7 @@ struct threads {
     int cluster;    /* blocks that share a strip */
     int block;      /* threads: group * across */
     int min_blocks; /* blocks on a multiprocessor that registers must suffice for */
-    int segment;    /* rows that take turns: vectors of one before the next one's begin; 0: each is read by itself.
+    int segment;    /* interleaved rows: vectors of one before the next one's begin; 0: each is read by itself.
                        across counts these vectors of all rows of a block, group threads with the same ones */
 };
 
@@ -156,10 +156,10 @@ bool schedule_reads_parts(const struct schedule *s);
 static inline int schedule_fast_dim(const struct schedule *s) {
     return s->nest.is_columns ? s->nest.row_dims - 1 : s->nest.rank - 1;
 }
-/* Rows that take turns along the fast dim, as the groups of channels of each pixel do: vectors of a row that lie side
-   by side before those of the next row begin; 0: rows lie apart. */
+/* Interleaved rows along the fast dim, as the groups of channels of each pixel do: vectors of a row side by side
+   before those of the next row begin; 0: rows lie apart. */
 int schedule_segment(const struct schedule *s);
-/* Whether a thread of rows that take turns has one vector of operand k for all of a row. */
+/* Whether a thread of interleaved rows has one vector of operand k for all of a row. */
 bool schedule_is_steady(const struct schedule *s, int k);
 /* Whether memory is read or written for operand k, and the bytes of it: broadcast elements count once. */
 bool schedule_moves(const struct schedule *s, int k);

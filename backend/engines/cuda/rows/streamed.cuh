@@ -3,8 +3,8 @@
    Tile      GROUP threads have a row; COLUMNS: a strip of WIDTH rows that are neighbours in memory, and neighbouring
              threads neighbouring strips. ACROSS groups in a block; UNROLL vectors of a thread at a time
    Pipeline  the next UNROLL vectors are on their way while these are worked on
-   Turns     SEGMENT vectors of a row lie before those of the next: the ACROSS rows of a block are read as they lie, and
-             what a thread reads alike of all of its row, as it keeps its place in the segment, is loaded once
+   Segments  of interleaved rows SEGMENT vectors of one lie before those of the next: a block reads them as they lie,
+             and what a thread reads alike of all of its row, as it keeps its place in the segment, is loaded once
    Splits    rows too few to fill the chip are split, by turns, so that all blocks read neighbours at a time: one launch
              for each pass leaves the splits' partial results in the workspace, the next joins those of the CLOSED
              passes before and goes on, from the end (VECTOR_STEP < 0), which L2 still has. IS_SINGLE: no more than
@@ -28,10 +28,10 @@ constexpr bool IS_WHOLE = false;
 
 #include "rows/reduce_rows.cuh"
 
-#include "rows/turns.cuh"
+#include "rows/interleaved.cuh"
 template <class P> DEVICE void reduce_strip(typename P::total (&sum)[LANES], const span &s) {
     if constexpr (SEGMENT > 0)
-        reduce_turns<P>(sum[0], s);
+        reduce_interleaved<P>(sum[0], s);
     else if constexpr (COLUMNS)
         reduce_columns<P>(sum, s);
     else
@@ -116,7 +116,7 @@ template <int P> DEVICE void run_passes(const span &s, row *now, const arguments
         typename pass<P>::total sum[LANES];
         if constexpr (P < CLOSED) {
             if constexpr (SEGMENT > 0 && !pass<P>::IS_JOINED)
-                gather_turns<P>(sum[0], s, a);
+                gather_interleaved<P>(sum[0], s, a);
             else
                 gather<P>(sum, s, a);
             close<pass<P>>(sum, now, a);
@@ -127,7 +127,7 @@ template <int P> DEVICE void run_passes(const span &s, row *now, const arguments
             if constexpr (pass<P>::CLOSES) {
                 reduce<pass<P>>(sum, sums, s);
                 if constexpr (IS_SPLIT) {
-                    if (SEGMENT == 0 || s.across % OWN_TURN == 0)
+                    if (SEGMENT == 0 || s.across % SEGMENT_VECTORS == 0)
                         leave<P>(sum, s, a);
                 } else
                     close<pass<P>>(sum, now, a);
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_streamed(
         const i64 split = IS_SPLIT ? divide((u32)job, a.tiles) : 0;           // a grid has fewer than 2^31 blocks
         span s = span_of(a, job - split * a.tiles.value, 0, buffer);
         if constexpr (SEGMENT > 0)
-            take_turns(s, a, job - split * a.tiles.value);
+            place_interleaved(s, a, job - split * a.tiles.value);
         s.split = split;
         base at = base_of(a, s.inside ? s.strip : 0);
         if constexpr (SEGMENT > 0)
@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rows_streamed(
         load_row_inputs(numbers, a, at);
         open_rows(now, numbers, a, at);
         run_passes<0>(s, now, a, at);
-        if (HAS_ROW_STORES && is_leader(s) && s.split == 0 && (SEGMENT == 0 || s.across % OWN_TURN == 0))
+        if (HAS_ROW_STORES && is_leader(s) && s.split == 0 && (SEGMENT == 0 || s.across % SEGMENT_VECTORS == 0))
             store_rows(now, a, at);
     }
 }

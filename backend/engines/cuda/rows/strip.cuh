@@ -9,7 +9,7 @@ constexpr int LANES = COLUMNS ? WIDTH : 1;  // rows of a strip
 constexpr int KEPT = STEPS > 0 ? STEPS : 1; // vectors of a thread
 constexpr int OWN = KEPT + (UNALIGNED > 0); // and its element of head or tail
 /* Columns are summed where rows begin alike: WIDTH rows lie between those of neighbouring groups. */
-constexpr bool IS_INTERLEAVED = UNALIGNED > 0 && COLUMN_SUMS > 0;
+constexpr bool IS_SPACED = UNALIGNED > 0 && COLUMN_SUMS > 0;
 
 static_assert(THREADS == GROUP * ACROSS && THREADS % 32 == 0, "a block is whole warps");
 static_assert(UNALIGNED == 0 || (!COLUMNS && UNALIGNED <= GROUP), "a thread has one element of head and tail");
@@ -29,7 +29,7 @@ DEVICE span span_of(const arguments &a, i64 tile, int rank, int buffer) {
     s.rank = rank;
     s.split = 0;
     s.strip = tile * ACROSS + s.across;
-    if constexpr (IS_INTERLEAVED)
+    if constexpr (IS_SPACED)
         s.strip = (tile / WIDTH * ACROSS + s.across) * WIDTH + tile % WIDTH;
     s.inside = s.strip < a.strips;
     s.buffer = buffer;

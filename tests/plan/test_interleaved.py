@@ -1,5 +1,5 @@
-"""Group norm of channels that are neighbours in memory: its rows take turns, a few channels of each in every
-pixel. Blocks read whole pixels where rows do not fit in one block, on plans for an H200."""
+"""Group norm of channels that are neighbours in memory: its rows are interleaved, a few channels of each in
+every pixel. Blocks read whole pixels where rows do not fit in one block, on plans for an H200."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def steps(
     return found_steps
 
 
-def in_turns(found: list[dict[str, Any]]) -> bool:
+def are_interleaved(found: list[dict[str, Any]]) -> bool:
     assert [step["family"] for step in found] == ["cuda.rows"]
-    return str(found[0]["detail"]).startswith("rows in turns")
+    return str(found[0]["detail"]).startswith("rows interleaved")
 
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(("channels", "side"), [(320, 64), (640, 64), (1280, 64), (1920, 32), (512, 128)])
-def test_long_rows_of_a_few_channels_take_turns(channels: int, side: int, backward: bool) -> None:
-    assert in_turns(steps(2, channels, side, "channels_last", backward=backward))
+def test_long_rows_of_a_few_channels_are_interleaved(channels: int, side: int, backward: bool) -> None:
+    assert are_interleaved(steps(2, channels, side, "channels_last", backward=backward))
 
 
 def test_rows_by_themselves_do_not() -> None:
-    assert not in_turns(steps(2, 640, 64, "packed"))
+    assert not are_interleaved(steps(2, 640, 64, "packed"))
 
 
 def test_short_rows_stay_in_registers() -> None:
     """One launch that reads pieces of lines is less than three that read them whole."""
-    assert not in_turns(steps(2, 1280, 8, "channels_last"))
+    assert not are_interleaved(steps(2, 1280, 8, "channels_last"))
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(1280, 32), (640, 32), (320, 32), (120, 8), (2560, 32)])

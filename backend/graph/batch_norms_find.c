@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batch norms that a user wrote as their parts, found and written as one operation each: what the parts are for is then
+   the planner's to choose, as of norms that came whole. Nothing between the parts may be read by others, or be stored
+   in fewer bits than FLOAT has. */
+#include "graph/batch_norms.h"
+#include "graph/ops/bn_bwd_weights.h"
+#include "graph/ops/bn_finalize.h"
+#include "graph/ops/genstats.h"
+#include "graph/ops/norm.h"
+#include "graph/ops/pointwise.h"
+
+/* Operations in place of those that a norm takes in. */
+struct finder {
+    const struct graph *graph;
+    struct arena *arena;
+    struct descriptor **ops; /* of each node: what stands in its place; NULL: nothing */
+    bool any;
+};
+
+static int number_of(const struct finder *f, const struct node *node) { return (int)(node - f->graph->nodes); }
+
+/* ---- Chains of operations ---------------------------------------------------------------------------------------- */
+
+/* The one node that reads a value which is seen nowhere else; NULL: there is none. */
+static const struct node *only_reader(const struct finder *f, const struct tensor *tensor) {
+    const struct value *value = tensor ? &f->graph->values[graph_find_value(f->graph, tensor)] : NULL;
+    bool is_hidden = value && tensor->is_virtual && tensor_type_inside(tensor) == WEFT_DATA_FLOAT;
+    return is_hidden && value->readers == 1 ? &f->graph->nodes[value->read_by[0]] : NULL;
+}
+
+static const struct node *maker_of(const struct finder *f, const struct tensor *tensor) {
+    int producer = f->graph->values[graph_find_value(f->graph, tensor)].producer;
+    return producer < 0 ? NULL : &f->graph->nodes[producer];
+}
+
+/* The operation that reads `tensor` alone, if it is a mode of floats; and its other operand. */
+static const struct pointwise_op *read_by(const struct finder *f, const struct tensor *tensor, weftPointwiseMode_t mode,
+                                          const struct tensor **other) {
+    const struct node *node = only_reader(f, tensor);
+    const struct pointwise_op *op = node && op_of(node->op) == &pointwise_op ? (const void *)node->op : NULL;
+    if (!op || op->pw->mode != (int32_t)mode || math_type(op->pw->math) != WEFT_DATA_FLOAT || op->alpha1 != 1 ||
+        op->alpha2 != 1 || op->x == op->b)
+        return NULL;
+    *other = op->x == tensor ? op->b : op->x;
+    return op;
+}
+
+/* What a factor of a channel makes of a tensor, and of nothing else. */
+static const struct tensor *product_with(const struct finder *f, const struct tensor *factor, const struct tensor *x) {
+    const struct tensor *other;
+    const struct pointwise_op *op = read_by(f, factor, WEFT_POINTWISE_MUL, &other);
+    return op && other == x && tensor_same_dims(op->y, x) ? op->y : NULL;
+}
+
+/* What becomes of a and b, where they are added. */
+static const struct tensor *sum_of(const struct finder *f, const struct tensor *a, const struct tensor *b) {
+    const struct tensor *other;
+    const struct pointwise_op *op = read_by(f, a, WEFT_POINTWISE_ADD, &other);
+    return op && other == b && only_reader(f, b) == only_reader(f, a) ? op->y : NULL;
+}
+
+/* ---- Norms ------------------------------------------------------------------------------------------------------- */
+
+static void take_out(struct finder *f, const struct tensor *made) { f->ops[number_of(f, maker_of(f, made))] = NULL; }
+
+/* Under the name of the operation whose place it takes. */
+static void put_in(struct finder *f, struct descriptor *made, const struct op *op, const struct node *place) {
+    made->magic = place->op->magic;
+    made->schema = &op->schema;
+    made->label = place->op->label;
+    made->finalized = true;
+    f->ops[number_of(f, place)] = made;
+    f->any = true;
+}
+
+/* Whether a scalar that the graph holds is the number of elements of a channel. */
+static bool counts_channel(const struct tensor *count, const struct tensor *x) {
+    return count->is_constant && tensor_elements(count) == 1 && tensor_elements(x) > 0 &&
+           dtype_load((weftDataType_t)count->type, count->constant, 0) == (double)(tensor_elements(x) / x->dims.at[1]);
+}
+
+/* The statistics of all of x and of nothing else. */
+static const struct tensor *normalised_of(const struct finder *f, const struct node *node,
+                                          const struct bn_finalize_op *op) {
+    bool is_training = op->mode == WEFT_BN_FINALIZE_STATISTICS_TRAINING && math_type(op->math) == WEFT_DATA_FLOAT;
+    const struct node *maker = is_training ? maker_of(f, op->sum) : NULL;
+    if (!maker || op_of(maker->op) != &genstats_op)
+        return NULL;
+    const struct genstats_op *sums = (const struct genstats_op *)maker->op;
+    bool are_its_own = sums->sum == op->sum && sums->sq_sum == op->sq_sum && only_reader(f, op->sum) == node &&
+                       only_reader(f, op->sq_sum) == node && math_type(sums->math) == WEFT_DATA_FLOAT;
+    return are_its_own && counts_channel(op->accum_count, sums->x) ? sums->x : NULL;
+}
+
+/* NULL for what nobody sees. */
+static struct tensor *seen(const struct finder *f, struct tensor *tensor) {
+    bool is_dead = tensor && value_is_dead(&f->graph->values[graph_find_value(f->graph, tensor)]);
+    return is_dead ? NULL : tensor;
+}
+
+/* Running values that nothing was before, or nothing moves, are not the norm's. */
+static bool moves_as_norm(const struct finder *f, const struct bn_finalize_op *op) {
+    return (!seen(f, op->out_mean) || (op->in_running_mean && op->momentum)) &&
+           (!seen(f, op->out_var) || (op->in_running_var && op->momentum));
+}
+
+/* y = eq_scale x + eq_bias. */
+static weftStatus_t find_forward(struct finder *f, const struct node *node) {
+    const struct bn_finalize_op *op = (const struct bn_finalize_op *)node->op;
+    const struct tensor *x = normalised_of(f, node, op), *scaled = x ? product_with(f, op->eq_scale, x) : NULL;
+    const struct tensor *y = scaled && op->eq_bias && moves_as_norm(f, op) ? sum_of(f, scaled, op->eq_bias) : NULL;
+    struct norm_forward *made;
+    if (!y)
+        return WEFT_STATUS_SUCCESS;
+    TRY(arena_alloc(f->arena, &made, sizeof *made));
+    *made = (struct norm_forward){.mode = WEFT_BATCH_NORM,
+                                  .phase = WEFT_NORM_FWD_TRAINING,
+                                  .math = WEFT_DATA_FLOAT,
+                                  .x = (struct tensor *)x,
+                                  .scale = op->scale,
+                                  .bias = op->bias,
+                                  .epsilon = op->epsilon,
+                                  .y = (struct tensor *)y,
+                                  .mean = op->saved_mean,
+                                  .inv_variance = op->saved_inv_variance,
+                                  .momentum = op->momentum,
+                                  .in_running_mean = op->in_running_mean,
+                                  .in_running_var = op->in_running_var,
+                                  .out_mean = seen(f, op->out_mean),
+                                  .out_var = seen(f, op->out_var)};
+    take_out(f, op->sum);
+    take_out(f, scaled);
+    take_out(f, y);
+    put_in(f, &made->base, &norm_forward_op, node);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Three terms in any order: what two of them are together, and then with the third. */
+static const struct tensor *sum_of_three(const struct finder *f, const struct tensor *const terms[3],
+                                         const struct tensor **inner) {
+    for (int last = 0; last < 3; last++) {
+        *inner = sum_of(f, terms[(last + 1) % 3], terms[(last + 2) % 3]);
+        const struct tensor *all = *inner ? sum_of(f, *inner, terms[last]) : NULL;
+        if (all)
+            return all;
+    }
+    return NULL;
+}
+
+/* dx = eq_scale_dy dy + eq_scale_x x + eq_bias. */
+static weftStatus_t find_backward(struct finder *f, const struct node *node) {
+    const struct bn_bwd_weights_op *op = (const struct bn_bwd_weights_op *)node->op;
+    if (math_type(op->math) != WEFT_DATA_FLOAT || op->x == op->dy || tensor_elements(op->x) == 0)
+        return WEFT_STATUS_SUCCESS;
+    const struct tensor *inner, *const terms[] = {product_with(f, op->eq_scale_dy, op->dy),
+                                                  product_with(f, op->eq_scale_x, op->x), op->eq_bias};
+    const struct tensor *dx = terms[0] && terms[1] && terms[2] ? sum_of_three(f, terms, &inner) : NULL;
+    struct norm_backward *made;
+    if (!dx)
+        return WEFT_STATUS_SUCCESS;
+    TRY(arena_alloc(f->arena, &made, sizeof *made));
+    *made = (struct norm_backward){.mode = WEFT_BATCH_NORM,
+                                   .math = WEFT_DATA_FLOAT,
+                                   .dy = op->dy,
+                                   .x = op->x,
+                                   .scale = op->scale,
+                                   .mean = op->mean,
+                                   .inv_variance = op->inv_variance,
+                                   .dx = (struct tensor *)dx,
+                                   .dscale = op->dscale,
+                                   .dbias = op->dbias};
+    take_out(f, terms[0]);
+    take_out(f, terms[1]);
+    take_out(f, inner);
+    take_out(f, dx);
+    put_in(f, &made->base, &norm_backward_op, node);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t batch_norms_find(const struct graph **made, const struct graph *graph, struct arena *arena) {
+    struct finder f = {.graph = graph, .arena = arena};
+    int kept = 0;
+    TRY(arena_alloc(arena, &f.ops, (size_t)graph->node_count * sizeof *f.ops));
+    for (int n = 0; n < graph->node_count; n++)
+        f.ops[n] = (struct descriptor *)graph->nodes[n].op;
+    for (int n = 0; n < graph->node_count; n++)
+        if (op_of(graph->nodes[n].op) == &bn_finalize_op)
+            TRY(find_forward(&f, &graph->nodes[n]));
+        else if (op_of(graph->nodes[n].op) == &bn_bwd_weights_op)
+            TRY(find_backward(&f, &graph->nodes[n]));
+    for (int n = 0; n < graph->node_count; n++)
+        if (f.ops[n])
+            f.ops[kept++] = f.ops[n];
+    *made = graph;
+    return f.any ? graph_rewrite(made, graph, f.ops, kept, arena) : WEFT_STATUS_SUCCESS;
+}
