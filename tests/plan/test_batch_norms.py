@@ -105,6 +105,18 @@ def test_parts_whose_sums_are_seen_are_no_norm() -> None:
     assert "cuda.channels" not in behind_convolution(seen)
 
 
+def test_parts_that_something_needless_reads_are_a_norm_still() -> None:
+    def read_in_vain(g: Any, x: Any, scale: Any, bias: Any, count: float) -> tuple[Any, ...]:
+        sums = [each.set_data_type("f32") for each in g.genstats(x)]
+        s, t, *_ = g.bn_finalize(*sums, scale, bias, EPSILON, count)
+        scaled = g.mul(x, s.set_data_type("f32"))
+        g.relu(scaled)
+        g.exp(sums[0])
+        return (g.add(scaled, t.set_data_type("f32")),)
+
+    assert behind_convolution(read_in_vain) == ["cuda.hopper", "cuda.channels"]
+
+
 def test_floats_stay_whole() -> None:
     """The variance of what has more bits than 16 is no difference of squares in floats."""
     families = [family for family, _ in planned(one_node, 32, 64, 56, io_data_type="f32")]
@@ -187,7 +199,7 @@ def test_running_statistics() -> None:
     )
 
 
-@pytest.mark.parametrize("far", [1, 100, 1000])
+@pytest.mark.parametrize("far", [100, 1000])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_statistics_far_from_zero(dtype: str, far: int) -> None:
     """Means of many deviations: a filter that is the identity says what is normalised. Squares of bf16 are
@@ -317,13 +329,20 @@ def whole_numbers(dims: tuple[int, ...], seed: int, dtype: str) -> Array:
     return made
 
 
-@pytest.mark.parametrize("norm", [gradient, gradient_in_parts])
-@pytest.mark.parametrize("kind", ["plain", "relu", "again", "residual"])
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "size", "norm"),
+    [
+        ("plain", 1, gradient),
+        ("relu", 1, gradient),
+        ("again", 3, gradient),
+        ("again", 1, gradient_in_parts),
+        ("residual", 1, gradient),
+    ],
+)
 def test_gradient_of_batch_norm_behind_a_data_gradient(
     norm: Callable[..., Any], kind: str, size: int
 ) -> None:
-    dims = operands_of(4, 24, 64, 32, size)
+    dims = operands_of(4, 16, 64, 32, size)
     unread = {"relu": ["skip"], "residual": []}.get(kind, ["y", "skip"])
     arrays = {
         name: whole_numbers(dims[name], i, "f32" if dims[name][0] == 1 else "bf16")
