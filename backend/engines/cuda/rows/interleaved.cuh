@@ -3,9 +3,9 @@
    long as it has segments. Behind strip.cuh
    Demands   SEGMENT divides ACROSS, and ACROSS / SEGMENT the rows
    Measured  H100, group norm and swish of channels last, and each row by itself: 2x640x64x64 19 us and not 49,
-             2x320x128x128 36 and not 88, 1x128x512x512 81 and not 678
+             2x320x128x128 33 and not 88, 1x128x512x512 81 and not 678
    Tried     partial results joined by a launch of their own, two waves of blocks to store: 30 us (2x640x64x64)
-             1024 threads, which spill: 7 % faster in vectors of 4 bytes, 10 % slower in short rows */
+             1024 threads and not 768: 7 to 10 % faster in vectors of 4 bytes; in longer ones they spill, 10 % slower */
 
 constexpr int SEGMENT_VECTORS = SEGMENT > 0 ? SEGMENT : 1,
               ROWS = ACROSS / SEGMENT_VECTORS; // vectors of a row side by side, rows of a block

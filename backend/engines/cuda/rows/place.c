@@ -18,16 +18,18 @@ enum {
     /* Vectors of a thread, threads of a block, blocks of a cluster. */
     STEPS_MOST = 8,
     STREAM_THREADS = 256,
-    SHORT_THREADS = 128,       /* where a warp or less has a row */
-    PERSISTENT_THREADS = 512,  /* more leave no registers for the next row and sums of columns */
-    SHARED_THREADS = 512,      /* MEMORY_COLUMNS_SHARED */
-    NARROW_THREADS = 256,      /* rows side by side that only give reductions */
-    MOST_THREADS = 1024,       /* what chips allow */
-    CLUSTER_MOST = 8,          /* what chips of compute capability 9.0 promise */
-    LINE_VECTORS = 8,          /* of 16 bytes in a line of memory of 128 */
-    ACROSS_MOST = 16,          /* strips of a block, of rows side by side */
-    INTERLEAVED_THREADS = 768, /* of interleaved rows: few blocks, as each leaves partial results of all rows;
-                                 1024 spill */
+    SHORT_THREADS = 128,      /* where a warp or less has a row */
+    PERSISTENT_THREADS = 512, /* more leave no registers for the next row and sums of columns */
+    SHARED_THREADS = 512,     /* MEMORY_COLUMNS_SHARED */
+    NARROW_THREADS = 256,     /* rows side by side that only give reductions */
+    MOST_THREADS = 1024,      /* what chips allow */
+    CLUSTER_MOST = 8,         /* what chips of compute capability 9.0 promise */
+    LINE_VECTORS = 8,         /* of 16 bytes in a line of memory of 128 */
+    ACROSS_MOST = 16,         /* strips of a block, of rows side by side */
+    /* Of interleaved rows: few blocks, as each leaves partial results of all rows; more threads would spill, but in
+       vectors of one or two elements. */
+    INTERLEAVED_THREADS = 768,
+    INTERLEAVED_THREADS_NARROW = 1024,
 
     /* Shared memory, in bytes. */
     COLUMN_SUM_BYTES = 40960, /* sums that groups exchange, of the 48 KiB that a kernel has without asking */
@@ -348,8 +350,9 @@ static void stream_columns(struct schedule *s) {
    of the next ones, and so on. A row is as long as it has segments. False: lines of memory would not be read whole. */
 static bool stream_interleaved(struct schedule *s) {
     int64_t segment = schedule_segment(s), rows = s->nest.extents[s->nest.row_dims - 1];
+    int64_t most = s->vectors.width <= 2 ? INTERLEAVED_THREADS_NARROW : INTERLEAVED_THREADS;
     for (int64_t across = rows; segment > 0 && across > 0; across--) {
-        int64_t side_by_side = segment * across, lanes = INTERLEAVED_THREADS / side_by_side;
+        int64_t side_by_side = segment * across, lanes = most / side_by_side;
         while (lanes > 0 && side_by_side * lanes % 32 != 0)
             lanes--;
         if (rows % across != 0 || lanes == 0 || (across < rows && side_by_side < LINE_VECTORS))
