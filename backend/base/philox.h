@@ -9,9 +9,15 @@ struct philox {
     unsigned word[4];
 };
 
+/* All 64 bits of a product; device code has an instruction that compilers do not find. */
+#ifndef PHILOX_PRODUCT
+#define PHILOX_PRODUCT(a, b) ((unsigned long long)(a) * (b))
+#endif
+
 static inline struct philox philox_block(struct philox counter, unsigned key0, unsigned key1) {
     for (int round = 0; round < 10; round++) {
-        unsigned long long left = 0xD2511F53ull * counter.word[0], right = 0xCD9E8D57ull * counter.word[2];
+        unsigned long long left = PHILOX_PRODUCT(0xD2511F53u, counter.word[0]);
+        unsigned long long right = PHILOX_PRODUCT(0xCD9E8D57u, counter.word[2]);
         struct philox next = {{(unsigned)(right >> 32) ^ counter.word[1] ^ key0, (unsigned)right,
                                (unsigned)(left >> 32) ^ counter.word[3] ^ key1, (unsigned)left}};
         counter = next;

@@ -1,5 +1,6 @@
 /* philox: the host's generator, read as device code. */
 
 #define inline __device__ __forceinline__
+#define PHILOX_PRODUCT(a, b) ptx::mul_wide(a, b)
 #include "base/philox.h"
 #undef inline

@@ -110,6 +110,21 @@ DEVICE float min_nan(float a, float b) { /* sm_80 */
     return y;
 }
 
+/* ---- Bits ---- */
+
+/* 2 bits + the carry of a + b. */
+DEVICE u32 shift_carry_in(u32 bits, u32 a, u32 b) {
+    u32 y;
+    asm("{ .reg .u32 sum; add.cc.u32 sum, %2, %3; addc.u32 %0, %1, %1; }" : "=r"(y) : "r"(bits), "r"(a), "r"(b));
+    return y;
+}
+/* Digit 8 + i of CHOICE: a byte whose bits are all as the sign of byte i. */
+template <u32 CHOICE> DEVICE u32 spread_signs(u32 x) {
+    u32 y;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(x), "n"(CHOICE));
+    return y;
+}
+
 /* ---- Pairs of 16 bits, sm_80 ---- */
 
 DEVICE u32 max_nan_f16x2(u32 a, u32 b) {
@@ -193,7 +208,13 @@ template <class F> DEVICE void add_where_equal(float &low, float &high, u32 a, u
         : "r"(a), "r"(b), "f"(half(0)), "f"(half(1)));
 }
 
-/* ---- Bits ---- */
+/* ---- Integers ---- */
+
+DEVICE u64 mul_wide(u32 a, u32 b) {
+    u64 y;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(y) : "r"(a), "r"(b));
+    return y;
+}
 
 /* The float that two halves are, the lower one first. */
 DEVICE float mov_pair(u16 low, u16 high) {

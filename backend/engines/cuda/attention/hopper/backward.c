@@ -741,7 +741,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_constant(&print, "HAS_SUMS", b->has_sums);
     print_constant(&print, "STORES_QUERIES", b->stores_queries);
     print_constant(&print, "HAS_SLOPES", b->has_slopes);
-    attention_hopper_print_terms(&print, c);
+    attention_hopper_print_terms(&print, c, false);
     attention_print_modifier_gradient(&print, c);
     attention_print_block_mask(&print, c);
     attention_print_dropout(&print, c);

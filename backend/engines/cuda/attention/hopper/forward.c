@@ -37,7 +37,7 @@ static const double SHORT_EFFICIENCY = 0.4;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
-   the products, at most so many find registers, and dropout is two. */
+   the products, at most so many find registers. */
 static const struct forward_tile {
     int terms;
     int depth, value_depth; /* most */
@@ -281,7 +281,7 @@ static int bias_stages(struct forward *f) {
 
 /* What joins the products, as tiles count it. */
 static int count_terms(const struct attention *a) {
-    return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + 2 * (a->dropout_probability > 0);
+    return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + (a->dropout_probability > 0);
 }
 
 /* What follows from the tile. O leaves through Q's room where it has no more panels; else it has some of its own, and Q
@@ -454,6 +454,13 @@ static void print_products(struct text *code, const struct forward *f) {
     attention_hopper_print_product(code, &values);
 }
 
+/* Whether all that is made of scores has a significand of 8 bits or fewer: weights, and no statistics, which are
+   floats. */
+static bool rounds_to_bf16(const struct forward *f) {
+    return as_read(f->c, f->c->a->q)->type != (int)WEFT_DATA_HALF && !attention_wants(f->c, f->op->stats) &&
+           !attention_wants(f->c, f->op->max) && !attention_wants(f->c, f->op->sum_exp);
+}
+
 /* Persistent: as many CTAs as there is room for take tile after tile. */
 static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
@@ -461,7 +468,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
     kernel_print_init(&print, f->c->region);
     print_maps(&print, f);
     attention_hopper_print_scores(&print, f->c);
-    attention_hopper_print_terms(&print, f->c);
+    attention_hopper_print_terms(&print, f->c, rounds_to_bf16(f));
     attention_print_modifier_factors(&print, f->c);
     attention_print_block_mask(&print, f->c);
     attention_print_dropout(&print, f->c);

@@ -19,9 +19,10 @@
    Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
              for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
    Terms     a score modifier and a bias join scaled products in registers, and scores are natural; what multiplies all
-             of them, and ALiBi, join the exponents. BIAS_STAGES: boxes of the bias come to each consumer through a
-             ring of its own, loaded by a warp of its own, so that K and V never wait for a bias to be read; else
-             elements are read from memory
+             of them, and ALiBi, join the exponents. BIAS_STAGES: boxes of the bias come to each consumer through a ring
+             of its own, loaded by a warp of its own, so that K and V never wait for a bias to be read; else elements
+             are read from memory
+   Dropout   which weights of a block are kept is found while its scores are made: two words a thread
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
@@ -479,21 +480,32 @@ template <class P> DEVICE void hide_by_bias(scores &s, const P &a, const tile &t
     }
 }
 
-/* Dropped weights become 0; their sums keep them. */
-template <class P> DEVICE void drop(weights &p, const P &a, const tile &t, i32 first_query, i32 block) {
-    const i32 query = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
+constexpr int KEPT_WORDS = HAS_DROPOUT ? (BLOCK_K + 63) / 64 : 1;
+
+/* Which weights of a block are kept. */
+template <class P>
+DEVICE void find_block_kept(u32 (&kept)[KEPT_WORDS], const P &a, const tile &t, i32 query, i32 block) {
+    const i32 row = query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
     const i32 key = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
+    constexpr int REST = BLOCK_K % 64;
 #pragma unroll
-    for (int i = 0; HAS_DROPOUT && i < BLOCK_K; i += 64) {
-        u32 kept[] = {find_kept<false, 8>(a, t.batch, t.head, query, key + i)};
-        fence_register(kept[0]);
+    for (int i = 0; i < BLOCK_K / 64; ++i)
+        kept[i] = find_kept<false, 8>(a, t.batch, t.head, row, key + i * 64);
+    if constexpr (REST)
+        kept[BLOCK_K / 64] = find_kept<false, 8, REST>(a, t.batch, t.head, row, key + BLOCK_K / 64 * 64);
 #pragma unroll
-        for (int k = 0; IS_FP8 && k < 8; ++k)
-            drop_four(p[i / 8 + k], kept, k / 2 * 8 + k % 2 * 2);
+    for (int i = 0; i < KEPT_WORDS; ++i)
+        fence_register(kept[i]);
+}
+
+/* Dropped weights become 0; their sums keep them. */
+DEVICE void drop(weights &p, const u32 (&kept)[KEPT_WORDS]) {
 #pragma unroll
-        for (int k = 0; !IS_FP8 && k < 16 && i / 4 + k < BLOCK_K / 4; ++k)
-            drop_pair(p[i / 4 + k], kept, 2 * k);
-    }
+    for (int k = 0; HAS_DROPOUT && k < BLOCK_K * (int)sizeof(in_t) / 8; ++k)
+        if constexpr (IS_FP8)
+            drop_four(p[k], kept, k / 2 * 8 + k % 2 * 2);
+        else
+            drop_pair(p[k], kept, 2 * k);
 }
 
 /* Whether some query of the group does not see some key of the block. */
@@ -597,6 +609,10 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         const float slope = slope_of(a, t.head) * 1.44269504f;
         bool is_first = true;
         i32 block = own.last - 1;
+        [[maybe_unused]] u32
+            kept[KEPT_WORDS]; /* of the block; of the next one, they are found while its scores are made */
+        if constexpr (HAS_DROPOUT)
+            find_block_kept(kept, a, t, first_query, block);
         if constexpr (HAS_SEQ_LEN_KV && !IS_FP8)
             clear_values(c, t, block);
 #pragma unroll 1
@@ -620,7 +636,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 if (PARKS_SUMS && c.is_parked)
                     rescale_parked(c, by);
             });
-            drop(c.p, a, t, first_query, block);
+            drop(c.p, kept);
             if (O_LEAVES_THROUGH_Q && is_first && holds_queries)
                 release_queries(c);
             if (block == own.first)
@@ -633,6 +649,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             issue_values(c, now.stage, is_first);
             pass_turn(c);
             c.block.advance();
+            if constexpr (HAS_DROPOUT)
+                find_block_kept(kept, a, t, first_query, HAS_BLOCK_MASK ? block_below(a, t, block) : block - 1);
             mma_wait<1>();
             fence_registers(c.s);
             is_first = false;

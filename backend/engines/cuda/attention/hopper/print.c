@@ -137,14 +137,9 @@ void attention_hopper_print_scores(struct kernel_print *print, const struct cuda
     attention_print_lengths(print, c);
 }
 
-/* The type of 16 bits or fewer that weights are rounded to. */
-static weftDataType_t as_multiplied(const struct cuda_attention *c) {
-    return c->widened ? c->widened->type : (weftDataType_t)c->a->q->type;
-}
-
 /* Which terms there are is a constant of the text, their operands and strides are arguments. BIAS_IS_PAIR: two
    neighbouring keys are one load; BIAS_IS_NEAR: offsets into the bias fit 31 bits, and take half the registers. */
-void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c) {
+void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c, bool rounds_to_bf16) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     const struct tensor *bias = c->a->bias;
     print_constant(print, "HAS_ALIBI", c->a->alibi);
@@ -157,7 +152,7 @@ void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_
         attention_print_tensor(print, c, bias, "bias", axes);
     else
         text_add(&print->constants, "using bias_t = float;\n"); /* the kernel's text names it */
-    attention_print_modifier(print, c, as_multiplied(c) != WEFT_DATA_HALF);
+    attention_print_modifier(print, c, rounds_to_bf16);
 }
 
 /* The descriptor's high word is constant: the stride between groups of eight rows, 1,024 bytes (0x40, in 16 bytes) of
