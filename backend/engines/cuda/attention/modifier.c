@@ -120,12 +120,12 @@ static void print_values(struct text *code, const struct cuda_attention *c, int 
 }
 
 /* Without a modifier only HAS_MODIFIER, and kernels call nothing. */
-void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c, bool rounds_to_bf16) {
+void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
     const struct score_modifier *m = &c->a->modifier;
     print_constant(print, "HAS_MODIFIER", m->graph != NULL);
     if (!m->graph)
         return;
-    print_constant(print, "ROUNDS_TO_BF16", rounds_to_bf16);
+    print_constant(print, "IS_ROUNDED", is_rounded);
     if (is_narrow(c))
         text_add(&print->constants, "#include \"attention/score_functions.cuh\"\n");
     for (int64_t i = 0; i < m->operands.count; i++)

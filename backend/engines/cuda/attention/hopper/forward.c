@@ -262,13 +262,20 @@ static bool has_boxed_bias(const struct forward *f, const struct forward_tile *t
     return fits;
 }
 
+/* Whether all that is made of scores has 16 bits or fewer: weights, and no statistics, which are floats. */
+static bool is_rounded(const struct forward *f) {
+    return !attention_wants(f->c, f->op->stats) && !attention_wants(f->c, f->op->max) &&
+           !attention_wants(f->c, f->op->sum_exp);
+}
+
 /* Tiles of scores lie in one of a block mask's, and consumers that take turns pass over the same ones. Three consumers
-   have no registers for a bias that is read from memory. */
+   have no registers for a bias that is read from memory, nor for the longer functions of a modifier. */
 static bool fits(const struct forward_tile *t, const struct forward *f, int terms) {
     const struct attention *a = f->c->a;
     bool is_inside = t->ping_pong && ATTENTION_MASK_TILE % t->keys == 0;
     return t->depth >= f->depth && t->value_depth >= f->value_depth && t->terms >= terms &&
-           (is_inside || !a->block_mask) && (t->groups < 3 || !a->bias || has_boxed_bias(f, t));
+           (is_inside || !a->block_mask) && (t->groups < 3 || !a->bias || has_boxed_bias(f, t)) &&
+           (t->groups < 3 || !a->modifier.graph || is_rounded(f));
 }
 
 /* As many as there is room for beside the rest. */
@@ -454,13 +461,6 @@ static void print_products(struct text *code, const struct forward *f) {
     attention_hopper_print_product(code, &values);
 }
 
-/* Whether all that is made of scores has a significand of 8 bits or fewer: weights, and no statistics, which are
-   floats. */
-static bool rounds_to_bf16(const struct forward *f) {
-    return as_read(f->c, f->c->a->q)->type != (int)WEFT_DATA_HALF && !attention_wants(f->c, f->op->stats) &&
-           !attention_wants(f->c, f->op->max) && !attention_wants(f->c, f->op->sum_exp);
-}
-
 /* Persistent: as many CTAs as there is room for take tile after tile. */
 static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
@@ -468,7 +468,7 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
     kernel_print_init(&print, f->c->region);
     print_maps(&print, f);
     attention_hopper_print_scores(&print, f->c);
-    attention_hopper_print_terms(&print, f->c, rounds_to_bf16(f));
+    attention_hopper_print_terms(&print, f->c, is_rounded(f));
     attention_print_modifier_factors(&print, f->c);
     attention_print_block_mask(&print, f->c);
     attention_print_dropout(&print, f->c);

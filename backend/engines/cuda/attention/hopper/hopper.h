@@ -55,8 +55,8 @@ void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_
 /* The scale, lengths, and which bounds hide something. */
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c);
 
-/* What joins scaled products: ALiBi, the bias, the score modifier. rounds_to_bf16: as for attention_print_modifier. */
-void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c, bool rounds_to_bf16);
+/* What joins scaled products: ALiBi, the bias, the score modifier. is_rounded: as for attention_print_modifier. */
+void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded);
 
 /* D[64 x columns] (+)= A[64 x 16] B[16 x columns] of 16-bit operands, or, with is_fp8, of 32 along k, both K-major:
    NAME(d, a, b). Those in shared memory are given by the low words of their descriptors: sums of 64 bits would take

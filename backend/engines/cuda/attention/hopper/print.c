@@ -139,7 +139,7 @@ void attention_hopper_print_scores(struct kernel_print *print, const struct cuda
 
 /* Which terms there are is a constant of the text, their operands and strides are arguments. BIAS_IS_PAIR: two
    neighbouring keys are one load; BIAS_IS_NEAR: offsets into the bias fit 31 bits, and take half the registers. */
-void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c, bool rounds_to_bf16) {
+void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     const struct tensor *bias = c->a->bias;
     print_constant(print, "HAS_ALIBI", c->a->alibi);
@@ -152,7 +152,7 @@ void attention_hopper_print_terms(struct kernel_print *print, const struct cuda_
         attention_print_tensor(print, c, bias, "bias", axes);
     else
         text_add(&print->constants, "using bias_t = float;\n"); /* the kernel's text names it */
-    attention_print_modifier(print, c, rounds_to_bf16);
+    attention_print_modifier(print, c, is_rounded);
 }
 
 /* The descriptor's high word is constant: the stride between groups of eight rows, 1,024 bytes (0x40, in 16 bytes) of
