@@ -116,8 +116,8 @@ void attention_print_wanted(struct kernel_print *print, const struct cuda_attent
 bool attention_modifies_with(const struct cuda_attention *c, const struct tensor *tensor);
 /* Whether kernels can evaluate it. */
 weftStatus_t attention_check_modifier(const struct cuda_attention *c);
-/* HAS_MODIFIER, its operands, and modified(), which gives the score. is_rounded: whatever is made of scores has 16 bits or
-   fewer. */
+/* HAS_MODIFIER, its operands, and modified(), which gives the score. is_rounded: whatever is made of scores has 16
+   bits or fewer. */
 void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded);
 /* Behind it: modified_between(), factor_before() and factor_after(), which are the same in three. */
 void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c);
