@@ -4,7 +4,6 @@
    no room to be promoted. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
-#include "engines/cuda/core/formula.h"
 #include "engines/cuda/families.h"
 
 enum {
@@ -35,8 +34,6 @@ static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e
    deep. */
 static const double FP8_EFFICIENCY = 0.67, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double SHORT_EFFICIENCY = 0.4;
-static const double BIAS_CYCLES = 0.03, ALIBI_CYCLES = 0.005, DROPOUT_CYCLES = 0.24; /* of a score */
-static const double MODIFIER_CYCLES = 0.004;                                         /* of an instruction */
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
@@ -233,17 +230,6 @@ static double efficiency(const struct forward *f) {
                                   : FP8_EFFICIENCY;
 }
 
-/* Of a multiprocessor, for each score, what joins the products. A modifier is a few functions, of which a call is priced
-   as several operations. */
-static double term_cycles(const struct cuda_attention *c) {
-    const struct graph *modifier = c->a->modifier.graph;
-    double cycles = (c->a->bias ? BIAS_CYCLES : 0) + (c->a->alibi ? ALIBI_CYCLES : 0) +
-                    (c->a->dropout_probability > 0 ? DROPOUT_CYCLES : 0);
-    for (int n = 0; modifier && n < modifier->node_count; n++)
-        cycles += MODIFIER_CYCLES * formula_instructions((const struct pointwise_op *)modifier->nodes[n].op);
-    return cycles;
-}
-
 /* By rounds of tiles over all multiprocessors: a started round counts whole. CTAs that share one take turns at
    products, and begin and end their tiles beside each other. */
 static double predict(const struct forward *f, int64_t multiprocessors) {
@@ -259,9 +245,7 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
     /* Operands and results move once: heads that share keys read them from L2. */
     double moving = bytes / (double)c->device->cuda.bandwidth;
-    double scores = (double)(GROUP_QUERIES * f->tile->groups * c->keys) * attention_seen_share(c); /* of a tile */
-    double joining = scores * term_cycles(c) / (c->device->cuda.clock_khz * 1e3);
-    double computing = (double)each * (flops / rate + joining) + (double)divide_up(each, f->tile->ctas) * TILE_SECONDS;
+    double computing = (double)each * flops / rate + (double)divide_up(each, f->tile->ctas) * TILE_SECONDS;
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 
