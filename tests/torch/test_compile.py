@@ -161,7 +161,7 @@ def test_other_lengths_are_graphs_of_their_own() -> None:
 
 def test_what_weft_leaves_is_torchs_with_a_reason() -> None:
     def model(x):
-        return (x * 2).cumsum(0).relu() + torch.arange(3).float()
+        return (x * 2).cumsum(0).relu() + torch.arange(3, device=x.device).float()
 
     cover, x = Cover(), torch.randn(4, 3)
     torch.testing.assert_close(compiled(model, cover)(x), model(x))

@@ -272,7 +272,9 @@ def test_results_are_those_of_torch(case: str, dtype) -> None:
     result = first(operator(*given))
     assert result.dtype == dtype
     relative = 1.6e-2 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(result.cpu(), exact.to(dtype), rtol=relative, atol=1e-5)
+    # Where a GPU needs several kernels, what is between them is rounded, too.
+    absolute = 1.6e-2 if dtype == torch.bfloat16 and DEVICE == "cuda" else 1e-5
+    torch.testing.assert_close(result.cpu(), exact.to(dtype), rtol=relative, atol=absolute)
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name.startswith("max_pool")])
@@ -291,7 +293,7 @@ def test_dropout_keeps_its_share_and_its_gradient_the_same() -> None:
     again = weft_torch.dropout(y.to(memory_format=torch.channels_last), 0.25)
     torch.testing.assert_close(kept, again)
     assert set(kept.unique().tolist()) == {0, y.new_tensor(1 / 0.75).item()}
-    assert kept.count_nonzero() / kept.numel() == pytest.approx(0.75, abs=0.02)  # 6 deviations
+    assert kept.count_nonzero().item() / kept.numel() == pytest.approx(0.75, abs=0.02)  # 6 deviations
     (dx,) = torch.autograd.grad(kept.sum(), x)
     torch.testing.assert_close(dx, kept.detach())
     assert not torch.equal(weft_torch.dropout(y, 0.25), again)
@@ -421,6 +423,15 @@ def test_flags_of_torch_say_which_products_are_narrowed() -> None:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, deterministic=True):
         assert unwanted(**conv) == [narrowed, unordered]
         assert unwanted(convolves=False, multiplies=False) == [unordered]
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "pool" in name])
+def test_gradients_that_are_one_number_everywhere(case: str) -> None:
+    operator, arguments = case_of(case)
+    y = first(operator(*arguments))
+    one = y.new_ones(()).expand(y.shape)
+    found = torch.autograd.grad(y, arguments[0], one, retain_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(y, arguments[0], one.contiguous()))
 
 
 def test_second_derivatives_are_refused() -> None:

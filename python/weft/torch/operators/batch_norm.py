@@ -26,15 +26,15 @@ def _of_channels(d: Drawing, x: torch.Tensor, *values: Any) -> list[Any]:
 def _fake_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
 ) -> Any:
-    """As torch's: without running statistics those after are empty, and in use those of the batch."""
+    """The layout of torch's. Without running statistics those after are empty, and in use all are."""
     affine, running, factors = (x, weight, bias), (mean, variance), (momentum, epsilon)
     if training and mean is not None:
         return aten._native_batch_norm_legit_functional.default(*affine, *running, training, *factors)
+    nothing = (x.new_empty(0) for _ in range(4))
     if training:
         results = aten._native_batch_norm_legit.no_stats(*affine, training, *factors)
-    else:
-        results = aten._native_batch_norm_legit_no_training.default(*affine, *running, *factors)
-    return *results, x.new_empty(0), x.new_empty(0)
+        return *results, next(nothing), next(nothing)
+    return aten._native_batch_norm_legit_no_training.default(*affine, *running, *factors)[0], *nothing
 
 
 @operator(
@@ -110,7 +110,9 @@ def _in_place(
         x, weight, bias, mean, variance, training, momentum, epsilon
     )
     if training and mean is not None:
-        torch._foreach_copy_([mean, variance], after)
+        # On a GPU _foreach_copy_ counts a version, which autograd takes for a change of what it saved.
+        for running, value in zip((mean, variance), after, strict=True):
+            running.copy_(value)
     return y, saved, rstd
 
 

@@ -86,15 +86,22 @@ def _group_norm(
 
 @operator("group_norm_backward", aten.native_group_norm_backward.default)
 def _group_norm_backward(
-    d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, _: int, c: int, hw: int, groups: int,
+    d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
 ) -> None:
-    shown = _of_groups(x, c, groups, hw)
-    scale = None if weight is None else d.read(weight, shown.parameters)
-    ends: Any = [d.read_as(dy, shown.x), d.read_as(x, shown.x), scale]
-    ends += [d.read(each, shown.statistics) for each in (mean, rstd)]
-    results = d.graph.groupnorm_backward(*ends, groups=groups)
-    _write_gradients(d, results, shown.x, shown.parameters, wanted)
+    g, each = d.graph, [n, groups, c // groups, hw]
+    loss, image = d.read_as(dy, each), d.read_as(x, each)
+    deviation = d.read(rstd, [n, groups, 1, 1])
+    hat = g.mul(g.sub(image, d.read(mean, [n, groups, 1, 1])), deviation)
+    if wanted[0]:
+        scaled = loss if weight is None else g.mul(loss, d.read(weight, [1, groups, c // groups, 1]))
+        mean_loss = g.reduction(scaled, "AVG", dims=[2, 3])
+        mean_both = g.reduction(g.mul(scaled, hat), "AVG", dims=[2, 3])
+        inner = g.sub(g.sub(scaled, mean_loss), g.mul(hat, mean_both))
+        d.write_as(0, g.mul(inner, deviation), each)
+    for i, factor in ((1, g.mul(loss, hat)), (2, loss)):
+        if wanted[i] and d.outputs[i] is not None:
+            d.write(i, g.reduction(factor, "ADD", dims=[0, 3]), [1, groups, c // groups, 1])
 
 
 @operator("rms_norm", aten._fused_rms_norm.default, ())
