@@ -70,8 +70,8 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     }
 }
 
-/* Two plain sums over rows, where a row is a channel; both come from one pass over x. Sums that are DOUBLE are taken
-   so. */
+/* Two plain sums over rows, where a row is a channel; both come from one pass over x. DOUBLE sums are taken in DOUBLE.
+   */
 static weftStatus_t expand_genstats(const struct descriptor *descriptor, struct expansion *e) {
     const struct genstats_op *op = (const struct genstats_op *)descriptor;
     bool is_double = op->sum->type == WEFT_DATA_DOUBLE || op->sq_sum->type == WEFT_DATA_DOUBLE;
