@@ -1,4 +1,4 @@
-/* combine_partials: what reductions behind a product come to                                  float or double; any chip
+/* combine_partials: what reductions behind a product come to               sums of float or double
    Formula   partial sums that tiles left in the workspace, [COUNT][entries][lines][along], are combined over the lines,
              threads' shares first and then in pairs, so that every run gives the same bits; conclude() is printed
    Tile      a block takes LANES neighbours of one entry; THREADS / LANES threads share the lines of each. What tiles
