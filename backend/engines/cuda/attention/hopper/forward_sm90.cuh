@@ -459,6 +459,9 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
 }
 
 DEVICE alibi_of_rows find_alibi(float slope, i32 first_query, i32 block) {
+    /* Copies: else the compiler forgets that a warp has one number. */
+    fence_register(first_query);
+    fence_register(block);
     const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
     return HAS_ALIBI ? alibi_of_rows{slope, {slope * (float)(column - row), slope * (float)(column - row - 8)}}
@@ -487,6 +490,8 @@ constexpr int KEPT_WORDS = HAS_DROPOUT ? (BLOCK_K + 63) / 64 : 1;
 /* Which weights of a block are kept. */
 template <class P>
 DEVICE void find_block_kept(u32 (&kept)[KEPT_WORDS], const P &a, const tile &t, i32 query, i32 block) {
+    fence_register(query); /* copies, as in find_alibi */
+    fence_register(block);
     const i32 row = query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
     const i32 key = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
     constexpr int REST = BLOCK_K % 64;
@@ -633,7 +638,9 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
                     hide_by_bias(c.s, a, t, first_query, block);
             };
-            const alibi_of_rows alibi = find_alibi(slope, first_query, block);
+            alibi_of_rows alibi{};
+            if constexpr (HAS_ALIBI)
+                alibi = find_alibi(slope, first_query, block);
             softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, finish_scores, [&](const float (&by)[2]) {
                 if (PARKS_SUMS && c.is_parked)
                     rescale_parked(c, by);
