@@ -453,6 +453,20 @@ def test_gradients_of_maxima_in_16_bits(case: Pool, dtype: str) -> None:
         )
 
 
+@pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
+def test_one_gradient_for_all_elements(case: Pool) -> None:
+    """As the gradient of a sum is handed over: dy is one element, seen everywhere."""
+    x = checks.random(case.x)
+    y, index = max_pool(case, x)
+    g = weft.Graph(io_data_type="f32", handle=checks.handle())
+    dy, seen = g.tensor(y.shape, stride=[0] * y.ndim), g.tensor(case.x)
+    dx = g.resample_backward(dy, input=seen, mode="MAXPOOL", **case.options).set_dim(case.x).set_output(True)
+    g.build()
+    found = np.full(case.x, np.nan, np.float32)
+    checks.execute(g, {dy: np.full(1, 1.5, np.float32), seen: x, dx: found})
+    np.testing.assert_allclose(found, max_pool_backward(case, index, np.full(y.shape, 1.5)), rtol=1e-6)
+
+
 def test_type_of_the_index() -> None:
     for window, want in (([8, 16], "INT8"), ([8, 17], "INT32")):
         g = weft.Graph(handle=checks.handle())

@@ -253,18 +253,38 @@ bool window_finds_first(const struct window *w) {
            (overlaps || (w->run == 1 && window_is_planes(&w->g, &w->g.saved)));
 }
 
-/* The two passes: a forward one that leaves nothing but numbers of taps, laid out like y, and the gradient by them. The
-   first pass is the forward pool without y; taps fit INT8, as window_finds_first asks. */
+/* An element for each of dy's, without gaps, in the order of dx: dy itself may have one element for all. */
+static void pack_numbers(struct resample_operand *numbers, struct tensor *tensor, const struct resample_geometry *g) {
+    int64_t *const strides[] = {&numbers->channel_stride, &numbers->size_stride[2], &numbers->size_stride[1],
+                                &numbers->size_stride[0], &numbers->channel_stride};
+    const int64_t extents[] = {g->c, numbers->size[2], numbers->size[1], numbers->size[0], g->c};
+    int64_t step = 1;
+    int first = g->x.channel_stride == 1 ? 0 : 1;
+    for (int i = first; i < first + 4; i++) {
+        *strides[i] = step;
+        step *= extents[i];
+    }
+    numbers->batch_stride = step;
+    tensor->strides.at[0] = numbers->batch_stride;
+    tensor->strides.at[1] = numbers->channel_stride;
+    for (int i = 0; i < g->spatial; i++)
+        tensor->strides.at[2 + i] = numbers->size_stride[3 - g->spatial + i];
+}
+
+/* The two passes: a forward one that leaves nothing but numbers of taps, and the gradient by them. The first pass is
+   the forward pool without y; taps fit INT8, as window_finds_first asks. */
 weftStatus_t window_split(struct window passes[2], const struct window *w, struct arena *arena) {
     struct tensor *numbers;
     TRY(arena_copy(arena, &numbers, w->g.y.tensor, sizeof *numbers));
     /* A tap's number: windows have fewer than INT8_MAX taps here, see window_finds_first. */
     numbers->type = WEFT_DATA_INT8;
     numbers->alignment = 16;
+    struct resample_operand index = w->g.y;
+    index.tensor = numbers;
+    pack_numbers(&index, numbers, &w->g);
     for (int i = 0; i < 2; i++) {
         passes[i] = *w;
-        passes[i].g.index = w->g.y;
-        passes[i].g.index.tensor = numbers;
+        passes[i].g.index = index;
         passes[i].has_index = passes[i].index_is_scratch = true;
     }
     struct resample_geometry *first = &passes[0].g;

@@ -21,6 +21,7 @@ enum {
     USED_BYTES = 16,        /* how many keys of a stage's values are in use */
     PARKED_DEPTH_MAX = 128, /* values of a head whose sums of FP8 find room to be promoted */
     UNPARKED_KEYS = 768,    /* so many sum up 1 % too small at most without */
+    CROWDED_DEPTH = 192,    /* values of a head of FP8 that leave registers for a bias */
     DECODE_QUERIES = 16,    /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
     SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
@@ -108,11 +109,14 @@ static bool loses_sums(const struct cuda_attention *c) {
     return c->value_depth > PARKED_DEPTH_MAX && c->keys > UNPARKED_KEYS;
 }
 
+/* Whether FP8 leaves no registers for a bias, which then is read from memory. */
+static bool is_crowded(const struct cuda_attention *c) { return c->value_depth > CROWDED_DEPTH && c->a->bias != NULL; }
+
 /* f->c becomes what the kernel reads. f16 holds all of FP8, bf16 that times powers of two. */
 static void begin(struct forward *f, const struct cuda_attention *c) {
     weftDataType_t type = has_block_scales(c) ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
     *f = (struct forward){.c = c, .op = c->forward, .widened.type = type};
-    if (!are_fp8(c) || !(has_block_scales(c) || loses_sums(c)) || c->a->k_table || c->a->v_table)
+    if (!are_fp8(c) || !(has_block_scales(c) || loses_sums(c) || is_crowded(c)) || c->a->k_table || c->a->v_table)
         return;
     attention_hopper_widen(&f->widened, c->a->q, c->a->descale_q);
     attention_hopper_widen(&f->widened, c->a->k, c->a->descale_k);
@@ -286,9 +290,9 @@ static int bias_stages(struct forward *f) {
     return stages;
 }
 
-/* What joins the products, as tiles count it. */
-static int count_terms(const struct attention *a) {
-    return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + (a->dropout_probability > 0);
+/* What joins the products, as tiles count it. Beside FP8 drawing takes the registers of two. */
+static int count_terms(const struct attention *a, bool is_fp8) {
+    return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + (is_fp8 ? 2 : 1) * (a->dropout_probability > 0);
 }
 
 /* What follows from the tile. O leaves through Q's room where it has no more panels; else it has some of its own, and Q
@@ -326,8 +330,8 @@ static void consider_short_tile(struct forward *f, int terms) {
 static weftStatus_t plan_forward(struct forward *f) {
     const struct cuda_attention *c = f->c;
     int64_t multiprocessors = c->device->cuda.multiprocessors;
-    int terms = count_terms(c->a);
     f->is_fp8 = is_fp8(c);
+    int terms = count_terms(c->a, f->is_fp8);
     f->depth = (int)round_up(c->depth, f->is_fp8 ? 32 : 16);
     f->value_depth = (int)round_up(c->value_depth, f->is_fp8 ? 32 : 16);
     const struct forward_tile *tile = f->is_fp8 ? fp8_tiles : tiles;
