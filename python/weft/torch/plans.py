@@ -189,8 +189,6 @@ def clear_cache() -> None:
 def run(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any]) -> list[Any]:
     """The results of an operator on torch tensors. expected: tells results of fake tensors. Raises WeftError
     where Weft refuses the operator on such tensors."""
-    if name in WINDOWS and 0 in arguments[0].stride():
-        arguments = [arguments[0].contiguous(), *arguments[1:]]
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     key = (name, _unwanted(tensors[0], name in CONVOLVES, name in MULTIPLIES), *map(_key, arguments))
     found = _plans.get(key)
@@ -235,9 +233,6 @@ def _add(key: Any, make: Callable[[], Ready]) -> Ready | WeftError:
 
 _NARROWED, _UNORDERED = numerical_note.DOWN_CONVERT_INPUTS, numerical_note.NONDETERMINISTIC
 
-
-WINDOWS = {"max_pool_backward", "max_pool3d_backward", "avg_pool_backward", "avg_pool3d_backward"}
-"""Operators whose kernels want an element of its own for each of the gradient that they are given."""
 
 CONVOLVES = {"conv", "conv_backward"}
 """Operators that narrow floats where torch's convolutions may."""
