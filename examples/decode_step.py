@@ -22,7 +22,7 @@ class PagedCache:
         self.k, self.v = (like.new_zeros(sequences * each, heads, PAGE, size) for _ in range(2))
         self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
         # Pages are handed out in a shuffled order, as they are once sequences have come and gone.
-        order = torch.randperm(sequences * each, generator=torch.Generator().manual_seed(1))
+        order = torch.randperm(sequences * each, generator=torch.Generator().manual_seed(1), device="cpu")
         self.table = order.to(device, torch.int32).view(sequences, each)
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:

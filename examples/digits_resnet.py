@@ -54,7 +54,7 @@ def digits(device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
     found = load_digits()
     images = torch.from_numpy(found.images).float()[:, None] / 16
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SEED))
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SEED), device="cpu")
     return images[order].to(device), torch.from_numpy(found.target)[order].to(device)
 
 

@@ -33,7 +33,7 @@ def active():
 
 def normal(*shape: int, seed: int = 0):
     generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator).to(DEVICE, torch.bfloat16).requires_grad_()
+    return torch.randn(*shape, generator=generator, device="cpu").to(DEVICE, torch.bfloat16).requires_grad_()
 
 
 def close(found, expected) -> None:

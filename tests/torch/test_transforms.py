@@ -19,7 +19,7 @@ def normal(*shape: int):
 
 
 def causal(q, k, v):
-    return weft.sdpa(q, k, v, 0.0, True)
+    return weft.sdpa(q, k, v, None, 0.0, True)
 
 
 PRODUCTS = {

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+import weft.torch.merge
+import weft.torch.sdpa_packed  # noqa: F401  # all operators are to have their rules
 from weft.torch.ops import OPERATORS, PLACES, _library
 
 # ---- Autocast ----
