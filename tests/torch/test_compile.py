@@ -148,6 +148,18 @@ def test_channels_last() -> None:
     assert {name for name, _ in cover.left} == {"elu.default", "elu_backward.default"}
 
 
+def test_copies_lie_as_torch_says() -> None:
+    """Weft's results lie as what they are made of, where nobody says otherwise."""
+
+    def model(x):
+        return x.clone(memory_format=torch.contiguous_format), torch.relu(x.flip(0) * 2), torch.tanh(x)
+
+    x = torch.randn(2, 5, 3).permute(0, 2, 1)
+    found, expected = compiled(model, Cover())(x), model(x)
+    torch.testing.assert_close(found, expected)
+    assert [each.stride() for each in found] == [each.stride() for each in expected]
+
+
 def test_other_lengths_are_graphs_of_their_own() -> None:
     model, _ = made("transformer")
     cover = Cover()

@@ -18,7 +18,8 @@ NAME = "aten::scaled_dot_product_attention"
 
 def normal(*shape: int, dtype=torch.float32, seed: int = 0):
     generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu").to(DEVICE, dtype).requires_grad_()
+    made = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return made.to(DEVICE, dtype).requires_grad_()
 
 
 def spelled(q, k, v, mask=None, causal=False, scale=None, weights_kept=None):

@@ -17,7 +17,8 @@ NEAR = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 4e-2}
 
 def normal(*shape: int, dtype=torch.float64, seed: int = 0):
     generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu").to(DEVICE, dtype).requires_grad_()
+    made = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return made.to(DEVICE, dtype).requires_grad_()
 
 
 def close(found, expected, dtype=torch.float64) -> None:

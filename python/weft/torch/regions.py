@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from weft.buffers import packed_strides
 from weft.devices import default_handle
 from weft.enums import device_kind, reshape_mode
 from weft.errors import NotSupportedError, WeftError
@@ -120,8 +121,8 @@ class RegionDrawing(Drawing):
         if any(result is end for end, _ in self.ends):
             result = self.graph.identity(result).set_dim(result.get_dim())
         result.set_output(True).set_data_type(value.dtype)
-        if not layout.is_contiguous():
-            result.set_stride(_strides(layout))
+        # Set in any case: by itself a result lies as what it is made of.
+        result.set_stride(packed_strides(result.get_dim()) if layout.is_contiguous() else _strides(layout))
         self.ends.append((result, ~i))
 
     def leave_blank(self, may_lack: bool) -> None:
