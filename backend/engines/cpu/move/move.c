@@ -311,8 +311,8 @@ static void copy_plane(const struct copy *copy, char *to, const char *from, int6
     else if (copy->way == BLOCKS)
         copy_blocks(copy, to, from, along);
     else if (copy->way == PLANES)
-        interleave(to, from, max64(copy->from_across, copy->to_across), (int)copy->across, along, copy->bytes,
-                   copy->from_along == 1);
+        interleave(to, from, copy->from_along == 1 ? copy->from_across : copy->to_across, (int)copy->across, along,
+                   copy->bytes, copy->from_along == 1);
     else
         copy_elements(to, copy->to_along, from, copy->from_along, along, copy->bytes);
 }

@@ -27,9 +27,10 @@ enum {
     LINE_VECTORS = 8,         /* of 16 bytes in a line of memory of 128 */
     ACROSS_MOST = 16,         /* strips of a block, of rows side by side */
     /* Of interleaved rows: few blocks, as each leaves partial results of all rows; more threads would spill, but in
-       vectors of one or two elements. */
+       vectors of one or two elements of one operand (4 bytes). */
     INTERLEAVED_THREADS = 768,
     INTERLEAVED_THREADS_NARROW = 1024,
+    NARROW_BYTES = 4,
 
     /* Shared memory, in bytes. */
     COLUMN_SUM_BYTES = 40960, /* sums that groups exchange, of the 48 KiB that a kernel has without asking */
@@ -350,7 +351,8 @@ static void stream_columns(struct schedule *s) {
    of the next ones, and so on. A row is as long as it has segments. False: lines of memory would not be read whole. */
 static bool stream_interleaved(struct schedule *s) {
     int64_t segment = schedule_segment(s), rows = s->nest.extents[s->nest.row_dims - 1];
-    int64_t most = s->vectors.width <= 2 ? INTERLEAVED_THREADS_NARROW : INTERLEAVED_THREADS;
+    bool is_narrow = s->vectors.width <= 2 && streamed_bytes(s) <= NARROW_BYTES;
+    int64_t most = is_narrow ? INTERLEAVED_THREADS_NARROW : INTERLEAVED_THREADS;
     for (int64_t across = rows; segment > 0 && across > 0; across--) {
         int64_t side_by_side = segment * across, lanes = most / side_by_side;
         while (lanes > 0 && side_by_side * lanes % 32 != 0)

@@ -198,7 +198,8 @@ static void print_element(struct printer *p, int pass, const bool *takes_part) {
             continue;
         /* Numbers of the row, under the names that formulas know. */
         for (int n = 0; n < term->names && !term->spans; n++)
-            text_add(p->code, "    const %s v%d = r.v%d;\n", term->type, term->name + n, term->name + n);
+            text_add(p->code, "    [[maybe_unused]] const %s v%d = r.v%d;\n", term->type, term->name + n,
+                     term->name + n);
         /* Computed in one pass, read in those after it. */
         bool stays = schedule_keeps_term(p->s, term);
         if (stays && term->stage < pass)

@@ -97,13 +97,13 @@ DEVICE void accumulate(typename P::accumulators (&sums)[LANES], const span &s, c
         if (i < last)
             accumulate_rest<P>(sums, now, all, a, at, IS_REVERSED ? ends - i : i,
                                (int)((last - i + GROUP - 1) / GROUP));
-        return;
-    }
-    for (int u = 0; u < UNROLL && i < last; u++, i += GROUP) {
-        const position q = IS_REVERSED ? ends - i : i;
-        typename P::inputs in[1];
-        P::template load<WIDTH, OVERLAPS>(in[0], a, at, q);
-        elements<P, 1>(nullptr, all, in, now, sums, nullptr, a, at, q);
+    } else {
+        for (int u = 0; u < UNROLL && i < last; u++, i += GROUP) {
+            const position q = IS_REVERSED ? ends - i : i;
+            typename P::inputs in[1];
+            P::template load<WIDTH, OVERLAPS>(in[0], a, at, q);
+            elements<P, 1>(nullptr, all, in, now, sums, nullptr, a, at, q);
+        }
     }
     if constexpr (UNALIGNED > 0)
         if (has_unaligned(a, s))
