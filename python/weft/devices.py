@@ -47,6 +47,21 @@ class DeviceProperties:
         return f"DeviceProperties({said['arch']}: {said['name']}, {said['multiprocessors']} multiprocessors)"
 
 
+def limited(device: DeviceProperties, multiprocessors: int) -> DeviceProperties:
+    """The device as if it had only so many multiprocessors, 0: all of them. A CPU has none, and stays what it
+    is."""
+    said = json.loads(device.serialize())
+    most = said.get("multiprocessors")
+    if most is None or multiprocessors == 0:
+        return device
+    if not 0 < multiprocessors <= most:
+        raise BadParameterError(
+            f"sm_count: {multiprocessors}, and {said['name']} has {most} multiprocessors. Give 1 to {most}, "
+            "or 0."
+        )
+    return DeviceProperties(json.dumps(said | {"multiprocessors": multiprocessors}))
+
+
 def compile_for(arch: str) -> DeviceProperties:
     """A typical GPU of an architecture, to plan and compile for where there is none; building needs NVRTC,
     no driver. Give it to Graph(device=...), save the plan with its code, and load it where the GPU is.

@@ -81,7 +81,9 @@ class Graph(Sugar):
             compute_data_type: type that operations calculate in, unless they say so themselves. Where nobody
                 says, it is FLOAT, and for integers INT64 or INT32, which are exact.
             handle: the device; default that of the arrays seen, else the first usable GPU, else the CPU.
-            sm_count: multiprocessors to plan for.
+            sm_count: multiprocessors of a GPU to plan for, 0: all. Kernels that stay on the chip for all of
+                their work keep to so many; those of a block for each tile are only chosen as if there were
+                so many.
             sm_version: accepted for compatibility; the device says.
             kernel_cache: accepted for compatibility; kernels are always shared.
             device_property: a device to plan for that need not be present.

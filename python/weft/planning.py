@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from weft import backend, enums
 from weft.backend import Descriptor, Handle
-from weft.devices import DeviceProperties, KernelCache
+from weft.devices import DeviceProperties, KernelCache, limited
 from weft.enums import attribute_name, build_plan_policy, descriptor_type, heur_mode
 from weft.errors import BadParameterError, NotSupportedError, WeftError
 from weft.plan import Plan
@@ -81,7 +81,9 @@ class Planner:
         self.plans: list[Plan | None] = []
         self.failures: list[str] = []
         self.label = "graph"
-        self._handle, self._device, self._cache, self._sm_count = handle, device, kernel_cache, sm_count
+        self._handle, self._device, self._cache = handle, device, kernel_cache
+        if sm_count is not None:
+            self._device = limited(device or DeviceProperties(handle=handle), sm_count)
         self._filters: list[Callable[[Candidate], str]] = []
 
     def support(self, device: DeviceProperties | None = None) -> list[dict[str, Any]]:
@@ -103,8 +105,6 @@ class Planner:
             query = Descriptor(descriptor_type.ENGINEHEUR_DESCRIPTOR)
             query.set(attribute_name.ENGINEHEUR_MODE, "HEUR_MODE", [asked])
             query.set(attribute_name.ENGINEHEUR_OPERATION_GRAPH, "BACKEND_DESCRIPTOR", [self.graph])
-            if self._sm_count is not None:
-                query.set(attribute_name.ENGINEHEUR_SM_COUNT_TARGET, "INT32", [self._sm_count])
             if self._device is not None:
                 device = [self._device.descriptor]
                 query.set(attribute_name.ENGINEHEUR_DEVICEPROP, "BACKEND_DESCRIPTOR", device)
@@ -237,7 +237,7 @@ class Planner:
         if self._device is not None:
             device = [self._device.descriptor]
             made.set(attribute_name.EXECUTION_PLAN_DEVICEPROP, "BACKEND_DESCRIPTOR", device)
-        elif self._handle is not None:
+        if self._handle is not None:
             made.set(attribute_name.EXECUTION_PLAN_HANDLE, "HANDLE", [self._handle.pointer])
         config = [self.candidates[index].config]
         made.set(attribute_name.EXECUTION_PLAN_ENGINE_CONFIG, "BACKEND_DESCRIPTOR", config)

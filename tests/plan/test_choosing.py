@@ -111,3 +111,20 @@ def test_what_others_read_of_a_region_on_copies_is_stored() -> None:
     for _ in range(2):
         g.conv_fprop(y, w, padding=[1, 1]).set_output(True)
     assert families(g) == ["cuda.packed"] * 3
+
+
+def product_on(multiprocessors: int | None, device: str = "sm_90") -> weft.Graph:
+    g = weft.Graph(device=device, io_data_type="bf16", sm_count=multiprocessors)
+    return g.matmul(g.tensor([1, 4096, 4096]), g.tensor([1, 4096, 4096])).set_output(True).graph
+
+
+def test_plans_are_made_for_as_many_multiprocessors_as_are_asked_for() -> None:
+    """Half of them take twice the time; a CPU has none to count."""
+    whole, half = (product_on(n).build().plan.report["seconds"] for n in (0, 66))
+    assert whole == product_on(None).build().plan.report["seconds"]
+    assert 1.9 < half / whole < 2.1
+    assert product_on(5, "cpu").build().plan.device is weft.device_kind.CPU
+    with pytest.raises(weft.BadParameterError) as refused:
+        product_on(133).build()
+    wanted = "sm_count: 133, and H200 (described) has 132 multiprocessors. Give 1 to 132, or 0."
+    assert str(refused.value) == wanted

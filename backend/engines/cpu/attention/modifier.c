@@ -3,22 +3,10 @@
 
 #include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/loops.h"
+#include "engines/cpu/core/vector.h"
 #include "engines/cpu/core/width.h"
 
 #include <string.h>
-
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
-/* Compiled three times; the loader picks. */
-#if defined __x86_64__ && defined __GLIBC__
-#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WIDE
-#endif
 
 /* ---- Derivatives of modes: one loop each, from the table --------------------------------------------------------- */
 

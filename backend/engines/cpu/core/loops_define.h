@@ -1,19 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The body of loops_f32.c and loops_f64.c: one loop per mode over elements of type `real`. No include guard: define
    real, FIND_LOOP and the mathematical functions, then include. */
-
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
-/* Compiled three times; the loader picks. */
-#if defined __x86_64__ && defined __GLIBC__
-#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WIDE
-#endif
+#include "engines/cpu/core/vector.h"
 
 #define C(literal) ((real)(literal))
 #define MODE(name, form, formula, method, arguments, doc)                                                              \

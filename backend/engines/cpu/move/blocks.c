@@ -10,28 +10,7 @@
 #endif
 
 /* Bytes. Every x86-64 and every 64-bit ARM has such vectors. */
-enum { VECTOR = 16, LINE = 64, LONG_RUN = 1 << 20 };
-
-/* ---- Runs -------------------------------------------------------------------------------------------------------- */
-
-/* Past the caches from the first whole line on: a line that is written whole need not be read first. A long run is
-   memmove's, which does the same. */
-void copy_run(void *to, const void *from, int64_t bytes, bool is_large) {
-#if defined __SSE2__
-    int64_t head = -(intptr_t)to & (LINE - 1);
-    if (is_large && bytes >= head + LINE && bytes < LONG_RUN && to != from) {
-        char *line = (char *)to + head, *end = line + (bytes - head) / LINE * LINE;
-        const char *read = (const char *)from + head;
-        memcpy(to, from, (size_t)head);
-        for (; line < end; line += VECTOR, read += VECTOR)
-            _mm_stream_si128((__m128i *)line, _mm_loadu_si128((const __m128i *)read));
-        memcpy(line, read, (size_t)((char *)to + bytes - line));
-        return;
-    }
-#endif
-    (void)is_large;
-    memmove(to, from, (size_t)bytes);
-}
+enum { VECTOR = 16, LINE = 64 };
 
 /* ---- Tiles in registers ------------------------------------------------------------------------------------------ */
 
@@ -92,6 +71,26 @@ BLOCK(uint32_t, 4)
 BLOCK(uint16_t, 8)
 BLOCK(uint8_t, 16)
 
+/* Past the caches where the place is aligned: a line that is written whole need not be read first. */
+static void write_row(char *to, const char *row, int bytes, bool is_large) {
+#if defined __SSE2__
+    if (is_large && bytes % LINE == 0 && (uintptr_t)to % LINE == 0) {
+        for (int i = 0; i < bytes; i += VECTOR)
+            _mm_stream_si128((__m128i *)(to + i), *(const __m128i *)(row + i));
+        return;
+    }
+#endif
+    (void)is_large;
+    memcpy(to, row, (size_t)bytes);
+}
+
+/* Stores past the caches are ordered by nothing else. */
+void fence_blocks(void) {
+#if defined __SSE2__
+    _mm_sfence();
+#endif
+}
+
 void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from_stride, int rows, int columns,
                      int bytes, bool is_large) {
     _Alignas(LINE) char buffer[TRANSPOSE_BYTES * TRANSPOSE_BYTES];
@@ -104,7 +103,7 @@ void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from
     else
         block_2(buffer, from, from_stride, rows, columns);
     for (int i = 0; i < rows; i++)
-        copy_run((char *)to + i * to_stride * bytes, buffer + i * TRANSPOSE_BYTES, columns * bytes, is_large);
+        write_row((char *)to + i * to_stride * bytes, buffer + i * TRANSPOSE_BYTES, columns * bytes, is_large);
 }
 
 /* ---- Few planes -------------------------------------------------------------------------------------------------- */

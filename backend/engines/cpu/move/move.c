@@ -302,6 +302,8 @@ static void copy_blocks(const struct copy *copy, char *to, const char *from, int
                             from + (j * copy->from_along + i) * copy->bytes, copy->from_along,
                             (int)min64(side, copy->across - i), (int)min64(side, along - j), copy->bytes,
                             copy->is_large);
+    if (copy->is_large)
+        fence_blocks();
 }
 
 /* A strip of a row's plane. */

@@ -2,19 +2,7 @@
 /* The body of kernels_f32.c and kernels_f64.c, over elements of type `real`. No include guard: define real, integer (of
    the same size) with the bits of infinity and of all but the sign, KERNELS and the functions of one element (EXP, LOG,
    SQRT, ...), then include. */
-
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
-/* Compiled three times; the loader picks. */
-#if defined __x86_64__ && defined __GLIBC__
-#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WIDE
-#endif
+#include "engines/cpu/core/vector.h"
 
 enum { LANES = 64 / sizeof(real), STRIDE = 4 * LANES };
 

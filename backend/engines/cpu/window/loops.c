@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engines/cpu/window/loops.h"
 
+#include "engines/cpu/core/vector.h"
+
 /* GCC would take two taps in one loop, and could then not make vectors of it (2.1 ns a lane's tap, not 0.1). */
 #if defined __GNUC__ && !defined __clang__
 #pragma GCC optimize("no-loop-unroll-and-jam")
-#endif
-
-/* Compiled three times; the loader picks. */
-#if defined __x86_64__ && defined __GLIBC__
-#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WIDE
 #endif
 
 /* Larger, or unlike the other a NaN: not less or equal, which no NaN is, and no NaN that loses. */
