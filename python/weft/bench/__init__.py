@@ -64,12 +64,7 @@ def select(known: Mapping[str, Case], options: Options) -> dict[str, Case]:
     for group in options.groups:
         if group not in GROUPS:
             raise BadParameterError(f"bench: there is no group '{group}'. Use some of {', '.join(GROUPS)}.")
-    try:
-        pattern = re.compile(options.only)
-    except re.error as error:
-        raise BadParameterError(
-            f"bench: --only '{options.only}' is no regular expression: {error}. Correct it."
-        ) from None
+    pattern = _pattern(options)
     chosen = {
         name: case
         for name, case in known.items()
@@ -83,6 +78,16 @@ def select(known: Mapping[str, Case], options: Options) -> dict[str, Case]:
             smallest.setdefault(case.group, case)
         chosen = {name: case for name, case in chosen.items() if smallest[case.group] is case}
     return chosen
+
+
+def _pattern(options: Options) -> re.Pattern[str]:
+    """What names have to match."""
+    try:
+        return re.compile(options.only)
+    except re.error as error:
+        raise BadParameterError(
+            f"bench: --only '{options.only}' is no regular expression: {error}. Correct it."
+        ) from None
 
 
 def listing(chosen: Iterable[Case]) -> list[str]:
@@ -162,7 +167,7 @@ def _measure_models(options: Options) -> int:
             f"bench: --peer {options.peer} trains no models. Use torch, which is eager and compiled, or one "
             "of the two."
         )
-    chosen = [name for name in training.names() if re.search(options.only, name)]
+    chosen = [name for name in training.names() if _pattern(options).search(name)]
     if options.list:
         print("\n".join(chosen))
         return 0

@@ -81,7 +81,7 @@ class _Tokens:
                 f"got {list(q.shape)}, {starts.numel()} and {starts_k.numel()} elements."
             )
         self.queries = _Side(d, starts, longest)
-        self.keys = self.queries if starts is starts_k else _Side(d, starts_k, longest_k)
+        self.keys = _Side(d, starts_k, longest_k)
         self.how = {"attn_scale": _scale(d, q, scale), "use_padding_mask": True, **_band(*band)}
         self.how |= {"cu_seq_len_q": self.queries.starts, "cu_seq_len_kv": self.keys.starts}
 
