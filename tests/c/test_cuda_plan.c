@@ -735,7 +735,13 @@ static void parallel_compilation(void) {
     check_clean(1);
 }
 
-int main(void) {
+#ifdef __SANITIZE_THREAD__ /* it has nothing to say of one thread */
+enum { THREADS_ALONE = true };
+#else
+enum { THREADS_ALONE = false };
+#endif
+
+static void test_one_thread(void) {
     IN_CHILD(one_kernel, driver, compiler);
     IN_CHILD(little_workspace, driver, compiler);
     IN_CHILD(less_aligned, driver, compiler);
@@ -750,6 +756,11 @@ int main(void) {
     IN_CHILD(replayed_while_captured, driver, compiler);
     test_each_call_failing();
     IN_CHILD(mutations, driver, compiler);
+}
+
+int main(void) {
+    if (!THREADS_ALONE)
+        test_one_thread();
     IN_CHILD(threads, driver, compiler);
     IN_CHILD(threads_replayed, driver, compiler);
     install_nvrtc("slow", 13, "delay 60\n");
