@@ -41,7 +41,7 @@ def test_every_kernel() -> None:
 
 
 def test_a_sample_of_operations() -> None:
-    settings = {"WEFT_TEST_SAMPLE": "1/36"}, {"WEFT_TEST_SAMPLE": "5/36", "FAKE_CUDA_LARGE": 16}
+    settings = {"WEFT_TEST_SAMPLE": "1/48"}, {"WEFT_TEST_SAMPLE": "5/48", "FAKE_CUDA_LARGE": 16}
     check([[*PYTEST, "tests/ops"]] * 2, list(settings))
 
 
@@ -52,7 +52,7 @@ def test_batch_norms_in_parts() -> None:
 
 def test_other_chips() -> None:
     """Turing, Ampere, Ada and Blackwell, of which the emulator knows what all have in common with Hopper."""
-    chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": "7/96"} for arch in (75, 80, 89, 120)]
+    chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": "7/144"} for arch in (75, 80, 89, 120)]
     decoding = [*SMALL_CASES, "--any-kernel", "--only", "decoding"]  # without boxes of the copy engine
     check([*[[*PYTEST, "tests/ops"]] * len(chips), decoding], [*chips, {"FAKE_CUDA_ARCH": 80}])
 
