@@ -198,6 +198,19 @@ enum follow_kind row_space_sum_kind(const struct row_space *space, const struct 
     return !reach.in_rows && reach.whole_row && !sums_apart ? FOLLOW_COLUMNS : FOLLOW_APART;
 }
 
+/* A gradient that nobody reads is not summed at all. */
+bool row_space_wants_sum(const struct region *region, const struct tensor *tensor) {
+    return !value_is_dead(&region->graph->values[graph_find_value(region->graph, tensor)]);
+}
+
+static bool is_read_inside(const struct region *region, const struct tensor *tensor) {
+    const struct value *value = &region->graph->values[graph_find_value(region->graph, tensor)];
+    for (int i = 0; i < value->readers; i++)
+        if (region_has(region, value->read_by[i]))
+            return true;
+    return false;
+}
+
 /* Scale and bias of one norm share x, dy and statistics, and so the second program. */
 weftStatus_t follow_add(struct follow *follow, const struct region *region, const struct node *node,
                         const struct tensor *gradient, enum follow_kind kind, bool *is_first) {
@@ -206,6 +219,11 @@ weftStatus_t follow_add(struct follow *follow, const struct region *region, cons
     if (!*is_first && follow->node != node)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
              descriptor_label(node->op));
+    /* The second program makes it, when the first is done with all that the region reads. */
+    if (is_read_inside(region, gradient))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: its gradient %s is summed when all rows are done, and cannot be read before",
+             descriptor_label(node->op), descriptor_label(&gradient->base));
     /* Made within the region, they might have no memory at all. */
     if (kind == FOLLOW_APART && (region_producer(region, op->x) || region_producer(region, op->dy)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,

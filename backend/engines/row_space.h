@@ -67,10 +67,13 @@ struct follow {
     int64_t partial_sums; /* FOLLOW_COLUMNS: of each position, set once the first program is scheduled */
 };
 
+/* Whether a gradient that a node of the region sums is read, inside or outside of it. */
+bool row_space_wants_sum(const struct region *region, const struct tensor *tensor);
 /* How to take the sum that belongs to a tensor. sums_apart: never by columns. */
 enum follow_kind row_space_sum_kind(const struct row_space *space, const struct tensor *tensor, bool sums_apart);
 /* Adds a gradient, of the node's scale or else of its bias, to what is left to do; gives whether it is the first. Or
-   says why the gradient cannot be taken so: all are of one node, and a sweep of its own reads x and dy from memory. */
+   says why the gradient cannot be taken so: all are of one node, none is read within the region, and a sweep of its
+   own reads x and dy from memory. */
 weftStatus_t follow_add(struct follow *follow, const struct region *region, const struct node *node,
                         const struct tensor *gradient, enum follow_kind kind, bool *is_first);
 /* The second program's space, from the first one's, and the strides over it of what the first one left. */

@@ -72,9 +72,7 @@ static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, c
 /* A sum over everything that shares an element of the tensor: the row's own, or left to a second program. */
 static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, const struct instruction *at) {
     enum follow_kind kind = row_space_sum_kind(&l->rows->space, at->tensor, l->rows->sums_apart);
-    int value = graph_find_value(l->rows->graph, at->tensor);
-    /* A gradient that nobody reads is not summed at all. */
-    if (!region_exports(l->rows->region, value) || value_is_dead(&l->rows->graph->values[value]))
+    if (!row_space_wants_sum(l->rows->region, at->tensor))
         return WEFT_STATUS_SUCCESS;
     if (kind != FOLLOW_NOTHING)
         return sum_in_follow(l, node, at, kind);

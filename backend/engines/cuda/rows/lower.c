@@ -37,11 +37,6 @@ static void begin(struct lowering *l, struct rows *rows) {
 
 /* ---- Gradients of scale and bias --------------------------------------------------------------------------------- */
 
-/* Gradients that nobody reads are not summed. */
-static bool is_wanted(const struct rows *rows, const struct tensor *tensor) {
-    return region_exports(rows->region, graph_find_value(rows->graph, tensor));
-}
-
 /* Statistics that have no memory of their own are left in the workspace. */
 static void keep_statistics(struct lowering *l, const struct norm_backward *op) {
     struct rows *rows = l->rows;
@@ -57,7 +52,7 @@ static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, co
     struct rows *rows = l->rows;
     struct follow *follow = &rows->follow;
     bool is_first;
-    if (!is_wanted(rows, at->tensor))
+    if (!row_space_wants_sum(rows->region, at->tensor))
         return WEFT_STATUS_SUCCESS;
     /* What an element adds, and the row's own sum of it, -1 where the expansion has none. */
     int element = l->values[at->arguments[0]].name, row = at->arguments[1] < 0 ? -1 : l->values[at->arguments[1]].name;
