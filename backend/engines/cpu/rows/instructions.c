@@ -413,8 +413,9 @@ static void merge_formulas(struct listing *l) {
         l->formulas[i].opcode = at->kind == TERM_FORMULA ? at->opcode : -1;
         l->formulas[i].count = at->argument_count;
         memcpy(l->formulas[i].x, at->arguments, sizeof at->arguments);
-        /* Only formulas that get an instruction in this pass take others in. */
-        if (at->kind == TERM_FORMULA && at->spans && l->is_marked[i] && !is_recalled(l, i) && !is_only_summed(l, i))
+        /* Only formulas that get an instruction in this pass take others in; the deviation of a pair gets none. */
+        if (at->kind == TERM_FORMULA && at->spans && l->is_marked[i] && !is_recalled(l, i) && !is_only_summed(l, i) &&
+            !l->is_taken_in[i])
             take_in(l, i);
     }
 }
