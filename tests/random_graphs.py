@@ -121,6 +121,8 @@ MOVES = ("reshape", "transpose", "slice", "concat")
 EXACT_MODES = ("ABS", "CEIL", "FLOOR", "NEG", "IDENTITY", "RELU_FWD", "RELU_BWD", "MAX", "MIN", "BINARY_SELECT")
 EXACT_MODES += ("GEN_INDEX", "LOGICAL_NOT", "LOGICAL_AND", "LOGICAL_OR", *(m for m in BINARY if m[:3] == "CMP"))
 EXACT_REDUCTIONS = ("MIN", "MAX", "AMAX")
+COUNTS = ("seq_len_q", "seq_len_kv", "first_token_offset", "token_index", "token_ks", "index", "t")
+COUNTS += ("m_override", "n_override", "k_override")
 SUMS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad", "genstats", "moe_grouped_matmul")
 SUMS += ("moe_grouped_matmul_bwd", "ADD", "SUB", "MUL", "ADD_SQUARE", "NORM1")
 
@@ -205,23 +207,18 @@ class Evaluation:
         unit = 2 * self.noise * self._unit(node) if rounds else 0.0
         operands = picked(node, run)
         for key, x in operands.items():
-            operands[key] = [blur(each, unit, draw) for each in x] if isinstance(x, list) else blur(x, unit, draw)
-            kept = node.operands[key]
-            if not isinstance(kept, list) and self._is_whole(kept):
-                operands[key] = x
+            if key not in COUNTS:
+                operands[key] = [blur(each, unit, draw) for each in x] if isinstance(x, list) else blur(x, unit, draw)
         for key, made in define(node, operands).items():
             v = node.results[key]
             if not self.is_inexact[v]:
                 run[v] = self.base[v]
                 continue
-            made, type_ = blur(made, unit, draw), self.stored[v]
+            made, type_ = blur(made, unit, draw) + unit * draw.uniform(-1, 1, made.shape) * cancelled(node, operands), self.stored[v]
             if type_ not in BOOLEANS:
                 with np.errstate(invalid="ignore"):
                     made = made + self.noise * ulp(made, type_) * draw.uniform(-0.5, 0.5, made.shape)
-            run[v] = round_to(made, type_) if self.graph.values[v].type else made
-
-    def _is_whole(self, v: int) -> bool:
-        return self.stored[v] in INTEGERS + BOOLEANS
+            run[v] = round_to(made, type_)
 
     def _type(self, node: Node, v: int) -> str:
         """What a result is stored in: unset, what is calculated in or a half of the operands'; statistics are FLOAT."""
@@ -246,6 +243,14 @@ class Evaluation:
         with np.errstate(invalid="ignore"):
             off = [np.abs(run[v] - self.base[v]) for run in self.noisy]
         return np.nan_to_num(np.max(off, 0), nan=0.0, posinf=np.inf)
+
+
+def cancelled(node: Node, operands: dict[str, Any]) -> Any:
+    """What a formula adds and subtracts again, where its result is small beside that; the least normal number else."""
+    mode = node.options.get("mode", "")
+    if node.op == "pointwise" and (mode in SLOPES or mode.startswith("GELU")):
+        return (1 + np.abs(operands["x"])) * np.abs(operands.get("dy", 1))
+    return 2.0**-102
 
 
 def same(a: Array, b: Array) -> bool:
@@ -292,7 +297,7 @@ class Drawing:
         return self.r.random() * n < 1
 
     def extent(self) -> int:
-        return self.r.choice([1, 2, 3, 4, 5, 7, 8, 9, 16, 17])
+        return self.r.choice([1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 24, 32])
 
     def dims(self, rank: int) -> Dims:
         """Extents of a tensor that is not large."""
@@ -442,6 +447,8 @@ class Drawing:
         elif self.one_in(8) and self.graph.compute and mode not in SLOPES and mode not in ("CMP_EQ", "CMP_NEQ"):
             options |= {"alpha1": self.r.choice([0.5, -2.0])} | ({"alpha2": 0.5} if mode in BINARY else {})
         self.check_domain(mode, [self.now.base[v] for v in operands.values()])
+        if mode.startswith("LOGICAL") or mode == "BINARY_SELECT":
+            self.check_zeros([operands["t"]] if mode == "BINARY_SELECT" else list(operands.values()))
         self.add("pointwise", operands, {"dx" if mode in SLOPES else "y": dims}, options)
 
     def check_domain(self, mode: str, given: list[Array]) -> None:
@@ -454,10 +461,19 @@ class Drawing:
             raise Unfit
         if mode in ("DIV", "POW", "MOD", "FLOOR_MOD") and whole:
             raise Unfit  # integers divide by truncation
+        if mode == "ATAN2" and ((b < 0.1) & (np.abs(x) < 0.1)).any():
+            raise Unfit  # where the angle jumps
         if mode == "POW" and np.abs(b).max(initial=0) > 4:
             raise Unfit
         if mode in ("EXP", "TAN") and np.abs(x).max(initial=0) > (4 if mode == "EXP" else 1.2):
             raise Unfit
+
+    def check_zeros(self, values: list[int]) -> None:
+        """Whether a number is 0 must not hang on roundings."""
+        for v in values:
+            base = np.abs(self.now.base[v])
+            if self.now.is_inexact[v] and ((base > 0) & (base < 1e-3)).any():
+                raise Unfit
 
     def matmul(self) -> None:
         a = self.tensor(2, 4)
@@ -637,6 +653,8 @@ class Drawing:
         whole = self.graph.values[x].type in INTEGERS + BOOLEANS
         if (mode.startswith("MUL") and group > 8) or (mode in ("AVG", "NORM2", "MUL") and whole):
             raise Unfit
+        if mode == "MUL_NO_ZEROS":
+            self.check_zeros([x])
         self.add("reduction", {"x": x}, {"y": y}, {"mode": mode}, needs_dims=True)
 
     def wide(self) -> str:
@@ -863,7 +881,7 @@ class Drawing:
             for v in node.results.values():
                 value = self.graph.values[v]
                 if v not in read and not value.is_output:
-                    value.type = value.type or self.type(float_only=True)
+                    value.type = value.type or self.r.choice(["f32", self.main if self.main in ("f64", *HALVES) else "f32"])
                     self.open(v)
         return self.graph
 
