@@ -5,6 +5,7 @@
 
 A definition takes the options and operands by their keys, in float64, and returns all results that it knows by
 theirs, not rounded. The dims of results that do not follow from operands come as options, under the result's key.
+Where a result is small beside what is added and subtracted to make it, that magnitude stands under "summed" and its key.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def pointwise(
     if mode == "BINARY_SELECT":
         return {"y": np.where(t != 0, x, b)}
     if mode in SLOPES:
-        return {"dx": dy * SLOPES[mode](x)}
+        return {"dx": dy * SLOPES[mode](x), "summed dx": np.abs(dy) * (1 + np.abs(x))}
+    if mode.startswith("GELU"):
+        return {"y": UNARY[mode](x), "summed y": 1 + np.abs(x)}
     made = UNARY[mode](x) if b is None else BINARY[mode](x, b)
     return {"y": np.asarray(made, np.float64)}
 
@@ -360,9 +363,11 @@ def norm_backward(
     g = rows.split(dy * (1 if scale is None else scale))
     drop = 0 if o["mode"] == "RMS_NORM" else rows.mean(g)
     dx = inv * (g - drop - xhat * rows.mean(g * xhat))
+    summed = np.abs(inv) * (np.abs(g) + np.abs(drop) + np.abs(xhat) * rows.mean(np.abs(g * xhat)))
     affine = tuple(i for i, n in enumerate(o["dscale"]) if n == 1)
     return {
         "dx": rows.join(dx),
+        "summed dx": rows.join(summed),
         "dscale": (dy * rows.join(xhat)).sum(affine, keepdims=True),
         "dbias": dy.sum(affine, keepdims=True),
     }
@@ -564,9 +569,13 @@ def sdpa_bwd(
     p = np.where(np.isinf(s), 0, np.exp(s - np.where(np.isinf(stats), 0, stats)))
     dp = dO @ np.repeat(v, heads // v.shape[1], 1).swapaxes(-1, -2)
     ds = given["attn_scale_value"] * p * (dp - (dO * o).sum(-1, keepdims=True))
+    summed = given["attn_scale_value"] * p * (np.abs(dp) + np.abs(dO * o).sum(-1, keepdims=True))
+    keys = np.repeat(k, heads // k.shape[1], 1)
     return {
-        "dQ": ds @ np.repeat(k, heads // k.shape[1], 1),
+        "dQ": ds @ keys,
+        "summed dQ": summed @ np.abs(keys),
         "dK": gathered(ds.swapaxes(-1, -2) @ q, k.shape[1]),
+        "summed dK": gathered(summed.swapaxes(-1, -2) @ np.abs(q), k.shape[1]),
         "dV": gathered(p.swapaxes(-1, -2) @ dO, v.shape[1]),
     }
 

@@ -39,7 +39,7 @@ Dims = tuple[int, ...]
 Arrays = dict[int, Array]
 
 RUNS = 3  # evaluations with noise
-MOST_OPERATIONS, MOST_ELEMENTS = 30, 700
+MOST_OPERATIONS, MOST_ELEMENTS, LARGE_ELEMENTS = 30, 700, 12000
 FLOATS = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "e2m1")
 HALVES = ("f16", "bf16")
 INTEGERS = ("i8", "u8", "i32", "u32", "i64", "i4", "u4")
@@ -128,11 +128,11 @@ SUMS += ("moe_grouped_matmul_bwd", "ADD", "SUB", "MUL", "ADD_SQUARE", "NORM1")
 
 
 def define(node: Node, operands: dict[str, Any]) -> dict[str, Array]:
-    """All results of an operation by their keys, not rounded."""
+    """All results of an operation by their keys, not rounded, and what was summed."""
     options = {key: each.tolist() if isinstance(each, np.ndarray) else each for key, each in node.options.items()}
     with np.errstate(all="ignore"):
         made = DEFINITIONS[node.op](options | node.known, **operands)
-    return {key: np.asarray(made[key], np.float64) for key in node.results}
+    return {key: np.asarray(each, np.float64) for key, each in made.items()}
 
 
 def picked(node: Node, arrays: Arrays) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def is_exact(node: Node, arrays: Arrays) -> bool:
         return False
     sizes = define(replace(node, known=node.known | {"mode": "ADD"} if mode == "SUB" else node.known),
                    {key: np.abs(x) for key, x in operands.items()})  # fmt: skip
-    return all(float(np.max(np.abs(x), initial=0)) < 2**11 for x in sizes.values())
+    return all(float(np.max(np.abs(sizes[key]), initial=0)) < 2**11 for key in node.results)
 
 
 class Evaluation:
@@ -209,14 +209,17 @@ class Evaluation:
         for key, x in operands.items():
             if key not in COUNTS:
                 operands[key] = [blur(each, unit, draw) for each in x] if isinstance(x, list) else blur(x, unit, draw)
-        for key, made in define(node, operands).items():
-            v = node.results[key]
+        all_made = define(node, operands)
+        for key, v in node.results.items():
             if not self.is_inexact[v]:
                 run[v] = self.base[v]
                 continue
-            made, type_ = blur(made, unit, draw) + unit * draw.uniform(-1, 1, made.shape) * cancelled(node, operands), self.stored[v]
+            made, type_ = blur(all_made[key], unit, draw), self.stored[v]
+            # The least normal number of a float is what underflow drops.
+            steps = unit * all_made.get(f"summed {key}", 2.0**-102)
             if type_ not in BOOLEANS:
                 with np.errstate(invalid="ignore"):
+                    made = made + steps * draw.uniform(-1, 1, made.shape)
                     made = made + self.noise * ulp(made, type_) * draw.uniform(-0.5, 0.5, made.shape)
             run[v] = round_to(made, type_)
 
@@ -241,16 +244,8 @@ class Evaluation:
     def spread(self, v: int) -> Array:
         """How far noise moves each element of a value."""
         with np.errstate(invalid="ignore"):
-            off = [np.abs(run[v] - self.base[v]) for run in self.noisy]
-        return np.nan_to_num(np.max(off, 0), nan=0.0, posinf=np.inf)
-
-
-def cancelled(node: Node, operands: dict[str, Any]) -> Any:
-    """What a formula adds and subtracts again, where its result is small beside that; the least normal number else."""
-    mode = node.options.get("mode", "")
-    if node.op == "pointwise" and (mode in SLOPES or mode.startswith("GELU")):
-        return (1 + np.abs(operands["x"])) * np.abs(operands.get("dy", 1))
-    return 2.0**-102
+            off = [np.where(run[v] == self.base[v], 0, np.abs(run[v] - self.base[v])) for run in self.noisy]
+        return np.nan_to_num(np.max(off, 0), nan=np.inf, posinf=np.inf)
 
 
 def same(a: Array, b: Array) -> bool:
@@ -268,7 +263,7 @@ def round_to(x: Array, type_: str) -> Array:
 def ulp(x: Array, type_: str) -> Array | float:
     found = data_type_of(type_)
     assert found is not None
-    return checks.ulp(x, found) if type_ in FLOATS else 1.0
+    return checks.ulp(x, found) if type_ in FLOATS else 0.0 if type_ == "e8m0" else 1.0
 
 
 # ---- Drawing -----------------------------------------------------------------------------------------------
@@ -289,6 +284,7 @@ class Drawing:
         compute = "f64" if self.main == "f64" else r.choice(["", "", "f32"])
         self.graph = Graph(compute=compute)
         self.whole = r.random() < 0.3  # numbers whose sums are exact
+        self.is_large = r.random() < 0.08  # with tensors of several tiles
         self.now = Evaluation(self.graph, seed=number)
 
     # -- Values --
@@ -297,11 +293,17 @@ class Drawing:
         return self.r.random() * n < 1
 
     def extent(self) -> int:
-        return self.r.choice([1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 24, 32])
+        large = [31, 48, 64, 65, 100, 129] if self.is_large else []
+        return self.r.choice([1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 24, 32, *large, *large])
+
+    @property
+    def most(self) -> int:
+        """Elements of a tensor."""
+        return LARGE_ELEMENTS if self.is_large else MOST_ELEMENTS
 
     def dims(self, rank: int) -> Dims:
         """Extents of a tensor that is not large."""
-        most = 3000 if self.one_in(40) else MOST_ELEMENTS
+        most = 3000 if self.one_in(40) and not self.is_large else self.most
         dims = [self.extent() for _ in range(rank)]
         if self.one_in(12):
             dims[self.r.randrange(rank)] = self.r.choice([33, 65, 130, 257])
@@ -364,17 +366,17 @@ class Drawing:
 
     def tensor(self, least: int = 1, most: int = 5) -> int:
         return self.some(
-            lambda dims: least <= len(dims) <= most and 0 < math.prod(dims) <= 4 * MOST_ELEMENTS,
+            lambda dims: least <= len(dims) <= most and 0 < math.prod(dims) <= 4 * self.most,
             lambda: self.dims(self.r.randint(max(least, 2), min(most, 4))),
         )
 
     def image(self) -> int:
         return self.some(
-            lambda dims: 3 <= len(dims) <= 5 and math.prod(dims) <= 4 * MOST_ELEMENTS,
+            lambda dims: 3 <= len(dims) <= 5 and math.prod(dims) <= 4 * self.most,
             lambda: (
                 self.r.choice([1, 2, 3]),
-                self.r.choice([1, 2, 3, 4, 6, 8]),
-                *(self.r.choice([3, 4, 5, 6, 7]) for _ in range(self.r.choice([1, 2, 2, 2, 3]))),
+                self.r.choice([1, 2, 3, 4, 6, 8, *([32, 40] if self.is_large else [])]),
+                *(self.r.choice([3, 4, 5, 6, 7, *([14, 20] if self.is_large else [])]) for _ in range(self.r.choice([1, 2, 2, 2, 3]))),
             ),
         )
 
@@ -513,7 +515,7 @@ class Drawing:
         sizes = zip(pixels, taps, *(options[key] for key in ("pre_padding", "post_padding", "stride", "dilation")))
         y = tuple((p + pre + post - d * (t - 1) - 1) // s + 1 for p, t, pre, post, s, d in sizes)
         w, y = (k, c // groups, *taps), (n, k, *y)
-        if min(y) < 1 or math.prod(y) > 4 * MOST_ELEMENTS:
+        if min(y) < 1 or math.prod(y) > 4 * self.most:
             raise Unfit
         if self.one_in(5):
             options["convolution_mode"] = "CONVOLUTION"
@@ -544,7 +546,7 @@ class Drawing:
             options |= {key: [min(p, w - 1) for p, w in zip(more[key], window)] for key in ("pre_padding", "post_padding")}
             sizes = zip(pixels, window, options["stride"], options["pre_padding"], options["post_padding"])
             y = (n, c, *((p + a + b - w) // s + 1 for p, w, s, a, b in sizes))
-        if math.prod(y) > 4 * MOST_ELEMENTS:
+        if math.prod(y) > 4 * self.most:
             raise Unfit
         if is_back:
             operands = {"dy": self.like(y)} | ({"x": x} if mode == "MAXPOOL" else {})
@@ -564,7 +566,7 @@ class Drawing:
         x = self.some(lambda dims: (2 if is_layer else 3) <= len(dims) <= 5 and dims[-1] > 1,
                       lambda: (*self.dims(self.r.randint(1, 2)), *self.dims(1), self.r.choice([4, 7, 16, 33])))  # fmt: skip
         dims = self.of(x)
-        if math.prod(dims) > 4 * MOST_ELEMENTS or math.prod(dims[2:]) < 2 and not is_layer:
+        if math.prod(dims) > 4 * self.most or math.prod(dims[2:]) < 2 and not is_layer:
             raise Unfit
         rank, known, options = len(dims), {}, {"mode": mode}
         affine: Dims = (1, dims[1], *[1] * (rank - 2))
@@ -696,7 +698,7 @@ class Drawing:
             )
         self.r.shuffle(parts)
         y = (*dims[:axis], sum(self.of(p)[axis] for p in parts), *dims[axis + 1 :])
-        if math.prod(y) > 4 * MOST_ELEMENTS:
+        if math.prod(y) > 4 * self.most:
             raise Unfit
         self.add("concat", {"inputs": parts}, {"y": y}, {"axis": axis})
 
@@ -741,9 +743,13 @@ class Drawing:
     def attention(self) -> None:
         float_type = self.main if self.main in ("f32", "f16", "bf16") else "f32"
         batch, shared, group = self.r.choice([1, 2]), self.r.choice([1, 2]), self.r.choice([1, 1, 2])
-        rows, columns = self.r.choice([1, 4, 7, 9, 16, 33]), self.r.choice([1, 5, 8, 17, 33])
-        depth, heads = self.r.choice([4, 8, 8, 16]), shared * group
-        fits = lambda d: len(d) == 4 and d[1] in (1, 2, 4) and 2 <= d[3] <= 16 and d[2] <= 33  # noqa: E731
+        long, deep = ([65, 130], [64]) if self.is_large else ([], [])
+        rows, columns = self.r.choice([1, 4, 7, 9, 16, 33, *long]), self.r.choice([1, 5, 8, 17, 33, *long])
+        depth, heads = self.r.choice([4, 8, 8, 16, *deep]), shared * group
+
+        def fits(d: Dims) -> bool:
+            return len(d) == 4 and d[1] in (1, 2, 4) and 2 <= d[3] <= 64 and d[2] <= 130 and math.prod(d) <= 4 * self.most
+
         q = self.some(fits, lambda: (batch, heads, rows, depth), float_type)
         batch, heads, rows, depth = self.of(q)
         shared = max(heads // group, 1)
@@ -862,7 +868,7 @@ class Drawing:
             self.statistics: 3, self.softmax: 4, self.reduction: 6, self.move: 12, self.rng: 1, self.block_scale: 2,
             self.dequantize: 1, self.attention: 3, self.spelled_attention: 3, self.spelled_norm: 2, self.experts: 2,
         }  # fmt: skip
-        count = self.r.choice([1, 1, 2, 3, 4, 5, 6, 8, 10, 14, 20, MOST_OPERATIONS])
+        count = self.r.choice([1, 1, 2, 3, 4, 5, 6, 8] + ([] if self.is_large else [10, 14, 20, MOST_OPERATIONS]))
         for _ in range(6 * count):
             if len(self.graph.nodes) >= count:
                 break
