@@ -16,6 +16,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import checks
 import numpy as np
 from random_words import blocks, flat, units
 
@@ -496,7 +497,7 @@ def spread(scale: Array, block: list[int], dims: tuple[int, ...]) -> Array:
 
 
 def block_scale_quantize(o: dict[str, Any], x: Array) -> Results:
-    axis, size, store = o["axis"] % x.ndim, o["block_size"], o["store_scale"]
+    axis, size = o["axis"] % x.ndim, o["block_size"]
     pads = [(0, 0)] * x.ndim
     pads[axis] = (0, -x.shape[axis] % size)
     padded = np.abs(np.pad(x, pads))
@@ -504,7 +505,8 @@ def block_scale_quantize(o: dict[str, Any], x: Array) -> Results:
     wide = padded.reshape(dims).max(axis + 1) / MOST[o["y_type"]]
     if o["scale_type"] == "e8m0":
         wide = np.exp2(np.ceil(np.log2(np.maximum(wide, 2.0**-127))))
-    scale = store(wide)
+    most = {"e4m3": 448.0, "f16": 65504.0}.get(o["scale_type"], np.inf)
+    scale = checks.exact(checks.narrow(np.minimum(wide, most), o["scale_type"]))
     block = [1] * x.ndim
     block[axis] = size
     by = spread(scale, block, x.shape)

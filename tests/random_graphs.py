@@ -15,6 +15,7 @@ is stored. Results that all engines must have to the bit, moved elements and sum
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -110,9 +111,43 @@ class Graph:
             lines.append(f"  {i}: {made} = {node.op}({operands}) {node.options or ''}")
         return "\n".join(lines)
 
+    def to_line(self) -> str:
+        """The graph as one line, which later versions of this file read, too. Of large inputs the numbers change."""
+        used = sorted({v for node in self.nodes for v in [*node.reads, *node.results.values()]})
+        values = {v: _said(self.values[v]) | {"data": self._kept_data(v)} for v in used}
+        return json.dumps({"compute": self.compute, "values": values, "nodes": [_said(n) for n in self.nodes]})
+
+    def _kept_data(self, v: int) -> Any:
+        data = self.values[v].data
+        reads = {key for node in self.nodes for key, each in node.operands.items() if each == v}
+        is_kept = data is not None and (data.size <= 4 or reads & set(COUNTS))
+        return data is not None and (checks.exact(data).ravel().tolist() if is_kept else True)
+
+    @staticmethod
+    def from_line(line: str) -> Graph:
+        read = json.loads(line)
+        nodes = [Node(**node) for node in read["nodes"]]
+        values = [Value((), "", ()) for _ in range(1 + max(map(int, read["values"])))]
+        for v, each in read["values"].items():
+            draw, dims = np.random.default_rng(int(v)), tuple(each["dims"])
+            data = draw.uniform(-2, 2, dims) if each["data"] is True else each["data"]
+            numbers = None if data is False else checks.narrow(np.reshape(data, dims), each["type"])
+            lists = {"dims": dims, "order": tuple(each.get("order", range(len(dims)))), "data": numbers}
+            values[int(v)] = Value(**(each | lists))
+        for node in nodes:
+            node.known = {key: tuple(x) if isinstance(x, list) else x for key, x in node.known.items()}
+        return Graph(values, nodes, read["compute"])
+
     @property
     def outputs(self) -> list[int]:
         return [v for node in self.nodes for v in node.results.values() if self.values[v].is_output]
+
+
+def _said(of: Value | Node) -> dict[str, Any]:
+    """What is not as usual."""
+    usual = {"gap": 0, "is_output": False, "options": {}, "known": {}, "has_dims": True}
+    usual |= {"order": tuple(range(len(of.dims)))} if isinstance(of, Value) else {}
+    return {key: each for key, each in vars(of).items() if key not in usual or each != usual[key]}
 
 
 # ---- Evaluating --------------------------------------------------------------------------------------------
@@ -217,7 +252,9 @@ class Evaluation:
             made, type_ = blur(all_made[key], unit, draw), self.stored[v]
             # The least normal number of a float is what underflow drops.
             steps = unit * all_made.get(f"summed {key}", 2.0**-102)
-            if type_ not in BOOLEANS:
+            if type_ in BOOLEANS:
+                made = np.where((np.abs(made) <= 4 * steps) & (draw.random(made.shape) < 0.5), 0, made)
+            else:
                 with np.errstate(invalid="ignore"):
                     made = made + steps * draw.uniform(-1, 1, made.shape)
                     made = made + self.noise * ulp(made, type_) * draw.uniform(-0.5, 0.5, made.shape)
@@ -721,9 +758,7 @@ class Drawing:
         size, axis = self.r.choice([2, 3, 16, 32]), self.r.choice([len(dims) - 1, self.r.randrange(len(dims))])
         type_, scale_type = self.r.choice(list(MOST)), self.r.choice(["e8m0", "e4m3", "f32", "f16"])
         scale = tuple(-(-n // size) if i == axis else n for i, n in enumerate(dims))
-        most = {"e4m3": 448.0, "f16": 65504.0}.get(scale_type, np.inf)
         known = {"y_type": type_, "scale_type": scale_type}
-        known["store_scale"] = lambda wide: round_to(np.minimum(wide, most), scale_type)
         made = self.add("block_scale_quantize", {"x": x}, {"y": dims, "scale": scale},
                         {"block_size": size, "axis": axis}, known, {"y": type_, "scale": scale_type})  # fmt: skip
         if self.one_in(2):
@@ -764,7 +799,7 @@ class Drawing:
         if self.one_in(6):
             options["diagonal_band_left_bound"] = self.r.choice([1, 4])
         if self.one_in(4):
-            options["diagonal_alignment"] = weft.diagonal_alignment.BOTTOM_RIGHT
+            options["diagonal_alignment"] = int(weft.diagonal_alignment.BOTTOM_RIGHT)
         if self.one_in(3):
             operands["bias"] = self.broadcast((batch, heads, rows, columns), self.type(float_only=True))
             if self.graph.values[operands["bias"]].type not in FLOATS:
@@ -883,6 +918,8 @@ class Drawing:
     def close(self) -> Graph:
         """Makes outputs of what nobody reads, drops inputs that nobody does."""
         read = {v for node in self.graph.nodes for v in node.reads}
+        for v, value in enumerate(self.graph.values):
+            value.data = value.data if v in read else None
         for node in self.graph.nodes:
             for v in node.results.values():
                 value = self.graph.values[v]
@@ -1089,13 +1126,14 @@ def check(number: int, names: Sequence[str] = ()) -> str:
         how = next((text for _, text in faults(least, [engine])), fault)
         words = f"{number} --keep {','.join(map(str, keep))}{' --plain' if plain else ''}"
         line = f"WEFT_TEST_DEVICE={checks.DEVICE} python tests/random_graphs.py {words} --engine {engine}"
-        return f"{engine}: {how}\n{least}\nrepro: {line}"
+        return f"{engine}: {how}\n{least}\nrepro: {line}\nto keep as a test: {least.to_line()}"
     return ""
 
 
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("number", type=int, nargs="?", help="one graph")
+    ask.add_argument("--graph", help="one graph that was printed as a line")
     ask.add_argument("--keep", help="which of its operations to keep (all)")
     ask.add_argument("--plain", action="store_true", help="all operands packed")
     ask.add_argument("--engine", help="one engine (all of the device)")
@@ -1103,8 +1141,8 @@ def main() -> int:
     ask.add_argument("--count", type=int, default=300, help="how many (300)")
     given = ask.parse_args()
     names = [given.engine] if given.engine else engines()
-    if given.number is not None:
-        graph = make(given.number)
+    if given.number is not None or given.graph:
+        graph = Graph.from_line(given.graph) if given.graph else make(given.number)
         keep = [int(word) for word in given.keep.split(",")] if given.keep else range(len(graph.nodes))
         graph = part(graph, keep, given.plain) if given.keep or given.plain else graph
         found = list(faults(graph, names))
