@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each operation is, in NumPy and float64: an interpreter of graphs that shares no code with the library.
+"""What each operation is, in NumPy and float64: an interpreter that shares no code with the library.
 
     made = DEFINITIONS["softmax"]({"axis": 1}, x=array)     # {"y": .., "stats": .., "max": .., "sum_exp": ..}
 
-A definition takes the options and operands by their keys, in float64, and returns all results that it knows by
-theirs, not rounded. The dims of results that do not follow from operands come as options, under the result's key.
-Where a result is small beside what is added and subtracted to make it, that magnitude stands under "summed" and its key.
+A definition takes the options and operands by their keys, in float64, and returns all results that it knows
+by theirs, not rounded. The dims of results that do not follow from operands come as options, under the
+result's key. Where a result is small beside what is added and subtracted to make it, that magnitude stands
+under "summed" and its key.
 """
 
 from __future__ import annotations
@@ -208,7 +209,8 @@ def moe_grouped_matmul(
     for expert, rows in enumerate(rows_of_experts(first_token_offset, len(x))):
         made[rows] = x[rows] @ weight[expert]
     if o.get("mode") == "SCATTER":
-        assert index is not None and token_ks is not None
+        assert index is not None
+        assert token_ks is not None
         moved = np.zeros(o["output"][1:])
         moved[index * o["top_k"] + token_ks.ravel().astype(int)] = made
         made = moved
@@ -298,7 +300,11 @@ class Rows:
     def __init__(self, o: dict[str, Any], x: Array) -> None:
         self.dims, self.groups = x.shape, o.get("groups", 0)
         spatial = tuple(range(2, x.ndim))
-        axes = {"INSTANCE_NORM": spatial, "BATCH_NORM": (0, *spatial), "GROUP_NORM": (2, *(i + 1 for i in spatial))}
+        axes = {
+            "INSTANCE_NORM": spatial,
+            "BATCH_NORM": (0, *spatial),
+            "GROUP_NORM": (2, *(i + 1 for i in spatial)),
+        }
         self.axes = axes.get(o["mode"]) or tuple(o["axes"])
 
     def split(self, array: Array) -> Array:
@@ -447,7 +453,9 @@ REDUCTIONS: dict[str, Callable[[Array], Array]] = {
 def reduction(o: dict[str, Any], x: Array) -> Results:
     """Each extent of y divides that of x: neighbours form a group."""
     dims, n = o["y"], x.ndim
-    split = x.reshape([part for whole, kept in zip(x.shape, dims, strict=True) for part in (kept, whole // kept)])
+    split = x.reshape(
+        [part for whole, kept in zip(x.shape, dims, strict=True) for part in (kept, whole // kept)]
+    )
     groups = split.transpose(*range(0, 2 * n, 2), *range(1, 2 * n, 2)).reshape(*dims, -1)
     return {"y": REDUCTIONS[o["mode"]](groups)}
 

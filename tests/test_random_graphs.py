@@ -33,7 +33,7 @@ def test_graphs_that_once_failed(reason: str, line: str) -> None:
 
 
 def test_wrong_numbers_are_found() -> None:
-    """One element that is off by a thirtieth, of f32; what is as the definitions say is never called wrong."""
+    """One element that is off by a thirtieth, of f32; what the definitions say is never called wrong."""
     found = []
     for number in range(40):
         expected = random_graphs.Evaluation(random_graphs.make(number))
@@ -43,4 +43,5 @@ def test_wrong_numbers_are_found() -> None:
             if expected.graph.values[v].type == "f32" and got.any() and np.isfinite(got).all():
                 got.flat[np.abs(got).argmax()] *= 1 + 1 / 30
                 found.append(bool(random_graphs.compare(got, expected, v)))
-    assert len(found) > 50 and np.mean(found) > 0.85
+    assert len(found) > 50
+    assert np.mean(found) > 0.85

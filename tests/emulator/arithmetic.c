@@ -427,6 +427,23 @@ static enum outcome dp4a(struct warp *w, const struct instruction *i, uint32_t m
     return NEXT;
 }
 
+/* dp2a: two halves of a times the low or the high two bytes of b, added. */
+static enum outcome dp2a(struct warp *w, const struct instruction *i, uint32_t mask) {
+    bool a_signed = i->from == TYPE_S32, b_signed = i->type == TYPE_S32;
+    int first = ptx_has(i->opcode, "hi") ? 16 : 0;
+    FOR_LANES(mask, l) {
+        uint32_t a = narrow(w, &i->operands[1])[l], b = narrow(w, &i->operands[2])[l],
+                 sum = narrow(w, &i->operands[3])[l];
+        for (int k = 0; k < 2; k++) {
+            int32_t x = a_signed ? (int16_t)(a >> 16 * k) : (uint16_t)(a >> 16 * k),
+                    y = b_signed ? (int8_t)(b >> (first + 8 * k)) : (uint8_t)(b >> (first + 8 * k));
+            sum += (uint32_t)x * (uint32_t)y;
+        }
+        narrow(w, &i->operands[0])[l] = sum;
+    }
+    return NEXT;
+}
+
 static enum outcome select_narrow(struct warp *w, const struct instruction *i, uint32_t mask) {
     uint32_t *d = narrow(w, &i->operands[0]), chosen = predicate(w, &i->operands[3]);
     const uint32_t *a = narrow(w, &i->operands[1]), *b = narrow(w, &i->operands[2]);
@@ -788,6 +805,14 @@ static const struct {
     {"shf.r.clamp.b32", shf_r_clamp},
     {"lop3.b32", lop3},
     {"prmt.b32", prmt},
+    {"dp2a.lo.s32.s32", dp2a},
+    {"dp2a.lo.s32.u32", dp2a},
+    {"dp2a.lo.u32.s32", dp2a},
+    {"dp2a.lo.u32.u32", dp2a},
+    {"dp2a.hi.s32.s32", dp2a},
+    {"dp2a.hi.s32.u32", dp2a},
+    {"dp2a.hi.u32.s32", dp2a},
+    {"dp2a.hi.u32.u32", dp2a},
     {"dp4a.s32.s32", dp4a},
     {"dp4a.u32.u32", dp4a},
     {"dp4a.s32.u32", dp4a},

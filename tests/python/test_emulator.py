@@ -1028,6 +1028,11 @@ def test_bytes_and_bits_of_words(gpu: Gpu) -> None:
         )
         want = ((left * right).sum(1) + c).astype("u4")
         assert np.array_equal(gpu.each(f"dp4a.{x}32.{y}32 {{d}}, {{a}}, {{b}}, {{c}};", "u4", a, b, c), want)
+        halves = a.view("i2" if x == "s" else "u2").astype("i8").reshape(-1, 2)
+        for at, name in ((0, "lo"), (2, "hi")):
+            want = ((halves * right[:, at : at + 2]).sum(1) + c).astype("u4")
+            line = f"dp2a.{name}.{x}32.{y}32 {{d}}, {{a}}, {{b}}, {{c}};"
+            assert np.array_equal(gpu.each(line, "u4", a, b, c), want)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", HALF, BF16])

@@ -154,21 +154,39 @@ static void print_side(struct kernel_print *print, int k, const struct side *sid
     text_add(&print->code, "        return at;\n    }\n");
 }
 
-/* find(): the position of an element of what is written, by its place in memory; false between elements. Strides fall
-   from mode to mode (part_order), so each division gives one coordinate. */
+/* The modes of a side from the longest step to the shortest. */
+static void order_by_stride(const struct side *side, int *order) {
+    for (int i = 0; i < side->rank; i++) {
+        int at = i;
+        for (; at > 0 && side->strides[order[at - 1]] < side->strides[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+}
+
+/* find(): the position of an element of what is written, by its place in memory; false between elements. Each division
+   by a stride, the longest first, gives one coordinate; `size` is how many positions one step of it passes over, as the
+   modes of a reshape are not in the order of memory. */
 static void print_find(struct kernel_print *print, int k, const struct side *to) {
+    int order[SIDE_MODES];
+    order_by_stride(to, order);
     text_add(&print->code,
              "    static DEVICE bool find(const arguments& p, i64 rest, position& at) {\n        at = 0;\n");
     for (int i = 0; i < to->rank; i++) {
-        char stride[48], extent[48];
+        char stride[48], extent[48], size[48];
+        int64_t passed = 1;
+        for (int j = order[i] + 1; j < to->rank; j++)
+            passed *= to->extents[j];
         snprintf(stride, sizeof stride, "find%d_stride%d", k, i);
         snprintf(extent, sizeof extent, "find%d_extent%d", k, i);
-        print_number(print, to->strides[i], stride);
-        print_number(print, to->extents[i], extent);
+        snprintf(size, sizeof size, "find%d_size%d", k, i);
+        print_number(print, to->strides[order[i]], stride);
+        print_number(print, to->extents[order[i]], extent);
+        print_number(print, passed, size);
         text_add(&print->code,
                  "        if (rest / p.%s >= p.%s) return false;\n"
-                 "        at = at * (position)p.%s + (position)(rest / p.%s);\n        rest %%= p.%s;\n",
-                 stride, extent, extent, stride, stride);
+                 "        at += (position)(rest / p.%s) * (position)p.%s;\n        rest %%= p.%s;\n",
+                 stride, extent, stride, size, stride);
     }
     text_add(&print->code, "        return rest == 0;\n    }\n");
 }
