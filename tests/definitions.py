@@ -107,7 +107,7 @@ def pointwise(
     o: dict[str, Any], x: Array, b: Array | None = None, t: Array | None = None, dy: Array | None = None
 ) -> Results:
     mode = o["mode"]
-    x = x * o.get("alpha1", 1)
+    x, b = x * o.get("alpha1", 1), np.full((1,) * x.ndim, o["b"]) if "b" in o else b
     b = None if b is None else b * o.get("alpha2", 1)
     if mode == "GEN_INDEX":
         return {"y": np.broadcast_to(np.indices(x.shape)[o["axis"]], x.shape)}
@@ -547,12 +547,20 @@ def scores_of(o: dict[str, Any], q: Array, k: Array, bias: Array | None, lengths
 
 
 def sdpa_fwd(
-    o: dict[str, Any], q: Array, k: Array, v: Array, bias: Array | None = None, **lengths: Array
+    o: dict[str, Any],
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None = None,
+    sink_token: Array | None = None,
+    **lengths: Array,
 ) -> Results:
     s = scores_of(o, q, k, bias, lengths)
-    most = s.max(-1, keepdims=True)
-    weights = np.exp(s - np.where(np.isinf(most), 0, most))
-    total = weights.sum(-1, keepdims=True)
+    sink = -np.inf if sink_token is None else sink_token
+    most = np.maximum(s.max(-1, keepdims=True), sink)
+    finite = np.where(np.isinf(most), 0, most)
+    weights = np.exp(s - finite)
+    total = weights.sum(-1, keepdims=True) + np.exp(sink - finite)
     with np.errstate(divide="ignore"):
         stats = most + np.log(total)
     out = weights / np.where(total > 0, total, 1) @ np.repeat(v, q.shape[1] // v.shape[1], 1)
@@ -573,6 +581,7 @@ def sdpa_bwd(
     dO: Array,
     stats: Array,
     bias: Array | None = None,
+    sink_token: Array | None = None,
     **lengths: Array,
 ) -> Results:
     s, heads = scores_of(given, q, k, bias, lengths), q.shape[1]

@@ -7,13 +7,14 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import checks
 import numpy as np
 import weft
 from definitions import BINARY, DEFINITIONS, MOST, REDUCTIONS, SLOPES, UNARY
-from graph_evaluation import BOOLEANS, FLOATS, HALVES, INTEGERS, Dims, Evaluation, Graph, Node, Value
+from graph_evaluation import BOOLEANS, FLOATS, HALVES, INTEGERS, Dims, Evaluation, Graph, Node, Value, still
 
 Array = np.ndarray[Any, Any]
 
@@ -80,12 +81,15 @@ class Drawing:
         return {"order": tuple(order), "gap": self.r.choice([0] * 6 + [1, 3, 8])}
 
     def input(self, dims: Sequence[int], type_: str = "", data: Any = None, scale: float = 2.0) -> int:
-        type_ = type_ or self.type()
+        type_, is_given = type_ or self.type(), data is not None
         if data is None:
             wide = self.numbers.uniform(-scale, scale, tuple(dims))
             is_whole = self.whole or type_ in INTEGERS
             data = np.rint(wide * max(1.0, 2 / scale) * (1 if self.one_in(2) else 2)) if is_whole else wide
-        value = Value(tuple(dims), type_, **self.layout(len(dims)), data=checks.narrow(data, type_))
+        numbers, dim = checks.narrow(data, type_), self.r.randrange(len(dims))
+        value = Value(tuple(dims), type_, **self.layout(len(dims)), data=numbers)
+        if not is_given and self.one_in(40):
+            value.still, value.data = (dim,), still(numbers, (dim,))
         self.graph.values.append(value)
         self.now.take(len(self.graph.values) - 1)
         return len(self.graph.values) - 1
@@ -160,6 +164,9 @@ class Drawing:
             self.graph.values.append(Value(dims, type_, tuple(range(len(dims)))))
             if type_ and self.one_in(6):
                 self.open(len(self.graph.values) - 1)
+            elif self.one_in(12):
+                layout = {"order": self.layout(len(dims))["order"], "is_laid": True}
+                self.graph.values[-1] = replace(self.graph.values[-1], **layout)
         try:
             self.now.run(node)
             for key, v in node.results.items():
@@ -173,7 +180,7 @@ class Drawing:
     def open(self, v: int) -> None:
         """Makes a result an output."""
         value = self.graph.values[v]
-        self.graph.values[v] = replace(value, **self.layout(len(value.dims)), is_output=True)
+        self.graph.values[v] = replace(value, **self.layout(len(value.dims)), is_output=True, is_laid=False)
 
     def judge(self, v: int, dims: Dims, may_be_infinite: bool) -> None:
         base = self.now.base[v]
@@ -194,7 +201,9 @@ class Drawing:
         x = self.tensor()
         dims, options = self.of(x), {"mode": mode}
         operands = {"x": x}
-        if mode in BINARY or mode == "BINARY_SELECT":
+        if mode in BINARY and self.one_in(6) and self.graph.values[x].type in FLOATS:
+            options["b"] = self.r.choice([0.5, 2.0, 3.0, -1.0, 0.25])
+        elif mode in BINARY or mode == "BINARY_SELECT":
             operands["b"] = self.broadcast(dims)
         if mode == "BINARY_SELECT":
             operands["t"] = self.broadcast(dims, self.r.choice(["bool8", "i8", "f32", "bool1"]))
@@ -206,7 +215,8 @@ class Drawing:
             self.one_in(8) and self.graph.compute and mode not in SLOPES and mode not in ("CMP_EQ", "CMP_NEQ")
         ):
             options |= {"alpha1": self.r.choice([0.5, -2.0])} | ({"alpha2": 0.5} if mode in BINARY else {})
-        self.check_domain(mode, [self.now.base[v] for v in operands.values()])
+        given = [self.now.base[v] for v in operands.values()]
+        self.check_domain(mode, [*given, np.array(options["b"])] if "b" in options else given)
         if mode.startswith("LOGICAL") or mode == "BINARY_SELECT":
             self.check_zeros([operands["t"]] if mode == "BINARY_SELECT" else list(operands.values()))
         self.add("pointwise", operands, {"dx" if mode in SLOPES else "y": dims}, options)
@@ -490,14 +500,7 @@ class Drawing:
 
         for _ in range(self.r.randint(1, 3)):
             other = (*dims[:axis], self.extent(), *dims[axis + 1 :])
-            parts.append(
-                self.some(
-                    lambda d: (
-                        d[:axis] + d[axis + 1 :] == dims[:axis] + dims[axis + 1 :] and len(d) == len(dims)
-                    ),
-                    lambda: other,
-                )
-            )
+            parts.append(self.some(fits, partial(tuple, other)))
         self.r.shuffle(parts)
         y = (*dims[:axis], sum(self.of(p)[axis] for p in parts), *dims[axis + 1 :])
         if math.prod(y) > 4 * self.most:
@@ -606,6 +609,8 @@ class Drawing:
             if self.one_in(6):
                 used = self.numbers.integers(0, extent + 1, (batch, 1, 1, 1))
                 operands[key] = self.input((batch, 1, 1, 1), "i32", used)
+        if len(operands) + len(options) == 4 and self.one_in(3):
+            operands["sink_token"] = self.input((1, heads, 1, 1), "f32")
         o_dims, row = (*self.of(q)[:3], self.of(v)[3]), (batch, heads, rows, 1)
         is_back = self.one_in(2.5)
         results = {"o": o_dims} | ({"stats": row} if is_back or self.one_in(3) else {})

@@ -41,6 +41,8 @@ class Value:
     order: Dims  # its dims from the slowest to the fastest
     gap: int = 0  # elements that nothing owns, behind each line
     is_output: bool = False
+    is_laid: bool = False  # a virtual tensor whose strides are set
+    still: Dims = ()  # dims along which an input has one element, at stride 0
     data: Array | None = None  # of an input
 
     @property
@@ -48,6 +50,9 @@ class Value:
         steps, step = [0] * len(self.dims), 1
         for i, at in enumerate(reversed(self.order)):
             steps[at] = step
+            if at in self.still:
+                steps[at] = 0
+                continue
             step = step * max(self.dims[at], 1) + (self.gap if i == 0 else 0)
         return tuple(steps)
 
@@ -119,6 +124,9 @@ class Graph:
             data = draw.uniform(-2, 2, dims) if each["data"] is True else each["data"]
             numbers = None if data is False else checks.narrow(np.reshape(data, dims), each["type"])
             lists = {"dims": dims, "order": tuple(each.get("order", range(len(dims)))), "data": numbers}
+            lists["still"] = tuple(each.get("still", ()))
+            if lists["still"]:
+                lists["data"] = still(numbers, lists["still"])
             values[int(v)] = Value(**(each | lists))
         for node in nodes:
             node.known = {key: tuple(x) if isinstance(x, list) else x for key, x in node.known.items()}
@@ -129,9 +137,23 @@ class Graph:
         return [v for node in self.nodes for v in node.results.values() if self.values[v].is_output]
 
 
+def still(data: Array, dims: Dims) -> Array:
+    """The first elements along some dims, all along these."""
+    first = tuple(slice(0, 1) if i in dims else slice(None) for i in range(data.ndim))
+    return np.broadcast_to(data[first], data.shape)
+
+
 def _said(of: Value | Node) -> dict[str, Any]:
     """What is not as usual."""
-    usual = {"gap": 0, "is_output": False, "options": {}, "known": {}, "has_dims": True}
+    usual = {
+        "gap": 0,
+        "is_output": False,
+        "is_laid": False,
+        "still": (),
+        "options": {},
+        "known": {},
+        "has_dims": True,
+    }
     usual |= {"order": tuple(range(len(of.dims)))} if isinstance(of, Value) else {}
     return {key: each for key, each in vars(of).items() if key not in usual or each != usual[key]}
 
