@@ -219,6 +219,8 @@ class Drawing:
         self.check_domain(mode, [*given, np.array(options["b"])] if "b" in options else given)
         if mode.startswith("LOGICAL") or mode == "BINARY_SELECT":
             self.check_zeros([operands["t"]] if mode == "BINARY_SELECT" else list(operands.values()))
+        if mode in ("CMP_EQ", "CMP_NEQ") and any(self.now.is_inexact[v] for v in operands.values()):
+            self.check_apart(given[0], options.get("b", given[-1]))
         self.add("pointwise", operands, {"dx" if mode in SLOPES else "y": dims}, options)
 
     def check_domain(self, mode: str, given: list[Array]) -> None:
@@ -241,9 +243,14 @@ class Drawing:
     def check_zeros(self, values: list[int]) -> None:
         """Whether a number is 0 must not hang on roundings."""
         for v in values:
-            base = np.abs(self.now.base[v])
-            if self.now.is_inexact[v] and ((base > 0) & (base < 1e-3)).any():
-                raise Unfit
+            if self.now.is_inexact[v]:
+                self.check_apart(self.now.base[v], np.zeros(1))
+
+    def check_apart(self, x: Array, b: Array) -> None:
+        """Nor may whether two are equal."""
+        off = np.abs(x - b)
+        if ((off > 0) & (off < 1e-3)).any():
+            raise Unfit
 
     def matmul(self) -> None:
         a = self.tensor(2, 4)
