@@ -399,7 +399,16 @@ class Drawing:
         options["epsilon"] = epsilon
         self.add("norm", operands, results, options, known, {key: "f32" for key in results if key != "y"})
 
-    def norm_backward(self, x, scale, options, known, epsilon, affine, shared) -> None:  # type: ignore[no-untyped-def]
+    def norm_backward(
+        self,
+        x: int,
+        scale: int,
+        options: dict[str, Any],
+        known: dict[str, Any],
+        epsilon: float,
+        affine: Dims,
+        shared: Dims,
+    ) -> None:
         operands = {"dy": self.like(self.of(x)), "x": x, "scale": scale}
         if self.one_in(2):
             options["epsilon"] = epsilon

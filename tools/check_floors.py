@@ -24,6 +24,7 @@ FOLDERS = {
     "cpu": "",
     "cpu/core": "",
     "cpu/attention": "cpu cpu/core cpu/product",
+    "cpu/element": "cpu cpu/core",
     "cpu/map": "cpu cpu/core",
     "cpu/move": "cpu cpu/core",
     "cpu/product": "cpu cpu/core",

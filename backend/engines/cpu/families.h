@@ -10,6 +10,7 @@ extern const struct family cpu_contraction; /* a product and pointwise operation
 extern const struct family cpu_rows;        /* reductions, softmax and norms with pointwise operations around them */
 extern const struct family cpu_map;         /* pointwise operations in one sweep */
 extern const struct family cpu_move;        /* one operation that only moves elements */
+extern const struct family cpu_element;     /* elements made from their places, with pointwise operations behind */
 extern const struct family cpu_window;      /* pooling and interpolation, both ways */
 extern const struct family cpu_reference;   /* one operation, as defined */
 

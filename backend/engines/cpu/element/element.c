@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The element family: one operation whose elements are each made from their place, and the pointwise operations behind
+   it: random numbers, numbers of few bits with their blocks' scales, moves that change the type or have elements below
+   a byte. A task makes parts of rows, which a program (core/program.h) takes on. */
+#include "engines/cpu/element/element.h"
+
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/core/walk.h"
+#include "engines/cpu/families.h"
+#include "graph/ops/block_scale.h"
+#include "graph/ops/reshape.h"
+#include "graph/ops/rng.h"
+#include "graph/ops/slice.h"
+#include "graph/ops/transpose.h"
+
+static const double BYTES_PER_SECOND = 14e9, START_SECONDS = 1e-6;
+enum { TASK_ELEMENTS = 16 * PROGRAM_BLOCK };
+
+struct elements {
+    struct element element;
+    struct program program;
+    struct walk walk;
+    int64_t task_rows, tasks; /* rows of a task */
+};
+
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const struct op *op;
+    weftStatus_t (*find)(struct element *e);
+} kinds[] = {{&rng_op, element_random},
+             {&block_scale_dequantize_op, element_dequantize},
+             {&transpose_op, element_move},
+             {&slice_op, element_move},
+             {&reshape_op, element_move}};
+
+/* The one node that is not pointwise; what it reads is there before. */
+static weftStatus_t find_node(const struct region *region, const struct node **found) {
+    *found = NULL;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        if (node_is_pointwise(node))
+            continue;
+        if (*found)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: one operation before pointwise ones is taken here",
+                 descriptor_label(node->op));
+        *found = node;
+    }
+    if (!*found)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no operation that makes elements",
+             descriptor_label(region_node(region, 0)->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_operands(const struct region *region, const struct node *node) {
+    for (int k = 0; k < node->operand_count; k++) {
+        const struct tensor *tensor = region->graph->values[node->operands[k]].tensor;
+        TRY(tensor_check_plain(tensor, node->op));
+        if (!dtype_of((weftDataType_t)tensor->type))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has a data type without storage on the CPU",
+                 descriptor_label(node->op), descriptor_label(&tensor->base));
+        if (!node->is_output[k] && region_makes(region, node->operands[k]))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it reads %s from memory", descriptor_label(node->op),
+                 descriptor_label(&tensor->base));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The operation, by its kind; values of the graph by its operands, in the order of its rows: x, then the scale. */
+static weftStatus_t find_element(struct element *e, const struct region *region) {
+    const struct node *node;
+    TRY(find_node(region, &node));
+    TRY(check_operands(region, node));
+    *e = (struct element){.op = node->op};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        if (op_of(node->op) == kinds[k].op)
+            TRY(kinds[k].find(e));
+    if (!e->y)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are not made one by one",
+             descriptor_label(node->op));
+    e->x.value = node->operands[0];
+    e->scale.value = node->operand_count > 1 ? node->operands[1] : -1;
+    e->columns = e->y->dims.at[e->y->dims.count - 1];
+    e->rows = e->columns ? tensor_elements(e->y) / e->columns : 0;
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t compile(struct elements *all, const struct region *region) {
+    struct element *e = &all->element;
+    TRY(find_element(e, region));
+    struct given given = {.value = graph_find_value(region->graph, e->y), .is_wide = e->is_wide, .alpha = 1};
+    return program_compile(&all->program, region, e->y, &given);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct elements all;
+    TRY(compile(&all, region));
+    double elements = (double)tensor_elements(all.element.y);
+    int threads = all.program.shares_bytes || device->threads < 1 ? 1 : device->threads;
+    double computing = elements * (all.element.nanoseconds + all.program.nanoseconds) * 1e-9 / threads;
+    double moving = all.program.bytes / BYTES_PER_SECOND;
+    *seconds = START_SECONDS + (computing > moving ? computing : moving);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building and running ---------------------------------------------------------------------------------------- */
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs;
+    struct elements *all;
+    struct axis axes[WEFT_DIM_MAX];
+    TRY(arena_alloc(arena, &all, sizeof *all));
+    TRY(compile(all, &step->region));
+    const struct element *e = &all->element;
+    for (int i = 0; i < (int)e->y->dims.count; i++)
+        axes[i] = (struct axis){.dim = i, .extent = e->y->dims.at[i], .step = 1};
+    walk_make(&all->walk, &all->program, axes, (int)e->y->dims.count, false);
+    /* Elements that share a byte are written by one task. */
+    all->task_rows = all->program.shares_bytes ? max64(e->rows, 1) : max64(1, TASK_ELEMENTS / max64(e->columns, 1));
+    all->tasks = divide_up(e->rows, all->task_rows);
+    TRY(threads_start());
+    step->state = all;
+    return arena_print(arena, &step->detail, "%d operations, rows of %lld elements", step->region.count,
+                       (long long)e->columns);
+}
+
+/* Of one execution; on the stack of `run`, which returns when all tasks are done. */
+struct job {
+    const struct elements *all;
+    void *const *values;
+    struct bindings bindings;
+};
+
+/* A row by parts that fit a register. */
+static void make_row(const struct job *job, int64_t row) {
+    const struct elements *all = job->all;
+    const struct element *e = &all->element;
+    double block[PROGRAM_BLOCK];
+    for (int64_t column = 0; column < e->columns; column += all->program.block) {
+        int64_t count = min64(all->program.block, e->columns - column);
+        if (op_of(e->op) == &rng_op)
+            element_draw(e, &job->bindings, block, row, column, count);
+        else
+            element_read(e, job->values, block, row, column, count);
+        program_run(&all->program, &all->walk, job->values, (struct block){block, count}, row, 1, column, count);
+    }
+}
+
+static void run_task(void *context, int64_t task) {
+    const struct job *job = context;
+    int64_t first = task * job->all->task_rows, end = min64(first + job->all->task_rows, job->all->element.rows);
+    for (int64_t row = first; row < end; row++)
+        make_row(job, row);
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)workspace, (void)stream;
+    struct job job = {step->state, values, {.graph = step->region.graph, .values = values}};
+    threads_for(job.all->tasks, run_task, &job);
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct family cpu_element = {
+    .name = "cpu.element",
+    .doc = "random numbers, dequantisation and moves that convert, with pointwise operations behind",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+};

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Elements that are read elsewhere: numbers of few bits with a scale for each block, and what moves and changes its
+   type, or is smaller than a byte. */
+#include "base/number.h"
+#include "engines/cpu/core/width.h"
+#include "engines/cpu/element/element.h"
+#include "graph/ops/block_scale.h"
+#include "graph/ops/reshape.h"
+#include "graph/ops/slice.h"
+#include "graph/ops/transpose.h"
+
+#include <string.h>
+
+static const double RUN_NANOSECONDS = 0.8, SINGLE_NANOSECONDS = 5; /* of an element of one thread */
+
+/* ---- What is read ------------------------------------------------------------------------------------------------ */
+
+static struct element_source source_of(const struct tensor *tensor, const int64_t *strides) {
+    struct element_source source = {.type = (weftDataType_t)tensor->type};
+    for (int i = 0; i < WEFT_DIM_MAX; i++) {
+        source.strides[i] = strides[i];
+        source.shares[i] = 1;
+    }
+    return source;
+}
+
+static void price(struct element *e) {
+    e->nanoseconds = e->x.strides[e->y->dims.count - 1] == 1 ? RUN_NANOSECONDS : SINGLE_NANOSECONDS;
+}
+
+/* Scales by their strides: where they lie in tiles, the reference finds them. */
+weftStatus_t element_dequantize(struct element *e) {
+    const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)e->op;
+    if (scale_is_tiled(op->scale))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its scales lie in tiles of F8_128x4", descriptor_label(e->op));
+    struct dims block = block_scale_extents(e->op);
+    e->y = op->y;
+    e->x = source_of(op->x, op->x->strides.at);
+    e->scale = source_of(op->scale, op->scale->strides.at);
+    for (int64_t i = 0; i < block.count; i++)
+        e->scale.shares[i] = block.at[i];
+    e->has_scale = true;
+    e->sign = op->is_negative ? -1 : 1;
+    e->is_wide = op->math == WEFT_DATA_DOUBLE || type_is_wide(op->y->type) || type_is_wide(op->scale->type);
+    price(e);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* In double, as in float, not all integers of 64 bits are themselves. */
+static weftStatus_t check_types(const struct descriptor *op, const struct tensor *x, const struct tensor *y) {
+    if (x->type != WEFT_DATA_INT64 && y->type != WEFT_DATA_INT64)
+        return WEFT_STATUS_SUCCESS;
+    FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: from %s to %s. INT64 is moved here, but not converted.",
+         descriptor_label(op), dtype_of((weftDataType_t)x->type)->name, dtype_of((weftDataType_t)y->type)->name);
+}
+
+/* Elements in the order of y's dims, which x has as one run. */
+static weftStatus_t find_reshaped(const struct reshape_op *op, int64_t *strides) {
+    int64_t packed[2] = {1, 1};
+    const struct tensor *sides[2] = {op->x, op->y};
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = sides[k]->dims.count; i-- > 0; packed[k] *= sides[k]->dims.at[i]) {
+            if (k == 1)
+                strides[i] = packed[k];
+            else if (op->x->dims.at[i] != 1 && op->x->strides.at[i] != packed[k])
+                FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: x is not packed in the order of its dims",
+                     descriptor_label(&op->base));
+        }
+    if (!reshape_keeps_order(op))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: y has the elements in another order", descriptor_label(&op->base));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static void find_sliced(const struct slice_op *op, int64_t *strides, int64_t *offset) {
+    for (int64_t i = 0; i < op->y->dims.count; i++) {
+        strides[i] = op->x->strides.at[i] * slice_step(op, i);
+        *offset += op->start.at[i] * op->x->strides.at[i];
+    }
+}
+
+weftStatus_t element_move(struct element *e) {
+    const struct transpose_op *op = (const struct transpose_op *)e->op; /* all three begin alike */
+    int64_t strides[WEFT_DIM_MAX] = {0}, offset = 0;
+    TRY(check_types(e->op, op->x, op->y));
+    if (op_of(e->op) == &transpose_op)
+        for (int64_t i = 0; i < op->y->dims.count; i++)
+            strides[i] = op->x->strides.at[op->permutation.at[i]];
+    else if (op_of(e->op) == &slice_op)
+        find_sliced((const struct slice_op *)e->op, strides, &offset);
+    else
+        TRY(find_reshaped((const struct reshape_op *)e->op, strides));
+    e->y = op->y;
+    e->x = source_of(op->x, strides);
+    e->x.offset = offset;
+    e->is_wide = type_is_wide(op->x->type) || type_is_wide(op->y->type);
+    price(e);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+
+/* Of the first element of a row. */
+static int64_t place_of(const struct element_source *source, const struct tensor *y, int64_t row) {
+    int64_t place = source->offset;
+    for (int64_t i = y->dims.count - 1; i-- > 0; row /= y->dims.at[i])
+        place += row % y->dims.at[i] / source->shares[i] * source->strides[i];
+    return place;
+}
+
+static void load(bool is_wide, void *to, const struct element_source *source, const void *memory, int64_t at,
+                 int64_t count) {
+    if (is_wide)
+        dtype_to_f64(to, source->type, memory, at, count);
+    else
+        dtype_to_f32(to, source->type, memory, at, count);
+}
+
+static void *advanced(const struct element *e, void *to, int64_t elements) {
+    return (char *)to + elements * (int64_t)(e->is_wide ? sizeof(double) : sizeof(float));
+}
+
+static void multiply(const struct element *e, void *to, double factor, int64_t count) {
+    for (int64_t i = 0; i < count && e->is_wide; i++)
+        ((double *)to)[i] *= factor;
+    for (int64_t i = 0; i < count && !e->is_wide; i++)
+        ((float *)to)[i] *= (float)factor;
+}
+
+/* Block after block along the row. */
+static void apply_scales(const struct element *e, const void *scales, void *to, int64_t row, int64_t column,
+                         int64_t count) {
+    int64_t last = e->y->dims.count - 1, share = e->scale.shares[last], first = place_of(&e->scale, e->y, row);
+    for (int64_t done = 0; done < count;) {
+        int64_t block = (column + done) / share, taken = min64((block + 1) * share - column - done, count - done);
+        double factor = dtype_load(e->scale.type, scales, first + block * e->scale.strides[last]);
+        multiply(e, advanced(e, to, done), e->sign * factor, taken);
+        done += taken;
+    }
+}
+
+void element_read(const struct element *e, void *const *values, void *to, int64_t row, int64_t column, int64_t count) {
+    const void *memory = values[e->x.value];
+    int64_t step = e->x.strides[e->y->dims.count - 1], at = place_of(&e->x, e->y, row) + column * step;
+    if (step == 1 || count == 1)
+        load(e->is_wide, to, &e->x, memory, at, count);
+    for (int64_t i = 0; i < count && step != 1 && count != 1; i++)
+        load(e->is_wide, advanced(e, to, i), &e->x, memory, at + i * step, 1);
+    if (e->has_scale)
+        apply_scales(e, values[e->scale.value], to, row, column, count);
+}
