@@ -122,11 +122,48 @@ def test_moves_say_how_elements_go() -> None:
     assert [family for family, _ in steps_of(g)] == ["cpu.move"] * len(steps_of(g))
 
 
-def test_moves_that_are_no_copies_of_bytes_go_to_the_reference() -> None:
+def test_elements_made_from_their_places_are_one_step_with_what_follows() -> None:
+    """A mask of dropout, weights of few bits with their bias, a transpose that changes the type."""
+    g = new_graph()
+    x = g.tensor([6, 32], data_type="f32")
+    mask = g.rng(7, bernoulli_probability=0.75, name="mask").set_dim([6, 32])
+    g.mul(mask, x, name="dropped")
+    assert steps_of(g) == [("cpu.element", ["mask", "dropped"])]
+    g = new_graph()
+    few, scale = g.tensor([6, 32], data_type="e4m3"), g.tensor([6, 2], data_type="f32")
+    g.add(
+        g.block_scale_dequantize(few, scale, [16], name="wide"),
+        g.tensor([1, 32], data_type="f32"),
+        name="shifted",
+    )
+    assert steps_of(g) == [("cpu.element", ["wide", "shifted"])]
     g = new_graph()
     g.transpose(g.tensor([3, 5], data_type="i4"), [1, 0], name="moved")
-    assert steps_of(g) == [("cpu.reference", ["moved"])]
+    assert steps_of(g) == [("cpu.element", ["moved"])]
     assert "of which several share a byte" in declined(g, 0)
+
+
+def test_experts_are_one_step_with_what_follows() -> None:
+    g = new_graph()
+    token, weight = g.tensor([1, 9, 8], data_type="bf16"), g.tensor([3, 8, 16], data_type="bf16")
+    first = g.tensor([3, 1, 1], data_type="i32")
+    g.relu(g.moe_grouped_matmul(token, weight, first, name="product"), name="clipped")
+    assert steps_of(g) == [("cpu.grouped", ["product", "clipped"])]
+
+
+def test_what_moves_or_quantises_in_another_way_goes_to_the_reference() -> None:
+    """Each says why: integers of 64 bits that change their type, parts of several types, scales in tiles."""
+    g = new_graph()
+    g.reshape(g.tensor([3, 4], data_type="i64"), reshape_mode="LOGICAL", name="moved").set_dim(
+        [4, 3]
+    ).set_data_type("f32")
+    assert steps_of(g) == [("cpu.reference", ["moved"])]
+    assert "INT64 is moved here, but not converted" in declined(g, 0)
+    g = new_graph()
+    parts = [g.tensor([3, 4], data_type=type_) for type_ in ("bf16", "f32")]
+    g.concatenate(parts, 0, name="both")
+    assert steps_of(g) == [("cpu.reference", ["both"])]
+    assert "Only elements of one type move" in declined(g, 0)
 
 
 def test_windows_say_what_their_lanes_are() -> None:

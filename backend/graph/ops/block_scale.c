@@ -243,8 +243,8 @@ static weftStatus_t check_quantize(const struct descriptor *descriptor) {
     return check_both(descriptor, op->math, op->x, op->y, op->scale);
 }
 
-/* The scale that is stored for a block of this largest magnitude. */
-static double stored_scale(const struct block_scale_quantize_op *op, double magnitude) {
+/* Rounded as the scale's type rounds, powers of two up. */
+double block_scale_stored(const struct block_scale_quantize_op *op, double magnitude) {
     double scale = magnitude / block_scale_most(op->y), stored[1];
     int exponent;
     /* frexp gives a fraction of 0.5 for powers of two, which stay; all others go to the next power above. */
@@ -278,7 +278,7 @@ static void quantize(const struct descriptor *descriptor, const struct bindings 
             double value = fabs(view_load(&x, at));
             magnitude = isfinite(value) && value > magnitude ? value : magnitude;
         }
-        double divisor = stored_scale(op, magnitude);
+        double divisor = block_scale_stored(op, magnitude);
         if (scale.data)
             dtype_store(scale.type, scale.data, scale_offset(&scale, op->scale, block), divisor);
         for (at[axis] = first; y.data && at[axis] < end; at[axis]++)

@@ -31,6 +31,9 @@ static inline int block_scale_axis(const struct block_scale_quantize_op *op) {
 /* The extents of a block in all dimensions of x. */
 struct dims block_scale_extents(const struct descriptor *op);
 
+/* The scale that is stored for a block of this largest magnitude. */
+double block_scale_stored(const struct block_scale_quantize_op *op, double magnitude);
+
 /* Tiles of 128 rows and 4 columns, of 512 elements each, in the order of the rows of tiles. Within a tile the rows r,
    r + 32, r + 64 and r + 96 lie side by side. */
 enum { SCALE_TILE_ROWS = 128, SCALE_TILE_COLUMNS = 4 };

@@ -46,8 +46,11 @@ weftStatus_t element_dequantize(struct element *e) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* In double, as in float, not all integers of 64 bits are themselves. */
+/* What stays as it is needs no conversion. In double, as in float, not all integers of 64 bits are themselves. */
 static weftStatus_t check_types(const struct descriptor *op, const struct tensor *x, const struct tensor *y) {
+    if (x->type == y->type && dtype_of((weftDataType_t)x->type)->bits >= 8)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its elements stay as they are, which moves copy faster",
+             descriptor_label(op));
     if (x->type != WEFT_DATA_INT64 && y->type != WEFT_DATA_INT64)
         return WEFT_STATUS_SUCCESS;
     FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: from %s to %s. INT64 is moved here, but not converted.",

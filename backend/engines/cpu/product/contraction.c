@@ -62,21 +62,21 @@ static double largest_sum(const struct product *product) {
 
 /* Sums of integers in an integer type are exact, and kernels sum in floating point: only sums that double holds are
    taken. */
-static weftStatus_t check_exact(const struct node *node, const struct product *product) {
+weftStatus_t product_check_exact(const struct descriptor *op, const struct product *product) {
     bool is_whole = !dtype_is_float((weftDataType_t)product->a->type) &&
                     !dtype_is_float((weftDataType_t)product->b->type) && !dtype_is_float(product->math);
     if (is_whole && largest_sum(product) > DOUBLE_EXACT)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: sums of products of %s and %s may need more than the 53 bits of a double. Use DOUBLE or smaller "
              "integers.",
-             descriptor_label(node->op), dtype_of((weftDataType_t)product->a->type)->name,
+             descriptor_label(op), dtype_of((weftDataType_t)product->a->type)->name,
              dtype_of((weftDataType_t)product->b->type)->name);
     return WEFT_STATUS_SUCCESS;
 }
 
 /* The kernel that sums: in double where that is asked for, or where whole numbers may pass what float holds. The best
    one for this CPU; both types have one on every CPU. */
-static const struct gemm_kernel *kernel_of(const struct product *product) {
+const struct gemm_kernel *product_kernel(const struct product *product) {
     weftDataType_t a = (weftDataType_t)product->a->type, b = (weftDataType_t)product->b->type;
     bool is_wide = product->math == WEFT_DATA_DOUBLE || type_is_wide(a) || type_is_wide(b) ||
                    (!dtype_is_float(product->math) && largest_sum(product) > FLOAT_EXACT);
@@ -89,10 +89,10 @@ static weftStatus_t compile(struct program *program, const struct region *region
     TRY(check_operands(region, *node));
     TRY(kind_of(*node)->check(*node));
     struct product product = kind_of(*node)->product(*node);
-    TRY(check_exact(*node, &product));
+    TRY(product_check_exact((*node)->op, &product));
     /* The result is alpha * sum + beta * (what its memory held before). */
     struct given given = {.value = result_of(*node),
-                          .is_wide = kernel_of(&product)->type == WEFT_DATA_DOUBLE,
+                          .is_wide = product_kernel(&product)->type == WEFT_DATA_DOUBLE,
                           .alpha = product.alpha,
                           .beta = product.beta};
     return program_compile(program, region, region->graph->values[given.value].tensor, &given);
@@ -105,7 +105,7 @@ static double padded(int64_t extent, int width) {
 
 /* On one thread; rows == 0: depthwise, which multiplies no matrices. */
 static double multiplying_seconds(const struct product *product, double flops) {
-    const struct gemm_kernel *kernel = kernel_of(product);
+    const struct gemm_kernel *kernel = product_kernel(product);
     if (product->rows == 0)
         return flops / DEPTHWISE_FLOPS;
     return flops * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
@@ -167,7 +167,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     /* Elements below 8 bits share a byte, which two threads must not write. */
     contraction->threads = contraction->program.shares_bytes ? 1 : threads_count();
     struct product product = kind_of(node)->product(node);
-    const struct gemm_kernel *kernel = kernel_of(&product);
+    const struct gemm_kernel *kernel = product_kernel(&product);
     TRY(kind_of(node)->plan(contraction, step->region.graph, node, kernel, arena));
     /* Pieces run one after another, so the largest workspace is enough for all. */
     for (int i = 0; i < contraction->piece_count; i++) {

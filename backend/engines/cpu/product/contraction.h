@@ -53,6 +53,10 @@ struct contraction_kind {
                          const struct gemm_kernel *kernel, struct arena *arena);
 };
 
+/* The kernel that sums a product, and whether whole numbers are summed exactly by it. */
+const struct gemm_kernel *product_kernel(const struct product *product);
+weftStatus_t product_check_exact(const struct descriptor *op, const struct product *product);
+
 extern const struct contraction_kind matmul_contraction, conv_contraction;
 
 #endif

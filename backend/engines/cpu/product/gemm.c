@@ -168,6 +168,16 @@ int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
     return LINE + t.threads * (t.a_bytes + t.b_bytes + t.c_bytes);
 }
 
+/* Tiles are no larger than TILE_M x TILE_N, in whole kernels, and panels no deeper than GEMM_DEPTH. */
+int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
+    int64_t size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4, rows = gemm->kernel->rows;
+    int64_t tile_m = round_up(min64(gemm->m, TILE_M), rows);
+    int64_t tile_n = round_up(min64(gemm->n, TILE_N), gemm->kernel->columns);
+    int64_t depth = max64(1, min64(gemm->k, GEMM_DEPTH)), block_m = min64(tile_m, round_up(BLOCK_M, rows));
+    int64_t panels = round_up(block_m * depth * size, LINE) + round_up(tile_n * depth * size, LINE);
+    return LINE + max64(threads, 1) * (panels + round_up(tile_m * tile_n * size, LINE));
+}
+
 /* ---- Running ---- */
 
 /* next_tile: threads take tiles in order, row-major within a batch entry. A job is one gemm_run; it lies on the

@@ -48,6 +48,9 @@ struct gemm {
 /* Bytes of workspace of gemm_run with the same sizes and threads. */
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads);
 
+/* The same for any m and k up to those that are given, which may be known first when it runs. */
+int64_t gemm_workspace_most(const struct gemm *gemm, int threads);
+
 /* Computes C on up to `threads` threads of the pool (threads_count() for all). Each element is
    summed in one order, fixed by k and the kernel, whatever the number of threads. Stores zeros when
    k is 0. Allocates nothing; the workspace, of any alignment, is in use until it returns. */

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The grouped family: products of a mixture of experts and their weights' gradients, with the pointwise operations
+   behind them, as one packed product for each expert. How many rows an expert has is read when it runs. */
+#include "base/dtype.h"
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/families.h"
+#include "engines/cpu/product/contraction.h"
+#include "graph/ops/moe.h"
+
+#include <string.h>
+
+/* Of a thread, in a second; and of all threads. */
+static const double FLOPS_PER_COLUMN = 3e9, BYTES_PER_SECOND = 16e9, START_SECONDS = 3e-6;
+
+/* A tensor whose rows an expert has some of, or of which it has one matrix; strides in elements. */
+struct part {
+    int value;
+    weftDataType_t type;
+    int64_t experts, rows, columns; /* strides */
+};
+
+struct grouped {
+    struct program program;
+    struct walk walk; /* rows: of the result, over all experts of a gradient */
+    const struct gemm_kernel *kernel;
+    gemm_pack *pack;
+    int threads;
+    bool is_backward;
+    int32_t mode;
+    int64_t top_k, experts, tokens, rows, m, n, k; /* rows: that experts share; m: of a gradient; k: of a product */
+    int64_t result_rows;
+    struct part a, b, first, index, place;
+};
+
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+
+static struct part part_of(const struct graph *graph, const struct tensor *tensor) {
+    struct part part = {.value = -1};
+    if (tensor)
+        part = (struct part){graph_find_value(graph, tensor), (weftDataType_t)tensor->type, tensor->strides.at[0],
+                             tensor->strides.at[1], tensor->strides.at[2]};
+    return part;
+}
+
+static void describe_forward(struct grouped *g, const struct moe_op *op, const struct graph *graph) {
+    g->mode = op->mode;
+    g->top_k = op->top_k;
+    g->tokens = op->token->dims.at[1];
+    g->rows = moe_rows(op);
+    g->n = op->weight->dims.at[2];
+    g->k = op->weight->dims.at[1];
+    g->experts = op->weight->dims.at[0];
+    g->result_rows = op->output->dims.at[1];
+    g->a = part_of(graph, op->token);
+    g->b = part_of(graph, op->weight);
+    g->first = part_of(graph, op->first_token_offset);
+    g->index = part_of(graph, op->token_index);
+    g->place = part_of(graph, op->token_ks);
+}
+
+static void describe_backward(struct grouped *g, const struct moe_bwd_op *op, const struct graph *graph) {
+    g->is_backward = true;
+    g->rows = g->tokens = g->k = op->token->dims.at[1];
+    g->m = op->token->dims.at[2];
+    g->n = op->doutput->dims.at[2];
+    g->experts = op->dweight->dims.at[0];
+    g->a = part_of(graph, op->token);
+    g->b = part_of(graph, op->doutput);
+    g->first = part_of(graph, op->first_token_offset);
+}
+
+/* Both kinds as what is multiplied; the result. */
+static struct product product_of(const struct node *node, const struct tensor **result) {
+    const struct moe_op *op = (const struct moe_op *)node->op;
+    const struct moe_bwd_op *bwd = (const struct moe_bwd_op *)node->op;
+    bool is_backward = op_of(node->op) == &moe_bwd_op;
+    *result = is_backward ? bwd->dweight : op->output;
+    return (struct product){.a = is_backward ? bwd->token : op->token,
+                            .b = is_backward ? bwd->doutput : op->weight,
+                            .math = is_backward ? moe_bwd_math(bwd) : moe_math(op),
+                            .alpha = 1,
+                            .depth = (double)(is_backward ? bwd->token->dims.at[1] : op->weight->dims.at[1])};
+}
+
+/* Operands come from memory, in whole bytes, as an expert's rows begin anywhere. */
+static weftStatus_t check_operands(const struct region *region, const struct node *node) {
+    for (int i = 0; i < node->operand_count; i++) {
+        const struct tensor *tensor = region->graph->values[node->operands[i]].tensor;
+        TRY(tensor_check_plain(tensor, node->op));
+        if (!node->is_output[i] && region_makes(region, node->operands[i]))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: it reads %s from memory", descriptor_label(node->op),
+                 descriptor_label(&tensor->base));
+        const struct dtype *type = dtype_of((weftDataType_t)tensor->type);
+        if (!type || (!node->is_output[i] && type->bits < 8))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: elements of %s are smaller than a byte",
+                 descriptor_label(node->op), descriptor_label(&tensor->base));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t find_node(const struct region *region, const struct node **found) {
+    *found = NULL;
+    for (int i = 0; i < region->count; i++) {
+        const struct node *node = region_node(region, i);
+        bool is_grouped = op_of(node->op) == &moe_op || op_of(node->op) == &moe_bwd_op;
+        if (!node_is_pointwise(node) && (!is_grouped || *found))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no grouped product with pointwise operations behind",
+                 descriptor_label(node->op));
+        *found = is_grouped ? node : *found;
+    }
+    if (!*found)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: there is no grouped product for it to follow",
+             descriptor_label(region_node(region, 0)->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node,
+                            const struct gemm_kernel **kernel) {
+    const struct tensor *result;
+    TRY(find_node(region, node));
+    TRY(check_operands(region, *node));
+    struct product product = product_of(*node, &result);
+    TRY(product_check_exact((*node)->op, &product));
+    *kernel = product_kernel(&product);
+    struct given given = {
+        .value = graph_find_value(region->graph, result), .is_wide = (*kernel)->type == WEFT_DATA_DOUBLE, .alpha = 1};
+    return program_compile(program, region, result, &given);
+}
+
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct program program;
+    const struct node *node;
+    const struct gemm_kernel *kernel;
+    const struct tensor *result;
+    TRY(compile(&program, region, &node, &kernel));
+    struct product product = product_of(node, &result);
+    int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
+    double computing = op_flops(node->op) / (FLOPS_PER_COLUMN * kernel->columns);
+    computing += (double)tensor_elements(result) * program.nanoseconds * 1e-9;
+    double bytes = program.bytes + (double)tensor_own_bytes(product.a) + (double)tensor_own_bytes(product.b);
+    double moving = bytes / BYTES_PER_SECOND;
+    *seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)device, (void)knobs;
+    struct grouped *g;
+    struct axis axes[3];
+    const struct node *node;
+    const struct tensor *result;
+    TRY(arena_alloc(arena, &g, sizeof *g));
+    TRY(compile(&g->program, &step->region, &node, &g->kernel));
+    product_of(node, &result);
+    if (op_of(node->op) == &moe_bwd_op)
+        describe_backward(g, (const struct moe_bwd_op *)node->op, step->region.graph);
+    else
+        describe_forward(g, (const struct moe_op *)node->op, step->region.graph);
+    for (int i = 0; i < 3; i++)
+        axes[i] = (struct axis){.dim = i, .extent = result->dims.at[i], .step = 1};
+    walk_make(&g->walk, &g->program, axes, 3, false);
+    g->threads = g->program.shares_bytes ? 1 : threads_count();
+    g->pack = g->kernel->type == WEFT_DATA_DOUBLE ? gemm_pack_matrix_double : gemm_pack_matrix;
+    struct gemm most = {.kernel = g->kernel, .m = g->is_backward ? g->m : g->rows, .n = g->n, .k = g->k};
+    step->workspace_bytes = gemm_workspace_most(&most, g->threads);
+    TRY(threads_start());
+    step->state = g;
+    return arena_print(arena, &step->detail, "%s, a product for each of %lld experts, %d operations behind",
+                       g->kernel->name, (long long)g->experts, step->region.count - 1);
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
+
+/* One expert's product; on the stack of `run`. */
+struct job {
+    const struct grouped *g;
+    void *const *values;
+    int64_t expert, first; /* its first row */
+};
+
+static int64_t number_at(const struct job *job, const struct part *part, int64_t at) {
+    return dtype_load_i64(part->type, job->values[part->value], at);
+}
+
+/* Offsets may point outside, and need not ascend. */
+static int64_t first_row(const struct job *job, int64_t expert) {
+    const struct grouped *g = job->g;
+    int64_t first = expert < g->experts ? number_at(job, &g->first, expert * g->first.experts) : g->rows;
+    return max64(0, min64(first, g->rows));
+}
+
+/* An operand from one of its rows, or matrices, on. */
+static struct gemm_matrix matrix_of(const struct job *job, const struct part *part, int64_t at) {
+    int64_t bytes = dtype_of(part->type)->bits / 8;
+    return (struct gemm_matrix){.base = (const char *)job->values[part->value] + at * bytes, .type = part->type};
+}
+
+/* Rows that GATHER picks one by one; an index that points outside leaves its row 0. */
+static void pack_rows(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                      int depth) {
+    const struct job *job = source;
+    const struct grouped *g = job->g;
+    int64_t size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    bool gathers = g->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER;
+    for (int i = 0; i < (gathers ? count : 1); i++) {
+        int64_t row = job->first + first + i;
+        int64_t token = gathers ? number_at(job, &g->index, row * g->index.rows) : row;
+        if (token < 0 || token >= g->tokens)
+            continue;
+        struct gemm_matrix matrix = matrix_of(job, &g->a, token * g->a.rows);
+        matrix.stride = g->a.rows, matrix.depth_stride = g->a.columns;
+        g->pack(&matrix, (char *)panel + i * size, width, batch, 0, gathers ? 1 : count, k0, depth);
+    }
+}
+
+/* Where SCATTER puts a row, or -1: outside. */
+static int64_t place_of(const struct job *job, int64_t row) {
+    const struct grouped *g = job->g;
+    int64_t token = number_at(job, &g->index, row * g->index.rows), k = number_at(job, &g->place, row * g->place.rows);
+    bool fits = token >= 0 && k >= 0 && k < g->top_k && k < g->result_rows;
+    return fits && token <= (g->result_rows - 1 - k) / g->top_k ? token * g->top_k + k : -1;
+}
+
+static void store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
+                  int columns) {
+    (void)batch;
+    const struct job *job = sink;
+    const struct grouped *g = job->g;
+    bool scatters = g->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
+    int64_t first = g->is_backward ? job->expert * g->m + row : job->first + row;
+    int64_t size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    for (int i = 0; i < (scatters ? rows : 1); i++) {
+        int64_t place = scatters ? place_of(job, first + i) : first;
+        struct block part = {(char *)block + i * ld * size, ld};
+        if (place >= 0)
+            program_run(&g->program, &g->walk, job->values, part, place, scatters ? 1 : rows, column, columns);
+    }
+}
+
+/* Rows that no expert has are 0; what a product reaches is written once more. */
+static void store_zeros(const struct job *job) {
+    const struct grouped *g = job->g;
+    double zeros[PROGRAM_BLOCK];
+    for (int64_t row = 0; row < g->result_rows; row++)
+        for (int64_t column = 0; column < g->n; column += g->program.block) {
+            int64_t columns = min64(g->program.block, g->n - column);
+            memset(zeros, 0, sizeof zeros);
+            program_run(&g->program, &g->walk, job->values, (struct block){zeros, columns}, row, 1, column, columns);
+        }
+}
+
+static bool reaches_all(const struct job *job) {
+    bool all = job->g->mode != WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER && first_row(job, 0) == 0;
+    for (int64_t e = 0; e < job->g->experts; e++)
+        all = all && first_row(job, e) <= first_row(job, e + 1);
+    return all;
+}
+
+static void multiply(struct job *job, void *workspace) {
+    const struct grouped *g = job->g;
+    int64_t count = max64(0, first_row(job, job->expert + 1) - job->first);
+    struct gemm_matrix a = matrix_of(job, &g->a, job->first * g->a.rows);
+    struct gemm_matrix b = matrix_of(job, &g->b, g->is_backward ? job->first * g->b.rows : job->expert * g->b.experts);
+    a.stride = g->a.columns, a.depth_stride = g->a.rows; /* of a gradient: tokens transposed */
+    b.stride = g->b.columns, b.depth_stride = g->b.rows;
+    struct gemm gemm = {.kernel = g->kernel, .batch = 1, .m = g->is_backward ? g->m : count, .n = g->n};
+    gemm.k = g->is_backward ? count : g->k;
+    gemm.pack_a = g->is_backward ? g->pack : pack_rows;
+    gemm.pack_b = g->pack, gemm.store = store;
+    gemm.a = g->is_backward ? (const void *)&a : job, gemm.b = &b, gemm.sink = job;
+    gemm_run(&gemm, g->threads, workspace);
+}
+
+static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
+    (void)stream;
+    struct job job = {.g = step->state, .values = values};
+    if (!job.g->is_backward && !reaches_all(&job))
+        store_zeros(&job);
+    for (job.expert = 0; job.expert < job.g->experts; job.expert++) {
+        job.first = first_row(&job, job.expert);
+        multiply(&job, workspace);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+const struct family cpu_grouped = {
+    .name = "cpu.grouped",
+    .doc = "products of experts, forward and of weights, with pointwise operations behind",
+    .accepts = accepts,
+    .build = build,
+    .run = run,
+};
