@@ -9,6 +9,7 @@
 #include "engines/cpu/core/walk.h"
 #include "engines/cpu/families.h"
 #include "graph/ops/block_scale.h"
+#include "graph/ops/concat.h"
 #include "graph/ops/reshape.h"
 #include "graph/ops/rng.h"
 #include "graph/ops/slice.h"
@@ -29,11 +30,9 @@ struct elements {
 static const struct {
     const struct op *op;
     weftStatus_t (*find)(struct element *e);
-} kinds[] = {{&rng_op, element_random},
-             {&block_scale_dequantize_op, element_dequantize},
-             {&transpose_op, element_move},
-             {&slice_op, element_move},
-             {&reshape_op, element_move}};
+} kinds[] = {{&rng_op, element_random},     {&block_scale_dequantize_op, element_dequantize},
+             {&transpose_op, element_move}, {&slice_op, element_move},
+             {&reshape_op, element_move},   {&concat_op, element_concat}};
 
 /* The one node that is not pointwise; what it reads is there before. */
 static weftStatus_t find_node(const struct region *region, const struct node **found) {
@@ -67,7 +66,7 @@ static weftStatus_t check_operands(const struct region *region, const struct nod
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The operation, by its kind; values of the graph by its operands, in the order of its rows: x, then the scale. */
+/* The operation, by its kind. */
 static weftStatus_t find_element(struct element *e, const struct region *region) {
     const struct node *node;
     TRY(find_node(region, &node));
@@ -79,8 +78,9 @@ static weftStatus_t find_element(struct element *e, const struct region *region)
     if (!e->y)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are not made one by one",
              descriptor_label(node->op));
-    e->x.value = node->operands[0];
-    e->scale.value = node->operand_count > 1 ? node->operands[1] : -1;
+    for (int k = 0; k < e->part_count; k++)
+        e->parts[k].value = graph_find_value(region->graph, e->parts[k].tensor);
+    e->scale.value = e->has_scale ? graph_find_value(region->graph, e->scale.tensor) : -1;
     e->columns = e->y->dims.at[e->y->dims.count - 1];
     e->rows = e->columns ? tensor_elements(e->y) / e->columns : 0;
     return WEFT_STATUS_SUCCESS;

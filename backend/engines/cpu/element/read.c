@@ -5,18 +5,17 @@
 #include "engines/cpu/core/width.h"
 #include "engines/cpu/element/element.h"
 #include "graph/ops/block_scale.h"
+#include "graph/ops/concat.h"
 #include "graph/ops/reshape.h"
 #include "graph/ops/slice.h"
 #include "graph/ops/transpose.h"
-
-#include <string.h>
 
 static const double RUN_NANOSECONDS = 0.8, SINGLE_NANOSECONDS = 5; /* of an element of one thread */
 
 /* ---- What is read ------------------------------------------------------------------------------------------------ */
 
 static struct element_source source_of(const struct tensor *tensor, const int64_t *strides) {
-    struct element_source source = {.type = (weftDataType_t)tensor->type};
+    struct element_source source = {.tensor = tensor, .type = (weftDataType_t)tensor->type};
     for (int i = 0; i < WEFT_DIM_MAX; i++) {
         source.strides[i] = strides[i];
         source.shares[i] = 1;
@@ -24,8 +23,14 @@ static struct element_source source_of(const struct tensor *tensor, const int64_
     return source;
 }
 
-static void price(struct element *e) {
-    e->nanoseconds = e->x.strides[e->y->dims.count - 1] == 1 ? RUN_NANOSECONDS : SINGLE_NANOSECONDS;
+/* One more part of the result along the axis; the first is all of it, unless others follow. */
+static void add_part(struct element *e, const struct tensor *tensor, const int64_t *strides, int64_t extent) {
+    struct element_source *part = &e->parts[e->part_count++];
+    *part = source_of(tensor, strides);
+    part->offset = -e->starts[e->part_count - 1] * strides[e->axis];
+    e->starts[e->part_count] = e->starts[e->part_count - 1] + extent;
+    e->is_wide = e->is_wide || type_is_wide(tensor->type) || type_is_wide(e->y->type);
+    e->nanoseconds = strides[e->y->dims.count - 1] == 1 ? RUN_NANOSECONDS : SINGLE_NANOSECONDS;
 }
 
 /* Scales by their strides: where they lie in tiles, the reference finds them. */
@@ -35,14 +40,13 @@ weftStatus_t element_dequantize(struct element *e) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its scales lie in tiles of F8_128x4", descriptor_label(e->op));
     struct dims block = block_scale_extents(e->op);
     e->y = op->y;
-    e->x = source_of(op->x, op->x->strides.at);
+    add_part(e, op->x, op->x->strides.at, op->x->dims.at[0]);
     e->scale = source_of(op->scale, op->scale->strides.at);
     for (int64_t i = 0; i < block.count; i++)
         e->scale.shares[i] = block.at[i];
     e->has_scale = true;
     e->sign = op->is_negative ? -1 : 1;
-    e->is_wide = op->math == WEFT_DATA_DOUBLE || type_is_wide(op->y->type) || type_is_wide(op->scale->type);
-    price(e);
+    e->is_wide = e->is_wide || op->math == WEFT_DATA_DOUBLE || type_is_wide(op->scale->type);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -93,10 +97,32 @@ weftStatus_t element_move(struct element *e) {
     else
         TRY(find_reshaped((const struct reshape_op *)e->op, strides));
     e->y = op->y;
-    e->x = source_of(op->x, strides);
-    e->x.offset = offset;
-    e->is_wide = type_is_wide(op->x->type) || type_is_wide(op->y->type);
-    price(e);
+    add_part(e, op->x, strides, op->y->dims.at[0]);
+    e->parts[0].offset = offset;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Of several types, or below a byte; all of one type are moved as they are. */
+weftStatus_t element_concat(struct element *e) {
+    const struct concat_op *op = (const struct concat_op *)e->op;
+    bool is_same = true;
+    if (op->inputs.count > ELEMENT_PARTS || op->inplace_index >= 0 || op->placed)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d inputs, or some that are in place already",
+             descriptor_label(e->op), ELEMENT_PARTS);
+    e->y = op->y;
+    e->axis = concat_axis(op);
+    for (int64_t k = 0; k < op->inputs.count; k++) {
+        const struct tensor *x = op->inputs.tensors[k];
+        bool may_convert = x->type == op->y->type || (x->type != WEFT_DATA_INT64 && op->y->type != WEFT_DATA_INT64);
+        if (!may_convert || x->type == WEFT_DATA_INT64)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: INT64 is moved here, but not converted.",
+                 descriptor_label(e->op));
+        is_same = is_same && x->type == op->y->type && dtype_of((weftDataType_t)x->type)->bits >= 8;
+        add_part(e, x, x->strides.at, x->dims.at[e->axis]);
+    }
+    if (is_same)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: its elements stay as they are, which moves copy faster",
+             descriptor_label(e->op));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -141,13 +167,33 @@ static void apply_scales(const struct element *e, const void *scales, void *to, 
     }
 }
 
-void element_read(const struct element *e, void *const *values, void *to, int64_t row, int64_t column, int64_t count) {
-    const void *memory = values[e->x.value];
-    int64_t step = e->x.strides[e->y->dims.count - 1], at = place_of(&e->x, e->y, row) + column * step;
+/* A run of a row within one part. */
+static void read_part(const struct element *e, const struct element_source *part, void *const *values, void *to,
+                      int64_t row, int64_t column, int64_t count) {
+    int64_t step = part->strides[e->y->dims.count - 1], at = place_of(part, e->y, row) + column * step;
     if (step == 1 || count == 1)
-        load(e->is_wide, to, &e->x, memory, at, count);
+        load(e->is_wide, to, part, values[part->value], at, count);
     for (int64_t i = 0; i < count && step != 1 && count != 1; i++)
-        load(e->is_wide, advanced(e, to, i), &e->x, memory, at + i * step, 1);
+        load(e->is_wide, advanced(e, to, i), part, values[part->value], at + i * step, 1);
+}
+
+/* Where a row is along the axis. */
+static int64_t coordinate_of(const struct element *e, int64_t row) {
+    for (int64_t i = e->y->dims.count - 2; i > e->axis; i--)
+        row /= e->y->dims.at[i];
+    return row % e->y->dims.at[e->axis];
+}
+
+void element_read(const struct element *e, void *const *values, void *to, int64_t row, int64_t column, int64_t count) {
+    bool is_along = e->axis == e->y->dims.count - 1 && e->part_count > 1;
+    int64_t coordinate = is_along || e->part_count == 1 ? 0 : coordinate_of(e, row);
+    for (int k = 0; k < e->part_count; k++) {
+        int64_t first = is_along ? max64(column, e->starts[k]) : column;
+        int64_t end = is_along ? min64(column + count, e->starts[k + 1]) : column + count;
+        bool is_here = is_along || (coordinate >= e->starts[k] && coordinate < e->starts[k + 1]);
+        if (is_here && end > first)
+            read_part(e, &e->parts[k], values, advanced(e, to, first - column), row, first, end - first);
+    }
     if (e->has_scale)
         apply_scales(e, values[e->scale.value], to, row, column, count);
 }

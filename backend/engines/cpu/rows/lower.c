@@ -5,7 +5,9 @@
 #include "engines/cpu/core/width.h"
 #include "engines/cpu/rows/terms.h"
 #include "graph/ops/norm.h"
+#include "graph/ops/reduction.h"
 
+#include <math.h>
 #include <string.h>
 
 /* An expansion on its way to terms. */
@@ -134,12 +136,34 @@ static weftStatus_t lower_instruction(struct lowering *l, const struct node *nod
     return l->rows->trouble;
 }
 
+/* Whether double holds all that a reduction of integers may be, and what it is on the way. Quotients and roots are
+   rounded towards 0 in integers, which no formula of rows does. */
+static bool is_exact_in_double(const struct rowwise *rows, const struct node *node) {
+    const struct reduction_op *op = (const struct reduction_op *)node->op;
+    if (op_of(node->op) != &reduction_op || dtype_is_float((weftDataType_t)op->x->type))
+        return false;
+    const struct dtype *type = dtype_of((weftDataType_t)op->x->type);
+    double most = fmax(type->max, -type->lowest);
+    switch (op->parameters->mode) {
+    case WEFT_REDUCE_TENSOR_ADD:
+    case WEFT_REDUCE_TENSOR_NORM1:
+        return most * (double)row_space_length(&rows->space) <= 0x1p53;
+    case WEFT_REDUCE_TENSOR_MIN:
+    case WEFT_REDUCE_TENSOR_MAX:
+    case WEFT_REDUCE_TENSOR_AMAX:
+        return most <= 0x1p53;
+    default:
+        return false;
+    }
+}
+
 /* The instructions that were written since the last call. */
 static weftStatus_t lower(struct lowering *l, const struct node *node) {
     /* The expansion has said what it calculates in: of a norm, of a sum of integers. */
-    if (l->e.math == WEFT_DATA_INT64)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers", descriptor_label(node->op));
-    l->is_wide = l->e.math == WEFT_DATA_DOUBLE;
+    if (l->e.math == WEFT_DATA_INT64 && !is_exact_in_double(l->rows, node))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s calculates in integers, which may pass the 53 bits of a double",
+             descriptor_label(node->op));
+    l->is_wide = l->e.math == WEFT_DATA_DOUBLE || l->e.math == WEFT_DATA_INT64;
     for (; l->done < l->e.count; l->done++)
         TRY(lower_instruction(l, node, l->done));
     return WEFT_STATUS_SUCCESS;
