@@ -120,6 +120,9 @@ struct engine {
        it is that of a program. NULL: nothing to compile. */
     weftStatus_t (*compile)(struct step *steps, int count, const struct device *device,
                             const struct carried_codes *carried);
+    /* Whether the kernels of a built step keep to a device whose properties were limited (is_limited), which families
+       need not look at. NULL: nothing is limited. */
+    weftStatus_t (*keeps)(const struct step *step, const struct device *device);
     /* The i-th piece of code that compile got for a step; false behind the last. */
     bool (*code)(const struct step *step, int i, struct carried_code *code);
     /* What load, run and release of its families are that have none; load and release may be NULL: there is nothing to

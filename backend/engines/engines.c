@@ -46,7 +46,8 @@ static const weftBackendBehaviorNote_t cuda_behavior_notes[] = {WEFT_BEHAVIOR_NO
 #define OF_CUDA                                                                                                        \
     .device = WEFT_DEVICE_CUDA, .families = cuda_families, .behavior_notes = cuda_behavior_notes,                      \
     .behavior_note_count = 1, .stores_narrow = true, .parts_batch_norms = true, .compile = cuda_compile,               \
-    .code = cuda_code, .show = cuda_show, .load = cuda_load, .run = cuda_run, .release = cuda_release
+    .keeps = cuda_keeps, .code = cuda_code, .show = cuda_show, .load = cuda_load, .run = cuda_run,                     \
+    .release = cuda_release
 
 static const struct engine cuda_engine = {
     .name = "cuda",

@@ -44,6 +44,7 @@ static const struct {
     {"registers_per_multiprocessor", offsetof(struct cuda_properties, registers_per_multiprocessor), false},
     {"threads_per_multiprocessor", offsetof(struct cuda_properties, threads_per_multiprocessor), false},
     {"threads_per_block", offsetof(struct cuda_properties, threads_per_block), false},
+    {"cluster_most", offsetof(struct cuda_properties, cluster_most), false},
 };
 enum { NUMBER_COUNT = sizeof numbers / sizeof *numbers };
 
@@ -213,4 +214,20 @@ weftStatus_t choose_device(struct device *device, const struct device_properties
     bool is_free = !properties && !handle;
     return is_free && engine && engine->device != device->kind ? device_find(device, engine->device, 0)
                                                                : WEFT_STATUS_SUCCESS;
+}
+
+void limit_device(struct device *device, const struct engine_limits *limits) {
+    struct cuda_properties *cuda = &device->cuda;
+    if (device->kind != WEFT_DEVICE_CUDA)
+        return;
+    if (limits->sm_count_target > 0 && limits->sm_count_target < cuda->multiprocessors)
+        cuda->multiprocessors = limits->sm_count_target;
+    if (limits->shared_memory_limit > 0 && limits->shared_memory_limit < cuda->shared_per_block) {
+        cuda->shared_per_block = limits->shared_memory_limit;
+        cuda->is_limited = true;
+    }
+    if (limits->disable_cluster_cooperative && cuda->cluster_most > 1) {
+        cuda->cluster_most = 1;
+        cuda->is_limited = true;
+    }
 }

@@ -99,7 +99,7 @@ const struct schema intermediate_info_schema = {
 
 /* ---- Engine ------------------------------------------------------------------------------------------------------ */
 
-/* sm_count_target, disable_cluster_cooperative and shared_memory_limit are kept and read back; no engine heeds them. */
+/* The limits are a GPU's; the CPU's engines have none of the three. */
 static const struct row engine_rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, graph, WEFT_ATTR_ENGINE_OPERATION_GRAPH,
               "operation_graph", .required = true, .target = WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
@@ -116,15 +116,16 @@ static const struct row engine_rows[] = {
               .doc = "preferred layouts; Weft's engines take any"),
     VALUE_ROW(WEFT_TYPE_BEHAVIOR_NOTE, struct engine_descriptor, behavior_notes, WEFT_ATTR_ENGINE_BEHAVIOR_NOTE,
               "behavior_note", .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "properties of building and running"),
-    VALUE_ROW(WEFT_TYPE_INT32, struct engine_descriptor, sm_count_target, WEFT_ATTR_ENGINE_SM_COUNT_TARGET,
-              "sm_count_target", .doc = "multiprocessors to use at most; 0: all"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct engine_descriptor, limits.sm_count_target, WEFT_ATTR_ENGINE_SM_COUNT_TARGET,
+              "sm_count_target", .most = INT32_MAX, .doc = "multiprocessors of a GPU to plan for at most; 0: all"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct engine_descriptor, device, WEFT_ATTR_ENGINE_DEVICEPROP,
               "device_properties", .target = WEFT_BACKEND_DEVICEPROP_DESCRIPTOR, .doc = "the device to plan for"),
-    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct engine_descriptor, disable_cluster_cooperative,
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct engine_descriptor, limits.disable_cluster_cooperative,
               WEFT_ATTR_ENGINE_DISABLE_CLUSTER_COOPERATIVE, "disable_cluster_cooperative",
               .doc = "true: use no kernels of cooperating clusters"),
-    VALUE_ROW(WEFT_TYPE_INT32, struct engine_descriptor, shared_memory_limit, WEFT_ATTR_ENGINE_SHARED_MEMORY_LIMIT,
-              "shared_memory_limit", .doc = "bytes of shared memory per block to use at most; 0: all"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct engine_descriptor, limits.shared_memory_limit,
+              WEFT_ATTR_ENGINE_SHARED_MEMORY_LIMIT, "shared_memory_limit", .most = INT32_MAX,
+              .doc = "bytes of a GPU's shared memory per block to use at most; 0: all"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct engine_descriptor, name, WEFT_ATTR_ENGINE_NAME_EXT, "engine_name",
               .storage = STORE_LIST, .role = ROLE_RESULT, .doc = "the engine's name"),
     VALUE_ROW(WEFT_TYPE_CHAR, struct engine_descriptor, families, WEFT_ATTR_ENGINE_FAMILIES_EXT, "families",
@@ -298,6 +299,7 @@ static weftStatus_t finalize_config(struct descriptor *descriptor) {
     /* An arena of its own, which a plan takes over with the draft; the cover stays here for all other plans. */
     struct arena *arena = &self->draft_arena;
     TRY(choose_device(&self->device, self->engine->device, graph->handle, engine));
+    limit_device(&self->device, &self->engine->limits);
     weftStatus_t status = collect_choices(&choices, self, arena);
     if (!status)
         status = partition(&self->cover, graph, engine, &self->device, &choices, INT64_MAX, &descriptor->arena);
@@ -363,9 +365,24 @@ static weftStatus_t set_held(struct descriptor *descriptor, weftBackendAttribute
     return descriptor_set(descriptor, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &held);
 }
 
+/* Limits that are set; others stay unset, as a user leaves them. */
+static weftStatus_t set_limits(struct descriptor *engine, const struct engine_limits *limits) {
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    if (limits->sm_count_target)
+        status = descriptor_set(engine, WEFT_ATTR_ENGINE_SM_COUNT_TARGET, WEFT_TYPE_INT32, 1, &limits->sm_count_target);
+    if (!status && limits->shared_memory_limit)
+        status = descriptor_set(engine, WEFT_ATTR_ENGINE_SHARED_MEMORY_LIMIT, WEFT_TYPE_INT32, 1,
+                                &limits->shared_memory_limit);
+    if (!status && limits->disable_cluster_cooperative)
+        status = descriptor_set(engine, WEFT_ATTR_ENGINE_DISABLE_CLUSTER_COOPERATIVE, WEFT_TYPE_BOOLEAN, 1,
+                                &limits->disable_cluster_cooperative);
+    return status;
+}
+
 /* Through the same descriptors and checks as a user's, so that there is one way only. */
 weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
-                         struct device_properties *properties, const struct list *knobs) {
+                         struct device_properties *properties, const struct list *knobs,
+                         const struct engine_limits *limits) {
     struct descriptor *engine, *config = NULL;
     int64_t global_index = index;
     TRY(descriptor_make(&engine_schema, &engine));
@@ -374,6 +391,8 @@ weftStatus_t make_config(struct engine_config **out, struct graph *graph, int in
         status = descriptor_set(engine, WEFT_ATTR_ENGINE_GLOBAL_INDEX, WEFT_TYPE_INT64, 1, &global_index);
     if (!status && properties)
         status = set_held(engine, WEFT_ATTR_ENGINE_DEVICEPROP, properties);
+    if (!status && limits)
+        status = set_limits(engine, limits);
     if (!status)
         status = descriptor_finalize(engine);
     if (!status)

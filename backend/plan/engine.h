@@ -28,13 +28,18 @@ struct knob_setting {
     int64_t value;
 };
 
+/* How much of a GPU a plan may use; all zero: all of it. A CPU has nothing of the kind. */
+struct engine_limits {
+    int32_t sm_count_target, shared_memory_limit;
+    bool disable_cluster_cooperative;
+};
+
 struct engine_descriptor {
     struct descriptor base;
     struct graph *graph;
     int64_t index;
     struct list knobs, numerical_notes, layouts, behavior_notes, name, families;
-    int32_t sm_count_target, shared_memory_limit;
-    bool disable_cluster_cooperative;
+    struct engine_limits limits;
     struct device_properties *device;
 };
 
@@ -61,10 +66,14 @@ extern const struct schema device_properties_schema, knob_info_schema, knob_sett
 weftStatus_t choose_device(struct device *device, const struct device_properties *properties,
                            const struct weftContext *handle, const struct engine *engine);
 
-/* A finalized configuration of engine `index` with these knob choice descriptors (NULL: the engine's own choice); the
-   caller releases it. */
+/* Makes the device as small as the limits say, which are no larger than it is. */
+void limit_device(struct device *device, const struct engine_limits *limits);
+
+/* A finalized configuration of engine `index` with these knob choice descriptors (NULL: the engine's own choice) and
+   limits (NULL: none); the caller releases it. */
 weftStatus_t make_config(struct engine_config **out, struct graph *graph, int index,
-                         struct device_properties *properties, const struct list *knobs);
+                         struct device_properties *properties, const struct list *knobs,
+                         const struct engine_limits *limits);
 
 /* The fastest configuration that finalized heuristics found; the caller releases it. NOT_SUPPORTED when there is
    none. */

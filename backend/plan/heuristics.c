@@ -11,7 +11,7 @@ struct heuristics {
     struct graph *graph;
     /* At most one for each engine; allocated for all of them. */
     struct list results;
-    int32_t sm_count_target, shared_memory_limit;
+    struct engine_limits limits;
     struct device_properties *device;
 };
 
@@ -24,12 +24,13 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct heuristics, results, WEFT_ATTR_ENGINEHEUR_RESULTS, "results",
               .storage = STORE_LIST, .role = ROLE_RESULT, .target = WEFT_BACKEND_ENGINECFG_DESCRIPTOR,
               .doc = "engine configurations, fastest first"),
-    VALUE_ROW(WEFT_TYPE_INT32, struct heuristics, sm_count_target, WEFT_ATTR_ENGINEHEUR_SM_COUNT_TARGET,
-              "sm_count_target", .doc = "multiprocessors to use at most; 0: all"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct heuristics, limits.sm_count_target, WEFT_ATTR_ENGINEHEUR_SM_COUNT_TARGET,
+              "sm_count_target", .most = INT32_MAX, .doc = "multiprocessors of a GPU to plan for at most; 0: all"),
     VALUE_ROW(WEFT_TYPE_BACKEND_DESCRIPTOR, struct heuristics, device, WEFT_ATTR_ENGINEHEUR_DEVICEPROP,
               "device_properties", .target = WEFT_BACKEND_DEVICEPROP_DESCRIPTOR, .doc = "the device to plan for"),
-    VALUE_ROW(WEFT_TYPE_INT32, struct heuristics, shared_memory_limit, WEFT_ATTR_ENGINEHEUR_SHARED_MEMORY_LIMIT,
-              "shared_memory_limit", .doc = "bytes of shared memory per block to use at most; 0: all"),
+    VALUE_ROW(WEFT_TYPE_INT32, struct heuristics, limits.shared_memory_limit, WEFT_ATTR_ENGINEHEUR_SHARED_MEMORY_LIMIT,
+              "shared_memory_limit", .most = INT32_MAX,
+              .doc = "bytes of a GPU's shared memory per block to use at most; 0: all"),
 };
 
 /* Insertion into a sorted list: there are a handful of engines. */
@@ -54,7 +55,7 @@ static weftStatus_t finalize(struct descriptor *descriptor) {
         /* An engine of another kind of device is no candidate, and no failure either. */
         if (choose_device(&device, self->device, self->graph->handle, NULL) || device.kind != engines[i]->device)
             continue;
-        weftStatus_t status = make_config(&config, self->graph, i, self->device, NULL);
+        weftStatus_t status = make_config(&config, self->graph, i, self->device, NULL, &self->limits);
         if (status == WEFT_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)
             return status;
         /* Engines that decline are left out; weftQuerySupport tells why. */

@@ -70,19 +70,22 @@ struct partitioning {
 
 /* ---- Asking a family --------------------------------------------------------------------------------------------- */
 
-/* What the family says of a region; and where there is a limit, whether the step would keep to it. Building is dear
-   against accepting, so it is asked for only under a limit. */
+/* What the family says of a region; and where there is a limit, of the workspace or of the device, whether the step would
+   keep to it. Building is dear against accepting, so it is asked for only under a limit. */
 static weftStatus_t ask(const struct partitioning *p, const struct family *family, const struct region *region,
                         double *seconds) {
     TRY(family_check_gathered(family, region));
     TRY(family->accepts(region, p->device, seconds));
-    if (p->scratch_limit == INT64_MAX)
+    bool is_limited = p->engine->keeps && p->device->cuda.is_limited;
+    if (p->scratch_limit == INT64_MAX && !is_limited)
         return WEFT_STATUS_SUCCESS;
     struct step step = {.family = family, .region = *region, .seconds = *seconds};
     TRY(family->build(&step, p->device, p->knobs, p->arena));
-    /* Only the size of its workspace was asked for. */
+    weftStatus_t status = is_limited ? p->engine->keeps(&step, p->device) : WEFT_STATUS_SUCCESS;
+    /* It was built for what it takes alone. */
     if (family->release)
         family->release(&step);
+    TRY(status);
     if (step.workspace_bytes > p->scratch_limit)
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: it takes %lld bytes of workspace, the limit is %lld.",
              descriptor_label(region_node(region, 0)->op), (long long)step.workspace_bytes,

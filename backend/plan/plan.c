@@ -165,7 +165,7 @@ static weftStatus_t limit_config(struct engine_config **config, const struct pla
         for (int64_t i = 0; i < chosen->count; i++)
             items[i + 1] = chosen->descriptors[i];
         const struct list knobs = {.count = chosen->count + 1, .items = items};
-        status = make_config(config, engine->graph, (int)engine->index, engine->device, &knobs);
+        status = make_config(config, engine->graph, (int)engine->index, engine->device, &knobs, &engine->limits);
     }
     arena_free(&arena);
     descriptor_release(setting);
@@ -191,6 +191,7 @@ static weftStatus_t make_draft(struct plan *plan) {
     struct device device;
     struct engine_config *limited;
     TRY(choose_plan_device(&device, plan));
+    limit_device(&device, &plan->config->engine->limits);
     TRY(draft_config(plan, &device));
     /* First without the limit: the draft within one may be slower, and most plans need little. */
     int64_t needed = plan->draft.workspace_bytes;
@@ -304,7 +305,7 @@ weftStatus_t plan_config_again(struct engine_config **made, const struct engine_
     const struct engine_descriptor *engine = config->engine;
     struct descriptor *limit = find_workspace_knob(&config->knobs);
     int fallback;
-    weftStatus_t status = make_config(made, graph, (int)engine->index, engine->device, &config->knobs);
+    weftStatus_t status = make_config(made, graph, (int)engine->index, engine->device, &config->knobs, &engine->limits);
     /* Statuses are grouped by thousands; any kind of NOT_SUPPORTED is a refusal. */
     bool is_declined = status / 1000 == WEFT_STATUS_NOT_SUPPORTED / 1000;
     /* The fallback runs every graph: what it declines, and what it fails at, is told. */
@@ -312,7 +313,7 @@ weftStatus_t plan_config_again(struct engine_config **made, const struct engine_
         return status;
     /* Other knobs are of the engine that declined, and would be refused by this one. */
     const struct list knobs = {.count = limit != NULL, .items = &limit};
-    return make_config(made, graph, fallback, engine->device, &knobs);
+    return make_config(made, graph, fallback, engine->device, &knobs, &engine->limits);
 }
 
 /* Makes the configuration anew for a graph that promises no alignment, and puts it in the place of the first. */

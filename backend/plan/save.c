@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layout of a saved plan, little-endian:
      "WEFTPLAN", u32 format, u32 library version, i64 bytes of the body, SHA-256 of the body, body
-   body:       engine name (block), i64 knobs, each u32 type and i64 value, graph,
+   body:       engine name (block), i64 knobs and limits, each u32 type or attribute of the engine and i64 value, graph,
                i64 pieces of machine code (none unless asked for), each 32 bytes of identity, u8 whether PTX, image
                (block)
    graph:      i64 descriptors, each u32 kind, u32 rows, each u32 attribute, u32 type, i64 count, elements;
@@ -329,11 +329,24 @@ static weftStatus_t put_codes(struct byte_writer *body, const struct plan *plan)
     return status;
 }
 
+/* A limit of the engine beside the knobs, where it is set: attributes have other numbers than knobs. */
+static void put_limit(struct byte_writer *body, weftBackendAttributeName_t name, int64_t value) {
+    if (value) {
+        byte_put_u32(body, (uint32_t)name);
+        byte_put_i64(body, value);
+    }
+}
+
 /* Engines are named, not numbered: their order may change between versions. */
 static weftStatus_t put_body(struct byte_writer *body, const struct plan *plan) {
     const char *name = plan->draft.engine->name;
     byte_put_block(body, name, strlen(name));
-    byte_put_i64(body, plan->config->knobs.count);
+    const struct engine_limits *limits = &plan->config->engine->limits;
+    int limit_count = !!limits->sm_count_target + !!limits->shared_memory_limit + limits->disable_cluster_cooperative;
+    byte_put_i64(body, plan->config->knobs.count + limit_count);
+    put_limit(body, WEFT_ATTR_ENGINE_SM_COUNT_TARGET, limits->sm_count_target);
+    put_limit(body, WEFT_ATTR_ENGINE_SHARED_MEMORY_LIMIT, limits->shared_memory_limit);
+    put_limit(body, WEFT_ATTR_ENGINE_DISABLE_CLUSTER_COOPERATIVE, limits->disable_cluster_cooperative);
     for (int64_t i = 0; i < plan->config->knobs.count; i++) {
         const struct knob_setting *knob = (const struct knob_setting *)plan->config->knobs.descriptors[i];
         byte_put_u32(body, (uint32_t)knob->type);
@@ -588,15 +601,32 @@ static weftStatus_t load_codes(struct byte_reader *body, struct plan *plan) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Reads knob choices; the caller releases those made, also after a failure. */
-static weftStatus_t load_knobs(struct byte_reader *body, struct list *settings, struct arena *arena) {
+/* Whether the number names a limit, which is taken then. Setting it as an attribute checks its value. */
+static bool take_limit(struct engine_limits *limits, int32_t name, int64_t value) {
+    bool fits = value > 0 && value <= INT32_MAX;
+    if (name == WEFT_ATTR_ENGINE_SM_COUNT_TARGET && fits)
+        limits->sm_count_target = (int32_t)value;
+    else if (name == WEFT_ATTR_ENGINE_SHARED_MEMORY_LIMIT && fits)
+        limits->shared_memory_limit = (int32_t)value;
+    else if (name == WEFT_ATTR_ENGINE_DISABLE_CLUSTER_COOPERATIVE && fits)
+        limits->disable_cluster_cooperative = true;
+    else
+        return false;
+    return true;
+}
+
+/* Reads knob choices and limits; the caller releases the choices made, also after a failure. */
+static weftStatus_t load_knobs(struct byte_reader *body, struct list *settings, struct engine_limits *limits,
+                               struct arena *arena) {
     /* Beyond the bytes that are left no count is taken. */
     int64_t most = get_count(body, KNOB_BYTES);
     TRY(arena_alloc(arena, &settings->items, (size_t)most * sizeof *settings->descriptors));
-    while (settings->count < most) {
+    for (int64_t i = 0; i < most; i++) {
         int32_t type = (int32_t)byte_get_u32(body);
         int64_t value = byte_get_i64(body);
         struct descriptor *setting;
+        if (take_limit(limits, type, value))
+            continue;
         TRY(descriptor_make(&knob_setting_schema, &setting));
         settings->descriptors[settings->count++] = setting;
         TRY(descriptor_set(setting, WEFT_ATTR_KNOB_CHOICE_KNOB_TYPE, WEFT_TYPE_KNOB_TYPE, 1, &type));
@@ -622,10 +652,11 @@ weftStatus_t plan_load(struct plan *plan) {
     struct graph *graph = NULL;
     struct arena arena = {0};
     struct list knobs = {0};
+    struct engine_limits limits = {0};
     int64_t index;
     TRY(open_body(&body, &plan->blob));
     TRY(find_engine(&body, &index));
-    weftStatus_t status = load_knobs(&body, &knobs, &arena);
+    weftStatus_t status = load_knobs(&body, &knobs, &limits, &arena);
     if (!status)
         status = graph_load(&graph, &body);
     if (!status)
@@ -633,7 +664,7 @@ weftStatus_t plan_load(struct plan *plan) {
     if (!status) {
         /* As if the user had made the graph with the plan's handle. */
         graph->handle = context_retain(plan->handle);
-        status = make_config(&plan->config, graph, (int)index, plan->device_properties, &knobs);
+        status = make_config(&plan->config, graph, (int)index, plan->device_properties, &knobs, &limits);
     }
     for (int64_t i = 0; i < knobs.count; i++)
         descriptor_release(knobs.descriptors[i]);

@@ -77,6 +77,9 @@ static const struct {
     {CUDA_MAX_THREADS_PER_BLOCK, offsetof(struct cuda_properties, threads_per_block)},
 };
 
+/* Blocks of a cluster that every chip with clusters runs, as CUDA promises. */
+static int cluster_most(int major) { return major >= 9 ? 8 : 1; }
+
 /* Stops at the first result that is not success, and returns it. Results are the driver's, in a chain: no call is made
    once one failed, so the first failure is what is reported. */
 static int read_properties(struct device *device, const struct driver *driver) {
@@ -108,6 +111,7 @@ static int read_properties(struct device *device, const struct driver *driver) {
         result = driver->device_get_attribute(&bus_bits, CUDA_GLOBAL_MEMORY_BUS_WIDTH, id);
     if (result)
         return result;
+    cuda->cluster_most = cluster_most(cuda->major);
     cuda->l2_bytes = value;
     cuda->memory_bytes = (int64_t)memory;
     cuda->bandwidth = (int64_t)memory_khz * 1000 * 2 * bus_bits / 8; /* two transfers a clock */
@@ -262,6 +266,7 @@ weftStatus_t device_describe_cuda(struct device *device, int major, int minor) {
         .registers_per_multiprocessor = 65536,
         .threads_per_multiprocessor = known[row].threads_per_multiprocessor,
         .threads_per_block = 1024,
+        .cluster_most = cluster_most(major),
         /* Limits of gridDim.x, y and z in the CUDA C++ Programming Guide, the same since compute capability 3.0. */
         .max_grid = {INT32_MAX, 65535, 65535},
     };

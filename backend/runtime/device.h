@@ -19,6 +19,8 @@ struct cuda_properties {
     int shared_per_block; /* bytes that a kernel may ask for, its static share included */
     int shared_per_multiprocessor, registers_per_multiprocessor, threads_per_multiprocessor;
     int threads_per_block;
+    int cluster_most; /* blocks of a cluster; 1: no clusters */
+    bool is_limited;  /* shared_per_block or cluster_most is less than the chip's: who does not look at them is asked */
     int64_t max_grid[3];
     uint8_t uuid[16];
 };

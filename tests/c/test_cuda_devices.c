@@ -30,7 +30,7 @@ static const char h200[] =
     "{\"kind\":\"cuda\",\"ordinal\":0,\"name\":\"H200 (described)\",\"arch\":\"sm_90\",\"multiprocessors\":132,"
     "\"clock_khz\":1980000,\"bandwidth\":4800000000000,\"memory_bytes\":151397597184,\"l2_bytes\":62914560,"
     "\"shared_per_block\":232448,\"shared_per_multiprocessor\":233472,\"registers_per_multiprocessor\":65536,"
-    "\"threads_per_multiprocessor\":2048,\"threads_per_block\":1024}";
+    "\"threads_per_multiprocessor\":2048,\"threads_per_block\":1024,\"cluster_most\":8}";
 
 /* The architecture alone is enough; what a text says beside it replaces the typical; a device's own text makes its
    twin. */

@@ -144,7 +144,7 @@ static int64_t most_slices(const struct decode *d) {
 static enum split split_of(const struct decode *d, int64_t splits) {
     if (splits == 1)
         return SPLIT_NONE;
-    return d->c->device->cuda.major >= 9 && splits <= CLUSTER_MAX ? SPLIT_CLUSTER : SPLIT_WORKSPACE;
+    return splits <= min64(CLUSTER_MAX, d->c->device->cuda.cluster_most) ? SPLIT_CLUSTER : SPLIT_WORKSPACE;
 }
 
 /* Tiles of rows of one key head. */

@@ -127,6 +127,24 @@ weftStatus_t cuda_compile(struct step *steps, int count, const struct device *de
     return status;
 }
 
+/* Static shared memory is known when a kernel is loaded (kernel_load), which has the same limit. */
+weftStatus_t cuda_keeps(const struct step *step, const struct device *device) {
+    const struct cuda_step *state = step->state;
+    const struct cuda_properties *cuda = &device->cuda;
+    const char *label = descriptor_label(region_node(&step->region, 0)->op);
+    for (int i = 0; i < state->count; i++) {
+        const struct cuda_kernel *kernel = &state->kernels[i];
+        if (kernel->cluster > 1 && (int)kernel->cluster > cuda->cluster_most)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: %s has clusters of %u blocks, the limit is %d", label, kernel->entry,
+                 kernel->cluster, cuda->cluster_most);
+        if ((int)kernel->shared_bytes > cuda->shared_per_block)
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
+                 "%s: %s takes %u bytes of shared memory for a block, the limit is %d", label, kernel->entry,
+                 kernel->shared_bytes, cuda->shared_per_block);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* The image belongs to the kernel's code, which the plan holds: the caller copies it before the plan goes. */
 bool cuda_code(const struct step *step, int i, struct carried_code *code) {
     const struct cuda_step *state = step->state;

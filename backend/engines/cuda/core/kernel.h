@@ -120,9 +120,10 @@ weftStatus_t kernel_finish(struct kernel_print *print, struct cuda_kernel *kerne
 
 /* ---- The part of a family that is the same for all ---- */
 
-/* What the engine's compile, code and show are. */
+/* What the engine's compile, keeps, code and show are. */
 weftStatus_t cuda_compile(struct step *steps, int count, const struct device *device,
                           const struct carried_codes *carried);
+weftStatus_t cuda_keeps(const struct step *step, const struct device *device);
 bool cuda_code(const struct step *step, int i, struct carried_code *code);
 void cuda_show(const struct step *steps, int count, struct text *json);
 

@@ -93,7 +93,7 @@ static int64_t wanted_steps(const struct schedule *s, const struct device *devic
    cluster at 1. A group has 8 threads at least, or as many as the row has vectors. */
 static bool fit_rows(struct schedule *s, const struct device *device, int64_t widest, int64_t most) {
     int64_t wanted = min64(wanted_steps(s, device), most), vectors = s->vectors.per_row;
-    int clusters = device->cuda.major >= 9 && s->passes.count > 1 ? CLUSTER_MOST : 1;
+    int clusters = s->passes.count > 1 ? (int)min64(CLUSTER_MOST, device->cuda.cluster_most) : 1;
     for (s->threads.cluster = 1; s->threads.cluster <= clusters; s->threads.cluster *= 2) {
         int64_t group = divide_up(vectors, wanted * s->threads.cluster);
         if (group > widest) /* as few steps as the widest group needs, in equal shares */
@@ -209,7 +209,7 @@ static bool place_pipelined(struct schedule *s, const struct device *device) {
         !schedule_copies_rows(s, device))
         return false;
     s->threads.cluster = s->passes.column_sums ? 2 : 1;
-    for (; s->threads.cluster <= CLUSTER_MOST; s->threads.cluster *= 2)
+    for (; s->threads.cluster <= min64(CLUSTER_MOST, device->cuda.cluster_most); s->threads.cluster *= 2)
         if (fit_pipelined(s, device)) {
             s->memory.keeps_broadcast = true;
             s->memory.warps_per_group = s->passes.column_sums ? s->threads.group / 32 : 1;
@@ -299,7 +299,7 @@ static bool place_columns_shared(struct schedule *s, const struct device *device
     s->threads.across = power_above(s->vectors.strips, schedule_kept_bytes(s) <= 16 ? LINE_VECTORS / 2 : LINE_VECTORS);
     s->threads.group = s->threads.block / s->threads.across;
     int64_t partials = s->vectors.width * s->threads.across * schedule_partial_bytes(s);
-    int clusters = device->cuda.major >= 9 ? CLUSTER_MOST : 1;
+    int clusters = (int)min64(CLUSTER_MOST, device->cuda.cluster_most);
     for (s->threads.cluster = 1; s->threads.cluster <= clusters; s->threads.cluster *= 2) {
         s->memory.steps = (int)divide_up(s->vectors.per_row, (int64_t)s->threads.group * s->threads.cluster);
         int64_t blocks = divide_up(s->vectors.strips, s->threads.across) * s->threads.cluster;

@@ -192,7 +192,8 @@ static weftStatus_t choose_tile(struct product *p, const struct device *device, 
     chosen = chosen <= TILES ? chosen : 0; /* a row of another family's table */
     for (int t = 0; t < TILES; t++) {
         double seconds = predict(p, device, &tiles[t]);
-        if (!fits(p, &tiles[t]) || (chosen > 0 && chosen != t + 1) || (p->h.tile && seconds >= p->seconds))
+        if (!fits(p, &tiles[t]) || tiles[t].cluster > device->cuda.cluster_most || (chosen > 0 && chosen != t + 1) ||
+            (p->h.tile && seconds >= p->seconds))
             continue;
         p->h.tile = &tiles[t];
         p->seconds = seconds;

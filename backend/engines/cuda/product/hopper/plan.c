@@ -409,6 +409,8 @@ struct demand {
    splits, it takes that number or leaves the tile alone. */
 static void consider(struct hopper *h, const struct device *device, const struct hopper_tile *tile,
                      const struct demand *demand) {
+    if (tile->cluster * tile_splits(tile) > device->cuda.cluster_most)
+        return;
     const struct hopper_tile used = used_tile(h, tile);
     double units = (double)hopper_tiles(h, tile);
     double least = least_seconds(&used, device, units, demand->steps, demand->moving);

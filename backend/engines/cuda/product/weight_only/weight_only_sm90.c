@@ -97,10 +97,11 @@ static int tile_rows(const struct weight_only_sm90 *w) {
 static void choose_tile(struct weight_only_sm90 *w, const struct device *device, const struct knob_choices *knobs) {
     struct weight_only_sm90 at = *w;
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
+    int64_t clusters = min64(CLUSTER_MAX, device->cuda.cluster_most);
     at.steps = w->steps = divide_up(w->p.k_count, STEP);
     w->splits = 0;
     for (int tile = 1; tile <= TILES; tile++)
-        for (at.splits = 1; at.splits <= CLUSTER_MAX && at.splits <= at.steps; at.splits *= 2) {
+        for (at.splits = 1; at.splits <= clusters && at.splits <= at.steps; at.splits *= 2) {
             bool is_left =
                 divide_up(at.steps, divide_up(at.steps, at.splits)) < at.splits; /* a block without a step to do */
             bool is_other = (chosen > 0 && chosen <= TILES && chosen != tile) || (asked > 0 && at.splits > asked);
