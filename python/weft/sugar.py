@@ -467,7 +467,7 @@ class Sugar(Ops):
         paged_attention_max_seq_len_kv: int | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
-        fn: Any = None,
+        fn: ScoreModifier | None = None,
         generate_stats: bool | None = None,
         score_max: Tensor | None = None,
         score_sum_exp: Tensor | None = None,
@@ -516,7 +516,7 @@ class Sugar(Ops):
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
-            fn: a function that adds operations to the scores; does not exist yet.
+            fn: a function of the graph and the tensor of scaled scores, as score_mod of sdpa; optional.
             generate_stats: whether to return the statistics for the backward pass.
             score_max: receives: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
             score_sum_exp: receives: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1];
@@ -551,7 +551,6 @@ class Sugar(Ops):
         [40.]
         """
         where = label("sdpa_fp8", name)
-        _refuse(where, {"fn": fn})
         values = self._attention_values(
             where, q, k, v, attn_scale, use_causal_mask, use_causal_mask_bottom_right, sliding_window,
             diagonal_alignment, left_bound, right_bound, dropout,
@@ -562,6 +561,7 @@ class Sugar(Ops):
         values |= {"paged_attention_k_table": paged_attention_k_table}
         values |= {"paged_attention_v_table": paged_attention_v_table}
         values |= {"paged_attention_max_seq_len_kv": paged_attention_max_seq_len_kv}
+        values |= self._modified_scores(where, values, fn)
         values |= {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v}
         values |= {"descale_s": descale_s, "scale_s": scale_s, "scale_o": scale_o}
         with_stats = is_inference is False if generate_stats is None else generate_stats

@@ -121,25 +121,13 @@ def test_wrong_arguments(call: Any, sentence: str) -> None:
     ("call", "sentence"),
     [
         (
-            lambda g, x: g.reduction(x, cudnn.reduction_mode.ADD, group_offset=x, name="sum"),
-            "reduction 'sum': group_offset is given, which Weft has nothing for. Leave it out.",
-        ),
-        (
-            lambda g, x: g.block_scale_quantize(x, block_size=32, group_offset=x),
-            "block_scale_quantize: group_offset is given, which Weft has nothing for. Leave it out.",
-        ),
-        (
-            lambda g, x: g.moe_grouped_matmul(x, x, x, top_k_scores=x),
-            "moe_grouped_matmul: top_k_scores is given, which Weft has nothing for. Leave it out.",
-        ),
-        (
-            lambda g, x: g.sdpa(x, x, x, dropout=(x, x)),
-            "sdpa: dropout with a mask tensor is given, a feature of attention that does not exist yet. "
+            lambda g, x: g.sdpa_fp8(*[x] * 9, dropout=(x, x)),
+            "sdpa_fp8: dropout with a mask tensor is given, a feature of attention that does not exist yet. "
             "Leave it out.",
         ),
         (
-            lambda g, x: g.sdpa_fp8(*[x] * 9, fn=lambda graph, scores: scores),
-            "sdpa_fp8: fn is given, a feature of attention that does not exist yet. Leave it out.",
+            lambda g, x: g.sdpa(x, x, x, softmax_precision=T.HALF, name="attn"),
+            "sdpa 'attn': softmax_precision is HALF, and Weft's softmax is of FLOAT. Leave it out.",
         ),
         (lambda g, x: g.gdn(x, name="net"), "gdn 'net': Weft has no such operation."),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 from weft import enums as weft_enums
 from weft.backend import Handle
 from weft.cudnn import enums
+from weft.cudnn.grouped import check_scales
 from weft.cudnn.names import Node, find_tensor
 from weft.cudnn.plans import Plans
 from weft.cudnn.sdpa import Attention
@@ -174,6 +175,7 @@ class pygraph(Attention, Plans):
         if with_strides:
             self._infer_dims(with_strides)
         super().validate()
+        check_scales(self._nodes)
         self._is_stale = False
 
     def _infer_dims(self, with_strides: Mapping[Any, Any]) -> None:

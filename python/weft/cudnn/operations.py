@@ -9,7 +9,8 @@ from typing import Any
 
 from weft import buffers, enums
 from weft.arguments import label
-from weft.cudnn.enums import NodeType, norm_forward_phase, to_weft, weft_type
+from weft.cudnn.enums import NodeType, moe_grouped_matmul_mode, norm_forward_phase, to_weft, weft_type
+from weft.cudnn.grouped import METHODS
 from weft.cudnn.names import Node
 from weft.cudnn.rotary import COMPOSED
 from weft.cudnn.table import LINEAR_ATTENTION, MATMUL, POINTWISE, REQUIRED, STRUCTURED, Row
@@ -37,11 +38,8 @@ class Operations(Graph):
         values = {
             key: self._operand(where, key, value, row) for key, value in given.items() if value is not None
         }
-        for key in row.lacking:
-            if key in values:
-                raise NotSupportedError(f"{where}: {key} is given, which Weft has nothing for. Leave it out.")
-        converted = {key: to_weft(value) for key, value in values.items()}
-        add: Any = getattr(Graph, method, None) or COMPOSED[method]
+        converted = {key: _converted(value) for key, value in values.items()}
+        add: Any = _described(method)
         made = add(self, **converted, compute_data_type=weft_type(compute_data_type), name=name)
         self._note(method, row, values, made, out_dims)
         return made
@@ -74,6 +72,11 @@ class Operations(Graph):
             "matmul", MATMUL, {"A": A, "B": B, "padding": padding}, name or "", compute_data_type
         )
         return made
+
+
+def _converted(value: Any) -> Any:
+    """An argument as Weft's methods take it; the one mode that Weft lacks stays, for who spells it."""
+    return value if value is moe_grouped_matmul_mode.COMBINE else to_weft(value)
 
 
 def set_dims(outputs: Mapping[str, Tensor], out_dims: Any) -> None:
@@ -146,7 +149,12 @@ def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
         name, compute_data_type = tail.get("name") or "", tail.get("compute_data_type")
         return self._add(method, row, given, name, compute_data_type, out_dims)
 
-    return _dressed(add, method, signature_of(row, tail), getattr(Graph, method, None) or COMPOSED[method])
+    return _dressed(add, method, signature_of(row, tail), _described(method))
+
+
+def _described(method: str) -> Any:
+    """The function whose description a method has."""
+    return METHODS.get(method) or getattr(Graph, method, None) or COMPOSED[method]
 
 
 def _dressed(function: Callable[..., Any], name: str, signature: Signature, like: Any) -> Callable[..., Any]:

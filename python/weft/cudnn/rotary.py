@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from weft.cudnn.grouped import known_dims
 from weft.enums import data_type
 from weft.errors import BadParameterError
 from weft.graphs import Graph
@@ -52,8 +53,8 @@ def _rotated(
     compute: data_type | None,
     name: str,
 ) -> Tensor:
-    dims, angles = _known_dims(graph, x), freqs
-    if not _is_along_front(dims, _known_dims(graph, freqs)):
+    dims, angles = known_dims(graph, x), freqs
+    if not _is_along_front(dims, known_dims(graph, freqs)):
         angles = Graph.transpose(graph, freqs, [1, 2, 0, 3])
     scale, extent = 1.0 if output_scale is None else float(output_scale), dims[-1]
     first = extent - (extent if rope_dim is None else rope_dim)
@@ -76,13 +77,6 @@ def _rotated(
     if not first:
         return rotated
     return Graph.concatenate(graph, [Graph.mul(graph, cut(0, first), scale), rotated], axis=last, name=name)
-
-
-def _known_dims(graph: Graph, tensor: Tensor) -> tuple[int, ...]:
-    """The dims of a tensor, inferred where no one set them."""
-    if not tensor._dims:
-        graph.validate()
-    return tensor._dims
 
 
 def _is_along_front(dims: tuple[int, ...], angles: tuple[int, ...]) -> bool:

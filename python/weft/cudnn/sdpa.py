@@ -12,6 +12,7 @@ from typing import Any
 from weft import buffers, enums
 from weft.arguments import label
 from weft.backend import operations
+from weft.cudnn import dropped
 from weft.cudnn.enums import NodeType, to_weft, weft_type
 from weft.cudnn.names import Node
 from weft.cudnn.operations import Operations, set_dims
@@ -112,30 +113,61 @@ class Attention(Operations):
         where = label(method, name)
         values = {key: self._array(where, key, value) for key, value in given.items() if value is not None}
         log2_stats = values.pop("stats_use_log2", False)
-        prepared = self._in_wefts_form(where, dict(values))
-        known, rows = _known(method, where, prepared)
-        made = getattr(Graph, method)(self, **known, compute_data_type=weft_type(compute), name=name)
+        prepared, compute = self._in_wefts_form(where, dict(values)), weft_type(compute)
+        is_drawn = method in ("sdpa", "sdpa_backward") and dropped.is_drawn(values.get("dropout"))
+        call = self._call_dropped if is_drawn else self._call
+        made = call(method, where, prepared, compute, name)
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
-        for key, value in rows.items():
-            row = operations()[operation.kind].rows[key]
-            operation.values[key] = self._as_operand(value, row, where, key)
         made = self._to_base_2(made) if log2_stats and made[1] is not None else made
         inputs = {key: v for key, v in values.items() if isinstance(v, Tensor)}
         outputs = {key: t for key, t in zip(RESULTS[method], made, strict=True) if t is not None}
         attributes = {key: v for key, v in values.items() if key not in inputs}
         kind = NodeType[_NODES[method]]
-        self._nodes.append(Node(operation.name, kind, method, inputs, outputs, attributes))
+        self._nodes.append(Node(name or operation.name, kind, method, inputs, outputs, attributes))
         set_dims(outputs, out_dims)
         return made
 
+    def _call(self, method: str, where: str, values: Mapping[str, Any], compute: Any, name: str) -> Any:
+        """Weft's method, and what its operation has besides."""
+        known, rows = _known(method, where, values)
+        made = getattr(Graph, method)(self, **known, compute_data_type=compute, name=name)
+        operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
+        for key, value in rows.items():
+            row = operations()[operation.kind].rows[key]
+            operation.values[key] = self._as_operand(value, row, where, key)
+        return made
+
+    def _call_dropped(
+        self, method: str, where: str, values: Mapping[str, Any], compute: Any, name: str
+    ) -> Any:
+        """The same with dropout by a mask; the result has q's type where nothing else says one."""
+
+        def attend(given: dict[str, Any]) -> Any:
+            return self._call(method, where, given, compute, "")
+
+        kept = self._kept(values["dropout"][0])
+        if method == "sdpa_backward":
+            return dropped.backward(self, attend, where, values, kept)
+        o, stats = dropped.forward(self, attend, where, values, kept, name)
+        o._data_type = None if self._io_type is not None else values["q"]._data_type
+        return o, stats if values.get("generate_stats", values.get("is_inference") is False) else None
+
+    def _kept(self, mask: Tensor) -> Tensor:
+        """The logarithm of a mask of dropout."""
+        return self._masked(mask) if self._is_boolean(mask) else Graph.log(self, mask)
+
     def _array(self, where: str, key: str, value: Any) -> Any:
-        is_array = not isinstance(value, (Tensor, int, float, tuple)) and buffers.is_array(value)
+        if isinstance(value, tuple):
+            return tuple(self._array(where, key, each) for each in value)
+        is_array = not isinstance(value, (Tensor, int, float)) and buffers.is_array(value)
         return self._as_tensor(value, where, key) if is_array else value
 
     def _in_wefts_form(self, where: str, values: dict[str, Any]) -> dict[str, Any]:
         """Arguments as Weft's methods take them."""
         _set_scale(where, values)
         self._promote_lengths(values)
+        if "kv_mask" in values:
+            values["kv_mask"] = self._key_mask(where, values["kv_mask"])
         self._add_masks(values)
         return {key: to_weft(value) for key, value in values.items()}
 
@@ -147,6 +179,20 @@ class Attention(Operations):
                 column = Graph.reshape(self, length).set_dim([length._dims[0], 1, 1, 1])
                 column._data_type = length._data_type
                 values[key] = column.set_stride([1, 1, 1, 1])
+
+    def _key_mask(self, where: str, mask: Tensor) -> Tensor:
+        """Whether each key of a batch is seen: [B, Skv] gets four dimensions."""
+        dims = mask._dims
+        if len(dims) == 2:
+            row = Graph.reshape(self, mask).set_dim([dims[0], 1, 1, dims[1]])
+            row._data_type = mask._data_type
+            return row
+        if len(dims) not in (0, 4) or dims[1:3] not in ((), (1, 1)):
+            raise BadParameterError(
+                f"{where}: kv_mask is {list(dims)}, and says of each key whether it is seen. Give "
+                "[B, 1, 1, Skv] or [B, Skv]; what differs by head or query is a bias."
+            )
+        return mask
 
     def _add_masks(self, values: dict[str, Any]) -> None:
         """Masks of truth values become biases."""

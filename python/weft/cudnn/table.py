@@ -21,8 +21,6 @@ class Row(NamedTuple):
     """Operands that are lists of tensors."""
     optional: tuple[str, ...] = ()
     """Operands that may be left out."""
-    lacking: tuple[str, ...] = ()
-    """Arguments that Weft has nothing for: it refuses them by name when they are given."""
     node: str = ""
     """Its member of NodeType."""
     typed_like: str = ""
@@ -45,7 +43,6 @@ def _row(
     attributes: Mapping[str, Any] = {},
     *,
     first: str = "",
-    lacking: str = "",
 ) -> Row:
     """A row from words. An operand with a question mark may be left out, one with a star is a list."""
     words = operands.split()
@@ -53,7 +50,7 @@ def _row(
     marked = {mark: tuple(n for n, w in zip(names, words, strict=True) if mark in w) for mark in "?*"}
     made = Row(tuple(names), tuple(results.split()), attributes, node=node)
     made = made._replace(optional=marked["?"], lists=marked["*"])
-    return made._replace(first=tuple(first.split()), lacking=tuple(lacking.split()))
+    return made._replace(first=tuple(first.split()))
 
 
 _UNARY = "abs ceil cos elu erf exp floor gelu gelu_approx_tanh identity log logical_not neg reciprocal rsqrt"
@@ -119,9 +116,7 @@ STRUCTURED: dict[str, Row] = {
     "rmsnorm_backward": _row(
         "grad input scale? inv_variance?", _GRADIENT_RESULTS, "RMSNORM_BWD", {"has_dbias": True}
     ),
-    "reduction": _row(
-        "input", "OUT_0", "REDUCTION", {"mode": REQUIRED, "group_offset": None}, lacking="group_offset"
-    ),
+    "reduction": _row("input", "OUT_0", "REDUCTION", {"mode": REQUIRED, "group_offset": None}),
     "reshape": _row("input", "OUT_0", "RESHAPE", {"reshape_mode": None}),
     "slice": _row("input", "OUT_0", "SLICE", {"slices": REQUIRED})._replace(typed_like="input"),
     "transpose": _row("input", "OUT_0", "TRANSPOSE", {"permutation": REQUIRED}),
@@ -137,14 +132,12 @@ STRUCTURED: dict[str, Row] = {
         "Y scale",
         "BLOCK_SCALE_QUANTIZE",
         {"block_size": REQUIRED, "axis": None, "transpose": False, "group_offset": None},
-        lacking="group_offset",
     ),
     "moe_grouped_matmul": _row(
         "token weight first_token_offset token_index? token_ks?",
         "OUT_0",
         "MOE_GROUPED_MATMUL",
         {"mode": None, "top_k": 0, "top_k_scores": None},
-        lacking="top_k_scores",
     ),
     "moe_grouped_matmul_bwd": _row("doutput token first_token_offset", "dweight", "MOE_GROUPED_MATMUL_BWD"),
     "rope": _row("input freqs", "OUT_0", "ROPE", {"output_scale": None, "rope_dim": None}),

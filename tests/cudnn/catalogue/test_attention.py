@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import weft
 import weft.cudnn as cudnn
 
 T = cudnn.data_type
@@ -283,6 +284,127 @@ def test_fp8(place: Any) -> None:
     place.close(s, of_rows)
     place.close(largest_o, np.abs(want).max().reshape(1, 1, 1, 1), "e4m3")
     assert g.find_tensor("fp8::Amax_O") is amax_o
+
+
+def drawn(place: Any, kind: str, keep: float = 0.75) -> tuple[Any, Any]:
+    """A mask of dropout and the factor of what it keeps; a row keeps nothing."""
+    mask = np.random.default_rng(5).random((2, 2, 16, 16)) < keep
+    mask[1, 0, 3] = False
+    return place.put(mask, kind), place.put(np.full((1, 1, 1, 1), 1 / keep), "f32")
+
+
+@pytest.mark.parametrize("of_mask", ["f16", "bool8"])
+def test_dropout_by_a_mask(place: Any, of_mask: str) -> None:
+    q, k, v = operands(place, q=16)
+    mask, scale = drawn(place, of_mask)
+    bias = place.random((1, 2, 16, 16), "f32", 4)
+    lengths, whole = (place.put(np.array(n).reshape(2, 1, 1, 1), "i32") for n in ([16, 9], [16, 16]))
+    g = graph(place)
+    tensors = Q, K, V, MASK, SCALE, B, LQ, LKV = [
+        g.tensor_like(x) for x in (q, k, v, mask, scale, bias, whole, lengths)
+    ]
+    O, stats = g.sdpa(
+        Q, K, V, attn_scale=0.35, bias=B, dropout=(MASK, SCALE), generate_stats=True, use_causal_mask=True,
+        use_padding_mask=True, seq_len_q=LQ, seq_len_kv=LKV, name="drop",
+    )  # fmt: skip
+    O.set_output(True)
+    stats.set_output(True).set_data_type(T.FLOAT)
+    g.build()
+    o, s = place.like(O), place.like(stats)
+    pack = dict(zip(tensors, (q, k, v, mask, scale, bias, whole, lengths), strict=True))
+    place.run(g, pack | {O: o, stats: s})
+    seen = np.tri(16, dtype=bool) & (np.arange(16) < np.array([16, 9]).reshape(2, 1, 1, 1))
+    _, of_rows, weights = attended(*map(place.get, (q, k, v)), 0.35, place.get(bias), seen)
+    place.close(o, (weights * place.get(mask) / 0.75) @ place.get(v), "f16")
+    place.close(s, of_rows)
+    assert O.get_data_type() == T.HALF
+    assert g.find_tensor("drop::O") is O
+
+
+def test_gradients_of_dropout_by_a_mask(place: Any) -> None:
+    q, k, v = operands(place, "f32", q=16)
+    mask, scale = drawn(place, "f32")
+    dO, bias = place.random((2, 2, 16, 8), "f32", 7), place.random((1, 2, 16, 16), "f32", 4)
+    wq, wk, wv, slope = map(place.get, (q, k, v, dO))
+    _, of_rows, weights = attended(wq, wk, wv, 0.35, place.get(bias), np.tri(16, dtype=bool))
+    kept = place.get(mask) / 0.75
+    result = (weights * kept) @ wv
+    o, stats = place.put(result, "f32"), place.put(of_rows, "f32")
+    inverse = place.put(np.full((1, 1, 1, 1), 0.75), "f32")
+    given = (q, k, v, o, dO, stats, bias, mask, scale, inverse)
+    g = graph(place, T.FLOAT)
+    tensors = Q, K, V, O, D, S, B, *dropout = list(map(g.tensor_like, given))
+    made = g.sdpa_backward(
+        Q, K, V, O, D, S, attn_scale=0.35, bias=B, use_causal_mask=True, dropout=tuple(dropout), name="back"
+    )
+    for tensor in made:
+        tensor.set_output(True).set_data_type(T.FLOAT)
+    g.build()
+    buffers = list(map(place.like, made))
+    place.run(g, dict(zip([*tensors, *made], [*given, *buffers], strict=True)))
+    of_scores = weights * (kept * (slope @ wv.swapaxes(-1, -2)) - (slope * result).sum(-1, keepdims=True))
+    place.close(buffers[0], 0.35 * of_scores @ wk)
+    place.close(buffers[1], 0.35 * of_scores.swapaxes(-1, -2) @ wq)
+    place.close(buffers[2], (weights * kept).swapaxes(-1, -2) @ slope)
+    assert g.find_tensor("back::dK") is made[1]
+
+
+def test_what_dropout_by_a_mask_needs(place: Any) -> None:
+    g = graph(place)
+    x, one = g.tensor([1, 1, 8, 8], [64, 64, 8, 1]), g.tensor([1, 1, 1, 1], [1, 1, 1, 1], T.FLOAT)
+    with pytest.raises(weft.BadParameterError) as refused:
+        g.sdpa_backward(x, x, x, x, x, x, dropout=(x, one), name="back")
+    assert str(refused.value) == (
+        "sdpa_backward 'back': dropout is 2 values that begin with a mask. Give tensors: mask, scale, "
+        "1 / scale."
+    )
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match="dBias is given, and dropout by a mask"):
+        g.sdpa_backward(x, x, x, x, x, x, dBias=x, dropout=(x, one, one))
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match=r"^sdpa_fp8: dropout with a mask tensor is"):
+        g.sdpa_fp8(x, x, x, *[one] * 6, dropout=(x, one))
+
+
+@pytest.mark.parametrize("dims", [(2, 1, 1, 16), (2, 16)])
+def test_a_mask_of_keys(place: Any, dims: tuple[int, ...]) -> None:
+    q, k, v = operands(place)
+    mask = np.random.default_rng(1).random(dims) < 0.5
+    g = graph(place)
+    Q, K, V, MASK = map(g.tensor_like, (q, k, v, place.put(mask, "bool8")))
+    O, _ = g.sdpa(Q, K, V, attn_scale=0.35, generate_stats=False, kv_mask=MASK)
+    O.set_output(True)
+    g.build()
+    o = place.like(O)
+    place.run(g, {Q: q, K: k, V: v, MASK: place.put(mask, "bool8"), O: o})
+    want, _, _ = attended(*map(place.get, (q, k, v)), 0.35, seen=mask.reshape(2, 1, 1, 16))
+    place.close(o, want, "f16")
+    with pytest.raises(weft.BadParameterError, match=r"kv_mask is \[16\], and says of each key"):
+        g.sdpa(Q, K, V, kv_mask=g.tensor([16], [1], T.BOOLEAN))
+
+
+def test_score_modifiers_of_fp8(place: Any) -> None:
+    q, k, v = operands(place, "e4m3")
+    names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+    g = graph(place, T.FP8_E4M3)
+    Q, K, V = map(g.tensor_like, (q, k, v))
+    factors = {n: g.tensor([1, 1, 1, 1], [1, 1, 1, 1], T.FLOAT, name=n) for n in names}
+    O, _, amax_s, amax_o = g.sdpa_fp8(
+        Q, K, V, **factors, attn_scale=0.35, generate_stats=False,
+        fn=lambda graph, scores: graph.mul(a=graph.tanh(input=scores), b=3.0),
+    )  # fmt: skip
+    O.set_output(True).set_data_type(T.FLOAT)
+    for tensor in (amax_s, amax_o):
+        tensor.set_output(True).set_data_type(T.FLOAT)
+    g.build()
+    values = dict.fromkeys(names, 1.0) | {"descale_q": 0.5, "scale_s": 256.0, "descale_s": 1 / 256}
+    results = o, largest_s, largest_o = list(map(place.like, (O, amax_s, amax_o)))
+    pack = {factors[n]: place.put(np.full((1, 1, 1, 1), values[n]), "f32") for n in names}
+    place.run(g, pack | {Q: q, K: k, V: v} | dict(zip((O, amax_s, amax_o), results, strict=True)))
+    wq, wk, wv = map(place.get, (q, k, v))
+    scores = 3 * np.tanh(0.35 * 0.5 * wq @ wk.swapaxes(-1, -2))
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    place.close(o, weights @ wv, "e4m3")
+    place.close(largest_s, weights.max().reshape(1, 1, 1, 1))
+    place.close(largest_o, np.abs(weights @ wv).max().reshape(1, 1, 1, 1), "e4m3")
 
 
 def test_queries_that_carry_the_scale(place: Any) -> None:
