@@ -70,8 +70,8 @@ struct partitioning {
 
 /* ---- Asking a family --------------------------------------------------------------------------------------------- */
 
-/* What the family says of a region; and where there is a limit, of the workspace or of the device, whether the step would
-   keep to it. Building is dear against accepting, so it is asked for only under a limit. */
+/* What the family says of a region; and where there is a limit, of the workspace or of the device, whether the step
+   would keep to it. Building is dear against accepting, so it is asked for only under a limit. */
 static weftStatus_t ask(const struct partitioning *p, const struct family *family, const struct region *region,
                         double *seconds) {
     TRY(family_check_gathered(family, region));

@@ -818,9 +818,12 @@ class SDPA_attributes : public Attention_attributes<SDPA_attributes, Sdpa_fwd_op
     SDPA_attributes() { keep_statistics(false); }
 };
 using SDPA_fp8_attributes = SDPA_attributes;
+using SDPA_mxfp8_attributes = SDPA_attributes;
 
 class SDPA_backward_attributes : public Attention_attributes<SDPA_backward_attributes, Sdpa_bwd_options> {};
 using SDPA_fp8_backward_attributes = SDPA_backward_attributes;
+using SDPA_mxfp8_backward_attributes = SDPA_backward_attributes;
+using Matmul_fp8_attributes = Matmul_attributes;
 
 } // namespace graph
 
@@ -1261,10 +1264,54 @@ class Graph : public detail::Operations {
     std::array<Tensor, 4> sdpa_fp8(const Operand &q, const Operand &k, const Operand &v, const Operand &descale_q,
                                    const Operand &descale_k, const Operand &descale_v, const Operand &descale_s,
                                    const Operand &scale_s, const Operand &scale_o, SDPA_fp8_attributes attributes = {});
+    /** Attention of MXFP8: a scale for each block of 32. Returns o, statistics, amax of o. */
+    std::array<Tensor, 3> sdpa_mxfp8(const Operand &q, const Operand &k, const Operand &v, const Operand &descale_q,
+                                     const Operand &descale_k, const Operand &descale_v,
+                                     SDPA_mxfp8_attributes attributes = {});
+    /** The same by the name that it has in cuDNN. */
+    std::array<Tensor, 3> sdpa_fp8(const Operand &q, const Operand &k, const Operand &v, const Operand &descale_q,
+                                   const Operand &descale_k, const Operand &descale_v,
+                                   SDPA_mxfp8_attributes attributes = {}) {
+        return sdpa_mxfp8(q, k, v, descale_q, descale_k, descale_v, std::move(attributes));
+    }
     /** Gradients of attention. Returns dQ, dK, dV. */
     std::array<Tensor, 3> sdpa_backward(const Operand &q, const Operand &k, const Operand &v, const Operand &o,
                                         const Operand &dO, const Operand &stats,
                                         SDPA_backward_attributes attributes = {});
+    /** Gradients of attention of FP8. Returns dQ, dK, dV, and the amax of dQ, dK, dV and dP. */
+    std::array<Tensor, 7> sdpa_fp8_backward(const Operand &q, const Operand &k, const Operand &v, const Operand &o,
+                                            const Operand &dO, const Operand &stats, const Operand &descale_q,
+                                            const Operand &descale_k, const Operand &descale_v,
+                                            const Operand &descale_o, const Operand &descale_dO,
+                                            const Operand &descale_s, const Operand &descale_dP, const Operand &scale_s,
+                                            const Operand &scale_dQ, const Operand &scale_dK, const Operand &scale_dV,
+                                            const Operand &scale_dP, SDPA_fp8_backward_attributes attributes = {});
+    /** Gradients of attention of MXFP8: q, k and dO with scales along their rows, and again along the sequence (_T).
+        Returns dQ, dK, dV, and the amax of each. */
+    std::array<Tensor, 6> sdpa_mxfp8_backward(const Operand &q, const Operand &q_T, const Operand &k,
+                                              const Operand &k_T, const Operand &v, const Operand &o_f16,
+                                              const Operand &dO_f16, const Operand &dO, const Operand &dO_T,
+                                              const Operand &stats, const Operand &descale_q,
+                                              const Operand &descale_q_T, const Operand &descale_k,
+                                              const Operand &descale_k_T, const Operand &descale_v,
+                                              const Operand &descale_dO, const Operand &descale_dO_T,
+                                              SDPA_mxfp8_backward_attributes attributes = {});
+    /** The same by the name that it has in cuDNN. */
+    std::array<Tensor, 6> sdpa_fp8_backward(const Operand &q, const Operand &q_T, const Operand &k, const Operand &k_T,
+                                            const Operand &v, const Operand &o_f16, const Operand &dO_f16,
+                                            const Operand &dO, const Operand &dO_T, const Operand &stats,
+                                            const Operand &descale_q, const Operand &descale_q_T,
+                                            const Operand &descale_k, const Operand &descale_k_T,
+                                            const Operand &descale_v, const Operand &descale_dO,
+                                            const Operand &descale_dO_T,
+                                            SDPA_mxfp8_backward_attributes attributes = {}) {
+        return sdpa_mxfp8_backward(q, q_T, k, k_T, v, o_f16, dO_f16, dO, dO_T, stats, descale_q, descale_q_T, descale_k,
+                                   descale_k_T, descale_v, descale_dO, descale_dO_T, std::move(attributes));
+    }
+    /** C = scale_c descale_a descale_b A B, of the last two dimensions. Returns C, and the amax of C before scale_c. */
+    std::array<Tensor, 2> matmul_fp8(const Tensor &A, const Tensor &B, const Operand &descale_a,
+                                     const Operand &descale_b, const Operand &scale_c,
+                                     const Matmul_fp8_attributes &attributes = {});
 
     /* From the graph to plans. */
     /** Checks every operation, and infers what was left unset. */
@@ -1402,6 +1449,8 @@ class Graph : public detail::Operations {
     std::vector<Tensor> attention(const char *method, const Operand &q, const Operand &k, const Operand &v,
                                   Attributes &attributes, std::vector<detail::Result> more);
     template <class Attributes> static void check_padding(Attributes &attributes, const char *q, const char *kv);
+    std::vector<Tensor> gradients(const char *method, const std::array<Operand, 6> &operands,
+                                  SDPA_backward_attributes &attributes, std::vector<detail::Result> more);
     std::shared_ptr<detail::Part> modify(const Tensor &q, const Tensor &k, const SDPA_attributes &attributes);
     error_t lower(std::vector<detail::Descriptor> &operations);
     detail::Descriptor engine(std::int64_t id) const;
@@ -1550,25 +1599,91 @@ inline std::array<Tensor, 4> Graph::sdpa_fp8(const Operand &q, const Operand &k,
     return {made[0], made[1], made[2], made[3]};
 }
 
-inline std::array<Tensor, 3> Graph::sdpa_backward(const Operand &q, const Operand &k, const Operand &v,
-                                                  const Operand &o, const Operand &dO, const Operand &stats,
-                                                  SDPA_backward_attributes attributes) {
+inline std::array<Tensor, 3> Graph::sdpa_mxfp8(const Operand &q, const Operand &k, const Operand &v,
+                                               const Operand &descale_q, const Operand &descale_k,
+                                               const Operand &descale_v, SDPA_mxfp8_attributes attributes) {
+    attributes.set_descale_q(descale_q).set_descale_k(descale_k).set_descale_v(descale_v);
+    auto made = attention("sdpa_mxfp8", q, k, v, attributes,
+                          {{WEFT_ATTR_OPERATION_SDPA_FWD_AMAX_ODESC, "AMAX_O", true, true, false}});
+    return {made[0], made[1], made[2]};
+}
+
+inline std::vector<Tensor> Graph::gradients(const char *method, const std::array<Operand, 6> &operands,
+                                            SDPA_backward_attributes &attributes, std::vector<detail::Result> more) {
+    const auto &[q, k, v, o, dO, stats] = operands;
     attributes.resolve();
     check_padding(attributes, "seq_len_q", "seq_len_kv");
     if (attributes.modifier_)
         attributes.refuse("set_score_mod() is not offered for gradients in C++ yet. Write the attention out.");
-    auto made = record("sdpa_backward", WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR, attributes,
-                       WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
-                       {{WEFT_ATTR_OPERATION_SDPA_BWD_QDESC, "q", q, true},
-                        {WEFT_ATTR_OPERATION_SDPA_BWD_KDESC, "k", k, true},
-                        {WEFT_ATTR_OPERATION_SDPA_BWD_VDESC, "v", v, true},
-                        {WEFT_ATTR_OPERATION_SDPA_BWD_ODESC, "o", o, true},
-                        {WEFT_ATTR_OPERATION_SDPA_BWD_DODDESC, "dO", dO, true},
-                        {WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats", stats, true}},
-                       {{WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, "DQ", false, true, true},
-                        {WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, "DK", false, true, true},
-                        {WEFT_ATTR_OPERATION_SDPA_BWD_DVDESC, "DV", false, true, true}});
+    std::vector<detail::Result> results = {{WEFT_ATTR_OPERATION_SDPA_BWD_DQDESC, "DQ", false, true, true},
+                                           {WEFT_ATTR_OPERATION_SDPA_BWD_DKDESC, "DK", false, true, true},
+                                           {WEFT_ATTR_OPERATION_SDPA_BWD_DVDESC, "DV", false, true, true}};
+    results.insert(results.end(), more.begin(), more.end());
+    return record(method, WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR, attributes,
+                  WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
+                  {{WEFT_ATTR_OPERATION_SDPA_BWD_QDESC, "q", q, true},
+                   {WEFT_ATTR_OPERATION_SDPA_BWD_KDESC, "k", k, true},
+                   {WEFT_ATTR_OPERATION_SDPA_BWD_VDESC, "v", v, true},
+                   {WEFT_ATTR_OPERATION_SDPA_BWD_ODESC, "o", o, true},
+                   {WEFT_ATTR_OPERATION_SDPA_BWD_DODDESC, "dO", dO, true},
+                   {WEFT_ATTR_OPERATION_SDPA_BWD_STATSDESC, "stats", stats, true}},
+                  std::move(results));
+}
+
+inline std::array<Tensor, 3> Graph::sdpa_backward(const Operand &q, const Operand &k, const Operand &v,
+                                                  const Operand &o, const Operand &dO, const Operand &stats,
+                                                  SDPA_backward_attributes attributes) {
+    auto made = gradients("sdpa_backward", {q, k, v, o, dO, stats}, attributes, {});
     return {made[0], made[1], made[2]};
+}
+
+inline std::array<Tensor, 7>
+Graph::sdpa_fp8_backward(const Operand &q, const Operand &k, const Operand &v, const Operand &o, const Operand &dO,
+                         const Operand &stats, const Operand &descale_q, const Operand &descale_k,
+                         const Operand &descale_v, const Operand &descale_o, const Operand &descale_dO,
+                         const Operand &descale_s, const Operand &descale_dP, const Operand &scale_s,
+                         const Operand &scale_dQ, const Operand &scale_dK, const Operand &scale_dV,
+                         const Operand &scale_dP, SDPA_fp8_backward_attributes attributes) {
+    attributes.set_descale_q(descale_q).set_descale_k(descale_k).set_descale_v(descale_v);
+    attributes.set_descale_o(descale_o).set_descale_dO(descale_dO).set_descale_s(descale_s);
+    attributes.set_descale_dP(descale_dP).set_scale_s(scale_s).set_scale_dP(scale_dP);
+    attributes.set_scale_dQ(scale_dQ).set_scale_dK(scale_dK).set_scale_dV(scale_dV);
+    auto made = gradients("sdpa_fp8_backward", {q, k, v, o, dO, stats}, attributes,
+                          {{WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DQDESC_EXT, "AMAX_DQ", true, true, false},
+                           {WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DKDESC_EXT, "AMAX_DK", true, true, false},
+                           {WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DVDESC_EXT, "AMAX_DV", true, true, false},
+                           {WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DPDESC_EXT, "AMAX_DP", true, true, false}});
+    return {made[0], made[1], made[2], made[3], made[4], made[5], made[6]};
+}
+
+inline std::array<Tensor, 6> Graph::sdpa_mxfp8_backward(
+    const Operand &q, const Operand &q_T, const Operand &k, const Operand &k_T, const Operand &v, const Operand &o_f16,
+    const Operand &dO_f16, const Operand &dO, const Operand &dO_T, const Operand &stats, const Operand &descale_q,
+    const Operand &descale_q_T, const Operand &descale_k, const Operand &descale_k_T, const Operand &descale_v,
+    const Operand &descale_dO, const Operand &descale_dO_T, SDPA_mxfp8_backward_attributes attributes) {
+    attributes.set_q_T(q_T).set_k_T(k_T).set_dO_T(dO_T).set_dO_f16(dO_f16);
+    attributes.set_descale_q(descale_q).set_descale_k(descale_k).set_descale_v(descale_v);
+    attributes.set_descale_q_T(descale_q_T).set_descale_k_T(descale_k_T);
+    attributes.set_descale_dO(descale_dO).set_descale_dO_T(descale_dO_T);
+    auto made = gradients("sdpa_mxfp8_backward", {q, k, v, o_f16, dO, stats}, attributes,
+                          {{WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DQDESC_EXT, "AMAX_DQ", true, true, false},
+                           {WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DKDESC_EXT, "AMAX_DK", true, true, false},
+                           {WEFT_ATTR_OPERATION_SDPA_BWD_AMAX_DVDESC_EXT, "AMAX_DV", true, true, false}});
+    return {made[0], made[1], made[2], made[3], made[4], made[5]};
+}
+
+/** The amax is over all dimensions, as many as A has. */
+inline std::array<Tensor, 2> Graph::matmul_fp8(const Tensor &A, const Tensor &B, const Operand &descale_a,
+                                               const Operand &descale_b, const Operand &scale_c,
+                                               const Matmul_fp8_attributes &attributes) {
+    std::vector<std::int64_t> all;
+    for (std::size_t i = 0; A && i < A->get_dim().size(); i++)
+        all.push_back(static_cast<std::int64_t>(i));
+    Tensor wide = mul(mul(matmul(A, B, attributes), descale_a), descale_b);
+    auto largest = Reduction_attributes().set_mode(ReductionMode_t::AMAX);
+    if (!all.empty())
+        largest.set_dims(all);
+    return {mul(wide, scale_c), reduction(wide, largest)};
 }
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
@@ -1675,6 +1790,8 @@ inline detail::Descriptor Graph::engine(std::int64_t id) const {
     detail::Descriptor made(WEFT_BACKEND_ENGINE_DESCRIPTOR);
     made.link(WEFT_ATTR_ENGINE_OPERATION_GRAPH, graph_);
     made.set(WEFT_ATTR_ENGINE_GLOBAL_INDEX, WEFT_TYPE_INT64, id);
+    if (sm_count_ > 0)
+        made.set(WEFT_ATTR_ENGINE_SM_COUNT_TARGET, WEFT_TYPE_INT32, sm_count_);
     if (device_)
         made.link(WEFT_ATTR_ENGINE_DEVICEPROP, device_->made_);
     return made;

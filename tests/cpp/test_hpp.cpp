@@ -238,6 +238,112 @@ static void attention_and_its_gradients() {
     NEAR(gv, a.dv);
 }
 
+/** Scales of 1 and operands of floats: what sdpa does, and the largest magnitudes. */
+static void attention_of_fp8() {
+    Attention a(0.5);
+    const Dims dims = {1, 1, Attention::S, Attention::D};
+    weft::Graph g(DataType_t::FLOAT);
+    auto q = g.tensor(dims, "q"), k = g.tensor(dims, "k"), v = g.tensor(dims, "v"), slope = g.tensor(dims, "dO");
+    auto one = g.tensor({1, 1, 1, 1}, "one"), two = g.tensor({1, 1, 1, 1}, "two");
+    auto forward = weft::SDPA_fp8_attributes().set_causal_mask(true).set_attn_scale(0.5f).set_generate_stats(true);
+    auto [o, stats, amax_s, amax_o] = g.sdpa_fp8(q, k, v, one, one, one, one, one, two, forward);
+    auto back = weft::SDPA_fp8_backward_attributes().set_causal_mask(true).set_attn_scale(0.5f);
+    auto half = g.mul(o, 0.5f);
+    auto made = g.sdpa_fp8_backward(q, k, v, half, slope, stats, one, one, one, one, one, one, one, one, two, one, one,
+                                    one, back);
+    for (auto &each : {o, stats, amax_s, amax_o, made[0], made[1], made[2], made[3], made[6]})
+        each->set_output(true);
+    GOOD(g.build(cpu()));
+    float factors[] = {1, 2};
+    std::vector<float> out(12), sums(4), s(1), largest(1), gq(12), gk(12), gv(12), of_q(1), of_p(1);
+    GOOD(g.execute({{q, a.q.data()},
+                    {k, a.k.data()},
+                    {v, a.v.data()},
+                    {slope, a.slope.data()},
+                    {one, &factors[0]},
+                    {two, &factors[1]},
+                    {o, out.data()},
+                    {stats, sums.data()},
+                    {amax_s, s.data()},
+                    {amax_o, largest.data()},
+                    {made[0], gq.data()},
+                    {made[1], gk.data()},
+                    {made[2], gv.data()},
+                    {made[3], of_q.data()},
+                    {made[6], of_p.data()}}));
+    NEAR(sums, a.stats);
+    NEAR(gk, a.dk);
+    NEAR(gv, a.dv);
+    NEAR(s, std::vector<double>{1.0}); /* the first row sees one key */
+    std::vector<double> doubled, twice;
+    double most_o = 0, most_q = 0;
+    for (std::size_t i = 0; i < 12; i++) {
+        doubled.push_back(2 * a.o[i]), twice.push_back(2 * a.dq[i]);
+        most_o = std::max(most_o, std::fabs(a.o[i])), most_q = std::max(most_q, std::fabs(a.dq[i]));
+    }
+    NEAR(out, doubled);
+    NEAR(gq, twice);
+    NEAR(largest, std::vector<double>{most_o});
+    NEAR(of_q, std::vector<double>{most_q});
+    HOLDS(of_p[0] > 0);
+}
+
+/** One block for each row: what sdpa does of operands that are multiplied before. */
+static void attention_of_mxfp8() {
+    Attention a(1.0);
+    const std::int64_t S = Attention::S, D = Attention::D;
+    const Dims dims = {1, 1, S, D}, of_rows = {1, 1, S, 1}, of_columns = {1, 1, 1, D};
+    weft::Graph g(DataType_t::FLOAT);
+    auto q = g.tensor(dims), k = g.tensor(dims), v = g.tensor(dims), slope = g.tensor(dims);
+    auto rows = g.tensor(of_rows), columns = g.tensor(of_columns);
+    auto forward = weft::SDPA_mxfp8_attributes().set_causal_mask(true).set_generate_stats(true);
+    auto [o, stats, amax_o] = g.sdpa_fp8(q, k, v, rows, rows, columns, forward);
+    auto back = weft::SDPA_mxfp8_backward_attributes().set_causal_mask(true);
+    auto made = g.sdpa_fp8_backward(q, q, k, k, v, o, slope, slope, slope, stats, rows, columns, rows, columns, rows,
+                                    rows, columns, back);
+    for (auto &each : {o, stats, amax_o, made[0], made[1], made[2], made[3]})
+        each->set_output(true);
+    GOOD(g.build(cpu()));
+    std::vector<float> ones(static_cast<std::size_t>(std::max(S, D)), 1.0f);
+    std::vector<float> out(12), sums(4), largest(1), gq(12), gk(12), gv(12), of_q(1);
+    GOOD(g.execute({{q, a.q.data()},
+                    {k, a.k.data()},
+                    {v, a.v.data()},
+                    {slope, a.slope.data()},
+                    {rows, ones.data()},
+                    {columns, ones.data()},
+                    {o, out.data()},
+                    {stats, sums.data()},
+                    {amax_o, largest.data()},
+                    {made[0], gq.data()},
+                    {made[1], gk.data()},
+                    {made[2], gv.data()},
+                    {made[3], of_q.data()}}));
+    NEAR(out, a.o);
+    NEAR(sums, a.stats);
+    NEAR(gq, a.dq);
+    NEAR(gk, a.dk);
+    NEAR(gv, a.dv);
+    double most = 0;
+    for (double each : a.o)
+        most = std::max(most, std::fabs(each));
+    NEAR(largest, std::vector<double>{most});
+}
+
+static void product_of_fp8() {
+    weft::Graph g(DataType_t::FLOAT);
+    auto A = g.tensor({1, 2, 3}, "A"), B = g.tensor({1, 3, 2}, "B"), half = g.tensor({1, 1, 1}),
+         four = g.tensor({1, 1, 1});
+    auto [C, amax] = g.matmul_fp8(A, B, half, half, four, weft::Matmul_fp8_attributes().set_name("fp8"));
+    C->set_output(true), amax->set_output(true);
+    GOOD(g.build(cpu()));
+    float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, -2, 3, -4, 5, -6}, factors[] = {0.5f, 4};
+    std::vector<float> c(4), largest(1);
+    GOOD(g.execute({{A, a}, {B, b}, {half, &factors[0]}, {four, &factors[1]}, {C, c.data()}, {amax, largest.data()}}));
+    NEAR(c, (std::vector<double>{22, -28, 49, -64}));
+    NEAR(largest, std::vector<double>{16});
+}
+
 static void modified_scores() {
     Attention a(1.0, 0.75);
     const Dims dims = {1, 1, Attention::S, Attention::D};
@@ -396,6 +502,9 @@ int main() {
     norms_keep_what_they_are_asked_for();
     pooling_with_its_index();
     attention_and_its_gradients();
+    attention_of_fp8();
+    attention_of_mxfp8();
+    product_of_fp8();
     modified_scores();
     overridden_shapes();
     graphs_that_make_no_sense();
