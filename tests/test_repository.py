@@ -241,8 +241,8 @@ def test_samples_run(installed: Path, version: str, tmp_path: Path, language: st
     else:
         if not shutil.which("pkg-config"):
             pytest.skip("no pkg-config")
-        if language == "cpp":  # the others compile for seconds, and link as this one does
-            sources = [source for source in sources if source.stem == "version"]
+        if language == "cpp":  # the others compile for seconds, and link as these do
+            sources = [source for source in sources if source.stem in ("version", "conv_bias_relu")]
         path = next(installed.glob("lib*/**/pkgconfig"))
         run("make", f"PKG_CONFIG_PATH={path}", *(source.stem for source in sources), cwd=folder)
         programs = folder
@@ -281,8 +281,11 @@ check_language(CXX)
 if(CMAKE_CXX_COMPILER)
     enable_language(CXX)
     add_executable(version_cpp "@ROOT@/samples/cpp/version.cpp")
-    target_link_libraries(version_cpp PRIVATE weft::weft)
-    target_compile_features(version_cpp PRIVATE cxx_std_17)
+    add_executable(conv_cpp "@ROOT@/samples/cpp/conv_bias_relu.cpp")
+    foreach(program version_cpp conv_cpp)
+        target_link_libraries(${program} PRIVATE weft::weft)
+        target_compile_features(${program} PRIVATE cxx_std_17)
+    endforeach()
 endif()
 """
 
@@ -300,6 +303,8 @@ def test_static_library_of_a_project_that_fetches(version: str, tmp_path: Path) 
     run("cmake", "-G", "Ninja", *sample, "-B", "found", cwd=tmp_path)
     run("cmake", "--build", "found", cwd=tmp_path)
     assert run(tmp_path / "found/conv_bias_relu") == "0 0\n21 30\n"
+    for program in (tmp_path / "build").glob("conv_cpp"):
+        assert run(program, cwd=tmp_path, WEFT_DEVICE="cpu").startswith("largest errors: ")
     programs = [*(tmp_path / "build").glob("version*"), tmp_path / "found/version"]
     if shutil.which("pkg-config"):
         folder = next(prefix.glob("lib*/**/pkgconfig"))
