@@ -15,7 +15,7 @@ from weft import arguments, backend, buffers, dtypes, enums
 from weft.backend import Descriptor, Handle, Row
 from weft.devices import DeviceProperties, KernelCache, default_handle, device_of
 from weft.enums import attribute_name, build_plan_policy, data_type, descriptor_type, device_kind, heur_mode
-from weft.errors import BadParameterError, NotSupportedError
+from weft.errors import BadParameterError, NotSupportedError, WeftError
 from weft.lowering import Lowering, Nested, Operation, Shape, option
 from weft.memory import stream_of, use_on
 from weft.plan import Overrides, Plan
@@ -28,6 +28,9 @@ from weft.tensor import Tensor
 if TYPE_CHECKING:
     from weft.autotune import Trial
     from weft.dtypes import DataTypeLike
+
+_OTHER_PLANS = 64
+"""How many plans a graph keeps for calls of other shapes; the oldest goes first."""
 
 
 class Graph(Sugar):
@@ -127,6 +130,7 @@ class Graph(Sugar):
         self._template: list[int] | None = None
         self._given_shapes: dict[Tensor, Shape] = {}
         self._following: dict[str, dict[int, Shape]] = {}
+        self._other_plans: dict[tuple[tuple[int, Shape], ...], Plan] = {}
 
     def _set_device(self, device: str | Handle | DeviceProperties) -> None:
         """Takes the device that was named, unless the graph has one already."""
@@ -477,13 +481,18 @@ class Graph(Sugar):
             raise BadParameterError(
                 f"{self._label}: it has no operations. Add one, for example matmul(A, B)."
             )
+        self._made_planner = self._planner_of(self._op_descriptors)
+        return self._made_planner
+
+    def _planner_of(self, operations: Sequence[Descriptor]) -> Planner:
+        """The same for operations that are finalized, of the graph's own shapes or of others."""
         graph = Descriptor(descriptor_type.OPERATIONGRAPH_DESCRIPTOR)
         if self.name:
             graph.set(attribute_name.NAME_EXT, "CHAR", self.name)
         handle = None if self._device_property is not None else self.handle
         if handle is not None:
             graph.set(attribute_name.OPERATIONGRAPH_HANDLE, "HANDLE", [handle.pointer])
-        graph.set(attribute_name.OPERATIONGRAPH_OPS, "BACKEND_DESCRIPTOR", self._op_descriptors)
+        graph.set(attribute_name.OPERATIONGRAPH_OPS, "BACKEND_DESCRIPTOR", operations)
         if self._is_dynamic:
             graph.set(attribute_name.OPERATIONGRAPH_IS_DYNAMIC_SHAPE_ENABLED, "BOOLEAN", [True])
         if self._is_override:
@@ -491,7 +500,6 @@ class Graph(Sugar):
         graph.finalize()
         planner = Planner(graph, handle, self._device_property, self._kernel_cache, self._sm_count)
         planner.label = self._label
-        self._made_planner = planner
         return planner
 
     @property
@@ -680,7 +688,7 @@ class Graph(Sugar):
         self._use(plan)
 
     def _use(self, plan: Plan) -> None:
-        self._plan, self._template = plan, None
+        self._plan, self._template, self._other_plans = plan, None, {}
         self._keys = {tensor: plan.index.get(tensor._uid) for tensor in self._tensors}
         self._keys |= plan.index
 
@@ -798,7 +806,9 @@ class Graph(Sugar):
         from weft.explain import explain_text
 
         support = self._made_planner.support() if self._made_planner is not None else ()
-        return explain_text(self.plan.report, support, all_refusals=all_refusals)
+        text = explain_text(self.plan.report, support, all_refusals=all_refusals)
+        others = "".join(f"\n  {plan.of_shapes()}" for plan in self._other_plans.values())
+        return text + (f"\nplans for calls of other shapes{others}" if others else "")
 
     # ---- Execution ----
 
@@ -886,10 +896,7 @@ class Graph(Sugar):
             return slots
         known = str(overrides)
         if known not in self._following:
-            taken = {t: ((), ()) if t._is_virtual else shape for t, shape in self._given_shapes.items()}
-            taken |= dict.fromkeys(self._nested_results(), ((), ()))
-            taken |= {t: given[t._uid] for t in self._tensors if t._uid in given}
-            lowering = Lowering(self._compute_type, taken)
+            lowering = Lowering(self._compute_type, self._taken(given))
             for operation in self._operations:
                 lowering.operation(operation)
             self._following[known] = {t.get_uid(): lowering.shape_of(t) for t in open_}
@@ -1026,7 +1033,8 @@ class Graph(Sugar):
 
     def __call__(self, *arrays: Any, handle: Handle | None = None, **named: Any) -> Any:
         """Builds the graph if need be and runs it: arrays by position or by tensor name, or a dict of them.
-        Returns the output, or a tuple of the outputs.
+        Returns the output, or a tuple of the outputs. Arrays of other shapes, as of another batch size, get a
+        plan of their own where the graph allows them, which is made once and kept; explain() lists these.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(handle=weft.create_handle("cpu"))
@@ -1043,7 +1051,51 @@ class Graph(Sugar):
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
             given = {self._find(key)._uid: value for key, value in arrays[0].items()} | given
             arrays = ()
-        return self.plan.run(arrays, given, stream=None if handle is None else stream_of(handle))
+        return self._run(arrays, given, stream=None if handle is None else stream_of(handle))
+
+    def _run(self, arrays: Sequence[Any], given: Mapping[Any, Any], **how: Any) -> Any:
+        """Runs the plan for the shapes of the arrays. The graph's own is tried first while it is the only
+        one: a call that it takes costs nothing more."""
+        if not self._other_plans:
+            try:
+                return self.plan.run(arrays, given, **how)
+            except BadParameterError:
+                plan = self._plan_for(self.plan.other_shapes(arrays, given))
+                if plan is None:
+                    raise
+        else:
+            plan = self._plan_for(self.plan.other_shapes(arrays, given))
+        return (plan or self.plan).run(arrays, given, **how)
+
+    def _plan_for(self, shapes: Mapping[int, Shape]) -> Plan | None:
+        """The plan in which some tensors have other dims and strides, by uid, and results what follows from
+        them; None where nothing is other, or where the graph does not allow it."""
+        key = tuple(sorted(shapes.items()))
+        if not shapes or not self._operations or key in self._other_plans:
+            return self._other_plans.get(key)
+        try:
+            planner = self._planner_of(self._with_shapes(shapes))
+            planner.ask(self._heuristics)
+            planner.keep(self._filters, self._workspace_limit)
+            plan = planner.plans[planner.build(build_plan_policy.HEURISTICS_CHOICE, self._wrapper())]
+        except WeftError:
+            return None
+        while len(self._other_plans) >= _OTHER_PLANS:
+            self._other_plans.pop(next(iter(self._other_plans)))
+        assert plan is not None
+        self._other_plans[key] = plan
+        return plan
+
+    def _with_shapes(self, shapes: Mapping[int, Shape]) -> list[Descriptor]:
+        """The operations, finalized, of tensors with other shapes."""
+        lowering = Lowering(self._compute_type, self._taken(shapes))
+        return [lowering.operation(operation) for operation in self._operations]
+
+    def _taken(self, given: Mapping[int, Shape]) -> dict[Tensor, Shape]:
+        """Shapes that are given, by uid, and for results what was set of them; the rest is inferred anew."""
+        taken = {t: ((), ()) if t._is_virtual else shape for t, shape in self._given_shapes.items()}
+        taken |= dict.fromkeys(self._nested_results(), ((), ()))
+        return taken | {t: given[t.get_uid()] for t in self._tensors if t._uid in given}
 
     def set_io_tuples(self, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         """Names the tensors that calls take and return by position: by their names, or "matmul_0::A".

@@ -188,6 +188,25 @@ class Plan:
             address, held = plan._workspace(frame, workspace, plan.workspace_size, stream)
         return BoundPlan(plan, frame, address, self._results(given), (given, owners, held))
 
+    def other_shapes(
+        self, arrays: Sequence[Any], named: Mapping[Any, Any]
+    ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Dims and strides, by uid, of a call's inputs whose dims are not those of the plan."""
+        found = {}
+        for i, value in self._gather(arrays, named).items():
+            slot = self.slots[i]
+            if slot.is_output or slot.is_by_value or slot.is_ragged or not buffers.is_array(value):
+                continue
+            buffer = buffers.describe(value)
+            if buffer.dims != slot.dims and dtypes.of(slot.data_type).bits >= 8:
+                found[slot.uid] = (buffer.dims, buffer.strides)
+        return found
+
+    def of_shapes(self) -> str:
+        """The plan in one line: its engine, and the shapes of what it reads and writes."""
+        shapes = ", ".join(f"{slot.name or slot.uid} {list(slot.dims)}" for slot in self.slots)
+        return f"{self.report['engine']}: {shapes}"
+
     # ---- Memory that is less aligned than the tensors were declared ----
 
     def serving(self, frame: Frame) -> Plan:

@@ -261,7 +261,7 @@ class pygraph(Attention, Plans):
             given |= {self._find(key).get_uid(): value for key, value in arrays[0].items()}
             arrays = ()
         stream = None if handle is None else stream_of(handle)
-        return self.plan.run(arrays, given, workspace=workspace, stream=stream)
+        return self._run(arrays, given, workspace=workspace, stream=stream)
 
     # ---- Queries ----
 
