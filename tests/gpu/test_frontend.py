@@ -159,8 +159,8 @@ def test_the_doctor_is_content() -> None:
     assert text.endswith("All is well.\n")
 
 
-def test_the_program_of_the_readme(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    text = (ROOT / "docs/gpu.md").read_text()
     programs = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     program = next(each for each in programs if "rmsnorm_silu" in each)
     (tmp_path / "program.py").write_text(program)

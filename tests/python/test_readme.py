@@ -18,7 +18,7 @@ from weft import backend
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "backend/README.md", ROOT / "docs/robustness.md"]
+PAGES = [ROOT / page for page in ("README.md", "backend/README.md", "docs/robustness.md", "docs/figures.md")]
 EXPECTED = "0.0 2.0 6.0 3.0 0.0 0.0"
 
 
@@ -36,7 +36,7 @@ def library() -> Path:
 
 def run(*words: object, cwd: Path) -> str:
     paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "bindings"), *sys.path])
-    env = os.environ | {"PYTHONPATH": paths}
+    env = os.environ | {"PYTHONPATH": paths, "WEFT_DEVICE": "cpu"}
     done = subprocess.run([str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_python_program(folder: Path) -> None:
     output = (folder / "output").read_text()
     assert output.splitlines()[0] == EXPECTED
-    assert re.search(r"^graph 'conv_bias_relu' on (cpu\.\w+|cuda) ", output, flags=re.MULTILINE)
+    assert re.search(r"^graph 'conv_bias_relu' on cpu\.\w+ ", output, flags=re.MULTILINE)
     assert (folder / "conv_bias_relu.svg").read_text().startswith("<svg ")
 
 
@@ -68,8 +68,14 @@ def compiled(folder: Path, compiler: str, source: str, standard: str) -> Path:
 
 
 def test_c_program(folder: Path) -> None:
-    (folder / "conv.c").write_text(block("c"))
-    program = compiled(folder, os.environ.get("CC", "cc"), "conv.c", "c11")
+    """It loads what the Python program saved."""
+    (folder / "saved.c").write_text(block("c"))
+    run(compiled(folder, os.environ.get("CC", "cc"), "saved.c", "c11"), cwd=folder)
+
+
+def test_c_program_of_the_same_graph(folder: Path) -> None:
+    source = shutil.copy(ROOT / "samples/c/conv_bias_relu_short.c", folder)
+    program = compiled(folder, os.environ.get("CC", "cc"), source, "c11")
     assert run(program, cwd=folder).strip() == EXPECTED
 
 
@@ -80,9 +86,13 @@ def test_cpp_program(folder: Path) -> None:
 
 
 def test_programs_are_short() -> None:
-    assert len(block("python").splitlines()) <= 16
-    assert len(block("c").splitlines()) <= 58
-    assert len(block("cpp").splitlines()) <= 10
+    for language in ("python", "cpp", "c"):
+        assert len(block(language).splitlines()) <= 10, language
+    assert README.index("## In Python") < README.index("## In C++") < README.index("## In C\n")
+
+
+def test_what_it_is_fits_a_screen() -> None:
+    assert len(README.partition("## Install")[0].splitlines()) <= 25
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
