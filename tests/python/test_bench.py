@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
+from weft import svg
 from weft.__main__ import main
 from weft.bench import (
     attention,
@@ -448,7 +449,10 @@ def test_roof_is_what_was_measured() -> None:
         Row("matmul/bf16_8192", weft=1e-9),
     ]
     roof = results.roof_of(rows, cases.gpu())
-    assert roof == Roof(2 * 2**30 / 0.0005, {"bf16": 2 * 8192**3 / 0.001}, True)
+    peak = 2 * 8192**3 / 0.001
+    assert roof == Roof(2 * 2**30 / 0.0005, {"bf16": peak}, True)
+    roof = results.roof_of([*rows, Row("matmul/fp8_8192", weft=1e-9)], cases.gpu())
+    assert roof.peaks == {"bf16": peak, "fp8": 2 * peak}
 
 
 def test_roof_without_ceilings_is_the_best_row() -> None:
@@ -567,7 +571,8 @@ def titles(text: str) -> list[str]:
     return [group[0].text or "" for group in ET.fromstring(text).iter(f"{SVG}g")]
 
 
-def test_picture() -> None:
+def test_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "FEW", 0)
     text = roofline.picture(ROWS, cases.gpu(), results.roof_of(ROWS, cases.gpu()))
     points = titles(text)
     # One per case with a time and operations, and a hollow one beside it where a peer has a time.
@@ -581,19 +586,44 @@ def test_picture() -> None:
     words = [element.text or "" for element in ET.fromstring(text).iter(f"{SVG}text")]
     assert words.count("Roofline: Chip, cudnn 9") == 1
     assert {"memory 4.29 TB/s", "bf16", "733 TFLOP/s", "hollow: the peer"} <= set(words)
+    panels = [word for word in words if re.fullmatch(r"[a-z]+, [a-z]+\d+", word)]
+    assert panels == ["matmul, bf16", "norm, bf16", "mem, bf16", "move, bf16"]
     for row in ROWS[2:]:
         assert row.case in words  # the list has those without a point, too
     listed = words[words.index("move/transpose_8192x8192") - 1 :][:5]
     assert listed == ["–", "move/transpose_8192x8192", "2.98 TB/s", "69 %", "52 %"]
 
 
-def test_picture_has_every_case() -> None:
+def test_picture_has_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "FEW", 0)
     roof = Roof(4e12, {"bf16": 8e14, "tf32": 4e14}, True)
     rows = [Row(name, roof.seconds(case) * 1.25) for name, case in cases.gpu().items()]
     drawn = [name for name, case in cases.gpu().items() if case.flops]
     text = roofline.picture(rows, cases.gpu(), roof)
-    assert [title.partition(":")[0] for title in titles(text)] == drawn
+    assert sorted(title.partition(":")[0] for title in titles(text)) == sorted(drawn)
     assert "peer" not in text
+
+
+def test_no_text_lies_over_another() -> None:
+    """The committed picture, whose cases crowd."""
+    root = ET.parse(Path(__file__).parents[2] / "docs/roofline-h200.svg").getroot()
+    boxes: list[tuple[float, float, float, float]] = []
+    for panel in [root, *root.findall(f"{SVG}svg")]:
+        top = float(panel.get("y", "0"))
+        for element in [e for part in panel if part.tag != f"{SVG}svg" for e in part.iter(f"{SVG}text")]:
+            size = float(element.get("font-size", "0"))
+            width = svg.text_width(element.text or "", size, bold=element.get("font-weight") is not None)
+            anchor = {"start": 0.0, "middle": 0.5, "end": 1.0}[element.get("text-anchor", "start")]
+            left, base = float(element.get("x", "0")) - anchor * width, float(element.get("y", "0")) + top
+            boxes.append((left, base - 0.75 * size, left + width, base))
+    assert len(boxes) > 1000
+    boxes.sort(key=lambda box: box[1])
+    for i, box in enumerate(boxes):
+        assert box[2] < roofline.WIDTH
+        for other in boxes[i + 1 :]:
+            if other[1] >= box[3]:
+                break
+            assert box[2] <= other[0] or other[2] <= box[0]
 
 
 def test_numbers_stand_apart() -> None:
@@ -603,8 +633,10 @@ def test_numbers_stand_apart() -> None:
     taken = [(250.0, 200.0, 340.0, 215.0)]
     boxes = roofline.place_numbers(places, taken, [13.0] * len(places))
     dots = [(x - roofline.DOT, y - roofline.DOT, x + roofline.DOT, y + roofline.DOT) for x, y in places]
-    for i, box in enumerate(boxes):
-        for other in boxes[:i] + dots + taken:
+    placed = [box for box in boxes if box]
+    assert len(placed) > 30
+    for i, box in enumerate(placed):
+        for other in placed[:i] + dots + taken:
             is_apart = box[2] <= other[0] or other[2] <= box[0] or box[3] <= other[1] or other[3] <= box[1]
             assert is_apart, i
 
@@ -678,7 +710,8 @@ def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
         assert float(row["error"]) < 1e-6
         assert row["peer_us"] == row["ratio"] == ""
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"])
-    assert len(titles(drawn.read_text())) == 2
+    words = [element.text for element in ET.parse(drawn).getroot().iter(f"{SVG}text")]
+    assert {"matmul, f32", "rows, f32", *names[2:]} <= {*words}  # too few for a plot
 
 
 def test_a_case_that_fails_shows_in_the_status(

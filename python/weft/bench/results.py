@@ -64,6 +64,8 @@ GPU_CEILINGS: tuple[Ceiling, ...] = (
     Ceiling("ceiling/bf16_8192", 8192, "bf16"),
     Ceiling("ceiling/tf32_8192", 8192, "tf32"),
 )
+TWICE = {"fp8": "bf16", "int8": "bf16"}
+"""On tensor cores operands of 8 bits are multiplied twice as fast as those of 16."""
 CEILINGS = {ceiling.name: ceiling for ceiling in CPU_CEILINGS + GPU_CEILINGS}
 
 
@@ -92,6 +94,10 @@ def roof_of(rows: Sequence[Row], cases: Mapping[str, Case]) -> Roof:
         for arithmetic, work in _bounds(row, cases, is_measured):
             rate = work / min(seconds for seconds in (row.weft, row.peer) if seconds)
             rates[arithmetic] = max(rate, rates.get(arithmetic, 0.0))
+    if is_measured:
+        used = {cases[row.case].arithmetic for row in rows if row.case in cases}
+        twice = {name: 2 * rates[half] for name, half in TWICE.items() if name in used and half in rates}
+        rates = twice | rates
     return Roof(rates.pop("", math.inf), rates, is_measured)
 
 

@@ -1,7 +1,9 @@
-"""The roofline as SVG: operations per byte against operations per second, both logarithmic; every case a
-numbered point under the roof that memory and arithmetic make, a peer's hollow; the names in columns below.
+"""Rooflines as SVG, one for each family of cases and each data type: operations per byte against operations
+per second, both logarithmic; every case a numbered point under the roof that memory and arithmetic of its
+type make, a peer's hollow; the names in columns below.
 
-Points crowd where cases are alike: a number is put where there is room, beside its point, else further out.
+Points crowd where cases are alike: a number is put where there is room, beside its point, else further out,
+and left out where there is none.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from html import escape
 
 from weft import svg
 from weft.bench.case import GROUPS, Case
-from weft.bench.results import Roof, Row, percent
+from weft.bench.results import TWICE, Roof, Row, percent
 from weft.explain import amount
 
-WIDTH, PLOT = 860.0, 420.0
-LEFT, RIGHT, TOP, BOTTOM = 66.0, 92.0, 78.0, 60.0
+WIDTH, PLOT, HEADING = 860.0, 260.0, 66.0
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 92.0, 44.0, 60.0  # of a panel
+FEW = 2  # points that are told by the list alone
 DOT, NUMBER_SIZE, NAME_SIZE, LINE = 3.6, 9.0, 10.5, 16.5
 # In a column of the list: where the name starts, and where the rate, Weft's share and the peer's share end.
 NAME_AT, RATE_AT, SHARE_AT, PEER_AT, COLUMN = 26.0, 300.0, 346.0, 392.0, 414.0
@@ -150,21 +153,21 @@ def _around(x: float, y: float) -> Iterator[tuple[float, float]]:
 
 def place_numbers(
     places: Sequence[tuple[float, float]], taken: Sequence[Box], widths: Sequence[float]
-) -> list[Box]:
+) -> list[Box | None]:
     """A box per point that touches no point, no other box and nothing that is taken, and stays in the plot;
-    where all is full, the last that was tried."""
+    None where all is full."""
     room = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in places] + list(taken)
-    boxes: list[Box] = []
+    boxes: list[Box | None] = []
     for (x, y), width in zip(places, widths, strict=True):
-        box = x, y, x, y
-        for at, height in _around(x, y):
-            box = at - width / 2, height - 5, at + width / 2, height + 5
-            is_inside = box[0] > LEFT and box[2] < WIDTH - RIGHT and box[1] > TOP and box[3] < TOP + PLOT
-            if is_inside and not any(_overlap(box, other) for other in room):
-                break
-        room.append(box)
+        around = ((at - width / 2, high - 5, at + width / 2, high + 5) for at, high in _around(x, y))
+        box = next((b for b in around if _is_inside(b) and not any(_overlap(b, r) for r in room)), None)
+        room += [box] if box else []
         boxes.append(box)
     return boxes
+
+
+def _is_inside(box: Box) -> bool:
+    return box[0] > LEFT and box[2] < WIDTH - RIGHT and box[1] > TOP and box[3] < TOP + PLOT
 
 
 def _circle(x: float, y: float, stroke: str, is_hollow: bool) -> str:
@@ -186,11 +189,13 @@ def _points(axes: Axes, entries: Sequence[Entry], taken: list[Box]) -> list[str]
             taken = [*taken, (x - DOT, other - DOT, x + DOT, other + DOT)]
     widths = [svg.text_width(str(entry.number), NUMBER_SIZE) + 2 for entry in entries]
     for entry, (x, y), box in zip(entries, places, place_numbers(places, taken, widths), strict=True):
+        words = f"{entry.case.name}: {amount(entry.row.weft or 0.0, 's')}"
+        parts.append(svg.titled(words, _circle(x, y, entry.stroke, is_hollow=False)))
+        if box is None:
+            continue
         at, height = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
         if math.hypot(at - x, height - y) > 12:
             lines.append(svg.path(f"M{x:.1f} {y:.1f}L{at:.1f} {height:.1f}", "rule", 1))
-        words = f"{entry.case.name}: {amount(entry.row.weft or 0.0, 's')}"
-        parts.append(svg.titled(words, _circle(x, y, entry.stroke, is_hollow=False)))
         parts.append(svg.text(at, height + 3.2, str(entry.number), NUMBER_SIZE))
     return lines + behind + parts
 
@@ -198,18 +203,15 @@ def _points(axes: Axes, entries: Sequence[Entry], taken: list[Box]) -> list[str]
 # ---- Words -------------------------------------------------------------------------------------------------
 
 
-def _heading(entries: Sequence[Entry], device: str, note: str) -> list[str]:
-    parts = [svg.text(16, 26, f"Roofline: {device}", 14, anchor="start", bold=True)]
+def _heading(device: str, note: str, has_peer: bool) -> list[str]:
+    """What holds for all panels."""
+    title = svg.cut(f"Roofline: {device}", WIDTH - 110, 14, bold=True)
+    parts = [svg.text(16, 26, title, 14, anchor="start", bold=True)]
     parts.append(svg.text(16, 45, note, 11, "soft", "start"))
-    x = WIDTH - 22
-    keys = [(group, STROKES[group], False) for group in GROUPS if any(e.case.group == group for e in entries)]
-    if any(entry.row.peer for entry in entries):
-        keys.append(("hollow: the peer", "#64748b", True))
-    for words, stroke, is_hollow in reversed(keys):
-        parts.append(svg.text(x, 62, words, 11, anchor="end"))
-        x -= svg.text_width(words, 11) + 9
-        parts.append(_circle(x, 58, stroke, is_hollow))
-        x -= 14
+    if has_peer:
+        words = "hollow: the peer"
+        parts.append(svg.text(WIDTH - 22, 45, words, 11, anchor="end"))
+        parts.append(_circle(WIDTH - 31 - svg.text_width(words, 11), 41, "#64748b", is_hollow=True))
     return parts
 
 
@@ -224,7 +226,7 @@ def _list_row(entry: Entry, roof: Roof, x: float, y: float, has_peer: bool) -> l
         rate = amount(work / weft, "B/s" if is_bound_by_memory else "FLOP/s")
     number = str(entry.number) if entry.is_drawn else "–"
     style = f'font-size="{NAME_SIZE:g}" font-weight="600" text-anchor="end" fill="{entry.stroke}"'
-    name = svg.cut(case.name, RATE_AT - NAME_AT - 60, NAME_SIZE)
+    name = svg.cut(case.name, RATE_AT - NAME_AT - 78, NAME_SIZE)
     parts = [f'<text x="{x + NAME_AT - 8:.1f}" y="{y:.1f}" {style}>{escape(number)}</text>']
     parts.append(svg.text(x + NAME_AT, y, name, NAME_SIZE, anchor="start"))
     parts.append(svg.text(x + RATE_AT, y, rate, NAME_SIZE, "soft", "end"))
@@ -249,27 +251,40 @@ def _list(entries: Sequence[Entry], roof: Roof, top: float) -> tuple[list[str], 
     return parts, top + (rows + 1) * LINE
 
 
+def _panel(title: str, rows: Sequence[tuple[Case, Row]], roof: Roof) -> tuple[list[str], float]:
+    """A family's cases of one type, and their height: the plot, where it says more than the list, and
+    that."""
+    entries: list[Entry] = []
+    for case, row in rows:
+        entries.append(Entry(1 + sum(entry.is_drawn for entry in entries), case, row))
+    drawn = [entry for entry in entries if entry.is_drawn]
+    parts = [svg.text(16, 18, title, 12, anchor="start", bold=True)]
+    top = 36.0
+    if len(drawn) > FEW:
+        axes, top = Axes(drawn, roof), TOP + PLOT + BOTTOM
+        lines, taken = _roof(axes, roof)
+        parts += [*_grid(axes), *lines, *_points(axes, drawn, taken)]
+    words, bottom = _list(entries, roof, top)
+    return [*parts, *words], bottom
+
+
 def picture(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:
     """Draws the rows whose cases are known."""
-    known = [row for row in rows if row.case in cases]
-    entries, number = [], 0
-    for row in known:
-        entry = Entry(number + 1, cases[row.case], row)
-        number += entry.is_drawn
-        entries.append(entry)
-    drawn = [entry for entry in entries if entry.is_drawn]
-    axes = Axes(drawn, roof)
-    device = dict.fromkeys(part for row in known for part in row.device.split(", ") if part)
-    dates = sorted({row.date for row in known if row.date})
+    known = [(cases[row.case], row) for row in rows if row.case in cases]
+    panels: dict[tuple[str, str], list[tuple[Case, Row]]] = {}
+    for case, row in known:
+        panels.setdefault((case.group, case.arithmetic), []).append((case, row))
+    device = dict.fromkeys(part for _, row in known for part in row.device.split(", ") if part)
+    dates = sorted({row.date for _, row in known if row.date})
     source = "ceilings measured" if roof.is_measured else "roof: the highest rates of this table"
-    note = " · ".join([*dates, source, "percentages: share of the roofline"])
-    lines, taken = _roof(axes, roof)
-    words, bottom = _list(entries, roof, TOP + PLOT + BOTTOM)
-    parts = [
-        *_grid(axes),
-        *lines,
-        *_points(axes, drawn, taken),
-        *_heading(drawn, ", ".join(device), note),
-        *words,
-    ]
+    twice = [name for name in TWICE if roof.is_measured and any(name == type_ for _, type_ in panels)]
+    sources = [source, *([f"{', '.join(twice)}: twice bf16"] if twice else [])]
+    when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
+    note = " · ".join([*([when] if when else []), *sources, "percentages: share of the roof"])
+    parts, bottom = _heading(", ".join(device), note, any(row.peer for _, row in known)), HEADING
+    for (group, type_), inside in sorted(panels.items(), key=lambda item: GROUPS.index(item[0][0])):
+        drawn, height = _panel(f"{group}, {type_}", inside, roof)
+        parts.append(f'<svg y="{bottom:.0f}" width="{WIDTH:.0f}" height="{height:.0f}">')
+        parts += [*drawn, "</svg>"]
+        bottom += height + 14
     return svg.page(WIDTH, bottom, parts, "Roofline of the benchmark")
