@@ -536,8 +536,7 @@ class Sugar(Ops):
         Raises:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
-            NotSupportedError: for a feature that does not exist yet; at build, when no engine of the
-                device runs it; `reasons` says why.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
 
         >>> import numpy as np, weft
         >>> g = weft.Graph(io_data_type="f32")

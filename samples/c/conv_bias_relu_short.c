@@ -8,7 +8,10 @@
 #include <weft/weft.h>
 
 typedef weftBackendDescriptor_t desc;
-#define HELD(name, d) {name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &(desc){d}}
+#define HELD(name, d)                                                                                                  \
+    {                                                                                                                  \
+        name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &(desc) { d }                                                           \
+    }
 #define BUILD(kind, ...) build(kind, sizeof (weftAttribute_t[]){__VA_ARGS__}, (weftAttribute_t[]){__VA_ARGS__})
 
 static desc build(weftBackendDescriptorType_t kind, size_t bytes, const weftAttribute_t *attributes) {
@@ -41,9 +44,11 @@ int main(void) {
               HELD(WEFT_ATTR_OPERATION_POINTWISE_YDESC, y))};
     weftHandle_t cpu; /* where the arrays below are */
     weftCreateForDevice(&cpu, WEFT_DEVICE_CPU, 0);
-    desc graph = BUILD(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, {WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, 1, &cpu},
-                       {WEFT_ATTR_OPERATIONGRAPH_OPS, WEFT_TYPE_BACKEND_DESCRIPTOR, 3, operations});
-    desc plan = BUILD(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR, HELD(WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT, graph));
+    desc graph =
+        BUILD(WEFT_BACKEND_OPERATIONGRAPH_DESCRIPTOR, {WEFT_ATTR_OPERATIONGRAPH_HANDLE, WEFT_TYPE_HANDLE, 1, &cpu},
+              {WEFT_ATTR_OPERATIONGRAPH_OPS, WEFT_TYPE_BACKEND_DESCRIPTOR, 3, operations});
+    desc plan =
+        BUILD(WEFT_BACKEND_EXECUTION_PLAN_DESCRIPTOR, HELD(WEFT_ATTR_EXECUTION_PLAN_OPERATION_GRAPH_EXT, graph));
 
     int64_t bytes;
     weftBackendGetAttribute(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, WEFT_TYPE_INT64, 1, NULL, &bytes);
