@@ -29,7 +29,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -334,6 +336,7 @@ struct Setting {
 class Operations;
 class Recorder;
 class Lowering;
+class Saving;
 struct Node;
 
 /** What the attributes of any operation keep. */
@@ -407,6 +410,7 @@ class Settings {
     friend class Operations;
     friend class Recorder;
     friend class Lowering;
+    friend class Saving;
     friend struct Node;
     friend class graph::Graph;
 };
@@ -632,6 +636,7 @@ class Tensor_attributes {
     friend class weft::frontend::Operand;
     friend class detail::Lowering;
     friend class detail::Recorder;
+    friend class detail::Saving;
 };
 
 } // namespace graph
@@ -1422,6 +1427,20 @@ class Graph : public detail::Operations {
     error_t serialize(std::vector<std::uint8_t> &data, bool with_code = false) const;
     /** A graph that runs a saved plan; memory is then given by uid. with_code: runs the code that is saved. */
     error_t deserialize(weftHandle_t handle, const std::vector<std::uint8_t> &data, bool with_code = false);
+    /** The graph itself as JSON: its tensors, operations and types, no plan. */
+    error_t serialize(std::string &json) const;
+    /** Becomes the graph that was written; its tensors are known by uid after validate(). */
+    error_t deserialize(const std::string &json);
+    /** The same with the values of a library for JSON, which has parse() and dump(). */
+    template <class Json> auto serialize(Json &json) const -> decltype(Json::parse(std::string()), error_t()) {
+        std::string text;
+        WEFT_HPP_TRY(serialize(text));
+        json = Json::parse(text);
+        return {};
+    }
+    template <class Json> auto deserialize(const Json &json) -> decltype(std::string(json.dump()), error_t()) {
+        return deserialize(std::string(json.dump()));
+    }
 
   private:
     using Filter = std::function<std::string(const detail::Candidate &)>;
@@ -1499,6 +1518,7 @@ class Graph : public detail::Operations {
     std::vector<Filter> filters_;
     std::int64_t chosen_ = -1;
     bool is_filtered_ = false;
+    std::shared_ptr<std::set<std::string>> words_; /**< Of a graph that was read, what its nodes point to. */
 };
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -2215,6 +2235,8 @@ inline error_t Graph::deserialize(weftHandle_t handle, const std::vector<std::ui
 
 } // namespace graph
 } // namespace weft::frontend
+
+#include "weft/weft_json.hpp"
 
 #undef WEFT_HPP_TRY
 

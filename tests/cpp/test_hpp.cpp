@@ -360,6 +360,80 @@ static void modified_scores() {
     NEAR(out, a.o);
 }
 
+/** A library for JSON, as far as graphs see it. */
+struct Value {
+    std::string text;
+    static Value parse(const std::string &text) { return {text}; }
+    std::string dump() const { return text; }
+};
+
+/** Attention with a modifier, numbers, a constant, a window and a by-value scalar. */
+static void graphs_as_json() {
+    Attention a(1.0, 0.75);
+    const Dims dims = {1, 1, Attention::S, Attention::D};
+    weft::Graph g(DataType_t::FLOAT);
+    g.set_name("a \"name\"\n of two lines");
+    auto q = g.tensor(dims, "q"), k = g.tensor(dims), v = g.tensor(dims);
+    auto factor = g.tensor(Tensor_attributes().set_dim({1, 1, 1, 1}).set_is_pass_by_value(true));
+    q->set_uid(11), k->set_uid(12), v->set_uid(13), factor->set_uid(14);
+    auto soft_cap = [](std::shared_ptr<weft::Graph> part, weft::Tensor scores) {
+        return part->mul(part->tanh(part->div(scores, 0.75f)), 0.75f);
+    };
+    auto [o, stats] = g.sdpa(q, k, v, weft::SDPA_attributes().set_causal_mask(true).set_score_mod(soft_cap));
+    auto y = g.mul(g.add(g.mul(o, 2), g.tensor(3.0f)), factor);
+    y->set_output(true).set_uid(15);
+    std::string text, again;
+    GOOD(g.serialize(text));
+    weft::Graph read;
+    GOOD(read.deserialize(text));
+    GOOD(read.serialize(again));
+    HOLDS(text == again && read.get_name() == g.get_name());
+    Value value;
+    weft::Graph other;
+    GOOD(read.serialize(value));
+    GOOD(other.deserialize(value));
+    HOLDS(value.text == text);
+    GOOD(other.build(cpu()));
+    float half = 0.5f;
+    std::vector<float> out(12);
+    std::vector<double> expected;
+    GOOD(other.execute({{11, a.q.data()}, {12, a.k.data()}, {13, a.v.data()}, {14, &half}, {15, out.data()}}));
+    for (double each : a.o)
+        expected.push_back(each + 1.5);
+    NEAR(out, expected);
+    weft::Graph pools(DataType_t::FLOAT);
+    auto pool = weft::Resample_attributes().set_resampling_mode(weft::ResampleMode_t::AVGPOOL_INCLUDE_PADDING);
+    pools.resample(pools.tensor({1, 1, 4, 4}), pool.set_window({2, 2}).set_stride({2, 2}));
+    GOOD(pools.serialize(text));
+    GOOD(read.deserialize(text));
+    GOOD(read.validate());
+    GOOD(read.serialize(again));
+    weft::Graph refused(DataType_t::FLOAT);
+    refused.reduction(refused.tensor({4}), weft::Reduction_attributes());
+    GOOD(refused.serialize(text));
+}
+
+static void texts_that_are_no_graphs() {
+    weft::Graph g;
+    const std::string rest = ". Give that text.", none = "graph: the text is not what serialize() wrote: ";
+    FAILS(g.deserialize(std::string()), UNSUPPORTED_GRAPH_FORMAT, none + "at byte 0 a value is expected" + rest);
+    FAILS(g.deserialize(std::string("{\"a\" 1}")), UNSUPPORTED_GRAPH_FORMAT, none + "at byte 5 ':' is expected" + rest);
+    FAILS(g.deserialize(std::string("[1, 2")), UNSUPPORTED_GRAPH_FORMAT,
+          none + "at byte 5 ',' or ']' is expected" + rest);
+    FAILS(g.deserialize(std::string(100, '[')), UNSUPPORTED_GRAPH_FORMAT,
+          none + "at byte 65 less depth is expected" + rest);
+    FAILS(g.deserialize(std::string("{}")), UNSUPPORTED_GRAPH_FORMAT,
+          none + "\"weft_graph\": 1 is expected, the form of this version" + rest);
+    FAILS(g.deserialize(std::string("{\"weft_graph\": 1, \"nodes\": [{\"inputs\": [{\"tensors\": [5]}]}]}")),
+          UNSUPPORTED_GRAPH_FORMAT, none + "a tensor's place is 5, there are 0" + rest);
+    std::string text;
+    weft::Graph whole(DataType_t::FLOAT);
+    whole.relu(whole.tensor({4, 4}));
+    GOOD(whole.serialize(text));
+    for (std::size_t length = 0; length + 2 < text.size(); length += 7) /* cut short it is refused */
+        HOLDS(g.deserialize(text.substr(0, length)).is_bad());
+}
+
 static void overridden_shapes() {
     weft::Graph g(DataType_t::FLOAT);
     g.set_override_shape_enabled(true);
@@ -506,6 +580,8 @@ int main() {
     attention_of_mxfp8();
     product_of_fp8();
     modified_scores();
+    graphs_as_json();
+    texts_that_are_no_graphs();
     overridden_shapes();
     graphs_that_make_no_sense();
     attributes_that_make_no_sense();
