@@ -407,6 +407,8 @@ RESULT_TYPES = {
     "conv_fprop": f"the type of x, for integers the type to calculate in{CALCULATED}",
     "conv_dgrad": f"the type of dy, for integers the type to calculate in{CALCULATED}",
     "conv_wgrad": f"the type of x, for integers the type to calculate in{CALCULATED}",
+    "causal_conv1d": f"the type of x{CALCULATED}",
+    "causal_conv1d_backward": f"gradients the type of what they are of, dbias that of weight{CALCULATED}",
     "resample": f"y the type of x{CALCULATED}; index INT8 where it fits, else INT32",
     "resample_backward": f"the type of dy{CALCULATED}",
     "norm": f"y the type of x{CALCULATED}; statistics {STATISTICS}",

@@ -32,6 +32,7 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention_uno
                                                      &cuda_channels,
                                                      &cuda_rows,
                                                      &cuda_window,
+                                                     &cuda_causal,
                                                      &cuda_map,
                                                      &cuda_move,
                                                      &cuda_rng,

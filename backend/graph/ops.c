@@ -6,6 +6,7 @@
 #include "graph/ops/block_scale.h"
 #include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/bn_finalize.h"
+#include "graph/ops/causal_conv.h"
 #include "graph/ops/concat.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/genstats.h"
@@ -28,6 +29,8 @@ const struct op *const ops[] = {
     &conv_fprop_op,
     &conv_dgrad_op,
     &conv_wgrad_op,
+    &causal_conv_op,
+    &causal_conv_bwd_op,
     &resample_op,
     &resample_backward_op,
     &norm_forward_op,

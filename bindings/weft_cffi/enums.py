@@ -351,6 +351,10 @@ class descriptor_type(IntEnum):
     """Compiled kernels that plans of the same topology share; can be saved."""
     DEVICEPROP_DESCRIPTOR = 38
     """The device to plan for; need not be present."""
+    OPERATION_CAUSAL_CONV1D_FWD_DESCRIPTOR_EXT = 10001
+    """Convolution of sequences that sees nothing later, each channel alone."""
+    OPERATION_CAUSAL_CONV1D_BWD_DESCRIPTOR_EXT = 10002
+    """Gradients of a causal convolution."""
 
 
 class attribute_name(IntEnum):
@@ -1113,6 +1117,36 @@ class attribute_name(IntEnum):
     """TENSOR descriptor: INT32 [E, 1, 1], first row of each expert."""
     OPERATION_MOE_GROUPED_MATMUL_BWD_DOUTPUT_DESC = 2955
     """TENSOR descriptor: gradient of the result, [1, M, N]."""
+    OPERATION_CAUSAL_CONV1D_FWD_XDESC_EXT = 10300
+    """TENSOR descriptor: sequences, [B, D, L]."""
+    OPERATION_CAUSAL_CONV1D_FWD_WEIGHT_DESC_EXT = 10301
+    """TENSOR descriptor: a filter per channel, [D, K]; its last tap meets x[l]."""
+    OPERATION_CAUSAL_CONV1D_FWD_BIAS_DESC_EXT = 10302
+    """TENSOR descriptor, optional: added to each channel before the activation, [D]."""
+    OPERATION_CAUSAL_CONV1D_FWD_YDESC_EXT = 10303
+    """TENSOR descriptor: result, [B, D, L]."""
+    OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT = 10304
+    """POINTWISE_MODE: what follows, IDENTITY or SWISH_FWD; default IDENTITY."""
+    OPERATION_CAUSAL_CONV1D_FWD_COMP_TYPE_EXT = 10305
+    """DATA_TYPE: type in which products are summed; default FLOAT."""
+    OPERATION_CAUSAL_CONV1D_BWD_DYDESC_EXT = 10310
+    """TENSOR descriptor: gradient of the result, [B, D, L]."""
+    OPERATION_CAUSAL_CONV1D_BWD_XDESC_EXT = 10311
+    """TENSOR descriptor: sequences of the forward pass, [B, D, L]."""
+    OPERATION_CAUSAL_CONV1D_BWD_WEIGHT_DESC_EXT = 10312
+    """TENSOR descriptor: a filter per channel, [D, K]."""
+    OPERATION_CAUSAL_CONV1D_BWD_BIAS_DESC_EXT = 10313
+    """TENSOR descriptor, optional: added to each channel before the activation, [D]."""
+    OPERATION_CAUSAL_CONV1D_BWD_DXDESC_EXT = 10314
+    """TENSOR descriptor, optional: output, gradient of x, [B, D, L]."""
+    OPERATION_CAUSAL_CONV1D_BWD_DWEIGHT_DESC_EXT = 10315
+    """TENSOR descriptor, optional: output, gradient of the filters, [D, K]."""
+    OPERATION_CAUSAL_CONV1D_BWD_DBIAS_DESC_EXT = 10316
+    """TENSOR descriptor, optional: output, gradient of the bias, [D]."""
+    OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT = 10317
+    """POINTWISE_MODE: what followed, IDENTITY or SWISH_FWD; default IDENTITY."""
+    OPERATION_CAUSAL_CONV1D_BWD_COMP_TYPE_EXT = 10318
+    """DATA_TYPE: type in which products are summed; default FLOAT."""
     OPERATION_ROPE_FWD_XDESC = 3400
     """TENSOR descriptor: input; the last dimension is the head's."""
     OPERATION_ROPE_FWD_YDESC = 3401

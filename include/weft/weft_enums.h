@@ -296,7 +296,11 @@ typedef enum {
         /**< The memory for one run: a pointer for each uid, and the workspace. */
     WEFT_BACKEND_KERNEL_CACHE_DESCRIPTOR = 34,
         /**< Compiled kernels that plans of the same topology share; can be saved. */
-    WEFT_BACKEND_DEVICEPROP_DESCRIPTOR = 38 /**< The device to plan for; need not be present. */
+    WEFT_BACKEND_DEVICEPROP_DESCRIPTOR = 38, /**< The device to plan for; need not be present. */
+    WEFT_BACKEND_OPERATION_CAUSAL_CONV1D_FWD_DESCRIPTOR_EXT = 10001,
+        /**< Convolution of sequences that sees nothing later, each channel alone. */
+    WEFT_BACKEND_OPERATION_CAUSAL_CONV1D_BWD_DESCRIPTOR_EXT = 10002
+        /**< Gradients of a causal convolution. */
 } weftBackendDescriptorType_t;
 
 /** One property of a descriptor. Each sentence starts with the element type of the attribute (the
@@ -1167,6 +1171,41 @@ typedef enum {
         /**< TENSOR descriptor: INT32 [E, 1, 1], first row of each expert. */
     WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DOUTPUT_DESC = 2955,
         /**< TENSOR descriptor: gradient of the result, [1, M, N]. */
+
+    /* OPERATION_CAUSAL_CONV1D_FWD: y = activation(bias + x filtered along L), where step l sees
+       x[l - K + 1] to x[l]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_XDESC_EXT = 10300,
+        /**< TENSOR descriptor: sequences, [B, D, L]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_WEIGHT_DESC_EXT = 10301,
+        /**< TENSOR descriptor: a filter per channel, [D, K]; its last tap meets x[l]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_BIAS_DESC_EXT = 10302,
+        /**< TENSOR descriptor, optional: added to each channel before the activation, [D]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_YDESC_EXT = 10303,
+        /**< TENSOR descriptor: result, [B, D, L]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT = 10304,
+        /**< POINTWISE_MODE: what follows, IDENTITY or SWISH_FWD; default IDENTITY. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_COMP_TYPE_EXT = 10305,
+        /**< DATA_TYPE: type in which products are summed; default FLOAT. */
+
+    /* OPERATION_CAUSAL_CONV1D_BWD: gradients, of which those that are set are made. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DYDESC_EXT = 10310,
+        /**< TENSOR descriptor: gradient of the result, [B, D, L]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_XDESC_EXT = 10311,
+        /**< TENSOR descriptor: sequences of the forward pass, [B, D, L]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_WEIGHT_DESC_EXT = 10312,
+        /**< TENSOR descriptor: a filter per channel, [D, K]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_BIAS_DESC_EXT = 10313,
+        /**< TENSOR descriptor, optional: added to each channel before the activation, [D]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DXDESC_EXT = 10314,
+        /**< TENSOR descriptor, optional: output, gradient of x, [B, D, L]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DWEIGHT_DESC_EXT = 10315,
+        /**< TENSOR descriptor, optional: output, gradient of the filters, [D, K]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DBIAS_DESC_EXT = 10316,
+        /**< TENSOR descriptor, optional: output, gradient of the bias, [D]. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT = 10317,
+        /**< POINTWISE_MODE: what followed, IDENTITY or SWISH_FWD; default IDENTITY. */
+    WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_COMP_TYPE_EXT = 10318,
+        /**< DATA_TYPE: type in which products are summed; default FLOAT. */
 
     /* OPERATION_ROPE_FWD: rotates the last ROPE_DIM elements of each head; the others are only
        scaled. */

@@ -31,6 +31,7 @@ extern const struct family cuda_channels; /* batch norm of channels that are nei
 extern const struct family cuda_rows;     /* reductions, softmax and norms, and the pointwise operations around them */
 extern const struct family cuda_window;   /* pooling and interpolation */
 extern const struct family cuda_map;      /* pointwise operations and data movement in one sweep */
+extern const struct family cuda_causal;   /* causal convolutions of sequences */
 extern const struct family cuda_move;     /* concatenation, and what else only moves elements */
 extern const struct family cuda_rng;      /* random numbers */
 extern const struct family cuda_block_scale; /* numbers of few bits with a scale per block, and back */

@@ -56,6 +56,11 @@
     FILE(attention_scales, "attention/scales.cuh", "attention/scales.cuh")                                             \
     FILE(attention_scores, "attention/scores.cuh", "attention/scores.cuh")                                             \
     FILE(attention_warp_tiles, "attention/warp_tiles.cuh", "attention/warp_tiles.cuh")                                 \
+    FILE(causal_backward, "causal/backward.cuh", "causal/backward.cuh")                                                \
+    FILE(causal_combine, "causal/combine.cuh", "causal/combine.cuh")                                                   \
+    FILE(causal_filter, "causal/filter.cuh", "causal/filter.cuh")                                                      \
+    FILE(causal_forward, "causal/forward.cuh", "causal/forward.cuh")                                                   \
+    FILE(causal_strips, "causal/strips.cuh", "causal/strips.cuh")                                                      \
     FILE(core_async, "core/async.cuh", "core/async.cuh")                                                               \
     FILE(core_chunks, "core/chunks.cuh", "core/chunks.cuh")                                                            \
     FILE(core_dependent_launch, "core/dependent_launch.cuh", "core/dependent_launch.cuh")                              \

@@ -1,0 +1,78 @@
+/* causal_backward: the gradients of a causal convolution, from one reading of X and dY
+   Types     any float types, [B, D, L] and [B, L, D], any chip
+   Formula   dS = dY * activation'(S), S made again; dX[b,d,l] = sum over k of W[d,k] * dS[b, d, l + K - 1 - k];
+             dW[d,k] = sum over b, l of dS[b,d,l] * X[b, d, l - K + 1 + k], dB[d] = sum over b, l of dS
+   Tile      as forward.cuh; dS is made for the K - 1 steps behind a strip, too, which its neighbour makes again
+   Order     steps of a strip, strips of a thread, threads of a block, then, in combine.cuh, blocks: the same bits in
+             every run
+   Memory    partial sums [part][K + 1][channel], dB behind dW
+   Limits    2 * TAPS + 1 numbers per channel in registers beside two windows
+   Params    TAPS HAS_DX HAS_BIAS IS_SILU x_t dy_t dx_t and those of strips.cuh */
+#include "causal/strips.cuh"
+
+constexpr int AHEAD = whole(TAPS - 1);
+
+using gradients = sum_t[STRIP + TAPS - 1];
+using x_window = window<x_t, HEAD + STRIP + AHEAD>;
+using dy_window = window<dy_t, STRIP + AHEAD>;
+
+/* dS of a strip and of what sees it. Behind the sequence it is 0, whatever the sum there. */
+DEVICE void differentiate_strip(gradients &ds, const x_window &x, const dy_window &dy, const sum_t (&taps)[TAPS],
+                                sum_t bias, int c, i32 left) {
+#pragma unroll
+    for (int t = 0; t < STRIP + TAPS - 1; t++) {
+        sum_t sum = bias;
+#pragma unroll
+        for (int k = 0; k < TAPS && IS_SILU; k++)
+            sum += taps[k] * x.at(c, BEFORE + t + k);
+        ds[t] = t < left ? differentiate(dy.at(c, t), sum) : (sum_t)0;
+    }
+}
+
+/* What the strip adds to the filter's sums, the last of which is the bias's. */
+DEVICE void add_sums(sum_t (&sums)[TAPS + 1], const gradients &ds, const x_window &x, int c) {
+#pragma unroll
+    for (int t = 0; t < STRIP; t++) {
+#pragma unroll
+        for (int k = 0; k < TAPS; k++)
+            sums[k] += ds[t] * x.at(c, BEFORE + t + k);
+        sums[TAPS] += ds[t];
+    }
+}
+
+DEVICE void make_dx(sum_t (&dx)[STRIP], const gradients &ds, const sum_t (&taps)[TAPS]) {
+#pragma unroll
+    for (int t = 0; t < STRIP; t++) {
+        dx[t] = 0;
+#pragma unroll
+        for (int k = 0; k < TAPS; k++)
+            dx[t] += taps[TAPS - 1 - k] * ds[t + k];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) causal_backward(const __grid_constant__ arguments p) {
+    const int channels = count_channels(p);
+    const i32 steps = (i32)p.steps;
+    sum_t bias[CHANNELS], sums[CHANNELS][TAPS + 1] = {};
+    filters taps;
+    load_bias(bias, p, channels);
+    load_taps(taps, p, 0, channels);
+    for_each_strip(p, [&](i64 entry, i32 first) {
+        sum_t dx[CHANNELS][STRIP];
+        x_window x;
+        dy_window dy;
+        x.load({p.x + (entry * p.x_b + first_channel() * p.x_c), p.x_c, p.x_l}, first - HEAD, steps, channels);
+        dy.load({p.dy + (entry * p.dy_b + first_channel() * p.dy_c), p.dy_c, p.dy_l}, first, steps, channels);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++) {
+            gradients ds;
+            differentiate_strip(ds, x, dy, taps[c], bias[c], c, steps - first);
+            add_sums(sums[c], ds, x, c);
+            make_dx(dx[c], ds, taps[c]);
+        }
+        if constexpr (HAS_DX)
+            store_strip<dx_t>({p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l}, first, steps,
+                              channels, dx);
+    });
+    store_sums<TAPS + 1>(p, sums, 0, TAPS + 1);
+}

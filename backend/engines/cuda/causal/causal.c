@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The causal family: causal convolutions of sequences and their gradients. The host half says how threads share out
+   the sequences and prints where these lie; the device files beside it calculate:
+     forward          forward.cuh
+     gradients        backward.cuh, which makes all from one reading, and combine.cuh
+     of long filters  forward.cuh for dS and for dX, filter.cuh, combine.cuh */
+#include "graph/ops/causal_conv.h"
+#include "base/number.h"
+#include "engines/cuda/core/kernel.h"
+#include "engines/cuda/core/price.h"
+#include "engines/cuda/families.h"
+
+#include <stdio.h>
+
+enum {
+    WARP = 32,
+    THREADS_LEAST = 64, /* of a block */
+    THREADS_MOST = 256,
+    ACCESS_BYTES = 16,
+    TAPS_SHORT = 16,         /* the most that stay in registers; longer filters are taken in chunks */
+    TAPS_SHORT_DOUBLE = 8,   /* the same of doubles */
+    CHUNK = 8,               /* taps of a long filter at a time */
+    TAPS_RUN = 32,           /* taps of all channels of a thread */
+    LAST_BYTES = 8,          /* of neighbouring channels that a thread takes, forward */
+    LAST_BYTES_BACKWARD = 4, /* the same of gradients, which keep more of each */
+    STRIPS_EACH = 4,         /* of a thread, where there are enough: taps are loaded once for all of them */
+    BLOCKS_WANTED = 16,      /* of a multiprocessor */
+    PARTS_MOST = 65535,      /* blocks along y */
+    PITCH = 8,               /* elements that rows in scratch are multiples of */
+};
+
+/* What forward.cuh makes. */
+enum result { RESULT_Y, RESULT_DS, RESULT_DX };
+
+/* Where steps of sequences lie, in elements: a tensor, or (NULL) scratch of the sums' type. */
+struct sequence {
+    const struct tensor *tensor;
+    int64_t batch, channel, step;
+};
+
+struct causal {
+    const struct causal_conv_op *op;
+    const struct region *region;
+    bool is_backward, is_double, is_last, is_long, has_dx, has_dweight, has_dbias;
+    int64_t batch, channels, steps, taps;
+    int64_t chunk, chunks;      /* taps in registers, and how often */
+    int64_t run, strip, strips; /* elements of an access; steps of a strip; strips of a sequence */
+    int64_t threads, groups;    /* of a block; blocks that share out channels */
+    int64_t parts, strips_each; /* blocks that share out strips, and strips of each */
+    int64_t ds_bytes, ds_row;   /* dS in scratch */
+};
+
+/* ---- Accepting --------------------------------------------------------------------------------------------------- */
+
+static bool is_wanted(const struct region *region, const struct tensor *tensor) {
+    return tensor && !value_is_dead(&region->graph->values[graph_find_value(region->graph, tensor)]);
+}
+
+/* Sums are taken in double where anything is double. */
+static bool needs_double(const struct causal_conv_op *op) {
+    const struct tensor *tensors[] = {op->x, op->weight, op->bias, op->y, op->dy, op->dx, op->dweight, op->dbias};
+    bool found = op->math == WEFT_DATA_DOUBLE;
+    for (int i = 0; i < 8; i++)
+        found = found || (tensors[i] && tensors[i]->type == WEFT_DATA_DOUBLE);
+    return found;
+}
+
+/* The tensors that accesses of several elements read or write. */
+static int sequences_of(const struct causal *c, const struct tensor **found) {
+    const struct tensor *tensors[] = {c->op->x, c->op->y, c->op->dy, c->has_dx ? c->op->dx : NULL};
+    int count = 0;
+    for (int i = 0; i < 4; i++)
+        if (tensors[i])
+            found[count++] = tensors[i];
+    return count;
+}
+
+/* Whether each run of neighbours along a dim is one aligned access, or several whole ones. */
+static bool is_whole(const struct tensor *tensor, int dim, int64_t run) {
+    int64_t bytes = min64(run * dtype_bytes((weftDataType_t)tensor->type, 1), ACCESS_BYTES);
+    bool whole = tensor->strides.at[dim] == 1 && tensor->alignment % bytes == 0;
+    for (int i = 0; i < 3; i++)
+        whole = whole && (i == dim || tensor->dims.at[i] == 1 || tensor->strides.at[i] % run == 0);
+    return whole;
+}
+
+/* As many neighbours as one access takes of all sequences, or fewer where the taps of as many channels would fill the
+   registers. */
+static void choose_run(struct causal *c) {
+    const struct tensor *tensors[4];
+    int count = sequences_of(c, tensors), dim = c->is_last ? CAUSAL_CHANNEL : CAUSAL_TIME;
+    int64_t least = ACCESS_BYTES;
+    for (int i = 0; i < count; i++)
+        least = min64(least, dtype_bytes((weftDataType_t)tensors[i]->type, 1));
+    int64_t bytes = !c->is_last ? ACCESS_BYTES : c->is_backward ? LAST_BYTES_BACKWARD : LAST_BYTES;
+    c->run = max64(bytes / least, 1);
+    while (c->is_last && c->run > 1 && (c->run * c->chunk > TAPS_RUN || c->run > c->channels))
+        c->run /= 2;
+    for (int i = 0; i < count; i++)
+        while (c->run > 1 && !is_whole(tensors[i], dim, c->run))
+            c->run /= 2;
+}
+
+/* Blocks for every multiprocessor where the strips suffice, else a strip for each thread. */
+static void choose_blocks(struct causal *c, const struct device *device) {
+    int64_t all = c->batch * c->strips, lanes = c->is_last ? WARP : 1;
+    c->threads = THREADS_MOST;
+    while (c->threads > THREADS_LEAST && c->threads / lanes >= 2 * all)
+        c->threads /= 2;
+    int64_t workers = c->threads / lanes;
+    c->groups = divide_up(c->channels, lanes * (c->is_last ? c->run : 1));
+    int64_t wanted = divide_up((int64_t)device->cuda.multiprocessors * BLOCKS_WANTED, max64(c->groups, 1));
+    int64_t parts = max64(divide_up(all, workers * STRIPS_EACH), min64(wanted, divide_up(all, workers)));
+    c->strips_each = max64(divide_up(all, min64(max64(parts, 1), PARTS_MOST)), 1);
+    c->parts = divide_up(all, c->strips_each);
+}
+
+static weftStatus_t read_op(struct causal *c, const struct region *region) {
+    const struct descriptor *op = region_node(region, 0)->op;
+    if (op_of(op) != &causal_conv_op && op_of(op) != &causal_conv_bwd_op)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no causal convolution.", descriptor_label(op));
+    if (region->count > 1)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: nothing is fused with it here, %s needs a kernel of its own.", descriptor_label(op),
+             descriptor_label(region_node(region, 1)->op));
+    *c = (struct causal){.op = (const struct causal_conv_op *)op, .region = region};
+    const struct tensor *x = c->op->x;
+    c->is_backward = op_of(op) == &causal_conv_bwd_op;
+    c->batch = x->dims.at[CAUSAL_BATCH], c->channels = x->dims.at[CAUSAL_CHANNEL], c->steps = x->dims.at[CAUSAL_TIME];
+    c->taps = causal_conv_taps(c->op);
+    c->has_dx = is_wanted(region, c->op->dx);
+    c->has_dweight = is_wanted(region, c->op->dweight), c->has_dbias = is_wanted(region, c->op->dbias);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t analyse(struct causal *c, const struct region *region, const struct device *device) {
+    TRY(read_op(c, region));
+    c->is_double = needs_double(c->op);
+    /* Of one step any layout is one of channels. */
+    c->is_last = c->steps == 1 || c->op->x->strides.at[CAUSAL_TIME] != 1;
+    c->is_long = c->taps > (c->is_double ? TAPS_SHORT_DOUBLE : TAPS_SHORT);
+    c->chunk = c->is_long ? CHUNK : c->taps;
+    c->chunks = divide_up(c->taps, c->chunk);
+    choose_run(c);
+    c->strip = c->is_double || (!c->is_last && c->run < 8) ? 8 : 16;
+    c->strips = divide_up(c->steps, c->strip);
+    if (c->steps + c->taps > INT32_MAX / 2 || c->batch * c->strips > INT32_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: x is %s. Kernels count to 2^30 steps, and to 2^31 strips of %lld.",
+             descriptor_label(&c->op->base), tensor_dims_text(c->op->x), (long long)c->strip);
+    choose_blocks(c, device);
+    c->ds_row = divide_up(c->is_last ? c->channels : c->steps, PITCH) * PITCH;
+    c->ds_bytes = c->batch * (c->is_last ? c->steps : c->channels) * c->ds_row * (c->is_double ? 8 : 4);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Memory once, or products at half the rate of the chip, whichever takes longer. */
+static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
+    struct causal c;
+    const struct tensor *tensors[4];
+    TRY(analyse(&c, region, device));
+    double bytes = c.is_backward && c.is_long ? 3.0 * (double)c.ds_bytes : 0;
+    for (int i = sequences_of(&c, tensors); i-- > 0;)
+        bytes += (double)tensor_bytes(tensors[i]);
+    double clock = device->cuda.clock_khz > 0 ? (double)device->cuda.clock_khz * 1e3 : 1.5e9;
+    double computing = op_flops(&c.op->base) / (128.0 * clock * (double)device->cuda.multiprocessors);
+    double moving = price_moving(bytes, device);
+    *seconds =
+        PRICE_LAUNCH_SECONDS * (c.is_backward ? c.is_long ? 4 : 2 : 1) + (moving > computing ? moving : computing);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
+
+struct name {
+    char text[24];
+};
+
+static struct name named(const char *name, const char *suffix) {
+    struct name made;
+    snprintf(made.text, sizeof made.text, "%s_%s", name, suffix);
+    return made;
+}
+
+static struct sequence sequence_of(const struct tensor *t) {
+    return t ? (struct sequence){t, t->strides.at[CAUSAL_BATCH], t->strides.at[CAUSAL_CHANNEL],
+                                 t->strides.at[CAUSAL_TIME]}
+             : (struct sequence){0};
+}
+
+/* dS, at the begin of scratch: in the order of x. */
+static struct sequence scratch_of(const struct causal *c) {
+    return c->is_last ? (struct sequence){NULL, c->steps * c->ds_row, 1, c->ds_row}
+                      : (struct sequence){NULL, c->channels * c->ds_row, c->ds_row, 1};
+}
+
+static const char *sums_type(const struct causal *c) { return c->is_double ? "double" : "float"; }
+
+/* A type and a pointer. NULL: one of scratch, or, where nothing is there, one that the kernel leaves alone. */
+static void print_memory(struct kernel_print *print, const struct causal *c, const struct tensor *tensor,
+                         const char *name, const char *type) {
+    if (tensor) {
+        print_type(print, type, (weftDataType_t)tensor->type);
+        print_pointer(print, (weftDataType_t)tensor->type, graph_find_value(print->graph, tensor), 0, name);
+    } else {
+        text_add(&print->constants, "using %s = %s;\n", type, sums_type(c));
+        print_scratch(print, sums_type(c), 0, name);
+    }
+}
+
+static void print_sequence(struct kernel_print *print, const struct causal *c, struct sequence s, const char *name) {
+    print_memory(print, c, s.tensor, name, named(name, "t").text);
+    print_number(print, s.batch, named(name, "b").text);
+    print_number(print, s.channel, named(name, "c").text);
+    print_number(print, s.step, named(name, "l").text);
+}
+
+/* What all of the kernels over strips take. */
+static void print_common(struct kernel_print *print, const struct causal *c, bool has_bias, bool is_reversed) {
+    const struct tensor *weight = c->op->weight, *bias = has_bias ? c->op->bias : NULL;
+    text_add(&print->constants, "using sum_t = %s;\n", sums_type(c));
+    const struct {
+        const char *name;
+        int64_t value;
+    } constants[] = {{"CHANNELS_LAST", c->is_last},
+                     {"RUN", c->run},
+                     {"STRIP", c->strip},
+                     {"THREADS", c->threads},
+                     {"TAPS", c->chunk},
+                     {"IS_LONG", c->is_long},
+                     {"IS_REVERSED", is_reversed},
+                     {"HAS_BIAS", bias != NULL},
+                     {"IS_SILU", causal_conv_is_silu(c->op)}};
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        print_constant(print, constants[i].name, constants[i].value);
+    print_number(print, c->channels, "channels");
+    print_number(print, c->steps, "steps");
+    print_number(print, c->taps, "taps");
+    print_number(print, c->chunks, "chunks");
+    print_number(print, c->batch * c->strips, "strips_all");
+    print_number(print, c->strips_each, "strips_each");
+    print_divisor(print, max64(c->strips, 1), "strips");
+    print_memory(print, c, weight, "weight", "weight_t");
+    print_number(print, weight->strides.at[0], "weight_c");
+    print_number(print, weight->strides.at[1], "weight_k");
+    print_memory(print, c, bias, "bias", "bias_t");
+    print_number(print, bias ? bias->strides.at[0] : 0, "bias_c");
+}
+
+/* `partial`: where sums of blocks lie in scratch. */
+static void print_partial(struct kernel_print *print, const struct causal *c, int64_t offset) {
+    print_scratch(print, sums_type(c), offset, "partial");
+}
+
+static void set_grid(struct cuda_kernel *kernel, const struct causal *c, int64_t chunks) {
+    kernel->grid[0] = (uint32_t)c->groups;
+    kernel->grid[1] = (uint32_t)c->parts;
+    kernel->grid[2] = (uint32_t)chunks;
+    kernel->block = (uint32_t)c->threads;
+}
+
+static weftStatus_t add_forward(struct cuda_step *state, const struct causal *c, enum result result,
+                                struct arena *arena) {
+    struct kernel_print print;
+    struct sequence ds = scratch_of(c);
+    kernel_print_init(&print, c->region);
+    print_common(&print, c, result != RESULT_DX, result == RESULT_DX);
+    print_constant(&print, "RESULT", result);
+    print_sequence(&print, c, result == RESULT_DX ? ds : sequence_of(c->op->x), "x");
+    print_sequence(&print, c, result == RESULT_DS ? sequence_of(c->op->dy) : (struct sequence){0}, "dy");
+    print_sequence(&print, c,
+                   result == RESULT_Y    ? sequence_of(c->op->y)
+                   : result == RESULT_DS ? ds
+                                         : sequence_of(c->op->dx),
+                   "y");
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(kernel_finish(&print, kernel, "causal/forward.cuh", "causal_forward", arena));
+    set_grid(kernel, c, 1);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* All gradients at once, or the sums alone. */
+static weftStatus_t add_sums(struct cuda_step *state, const struct causal *c, int64_t partial, struct arena *arena) {
+    struct kernel_print print;
+    const struct tensor *dx = c->has_dx ? c->op->dx : NULL;
+    kernel_print_init(&print, c->region);
+    print_common(&print, c, true, false);
+    print_constant(&print, "HAS_DX", dx != NULL);
+    print_sequence(&print, c, sequence_of(c->op->x), "x");
+    print_sequence(&print, c, c->is_long ? scratch_of(c) : sequence_of(c->op->dy), "dy");
+    print_sequence(&print, c, sequence_of(dx), "dx");
+    print_partial(&print, c, partial);
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    if (c->is_long)
+        TRY(kernel_finish(&print, kernel, "causal/filter.cuh", "causal_filter", arena));
+    else
+        TRY(kernel_finish(&print, kernel, "causal/backward.cuh", "causal_backward", arena));
+    set_grid(kernel, c, c->is_long ? c->chunks : 1);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t add_combine(struct cuda_step *state, const struct causal *c, int64_t partial, struct arena *arena) {
+    struct kernel_print print;
+    const struct tensor *dweight = c->has_dweight ? c->op->dweight : NULL, *dbias = c->has_dbias ? c->op->dbias : NULL;
+    kernel_print_init(&print, c->region);
+    text_add(&print.constants, "using sum_t = %s;\n", sums_type(c));
+    print_constant(&print, "THREADS", THREADS_MOST);
+    print_constant(&print, "HAS_DW", dweight != NULL);
+    print_constant(&print, "HAS_DB", dbias != NULL);
+    print_number(&print, c->channels, "channels");
+    print_number(&print, c->taps, "taps");
+    print_number(&print, c->parts, "parts");
+    print_memory(&print, c, dweight, "dweight", "dw_t");
+    print_number(&print, dweight ? dweight->strides.at[0] : 0, "dweight_c");
+    print_number(&print, dweight ? dweight->strides.at[1] : 0, "dweight_k");
+    print_memory(&print, c, dbias, "dbias", "db_t");
+    print_number(&print, dbias ? dbias->strides.at[0] : 0, "dbias_c");
+    print_partial(&print, c, partial);
+    struct cuda_kernel *kernel = &state->kernels[state->count++];
+    TRY(kernel_finish(&print, kernel, "causal/combine.cuh", "causal_combine", arena));
+    kernel->grid[0] = (uint32_t)divide_up((c->taps + 1) * c->channels, THREADS_MOST);
+    kernel->grid[1] = kernel->grid[2] = 1;
+    kernel->block = THREADS_MOST;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Building ---------------------------------------------------------------------------------------------------- */
+
+/* Scratch holds dS of long filters and, behind it, partial sums. Of empty sequences the sums are 0, which combine.cuh
+   makes of no parts. */
+static weftStatus_t add_gradients(struct step *step, struct cuda_step *state, const struct causal *c,
+                                  struct arena *arena) {
+    int64_t partial = c->is_long ? divide_up(c->ds_bytes, 64) * 64 : 0;
+    step->workspace_bytes = partial + c->parts * (c->taps + 1) * c->channels * (c->is_double ? 8 : 4);
+    if (c->is_long && c->parts > 0)
+        TRY(add_forward(state, c, RESULT_DS, arena));
+    if (c->is_long && c->has_dx && c->parts > 0)
+        TRY(add_forward(state, c, RESULT_DX, arena));
+    if (c->parts > 0)
+        TRY(add_sums(state, c, partial, arena));
+    return c->has_dweight || c->has_dbias ? add_combine(state, c, partial, arena) : WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
+                          struct arena *arena) {
+    (void)knobs;
+    struct causal c;
+    struct cuda_step *state;
+    TRY(analyse(&c, &step->region, device));
+    TRY(arena_alloc(arena, &state, sizeof *state));
+    step->state = state;
+    if (c.channels == 0 || (c.parts == 0 && !c.is_backward))
+        return arena_print(arena, &step->detail, "nothing to compute");
+    if (c.is_backward)
+        TRY(add_gradients(step, state, &c, arena));
+    else
+        TRY(add_forward(state, &c, RESULT_Y, arena));
+    return arena_print(arena, &step->detail,
+                       "%lld taps%s, strips of %lld steps%s, %lld elements an access; %d launches", (long long)c.taps,
+                       c.is_long ? " in chunks of 8" : " in registers", (long long)c.strip,
+                       c.is_last ? " of neighbouring channels" : "", (long long)c.run, state->count);
+}
+
+const struct family cuda_causal = {
+    .name = "cuda.causal",
+    .doc = "causal convolutions of sequences, each channel alone, and their gradients",
+    .accepts = accepts,
+    .build = build,
+};

@@ -1,0 +1,173 @@
+/* strips: how threads of the causal convolution share out sequences, and what they read and write of them
+   Layout    CHANNELS_LAST: lanes of a warp have neighbouring channels, RUN each, and read a step in one access; else a
+             block has one channel, and RUN neighbouring steps are an access. RUN is 1 where memory is not like that
+   Strip     STRIP steps of CHANNELS channels, all of whose values are in registers; the strips of a block's channels
+             are dealt to its WORKERS in turn
+   Window    the steps that a strip sees. Before a sequence and behind it values are 0
+   Params    CHANNELS_LAST RUN STRIP THREADS sum_t */
+#include "core/gather.cuh"
+#include "core/stream.cuh"
+
+using namespace weft;
+
+constexpr int CHANNELS = CHANNELS_LAST ? RUN : 1, LANES = CHANNELS_LAST ? 32 : 1, WORKERS = THREADS / LANES,
+              WARPS = THREADS / 32;
+
+/* Of a thread: its first channel, and how many from there on exist, at most CHANNELS; none may. */
+DEVICE int lane() { return (int)threadIdx.x % LANES; }
+DEVICE int worker() { return (int)threadIdx.x / LANES; }
+DEVICE i64 first_channel() { return ((i64)blockIdx.x * LANES + lane()) * CHANNELS; }
+DEVICE int count_channels(const arguments &p) {
+    const i64 left = p.channels - first_channel();
+    return left < 0 ? 0 : left < CHANNELS ? (int)left : CHANNELS;
+}
+
+/* Calls f(batch entry, first step) for each strip of this thread. */
+template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
+    const u32 begin = blockIdx.y * (u32)p.strips_each, most = (u32)p.strips_all,
+              end = begin + (u32)p.strips_each < most ? begin + (u32)p.strips_each : most;
+    for (u32 at = begin + worker(); at < end; at += WORKERS) {
+        u32 entry = at;
+        const i32 strip = (i32)split(entry, p.strips);
+        f((i64)entry, strip * STRIP);
+    }
+}
+
+/* The steps of a few channels of one sequence: its first one, and strides in elements. */
+template <class T> struct sequence {
+    T *first;
+    i64 channel, step;
+};
+
+/* STEPS steps of each channel, in whole accesses, as they lie in memory. */
+template <class T, int STEPS> struct window {
+    static constexpr int PIECES = CHANNELS_LAST ? STEPS : STEPS / RUN;
+    static_assert(CHANNELS_LAST || STEPS % RUN == 0, "windows are whole accesses");
+    raw<T, RUN> pieces[PIECES];
+
+    DEVICE sum_t at(int channel, int step) const {
+        return as<sum_t>::of(CHANNELS_LAST ? pieces[step].at(channel) : pieces[step / RUN].at(step % RUN));
+    }
+
+    /* From step `begin` on, of a sequence of `steps`. */
+    DEVICE void load(const sequence<const T> &from, i32 begin, i32 steps, int channels) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const i32 step = begin + (CHANNELS_LAST ? i : i * RUN);
+            const T *p = from.first + step * from.step;
+            const bool is_whole = CHANNELS_LAST ? step >= 0 && step < steps && channels == CHANNELS
+                                                : step >= 0 && step + RUN <= steps && channels == CHANNELS;
+            if (is_whole) {
+                pieces[i] = raw<T, RUN>::template load<false>(p);
+                continue;
+            }
+#pragma unroll
+            for (int e = 0; e < RUN; e++) {
+                const i32 s = CHANNELS_LAST ? step : step + e;
+                const bool is_there = s >= 0 && s < steps && (CHANNELS_LAST ? e < channels : channels > 0);
+                pieces[i].put(e, is_there ? p[e * (CHANNELS_LAST ? from.channel : from.step)] : from_zero<T>());
+            }
+        }
+    }
+
+    template <class E> static DEVICE E from_zero() { return from<E>::number((sum_t)0); }
+};
+
+/* A strip of results. */
+template <class T>
+DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 steps, int channels,
+                        const sum_t (&values)[CHANNELS][STRIP]) {
+    constexpr int PIECES = CHANNELS_LAST ? STRIP : STRIP / RUN;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const i32 step = begin + (CHANNELS_LAST ? i : i * RUN);
+        T *p = to.first + step * to.step;
+        run<T, RUN> out;
+#pragma unroll
+        for (int e = 0; e < RUN; e++)
+            out.at[e] = from<T>::number(CHANNELS_LAST ? values[CHANNELS_LAST ? e : 0][CHANNELS_LAST ? i : 0]
+                                                      : values[0][CHANNELS_LAST ? 0 : i * RUN + e]);
+        if (CHANNELS_LAST ? step < steps && channels == CHANNELS : step + RUN <= steps && channels > 0) {
+            stream_out<T, RUN>(p, out);
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < RUN; e++)
+            if (CHANNELS_LAST ? step < steps && e < channels : step + e < steps && channels > 0)
+                p[e * (CHANNELS_LAST ? to.channel : to.step)] = out.at[e];
+    }
+}
+
+/* ---- Filters ---- */
+
+/* Taps of each channel in registers. Where filters are shorter than TAPS times p.chunks, the first taps are missing:
+   they are 0, and has_tap() keeps them from meeting what is not finite. */
+using filters = sum_t[CHANNELS][TAPS];
+
+/* Of tap k of a chunk: its number in the filter, negative where it is missing. IS_REVERSED: as the gradient of x meets
+   them, the last one first. */
+DEVICE i32 tap_number(const arguments &p, i32 chunk, int k) {
+    const i32 at = chunk * TAPS + k;
+    if constexpr (IS_REVERSED)
+        return (i32)p.taps - 1 - at;
+    return at - ((i32)p.chunks * TAPS - (i32)p.taps);
+}
+DEVICE bool has_tap(const arguments &p, i32 chunk, int k) { return !IS_LONG || tap_number(p, chunk, k) >= 0; }
+
+DEVICE void load_taps(filters &taps, const arguments &p, i32 chunk, int channels) {
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++)
+#pragma unroll
+        for (int k = 0; k < TAPS; k++) {
+            const i32 number = tap_number(p, chunk, k);
+            taps[c][k] = c < channels && has_tap(p, chunk, k)
+                             ? as<sum_t>::of((p.weight + 0)[(first_channel() + c) * p.weight_c + number * p.weight_k])
+                             : (sum_t)0;
+        }
+}
+
+DEVICE void load_bias(sum_t (&bias)[CHANNELS], const arguments &p, int channels) {
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++)
+        bias[c] = HAS_BIAS && c < channels ? as<sum_t>::of((p.bias + 0)[(first_channel() + c) * p.bias_c]) : (sum_t)0;
+}
+
+/* Steps of a window before the first one of its strip, and behind its last one. */
+constexpr DEVICE int whole(int steps) { return CHANNELS_LAST ? steps : (steps + RUN - 1) / RUN * RUN; }
+constexpr int HEAD = whole(TAPS - 1), BEFORE = HEAD - (TAPS - 1);
+
+DEVICE sum_t activate(sum_t s) { return IS_SILU ? s * logistic(s) : s; }
+DEVICE sum_t differentiate(sum_t dy, sum_t s) {
+    return IS_SILU ? dy * (logistic(s) + s * logistic(s) * logistic(-s)) : dy;
+}
+
+/* ---- Sums of a block ---- */
+
+/* SUMS sums of each channel, over all strips of a block, to its part of the partial sums [part][sum][channel]; in the
+   same order in every run. `number`: of the first sum. Sums below 0, and those of channels that do not exist, are left
+   out. */
+template <int SUMS>
+DEVICE void store_sums(const arguments &p, const sum_t (&sums)[CHANNELS][SUMS], i32 number, i32 numbers) {
+    __shared__ sum_t s_sums[WARPS][SUMS][LANES * CHANNELS];
+    const int warp = threadIdx.x / 32, own = threadIdx.x % 32;
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++)
+#pragma unroll
+        for (int k = 0; k < SUMS; k++) {
+            sum_t sum = sums[c][k];
+            for (int mask = 16; mask > 0 && LANES == 1; mask /= 2)
+                sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+            if (LANES > 1 || own == 0)
+                s_sums[warp][k][(LANES > 1 ? own : 0) * CHANNELS + c] = sum;
+        }
+    __syncthreads();
+    for (int e = threadIdx.x; e < SUMS * LANES * CHANNELS; e += THREADS) {
+        const int k = e / (LANES * CHANNELS), c = e % (LANES * CHANNELS);
+        const i64 channel = (i64)blockIdx.x * LANES * CHANNELS + c;
+        sum_t sum = s_sums[0][k][c];
+        for (int w = 1; w < WARPS; w++)
+            sum += s_sums[w][k][c];
+        if (number + k >= 0 && channel < p.channels)
+            p.partial[((i64)blockIdx.y * numbers + number + k) * p.channels + channel] = sum;
+    }
+}

@@ -1,0 +1,102 @@
+"""Causal convolutions of sequences and their gradients against NumPy in double precision."""
+
+import checks
+import numpy as np
+import pytest
+import weft
+
+
+def sums(x, weight, bias):
+    """bias + sum over k of weight[:, k] * x[.., l - K + 1 + k]."""
+    steps, taps = x.shape[2], weight.shape[1]
+    padded = np.pad(x, ((0, 0), (0, 0), (taps - 1, 0)))
+    made = sum(weight[None, :, k, None] * padded[:, :, k : k + steps] for k in range(taps))
+    return made + bias[None, :, None]
+
+
+def logistic(s):
+    return 1 / (1 + np.exp(-s))
+
+
+def forward(x, weight, bias, silu):
+    s = sums(*map(checks.exact, (x, weight, bias)))
+    return s * logistic(s) if silu else s
+
+
+def gradients(dy, x, weight, bias, silu):
+    dy, x, weight, bias = map(checks.exact, (dy, x, weight, bias))
+    s = sums(x, weight, bias)
+    ds = dy * (logistic(s) + s * logistic(s) * logistic(-s)) if silu else dy
+    steps, taps = x.shape[2], weight.shape[1]
+    later = np.pad(ds, ((0, 0), (0, 0), (0, taps - 1)))
+    padded = np.pad(x, ((0, 0), (0, 0), (taps - 1, 0)))
+    dx = sum(weight[None, :, k, None] * later[:, :, taps - 1 - k :][:, :, :steps] for k in range(taps))
+    dweight = np.stack([(ds * padded[:, :, k : k + steps]).sum((0, 2)) for k in range(taps)], axis=1)
+    return dx, dweight.reshape(weight.shape), ds.sum((0, 2))
+
+
+def operands(batch, channels, steps, taps, dtype="f32", layout="packed", wide=None):
+    """dy, x, weight and bias."""
+    shape = (batch, channels, steps)
+    strides = checks.strides_of(shape, layout)
+    x, dy = checks.random(shape, dtype, seed=1), checks.random(shape, dtype, seed=2)
+    weight = checks.random((channels, taps), wide or dtype, -1, 1, seed=3)
+    bias = checks.random((channels,), wide or dtype, seed=4)
+    return {"dy": (dy, strides), "x": (x, strides), "w": weight, "b": bias}
+
+
+def arrays(given):
+    return [value[0] if isinstance(value, tuple) else value for value in given.values()]
+
+
+def check_forward(given, silu=True, **options):
+    given = {name: value for name, value in given.items() if name != "dy"}
+    taps = given["w"].shape[1]
+    activation = "SWISH_FWD" if silu else "IDENTITY"
+    checks.check(
+        lambda g, x, w, b: g.causal_conv1d(x, w, b, activation=activation),
+        given,
+        forward(*arrays(given), silu),
+        magnitude=2.0 * taps + 2,
+        **options,
+    )
+
+
+def check_backward(given, silu=True, **options):
+    taps = given["w"].shape[1]
+    activation = "SWISH_FWD" if silu else "IDENTITY"
+    checks.check(
+        lambda g, dy, x, w, b: g.causal_conv1d_backward(dy, x, w, b, activation=activation),
+        given,
+        gradients(*arrays(given), silu),
+        magnitude=2.2 * taps + 16,
+        **options,
+    )
+
+
+# Batch, channels, steps, taps: sequences shorter than filters, odd ones, those that fill no strip, and filters of
+# more taps than registers hold.
+SIZES = [(1, 1, 1, 1), (2, 3, 5, 4), (2, 5, 2, 4), (1, 70, 33, 2), (2, 40, 64, 3), (1, 8, 40, 16), (1, 3, 50, 19)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("layout", ["packed", "channels_last"])
+def test_sizes_and_layouts(size, layout):
+    given = operands(*size, layout=layout)
+    check_forward(given)
+    check_backward(given)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "bf16", "f16"])
+@pytest.mark.parametrize("layout", checks.LAYOUTS)
+def test_types(dtype, layout):
+    given = operands(2, 24, 40, 4, dtype, layout)
+    check_forward(given)
+    check_backward(given)
+
+
+@pytest.mark.parametrize("layout", ["packed", "channels_last"])
+def test_without_activation_and_wide_filters(layout):
+    given = operands(2, 16, 48, 4, "bf16", layout, wide="f32")
+    check_forward(given, silu=False)
+    check_backward(given, silu=False)
