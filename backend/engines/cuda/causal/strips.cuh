@@ -49,25 +49,36 @@ template <class T, int STEPS> struct window {
         return as<sum_t>::of(CHANNELS_LAST ? pieces[step].at(channel) : pieces[step / RUN].at(step % RUN));
     }
 
-    /* From step `begin` on, of a sequence of `steps`. */
+    /* From step `begin` on, of a sequence of `steps`. Accesses are whole but at the edges, so that no branch is between
+       them and all are under way at once. */
     DEVICE void load(const sequence<const T> &from, i32 begin, i32 steps, int channels) {
+        const bool is_whole = channels == CHANNELS && (CHANNELS_LAST || RUN == 1 || steps % RUN == 0);
+        if (is_whole)
+            load_whole(from, begin, steps);
+        else
+            load_each(from, begin, steps, channels);
+    }
+
+    DEVICE void load_whole(const sequence<const T> &from, i32 begin, i32 steps) {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
             const i32 step = begin + (CHANNELS_LAST ? i : i * RUN);
-            const T *p = from.first + step * from.step;
-            const bool is_whole = CHANNELS_LAST ? step >= 0 && step < steps && channels == CHANNELS
-                                                : step >= 0 && step + RUN <= steps && channels == CHANNELS;
-            if (is_whole) {
-                pieces[i] = raw<T, RUN>::template load<false>(p);
-                continue;
-            }
+            pieces[i] = {};
+            if (step >= 0 && step < steps)
+                pieces[i] = raw<T, RUN>::template load<false>(from.first + step * from.step);
+        }
+    }
+
+    DEVICE void load_each(const sequence<const T> &from, i32 begin, i32 steps, int channels) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++)
 #pragma unroll
             for (int e = 0; e < RUN; e++) {
-                const i32 s = CHANNELS_LAST ? step : step + e;
-                const bool is_there = s >= 0 && s < steps && (CHANNELS_LAST ? e < channels : channels > 0);
-                pieces[i].put(e, is_there ? p[e * (CHANNELS_LAST ? from.channel : from.step)] : from_zero<T>());
+                const i32 step = begin + (CHANNELS_LAST ? i : i * RUN + e);
+                const bool is_there = step >= 0 && step < steps && (CHANNELS_LAST ? e : 0) < channels;
+                const T *p = from.first + step * from.step + (CHANNELS_LAST ? e * from.channel : 0);
+                pieces[i].put(e, is_there ? *p : from_zero<T>());
             }
-        }
     }
 
     template <class E> static DEVICE E from_zero() { return from<E>::number((sum_t)0); }
