@@ -86,8 +86,8 @@ static const struct engine cuda_unordered_engine = {
 /* cpu_reference stands last, as in every engine of the CPU: it takes each operation alone, at a price that others
    beat. */
 static const struct family *const cpu_fast_families[] = {
-    &cpu_contraction, &cpu_grouped, &cpu_attention,   &cpu_rows,      &cpu_map, &cpu_move,
-    &cpu_window,      &cpu_element, &cpu_block_scale, &cpu_reference, NULL};
+    &cpu_contraction, &cpu_grouped, &cpu_attention, &cpu_rows,        &cpu_map,       &cpu_move,
+    &cpu_window,      &cpu_causal,  &cpu_element,   &cpu_block_scale, &cpu_reference, NULL};
 static const struct engine cpu_fast_engine = {
     .name = "cpu.fast",
     .doc = "fused operations on packed and vectorised kernels, on all cores; the rest as cpu.reference does it",
