@@ -96,6 +96,8 @@ CASES = {
     "swiglu": (weft.swiglu, (normal(3, 5), transposed(5, 3))),
     "geglu": (weft.geglu, (normal(2, 3, 5), normal(2, 3, 5).detach().neg().requires_grad_())),
     "geglu_tanh": (weft.geglu, (normal(7), normal(7).detach().neg().requires_grad_(), "tanh")),
+    "causal_conv1d": (weft.causal_conv1d, (normal(2, 3, 7), normal(3, 4), normal(3), "silu")),
+    "causal_conv1d_channels_last": (weft.causal_conv1d, (transposed(3, 5, 2)[None, 0:1].squeeze(0), normal(5, 2))),
     "rope": (weft.rope, (normal(2, 3, 5, 6), normal(5, 3, grad=False), normal(5, 3, grad=False).flip(0))),
     "rope_interleaved": (
         weft.rope, (transposed(3, 2, 5, 4), normal(2, 1, 5, 2, grad=False), normal(5, 2, grad=False), True),
@@ -205,8 +207,15 @@ def torch_sdpa(q, k, v, mask, dropout=0.0, causal=False, scale=None, enable_gqa=
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)
 
 
+def torch_causal_conv1d(x, weight, bias=None, activation="identity"):
+    padded = F.pad(x, (weight.shape[1] - 1, 0))
+    y = F.conv1d(padded, weight[:, None], bias, groups=len(weight))
+    return F.silu(y) if activation == "silu" else y
+
+
 ORACLES = {
     "batch_norm": torch_batch_norm,
+    "causal_conv1d": torch_causal_conv1d,
     "cross_entropy": torch_cross_entropy,
     "dropout": lambda x, p, _: x * (1 - p),
     "geglu": lambda gate, up, approximate="none": F.gelu(gate, approximate=approximate) * up,

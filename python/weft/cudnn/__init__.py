@@ -9,6 +9,12 @@ from types import ModuleType
 
 from weft.backend import Handle
 from weft.cudnn import absent, ops
+from weft.cudnn.causal import (
+    causal_conv1d_backward,
+    causal_conv1d_forward,
+    causal_conv1d_nwh_backward,
+    causal_conv1d_nwh_forward,
+)
 from weft.cudnn.decorators import graph, graph_cache, jit
 from weft.cudnn.enums import (
     FRONTEND_KNOB_TYPE_BASE,
@@ -72,6 +78,10 @@ __all__ = [
     "backend_version_string",
     "behavior_note",
     "build_plan_policy",
+    "causal_conv1d_backward",
+    "causal_conv1d_forward",
+    "causal_conv1d_nwh_backward",
+    "causal_conv1d_nwh_forward",
     "convolution_mode",
     "create_device_properties",
     "create_handle",

@@ -10,10 +10,6 @@ from weft.errors import NotSupportedError
 NAMES = (
     "b2b_causal_conv1d_backward",
     "b2b_causal_conv1d_forward",
-    "causal_conv1d_backward",
-    "causal_conv1d_forward",
-    "causal_conv1d_nwh_backward",
-    "causal_conv1d_nwh_forward",
     "gnn_agg_simple_backward",
     "gnn_agg_simple_forward",
     "gnn_mha_gat_backward",

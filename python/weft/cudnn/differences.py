@@ -39,7 +39,6 @@ EXTRAS = {
 NOT_THERE = {
     **{f"cudnn.{name}": "A kernel by itself, no graph." for name in absent.NAMES},
     **{f"pygraph.{name}": "Recurrent attention." for name in LINEAR_ATTENTION},
-    "cudnn.ops.causal_conv1d": "No operation yet.",
     "pygraph.populate_cuda_graph": "Capture the stream of execute() instead.",
     "pygraph.update_cuda_graph": "Capture the stream of execute() instead.",
 }

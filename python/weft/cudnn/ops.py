@@ -1,12 +1,77 @@
-"""cudnn.ops: functions on torch tensors. causal_conv1d, the only one, is no operation of Weft yet."""
+"""cudnn.ops: causal convolutions of sequences, on torch tensors of a GPU or of the CPU. They are torch's
+operator weft::causal_conv1d: autograd and torch.compile see it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from weft.errors import NotSupportedError
+from weft.errors import UnavailableError
+
+TAPS_MOST = {"causal_conv1d": 256, "causal_conv1d_nwh": 128}
+"""The largest filters that cuDNN takes. Weft's operation has no limit."""
+
+
+def _torch() -> Any:
+    try:
+        import torch
+
+        import weft.torch  # noqa: F401  # registers the operators
+    except ImportError as error:
+        raise UnavailableError("cudnn.ops: these are functions on torch tensors. Install torch.") from error
+    return torch
+
+
+def _check(name: str, x: Any, weight: Any, bias: Any, activation: str, taps: int) -> None:
+    """What cuDNN refuses, with the exceptions that it raises."""
+    if activation not in ("identity", "silu"):
+        raise ValueError(f"cudnn.ops.{name}: activation is {activation!r}. Use 'identity' or 'silu'.")
+    others = [weight] if bias is None else [weight, bias]
+    if any(each.dtype != x.dtype for each in others):
+        raise TypeError(
+            f"cudnn.ops.{name}: data types differ: {[str(each.dtype) for each in (x, *others)]}. Use one."
+        )
+    if not 2 <= taps <= TAPS_MOST[name]:
+        raise ValueError(
+            f"cudnn.ops.{name}: the filter has {taps} taps, expected 2 to {TAPS_MOST[name]}. "
+            "torch.ops.weft.causal_conv1d takes others."
+        )
+
+
+def _ranks(name: str, x: Any, weight: Any, bias: Any) -> None:
+    ranks = (x.ndim, weight.ndim, 1 if bias is None else bias.ndim)
+    if ranks != (3, 2, 1):
+        raise ValueError(
+            f"cudnn.ops.{name}: x, weight and bias have {ranks[0]}, {ranks[1]} and {ranks[2]} dimensions, "
+            "expected 3, 2 and 1."
+        )
 
 
 def causal_conv1d(x: Any, weight: Any, bias: Any = None, activation: str = "identity") -> Any:
-    """Not there: says so."""
-    raise NotSupportedError("cudnn.ops.causal_conv1d: Weft has no such function.")
+    """y[b,d,l] = activation(bias[d] + sum over k of weight[d,k] * x[b, d, l - K + 1 + k]).
+
+    Args:
+        x: [B, D, L].
+        weight: [D, K], of the type of x, as bias; K is 2 to 256.
+        bias: [D]; None adds nothing.
+        activation: "identity" or "silu".
+    """
+    torch = _torch()
+    _ranks("causal_conv1d", x, weight, bias)
+    _check("causal_conv1d", x, weight, bias, activation, weight.shape[1])
+    return torch.ops.weft.causal_conv1d(x, weight, bias, activation)
+
+
+def causal_conv1d_nwh(x: Any, weight: Any, bias: Any = None, activation: str = "identity") -> Any:
+    """The same of sequences with channels last.
+
+    Args:
+        x: [B, L, D].
+        weight: [K, D], of the type of x, as bias; K is 2 to 128.
+        bias: [D]; None adds nothing.
+        activation: "identity" or "silu".
+    """
+    torch = _torch()
+    _ranks("causal_conv1d_nwh", x, weight, bias)
+    _check("causal_conv1d_nwh", x, weight, bias, activation, weight.shape[0])
+    y = torch.ops.weft.causal_conv1d(x.transpose(1, 2), weight.t(), bias, activation)
+    return y.transpose(1, 2)

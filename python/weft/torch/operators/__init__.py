@@ -4,6 +4,7 @@ one of its own, and a few lines that draw it as a graph of Weft's."""
 from weft.torch.operators import (
     attention,
     batch_norm,
+    causal,
     convolution,
     dropout,
     experts,
@@ -19,6 +20,7 @@ from weft.torch.operators import (
 __all__ = [
     "attention",
     "batch_norm",
+    "causal",
     "convolution",
     "dropout",
     "experts",

@@ -1,0 +1,85 @@
+"""Causal convolutions of sequences, each channel alone, as Mamba and its kin have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.enums import pointwise_mode
+from weft.errors import NotSupportedError
+from weft.torch.ops import differentiable, operator
+from weft.torch.plans import Drawing
+
+ACTIVATIONS = {"identity": pointwise_mode.IDENTITY, "silu": pointwise_mode.SWISH_FWD}
+"""Weft's modes by the names that the operator takes."""
+
+
+def _refuse(x: Any, weight: Any, bias: Any, activation: str) -> None:
+    if x.ndim != 3 or weight.ndim != 2 or weight.shape[0] != x.shape[1]:
+        raise NotSupportedError(
+            "causal_conv1d: x has to be [B, D, L] and weight [D, K]; they are "
+            f"{[*x.shape]} and {[*weight.shape]}. Give transposed views where channels come last."
+        )
+    if bias is not None and bias.shape != x.shape[1:2]:
+        raise NotSupportedError(f"causal_conv1d: bias is {[*bias.shape]}, expected [{x.shape[1]}].")
+    if activation not in ACTIVATIONS:
+        raise NotSupportedError(f"causal_conv1d: activation is {activation!r}. Use 'identity' or 'silu'.")
+
+
+def _fake(x: Any, weight: Any, bias: Any = None, activation: str = "identity") -> Any:
+    _refuse(x, weight, bias, activation)
+    return torch.empty_like(x)
+
+
+@operator(
+    "causal_conv1d",
+    schema='(Tensor x, Tensor weight, Tensor? bias=None, str activation="identity") -> Tensor',
+    fake=_fake,
+)
+def _causal_conv1d(d: Drawing, x: Any, weight: Any, bias: Any, activation: str) -> None:
+    added = None if bias is None else d.read(bias)
+    y = d.graph.causal_conv1d(d.read(x), d.read(weight), added, activation=ACTIVATIONS[activation])
+    d.write(0, y)
+
+
+def _fake_backward(_: Any, x: Any, weight: Any, __: Any, ___: str, wanted: Sequence[bool]) -> Any:
+    return (
+        torch.empty_like(x) if wanted[0] else None,
+        torch.empty_like(weight) if wanted[1] else None,
+        weight.new_empty(weight.shape[:1]) if wanted[2] else None,
+    )
+
+
+@operator(
+    "causal_conv1d_backward",
+    schema="(Tensor grad_output, Tensor x, Tensor weight, Tensor? bias, str activation, "
+    "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_backward,
+)
+def _causal_conv1d_backward(
+    d: Drawing, dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
+) -> None:
+    read = [d.read(each) for each in (dy, x, weight)]
+    added = None if bias is None else d.read(bias)
+    gradients = d.graph.causal_conv1d_backward(*read, added, activation=ACTIVATIONS[activation])
+    for i, (gradient, is_wanted) in enumerate(zip(gradients, wanted, strict=True)):
+        if is_wanted:
+            d.write(i, gradient)
+        else:
+            gradient.set_output(False)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, ctx.activation = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _grad(ctx: Any, dy: Any) -> Any:
+    wanted = [*ctx.needs_input_grad[:3]]
+    gradients = torch.ops.weft.causal_conv1d_backward(dy, *ctx.saved_tensors, ctx.activation, wanted)
+    return (*(g if is_wanted else None for g, is_wanted in zip(gradients, wanted, strict=True)), None)
+
+
+differentiable("causal_conv1d", _keep, _grad)
