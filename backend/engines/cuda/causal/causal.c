@@ -17,16 +17,15 @@ enum {
     THREADS_LEAST = 64, /* of a block */
     THREADS_MOST = 256,
     ACCESS_BYTES = 16,
-    TAPS_SHORT = 16,         /* the most that stay in registers; longer filters are taken in chunks */
-    TAPS_SHORT_DOUBLE = 8,   /* the same of doubles */
-    CHUNK = 8,               /* taps of a long filter at a time */
-    TAPS_RUN = 32,           /* taps of all channels of a thread */
-    LAST_BYTES = 8,          /* of neighbouring channels that a thread takes, forward */
-    LAST_BYTES_BACKWARD = 4, /* the same of gradients, which keep more of each */
-    STRIPS_EACH = 4,         /* of a thread, where there are enough: taps are loaded once for all of them */
-    BLOCKS_WANTED = 16,      /* of a multiprocessor */
-    PARTS_MOST = 65535,      /* blocks along y */
-    PITCH = 8,               /* elements that rows in scratch are multiples of */
+    TAPS_SHORT = 16,       /* the most that stay in registers; longer filters are taken in chunks */
+    TAPS_SHORT_DOUBLE = 8, /* the same of doubles */
+    CHUNK = 8,             /* taps of a long filter at a time */
+    TAPS_RUN = 32,         /* taps of all channels of a thread */
+    LAST_BYTES = 4,        /* of neighbouring channels that a thread takes, so that a warp reads 128 */
+    STRIPS_EACH = 4,       /* of a thread, where there are enough: taps are loaded once for all of them */
+    BLOCKS_WANTED = 16,    /* of a multiprocessor */
+    PARTS_MOST = 65535,    /* blocks along y */
+    PITCH = 8,             /* elements that rows in scratch are multiples of */
 };
 
 /* What forward.cuh makes. */
@@ -92,7 +91,7 @@ static void choose_run(struct causal *c) {
     int64_t least = ACCESS_BYTES;
     for (int i = 0; i < count; i++)
         least = min64(least, dtype_bytes((weftDataType_t)tensors[i]->type, 1));
-    int64_t bytes = !c->is_last ? ACCESS_BYTES : c->is_backward ? LAST_BYTES_BACKWARD : LAST_BYTES;
+    int64_t bytes = !c->is_last ? ACCESS_BYTES : LAST_BYTES;
     c->run = max64(bytes / least, 1);
     while (c->is_last && c->run > 1 && (c->run * c->chunk > TAPS_RUN || c->run > c->channels))
         c->run /= 2;

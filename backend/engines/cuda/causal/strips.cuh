@@ -4,7 +4,7 @@
    Strip     STRIP steps of CHANNELS channels, all of whose values are in registers; the strips of a block's channels
              are dealt to its WORKERS in turn
    Window    the steps that a strip sees. Before a sequence and behind it values are 0
-   Params    CHANNELS_LAST RUN STRIP THREADS sum_t */
+   Params    CHANNELS_LAST RUN STRIP THREADS TAPS IS_LONG IS_REVERSED HAS_BIAS IS_SILU x_t sum_t */
 #include "core/gather.cuh"
 #include "core/stream.cuh"
 
@@ -53,19 +53,23 @@ template <class T, int STEPS> struct window {
        them and all are under way at once. */
     DEVICE void load(const sequence<const T> &from, i32 begin, i32 steps, int channels) {
         const bool is_whole = channels == CHANNELS && (CHANNELS_LAST || RUN == 1 || steps % RUN == 0);
-        if (is_whole)
-            load_whole(from, begin, steps);
-        else
+        if (!is_whole)
             load_each(from, begin, steps, channels);
+        else if (CHANNELS_LAST && begin >= 0 && begin + STEPS <= steps)
+            load_whole<true>(from, begin, steps);
+        else
+            load_whole<false>(from, begin, steps);
     }
 
-    DEVICE void load_whole(const sequence<const T> &from, i32 begin, i32 steps) {
+    template <bool IS_INSIDE> DEVICE void load_whole(const sequence<const T> &from, i32 begin, i32 steps) {
+        const T *p = from.first + begin * from.step;
 #pragma unroll
-        for (int i = 0; i < PIECES; i++) {
+        for (int i = 0; i < PIECES; i++, p += CHANNELS_LAST ? from.step : RUN * from.step) {
             const i32 step = begin + (CHANNELS_LAST ? i : i * RUN);
-            pieces[i] = {};
-            if (step >= 0 && step < steps)
-                pieces[i] = raw<T, RUN>::template load<false>(from.first + step * from.step);
+            if (!IS_INSIDE)
+                pieces[i] = {};
+            if (IS_INSIDE || (step >= 0 && step < steps))
+                pieces[i] = raw<T, RUN>::template load<false>(p);
         }
     }
 
@@ -89,10 +93,10 @@ template <class T>
 DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 steps, int channels,
                         const sum_t (&values)[CHANNELS][STRIP]) {
     constexpr int PIECES = CHANNELS_LAST ? STRIP : STRIP / RUN;
+    T *p = to.first + begin * to.step;
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) {
+    for (int i = 0; i < PIECES; i++, p += CHANNELS_LAST ? to.step : RUN * to.step) {
         const i32 step = begin + (CHANNELS_LAST ? i : i * RUN);
-        T *p = to.first + step * to.step;
         run<T, RUN> out;
 #pragma unroll
         for (int e = 0; e < RUN; e++)
@@ -147,9 +151,13 @@ DEVICE void load_bias(sum_t (&bias)[CHANNELS], const arguments &p, int channels)
 constexpr DEVICE int whole(int steps) { return CHANNELS_LAST ? steps : (steps + RUN - 1) / RUN * RUN; }
 constexpr int HEAD = whole(TAPS - 1), BEFORE = HEAD - (TAPS - 1);
 
-DEVICE sum_t activate(sum_t s) { return IS_SILU ? s * logistic(s) : s; }
+/* Of sequences of 16 bits the approximation is as good: these round away more. */
+DEVICE sum_t share(sum_t s) { return sizeof(x_t) > 2 ? logistic(s) : logistic_approx(s); }
+DEVICE sum_t activate(sum_t s) { return IS_SILU ? s * share(s) : s; }
+/* Of one exponential: the cancellation in 1 - share(s) is of the order of a rounding of the derivative. */
 DEVICE sum_t differentiate(sum_t dy, sum_t s) {
-    return IS_SILU ? dy * (logistic(s) + s * logistic(s) * logistic(-s)) : dy;
+    const sum_t part = share(s);
+    return IS_SILU ? dy * part * (1 + s * (1 - part)) : dy;
 }
 
 /* ---- Sums of a block ---- */
