@@ -178,6 +178,26 @@ def conv(
     return build
 
 
+def sequences(
+    channels: int, steps: int, taps: int, dtype: str = "bf16", last: bool = False, backward: bool = False
+) -> Any:
+    """A causal convolution with SiLU, or its gradients."""
+    strides = [channels * steps, 1, channels] if last else [channels * steps, steps, 1]
+
+    def build(t: Maker) -> None:
+        read = [t(2, channels, steps, dtype=dtype, strides=strides) for _ in range(1 + backward)]
+        how = {"weight": t(channels, taps, dtype=dtype), "bias": t(channels), "activation": "SWISH_FWD"}
+        if not backward:
+            t.out(t.g.causal_conv1d(*read, **how), dtype=dtype)
+            return
+        dx, dweight, dbias = t.g.causal_conv1d_backward(*read, **how)
+        t.out(dx, dtype=dtype)
+        t.out(dweight, dtype="f32")
+        t.out(dbias, dtype="f32")
+
+    return build
+
+
 def inverted(t: Maker) -> None:
     """A convolution of 1/x, with 57 of 64 channels in memory: behind them 1/0 is no factor of any sum."""
     strides = [64 * 14 * 13, 1, 64 * 13, 64]
@@ -1029,6 +1049,16 @@ CASES = {
     "depthwise dgrad": Case("depthwise", "depthwise", depthwise("dgrad", 3, 64)),
     "depthwise 7x7": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64)),
     "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
+    # causal convolutions
+    "causal": Case("forward", "causal", sequences(3, 80, 4)),
+    "causal of channels": Case("forward", "causal", sequences(70, 20, 3, last=True)),
+    "causal dgrad": Case("backward combine", "causal", sequences(3, 80, 4, backward=True)),
+    "causal dgrad of channels": Case(
+        "backward combine", "causal", sequences(70, 20, 3, "f32", last=True, backward=True)
+    ),
+    "causal dgrad, long": Case(
+        "forward filter combine", "causal", sequences(3, 40, 19, "f16", backward=True)
+    ),
     # experts
     "experts": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128)),
     "experts, gathered": Case("tile_list product_sm90", "grouped_sm90", experts("bf16", 128, gather=True)),

@@ -2744,6 +2744,12 @@ class Ops:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.causal_conv1d(np.float32([[[1, 2, 3]]]), np.float32([[10, 1]]))  # 10 times what was before
+        >>> g()
+        array([[[ 1., 12., 23.]]], dtype=float32)
         """
         values = {
             "x": input,
@@ -2790,6 +2796,13 @@ class Ops:
             BadParameterError: for what is no tensor of the graph, array or number; at build, when
                 operands or options break a rule of the operation.
             NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dy, x, weight = np.float32([[[1, 0, 1]]]), np.float32([[[1, 2, 3]]]), np.float32([[10, 1]])
+        >>> dx, dweight, dbias = g.causal_conv1d_backward(dy, x, weight)
+        >>> g()
+        (array([[[ 1., 10.,  1.]]], dtype=float32), array([[2., 4.]], dtype=float32), array([2.], dtype=float32))
         """
         values = {
             "dy": loss,

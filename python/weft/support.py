@@ -59,6 +59,10 @@ _EXAMPLES: dict[str, Callable[[_Example], Any]] = {
     "conv_wgrad": lambda e: e.g.conv_wgrad(e.t(*FULL), e.t(4, 8, 8, 8), padding=[1, 1]).set_dim(
         [8, 16, 3, 3]
     ),
+    "causal_conv1d": lambda e: e.g.causal_conv1d(e.t(4, 16, 32), e.t(16, 4), activation="SWISH_FWD"),
+    "causal_conv1d_backward": lambda e: e.g.causal_conv1d_backward(
+        e.t(4, 16, 32), e.t(4, 16, 32), e.t(16, 4), activation="SWISH_FWD"
+    ),
     "resample": lambda e: e.g.resample(e.t(*FULL), window=[2, 2], stride=[2, 2], generate_index=True),
     "resample_backward": lambda e: e.g.resample_backward(
         e.t(4, 16, 4, 4), input=e.t(*FULL), window=[2, 2], stride=[2, 2]

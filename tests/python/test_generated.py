@@ -121,10 +121,11 @@ def header_attributes() -> dict[str, tuple[str, str]]:
     body = re.search(r"typedef enum \{(.*?)\n\} weftBackendAttributeName_t;", HEADER, flags=re.DOTALL)
     assert body
     found, kind = {}, ""
-    pattern = r"/\* ([A-Z_]+): .*?\*/|(WEFT_ATTR_\w+) = \d+,?\s*/\*\*<(.*?)\*/"
+    pattern = r"/\* ([A-Z0-9_]+): .*?\*/|(WEFT_ATTR_\w+) = \d+,?\s*/\*\*<(.*?)\*/"
     for section, name, doc in re.findall(pattern, body.group(1), flags=re.DOTALL):
         if section:
             kind = f"WEFT_BACKEND_{section}_DESCRIPTOR"
+            kind += "_EXT" * (f"{kind}_EXT" in HEADER)
         else:
             found[name] = (kind, " ".join(doc.split()))
     return found

@@ -180,7 +180,6 @@ def test_what_methods_refuse_is_listed(words: str) -> None:
 def test_methods_that_lack_are_listed() -> None:
     absent = {
         "rotary embedding": "rope",
-        "causal 1-D convolution": "causal_conv1d",
         "loading pages of a cache": "paged_cache_load",
         "diagonal masks": "diagonal_band_mask",
         "band matrices": "expand_band_matrix",

@@ -35,6 +35,11 @@ def transposed(*shape: int):
     return normal(*shape).detach().transpose(0, 1).requires_grad_()
 
 
+def channels_last(*shape: int):
+    """[B, D, L], whose channels are neighbours."""
+    return normal(shape[0], shape[2], shape[1]).detach().transpose(1, 2).requires_grad_()
+
+
 LABELS, LABELS_2D = torch.tensor([0, 3, 1, 1, 2]), torch.tensor([[0, 2, 1], [3, 3, 2]])
 WEIGHTS = normal(4, grad=False).abs()
 BATCH_NORM = (normal(4), normal(4), normal(4, grad=False) / 3, WEIGHTS + 0.5)
@@ -97,7 +102,7 @@ CASES = {
     "geglu": (weft.geglu, (normal(2, 3, 5), normal(2, 3, 5).detach().neg().requires_grad_())),
     "geglu_tanh": (weft.geglu, (normal(7), normal(7).detach().neg().requires_grad_(), "tanh")),
     "causal_conv1d": (weft.causal_conv1d, (normal(2, 3, 7), normal(3, 4), normal(3), "silu")),
-    "causal_conv1d_channels_last": (weft.causal_conv1d, (transposed(3, 5, 2)[None, 0:1].squeeze(0), normal(5, 2))),
+    "causal_conv1d_channels_last": (weft.causal_conv1d, (channels_last(2, 5, 4), normal(5, 2))),
     "rope": (weft.rope, (normal(2, 3, 5, 6), normal(5, 3, grad=False), normal(5, 3, grad=False).flip(0))),
     "rope_interleaved": (
         weft.rope, (transposed(3, 2, 5, 4), normal(2, 1, 5, 2, grad=False), normal(5, 2, grad=False), True),

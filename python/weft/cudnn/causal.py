@@ -70,7 +70,9 @@ def _run(stream: int, addresses: list[int], kind: Kind) -> None:
     plan.launch(frame, None, stream)
 
 
-def _kind(name: str, bias: int, sizes: tuple[int, ...], dtype: int, sums: int | None, activation: int) -> Kind:
+def _kind(
+    name: str, bias: int, sizes: tuple[int, ...], dtype: int, sums: int | None, activation: int
+) -> Kind:
     if not 2 <= sizes[3] <= TAPS_MOST[name]:
         raise ValueError(f"cudnn.{name}: kernel_size is {sizes[3]}, expected 2 to {TAPS_MOST[name]}.")
     if activation not in (0, 1):
@@ -130,4 +132,3 @@ def causal_conv1d_nwh_backward(
 ) -> None:  # fmt: skip
     """Gradients of causal_conv1d_nwh_forward."""
     _backward("causal_conv1d_nwh", *locals().values())
-

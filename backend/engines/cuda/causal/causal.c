@@ -18,7 +18,7 @@ enum {
     THREADS_MOST = 256,
     ACCESS_BYTES = 16,
     TAPS_SHORT = 16,       /* the most that stay in registers; longer filters are taken in chunks */
-    TAPS_SHORT_DOUBLE = 8, /* the same of doubles */
+    TAPS_SHORT_DOUBLE = 4, /* the same of doubles */
     CHUNK = 8,             /* taps of a long filter at a time */
     TAPS_RUN = 32,         /* taps of all channels of a thread */
     LAST_BYTES = 4,        /* of neighbouring channels that a thread takes, so that a warp reads 128 */

@@ -77,9 +77,11 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad(ctx: Any, dy: Any) -> Any:
-    wanted = [*ctx.needs_input_grad[:3]]
+    needs = ctx.needs_input_grad  # as long as the call was
+    wanted = [*needs, False][:3]
     gradients = torch.ops.weft.causal_conv1d_backward(dy, *ctx.saved_tensors, ctx.activation, wanted)
-    return (*(g if is_wanted else None for g, is_wanted in zip(gradients, wanted, strict=True)), None)
+    found = [g if is_wanted else None for g, is_wanted in zip(gradients, wanted, strict=True)]
+    return (*found, None)[: len(needs)]
 
 
 differentiable("causal_conv1d", _keep, _grad)
