@@ -74,9 +74,10 @@ def check_backward(given, silu=True, **options):
     )
 
 
-# Batch, channels, steps, taps: sequences shorter than filters, odd ones, those that fill no strip, and filters of
-# more taps than registers hold.
-SIZES = [(1, 1, 1, 1), (2, 3, 5, 4), (2, 5, 2, 4), (1, 70, 33, 2), (2, 40, 64, 3), (1, 8, 40, 16), (1, 3, 50, 19)]
+# Batch, channels, steps, taps: sequences shorter than filters, odd ones, those that fill no strip, and
+# filters of more taps than registers hold.
+SIZES = [(1, 1, 1, 1), (2, 3, 5, 4), (2, 5, 2, 4), (1, 70, 33, 2), (2, 40, 64, 3), (1, 8, 40, 16)]
+SIZES += [(1, 3, 50, 19)]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -100,3 +101,89 @@ def test_without_activation_and_wide_filters(layout):
     given = operands(2, 16, 48, 4, "bf16", layout, wide="f32")
     check_forward(given, silu=False)
     check_backward(given, silu=False)
+
+
+def test_more_strips_than_threads() -> None:
+    given = operands(5, 2, 900, 4, "bf16")
+    check_forward(given)
+    check_backward(given)
+
+
+@pytest.mark.parametrize("layout", ["packed", "channels_last"])
+def test_what_is_not_finite_stays_with_what_sees_it(layout):
+    """Of a sequence alone; neighbours in memory, and steps before it, see nothing of it. Filters of 19 taps
+    are taken in chunks, whose first taps are none."""
+    for taps in (4, 19):
+        x, dy, weight, bias = (
+            checks.random(s, seed=i) for i, s in enumerate([(2, 3, 45)] * 2 + [(3, taps), (3,)])
+        )
+        x[0, 1, 20], x[1, 2, 44], dy[1, 0, 5] = np.nan, np.inf, -np.inf
+        strides = checks.strides_of(x.shape, layout)
+        given = {"dy": (dy, strides), "x": (x, strides), "w": weight, "b": bias}
+        with np.errstate(invalid="ignore"):
+            check_forward(given, silu=False)
+            check_backward(given, silu=False)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 3, 0), (2, 0, 5)], ids=str)
+def test_nothing(shape):
+    given = operands(*shape, 4)
+    check_forward(given)
+    check_backward(given)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_one_gradient(wanted):
+    given = operands(2, 3, 20, 4)
+    everything = gradients(*arrays(given), True)
+    checks.check(
+        lambda g, dy, x, w, b: g.causal_conv1d_backward(dy, x, w, b, activation="SWISH_FWD")[wanted],
+        given,
+        everything[wanted],
+        magnitude=30.0,
+    )
+
+
+def test_without_bias_and_in_another_layout():
+    """y of [B, L, D] from x of [B, D, L]; filters [K, D]."""
+    x, weight = checks.random((2, 6, 20), "bf16"), checks.random((6, 3), "bf16", seed=1)
+    found = checks.check(
+        lambda g, x, w: g.causal_conv1d(x, w).set_dim([2, 6, 20]).set_stride([120, 1, 6]),
+        {"x": x, "w": (weight, (1, 6))},
+        forward(x, weight, np.zeros(6), False),
+        magnitude=12.0,
+        layouts=["packed"],
+    )
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda g: g.causal_conv1d(g.tensor([2, 3, 8]), g.tensor([4, 4]), name="mix"),
+            "causal_conv1d 'mix': x is [2,3,8], of 3 channels, weight is [4,4]. Give it one filter [D, K] "
+            "per channel; [K, D] in memory is [D, K] with strides [1, D].",
+        ),
+        (
+            lambda g: g.causal_conv1d(
+                g.tensor([2, 3, 8]), g.tensor([3, 4]), activation="RELU_FWD", name="mix"
+            ),
+            "causal_conv1d 'mix': activation is relu. Use IDENTITY or SWISH_FWD (SiLU).",
+        ),
+        (
+            lambda g: g.causal_conv1d(g.tensor([2, 3, 8], data_type="i8"), g.tensor([3, 4]), name="mix"),
+            "causal_conv1d 'mix': x has data type i8. Use DOUBLE, FLOAT, HALF or BFLOAT16.",
+        ),
+        (
+            lambda g: g.causal_conv1d(g.tensor([2, 3, 8]), g.tensor([3, 0]), name="mix"),
+            "causal_conv1d 'mix': weight is [3,0], without taps. Give filters at least one.",
+        ),
+    ],
+)
+def test_refusals(make, sentence):
+    g = weft.Graph(io_data_type="f32")
+    make(g)
+    with pytest.raises(weft.WeftError) as refused:
+        g.validate()
+    assert str(refused.value) == sentence

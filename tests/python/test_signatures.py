@@ -99,7 +99,8 @@ WHOLE = {
 
 # Not in cuDNN's Python frontend: ours may grow, but each is listed here.
 OURS = """
-atan2 bn_finalize causal_conv1d causal_conv1d_backward dbn_weight floor_mod groupnorm groupnorm_backward resample resample_backward rng
+atan2 bn_finalize causal_conv1d causal_conv1d_backward dbn_weight floor_mod groupnorm groupnorm_backward
+resample resample_backward rng
 scaled_dot_product_flash_attention scaled_dot_product_flash_attention_backward softmax
 """
 

@@ -7,6 +7,7 @@
    s is made again, so that the forward keeps nothing but its inputs. Layouts are strides: [B, L, D] in memory is x with
    a stride of 1 between channels. */
 #include "graph/ops/causal_conv.h"
+#include "graph/ops/pointwise.h"
 
 #include <math.h>
 
@@ -130,8 +131,8 @@ static weftStatus_t check(const struct descriptor *descriptor) {
     for (int i = 0; i < 8; i++)
         TRY(check_type(descriptor, keys[i], tensors[i]));
     if (op->activation != WEFT_POINTWISE_IDENTITY && op->activation != WEFT_POINTWISE_SWISH_FWD)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: activation is mode %d. Use IDENTITY or SWISH_FWD (SiLU).",
-             descriptor_label(descriptor), (int)op->activation);
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: activation is %s. Use IDENTITY or SWISH_FWD (SiLU).",
+             descriptor_label(descriptor), pointwise_find_mode(op->activation)->method);
     TRY(check_dims(descriptor, "y", op->y, 3, op->x->dims.at));
     TRY(check_dims(descriptor, "dy", op->dy, 3, op->x->dims.at));
     TRY(check_dims(descriptor, "dx", op->dx, 3, op->x->dims.at));

@@ -1,6 +1,6 @@
-"""Causal convolutions on addresses: cuDNN's functions that are no graphs. Memory is that of the default device,
-whole and in the order of the shape; work is enqueued on the stream that is given. cudnn.ops has the same for
-torch tensors."""
+"""Causal convolutions on addresses: cuDNN's functions that are no graphs. Memory is that of the default
+device, whole and in the order of the shape; work is enqueued on the stream that is given. cudnn.ops has the
+same for torch tensors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ class Kind(NamedTuple):
     """What a plan depends on."""
 
     is_last: bool  # channels come last, in sequences as in filters
-    batch: int
-    channels: int
-    steps: int
-    taps: int
+    sizes: tuple[int, int, int, int]  # batch, channels, steps, taps
     dtype: data_type
     dtype_of_sums: data_type | None  # of dweight and dbias; None: forward
     activation: pointwise_mode
@@ -40,7 +37,7 @@ class Ready(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _prepare(kind: Kind) -> Ready:
     g = Graph(compute_data_type="f64" if kind.dtype is data_type.DOUBLE else "f32")
-    b, d, n, k = kind.batch, kind.channels, kind.steps, kind.taps
+    b, d, n, k = kind.sizes
     steps = ([n * d, 1, d], [1, d]) if kind.is_last else ([d * n, n, 1], [k, 1])
     x = g.tensor([b, d, n], steps[0], kind.dtype)
     weight = g.tensor([d, k], steps[1], kind.dtype)
@@ -71,14 +68,14 @@ def _run(stream: int, addresses: list[int], kind: Kind) -> None:
 
 
 def _kind(
-    name: str, bias: int, sizes: tuple[int, ...], dtype: int, sums: int | None, activation: int
+    name: str, bias: int, sizes: tuple[int, int, int, int], dtype: int, sums: int | None, activation: int
 ) -> Kind:
     if not 2 <= sizes[3] <= TAPS_MOST[name]:
         raise ValueError(f"cudnn.{name}: kernel_size is {sizes[3]}, expected 2 to {TAPS_MOST[name]}.")
     if activation not in (0, 1):
         raise BadParameterError(f"cudnn.{name}: activation is {activation}. Use 0 (identity) or 1 (SiLU).")
     types = data_type(dtype), None if sums is None else data_type(sums)
-    return Kind(name.endswith("nwh"), *sizes, *types, ACTIVATIONS[activation], bool(bias))
+    return Kind(name.endswith("nwh"), sizes, *types, ACTIVATIONS[activation], bool(bias))
 
 
 def _forward(

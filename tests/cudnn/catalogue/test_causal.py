@@ -50,7 +50,7 @@ def on_place(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("last", [False, True], ids=["nhw", "nwh"])
 def test_on_addresses(place: Any, last: bool) -> None:
     batch, channels, steps, taps = 2, 5, 9, 3
-    turn = (lambda a: np.swapaxes(a, -1, -2)) if last else (lambda a: a)  # noqa: E731
+    turn = (lambda a: np.swapaxes(a, -1, -2)) if last else (lambda a: a)
     shape, filters = (
         ((batch, steps, channels), (taps, channels)) if last else ((batch, channels, steps), (channels, taps))
     )

@@ -61,9 +61,10 @@ def _fake_backward(_: Any, x: Any, weight: Any, __: Any, ___: str, wanted: Seque
 def _causal_conv1d_backward(
     d: Drawing, dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
 ) -> None:
-    read = [d.read(each) for each in (dy, x, weight)]
+    loss, entry, filters = d.read(dy), d.read(x), d.read(weight)
     added = None if bias is None else d.read(bias)
-    gradients = d.graph.causal_conv1d_backward(*read, added, activation=ACTIVATIONS[activation])
+    mode = ACTIVATIONS[activation]
+    gradients = d.graph.causal_conv1d_backward(loss, entry, filters, added, activation=mode)
     for i, (gradient, is_wanted) in enumerate(zip(gradients, wanted, strict=True)):
         if is_wanted:
             d.write(i, gradient)
