@@ -29,10 +29,13 @@ DEVICE void differentiate_strip(gradients &ds, const x_window &x, const dy_windo
     }
 }
 
-/* What the strip adds to the filter's sums, the last of which is the bias's. */
-DEVICE void add_sums(sum_t (&sums)[TAPS + 1], const gradients &ds, const x_window &x, int c) {
+/* What the strip adds to the filter's sums, the last of which is the bias's. Steps behind the sequence add nothing,
+   not even 0 times what is not finite. */
+DEVICE void add_sums(sum_t (&sums)[TAPS + 1], const gradients &ds, const x_window &x, int c, i32 left) {
 #pragma unroll
     for (int t = 0; t < STRIP; t++) {
+        if (t >= left)
+            continue;
 #pragma unroll
         for (int k = 0; k < TAPS; k++)
             sums[k] += ds[t] * x.at(c, BEFORE + t + k);
@@ -67,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_backward(const __gr
         for (int c = 0; c < CHANNELS; c++) {
             gradients ds;
             differentiate_strip(ds, x, dy, taps[c], bias[c], c, steps - first);
-            add_sums(sums[c], ds, x, c);
+            add_sums(sums[c], ds, x, c, steps - first);
             make_dx(dx[c], ds, taps[c]);
         }
         if constexpr (HAS_DX)

@@ -19,6 +19,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_filter(const __grid
         for (int c = 0; c < CHANNELS; c++)
 #pragma unroll
             for (int t = 0; t < STRIP; t++) {
+                if (first + t >= steps)
+                    continue;
 #pragma unroll
                 for (int k = 0; k < TAPS; k++)
                     sums[c][k] += ds.at(c, t) * x.at(c, BEFORE + t + k);
