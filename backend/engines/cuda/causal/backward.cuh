@@ -1,5 +1,5 @@
 /* causal_backward: the gradients of a causal convolution, from one reading of X and dY
-   Types     any float types, [B, D, L] and [B, L, D], any chip
+   Types     any float types, [B, D, L], any chip
    Formula   dS = dY * activation'(S), S made again; dX[b,d,l] = sum over k of W[d,k] * dS[b, d, l + K - 1 - k];
              dW[d,k] = sum over b, l of dS[b,d,l] * X[b, d, l - K + 1 + k], dB[d] = sum over b, l of dS
    Tile      as forward.cuh; dS is made for the K - 1 steps behind a strip, too, which its neighbour makes again
@@ -43,17 +43,7 @@ DEVICE void add_sums(sum_t (&sums)[TAPS + 1], const gradients &ds, const x_windo
     }
 }
 
-DEVICE void make_dx(sum_t (&dx)[STRIP], const gradients &ds, const sum_t (&taps)[TAPS]) {
-#pragma unroll
-    for (int t = 0; t < STRIP; t++) {
-        dx[t] = 0;
-#pragma unroll
-        for (int k = 0; k < TAPS; k++)
-            dx[t] += taps[TAPS - 1 - k] * ds[t + k];
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) causal_backward(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) causal_backward(const __grid_constant__ arguments p) {
     const int channels = count_channels(p);
     const i32 steps = (i32)p.steps;
     sum_t bias[CHANNELS], sums[CHANNELS][TAPS + 1] = {};
@@ -74,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_backward(const __gr
             make_dx(dx[c], ds, taps[c]);
         }
         if constexpr (HAS_DX)
-            store_strip<dx_t>({p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l}, first, steps,
+            store_strip<dx_t>({p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l}, first, 0, steps,
                               channels, dx);
     });
     store_sums<TAPS + 1>(p, sums, 0, TAPS + 1);

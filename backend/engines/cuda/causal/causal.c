@@ -2,7 +2,8 @@
 /* The causal family: causal convolutions of sequences and their gradients. The host half says how threads share out
    the sequences and prints where these lie; the device files beside it calculate:
      forward          forward.cuh
-     gradients        backward.cuh, which makes all from one reading, and combine.cuh
+     gradients        backward.cuh or, where channels are neighbours, backward_channels.cuh, which make all from one
+                      reading, and combine.cuh
      of long filters  forward.cuh for dS and for dX, filter.cuh, combine.cuh */
 #include "graph/ops/causal_conv.h"
 #include "base/number.h"
@@ -23,6 +24,8 @@ enum {
     TAPS_RUN = 32,         /* taps of all channels of a thread */
     LAST_BYTES = 4,        /* of neighbouring channels that a thread takes, so that a warp reads 128 */
     STRIPS_EACH = 4,       /* of a thread, where there are enough: taps are loaded once for all of them */
+    SEGMENT_STRIPS = 8,    /* of a thread that goes along the steps */
+    WARPS_WANTED = 24,     /* of a multiprocessor */
     BLOCKS_WANTED = 16,    /* of a multiprocessor */
     PARTS_MOST = 65535,    /* blocks along y */
     PITCH = 8,             /* elements that rows in scratch are multiples of */
@@ -42,11 +45,12 @@ struct causal {
     const struct region *region;
     bool is_backward, is_double, is_last, is_long, has_dx, has_dweight, has_dbias;
     int64_t batch, channels, steps, taps;
-    int64_t chunk, chunks;      /* taps in registers, and how often */
-    int64_t run, strip, strips; /* elements of an access; steps of a strip; strips of a sequence */
-    int64_t threads, groups;    /* of a block; blocks that share out channels */
-    int64_t parts, strips_each; /* blocks that share out strips, and strips of each */
-    int64_t ds_bytes, ds_row;   /* dS in scratch */
+    int64_t chunk, chunks;              /* taps in registers, and how often */
+    bool walks;                         /* goes along the steps, whose last ones stay in registers */
+    int64_t run, strip, length, strips; /* elements of an access; steps at a time, and in all; parts of a sequence */
+    int64_t threads, groups;            /* of a block; blocks that share out channels */
+    int64_t parts, strips_each;         /* blocks that share out strips, and strips of each */
+    int64_t ds_bytes, ds_row;           /* dS in scratch */
 };
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
@@ -91,13 +95,25 @@ static void choose_run(struct causal *c) {
     int64_t least = ACCESS_BYTES;
     for (int i = 0; i < count; i++)
         least = min64(least, dtype_bytes((weftDataType_t)tensors[i]->type, 1));
+    int64_t taps_run = c->walks ? TAPS_RUN / 2 : TAPS_RUN;
     int64_t bytes = !c->is_last ? ACCESS_BYTES : LAST_BYTES;
     c->run = max64(bytes / least, 1);
-    while (c->is_last && c->run > 1 && (c->run * c->chunk > TAPS_RUN || c->run > c->channels))
+    while (c->is_last && c->run > 1 && (c->run * c->chunk > taps_run || c->run > c->channels))
         c->run /= 2;
     for (int i = 0; i < count; i++)
         while (c->run > 1 && !is_whole(tensors[i], dim, c->run))
             c->run /= 2;
+}
+
+/* Threads that go along the steps make LAG of them twice, but shall be enough to load the chip; others make a strip. */
+static void choose_length(struct causal *c, const struct device *device) {
+    int64_t lag = c->taps - 1, groups = divide_up(c->channels, WARP * c->run), strips = SEGMENT_STRIPS;
+    int64_t least = max64(divide_up(4 * lag, c->strip), 1),
+            warps = (int64_t)device->cuda.multiprocessors * WARPS_WANTED;
+    while (strips / 2 >= least && c->batch * divide_up(c->steps, strips * c->strip - lag) * groups < warps)
+        strips /= 2;
+    c->length = c->walks ? max64(strips, least) * c->strip - lag : c->strip;
+    c->strips = divide_up(c->steps, c->length);
 }
 
 /* Blocks for every multiprocessor where the strips suffice, else a strip for each thread. */
@@ -140,12 +156,13 @@ static weftStatus_t analyse(struct causal *c, const struct region *region, const
     c->is_long = c->taps > (c->is_double ? TAPS_SHORT_DOUBLE : TAPS_SHORT);
     c->chunk = c->is_long ? CHUNK : c->taps;
     c->chunks = divide_up(c->taps, c->chunk);
+    c->walks = c->is_backward && c->is_last && !c->is_long;
     choose_run(c);
-    c->strip = c->is_double || (!c->is_last && c->run < 8) ? 8 : 16;
-    c->strips = divide_up(c->steps, c->strip);
+    c->strip = c->walks || c->is_double || (!c->is_last && c->run < 8) ? 8 : 16;
+    choose_length(c, device);
     if (c->steps + c->taps > INT32_MAX / 2 || c->batch * c->strips > INT32_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: x is %s. Kernels count to 2^30 steps, and to 2^31 strips of %lld.",
-             descriptor_label(&c->op->base), tensor_dims_text(c->op->x), (long long)c->strip);
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: x is %s. Kernels count to 2^30 steps, and to 2^31 parts of %lld.",
+             descriptor_label(&c->op->base), tensor_dims_text(c->op->x), (long long)c->length);
     choose_blocks(c, device);
     c->ds_row = divide_up(c->is_last ? c->channels : c->steps, PITCH) * PITCH;
     c->ds_bytes = c->batch * (c->is_last ? c->steps : c->channels) * c->ds_row * (c->is_double ? 8 : 4);
@@ -213,6 +230,9 @@ static void print_sequence(struct kernel_print *print, const struct causal *c, s
     print_number(print, s.step, named(name, "l").text);
 }
 
+/* Of a multiprocessor, that the compiler leaves registers for. */
+static int blocks_of(const struct causal *c) { return c->is_double || c->taps > 4 ? 1 : 2; }
+
 /* What all of the kernels over strips take. */
 static void print_common(struct kernel_print *print, const struct causal *c, bool has_bias, bool is_reversed) {
     const struct tensor *weight = c->op->weight, *bias = has_bias ? c->op->bias : NULL;
@@ -220,15 +240,11 @@ static void print_common(struct kernel_print *print, const struct causal *c, boo
     const struct {
         const char *name;
         int64_t value;
-    } constants[] = {{"CHANNELS_LAST", c->is_last},
-                     {"RUN", c->run},
-                     {"STRIP", c->strip},
-                     {"THREADS", c->threads},
-                     {"TAPS", c->chunk},
-                     {"IS_LONG", c->is_long},
-                     {"IS_REVERSED", is_reversed},
-                     {"HAS_BIAS", bias != NULL},
-                     {"IS_SILU", causal_conv_is_silu(c->op)}};
+    } constants[] = {{"CHANNELS_LAST", c->is_last}, {"RUN", c->run},
+                     {"STRIP", c->strip},           {"THREADS", c->threads},
+                     {"BLOCKS", blocks_of(c)},      {"TAPS", c->chunk},
+                     {"IS_LONG", c->is_long},       {"IS_REVERSED", is_reversed},
+                     {"HAS_BIAS", bias != NULL},    {"IS_SILU", causal_conv_is_silu(c->op)}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
     print_number(print, c->channels, "channels");
@@ -237,6 +253,7 @@ static void print_common(struct kernel_print *print, const struct causal *c, boo
     print_number(print, c->chunks, "chunks");
     print_number(print, c->batch * c->strips, "strips_all");
     print_number(print, c->strips_each, "strips_each");
+    print_number(print, c->length, "length");
     print_divisor(print, max64(c->strips, 1), "strips");
     print_memory(print, c, weight, "weight", "weight_t");
     print_number(print, weight->strides.at[0], "weight_c");
@@ -291,6 +308,8 @@ static weftStatus_t add_sums(struct cuda_step *state, const struct causal *c, in
     struct cuda_kernel *kernel = &state->kernels[state->count++];
     if (c->is_long)
         TRY(kernel_finish(&print, kernel, "causal/filter.cuh", "causal_filter", arena));
+    else if (c->walks)
+        TRY(kernel_finish(&print, kernel, "causal/backward_channels.cuh", "causal_backward_channels", arena));
     else
         TRY(kernel_finish(&print, kernel, "causal/backward.cuh", "causal_backward", arena));
     set_grid(kernel, c, c->is_long ? c->chunks : 1);

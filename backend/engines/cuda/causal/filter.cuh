@@ -5,7 +5,7 @@
    Params    TAPS x_t dy_t and those of strips.cuh; dy is dS */
 #include "causal/strips.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS) causal_filter(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) causal_filter(const __grid_constant__ arguments p) {
     const int channels = count_channels(p);
     const i32 steps = (i32)p.steps, chunk = blockIdx.z, numbers = (i32)p.taps + 1;
     sum_t sums[CHANNELS][TAPS] = {}, total[CHANNELS][1] = {};

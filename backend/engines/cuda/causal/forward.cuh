@@ -26,7 +26,7 @@ DEVICE i32 window_of(const arguments &p, i32 chunk, i32 first) {
     return IS_REVERSED ? first + chunk * TAPS : first - HEAD - ((i32)p.chunks - 1 - chunk) * TAPS;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) causal_forward(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) causal_forward(const __grid_constant__ arguments p) {
     const int channels = count_channels(p);
     const i32 steps = (i32)p.steps, chunks = IS_LONG ? (i32)p.chunks : 1;
     sum_t bias[CHANNELS];
@@ -64,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_forward(const __gri
                 for (int t = 0; t < STRIP; t++)
                     sums[c][t] = activate(sums[c][t]);
         }
-        store_strip<y_t>({p.y + (entry * p.y_b + first_channel() * p.y_c), p.y_c, p.y_l}, first, steps, channels, sums);
+        store_strip<y_t>({p.y + (entry * p.y_b + first_channel() * p.y_c), p.y_c, p.y_l}, first, 0, steps, channels,
+                         sums);
     });
 }

@@ -29,7 +29,7 @@ template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
     for (u32 at = begin + worker(); at < end; at += WORKERS) {
         u32 entry = at;
         const i32 strip = (i32)split(entry, p.strips);
-        f((i64)entry, strip * STRIP);
+        f((i64)entry, strip * (i32)p.length);
     }
 }
 
@@ -88,9 +88,9 @@ template <class T, int STEPS> struct window {
     template <class E> static DEVICE E from_zero() { return from<E>::number((sum_t)0); }
 };
 
-/* A strip of results. */
+/* A strip of results, of which those from step `least` to before `steps` are stored. */
 template <class T>
-DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 steps, int channels,
+DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 least, i32 steps, int channels,
                         const sum_t (&values)[CHANNELS][STRIP]) {
     constexpr int PIECES = CHANNELS_LAST ? STRIP : STRIP / RUN;
     T *p = to.first + begin * to.step;
@@ -102,13 +102,14 @@ DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 steps, int channel
         for (int e = 0; e < RUN; e++)
             out.at[e] = from<T>::number(CHANNELS_LAST ? values[CHANNELS_LAST ? e : 0][CHANNELS_LAST ? i : 0]
                                                       : values[0][CHANNELS_LAST ? 0 : i * RUN + e]);
-        if (CHANNELS_LAST ? step < steps && channels == CHANNELS : step + RUN <= steps && channels > 0) {
+        if (step >= least &&
+            (CHANNELS_LAST ? step < steps && channels == CHANNELS : step + RUN <= steps && channels > 0)) {
             stream_out<T, RUN>(p, out);
             continue;
         }
 #pragma unroll
         for (int e = 0; e < RUN; e++)
-            if (CHANNELS_LAST ? step < steps && e < channels : step + e < steps && channels > 0)
+            if (step >= least && (CHANNELS_LAST ? step < steps && e < channels : step + e < steps && channels > 0))
                 p[e * (CHANNELS_LAST ? to.channel : to.step)] = out.at[e];
     }
 }
@@ -158,6 +159,17 @@ DEVICE sum_t activate(sum_t s) { return IS_SILU ? s * share(s) : s; }
 DEVICE sum_t differentiate(sum_t dy, sum_t s) {
     const sum_t part = share(s);
     return IS_SILU ? dy * part * (1 + s * (1 - part)) : dy;
+}
+
+/* The gradient of a strip of x, from dS of its steps and of the TAPS - 1 behind them. */
+DEVICE void make_dx(sum_t (&dx)[STRIP], const sum_t (&ds)[STRIP + TAPS - 1], const sum_t (&taps)[TAPS]) {
+#pragma unroll
+    for (int t = 0; t < STRIP; t++) {
+        dx[t] = 0;
+#pragma unroll
+        for (int k = 0; k < TAPS; k++)
+            dx[t] += taps[TAPS - 1 - k] * ds[t + k];
+    }
 }
 
 /* ---- Sums of a block ---- */

@@ -57,6 +57,7 @@
     FILE(attention_scores, "attention/scores.cuh", "attention/scores.cuh")                                             \
     FILE(attention_warp_tiles, "attention/warp_tiles.cuh", "attention/warp_tiles.cuh")                                 \
     FILE(causal_backward, "causal/backward.cuh", "causal/backward.cuh")                                                \
+    FILE(causal_backward_channels, "causal/backward_channels.cuh", "causal/backward_channels.cuh")                     \
     FILE(causal_combine, "causal/combine.cuh", "causal/combine.cuh")                                                   \
     FILE(causal_filter, "causal/filter.cuh", "causal/filter.cuh")                                                      \
     FILE(causal_forward, "causal/forward.cuh", "causal/forward.cuh")                                                   \

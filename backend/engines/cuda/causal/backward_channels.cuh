@@ -1,0 +1,97 @@
+/* causal_backward_channels: backward.cuh of neighbouring channels
+   Types     any float types, [B, L, D], any chip
+   Formula   as backward.cuh
+   Tile      a thread goes along p.length steps of CHANNELS channels, STRIP at a time. The last K - 1 steps of X and of
+             dS stay in registers, so that neither is read or made twice but at the ends; dX follows K - 1 steps behind
+   Order     as backward.cuh
+   Limits    4 * TAPS numbers per channel in registers beside what is under way
+   Params    as backward.cuh */
+#include "causal/strips.cuh"
+
+constexpr int LAG = TAPS - 1;
+
+/* Steps of each channel, those before a strip first. */
+using history = sum_t[CHANNELS][LAG + STRIP];
+
+/* Where a thread is: the strip's first step, and the segment that it makes. */
+struct segment {
+    i32 begin, end, steps;
+};
+
+DEVICE void begin_history(history &x, const sequence<const x_t> &from, const segment &s, int channels) {
+    window<x_t, LAG ? LAG : 1> before;
+    before.load(from, s.begin - LAG, s.steps, channels);
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++)
+#pragma unroll
+        for (int t = 0; t < LAG; t++)
+            x[c][t] = before.at(c, t);
+}
+
+DEVICE void move_history(history &x) {
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++)
+#pragma unroll
+        for (int t = 0; t < LAG; t++)
+            x[c][t] = x[c][STRIP + t];
+}
+
+/* dS of a strip of one channel, and what it adds to the filter's sums, the last of which is the bias's. Behind the
+   sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is not finite. */
+DEVICE void add_strip(sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP], const sum_t (&x)[LAG + STRIP],
+                      const window<dy_t, STRIP> &dy, const sum_t (&taps)[TAPS], sum_t bias, int c, i32 first,
+                      const segment &s) {
+#pragma unroll
+    for (int t = 0; t < STRIP; t++) {
+        sum_t sum = bias;
+#pragma unroll
+        for (int k = 0; k < TAPS && IS_SILU; k++)
+            sum += taps[k] * x[t + k];
+        ds[LAG + t] = first + t < s.steps ? differentiate(dy.at(c, t), sum) : (sum_t)0;
+        if (first + t >= s.end)
+            continue;
+#pragma unroll
+        for (int k = 0; k < TAPS; k++)
+            sums[k] += ds[LAG + t] * x[t + k];
+        sums[TAPS] += ds[LAG + t];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    causal_backward_channels(const __grid_constant__ arguments p) {
+    const int channels = count_channels(p);
+    sum_t bias[CHANNELS], sums[CHANNELS][TAPS + 1] = {};
+    filters taps;
+    load_bias(bias, p, channels);
+    load_taps(taps, p, 0, channels);
+    for_each_strip(p, [&](i64 entry, i32 begin) {
+        const i32 steps = (i32)p.steps, length = (i32)p.length;
+        const segment s{begin, begin + length < steps ? begin + length : steps, steps};
+        const sequence<const x_t> from{p.x + (entry * p.x_b + first_channel() * p.x_c), p.x_c, p.x_l};
+        const sequence<const dy_t> loss{p.dy + (entry * p.dy_b + first_channel() * p.dy_c), p.dy_c, p.dy_l};
+        const sequence<dx_t> to{p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l};
+        history x, ds = {};
+        begin_history(x, from, s, channels);
+#pragma unroll 1
+        for (i32 first = begin; first < s.end + LAG; first += STRIP) {
+            sum_t dx[CHANNELS][STRIP];
+            window<x_t, STRIP> read;
+            window<dy_t, STRIP> dy;
+            read.load(from, first, steps, channels);
+            dy.load(loss, first, steps, channels);
+#pragma unroll
+            for (int c = 0; c < CHANNELS; c++) {
+#pragma unroll
+                for (int t = 0; t < STRIP; t++)
+                    x[c][LAG + t] = read.at(c, t);
+                add_strip(sums[c], ds[c], x[c], dy, taps[c], bias[c], c, first, s);
+                make_dx(dx[c], ds[c], taps[c]);
+            }
+            if constexpr (HAS_DX)
+                store_strip<dx_t>(to, first - LAG, s.begin, s.end, channels, dx);
+            move_history(x);
+            move_history(ds);
+        }
+    });
+    store_sums<TAPS + 1>(p, sums, 0, TAPS + 1);
+}
