@@ -1054,7 +1054,7 @@ CASES = {
     "causal of channels": Case("forward", "causal", sequences(70, 20, 3, last=True)),
     "causal dgrad": Case("backward combine", "causal", sequences(3, 80, 4, backward=True)),
     "causal dgrad of channels": Case(
-        "backward combine", "causal", sequences(70, 20, 3, "f32", last=True, backward=True)
+        "backward_channels combine", "causal", sequences(70, 20, 3, "f32", last=True, backward=True)
     ),
     "causal dgrad, long": Case(
         "forward filter combine", "causal", sequences(3, 40, 19, "f16", backward=True)
