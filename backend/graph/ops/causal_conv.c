@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* causal_conv1d: each channel of a sequence is filtered alone and sees nothing that comes later
      s[b,d,l] = bias[d] + sum over k of weight[d,k] * x[b, d, l - K + 1 + k]     y = s, or s / (1 + e^-s) with SiLU
-   Before its beginning x is 0, behind its end ds is. The gradients, with ds = dy or dy times the derivative of SiLU at s:
+   Before its beginning x is 0, and behind its end ds. Gradients, with ds = dy or dy times the derivative of SiLU at s:
      dx[b,d,l] = sum over k of weight[d,k] * ds[b, d, l + K - 1 - k]
      dweight[d,k] = sum over b and l of ds[b,d,l] * x[b, d, l - K + 1 + k]       dbias[d] = sum over b and l of ds
    s is made again, so that the forward keeps nothing but its inputs. Layouts are strides: [B, L, D] in memory is x with

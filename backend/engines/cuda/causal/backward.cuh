@@ -10,36 +10,32 @@
    Params    TAPS HAS_DX HAS_BIAS IS_SILU x_t dy_t dx_t and those of strips.cuh */
 #include "causal/strips.cuh"
 
-constexpr int AHEAD = whole(TAPS - 1);
+constexpr int LAG = TAPS - 1, AHEAD = whole(LAG);
 
-using gradients = sum_t[STRIP + TAPS - 1];
 using x_window = window<x_t, HEAD + STRIP + AHEAD>;
 using dy_window = window<dy_t, STRIP + AHEAD>;
 
-/* dS of a strip and of what sees it. Behind the sequence it is 0, whatever the sum there. */
-DEVICE void differentiate_strip(gradients &ds, const x_window &x, const dy_window &dy, const sum_t (&taps)[TAPS],
-                                sum_t bias, int c, i32 left) {
+/* A channel's strip: dS of its steps and of the TAPS - 1 behind them, what they add to the filter's sums, the last of
+   which is the bias's, and dX, step by step. Behind the sequence, `left` steps from the first one, dS is 0 and adds
+   nothing, not even 0 times what is not finite. */
+DEVICE void make_strip(sum_t (&dx)[STRIP], sum_t (&sums)[TAPS + 1], const x_window &x, const dy_window &dy,
+                       const sum_t (&taps)[TAPS], sum_t bias, int c, i32 left) {
+    sum_t ds[STRIP + LAG];
 #pragma unroll
-    for (int t = 0; t < STRIP + TAPS - 1; t++) {
+    for (int t = 0; t < STRIP + LAG; t++) {
         sum_t sum = bias;
 #pragma unroll
         for (int k = 0; k < TAPS && IS_SILU; k++)
             sum += taps[k] * x.at(c, BEFORE + t + k);
         ds[t] = t < left ? differentiate(dy.at(c, t), sum) : (sum_t)0;
-    }
-}
-
-/* What the strip adds to the filter's sums, the last of which is the bias's. Steps behind the sequence add nothing,
-   not even 0 times what is not finite. */
-DEVICE void add_sums(sum_t (&sums)[TAPS + 1], const gradients &ds, const x_window &x, int c, i32 left) {
+        if (t < STRIP && t < left) {
 #pragma unroll
-    for (int t = 0; t < STRIP; t++) {
-        if (t >= left)
-            continue;
-#pragma unroll
-        for (int k = 0; k < TAPS; k++)
-            sums[k] += ds[t] * x.at(c, BEFORE + t + k);
-        sums[TAPS] += ds[t];
+            for (int k = 0; k < TAPS; k++)
+                sums[k] += ds[t] * x.at(c, BEFORE + t + k);
+            sums[TAPS] += ds[t];
+        }
+        if (t >= LAG)
+            dx[t - LAG] = correlate(ds + (t - LAG), taps);
     }
 }
 
@@ -57,12 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) causal_backward(co
         x.load({p.x + (entry * p.x_b + first_channel() * p.x_c), p.x_c, p.x_l}, first - HEAD, steps, channels);
         dy.load({p.dy + (entry * p.dy_b + first_channel() * p.dy_c), p.dy_c, p.dy_l}, first, steps, channels);
 #pragma unroll
-        for (int c = 0; c < CHANNELS; c++) {
-            gradients ds;
-            differentiate_strip(ds, x, dy, taps[c], bias[c], c, steps - first);
-            add_sums(sums[c], ds, x, c, steps - first);
-            make_dx(dx[c], ds, taps[c]);
-        }
+        for (int c = 0; c < CHANNELS; c++)
+            make_strip(dx[c], sums[c], x, dy, taps[c], bias[c], c, steps - first);
         if constexpr (HAS_DX)
             store_strip<dx_t>({p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l}, first, 0, steps,
                               channels, dx);

@@ -36,11 +36,12 @@ DEVICE void move_history(history &x) {
             x[c][t] = x[c][STRIP + t];
 }
 
-/* dS of a strip of one channel, and what it adds to the filter's sums, the last of which is the bias's. Behind the
-   sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is not finite. */
-DEVICE void add_strip(sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP], const sum_t (&x)[LAG + STRIP],
-                      const window<dy_t, STRIP> &dy, const sum_t (&taps)[TAPS], sum_t bias, int c, i32 first,
-                      const segment &s) {
+/* A channel's strip: dS, what it adds to the filter's sums, the last of which is the bias's, and dX of LAG steps before,
+   step by step. Behind the sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is not
+   finite. */
+DEVICE void make_strip(sum_t (&dx)[STRIP], sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP],
+                       const sum_t (&x)[LAG + STRIP], const window<dy_t, STRIP> &dy, const sum_t (&taps)[TAPS],
+                       sum_t bias, int c, i32 first, const segment &s) {
 #pragma unroll
     for (int t = 0; t < STRIP; t++) {
         sum_t sum = bias;
@@ -48,12 +49,13 @@ DEVICE void add_strip(sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP], const s
         for (int k = 0; k < TAPS && IS_SILU; k++)
             sum += taps[k] * x[t + k];
         ds[LAG + t] = first + t < s.steps ? differentiate(dy.at(c, t), sum) : (sum_t)0;
-        if (first + t >= s.end)
-            continue;
+        if (first + t < s.end) {
 #pragma unroll
-        for (int k = 0; k < TAPS; k++)
-            sums[k] += ds[LAG + t] * x[t + k];
-        sums[TAPS] += ds[LAG + t];
+            for (int k = 0; k < TAPS; k++)
+                sums[k] += ds[LAG + t] * x[t + k];
+            sums[TAPS] += ds[LAG + t];
+        }
+        dx[t] = correlate(ds + t, taps);
     }
 }
 
@@ -84,8 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int t = 0; t < STRIP; t++)
                     x[c][LAG + t] = read.at(c, t);
-                add_strip(sums[c], ds[c], x[c], dy, taps[c], bias[c], c, first, s);
-                make_dx(dx[c], ds[c], taps[c]);
+                make_strip(dx[c], sums[c], ds[c], x[c], dy, taps[c], bias[c], c, first, s);
             }
             if constexpr (HAS_DX)
                 store_strip<dx_t>(to, first - LAG, s.begin, s.end, channels, dx);

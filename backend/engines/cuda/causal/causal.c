@@ -19,6 +19,7 @@ enum {
     THREADS_MOST = 256,
     ACCESS_BYTES = 16,
     TAPS_SHORT = 16,       /* the most that stay in registers; longer filters are taken in chunks */
+    TAPS_FEW = 4,          /* so few that many threads fit */
     TAPS_SHORT_DOUBLE = 4, /* the same of doubles */
     CHUNK = 8,             /* taps of a long filter at a time */
     TAPS_RUN = 32,         /* taps of all channels of a thread */
@@ -105,12 +106,21 @@ static void choose_run(struct causal *c) {
             c->run /= 2;
 }
 
-/* Threads that go along the steps make LAG of them twice, but shall be enough to load the chip; others make a strip. */
+/* Steps at a time. An access of each lane is all of a strip, so that lanes read side by side; gradients, whose windows
+   are wider, take two. */
+static int64_t strip_of(const struct causal *c) {
+    if (c->is_last || c->is_long || c->is_double)
+        return 8;
+    return c->is_backward ? max64(2 * c->run, 8) : max64(c->run, 4);
+}
+
+/* Threads that go along the steps make some twice, those between two threads, but shall be enough to load the chip;
+   others make a strip. */
 static void choose_length(struct causal *c, const struct device *device) {
     int64_t lag = c->taps - 1, groups = divide_up(c->channels, WARP * c->run), strips = SEGMENT_STRIPS;
     int64_t least = max64(divide_up(4 * lag, c->strip), 1),
             warps = (int64_t)device->cuda.multiprocessors * WARPS_WANTED;
-    while (strips / 2 >= least && c->batch * divide_up(c->steps, strips * c->strip - lag) * groups < warps)
+    while (c->walks && strips / 2 >= least && c->batch * divide_up(c->steps, strips * c->strip - lag) * groups < warps)
         strips /= 2;
     c->length = c->walks ? max64(strips, least) * c->strip - lag : c->strip;
     c->strips = divide_up(c->steps, c->length);
@@ -126,7 +136,8 @@ static void choose_blocks(struct causal *c, const struct device *device) {
     c->groups = divide_up(c->channels, lanes * (c->is_last ? c->run : 1));
     int64_t wanted = divide_up((int64_t)device->cuda.multiprocessors * BLOCKS_WANTED, max64(c->groups, 1));
     int64_t parts = max64(divide_up(all, workers * STRIPS_EACH), min64(wanted, divide_up(all, workers)));
-    c->strips_each = max64(divide_up(all, min64(max64(parts, 1), PARTS_MOST)), 1);
+    /* Whole rounds of the workers: in one that is begun most would wait. */
+    c->strips_each = max64(divide_up(all, min64(max64(parts, 1), PARTS_MOST) * workers), 1) * workers;
     c->parts = divide_up(all, c->strips_each);
 }
 
@@ -158,7 +169,7 @@ static weftStatus_t analyse(struct causal *c, const struct region *region, const
     c->chunks = divide_up(c->taps, c->chunk);
     c->walks = c->is_backward && c->is_last && !c->is_long;
     choose_run(c);
-    c->strip = c->walks || c->is_double || (!c->is_last && c->run < 8) ? 8 : 16;
+    c->strip = strip_of(c);
     choose_length(c, device);
     if (c->steps + c->taps > INT32_MAX / 2 || c->batch * c->strips > INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: x is %s. Kernels count to 2^30 steps, and to 2^31 parts of %lld.",
@@ -231,7 +242,11 @@ static void print_sequence(struct kernel_print *print, const struct causal *c, s
 }
 
 /* Of a multiprocessor, that the compiler leaves registers for. */
-static int blocks_of(const struct causal *c) { return c->is_double || c->taps > 4 ? 1 : 2; }
+static int blocks_of(const struct causal *c) {
+    if (c->is_double || c->taps > TAPS_FEW)
+        return 1;
+    return c->walks ? c->run > 1 ? 2 : 3 : c->is_backward ? 4 : c->is_last ? 5 : 8;
+}
 
 /* What all of the kernels over strips take. */
 static void print_common(struct kernel_print *print, const struct causal *c, bool has_bias, bool is_reversed) {

@@ -26,6 +26,7 @@ DEVICE int count_channels(const arguments &p) {
 template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
     const u32 begin = blockIdx.y * (u32)p.strips_each, most = (u32)p.strips_all,
               end = begin + (u32)p.strips_each < most ? begin + (u32)p.strips_each : most;
+#pragma unroll 1
     for (u32 at = begin + worker(); at < end; at += WORKERS) {
         u32 entry = at;
         const i32 strip = (i32)split(entry, p.strips);
@@ -161,15 +162,13 @@ DEVICE sum_t differentiate(sum_t dy, sum_t s) {
     return IS_SILU ? dy * part * (1 + s * (1 - part)) : dy;
 }
 
-/* The gradient of a strip of x, from dS of its steps and of the TAPS - 1 behind them. */
-DEVICE void make_dx(sum_t (&dx)[STRIP], const sum_t (&ds)[STRIP + TAPS - 1], const sum_t (&taps)[TAPS]) {
+/* The gradient of x at a step, from dS there and of the TAPS - 1 steps behind. */
+DEVICE sum_t correlate(const sum_t *ds, const sum_t (&taps)[TAPS]) {
+    sum_t dx = 0;
 #pragma unroll
-    for (int t = 0; t < STRIP; t++) {
-        dx[t] = 0;
-#pragma unroll
-        for (int k = 0; k < TAPS; k++)
-            dx[t] += taps[TAPS - 1 - k] * ds[t + k];
-    }
+    for (int k = 0; k < TAPS; k++)
+        dx += taps[TAPS - 1 - k] * ds[k];
+    return dx;
 }
 
 /* ---- Sums of a block ---- */
