@@ -107,6 +107,31 @@ static void short_way() {
     HOLDS(std::fabs(out[0] - expected[0]) < 1e-12 && std::fabs(out[1] - expected[1]) < 1e-12);
 }
 
+/* A sequence of two channels filtered alone, and what its gradients are without an activation. */
+static void causal_convolution() {
+    weft::Graph g(DataType_t::FLOAT);
+    auto x = g.tensor({1, 2, 3}), w = g.tensor({2, 2}), b = g.tensor({2}), dy = g.tensor({1, 2, 3});
+    auto y = g.causal_conv1d(x, w, weft::Causal_conv1d_attributes().set_bias(b));
+    auto [dx, dw, db] = g.causal_conv1d_backward(dy, x, w, weft::Causal_conv1d_backward_attributes().set_bias(b));
+    for (auto &result : {y, dx, dw, db})
+        result->set_output(true);
+    GOOD(g.build(cpu()));
+    std::vector<float> in = {1, 2, 3, 4, 5, 6}, filters = {10, 1, 0, 2}, bias = {0.5f, -1}, loss = {1, 0, 1, 0, 1, 2};
+    std::vector<float> out(6), of_x(6), of_filters(4), of_bias(2);
+    GOOD(g.execute({{x, in.data()},
+                    {w, filters.data()},
+                    {b, bias.data()},
+                    {dy, loss.data()},
+                    {y, out.data()},
+                    {dx, of_x.data()},
+                    {dw, of_filters.data()},
+                    {db, of_bias.data()}}));
+    NEAR(out, (std::vector<double>{1.5, 12.5, 23.5, 7, 9, 11}));
+    NEAR(of_x, (std::vector<double>{1, 10, 1, 0, 2, 4}));
+    NEAR(of_filters, (std::vector<double>{2, 4, 14, 17}));
+    NEAR(of_bias, (std::vector<double>{2, 3}));
+}
+
 static void norms_keep_what_they_are_asked_for() {
     weft::Graph g(DataType_t::FLOAT);
     auto x = g.tensor({2, 8}), scale = g.tensor({1, 8}), bias = g.tensor({1, 8});
@@ -573,6 +598,7 @@ static void plans_and_memory() {
 int main() {
     ported_life_cycle();
     short_way();
+    causal_convolution();
     norms_keep_what_they_are_asked_for();
     pooling_with_its_index();
     attention_and_its_gradients();
