@@ -1051,8 +1051,10 @@ CASES = {
     "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
     # causal convolutions
     "causal": Case("forward", "causal", sequences(3, 80, 4)),
+    "causal, shifted": Case("forward", "causal", sequences(3, 77, 4)),
     "causal of channels": Case("forward", "causal", sequences(70, 20, 3, last=True)),
     "causal dgrad": Case("backward combine", "causal", sequences(3, 80, 4, backward=True)),
+    "causal dgrad, shifted": Case("backward combine", "causal", sequences(3, 77, 4, backward=True)),
     "causal dgrad of channels": Case(
         "backward_channels combine", "causal", sequences(70, 20, 3, "f32", last=True, backward=True)
     ),

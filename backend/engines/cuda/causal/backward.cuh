@@ -16,10 +16,10 @@ using x_window = window<x_t, HEAD + STRIP + AHEAD>;
 using dy_window = window<dy_t, STRIP + AHEAD>;
 
 /* A channel's strip: dS of its steps and of the TAPS - 1 behind them, what they add to the filter's sums, the last of
-   which is the bias's, and dX, step by step. Behind the sequence, `left` steps from the first one, dS is 0 and adds
-   nothing, not even 0 times what is not finite. */
+   which is the bias's, and dX, step by step. Outside of the sequence dS is 0 and adds nothing, not even 0 times what is not
+   finite. */
 DEVICE void make_strip(sum_t (&dx)[STRIP], sum_t (&sums)[TAPS + 1], const x_window &x, const dy_window &dy,
-                       const sum_t (&taps)[TAPS], sum_t bias, int c, i32 left) {
+                       const sum_t (&taps)[TAPS], sum_t bias, int c, i32 first, i32 steps) {
     sum_t ds[STRIP + LAG];
 #pragma unroll
     for (int t = 0; t < STRIP + LAG; t++) {
@@ -27,8 +27,9 @@ DEVICE void make_strip(sum_t (&dx)[STRIP], sum_t (&sums)[TAPS + 1], const x_wind
 #pragma unroll
         for (int k = 0; k < TAPS && IS_SILU; k++)
             sum += taps[k] * x.at(c, BEFORE + t + k);
-        ds[t] = t < left ? differentiate(dy.at(c, t), sum) : (sum_t)0;
-        if (t < STRIP && t < left) {
+        const bool is_there = SHIFTS ? (u32)(first + t) < (u32)steps : first + t < steps;
+        ds[t] = is_there ? differentiate(dy.at(c, t), sum) : (sum_t)0;
+        if (t < STRIP && is_there) {
 #pragma unroll
             for (int k = 0; k < TAPS; k++)
                 sums[k] += ds[t] * x.at(c, BEFORE + t + k);
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) causal_backward(co
         dy.load({p.dy + (entry * p.dy_b + first_channel() * p.dy_c), p.dy_c, p.dy_l}, first, steps, channels);
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++)
-            make_strip(dx[c], sums[c], x, dy, taps[c], bias[c], c, steps - first);
+            make_strip(dx[c], sums[c], x, dy, taps[c], bias[c], c, first, steps);
         if constexpr (HAS_DX)
             store_strip<dx_t>({p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l}, first, 0, steps,
                               channels, dx);

@@ -47,6 +47,7 @@ struct causal {
     bool is_backward, is_double, is_last, is_long, has_dx, has_dweight, has_dbias;
     int64_t batch, channels, steps, taps;
     int64_t chunk, chunks;              /* taps in registers, and how often */
+    bool shifts;                        /* sequences begin anywhere, and strips where accesses are aligned */
     bool walks;                         /* goes along the steps, whose last ones stay in registers */
     int64_t run, strip, length, strips; /* elements of an access; steps at a time, and in all; parts of a sequence */
     int64_t threads, groups;            /* of a block; blocks that share out channels */
@@ -88,6 +89,20 @@ static bool is_whole(const struct tensor *tensor, int dim, int64_t run) {
     return whole;
 }
 
+/* Whether accesses to all sequences can be made whole by beginning each at a step before its first one, the same one in
+   all. */
+static bool can_shift(const struct tensor *const *tensors, int count, int64_t run) {
+    for (int i = 0; i < count; i++) {
+        const int64_t *strides = tensors[i]->strides.at, *first = tensors[0]->strides.at;
+        int64_t bytes = min64(run * dtype_bytes((weftDataType_t)tensors[i]->type, 1), ACCESS_BYTES);
+        if (strides[CAUSAL_TIME] != 1 || tensors[i]->alignment % bytes != 0 ||
+            (strides[CAUSAL_BATCH] - first[CAUSAL_BATCH]) % run != 0 ||
+            (strides[CAUSAL_CHANNEL] - first[CAUSAL_CHANNEL]) % run != 0)
+            return false;
+    }
+    return true;
+}
+
 /* As many neighbours as one access takes of all sequences, or fewer where the taps of as many channels would fill the
    registers. */
 static void choose_run(struct causal *c) {
@@ -101,9 +116,12 @@ static void choose_run(struct causal *c) {
     c->run = max64(bytes / least, 1);
     while (c->is_last && c->run > 1 && (c->run * c->chunk > taps_run || c->run > c->channels))
         c->run /= 2;
+    int64_t most = c->run;
     for (int i = 0; i < count; i++)
         while (c->run > 1 && !is_whole(tensors[i], dim, c->run))
             c->run /= 2;
+    c->shifts = c->run < most && !c->is_last && !c->is_long && can_shift(tensors, count, most);
+    c->run = c->shifts ? most : c->run;
 }
 
 /* Steps at a time. An access of each lane is all of a strip, so that lanes read side by side; gradients, whose windows
@@ -123,7 +141,7 @@ static void choose_length(struct causal *c, const struct device *device) {
     while (c->walks && strips / 2 >= least && c->batch * divide_up(c->steps, strips * c->strip - lag) * groups < warps)
         strips /= 2;
     c->length = c->walks ? max64(strips, least) * c->strip - lag : c->strip;
-    c->strips = divide_up(c->steps, c->length);
+    c->strips = c->steps ? divide_up(c->steps + (c->shifts ? c->run - 1 : 0), c->length) : 0;
 }
 
 /* Blocks for every multiprocessor where the strips suffice, else a strip for each thread. */
@@ -255,11 +273,17 @@ static void print_common(struct kernel_print *print, const struct causal *c, boo
     const struct {
         const char *name;
         int64_t value;
-    } constants[] = {{"CHANNELS_LAST", c->is_last}, {"RUN", c->run},
-                     {"STRIP", c->strip},           {"THREADS", c->threads},
-                     {"BLOCKS", blocks_of(c)},      {"TAPS", c->chunk},
-                     {"IS_LONG", c->is_long},       {"IS_REVERSED", is_reversed},
-                     {"HAS_BIAS", bias != NULL},    {"IS_SILU", causal_conv_is_silu(c->op)}};
+    } constants[] = {{"CHANNELS_LAST", c->is_last},
+                     {"RUN", c->run},
+                     {"STRIP", c->strip},
+                     {"SHIFTS", c->shifts},
+                     {"THREADS", c->threads},
+                     {"BLOCKS", blocks_of(c)},
+                     {"TAPS", c->chunk},
+                     {"IS_LONG", c->is_long},
+                     {"IS_REVERSED", is_reversed},
+                     {"HAS_BIAS", bias != NULL},
+                     {"IS_SILU", causal_conv_is_silu(c->op)}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         print_constant(print, constants[i].name, constants[i].value);
     print_number(print, c->channels, "channels");
@@ -387,10 +411,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         TRY(add_gradients(step, state, &c, arena));
     else
         TRY(add_forward(state, &c, RESULT_Y, arena));
-    return arena_print(arena, &step->detail,
-                       "%lld taps%s, strips of %lld steps%s, %lld elements an access; %d launches", (long long)c.taps,
-                       c.is_long ? " in chunks of 8" : " in registers", (long long)c.strip,
-                       c.is_last ? " of neighbouring channels" : "", (long long)c.run, state->count);
+    return arena_print(
+        arena, &step->detail, "%lld taps%s, strips of %lld steps%s, %lld elements an access%s; %d launches",
+        (long long)c.taps, c.is_long ? " in chunks of 8" : " in registers", (long long)c.strip,
+        c.is_last ? " of neighbouring channels" : "", (long long)c.run, c.shifts ? ", shifted" : "", state->count);
 }
 
 const struct family cuda_causal = {

@@ -3,8 +3,10 @@
              block has one channel, and RUN neighbouring steps are an access. RUN is 1 where memory is not like that
    Strip     STRIP steps of CHANNELS channels, all of whose values are in registers; the strips of a block's channels
              are dealt to its WORKERS in turn
+   Shift     where sequences begin anywhere in memory, SHIFTS, their first strips begin before them, so that accesses
+             are aligned
    Window    the steps that a strip sees. Before a sequence and behind it values are 0
-   Params    CHANNELS_LAST RUN STRIP THREADS TAPS IS_LONG IS_REVERSED HAS_BIAS IS_SILU x_t sum_t */
+   Params    CHANNELS_LAST RUN STRIP SHIFTS THREADS TAPS IS_LONG IS_REVERSED HAS_BIAS IS_SILU x_t sum_t */
 #include "core/gather.cuh"
 #include "core/stream.cuh"
 
@@ -22,7 +24,7 @@ DEVICE int count_channels(const arguments &p) {
     return left < 0 ? 0 : left < CHANNELS ? (int)left : CHANNELS;
 }
 
-/* Calls f(batch entry, first step) for each strip of this thread. */
+/* Calls f(batch entry, first step) for each strip of this thread. The step is negative where strips are shifted. */
 template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
     const u32 begin = blockIdx.y * (u32)p.strips_each, most = (u32)p.strips_all,
               end = begin + (u32)p.strips_each < most ? begin + (u32)p.strips_each : most;
@@ -30,7 +32,8 @@ template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
     for (u32 at = begin + worker(); at < end; at += WORKERS) {
         u32 entry = at;
         const i32 strip = (i32)split(entry, p.strips);
-        f((i64)entry, strip * (i32)p.length);
+        const i64 row = (i64)entry * p.x_b + first_channel() * p.x_c;
+        f((i64)entry, strip * (i32)p.length - (SHIFTS ? (i32)(row & (RUN - 1)) : 0));
     }
 }
 
@@ -53,8 +56,10 @@ template <class T, int STEPS> struct window {
     /* From step `begin` on, of a sequence of `steps`. Accesses are whole but at the edges, so that no branch is between
        them and all are under way at once. */
     DEVICE void load(const sequence<const T> &from, i32 begin, i32 steps, int channels) {
-        const bool is_whole = channels == CHANNELS && (CHANNELS_LAST || RUN == 1 || steps % RUN == 0);
-        if (!is_whole)
+        const bool ends_before = begin + STEPS <= steps;
+        const bool is_whole =
+            CHANNELS_LAST || RUN == 1 || (SHIFTS ? begin >= 0 && ends_before : ends_before || steps % RUN == 0);
+        if (channels < CHANNELS || !is_whole)
             load_each(from, begin, steps, channels);
         else if (CHANNELS_LAST && begin >= 0 && begin + STEPS <= steps)
             load_whole<true>(from, begin, steps);
@@ -103,15 +108,17 @@ DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 least, i32 steps, 
         for (int e = 0; e < RUN; e++)
             out.at[e] = from<T>::number(CHANNELS_LAST ? values[CHANNELS_LAST ? e : 0][CHANNELS_LAST ? i : 0]
                                                       : values[0][CHANNELS_LAST ? 0 : i * RUN + e]);
-        if (step >= least &&
-            (CHANNELS_LAST ? step < steps && channels == CHANNELS : step + RUN <= steps && channels > 0)) {
+        const bool is_there = step >= least && (CHANNELS_LAST ? step < steps : step + RUN <= steps);
+        if (is_there && channels == CHANNELS) {
             stream_out<T, RUN>(p, out);
             continue;
         }
 #pragma unroll
-        for (int e = 0; e < RUN; e++)
-            if (step >= least && (CHANNELS_LAST ? step < steps && e < channels : step + e < steps && channels > 0))
+        for (int e = 0; e < RUN; e++) {
+            const i32 s = CHANNELS_LAST ? step : step + e;
+            if (s >= least && s < steps && (CHANNELS_LAST ? e : 0) < channels)
                 p[e * (CHANNELS_LAST ? to.channel : to.step)] = out.at[e];
+        }
     }
 }
 
