@@ -50,6 +50,7 @@ struct causal {
     bool shifts;                        /* sequences begin anywhere, and strips where accesses are aligned */
     bool walks;                         /* goes along the steps, whose last ones stay in registers */
     int64_t run, strip, length, strips; /* elements of an access; steps at a time, and in all; parts of a sequence */
+    int blocks;                         /* of a multiprocessor */
     int64_t threads, groups;            /* of a block; blocks that share out channels */
     int64_t parts, strips_each;         /* blocks that share out strips, and strips of each */
     int64_t ds_bytes, ds_row;           /* dS in scratch */
@@ -124,6 +125,17 @@ static void choose_run(struct causal *c) {
     c->run = c->shifts ? most : c->run;
 }
 
+/* Blocks of a multiprocessor, that the compiler leaves registers for: as many as it spills none for. For other chips than
+   Hopper it takes a few more of the gradients of 16 bits. */
+static int blocks_of(const struct causal *c, const struct device *device) {
+    bool is_hopper = device->cuda.major == 9;
+    if (c->is_double || c->taps > TAPS_FEW)
+        return 1;
+    if (c->walks)
+        return c->run > 1 ? 2 : 3;
+    return c->is_backward ? (is_hopper || c->run < 8 ? 4 : 3) : c->is_last ? 5 : 8;
+}
+
 /* Steps at a time. An access of each lane is all of a strip, so that lanes read side by side; gradients, whose windows
    are wider, take two. */
 static int64_t strip_of(const struct causal *c) {
@@ -188,6 +200,7 @@ static weftStatus_t analyse(struct causal *c, const struct region *region, const
     c->walks = c->is_backward && c->is_last && !c->is_long;
     choose_run(c);
     c->strip = strip_of(c);
+    c->blocks = blocks_of(c, device);
     choose_length(c, device);
     if (c->steps + c->taps > INT32_MAX / 2 || c->batch * c->strips > INT32_MAX)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: x is %s. Kernels count to 2^30 steps, and to 2^31 parts of %lld.",
@@ -259,13 +272,6 @@ static void print_sequence(struct kernel_print *print, const struct causal *c, s
     print_number(print, s.step, named(name, "l").text);
 }
 
-/* Of a multiprocessor, that the compiler leaves registers for. */
-static int blocks_of(const struct causal *c) {
-    if (c->is_double || c->taps > TAPS_FEW)
-        return 1;
-    return c->walks ? c->run > 1 ? 2 : 3 : c->is_backward ? 4 : c->is_last ? 5 : 8;
-}
-
 /* What all of the kernels over strips take. */
 static void print_common(struct kernel_print *print, const struct causal *c, bool has_bias, bool is_reversed) {
     const struct tensor *weight = c->op->weight, *bias = has_bias ? c->op->bias : NULL;
@@ -278,7 +284,7 @@ static void print_common(struct kernel_print *print, const struct causal *c, boo
                      {"STRIP", c->strip},
                      {"SHIFTS", c->shifts},
                      {"THREADS", c->threads},
-                     {"BLOCKS", blocks_of(c)},
+                     {"BLOCKS", c->blocks},
                      {"TAPS", c->chunk},
                      {"IS_LONG", c->is_long},
                      {"IS_REVERSED", is_reversed},
