@@ -133,7 +133,7 @@ static int blocks_of(const struct causal *c, const struct device *device) {
         return 1;
     if (c->walks)
         return c->run > 1 ? 2 : 3;
-    return c->is_backward ? (is_hopper || c->run < 8 ? 4 : 3) : c->is_last ? 5 : 8;
+    return c->is_backward ? (is_hopper || c->run < 8 ? 4 : 2) : c->is_last ? 5 : 8;
 }
 
 /* Steps at a time. An access of each lane is all of a strip, so that lanes read side by side; gradients, whose windows
