@@ -92,6 +92,8 @@ MAPPED = {
     "softmax": (lambda x: weft.softmax(x, -1, False), ((3, 4, 5),), (2,)),
     "log_softmax_vector": (lambda x: weft.log_softmax(x, 0, False), ((3, 4),), (1,)),
     "swiglu": (weft.swiglu, ((4, 3, 5), (3, 4, 5)), (0, 1)),
+    "causal_conv1d": (weft.causal_conv1d, ((4, 2, 3, 6), (3, 2)), (0, None)),
+    "causal_conv1d_filters": (weft.causal_conv1d, ((2, 3, 6), (4, 3, 2)), (None, 0)),
     "rope": (weft.rope, ((4, 3, 6), (3, 3), (3, 3)), (0, None, None)),
     "max_pool": (lambda x: weft.max_pool(x, [2], [], [0], [1], False), ((4, 2, 3, 6, 6),), (0,)),
     "avg_pool_image": (lambda x: weft.avg_pool(x, [2], [], [0], False, True, None), ((4, 3, 6, 6),), (0,)),

@@ -142,7 +142,8 @@ FOLDS: dict[str, Fold]
 FOLDS = dict.fromkeys(("layer_norm", "rms_norm", "linear", "quantized_linear", "rope"), _leading)
 FOLDS |= dict.fromkeys(("softmax", "log_softmax"), _along)
 FOLDS |= dict.fromkeys(("swiglu", "geglu"), _pointwise)
-FOLDS |= dict.fromkeys(("avg_pool", "max_pool"), _batched(2)) | {"conv": _batched(0)}
+FOLDS |= dict.fromkeys(("avg_pool", "max_pool"), _batched(2))
+FOLDS |= dict.fromkeys(("conv", "causal_conv1d"), _batched(0))
 FOLDS |= dict.fromkeys(("avg_pool3d", "max_pool3d"), _batched(3)) | {"mm": _mm, "sdpa": _attention}
 
 for _name in OPERATORS:
