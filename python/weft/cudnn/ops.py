@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.errors import UnavailableError
 
-TAPS_MOST = {"causal_conv1d": 256, "causal_conv1d_nwh": 128}
+TAPS_MOST = {"causal_conv1d": 256, "causal_conv1d_nwh": 128, "b2b_causal_conv1d": 32}
 """The largest filters that cuDNN takes. Weft's operation has no limit."""
 
 
@@ -75,3 +75,23 @@ def causal_conv1d_nwh(x: Any, weight: Any, bias: Any = None, activation: str = "
     _check("causal_conv1d_nwh", x, weight, bias, activation, weight.shape[0])
     y = torch.ops.weft.causal_conv1d(x.transpose(1, 2), weight.t(), bias, activation)
     return y.transpose(1, 2)
+
+
+def b2b_causal_conv1d(x: Any, weights_proj: Any, weights_mixer: Any, skip_bias: Any) -> Any:
+    """A convolution of three channels for each of the result's, a gate of two of them, a second convolution
+    beside which the gated skip it, and a gate by the third. Weft composes it of two convolutions and torch's
+    products: several kernels where cuDNN has one.
+
+    Args:
+        x: [B, 3 D, L], the three channels of a result side by side.
+        weights_proj: [3 D, K], K 2 to 32, of the type of x, as the others.
+        weights_mixer: [D, K], K 2 to 256.
+        skip_bias: [D].
+    """
+    _torch()
+    _ranks("b2b_causal_conv1d", x, weights_proj, skip_bias)
+    _check("b2b_causal_conv1d", x, weights_proj, skip_bias, "identity", weights_proj.shape[1])
+    projected = causal_conv1d(x, weights_proj)
+    gated = projected[:, 1::3] * projected[:, 2::3]
+    mixed = causal_conv1d(gated, weights_mixer)
+    return (mixed + skip_bias[:, None] * gated) * projected[:, 0::3]

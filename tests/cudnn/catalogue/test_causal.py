@@ -99,6 +99,20 @@ def test_on_torch_tensors(place: Any, activation: str) -> None:
     torch.testing.assert_close(turned, wanted.transpose(1, 2))
 
 
+def test_two_convolutions_with_gates(place: Any) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    given = [rng.standard_normal(s) for s in ((2, 6, 9), (6, 3), (2, 4), (2,))]
+    x, first, second, skip = given
+    three = sums(x, first, np.zeros(6))
+    gated = three[:, 1::3] * three[:, 2::3]
+    wanted = (sums(gated, second, np.zeros(2)) + skip[:, None] * gated) * three[:, 0::3]
+    tensors = [torch.tensor(each, requires_grad=True) for each in given]
+    y = cudnn.ops.b2b_causal_conv1d(*tensors)
+    np.testing.assert_allclose(y.detach(), wanted, rtol=1e-10, atol=1e-10)
+    assert torch.autograd.gradcheck(cudnn.ops.b2b_causal_conv1d, tensors)
+
+
 @pytest.mark.parametrize(
     ("shapes", "activation", "kind", "sentence"),
     [

@@ -139,7 +139,9 @@ static int blocks_of(const struct causal *c, const struct device *device) {
 /* Steps at a time. An access of each lane is all of a strip, so that lanes read side by side; gradients, whose windows
    are wider, take two. */
 static int64_t strip_of(const struct causal *c) {
-    if (c->is_last || c->is_long || c->is_double)
+    if (c->is_long && !c->is_double)
+        return 16;
+    if (c->is_last || c->is_double)
         return 8;
     return c->is_backward ? max64(2 * c->run, 8) : max64(c->run, 4);
 }
