@@ -16,8 +16,8 @@ using x_window = window<x_t, HEAD + STRIP + AHEAD>;
 using dy_window = window<dy_t, STRIP + AHEAD>;
 
 /* A channel's strip: dS of its steps and of the TAPS - 1 behind them, what they add to the filter's sums, the last of
-   which is the bias's, and dX, step by step. Outside of the sequence dS is 0 and adds nothing, not even 0 times what is not
-   finite. */
+   which is the bias's, and dX, step by step. Outside of the sequence dS is 0 and adds nothing, not even 0 times what is
+   not finite. */
 DEVICE void make_strip(sum_t (&dx)[STRIP], sum_t (&sums)[TAPS + 1], const x_window &x, const dy_window &dy,
                        const sum_t (&taps)[TAPS], sum_t bias, int c, i32 first, i32 steps) {
     sum_t ds[STRIP + LAG];

@@ -37,7 +37,7 @@ template <class F> DEVICE void for_each_strip(const arguments &p, F f) {
     }
 }
 
-/* The steps of a few channels of one sequence: its first one, and strides in elements. */
+/* A few channels of one sequence: the first step of the first one, and strides in elements. */
 template <class T> struct sequence {
     T *first;
     i64 channel, step;
@@ -55,22 +55,22 @@ template <class T, int STEPS> struct window {
 
     /* From step `begin` on, of a sequence of `steps`. Accesses are whole but at the edges, so that no branch is between
        them and all are under way at once. */
-    DEVICE void load(const sequence<const T> &from, i32 begin, i32 steps, int channels) {
+    DEVICE void load(const sequence<const T> &source, i32 begin, i32 steps, int channels) {
         const bool ends_before = begin + STEPS <= steps;
         const bool is_whole =
             CHANNELS_LAST || RUN == 1 || (SHIFTS ? begin >= 0 && ends_before : ends_before || steps % RUN == 0);
         if (channels < CHANNELS || !is_whole)
-            load_each(from, begin, steps, channels);
+            load_each(source, begin, steps, channels);
         else if (CHANNELS_LAST && begin >= 0 && begin + STEPS <= steps)
-            load_whole<true>(from, begin, steps);
+            load_whole<true>(source, begin, steps);
         else
-            load_whole<false>(from, begin, steps);
+            load_whole<false>(source, begin, steps);
     }
 
-    template <bool IS_INSIDE> DEVICE void load_whole(const sequence<const T> &from, i32 begin, i32 steps) {
-        const T *p = from.first + begin * from.step;
+    template <bool IS_INSIDE> DEVICE void load_whole(const sequence<const T> &source, i32 begin, i32 steps) {
+        const T *p = source.first + begin * source.step;
 #pragma unroll
-        for (int i = 0; i < PIECES; i++, p += CHANNELS_LAST ? from.step : RUN * from.step) {
+        for (int i = 0; i < PIECES; i++, p += CHANNELS_LAST ? source.step : RUN * source.step) {
             const i32 step = begin + (CHANNELS_LAST ? i : i * RUN);
             if (!IS_INSIDE)
                 pieces[i] = {};
@@ -79,19 +79,17 @@ template <class T, int STEPS> struct window {
         }
     }
 
-    DEVICE void load_each(const sequence<const T> &from, i32 begin, i32 steps, int channels) {
+    DEVICE void load_each(const sequence<const T> &source, i32 begin, i32 steps, int channels) {
 #pragma unroll
         for (int i = 0; i < PIECES; i++)
 #pragma unroll
             for (int e = 0; e < RUN; e++) {
                 const i32 step = begin + (CHANNELS_LAST ? i : i * RUN + e);
                 const bool is_there = step >= 0 && step < steps && (CHANNELS_LAST ? e : 0) < channels;
-                const T *p = from.first + step * from.step + (CHANNELS_LAST ? e * from.channel : 0);
-                pieces[i].put(e, is_there ? *p : from_zero<T>());
+                const T *p = source.first + step * source.step + (CHANNELS_LAST ? e * source.channel : 0);
+                pieces[i].put(e, is_there ? *p : from<T>::number((sum_t)0));
             }
     }
-
-    template <class E> static DEVICE E from_zero() { return from<E>::number((sum_t)0); }
 };
 
 /* A strip of results, of which those from step `least` to before `steps` are stored. */
