@@ -36,9 +36,9 @@ DEVICE void move_history(history &x) {
             x[c][t] = x[c][STRIP + t];
 }
 
-/* A channel's strip: dS, what it adds to the filter's sums, the last of which is the bias's, and dX of LAG steps before,
-   step by step. Behind the sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is not
-   finite. */
+/* A channel's strip: dS, what it adds to the filter's sums, the last of which is the bias's, and dX of the LAG steps
+   before, step by step. Behind the sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is
+   not finite. */
 DEVICE void make_strip(sum_t (&dx)[STRIP], sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP],
                        const sum_t (&x)[LAG + STRIP], const window<dy_t, STRIP> &dy, const sum_t (&taps)[TAPS],
                        sum_t bias, int c, i32 first, const segment &s) {

@@ -125,8 +125,8 @@ static void choose_run(struct causal *c) {
     c->run = c->shifts ? most : c->run;
 }
 
-/* Blocks of a multiprocessor, that the compiler leaves registers for: as many as it spills none for. For other chips than
-   Hopper it takes a few more of the gradients of 16 bits. */
+/* Blocks of a multiprocessor, that the compiler leaves registers for: as many as it spills none for. For other chips
+   than Hopper it takes a few more of the gradients of 16 bits. */
 static int blocks_of(const struct causal *c, const struct device *device) {
     bool is_hopper = device->cuda.major == 9;
     if (c->is_double || c->taps > TAPS_FEW)
