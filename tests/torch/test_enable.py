@@ -101,6 +101,36 @@ def test_norms_of_channels_train_and_are_used(layout) -> None:
     assert enabled.report() == {f"aten::{name}": {"served": n} for name, n in counts.items()}
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_parameters_that_lie_apart(training: bool) -> None:
+    x, (scale, shift) = torch.randn(4, 3, 5), torch.randn(3, 2).unbind(1)
+    after = torch.randn(3), torch.rand(3) + 1
+    apart = [torch.stack([each, each], 1)[:, 0] for each in after]
+    expected = F.batch_norm(x, *after, scale, shift, training)
+    with weft_torch.enable(["batch_norm", "layer_norm"]) as enabled:
+        torch.testing.assert_close(F.batch_norm(x, *apart, scale, shift, training), expected)
+        rows = F.layer_norm(x.mT, [3], scale, shift)
+    torch.testing.assert_close(apart, [*after])
+    torch.testing.assert_close(rows, F.layer_norm(x.mT, [3], scale, shift))
+    assert all(outcome == {"served": 1} for outcome in enabled.report().values())
+
+
+def test_tensors_of_a_class_that_computes_are_torchs() -> None:
+    class Counting(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+            with torch._C._DisableTorchDispatch():
+                return operator(*args, **(kwargs or {}))
+
+    x = torch.randn(2, 3)
+    with weft_torch.enable(["softmax"]) as enabled:
+        torch.softmax(x, 1)  # of the same shape, whose plan does not serve the other
+        torch.softmax(x.as_subclass(Counting), 1)
+        torch.softmax(x.as_subclass(type("Plain", (torch.Tensor,), {})), 1)
+    refused = "a tensor of class Counting, which computes by itself. Leave it to torch."
+    assert enabled.report() == {"aten::_softmax": {"served": 2, refused: 1}}
+
+
 def test_cross_entropy_is_one_operator() -> None:
     x, labels = torch.randn(5, 4, requires_grad=True), torch.tensor([0, 3, 1, 1, 2])
     expected = torch.autograd.grad(F.cross_entropy(x, labels, label_smoothing=0.1), x)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
-from weft.torch.plans import _unwanted  # noqa: E402
+from weft.torch import plans  # noqa: E402
 
 F, weft = torch.nn.functional, torch.ops.weft
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
+
 
 def normal(*shape: int, grad: bool = True, dtype=torch.float64):
     seed = torch.Generator("cpu").manual_seed(len(shape) + sum(shape))
@@ -336,7 +336,7 @@ def test_compile_makes_no_graph_break() -> None:
 
 
 def test_plans_are_found_again_and_the_cache_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("weft.torch.plans.CAPACITY", 2)
+    monkeypatch.setattr(plans.PLANS, "capacity", 2)
     weft_torch.clear_cache()
     before = weft_torch.cache_info()
     for length in (3, 4, 5, 5, 5):
@@ -395,7 +395,7 @@ def test_threads_share_a_plan() -> None:
 @pytest.mark.parametrize("capacity", [4096, 2])
 def test_threads_have_shapes_and_streams_of_their_own(monkeypatch, capacity: int) -> None:
     """With room for 2 plans threads drop one another's, also while these run."""
-    monkeypatch.setattr("weft.torch.plans.CAPACITY", capacity)
+    monkeypatch.setattr(plans.PLANS, "capacity", capacity)
     weft_torch.clear_cache()
     given = [(normal(3 + i, 4, 5, grad=False), normal(6, 5, grad=False)) for i in range(8)]
 
@@ -426,8 +426,7 @@ def test_without_elements_nothing_is_computed() -> None:
 
 def test_flags_of_torch_say_which_products_are_narrowed() -> None:
     def unwanted(**products: bool) -> list[str]:
-        notes = _unwanted(types.SimpleNamespace(is_cuda=True), **products)
-        return [each.name for each in notes]
+        return [each.name for each in plans.unwanted(plans.flags(), **products)]
 
     conv, product = {"convolves": True, "multiplies": False}, {"convolves": False, "multiplies": True}
     narrowed, unordered = "DOWN_CONVERT_INPUTS", "NONDETERMINISTIC"

@@ -13,8 +13,6 @@ import torch
 from weft.errors import WeftError
 from weft.torch.ops import OPERATORS, PLACES, Operator, StandIn
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
 
 class Enabled:
     """What enable() returns: a context, and a report of what was served."""
@@ -59,34 +57,19 @@ class Enabled:
 
 def _server(operator: Operator | StandIn, own: Any, counts: Counter[tuple[str, str]]) -> Callable[..., Any]:
     """What stands for one of torch's operators on one device."""
-    name, others = operator.twin._schema.name, (*_DTYPES, *operator.others)
+    name = operator.twin._schema.name
+    served = name, "served"
 
     def serve(keys: Any, *arguments: Any, **named: Any) -> Any:
-        reason = _refusal((*arguments, *named.values()), others)
-        if not reason:
-            try:
-                results = operator(*arguments, **named)
-                counts[name, "served"] += 1
-                return results
-            except WeftError as error:
-                reason = str(error)
-        counts[name, reason] += 1
-        return own.call_boxed(keys, *arguments, **named)
+        try:
+            results = operator(*arguments, **named)
+        except WeftError as error:
+            counts[name, str(error)] += 1
+            return own.call_boxed(keys, *arguments, **named)
+        counts[served] += 1
+        return results
 
     return serve
-
-
-def _refusal(arguments: Sequence[Any], others: Sequence[torch.dtype]) -> str:
-    """Why these arguments are torch's to compute; empty if they are not. others: types behind the first."""
-    for i, each in enumerate(arguments):
-        if isinstance(each, torch.Tensor):
-            if each.dtype not in (others if i else _DTYPES):
-                return f"type {each.dtype}"
-            if type(each) is not torch.Tensor and type(each) is not torch.nn.Parameter:
-                return f"a tensor of class {type(each).__name__}"
-            if each.layout is not torch.strided:
-                return f"layout {each.layout}"
-    return ""
 
 
 def enable(ops: Sequence[str] | None = None, where: Sequence[str] = ("cpu", "cuda")) -> Enabled:

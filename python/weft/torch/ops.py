@@ -9,11 +9,27 @@ from typing import Any
 import torch
 
 from weft.errors import NotSupportedError
-from weft.torch.plans import Draw, run
+from weft.torch.plans import PLANS, Draw, Ready, key_of, prepare
 
 PLACES = ("cpu", "cuda")
 INDICES = (torch.int64, torch.int32)  # of classes, of maxima and of rows
 """Of classes, and of maxima."""
+
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def refusal(arguments: Sequence[Any], others: Sequence[torch.dtype]) -> str:
+    """Why these arguments are torch's to compute; empty if they are not. others: types beside floats, of
+    tensors behind the first."""
+    for i, each in enumerate(arguments):
+        if isinstance(each, torch.Tensor):
+            if each.dtype not in FLOATS and not (i and each.dtype in others):
+                return f"type {each.dtype}"
+            if type(each).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                name = type(each).__name__
+                return f"a tensor of class {name}, which computes by itself. Leave it to torch."
+    return ""
 
 
 class Operator:
@@ -26,23 +42,34 @@ class Operator:
         """twin: the torch operator that computes the same; None where torch has none."""
         self.places, self.keys = places, ("",)
         """Where it may stand for torch's own: devices, and what is before their names in torch's keys."""
-        self.others: Sequence[torch.dtype] = INDICES
-        """Types of tensors beside floats that it takes, but for its first."""
-        self.stand_ins: list[StandIn] = []
+        self.stand_ins: list[Operator | StandIn] = []
         """What else it serves of torch's."""
         self.schema = name + (schema or _by_position(str(twin._schema)))
         self._fake = fake
         parsed = torch._C.parse_schema(f"weft::{self.schema}")
         self._arguments, self._is_single = parsed.arguments, len(parsed.returns) == 1
+        self._count = len(self._arguments)
         self._named = [] if twin is None else [a.name for a in twin._schema.arguments if a.kwarg_only]
+        self._function: Any = None
+        self._through_torch: Any = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results on real tensors; raises WeftError where Weft refuses."""
-        if len(arguments) < len(self._arguments):  # torch leaves out what has its default value
-            rest = self._arguments[len(arguments) :]
-            arguments = (*arguments, *(named.get(each.name, each.default_value) for each in rest))
-        results = run(self.name, self.fake, self.draw, arguments)
-        return results[0] if self._is_single else tuple(results)
+        if len(arguments) < self._count:
+            arguments = self._filled(arguments, named)
+        key = key_of(self.name, arguments[0], arguments)
+        results = PLANS.find(key, lambda: self._prepare(arguments))(arguments)
+        return results[0] if self._is_single else results
+
+    def _filled(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments: torch leaves out what has its default value."""
+        rest = self._arguments[len(arguments) :]
+        return (*arguments, *(named.get(each.name, each.default_value) for each in rest))
+
+    def _prepare(self, arguments: Sequence[Any]) -> Ready:
+        if self.twin is not None and (reason := refusal(arguments, INDICES)):
+            raise NotSupportedError(reason)
+        return prepare(self.name, self.fake, self.draw, arguments)
 
     def fake(self, *arguments: Any, **named: Any) -> Any:
         """The results on fake tensors."""
@@ -71,6 +98,8 @@ class StandIn:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results; raises WeftError where Weft refuses."""
+        if reason := refusal((*arguments, *named.values()), self.others):
+            raise NotSupportedError(reason)
         return self.serve(*arguments, **named)
 
 

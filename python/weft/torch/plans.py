@@ -3,9 +3,8 @@ devices; kept in a bounded cache that threads share."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,12 +15,8 @@ from weft.devices import default_handle
 from weft.enums import device_kind, numerical_note, reshape_mode, scalar_type
 from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
-from weft.memory import current_stream
 from weft.plan import Plan
 from weft.tensor import Tensor
-
-CAPACITY = 4096
-"""Plans that are kept; the one that was used longest ago goes first."""
 
 Draw = Callable[..., None]
 """Draws an operator's graph: takes a Drawing and the operator's arguments."""
@@ -42,7 +37,8 @@ class Drawing:
         """An argument as a tensor of the graph. dims, steps: of the same elements where they are shown in
         another shape, packed unless strides are given."""
         at = next(i for i, each in enumerate(self._inputs) if each is value)
-        steps = _strides(value) if dims is None else steps
+        if steps is None and (dims is None or not value.is_contiguous()):
+            steps = _strides(value) if dims is None else _steps_in(value, dims)
         shape = tuple(value.shape) or (1,) if dims is None else dims
         made = self.graph.tensor(shape, stride=steps, data_type=value.dtype)
         self.ends.append((made, at))
@@ -68,6 +64,12 @@ class Drawing:
             if steps is not None:
                 result.set_stride(steps)
         self.ends.append((result, ~i))
+
+    def overwrite(self, value: torch.Tensor, result: Tensor, dims: Sequence[int]) -> None:
+        """Makes a tensor of the graph what is in an argument's memory after; it was read in these dims."""
+        at = next(i for i, each in enumerate(self._inputs) if each is value)
+        result.set_output(True).set_data_type(value.dtype).set_dim(dims).set_stride(_steps_in(value, dims))
+        self.ends.append((result, at))
 
     def read_as(self, value: torch.Tensor, dims: Sequence[int]) -> Tensor:
         """An argument in another shape of the same order; moves elements only where strides do not do."""
@@ -110,6 +112,14 @@ def steps_in(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...] | None
         return None
 
 
+def _steps_in(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...]:
+    """The same where it has some."""
+    steps = steps_in(value, dims)
+    if steps is None:
+        raise NotSupportedError(f"a tensor of strides {list(value.stride())}. Make it contiguous.")
+    return steps
+
+
 class Result(NamedTuple):
     """A result's shape, strides and type; None where the operator has none."""
 
@@ -127,108 +137,173 @@ def _results_of(outputs: Sequence[Any]) -> list[Result | None]:
 class Empty:
     """An operator on tensors without elements: launches nothing."""
 
-    def __init__(self, outputs: Sequence[Any]) -> None:
-        self._results = _results_of(outputs)
+    def __init__(self, outputs: Sequence[Any], device: torch.device) -> None:
+        self._results, self._device = _results_of(outputs), device
 
-    def __call__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[Any]:
+    def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """The results, of zeros where they have elements."""
-        return [
-            None if r is None else torch.empty_strided(*r[:2], dtype=r.dtype, device=device).zero_()
+        return tuple(
+            None if r is None else torch.empty_strided(*r[:2], dtype=r.dtype, device=self._device).zero_()
             for r in self._results
-        ]
+        )
 
 
 class Prepared:
     """An operator on tensors of one kind, ready to run on any such tensors."""
 
-    def __init__(self, plan: Plan, ends: Sequence[tuple[Tensor, int]], outputs: Sequence[Any]) -> None:
+    def __init__(
+        self, plan: Plan, ends: Sequence[tuple[Tensor, int]], outputs: Sequence[Any], arguments: Sequence[Any]
+    ) -> None:
+        """arguments: such as it is called with; ends count the tensors among them."""
         self.plan = plan
+        tensors = [i for i, each in enumerate(arguments) if isinstance(each, torch.Tensor)]
         uids = ((end.get_uid(), at) for end, at in ends)
         # An input that was drawn and that no result depends on has no slot.
         slots = {plan.index[uid]: at for uid, at in uids if at < 0 or uid in plan.index}
-        self._inputs = [(slot, at) for slot, at in slots.items() if at >= 0]
+        self._inputs = [(slot, tensors[at]) for slot, at in slots.items() if at >= 0]
         self._outputs = [(slot, ~at) for slot, at in slots.items() if at < 0]
         self._results = _results_of(outputs)
         self._ordinal = plan.ordinal if plan.device is device_kind.CUDA else None
+        self._allocate = _allocator(self._ordinal)
+        self._workspace = plan.workspace_size if self._ordinal is not None else 0
 
-    def __call__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[Any]:
+    def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Runs on torch's current stream; nothing waits."""
-        made: list[Any] = [
-            None if r is None else torch.empty_strided(r.shape, r.stride, dtype=r.dtype, device=device)
-            for r in self._results
-        ]
+        allocate, ordinal = self._allocate, self._ordinal
+        made: list[Any] = [None if r is None else allocate(*r) for r in self._results]
         frame = self.plan.thread.frame
         pointers = frame.pointers
         for slot, at in self._inputs:
-            pointers[slot] = tensors[at].data_ptr()
+            pointers[slot] = arguments[at].data_ptr()
         for slot, at in self._outputs:
             pointers[slot] = made[at].data_ptr()
-        stream = 0 if self._ordinal is None else current_stream(self._ordinal, tensors[0])
-        self.plan.launch(frame, None, stream)
-        return made
+        # torch's allocator has the workspace back after the call, for what comes behind it on the stream.
+        held = allocate((self._workspace,), (1,), torch.uint8) if self._workspace else None
+        stream = 0 if ordinal is None else _stream_of(ordinal)
+        self.plan.launch(frame, None if held is None else held.data_ptr(), stream)
+        return tuple(made)
+
+
+def _stream_of(ordinal: int) -> int:
+    """torch's current stream on a GPU, at a tenth of the cost of the public function."""
+    stream: int = torch._C._cuda_getCurrentRawStream(ordinal)
+    return stream
+
+
+def _allocator(ordinal: int | None) -> Callable[..., torch.Tensor]:
+    """What makes tensors of a shape, strides and a type on a device: what the code of torch's own compiler
+    calls, at a third of the cost of torch.empty_strided. On a GPU it makes them on the current one."""
+    kind = "cpu" if ordinal is None else "cuda"
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None)
+    here = functools.partial(_empty_on, torch.device(kind, ordinal))
+    if quick is None or ordinal is None:
+        return quick or here
+    current = torch._C._cuda_getDevice
+    return lambda *result: quick(*result) if current() == ordinal else here(*result)
+
+
+def _empty_on(device: torch.device, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 Ready = Prepared | Empty
 
-_lock = threading.Lock()
-_plans: OrderedDict[Any, Ready | WeftError] = OrderedDict()
-_counts = {"hits": 0, "misses": 0}
+
+# ---- Which plan ----
+
+
+class Cache:
+    """What was built, or the refusal, by what it depends on. Threads share it, and a hit costs one look-up:
+    nothing notes which plan was used last. When one half is full it becomes the older half, of which what is
+    used again comes back and the rest is forgotten."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.hits, self.misses = capacity, 0, 0
+        self._younger: dict[Any, Ready | WeftError] = {}
+        self._older: dict[Any, Ready | WeftError] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._younger) + len(self._older)
+
+    def clear(self) -> None:
+        """Forgets all plans."""
+        with self._lock:
+            self._younger, self._older = {}, {}
+
+    def find(self, key: Any, make: Callable[[], Ready]) -> Ready:
+        """What stands for a key, made where nothing does; raises the refusal."""
+        found = self._younger.get(key)
+        if found is None:
+            found = self._recall(key, make)
+        else:
+            self.hits += 1
+        if isinstance(found, WeftError):
+            raise found.with_traceback(None)  # which would keep what each call held
+        return found
+
+    def _recall(self, key: Any, make: Callable[[], Ready]) -> Ready | WeftError:
+        with self._lock:  # so that one of several threads builds
+            found = self._younger.get(key) or self._older.pop(key, None)
+            if found is None:
+                self.misses += 1
+                found = _made(make)
+            if len(self._younger) >= max(self.capacity // 2, 1):
+                self._younger, self._older = {}, self._younger
+            self._younger[key] = found
+        return found
+
+
+def _made(make: Callable[[], Ready]) -> Ready | WeftError:
+    try:
+        return make()
+    except WeftError as error:
+        return error.with_traceback(None)
+
+
+PLANS = Cache(4096)
+"""Of all operators."""
 
 
 def cache_info() -> dict[str, int]:
     """How often a plan was found, how often one was built, and how many are kept."""
-    return {**_counts, "size": len(_plans), "capacity": CAPACITY}
+    return {"hits": PLANS.hits, "misses": PLANS.misses, "size": len(PLANS), "capacity": PLANS.capacity}
 
 
 def clear_cache() -> None:
     """Forgets all plans."""
-    with _lock:
-        _plans.clear()
+    PLANS.clear()
 
 
-def run(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any]) -> list[Any]:
-    """The results of an operator on torch tensors. expected: tells results of fake tensors. Raises WeftError
-    where Weft refuses the operator on such tensors."""
-    tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-    key = (name, _unwanted(tensors[0], name in CONVOLVES, name in MULTIPLIES), *map(_key, arguments))
-    found = _plans.get(key)
-    if found is None:
-        found = _add(key, lambda: _prepare(name, expected, draw, arguments))
-    else:
-        _touch(key)
-    if isinstance(found, WeftError):
-        raise found
-    return found(tensors, tensors[0].device)
+def key_of(name: str, leading: torch.Tensor, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """What a plan depends on: an operator, numbers, the tensors' kinds, and torch's flags where the leading
+    one is on a GPU. The type that a tensor's part begins with tells it from what else may stand there."""
+    key: list[Any] = [name, flags() if leading.is_cuda else None]
+    for each in arguments:
+        kind = type(each)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            key += (each.dtype, each.shape, each.stride(), each.device)
+        elif kind is list:
+            key.append(tuple(each))
+        elif isinstance(each, torch.Tensor):
+            key += (kind, each.dtype, each.shape, each.stride(), each.device)
+        else:
+            key.append(each)
+    return tuple(key)
 
 
-def _key(value: Any) -> Any:
-    """What a plan depends on of one argument."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.shape, value.stride(), value.device
-    return tuple(value) if isinstance(value, list) else (type(value), value)
+# ---- What torch's flags forbid ----
 
 
-def _touch(key: Any) -> None:
-    """Notes a use. One of a plan that another thread has just dropped is no harm."""
-    _counts["hits"] += 1
-    with contextlib.suppress(KeyError):
-        _plans.move_to_end(key)
-
-
-def _add(key: Any, make: Callable[[], Ready]) -> Ready | WeftError:
-    """Builds a plan, once where several threads ask, and remembers it or the refusal."""
-    with _lock:
-        found = _plans.get(key)
-        if found is None:
-            _counts["misses"] += 1
-            try:
-                found = make()
-            except WeftError as error:
-                found = error.with_traceback(None)
-            _plans[key] = found
-            while len(_plans) > CAPACITY:
-                _plans.popitem(last=False)
-    return found
+def flags() -> tuple[bool, ...]:
+    """Whether convolutions, and whether all operators are to be deterministic, whether convolutions, and
+    whether matrix products may narrow floats; read where torch's properties read it, at a tenth of their
+    cost."""
+    c = torch._C
+    return (
+        c._get_cudnn_deterministic(), c._get_deterministic_algorithms(), c._get_cudnn_allow_tf32(),
+        c._get_cublas_allow_tf32(),
+    )  # fmt: skip
 
 
 _NARROWED, _UNORDERED = numerical_note.DOWN_CONVERT_INPUTS, numerical_note.NONDETERMINISTIC
@@ -242,18 +317,19 @@ MULTIPLIES |= {f"{name}_backward" for name in MULTIPLIES}
 """Operators that narrow floats where torch's matrix products may."""
 
 
-def _unwanted(value: torch.Tensor, convolves: bool, multiplies: bool) -> tuple[numerical_note, ...]:
-    """What torch's flags forbid on a GPU: products of narrowed floats, sums in no certain order."""
-    if not value.is_cuda:
-        return ()
-    flags = torch.backends.cudnn
-    is_ordered = flags.deterministic or torch.are_deterministic_algorithms_enabled()
-    is_exact = convolves and not flags.allow_tf32
-    is_exact |= multiplies and not torch.backends.cuda.matmul.allow_tf32
-    return (*((_NARROWED,) if is_exact else ()), *((_UNORDERED,) if is_ordered else ()))
+def unwanted(flags: Sequence[bool], convolves: bool, multiplies: bool) -> tuple[numerical_note, ...]:
+    """What flags forbid on a GPU: products of narrowed floats, sums in no certain order."""
+    *is_ordered, may_convolve, may_multiply = flags
+    is_exact = (convolves and not may_convolve) or (multiplies and not may_multiply)
+    return (*((_NARROWED,) if is_exact else ()), *((_UNORDERED,) if any(is_ordered) else ()))
 
 
-def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any]) -> Ready:
+# ---- Building ----
+
+
+def prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequence[Any]) -> Ready:
+    """Builds an operator's plan. expected: tells results of fake tensors. Raises WeftError where Weft refuses
+    the operator on such tensors."""
     # An argument is known by its object: each is one of its own, also where a caller gives one tensor twice.
     arguments = [each.detach() if isinstance(each, torch.Tensor) else each for each in arguments]
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
@@ -262,16 +338,16 @@ def _prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Seq
         raise NotSupportedError(f"{name}: tensors of several devices. Move them to one.")
     outputs = expected_of(expected, arguments)
     if _has_nothing(tensors):
-        return _prepare_empty(name, outputs)
+        return _prepare_empty(name, outputs, device)
     kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
     handle = default_handle(kind, device.index or 0)
     is_double = any(each.dtype == torch.float64 for each in tensors)
     graph = Graph(name, handle=handle, compute_data_type=torch.float64 if is_double else torch.float32)
-    if unwanted := _unwanted(tensors[0], name in CONVOLVES, name in MULTIPLIES):
-        graph.deselect_numeric_notes(unwanted)
+    if device.type == "cuda":
+        graph.deselect_numeric_notes(unwanted(flags(), name in CONVOLVES, name in MULTIPLIES))
     drawing = Drawing(graph, tensors, outputs)
     draw(drawing, *arguments)
-    return Prepared(graph.build().plan, drawing.ends, outputs)
+    return Prepared(graph.build().plan, drawing.ends, outputs, arguments)
 
 
 def _has_nothing(tensors: Sequence[torch.Tensor]) -> bool:
@@ -281,12 +357,12 @@ def _has_nothing(tensors: Sequence[torch.Tensor]) -> bool:
     return not first.numel() or any(each.ndim > 1 and not each.numel() for each in others)
 
 
-def _prepare_empty(name: str, outputs: Sequence[Any]) -> Empty:
+def _prepare_empty(name: str, outputs: Sequence[Any], device: torch.device) -> Empty:
     """What stands for a plan where there is nothing to compute. Gradients are sums: 0 over nothing."""
     is_gradient = name.endswith("_backward")
     if not is_gradient and any(each is not None and each.numel() for each in outputs):
         raise NotSupportedError(f"{name}: a tensor without elements.")
-    return Empty(outputs)
+    return Empty(outputs, device)
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:

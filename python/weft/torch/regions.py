@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +17,14 @@ from weft.enums import device_kind, reshape_mode
 from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
 from weft.tensor import Tensor
+from weft.torch import plans
 from weft.torch.nodes import BLANK, DRAWN, OWN, VIEWS
-from weft.torch.plans import CONVOLVES, MULTIPLIES, Drawing, Prepared, _key, _strides, _unwanted
+from weft.torch.plans import CONVOLVES, MULTIPLIES, Cache, Drawing, Prepared, _strides
 
 aten = torch.ops.aten
 
 CAPACITY = 64
-"""Plans that a region keeps, one for each set of shapes; the oldest goes first."""
+"""Plans that a region keeps, one for each set of shapes."""
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NARROW = (torch.bfloat16, torch.float16)
@@ -216,34 +216,24 @@ class Region:
         self._bases, self._tail = _views_apart(module.graph)
         names = {_own_name(each.target) for each in module.graph.nodes if each.op == "call_function"}
         self._products = bool(names & CONVOLVES), bool(names & MULTIPLIES)
-        self._plans: dict[Any, Prepared | WeftError] = {}
-        self._lock = threading.Lock()
+        self._plans = Cache(CAPACITY)
 
     def __call__(self, *arguments: Any) -> Any:
         """The results; torch's own where Weft builds no graph."""
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        first = _leading(tensors)
-        key = (_unwanted(first, *self._products), *map(_key, arguments))
-        found = self._plans.get(key)
-        if found is None:
-            found = self._add(key, arguments)
-        if isinstance(found, WeftError):
+        key = plans.key_of("", _leading(tensors), arguments)
+        try:
+            found = self._plans.find(key, lambda: self._make(arguments))
+        except WeftError:
             return self.module(*arguments)
-        return self._tail(*arguments, *found(tensors, first.device))
+        return self._tail(*arguments, *found(arguments))
 
-    def _add(self, key: Any, arguments: Sequence[Any]) -> Prepared | WeftError:
-        with self._lock:
-            found = self._plans.get(key)
-            if found is None:
-                try:
-                    found = self._prepare(arguments)
-                except WeftError as error:
-                    found = error.with_traceback(None)
-                    self._cover.refused.append((self.operators(), str(error)))
-                self._plans[key] = found
-                while len(self._plans) > CAPACITY:
-                    self._plans.pop(next(iter(self._plans)))
-        return found
+    def _make(self, arguments: Sequence[Any]) -> Prepared:
+        try:
+            return self._prepare(arguments)
+        except WeftError as error:
+            self._cover.refused.append((self.operators(), str(error)))
+            raise
 
     def operators(self) -> list[str]:
         """The names of the operators that compute, in order."""
@@ -268,7 +258,7 @@ class Region:
                 raise NotSupportedError("tensors of several devices.")
             if at >= 0 and not tensors[at].numel():
                 raise NotSupportedError("a tensor without elements.")
-        prepared = Prepared(graph.build().plan, drawing.ends, layouts)
+        prepared = Prepared(graph.build().plan, drawing.ends, layouts, arguments)
         self._cover.graphs.append(graph)
         return prepared
 
@@ -295,8 +285,8 @@ def _graph_of(tensors: Sequence[torch.Tensor], products: tuple[bool, bool]) -> G
     if narrow:
         types["io_data_type"] = narrow[0][0]
     graph = Graph("compiled", handle=default_handle(kind, device.index or 0), **types)
-    if unwanted := _unwanted(_leading(tensors), *products):
-        graph.deselect_numeric_notes(unwanted)
+    if device.type == "cuda":
+        graph.deselect_numeric_notes(plans.unwanted(plans.flags(), *products))
     return graph
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from weft.errors import NotSupportedError
-from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
-from weft.torch.plans import Drawing
+from weft.tensor import Tensor
+from weft.torch.ops import OPERATORS, PLACES, Operator, differentiable, operator, stands_for
+from weft.torch.plans import Draw, Drawing
 
 aten = torch.ops.aten
 
@@ -48,17 +49,28 @@ def _batch_norm(
     d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
     epsilon: float,
 ) -> None:
+    for i, result in enumerate(_after(d, x, weight, bias, mean, variance, training, momentum, epsilon)):
+        if i > 2:
+            d.write(i, result, _channels(x))
+
+
+def _after(
+    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    epsilon: float,
+) -> Sequence[Tensor]:
+    """Draws results 0 to 2; all of the graph's, the running statistics behind the step last."""
     scale, shift, *running = _of_channels(d, x, weight, bias, mean, variance)
     if not training:
         given = dict(zip(("in_running_mean", "in_running_var"), running, strict=True))
         given["epsilon"] = d.number(epsilon)
         d.write(0, d.graph.batchnorm_inference(d.read(x), None, None, scale, shift, **given))
-        return
+        return ()
     factor = d.number(momentum) if mean is not None else None
     results = d.graph.batchnorm(d.read(x), scale, shift, running[0], running[1], d.number(epsilon), factor)
     d.write(0, results[0])
-    for i in range(1, 3 if mean is None else 5):
+    for i in (1, 2):
         d.write(i, results[i], _channels(x))
+    return results if mean is not None else ()
 
 
 @operator("batch_norm_backward", aten.native_batch_norm_backward.default)
@@ -103,28 +115,31 @@ differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm)
 
 
 def _in_place(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
-) -> Any:
+    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any
+) -> None:
     """As native_batch_norm: the running statistics are updated where they are."""
-    y, saved, rstd, *after = OPERATORS["batch_norm"](
-        x, weight, bias, mean, variance, training, momentum, epsilon
-    )
-    if training and mean is not None:
-        # On a GPU _foreach_copy_ counts a version, which autograd takes for a change of what it saved.
-        for running, value in zip((mean, variance), after, strict=True):
-            running.copy_(value)
-    return y, saved, rstd
+    after = _after(d, x, weight, bias, mean, variance, *how)
+    if after:
+        d.overwrite(mean, after[3], _channels(x))
+        d.overwrite(variance, after[4], _channels(x))
+
+
+def _without_running(d: Drawing, x: Any, weight: Any, bias: Any, *how: Any) -> None:
+    _after(d, x, weight, bias, None, None, *how)
+
+
+def _fake_without_running(x: Any, weight: Any, bias: Any, *how: Any) -> Any:
+    return _fake_batch_norm(x, weight, bias, None, None, *how)[:3]
+
+
+def _stands(twin: Any, draw: Draw, fake: Any) -> None:
+    name = twin._schema.name.removeprefix("aten::")
+    OPERATORS["batch_norm"].stand_ins.append(Operator(name, draw, twin, PLACES, fake=fake))
 
 
 for _twin in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default):
-    stands_for("batch_norm", _twin)(_in_place)
-
-
-@stands_for("batch_norm", aten._native_batch_norm_legit.no_stats)
-def _without_running(
-    x: Any, weight: Any, bias: Any, training: bool, momentum: float, epsilon: float
-) -> Any:
-    return OPERATORS["batch_norm"](x, weight, bias, None, None, training, momentum, epsilon)[:3]
+    _stands(_twin, _in_place, lambda *given: _fake_batch_norm(*given)[:3])
+_stands(aten._native_batch_norm_legit.no_stats, _without_running, _fake_without_running)
 
 
 # torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes.
@@ -136,5 +151,5 @@ def _own_batch_norm(
     """torch's own operator and not cuDNN's, which Weft stands for."""
     if not x.numel():
         raise NotSupportedError("batch_norm: a tensor without elements.")
-    results = aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)
+    results = torch.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)
     return *results, x.new_empty(0, dtype=torch.uint8), 0
