@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.tensor import Tensor
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing
 
 LOWEST = -3e38
@@ -78,7 +78,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad(ctx: Any, do: Any, dlse: Any) -> Any:
-    return torch.ops.weft.merge_backward(do, dlse, *ctx.saved_tensors)
+    return OPERATORS["merge_backward"].apply(do, dlse, *ctx.saved_tensors)
 
 
 differentiable("merge", _keep, _grad)

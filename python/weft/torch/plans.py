@@ -275,17 +275,20 @@ def clear_cache() -> None:
     PLANS.clear()
 
 
+_TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter  # read eight times a call
+
+
 def key_of(name: str, leading: torch.Tensor, arguments: Sequence[Any]) -> tuple[Any, ...]:
     """What a plan depends on: an operator, numbers, the tensors' kinds, and torch's flags where the leading
     one is on a GPU. The type that a tensor's part begins with tells it from what else may stand there."""
     key: list[Any] = [name, flags() if leading.is_cuda else None]
     for each in arguments:
         kind = type(each)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if kind is _TENSOR or kind is _PARAMETER:
             key += (each.dtype, each.shape, each.stride(), each.device)
         elif kind is list:
             key.append(tuple(each))
-        elif isinstance(each, torch.Tensor):
+        elif isinstance(each, _TENSOR):
             key += (kind, each.dtype, each.shape, each.stride(), each.device)
         else:
             key.append(each)

@@ -10,7 +10,7 @@ import torch
 from weft.enums import diagonal_alignment
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing
 
 NO_BOUND = -1
@@ -143,7 +143,7 @@ def _keep_varlen(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_varlen(ctx: Any, do: Any, _: Any) -> Any:
     # Offsets count tokens of one stride: an expanded gradient has none.
     ends = (do.contiguous(), *ctx.saved_tensors, *ctx.how)
-    return *torch.ops.weft.sdpa_varlen_backward(*ends), *[None] * 8
+    return *OPERATORS["sdpa_varlen_backward"].apply(*ends), *[None] * 8
 
 
 differentiable("sdpa_varlen", _keep_varlen, _grad_varlen)

@@ -171,11 +171,6 @@ def _with_statistics(do: Any, dlse: Any, v: Any, o: Any) -> tuple[Any, Any, Any]
     return do, v, torch.nn.functional.pad(o, (0, 8))
 
 
-def _is_watched() -> bool:
-    """Whether torch looks on: it must see operators where it traces them, or counts what they do."""
-    return bool(torch._C._len_torch_dispatch_stack())
-
-
 def _grad_sdpa(ctx: Any, do: Any, dlse: Any) -> Any:
     q, k, v, o, lse, mask, seed = ctx.saved_tensors
     if do is None and dlse is None:
@@ -187,10 +182,7 @@ def _grad_sdpa(ctx: Any, do: Any, dlse: Any) -> Any:
     # The gradient of an expanded mask is summed by who expanded it.
     mask = mask.contiguous() if wants_mask else mask
     ends = (do, q, k, v, o, lse, mask, *ctx.how, seed, wants_mask)
-    # With create_graph torch has to hear that there are no second derivatives.
-    through_torch = torch.is_grad_enabled() or _is_watched()
-    run = torch.ops.weft.sdpa_backward if through_torch else OPERATORS["sdpa_backward"]
-    dq, dk, dv, dmask = run(*ends)
+    dq, dk, dv, dmask = OPERATORS["sdpa_backward"].apply(*ends)
     return dq, dk, dv if dlse is None else dv[..., :size], dmask if wants_mask else None, *[None] * 6
 
 
@@ -198,20 +190,6 @@ differentiable("sdpa", _keep_sdpa, _grad_sdpa)
 
 
 # ---- In place of torch's ----
-
-
-class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """What torch.ops.weft.sdpa does where nobody looks on, without a call's way through torch.library."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        output = OPERATORS["sdpa"](*arguments)
-        _keep_sdpa(ctx, arguments, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _grad_sdpa(ctx, *grads)
 
 
 def _only_spelled_out() -> bool:
@@ -243,7 +221,4 @@ def _serve_sdpa(
     trains = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (q, k, v, mask)
     )
-    arguments = (q, k, v, mask, dropout, causal, scale, enable_gqa, seed, trains)
-    if _is_watched():
-        return torch.ops.weft.sdpa(*arguments)[0]
-    return _Attention.apply(*arguments)[0] if trains else OPERATORS["sdpa"](*arguments)[0]
+    return OPERATORS["sdpa"].apply(q, k, v, mask, dropout, causal, scale, enable_gqa, seed, trains)[0]

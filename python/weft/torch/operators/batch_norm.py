@@ -104,7 +104,7 @@ def _keep_batch_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_batch_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     wanted = [*ctx.needs_input_grad[:3]]
     how = ctx.training, ctx.epsilon, wanted
-    grads = torch.ops.weft.batch_norm_backward(dy, *ctx.saved_tensors, *how)
+    grads = OPERATORS["batch_norm_backward"].apply(dy, *ctx.saved_tensors, *how)
     return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 5)
 
 

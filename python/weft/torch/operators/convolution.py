@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def _keep_conv(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_conv(ctx: Any, dy: Any) -> Any:
     x, w = ctx.saved_tensors
     wanted = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and ctx.bias_sizes is not None]
-    grads = torch.ops.weft.conv_backward(dy, x, w, ctx.bias_sizes, *ctx.attributes, wanted)
+    grads = OPERATORS["conv_backward"].apply(dy, x, w, ctx.bias_sizes, *ctx.attributes, wanted)
     return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 6)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from weft.enums import rng_distribution
 from weft.errors import NotSupportedError
-from weft.torch.ops import differentiable, operator, stands_for
+from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
 from weft.torch.plans import Drawing
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ def _keep_dropout(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad_dropout(ctx: Any, dy: Any) -> Any:
-    return torch.ops.weft.dropout(dy, ctx.p, *ctx.saved_tensors), None, None
+    return OPERATORS["dropout"].apply(dy, ctx.p, *ctx.saved_tensors), None, None
 
 
 differentiable("dropout", _keep_dropout, _grad_dropout)

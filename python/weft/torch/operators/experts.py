@@ -77,7 +77,7 @@ def _keep_grouped(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _grad_grouped(ctx: Any, dy: Any) -> Any:
     wanted = [*ctx.needs_input_grad[:2]]
-    grads = torch.ops.weft.grouped_mm_backward(dy, *ctx.saved_tensors, wanted)
+    grads = OPERATORS["grouped_mm_backward"].apply(dy, *ctx.saved_tensors, wanted)
     return (*(g if is_wanted else None for g, is_wanted in zip(grads, wanted, strict=True)), None)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing, _strides
 
 aten = torch.ops.aten
@@ -83,11 +83,11 @@ def _keep_gated(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad_swiglu(ctx: Any, dy: Any) -> Any:
-    return torch.ops.weft.swiglu_backward(dy, *ctx.saved_tensors)
+    return OPERATORS["swiglu_backward"].apply(dy, *ctx.saved_tensors)
 
 
 def _grad_geglu(ctx: Any, dy: Any) -> Any:
-    return *torch.ops.weft.geglu_backward(dy, *ctx.saved_tensors, *ctx.how), None
+    return *OPERATORS["geglu_backward"].apply(dy, *ctx.saved_tensors, *ctx.how), None
 
 
 differentiable("swiglu", _keep_gated, _grad_swiglu)
@@ -147,7 +147,7 @@ def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_rope(ctx: Any, dy: Any) -> Any:
     if any(ctx.needs_input_grad[1:3]):
         raise NotSupportedError("rope: cos and sin have no gradients. Detach them.")
-    turned = torch.ops.weft.rope(dy, *ctx.saved_tensors, ctx.interleaved, not ctx.inverse)
+    turned = OPERATORS["rope"].apply(dy, *ctx.saved_tensors, ctx.interleaved, not ctx.inverse)
     return turned, None, None, None, None
 
 

@@ -9,7 +9,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing, _strides
 
 aten = torch.ops.aten
@@ -110,7 +110,7 @@ def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_linear(ctx: Any, dy: Any) -> Any:
     needs = [*ctx.needs_input_grad, False, False, False]  # as long as the call was
     wanted = needs[:3]
-    grads = torch.ops.weft.linear_backward(dy, *ctx.saved_tensors, ctx.activation, wanted)
+    grads = OPERATORS["linear_backward"].apply(dy, *ctx.saved_tensors, ctx.activation, wanted)
     given = (g if is_wanted else None for g, is_wanted in zip(grads, wanted, strict=True))
     return *given, None, dy if needs[4] else None
 
@@ -152,11 +152,11 @@ def _factors(multiply: Any, dy: Any, factors: Sequence[Any], wanted: Sequence[bo
 
 
 def _grad_mm(ctx: Any, dy: Any) -> Any:
-    return _factors(torch.ops.weft.mm, dy, ctx.saved_tensors, ctx.needs_input_grad)
+    return _factors(OPERATORS["mm"].apply, dy, ctx.saved_tensors, ctx.needs_input_grad)
 
 
 def _grad_bmm(ctx: Any, dy: Any) -> Any:
-    return _factors(torch.ops.weft.bmm, dy, ctx.saved_tensors, ctx.needs_input_grad)
+    return _factors(OPERATORS["bmm"].apply, dy, ctx.saved_tensors, ctx.needs_input_grad)
 
 
 def _keep_addmm(ctx: Any, inputs: Any, output: Any) -> None:
@@ -167,8 +167,8 @@ def _keep_addmm(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _grad_addmm(ctx: Any, dy: Any) -> Any:
     dbias = dy.sum_to_size(ctx.shape) * ctx.beta if ctx.needs_input_grad[0] else None
-    factors = _factors(torch.ops.weft.mm, dy, ctx.saved_tensors, ctx.needs_input_grad[1:3])
-    return dbias, *(None if each is None else each * ctx.alpha for each in factors)
+    factors = _factors(OPERATORS["mm"].apply, dy, ctx.saved_tensors, ctx.needs_input_grad[1:3])
+    return dbias, *(None if each is None else each * ctx.alpha for each in factors), None, None
 
 
 differentiable("mm", _keep_product, _grad_mm)

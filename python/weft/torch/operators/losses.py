@@ -10,7 +10,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import differentiable, operator, stands_for
+from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
 from weft.torch.plans import Drawing, _strides
 
 aten = torch.ops.aten
@@ -173,7 +173,7 @@ def _keep_cross_entropy(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _grad_cross_entropy(ctx: Any, dloss: Any, *_: Any) -> Any:
     x, target, weight, *sums = ctx.saved_tensors
-    dx = torch.ops.weft.cross_entropy_backward(dloss, x, target, weight, *ctx.how, *sums)
+    dx = OPERATORS["cross_entropy_backward"].apply(dloss, x, target, weight, *ctx.how, *sums)
     return dx, *[None] * 5
 
 
@@ -182,7 +182,7 @@ differentiable("cross_entropy", _keep_cross_entropy, _grad_cross_entropy)
 
 @stands_for("cross_entropy", aten.cross_entropy_loss.default, is_composite=True)
 def _serve_cross_entropy(*arguments: Any) -> Any:
-    return torch.ops.weft.cross_entropy(*arguments)[0]
+    return OPERATORS["cross_entropy"].apply(*arguments)[0]
 
 
 # ---- Negative log-likelihood ----
@@ -217,7 +217,7 @@ def _keep_nll_loss(ctx: Any, inputs: Any, output: Any) -> None:
 def _define(name: str, twins: Sequence[Any]) -> None:
     operator(name, twins[0], ())(_nll_loss)
     operator(f"{name}_backward", twins[1], ())(_nll_loss_backward)
-    backward = getattr(torch.ops.weft, f"{name}_backward")
+    backward = OPERATORS[f"{name}_backward"].apply
 
     def grad(ctx: Any, dloss: Any, _: Any) -> Any:
         x, target, weight, total = ctx.saved_tensors

@@ -10,7 +10,7 @@ import torch
 
 from weft.enums import norm_forward_phase
 from weft.tensor import Tensor
-from weft.torch.ops import differentiable, operator, stands_for
+from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
 from weft.torch.plans import Drawing
 
 aten = torch.ops.aten
@@ -116,7 +116,7 @@ def _rms_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, epsilon: fl
 
 @stands_for("rms_norm", aten.rms_norm.default, is_composite=True)
 def _rms_norm_alone(x: Any, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
-    return torch.ops.weft.rms_norm(x, shape, weight, eps)[0]
+    return OPERATORS["rms_norm"].apply(x, shape, weight, eps)[0]
 
 
 @operator("rms_norm_backward", aten._fused_rms_norm_backward.default, ())
@@ -138,7 +138,7 @@ def _keep_layer_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_layer_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     x, weight, bias, mean, rstd = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[i] for i in (0, 2, 3)]
-    grads = torch.ops.weft.layer_norm_backward(dy, x, ctx.shape, mean, rstd, weight, bias, wanted)
+    grads = OPERATORS["layer_norm_backward"].apply(dy, x, ctx.shape, mean, rstd, weight, bias, wanted)
     dx, dweight, dbias = (g if w else None for g, w in zip(grads, wanted, strict=True))
     return dx, None, dweight, dbias, None
 
@@ -152,7 +152,7 @@ def _keep_group_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_group_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     x, weight, mean, rstd = ctx.saved_tensors
     wanted = [*ctx.needs_input_grad[:3]]
-    grads = torch.ops.weft.group_norm_backward(dy, x, mean, rstd, weight, *ctx.sizes, wanted)
+    grads = OPERATORS["group_norm_backward"].apply(dy, x, mean, rstd, weight, *ctx.sizes, wanted)
     return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 5)
 
 
@@ -165,7 +165,7 @@ def _keep_rms_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_rms_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     x, weight, rstd = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
-    grads = torch.ops.weft.rms_norm_backward(dy, x, ctx.shape, rstd, weight, wanted)
+    grads = OPERATORS["rms_norm_backward"].apply(dy, x, ctx.shape, rstd, weight, wanted)
     dx, dweight = (g if w else None for g, w in zip(grads, wanted, strict=True))
     return dx, None, dweight, None
 

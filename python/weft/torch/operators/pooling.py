@@ -12,7 +12,7 @@ import torch
 from weft.enums import resample_mode
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Draw, Drawing, _strides
 
 aten = torch.ops.aten
@@ -131,7 +131,7 @@ def _define(name: str, twin: str, rank: int, draws: Sequence[Draw], keep: Any, g
     """The operator and its gradient of one number of spatial dimensions."""
     for draw, ending in zip(draws, ("", "_backward"), strict=True):
         operator(name + ending, getattr(aten, twin + ending).default)(partial(draw, rank))
-    differentiable(name, keep, partial(grad, getattr(torch.ops.weft, f"{name}_backward")))
+    differentiable(name, keep, partial(grad, OPERATORS[f"{name}_backward"].apply))
 
 
 for _rank, _ending in ((2, ""), (3, "3d")):

@@ -8,7 +8,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing, _strides
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ def _grad_quantized(ctx: Any, dy: Any) -> Any:
     needs = [*ctx.needs_input_grad, False]  # as long as the call was
     if needs[2]:
         raise NotSupportedError("quantized_linear: the scale has no gradient. Detach it.")
-    dx = torch.ops.weft.quantized_linear_backward(dy, *ctx.saved_tensors) if needs[0] else None
+    dx = OPERATORS["quantized_linear_backward"].apply(dy, *ctx.saved_tensors) if needs[0] else None
     dbias = dy.reshape(-1, dy.shape[-1]).sum(0) if needs[3] else None
     return dx, None, None, dbias
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from weft import spellings
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing
 
 aten = torch.ops.aten
@@ -40,11 +40,11 @@ def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _grad_softmax(ctx: Any, dy: Any) -> Any:
-    return torch.ops.weft.softmax_backward(dy, ctx.saved_tensors[0], ctx.dim, ctx.dtype), None, None
+    return OPERATORS["softmax_backward"].apply(dy, ctx.saved_tensors[0], ctx.dim, ctx.dtype), None, None
 
 
 def _grad_log_softmax(ctx: Any, dy: Any) -> Any:
-    return torch.ops.weft.log_softmax_backward(dy, ctx.saved_tensors[0], ctx.dim, ctx.dtype), None, None
+    return OPERATORS["log_softmax_backward"].apply(dy, ctx.saved_tensors[0], ctx.dim, ctx.dtype), None, None
 
 
 differentiable("softmax", _keep_softmax, _grad_softmax)
