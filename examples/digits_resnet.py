@@ -54,7 +54,7 @@ def digits(device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
     found = load_digits()
     images = torch.from_numpy(found.images).float()[:, None] / 16
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SEED), device="cpu")
+    order = torch.randperm(len(images), generator=torch.Generator("cpu").manual_seed(SEED), device="cpu")
     return images[order].to(device), torch.from_numpy(found.target)[order].to(device)
 
 
@@ -66,8 +66,9 @@ def train(
     model = resnet18(width).to(images.device)
     optimiser = torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
     loss = torch.zeros(())
+    order = torch.arange(HELD_OUT, HELD_OUT + count, device=images.device)
     for _ in range(epochs):
-        for batch in torch.arange(HELD_OUT, HELD_OUT + count).split(BATCH):
+        for batch in order.split(BATCH):
             loss = F.cross_entropy(model(images[batch]), labels[batch])
             optimiser.zero_grad()
             loss.backward()

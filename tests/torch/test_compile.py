@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
 from weft.torch import compile as weft_compile  # noqa: E402
-from weft.torch.regions import Cover  # noqa: E402
+from weft.torch.regions import Cover, Region  # noqa: E402
 
 F = torch.nn.functional
 EPSILON = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-6}
@@ -146,6 +147,42 @@ def test_channels_last() -> None:
     torch.testing.assert_close(found, everything(eager, eager, x), rtol=1e-4, atol=1e-5)
     assert cover.refused == []
     assert {name for name, _ in cover.left} == {"elu.default", "elu_backward.default"}
+
+
+def region_of(target, results: int, *arguments):
+    """A region of one operator, whose tensors stand as ...: its cover, and what computes its results."""
+    graph, cover = torch.fx.Graph(), Cover()
+    given = [graph.placeholder(f"x{i}") if each is ... else each for i, each in enumerate(arguments)]
+    called = graph.call_function(target, tuple(given))
+    graph.output(tuple(graph.call_function(operator.getitem, (called, i)) for i in range(results)))
+    return cover, Region(torch.fx.GraphModule(torch.nn.Module(), graph), cover)
+
+
+@pytest.mark.parametrize("rows", [5, 32, 33])
+def test_statistics_are_padded_as_torchs_attention_of_a_gpu_has_them(rows: int) -> None:
+    torch.manual_seed(5)
+    attend, backward = (
+        getattr(torch.ops.aten, f"_scaled_dot_product_efficient_attention{ending}").default
+        for ending in ("", "_backward")
+    )
+    q, k, v, do = (torch.randn(2, 3, rows, 8, requires_grad=True) for _ in range(4))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    scores = (q @ k.mT / 8**0.5).masked_fill(torch.ones(rows, rows).triu(1).bool(), -torch.inf)
+    cover, run = region_of(attend, 2, *[...] * 3, None, True, 0.0, True)
+    with torch.no_grad():
+        o, lse = run(q, k, v)
+        torch.testing.assert_close(o, expected)
+        assert lse.shape == (2, 3, -(-rows // 32) * 32)
+        torch.testing.assert_close(lse[:, :, :rows], scores.logsumexp(-1))
+        assert (lse[:, :, rows:] == torch.inf).all()
+        cover_alone, alone = region_of(attend, 1, *[...] * 3, None, False, 0.0, True)
+        torch.testing.assert_close(alone(q, k, v), (o,))
+        how = 0.0, [True, True, True, False], True
+        cover_back, back = region_of(backward, 3, *[...] * 4, None, *[...] * 4, *how)
+        seed = torch.zeros((), dtype=torch.int64)
+        found = back(do, q, k, v, o, lse, seed, seed)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, (q, k, v), do))
+    assert not cover.refused + cover_alone.refused + cover_back.refused
 
 
 def test_copies_lie_as_torch_says() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -25,7 +27,7 @@ def example(monkeypatch):
 
 def test_resnet_learns_digits_as_eager_torch_does(example, capsys) -> None:
     pytest.importorskip("sklearn")
-    (_, right), (_, right_of_weft) = example("digits_resnet").main(width=4, epochs=6, count=512)
+    (_, right), (_, right_of_weft) = example("digits_resnet").main(DEVICE, width=4, epochs=6, count=512)
     assert min(right, right_of_weft) > 0.8, "a tenth would be chance"
     assert abs(right - right_of_weft) < 0.1
     assert re.search(r"'aten::convolution_backward': \{'served': \d+\}", capsys.readouterr().out)

@@ -3,6 +3,7 @@ torch, each as a few lines that draw it."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -254,24 +255,31 @@ def _batch_norm_inference(d: Drawing, *given: Any) -> None:
 
 
 def _attend(d: Drawing, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: Any) -> None:
-    """Statistics stand as [batch, heads, queries], behind which some have a dimension of 1."""
-    results, rows = d.outputs, [*q.shape[:3]]
+    """Statistics stand as [batch, heads, queries]; some have a dimension of 1 behind it, some infinities up
+    to a multiple of 32 queries, and some are left out."""
+    results = d.outputs
     statistics = results[1].squeeze(-1) if results[1].ndim == 4 else results[1]
-    if [*statistics.shape] != rows:
-        raise NotSupportedError("sdpa: statistics that are padded.")
-    d.outputs = [results[0], statistics]
-    attend(d, q, k, v, mask, dropout, causal, scale)
+    own = statistics[:, :, : q.shape[2]]
+    d.outputs = [results[0], own]
+    attend(d, q, k, v, mask, dropout, causal, scale, None, bool(statistics.numel()))
     d.outputs = results
-    if statistics is not results[1]:
-        d.write(1, d.read(statistics), rows)
+    if statistics.shape[2] > q.shape[2]:
+        dims = [*own.shape[:2], statistics.shape[2] - q.shape[2]]
+        beyond = d.graph.identity(d.number(math.inf)).set_dim(dims).set_data_type(own.dtype)
+        d.write(1, d.graph.concatenate([d.read(own), beyond], 2), [*statistics.shape])
+    elif results[1] is not own and statistics.numel():
+        d.write(1, d.read(own), [*own.shape])
 
 
 def _attend_backward(d: Any, *ends: Any) -> None:
-    lse = ends[5]
-    shown = [*ends[:5], lse.squeeze(-1) if lse.ndim == 4 else lse, *ends[6:]]
-    if shown[5] is not lse:
-        d.show(shown[5], lse)
-    attend_backward(d, *shown)
+    do, q, k, v, o, lse, *how = ends
+    shown = lse.squeeze(-1) if lse.ndim == 4 else lse
+    if shown.shape[2] > q.shape[2]:
+        shown = shown[:, :, : q.shape[2]]
+        d.show_part(shown, lse)
+    elif shown is not lse:
+        d.show(shown, lse)
+    attend_backward(d, do, q, k, v, o, shown, *how)
 
 
 _FLASH, _CUDNN = aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_cudnn_attention

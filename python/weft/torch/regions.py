@@ -92,6 +92,16 @@ class RegionDrawing(Drawing):
         else:
             self._keep(value, self.read(source, list(value.shape) or [1]))
 
+    def show_part(self, value: Any, source: Any) -> None:
+        """Lets a value be a part of another from its first element on: of an input, whose strides it has, or
+        copied out of what is made."""
+        shape = list(value.shape)
+        if id(source) not in self._made:
+            self._keep(value, self.read(source, shape, value.stride()))
+        else:
+            parts = [slice(0, n) for n in shape]
+            self._keep(value, self.graph.slice(self.read(source), parts).set_dim(shape))
+
     def space(self, values: Sequence[Any]) -> list[int]:
         """Dims in which the operator's result is computed from these: those of what is made already, where
         all can be read so, that no reshape parts what belongs together; else the result's own."""
