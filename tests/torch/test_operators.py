@@ -75,6 +75,13 @@ CASES = {
             normal(4), normal(4), 2, 4, 6, 2, 1e-5,
         ),
     ),
+    "group_norm_channels_last_3d": (
+        weft.group_norm,
+        (
+            normal(2, 6, 2, 3, 2).detach().to(memory_format=torch.channels_last_3d).requires_grad_(),
+            normal(6), None, 2, 6, 12, 3, 1e-5,
+        ),
+    ),
     "layer_norm_transposed": (weft.layer_norm, (transposed(4, 3, 5), [5], normal(5), None, 1e-5)),
     "layer_norm_strided": (
         weft.layer_norm, (normal(3, 8).detach()[:, :5].requires_grad_(), [5], None, None, 1e-5),
@@ -97,6 +104,7 @@ CASES = {
     "mm": (weft.mm, (normal(3, 5), normal(4, 5).detach().t().requires_grad_())),
     "bmm": (weft.bmm, (normal(2, 3, 5), normal(2, 5, 4))),
     "addmm": (weft.addmm, (normal(4), normal(3, 5), normal(5, 4))),
+    "addmm_scaled": (weft.addmm, (normal(4), normal(3, 5), normal(5, 4), 0.5, 2)),
     "addmm_column": (weft.addmm, (normal(3, 1), normal(3, 5), normal(5, 4))),
     "swiglu": (weft.swiglu, (normal(3, 5), transposed(5, 3))),
     "geglu": (weft.geglu, (normal(2, 3, 5), normal(2, 3, 5).detach().neg().requires_grad_())),
@@ -219,6 +227,7 @@ def torch_causal_conv1d(x, weight, bias=None, activation="identity"):
 
 
 ORACLES = {
+    "addmm": lambda bias, a, b, beta=1, alpha=1: torch.addmm(bias, a, b, beta=beta, alpha=alpha),
     "batch_norm": torch_batch_norm,
     "causal_conv1d": torch_causal_conv1d,
     "cross_entropy": torch_cross_entropy,
