@@ -6,8 +6,9 @@
     python tools/gpu_check.py --parts sanitizers --tools memcheck
     python tools/gpu_check.py --parts suite --suite PATH/suite.py --cases 'norm/' --csv out.csv
 
-Needs torch with CUDA, pytest, a built library, compute-sanitizer, and a C compiler for the host cost. Prints
-what failed, shortened, and at the end a line per part; exits with 1 if one failed.
+Needs torch with CUDA, pytest, expecttest for torch's samples, a built library, compute-sanitizer, and a C
+compiler for the host cost. Prints what failed, shortened, and at the end a line per part; exits with 1 if one
+failed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("tests", "large", "frontend", "sanitizers", "demo", "suite", "host cost")
+PARTS = ("tests", "large", "frontend", "torch", "sanitizers", "demo", "suite", "host cost")
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 PARTS_OF_TOOLS = 4  # processes for each
 PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]
@@ -119,7 +120,7 @@ def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: 
         (given.logs / f"{title.replace(' ', '_')}.log").write_text(text)
     last = [line for line in text.splitlines() if line.strip() and not line.startswith("not observed")]
     shown = [] if code == 0 else [*shortened(text), *findings(text), *last[-10:]]
-    if title in ("suite", "host cost"):
+    if title == "suite" or "host cost" in title:
         shown = last[-250:]
     print("\n".join([f"== {title}: {' '.join(command)[:300]}", *shown]), flush=True)
     counts = re.findall(
@@ -148,6 +149,13 @@ def parallel(given: argparse.Namespace) -> list[str]:
 def frontend(given: argparse.Namespace) -> Iterator[Result]:
     """The frontend's tests: on the CPU, where NumPy's arrays are, and beside a GPU."""
     yield run("frontend", [*PYTEST, "tests/python", *parallel(given)], given, **HOST)
+
+
+def beside_torch(given: argparse.Namespace) -> Iterator[Result]:
+    """weft.torch on tensors of the GPU; torch's own samples of its operators, through weft.torch.enable()."""
+    yield run("torch", [*PYTEST, "tests/torch", *parallel(given)], given)
+    if not importlib.util.find_spec("expecttest"):
+        yield Result("torch samples", None, 0, "expecttest is not installed, which torch's own tests import")
 
 
 def large(given: argparse.Namespace) -> Iterator[Result]:
@@ -200,8 +208,9 @@ def suite(given: argparse.Namespace) -> Iterator[Result]:
 
 
 def host_cost(given: argparse.Namespace) -> Iterator[Result]:
-    """What one execution costs on the host."""
-    yield run("host cost", [sys.executable, str(ROOT / "tools/bench/host_cost.py")], given)
+    """What one execution costs on the host, and one of torch's operators."""
+    for title, name in (("host cost", "host_cost.py"), ("torch host cost", "torch_host_cost.py")):
+        yield run(title, [sys.executable, str(ROOT / "tools/bench" / name)], given)
 
 
 def arguments() -> argparse.Namespace:
@@ -225,7 +234,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Runs the parts that were asked for, and sums them up."""
     given = arguments()
-    run_part = dict(zip(PARTS, (tests, large, frontend, sanitizers, demo, suite, host_cost), strict=True))
+    makers = (tests, large, frontend, beside_torch, sanitizers, demo, suite, host_cost)
+    run_part = dict(zip(PARTS, makers, strict=True))
     results = [
         found for part in (["tests"] if given.quick else given.parts) for found in run_part[part](given)
     ]
