@@ -97,7 +97,7 @@ def test_norms_of_channels_train_and_are_used(layout) -> None:
     assert y.stride() == used.stride()
     counts = {"native_batch_norm": 4, "native_batch_norm_backward": 2}
     counts |= {"native_group_norm": 2, "native_group_norm_backward": 1}
-    counts |= {"_batch_norm_impl_index": 4} if x.is_cuda else {}
+    counts |= {"batch_norm": 4} if x.is_cuda else {}
     assert enabled.report() == {f"aten::{name}": {"served": n} for name, n in counts.items()}
 
 
@@ -113,6 +113,14 @@ def test_parameters_that_lie_apart(training: bool) -> None:
     torch.testing.assert_close(apart, [*after])
     torch.testing.assert_close(rows, F.layer_norm(x.mT, [3], scale, shift))
     assert all(outcome == {"served": 1} for outcome in enabled.report().values())
+
+
+def test_batch_norm_of_other_channels_is_refused_in_torchs_words() -> None:
+    x, few = torch.randn(4, 3, 5), torch.zeros(2)
+    refused = pytest.raises(RuntimeError, match="running_mean should contain 3 elements not 2")
+    with weft_torch.enable(["batch_norm"]) as enabled, refused:
+        F.batch_norm(x, few, few, training=True)
+    assert not any("served" in outcome for outcome in enabled.report().values())
 
 
 def test_tensors_of_a_class_that_computes_are_torchs() -> None:

@@ -20,6 +20,7 @@ INDICES = (torch.int64, torch.int32)  # of classes, of maxima and of rows
 """Of classes, and of maxima."""
 
 
+_TENSOR = torch.Tensor
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -27,12 +28,12 @@ def refusal(arguments: Sequence[Any], others: Sequence[torch.dtype]) -> str:
     """Why these arguments are torch's to compute; empty if they are not. others: types beside floats, of
     tensors behind the first."""
     for i, each in enumerate(arguments):
-        if isinstance(each, torch.Tensor):
+        kind = type(each)
+        if kind is _TENSOR or isinstance(each, _TENSOR):
             if each.dtype not in FLOATS and not (i and each.dtype in others):
                 return f"type {each.dtype}"
-            if type(each).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                name = type(each).__name__
-                return f"a tensor of class {name}, which computes by itself. Leave it to torch."
+            if kind is not _TENSOR and kind.__torch_dispatch__ is not _TENSOR.__torch_dispatch__:
+                return f"a tensor of class {kind.__name__}, which computes by itself. Leave it to torch."
     return ""
 
 
@@ -133,7 +134,8 @@ class StandIn:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results; raises WeftError where Weft refuses."""
-        if reason := refusal((*arguments, *named.values()), self.others):
+        given = (*arguments, *named.values()) if named else arguments
+        if reason := refusal(given, self.others):
             raise NotSupportedError(reason)
         return self.serve(*arguments, **named)
 

@@ -200,7 +200,8 @@ def _only_spelled_out() -> bool:
 
 def _of_one_batch(*ends: Any) -> Sequence[Any]:
     """Operands with the batches and heads of all, as torch's products broadcast them."""
-    if ends[0].shape[:-2] == ends[1].shape[:-2] == ends[2].shape[:-2]:
+    q, k, v = (each.shape for each in ends)
+    if q == k == v or q[:-2] == k[:-2] == v[:-2]:
         return ends
     try:
         batch = torch.broadcast_shapes(*(each.shape[:-2] for each in ends))
@@ -218,7 +219,5 @@ def _serve_sdpa(
         raise NotSupportedError("sdpa: torch's backends leave the one of products and softmax alone.")
     q, k, v = (q, k, v) if enable_gqa else _of_one_batch(q, k, v)
     seed = torch.randint(1 << 62, (1,), device=q.device) if dropout else None
-    trains = torch.is_grad_enabled() and any(
-        each is not None and each.requires_grad for each in (q, k, v, mask)
-    )
+    trains = torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v, mask)
     return OPERATORS["sdpa"].apply(q, k, v, mask, dropout, causal, scale, enable_gqa, seed, trains)[0]

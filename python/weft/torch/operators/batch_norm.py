@@ -21,6 +21,8 @@ def _channels(x: torch.Tensor) -> list[int]:
 
 
 def _of_channels(d: Drawing, x: torch.Tensor, *values: Any) -> list[Any]:
+    if any(each is not None and each.numel() != x.shape[1] for each in values):
+        raise NotSupportedError("batch_norm: parameters or statistics of another number of channels.")
     return [None if each is None else d.read(each, _channels(x)) for each in values]
 
 
@@ -143,7 +145,7 @@ _stands(aten._native_batch_norm_legit.no_stats, _without_running, _fake_without_
 
 
 # torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes.
-@stands_for("batch_norm", aten._batch_norm_impl_index.default, ("cuda",), is_composite=True)
+@stands_for("batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True)
 def _own_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
     epsilon: float, _: bool,
@@ -151,5 +153,7 @@ def _own_batch_norm(
     """torch's own operator and not cuDNN's, which Weft stands for."""
     if not x.numel():
         raise NotSupportedError("batch_norm: a tensor without elements.")
-    results = torch.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)
-    return *results, x.new_empty(0, dtype=torch.uint8), 0
+    sizes = {each.shape for each in (weight, bias, mean, variance) if each is not None}
+    if not sizes <= {x.shape[1:2]} or (mean is None and not training):
+        raise NotSupportedError("batch_norm: parameters or statistics of another number of channels.")
+    return torch.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)[0]
