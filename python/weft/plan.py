@@ -540,7 +540,7 @@ class Plan:
         """Runs on the addresses in a frame."""
         plan = self if self._loose is None else self.serving(frame)
         run = plan._enqueue(frame, workspace, stream)
-        if run == status.BAD_PARAM_MISALIGNED_POINTER and self.serving(frame) is not plan:
+        if run and run == status.BAD_PARAM_MISALIGNED_POINTER and self.serving(frame) is not plan:
             run = self.serving(frame)._enqueue(frame, workspace, stream)
         if frame.owners:
             frame.owners.clear()

@@ -15,6 +15,7 @@ from weft.devices import default_handle
 from weft.enums import device_kind, numerical_note, reshape_mode, scalar_type
 from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
+from weft.memory import current_stream
 from weft.plan import Plan
 from weft.tensor import Tensor
 
@@ -164,12 +165,15 @@ class Prepared:
         self._outputs = [(slot, ~at) for slot, at in slots.items() if at < 0]
         self._results = _results_of(outputs)
         self._ordinal = plan.ordinal if plan.device is device_kind.CUDA else None
-        self._allocate = _allocator(self._ordinal)
+        kind = "cpu" if self._ordinal is None else "cuda"
+        self._elsewhere = functools.partial(_empty_on, torch.device(kind, self._ordinal))
+        self._here = _QUICK[kind] or self._elsewhere
         self._workspace = plan.workspace_size if self._ordinal is not None else 0
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Runs on torch's current stream; nothing waits."""
-        allocate, ordinal = self._allocate, self._ordinal
+        ordinal = self._ordinal
+        allocate = self._here if ordinal is None or _current_gpu() == ordinal else self._elsewhere
         made: list[Any] = [None if r is None else allocate(*r) for r in self._results]
         frame = self.plan.thread.frame
         pointers = frame.pointers
@@ -179,27 +183,18 @@ class Prepared:
             pointers[slot] = made[at].data_ptr()
         # torch's allocator has the workspace back after the call, for what comes behind it on the stream.
         held = allocate((self._workspace,), (1,), torch.uint8) if self._workspace else None
-        stream = 0 if ordinal is None else _stream_of(ordinal)
+        stream = 0 if ordinal is None else _current_stream(ordinal)
         self.plan.launch(frame, None if held is None else held.data_ptr(), stream)
         return tuple(made)
 
 
-def _stream_of(ordinal: int) -> int:
-    """torch's current stream on a GPU, at a tenth of the cost of the public function."""
-    stream: int = torch._C._cuda_getCurrentRawStream(ordinal)
-    return stream
-
-
-def _allocator(ordinal: int | None) -> Callable[..., torch.Tensor]:
-    """What makes tensors of a shape, strides and a type on a device: what the code of torch's own compiler
-    calls, at a third of the cost of torch.empty_strided. On a GPU it makes them on the current one."""
-    kind = "cpu" if ordinal is None else "cuda"
-    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None)
-    here = functools.partial(_empty_on, torch.device(kind, ordinal))
-    if quick is None or ordinal is None:
-        return quick or here
-    current = torch._C._cuda_getDevice
-    return lambda *result: quick(*result) if current() == ordinal else here(*result)
+# As torch's compiler's code asks for them, at a third or a tenth of the cost of the public functions.
+_current_gpu = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or current_stream
+_QUICK = {
+    kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")
+}
+"""What makes tensors of a shape, strides and a type; on the current GPU."""
 
 
 def _empty_on(device: torch.device, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
