@@ -48,12 +48,15 @@ PLAIN = _plain_keys()
 itself, under no mode that looks on, in no transform."""
 
 
+# Each call asks these.
+_watchers, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+_keys_of, _needs_grad = torch._C._dispatch_keys, torch._C._any_requires_grad
+_is_grad_enabled = torch.is_grad_enabled
+
+
 def is_watched(value: torch.Tensor) -> bool:
     """Whether torch has to see operators on a tensor: it traces or counts them, or transforms the tensor."""
-    c = torch._C
-    if c._len_torch_dispatch_stack() or c._are_functorch_transforms_active():
-        return True
-    return bool(c._dispatch_keys(value).raw_repr() & ~PLAIN)
+    return bool(_watchers() or _transforms() or _keys_of(value).raw_repr() & ~PLAIN)
 
 
 class Operator:
@@ -79,15 +82,14 @@ class Operator:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results on real tensors; raises WeftError where Weft refuses."""
-        if len(arguments) < self._count:
-            arguments = self.filled(arguments, named)
+        arguments = self.filled(arguments, named)
         key = key_of(self.name, arguments[0], arguments)
         results = PLANS.find(key, lambda: self._prepare(arguments))(arguments)
         return results[0] if self._is_single else results
 
     def apply(self, *arguments: Any) -> Any:
         """torch.ops.weft.NAME(*arguments), past torch's dispatcher where nobody looks on there."""
-        needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        needs_grad = _is_grad_enabled() and _needs_grad(*arguments)
         if is_watched(arguments[0]) or (needs_grad and self.function is None):
             return self.overload(*arguments)
         return self.function(*self.filled(arguments)) if self.function and needs_grad else self(*arguments)
@@ -99,6 +101,8 @@ class Operator:
 
     def filled(self, arguments: tuple[Any, ...], named: Mapping[str, Any] = NOTHING) -> tuple[Any, ...]:
         """All arguments: torch leaves out what has its default value."""
+        if len(arguments) == self._count:
+            return arguments
         rest = self._arguments[len(arguments) :]
         return (*arguments, *(named.get(each.name, each.default_value) for each in rest))
 
@@ -229,7 +233,7 @@ def _shorten(operator: Operator) -> None:
 
 def _short(operator: Operator, whole: Any) -> Callable[..., Any]:
     def compute(keys: Any, *arguments: Any) -> Any:
-        needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        needs_grad = _is_grad_enabled() and _needs_grad(*arguments)
         if keys.raw_repr() & ~PLAIN or (needs_grad and operator.function is None):
             return whole.call_boxed(keys, *arguments)
         if operator.function and needs_grad:
