@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from weft.torch import plans  # noqa: E402
 
 F, weft = torch.nn.functional, torch.ops.weft
@@ -454,6 +455,27 @@ def test_gradients_that_are_one_number_everywhere(case: str) -> None:
     one = y.new_ones(()).expand(y.shape)
     found = torch.autograd.grad(y, arguments[0], one, retain_graph=True)
     torch.testing.assert_close(found, torch.autograd.grad(y, arguments[0], one.contiguous()))
+
+
+class Seen(TorchDispatchMode):
+    """Notes the operators that torch's dispatcher meets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.names.append(str(operator))
+        return operator(*args, **(kwargs or {}))
+
+
+def test_who_looks_on_sees_operators_and_their_gradients() -> None:
+    x = normal(2, 3)
+    expected = torch.autograd.grad(torch.softmax(x, 1)[0, 0], x)
+    with Seen() as seen:
+        found = torch.autograd.grad(weft.softmax(x, 1, False)[0, 0], x)
+    torch.testing.assert_close(found, expected)
+    assert {"weft.softmax.default", "weft.softmax_backward.default"} < set(seen.names)
 
 
 def test_second_derivatives_are_refused() -> None:
