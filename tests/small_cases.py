@@ -1026,6 +1026,18 @@ CASES = {
         "packed",
         conv("fprop", (32, 64, 24, 56), (64, 64, 3, 3), last=False),
     ),
+    "conv of volumes": Case(
+        "patch_sm90", "patch_sm90", conv("fprop", (2, 24, 7, 12, 35), (32, 24, 3, 3, 3), flipped=True)
+    ),
+    "conv of volumes dgrad": Case(
+        "patch_sm90", "patch_sm90", conv("dgrad", (2, 16, 7, 12, 35), (16, 16, 3, 3, 3))
+    ),
+    "conv of volumes, all slots in turn": Case(
+        "patch_sm90", "patch_sm90", conv("fprop", (2, 64, 16, 32, 32), (32, 64, 3, 3, 3))
+    ),
+    "conv of volumes, joined": Case(
+        "patch_sm90", "patch_sm90", conv("fprop", (3, 32, 7, 30, 35), (32, 32, 3, 3, 3), joined=True)
+    ),
     "conv of few": Case("portable_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
     "conv of few dgrad of steps": Case(
         "portable_fma",

@@ -205,6 +205,16 @@ static void prepared(struct model *m) {
     convolve_tensors(m, FORWARD, tensors, 2, (struct window){1, 1, 1});
 }
 
+/* Three slices of a filter: 32 filters leave rows of the product for two slices of the result, if these see neighbours. */
+#define FEW THREE(DIMS(2, 32, 64, 64, 64), DIMS(32, 32, 3, 3, 3), DIMS(2, 32, 64, 64, 64))
+static void few(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, FEW, (struct window){1, 1, 1}); }
+static void few_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, FEW, (struct window){1, 1, 1}); }
+static void few_dilated(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, FEW, (struct window){1, 2, 2}); }
+static void halved_volume(struct model *m) {
+    convolve(m, FORWARD, CHANNELS_LAST, BF16,
+             THREE(DIMS(2, 32, 64, 64, 64), DIMS(32, 32, 3, 3, 3), DIMS(2, 32, 32, 32, 32)), (struct window){2, 1, 1});
+}
+
 /* With another image behind it. */
 static void joined(struct model *m) {
     desc y = inner(m), sum = inner(m);
@@ -229,6 +239,9 @@ static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, joined, "3x3 of 64 and another image",
      "wgmma over patches of 9x30 pixels, tiles of 7x28, 1 phases, 3 patches and 9 resident filter taps in shared "
      "memory, auxiliary load"},
+    {&cuda_patch_sm90, few, "3x3x3 of 32", "tiles of 2x4x32, 1 phases, 4 patches and 36 resident filter taps"},
+    {&cuda_patch_sm90, few_data, "3x3x3 of 32, data gradient", "tiles of 2x4x32, 1 phases, 4 patches and 36 resident"},
+    {&cuda_patch_sm90, few_dilated, "3x3x3 of 32, dilated", "tiles of 1x"},
 };
 
 /* ---- Nothing to do ----------------------------------------------------------------------------------------------- */
@@ -306,7 +319,10 @@ static const struct refused_case refusals[] = {
      "conv_fprop: tensor (uid 1) and tensor (uid 2): floats of 8 to 32 bits in memory are served"},
     {&cuda_patch_sm90, stem_of_8,
      "conv_fprop: convolutions of stride 1 in one group, with at most 49 taps, and data gradients of at most 4 phases "
-     "are computed here."},
+     "are computed here, in volumes of each slice, and of at most 7 slices."},
+    {&cuda_patch_sm90, halved_volume,
+     "conv_fprop: convolutions of stride 1 in one group, with at most 49 taps, and data gradients of at most 4 phases "
+     "are computed here, in volumes of each slice, and of at most 7 slices."},
     {&cuda_patch_sm90, dense_float,
      "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
     {&cuda_patch_sm90, dense_packed,

@@ -197,6 +197,12 @@ DEVICE void store_box(const tensor_map &map, u32 src, i32 x, i32 y, i32 z, i32 u
                  "r"(src), "r"(x), "r"(y), "r"(z), "r"(u)
                  : "memory");
 }
+DEVICE void store_box(const tensor_map &map, u32 src, i32 x, i32 y, i32 z, i32 u, i32 v) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+        "r"(src), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+        : "memory");
+}
 /* Rows of bytes without a map: addresses and sizes are multiples of 16. */
 DEVICE void load_bytes(u32 dst, const void *src, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
@@ -334,10 +340,14 @@ DEVICE void stay_in_order() {
                      : "memory");
 }
 
-/* A wgmma operand in rows of 128 bytes with the 128-byte swizzle: along k (K-major), eight rows every 1024 bytes; or,
-   with `panel_bytes` not 0, along the other index (MN-major), panels of 64 elements so far apart. It may start at any
-   row. */
-DEVICE u64 operand(u32 address, u32 panel_bytes) {
-    constexpr u64 SWIZZLE_128B = 1ull << 62, EIGHT_ROWS = (u64)(1024 >> 4) << 32;
-    return SWIZZLE_128B | EIGHT_ROWS | (u64)((panel_bytes ? panel_bytes : 16) >> 4) << 16 | (address & 0x3FFFF) >> 4;
+/* A wgmma operand in rows of 128, 64 or 32 bytes with the swizzle of as many: along k (K-major), rows one after another;
+   or, with `panel_bytes` not 0, along the other index (MN-major), panels of a row's elements so far apart. It may start
+   at any row. */
+template <u32 ROW_BYTES = 128> DEVICE u64 operand(u32 address, u32 panel_bytes) {
+    constexpr u64 SWIZZLE = (u64)(ROW_BYTES == 128  ? 1
+                                  : ROW_BYTES == 64 ? 2
+                                                    : 3)
+                            << 62,
+                  EIGHT_ROWS = (u64)(8 * ROW_BYTES >> 4) << 32;
+    return SWIZZLE | EIGHT_ROWS | (u64)((panel_bytes ? panel_bytes : 16) >> 4) << 16 | (address & 0x3FFFF) >> 4;
 }

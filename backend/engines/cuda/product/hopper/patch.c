@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The patch family of Hopper: convolutions of stride 1, data gradients, and the pointwise operations behind them that
-   know filters, and one tensor more that lies as the result does. The Hopper family reads an image once per tap, more
-   than L2 gives where few filters share it; product/hopper/patch_sm90.cuh reads it once. Where that does not pay, the
-   Hopper family takes it. */
+/* The patch family of Hopper: convolutions of stride 1, of images and volumes, data gradients, and the pointwise
+   operations behind them that know filters, and one tensor more that lies as the result does. The Hopper family reads
+   an image once per tap, more than L2 gives where few filters share it; product/hopper/patch_sm90.cuh reads it once.
+   Where that does not pay, the Hopper family takes it. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
 #include "engines/cuda/product/hopper/hopper.h"
@@ -11,13 +11,15 @@
 enum {
     CONSUMER_GROUPS = 2, /* warpgroups, each with a tile of pixels */
     THREADS = 384,
-    CHANNELS = 64,                    /* of a block: rows of 128 bytes */
-    PIXEL_BYTES = CHANNELS * 2,       /* of one block */
-    FILTER_BYTES = 64 * CHANNELS * 2, /* of one tap: 64 filters of one block of channels */
-    TAPS_MAX = 49,                    /* of a filter: 7 x 7 */
-    PHASES_MAX = 4,                   /* of a data gradient with strides: as many maps of results */
-    KEPT_FILTER_TILES_MAX = 8,        /* of 64 filters, one of which each block keeps to where it reduces them */
-    SHARED_MAX = 232448,              /* bytes that a block can have */
+    ROWS = 64,                 /* of the product: filters, of one slice of the result or several */
+    CHANNELS_MOST = 64,        /* of a block, whose pixels are rows of 128 bytes; */
+    CHANNELS_LEAST = 16,       /* of 32 here */
+    STACK_MAX = 4,             /* slices of the result in the product's rows */
+    TAPS_MAX = 49,             /* of a slice of a filter: 7 x 7 */
+    TAPS_T_MAX = 7,            /* slices of a filter */
+    PHASES_MAX = 4,            /* of a data gradient with strides: as many maps of results */
+    KEPT_FILTER_TILES_MAX = 8, /* of 64 filters, one of which each block keeps to where it reduces them */
+    SHARED_MAX = 232448,       /* bytes that a block can have */
 };
 
 /* Pixels of a tile, columns of the product: what wgmma makes, and what the copy engine takes along a dimension. Fewer
@@ -66,25 +68,38 @@ struct patch {
     struct contraction c;
     struct prologue prologue;
     struct conv_geometry g;
-    struct axis axis[2];                 /* lines, columns */
+    struct axis axis[3];                 /* lines, columns, slices */
     const struct conv_operand *in, *out; /* of the images */
     int64_t channels, filters, blocks;
     const struct epilogue_operand *store;
     struct epilogue_operand *auxiliary;      /* behind the sum, is loaded to where the result leaves from; or NULL */
     bool is_planar;                          /* the result lies pixel by pixel, one filter after another */
+    int block;                               /* channels whose pixels make one patch */
+    int stack;                               /* slices of the result that the product's rows hold */
     int lines, columns;                      /* of a tile */
     int patch_h, pitch;                      /* pixels of its patch */
     int patches, filter_slots, result_slots; /* in shared memory; the last for a warpgroup */
     bool is_resident;
-    int64_t tiles_p, tiles_q, filter_tiles, items; /* of a phase */
-    int64_t lines_of_partials[SPANS];              /* of partial sums in the workspace */
+    int64_t tiles_o, tiles_p, tiles_q, filter_tiles, items; /* of a phase */
+    int64_t lines_of_partials[SPANS];                       /* of partial sums in the workspace */
     double seconds;
 };
 
-/* Taps of the filter; phases see a share of them each. */
+/* Taps of a slice of the filter; phases see a share of them each. */
 static int taps_of(const struct patch *h) { return (int)(h->g.w.size[1] * h->g.w.size[2]); }
 
 static int phases_of(const struct patch *h) { return (int)(h->axis[0].phases * h->axis[1].phases); }
+
+static bool is_volume(const struct patch *h) { return h->g.spatial == 3; }
+
+/* Filters of a tile, and slices of the image that it sees. */
+static int filters_of_tile(const struct patch *h) { return ROWS / h->stack; }
+static int slices_of(const struct patch *h) { return (int)h->g.w.size[0] + h->stack - 1; }
+
+/* Of one block of channels: a pixel, and a tap of all rows; of a tile's filters, a pixel of the result. */
+static int pixel_bytes(const struct patch *h) { return h->block * 2; }
+static int filter_bytes(const struct patch *h) { return ROWS * h->block * 2; }
+static int result_bytes(const struct patch *h) { return filters_of_tile(h) * 2; }
 
 /* ---- Accepting --------------------------------------------------------------------------------------------------- */
 
@@ -95,7 +110,8 @@ static bool is_aligned(const struct tensor *tensor, int64_t channel_stride, int6
 }
 
 static bool operand_is_aligned(const struct conv_operand *o) {
-    return is_aligned(o->tensor, o->channel_stride, o->outer_stride, o->size_stride[1], o->size_stride[2]);
+    return is_aligned(o->tensor, o->channel_stride, o->outer_stride, o->size_stride[1], o->size_stride[2]) &&
+           (o->size[0] == 1 || o->size_stride[0] % 8 == 0);
 }
 
 /* What is stored, which is not the product's own result where operations follow. */
@@ -103,18 +119,17 @@ static const struct tensor *result_of(const struct patch *h) {
     return h->c.region->graph->values[h->store->value].tensor;
 }
 
-/* 0: from image to image, 1: from line to line, 2: from pixel to pixel. 8: a stride that passes every test of
-   alignment, of a line that an image of one dimension does not have. */
-static int64_t image_stride(const struct tensor *tensor, int dim) {
-    int64_t last = tensor->dims.count - 1;
-    return dim == 0   ? tensor->strides.at[0]
-           : dim == 2 ? tensor->strides.at[last]
-           : last > 2 ? tensor->strides.at[2]
-                      : 8;
+/* What lies between neighbours. 8: a stride that passes every test of alignment, of dimensions that are not there. */
+enum image_dim { IMAGE, SLICE, LINE, PIXEL };
+static int64_t image_stride(const struct tensor *tensor, enum image_dim dim) {
+    int64_t at = dim == IMAGE ? 0 : tensor->dims.count - 1 - (PIXEL - dim);
+    return dim == IMAGE || at >= 2 ? tensor->strides.at[at] : 8;
 }
 
 static bool image_is_aligned(const struct tensor *tensor) {
-    return is_aligned(tensor, 1, image_stride(tensor, 0), image_stride(tensor, 1), image_stride(tensor, 2));
+    return is_aligned(tensor, 1, image_stride(tensor, IMAGE), image_stride(tensor, LINE),
+                      image_stride(tensor, PIXEL)) &&
+           image_stride(tensor, SLICE) > 0 && image_stride(tensor, SLICE) % 8 == 0;
 }
 
 /* The one result, if it lies pixel by pixel, in whole accesses of 16 bytes. Exactly one store, NCHW: the last dimension
@@ -124,7 +139,7 @@ static const struct epilogue_operand *find_planar(const struct patch *h) {
     const struct epilogue_operand *found = NULL;
     for (int k = 0; k < epilogue->count; k++)
         if (epilogue->at[k].role == EPILOGUE_STORE) {
-            if (found || dtype_bytes(epilogue->at[k].type, 1) != 2 || h->c.phase_count > 0)
+            if (found || is_volume(h) || dtype_bytes(epilogue->at[k].type, 1) != 2 || h->c.phase_count > 0)
                 return NULL;
             found = &epilogue->at[k];
         }
@@ -136,16 +151,17 @@ static const struct epilogue_operand *find_planar(const struct patch *h) {
     return found && tensor->strides.at[last] == 1 && tensor->alignment % 16 == 0 ? found : NULL;
 }
 
-/* One group in two dimensions: patches are rectangles of one image. */
+/* One group: patches are rectangles of one slice of an image. */
 static weftStatus_t check_shape(const struct patch *h) {
     const struct conv_geometry *g = &h->g;
-    bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->spatial <= 2 && taps_of(h) <= TAPS_MAX;
+    bool is_plain = g->direction != CONV_FILTER && g->groups == 1 && g->stride[0] == 1 && taps_of(h) <= TAPS_MAX &&
+                    g->w.size[0] <= TAPS_T_MAX;
     bool has_phases = g->direction == CONV_DATA && g->stride[1] * g->stride[2] <= PHASES_MAX;
     if (!is_plain || (!has_phases && g->stride[1] * g->stride[2] != 1))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: convolutions of stride 1 in one group, with at most %d taps, and data gradients of at most %d phases "
-             "are computed here.",
-             descriptor_label(h->c.node->op), TAPS_MAX, PHASES_MAX);
+             "are computed here, in volumes of each slice, and of at most %d slices.",
+             descriptor_label(h->c.node->op), TAPS_MAX, PHASES_MAX, TAPS_T_MAX);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -205,17 +221,17 @@ static weftStatus_t check_end(const struct patch *h) {
                  "does, are fused behind it here.",
                  descriptor_label(h->c.node->op));
     }
-    if (taps_of(h) == 1 && (!h->auxiliary || !is_reduced(h)))
+    if (taps_of(h) * h->g.w.size[0] == 1 && (!h->auxiliary || !is_reduced(h)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: a single tap is for reductions behind it that read a tensor that lies as the result does, too; else "
              "the Hopper family is as fast.",
              descriptor_label(h->c.node->op));
-    bool is_other = epilogue->spans[SPAN_ROW].count > 0 || h->c.phase_count > 0,
+    bool is_other = epilogue->spans[SPAN_ROW].count > 0 || h->c.phase_count > 0 || is_volume(h),
          stays = epilogue->spans[SPAN_COLUMN].count > 0;
     if (epilogue->reduction_count > 0 && (is_other || (stays && h->filters > KEPT_FILTER_TILES_MAX * 64)))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-             "%s: reductions of its result, to one number or per filter, of at most %d filters, and of one phase, are "
-             "fused behind it here.",
+             "%s: reductions of its result, to one number or per filter, of at most %d filters, in one or two "
+             "dimensions and of one phase, are fused behind it here.",
              descriptor_label(h->c.node->op), KEPT_FILTER_TILES_MAX * 64);
     return WEFT_STATUS_SUCCESS;
 }
@@ -283,30 +299,33 @@ static bool find_axis(struct axis *axis, const struct conv_geometry *g, int i) {
 static int pixels_of(const struct patch *h) { return round_up((h->lines - 1) * h->pitch + h->columns, 8); }
 
 /* The 128-byte swizzle wants slots at multiples of 1024 bytes. */
-static int slot_bytes(int pixels) { return round_up(pixels * PIXEL_BYTES, 1024); }
+static int slot_bytes(int bytes) { return round_up(bytes, 1024); }
 
-/* Pixels of a result, and one that nobody wants. Pixels that fall into gaps are written to the surplus one: no
-   branch. */
-static int result_pixels(const struct patch *h) { return h->lines * h->columns + 1; }
+/* Pixels of a slice of the result, and one that nobody wants. Pixels that fall into gaps are written to the surplus
+   one: no branch. */
+static int result_slot_bytes(const struct patch *h) {
+    return h->stack * slot_bytes((h->lines * h->columns + 1) * result_bytes(h));
+}
 
 /* Of a patch in shared memory: of what is copied, of what the last tap reads behind it, and of a result in its place.
    */
-static int patch_pixels(const struct patch *h) {
+static int patch_slot_bytes(const struct patch *h) {
     int read = (h->patch_h - h->lines) * h->pitch + h->pitch - h->columns + pixels_of(h);
-    return max64(max64(read, h->patch_h * h->pitch), result_pixels(h));
+    int pixels = max64(read, h->patch_h * h->pitch);
+    return max64(slot_bytes(pixels * pixel_bytes(h)), result_slot_bytes(h));
 }
 
 static int shared_bytes(const struct patch *h) {
     int slots = CONSUMER_GROUPS * h->result_slots, barriers = 3 * h->patches + 2 * h->filter_slots + 2 * slots + 1;
-    int results = h->auxiliary ? slots * slot_bytes(result_pixels(h)) : 0;
-    return h->patches * slot_bytes(patch_pixels(h)) + h->filter_slots * FILTER_BYTES + results + barriers * 8;
+    int results = h->auxiliary ? slots * result_slot_bytes(h) : 0;
+    return h->patches * patch_slot_bytes(h) + h->filter_slots * filter_bytes(h) + results + barriers * 8;
 }
 
 /* All taps of the filters if they fit beside the patches, else stages of some. As many patches as possible first;
    filters have what these leave. False: not even the fewest fit. */
 static bool fit_slots(struct patch *h) {
     for (h->patches = PATCHES_MOST; h->patches >= PATCHES_LEAST; h->patches--) {
-        h->filter_slots = h->is_resident ? taps_of(h) : FILTERS_MOST;
+        h->filter_slots = h->is_resident ? taps_of(h) * slices_of(h) : FILTERS_MOST;
         while (!h->is_resident && h->filter_slots > FILTERS_LEAST && shared_bytes(h) > SHARED_MAX)
             h->filter_slots--;
         if (shared_bytes(h) <= SHARED_MAX)
@@ -316,12 +335,20 @@ static bool fit_slots(struct patch *h) {
 }
 
 /* Tiles of one block end soon: copies for the next one shall be on their way by then. */
-static bool plan_slots(struct patch *h) {
-    h->is_resident = h->blocks == 1;
+static bool fit_results(struct patch *h) {
     for (h->result_slots = h->auxiliary && h->is_resident ? RESULTS_MOST : 1; h->result_slots > 0; h->result_slots--)
         if (fit_slots(h))
             return true;
     return false;
+}
+
+/* Volumes have many taps, which may be too many to stay. */
+static bool plan_slots(struct patch *h) {
+    h->is_resident = h->blocks == 1;
+    if (fit_results(h) && (!h->is_resident || slices_of(h) <= 2 * h->patches))
+        return true;
+    h->is_resident = false;
+    return is_volume(h) && fit_results(h);
 }
 
 static double largest(double a, double b, double c) {
@@ -337,15 +364,16 @@ static double predict(const struct patch *h, const struct device *device) {
     double items = (double)h->items * phases, blocks = device->cuda.multiprocessors;
     double waves = (double)(int64_t)(items / blocks);
     waves += waves * blocks < items;
-    double products = (double)pixels_of(h) * 64 * CONSUMER_GROUPS * CHANNELS * taps;
-    double fill = CONSUMER_GROUPS * h->patch_h * h->pitch * PIXEL_BYTES + (h->is_resident ? 0 : taps * FILTER_BYTES);
-    double read = CONSUMER_GROUPS * (64.0 + pixels_of(h)) * PIXEL_BYTES * taps;
+    double products = (double)pixels_of(h) * ROWS * CONSUMER_GROUPS * h->block * taps;
+    double fill =
+        CONSUMER_GROUPS * h->patch_h * h->pitch * pixel_bytes(h) + (h->is_resident ? 0 : taps * filter_bytes(h));
+    double read = CONSUMER_GROUPS * (ROWS + (double)pixels_of(h)) * pixel_bytes(h) * taps;
     double step = largest(products / PRODUCTS_PER_CLOCK / EFFICIENCY, fill / FILL_BYTES_PER_CLOCK,
                           (fill + read) / SHARED_BYTES_PER_CLOCK);
     if (h->c.before_count > 0)
         step += PREPARING_CLOCKS * h->patch_h * h->pitch;
     double end = h->auxiliary || h->patches > PATCHES_LEAST ? END_CLOCKS : EXPOSED_END_CLOCKS;
-    double computing = waves * (step * (double)h->blocks + end) / POWERED_CLOCK;
+    double computing = waves * (step * (double)h->blocks * slices_of(h) + end) / POWERED_CLOCK;
     double bytes = (double)(tensor_own_bytes(h->in->tensor) + (h->auxiliary ? 2 : 1) * tensor_own_bytes(result_of(h)));
     double moving = bytes / (double)device->cuda.bandwidth / MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
@@ -369,7 +397,7 @@ static bool set_tile(struct patch *h, int tile) {
     h->pitch = columns + (int)h->axis[1].reach;
     h->tiles_p = divide_up(h->axis[0].positions, lines);
     h->tiles_q = divide_up(h->axis[1].positions, columns);
-    h->items = divide_up(h->g.n * h->tiles_p * h->tiles_q, CONSUMER_GROUPS) * h->filter_tiles;
+    h->items = divide_up(h->g.n * h->tiles_o * h->tiles_p * h->tiles_q, CONSUMER_GROUPS) * h->filter_tiles;
     int most = !h->auxiliary                                            ? PIXELS_MAX
                : h->c.before_count > 0                                  ? PIXELS_MAX_AUX_PREPARED
                : h->c.epilogue.reduction_count > 0 || h->pitch % 8 != 0 ? PIXELS_MAX_AUX_MORE
@@ -379,6 +407,22 @@ static bool set_tile(struct patch *h, int tile) {
            h->items < INT32_MAX / CONSUMER_GROUPS / PHASES_MAX;
 }
 
+/* Few channels are narrow rows. Few filters leave rows of the product for further slices, each of which sees the same
+   slices of the image but for the first and last: STACK of them cost as many products as taps + STACK - 1. */
+static void plan_product(struct patch *h) {
+    int64_t slices = h->g.w.size[0];
+    bool is_narrow = h->c.before_count == 0, stacks = slices > 1 && (h->axis[2].move == 1 || h->axis[2].move == -1);
+    h->block = CHANNELS_MOST;
+    while (is_narrow && h->block > CHANNELS_LEAST && h->channels <= h->block / 2)
+        h->block /= 2;
+    h->stack = 1;
+    while (stacks && h->stack < STACK_MAX && h->filters <= filters_of_tile(h) / 2)
+        h->stack *= 2;
+    h->blocks = divide_up(h->channels, h->block);
+    h->filter_tiles = divide_up(h->filters, filters_of_tile(h));
+    h->tiles_o = divide_up(h->axis[2].positions, h->stack);
+}
+
 /* The least predicted time over a table, so that few kernels serve images of all sizes. The best one is set again at
    the end; false: none fits. */
 static bool plan(struct patch *h, const struct device *device, const struct knob_choices *knobs) {
@@ -386,8 +430,7 @@ static bool plan(struct patch *h, const struct device *device, const struct knob
     int best = -1;
     if (chosen > TILES) /* a row of another family's table */
         chosen = 0;
-    h->blocks = divide_up(h->channels, CHANNELS);
-    h->filter_tiles = divide_up(h->filters, 64);
+    plan_product(h);
     for (int i = 0; i < TILES; i++) {
         if ((chosen > 0 && chosen != i + 1) || !set_tile(h, i))
             continue;
@@ -410,6 +453,10 @@ static weftStatus_t take_prologue(struct patch *h) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: only its image may be prepared by operations before it.",
              descriptor_label(c->node->op));
     in->tensor = c->operand[OPERAND_A].tensor;
+    if (is_volume(h) && c->before_count > 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: operations before it are fused on images of one or two dimensions here.",
+             descriptor_label(c->node->op));
     h->prologue = (struct prologue){.c = c, .neighbours = 8, .axis_count = 1, .axes = {{h->channels, 1, true}}};
     return prologue_find(&h->prologue);
 }
@@ -438,7 +485,8 @@ static weftStatus_t analyse(struct patch *h, const struct region *region, const 
     TRY(check_types(h));
     find_auxiliary(h);
     TRY(check_end(h));
-    bool sees = find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2);
+    bool sees =
+        find_axis(&h->axis[0], &h->g, 1) && find_axis(&h->axis[1], &h->g, 2) && find_axis(&h->axis[2], &h->g, 0);
     if (contraction_elements(&h->c) == 0 || h->channels == 0 || !sees)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: it is empty, or there are positions that see nothing.",
              descriptor_label(h->c.node->op));
@@ -472,6 +520,10 @@ static void print_structure(struct kernel_print *print, const struct patch *h) {
                      {h->columns, "TILE_W"},
                      {h->patch_h, "PATCH_H"},
                      {h->pitch, "PITCH"},
+                     {h->block, "CHANNELS"},
+                     {h->stack, "STACK"},
+                     {is_volume(h), "IS_VOLUME"},
+                     {g->w.size[0], "TAPS_T"},
                      {g->w.size[1], "TAPS_R"},
                      {g->w.size[2], "TAPS_S"},
                      {h->patches, "PATCH_SLOTS"},
@@ -493,18 +545,30 @@ static void print_structure(struct kernel_print *print, const struct patch *h) {
 
 static enum tensor_map_type map_type(int32_t type) { return type == WEFT_DATA_HALF ? TENSOR_MAP_F16 : TENSOR_MAP_BF16; }
 
-/* Channels, columns, lines and images; or filters as they lie. */
-static struct tensor_map_form form_of(int32_t type, const int64_t dims[4], const int64_t strides[3], int columns,
-                                      int lines, int outer) {
+/* A dimension of a map: how many elements, how far apart, and how many of them in a box. */
+struct map_dim {
+    int64_t size, stride;
+    int box;
+};
+
+/* From the innermost dimension on; those that only volumes have have no size in others. The swizzle is that of a box's
+   rows. */
+static struct tensor_map_form form_of(int32_t type, const struct map_dim dims[5]) {
+    int row = dims[0].box * 2;
     struct tensor_map_form form = {.type = map_type(type),
-                                   .rank = 4,
-                                   .box = {CHANNELS, (uint32_t)columns, (uint32_t)lines, (uint32_t)outer},
-                                   .swizzle = TENSOR_MAP_128B,
+                                   .swizzle = row == 128  ? TENSOR_MAP_128B
+                                              : row == 64 ? TENSOR_MAP_64B
+                                                          : TENSOR_MAP_32B,
                                    .promotion = TENSOR_MAP_L2_128B};
-    for (int i = 0; i < 4; i++)
-        form.dims[i] = (uint64_t)dims[i];
-    for (int i = 0; i < 3; i++)
-        form.strides[i] = (uint64_t)strides[i] * 2;
+    for (int i = 0; i < 5; i++) {
+        if (dims[i].size == 0)
+            continue;
+        form.dims[form.rank] = (uint64_t)dims[i].size;
+        form.box[form.rank] = (uint32_t)dims[i].box;
+        if (form.rank > 0)
+            form.strides[form.rank - 1] = (uint64_t)dims[i].stride * 2;
+        form.rank++;
+    }
     return form;
 }
 
@@ -513,10 +577,11 @@ static struct tensor_map_form form_of(int32_t type, const int64_t dims[4], const
 static struct cuda_map planar_map(const struct patch *h) {
     const struct tensor *tensor = result_of(h);
     int channel = (int)tensor->dims.count - h->g.spatial - 1;
-    const int64_t dims[] = {h->out->size[2], h->out->size[1], h->filters, h->g.n};
-    const int64_t strides[] = {image_stride(tensor, 1), tensor->strides.at[channel], image_stride(tensor, 0)};
-    struct cuda_map map = {.form = form_of(h->store->type, dims, strides, 1, CHANNELS, 1)};
-    map.form.box[0] = (uint32_t)h->columns;
+    const struct map_dim dims[5] = {{h->out->size[2], 1, h->columns},
+                                    {h->out->size[1], image_stride(tensor, LINE), 1},
+                                    {h->filters, tensor->strides.at[channel], ROWS},
+                                    {h->g.n, image_stride(tensor, IMAGE), 1}};
+    struct cuda_map map = {.form = form_of(h->store->type, dims)};
     map.form.swizzle = TENSOR_MAP_PLAIN;
     return map;
 }
@@ -526,14 +591,15 @@ static struct cuda_map map_of_phase(const struct patch *h, const struct epilogue
                                     int64_t column) {
     const struct tensor *tensor = h->c.region->graph->values[operand->value].tensor;
     int64_t lines = h->axis[0].phases, columns = h->axis[1].phases;
-    int64_t of_line = image_stride(tensor, 1), of_pixel = image_stride(tensor, 2);
+    int64_t of_line = image_stride(tensor, LINE), of_pixel = image_stride(tensor, PIXEL);
     if (h->is_planar)
         return planar_map(h);
-    const int64_t dims[] = {h->filters, divide_up(h->out->size[2] - column, columns),
-                            divide_up(h->out->size[1] - line, lines), h->g.n};
-    const int64_t strides[] = {of_pixel * columns, of_line * lines, image_stride(tensor, 0)};
-    return (struct cuda_map){.form = form_of(operand->type, dims, strides, h->columns, h->lines, 1),
-                             .offset = (line * of_line + column * of_pixel) * 2};
+    const struct map_dim dims[5] = {{h->filters, 1, filters_of_tile(h)},
+                                    {divide_up(h->out->size[2] - column, columns), of_pixel * columns, h->columns},
+                                    {divide_up(h->out->size[1] - line, lines), of_line * lines, h->lines},
+                                    {is_volume(h) ? h->out->size[0] : 0, image_stride(tensor, SLICE), 1},
+                                    {h->g.n, image_stride(tensor, IMAGE), 1}};
+    return (struct cuda_map){.form = form_of(operand->type, dims), .offset = (line * of_line + column * of_pixel) * 2};
 }
 
 /* The phases, those with many taps first: maps of what lies like the result, or what they see. Taps are at most
@@ -560,20 +626,42 @@ static void print_phases(struct kernel_print *print, const struct patch *h, cons
         }
 }
 
-/* Tensor maps come first among the arguments. */
+/* An image, or filters: channels, columns, lines, slices, and which one. */
+static struct cuda_map operand_map(const struct patch *h, const struct conv_operand *o, int64_t channels, int64_t outer,
+                                   const int box[4]) {
+    const struct map_dim dims[5] = {{channels, 1, box[0]},
+                                    {o->size[2], o->size_stride[2], box[1]},
+                                    {o->size[1], o->size_stride[1], box[2]},
+                                    {is_volume(h) ? o->size[0] : 0, o->size_stride[0], 1},
+                                    {outer, o->outer_stride, box[3]}};
+    return (struct cuda_map){.form = form_of(o->tensor->type, dims)};
+}
+
+/* Tensor maps come first among the arguments. Filters of a data gradient lie along the product's rows. */
 static void print_maps(struct kernel_print *print, const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
-    const struct conv_operand *x = h->in, *w = &h->g.w;
-    const struct cuda_map maps[] = {
-        {.form = form_of(x->tensor->type, (int64_t[]){h->channels, x->size[2], x->size[1], h->g.n},
-                         (int64_t[]){x->size_stride[2], x->size_stride[1], x->outer_stride}, h->pitch, h->patch_h, 1)},
-        {.form = form_of(w->tensor->type, (int64_t[]){h->g.c, w->size[2], w->size[1], h->g.k},
-                         (int64_t[]){w->size_stride[2], w->size_stride[1], w->outer_stride}, 1, 1, 64)}};
-    print_map(print, h->c.operand[OPERAND_A].value, &maps[0], "x_map");
-    print_map(print, graph_find_value(graph, w->tensor), &maps[1], "w_map");
+    bool is_data = h->g.direction == CONV_DATA;
+    int inner = is_data ? filters_of_tile(h) : h->block, outer = is_data ? h->block : filters_of_tile(h);
+    const struct cuda_map image =
+                              operand_map(h, h->in, h->channels, h->g.n, (int[]){h->block, h->pitch, h->patch_h, 1}),
+                          filters = operand_map(h, &h->g.w, h->g.c, h->g.k, (int[]){inner, 1, 1, outer});
+    print_map(print, h->c.operand[OPERAND_A].value, &image, "x_map");
+    print_map(print, graph_find_value(graph, h->g.w.tensor), &filters, "w_map");
     print_phases(print, h, h->store, "y_map");
     if (h->auxiliary)
         print_phases(print, h, h->auxiliary, "b_map");
+}
+
+/* Slice j of the image, from corner_d on, is under tap first_t + step_t * (j - i) for slice i of the result. */
+static void print_slices(struct kernel_print *print, const struct patch *h) {
+    const struct axis *axis = &h->axis[2];
+    bool is_backwards = axis->move < 0;
+    int64_t last = axis->seen[0].first + (axis->seen[0].taps - 1) * axis->step;
+    print_number(print, is_backwards ? last : axis->seen[0].first, "first_t");
+    print_number(print, is_backwards ? -axis->step : axis->step, "step_t");
+    print_number(print, axis->corner, "corner_d");
+    print_number(print, is_backwards ? -axis->move : axis->move, "move_d");
+    print_divisor(print, h->tiles_o, "tiles_o");
 }
 
 /* The numbers of the item scheduler and of the producer. */
@@ -600,6 +688,8 @@ static void print_numbers(struct kernel_print *print, const struct patch *h) {
     print_number(print, h->out->size[2], "positions");
     print_divisor(print, h->tiles_p, "tiles_p");
     print_divisor(print, h->tiles_q, "tiles_q");
+    if (is_volume(h))
+        print_slices(print, h);
 }
 
 /* A block keeps resident filters, and those that it reduces, for life. A multiple of the filter tiles: item i belongs
@@ -647,10 +737,11 @@ static weftStatus_t print_kernel(struct cuda_kernel *kernel, const struct patch 
 static weftStatus_t describe(struct step *step, const struct patch *h, struct arena *arena) {
     return arena_print(
         arena, &step->detail,
-        "wgmma over patches of %dx%d pixels, tiles of %dx%d, %d phases, %d patches and %d%s filter taps in shared "
+        "wgmma over patches of %dx%d pixels, tiles of %s%dx%d, %d phases, %d patches and %d%s filter taps in shared "
         "memory%s%s%s%s, %d operations behind",
-        h->patch_h, h->pitch, h->lines, h->columns, phases_of(h), h->patches, h->filter_slots,
-        h->is_resident ? " resident" : "", h->is_planar ? ", planar" : "", h->c.before_count > 0 ? ", prologue" : "",
+        h->patch_h, h->pitch, is_volume(h) ? (const char *[]){"1x", "2x", "4x"}[h->stack / 2] : "", h->lines,
+        h->columns, phases_of(h), h->patches, h->filter_slots, h->is_resident ? " resident" : "",
+        h->is_planar ? ", planar" : "", h->c.before_count > 0 ? ", prologue" : "",
         h->auxiliary ? ", auxiliary load" : "", h->c.epilogue.reduction_count > 0 ? ", reductions" : "",
         step->region.count - 1 - h->c.before_count);
 }

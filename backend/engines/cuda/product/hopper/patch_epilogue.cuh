@@ -32,7 +32,7 @@ template <class P> DEVICE bool lies_within(const P &p, const tile_coordinates &a
 template <bool IS_WITHIN, class P>
 DEVICE void run_epilogue(u32 (&r_pairs)[PIXELS / 4], const sums &r_y, const P &p, i32 filter,
                          const tile_coordinates &at, register_reductions<P> &reductions) {
-    const i32 mine = filter + warp_index() % 4 * 16 + lane_index() / 4, last = (i32)p.columns - 1;
+    const i32 mine = filter + (warp_index() % 4 * 16 + lane_index() / 4) % FILTERS_OF_TILE, last = (i32)p.columns - 1;
     const index k[2] = {mine < last ? mine : last,
                         mine + 8 < last ? mine + 8 : last}; /* what is behind the last filter is not stored */
     decltype(fetch(p, 0, 0, k[0])) in[2] = {fetch(p, 0, 0, k[0]), fetch(p, 0, 0, k[1])};
@@ -85,12 +85,13 @@ DEVICE void write_planes(const u32 (&r_pairs)[PIXELS / 4], u32 s_y) {
    the pitch on the way: what is left is the dense TILE_H x TILE_W box of y. Where a lane's row of the four blocks of a
    pair of octets is: */
 DEVICE u32 row_of_blocks(u32 s_y, int pair, u32 lane) {
+    constexpr u32 CHUNKS = RESULT_BYTES / 16;
     const bool whole = pair * 16 + 8 < PIXELS; /* the last octet may stand alone */
     const u32 pixel = pair * 16 + lane / 16 * 8 + lane % 8, line = pixel / PITCH, column = pixel % PITCH,
-              chunk = warp_index() % 4 * 2 + lane / 8 % 2;
+              eight = warp_index() % 4 * 2 + lane / 8 % 2, chunk = eight % CHUNKS;
     const bool is_wanted = column < TILE_W && line < TILE_H && (whole || lane < 16);
     const u32 row = !is_wanted ? SPARE_ROW : PITCH == TILE_W ? pixel : line * TILE_W + column;
-    return s_y + row * PIXEL_BYTES + (chunk ^ row % 8) * 16;
+    return s_y + eight / CHUNKS * RESULT_SLICE + row * RESULT_BYTES + (chunk ^ row / (8 / CHUNKS) % CHUNKS) * 16;
 }
 
 /* The words of the auxiliary operand, as run_epilogue wants them; and words to where rows of pixels leave from. */

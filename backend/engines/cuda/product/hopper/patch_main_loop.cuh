@@ -56,32 +56,63 @@ DEVICE void finish_products(sums &r_y, u32 last_patch, u32 last_filter) {
         fence_register(r_y[i]);
 }
 
+/* All taps of a slice, of few channels: what lies between the products of short taps would cost more than these do. */
+template <class P>
+DEVICE void multiply_slice(sums &r_y, const P &p, const taps &seen, u32 filters, u32 patch, bool adds) {
+    const u64 w = operand<A_ROW>(filters + seen.number(p, 0, 0) * FILTER_BYTES, A_PANEL),
+              x = operand<PIXEL_BYTES>(patch + seen.pixel(p, 0, 0) * PIXEL_BYTES, 0);
+    const i64 line = (i64)(i32)p.move_h * PITCH * (i64)(PIXEL_BYTES / 16),
+              pixel = (i64)(i32)p.move_w * (i64)(PIXEL_BYTES / 16),
+              row = (i64)(i32)p.step_r * TAPS_S * (i64)(FILTER_BYTES / 16),
+              tap = (i64)(i32)p.step_s * (i64)(FILTER_BYTES / 16);
+    mma_fence();
+#pragma unroll
+    for (int r = 0; r < TAPS_R; ++r)
+#pragma unroll
+        for (int s = 0; s < TAPS_S; ++s)
+#pragma unroll
+            for (int k = 0; k < BLOCK_K / 16; ++k)
+                multiply_accumulate(r_y, w + r * row + s * tap + k * A_STEP, x + r * line + s * pixel + k * B_STEP,
+                                    adds || r + s + k > 0);
+    mma_commit();
+}
+
 /* Returns the slot of the last patch: the result goes there, and store_tiles gives it back; or, AUX_LOAD, elsewhere,
    and it is given back here. */
 template <class P>
 DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coordinates &at, int group,
                          patch_cursor &patch, slot_cursor<FILTER_SLOTS> &filter, u32 number) {
     u32 last_patch = 0, last_filter = 0;
-    for (i32 block = 0; block < (i32)p.blocks; ++block) {
-        ready_patch(p, patch, at, block * BLOCK_K, group);
-        if (IS_RESIDENT && number > 0)
+    if (TAKES_ALL && number > 0)
+        wait(main_loop_issued(), (number - 1) % 2); /* now all patches before this tile's have arrived */
+    for (i32 i = 0; i < patches_of(p); ++i) {
+        ready_patch(p, patch, at, i * BLOCK_K, group);
+        if (IS_RESIDENT && !TAKES_ALL && number > 0)
             wait(main_loop_issued(), (number - 1) % 2); /* there is one block */
+        if constexpr (TAKES_SLICES) {
+            for (int tap = 0; tap < TAPS && number < CONSUMER_GROUPS; ++tap)
+                wait(filter_arrived(i * TAPS + tap), 0);
+            multiply_slice(r_y, p, seen, filter_slot(i * TAPS), patch_slot(patch.slot), i > 0);
+            mma_wait<1>();
+            if (i > 0)
+                release(patch_released(last_patch));
+        }
         i32 r = 0, s = 0;
-        for (i32 tap = 0; tap < seen.rows * seen.columns; ++tap) {
+        for (i32 tap = 0; tap < seen.rows * seen.columns && !TAKES_SLICES; ++tap) {
             if constexpr (IS_RESIDENT)
-                filter.slot = seen.number(p, r, s);
+                filter.slot = i % SLICES * TAPS + seen.number(p, r, s);
             wait(filter_arrived(filter.slot), filter.phase);
-            const u64 w = operand(filter_slot(filter.slot), A_PANEL),
-                      x = operand(patch_slot(patch.slot) + seen.pixel(p, r, s) * PIXEL_BYTES, 0);
+            const u64 w = operand<A_ROW>(filter_slot(filter.slot), A_PANEL),
+                      x = operand<PIXEL_BYTES>(patch_slot(patch.slot) + seen.pixel(p, r, s) * PIXEL_BYTES, 0);
             mma_fence();
 #pragma unroll
             for (int k = 0; k < BLOCK_K / 16; ++k)
-                multiply_accumulate(r_y, w + k * A_STEP, x + k * B_STEP, block + tap + k > 0);
+                multiply_accumulate(r_y, w + k * A_STEP, x + k * B_STEP, i + tap + k > 0);
             mma_commit();
             mma_wait<1>(); /* the previous tap is done, this one runs on */
-            if (!IS_RESIDENT && block + tap > 0)
+            if (!IS_RESIDENT && i + tap > 0)
                 release(filter_released(last_filter));
-            if (block > 0 && tap == 0)
+            if (i > 0 && tap == 0)
                 release(patch_released(last_patch));
             last_filter = filter.slot;
             if constexpr (!IS_RESIDENT)
@@ -90,8 +121,9 @@ DEVICE u32 multiply_tile(sums &r_y, const P &p, const taps &seen, const tile_coo
                 s = 0, ++r;
         }
         last_patch = patch.slot;
-        patch.advance(CONSUMER_GROUPS); /* the other warpgroup has the slot between */
+        patch.take();
     }
+    patch.end_tile();
     finish_products(r_y, last_patch, last_filter);
     return last_patch;
 }

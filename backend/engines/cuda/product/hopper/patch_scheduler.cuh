@@ -2,7 +2,7 @@
    filters */
 
 struct tile_coordinates {
-    i32 image, line, column;
+    i32 image, line, column, slice;
 };
 
 /* What a phase sees: how many taps, which of the filter's the first is, and how far from the patch's corner it reads.
@@ -36,12 +36,15 @@ struct tile_scheduler {
     DEVICE taps seen(const arguments &p) const { return taps((&p.phase0)[phase]); }
     DEVICE i32 filter(const arguments &p) const {
         u32 rest = within;
-        return (i32)split(rest, p.filter_tiles) * 64;
+        return (i32)split(rest, p.filter_tiles) * FILTERS_OF_TILE;
     }
     /* The second tile may lie behind the last image, where zeros are read and nothing is stored. */
-    DEVICE tile_coordinates locate(const arguments &p, int group) const {
+    template <class P> DEVICE tile_coordinates locate(const P &p, int group) const {
         u32 rest = divide(within, p.filter_tiles) * 2 + group;
         const i32 column = (i32)split(rest, p.tiles_q) * TILE_W, line = (i32)split(rest, p.tiles_p) * TILE_H;
-        return {(i32)rest, line, column};
+        i32 slice = 0;
+        if constexpr (IS_VOLUME)
+            slice = (i32)split(rest, p.tiles_o) * STACK;
+        return {(i32)rest, line, column, slice};
     }
 };

@@ -2,11 +2,14 @@
    Types     16-bit, sm_90a
    Formula   y[n,p,q,k] = epilogue(sum over taps r, s and c of x[n, p + corner_h + line(r), q + corner_w + column(s), c]
              * w(r, s, c, k))
-   Idea      a patch of the image, [PATCH_H][PITCH] pixels of 64 channels, lies in shared memory and is the operand of
+   Idea      a patch of the image, [PATCH_H][PITCH] pixels of some channels, lies in shared memory and is the operand of
              all taps: pixel (i, j) of the tile is row i * PITCH + j, and a tap reads the rows that begin some pixels
              later. The swizzle follows the address, so an operand may begin at any pixel. Rows with j >= TILE_W are
-             computed and thrown away Filters are the product's 64 rows and pixels its columns: 64 x 256 reads 80 bytes
+             computed and thrown away. Filters are the product's 64 rows and pixels its columns: 64 x 256 reads 80 bytes
              of shared memory per clock, 64 x 64 would read 128
+   Volumes   IS_VOLUME: a patch is one of the SLICES that a tile sees. Few filters leave rows of the product, which are
+             STACK slices of the result: row block i sees slice j of the image through tap j - i of the filter, or
+             through zeros, as the copy engine fills them in. 32 filters, 3 taps: 4 slices for 2, not 3 for 1
    Tile      64 filters x TILE_H * TILE_W pixels for each of two consumer warpgroups; persistent over pairs of tiles
    Roles     warp 0: load_patches;   warp 1: load_filters;   warps 2, 3: store_tiles, one per consumer warpgroup
              warpgroups 1, 2: multiply_tile, then write_tile
@@ -17,13 +20,14 @@
              tap: an image of its own, with a map of its own
    Limits    one result of 16 bits; what else is read behind the sum depends on the filter alone, or lies like the
              result; strides of 16 bytes
-   Params    TILE_H TILE_W PATCH_H PITCH TAPS_R TAPS_S PATCH_SLOTS FILTER_SLOTS RESULT_SLOTS IS_RESIDENT A_IS_MN_MAJOR
-             IS_PLANAR HAS_PHASES HAS_PROLOGUE CHANNELS_ARE_WHOLE AUX_LOAD REDUCES_STORED RUN index sum_t, and
+   Params    CHANNELS (of a patch: 64, 32, 16) STACK IS_VOLUME TAPS_T TAPS_R TAPS_S TILE_H TILE_W PATCH_H PITCH
+             PATCH_SLOTS FILTER_SLOTS RESULT_SLOTS IS_RESIDENT A_IS_MN_MAJOR IS_PLANAR HAS_PHASES HAS_PROLOGUE CHANNELS_ARE_WHOLE AUX_LOAD REDUCES_STORED RUN index sum_t, and
              multiply_accumulate (m64 x PIXELS x 32 bytes)
    Measured  H200, bf16, 3x3 of 64 filters on 128x64x56x56: 41.5 us; bias and relu 42.9; scale, bias, a residual and
              relu 50.5; amax 45; genstats 48, behind scale, bias and relu 48, between both 58; its data gradient through
              relu with sums of batch norm 58
-             1x1 of 64 to 256 the same, 139. `python -m weft bench fused --only 'conv|dgrad'`
+             1x1 of 64 to 256 the same, 139
+             H100, bf16, 3x3x3 of 32 on 2x32x64^3: 78 us, of 16 on 2x16x128^3 355 (cuDNN 149 and 1,034). `python -m weft bench fused --only 'conv|dgrad'`
    Tried     storing by the consumers: 2,000 clocks per tile slower
              starting one warpgroup some taps late: no gain
              convolutions forward with strides, each phase of the image a part of k: 3x3 of 128 a quarter slower than
@@ -44,7 +48,7 @@ template <class P> DEVICE void multiply_tiles(const P &p, int group) {
     register_reductions<P> reductions;
     patch_cursor patch;
     slot_cursor<FILTER_SLOTS> filter;
-    patch.advance(group);
+    patch.begin(group);
     result_cursor result;
     u32 tile = 0;
     for (tile_scheduler item(p); item.more(p); item.advance(p)) {

@@ -7,25 +7,32 @@ template <class P> DEVICE void load_aux(const P &p, const tile_scheduler &item, 
     const tile_coordinates at = item.locate(p, group);
     const u32 out = group * RESULT_SLOTS + slot;
     arrive_expecting(result_ready(out), TILE_BYTES);
-    load_box(result_slot(out), (&p.b_map0)[item.phase], result_ready(out), item.filter(p), at.column, at.line,
-             at.image);
+    for (int i = 0; i < STACK && IS_VOLUME; ++i)
+        load_box(result_slot(out) + i * RESULT_SLICE, (&p.b_map0)[item.phase], result_ready(out), item.filter(p),
+                 at.column, at.line, at.slice + i, at.image);
+    if constexpr (!IS_VOLUME)
+        load_box(result_slot(out), (&p.b_map0)[item.phase], result_ready(out), item.filter(p), at.column, at.line,
+                 at.image);
 }
 
 template <class P> DEVICE void store_tiles(const P &p, int group) {
     patch_cursor patch;
-    patch.advance(group);
+    patch.begin(group);
     result_cursor result;
     tile_scheduler next(p); /* whose operand comes next */
     if constexpr (AUX_LOAD)
         for (u32 slot = 0; slot < RESULT_SLOTS && next.more(p); ++slot, next.advance(p))
             load_aux(p, next, group, slot);
     for (tile_scheduler item(p); item.more(p); item.advance(p)) {
-        for (i32 block = 1; block < (i32)p.blocks; ++block)
-            patch.advance(CONSUMER_GROUPS); /* the result lies in the tile's last patch */
+        for (i32 i = 1; i < patches_of(p); ++i)
+            patch.take(); /* the result lies in the tile's last patch */
         const tile_coordinates at = item.locate(p, group);
         const u32 out = group * RESULT_SLOTS + result.slot, s_y = AUX_LOAD ? result_slot(out) : patch_slot(patch.slot);
         wait(result_written(out), result.phase); /* what hangs over y is dropped */
-        if constexpr (!IS_PLANAR)
+        for (int i = 0; i < STACK && IS_VOLUME; ++i)
+            store_box((&p.y_map0)[item.phase], s_y + i * RESULT_SLICE, item.filter(p), at.column, at.line, at.slice + i,
+                      at.image);
+        if constexpr (!IS_PLANAR && !IS_VOLUME)
             store_box((&p.y_map0)[item.phase], s_y, item.filter(p), at.column, at.line, at.image);
         for (int line = 0; line < TILE_H && IS_PLANAR; ++line)
             store_box(p.y_map0, s_y + line * LINE_BYTES, at.column, at.line + line, item.filter(p), at.image);
@@ -39,7 +46,8 @@ template <class P> DEVICE void store_tiles(const P &p, int group) {
             arrive(result_ready(out));
             arrive(patch_released(patch.slot), 4); /* for the four warps */
         }
-        patch.advance(CONSUMER_GROUPS);
+        patch.take();
+        patch.end_tile();
         result.advance();
     }
 }
