@@ -205,7 +205,7 @@ static void prepared(struct model *m) {
     convolve_tensors(m, FORWARD, tensors, 2, (struct window){1, 1, 1});
 }
 
-/* Three slices of a filter: 32 filters leave rows of the product for two slices of the result, if these see neighbours. */
+/* 32 filters of three slices leave rows of the product for two slices of the result, if these see neighbours. */
 #define FEW THREE(DIMS(2, 32, 64, 64, 64), DIMS(32, 32, 3, 3, 3), DIMS(2, 32, 64, 64, 64))
 static void few(struct model *m) { convolve(m, FORWARD, CHANNELS_LAST, BF16, FEW, (struct window){1, 1, 1}); }
 static void few_data(struct model *m) { convolve(m, DATA, CHANNELS_LAST, F16, FEW, (struct window){1, 1, 1}); }

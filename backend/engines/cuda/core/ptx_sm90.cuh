@@ -340,9 +340,9 @@ DEVICE void stay_in_order() {
                      : "memory");
 }
 
-/* A wgmma operand in rows of 128, 64 or 32 bytes with the swizzle of as many: along k (K-major), rows one after another;
-   or, with `panel_bytes` not 0, along the other index (MN-major), panels of a row's elements so far apart. It may start
-   at any row. */
+/* A wgmma operand in rows of 128, 64 or 32 bytes with the swizzle of as many: along k (K-major), rows one after
+   another; or, with `panel_bytes` not 0, along the other index (MN-major), panels of a row's elements so far apart. It
+   may start at any row. */
 template <u32 ROW_BYTES = 128> DEVICE u64 operand(u32 address, u32 panel_bytes) {
     constexpr u64 SWIZZLE = (u64)(ROW_BYTES == 128  ? 1
                                   : ROW_BYTES == 64 ? 2

@@ -1,8 +1,9 @@
 /* patch_memory: shared memory of patch_sm90: patches, filters, results, and the barriers through which its roles meet
    Barriers  patch_arrived [2 * PATCH_SLOTS];   patch_released [PATCH_SLOTS];   filter_arrived, filter_released
              [FILTER_SLOTS];   result_written, result_ready [2 * RESULT_SLOTS];   main_loop_issued
-   Fills     The warpgroups take patches in turn, and copies may arrive in any order: each fill of a slot has a barrier of its own for each of them, or one that
-             skips the other's fill would take a phase for the one two fills ago
+   Fills     The warpgroups take patches in turn, and copies may arrive in any order: each fill of a slot has a barrier
+             of its own for each of them, or one that skips the other's fill would take a phase for the one two fills
+             ago
    Resident  with one block of channels, all taps of 64 filters stay in shared memory and filter_released is never used.
              The warpgroups then are in ping-pong: one multiplies, at the rate of both, while the other prepares and
              ends its tiles. main_loop_issued: the last products of a tile are under way, and those of the next may
