@@ -208,6 +208,103 @@ def test_other_lengths_are_graphs_of_their_own() -> None:
     assert len(cover.graphs) == 3
 
 
+def parts_of_one(x):
+    q, k, v = x.view(2, 6, 3, 4, 5).permute(2, 0, 3, 1, 4)
+    return q * k + v
+
+
+def slices(x):
+    return x[:, :2] * x[:, 2:4] + x[:, 4:]
+
+
+WHOLE = {
+    "selects": (parts_of_one, (2, 6, 60), ["mul.Tensor", "mul.Tensor", "cat.default"]),
+    "slices": (slices, (2, 6, 60), ["mul.Tensor", "mul.Tensor", "cat.default"]),
+    "upsampling": (
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest").sigmoid() * 2,
+        (2, 4, 5, 3),
+        ["mul.Tensor", "sigmoid_backward.default", "sum.dim_IntList"],
+    ),
+    "upsampling to a size": (
+        lambda x: F.interpolate(x, size=(4, 2, 9), mode="nearest") * 2,
+        (1, 2, 2, 2, 3),
+        ["mul.Tensor", "sum.dim_IntList"],
+    ),
+    "maxima": (
+        lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True) * 2,
+        (2, 4, 7, 6),
+        ["mul.Tensor", "weft.max_pool_values_backward.default"],
+    ),
+    "maxima of volumes": (
+        lambda x: F.max_pool3d(x * 3, 2),
+        (2, 4, 4, 7, 6),
+        ["weft.max_pool_values3d_backward.default", "mul.Tensor"],
+    ),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_torch_says_in_pieces_is_one_region_each_way(name: str, last: bool) -> None:
+    model, shape, backward = WHOLE[name]
+    x, cover = torch.randn(shape), Cover()
+    if last and x.ndim > 3:
+        x = x.to(memory_format=torch.channels_last if x.ndim == 4 else torch.channels_last_3d)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    found, expected = compiled(model, cover)(inputs[0]), model(inputs[1])
+    dy = torch.randn_like(expected)
+    found.backward(dy)
+    expected.backward(dy)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    assert found.stride() == expected.stride()
+    assert not cover.left
+    assert not cover.refused
+    assert [each.operators() for each in cover.regions][1:] == [backward]
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model, cover)(x), expected)
+    assert not cover.left
+
+
+PIECES = {
+    "one part": (lambda x: x[:, 1] * 2, "select_backward.default"),
+    "overlapping slices": (lambda x: x[:, :4] * x[:, 2:], "slice_backward.default"),
+    "uneven upsampling": (lambda x: F.interpolate(x, size=(7, 5)) * 2, "_unsafe_index.Tensor"),
+    "places of maxima": (lambda x: torch.mul(*F.max_pool2d(x, 2, return_indices=True)), "mul.Tensor"),
+    "maxima of gaps": (lambda x: F.max_pool2d(x, 2, 1, 0, 2), "max_pool2d_with_indices.default"),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_what_is_not_whole_stays_torchs(name: str) -> None:
+    model, left = PIECES[name]
+    cover, x = Cover(), torch.randn(2, 6, 5, 4)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    found, expected = compiled(model, cover)(inputs[0]), model(inputs[1])
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    assert left in {operator for operator, _ in cover.left}
+
+
+def test_dropout_keeps_a_seed_for_its_gradient() -> None:
+    """No mask is stored: the gradient makes it again."""
+    cover, x = Cover(), torch.ones(40, 50, requires_grad=True)
+    run = compiled(lambda x: F.dropout(x * 2, 0.25), cover)
+    y = run(x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, y.detach())
+    assert set(y.unique().tolist()) == {0, y.new_tensor(2 / 0.75).item()}
+    assert y.count_nonzero().item() / y.numel() == pytest.approx(0.75, abs=0.05)  # 5 deviations
+    assert not torch.equal(run(x), y)
+    assert [each.operators() for each in cover.regions] == [
+        ["mul.Tensor", "weft.dropout.default"],
+        ["weft.dropout.default", "mul.Tensor"],
+    ]
+    assert {operator for operator, _ in cover.left} == {"randint.default"}
+
+
 def test_what_weft_leaves_is_torchs_with_a_reason() -> None:
     def model(x):
         return (x * 2).cumsum(0).relu() + torch.arange(3, device=x.device).float()

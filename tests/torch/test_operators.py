@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -145,6 +146,8 @@ CASES = {
             [3, 3], [2, 2], [1, 1], [1, 1], False,
         ),
     ),
+    "max_pool_values": (weft.max_pool_values, (distinct(2, 3, 7, 6), [3, 2], [2, 2], [1, 0], [1, 1], False)),
+    "max_pool_values3d": (weft.max_pool_values3d, (distinct(1, 2, 4, 5, 6), [2], [], [1], [1], True)),
     "max_pool3d": (weft.max_pool3d, (distinct(1, 2, 4, 5, 6), [2], [2, 1, 2], [1], [1], False)),
     "cross_entropy": (weft.cross_entropy, (normal(5, 4), LABELS)),
     "cross_entropy_2d": (weft.cross_entropy, (normal(2, 4, 3), LABELS_2D, WEIGHTS, 1, 2, 0.3)),
@@ -236,6 +239,8 @@ ORACLES = {
     "geglu": lambda gate, up, approximate="none": F.gelu(gate, approximate=approximate) * up,
     "grouped_mm": torch_grouped,
     "linear": torch_linear,
+    "max_pool_values": lambda *given: torch.ops.aten.max_pool2d_with_indices(*given)[0],
+    "max_pool_values3d": lambda *given: torch.ops.aten.max_pool3d_with_indices(*given)[0],
     "quantized_linear": torch_quantized,
     "rope": torch_rope,
     "sdpa": torch_sdpa,
@@ -301,7 +306,7 @@ def test_results_are_those_of_torch(case: str, dtype) -> None:
     torch.testing.assert_close(result.cpu(), exact.to(dtype), rtol=relative, atol=absolute)
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("max_pool")])
+@pytest.mark.parametrize("case", [name for name in CASES if re.match("max_pool(?!_values)", name)])
 def test_positions_of_maxima_are_those_of_torch(case: str) -> None:
     operator, (x, *how) = case_of(case)
     twin = weft_torch.OPERATORS[operator.default._schema.name.removeprefix("weft::")].twin

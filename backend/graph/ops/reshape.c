@@ -21,18 +21,6 @@ static const struct method methods[] = {
     {0},
 };
 
-/* Dims must be set; everything else follows x. */
-static weftStatus_t infer(struct descriptor *descriptor) {
-    struct reshape_op *op = (struct reshape_op *)descriptor;
-    if (op->y->dims.count == 0)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims; x %s can take many shapes. Set y's dims.",
-             descriptor_label(descriptor), tensor_dims_text(op->x));
-    /* Row-major, in which packed tensors keep the order of their elements in either mode. */
-    tensor_infer_strides(op->y, NULL);
-    tensor_infer_type(op->y, (weftDataType_t)op->x->type);
-    return WEFT_STATUS_SUCCESS;
-}
-
 /* How many elements the storage spans, gaps included. */
 static int64_t span(const struct tensor *tensor) {
     int64_t last = 0;
@@ -117,6 +105,30 @@ static bool reshape_layout(const struct dims *from, const struct placement *know
         found->strides.at[i] = count ? first * walk->stride : 1;
     }
     return true;
+}
+
+/* In the order of x's memory where strides can say so, that what is computed of y lies as x does. What leaves the graph
+   is row-major, in which packed tensors keep the order of their elements in either mode. */
+static void infer_strides(struct reshape_op *op) {
+    struct tensor like = {.dims = op->y->dims};
+    struct placement found;
+    bool follows = op->y->is_virtual && op->mode == WEFT_RESHAPE_LOGICAL && op->x->vector_count == 1 &&
+                   tensor_elements(op->x) == tensor_elements(op->y) &&
+                   reshape_layout(&op->x->dims, &(struct placement){.strides = op->x->strides}, &op->y->dims, &found);
+    if (follows)
+        like.strides = found.strides;
+    tensor_infer_strides(op->y, follows ? &like : NULL);
+}
+
+/* Dims must be set; everything else follows x. */
+static weftStatus_t infer(struct descriptor *descriptor) {
+    struct reshape_op *op = (struct reshape_op *)descriptor;
+    if (op->y->dims.count == 0)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: y has no dims; x %s can take many shapes. Set y's dims.",
+             descriptor_label(descriptor), tensor_dims_text(op->x));
+    infer_strides(op);
+    tensor_infer_type(op->y, (weftDataType_t)op->x->type);
+    return WEFT_STATUS_SUCCESS;
 }
 
 static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {

@@ -21,8 +21,9 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from weft.errors import WeftError
 from weft.graphs import Graph
-from weft.torch.nodes import BLANK, DRAWN
+from weft.torch.nodes import BLANK, DRAWN, OWN
 from weft.torch.regions import FLOATS, GETS, MOVES, Cover, Region, RegionDrawing, draw, name_of
+from weft.torch.rewrites import rewrite
 
 # ---- Which operators ----
 
@@ -43,9 +44,15 @@ def refusal(node: torch.fx.Node) -> str:
         return "a value of unknown type"
     if node.target not in BLANK and not _is_blank(node):
         for each in _tensors(node):
-            if each.dtype not in (*FLOATS, torch.bool):
+            if each.dtype not in (*FLOATS, torch.bool, *_others(node)):
                 return f"type {each.dtype}"
     return _draw_refusal(node)
+
+
+def _others(node: torch.fx.Node) -> Sequence[torch.dtype]:
+    """Types beside floats that an operator of Weft's own takes and gives."""
+    made = node.args[0] if node.target in GETS else node
+    return OWN[made.target].others if isinstance(made, torch.fx.Node) and made.target in OWN else ()
 
 
 def _is_blank(node: torch.fx.Node) -> bool:
@@ -131,9 +138,15 @@ def backend(module: torch.fx.GraphModule, examples: Sequence[Any], cover: Cover 
     def compile_one(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
         return make_boxed_func(_covered(graph, noted).forward)
 
-    split = min_cut_rematerialization_partition  # which keeps no copies of what views show
+    def infer(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
+        return compile_one(rewrite(graph), _)
+
+    def split(joint: torch.fx.GraphModule, *given: Any, **named: Any) -> Any:
+        # Rematerialising keeps no copies of what views show.
+        return min_cut_rematerialization_partition(rewrite(joint), *given, **named)
+
     both = {"fw_compiler": compile_one, "bw_compiler": compile_one}
-    return aot_autograd(**both, partition_fn=split)(module, examples)
+    return aot_autograd(**both, inference_compiler=infer, partition_fn=split)(module, examples)
 
 
 def explain(model: Callable[..., Any], *arguments: Any, backward: bool = True) -> Cover:

@@ -12,7 +12,7 @@ import torch
 from weft.enums import resample_mode
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
 from weft.torch.plans import Draw, Drawing, _strides
 
 aten = torch.ops.aten
@@ -40,11 +40,13 @@ def _windows(x: Any, y: Any, rank: int, window: Any, stride: Any, padding: Any) 
 
 # ---- The maximum ----
 
+_GAPS = "max_pool: windows with gaps, dilation is not 1. Leave it to torch."
+
 
 def _maximum(x: Any, y: Any, rank: int, how: Sequence[Any]) -> dict[str, Any]:
     window, stride, padding, dilation, _ = how
     if any(each != 1 for each in dilation):
-        raise NotSupportedError("max_pool: windows with gaps, dilation is not 1. Leave it to torch.")
+        raise NotSupportedError(_GAPS)
     return {**_windows(x, y, rank, window, stride, padding), "mode": resample_mode.MAXPOOL}
 
 
@@ -88,6 +90,55 @@ def _keep_max_pool(ctx: Any, inputs: Any, output: Any) -> None:
 def _grad_max_pool(backward: Any, ctx: Any, dy: Any, _: Any) -> Any:
     x, indices = ctx.saved_tensors
     return backward(dy, x, *ctx.how, indices), *[None] * 5
+
+
+# ---- The maximum without its place ----
+
+_HOW = "int[] kernel_size, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
+
+
+def _max_pool_values(rank: int, d: Drawing, x: Any, *how: Any) -> None:
+    y = d.graph.resample(d.read(x, *_batched(x, rank)), **_maximum(x, d.outputs[0], rank, how))[0]
+    d.write(0, y, *_batched(d.outputs[0], rank))
+
+
+def _max_pool_values_backward(rank: int, d: Drawing, dy: Any, x: Any, *how: Any) -> None:
+    _max_pool_backward(rank, d, dy, x, *how, None)
+
+
+def _keep_values(ctx: Any, inputs: Any, output: Any) -> None:
+    x, *ctx.how = inputs
+    ctx.save_for_backward(x)
+
+
+def _grad_values(backward: Any, ctx: Any, dy: Any) -> Any:
+    return backward(dy, ctx.saved_tensors[0], *ctx.how), *[None] * 5
+
+
+def _define_values(rank: int, name: str) -> None:
+    """The operator and its gradient of one number of spatial dimensions."""
+    both, gradient = getattr(aten, f"max_pool{rank}d_with_indices").default, f"{name}_backward"
+    schema = f"(Tensor input, {_HOW}) -> Tensor"
+    operator(name, schema=schema, fake=lambda *given: both(*given)[0])(partial(_max_pool_values, rank))
+    schema = f"(Tensor grad_output, Tensor input, {_HOW}) -> Tensor"
+    operator(gradient, schema=schema, fake=_like_input)(partial(_max_pool_values_backward, rank))
+    differentiable(name, _keep_values, partial(_grad_values, getattr(torch.ops.weft, gradient)))
+    composite = getattr(aten, f"max_pool{rank}d").default
+    stands_for(name, composite, is_composite=True)(partial(_of_composite, name))
+
+
+def _of_composite(
+    name: str, x: Any, window: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
+    ceil: bool = False,
+) -> Any:  # fmt: skip
+    """torch's own has the places, too, which only the other gradient reads."""
+    if any(each != 1 for each in dilation):
+        raise NotSupportedError(_GAPS)
+    return getattr(torch.ops.weft, name)(x, window, stride, padding, dilation, ceil)
+
+
+def _like_input(_: Any, x: Any, *__: Any) -> Any:
+    return torch.empty_like(x)
 
 
 # ---- The mean ----
@@ -139,3 +190,4 @@ for _rank, _ending in ((2, ""), (3, "3d")):
     _define(f"avg_pool{_ending}", f"avg_pool{_rank}d", _rank, _means, _keep_avg_pool, _grad_avg_pool)
     _twin = f"max_pool{_rank}d_with_indices"
     _define(f"max_pool{_ending}", _twin, _rank, _maxima, _keep_max_pool, _grad_max_pool)
+    _define_values(_rank, f"max_pool_values{_ending}")

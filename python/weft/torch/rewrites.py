@@ -1,0 +1,236 @@
+"""What a compiled graph says in pieces that torch has no shorter word for, said shorter before it is covered.
+
+Each rewrite looks at one node and puts others in its place, or leaves it; what nobody reads any more goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+aten = torch.ops.aten
+
+Rewrite = Callable[[Any], None]
+
+
+def rewrite(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Rewrites a graph of forward and backward, or of either."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and (found := _REWRITES.get(node.target)) and not _is_dynamic(node):
+            with graph.inserting_before(node):
+                found(node)
+    graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _is_dynamic(node: Any) -> bool:
+    """Whether a size is a symbol."""
+    values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
+    return any(isinstance(e, torch.Tensor) and e._has_symbolic_sizes_strides for e in values) or any(
+        isinstance(e, torch.SymInt) for e in values
+    )
+
+
+def _call(node: Any, target: Any, *args: Any, **named: Any) -> Any:
+    """A node before another one, and what it makes of fake tensors."""
+    made = node.graph.call_function(target, args, named)
+    plain, also = torch.fx.map_arg((args, named), lambda each: each.meta["val"])
+    with _value(node).fake_mode:
+        made.meta["val"] = target(*plain, **also)
+    if "partitioner_tag" in node.meta:  # where the graph has both ways, which one it is
+        made.meta["partitioner_tag"] = node.meta["partitioner_tag"]
+    return made
+
+
+def _value(node: Any) -> Any:
+    value = node.meta["val"]
+    return value[0] if isinstance(value, (tuple, list)) else value
+
+
+def _given(node: Any) -> list[Any]:
+    """All arguments; what torch left out has its default value."""
+    rest = node.target._schema.arguments[len(node.args) :]
+    return [*node.args, *(node.kwargs.get(each.name, each.default_value) for each in rest)]
+
+
+# ---- Gradients of parts, whose sum is all parts side by side ----
+
+
+def _part(node: Any) -> Any:
+    """The gradient of a part, as sizes, dimension, begin and end; None: it is none."""
+    if node.target == aten.select_backward.default:
+        _, sizes, dim, at = node.args
+        dim, at = dim % len(sizes), at % sizes[dim]
+        return sizes, dim, at, at + 1
+    if node.target == aten.slice_backward.default and node.args[5] == 1:
+        _, sizes, dim, begin, end, _ = node.args
+        extent = sizes[dim]
+        begin, end = (max(each + extent, 0) if each < 0 else min(each, extent) for each in (begin, end))
+        return sizes, dim % len(sizes), begin, end
+    return None
+
+
+def _terms(node: Any) -> list[Any]:
+    """What a sum is of, sums that nobody else reads taken apart."""
+    found: list[Any] = []
+    for each in node.args[:2]:
+        is_sum = isinstance(each, torch.fx.Node) and each.target == aten.add.Tensor and len(each.users) == 1
+        found += _terms(each) if is_sum else [each]
+    return found if not node.kwargs else [node]
+
+
+def _are_side_by_side(parts: Sequence[Any]) -> bool:
+    """Whether parts, in their order, are all of something, and nothing twice."""
+    sizes, dim = parts[0][:2]
+    begins, ends = [part[2] for part in parts], [part[3] for part in parts]
+    is_one = all(part[:2] == (sizes, dim) for part in parts)
+    return is_one and begins == [0, *ends[:-1]] and ends[-1] == sizes[dim]
+
+
+def _sum(node: Any) -> None:
+    terms = _terms(node)
+    parts = [_part(each) if isinstance(each, torch.fx.Node) else None for each in terms]
+    if len(terms) < 2 or None in parts:
+        return
+    terms.sort(key=lambda each: _part(each)[2])
+    if not _are_side_by_side([_part(each) for each in terms]):
+        return
+    dim = _part(terms[0])[1]
+    whole = [
+        _call(node, aten.unsqueeze.default, each.args[0], dim)
+        if each.target == aten.select_backward.default
+        else each.args[0]
+        for each in terms
+    ]
+    node.replace_all_uses_with(_call(node, aten.cat.default, whole, dim))
+
+
+# ---- Nearest neighbours: elements again and again ----
+
+
+def _constant(node: Any) -> torch.Tensor | None:
+    """What a node is that reads no argument of the graph; None: it does."""
+    if not isinstance(node, torch.fx.Node):
+        return None
+    known: dict[Any, Any] = {}
+
+    def compute(each: Any) -> Any:
+        if each not in known:
+            if each.op != "call_function" or each.target in (aten.rand.default, aten.randint.default):
+                raise LookupError
+            args, named = torch.fx.map_arg((each.args, each.kwargs), compute)
+            known[each] = each.target(*args, **{**named, **({"device": "cpu"} if "device" in named else {})})
+        return known[each]
+
+    try:
+        with unset_fake_temporarily():
+            return compute(node)
+    except LookupError:
+        return None
+
+
+def _repeats(indices: Sequence[Any], extents: Sequence[int]) -> list[int] | None:
+    """How often each element along the last dimensions is read, one after another; None: not so."""
+    if len(indices) <= 2 or any(each is not None for each in indices[:2]) or len(indices) != len(extents):
+        return None
+    found = []
+    for index, extent in zip(indices[2:], extents[2:], strict=True):
+        at = _constant(index)
+        times = 0 if at is None else at.numel() // extent
+        with unset_fake_temporarily():
+            again = torch.arange(extent).repeat_interleave(times)
+            if at is None or not times or not torch.equal(at.flatten(), again):
+                return None
+        found.append(times)
+    return found
+
+
+def _apart(shape: Sequence[int], times: Sequence[int]) -> list[int]:
+    """A shape with each of the last dimensions as two: elements, and how often."""
+    return [*shape[:2], *(n for pair in zip(shape[2:], times, strict=True) for n in pair)]
+
+
+def _index(node: Any) -> None:
+    x, indices = node.args[:2]
+    shape = [*_value(x).shape]
+    times = _repeats(indices, shape)
+    if times is None:
+        return
+    for i in range(len(times)):
+        x = _call(node, aten.unsqueeze.default, x, 3 + 2 * i)
+    wide = _call(node, aten.expand.default, x, _apart(shape, times))
+    copied = _call(node, aten.clone.default, wide, memory_format=torch.contiguous_format)
+    node.replace_all_uses_with(_call(node, aten.view.default, copied, [*_value(node).shape]))
+
+
+def _index_put(node: Any) -> None:
+    zeros, indices, values, adds = _given(node)
+    shape = [*_value(node).shape]
+    times = _repeats(indices, shape) if adds and zeros.target == aten.new_zeros.default else None
+    if times is None or _value(values).numel() != _value(node).numel() * math.prod(times):
+        return
+    apart = _call(node, aten.view.default, values, _apart(shape, times))
+    over = [3 + 2 * i for i in range(len(times))]
+    node.replace_all_uses_with(_call(node, aten.sum.dim_IntList, apart, over))
+
+
+# ---- Maxima whose places nobody asks for, dropouts whose choice follows from a seed ----
+
+
+def _parts_of(node: Any) -> list[Any]:
+    """Who takes each result out of the two that a node has."""
+    found: list[Any] = [None, None]
+    for each in node.users:
+        found[each.args[1]] = each
+    return found
+
+
+def _pool(rank: int) -> Rewrite:
+    ending = "" if rank == 2 else "3d"
+    weft = torch.ops.weft
+    forward = getattr(weft, f"max_pool_values{ending}").default
+    backward = getattr(weft, f"max_pool_values{ending}_backward").default
+    gradient = getattr(aten, f"max_pool{rank}d_with_indices_backward").default
+
+    def replace(node: Any) -> None:
+        maximum, place = _parts_of(node)
+        readers = list(place.users) if place is not None else []
+        x, *how = _given(node)
+        if maximum is None or any(n != 1 for n in how[3]) or any(each.target != gradient for each in readers):
+            return
+        maximum.replace_all_uses_with(_call(node, forward, x, *how))
+        for each in readers:
+            with node.graph.inserting_before(each):
+                each.replace_all_uses_with(_call(each, backward, each.args[0], x, *how))
+
+    return replace
+
+
+def _dropout(node: Any) -> None:
+    x, p, trains = _given(node)
+    kept, mask = _parts_of(node)
+    readers = list(mask.users) if mask is not None else []
+    if kept is None or not trains or any(e.target != aten.native_dropout_backward.default for e in readers):
+        return
+    place = {"dtype": torch.int64, "device": _value(x).device}
+    seed = _call(node, aten.randint.default, 2**63 - 1, [], **place)
+    kept.replace_all_uses_with(_call(node, torch.ops.weft.dropout.default, x, p, seed))
+    for each in readers:
+        with node.graph.inserting_before(each):
+            again = _call(each, torch.ops.weft.dropout.default, each.args[0], p, seed)
+        each.replace_all_uses_with(again)
+
+
+_REWRITES: dict[Any, Rewrite] = {
+    aten.add.Tensor: _sum,
+    aten._unsafe_index.Tensor: _index,
+    aten._unsafe_index_put.default: _index_put,
+    aten.max_pool2d_with_indices.default: _pool(2),
+    aten.max_pool3d_with_indices.default: _pool(3),
+    aten.native_dropout.default: _dropout,
+}
