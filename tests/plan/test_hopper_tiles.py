@@ -282,4 +282,4 @@ def test_tiles_of_patches(build: Build, says: str, tmp_path: Path, monkeypatch: 
         except weft.NotSupportedError:  # not every tile leaves room for all
             continue
     assert served >= 2
-    cubins.check_dumped(tmp_path)
+    cubins.check_dumped(tmp_path, diverges=True)  # patch_sm90 is the one kernel whose main loop does

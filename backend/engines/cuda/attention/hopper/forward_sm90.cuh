@@ -459,9 +459,6 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
 }
 
 DEVICE alibi_of_rows find_alibi(float slope, i32 first_query, i32 block) {
-    /* Copies: else the compiler forgets that a warp has one number. */
-    fence_register(first_query);
-    fence_register(block);
     const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
     return HAS_ALIBI ? alibi_of_rows{slope, {slope * (float)(column - row), slope * (float)(column - row - 8)}}
@@ -490,8 +487,6 @@ constexpr int KEPT_WORDS = HAS_DROPOUT ? (BLOCK_K + 63) / 64 : 1;
 /* Which weights of a block are kept. */
 template <class P>
 DEVICE void find_block_kept(u32 (&kept)[KEPT_WORDS], const P &a, const tile &t, i32 query, i32 block) {
-    fence_register(query); /* copies, as in find_alibi */
-    fence_register(block);
     const i32 row = query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
     const i32 key = block * BLOCK_K + (i32)(lane_index() % 4 * 2);
     constexpr int REST = BLOCK_K % 64;
@@ -581,7 +576,10 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
     c.group = group, c.parity = 0, c.amax = largest{};
     c.scale = in_units(CHANGES_SCORES ? factor_of_scores(a) : scale_of(a));
     float hidden_score = c.scale < 0 ? infinity() : -infinity();
-    bool is_scored = false, holds_queries = false;
+    /* A flag in 32 bits, set in one place: as a bool, copies of the code behind it left ptxas with a loop whose warps it
+       took for divergent, in a third of the variants. */
+    i32 is_scored = false;
+    bool holds_queries = false;
     i32 behind = 0; /* blocks to pass over */
     tile t = await_tile(c);
     if (group == GROUPS - 1)
@@ -608,10 +606,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
         }
-        /* Where all keys take part: read back from shared memory, their number hid from the compiler at HEAD_QK 192
-           that a warp stays together. */
-        constexpr bool HAS_ALL_KEYS = HAS_ALIBI && !HAS_SEQ_LEN_KV && !HAS_BLOCK_MASK;
-        const bounds b(a, t.queries, HAS_ALL_KEYS ? (i32)a.keys : t.keys);
+        const bounds b(a, t.queries, t.keys);
         const i32 first_query = t.row + (i32)group * GROUP_Q;
         const float slope = slope_of(a, t.head) * 1.44269504f;
         bool is_first = true;
@@ -675,6 +670,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         behind = own.first - t.blocks.first;
         t = await_tile(c);
         is_scored = t.blocks.last && behind == 0 && own_blocks(a, t, group).last == t.blocks.last;
+        fence_register(is_scored);
         wait(v_full(now.stage), now.phase);
         if (is_scored) {
             wait(k_full(c.block.stage), c.block.phase);
