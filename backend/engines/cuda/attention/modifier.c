@@ -143,13 +143,19 @@ struct factors {
     int before, after; /* values of the operands that multiply; -1: none */
 };
 
+/* Whether a node is a function of floats, and its result a float. */
+static bool is_of_floats(const struct pointwise_op *op) {
+    return strcmp(formula_type(op), "float") == 0 &&
+           tensor_type_inside(pointwise_operands(op).out) == WEFT_DATA_FLOAT;
+}
+
 /* The value of an operand of one element by which a node multiplies `other` in float; -1: it does something else. */
 static int factor_of(const struct cuda_attention *c, const struct node *node, int *other) {
     const struct graph *graph = c->a->modifier.graph;
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
-    bool is_product = op->pw->mode == WEFT_POINTWISE_MUL && op->alpha1 == 1 && op->alpha2 == 1 &&
-                      strcmp(formula_type(op), "float") == 0 && tensor_type_inside(operands.out) == WEFT_DATA_FLOAT;
+    bool is_product =
+        op->pw->mode == WEFT_POINTWISE_MUL && op->alpha1 == 1 && op->alpha2 == 1 && is_of_floats(op);
     for (int64_t i = 0; is_product && i < c->a->modifier.operands.count; i++) {
         int value = value_of_operand(c, i);
         int x = graph_find_value(graph, operands.x), b = graph_find_value(graph, operands.b);
@@ -186,6 +192,18 @@ static struct factors find_factors(const struct cuda_attention *c) {
     return f;
 }
 
+/* Whether nothing but a tanh lies between the factors. */
+static bool is_soft_cap(const struct cuda_attention *c, const struct factors *f) {
+    const struct graph *graph = c->a->modifier.graph;
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct pointwise_op *op = (const struct pointwise_op *)graph->nodes[n].op;
+        if (made_by(graph, &graph->nodes[n]) == f->output)
+            return op->pw->mode == WEFT_POINTWISE_TANH_FWD && is_of_floats(op) &&
+                   graph_find_value(graph, pointwise_operands(op).x) == f->input;
+    }
+    return false;
+}
+
 static void print_factor(struct text *code, const char *name, int value) {
     text_add(code, "template <class P> DEVICE float %s(const P &a) {\n", name);
     if (value < 0)
@@ -195,11 +213,12 @@ static void print_factor(struct text *code, const char *name, int value) {
 }
 
 /* modified(score) is factor_after * modified_between(factor_before * score): kernels have factors of their own, with
-   which these join. */
+   which these join. IS_SOFT_CAP: between them is a tanh. */
 void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c) {
+    struct factors f = c->a->modifier.graph ? find_factors(c) : (struct factors){0};
+    print_constant(print, "IS_SOFT_CAP", c->a->modifier.graph && is_soft_cap(c, &f));
     if (!c->a->modifier.graph)
         return;
-    struct factors f = find_factors(c);
     text_add(&print->code, "/* The same without constants that multiply, and these. */\n");
     print_head(&print->code, c, "modified_between", "");
     print_values_from(&print->code, c, f.input, f.output);

@@ -267,6 +267,8 @@ DEVICE u32 mn_major(u32 address, u32 panel_bytes) { return address >> 4 | panel_
 struct consumer {
     u32 group;
     float scale;                                /* of scores, times log2(e) */
+    float product_scale;                        /* CHANGES_SCORES: of products, before what joins them */
+    u32 bias_first;                             /* BIAS_STAGES: see first_of_boxed_bias */
     cursor<STAGES> block;                       /* the next block, whose scores are not made yet */
     cursor<Q_STAGES> q;                         /* the next tile */
     u32 parity;                                 /* of the next tile */
@@ -371,11 +373,15 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     sync_threads(VALUES_CLEARED + c.group, 128);
 }
 
-/* Pairs of neighbouring keys of the bias, in the order of the scores, of 16 keys from 16 i on. */
-DEVICE void load_boxed_bias(u32 (&pairs)[4], const consumer &c, int i) {
+/* Where a lane's part of the first 16 keys lies in a box of the bias. */
+DEVICE u32 first_of_boxed_bias() {
     const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
-    load_matrices(pairs, bias_at(c.bias.stage, c.group) + i / 4 * BIAS_PANEL + row * ROW_BYTES +
-                             ((i % 4 * 2 + lane / 16) ^ row % 8) * 16);
+    return row * ROW_BYTES + (lane / 16 ^ row % 8) * 16;
+}
+/* Pairs of neighbouring keys of the bias, in the order of the scores, of 16 keys from 16 i on; `first`: with the box's
+   address. */
+DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 first, int i) {
+    load_matrices(pairs, (first ^ i % 4 * 32) + i / 4 * BIAS_PANEL);
 }
 DEVICE void release_bias(consumer &c) {
     publish_to_async_proxy(); /* what is read before a copy overwrites it */
@@ -415,11 +421,54 @@ struct terms_of_row {
     bias_offset bias;
 };
 
+/* A soft cap, as tanh(x), x = by s: that of small x is x P(x^2), which costs five instructions of the plain units; MUFU's
+   tanh takes it twice as long as 2^x. Where some |x| of a warp is not below 1/2, and for NaN, the usual way. P is off by
+   2.3e-5 of itself, and by 5.5e-7 where statistics are made of scores. */
+template <class P> DEVICE void cap_scores(scores &s, const P &a, float by) {
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < BLOCK_K / 2; ++i)
+        largest = fmaxf(largest, fabsf(s[i]));
+    const bool has_powers = fabsf(by) > 1e-5f && fabsf(by) < 1e5f; /* up to the 7th; 1 / (cap sqrt(d)) is 1e-3 or so */
+    if (__any_sync(~0u, !(has_powers && largest * fabsf(by) < 0.5f))) {
+#pragma unroll
+        for (int i = 0; i < BLOCK_K / 2; ++i)
+            s[i] = modified_between(a, 0, 0, 0, 0, s[i] * by);
+        return;
+    }
+    constexpr int TERMS = IS_ROUNDED ? 3 : 4;
+    constexpr float P_OF[4] = {IS_ROUNDED ? 0.99997744f : 0.999999456f, IS_ROUNDED ? -0.33169133f : -0.333263167f,
+                               IS_ROUNDED ? 0.1152088f : 0.131902794f, -0.0444016690f};
+    float factor[TERMS], power = by;
+#pragma unroll
+    for (int k = 0; k < TERMS; ++k, power *= by * by)
+        factor[k] = P_OF[k] * power;
+#pragma unroll
+    for (int i = 0; i < BLOCK_K / 2; ++i) {
+        const float u = s[i] * s[i];
+        float sum = factor[TERMS - 1];
+#pragma unroll
+        for (int k = TERMS - 2; k >= 0; --k)
+            sum = fmaf(sum, u, factor[k]);
+        s[i] *= sum;
+    }
+}
+
+/* What products are multiplied by before something joins them. */
+template <class P> DEVICE float scale_of_products(const P &a, const tile &t) {
+    const float scale = score_scale_of(a, t.batch, t.head);
+    if constexpr (HAS_MODIFIER)
+        return scale * factor_before(a);
+    return scale;
+}
+
 /* Products become scores. What is beyond the tensors reads the last element, and is masked afterwards. */
 template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t, i32 first_query, i32 block) {
-    float scale = score_scale_of(a, t.batch, t.head);
-    if constexpr (HAS_MODIFIER)
-        scale *= factor_before(a);
+    if constexpr (HAS_MODIFIER && IS_SOFT_CAP && BIAS == 0) {
+        cap_scores(c.s, a, c.product_scale);
+        fence_registers(c.s);
+        return;
+    }
     const i32 column = block * BLOCK_K + (i32)(lane_index() % 4 * 2), last_key = (i32)a.keys - 1;
     terms_of_row rows[2];
 #pragma unroll
@@ -431,11 +480,12 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
     if constexpr (BIAS_STAGES > 0)
         wait(bias_full(c.bias.stage, c.group), c.bias.phase);
     [[maybe_unused]] u32 pairs[4];
+    [[maybe_unused]] const u32 bias_first = bias_at(c.bias.stage, c.group) + c.bias_first;
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 8; ++i) {
         if constexpr (BIAS_STAGES > 0)
             if (i % 2 == 0)
-                load_boxed_bias(pairs, c, i / 2);
+                load_boxed_bias(pairs, bias_first, i / 2);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float bias[2];
@@ -449,7 +499,7 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
                 if constexpr (BIAS != 0 && !BIAS_IS_PAIR && BIAS_STAGES == 0)
                     bias[e] = bias_at<false>(a, rows[h].bias, key);
                 float &x = c.s[4 * i + 2 * h + e];
-                x = changed(a, t.batch, t.head, rows[h].query, key, x, scale, bias[e]);
+                x = changed(a, t.batch, t.head, rows[h].query, key, x, c.product_scale, bias[e]);
             }
         }
     }
@@ -573,7 +623,7 @@ DEVICE float in_units(float scale) {
 
 DEVICE void multiply_tiles(const arguments &a, u32 group) {
     consumer c;
-    c.group = group, c.parity = 0, c.amax = largest{};
+    c.group = group, c.parity = 0, c.amax = largest{}, c.bias_first = first_of_boxed_bias();
     c.scale = in_units(CHANGES_SCORES ? factor_of_scores(a) : scale_of(a));
     float hidden_score = c.scale < 0 ? infinity() : -infinity();
     /* A flag in 32 bits, set in one place: as a bool, copies of the code behind it left ptxas with a loop whose warps it
@@ -602,6 +652,10 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         }
         start_rows(c.rows);
         c.summed = 0, c.is_parked = false;
+        if constexpr (CHANGES_SCORES) {
+            c.product_scale = scale_of_products(a, t);
+            fence_register(c.product_scale); /* else it is made of a double in each step */
+        }
         if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !CHANGES_SCORES) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
