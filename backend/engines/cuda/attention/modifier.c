@@ -145,8 +145,7 @@ struct factors {
 
 /* Whether a node is a function of floats, and its result a float. */
 static bool is_of_floats(const struct pointwise_op *op) {
-    return strcmp(formula_type(op), "float") == 0 &&
-           tensor_type_inside(pointwise_operands(op).out) == WEFT_DATA_FLOAT;
+    return strcmp(formula_type(op), "float") == 0 && tensor_type_inside(pointwise_operands(op).out) == WEFT_DATA_FLOAT;
 }
 
 /* The value of an operand of one element by which a node multiplies `other` in float; -1: it does something else. */
@@ -154,8 +153,7 @@ static int factor_of(const struct cuda_attention *c, const struct node *node, in
     const struct graph *graph = c->a->modifier.graph;
     const struct pointwise_op *op = (const struct pointwise_op *)node->op;
     struct pointwise_operands operands = pointwise_operands(op);
-    bool is_product =
-        op->pw->mode == WEFT_POINTWISE_MUL && op->alpha1 == 1 && op->alpha2 == 1 && is_of_floats(op);
+    bool is_product = op->pw->mode == WEFT_POINTWISE_MUL && op->alpha1 == 1 && op->alpha2 == 1 && is_of_floats(op);
     for (int64_t i = 0; is_product && i < c->a->modifier.operands.count; i++) {
         int value = value_of_operand(c, i);
         int x = graph_find_value(graph, operands.x), b = graph_find_value(graph, operands.b);
@@ -213,10 +211,11 @@ static void print_factor(struct text *code, const char *name, int value) {
 }
 
 /* modified(score) is factor_after * modified_between(factor_before * score): kernels have factors of their own, with
-   which these join. IS_SOFT_CAP: between them is a tanh. */
-void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c) {
+   which these join. SOFT_CAP_TERMS: between them is a tanh, of which a polynomial of so many terms is near enough; 0: there
+   is more, or none. */
+void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
     struct factors f = c->a->modifier.graph ? find_factors(c) : (struct factors){0};
-    print_constant(print, "IS_SOFT_CAP", c->a->modifier.graph && is_soft_cap(c, &f));
+    print_constant(print, "SOFT_CAP_TERMS", !c->a->modifier.graph || !is_soft_cap(c, &f) ? 0 : is_rounded ? 3 : 4);
     if (!c->a->modifier.graph)
         return;
     text_add(&print->code, "/* The same without constants that multiply, and these. */\n");

@@ -81,8 +81,9 @@ template <class T> DEVICE void set_weights(weights &p, int i, float low, float h
         p[i / 8 * 2 + i / 2 % 2] |= (u32)ptx::cvt_e4m3x2(high, low) << 16;
 }
 
-/* Weights, their sums by rows, and the largest ones. */
-DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], const scores &s, float scale,
+/* Weights, their sums by rows, and the largest ones. score(i): of the thread's scores. */
+template <class S>
+DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &score, float scale,
                          const alibi_of_rows &alibi, const float (&maximum)[2]) {
     const float first[2] = {HAS_ALIBI ? alibi.first[0] - maximum[0] : -maximum[0],
                             HAS_ALIBI ? alibi.first[1] - maximum[1] : -maximum[1]};
@@ -90,8 +91,8 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], const sco
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 2; i += 2) {
         const int h = i / 2 % 2;
-        const float low = exp2_approx(fmaf(s[i], scale, joined(alibi.slope, i, first[h])));
-        const float high = exp2_approx(fmaf(s[i + 1], scale, joined(alibi.slope, i + 1, first[h])));
+        const float low = exp2_approx(fmaf(score(i), scale, joined(alibi.slope, i, first[h])));
+        const float high = exp2_approx(fmaf(score(i + 1), scale, joined(alibi.slope, i + 1, first[h])));
         sum[h] += low;
         sum[h] += high;
         if constexpr (NOTES_TOP)
@@ -100,11 +101,11 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], const sco
     }
 }
 
-/* Whether weights of any row of the warp do not fit. */
-DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first) {
+/* Whether weights of any row of the warp do not fit, or its scores were none. */
+DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first, bool has_lost_scores) {
     if constexpr (IS_FP8)
-        return __any_sync(~0u, fmaxf(top[0], top[1]) > LARGEST_E4M3);
-    bool beyond = !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
+        return __any_sync(~0u, has_lost_scores || fmaxf(top[0], top[1]) > LARGEST_E4M3);
+    bool beyond = has_lost_scores || !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
     if (is_first)
         beyond |= !(fminf(sum_of_quad(sum[0]), sum_of_quad(sum[1])) > LEAST_SUM);
     return __any_sync(~0u, beyond);
@@ -139,16 +140,21 @@ DEVICE void start_rows(row_pair &rows) {
         rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
-/* No product may be under way. finish_scores(): what scores lack that only the usual way sees. rescale_rest(by):
-   multiplies what else is summed, by rows. */
-template <class S, class F>
+/* No product may be under way. joined_score(i): of a score that lacks its terms yet; is_made: none does.
+   joined_score.has_lost(): whether some were none. finish_scores(): makes scores, and adds what only the usual way sees.
+   rescale_rest(by): multiplies what else is summed, by rows. */
+template <class J, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
-                    bool is_first, const S &finish_scores, const F &rescale_rest) {
+                    bool is_first, bool is_made, J &joined_score, const S &finish_scores, const F &rescale_rest) {
     float sum[2];
+    const auto made_score = [&](int i) { return s[i]; };
     if (!rows.finds_maximum) {
         float top[2] = {rows.top[0], rows.top[1]};
-        exponentiate(p, sum, top, s, scale, alibi, rows.maximum);
-        rows.finds_maximum = is_beyond(sum, top, is_first);
+        if (is_made)
+            exponentiate(p, sum, top, made_score, scale, alibi, rows.maximum);
+        else
+            exponentiate(p, sum, top, joined_score, scale, alibi, rows.maximum);
+        rows.finds_maximum = is_beyond(sum, top, is_first, !is_made && joined_score.has_lost());
         if (rows.finds_maximum && is_first)
             rows.maximum[0] = rows.maximum[1] = -infinity();
         if (!rows.finds_maximum) {
@@ -160,7 +166,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
         float maximum[2], rescale[2];
         finish_scores();
         find_maximum(rows, maximum, rescale, s, scale, alibi);
-        exponentiate(p, sum, rows.top, s, scale, alibi, maximum);
+        exponentiate(p, sum, rows.top, made_score, scale, alibi, maximum);
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];
         if (!is_first) {
             fence_registers(o);
