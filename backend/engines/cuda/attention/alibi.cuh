@@ -2,7 +2,7 @@
 
 /* 2^(-8 (i+1) / n) for the first n heads, n the largest power of two, and between these for the rest. */
 template <class T> DEVICE T alibi_slope(int head, int heads) {
-    const int n = 1 << (31 - __clz(heads));
+    const int power = 31 - __clz(heads), n = 1 << power;
     const float step = head < n ? 8.0f * (head + 1) : 4.0f * (2 * (head - n) + 1);
-    return (T)::exp2((T)-step / (T)n);
+    return (T)::exp2((T)(-step * __int_as_float((127 - power) << 23))); /* 1 / n, exact */
 }

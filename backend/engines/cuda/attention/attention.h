@@ -104,6 +104,8 @@ void attention_print_lengths(struct kernel_print *print, const struct cuda_atten
 void attention_print_block_mask(struct kernel_print *print, const struct cuda_attention *c);
 void attention_print_tile(struct kernel_print *print, const struct attention_tile *tile, const char *columns_name,
                           int64_t shared_bytes);
+/* The bits of a double, as an argument. */
+void attention_print_real(struct kernel_print *print, double number, const char *name);
 /* Seed, offset, and the part that is kept. */
 void attention_print_dropout(struct kernel_print *print, const struct cuda_attention *c);
 /* The tensor where somebody wants it, and a constant that says whether. */

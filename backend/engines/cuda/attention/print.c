@@ -85,7 +85,7 @@ void attention_print_tile(struct kernel_print *print, const struct attention_til
 }
 
 /* Arguments are whole numbers: kernels take the double back by its bits. */
-static void print_real(struct kernel_print *print, double number, const char *name) {
+void attention_print_real(struct kernel_print *print, double number, const char *name) {
     int64_t bits;
     memcpy(&bits, &number, sizeof bits);
     print_number(print, bits, name);
@@ -215,7 +215,7 @@ void attention_print_dropout(struct kernel_print *print, const struct cuda_atten
         print_pointer(print, (weftDataType_t)c->a->dropout_offset->type,
                       graph_find_value(c->graph, c->a->dropout_offset), 0, "dropout_offset");
     print_number(print, philox_threshold(keeps), "threshold");
-    print_real(print, keeps > 0 ? 1 / keeps : 0, "growth");
+    attention_print_real(print, keeps > 0 ? 1 / keeps : 0, "growth");
 }
 
 /* Running sums take the place of lengths: entry b has sums[b + 1] - sums[b]. */
@@ -257,7 +257,7 @@ void attention_print_scores(struct kernel_print *print, const struct cuda_attent
     print_list(print, c, a->scale, "scale", NULL, 0, "HAS_SCALE");
     /* The field `scale` is a tensor's address or a number's bits, as HAS_SCALE says. */
     if (!a->scale)
-        print_real(print, a->scale_value, "scale");
+        attention_print_real(print, a->scale_value, "scale");
     attention_print_lengths(print, c);
     /* A sink is a score of each head that takes part in the softmax and has no value. */
     print_list(print, c, a->sink, "sink", "sink_step", 1, "HAS_SINK");

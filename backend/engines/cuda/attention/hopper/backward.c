@@ -460,6 +460,14 @@ static void print_shared(struct kernel_print *print, const struct backward *b) {
         print_scratch(print, "float", statistics_bytes(b), "dq_sum");
 }
 
+/* What dropout makes of statistics: see backward_rows_sm90.cuh. */
+static void print_kept_share(struct kernel_print *print, const struct backward *b) {
+    double probability = b->c->a->dropout_probability;
+    print_constant(print, "HAS_DROPOUT", probability > 0);
+    if (probability > 0)
+        attention_print_real(print, 1 - probability, "kept_share");
+}
+
 /* Before all passes: delta and lse2 of each query, and zeros where blocks will add. */
 static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
@@ -468,6 +476,7 @@ static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *ker
     print_shared(&print, b);
     print_fp8(&print, b, false);
     print_constant(&print, "HAS_SUMS", adds_queries(b));
+    print_kept_share(&print, b);
     print_constant(&print, "THREADS", ROWS_THREADS);
     print_divisor(&print, b->q_blocks, "q_blocks");
     print_divisor(&print, b->c->heads, "heads");
@@ -587,6 +596,7 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
     print_number(&print, b->c->heads, "heads");
     print_number(&print, b->q_blocks, "q_blocks");
     print_scratch(&print, "float", 0, "statistics");
+    print_kept_share(&print, b);
     TRY(kernel_finish(&print, kernel, "attention/hopper/backward_sink_sm90.cuh", "attention_backward_sink_sm90",
                       arena));
     return attention_grid(kernel, b->c, b->c->heads, SINK_THREADS / 32);

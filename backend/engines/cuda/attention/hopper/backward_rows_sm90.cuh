@@ -1,11 +1,13 @@
 /* backward_rows_sm90: what attention's backward kernels want to know of each query; HAS_SUMS: sums of dQ start at 0
    Formula   delta = sum of O dO; lse2 = stats log2(e), +inf for a query without gradient: its weights are 2^-inf = 0;
              IS_FP8: with the scales of backward_fp8
+             HAS_DROPOUT: weights of it are over kept_share, what they meet of dP is not: lse2 grows by its logarithm,
+             and delta is times it
    Tile      a block makes BLOCK_Q queries of one head; LANES threads share a row, 16 bytes each
    Memory    statistics: [batch][head][block of queries][lse2, delta][BLOCK_Q]
              sums:       [batch][head][block of queries][BLOCK_Q * HEAD]
    Limits    O and dO: 16-byte aligned rows of whole chunks. Rows past the queries in use are not read
-   Params    in_t IS_BF16 IS_FP8 HAS_SUMS BLOCK_Q HEAD VALUE_HEAD THREADS and those of the scores */
+   Params    in_t IS_BF16 IS_FP8 HAS_DROPOUT HAS_SUMS BLOCK_Q HEAD VALUE_HEAD THREADS and those of the scores */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 #include "attention/hopper/backward_fp8_sm90.cuh"
@@ -24,6 +26,10 @@ template <class P> DEVICE float finish_row(const P &p, i32 batch, i32 head, i32 
     lse2 = stats == -infinite ? infinite : stats * 1.44269504f;
     if constexpr (IS_FP8)
         lse2 -= log2f(scale_s_of(p)), dot *= delta_scale_of(p);
+    if constexpr (HAS_DROPOUT) {
+        const float share = (float)__longlong_as_double(p.kept_share);
+        lse2 = share > 0 ? lse2 + log2f(share) : infinite, dot *= share;
+    }
     return stats == -infinite ? 0.0f : dot;
 }
 

@@ -1,18 +1,27 @@
 /* backward_sink_sm90: dSink[h] = -sum over batch entries and queries of 2^(sink log2(e) - lse2) delta
    Tile      a block makes one head: each thread sums every THREADS-th row, then pairs are summed: one order
    Memory    statistics as backward_rows_sm90 leaves them
-   Params    BLOCK_Q THREADS, types of the sinks */
+   Dropout   these are over the kept share, so that a weight is at most its inverse
+   Params    BLOCK_Q THREADS HAS_DROPOUT, types of the sinks */
+
+/* The logarithm of the largest weight that a sink has in statistics. */
+template <class P> DEVICE float most_of(const P &p) {
+    float share = 1;
+    if constexpr (HAS_DROPOUT)
+        share = (float)__longlong_as_double(p.kept_share);
+    return share > 0 ? -log2f(share) : 0.0f;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_backward_sink_sm90(const __grid_constant__ arguments p) {
     __shared__ float sums[THREADS];
     const i64 head = blockIdx.x, rows = p.q_blocks * BLOCK_Q;
-    const float sink2 = to_float(p.sink[head * p.sink_step]) * 1.44269504f;
+    const float sink2 = to_float(p.sink[head * p.sink_step]) * 1.44269504f, most = most_of(p);
     float sum = 0;
     for (i64 i = threadIdx.x; i < p.batches * rows; i += THREADS) {
         const i64 batch = i / rows, row = i - batch * rows;
         const float *const tile = p.statistics + ((batch * p.heads + head) * p.q_blocks + row / BLOCK_Q) * 2 * BLOCK_Q;
-        sum -= exp2_approx(fminf(sink2 - tile[row % BLOCK_Q], 0.0f)) * tile[BLOCK_Q + row % BLOCK_Q];
+        sum -= exp2_approx(fminf(sink2 - tile[row % BLOCK_Q], most)) * tile[BLOCK_Q + row % BLOCK_Q];
     }
     sums[threadIdx.x] = sum;
     for (int half = THREADS / 2; half > 0; half /= 2) {

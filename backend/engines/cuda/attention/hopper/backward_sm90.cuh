@@ -1,8 +1,8 @@
 /* backward_sm90: gradients of attention                                 bf16 and f16, float sums, wgmma; sm_90a
-   Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta) ALiBi adds
-             slope (key - query) to the scores; dropout keeps some of P for dV, and of dP, times growth a score modifier
-             f and a bias make the score f(scale S) + bias, and dS is times f' (HAS_SLOPES: unless it is 1) dV = P^T dO,
-             dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key
+   Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta); dV = P^T dO,
+             dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key. ALiBi adds
+             slope (key - query) to the scores; a score modifier f and a bias make the score f(scale S) + bias, and dS
+             is times f' (HAS_SLOPES: unless it is 1); dropout keeps some of P for dV, and of dP
    Sides     a block owns rows of one side and steps through blocks of the other, which pass: OWN_IS_KEY makes dK and dV
              of own K and V from Q and dO that pass, else dQ of own Q and dO from K and V that pass. Both look alike:
              `first` is the side of Q and K, `second` that of V and dO. HAS_SUMS: blocks that own keys make dQ, too, so
@@ -609,25 +609,30 @@ DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work &w, i32 own, i32
     }
 }
 
-/* dS = P (dP - delta), from the rounded weights; growth: what dropout multiplies by what it keeps of dP; factors:
-   IS_FP8. */
-DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const u32 (&weights)[BLOCK_PASS / 4],
-                                 const slope_pairs &slopes, const float (&dp)[BLOCK_PASS / 2],
-                                 const statistics_of_rows &own, u32 s_delta, const u32 (&kept)[KEPT_WORDS],
-                                 float growth, score_factors &factors) {
+/* dS = P (dP - delta), from the rounded weights; factors: IS_FP8. HAS_DROPOUT: P' dP - P delta of the weights that are
+   kept, P', which weights become: statistics have their growth, see backward_rows. */
+DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], u32 (&weights)[BLOCK_PASS / 4], const slope_pairs &slopes,
+                                 const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows &own, u32 s_delta,
+                                 const u32 (&kept)[KEPT_WORDS], score_factors &factors) {
 #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float delta[4];
         statistics_of_rows::load(delta, s_delta + c * 32, own.delta);
-        const auto grown = [&](int i) {
-            return IS_FP8 ? dp[i] * factors.of_dp : !HAS_DROPOUT ? dp[i] : is_kept(kept, i) ? dp[i] * growth : 0.0f;
-        };
+        const auto grown = [&](int i) { return IS_FP8 ? dp[i] * factors.of_dp : dp[i]; };
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const u32 pair = weights[2 * c + h];
             const int i = 4 * c + 2 * h;
-            float low = low_half(pair) * (grown(i) - delta[2 * h]);
-            float high = high_half(pair) * (grown(i + 1) - delta[2 * h + 1]);
+            float low, high;
+            if constexpr (HAS_DROPOUT) {
+                drop_pair(weights[2 * c + h], kept, i);
+                const u32 left = weights[2 * c + h];
+                low = low_half(left) * dp[i] - low_half(pair) * delta[2 * h];
+                high = high_half(left) * dp[i + 1] - high_half(pair) * delta[2 * h + 1];
+            } else {
+                low = low_half(pair) * (grown(i) - delta[2 * h]);
+                high = high_half(pair) * (grown(i + 1) - delta[2 * h + 1]);
+            }
             if constexpr (HAS_SLOPES) { /* which may be infinite where there is no weight */
                 low = low == 0 ? 0.0f : low * low_half(slopes[2 * c + h]);
                 high = high == 0 ? 0.0f : high * high_half(slopes[2 * c + h]);
@@ -732,11 +737,9 @@ struct gradients {
 /* A consumer's step: its number, the rows that pass, of which head of queries, and where they are. */
 struct consumer_step {
     i32 pass, stage = 0, phase = 0, number = 0, head;
-    float slope2;
 
     template <class P>
-    DEVICE consumer_step(const P &p, const work &w)
-        : pass(w.first * BLOCK_PASS), head(first_head(p, w)), slope2(slope2_of(p, head)) {
+    DEVICE consumer_step(const P &p, const work &w) : pass(w.first * BLOCK_PASS), head(first_head(p, w)) {
         if constexpr (HAS_BLOCK_MASK)
             if (!warp_takes_part(p, w, head, w.first)) {
                 advance(p, w);
@@ -748,7 +751,7 @@ struct consumer_step {
             pass += BLOCK_PASS;
             if (pass == w.last * BLOCK_PASS) {
                 pass = w.first * BLOCK_PASS;
-                slope2 = slope2_of(p, ++head);
+                ++head;
             }
         } while (HAS_BLOCK_MASK && !warp_takes_part(p, w, head, pass / BLOCK_PASS));
         if (++stage == STAGES)
@@ -829,10 +832,10 @@ DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS
                            const work &w, const consumer_step &at, const statistics_of_rows &statistics,
                            u32 s_statistics, float scale2, i32 own) {
     if constexpr (HAS_SCORES)
-        make_weights_of_scores(s, slopes, p, w.batch, at.head, statistics, s_statistics, score_scale_of(p), at.slope2,
-                               own, at.pass);
+        make_weights_of_scores(s, slopes, p, w.batch, at.head, statistics, s_statistics, score_scale_of(p),
+                               slope2_of(p, at.head), own, at.pass);
     else
-        make_weights(s, statistics, s_statistics, scale2, at.slope2, own, at.pass);
+        make_weights(s, statistics, s_statistics, scale2, slope2_of(p, at.head), own, at.pass);
     if (needs_mask(w, own, at.pass))
         mask_weights(s, w, own, at.pass);
 #pragma unroll
@@ -840,12 +843,13 @@ DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS
         weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
 }
 
+/* All unrolled, keys of rounds are in uniform registers, and nothing goes to memory. */
 template <class P>
 DEVICE void find_all_kept(u32 (&kept)[KEPT_WORDS], const P &p, const work &w, const consumer_step &at, i32 own) {
     const tile_place place; /* made anew: kept, it would take registers */
 #pragma unroll
     for (int i = 0; i < KEPT_WORDS; ++i)
-        kept[i] = find_kept<OWN_IS_KEY, 2>(p, w.batch, at.head, own + place.row, at.pass + place.column + 64 * i);
+        kept[i] = find_kept<OWN_IS_KEY, 8>(p, w.batch, at.head, own + place.row, at.pass + place.column + 64 * i);
 }
 
 /* What is made at a time of one side comes before the next product reads it: the compiler keeps to that. */
@@ -876,7 +880,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
     const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
     const statistics_of_rows statistics(p, w, own);
-    const float scale2 = score_scale_of(p) * 1.44269504f, growth = growth_of(p);
+    const float scale2 = score_scale_of(p) * 1.44269504f;
     float s[BLOCK_PASS / 2];
     u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
     [[maybe_unused]] float dp[BLOCK_PASS / 2];
@@ -914,10 +918,9 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             fence_factors(weights, slopes, dp, kept);
             if (SECOND_STAGES != STAGES && lane == 0) /* read, and the next one has no stage but this */
                 arrive(second_empty);
-            make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, growth,
-                                 factors);
+            make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, factors);
         }
-        if constexpr (HAS_DROPOUT)
+        if constexpr (HAS_DROPOUT && !MAKES_FIRST)
 #pragma unroll
             for (int k = 0; k < BLOCK_PASS / 4; ++k)
                 drop_pair(weights[k], kept, 2 * k);
@@ -969,7 +972,7 @@ template <class P> DEVICE void store_part(const P &p, const work &w, int half, c
     if constexpr (MAKES_FIRST)
         store_accumulators(p.first_parts + tile * HALF * HEAD, sum.first, IS_FP8 ? 1.0f : scale_of(p));
     if constexpr (MAKES_SECOND)
-        store_accumulators(p.second_parts + tile * HALF * VALUE_HEAD, sum.second, IS_FP8 ? 1.0f : growth_of(p));
+        store_accumulators(p.second_parts + tile * HALF * VALUE_HEAD, sum.second, 1.0f);
 }
 
 /* Rows of the gradients' type, through what the block owned. */
@@ -977,7 +980,7 @@ template <class P>
 DEVICE void store_gradients(const P &p, const work &w, u32 base, const barriers &b, int half, const gradients &sum) {
     constexpr u32 SECOND_LEAVES = MAKES_FIRST ? OWN_SECOND : OWN_FIRST;
     if constexpr (MAKES_SECOND)
-        store_gradient<SECOND_GRADIENT_IS_RAGGED>(sum.second, growth_of(p), base + SECOND_LEAVES + half * HALF * 128,
+        store_gradient<SECOND_GRADIENT_IS_RAGGED>(sum.second, 1.0f, base + SECOND_LEAVES + half * HALF * 128,
                                                   p.second_gradient_map, w,
                                                   second_gradient_entry(p, w.batch, w.own_used()), half);
     const i32 last = w.steps - 1;
