@@ -147,7 +147,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind, whole_blocks = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2, 2 * 7 + 1
-    others = behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 62
+    others = behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 68
     assert len(gpu) == others + whole_blocks
 
 
@@ -200,8 +200,9 @@ SMALL = [
     *(products.sdpa("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), is_bwd) for is_bwd in (False, True)),
     *(products.sdpa("w", "f32", Attention(1, 2, 1, 9, 9, 4, 3, True, 4), is_bwd) for is_bwd in (False, True)),
     *(
-        products.sdpa_modified("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), kind)
+        products.sdpa_modified("t", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True), kind, is_bwd)
         for kind in ("bias", "softcap", "alibi")
+        for is_bwd in (False, True)
     ),
     products.sdpa("decode", "f32", Attention(2, 4, 2, 1, 9, 4, 4)),
     products.sdpa_fp8("scaled", "f32", Attention(1, 4, 2, 6, 6, 4, 3, True)),
@@ -210,6 +211,7 @@ SMALL = [
         attention.mxfp8("mx", "f32", Attention(1, 4, 2, 40, 40, 36, 36, True), is_bwd)
         for is_bwd in (False, True)
     ),
+    *(attention.ragged("t", "f32", Attention(3, 2, 2, 6, 6, 4, 4, True), is_bwd) for is_bwd in (False, True)),
     *(attention.paged("decode", "f32", Attention(2, 4, 2, 1, 12, 4, 4), page) for page in (1, 4)),
     attention.block_masked("t", "f32", Attention(1, 1, 1, 256, 384, 4, 4)),
 ]

@@ -1,8 +1,10 @@
 """Cases of attention beside the plain ones: gradients of FP8, scales of blocks, pages, dropout,
-tiles that a block mask hides."""
+sequences of mixed lengths, tiles that a block mask hides."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -159,24 +161,95 @@ def paged(tag: str, arithmetic: str, a: Attention, page: int) -> Case:
     return replace(plain, name=name, inputs=inputs, build=build, oracle=judge, derive=follows, bare=plain)
 
 
-def dropped(tag: str, arithmetic: str, a: Attention) -> Case:
+def dropped(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
     """A tenth of the weights is dropped, which each library draws for itself: results are off by a third from
     those of all weights. Bare: without."""
-    plain = sdpa(tag, arithmetic, a)
+    plain = sdpa(tag, arithmetic, a, is_backward)
     inputs = dict(plain.inputs) | {name: Operand(_SCALAR, "i64") for name in ("seed", "offset")}
 
     def build(_: Any, g: Any, t: Tensors) -> Tensors:
-        drop = (0.1, t["seed"], t["offset"])
-        o, _ = g.sdpa(q=t["q"], k=t["k"], v=t["v"], dropout=drop, generate_stats=False, **_options(a))
-        return {"o": o}
+        known = {name: t[name] for name in plain.inputs} | _options(a)
+        known["dropout"] = (0.1, t["seed"], t["offset"])
+        made = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
+        return dict(zip(plain.outputs, made, strict=False))
 
-    def follows(xp: Any, _: dict[str, Any]) -> dict[str, Any]:
-        return {name: xp.full(_SCALAR, 7.0, dtype=xp.float64) for name in ("seed", "offset")}
+    def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        known = plain.derive(xp, t) if plain.derive else {}
+        return known | {name: xp.full(_SCALAR, 7.0, dtype=xp.float64) for name in ("seed", "offset")}
 
     name = f"{plain.name}_dropout"
     return replace(
         plain, name=name, inputs=inputs, build=build, derive=follows, bare=plain, largest_error=0.4
     )
+
+
+def _lengths(a: Attention) -> list[int]:
+    """Of mixed sequences, in no order: from a share of the longest up to it, half of it in the mean."""
+    return [a.queries * (i * 5 % a.batch + 1) // a.batch for i in range(a.batch)]
+
+
+def _starts(lengths: list[int]) -> list[int]:
+    return [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+
+
+def _of_entries(xp: Any, t: dict[str, Any], a: Attention, each: Callable[..., Any]) -> dict[str, Any]:
+    """What a function makes of each sequence, behind each other; what nobody writes is NaN."""
+    lengths = _lengths(a)
+    whole: dict[str, Any] = {}
+
+    def rows(array: Any) -> Any:
+        return xp.moveaxis(array, 1, 2).reshape(-1, array.shape[1], array.shape[3])
+
+    for start, length in zip(_starts(lengths), lengths, strict=False):
+        one = replace(a, batch=1, queries=length, keys=length)
+        names = [name for name in ("q", "k", "v", "o", "dO") if name in t]
+        taken = {name: xp.moveaxis(rows(t[name])[start : start + length], 0, 1)[None] for name in names}
+        for name, made in each(xp, taken, one).items():
+            dims = a.batch * a.queries, made.shape[1], made.shape[3]
+            whole.setdefault(name, xp.full(dims, math.nan, dtype=xp.float64))
+            whole[name][start : start + length] = xp.moveaxis(made[0], 0, 1)
+    return {
+        name: xp.moveaxis(array.reshape(a.batch, a.queries, *array.shape[1:]), 2, 1)
+        for name, array in whole.items()
+    }
+
+
+def ragged(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
+    """Sequences of mixed lengths behind each other in memory. Bare: all as long as the longest,
+    whose operations count for both."""
+    plain = sdpa(tag, arithmetic, a, is_backward)
+    places = {"rows": a.heads * a.width} | ({"stats_rows": a.heads} if is_backward else {})
+    inputs = {name: replace(each, order=BSHD) for name, each in plain.inputs.items()}
+    inputs |= {f"{name}_offsets": Operand((a.batch + 1, 1, 1, 1), "i32") for name in places}
+    inputs |= {name: Operand((a.batch, 1, 1, 1), "i32") for name in ("seq_len_q", "seq_len_kv")}
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        known = {name: t[name] for name in inputs if not name.endswith("offsets")}
+        known |= _options(a) | {"use_padding_mask": True}
+        for name in plain.inputs:
+            t[name].set_ragged_offset(t["stats_rows_offsets" if name == "stats" else "rows_offsets"])
+        made = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
+        found = dict(zip(plain.outputs, made, strict=False))
+        for each in found.values():
+            each.set_ragged_offset(t["rows_offsets"])
+        return found
+
+    def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        def column(numbers: list[int]) -> Any:
+            return xp.stack([xp.full((1, 1, 1), float(n), dtype=xp.float64) for n in numbers])
+
+        starts = _starts(_lengths(a))
+        known = {f"{name}_offsets": column([n * step for n in starts]) for name, step in places.items()}
+        known |= {name: column(_lengths(a)) for name in ("seq_len_q", "seq_len_kv")}
+        if is_backward:
+            made = _of_entries(xp, t, a, oracle.sdpa_forward)
+            known |= {name: xp.nan_to_num(array) for name, array in made.items()}
+        return known
+
+    made = oracle.sdpa_backward if is_backward else oracle.sdpa_forward
+    name = f"{plain.name}_ragged"
+    judge = partial(_of_entries, a=a, each=made)
+    return replace(plain, name=name, inputs=inputs, build=build, oracle=judge, derive=follows, bare=plain)
 
 
 def block_masked(tag: str, arithmetic: str, a: Attention) -> Case:

@@ -76,10 +76,12 @@ _GPU_ATTENTION_SHAPES = {
 """Beside the plain ones: long and short sequences, a window, other head dims, one head of keys for all."""
 
 
+_WAYS = ("fwd", False), ("bwd", True)
+
+
 def _gpu_attention() -> list[Case]:
     made = []
-    for is_backward in (False, True):
-        way = "bwd" if is_backward else "fwd"
+    for way, is_backward in _WAYS:
         for width in (64, 128):
             for length in (512, 8192):
                 for mask in ("full", "causal"):
@@ -93,8 +95,13 @@ def _gpu_attention() -> list[Case]:
         for tag, a in _GPU_ATTENTION_SHAPES.items():
             made.append(products.sdpa(f"{way}_{tag}", "bf16", a, is_backward))
     modified = Attention(4, 16, 16, 4096, 4096, 128, 128, True)
-    for kind in ("bias", "softcap", "alibi"):
-        made.append(products.sdpa_modified("fwd_d128_s4096_causal", "bf16", modified, kind))
+    mixed = Attention(16, 16, 16, 2048, 2048, 128, 128, True)
+    for way, is_backward in _WAYS:
+        tag = f"{way}_d128_s4096_causal"
+        for kind in ("bias", "softcap", "alibi"):
+            made.append(products.sdpa_modified(tag, "bf16", modified, kind, is_backward))
+        made.append(attention.dropped(tag, "bf16", modified, is_backward))
+        made.append(attention.ragged(f"{way}_d128_s2048_causal", "bf16", mixed, is_backward))
     for width, length, mask in _GPU_FP8_ATTENTION:
         heads, batch = 2048 // width, 16384 // length
         a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
@@ -103,11 +110,9 @@ def _gpu_attention() -> list[Case]:
         heads, batch = 2048 // width, 16384 // length
         a = Attention(batch, heads, heads, length, length, width, width, mask == "causal")
         made.append(attention.fp8_backward(f"bwd_fp8_d{width}_s{length}_{mask}", "fp8", a))
-    for is_backward in (False, True):
-        tag = f"{'bwd' if is_backward else 'fwd'}_mxfp8_d128_s8192_causal"
-        a = Attention(2, 16, 16, 8192, 8192, 128, 128, True)
-        made.append(attention.mxfp8(tag, "fp8", a, is_backward))
-    made.append(attention.dropped("fwd_d128_s4096_causal", "bf16", modified))
+    a = Attention(2, 16, 16, 8192, 8192, 128, 128, True)
+    for way, is_backward in _WAYS:
+        made.append(attention.mxfp8(f"{way}_mxfp8_d128_s8192_causal", "fp8", a, is_backward))
     made.append(attention.block_masked("fwd_d128_s4096_full", "bf16", replace(modified, is_causal=False)))
     for batch, keys in (64, 4096), (8, 32768):
         decode = Attention(batch, 32, 8, 1, keys, 128, 128)

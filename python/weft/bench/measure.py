@@ -225,11 +225,15 @@ class Bench:
         return self.worst({name: memory[name] for name in case.outputs}, wanted)
 
     def worst(self, found: Memory, wanted: Memory) -> float:
-        """‖found − wanted‖ / ‖wanted‖ of the worst of what is in both."""
+        """‖found − wanted‖ / ‖wanted‖ of the worst of what is in both. Wanted NaN: what nobody writes."""
         errors = []
         for name in found.keys() & wanted.keys():
-            difference = self.machine.double(found[name]) - wanted[name]
-            squares = float((difference * difference).sum()), float((wanted[name] * wanted[name]).sum())
+            each, made = wanted[name], self.machine.double(found[name])
+            is_known = each == each
+            if not is_known.all():
+                each, made = each[is_known], made[is_known]
+            difference = made - each
+            squares = float((difference * difference).sum()), float((each * each).sum())
             ratio = (squares[0] / max(squares[1], 1e-300)) ** 0.5
             errors.append(ratio if ratio == ratio else float("inf"))
         return max(errors)

@@ -257,16 +257,19 @@ def sdpa_fp8(xp: Any, t: Arrays, a: Attention) -> Arrays:
     return {"o": o * t["scale_o"], "amax_o": xp.amax(xp.abs(o))}
 
 
-def sdpa_backward(xp: Any, t: Arrays, a: Attention) -> Arrays:
+def sdpa_backward(xp: Any, t: Arrays, a: Attention, kind: str = "") -> Arrays:
     """Gradients of q, k and v; heads of keys sum over the query heads that they serve."""
     found = {f"d{name.upper()}": xp.zeros(tuple(t[name].shape), dtype=xp.float64) for name in "qkv"}
     for b, h, part in itertools.product(range(a.batch), range(a.heads), _parts(a)):
         at = b, h * a.key_heads // a.heads
         q, k, v, d_o = t["q"][b, h, part], t["k"][at], t["v"][at], t["dO"][b, h, part]
-        p, _ = _probabilities(xp, q, k, a, part.start)
+        modify = partial(modified_scores, xp, kind, t=t, a=a, head=h, first=part.start) if kind else None
+        p, _ = _probabilities(xp, q, k, a, part.start, modify)
         d_p = d_o @ xp.swapaxes(v, 0, 1)
         along = (d_o * t["o"][b, h, part]).sum(axis=-1, keepdims=True)
         d_s = p * (d_p - along) * a.scale
+        if kind == "softcap":
+            d_s = d_s * (1 - xp.tanh(q @ xp.swapaxes(k, 0, 1) * (a.scale / SOFTCAP)) ** 2)
         found["dQ"][b, h, part] = d_s @ k
         found["dK"][at] += xp.swapaxes(d_s, 0, 1) @ q
         found["dV"][at] += xp.swapaxes(p, 0, 1) @ d_o

@@ -246,9 +246,9 @@ def sdpa_of_torch(a: Attention, is_backward: bool, torch: Any, m: Tensors) -> ob
     )
 
 
-def sdpa_modified(tag: str, arithmetic: str, a: Attention, kind: str) -> Case:
-    """Attention forward with a "bias", a "softcap" or "alibi" on its scores; bare: without."""
-    plain = sdpa(tag, arithmetic, a)
+def sdpa_modified(tag: str, arithmetic: str, a: Attention, kind: str, is_backward: bool = False) -> Case:
+    """Attention with a "bias", a "softcap" or "alibi" on its scores; bare: without."""
+    plain = sdpa(tag, arithmetic, a, is_backward)
     inputs = dict(plain.inputs)
     options: dict[str, Any] = {"attn_scale": a.scale} | ({"use_causal_mask": True} if a.is_causal else {})
     if kind == "bias":
@@ -260,11 +260,21 @@ def sdpa_modified(tag: str, arithmetic: str, a: Attention, kind: str) -> Case:
         options["score_mod"] = lambda g, s: g.mul(a=g.tanh(input=g.mul(a=s, b=1 / cap)), b=cap)
 
     def build(_: Any, g: Any, t: Tensors) -> Tensors:
-        o, _ = g.sdpa(**{name: t[name] for name in inputs}, generate_stats=False, **options)
-        return {"o": o}
+        known = {name: t[name] for name in inputs} | options
+        made = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
+        return dict(zip(plain.outputs, made, strict=False))
 
-    judge = partial(oracle.sdpa_forward, a=a, kind=kind)
-    return replace(plain, name=f"{plain.name}_{kind}", inputs=inputs, build=build, oracle=judge, bare=plain)
+    judge = partial(oracle.sdpa_backward if is_backward else oracle.sdpa_forward, a=a, kind=kind)
+    follows = partial(oracle.sdpa_forward, a=a, kind=kind) if is_backward else None
+    return replace(
+        plain,
+        name=f"{plain.name}_{kind}",
+        inputs=inputs,
+        build=build,
+        oracle=judge,
+        derive=follows,
+        bare=plain,
+    )
 
 
 _SCALES = {"descale_q": 1.0, "descale_k": 1.0, "descale_v": 1.0, "descale_s": 2.0**-8, "scale_s": 2.0**8}
