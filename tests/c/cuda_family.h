@@ -2,7 +2,7 @@
 /* What the tests of the CUDA families share. A test describes regions as models, has a family build a step for each on
    described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by
    every copy of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), else by the one that Weft would take, on
-   all processors. Where that takes long, each copy compiles a case for one chip, another copy for another;
+   all processors, there in processes without sanitizers. Where that takes long, each copy compiles a case for one chip, another copy for another;
    WEFT_TEST_ALL=1 compiles all for all. WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
 #define WEFT_TESTS_CUDA_FAMILY_H
@@ -19,6 +19,7 @@
 #include "runtime/nvrtc.h"
 
 #include <pthread.h>
+#include <sys/socket.h>
 
 #define BF16 WEFT_DATA_BFLOAT16
 #define F16 WEFT_DATA_HALF
@@ -238,7 +239,90 @@ static inline void load_on_fake(const struct wanted *one, const struct compiled 
     cache_release(code);
 }
 
-static inline void compile(const struct wanted *one) {
+/* ---- NVRTC in a process of its own: tests/fake_cuda/plain_nvrtc.c ---- */
+
+struct plain_nvrtc {
+    FILE *to, *from;
+    pid_t process;
+};
+
+/* The copy of NVRTC in a folder. */
+static inline void plain_start(struct plain_nvrtc *plain, const char *folder, int version) {
+    char path[1024];
+    int ends[2];
+    snprintf(path, sizeof path, "%s/libnvrtc.so.%d", folder, version / 1000);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "there is no pair of sockets");
+    plain->process = fork();
+    if (plain->process == 0) {
+        dup2(ends[1], 0);
+        dup2(ends[1], 1);
+        execl(PLAIN_NVRTC, PLAIN_NVRTC, path, (char *)NULL);
+        _exit(2);
+    }
+    close(ends[1]);
+    plain->to = fdopen(ends[0], "wb");
+    plain->from = fdopen(dup(ends[0]), "rb");
+}
+
+static inline void plain_end(struct plain_nvrtc *plain) {
+    int status = -1;
+    shutdown(fileno(plain->to), SHUT_WR);
+    fclose(plain->to);
+    fclose(plain->from);
+    waitpid(plain->process, &status, 0);
+    CHECK(status == 0, "plain_nvrtc ended with %x", (unsigned)status);
+}
+
+static inline void plain_send(struct plain_nvrtc *plain, const char *text) {
+    uint64_t bytes = strlen(text);
+    fwrite(&bytes, sizeof bytes, 1, plain->to);
+    fwrite(text, 1, bytes, plain->to);
+}
+
+/* A string with a zero behind it; its length. */
+static inline size_t plain_receive(struct plain_nvrtc *plain, void *string) {
+    uint64_t bytes = 0;
+    if (fread(&bytes, sizeof bytes, 1, plain->from) != 1)
+        abort();
+    char *text = calloc(1, bytes + 1);
+    if (!text || fread(text, 1, bytes, plain->from) != bytes)
+        abort();
+    *(char **)string = text;
+    return bytes;
+}
+
+/* As nvrtc_compile; false where it fails. */
+static inline bool plain_compile(struct plain_nvrtc *plain, struct compiled *compiled, const char *target,
+                                 const struct program *program) {
+    uint64_t counts[] = {(uint64_t)program->header_count, (uint64_t)program->option_count + 1};
+    char option[64];
+    int64_t result = -1;
+    fwrite(counts, sizeof counts, 1, plain->to);
+    plain_send(plain, program->text);
+    for (int i = 0; i < program->header_count; i++)
+        plain_send(plain, program->headers[i].name);
+    for (int i = 0; i < program->header_count; i++)
+        plain_send(plain, program->headers[i].text);
+    snprintf(option, sizeof option, "--gpu-architecture=%s", target);
+    plain_send(plain, option);
+    for (int i = 0; i < program->option_count; i++)
+        plain_send(plain, program->options[i]);
+    fflush(plain->to);
+    if (fread(&result, sizeof result, 1, plain->from) != 1)
+        abort();
+    plain_receive(plain, &compiled->log);
+    compiled->bytes = plain_receive(plain, &compiled->image);
+    return result == 0 && compiled->bytes;
+}
+
+/* Of no process: by the library itself, whose copy of NVRTC may know the chip by PTX alone. */
+static inline bool compile_program(struct plain_nvrtc *plain, struct compiled *compiled,
+                                   const struct nvrtc_choice *choice, const struct program *program) {
+    return plain->process && !choice->is_ptx ? plain_compile(plain, compiled, choice->target, program)
+                                             : nvrtc_compile(compiled, choice, program) == WEFT_STATUS_SUCCESS;
+}
+
+static inline void compile(const struct wanted *one, struct plain_nvrtc *plain) {
     static const char *const options[] = {"-std=c++17", "--ptxas-options=-v"};
     struct nvrtc_choice choice;
     struct compiled compiled = {0};
@@ -247,10 +331,9 @@ static inline void compile(const struct wanted *one) {
     uint8_t digest[32];
     program.header_count = kernel_headers(headers, digest, one->text);
     program.headers = headers;
-    weftStatus_t status = nvrtc_choose(&choice, one->arch);
-    if (!status)
-        status = nvrtc_compile(&compiled, &choice, &program);
-    CHECK(status == WEFT_STATUS_SUCCESS, "%s for %s: %s", one->name, one->arch, status_text());
+    bool is_compiled =
+        nvrtc_choose(&choice, one->arch) == WEFT_STATUS_SUCCESS && compile_program(plain, &compiled, &choice, &program);
+    CHECK(is_compiled, "%s for %s: %s%s", one->name, one->arch, status_text(), compiled.log ? compiled.log : "");
     bool spills = false;
     for (const char *at = compiled.log; at && (at = strstr(at, "bytes stack frame, ")) != NULL; at++)
         spills = spills || strncmp(at, "bytes stack frame, 0 bytes spill", 32) != 0;
@@ -262,34 +345,43 @@ static inline void compile(const struct wanted *one) {
     if (getenv("WEFT_TEST_VERBOSE"))
         printf("%-44s %-8s %d %.18s | grid %u x %u | %s\n", one->name, one->arch, choice.version, used ? used : "",
                one->grid, one->block, one->detail);
-    if (!status && getenv("WEFT_LIBCUDA"))
+    if (is_compiled && getenv("WEFT_LIBCUDA"))
         load_on_fake(one, &compiled);
     compiled_free(&compiled);
     status_clear();
 }
 
-static inline void *compile_some(void *next) {
+static atomic_int next_wanted;
+
+/* A thread, with a compiler of its own. */
+static inline void *compile_some(void *plain) {
     int i;
-    while ((i = atomic_fetch_add((atomic_int *)next, 1)) < wanted_count)
+    while ((i = atomic_fetch_add(&next_wanted, 1)) < wanted_count)
         if ((!takes_turns || wanted[i].turn < 0 || wanted[i].turn == 2 * copy_index % 4) && !is_repeated(i))
-            compile(&wanted[i]);
+            compile(&wanted[i], plain);
     return NULL;
 }
 
 static inline void compile_with_one_copy(void) {
-    pthread_t helpers[16];
-    atomic_int next = 0;
-    int count = device_host_threads() < 16 ? device_host_threads() : 16;
+    enum { MOST = 16 };
+    pthread_t helpers[MOST];
+    struct plain_nvrtc compilers[MOST] = {0};
+    int count = device_host_threads() < MOST ? device_host_threads() : MOST;
+    const char *folder = getenv("WEFT_TEST_NVRTC") ? getenv("WEFT_NVRTC") : NULL;
     struct nvrtc_choice choice;
     if (nvrtc_choose(&choice, "sm_90a")) {
         printf("not observed: whether kernels compile: %s\n", status_text());
         is_without_compiler = true;
         return;
     }
+    for (int i = 0; i < count && folder; i++)
+        plain_start(&compilers[i], folder, choice.version);
     for (int i = 0; i < count; i++)
-        pthread_create(&helpers[i], NULL, compile_some, &next);
+        pthread_create(&helpers[i], NULL, compile_some, &compilers[i]);
     for (int i = 0; i < count; i++)
         pthread_join(helpers[i], NULL);
+    for (int i = 0; i < count && folder; i++)
+        plain_end(&compilers[i]);
 }
 
 /* The end of a test: what main returns. 77 where nothing failed and there was no compiler. By turns: each copy of NVRTC
