@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the CUDA families share. A test describes regions as models, has a family build a step for each on
    described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by
-   every copy of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), else by the one that Weft would take, on
-   all processors, there in processes without sanitizers. Where that takes long, each copy compiles a case for one chip, another copy for another;
-   WEFT_TEST_ALL=1 compiles all for all. WEFT_TEST_VERBOSE=1 prints registers and grids. */
+   every copy of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), in processes without sanitizers, else by
+   the one that Weft would take; on all processors. Where that takes long, each copy compiles a case for one chip,
+   another copy for another; WEFT_TEST_ALL=1 compiles all for all. WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
 #define WEFT_TESTS_CUDA_FAMILY_H
 
