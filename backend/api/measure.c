@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How long a plan takes where it runs: what choosing between plans by trial needs. It measures what callers will see,
-   the whole call and not single kernels, and warms nothing up: the first run counts as the others do. */
+   the whole call, and warms nothing up: the first run counts as the others do. And how long its steps take, for those
+   who look where the time goes. */
 #define _POSIX_C_SOURCE 199309L
 #include "api/entry.h"
 #include "base/trace.h"
@@ -19,6 +20,7 @@ static double now(void) {
 /* What is run again and again: the arguments of weftExecute. */
 struct call {
     weftBackendDescriptor_t plan;
+    struct plan *ours; /* the same, checked */
     int64_t count;
     const uint64_t *pointers;
     void *workspace;
@@ -46,16 +48,27 @@ static weftStatus_t measure_on_stream(double *seconds, const struct driver *driv
     /* Events are put into the stream, so that neither launching nor waiting on the host counts, as long as the device
        has work enough queued. */
     struct stopwatch watch;
-    TRY(stopwatch_make(&watch, driver));
-    weftStatus_t status = stopwatch_start(&watch, call->stream);
+    TRY(stopwatch_make(&watch, driver, 2));
+    weftStatus_t status = stopwatch_mark(&watch, call->stream);
     if (!status)
         status = run(call, repeats);
     if (!status)
-        status = stopwatch_stop(&watch, call->stream);
+        status = stopwatch_mark(&watch, call->stream);
     if (!status)
-        status = stopwatch_read(seconds, &watch);
+        status = stopwatch_wait(&watch);
+    if (!status)
+        status = stopwatch_read(seconds, &watch, 0, 1);
     stopwatch_free(&watch);
     return status;
+}
+
+static weftStatus_t check(const char *where, int64_t repeats, const double *seconds) {
+    if (!seconds)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: seconds is NULL. Give the address of a double.", where);
+    if (repeats < 1)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: repeats is %lld; it must be 1 or more. Give how often to run the plan.", where, (long long)repeats);
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* *seconds is the mean of `repeats` runs. It waits for the stream. */
@@ -64,13 +77,10 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
     status_clear();
     struct descriptor *descriptor;
     TRY(entry_finalized(&descriptor, plan, &plan_schema, "weftMeasure"));
-    if (!seconds)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftMeasure: seconds is NULL. Give the address of a double.");
-    if (repeats < 1)
-        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "weftMeasure: repeats is %lld; it must be 1 or more. Give how often to run the plan.", (long long)repeats);
-    const struct device *device = &((struct plan *)descriptor)->draft.device;
-    const struct call call = {plan, count, pointers, workspace, stream};
+    TRY(check("weftMeasure", repeats, seconds));
+    struct plan *ours = (struct plan *)descriptor;
+    const struct device *device = &ours->draft.device;
+    const struct call call = {plan, ours, count, pointers, workspace, stream};
     /* Events need the device to be current on this thread. */
     if (device->kind == WEFT_DEVICE_CPU) {
         TRY(measure_on_host(seconds, &call, repeats));
@@ -82,5 +92,107 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
         TRY(trace_failure(status));
     }
     *seconds /= (double)repeats;
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+enum { MARKS_MAX = 65536 }; /* as many events; a driver keeps some hundred bytes for each */
+
+/* Sums over runs, by step. */
+struct clocked {
+    double last, *seconds;
+};
+
+static weftStatus_t clock_step(void *context, int step) {
+    struct clocked *clocked = context;
+    double time = now();
+    clocked->seconds[step] += time - clocked->last;
+    clocked->last = time;
+    return WEFT_STATUS_SUCCESS;
+}
+
+struct marked {
+    struct stopwatch *watch;
+    weftStream_t stream;
+};
+
+static weftStatus_t mark_step(void *context, int step) {
+    (void)step; /* marks lie in the order of steps */
+    struct marked *marked = context;
+    return stopwatch_mark(marked->watch, marked->stream);
+}
+
+static weftStatus_t run_watched(const struct call *call, int64_t repeats, const struct step_watch *watch) {
+    for (int64_t i = 0; i < repeats; i++)
+        TRY(plan_run_watched(call->ours, call->pointers, call->workspace, call->stream, watch));
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t clock_steps(double *seconds, const struct call *call, int64_t repeats) {
+    struct clocked clocked = {now(), seconds};
+    return run_watched(call, repeats, &(struct step_watch){clock_step, &clocked});
+}
+
+/* One mark before all steps and one behind each of them. */
+static weftStatus_t mark_steps(double *seconds, const struct driver *driver, const struct call *call, int64_t repeats,
+                               int64_t steps) {
+    struct stopwatch watch;
+    struct marked marked = {&watch, call->stream};
+    TRY(stopwatch_make(&watch, driver, repeats * steps + 1));
+    weftStatus_t status = stopwatch_mark(&watch, call->stream);
+    if (!status)
+        status = run_watched(call, repeats, &(struct step_watch){mark_step, &marked});
+    if (!status)
+        status = stopwatch_wait(&watch);
+    for (int64_t i = 0; i < repeats * steps && !status; i++) {
+        double each = 0;
+        status = stopwatch_read(&each, &watch, i, i + 1);
+        seconds[i % steps] += each;
+    }
+    stopwatch_free(&watch);
+    return status;
+}
+
+static weftStatus_t check_steps(const struct plan *plan, int64_t repeats, int64_t steps) {
+    if (steps != plan->draft.cover.count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+             "weftMeasureSteps: room for %lld steps, the plan has %d. Give one number per step, as attribute report "
+             "lists them.",
+             (long long)steps, plan->draft.cover.count);
+    if (steps && repeats > (MARKS_MAX - 1) / steps)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "weftMeasureSteps: %lld runs of %lld steps take more than %d marks. Give fewer repeats.",
+             (long long)repeats, (long long)steps, MARKS_MAX);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t measure_steps(double *seconds, const struct call *call, int64_t repeats, int64_t steps) {
+    const struct device *device = &call->ours->draft.device;
+    if (device->kind == WEFT_DEVICE_CPU)
+        return clock_steps(seconds, call, repeats);
+    struct device_scope scope;
+    TRY(device_enter(&scope, device));
+    weftStatus_t status = mark_steps(seconds, scope.driver, call, repeats, steps);
+    device_leave(&scope);
+    return status;
+}
+
+/* The run that does not count checks the arguments, too, and keeps a GPU busy while the first marks are enqueued. */
+weftStatus_t weftMeasureSteps(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
+                              weftStream_t stream, int64_t repeats, int64_t stepCount, double *seconds) {
+    status_clear();
+    struct descriptor *descriptor;
+    TRY(entry_finalized(&descriptor, plan, &plan_schema, "weftMeasureSteps"));
+    struct plan *ours = (struct plan *)descriptor;
+    const struct call call = {plan, ours, count, pointers, workspace, stream};
+    TRY(check("weftMeasureSteps", repeats, seconds));
+    TRY(check_steps(ours, repeats, stepCount));
+    for (int64_t s = 0; s < stepCount; s++)
+        seconds[s] = 0;
+    TRY(run(&call, 1));
+    TRY(trace_failure(measure_steps(seconds, &call, repeats, stepCount)));
+    for (int64_t s = 0; s < stepCount; s++)
+        seconds[s] /= (double)repeats;
     return WEFT_STATUS_SUCCESS;
 }

@@ -60,7 +60,17 @@ extern const struct schema plan_schema;
 /* Runs with one address per slot; how large the workspace is, the caller knows. */
 weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream);
 
-/* The same with a pack: looks the pointers up, and plans anew where shapes are overridden. */
+/* Is told of each step when it is done, or on a GPU enqueued, in their order. */
+struct step_watch {
+    weftStatus_t (*passed)(void *context, int step);
+    void *context;
+};
+
+/* plan_run under watch: steps one by one, also of a plan that runs as one CUDA graph. */
+weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream,
+                              const struct step_watch *watch);
+
+/* plan_run with a pack: looks the pointers up, and plans anew where shapes are overridden. */
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream);
 
 /* A configuration for a plan's graph after a change: on the plan's engine with its knobs, or where that declines such a
@@ -71,8 +81,9 @@ weftStatus_t plan_config_again(struct engine_config **made, const struct engine_
 weftStatus_t plan_for_pack(struct plan **found, struct plan *plan, const struct variant_pack *pack);
 void plan_free_overrides(struct plan *plan);
 
-/* The steps alone, in order, on memory that was checked. */
-weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream);
+/* The steps alone, in order, on memory that was checked. watch: NULL for none. */
+weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream,
+                            const struct step_watch *watch);
 
 /* Makes ready what executions need beyond the plan itself, so that they allocate nothing. */
 weftStatus_t plan_make_frame(struct plan *plan);

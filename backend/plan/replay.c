@@ -64,7 +64,7 @@ static bool note_run(struct replay *replay, const struct plan *plan, void *const
 
 static weftStatus_t capture(struct replay *replay, const struct plan *plan, void *const *values, void *workspace) {
     TRY(cuda_graph_begin(&replay->graph));
-    weftStatus_t status = plan_run_steps(plan, values, workspace, replay->graph.stream);
+    weftStatus_t status = plan_run_steps(plan, values, workspace, replay->graph.stream, NULL);
     weftStatus_t ended = cuda_graph_end(&replay->graph, !status);
     return status ? status : ended;
 }

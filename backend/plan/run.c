@@ -127,6 +127,7 @@ struct execution {
     void *workspace;
     int64_t workspace_bytes;
     weftStream_t stream;
+    const struct step_watch *watch; /* NULL: none */
 };
 
 /* One pointer per slot, looked up in the pack by walking both sorted lists. A pack may name more than the plan asks
@@ -173,11 +174,15 @@ static void set_memory(const struct draft *draft, void **values, void *workspace
     }
 }
 
-weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream) {
+weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream,
+                            const struct step_watch *watch) {
     const struct draft *draft = &plan->draft;
     void *scratch = (char *)workspace + draft->scratch_offset;
-    for (int s = 0; s < draft->cover.count; s++)
+    for (int s = 0; s < draft->cover.count; s++) {
         TRY(step_run(draft->engine, &draft->steps[s], values, scratch, stream));
+        if (watch)
+            TRY(watch->passed(watch->context, s));
+    }
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -195,10 +200,10 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
         trace(WEFT_SEV_INFO, "execute %s on %s: %d steps", descriptor_label(&draft->graph->base), draft->engine->name,
               draft->cover.count);
     bool is_done = false;
-    if (execution->plan->cuda_graph && draft->device.kind == WEFT_DEVICE_CUDA)
+    if (execution->plan->cuda_graph && draft->device.kind == WEFT_DEVICE_CUDA && !execution->watch)
         TRY(replay_run(&is_done, execution->plan, values, execution->workspace, execution->stream));
     return is_done ? WEFT_STATUS_SUCCESS
-                   : plan_run_steps(execution->plan, values, execution->workspace, execution->stream);
+                   : plan_run_steps(execution->plan, values, execution->workspace, execution->stream, execution->watch);
 }
 
 /* A frame is given back also when a step fails. */
@@ -221,6 +226,16 @@ static weftStatus_t execute(const struct execution *execution) {
 weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream) {
     return execute(&(struct execution){
         .plan = plan, .addresses = addresses, .workspace = workspace, .workspace_bytes = -1, .stream = stream});
+}
+
+weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream,
+                              const struct step_watch *watch) {
+    return execute(&(struct execution){.plan = plan,
+                                       .addresses = addresses,
+                                       .workspace = workspace,
+                                       .workspace_bytes = -1,
+                                       .stream = stream,
+                                       .watch = watch});
 }
 
 weftStatus_t plan_run_pack(struct plan *plan, const struct variant_pack *pack, weftStream_t stream) {

@@ -4,6 +4,8 @@
    here knows what a kernel computes, nor chooses a stream. */
 #include "runtime/launch.h"
 
+#include <stdlib.h>
+
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
 /* All limits and all that was asked for, side by side: apart from is_within_limits, off the hot path. */
@@ -211,39 +213,39 @@ weftStatus_t stream_wait(const struct driver *driver, weftStream_t stream) {
 }
 
 /* On failure the watch is empty and may be freed again. */
-weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver) {
+weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver, int64_t marks) {
     *watch = (struct stopwatch){.driver = driver};
-    int result = driver->event_create(&watch->start, CUDA_EVENT_DEFAULT);
-    if (!result)
-        result = driver->event_create(&watch->stop, CUDA_EVENT_DEFAULT);
+    /* One more than asked for stays NULL and ends the list. */
+    watch->marks = calloc((size_t)marks + 1, sizeof *watch->marks);
+    if (!watch->marks)
+        return status_no_memory(((size_t)marks + 1) * sizeof *watch->marks);
+    int result = 0;
+    for (int64_t i = 0; i < marks && !result; i++)
+        result = driver->event_create(&watch->marks[i], CUDA_EVENT_DEFAULT);
     if (result)
         stopwatch_free(watch);
     return answer(result, "making a stopwatch");
 }
 
-weftStatus_t stopwatch_start(const struct stopwatch *watch, weftStream_t stream) {
-    return answer(watch->driver->event_record(watch->start, stream), "starting a stopwatch");
+weftStatus_t stopwatch_mark(struct stopwatch *watch, weftStream_t stream) {
+    return answer(watch->driver->event_record(watch->marks[watch->marked++], stream), "marking a stream");
 }
 
-weftStatus_t stopwatch_stop(const struct stopwatch *watch, weftStream_t stream) {
-    return answer(watch->driver->event_record(watch->stop, stream), "stopping a stopwatch");
+weftStatus_t stopwatch_wait(const struct stopwatch *watch) {
+    return answer(watch->driver->event_synchronize(watch->marks[watch->marked - 1]), "waiting for a mark");
 }
 
-/* A stop that was never recorded counts as reached; the elapsed time then fails. */
-weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch) {
+weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch, int64_t from, int64_t to) {
     /* The driver counts in milliseconds, with a resolution of about half a microsecond. */
     float milliseconds = 0;
-    int result = watch->driver->event_synchronize(watch->stop);
-    if (!result)
-        result = watch->driver->event_elapsed_time(&milliseconds, watch->start, watch->stop);
+    int result = watch->driver->event_elapsed_time(&milliseconds, watch->marks[from], watch->marks[to]);
     *seconds = milliseconds * 1e-3;
     return answer(result, "reading a stopwatch");
 }
 
 void stopwatch_free(struct stopwatch *watch) {
-    if (watch->start)
-        watch->driver->event_destroy(watch->start);
-    if (watch->stop)
-        watch->driver->event_destroy(watch->stop);
-    watch->start = watch->stop = NULL;
+    for (void **mark = watch->marks; mark && *mark; mark++)
+        watch->driver->event_destroy(*mark);
+    free(watch->marks);
+    watch->marks = NULL;
 }

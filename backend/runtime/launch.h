@@ -73,18 +73,20 @@ weftStatus_t memory_make(uint64_t *address, const struct driver *driver, size_t 
 void memory_free(const struct driver *driver, uint64_t address); /* 0 does nothing */
 weftStatus_t stream_wait(const struct driver *driver, weftStream_t stream);
 
-/* Device time between two places of a stream. */
+/* Device time between marks in a stream. */
 struct stopwatch {
     const struct driver *driver;
-    void *start, *stop;
+    void **marks;   /* events */
+    int64_t marked; /* so many of them lie in the stream */
 };
 
-weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver);
-weftStatus_t stopwatch_start(const struct stopwatch *watch, weftStream_t stream);
-weftStatus_t stopwatch_stop(const struct stopwatch *watch, weftStream_t stream);
+/* Room for `marks` of them. */
+weftStatus_t stopwatch_make(struct stopwatch *watch, const struct driver *driver, int64_t marks);
+weftStatus_t stopwatch_mark(struct stopwatch *watch, weftStream_t stream);
 
-/* Waits until the stop was reached. */
-weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch);
+/* Waits until the last mark is reached; the time from one mark to another. */
+weftStatus_t stopwatch_wait(const struct stopwatch *watch);
+weftStatus_t stopwatch_read(double *seconds, const struct stopwatch *watch, int64_t from, int64_t to);
 void stopwatch_free(struct stopwatch *watch);
 
 #endif

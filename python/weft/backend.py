@@ -286,6 +286,16 @@ def measure(
     return float(seconds[0])
 
 
+def measure_steps(
+    plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int, steps: int
+) -> list[float]:
+    """The mean seconds of each step of some runs, by marks between them."""
+    seconds = ffi.new("double[]", max(1, steps))
+    memory, queue = ffi.cast("void *", workspace), ffi.cast("void *", stream)
+    check(library().weftMeasureSteps(plan.pointer, count, pointers, memory, queue, repeats, steps, seconds))
+    return [float(each) for each in seconds[0:steps]]
+
+
 def get_execution_plan_workspace_size(handle: Handle, plan: Descriptor, variant_pack: Descriptor) -> int:
     """The workspace in bytes that a plan needs for the shapes that a variant pack overrides."""
     size = ffi.new("size_t *")

@@ -64,11 +64,13 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ") or [indent]
 
 
-def _step_rows(steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    rows = [["step", "family", "operations fused", "FLOP", "bytes", "predicted", "bound"]]
+def _step_rows(steps: Sequence[Mapping[str, Any]], measured: Sequence[float]) -> list[list[str]]:
+    times = ["predicted", "measured"] if measured else ["predicted"]
+    rows = [["step", "family", "operations fused", "FLOP", "bytes", *times, "bound"]]
     for number, step in enumerate(steps, 1):
         names = ", ".join(short_name(operation["name"]) for operation in step["operations"])
-        numbers = [amount(step["flops"]), amount(step["bytes"]), amount(step["seconds"], "s")]
+        seconds = [step["seconds"], *measured[number - 1 : number]]
+        numbers = [amount(step["flops"]), amount(step["bytes"]), *(amount(each, "s") for each in seconds)]
         waits_for = bound(step["flops"], step["bytes"])
         rows.append([str(number), step["family"], _cut(names, 44), *numbers, waits_for])
     return rows
@@ -174,7 +176,7 @@ def _workspace(report: Mapping[str, Any]) -> str:
 def explain_text(
     report: Mapping[str, Any],
     support: Sequence[Mapping[str, Any]] = (),
-    measured: float | None = None,
+    measured: float | Sequence[float] = (),
     brief: bool = False,
     all_refusals: bool = False,
 ) -> str:
@@ -183,14 +185,16 @@ def explain_text(
     Args:
         report: the plan's report, as Plan.report gives it.
         support: what every engine answered, as Graph.support gives it.
-        measured: seconds that one execution took, to stand beside the prediction.
+        measured: seconds that one execution took, or each of its steps, to stand beside the predictions.
         brief: leave out the sections below the table.
         all_refusals: name every family that declined, instead of counting those that say the same.
     """
     device, steps = report["device"], report["steps"]
     count = device["threads"]  # of a CPU
     threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
-    timed = "" if measured is None else f" · measured {amount(measured, 's')}"
+    each = () if isinstance(measured, float) else tuple(measured)
+    whole = measured if isinstance(measured, float) else sum(each)
+    timed = f" · measured {amount(whole, 's')}" if whole else ""
     lines = [f"{report['graph']} on {report['engine']} ({report['tag']})"]
     lines += _wrapped(report["engine_doc"], "  ")
     lines += [
@@ -198,7 +202,7 @@ def explain_text(
         f"  predicted {amount(report['seconds'], 's')}{timed} · {amount(report['flops'], 'FLOP')} · "
         f"{amount(report['bytes'], 'B')} moved · {_workspace(report)}",
         "",
-        *table(_step_rows(steps), right=(0, 3, 4, 5), indent="  "),
+        *table(_step_rows(steps, each), right=(0, 3, 4, 5, 6) if each else (0, 3, 4, 5), indent="  "),
     ]
     sections = {
         "how": _details(steps),

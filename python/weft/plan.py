@@ -598,12 +598,13 @@ class Plan:
 
     # ---- Words ----
 
-    def explain(self, all_refusals: bool = False) -> str:
+    def explain(self, all_refusals: bool = False, measured: Sequence[float] = ()) -> str:
         """What runs where, what it is predicted to cost, and which kernel families declined and why; with
-        all_refusals each of them by name, also where many say the same."""
+        all_refusals each of them by name, also where many say the same. measured: seconds of each step, as
+        BoundPlan.measure_steps has them, to stand beside the predictions."""
         from weft.explain import explain_text
 
-        return explain_text(self.report, all_refusals=all_refusals)
+        return explain_text(self.report, measured=measured, all_refusals=all_refusals)
 
     def kernels(self) -> list[Kernel]:
         """The GPU kernels that the plan runs, in order, as they were compiled; none on the CPU.

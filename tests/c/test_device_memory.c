@@ -267,29 +267,33 @@ static void measuring(void) {
             "weftMeasure: seconds is NULL. Give the address of a double.");
     REFUSED(weftMeasure(plan, 1, slots, NULL, NULL, 1, &seconds), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
             "weftExecute: 1 pointers for 2 slots. Give one per slot, in the order of attribute slot_unique_ids.");
+    y[3] = seconds = 0;
+    MUST(weftMeasureSteps(plan, 2, slots, NULL, NULL, 3, 1, &seconds));
+    CHECK(seconds > 0 && seconds < 1 && y[3] == -4, "%g s, %g", seconds, (double)y[3]);
+    REFUSED(weftMeasureSteps(plan, 2, slots, NULL, NULL, 0, 1, &seconds), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+            "weftMeasureSteps: repeats is 0; it must be 1 or more. Give how often to run the plan.");
+    REFUSED(weftMeasureSteps(plan, 2, slots, NULL, NULL, 1, 2, &seconds), WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+            "weftMeasureSteps: room for 2 steps, the plan has 1. Give one number per step, as attribute report lists "
+            "them.");
+    REFUSED(weftMeasureSteps(plan, 2, slots, NULL, NULL, 65536, 1, &seconds), WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+            "weftMeasureSteps: 65536 runs of 1 steps take more than 65536 marks. Give fewer repeats.");
     drop(plan);
     MUST(weftDestroy(handle));
 }
 
-/* The fake's events are a quarter of a millisecond apart, whatever lies between them. */
-static void measuring_on_a_gpu(void) {
-    open_fake();
-    weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
-    desc plan = negation(handle);
-    void *x, *y;
-    double seconds = -1;
+static weftStatus_t measure(desc plan, const uint64_t *slots, bool by_steps, double *seconds) {
+    return by_steps ? weftMeasureSteps(plan, 2, slots, NULL, NULL, 2, 1, seconds)
+                    : weftMeasure(plan, 2, slots, NULL, NULL, 2, seconds);
+}
+
+/* Each call to the driver failing in turn. */
+static void failing_to_measure(desc plan, const uint64_t *slots, bool by_steps) {
+    double seconds;
     struct fake_counts counts;
-    MUST(weftAllocate(handle, 16, &x));
-    MUST(weftAllocate(handle, 16, &y));
-    const uint64_t slots[] = {(uintptr_t)x, (uintptr_t)y};
-    int64_t before = fake->launches();
-    MUST(weftMeasure(plan, 2, slots, NULL, NULL, 5, &seconds));
-    CHECK(seconds == 0.25e-3 / 5, "%g s", seconds);
-    CHECK(fake->launches() == before + 5, "%lld launches", (long long)(fake->launches() - before));
     const char *failed = "";
-    for (int64_t nth = 1; failed && !strstr(failed, "Destroy"); nth++) { /* each call to the driver failing in turn */
+    for (int64_t nth = 1; failed && !strstr(failed, "Destroy"); nth++) {
         fake->fail_at(nth, 999);
-        weftStatus_t status = weftMeasure(plan, 2, slots, NULL, NULL, 2, &seconds);
+        weftStatus_t status = measure(plan, slots, by_steps, &seconds);
         failed = fake->failed_call();
         fake->fail_at(0, 0);
         fake->counts(&counts);
@@ -299,6 +303,27 @@ static void measuring_on_a_gpu(void) {
         CHECK(is_cleanup_call || status == WEFT_STATUS_EXECUTION_FAILED_CUDA_DRIVER, "%s: %s", failed,
               weftGetErrorString(status));
     }
+}
+
+/* The fake's events are a quarter of a millisecond apart, whatever lies between them. */
+static void measuring_on_a_gpu(void) {
+    open_fake();
+    weftHandle_t handle = open_device(WEFT_DEVICE_CUDA);
+    desc plan = negation(handle);
+    void *x, *y;
+    double seconds = -1;
+    MUST(weftAllocate(handle, 16, &x));
+    MUST(weftAllocate(handle, 16, &y));
+    const uint64_t slots[] = {(uintptr_t)x, (uintptr_t)y};
+    int64_t before = fake->launches();
+    MUST(weftMeasure(plan, 2, slots, NULL, NULL, 5, &seconds));
+    CHECK(seconds == 0.25e-3 / 5, "%g s", seconds);
+    CHECK(fake->launches() == before + 5, "%lld launches", (long long)(fake->launches() - before));
+    MUST(weftMeasureSteps(plan, 2, slots, NULL, NULL, 5, 1, &seconds));
+    CHECK(seconds == 0.25e-3, "%g s", seconds);
+    CHECK(fake->launches() == before + 11, "%lld launches", (long long)(fake->launches() - before));
+    failing_to_measure(plan, slots, false);
+    failing_to_measure(plan, slots, true);
     MUST(weftFree(handle, x));
     MUST(weftFree(handle, y));
     drop(plan);

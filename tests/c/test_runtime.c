@@ -579,14 +579,15 @@ static void check_memory_and_time(const struct driver *driver) {
             "allocating 1000 bytes of device memory: the CUDA driver answered CUDA_ERROR_OUT_OF_MEMORY (2: words for "
             "2). Free device memory, or set a smaller workspace limit.");
     CHECK(memory == 0, "none given");
-    DO(stopwatch_make(&watch, driver));
-    DO(stopwatch_start(&watch, NULL));
-    DO(stopwatch_stop(&watch, NULL));
-    DO(stopwatch_read(&seconds, &watch));
+    DO(stopwatch_make(&watch, driver, 3));
+    for (int i = 0; i < 3; i++)
+        DO(stopwatch_mark(&watch, NULL));
+    DO(stopwatch_wait(&watch));
+    DO(stopwatch_read(&seconds, &watch, 1, 2));
     CHECK(seconds == 0.25e-3, "%g", seconds);
     DO(stream_wait(driver, NULL));
     fake->counts(&counts);
-    CHECK(counts.events == 2, "%d events", counts.events);
+    CHECK(counts.events == 3, "%d events", counts.events);
     stopwatch_free(&watch);
     stopwatch_free(&watch);
 }
@@ -620,18 +621,20 @@ static weftStatus_t use_kernels(const struct driver *driver, const struct device
     if (!status)
         status = memory_make(&memory, driver, 256);
     if (!status)
-        status = stopwatch_make(&watch, driver);
+        status = stopwatch_make(&watch, driver, 2);
     if (!status)
-        status = stopwatch_start(&watch, NULL);
+        status = stopwatch_mark(&watch, NULL);
     if (!status)
         status = launch_copy(driver, memory, memory + 128, 128, NULL);
     if (!status)
         status = launch_kernel(
             &(struct launch){.kernel = scale, .grid = {1, 1, 1}, .block = {1, 1, 1}, .arguments = &arguments}, NULL);
     if (!status)
-        status = stopwatch_stop(&watch, NULL);
+        status = stopwatch_mark(&watch, NULL);
     if (!status)
-        status = stopwatch_read(&seconds, &watch);
+        status = stopwatch_wait(&watch);
+    if (!status)
+        status = stopwatch_read(&seconds, &watch, 0, 1);
     if (!status)
         status = stream_wait(driver, NULL);
     stopwatch_free(&watch);

@@ -312,6 +312,7 @@ def test_bound_plans_run_on_what_they_were_given() -> None:
     run = g.plan.bind(x=x, out={"y": y})
     assert run() is y
     assert run.measure(5) == pytest.approx(0.25e-3 / 5)  # the fake's events are 0.25 ms apart
+    assert run.measure_steps(5) == pytest.approx([0.25e-3])
 
 
 # ---- Other libraries ---------------------------------------------------------------------------------------

@@ -387,6 +387,8 @@ def test_a_block_and_its_gradient_are_right(name: str, monkeypatch: pytest.Monke
     assert max(found.errors.values()) < 3 * case.largest_error
     assert found.errors["weft"] < case.largest_error
     assert found.predicted == pytest.approx(sum(step["seconds"] for step in found.steps))
+    assert len(found.stepwise) == len(found.steps)
+    assert min(found.stepwise) > 0
 
 
 def test_a_wrong_block_has_no_time() -> None:
@@ -415,6 +417,7 @@ WHOLES = [
         {"weft": 4e-6, "eager": 90e-6, "compiled": 30e-6},
         {"weft": 2e-3, "eager": 3e-3, "compiled": 3e-3},
         STEPS,
+        [4e-6, 6.5e-6],
     ),
     whole.Whole("blocks/a_bwd", {"weft": 10e-6, "eager": 9e-6}, {"weft": 4e-6}, {"weft": 2e-3}, STEPS),
     whole.Whole("blocks/b_fwd", notes=["weft: ExecutionError: no"]),
@@ -425,13 +428,13 @@ def test_tables_of_blocks(tmp_path: Path) -> None:
     """The better peer is the one beside Weft."""
     whole.write_csv(tmp_path / "table.csv", WHOLES, "Chip", "2026-11-26")
     assert (tmp_path / "table.csv").read_text().splitlines()[1:] == [
-        "blocks/a_fwd,10.00,12.00,1.200,2.0e-03,15.00,12.00,3.0e-03,5.00,2,4.00,90.00,30.00,Chip,2026-11-26",
-        "blocks/a_bwd,10.00,9.00,0.900,2.0e-03,9.00,,,5.00,2,4.00,,,Chip,2026-11-26",
-        "blocks/b_fwd,,,,,,,,0.00,0,,,,Chip,2026-11-26",
+        "blocks/a_fwd,10.00,12.00,1.200,2.0e-03,15.00,12.00,3.0e-03,5.00,2,10.50,4.00,90.00,30.00,Chip,2026-11-26",
+        "blocks/a_bwd,10.00,9.00,0.900,2.0e-03,9.00,,,5.00,2,,4.00,,,Chip,2026-11-26",
+        "blocks/b_fwd,,,,,,,,0.00,0,,,,,Chip,2026-11-26",
     ]
     assert [row.peer for row in results.read_csv(tmp_path / "table.csv")] == [12e-6, 9e-6, None]
     assert whole.line(WHOLES[0], [WHOLES[0].case]).split() == [
-        *("blocks/a_fwd", "10.0", "15.0", "12.0", "1.20", "2.0e-03", "5.0", "2", "4/90/30"),
+        *("blocks/a_fwd", "10.0", "15.0", "12.0", "1.20", "2.0e-03", "5.0", "2", "10.5", "4/90/30"),
     ]
     assert whole.summary(WHOLES) == [
         "blocks: time of the better peer / weft time is 1.039 in the geometric mean of 2, 0.900 in the worst "

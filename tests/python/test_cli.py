@@ -296,6 +296,28 @@ def test_explain_text() -> None:
     assert explain_text(REPORT, SUPPORT, 2.5e-5, brief=True) == EXPLAINED.split("\n\nhow")[0]
 
 
+def test_explain_steps_beside_their_predictions() -> None:
+    text = explain_text(REPORT, measured=[2e-5, 5e-6], brief=True).splitlines()
+    assert text[3].startswith("  predicted 31 µs · measured 25 µs · ")
+    assert text[5:] == [
+        "  step  family           operations fused  FLOP  bytes  predicted  measured  bound",
+        "     1  cpu.contraction  fc, act            2 M   12 k      30 µs     20 µs  compute",
+        "     2  cpu.reference    s                 50 k    2 k       1 µs      5 µs  compute",
+    ]
+
+
+def test_steps_are_measured_where_they_run(graph: weft.Graph) -> None:
+    run = graph.plan.bind(x=np.ones((4, 8), np.float32), w=np.ones((8, 3), np.float32))
+    seconds = run.measure_steps(2)
+    assert len(seconds) == len(graph.plan.report["steps"])
+    assert min(seconds) > 0
+    assert (run.results == 8).all()
+    assert "  measured  bound" in graph.plan.explain(measured=seconds)
+    message = "^weftMeasureSteps: repeats is 0; it must be 1 or more"
+    with pytest.raises(weft.BadParameterError, match=message):
+        run.measure_steps(0)
+
+
 def declined(**reasons: str) -> list[dict[str, str]]:
     return [{"family": family, "reason": reason} for family, reason in reasons.items()]
 

@@ -95,6 +95,13 @@ class Side:
         pack = {tensor: memory[name] for name, tensor in self._tensors.items()}
         self.graph.execute(pack, self._workspace, handle=self._library.handle)
 
+    def step_seconds(self, memory: Mapping[str, Any], repeats: int) -> list[float]:
+        """Means of the steps of Weft's plan, one by one."""
+        self._library.module.set_stream(handle=self._library.handle, stream=self._machine.stream())
+        plan, uids = self.graph.plan, {name: tensor.get_uid() for name, tensor in self._tensors.items()}
+        given = {plan.index[uids[name]]: array for name, array in memory.items() if uids[name] in plan.index}
+        return list(plan.bind_slots(given).measure_steps(repeats))
+
 
 class Bench:
     """A machine, and the libraries that stand side by side on it. Of the peers the first that runs a case is

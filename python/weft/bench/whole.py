@@ -27,10 +27,12 @@ COMPILE_SECONDS = 900.0  # all that torch.compile may take; what is left then ha
 SIDES = ("weft", "eager", "compiled")
 ATTENTION = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")  # the first that serves
 PEERS = {"torch": SIDES[1:], "eager": SIDES[1:2], "compiled": SIDES[2:]}
+STEP_RUNS = 5  # of a plan whose steps are measured one by one, on each of some sets of memory
 CALLS, TURNS = 10, 5  # of which the host's cost is the median; so few that nothing waits for room in a queue
 COLUMNS = (
     *("case", "weft_us", "peer_us", "ratio", "error", "eager_us", "compiled_us", "eager_error"),
-    *("predicted_us", "steps", "weft_host_us", "eager_host_us", "compiled_host_us", "device", "date"),
+    *("predicted_us", "steps", "steps_us", "weft_host_us", "eager_host_us", "compiled_host_us"),
+    *("device", "date"),
 )
 
 
@@ -44,6 +46,8 @@ class Whole:
     errors: dict[str, float] = field(default_factory=dict)
     steps: Sequence[Mapping[str, Any]] = ()
     """Of Weft's plan, as its report has them."""
+    stepwise: Sequence[float] = ()
+    """Seconds that each step took."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -65,6 +69,11 @@ class Whole:
     def predicted(self) -> float:
         """The sum of the plan's steps."""
         return math.fsum(step["seconds"] for step in self.steps)
+
+    @property
+    def sum(self) -> float | None:
+        """Of the steps, measured one by one: beside the whole it tells what lies between them."""
+        return math.fsum(self.stepwise) if self.stepwise else None
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,8 @@ class Blocks:
         if name == "weft":
             weft = self.bench.side(case)
             found.steps = weft.graph.plan.report["steps"]
+            runs = [weft.step_seconds(memory, STEP_RUNS) for memory in sets[:3]]
+            found.stepwise = [statistics.mean(each) for each in zip(*runs, strict=True)]
             return _Side(name, sets, lambda memory: lambda: weft.run(memory))
         torch, program, machine = self._torch, case.program, self.bench.machine
         assert torch is not None
@@ -189,8 +200,8 @@ def _micro(seconds: float | None, digits: int = 2) -> str:
 def header(names: Iterable[str]) -> str:
     """Above the lines."""
     width = max(map(len, names))
-    columns = ("weft µs", "eager µs", "compiled µs", "ratio", "error", "predicted µs", "steps", "host µs")
-    return "  ".join([f"{'case':{width}}", *columns])
+    columns = ("weft µs", "eager µs", "compiled µs", "ratio", "error", "predicted µs", "steps", "steps µs")
+    return "  ".join([f"{'case':{width}}", *columns, "host µs"])
 
 
 def line(found: Whole, names: Iterable[str]) -> str:
@@ -201,7 +212,8 @@ def line(found: Whole, names: Iterable[str]) -> str:
     error = f"{found.errors['weft']:.1e}" if "weft" in found.errors else "-"
     shown = f"{found.case:{width}}  {times[0]:>7}  {times[1]:>8}  {times[2]:>11}"
     shown += f"  {'-' if ratio is None else format(ratio, '.2f'):>5}  {error:>7}"
-    return f"{shown}  {_micro(found.predicted, 1):>12}  {len(found.steps):>5}  {hosts}"
+    shown += f"  {_micro(found.predicted, 1):>12}  {len(found.steps):>5}  {_micro(found.sum, 1) or '-':>8}"
+    return f"{shown}  {hosts}"
 
 
 def summary(all_found: Sequence[Whole]) -> list[str]:
@@ -227,6 +239,6 @@ def write_csv(path: Path, all_found: Iterable[Whole], device: str, date: str) ->
             errors = ["" if name not in it.errors else f"{it.errors[name]:.1e}" for name in SIDES[:2]]
             times = [_micro(it.weft), _micro(it.peer), ratio, errors[0]]
             times += [_micro(it.times.get(name)) for name in SIDES[1:]]
-            times += [errors[1], _micro(it.predicted), str(len(it.steps))]
+            times += [errors[1], _micro(it.predicted), str(len(it.steps)), _micro(it.sum)]
             times += [_micro(it.hosts.get(name)) for name in SIDES]
             writer.writerow([it.case, *times, device, date])
