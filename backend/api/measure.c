@@ -167,18 +167,22 @@ static weftStatus_t check_steps(const struct plan *plan, int64_t repeats, int64_
     return WEFT_STATUS_SUCCESS;
 }
 
+/* The run that does not count checks the arguments, too, and keeps a GPU busy while the first marks are enqueued. */
 static weftStatus_t measure_steps(double *seconds, const struct call *call, int64_t repeats, int64_t steps) {
     const struct device *device = &call->ours->draft.device;
-    if (device->kind == WEFT_DEVICE_CPU)
+    if (device->kind == WEFT_DEVICE_CPU) {
+        TRY(run(call, 1));
         return clock_steps(seconds, call, repeats);
+    }
     struct device_scope scope;
     TRY(device_enter(&scope, device));
-    weftStatus_t status = mark_steps(seconds, scope.driver, call, repeats, steps);
+    weftStatus_t status = run(call, 1);
+    if (!status)
+        status = mark_steps(seconds, scope.driver, call, repeats, steps);
     device_leave(&scope);
     return status;
 }
 
-/* The run that does not count checks the arguments, too, and keeps a GPU busy while the first marks are enqueued. */
 weftStatus_t weftMeasureSteps(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                               weftStream_t stream, int64_t repeats, int64_t stepCount, double *seconds) {
     status_clear();
@@ -190,7 +194,6 @@ weftStatus_t weftMeasureSteps(weftBackendDescriptor_t plan, int64_t count, const
     TRY(check_steps(ours, repeats, stepCount));
     for (int64_t s = 0; s < stepCount; s++)
         seconds[s] = 0;
-    TRY(run(&call, 1));
     TRY(trace_failure(measure_steps(seconds, &call, repeats, stepCount)));
     for (int64_t s = 0; s < stepCount; s++)
         seconds[s] /= (double)repeats;

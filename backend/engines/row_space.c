@@ -5,6 +5,7 @@
 #include "engines/row_space.h"
 #include "graph/ops/norm.h"
 #include "graph/ops/pointwise.h"
+#include "graph/ops/reduction.h"
 
 #include <string.h>
 
@@ -60,22 +61,40 @@ static bool take_space(struct row_space *space, const struct node *node) {
     return is_same;
 }
 
-/* Pointwise nodes have no rows of their own: they take those of the operations that combine elements. */
-weftStatus_t row_space_find(struct row_space *space, const struct region *region) {
-    *space = (struct row_space){0};
+static bool is_sum(const struct node *node) {
+    return op_of(node->op) == &reduction_op &&
+           ((const struct reduction_op *)node->op)->parameters->mode == WEFT_REDUCE_TENSOR_ADD;
+}
+
+/* Plain sums last: beside operations that have rows, they may be of columns. */
+static weftStatus_t take_spaces(struct row_space *space, const struct region *region, bool are_sums) {
     for (int i = 0; i < region->count; i++) {
         const struct node *node = region_node(region, i);
-        if (!node_is_pointwise(node) && !op_expands(node->op))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s is no pointwise operation, reduction, softmax or normalisation", descriptor_label(node->op));
-        if (op_expands(node->op) && !take_space(space, node))
+        if (op_expands(node->op) && is_sum(node) == are_sums && !(are_sums && row_space_sums_columns(space, node)) &&
+            !take_space(space, node))
             FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s has other rows than the operations before it",
                  descriptor_label(node->op));
     }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* Pointwise nodes have no rows of their own: they take those of the operations that combine elements. */
+weftStatus_t row_space_find(struct row_space *space, const struct region *region) {
+    *space = (struct row_space){0};
+    for (int i = 0; i < region->count; i++)
+        if (!node_is_pointwise(region_node(region, i)) && !op_expands(region_node(region, i)->op))
+            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                 "%s is no pointwise operation, reduction, softmax or normalisation",
+                 descriptor_label(region_node(region, i)->op));
+    TRY(take_spaces(space, region, false));
+    bool is_set = space->dims.count > 0;
+    if (is_set)
+        TRY(make_axes(space));
+    TRY(take_spaces(space, region, true));
     /* Only pointwise nodes: a map, not rows. */
     if (space->dims.count == 0)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "no operation of the region combines elements to rows");
-    return make_axes(space);
+    return is_set ? WEFT_STATUS_SUCCESS : make_axes(space);
 }
 
 /* For expansions that are written once more, as the sums that follow are. */
@@ -211,12 +230,25 @@ static bool is_read_inside(const struct region *region, const struct tensor *ten
     return false;
 }
 
+/* Whether a tensor has each element of the space, and is not the same along some of its dims. */
+static bool has_all(const struct row_space *space, const struct tensor *tensor) {
+    return tensor->dims.count == space->dims.count &&
+           !memcmp(tensor->dims.at, space->dims.at, (size_t)space->dims.count * sizeof *space->dims.at);
+}
+
+/* A space that is not known yet has no columns. */
+bool row_space_sums_columns(const struct row_space *space, const struct node *node) {
+    const struct reduction_op *op = (const struct reduction_op *)node->op;
+    return space->dims.count > 0 && is_sum(node) && has_all(space, op->x) && op->y->dims.count == space->dims.count &&
+           row_space_sum_kind(space, op->y, false) == FOLLOW_COLUMNS;
+}
+
 /* Scale and bias of one norm share x, dy and statistics, and so the second program. */
 weftStatus_t follow_add(struct follow *follow, const struct region *region, const struct node *node,
                         const struct tensor *gradient, enum follow_kind kind, bool *is_first) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
-    *is_first = follow->kind == FOLLOW_NOTHING;
-    if (!*is_first && follow->node != node)
+    *is_first = !follow->node;
+    if ((!*is_first && follow->node != node) || (follow->kind != FOLLOW_NOTHING && follow->kind != kind))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: the gradients of one scale at a time",
              descriptor_label(node->op));
     /* The second program makes it, when the first is done with all that the region reads. */
@@ -230,9 +262,24 @@ weftStatus_t follow_add(struct follow *follow, const struct region *region, cons
              "%s: its scale's gradient is summed in a sweep of its own, which needs x and dy in memory",
              descriptor_label(node->op));
     if (*is_first)
-        *follow = (struct follow){.node = node, .at_scale = -1, .at_bias = -1, .at_mean = -1, .at_inv = -1};
+        follow->at_scale = follow->at_bias = follow->at_mean = follow->at_inv = -1;
+    follow->node = node;
     follow->kind = kind;
     *(gradient == op->dscale ? &follow->scale : &follow->bias) = gradient;
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t follow_add_column(struct follow *follow, const struct tensor *tensor, int term, weftDataType_t math) {
+    bool is_mixed = follow->column_count > 0 && follow->math != math;
+    if ((follow->kind != FOLLOW_NOTHING && follow->kind != FOLLOW_COLUMNS) || is_mixed ||
+        follow->column_count == COLUMN_SUMS_MAX)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: at most %d sums of columns are taken beside each other, all in one type, and not beside a norm whose "
+             "gradients take another sweep",
+             descriptor_label(&tensor->base), COLUMN_SUMS_MAX);
+    follow->kind = FOLLOW_COLUMNS;
+    follow->math = math;
+    follow->columns[follow->column_count++] = (struct column_sum){tensor, term, -1};
     return WEFT_STATUS_SUCCESS;
 }
 

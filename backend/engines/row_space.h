@@ -26,8 +26,11 @@ struct row_space {
     struct row_axis axes[WEFT_DIM_MAX]; /* none of one element */
 };
 
-/* The space that all operations of the region share; the first that combines elements sets it. Or why there is none. */
+/* The space that all operations of the region share, but for sums of columns beside others; the first that combines
+   elements sets it. Or why there is none. */
 weftStatus_t row_space_find(struct row_space *space, const struct region *region);
+/* Whether a node of the region is a sum over all rows, for each position in the row, as the gradient of a bias is. */
+bool row_space_sums_columns(const struct row_space *space, const struct node *node);
 /* Has an expansion write for elements of the space. */
 void row_space_expand_in(const struct row_space *space, struct expansion *e);
 
@@ -47,7 +50,7 @@ weftStatus_t row_space_check_result(const struct row_space *space, const struct 
 bool row_space_has_axis(const struct row_space *space, const struct tensor *tensor, int axis);
 int64_t row_space_stride(const struct row_space *space, const struct tensor *tensor, int axis);
 
-/* ---- Sums that cross rows: gradients of a norm's scale and bias -------------------------------------------------- */
+/* ---- Sums that cross rows: gradients of a norm's scale and bias, and of other biases ----------------------------- */
 
 /* How a sum over all elements that share one of a tensor's is finished, by a second program behind the rows'. */
 enum follow_kind {
@@ -57,14 +60,29 @@ enum follow_kind {
     FOLLOW_APART,   /* a sweep of its own over x and dy */
 };
 
+enum { COLUMN_SUMS_MAX = 4 }; /* scale's, bias', and two more */
+
+/* A sum over rows for each position: what it becomes, the engine's name of the term that is summed, and where partial
+   sums lie once the first program is scheduled. */
+struct column_sum {
+    const struct tensor *tensor;
+    int term;
+    int64_t at;
+};
+
+/* Places are where the first program leaves what the second one reads, in the engine's unit; -1: nowhere. */
 struct follow {
     enum follow_kind kind;
     weftDataType_t math; /* of the sums */
+    /* The norm's gradient, NULL: there are only sums of columns. */
     const struct node *node;
     const struct tensor *scale, *bias; /* gradients; NULL: not wanted */
-    /* Where the first program leaves what the second one reads, in the engine's unit; -1: nowhere. */
-    int64_t at_scale, at_bias, at_mean, at_inv;
-    int64_t partial_sums; /* FOLLOW_COLUMNS: of each position, set once the first program is scheduled */
+    int64_t at_scale, at_bias;         /* FOLLOW_FOLD */
+    int64_t at_mean, at_inv;           /* FOLLOW_APART */
+    /* FOLLOW_COLUMNS; of each position there are as many partial sums. */
+    int column_count;
+    struct column_sum columns[COLUMN_SUMS_MAX];
+    int64_t partial_sums;
 };
 
 /* Whether a gradient that a node of the region sums is read, inside or outside of it. */
@@ -76,6 +94,8 @@ enum follow_kind row_space_sum_kind(const struct row_space *space, const struct 
    own reads x and dy from memory. */
 weftStatus_t follow_add(struct follow *follow, const struct region *region, const struct node *node,
                         const struct tensor *gradient, enum follow_kind kind, bool *is_first);
+/* Adds a sum of columns, of the type of arithmetic: a gradient that follow_add took, or any other. */
+weftStatus_t follow_add_column(struct follow *follow, const struct tensor *tensor, int term, weftDataType_t math);
 /* The second program's space, from the first one's, and the strides over it of what the first one left. */
 weftStatus_t follow_space(const struct follow *follow, const struct row_space *first, struct row_space *space,
                           int64_t *strides);

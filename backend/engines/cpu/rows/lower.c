@@ -50,6 +50,28 @@ static void keep_statistics(struct lowering *l, const struct norm_backward *op) 
         rows->follow.at_mean = rowwise_keep(rows, l->terms[l->e.mean]);
 }
 
+/* The tasks' sums of a term for each position in the row, left to a second program. */
+static weftStatus_t sum_columns(struct rowwise *rows, const struct tensor *sum, weftDataType_t math, int element) {
+    int term = rowwise_reduce(rows, TERM_COLUMN_SUM, OPCODE_SUM, element, math == WEFT_DATA_DOUBLE);
+    return rows->trouble ? rows->trouble : follow_add_column(&rows->follow, sum, term, math);
+}
+
+/* The same of a node's own. */
+static weftStatus_t lower_column_sum(struct rowwise *rows, const struct node *node) {
+    const struct reduction_op *op = (const struct reduction_op *)node->op;
+    weftDataType_t math = reduction_math(op);
+    if (rows->sums_apart || !dtype_is_float(math))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: columns are summed beside rows in floats, where their sums fit beside each other",
+             descriptor_label(node->op));
+    int element = rowwise_input(rows, op->x, math == WEFT_DATA_DOUBLE);
+    TRY(rows->trouble);
+    if (!rows->terms[element].spans)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are alike all along a row",
+             descriptor_label(node->op));
+    return sum_columns(rows, op->y, math, element);
+}
+
 /* Scale and bias of one norm take the same way; the second finds it chosen. */
 static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, const struct instruction *at,
                                   enum follow_kind kind) {
@@ -59,13 +81,12 @@ static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, c
     struct follow *follow = &rows->follow;
     bool is_scale = at->tensor == op->dscale, is_first;
     TRY(follow_add(follow, rows->region, node, at->tensor, kind, &is_first));
-    follow->math = l->e.math;
     /* Of the row's own sum, for FOLD; of elements, for COLUMNS; of x and dy again, for APART. */
+    if (kind == FOLLOW_COLUMNS)
+        return sum_columns(rows, at->tensor, l->e.math, l->terms[at->arguments[0]]);
+    follow->math = l->e.math;
     if (kind == FOLLOW_FOLD)
         *(is_scale ? &follow->at_scale : &follow->at_bias) = rowwise_keep(rows, l->terms[at->arguments[1]]);
-    else if (kind == FOLLOW_COLUMNS)
-        *(is_scale ? &rows->scale_sum : &rows->bias_sum) =
-            rowwise_reduce(rows, TERM_COLUMN_SUM, OPCODE_SUM, l->terms[at->arguments[0]], l->is_wide);
     else if (is_first)
         keep_statistics(l, op);
     return WEFT_STATUS_SUCCESS;
@@ -171,6 +192,8 @@ static weftStatus_t lower(struct lowering *l, const struct node *node) {
 
 static weftStatus_t lower_node(struct rowwise *rows, const struct node *node) {
     struct lowering l;
+    if (row_space_sums_columns(&rows->space, node))
+        return lower_column_sum(rows, node);
     begin(&l, rows, node);
     TRY(expansion_of(&l.e, node->op));
     return lower(&l, node);
@@ -264,10 +287,14 @@ weftStatus_t rowwise_follow(struct rowwise *rows, struct rowwise_room *room, con
         TRY(sum_apart(rows, follow, strides));
         return rowwise_finish(rows);
     }
-    /* strides[0] is along the partial sums: each task's part has the sums of scale and bias. */
-    if (follow->kind == FOLLOW_COLUMNS)
-        strides[0] *= (follow->scale != NULL) + (follow->bias != NULL); /* beside each other in each task's part */
-    sum_kept(rows, follow, follow->scale, follow->at_scale, strides);
-    sum_kept(rows, follow, follow->bias, follow->at_bias, strides);
+    if (follow->kind == FOLLOW_FOLD) {
+        sum_kept(rows, follow, follow->scale, follow->at_scale, strides);
+        sum_kept(rows, follow, follow->bias, follow->at_bias, strides);
+        return rowwise_finish(rows);
+    }
+    /* strides[0] is along the partial sums: all sums lie beside each other in each task's part. */
+    strides[0] *= follow->column_count;
+    for (int i = 0; i < follow->column_count; i++)
+        sum_kept(rows, follow, follow->columns[i].tensor, follow->columns[i].at, strides);
     return rowwise_finish(rows);
 }

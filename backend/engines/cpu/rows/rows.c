@@ -62,7 +62,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart);
 }
 
-/* Where the tasks' sums of a term begin, in units of a row's length; 0 for a gradient that is not wanted. */
+/* Where the tasks' sums of a term begin, in units of a row's length. */
 static int64_t slot_of_sum(const struct row_schedule *s, int term) {
     for (int i = 0; i < s->instruction_count; i++)
         if (s->instructions[i].verb == ROW_SUM_COLUMN && s->instructions[i].term == term)
@@ -70,7 +70,7 @@ static int64_t slot_of_sum(const struct row_schedule *s, int term) {
     return 0;
 }
 
-/* The tasks' sums of columns lie one task after the other, those of scale and bias beside each other. In elements:
+/* The tasks' sums of columns lie one task after the other, those of all tensors beside each other. In elements:
    follow's places count so, the schedule's in bytes. 64: each program's part begins at a cache line. */
 static void place_sums(struct sweep *sweep) {
     struct rowwise *rows = &sweep->rows[0];
@@ -82,8 +82,8 @@ static void place_sums(struct sweep *sweep) {
     follow->partial_sums = s->tasks;
     s->sums_at = rows->scratch_bytes;
     s->sum_bytes = s->sum_count * length * width;
-    follow->at_scale = s->sums_at / width + slot_of_sum(s, rows->scale_sum) * length;
-    follow->at_bias = s->sums_at / width + slot_of_sum(s, rows->bias_sum) * length;
+    for (int i = 0; i < follow->column_count; i++)
+        follow->columns[i].at = s->sums_at / width + slot_of_sum(s, follow->columns[i].term) * length;
     rows->scratch_bytes += round_up(s->tasks * s->sum_bytes, 64);
 }
 
@@ -159,6 +159,7 @@ static bool may_alias(const struct step *step, int in, int out) {
 const struct family cpu_rows = {
     .name = "cpu.rows",
     .doc = "reductions, softmax and norms, forward and backward, with the pointwise operations around them",
+    .shares_reads = true,
     .accepts = accepts,
     .build = build,
     .run = run,

@@ -107,6 +107,10 @@ static int *term_of(struct rowwise *rows, int value) {
 static int term_of_value(struct rowwise *rows, int value) {
     int *term = term_of(rows, value);
     bool is_wide = type_is_wide(rows->graph->values[value].tensor->type);
+    if (*term < 0 && !rows->trouble && region_makes(rows->region, value)) /* known when the last row is done */
+        fail(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                               "%s is a sum over rows, and read by operations on them",
+                               descriptor_label(&rows->graph->values[value].tensor->base)));
     if (*term < 0 && !rows->trouble)
         *term = add_load(rows, add_value(rows, value, -1, false), is_wide);
     return rows->trouble ? -1 : *term;

@@ -75,8 +75,7 @@ struct rowwise {
     struct row_value *made;
     struct term *terms;
     struct follow follow;
-    int scale_sum, bias_sum; /* FOLLOW_COLUMNS: the terms that are summed */
-    int64_t scratch_bytes;   /* of what follow needs */
+    int64_t scratch_bytes; /* of what follow needs */
     bool has_sample;
     weftStatus_t trouble; /* the first failure of the calls that return terms */
 };

@@ -46,6 +46,28 @@ static void keep_statistics(struct lowering *l, const struct norm_backward *op) 
         rows->follow.at_mean = rows_keep(rows, l->type, l->values[l->e.mean].name, false);
 }
 
+/* Each block's sums of a term for each position in the row, left to a second program. */
+static weftStatus_t sum_columns(struct rows *rows, const struct tensor *sum, weftDataType_t math, int element) {
+    int term = rows_reduce(rows, ROWS_COLUMN_SUM, math_name(math), element);
+    rows_keep(rows, math_name(math), term, true);
+    return rows->trouble ? rows->trouble : follow_add_column(&rows->follow, sum, term, math);
+}
+
+/* The same of a node's own. */
+static weftStatus_t expand_column_sum(struct rows *rows, const struct node *node) {
+    const struct reduction_op *op = (const struct reduction_op *)node->op;
+    weftDataType_t math = reduction_math(op);
+    if (rows->sums_apart || !dtype_is_float(math))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: columns are summed beside rows in floats, where rows stay on chip", descriptor_label(node->op));
+    int element = rows_input(rows, op->x, math_name(math));
+    TRY(rows->trouble);
+    if (!rows_find(rows, element)->spans)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: its elements are alike all along a row",
+             descriptor_label(node->op));
+    return sum_columns(rows, op->y, math, element);
+}
+
 /* A sum over everything that shares an element of the tensor: the row's own, or left to a second program. */
 static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, const struct instruction *at) {
     const struct norm_backward *op = (const struct norm_backward *)node->op;
@@ -62,11 +84,11 @@ static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, co
         return WEFT_STATUS_SUCCESS;
     }
     TRY(follow_add(follow, rows->region, node, at->tensor, kind, &is_first));
+    if (kind == FOLLOW_COLUMNS)
+        return sum_columns(rows, at->tensor, l->e.math, element);
     follow->math = l->e.math;
     if (kind == FOLLOW_FOLD)
         *(at->tensor == op->dscale ? &follow->at_scale : &follow->at_bias) = rows_keep(rows, l->type, row, false);
-    else if (kind == FOLLOW_COLUMNS)
-        rows_keep(rows, l->type, rows_reduce(rows, ROWS_COLUMN_SUM, l->type, element), true);
     else if (is_first)
         keep_statistics(l, op);
     return WEFT_STATUS_SUCCESS;
@@ -262,6 +284,8 @@ weftStatus_t rows_expand(struct rows *rows, const struct node *node) {
     struct lowering l;
     if (is_softmax_node(rows, node))
         return expand_softmax_node(rows, node);
+    if (row_space_sums_columns(&rows->space, node))
+        return expand_column_sum(rows, node);
     begin(&l, rows);
     TRY(expansion_of(&l.e, node->op));
     return lower(&l, node);

@@ -99,9 +99,11 @@ weftStatus_t rows_follow(struct rows *rows, const struct rows *first) {
     TRY(follow_space(follow, &first->space, &rows->space, strides));
     if (follow->kind == FOLLOW_APART) {
         TRY(sum_apart(rows, follow, strides));
-    } else {
+    } else if (follow->kind == FOLLOW_FOLD) {
         sum_kept(rows, follow, follow->scale, follow->at_scale, strides);
         sum_kept(rows, follow, follow->bias, follow->at_bias, strides);
     }
+    for (int i = 0; i < follow->column_count; i++)
+        sum_kept(rows, follow, follow->columns[i].tensor, follow->columns[i].at, strides);
     return finish(rows);
 }

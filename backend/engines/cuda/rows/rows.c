@@ -74,22 +74,25 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return try_interleaved(sweep, region, device);
 }
 
+/* Of the term that an operand stores. */
+static struct column_sum *find_column(struct follow *follow, int term) {
+    int i = 0;
+    while (follow->columns[i].term != term)
+        i++;
+    return &follow->columns[i];
+}
+
 /* The blocks' sums of each column lie one block after the other. 256: those of each tensor begin at a line. The
    schedule copied its operands before, so plan() copies the offsets after it. */
 static void place_columns(struct rows *rows, const struct schedule *s) {
-    struct follow *follow = &rows->follow;
-    /* In the order of the stores: scale's before bias', of which either may be missing. */
-    int64_t *places[] = {follow->scale ? &follow->at_scale : &follow->at_bias, &follow->at_bias};
-    int column = 0;
-    follow->partial_sums = s->grid.blocks;
+    rows->follow.partial_sums = s->grid.blocks;
     for (int k = 0; k < rows->operand_count; k++) {
         struct operand *operand = &rows->operands[k];
         const struct term *term = rows_find(rows, operand->value);
         if (!operand->is_store || !term_is_column_sum(term))
             continue;
-        int64_t size = dtype_bytes(operand->type, 1),
-                bytes = follow->partial_sums * row_space_length(&rows->space) * size;
-        *places[column++] = rows->scratch_bytes;
+        int64_t size = dtype_bytes(operand->type, 1), bytes = s->grid.blocks * row_space_length(&rows->space) * size;
+        find_column(&rows->follow, operand->value)->at = rows->scratch_bytes;
         operand->offset = rows->scratch_bytes / size;
         rows->scratch_bytes += round_up(bytes, 256);
     }
@@ -212,6 +215,7 @@ static bool gathers(const struct graph *graph, int node, int value) {
 const struct family cuda_rows = {
     .name = "cuda.rows",
     .doc = "reductions, softmax and norms, forward and backward, with the pointwise operations around them",
+    .shares_reads = true,
     .accepts = accepts,
     .build = build,
     .may_alias = rows_may_alias,

@@ -119,10 +119,15 @@ static void use(struct rows *rows, struct term *term, int name) {
     term->stage = used->stage > term->stage ? used->stage : term->stage;
 }
 
-/* A value that terms may use from here on. Loaded once, at the first use, unless a node of the region makes it. */
+/* A value that terms may use from here on. Loaded once, at the first use, unless a node of the region makes it: as a term,
+   or as a sum of columns, which is known when the last row is done. */
 static void need_value(struct rows *rows, int value) {
     if (find_index(rows, value) >= 0)
         return;
+    if (region_makes(rows->region, value))
+        keep_trouble(rows, status_fail(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                                       "%s is a sum over rows, and read by operations on them",
+                                       descriptor_label(&rows->graph->values[value].tensor->base)));
     struct term term = {.kind = TERM_LOAD, .name = value, .names = 1};
     term.operand = add_value(rows, value, false);
     term.type = cuda_type_name(rows->operands[term.operand].type);
