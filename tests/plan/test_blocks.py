@@ -1,4 +1,4 @@
-"""Whole blocks planned for an H200 and for a CPU: which kernels run, and that none but `move` only moves data."""
+"""Whole blocks planned for an H200 and for a CPU: which kernels run; none but `move` only moves data."""
 
 from __future__ import annotations
 

@@ -428,7 +428,8 @@ def test_tables_of_blocks(tmp_path: Path) -> None:
     """The better peer is the one beside Weft."""
     whole.write_csv(tmp_path / "table.csv", WHOLES, "Chip", "2026-11-26")
     assert (tmp_path / "table.csv").read_text().splitlines()[1:] == [
-        "blocks/a_fwd,10.00,12.00,1.200,2.0e-03,15.00,12.00,3.0e-03,5.00,2,10.50,4.00,90.00,30.00,Chip,2026-11-26",
+        "blocks/a_fwd,10.00,12.00,1.200,2.0e-03,15.00,12.00,3.0e-03,5.00,2,10.50,4.00,90.00,30.00,"
+        "Chip,2026-11-26",
         "blocks/a_bwd,10.00,9.00,0.900,2.0e-03,9.00,,,5.00,2,,4.00,,,Chip,2026-11-26",
         "blocks/b_fwd,,,,,,,,0.00,0,,,,,Chip,2026-11-26",
     ]

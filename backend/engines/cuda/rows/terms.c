@@ -119,8 +119,8 @@ static void use(struct rows *rows, struct term *term, int name) {
     term->stage = used->stage > term->stage ? used->stage : term->stage;
 }
 
-/* A value that terms may use from here on. Loaded once, at the first use, unless a node of the region makes it: as a term,
-   or as a sum of columns, which is known when the last row is done. */
+/* A value that terms may use from here on. Loaded once, at the first use, unless a node of the region makes it: as a
+   term, or as a sum of columns, which is known when the last row is done. */
 static void need_value(struct rows *rows, int value) {
     if (find_index(rows, value) >= 0)
         return;

@@ -9,7 +9,7 @@
 static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
     /*  1 */ {.rows = 256, .columns = 192, .row_blocks = 2, .stages = 3, .cluster = 2, .efficiency = 0.93},
     /*  2 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 2, .efficiency = 0.945},
-    /*  3 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 1, .efficiency = 0.945},
+    /*  3 */ {.rows = 128, .columns = 256, .row_blocks = 1, .stages = 4, .cluster = 1, .efficiency = 0.953},
     /*  4 */ {.rows = 256, .columns = 128, .row_blocks = 2, .stages = 4, .cluster = 1, .efficiency = 0.91},
     /*  5 */ {.rows = 256, .columns = 160, .row_blocks = 2, .stages = 4, .cluster = 1, .efficiency = 0.95},
     /*  6 */ {.rows = 128, .columns = 192, .row_blocks = 1, .stages = 4, .cluster = 2, .efficiency = 0.90},
