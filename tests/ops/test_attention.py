@@ -271,6 +271,27 @@ def test_a_bias_in_boxes(name: str, depth: int, dtype: str) -> None:
     check_both(case, inputs, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("name", ["of all", "of one head", "and ALiBi"])
+def test_a_bias_in_boxes_where_no_maximum_is_wanted(name: str, dtype: str) -> None:
+    """Largest scores are looked for where sums ask for it alone: in blocks with a column that hides, and beside."""
+    sizes = {"rows": 150, "columns": 264, "depth": 64, "value_depth": 64}
+    case = replace(BOXED[name], heads=(4, 2, 2), scale=0.1, **sizes)
+    inputs = case.inputs(dtype)
+    inputs["bias"] = checks.random(case.bias or (), dtype, seed=3)
+    inputs["bias"][..., 130::50] = -INF
+    inputs["bias"][..., 40:, 200] = 60
+    weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 4)).astype(float))
+    rounded = rounded_factors([lost], WEIGHTS[dtype])
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        return g._sdpa_fwd(**tensors, **case.values(), name="a")[0]
+
+    want = forward(case, inputs)[:1]
+    checks.check(build, inputs, want, magnitude=20, rounded=rounded, layouts=["packed"])
+
+
 # More tiles than multiprocessors: of short sequences several share one.
 SHORT = {
     "of one tile": Case(rows=64, columns=64),

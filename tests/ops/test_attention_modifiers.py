@@ -21,9 +21,12 @@ from attention_oracle import (
     backward_inputs,
     by_definition,
     forward,
+    modify,
+    repeat,
     rounded_factors,
     run_backward,
     run_forward,
+    softmax,
 )
 from weft.enums import attribute_name, descriptor_type
 
@@ -160,6 +163,34 @@ def test_types(name: str, dtype: str) -> None:
         rounded=rounded_factors(lost, dtype),
         magnitude=200,
     )
+
+
+@pytest.mark.parametrize(("dtype", "stats"), [("bf16", False), ("f16", False), ("f16", True)])
+@pytest.mark.parametrize(("share", "off"), [(0.1, 3e-5), (0.45, 3e-5), (0.6, 2**-11), (20, 2**-11)])
+def test_soft_caps(share: float, off: float, dtype: str, stats: bool) -> None:
+    """The largest score, in caps: below and above the half up to which Hopper's kernel has a polynomial. off: what
+    functions may be off by, of themselves, where no statistics are wanted."""
+    case = Case(batch=1, heads=(2, 2, 1), rows=70, columns=256, depth=64, value_depth=64, scale=0.05)
+    inputs = case.inputs(dtype)
+    products = inputs["q"].astype(float) @ inputs["k"].astype(float).swapaxes(2, 3)
+    largest = case.scale * np.abs(products).max()
+    cap = largest / share
+    case.modifier = Modifier(
+        lambda g, s, _: g.mul(g.tanh(g.mul(s, 1 / cap)), cap),
+        lambda s, *_: cap * np.tanh(s / cap),
+        lambda s, *_: 1 - np.tanh(s / cap) ** 2,
+    )
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        made = g._sdpa_fwd(**tensors, **modify(case, g, tensors), **case.values(), name="a")
+        return made if stats else made[0]
+
+    weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+    lost = weights @ np.abs(repeat(inputs["v"], 2)).astype(float)
+    more = 2 * largest * (2e-6 if stats else off)
+    rounded = [(checks.roundoff(dtype) + more) * lost, 2e-6 * largest][: 1 + stats]
+    want, out = forward(case, inputs)[: 1 + stats], [dtype, "f32"][: 1 + stats]
+    checks.check(build, inputs, want, out=out, rounded=rounded, magnitude=4, layouts=["packed"])
 
 
 # ---- Derivatives of the modes ------------------------------------------------------------------------------

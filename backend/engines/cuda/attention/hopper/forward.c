@@ -35,6 +35,7 @@ static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e
    deep. */
 static const double FP8_EFFICIENCY = 0.67, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double SHORT_EFFICIENCY = 0.4;
+static const double DROPOUT_CLOCKS = 0.23; /* of a multiprocessor, for a score */
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
@@ -245,11 +246,14 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     /* Tiles of a multiprocessor come one behind the other, so that a started round counts whole. */
     int64_t each = divide_up(f->all_tiles, multiprocessors); /* tiles of a multiprocessor */
     double flops = op_flops(node->op) * attention_seen_share(c) * rows / (double)f->all_tiles; /* of a tile */
+    double scores = (double)c->queries * (double)c->keys * (double)(c->batches * c->heads);    /* of a tile, as flops */
+    scores *= attention_seen_share(c) * rows / (double)f->all_tiles;
+    double terms = attention_predict_terms(c, scores, DROPOUT_CLOCKS) * (double)multiprocessors;
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
     /* Operands and results move once: heads that share keys read them from L2. */
     double moving = bytes / (double)c->device->cuda.bandwidth;
-    double computing = (double)each * flops / rate + (double)divide_up(each, f->tile->ctas) * TILE_SECONDS;
+    double computing = (double)each * (flops / rate + terms) + (double)divide_up(each, f->tile->ctas) * TILE_SECONDS;
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 

@@ -264,19 +264,20 @@ template <class P> DEVICE void load_biases(const P &a, u32 group) {
 DEVICE u32 k_major(u32 address) { return address >> 4; }
 DEVICE u32 mn_major(u32 address, u32 panel_bytes) { return address >> 4 | panel_bytes >> 4 << 16; }
 
-/* JOINS_SOFT_CAP: tanh(by s) as a polynomial of s, of which no |s| may reach the limit. */
+/* JOINS_SOFT_CAP: scale tanh(by s) as a polynomial of s, of which no |by s| may be beyond 1/2. It is off by 2.8e-5 of
+   itself, and by 6.4e-7 where statistics are made of scores. */
 struct soft_cap {
     static constexpr int TERMS = SOFT_CAP_TERMS > 0 ? SOFT_CAP_TERMS : 1;
-    float factor[TERMS], limit;
-    DEVICE void set(float by) {
-        constexpr float ROUNDED[4] = {0.99997744f, -0.33169133f, 0.1152088f, 0}; /* of tanh(x) / x in x^2 */
-        constexpr float EXACT[4] = {0.999999456f, -0.333263167f, 0.131902794f, -0.0444016690f};
-        float power = by;
+    float factor[TERMS], limit; /* of s to the powers 1, 3, 5, 7; what |s| stays below */
+    DEVICE void set(float by, float scale) {
+        constexpr float ROUNDED[4] = {1, -0.33206912f, 0.11644037f, 0}; /* of tanh(x) / x in x^2 */
+        constexpr float EXACT[4] = {1, -0.333281586f, 0.132053480f, -0.0447502342f};
+        float power = by * scale;
 #pragma unroll
         for (int k = 0; k < TERMS; ++k, power *= by * by)
             factor[k] = (TERMS == 3 ? ROUNDED[k] : EXACT[k]) * power;
-        /* Powers up to the 7th are to be floats; by is 1e-3 or so. */
-        limit = fabsf(by) > 1e-5f && fabsf(by) < 1e5f ? 0.5f * reciprocal_approx(fabsf(by)) : 0;
+        /* Powers are to be floats; by is 1e-3 or so. */
+        limit = fabsf(by) > 1e-5f && fabsf(by) < 1e4f ? 0.5f * reciprocal_approx(fabsf(by)) : 0;
     }
 };
 
@@ -457,6 +458,8 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
         rows[h].query = min(row, (i32)a.queries - 1);
         rows[h].bias = bias_row(a, t.batch, t.head, rows[h].query, false);
     }
+    if constexpr (BIAS_STAGES > 0)
+        wait(bias_full(c.bias.stage, c.group), c.bias.phase);
     [[maybe_unused]] u32 pairs[4];
     [[maybe_unused]] const u32 bias_first = bias_at(c.bias.stage, c.group) + c.bias_first;
 #pragma unroll
@@ -481,64 +484,32 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
             }
         }
     }
+    if constexpr (BIAS_STAGES > 0)
+        release_bias(c);
     fence_registers(c.s);
 }
 
-/* ---- Terms that join scores where these become exponents, in the shadow of 2^x: eight clocks of a scheduler for a
-   warp. By add_terms the same instructions would take time of their own ---- */
+/* ---- A soft cap of small scores, where these become exponents: in the shadow of 2^x, which keeps a warp from its next
+   one for eight clocks. Before, its instructions would take time of their own ---- */
 
-constexpr bool JOINS_SOFT_CAP = SOFT_CAP_TERMS > 0 && BIAS == 0, JOINS_BIAS = BIAS_STAGES > 0 && !HAS_MODIFIER;
+constexpr bool JOINS_SOFT_CAP = SOFT_CAP_TERMS > 0 && BIAS == 0;
 
-/* Nothing joins. */
-struct no_terms {
-    DEVICE no_terms(const consumer &) {}
-    DEVICE float operator()(int) const { return 0; }
-    DEVICE bool has_lost() const { return false; }
-};
-
-/* tanh(x), x = by s, as x P(x^2), where no |x| is beyond 1/2. P is off by 2.3e-5 of itself, and by 5.5e-7 where
-   statistics are made of scores. */
-struct soft_cap_terms {
+struct capped_exponent {
     const scores &s;
     const soft_cap &cap;
     float largest = 0;
-    DEVICE soft_cap_terms(const consumer &c) : s(c.s), cap(c.cap) {}
-    DEVICE float operator()(int i) {
-        const float u = s[i] * s[i];
-        float sum = cap.factor[soft_cap::TERMS - 1];
+    DEVICE capped_exponent(const consumer &c) : s(c.s), cap(c.cap) {}
+    DEVICE float operator()(int i, float first) {
+        const float square = s[i] * s[i];
+        float slope = cap.factor[soft_cap::TERMS - 1];
         largest = fmaxf(largest, fabsf(s[i]));
 #pragma unroll
         for (int k = soft_cap::TERMS - 2; k >= 0; --k)
-            sum = fmaf(sum, u, cap.factor[k]);
-        return s[i] * sum;
+            slope = fmaf(slope, square, cap.factor[k]);
+        return fmaf(s[i], slope, first);
     }
     DEVICE bool has_lost() const { return !(largest < cap.limit); }
 };
-
-/* A bias that lies in boxes. */
-struct bias_terms {
-    const consumer &c;
-    const u32 first;
-    u32 pairs[4];
-    DEVICE bias_terms(const consumer &consumer) : c(consumer), first(bias_at(c.bias.stage, c.group) + c.bias_first) {}
-    DEVICE float operator()(int i) {
-        if (i % 8 == 0)
-            load_boxed_bias(pairs, first, i / 8);
-        float pair[2];
-        unpack_bias(pair, pairs[i / 2 % 4]);
-        return with_bias<GUARDS_HIDDEN>(c.s[i] * c.product_scale, pair[i % 2]);
-    }
-    DEVICE bool has_lost() const { return false; }
-};
-
-template <bool CHOOSES_FIRST, class A, class B> struct either {
-    using type = A;
-};
-template <class A, class B> struct either<false, A, B> {
-    using type = B;
-};
-constexpr bool JOINS = JOINS_SOFT_CAP || JOINS_BIAS;
-using joining_terms = either<JOINS_SOFT_CAP, soft_cap_terms, either<JOINS_BIAS, bias_terms, no_terms>::type>::type;
 
 DEVICE alibi_of_rows find_alibi(float slope, i32 first_query, i32 block) {
     const i32 row = first_query + (i32)(warp_index() % 4 * 16 + lane_index() / 4);
@@ -689,7 +660,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             fence_register(c.product_scale); /* else it is made of a double in each step */
         }
         if constexpr (JOINS_SOFT_CAP)
-            c.cap.set(c.product_scale), c.is_steep = false;
+            c.cap.set(c.product_scale, c.scale), c.is_steep = false;
         if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !CHANGES_SCORES) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
@@ -709,9 +680,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
             release(k_empty(c.block.before().stage));
             const bool is_cut = is_masked(b, first_query, block);
-            const bool is_made = !JOINS || is_cut || (JOINS_SOFT_CAP && c.is_steep);
-            if constexpr (BIAS_STAGES > 0)
-                wait(bias_full(c.bias.stage, c.group), c.bias.phase);
+            const bool is_made = !JOINS_SOFT_CAP || is_cut || c.is_steep;
             if (CHANGES_SCORES && is_made)
                 add_terms(c, a, t, first_query, block);
             if (is_cut)
@@ -721,25 +690,23 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 release(v_empty(c.block.before().before().stage));
             if (PARKS_SUMS && c.summed == PROMOTED_BLOCKS)
                 promote(c);
-            joining_terms terms(c);
+            capped_exponent capped(c);
             const auto finish_scores = [&] {
                 if (!is_made)
                     add_terms(c, a, t, first_query, block);
-                if (JOINS_SOFT_CAP && !is_made)
-                    c.is_steep |= __any_sync(~0u, terms.has_lost());
+                if (!is_made)
+                    c.is_steep |= __any_sync(~0u, capped.has_lost());
                 if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
                     hide_by_bias(c.s, a, t, first_query, block);
             };
             alibi_of_rows alibi{};
             if constexpr (HAS_ALIBI)
                 alibi = find_alibi(slope, first_query, block);
-            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, is_made, terms, finish_scores,
+            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, is_made, capped, finish_scores,
                     [&](const float (&by)[2]) {
                         if (PARKS_SUMS && c.is_parked)
                             rescale_parked(c, by);
                     });
-            if constexpr (BIAS_STAGES > 0)
-                release_bias(c);
             drop(c.p, kept);
             if (O_LEAVES_THROUGH_Q && is_first && holds_queries)
                 release_queries(c);

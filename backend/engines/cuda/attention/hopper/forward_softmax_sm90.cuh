@@ -81,18 +81,18 @@ template <class T> DEVICE void set_weights(weights &p, int i, float low, float h
         p[i / 8 * 2 + i / 2 % 2] |= (u32)ptx::cvt_e4m3x2(high, low) << 16;
 }
 
-/* Weights, their sums by rows, and the largest ones. score(i): of the thread's scores. */
+/* Weights, their sums by rows, and the largest ones. exponent(i, first): of the thread's score i. */
 template <class S>
-DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &score, float scale,
-                         const alibi_of_rows &alibi, const float (&maximum)[2]) {
+DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &exponent, const alibi_of_rows &alibi,
+                         const float (&maximum)[2]) {
     const float first[2] = {HAS_ALIBI ? alibi.first[0] - maximum[0] : -maximum[0],
                             HAS_ALIBI ? alibi.first[1] - maximum[1] : -maximum[1]};
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int i = 0; i < BLOCK_K / 2; i += 2) {
         const int h = i / 2 % 2;
-        const float low = exp2_approx(fmaf(score(i), scale, joined(alibi.slope, i, first[h])));
-        const float high = exp2_approx(fmaf(score(i + 1), scale, joined(alibi.slope, i + 1, first[h])));
+        const float low = exp2_approx(exponent(i, joined(alibi.slope, i, first[h])));
+        const float high = exp2_approx(exponent(i + 1, joined(alibi.slope, i + 1, first[h])));
         sum[h] += low;
         sum[h] += high;
         if constexpr (NOTES_TOP)
@@ -140,21 +140,21 @@ DEVICE void start_rows(row_pair &rows) {
         rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
-/* No product may be under way. joined_score(i): of a score that lacks its terms yet; is_made: none does.
-   joined_score.has_lost(): whether some were none. finish_scores(): makes scores, and adds what only the usual way sees.
-   rescale_rest(by): multiplies what else is summed, by rows. */
+/* No product may be under way. exponent(i, first): of what is no score yet; is_made: all are. exponent.has_lost():
+   whether some were none. finish_scores(): makes scores, and adds what only the usual way sees. rescale_rest(by):
+   multiplies what else is summed, by rows. */
 template <class J, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
-                    bool is_first, bool is_made, J &joined_score, const S &finish_scores, const F &rescale_rest) {
+                    bool is_first, bool is_made, J &exponent, const S &finish_scores, const F &rescale_rest) {
     float sum[2];
-    const auto made_score = [&](int i) { return s[i]; };
+    const auto made_exponent = [&](int i, float first) { return fmaf(s[i], scale, first); };
     if (!rows.finds_maximum) {
         float top[2] = {rows.top[0], rows.top[1]};
         if (is_made)
-            exponentiate(p, sum, top, made_score, scale, alibi, rows.maximum);
+            exponentiate(p, sum, top, made_exponent, alibi, rows.maximum);
         else
-            exponentiate(p, sum, top, joined_score, scale, alibi, rows.maximum);
-        rows.finds_maximum = is_beyond(sum, top, is_first, !is_made && joined_score.has_lost());
+            exponentiate(p, sum, top, exponent, alibi, rows.maximum);
+        rows.finds_maximum = is_beyond(sum, top, is_first, !is_made && exponent.has_lost());
         if (rows.finds_maximum && is_first)
             rows.maximum[0] = rows.maximum[1] = -infinity();
         if (!rows.finds_maximum) {
@@ -166,7 +166,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
         float maximum[2], rescale[2];
         finish_scores();
         find_maximum(rows, maximum, rescale, s, scale, alibi);
-        exponentiate(p, sum, rows.top, made_score, scale, alibi, maximum);
+        exponentiate(p, sum, rows.top, made_exponent, alibi, maximum);
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];
         if (!is_first) {
             fence_registers(o);
