@@ -174,7 +174,7 @@ def test_soft_caps(share: float, off: float, dtype: str, stats: bool) -> None:
     inputs = case.inputs(dtype)
     products = inputs["q"].astype(float) @ inputs["k"].astype(float).swapaxes(2, 3)
     largest = case.scale * np.abs(products).max()
-    cap = largest / share
+    cap = float(largest / share)  # else its type were that of NumPy: f64
     case.modifier = Modifier(
         lambda g, s, _: g.mul(g.tanh(g.mul(s, 1 / cap)), cap),
         lambda s, *_: cap * np.tanh(s / cap),

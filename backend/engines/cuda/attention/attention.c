@@ -23,8 +23,9 @@ enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64, SPLIT_KEYS
 static const double FP8_COST = 3.2; /* times as long: operands become halves one by one (H200, heads of 256) */
 static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75; /* of the nominal rate: an H200 decoding */
 static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6, MERGE_SECONDS = 5e-6, PART_SECONDS = 0.2e-6;
-/* Of a multiprocessor, for what joins a score: alike at all depths of heads. */
-static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.05, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.5;
+/* More time that terms of scores take, for their instructions and as they leave registers for smaller tiles, of that of
+   products (H100, 4096 keys, heads of 64 and 128, both passes). ALiBi takes none. */
+static const double BIAS_SHARE = 0.8, MODIFIER_SHARE = 0.6, DROPOUT_SHARE = 0.4;
 /* Before the first product of a block and behind its last one, of both passes backward: not less than Hopper's. */
 static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 13e-6;
 
@@ -300,11 +301,9 @@ double attention_predict_flops(const struct cuda_attention *c, double flops) {
     return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
 }
 
-double attention_predict_terms(const struct cuda_attention *c, double scores, double dropout_clocks) {
-    const struct cuda_properties *cuda = &c->device->cuda;
-    double clocks = (c->a->bias ? BIAS_CLOCKS : 0) + (c->a->modifier.graph ? MODIFIER_CLOCKS : 0) +
-                    (c->a->alibi ? ALIBI_CLOCKS : 0) + (c->a->dropout_probability > 0 ? dropout_clocks : 0);
-    return scores * clocks / (cuda->clock_khz * 1e3 * cuda->multiprocessors);
+static double term_share(const struct cuda_attention *c) {
+    return (c->a->bias ? BIAS_SHARE : 0) + (c->a->modifier.graph ? MODIFIER_SHARE : 0) +
+           (c->a->dropout_probability > 0 ? DROPOUT_SHARE : 0);
 }
 
 /* Where blocks are few: what fewer than a wave of them lose, or the joining of parts of the keys, a second kernel that
@@ -321,8 +320,7 @@ static double predict_merge(const struct cuda_attention *c, double blocks) {
 static double predict(const struct cuda_attention *c) {
     const struct node *node = region_node(c->region, 0);
     const struct cuda_properties *cuda = &c->device->cuda;
-    double bytes = 0, again = c->backward ? 7.0 / 5 : 1, made = c->backward ? 2 : 1; /* dQ makes the scores once more */
-    double scores = (double)(c->batches * c->heads * c->queries) * (double)c->keys * attention_seen_share(c);
+    double bytes = 0, again = c->backward ? 7.0 / 5 : 1; /* dQ makes the scores once more */
     /* Of BLOCK_QUERIES, as forward tiles are about; `waves`: how many of a block's times all of them take. */
     double blocks = (double)(c->batches * c->heads * divide_up(c->queries, BLOCK_QUERIES));
     double waves = blocks > 0 ? (double)divide_up((int64_t)blocks, cuda->multiprocessors) / blocks : 0;
@@ -332,7 +330,7 @@ static double predict(const struct cuda_attention *c) {
     double multiplying = attention_predict_flops(c, op_flops(node->op) * attention_seen_share(c) * again);
     if (dtype_is_fp8((weftDataType_t)c->a->q->type))
         multiplying *= FP8_COST;
-    multiplying += attention_predict_terms(c, scores * made, DROPOUT_CLOCKS);
+    multiplying *= 1 + term_share(c);
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
     /* Kernels beside the main one. */

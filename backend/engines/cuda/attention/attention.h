@@ -60,9 +60,6 @@ int attention_amax_outputs(const struct cuda_attention *c, const struct tensor *
 bool attention_is_scaled(const struct cuda_attention *c);
 /* The seconds of so many operations in portable kernels. */
 double attention_predict_flops(const struct cuda_attention *c, double flops);
-/* What terms of so many scores take on all multiprocessors, beside products; dropout_clocks: of one of them, for a
-   score. */
-double attention_predict_terms(const struct cuda_attention *c, double scores, double dropout_clocks);
 
 /* Whether an operand has ragged offsets. */
 bool attention_is_ragged(const struct cuda_attention *c);

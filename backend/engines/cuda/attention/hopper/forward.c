@@ -35,7 +35,8 @@ static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e
    deep. */
 static const double FP8_EFFICIENCY = 0.67, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double SHORT_EFFICIENCY = 0.4;
-static const double DROPOUT_CLOCKS = 0.23; /* of a multiprocessor, for a score */
+/* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
+static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.25;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
@@ -235,6 +236,11 @@ static double efficiency(const struct forward *f) {
                                   : FP8_EFFICIENCY;
 }
 
+static double term_clocks(const struct attention *a) {
+    return (a->bias ? BIAS_CLOCKS : 0) + (a->modifier.graph ? MODIFIER_CLOCKS : 0) + (a->alibi ? ALIBI_CLOCKS : 0) +
+           (a->dropout_probability > 0 ? DROPOUT_CLOCKS : 0);
+}
+
 /* By rounds of tiles over all multiprocessors: a started round counts whole. CTAs that share one take turns at
    products, and begin and end their tiles beside each other. */
 static double predict(const struct forward *f, int64_t multiprocessors) {
@@ -244,11 +250,11 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     double bytes = 0;
     double rows = (double)(f->tiles * GROUP_QUERIES * f->tile->groups) / (double)c->queries;
     /* Tiles of a multiprocessor come one behind the other, so that a started round counts whole. */
-    int64_t each = divide_up(f->all_tiles, multiprocessors); /* tiles of a multiprocessor */
-    double flops = op_flops(node->op) * attention_seen_share(c) * rows / (double)f->all_tiles; /* of a tile */
-    double scores = (double)c->queries * (double)c->keys * (double)(c->batches * c->heads);    /* of a tile, as flops */
-    scores *= attention_seen_share(c) * rows / (double)f->all_tiles;
-    double terms = attention_predict_terms(c, scores, DROPOUT_CLOCKS) * (double)multiprocessors;
+    int64_t each = divide_up(f->all_tiles, multiprocessors);             /* tiles of a multiprocessor */
+    double seen = attention_seen_share(c) * rows / (double)f->all_tiles; /* by a tile, of all that there is */
+    double flops = op_flops(node->op) * seen;
+    double scores = (double)(c->batches * c->heads * c->queries) * (double)c->keys * seen;
+    double terms = scores * term_clocks(c->a) / (c->device->cuda.clock_khz * 1e3);
     for (int i = 0; i < node->operand_count; i++)
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
     /* Operands and results move once: heads that share keys read them from L2. */
