@@ -23,7 +23,7 @@ class Model:
     classes: int = 0
     """Of cross-entropy; 0: the loss is the mean square of the output."""
     is_last: bool = False
-    """Channels last."""
+    """Channels last, on a GPU: torch 2.13 ends with a segmentation fault in the U-Net's on a CPU."""
 
 
 # ---- Convolutions ------------------------------------------------------------------------------------------
