@@ -63,7 +63,9 @@ def train(
 ) -> tuple[float, float]:
     """The last loss, and the share of held-out digits that are named right."""
     torch.manual_seed(SEED)
-    model = resnet18(width).to(images.device)
+    with torch.device("cpu"):  # so that weights begin as the same on every device
+        model = resnet18(width)
+    model.to(images.device)
     optimiser = torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
     loss = torch.zeros(())
     order = torch.arange(HELD_OUT, HELD_OUT + count, device=images.device)

@@ -74,8 +74,9 @@ class Operator:
         self.schema = name + (schema or _by_position(str(twin._schema)))
         self._fake = fake
         parsed = torch._C.parse_schema(f"weft::{self.schema}")
-        self._arguments, self._is_single = parsed.arguments, len(parsed.returns) == 1
-        self._count = len(self._arguments)
+        self._is_single = len(parsed.returns) == 1
+        self._defaults = [(each.name, each.default_value) for each in parsed.arguments]
+        self._count = len(self._defaults)
         self._named = [] if twin is None else [a.name for a in twin._schema.arguments if a.kwarg_only]
         self.function: Callable[..., Any] | None = None
         """The operator with its gradient, of plain tensors; None without one."""
@@ -103,8 +104,8 @@ class Operator:
         """All arguments: torch leaves out what has its default value."""
         if len(arguments) == self._count:
             return arguments
-        rest = self._arguments[len(arguments) :]
-        return (*arguments, *(named.get(each.name, each.default_value) for each in rest))
+        rest = self._defaults[len(arguments) :]
+        return (*arguments, *[named.get(name, default) for name, default in rest])
 
     def _prepare(self, arguments: Sequence[Any]) -> Ready:
         if self.twin is not None and (reason := refusal(arguments, INDICES)):
@@ -115,7 +116,7 @@ class Operator:
         """The results on fake tensors."""
         if self._fake is not None:
             return self._fake(*arguments, **named)
-        plain = len(self._arguments) - len(self._named)
+        plain = self._count - len(self._named)
         named |= dict(zip(self._named, arguments[plain:], strict=False))
         return self.twin(*arguments[:plain], **named)
 
