@@ -61,7 +61,8 @@ def narrow(values: Any, dtype: str | data_type) -> np.ndarray[Any, Any]:
         return wide != 0
     if not _is_float(type_):
         info = ml_dtypes.iinfo(target)
-        return np.clip(np.nan_to_num(np.rint(wide)), float(info.min), float(info.max)).astype(target)
+        with np.errstate(invalid="ignore"):  # the largest INT64 is no float
+            return np.clip(np.nan_to_num(np.rint(wide)), float(info.min), float(info.max)).astype(target)
     if dtypes.of(type_).bits <= 8:
         most = float(ml_dtypes.finfo(target).max)
         wide = np.clip(wide, -most, most)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def test_every_kernel() -> None:
 def test_a_sample_of_operations() -> None:
     settings = {"WEFT_TEST_SAMPLE": "1/48"}, {"WEFT_TEST_SAMPLE": "5/48", "FAKE_CUDA_LARGE": 16}
     check([[*PYTEST, "tests/ops"]] * 2, list(settings))
+
+
+def test_random_graphs() -> None:
+    """Others each day, as the CPU has them (tests/test_random_graphs.py), and those that failed."""
+    day = int(os.environ.get("WEFT_TEST_DAY", time.time() // 86400))
+    new = ["tests/random_graphs.py", "--first", str(2_000_000 + day * 8), "--count", "8"]
+    failed = ["tests/test_random_graphs.py", "-k", "once_failed"]
+    check([new, [*PYTEST, *failed]], [{}, {"FAKE_CUDA_LARGE": 16}])
 
 
 def test_batch_norms_in_parts() -> None:

@@ -190,6 +190,24 @@ def text() -> str:
     return "\n".join(table(lines))
 
 
+# What a table of float32 does not show; a plan's explain() has the reason of each step.
+_REFERENCE = """
+What is left to `cpu.reference` within `cpu.fast`, and why:
+
+- sums that double does not hold exactly: reductions of INT64, products of integers of 32 and 64 bits;
+- MUL, AVG and NORM2 of integers in integers, which wrap around or round towards 0;
+- INT64 that changes its type on the way, as a transpose to FLOAT: double does not hold all of its values;
+- matmul with M, N or K overrides, whose panels are cut before they are known;
+- scales of blocks that lie in tiles (F8_128x4), which only GPUs want;
+- grouped products of operands below a byte, as an expert's rows begin anywhere;
+- a reshape that converts what is not packed, or whose dims have no common factors with the input's;
+- pooling and interpolation of other types than FLOAT, HALF and BFLOAT16, or with neither channels nor rows
+  side by side;
+- attention in DOUBLE, with scales (FP8), with its mask of dropout as a result, and gradients of what its score
+  modifier reads.
+"""
+
+
 def markdown() -> str:
     """The page docs/support.md."""
     engines, rows = matrix()
@@ -210,4 +228,4 @@ def markdown() -> str:
     for row in rows:
         methods = ", ".join(f"`{method}`" for method in row.methods)
         lines.append(f"| {row.operation} | {methods} | {' | '.join(row.answers)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _REFERENCE
