@@ -203,8 +203,8 @@ What is left to `cpu.reference` within `cpu.fast`, and why:
 - a reshape that converts what is not packed, or whose dims have no common factors with the input's;
 - pooling and interpolation of other types than FLOAT, HALF and BFLOAT16, or with neither channels nor rows
   side by side;
-- attention in DOUBLE, with scales (FP8), with its mask of dropout as a result, and gradients of what its score
-  modifier reads.
+- attention in DOUBLE, with scales (FP8), with its mask of dropout as a result, and gradients of what its
+  score modifier reads.
 """
 
 
