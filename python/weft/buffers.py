@@ -175,10 +175,15 @@ def _has_names(value: Any) -> bool:
     return hasattr(value, "has_names") and bool(value.has_names())  # torch 2.13 has no named tensors any more
 
 
-def _is_immutable(value: Any) -> bool:
-    """Whether a library promises that an array never changes: JAX's arrays."""
+def is_jax(value: Any) -> bool:
+    """Whether a value is an array of JAX, which promises that it never changes."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
+
+
+def as_jax(array: Any) -> Any:
+    """An array of the host, which nobody writes from now on, as JAX's."""
+    return sys.modules["jax"].numpy.asarray(array)
 
 
 def is_packed(dims: Sequence[int], strides: Sequence[int]) -> bool:
@@ -233,7 +238,7 @@ def _describe_interface(
     pointer, is_read_only = _interface_data(interface.get("data"))
     _check_claim(pointer, dims, steps, item)
     strides = packed_strides(dims) if steps is None else _in_elements(dims, steps, item)
-    is_writable = not is_read_only and not _is_immutable(value)
+    is_writable = not is_read_only and not is_jax(value)
     return Buffer(pointer, dims or (1,), strides or (1,), type_, device, ordinal, is_writable, value)
 
 
@@ -411,7 +416,7 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
     pointer, item = (tensor.data or 0) and tensor.data + tensor.byte_offset, max(tensor.bits // 8, 1)
     _check_claim(pointer, dims, [step * item for step in strides], item)
     # The capsule stays unconsumed: it releases the producer's hold when it goes.
-    is_writable = is_writable and not _is_immutable(value)
+    is_writable = is_writable and not is_jax(value)
     return Buffer(
         pointer, dims or (1,), strides or (1,), type_, device, tensor.device_id, is_writable, (value, capsule)
     )

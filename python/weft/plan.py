@@ -4,6 +4,7 @@ its own array of addresses and its own workspace."""
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -151,6 +152,7 @@ class Plan:
         """Runs the plan on arrays by position and by tensor name or uid; allocates outputs without memory."""
         given = self._gather(arrays, named)
         is_whole = self._place is None and all(i in given for i in self._written)
+        is_for_jax = "jax" in sys.modules and self._is_of_jax(arrays, named)
         like = None if is_whole else self._first_array(given)
         queue = stream_of(self.handle, like) if stream is None else stream
         frame = self.thread.frame
@@ -160,6 +162,20 @@ class Plan:
         if staging is not None:
             staging.finish()
         del owners
+        return self._results(given) if not is_for_jax else self._as_jax(given, arrays, named)
+
+    def _is_of_jax(self, arrays: Sequence[Any], named: Mapping[Any, Any]) -> bool:
+        """Whether the first array that a call reads is JAX's."""
+        read = [value for key, value in named.items() if not self.slots[self.index[key]].is_output]
+        first = next((value for value in (*arrays, *read) if buffers.is_array(value)), None)
+        return buffers.is_jax(first)
+
+    def _as_jax(self, given: dict[int, Any], arrays: Sequence[Any], named: Mapping[Any, Any]) -> Any:
+        """The outputs, with those that the call allocated on the host as JAX's arrays."""
+        kept = self._gather(arrays, named)
+        for i in self._outputs:
+            if i not in kept and not isinstance(given[i], DeviceArray):
+                given[i] = buffers.as_jax(given[i])
         return self._results(given)
 
     def bind(

@@ -233,10 +233,13 @@ def test_arrays_of_jax_are_read_and_never_written(monkeypatch: pytest.MonkeyPatc
     g, x, y = doubled()
     plain = np.zeros(6, "f4")
     g.execute({x: plain, y: kind()})  # without JAX such an object is as good as another
-    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(Array=kind))
+    numpy = SimpleNamespace(asarray=lambda array: ("of JAX", array.tolist()))
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(Array=kind, numpy=numpy))
     array = kind()
     g.execute({x: array, y: plain})
-    assert plain.tolist() == g.plan(x=array).tolist() == [2] * 6
+    assert plain.tolist() == [2] * 6
+    assert g.plan(x=array) == g(x=array) == ("of JAX", [2] * 6)
+    assert g.plan(x=array, out={"y": plain}) is plain
     message = r"output 'y' \(uid 2\) is written, its buffer is read-only\. Give a writable array\."
     for way in (
         lambda: g.execute({x: plain, y: array}),

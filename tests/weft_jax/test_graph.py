@@ -98,3 +98,14 @@ def test_it_has_no_gradient() -> None:
 def test_a_sentence_of_weft() -> None:
     with pytest.raises(weft.BadParameterError, match="matmul 'matmul_0'"):
         jax.jit(scaled)(normal(3, 4), normal(5, 4))
+
+
+def test_calls_with_arrays_give_arrays() -> None:
+    """Without weft.jax: of a graph that is called with JAX's arrays, and with another batch."""
+    g = weft.Graph(io_data_type="f32", handle=weft.create_handle("cpu"))
+    g.exp(g.tensor([4], name="x"))
+    for n in (4, 6):
+        x = jnp.arange(n, dtype=jnp.float32)
+        made = g(x)
+        assert isinstance(made, jax.Array)
+        close(made, jnp.exp(x))
