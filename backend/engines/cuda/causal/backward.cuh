@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) causal_backward(co
         for (int c = 0; c < CHANNELS; c++)
             make_strip(dx[c], sums[c], x, dy, taps[c], bias[c], c, first, steps);
         if constexpr (HAS_DX)
-            store_strip<dx_t>({p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l}, first, 0, steps,
+            store_strip<dx_t>({p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l}, first, steps,
                               channels, dx);
     });
     store_sums<TAPS + 1>(p, sums, 0, TAPS + 1);

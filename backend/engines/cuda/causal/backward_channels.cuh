@@ -18,9 +18,9 @@ struct segment {
     i32 begin, end, steps;
 };
 
-DEVICE void begin_history(history &x, const sequence<const x_t> &from, const segment &s, int channels) {
+DEVICE void begin_history(history &x, const sequence<const x_t> &entries, const segment &s, int channels) {
     window<x_t, LAG ? LAG : 1> before;
-    before.load(from, s.begin - LAG, s.steps, channels);
+    before.load(entries, s.begin - LAG, s.steps, channels);
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++)
 #pragma unroll
@@ -36,27 +36,23 @@ DEVICE void move_history(history &x) {
             x[c][t] = x[c][STRIP + t];
 }
 
-/* A channel's strip: dS, what it adds to the filter's sums, the last of which is the bias's, and dX of the LAG steps
-   before, step by step. Behind the sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is
-   not finite. */
-DEVICE void make_strip(sum_t (&dx)[STRIP], sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP],
-                       const sum_t (&x)[LAG + STRIP], const window<dy_t, STRIP> &dy, const sum_t (&taps)[TAPS],
-                       sum_t bias, int c, i32 first, const segment &s) {
+/* A step of one channel, t of a strip: dS, what it adds to the filter's sums, the last of which is the bias's, and dX of
+   LAG steps before. Behind the sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is not
+   finite. */
+DEVICE sum_t make_step(sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP], const sum_t (&x)[LAG + STRIP], sum_t dy,
+                       const sum_t (&taps)[TAPS], sum_t bias, int t, i32 step, const segment &s) {
+    sum_t sum = bias;
 #pragma unroll
-    for (int t = 0; t < STRIP; t++) {
-        sum_t sum = bias;
+    for (int k = 0; k < TAPS && IS_SILU; k++)
+        sum += taps[k] * x[t + k];
+    ds[LAG + t] = step < s.steps ? differentiate(dy, sum) : (sum_t)0;
+    if (step < s.end) {
 #pragma unroll
-        for (int k = 0; k < TAPS && IS_SILU; k++)
-            sum += taps[k] * x[t + k];
-        ds[LAG + t] = first + t < s.steps ? differentiate(dy.at(c, t), sum) : (sum_t)0;
-        if (first + t < s.end) {
-#pragma unroll
-            for (int k = 0; k < TAPS; k++)
-                sums[k] += ds[LAG + t] * x[t + k];
-            sums[TAPS] += ds[LAG + t];
-        }
-        dx[t] = correlate(ds + t, taps);
+        for (int k = 0; k < TAPS; k++)
+            sums[k] += ds[LAG + t] * x[t + k];
+        sums[TAPS] += ds[LAG + t];
     }
+    return correlate(ds + t, taps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -69,27 +65,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for_each_strip(p, [&](i64 entry, i32 begin) {
         const i32 steps = (i32)p.steps, length = (i32)p.length;
         const segment s{begin, begin + length < steps ? begin + length : steps, steps};
-        const sequence<const x_t> from{p.x + (entry * p.x_b + first_channel() * p.x_c), p.x_c, p.x_l};
+        const sequence<const x_t> entries{p.x + (entry * p.x_b + first_channel() * p.x_c), p.x_c, p.x_l};
         const sequence<const dy_t> loss{p.dy + (entry * p.dy_b + first_channel() * p.dy_c), p.dy_c, p.dy_l};
         const sequence<dx_t> to{p.dx + (entry * p.dx_b + first_channel() * p.dx_c), p.dx_c, p.dx_l};
         history x, ds = {};
-        begin_history(x, from, s, channels);
+        begin_history(x, entries, s, channels);
 #pragma unroll 1
         for (i32 first = begin; first < s.end + LAG; first += STRIP) {
-            sum_t dx[CHANNELS][STRIP];
             window<x_t, STRIP> read;
             window<dy_t, STRIP> dy;
-            read.load(from, first, steps, channels);
+            read.load(entries, first, steps, channels);
             dy.load(loss, first, steps, channels);
+            dx_t *dx = to.first + (first - LAG) * to.step;
 #pragma unroll
-            for (int c = 0; c < CHANNELS; c++) {
+            for (int t = 0; t < STRIP; t++, dx += to.step) {
+                run<dx_t, RUN> out;
 #pragma unroll
-                for (int t = 0; t < STRIP; t++)
+                for (int c = 0; c < CHANNELS; c++) {
                     x[c][LAG + t] = read.at(c, t);
-                make_strip(dx[c], sums[c], ds[c], x[c], dy, taps[c], bias[c], c, first, s);
+                    out.at[c] = from<dx_t>::number(
+                        make_step(sums[c], ds[c], x[c], dy.at(c, t), taps[c], bias[c], t, first + t, s));
+                }
+                if constexpr (HAS_DX)
+                    store_piece<dx_t>(dx, to, out, first + t - LAG, s.begin, s.end, channels);
             }
-            if constexpr (HAS_DX)
-                store_strip<dx_t>(to, first - LAG, s.begin, s.end, channels, dx);
             move_history(x);
             move_history(ds);
         }

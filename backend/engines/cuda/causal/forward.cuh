@@ -64,7 +64,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) causal_forward(con
                 for (int t = 0; t < STRIP; t++)
                     sums[c][t] = activate(sums[c][t]);
         }
-        store_strip<y_t>({p.y + (entry * p.y_b + first_channel() * p.y_c), p.y_c, p.y_l}, first, 0, steps, channels,
-                         sums);
+        store_strip<y_t>({p.y + (entry * p.y_b + first_channel() * p.y_c), p.y_c, p.y_l}, first, steps, channels, sums);
     });
 }

@@ -92,31 +92,36 @@ template <class T, int STEPS> struct window {
     }
 };
 
-/* A strip of results, of which those from step `least` to before `steps` are stored. */
+/* An access of results at p, its first one that of `step`: those from step `least` to before `steps` are stored. */
 template <class T>
-DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 least, i32 steps, int channels,
+DEVICE void store_piece(T *p, const sequence<T> &to, const run<T, RUN> &out, i32 step, i32 least, i32 steps,
+                        int channels) {
+    if (step >= least && (CHANNELS_LAST ? step < steps : step + RUN <= steps) && channels == CHANNELS) {
+        stream_out<T, RUN>(p, out);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < RUN; e++) {
+        const i32 s = CHANNELS_LAST ? step : step + e;
+        if (s >= least && s < steps && (CHANNELS_LAST ? e : 0) < channels)
+            p[e * (CHANNELS_LAST ? to.channel : to.step)] = out.at[e];
+    }
+}
+
+/* A strip of results. */
+template <class T>
+DEVICE void store_strip(const sequence<T> &to, i32 begin, i32 steps, int channels,
                         const sum_t (&values)[CHANNELS][STRIP]) {
     constexpr int PIECES = CHANNELS_LAST ? STRIP : STRIP / RUN;
     T *p = to.first + begin * to.step;
 #pragma unroll
     for (int i = 0; i < PIECES; i++, p += CHANNELS_LAST ? to.step : RUN * to.step) {
-        const i32 step = begin + (CHANNELS_LAST ? i : i * RUN);
         run<T, RUN> out;
 #pragma unroll
         for (int e = 0; e < RUN; e++)
             out.at[e] = from<T>::number(CHANNELS_LAST ? values[CHANNELS_LAST ? e : 0][CHANNELS_LAST ? i : 0]
                                                       : values[0][CHANNELS_LAST ? 0 : i * RUN + e]);
-        const bool is_there = step >= least && (CHANNELS_LAST ? step < steps : step + RUN <= steps);
-        if (is_there && channels == CHANNELS) {
-            stream_out<T, RUN>(p, out);
-            continue;
-        }
-#pragma unroll
-        for (int e = 0; e < RUN; e++) {
-            const i32 s = CHANNELS_LAST ? step : step + e;
-            if (s >= least && s < steps && (CHANNELS_LAST ? e : 0) < channels)
-                p[e * (CHANNELS_LAST ? to.channel : to.step)] = out.at[e];
-        }
+        store_piece<T>(p, to, out, begin + (CHANNELS_LAST ? i : i * RUN), 0, steps, channels);
     }
 }
 
