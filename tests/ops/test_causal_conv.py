@@ -103,8 +103,14 @@ def test_without_activation_and_wide_filters(layout):
     check_backward(given, silu=False)
 
 
-def test_more_strips_than_threads() -> None:
-    given = operands(5, 2, 900, 4, "bf16")
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [((5, 2, 900, 4), "packed"), ((1, 2, 8500, 3), "packed"), ((2, 70, 300, 4), "channels_last")],
+    ids=str,
+)
+def test_more_than_one_tile(size, layout):
+    """More strips than a block has threads, and than a buffer of the CPU holds."""
+    given = operands(*size, "bf16", layout)
     check_forward(given)
     check_backward(given)
 
