@@ -758,6 +758,35 @@ class Conv_wgrad_attributes : public detail::Attributes<Conv_wgrad_attributes> {
         return this->self();
     }
 };
+/** Attributes of causal_conv1d: convolution of sequences that sees nothing later, each channel alone. */
+class Causal_conv1d_attributes : public detail::Attributes<Causal_conv1d_attributes> {
+  public:
+    /** added to each channel before the activation; unset: 0 */
+    Causal_conv1d_attributes &set_bias(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_BIAS_DESC_EXT, "bias", values);
+        return this->self();
+    }
+    /** what follows: IDENTITY, or SWISH_FWD, which is SiLU */
+    Causal_conv1d_attributes &set_activation(PointwiseMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_ACTIVATION_EXT, WEFT_TYPE_POINTWISE_MODE, values);
+        return this->self();
+    }
+};
+/** Attributes of causal_conv1d_backward: gradients of causal_conv1d; ds = dy times the activation's
+    derivative. */
+class Causal_conv1d_backward_attributes : public detail::Attributes<Causal_conv1d_backward_attributes> {
+  public:
+    /** added to each channel before the activation; unset: 0 */
+    Causal_conv1d_backward_attributes &set_bias(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_BIAS_DESC_EXT, "bias", values);
+        return this->self();
+    }
+    /** what followed: IDENTITY, or SWISH_FWD, which is SiLU */
+    Causal_conv1d_backward_attributes &set_activation(PointwiseMode_t values) {
+        this->put(WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_ACTIVATION_EXT, WEFT_TYPE_POINTWISE_MODE, values);
+        return this->self();
+    }
+};
 /** Attributes of resample: pooling or interpolation. */
 template <class Self> class Resample_options : public detail::Attributes<Self> {
   public:
@@ -2236,6 +2265,28 @@ class Operations : public Recorder {
                             {WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, "image", image, true}},
                            {{WEFT_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, "DW", false, true, true}});
         return made[0];
+    }
+    /** convolution of sequences that sees nothing later, each channel alone. Returns y. */
+    Tensor causal_conv1d(const Operand &input, const Operand &weight, graph::Causal_conv1d_attributes attributes = {}) {
+        auto made = record("causal_conv1d", WEFT_BACKEND_OPERATION_CAUSAL_CONV1D_FWD_DESCRIPTOR_EXT, attributes,
+                           WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_XDESC_EXT, "input", input, true},
+                            {WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_WEIGHT_DESC_EXT, "weight", weight, true}},
+                           {{WEFT_ATTR_OPERATION_CAUSAL_CONV1D_FWD_YDESC_EXT, "Y", false, true, true}});
+        return made[0];
+    }
+    /** gradients of causal_conv1d; ds = dy times the activation's derivative. Returns dx, dweight, dbias. */
+    std::array<Tensor, 3> causal_conv1d_backward(const Operand &loss, const Operand &input, const Operand &weight,
+                                                 graph::Causal_conv1d_backward_attributes attributes = {}) {
+        auto made = record("causal_conv1d_backward", WEFT_BACKEND_OPERATION_CAUSAL_CONV1D_BWD_DESCRIPTOR_EXT,
+                           attributes, WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_COMP_TYPE_EXT,
+                           {{WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DYDESC_EXT, "loss", loss, true},
+                            {WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_XDESC_EXT, "input", input, true},
+                            {WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_WEIGHT_DESC_EXT, "weight", weight, true}},
+                           {{WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DXDESC_EXT, "DX", false, true, false},
+                            {WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DWEIGHT_DESC_EXT, "DWEIGHT", false, true, false},
+                            {WEFT_ATTR_OPERATION_CAUSAL_CONV1D_BWD_DBIAS_DESC_EXT, "DBIAS", false, true, false}});
+        return to_array<3>(made);
     }
     /** gradient of pooling or interpolation. Returns dx. */
     Tensor resample_backward(const Operand &loss, graph::Resample_backward_attributes attributes = {}) {

@@ -2714,6 +2714,109 @@ class Ops:
         made = self._operation("conv_wgrad", "conv_wgrad", values, results, compute_data_type, name)
         return made[0]
 
+    def causal_conv1d(
+        self,
+        input: Operand,
+        weight: Operand,
+        bias: Operand | None = None,
+        activation: enums.pointwise_mode | str = enums.pointwise_mode.IDENTITY,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Convolution of sequences that sees nothing later, each channel alone.
+
+            y[b,d,l] = activation(bias[d] + sum_k weight[d,k] * x[b, d, l - K + 1 + k])
+
+        Args:
+            input: sequences, [B, D, L].
+            weight: a filter per channel; its last tap meets x[l], [D, K].
+            bias: added to each channel before the activation; unset: 0, [D].
+            activation: what follows: IDENTITY, or SWISH_FWD, which is SiLU; default IDENTITY.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+        Returns:
+            y: result, [B, D, L].
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: the type of x; a virtual result has the type to
+                calculate in, or DOUBLE.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> y = g.causal_conv1d(np.float32([[[1, 2, 3]]]), np.float32([[10, 1]]))  # 10 times what was before
+        >>> g()
+        array([[[ 1., 12., 23.]]], dtype=float32)
+        """
+        values = {
+            "x": input,
+            "weight": weight,
+            "bias": bias,
+            "activation": activation,
+        }
+        results = ("y",)
+        made = self._operation("causal_conv1d", "causal_conv1d", values, results, compute_data_type, name)
+        return made[0]
+
+    def causal_conv1d_backward(
+        self,
+        loss: Operand,
+        input: Operand,
+        weight: Operand,
+        bias: Operand | None = None,
+        activation: enums.pointwise_mode | str = enums.pointwise_mode.IDENTITY,
+        compute_data_type: DataTypeLike | None = None,
+        name: str = "",
+    ) -> tuple[Tensor | Any, Tensor | Any, Tensor | Any]:
+        """Gradients of causal_conv1d; ds = dy times the activation's derivative.
+
+            dx[b,d,l] = sum_k weight[d,k] * ds[b, d, l + K - 1 - k], dweight[d,k] = sum_{b,l} ds[b,d,l] * x[b,
+                d, l - K + 1 + k], dbias[d] = sum_{b,l} ds[b,d,l]
+
+        Args:
+            loss: gradient of the result, [B, D, L].
+            input: sequences, [B, D, L].
+            weight: a filter per channel, [D, K].
+            bias: added to each channel before the activation; unset: 0, [D].
+            activation: what followed: IDENTITY, or SWISH_FWD, which is SiLU; default IDENTITY.
+            compute_data_type: type to calculate in; default the graph's, else FLOAT.
+            name: the operation's name in messages and pictures.
+        Returns:
+            dx: gradient of x, [B, D, L]; None where it is not computed.
+            dweight: gradient of the filters, [D, K]; None where it is not computed.
+            dbias: gradient of the bias, [D]; None where it is not computed.
+        Data types:
+            operands: any, also mixed, unless said above.
+            results, unless the tensor or the graph says: gradients the type of what they are of, dbias that
+                of weight; a virtual result has the type to calculate in, or DOUBLE.
+        Raises:
+            BadParameterError: for what is no tensor of the graph, array or number; at build, when
+                operands or options break a rule of the operation.
+            NotSupportedError: at build, when no engine of the device runs it; `reasons` says why.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph()
+        >>> dy, x, weight = np.float32([[[1, 0, 1]]]), np.float32([[[1, 2, 3]]]), np.float32([[10, 1]])
+        >>> dx, dweight, _ = g.causal_conv1d_backward(dy, x, weight)
+        >>> g()[:2]
+        (array([[[ 1., 10.,  1.]]], dtype=float32), array([[2., 4.]], dtype=float32))
+        """
+        values = {
+            "dy": loss,
+            "x": input,
+            "weight": weight,
+            "bias": bias,
+            "activation": activation,
+        }
+        results = ("dx", "dweight", "dbias")
+        made = self._operation(
+            "causal_conv1d_backward", "causal_conv1d_backward", values, results, compute_data_type, name
+        )
+        return made[0], made[1], made[2]
+
     def resample_backward(
         self,
         loss: Operand,
