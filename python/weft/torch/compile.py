@@ -22,6 +22,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from weft.errors import WeftError
 from weft.graphs import Graph
 from weft.torch.nodes import BLANK, DRAWN, OWN
+from weft.torch.ops import INDICES
 from weft.torch.regions import FLOATS, GETS, MOVES, Cover, Region, RegionDrawing, draw, name_of
 from weft.torch.rewrites import rewrite
 
@@ -52,7 +53,7 @@ def refusal(node: torch.fx.Node) -> str:
 def _others(node: torch.fx.Node) -> Sequence[torch.dtype]:
     """Types beside floats that an operator of Weft's own takes and gives."""
     made = node.args[0] if node.target in GETS else node
-    return OWN[made.target].others if isinstance(made, torch.fx.Node) and made.target in OWN else ()
+    return INDICES if isinstance(made, torch.fx.Node) and made.target in OWN else ()
 
 
 def _is_blank(node: torch.fx.Node) -> bool:
