@@ -274,7 +274,7 @@ def test_a_bias_in_boxes(name: str, depth: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("name", ["of all", "of one head", "and ALiBi"])
 def test_a_bias_in_boxes_where_no_maximum_is_wanted(name: str, dtype: str) -> None:
-    """Largest scores are looked for where sums ask for it alone: in blocks with a column that hides, and beside."""
+    """Largest scores are looked for where sums ask for it alone: where a column hides or is large."""
     sizes = {"rows": 150, "columns": 264, "depth": 64, "value_depth": 64}
     case = replace(BOXED[name], heads=(4, 2, 2), scale=0.1, **sizes)
     inputs = case.inputs(dtype)

@@ -168,8 +168,8 @@ def test_types(name: str, dtype: str) -> None:
 @pytest.mark.parametrize(("dtype", "stats"), [("bf16", False), ("f16", False), ("f16", True)])
 @pytest.mark.parametrize(("share", "off"), [(0.1, 3e-5), (0.45, 3e-5), (0.6, 2**-11), (20, 2**-11)])
 def test_soft_caps(share: float, off: float, dtype: str, stats: bool) -> None:
-    """The largest score, in caps: below and above the half up to which Hopper's kernel has a polynomial. off: what
-    functions may be off by, of themselves, where no statistics are wanted."""
+    """The largest score, in caps: below and above the half up to which Hopper's kernel has a polynomial.
+    off: what functions may be off by, of themselves, where no statistics are wanted."""
     case = Case(batch=1, heads=(2, 2, 1), rows=70, columns=256, depth=64, value_depth=64, scale=0.05)
     inputs = case.inputs(dtype)
     products = inputs["q"].astype(float) @ inputs["k"].astype(float).swapaxes(2, 3)

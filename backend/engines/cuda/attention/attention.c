@@ -23,9 +23,9 @@ enum { MMA_PER_CLOCK = 1024, FMA_PER_CLOCK = 128, BLOCK_QUERIES = 64, SPLIT_KEYS
 static const double FP8_COST = 3.2; /* times as long: operands become halves one by one (H200, heads of 256) */
 static const double EFFICIENCY = 0.5, MEMORY_EFFICIENCY = 0.75; /* of the nominal rate: an H200 decoding */
 static const double START_SECONDS = 3e-6, KERNEL_SECONDS = 2e-6, MERGE_SECONDS = 5e-6, PART_SECONDS = 0.2e-6;
-/* More time that terms of scores take, for their instructions and as they leave registers for smaller tiles, of that of
-   products (H100, 4096 keys, heads of 64 and 128, both passes). ALiBi takes none. */
-static const double BIAS_SHARE = 0.8, MODIFIER_SHARE = 0.6, DROPOUT_SHARE = 0.4;
+/* Of a multiprocessor, for a score, by terms: Hopper's kernels took as long when they read a bias by elements, had no
+   tanh of one instruction and exchanged bits of dropout one by one, as these kernels do. */
+static const double BIAS_CLOCKS = 0.15, MODIFIER_CLOCKS = 0.11, ALIBI_CLOCKS = 0.01, DROPOUT_CLOCKS = 0.5;
 /* Before the first product of a block and behind its last one, of both passes backward: not less than Hopper's. */
 static const double BLOCK_SECONDS = 1.6e-6, BACKWARD_BLOCK_SECONDS = 13e-6;
 
@@ -301,9 +301,11 @@ double attention_predict_flops(const struct cuda_attention *c, double flops) {
     return flops / (rate * (c->arithmetic->is_mma ? MMA_PER_CLOCK : FMA_PER_CLOCK / (c->arithmetic->sum_bytes / 4)));
 }
 
-static double term_share(const struct cuda_attention *c) {
-    return (c->a->bias ? BIAS_SHARE : 0) + (c->a->modifier.graph ? MODIFIER_SHARE : 0) +
-           (c->a->dropout_probability > 0 ? DROPOUT_SHARE : 0);
+/* Of so many scores. */
+static double predict_terms(const struct cuda_attention *c, double scores) {
+    double clocks = (c->a->bias ? BIAS_CLOCKS : 0) + (c->a->modifier.graph ? MODIFIER_CLOCKS : 0) +
+                    (c->a->alibi ? ALIBI_CLOCKS : 0) + (c->a->dropout_probability > 0 ? DROPOUT_CLOCKS : 0);
+    return scores * clocks / (c->device->cuda.clock_khz * 1e3 * c->device->cuda.multiprocessors);
 }
 
 /* Where blocks are few: what fewer than a wave of them lose, or the joining of parts of the keys, a second kernel that
@@ -330,7 +332,9 @@ static double predict(const struct cuda_attention *c) {
     double multiplying = attention_predict_flops(c, op_flops(node->op) * attention_seen_share(c) * again);
     if (dtype_is_fp8((weftDataType_t)c->a->q->type))
         multiplying *= FP8_COST;
-    multiplying *= 1 + term_share(c);
+    /* Backward, scores are made twice. */
+    double scores = (double)(c->batches * c->heads * c->queries) * (double)c->keys * (c->backward ? 2 : 1);
+    multiplying += predict_terms(c, scores * attention_seen_share(c));
     double starting = blocks * (c->backward ? BACKWARD_BLOCK_SECONDS : BLOCK_SECONDS);
     double computing = (multiplying * cuda->multiprocessors + starting) * waves;
     /* Kernels beside the main one. */

@@ -19,9 +19,12 @@
    Ragged    see entries_sm90: nothing behind an entry's end is read or written. What lies there in whole is not asked
              for: what a stage had stands for it, and is masked. MAKES_USED_ALONE: tiles of no queries are passed over
    Terms     a score modifier and a bias join scaled products in registers, and scores are natural; what multiplies all
-             of them, and ALiBi, join the exponents. BIAS_STAGES: boxes of the bias come to each consumer through a ring
-             of its own, loaded by a warp of its own, so that K and V never wait for a bias to be read; else elements
-             are read from memory
+             of them, and ALiBi, join the exponents, and so does a soft cap of small scores in blocks that no mask cuts:
+             see capped_exponent. BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded
+             by a warp of its own, so that K and V never wait for a bias to be read; else elements are read from memory
+   Bounds    clocks of a scheduler for 64 queries x 128 keys. Products 1,024, of heads of 64 512; 2^x 512; instructions
+             380, with ALiBi 460, a bias 530, a soft cap 640, dropout 1,330. L2 gives 32 KB, of heads of 64 11, and 16
+             more for a bias: 6.3 and 5.4 TB/s, which is all it has
    Dropout   which weights of a block are kept is found while its scores are made: two words a thread
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
@@ -36,12 +39,14 @@
              multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv; promotion costs FP8 5 to 9 %
              H200: CTAS, 16,384 heads of 64 tokens: 461 to 133 us, 8,192 of 128: 214 to 144 us; BIAS_STAGES, heads of
-             128, 8192 keys: 1.76 to 1.40 of the plain case. An instruction for each score costs 3 to 9 %: terms are
-             not hidden behind the other consumer's products
-             H100, 4096 keys, causal, heads of 128 and of 64, of the plain case: ALiBi 1.01, 1.06; soft cap 1.2, 1.6;
-             bias 1.15, 1.28; dropout 2.2, 3.0, before its bits went through whole words 4.1, 5.5, of 96 keys 2.4, 3.4
-   Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower
-             three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with terms 5 to 10 %
+             128, 8192 keys: 1.76 to 1.40 of the plain case
+             H100, 4096 keys, causal, heads of 128 and of 64, of the plain case: ALiBi 1.05, 1.05; bias 1.21, 1.21;
+             dropout 2.3, 3.0, before its bits went through whole words 4.1, 5.5; soft cap 1.13, 1.27, before its
+             polynomial joined exponents 1.30, 1.46, by MUFU's tanh 1.25, 1.58
+             Where the compiler took warps for divergent: dropout 3 % slower, instructions 1.35 times as many
+   Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower, each of seven
+             instructions for one of MUFU; a bias that joins the exponents: as quick, since L2 has no more to give
+             three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with ALiBi 0.4 %
              FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; without turns 2 to 3 % faster; 192 keys
              without turns 6 to 8 % faster, but leave no shared memory to park sums; polynomials for 2^x 4 % slower */
 
