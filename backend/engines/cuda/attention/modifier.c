@@ -228,29 +228,39 @@ void attention_print_modifier_factors(struct kernel_print *print, const struct c
 
 /* ---- Gradients ---- */
 
-/* The gradient of `source` from that of the modified score. Reverse mode: forwards once for the values, then backwards,
-   each node adding to the gradients of its operands that depend on the source. A source that the output does not depend
-   on gets 0. */
-static void print_derived(struct text *code, const struct cuda_attention *c, int source) {
+/* The gradient of `source` from that of `output`, where `from` is the score. Reverse mode: forwards once for the values,
+   then backwards, each node adding to the gradients of its operands that depend on the source. A source that the output
+   does not depend on gets 0. */
+static void print_derived_from(struct text *code, const struct cuda_attention *c, int from, int output, int source) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX], dependent[SCORE_MODIFIER_VALUES_MAX];
-    score_modifier_mark_needed(m, m->output, needed);
+    score_modifier_mark_needed(m, output, needed);
     score_modifier_mark_dependent(m, source, dependent);
-    if (!needed[source] || !dependent[m->output]) {
+    if (!needed[source] || !dependent[output]) {
         text_add(code, "    return T{};\n}\n\n");
         return;
     }
-    print_values(code, c, m->output);
+    print_values_from(code, c, from, output);
     /* Gradients begin at 0, as several nodes may add to one. */
     for (int v = 0; v < m->graph->value_count; v++)
         if (needed[v] && dependent[v])
-            text_add(code, "    T g%d = %s;\n", v, v == m->output ? "gradient" : "T{}");
+            text_add(code, "    T g%d = %s;\n", v, v == output ? "gradient" : "T{}");
     for (int n = m->graph->node_count; n-- > 0;) {
         int out = made_by(m->graph, &m->graph->nodes[n]);
-        if (needed[out] && dependent[out])
+        if (needed[out] && dependent[out] && out != from)
             formula_print_gradient(code, m->graph, &m->graph->nodes[n], dependent);
     }
     text_add(code, "    return g%d;\n}\n\n", source);
+}
+static void print_derived(struct text *code, const struct cuda_attention *c, int source) {
+    print_derived_from(code, c, c->a->modifier.input, c->a->modifier.output, source);
+}
+
+/* Of modified_between: its gradient is times both factors. */
+void attention_print_between_gradient(struct kernel_print *print, const struct cuda_attention *c) {
+    struct factors f = find_factors(c);
+    print_head(&print->code, c, "between_gradient", ", T gradient");
+    print_derived_from(&print->code, c, f.input, f.output, f.input);
 }
 
 /* By what the sub-graph gives, or derived. */

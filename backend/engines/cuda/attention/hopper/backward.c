@@ -734,6 +734,16 @@ static void print_parts(struct kernel_print *print, const struct backward *b, co
         print_scratch(print, "float", parts_offset(b, true), "second_parts");
 }
 
+/* Constants that multiply all scores join those of the kernel, where the modifier's gradient is derived. */
+static void print_factors(struct kernel_print *print, const struct backward *b) {
+    bool has_factors = b->has_slopes && b->c->a->modifier.gradient_output < 0;
+    print_constant(print, "HAS_FACTORS", has_factors);
+    if (!has_factors)
+        return;
+    attention_print_modifier_factors(print, b->c);
+    attention_print_between_gradient(print, b->c);
+}
+
 /* One launch: a block for each BLOCK_OWN own rows of each head, or part of the heads that share it. */
 static weftStatus_t build_pass(const struct backward *b, const struct backward_tile *t, struct cuda_kernel *kernel,
                                struct arena *arena) {
@@ -753,6 +763,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_constant(&print, "HAS_SLOPES", b->has_slopes);
     attention_hopper_print_terms(&print, c, false);
     attention_print_modifier_gradient(&print, c);
+    print_factors(&print, b);
     attention_print_block_mask(&print, c);
     attention_print_dropout(&print, c);
     print_number(&print, c->heads, "heads");

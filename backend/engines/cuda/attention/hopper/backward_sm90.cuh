@@ -34,9 +34,9 @@
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS STORES_QUERIES HEAD VALUE_HEAD
              BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES
-             HAS_SLOPES HAS_PARTS HAS_AGAIN MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks and dropout;
-             printed entries of the maps; printed products: multiply_scores(_first), multiply_first, multiply_second,
-             multiply_sums(_first)
+             HAS_SLOPES HAS_FACTORS HAS_PARTS HAS_AGAIN MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks
+             and dropout; printed entries of the maps; printed products: multiply_scores(_first), multiply_first,
+             multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
              HAS_SLOPES beside sums of dQ, soft-cap, heads of 128 and 64, 8192: 2.2 to 1.4, 3.1 to 1.7 of the plain case
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
@@ -542,6 +542,40 @@ DEVICE void make_weights(float (&s)[BLOCK_PASS / 2], const statistics_of_rows &o
 using slope_pairs = u32[HAS_SLOPES ? BLOCK_PASS / 4 : 1];
 constexpr bool HAS_SCORES = HAS_MODIFIER || BIAS != 0; /* made in natural units, element by element */
 
+/* Constants that multiply all that a modifier is given, and all that it gives: HAS_FACTORS, else 1. */
+template <class P> DEVICE float first_factor(const P &p) {
+    if constexpr (HAS_FACTORS)
+        return factor_before(p);
+    else
+        return 1.0f;
+}
+template <class P> DEVICE float last_factor(const P &p) {
+    if constexpr (HAS_FACTORS)
+        return factor_after(p);
+    else
+        return 1.0f;
+}
+/* Without a bias the last one joins log2(e). */
+constexpr bool FACTOR_IS_LEFT = HAS_FACTORS && BIAS == 0;
+
+/* A score, but for ALiBi, from its product times the scale and first_factor. */
+template <class P>
+DEVICE float changed_score(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled, float bias) {
+    if constexpr (FACTOR_IS_LEFT)
+        return modified_between(p, batch, head, query, key, scaled);
+    else if constexpr (HAS_FACTORS)
+        return with_bias<true>(modified_between(p, batch, head, query, key, scaled) * last_factor(p), bias);
+    else
+        return score_of<true>(p, batch, head, query, key, scaled, bias);
+}
+/* Its slope. Where the score hides a key, it may be anything: the weight is 0. */
+template <class P> DEVICE float slope_at(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled) {
+    if constexpr (HAS_FACTORS)
+        return between_gradient(p, batch, head, query, key, scaled, first_factor(p) * last_factor(p));
+    else
+        return modified_gradient(p, batch, head, query, key, scaled, 1.0f);
+}
+
 /* The same where a modifier or a bias joins. What is beyond the tensors reads the last element, and is masked, or has
    statistics of +inf. head: of queries. */
 template <class P>
@@ -553,6 +587,8 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
     [[maybe_unused]] const float growth = OWN_IS_KEY ? slope2 : -slope2;
     const i32 last_row = (i32)(OWN_IS_KEY ? p.keys : p.queries) - 1,
               last_column = (i32)(OWN_IS_KEY ? p.queries : p.keys) - 1;
+    const float to_exponent = FACTOR_IS_LEFT ? last_factor(p) * 1.44269504f : 1.44269504f;
+    scale *= first_factor(p);
     i32 rows[2];
     bias_offset bias[2];
 #pragma unroll
@@ -571,14 +607,13 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
             const i32 query = OWN_IS_KEY ? column : rows[e / 2], key = OWN_IS_KEY ? rows[e / 2] : column;
             const float scaled = s[4 * c + e] * scale;
             const float score =
-                score_of<true>(p, batch, head, query, key, scaled, bias_at<OWN_IS_KEY>(p, bias[e / 2], column));
+                changed_score(p, batch, head, query, key, scaled, bias_at<OWN_IS_KEY>(p, bias[e / 2], column));
             if constexpr (HAS_SLOPES)
-                slope[e] =
-                    score == minus_infinity() ? 0.0f : modified_gradient(p, batch, head, query, key, scaled, 1.0f);
+                slope[e] = slope_at(p, batch, head, query, key, scaled);
             float shift = lse2[e];
             if constexpr (HAS_ALIBI)
                 shift += growth * (distance + (8 * c + e % 2 - e / 2 * 8));
-            s[4 * c + e] = exp2_approx(score * 1.44269504f - shift);
+            s[4 * c + e] = exp2_approx(score * to_exponent - shift);
         }
         if constexpr (HAS_SLOPES)
 #pragma unroll
@@ -633,7 +668,7 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], u32 (&weights)[BLOCK
                 low = low_half(pair) * (grown(i) - delta[2 * h]);
                 high = high_half(pair) * (grown(i + 1) - delta[2 * h + 1]);
             }
-            if constexpr (HAS_SLOPES) { /* which may be infinite where there is no weight */
+            if constexpr (HAS_SLOPES) { /* which may be infinite, or no number, where there is no weight */
                 low = low == 0 ? 0.0f : low * low_half(slopes[2 * c + h]);
                 high = high == 0 ? 0.0f : high * high_half(slopes[2 * c + h]);
             }
