@@ -228,9 +228,9 @@ void attention_print_modifier_factors(struct kernel_print *print, const struct c
 
 /* ---- Gradients ---- */
 
-/* The gradient of `source` from that of `output`, where `from` is the score. Reverse mode: forwards once for the values,
-   then backwards, each node adding to the gradients of its operands that depend on the source. A source that the output
-   does not depend on gets 0. */
+/* The gradient of `source` from that of `output`, where `from` is the score. Reverse mode: forwards once for the
+   values, then backwards, each node adding to the gradients of its operands that depend on the source. A source that
+   the output does not depend on gets 0. */
 static void print_derived_from(struct text *code, const struct cuda_attention *c, int from, int output, int source) {
     const struct score_modifier *m = &c->a->modifier;
     bool needed[SCORE_MODIFIER_VALUES_MAX], dependent[SCORE_MODIFIER_VALUES_MAX];
