@@ -697,10 +697,10 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 promote(c);
             capped_exponent capped(c);
             const auto finish_scores = [&] {
-                if (!is_made)
+                if (!is_made) {
                     add_terms(c, a, t, first_query, block);
-                if (!is_made)
                     c.is_steep |= __any_sync(~0u, capped.has_lost());
+                }
                 if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
                     hide_by_bias(c.s, a, t, first_query, block);
             };
