@@ -12,6 +12,9 @@ torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
 from weft.torch import compile as weft_compile  # noqa: E402
 from weft.torch.regions import Cover, Region  # noqa: E402
+from weft.torch.rewrites import rewrite  # noqa: E402
+
+FakeTensorMode = torch._subclasses.fake_tensor.FakeTensorMode
 
 F = torch.nn.functional
 EPSILON = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-6}
@@ -285,7 +288,37 @@ def test_what_is_not_whole_stays_torchs(name: str) -> None:
     found.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
-    assert left in {operator for operator, _ in cover.left}
+    assert left in {each for each, _ in cover.left}
+
+
+def norm_graph(shape):
+    """A group norm of channels last, after which channels stand first, as on a GPU; seen in a shape."""
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    with FakeTensorMode() as mode:
+        x = torch.empty(2, 4, 3, 5).to(memory_format=torch.channels_last)
+        made = torch.empty(2, 4, 3, 5), torch.empty(2, 2), torch.empty(2, 2)
+    node = graph.placeholder("x")
+    norm = graph.call_function(aten.native_group_norm.default, (node, None, None, 2, 4, 15, 2, 1e-5))
+    first = graph.call_function(operator.getitem, (norm, 0))
+    shown = graph.call_function(aten.view.default, (first, shape))
+    with mode:
+        values = x, made, made[0], made[0].view(shape)
+    for each, value in zip((node, norm, first, shown), values, strict=True):
+        each.meta["val"] = value
+    graph.output((shown,))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_norms_keep_channels_last_unless_a_view_wants_them_first() -> None:
+    kept, left = (rewrite(norm_graph(shape)) for shape in ([2, 2, 2, 15], [2, 60]))
+    targets = [[each.target for each in graph.graph.nodes] for graph in (kept, left)]
+    assert torch.ops.weft.group_norm.default in targets[0]
+    assert torch.ops.aten.clone.default in targets[0]
+    assert torch.ops.aten.native_group_norm.default in targets[1]
+    x = torch.randn(2, 4, 3, 5).to(memory_format=torch.channels_last)
+    expected = F.group_norm(x, 2).reshape(2, 2, 2, 15)
+    torch.testing.assert_close(kept(x)[0], expected)
+    assert kept(x)[0].is_contiguous()
 
 
 def test_dropout_keeps_a_seed_for_its_gradient() -> None:
@@ -302,7 +335,7 @@ def test_dropout_keeps_a_seed_for_its_gradient() -> None:
         ["mul.Tensor", "weft.dropout.default"],
         ["weft.dropout.default", "mul.Tensor"],
     ]
-    assert {operator for operator, _ in cover.left} == {"randint.default"}
+    assert {each for each, _ in cover.left} == {"randint.default"}
 
 
 def test_what_weft_leaves_is_torchs_with_a_reason() -> None:

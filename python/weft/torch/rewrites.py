@@ -24,6 +24,7 @@ def rewrite(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             with graph.inserting_before(node):
                 found(node)
     graph.eliminate_dead_code()
+    _keep_channels_last(graph)
     module.recompile()
     return module
 
@@ -40,7 +41,7 @@ def _call(node: Any, target: Any, *args: Any, **named: Any) -> Any:
     """A node before another one, and what it makes of fake tensors."""
     made = node.graph.call_function(target, args, named)
     plain, also = torch.fx.map_arg((args, named), lambda each: each.meta["val"])
-    with _value(node).fake_mode:
+    with _mode_of(node.graph):
         made.meta["val"] = target(*plain, **also)
     if "partitioner_tag" in node.meta:  # where the graph has both ways, which one it is
         made.meta["partitioner_tag"] = node.meta["partitioner_tag"]
@@ -177,6 +178,68 @@ def _index_put(node: Any) -> None:
     apart = _call(node, aten.view.default, values, _apart(shape, times))
     over = [3 + 2 * i for i in range(len(times))]
     node.replace_all_uses_with(_call(node, aten.sum.dim_IntList, apart, over))
+
+
+# ---- Group norms, after which torch puts channels first on a GPU ----
+
+_NORMS = {
+    aten.native_group_norm.default: torch.ops.weft.group_norm.default,
+    aten.native_group_norm_backward.default: torch.ops.weft.group_norm_backward.default,
+}
+
+
+def _keep_channels_last(graph: torch.fx.Graph) -> None:
+    """Weft's norms leave images as they lie, and so does what follows; unless a view wants them otherwise.
+    What the graph gives lies as before."""
+    norms = [each for each in graph.nodes if each.target in _NORMS and not _is_dynamic(each)]
+    before = {each: each.meta["val"] for each in graph.nodes if "val" in each.meta}
+    torchs = {each: each.target for each in norms}
+    if all(_value(each).is_contiguous() for norm in norms for each in norm.args[:2] if _is_image(each)):
+        return
+    for each in norms:
+        each.target = _NORMS[each.target]
+    try:
+        _propagate(graph)
+        _lay_as_before(graph, before)
+    except (RuntimeError, ValueError, KeyError):  # ValueError: of a view of other strides
+        for each, target in torchs.items():
+            each.target = target
+        for each, value in before.items():
+            each.meta["val"] = value
+        graph.eliminate_dead_code()  # of what was to lay results
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.fx.Node) and _value(value).ndim > 3
+
+
+def _propagate(graph: torch.fx.Graph) -> None:
+    """Finds anew what each node makes."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            args, named = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+            with _mode_of(graph):
+                node.meta["val"] = node.target(*args, **named)
+
+
+def _mode_of(graph: torch.fx.Graph) -> Any:
+    values = (_value(each) for each in graph.nodes if each.op == "placeholder" and "val" in each.meta)
+    return next(each.fake_mode for each in values if isinstance(each, torch.Tensor))
+
+
+def _lay_as_before(graph: torch.fx.Graph, before: dict[Any, Any]) -> None:
+    ends = next(each for each in graph.nodes if each.op == "output")
+
+    def lay(end: Any) -> Any:
+        old, new = before[end], end.meta["val"]
+        if not isinstance(new, torch.Tensor) or new.stride() == old.stride():
+            return end
+        if not old.is_contiguous():
+            raise RuntimeError("a result that is no packed one")
+        return _call(ends, aten.clone.default, end, memory_format=torch.contiguous_format)
+
+    with graph.inserting_before(ends):
+        ends.args = torch.fx.map_arg(ends.args, lay)
 
 
 # ---- Maxima whose places nobody asks for, dropouts whose choice follows from a seed ----

@@ -156,7 +156,17 @@ class _Channels:
         self.write(0, g.sub(g.sub(g.mul(loss, factor), mean_loss), along))
 
 
-@operator("group_norm", aten.native_group_norm.default)
+def _fake_group_norm(x: Any, *given: Any) -> Any:
+    """Results lie as images do, on GPUs, too, where torch's own puts channels first."""
+    return torch.empty_like(x), *aten.native_group_norm.default(x, *given)[1:]
+
+
+def _fake_group_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
+    dx, *others = aten.native_group_norm_backward.default(dy, x, *given)
+    return None if dx is None else torch.empty_like(x), *others
+
+
+@operator("group_norm", aten.native_group_norm.default, fake=_fake_group_norm)
 def _group_norm(
     d: Drawing, x: Any, weight: Any, bias: Any, _: int, c: int, hw: int, groups: int, epsilon: float
 ) -> None:
@@ -171,7 +181,7 @@ def _group_norm(
         d.write_as(i, result, dims)
 
 
-@operator("group_norm_backward", aten.native_group_norm_backward.default)
+@operator("group_norm_backward", aten.native_group_norm_backward.default, fake=_fake_group_norm_backward)
 def _group_norm_backward(
     d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
