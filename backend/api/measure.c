@@ -123,34 +123,53 @@ static weftStatus_t mark_step(void *context, int step) {
     return stopwatch_mark(marked->watch, marked->stream);
 }
 
-static weftStatus_t run_watched(const struct call *call, int64_t repeats, const struct step_watch *watch) {
-    for (int64_t i = 0; i < repeats; i++)
-        TRY(plan_run_watched(call->ours, call->pointers, call->workspace, call->stream, watch));
-    return WEFT_STATUS_SUCCESS;
+static weftStatus_t run_watched(const struct call *call, const struct step_watch *watch) {
+    return plan_run_watched(call->ours, call->pointers, call->workspace, call->stream, watch);
 }
 
 static weftStatus_t clock_steps(double *seconds, const struct call *call, int64_t repeats) {
     struct clocked clocked = {now(), seconds};
-    return run_watched(call, repeats, &(struct step_watch){clock_step, &clocked});
+    for (int64_t i = 0; i < repeats; i++)
+        TRY(run_watched(call, &(struct step_watch){clock_step, &clocked}));
+    return WEFT_STATUS_SUCCESS;
 }
 
-/* One mark before all steps and one behind each of them. */
+/* By turns a run with a mark behind each step, and a bare one with a mark behind all of it: both at the same clock. */
+static weftStatus_t mark_runs(struct stopwatch *watch, const struct call *call, int64_t repeats) {
+    struct marked marked = {watch, call->stream};
+    TRY(stopwatch_mark(watch, call->stream));
+    for (int64_t i = 0; i < repeats; i++) {
+        TRY(run_watched(call, &(struct step_watch){mark_step, &marked}));
+        TRY(run(call, 1));
+        TRY(stopwatch_mark(watch, call->stream));
+    }
+    return stopwatch_wait(watch);
+}
+
+/* Behind a mark a step begins when the one before has ended, a few microseconds later than it would. Each step is
+   shortened by an equal share of what that takes, and by half of itself at most. */
+static void take_marks_off(double *seconds, int64_t steps, double whole) {
+    double sum = 0;
+    for (int64_t s = 0; s < steps; s++)
+        sum += seconds[s];
+    double share = (sum - whole) / (double)steps;
+    for (int64_t s = 0; s < steps; s++)
+        seconds[s] -= share < seconds[s] / 2 ? share : seconds[s] / 2;
+}
+
 static weftStatus_t mark_steps(double *seconds, const struct driver *driver, const struct call *call, int64_t repeats,
                                int64_t steps) {
     struct stopwatch watch;
-    struct marked marked = {&watch, call->stream};
-    TRY(stopwatch_make(&watch, driver, repeats * steps + 1));
-    weftStatus_t status = stopwatch_mark(&watch, call->stream);
-    if (!status)
-        status = run_watched(call, repeats, &(struct step_watch){mark_step, &marked});
-    if (!status)
-        status = stopwatch_wait(&watch);
-    for (int64_t i = 0; i < repeats * steps && !status; i++) {
+    double whole = 0;
+    TRY(stopwatch_make(&watch, driver, repeats * (steps + 1) + 1));
+    weftStatus_t status = mark_runs(&watch, call, repeats);
+    for (int64_t i = 0; i < repeats * (steps + 1) && !status; i++) {
         double each = 0;
         status = stopwatch_read(&each, &watch, i, i + 1);
-        seconds[i % steps] += each;
+        *(i % (steps + 1) < steps ? &seconds[i % (steps + 1)] : &whole) += each;
     }
     stopwatch_free(&watch);
+    take_marks_off(seconds, steps, whole);
     return status;
 }
 
@@ -160,7 +179,7 @@ static weftStatus_t check_steps(const struct plan *plan, int64_t repeats, int64_
              "weftMeasureSteps: room for %lld steps, the plan has %d. Give one number per step, as attribute report "
              "lists them.",
              (long long)steps, plan->draft.cover.count);
-    if (steps && repeats > (MARKS_MAX - 1) / steps)
+    if (repeats > (MARKS_MAX - 1) / (steps + 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "weftMeasureSteps: %lld runs of %lld steps take more than %d marks. Give fewer repeats.",
              (long long)repeats, (long long)steps, MARKS_MAX);

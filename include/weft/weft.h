@@ -182,11 +182,11 @@ weftStatus_t weftMeasure(weftBackendDescriptor_t plan, int64_t count, const uint
 
 /** How long each step of a plan takes where it runs, with what the steps before it left in caches: runs it once, which
     does not count, then some times, one after another, with a mark behind each step, and waits. What passes between two
-    steps counts as the later one's, so they add up to the whole; on a GPU a step then begins after the one before has
-    ended, and the whole is longer than weftMeasure's by what they would have overlapped, a microsecond or two a step.
+    steps counts as the later one's. On a GPU marked runs take turns with bare ones, and what marks take is taken off
+    each step in equal shares, so that steps add up to the whole.
     Not while a stream is captured. Weft's own.
     count, pointers, workspace, stream: as for weftExecute.
-    repeats:   how many runs, at least 1; with all steps at most 65536 marks.
+    repeats:   how many such runs, at least 1; with all steps at most 65536 marks.
     stepCount: how many numbers `seconds` has room for; must be the plan's number of steps, which
                WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT lists.
     seconds:   receives the mean time of each step, in their order. */

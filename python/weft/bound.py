@@ -41,8 +41,8 @@ class BoundPlan:
         return backend.measure(plan.descriptor, pointers, self._count, self._workspace, stream, repeats)
 
     def measure_steps(self, repeats: int = 1) -> list[float]:
-        """The mean seconds of each step of some runs, for Plan.explain; waits for them. On a GPU a step
-        begins after the one before has ended, which measure() lets overlap.
+        """The mean seconds of each step of some runs, for Plan.explain; waits for them. They add up to what
+        measure() gives: on a GPU runs with marks between the steps and bare ones take turns.
 
         >>> import numpy as np, weft
         >>> with weft.Graph(handle=weft.create_handle("cpu")) as g:

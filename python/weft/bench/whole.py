@@ -18,7 +18,7 @@ from typing import Any
 
 from weft.bench.case import Case
 from weft.bench.machines import Machine, Timer, in_turn
-from weft.bench.measure import Bench, Memory
+from weft.bench.measure import Bench, Memory, Side
 from weft.bench.networks import Program
 from weft.errors import BadParameterError, ExecutionError
 
@@ -27,7 +27,7 @@ COMPILE_SECONDS = 900.0  # all that torch.compile may take; what is left then ha
 SIDES = ("weft", "eager", "compiled")
 ATTENTION = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")  # the first that serves
 PEERS = {"torch": SIDES[1:], "eager": SIDES[1:2], "compiled": SIDES[2:]}
-STEP_RUNS = 5  # of a plan whose steps are measured one by one, on each of some sets of memory
+STEP_RUNS = 10  # of a plan whose steps are measured one by one, on each of some sets of memory
 CALLS, TURNS = 10, 5  # of which the host's cost is the median; so few that nothing waits for room in a queue
 COLUMNS = (
     *("case", "weft_us", "peer_us", "ratio", "error", "eager_us", "compiled_us", "eager_error"),
@@ -97,6 +97,7 @@ class Blocks:
         self.bench, self.peers = bench, PEERS.get(peer, ())
         self._torch = importlib.import_module("torch") if peer else None
         self._compiled = 0.0  # seconds
+        self._weft: Side | None = None  # of the case that is measured
         beside = [f"torch {self._torch.__version__}"] if self._torch else []
         beside += [f"compiled: {MODE}"] if "compiled" in self.peers else []
         self.device = ", ".join([bench.device, *beside])
@@ -115,14 +116,16 @@ class Blocks:
                     found.notes.append(f"{name}: {type(refusal).__name__}: {words}")
             times = in_turn(list(timers.values()), self.bench.rounds) if timers else []
             found.times = dict(zip(timers, times, strict=True))
+            if "weft" in timers and self._weft:  # while the device is hot
+                runs = [self._weft.step_seconds(memory, STEP_RUNS) for memory in sets[:3]]
+                found.stepwise = [statistics.mean(each) for each in zip(*runs, strict=True)]
         return found
 
     def _side(self, name: str, case: Case, sets: list[Memory], found: Whole) -> _Side:
         if name == "weft":
             weft = self.bench.side(case)
             found.steps = weft.graph.plan.report["steps"]
-            runs = [weft.step_seconds(memory, STEP_RUNS) for memory in sets[:3]]
-            found.stepwise = [statistics.mean(each) for each in zip(*runs, strict=True)]
+            self._weft = weft
             return _Side(name, sets, lambda memory: lambda: weft.run(memory))
         torch, program, machine = self._torch, case.program, self.bench.machine
         assert torch is not None
