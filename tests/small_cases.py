@@ -979,6 +979,12 @@ CASES = {
         "patch_sm90", "patch_sm90", conv("fprop", (4, 128, 13, 15), (200, 128, 3, 3), flipped=True)
     ),
     "conv wgrad": Case("product_sm90", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv of few tiles": Case(
+        "product_cluster_split_sm90",
+        "hopper",
+        conv("fprop", (14, 72, 7, 7), (136, 72, 3, 3)),
+        knobs={"TILE_SIZE": 25},
+    ),
     "conv, prepared": Case(
         "product_prologue_sm90", "hopper", conv("fprop", (4, 72, 33, 35), (200, 72, 1, 1), 2, prepared=True)
     ),

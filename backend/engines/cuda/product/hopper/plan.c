@@ -129,6 +129,7 @@ enum {
     ACCESS_BYTES = 16,             /* of a thread, at most */
     SPLITS_LEAST_STEPS = 4,        /* along k, that a split is worth */
     SPLITS_MOST_BYTES = 256000000, /* of partial sums in the workspace */
+    SPLIT_BLOCKS_MOST = 132,       /* of a cluster split of images: one wave */
     SCALES_MOST = 3,               /* along a tile's columns: rows have a scale for each in registers */
     ACCUMULATORS_MOST = 256,       /* columns of all row blocks, beside which registers hold epilogue operands */
     FETCHED_WORDS_MAX = 10,        /* of epilogue operands that wide tiles have registers for, */
@@ -293,6 +294,14 @@ static bool is_skinny(const struct hopper *h, const struct hopper_tile *tile) {
            (modes_extent(&h->c.modes[ROW]) <= tile->rows || modes_extent(&h->c.modes[COLUMN]) <= tile->columns);
 }
 
+/* Where k is worth halves: the other operand is read once anyhow; or an image has so few tiles that half of the
+   multiprocessors would have none. */
+static bool pays_split(const struct hopper *h, const struct hopper_tile *tile) {
+    bool is_small = h->view[OPERAND_A].is_image && h->c.phase_count == 0 &&
+                    hopper_tiles(h, tile) * tile_splits(tile) <= SPLIT_BLOCKS_MOST;
+    return is_small || is_skinny(h, tile);
+}
+
 /* Registers for operands: one that lies like the result is copied instead. 4: what epilogue_fetched_words counted for
    that operand. */
 static int fetched_words(const struct hopper *h) {
@@ -357,7 +366,7 @@ static bool scheme_fits(const struct hopper *h, const struct hopper_tile *tile) 
     bool has_overrides = contraction_has_overrides(&h->c), has_prologue = h->c.before_count > 0;
     if (has_prologue && !can_prepare(h, tile))
         return false;
-    if (tile_splits(tile) > 1 && (!is_skinny(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS || has_overrides))
+    if (tile_splits(tile) > 1 && (!pays_split(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS || has_overrides))
         return false;
     if (tile_is_pingpong(tile) && (has_prologue || has_overrides))
         return false;
