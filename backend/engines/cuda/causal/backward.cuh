@@ -7,6 +7,9 @@
              every run
    Memory    partial sums [part][K + 1][channel], dB behind dW
    Limits    2 * TAPS + 1 numbers per channel in registers beside two windows
+   Measured  2026-11-26, H100, 8 x 4096 x 2048 of 4 taps, SiLU: bf16 150 us, 2.7 TB/s, float 291 us, 2.8 TB/s, where
+             copies reach 2.9 and torch's convolution of groups takes 1566 us of bf16; of 2047 steps 227
+   Tried     three blocks for four: 162 us; five, and strips of one access: 160
    Params    TAPS HAS_DX HAS_BIAS IS_SILU x_t dy_t dx_t and those of strips.cuh */
 #include "causal/strips.cuh"
 

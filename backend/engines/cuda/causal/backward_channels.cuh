@@ -5,6 +5,10 @@
              dS stay in registers, so that neither is read or made twice but at the ends; dX follows K - 1 steps behind
    Order     as backward.cuh
    Limits    4 * TAPS numbers per channel in registers beside what is under way
+   Measured  2026-11-26, H100, 8 x 4096 x 2048 of 4 taps, SiLU: bf16 181 us, 2.2 TB/s, float 303 us, 2.7 TB/s, where
+             copies reach 2.9
+   Tried     strips as backward.cuh's, read and made twice at their ends: bf16 274 us; two blocks for three: 222; strips
+             of 4 steps: 202; 4 channels a thread: 212; all of dX before any of it leaves: three blocks spill
    Params    as backward.cuh */
 #include "causal/strips.cuh"
 
@@ -36,8 +40,8 @@ DEVICE void move_history(history &x) {
             x[c][t] = x[c][STRIP + t];
 }
 
-/* A step of one channel, t of a strip: dS, what it adds to the filter's sums, the last of which is the bias's, and dX of
-   LAG steps before. Behind the sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is not
+/* A step of one channel, t of a strip: dS, what it adds to the filter's sums, the last of which is the bias's, and dX
+   of LAG steps before. Behind the sequence dS is 0. Steps behind the segment add nothing, not even 0 times what is not
    finite. */
 DEVICE sum_t make_step(sum_t (&sums)[TAPS + 1], sum_t (&ds)[LAG + STRIP], const sum_t (&x)[LAG + STRIP], sum_t dy,
                        const sum_t (&taps)[TAPS], sum_t bias, int t, i32 step, const segment &s) {

@@ -18,19 +18,19 @@ enum {
     THREADS_LEAST = 64, /* of a block */
     THREADS_MOST = 256,
     ACCESS_BYTES = 16,
-    TAPS_SHORT = 16,          /* the most that stay in registers; longer filters are taken in chunks */
-    TAPS_FEW = 4,             /* so few that many threads fit */
-    TAPS_SHORT_DOUBLE = 4,    /* the same of doubles */
-    CHUNK = 8,                /* taps of a long filter at a time */
-    TAPS_RUN = 32,            /* taps of all channels of a thread */
-    LAST_BYTES = 4,           /* of neighbouring channels that a thread takes, so that a warp reads 128 */
-    STRIPS_EACH = 2,          /* of a thread, where there are enough: taps are loaded once for all of them */
-    STRIPS_EACH_BACKWARD = 4, /* the same of gradients, whose sums are stored once for all of them */
-    SEGMENT_STRIPS = 4,       /* of a thread that goes along the steps */
-    WARPS_WANTED = 24,        /* of a multiprocessor */
-    BLOCKS_WANTED = 16,       /* of a multiprocessor */
-    PARTS_MOST = 65535,       /* blocks along y */
-    PITCH = 8,                /* elements that rows in scratch are multiples of */
+    TAPS_SHORT = 16,       /* the most that stay in registers; longer filters are taken in chunks */
+    TAPS_FEW = 4,          /* so few that many threads fit */
+    TAPS_SHORT_DOUBLE = 4, /* the same of doubles */
+    CHUNK = 8,             /* taps of a long filter at a time */
+    TAPS_RUN = 32,         /* taps of all channels of a thread */
+    LAST_BYTES = 4,        /* of neighbouring channels that a thread takes, so that a warp reads 128 */
+    STRIPS_EACH = 2,       /* of a thread, where there are enough: taps are loaded once for all of them */
+    STRIPS_MORE = 4,       /* the same of gradients, whose sums are stored once for all, and of more taps */
+    SEGMENT_STRIPS = 4,    /* of a thread that goes along the steps */
+    WARPS_WANTED = 24,     /* of a multiprocessor */
+    BLOCKS_WANTED = 16,    /* of a multiprocessor */
+    PARTS_MOST = 65535,    /* blocks along y */
+    PITCH = 8,             /* elements that rows in scratch are multiples of */
 };
 
 /* What forward.cuh makes. */
@@ -137,14 +137,13 @@ static int blocks_of(const struct causal *c, const struct device *device) {
     return c->is_backward ? (is_hopper || c->run < 8 ? 4 : 2) : c->is_last ? 5 : 8;
 }
 
-/* Steps at a time. An access of each lane is all of a strip, so that lanes read side by side; gradients, whose windows
-   are wider, take two. */
+/* Steps at a time. An access of each lane is all of a strip, so that lanes read side by side; gradients and filters of
+   more taps, whose windows are wider, take two. */
 static int64_t strip_of(const struct causal *c) {
-    if (c->is_long && !c->is_double)
-        return 16;
-    if (c->is_last || c->is_double)
+    int64_t accesses = c->is_backward || c->taps > TAPS_FEW ? 2 : 1;
+    if (c->is_double || c->walks)
         return 8;
-    return c->is_backward ? max64(2 * c->run, 8) : max64(c->run, 4);
+    return c->is_last ? 8 * accesses : max64(c->run, 4) * accesses;
 }
 
 /* Threads that go along the steps make some twice, those between two threads, but shall be enough to load the chip;
@@ -165,11 +164,11 @@ static void choose_blocks(struct causal *c, const struct device *device) {
     c->threads = THREADS_MOST;
     while (c->threads > THREADS_LEAST && c->threads / lanes >= 2 * all)
         c->threads /= 2;
-    int64_t workers = c->threads / lanes;
+    int64_t workers = c->threads / lanes,
+            strips_each = c->is_backward || c->taps > TAPS_FEW ? STRIPS_MORE : STRIPS_EACH;
     c->groups = divide_up(c->channels, lanes * (c->is_last ? c->run : 1));
     int64_t wanted = divide_up((int64_t)device->cuda.multiprocessors * BLOCKS_WANTED, max64(c->groups, 1));
-    int64_t parts = max64(divide_up(all, workers * (c->is_backward ? STRIPS_EACH_BACKWARD : STRIPS_EACH)),
-                          min64(wanted, divide_up(all, workers)));
+    int64_t parts = max64(divide_up(all, workers * strips_each), min64(wanted, divide_up(all, workers)));
     /* Whole rounds of the workers: in one that is begun most would wait. */
     c->strips_each = max64(divide_up(all, min64(max64(parts, 1), PARTS_MOST) * workers), 1) * workers;
     c->parts = divide_up(all, c->strips_each);

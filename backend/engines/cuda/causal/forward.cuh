@@ -5,6 +5,10 @@
    Tile      a thread makes a strip at a time: STRIP steps of CHANNELS channels, see strips.cuh. Windows of neighbours
              overlap in the first-level cache
    Limits    TAPS taps in registers; IS_LONG: filters are taken in chunks of as many, each with a window of its own
+   Measured  2026-11-26, H100, 8 x 4096 x 2048 of 4 taps, SiLU: bf16 97 us, 2.8 TB/s in both layouts, float 185 us,
+             2.9 TB/s, where copies reach 2.9 and torch's convolution of groups and SiLU take 875 us of bf16; of 2047
+             steps 110
+   Tried     two accesses a strip: 110 us, float 232; of sequences that begin anywhere elements one by one: 357
    Params    RESULT IS_REVERSED IS_LONG TAPS HAS_BIAS IS_SILU x_t y_t dy_t and those of strips.cuh */
 #include "causal/strips.cuh"
 
