@@ -131,7 +131,7 @@ class StandIn:
 
     def __init__(
         self, twin: Any, serve: Callable[..., Any], places: Sequence[str], is_composite: bool,
-        others: Sequence[torch.dtype],
+        others: Sequence[torch.dtype] | None,
     ) -> None:  # fmt: skip
         self.twin, self.serve, self.places, self.others = twin, serve, places, others
         # What torch composes of operators is served before autograd, which knows its parts alone.
@@ -140,7 +140,7 @@ class StandIn:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results; raises WeftError where Weft refuses."""
         given = (*arguments, *named.values()) if named else arguments
-        if reason := refusal(given, self.others):
+        if self.others is not None and (reason := refusal(given, self.others)):
             raise NotSupportedError(reason)
         return self.serve(*arguments, **named)
 
@@ -189,10 +189,11 @@ def _no_second(name: str) -> Callable[..., Any]:
 
 def stands_for(
     name: str, twin: Any, places: Sequence[str] = PLACES, is_composite: bool = False,
-    others: Sequence[torch.dtype] = INDICES,
+    others: Sequence[torch.dtype] | None = INDICES,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Makes a function of a torch operator's arguments stand for it where operator NAME is enabled.
-    is_composite: torch composes it of other operators. others: types of its tensors beside floats."""
+    is_composite: torch composes it of other operators. others: types of its tensors beside floats;
+    None where it calls operators of torch's alone, which ask for themselves."""
 
     def add(serve: Callable[..., Any]) -> Callable[..., Any]:
         OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, is_composite, others))

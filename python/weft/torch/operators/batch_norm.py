@@ -144,8 +144,9 @@ for _twin in (aten.native_batch_norm.default, aten._native_batch_norm_legit.defa
 _stands(aten._native_batch_norm_legit.no_stats, _without_running, _fake_without_running)
 
 
-# torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes.
-@stands_for("batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True)
+# torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes: in cuDNN's own
+# place Weft could not serve a forward pass whose gradient is asked for after disable().
+@stands_for("batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True, others=None)
 def _own_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
     epsilon: float, _: bool,
