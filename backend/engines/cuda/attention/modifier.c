@@ -210,14 +210,20 @@ static void print_factor(struct text *code, const char *name, int value) {
         text_add(code, "    return as<float>::of(load_run<modifier%d_t, 1>(a.modifier%d).at[0]);\n}\n", value, value);
 }
 
-/* modified(score) is factor_after * modified_between(factor_before * score): kernels have factors of their own, with
-   which these join. SOFT_CAP_TERMS: between them is a tanh, of which a polynomial of so many terms is near enough; 0: there
-   is more, or none. */
-void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
+/* SOFT_CAP_TERMS: between the factors is a tanh, of which a polynomial of so many terms is near enough; 0: there is
+   more, or none. */
+void attention_print_soft_cap(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
     struct factors f = c->a->modifier.graph ? find_factors(c) : (struct factors){0};
-    print_constant(print, "SOFT_CAP_TERMS", !c->a->modifier.graph || !is_soft_cap(c, &f) ? 0 : is_rounded ? 3 : 4);
+    bool is_alone = c->a->modifier.graph && is_soft_cap(c, &f);
+    print_constant(print, "SOFT_CAP_TERMS", !is_alone ? 0 : is_rounded ? 3 : 4);
+}
+
+/* modified(score) is factor_after * modified_between(factor_before * score): kernels have factors of their own, with
+   which these join. */
+void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c) {
     if (!c->a->modifier.graph)
         return;
+    struct factors f = find_factors(c);
     text_add(&print->code, "/* The same without constants that multiply, and these. */\n");
     print_head(&print->code, c, "modified_between", "");
     print_values_from(&print->code, c, f.input, f.output);

@@ -483,7 +483,8 @@ static weftStatus_t build_main(const struct forward *f, struct cuda_kernel *kern
     print_maps(&print, f);
     attention_hopper_print_scores(&print, f->c);
     attention_hopper_print_terms(&print, f->c, is_rounded(f));
-    attention_print_modifier_factors(&print, f->c, is_rounded(f));
+    attention_print_soft_cap(&print, f->c, is_rounded(f));
+    attention_print_modifier_factors(&print, f->c);
     attention_print_block_mask(&print, f->c);
     attention_print_dropout(&print, f->c);
     print_tile(&print, f);
