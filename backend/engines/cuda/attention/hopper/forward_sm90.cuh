@@ -634,8 +634,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
     c.group = group, c.parity = 0, c.amax = largest{}, c.bias_first = first_of_boxed_bias();
     c.scale = in_units(CHANGES_SCORES ? factor_of_scores(a) : scale_of(a));
     float hidden_score = c.scale < 0 ? infinity() : -infinity();
-    /* A flag in 32 bits, set in one place: as a bool, copies of the code behind it left ptxas with a loop whose warps it
-       took for divergent, in a third of the variants. */
+    /* A flag in 32 bits, set in one place: as a bool, copies of the code behind it left ptxas with a loop whose warps
+       it took for divergent, in a third of the variants. */
     i32 is_scored = false;
     bool holds_queries = false;
     i32 behind = 0; /* blocks to pass over */
