@@ -976,7 +976,7 @@ CASES = {
         engine="cuda.tf32",
     ),
     "conv, flipped": Case(
-        "patch_sm90", "patch_sm90", conv("fprop", (4, 128, 13, 15), (200, 128, 3, 3), flipped=True)
+        "patch_sm90", "patch_sm90", conv("fprop", (2, 64, 40, 41), (72, 64, 3, 3), flipped=True)
     ),
     "conv wgrad": Case("product_sm90", "hopper", conv("wgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
     "conv of few tiles": Case(
@@ -1217,7 +1217,7 @@ CASES = {
         "forward_sm90",
         "attention_hopper",
         attention(
-            dims=(2, 70, 150, 64),
+            dims=(4, 200, 280, 64),
             attn_scale=0.1,
             dropout=lambda t: (0.25, *(t(1, 1, 1, 1, dtype="i32", values=ONE) for _ in "so")),
         ),
