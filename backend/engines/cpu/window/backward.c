@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients, a box of dx at a time: all outputs that read elements of the box hand their dy back to sums in float,
-   which are stored once. Boxes of one channel, or of neighbouring channels, take whole rows; outputs at their borders
-   are visited for each box that they read. */
+/* Gradients along rows, a box of dx at a time: all outputs that read elements of the box hand their dy back to sums in
+   float, which are stored once. Boxes of one channel take whole rows; outputs at their borders are visited for each box
+   that they read. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/window/loops.h"
 #include "engines/cpu/window/window.h"
 
-enum { TAPS = 64 }; /* of a window whose places are looked up once for all lanes */
-
 /* The part of dx that a task makes. */
 struct box {
     const struct window *w;
     struct window_side dx, dy, index, saved;
-    int64_t n, c, channels;           /* channels: 1, or as many as lie side by side */
+    int64_t n, c;
     int64_t first[2], size[2], width; /* along the outer two axes; rows are whole */
-    float *sums;                      /* [size[0]][size[1]][width][channels] */
+    float *sums;                      /* [size[0]][size[1]][width] */
 };
 
 /* Where a tap of the outer two axes lies in the box: its row of sums; NULL: elsewhere. */
@@ -24,7 +22,7 @@ static float *row_of(const struct box *box, int64_t place0, int64_t place1) {
     if (place0 == WINDOW_OUTSIDE || place1 == WINDOW_OUTSIDE || i < 0 || i >= box->size[0] || j < 0 ||
         j >= box->size[1])
         return NULL;
-    return box->sums + (i * box->size[1] + j) * box->width * box->channels;
+    return box->sums + (i * box->size[1] + j) * box->width;
 }
 
 static float *row_of_tap(const struct box *box, const struct window_lanes *lanes, int i, int j) {
@@ -59,31 +57,13 @@ static float *sum_of(const struct box *box, const struct window_lanes *lanes, in
     if (where < 0 || where >= w->axes[0].taps * across * along)
         return NULL;
     float *row = row_of_tap(box, lanes, where / along / across, where / along % across);
-    int64_t place = place_along(w, lanes->at[2] + (w->is_last ? 0 : lane), where % along);
-    return row && place != WINDOW_OUTSIDE ? row + place * box->channels + (w->is_last ? lane : 0) : NULL;
-}
-
-/* Lanes of one position have their sums side by side: one look for each tap. */
-static void return_channels(const struct box *box, const struct window_lanes *lanes, const int32_t *where,
-                            const float *dy) {
-    const struct window *w = box->w;
-    int taps = w->axes[0].taps * w->axes[1].taps * w->axes[2].taps;
-    float *sums[TAPS];
-    for (int k = 0; k < taps; k++)
-        sums[k] = sum_of(box, lanes, 0, k);
-    for (int64_t i = 0; i < lanes->count; i++)
-        if (where[i] >= 0 && where[i] < taps && sums[where[i]])
-            sums[where[i]][i] += dy[i];
+    int64_t place = place_along(w, lanes->at[2] + lane, where % along);
+    return row && place != WINDOW_OUTSIDE ? row + place : NULL;
 }
 
 static void return_maxima(const struct box *box, const struct window_lanes *lanes, const float *dy) {
-    const struct window *w = box->w;
     int32_t where[WINDOW_LANES];
     find_where(box, lanes, where);
-    if (w->is_last && (int64_t)w->axes[0].taps * w->axes[1].taps * w->axes[2].taps <= TAPS) {
-        return_channels(box, lanes, where, dy);
-        return;
-    }
     for (int64_t i = 0; i < lanes->count; i++) {
         float *sum = sum_of(box, lanes, i, where[i]);
         if (sum)
@@ -103,11 +83,7 @@ static void return_row(const struct box *box, const struct window_lanes *lanes, 
     const struct window_axis *axis = &box->w->axes[2];
     for (int k = 0; k < axis->taps; k++) {
         int64_t first = max64(axis->starts[k], lanes->at[2]), last = min64(axis->ends[k], lanes->at[2] + lanes->count);
-        if (box->w->is_last) {
-            int64_t place = place_along(box->w, lanes->at[2], k);
-            if (place != WINDOW_OUTSIDE)
-                tap_add(row + place * box->channels, dy, 1, lanes->count, weight * weight_of(axis, lanes->at[2], k));
-        } else if (box->w->is_strided && last > first) {
+        if (box->w->is_strided && last > first) {
             tap_spread(row + place_along(box->w, first, k), axis->stride, dy + first - lanes->at[2], ones,
                        last - first);
         } else if (!box->w->is_strided) {
@@ -166,25 +142,19 @@ static bool reads_box(const struct box *box, int axis, int64_t position) {
 /* Passes of lanes over one row of outputs. */
 static void return_outputs(const struct box *box, int64_t at0, int64_t at1) {
     const struct window *w = box->w;
-    struct window_lanes lanes = {.n = box->n, .c = box->c, .count = box->channels, .at = {at0, at1}};
-    int64_t step = w->is_last ? 1 : w->lanes;
-    for (lanes.at[2] = 0; lanes.at[2] < w->g.y.size[2]; lanes.at[2] += step) {
-        if (!w->is_last)
-            lanes.count = min64(step, w->g.y.size[2] - lanes.at[2]);
+    struct window_lanes lanes = {.n = box->n, .c = box->c, .at = {at0, at1}};
+    for (lanes.at[2] = 0; lanes.at[2] < w->g.y.size[2]; lanes.at[2] += w->lanes) {
+        lanes.count = min64(w->lanes, w->g.y.size[2] - lanes.at[2]);
         return_lanes(box, &lanes);
     }
 }
 
 static void store_box(const struct box *box) {
-    int64_t row = box->width * box->channels;
     for (int64_t i = 0; i < box->size[0]; i++)
         for (int64_t j = 0; j < box->size[1]; j++) {
-            const float *sums = box->sums + (i * box->size[1] + j) * row;
             int64_t at[] = {box->first[0] + i, box->first[1] + j, 0};
-            int64_t step = box->w->is_last ? 1 : box->width, count = box->w->is_last ? box->channels : box->width;
-            for (; at[2] < box->width; at[2] += step)
-                dtype_from_f32(box->dx.type, box->dx.data, window_offset(box->dx.operand, box->n, box->c, at),
-                               sums + at[2] * box->channels, count);
+            dtype_from_f32(box->dx.type, box->dx.data, window_offset(box->dx.operand, box->n, box->c, at),
+                           box->sums + (i * box->size[1] + j) * box->width, box->width);
         }
 }
 
@@ -192,22 +162,20 @@ void window_backward_task(void *context, int64_t task) {
     const struct window_job *job = context;
     const struct window *w = job->window;
     const int64_t *x = w->g.x.size, boxes1 = divide_up(x[1], w->box[1]), boxes0 = divide_up(x[0], w->box[0]);
-    int64_t channels = w->is_last ? w->lanes : 1, groups = divide_up(w->g.c, channels);
     float sums[WINDOW_SUMS];
     struct box box = {.w = w,
                       .dx = window_side_of(&w->g.x, job->values[w->x]),
                       .dy = window_side_of(&w->g.y, job->values[w->y]),
                       .index = window_side_of(&w->g.index, w->index < 0 ? NULL : job->values[w->index]),
                       .saved = window_side_of(&w->g.saved, w->saved < 0 ? NULL : job->values[w->saved]),
-                      .n = task / boxes1 / boxes0 / groups,
-                      .c = task / boxes1 / boxes0 % groups * channels,
+                      .n = task / boxes1 / boxes0 / w->g.c,
+                      .c = task / boxes1 / boxes0 % w->g.c,
                       .first = {task / boxes1 % boxes0 * w->box[0], task % boxes1 * w->box[1]},
                       .width = x[2],
                       .sums = sums};
-    box.channels = min64(channels, w->g.c - box.c);
     for (int i = 0; i < 2; i++)
         box.size[i] = min64(w->box[i], x[i] - box.first[i]);
-    for (int64_t i = 0; i < box.size[0] * box.size[1] * box.width * box.channels; i++)
+    for (int64_t i = 0; i < box.size[0] * box.size[1] * box.width; i++)
         sums[i] = 0;
     for (int64_t i = 0; i < w->g.y.size[0]; i++)
         for (int64_t j = 0; reads_box(&box, 0, i) && j < w->g.y.size[1]; j++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Outputs, a pass of lanes at a time. */
+/* Outputs along rows, a pass of lanes at a time. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/window/loops.h"
@@ -36,29 +36,15 @@ static void run_lanes(const struct window *w, void *const *values, const struct 
     dtype_from_f32(y.type, y.data, window_offset(y.operand, lanes->n, lanes->c, lanes->at), found, lanes->count);
 }
 
-/* Of channels: a row of positions, each with all its channels. */
-static void run_positions(const struct window *w, void *const *values, int64_t task) {
-    const int64_t *size = w->g.y.size;
-    struct window_lanes lanes = {.n = task / size[1] / size[0], .at = {task / size[1] % size[0], task % size[1]}};
-    for (lanes.at[2] = 0; lanes.at[2] < size[2]; lanes.at[2]++)
-        for (lanes.c = 0; lanes.c < w->g.c; lanes.c += w->lanes) {
-            lanes.count = min64(w->lanes, w->g.c - lanes.c);
-            run_lanes(w, values, &lanes);
-        }
-}
-
-/* Of rows: a plane of one channel. */
-static void run_rows(const struct window *w, void *const *values, int64_t task) {
+/* A plane of one channel. */
+void window_forward_task(void *context, int64_t task) {
+    const struct window_job *job = context;
+    const struct window *w = job->window;
     const int64_t *size = w->g.y.size;
     struct window_lanes lanes = {.n = task / size[0] / w->g.c, .c = task / size[0] % w->g.c, .at = {task % size[0]}};
     for (lanes.at[1] = 0; lanes.at[1] < size[1]; lanes.at[1]++)
         for (lanes.at[2] = 0; lanes.at[2] < size[2]; lanes.at[2] += w->lanes) {
             lanes.count = min64(w->lanes, size[2] - lanes.at[2]);
-            run_lanes(w, values, &lanes);
+            run_lanes(w, job->values, &lanes);
         }
-}
-
-void window_forward_task(void *context, int64_t task) {
-    const struct window_job *job = context;
-    (job->window->is_last ? run_positions : run_rows)(job->window, job->values, task);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lanes of outputs from the taps that they read. A tap is one number in row-major order of the window, as the operation
-   counts them; taps of the outer axes are the same for all lanes, those of the last one for all channels. */
+/* Lanes of outputs along a row from the taps that they read. A tap is one number in row-major order of the window, as
+   the operation counts them; taps of the outer axes are the same for all lanes. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/window/loops.h"
@@ -13,10 +13,9 @@ struct pass {
     const struct window *w;
     const struct window_side *x;
     const struct window_lanes *lanes;
-    float *values;     /* best, or sum */
-    int32_t *where;    /* NULL: nobody asks, or a sum */
-    float *row;        /* room for WINDOW_ROW elements that are converted */
-    struct taps *taps; /* of channels: gathered, and taken together */
+    float *values;  /* best, or sum */
+    int32_t *where; /* NULL: nobody asks, or a sum */
+    float *row;     /* room for WINDOW_ROW elements that are converted */
 };
 
 static void take(const struct pass *pass, int64_t first, int64_t count, const float *x, int64_t stride, int32_t number,
@@ -32,29 +31,11 @@ static void take(const struct pass *pass, int64_t first, int64_t count, const fl
         tap_maximum(pass->values + first, x, stride, count, nan_wins);
 }
 
-/* What was gathered so far. */
-static void take_gathered(struct pass *pass) {
-    int64_t count = pass->lanes->count;
-    bool nan_wins = pass->w->g.propagates_nan;
-    if (pass->taps->count == 0)
-        return;
-    if (!pass->w->is_max)
-        taps_add(pass->values, pass->taps, count);
-    else if (pass->where)
-        taps_maximum_where(pass->values, pass->where, pass->taps, count, nan_wins);
-    else
-        taps_maximum(pass->values, pass->taps, count, nan_wins);
-    pass->taps->count = 0;
-}
-
 /* A tap in padding of zeros; a sum has nothing of it, nor has a maximum of other padding. */
 static void take_zeros(struct pass *pass, int64_t first, int64_t count, int32_t number) {
     static const float zero = 0;
-    if (!pass->w->reads_zeros)
-        return;
-    /* In order: of equals the first wins. */
-    take_gathered(pass);
-    take(pass, first, count, &zero, 0, number, 1);
+    if (pass->w->reads_zeros)
+        take(pass, first, count, &zero, 0, number, 1);
 }
 
 /* Elements of x as floats, from an offset on; converted into the pass's row where they are others. */
@@ -68,40 +49,6 @@ static const float *load(struct pass *pass, int64_t offset, int64_t count) {
 static float weight_of(const struct window_axis *axis, int64_t position, int tap) {
     return axis->weights ? axis->weights[position * axis->taps + tap] : 1;
 }
-
-/* ---- Lanes of channels ------------------------------------------------------------------------------------------- */
-
-/* A tap of channels, or of what lies in padding; those of a type that sweeps do not read are taken at once. */
-static void gather(struct pass *pass, const int64_t *at, int32_t number, float weight) {
-    struct taps *taps = pass->taps;
-    const struct window_lanes *lanes = pass->lanes;
-    int64_t offset = window_offset(pass->x->operand, lanes->n, lanes->c, at);
-    if (pass->x->type != WEFT_DATA_FLOAT && !taps->is_bf16) {
-        take(pass, 0, lanes->count, load(pass, offset, lanes->count), 1, number, weight);
-        return;
-    }
-    if (taps->count == TAPS_AT_ONCE)
-        take_gathered(pass);
-    taps->rows[taps->count] = (const char *)pass->x->data + dtype_bytes(pass->x->type, offset);
-    taps->numbers[taps->count] = number;
-    taps->weights[taps->count++] = weight;
-}
-
-/* The taps of the last axis, at one place of the outer two. */
-static void take_position(struct pass *pass, const int64_t *outer, int32_t number, float weight) {
-    const struct window_lanes *lanes = pass->lanes;
-    const struct window_axis *axis = &pass->w->axes[2];
-    for (int k = 0; k < axis->taps; k++, number++) {
-        int64_t at[] = {outer[0], outer[1], axis->places[lanes->at[2] * axis->taps + k]};
-        float whole = weight * weight_of(axis, lanes->at[2], k);
-        if (at[2] == WINDOW_OUTSIDE)
-            take_zeros(pass, 0, lanes->count, number);
-        else if (whole != 0)
-            gather(pass, at, number, whole);
-    }
-}
-
-/* ---- Lanes along a row ------------------------------------------------------------------------------------------- */
 
 /* One tap where each lane's place is a step from the last one's: lanes before and behind those inside are in
    padding. `row`: x at place `base`. */
@@ -148,8 +95,6 @@ static void take_row(struct pass *pass, const int64_t *outer, int32_t number, fl
             take_places(pass, k, row, number, weight);
 }
 
-/* ---- Both -------------------------------------------------------------------------------------------------------- */
-
 /* The taps of the outer axes. */
 static void take_all(struct pass *pass) {
     const struct window *w = pass->w;
@@ -164,23 +109,15 @@ static void take_all(struct pass *pass) {
             if (outer[0] == WINDOW_OUTSIDE || outer[1] == WINDOW_OUTSIDE)
                 for (int k = 0; w->reads_zeros && k < taps[2]; k++)
                     take_zeros(pass, 0, lanes->count, number + k);
-            else if (weight != 0 && w->is_last)
-                take_position(pass, outer, number, weight);
             else if (weight != 0)
                 take_row(pass, outer, number, weight);
         }
-    take_gathered(pass);
 }
 
 /* Elements of x in a lane's window. */
 static int64_t insides_of(const struct window *w, const struct window_lanes *lanes, int64_t lane) {
     return w->axes[0].insides[lanes->at[0]] * w->axes[1].insides[lanes->at[1]] *
-           w->axes[2].insides[lanes->at[2] + (w->is_last ? 0 : lane)];
-}
-
-static void begin(struct taps *taps, const struct window_side *x) {
-    taps->count = 0;
-    taps->is_bf16 = x->type == WEFT_DATA_BFLOAT16;
+           w->axes[2].insides[lanes->at[2] + lane];
 }
 
 /* NaN that loses is the least of all, -inf of NaN that wins; a window of nothing but padding that is never picked is
@@ -188,9 +125,7 @@ static void begin(struct taps *taps, const struct window_side *x) {
 void window_maximum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *best,
                     int32_t *where) {
     float row[WINDOW_ROW];
-    struct taps taps;
-    struct pass pass = {w, x, lanes, best, where, row, &taps};
-    begin(&taps, x);
+    struct pass pass = {w, x, lanes, best, where, row};
     for (int64_t i = 0; i < lanes->count; i++)
         best[i] = w->g.propagates_nan ? -INFINITY : NAN;
     for (int64_t i = 0; where && i < lanes->count; i++)
@@ -203,9 +138,7 @@ void window_maximum(const struct window *w, const struct window_side *x, const s
 
 void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *sum) {
     float row[WINDOW_ROW];
-    struct taps taps;
-    struct pass pass = {w, x, lanes, sum, NULL, row, &taps};
-    begin(&taps, x);
+    struct pass pass = {w, x, lanes, sum, NULL, row};
     for (int64_t i = 0; i < lanes->count; i++)
         sum[i] = 0;
     take_all(&pass);
@@ -215,7 +148,7 @@ void window_sum(const struct window *w, const struct window_side *x, const struc
 void window_factors(const struct window *w, const struct window_lanes *lanes, float *factors) {
     int64_t outer = w->is_mean ? w->axes[0].counts[lanes->at[0]] * w->axes[1].counts[lanes->at[1]] : 1;
     for (int64_t i = 0; i < lanes->count; i++) {
-        int64_t count = w->is_mean ? outer * w->axes[2].counts[lanes->at[2] + (w->is_last ? 0 : i)] : 1;
+        int64_t count = w->is_mean ? outer * w->axes[2].counts[lanes->at[2] + i] : 1;
         factors[i] = count ? (float)(w->g.alpha / (double)count) : 0;
     }
 }

@@ -18,20 +18,4 @@ void tap_add(float *sum, const float *x, int64_t stride, int64_t count, float we
 void tap_spread(float *sum, int64_t stride, const float *x, const float *weights, int64_t count);
 void tap_scale(float *x, const float *factors, int64_t count);
 
-enum { TAPS_AT_ONCE = 32 };
-
-/* Taps whose lanes lie side by side, to be read in one sweep: elements of float, or of bfloat16. */
-struct taps {
-    int count;
-    bool is_bf16;
-    const void *rows[TAPS_AT_ONCE];
-    int32_t numbers[TAPS_AT_ONCE];
-    float weights[TAPS_AT_ONCE];
-};
-
-/* The same of all taps, one after another. */
-void taps_maximum(float *best, const struct taps *taps, int64_t count, bool nan_wins);
-void taps_maximum_where(float *best, int32_t *where, const struct taps *taps, int64_t count, bool nan_wins);
-void taps_add(float *sum, const struct taps *taps, int64_t count);
-
 #endif

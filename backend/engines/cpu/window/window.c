@@ -65,16 +65,12 @@ static bool clamps(const struct resample_geometry *g) {
     return g->padding == WEFT_EDGE_VAL_PAD && g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
 }
 
-/* Rows and channels of a box that fit a thread's sums; false: not even one row of one channel does. */
+/* Rows of a box that fit a thread's sums; false: not even one does. */
 static bool find_box(struct window *w) {
     const int64_t *x = w->g.x.size;
-    int64_t lanes = w->is_last ? min64(w->g.c, WINDOW_LANES) : 1;
-    while (lanes > 16 && x[2] * lanes > WINDOW_SUMS / 4)
-        lanes = divide_up(lanes, 2);
-    if (x[2] * lanes > WINDOW_SUMS)
+    if (x[2] > WINDOW_SUMS)
         return false;
-    int64_t rows = max64(1, WINDOW_SUMS / max64(1, x[2] * lanes));
-    w->lanes = w->is_last ? lanes : WINDOW_LANES;
+    int64_t rows = max64(1, WINDOW_SUMS / max64(1, x[2]));
     w->box[1] = max64(1, min64(x[1], rows));
     w->box[0] = max64(1, min64(x[0], rows / w->box[1]));
     return true;
@@ -112,14 +108,13 @@ static weftStatus_t analyse(struct window *w, const struct region *region) {
     if (!w->is_last && is_read_whole && g->x.size[2] > WINDOW_ROW)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows of %lld elements are too long, %d are taken here.",
              descriptor_label(op), (long long)g->x.size[2], WINDOW_ROW);
-    if (g->backward && !find_box(w))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: a row of %lld elements of 16 channels is larger than %d sums.",
+    if (g->backward && !w->is_last && !find_box(w))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: a row of %lld elements is larger than %d sums.",
              descriptor_label(op), (long long)g->x.size[2], WINDOW_SUMS);
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Memory once, and a lane for each tap; the maximum of a gradient that has no index is found by each box that reads
-   it. */
+/* Memory once, and a lane for each tap; the maximum of a gradient that has no index is found anew. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct window w;
     TRY(analyse(&w, region));
@@ -158,6 +153,26 @@ static void tabulate_tap(struct window_axis *axis, const struct resample_geometr
     }
 }
 
+/* Of the elements of x, the outputs that read each, in order: places the other way round. */
+static weftStatus_t tabulate_readers(struct window_axis *axis, int64_t places, int64_t positions, struct arena *arena) {
+    struct window_reader *next;
+    TRY(arena_alloc(arena, &axis->readers, (size_t)(places + 1) * sizeof(struct window_reader *)));
+    TRY(arena_alloc(arena, &next, (size_t)(positions * axis->taps) * sizeof *next));
+    int64_t *ends;
+    TRY(arena_alloc(arena, &ends, (size_t)(places + 1) * sizeof *ends));
+    for (int64_t i = 0; i < positions * axis->taps; i++)
+        if (axis->places[i] != WINDOW_OUTSIDE)
+            ends[axis->places[i] + 1]++;
+    for (int64_t place = 0; place < places; place++)
+        ends[place + 1] += ends[place];
+    for (int64_t place = 0; place <= places; place++)
+        axis->readers[place] = next + ends[place];
+    for (int64_t i = 0; i < positions * axis->taps; i++)
+        if (axis->places[i] != WINDOW_OUTSIDE)
+            next[ends[axis->places[i]]++] = (struct window_reader){i / axis->taps, i % axis->taps};
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t tabulate(struct window *w, int i, struct arena *arena) {
     struct window_axis *axis = &w->axes[i];
     const struct resample_geometry *g = &w->g;
@@ -176,20 +191,23 @@ static weftStatus_t tabulate(struct window *w, int i, struct arena *arena) {
     for (size_t o = 0; o < positions; o++)
         for (size_t k = 0; k < taps; k++)
             tabulate_tap(axis, g, i, (int64_t)o, (int)k);
+    if (g->backward && w->is_last)
+        TRY(tabulate_readers(axis, g->x.size[i], g->y.size[i], arena));
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- Building and running ---------------------------------------------------------------------------------------- */
 
-/* Boxes of a gradient; rows of positions with channels, or planes. */
+/* Rows of positions with channels; boxes of a gradient, or rows of a channel. */
 static int64_t tasks_of(const struct window *w) {
     const int64_t *x = w->g.x.size, *y = w->g.y.size;
     if (tensor_elements((w->g.backward ? &w->g.x : &w->g.y)->tensor) == 0)
         return 0;
+    if (w->is_last)
+        return w->g.n * (w->g.backward ? x[0] * x[1] : y[0] * y[1]);
     if (w->g.backward)
-        return w->g.n * divide_up(w->g.c, w->is_last ? w->lanes : 1) * divide_up(x[0], w->box[0]) *
-               divide_up(x[1], w->box[1]);
-    return w->g.n * (w->is_last ? y[0] * y[1] : w->g.c * y[0]);
+        return w->g.n * w->g.c * divide_up(x[0], w->box[0]) * divide_up(x[1], w->box[1]);
+    return w->g.n * w->g.c * y[0];
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -203,16 +221,24 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     w->tasks = tasks_of(w);
     TRY(threads_start());
     step->state = w;
+    if (w->is_last)
+        step->workspace_bytes = window_channels_workspace_bytes(w);
     return arena_print(arena, &step->detail, "windows of %lldx%lldx%lld, lanes of %s", (long long)w->g.taps[0],
                        (long long)w->g.taps[1], (long long)w->g.taps[2], w->is_last ? "channels" : "rows");
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
-    (void)workspace, (void)stream;
-    struct window_job job = {step->state, values};
+    (void)stream;
+    struct window_job job = {step->state, values, workspace};
     const struct window *w = job.window;
     /* A gradient that nobody wants has no memory. */
-    if (values[w->x])
+    if (!values[w->x])
+        return WEFT_STATUS_SUCCESS;
+    if (step->workspace_bytes)
+        threads_for(w->g.n * w->g.y.size[0] * w->g.y.size[1], window_channels_find_task, &job);
+    if (w->is_last)
+        threads_for(w->tasks, w->g.backward ? window_channels_backward_task : window_channels_forward_task, &job);
+    else
         threads_for(w->tasks, w->g.backward ? window_backward_task : window_forward_task, &job);
     return WEFT_STATUS_SUCCESS;
 }

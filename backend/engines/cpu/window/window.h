@@ -16,6 +16,11 @@ enum {
     WINDOW_OUTSIDE = -1     /* a tap in padding */
 };
 
+/* An output position that reads an element of x, as which tap. */
+struct window_reader {
+    int64_t position, tap;
+};
+
 /* Along one axis: which element of x each tap of each output position reads. */
 struct window_axis {
     int taps;
@@ -26,6 +31,7 @@ struct window_axis {
     int64_t *insides; /* [position]: taps that are elements of x */
     int64_t *starts;  /* [tap]: the first position whose tap is inside, of pools whose paddings are not clamped */
     int64_t *ends;    /* [tap]: behind the last such */
+    struct window_reader **readers; /* of gradients of channels: [place in x] the first of its own; one more: the end */
 };
 
 struct window {
@@ -60,8 +66,8 @@ static inline struct window_side window_side_of(const struct resample_operand *o
     return (struct window_side){type, data, operand};
 }
 
-/* Lanes of the outputs at a position: the best of all taps, and which tap that is; or the weighted sum. For channels
-   `at` is the position and c the first channel; along a row at[2] is the first position, of channel c. */
+/* Neighbouring positions of a row of channel c, from at[2] on: the best of all taps, and which tap that is; or the
+   weighted sum. */
 struct window_lanes {
     int64_t n, c, count, at[WINDOW_AXES];
 };
@@ -76,8 +82,15 @@ void window_factors(const struct window *w, const struct window_lanes *lanes, fl
 struct window_job {
     const struct window *window;
     void *const *values;
+    void *workspace;
 };
 void window_forward_task(void *job, int64_t task);
 void window_backward_task(void *job, int64_t task);
+
+/* The same where lanes are channels. A maximum's gradient without an index has that found first, in workspace. */
+int64_t window_channels_workspace_bytes(const struct window *w);
+void window_channels_forward_task(void *job, int64_t task);
+void window_channels_find_task(void *job, int64_t task);
+void window_channels_backward_task(void *job, int64_t task);
 
 #endif

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text of sweeps, for one target: NAME(), TARGET and LANES are given. Text and not a function that is inlined, as
+   GCC splits vectors into what a function's own target has before it inlines. */
+/* No guard: included once for each target. */
+
+typedef float NAME(floats) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
+typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
+typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
+typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), may_alias, aligned(1)));
+typedef int8_t NAME(bytes) __attribute__((vector_size(LANES), may_alias, aligned(1)));
+#define INLINE TARGET static inline __attribute__((always_inline))
+
+/* Half numbers as floats, from bits: an exponent of 5 bits has a bias of 15, not of 127; all ones stay all ones. */
+INLINE NAME(floats) NAME(widen)(NAME(words) half) {
+    NAME(floats) scaled = (NAME(floats))((half & 0x7fff) << 13) * 0x1p112f;
+    NAME(words) special = (NAME(words))((half & 0x7c00) == 0x7c00) & 0x7f800000;
+    return (NAME(floats))((NAME(words))scaled | special | (half & 0x8000) << 16);
+}
+
+/* Channels from `at` on: all lanes, or the first `lanes`, behind which memory may end. */
+INLINE NAME(floats) NAME(load)(weftDataType_t type, const char *at, int lanes) {
+    char copy[LANES * 4] = {0};
+    if (lanes < LANES)
+        at = memcpy(copy, at, (size_t)lanes * (type == WEFT_DATA_FLOAT ? 4 : 2));
+    if (type == WEFT_DATA_FLOAT)
+        return *(const NAME(floats) *)at;
+    NAME(words) half = __builtin_convertvector(*(const NAME(halves) *)at, NAME(words));
+    return type == WEFT_DATA_BFLOAT16 ? (NAME(floats))(half << 16) : NAME(widen)(half);
+}
+
+INLINE NAME(ints) NAME(load_pick)(weftDataType_t type, const char *at, int lanes) {
+    char copy[LANES * 4] = {0};
+    if (lanes < LANES)
+        at = memcpy(copy, at, (size_t)lanes * (type == WEFT_DATA_INT8 ? 1 : 4));
+    if (type == WEFT_DATA_INT8)
+        return __builtin_convertvector(*(const NAME(bytes) *)at, NAME(ints));
+    return *(const NAME(ints) *)at;
+}
+
+/* `numbers`: floats or integers of 32 bits. */
+INLINE void NAME(store)(void *at, NAME(ints) numbers, int lanes) {
+    if (lanes == LANES)
+        *(NAME(ints) *)at = numbers;
+    else
+        memcpy(at, &numbers, (size_t)lanes * 4);
+}
+
+INLINE NAME(ints) NAME(select)(NAME(ints) mask, NAME(ints) yes, NAME(ints) no) { return no ^ ((no ^ yes) & mask); }
+
+/* Of equals the first stays; of a NaN and another the NaN, or the other. Begins with the first tap. */
+INLINE void NAME(maximum_block)(const struct sweep *s, int64_t position, int64_t channel, int vectors, int lanes,
+                                bool has_where, bool nan_wins) {
+    const weftDataType_t type = s->type;
+    const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, offset = position * s->row_step + channel * size;
+    float *results = s->results + position * s->result_step + channel;
+    int32_t *wheres = has_where ? s->where + position * s->where_step + channel : NULL;
+    NAME(floats) best[4];
+    NAME(ints) where[4];
+    int k = !s->goes_on;
+    for (int v = 0; v < vectors; v++) {
+        best[v] = s->goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes)
+                             : NAME(load)(type, s->rows[0] + offset + v * LANES * size, lanes);
+        where[v] = (NAME(ints)){0} + s->numbers[0];
+        if (has_where && s->goes_on)
+            where[v] = NAME(load_pick)(WEFT_DATA_INT32, (const char *)(wheres + v * LANES), lanes);
+    }
+    for (; k < s->count; k++) {
+        const char *row = s->rows[k] + offset;
+        _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++) {
+            NAME(floats) value = NAME(load)(type, row + v * LANES * size, lanes);
+            NAME(ints) wins = ~(value <= best[v]) & (nan_wins ? best[v] == best[v] : value == value);
+            best[v] = (NAME(floats))NAME(select)(wins, (NAME(ints))value, (NAME(ints))best[v]);
+            if (has_where)
+                where[v] = NAME(select)(wins, (NAME(ints)){0} + s->numbers[k], where[v]);
+        }
+    }
+    for (int v = 0; v < vectors; v++) {
+        NAME(store)(results + v * LANES, (NAME(ints))(best[v] * s->factor), lanes);
+        if (has_where)
+            NAME(store)(wheres + v * LANES, where[v], lanes);
+    }
+}
+
+INLINE void NAME(sum_block)(const struct sweep *s, int64_t position, int64_t channel, int vectors, int lanes,
+                            bool has_picks) {
+    const weftDataType_t type = s->type;
+    const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, pick_size = s->pick_type == WEFT_DATA_INT8 ? 1 : 4;
+    const int64_t offset = position * s->row_step + channel * size;
+    float *results = s->results + position * s->result_step + channel;
+    NAME(floats) sum[4];
+    for (int v = 0; v < vectors; v++)
+        sum[v] =
+            s->goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes) : (NAME(floats)){0};
+    for (int k = 0; k < s->count; k++) {
+        _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++) {
+            NAME(floats) value = NAME(load)(type, s->rows[k] + offset + v * LANES * size, lanes) * s->weights[k];
+            if (has_picks) {
+                const char *picks = s->picks[k] + position * s->pick_step + (channel + v * LANES) * pick_size;
+                NAME(ints) is_picked = NAME(load_pick)(s->pick_type, picks, lanes) == s->numbers[k];
+                value = (NAME(floats))((NAME(ints))value & is_picked);
+            }
+            sum[v] += value;
+        }
+    }
+    for (int v = 0; v < vectors; v++)
+        NAME(store)(results + v * LANES, (NAME(ints))(sum[v] * s->factor), lanes);
+}
+
+/* Four vectors of channels at a time, then single ones, then what is left of one. */
+#define EACH_BLOCK(BLOCK, ...)                                                                                         \
+    for (int64_t p = 0, c; p < sweep->positions; p++) {                                                                \
+        for (c = 0; c + 4 * LANES <= sweep->channels; c += 4 * LANES)                                                  \
+            BLOCK(sweep, p, c, 4, LANES, __VA_ARGS__);                                                                 \
+        for (; c + LANES <= sweep->channels; c += LANES)                                                               \
+            BLOCK(sweep, p, c, 1, LANES, __VA_ARGS__);                                                                 \
+        if (c < sweep->channels)                                                                                       \
+            BLOCK(sweep, p, c, 1, (int)(sweep->channels - c), __VA_ARGS__);                                            \
+    }
+
+TARGET static void NAME(maximum)(const struct sweep *sweep) {
+    if (sweep->where && sweep->nan_wins) {
+        EACH_BLOCK(NAME(maximum_block), true, true)
+    } else if (sweep->where) {
+        EACH_BLOCK(NAME(maximum_block), true, false)
+    } else if (sweep->nan_wins) {
+        EACH_BLOCK(NAME(maximum_block), false, true)
+    } else {
+        EACH_BLOCK(NAME(maximum_block), false, false)
+    }
+}
+
+TARGET static void NAME(sum)(const struct sweep *sweep) {
+    if (sweep->has_picks) {
+        EACH_BLOCK(NAME(sum_block), true)
+    } else {
+        EACH_BLOCK(NAME(sum_block), false)
+    }
+}
+
+#undef EACH_BLOCK
+#undef INLINE
+#undef NAME
+#undef TARGET
+#undef LANES
