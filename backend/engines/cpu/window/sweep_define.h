@@ -7,6 +7,7 @@ typedef float NAME(floats) __attribute__((vector_size(LANES * 4), may_alias, ali
 typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), may_alias, aligned(1)));
+typedef int16_t NAME(shorts) __attribute__((vector_size(LANES * 2), may_alias, aligned(1)));
 typedef int8_t NAME(bytes) __attribute__((vector_size(LANES), may_alias, aligned(1)));
 #define INLINE TARGET static inline __attribute__((always_inline))
 
@@ -28,12 +29,13 @@ INLINE NAME(floats) NAME(load)(weftDataType_t type, const char *at, int lanes) {
     return type == WEFT_DATA_BFLOAT16 ? (NAME(floats))(half << 16) : NAME(widen)(half);
 }
 
+/* Bytes become 16 bits first: from 8 to 32 at once GCC converts number by number. */
 INLINE NAME(ints) NAME(load_pick)(weftDataType_t type, const char *at, int lanes) {
     char copy[LANES * 4] = {0};
     if (lanes < LANES)
         at = memcpy(copy, at, (size_t)lanes * (type == WEFT_DATA_INT8 ? 1 : 4));
     if (type == WEFT_DATA_INT8)
-        return __builtin_convertvector(*(const NAME(bytes) *)at, NAME(ints));
+        return __builtin_convertvector(__builtin_convertvector(*(const NAME(bytes) *)at, NAME(shorts)), NAME(ints));
     return *(const NAME(ints) *)at;
 }
 
