@@ -216,10 +216,11 @@ struct gemm_case {
     enum layout a, b;
 };
 
-/* The reference, and per element a bound on a sum of k rounded products: k * epsilon * sum |a*b|. */
+/* The reference, and per element a bound on a sum of k rounded products: k * epsilon * sum |a*b|; bytes are exact. */
 static void check_values(const struct gemm_case *c, const struct gemm *gemm, const struct result *result) {
     const struct gemm_matrix *a = gemm->a, *b = gemm->b;
-    double epsilon = gemm->kernel->type == WEFT_DATA_DOUBLE ? 0x1p-52 : 0x1p-23;
+    weftDataType_t type = gemm->kernel->type;
+    double epsilon = type == WEFT_DATA_INT32 ? 0 : type == WEFT_DATA_DOUBLE ? 0x1p-52 : 0x1p-23;
     int wrong = 0;
     for (int64_t at = 0; at < c->batch * c->m * c->n && wrong < 3; at++) {
         int64_t batch = at / (c->m * c->n), i = at / c->n % c->m, j = at % c->n;
@@ -254,6 +255,11 @@ static void check_gemm(const struct gemm_case *c, const struct gemm_kernel *kern
                         .pack_b = pack,
                         .a = &a,
                         .b = &b};
+    if (kernel->type == WEFT_DATA_INT32) {
+        gemm.k = (c->k + 3) / 4;
+        gemm.pack_a = gemm_pack_bytes_a, gemm.pack_b = gemm_pack_bytes_b;
+        a.depth = b.depth = c->k;
+    }
     struct result alone = run(&gemm, 1, 0);
     check_values(c, &gemm, &alone);
     for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
@@ -289,6 +295,7 @@ static const struct gemm_case cases[] = {
     {4, 29, 41, 67, F32, F32, SPREAD, SPREAD},
     {4, 29, 41, 67, F32, F32, REPEATED, INDEX_MAJOR},
     {4, 29, 41, 67, F32, F32, DEPTH_MAJOR, REPEATED},
+    {2, 29, 41, 1100, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
     /* types, in all three ways of reading */
     {2, 19, 37, 270, WEFT_DATA_BFLOAT16, WEFT_DATA_HALF, INDEX_MAJOR, DEPTH_MAJOR},
     {2, 19, 37, 30, WEFT_DATA_HALF, WEFT_DATA_BFLOAT16, DEPTH_MAJOR, INDEX_MAJOR},
@@ -303,13 +310,15 @@ static const struct gemm_case cases[] = {
 
 static void test_gemm(weftDataType_t type) {
     const struct gemm_kernel *kernel;
-    CHECK(gemm_kernel(type, 0) != NULL, "no kernel for type %d", type);
+    CHECK(gemm_kernel(type, 0) != NULL || type == WEFT_DATA_INT32, "no kernel for type %d", type);
     for (int rank = 0; (kernel = gemm_kernel(type, rank)) != NULL; rank++) {
         CHECK(kernel->type == type, "%s is of another type", kernel->name);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             struct gemm_case c = cases[i];
             if (type == WEFT_DATA_DOUBLE && c.type_a == F32) /* so that rounding to float shows */
                 c.type_a = c.type_b = WEFT_DATA_DOUBLE;
+            if (type == WEFT_DATA_INT32)
+                c.type_a = c.type_b = WEFT_DATA_INT8;
             if (type == F32 && c.type_b == WEFT_DATA_DOUBLE)
                 c.type_b = F32;
             check_gemm(&c, kernel);
@@ -330,6 +339,7 @@ int main(void) {
     test_threads();
     test_gemm(WEFT_DATA_FLOAT);
     test_gemm(WEFT_DATA_DOUBLE);
+    test_gemm(WEFT_DATA_INT32);
     pthread_create(&other, NULL, run_one, NULL);
     run_one(NULL);
     pthread_join(other, NULL);

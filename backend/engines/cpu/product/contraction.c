@@ -83,6 +83,16 @@ const struct gemm_kernel *product_kernel(const struct product *product) {
     return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }
 
+/* What multiplies: bytes as such where their sums are whole numbers of 32 bits, else as product_kernel says. */
+static const struct gemm_kernel *multiplying_kernel(const struct product *product) {
+    const struct gemm_kernel *kernel = gemm_kernel(WEFT_DATA_INT32, 0);
+    bool are_bytes = product->a->type == WEFT_DATA_INT8 && product->b->type == WEFT_DATA_INT8;
+    if (kernel && product->takes_bytes && are_bytes && !dtype_is_float(product->math) &&
+        largest_sum(product) <= INT32_MAX)
+        return kernel;
+    return product_kernel(product);
+}
+
 /* All that accepts and build must agree on: which node multiplies, and the program of the others. */
 static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node) {
     TRY(region_find_product(node, region, node_is_pointwise));
@@ -105,9 +115,11 @@ static double padded(int64_t extent, int width) {
 
 /* On one thread; rows == 0: depthwise, which multiplies no matrices. */
 static double multiplying_seconds(const struct product *product, double flops) {
-    const struct gemm_kernel *kernel = product_kernel(product);
+    const struct gemm_kernel *kernel = multiplying_kernel(product);
     if (product->rows == 0)
         return flops / DEPTHWISE_FLOPS;
+    if (kernel->type == WEFT_DATA_INT32)
+        flops /= 4;
     return flops * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
            (FLOPS_PER_COLUMN * kernel->columns);
 }
@@ -136,10 +148,34 @@ struct sink {
     void *const *values;
 };
 
+/* The epilogue of sums of bytes, a row at a time as the program takes numbers. */
+static void finish_whole(const struct sink *sink, int32_t *block, int64_t ld, int64_t first, int rows, int64_t column,
+                         int columns) {
+    enum { PART = 512 };
+    const struct contraction *contraction = sink->contraction;
+    double wide[PART];
+    float narrow[PART];
+    for (int i = 0; i < rows; i++, block += ld)
+        for (int j = 0; j < columns; j += PART) {
+            int count = (int)min64(PART, columns - j);
+            for (int k = 0; k < count && contraction->is_wide; k++)
+                wide[k] = block[j + k];
+            for (int k = 0; k < count && !contraction->is_wide; k++)
+                narrow[k] = (float)block[j + k];
+            program_run(&contraction->program, &sink->piece->walk, sink->values,
+                        (struct block){contraction->is_wide ? (void *)wide : narrow, PART}, first + i, 1, column + j,
+                        count);
+        }
+}
+
 /* The epilogue of a block: gemm has its rows within a batch entry, the walk over all of them. */
 static void finish_block(const void *context, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
                          int64_t column, int columns) {
     const struct sink *sink = context;
+    if (sink->piece->gemm.kernel->type == WEFT_DATA_INT32) {
+        finish_whole(sink, block, ld, batch * sink->piece->gemm.m + row, rows, column, columns);
+        return;
+    }
     program_run(&sink->contraction->program, &sink->piece->walk, sink->values, (struct block){block, ld},
                 batch * sink->piece->gemm.m + row, rows, column, columns);
 }
@@ -148,13 +184,13 @@ static void finish_block(const void *context, void *block, int64_t ld, int64_t b
 static weftStatus_t describe(struct step *step, const struct contraction *contraction, const struct gemm_kernel *kernel,
                              struct arena *arena) {
     const struct gemm *gemm = &contraction->pieces[0].gemm;
+    int64_t k = kernel->type == WEFT_DATA_INT32 ? contraction->pieces[0].a.matrix.depth : gemm->k;
     int behind = step->region.count - 1, pieces = contraction->piece_count;
     if (contraction->pieces[0].is_depthwise)
         return arena_print(arena, &step->detail, "channels one by one, %d operations behind", behind);
-    return arena_print(arena, &step->detail,
-                       "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind", kernel->name,
-                       pieces, (long long)gemm->batch, (long long)gemm->m, (long long)gemm->k, (long long)gemm->k,
-                       (long long)gemm->n, behind);
+    return arena_print(
+        arena, &step->detail, "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind", kernel->name,
+        pieces, (long long)gemm->batch, (long long)gemm->m, (long long)k, (long long)k, (long long)gemm->n, behind);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -167,7 +203,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     /* Elements below 8 bits share a byte, which two threads must not write. */
     contraction->threads = contraction->program.shares_bytes ? 1 : threads_count();
     struct product product = kind_of(node)->product(node);
-    const struct gemm_kernel *kernel = product_kernel(&product);
+    const struct gemm_kernel *kernel = multiplying_kernel(&product);
+    contraction->is_wide = product_kernel(&product)->type == WEFT_DATA_DOUBLE;
     TRY(kind_of(node)->plan(contraction, step->region.graph, node, kernel, arena));
     /* Pieces run one after another, so the largest workspace is enough for all. */
     for (int i = 0; i < contraction->piece_count; i++) {

@@ -30,6 +30,7 @@ struct piece {
 
 struct contraction {
     struct program program; /* what becomes of each element of the product */
+    bool is_wide;           /* it takes blocks of DOUBLE, else of FLOAT */
     int threads;
     int piece_count;
     struct piece *pieces;
@@ -42,6 +43,7 @@ struct product {
     double alpha, beta;    /* as struct given has them */
     double depth;          /* products that make one element, at most */
     int64_t rows, columns; /* of one product of matrices, about; 0: there is none */
+    bool takes_bytes;      /* its plan can pack INT8 for a kernel of INT32 */
 };
 
 /* What a kind of contraction answers. */

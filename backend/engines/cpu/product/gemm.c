@@ -14,6 +14,9 @@
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 #include <stdatomic.h>
 #include <string.h>
 
@@ -71,8 +74,42 @@ GEMM_KERNEL(multiply_avx2_f64, AVX2, double, 4, 6)
 GEMM_KERNEL(multiply_plain_f32, , float, 4, 6)
 GEMM_KERNEL(multiply_plain_f64, , double, 2, 6)
 
+#if defined(__x86_64__)
+/* The same of four products at a time, of bytes without sign by bytes with one. A's have 128 added, so that B's own sums
+   times 128 are taken off in the end. */
+#define VNNI __attribute__((target("avx512f,avx512vnni")))
+VNNI static void multiply_vnni(int64_t depth, const void *a_panel, const void *b_panel, void *c_block, int64_t ld,
+                               bool first) {
+    enum { HEIGHT = 12, LANES = 16 };
+    /* Sums keep one type throughout: under two, GCC leaves them in memory. */
+    typedef uint32_t vector __attribute__((vector_size(LANES * 4), may_alias));
+    const uint32_t *a = a_panel, *b = b_panel;
+    uint32_t *c = c_block;
+    vector sum[HEIGHT][2] = {{{0}}}, excess[2] = {{0}};
+#define DOTS(sums, bytes, other) (vector) _mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(bytes), (__m512i)(other))
+    for (; depth > 0; depth--, a += HEIGHT, b += 2 * LANES) {
+        vector left = *(const vector *)b, right = *(const vector *)(b + LANES);
+        excess[0] = DOTS(excess[0], (vector){0} + 0x80808080, left);
+        excess[1] = DOTS(excess[1], (vector){0} + 0x80808080, right);
+        _Pragma("GCC unroll 16") for (int i = 0; i < HEIGHT; i++) {
+            sum[i][0] = DOTS(sum[i][0], (vector){0} + a[i], left);
+            sum[i][1] = DOTS(sum[i][1], (vector){0} + a[i], right);
+        }
+    }
+#undef DOTS
+    _Pragma("GCC unroll 16") for (int i = 0; i < HEIGHT; i++, c += ld) {
+        vector *left = (vector *)c, *right = (vector *)(c + LANES);
+        if (first)
+            *left = *right = (vector){0};
+        *left += sum[i][0] - excess[0];
+        *right += sum[i][1] - excess[1];
+    }
+}
+#endif
+
 static const struct gemm_kernel kernels[] = {
 #if defined(__x86_64__)
+    {"vnni 12x32", WEFT_DATA_INT32, 12, 32, multiply_vnni},
     {"avx512 12x32", WEFT_DATA_FLOAT, 12, 32, multiply_avx512_f32},
     {"avx512 12x16", WEFT_DATA_DOUBLE, 12, 16, multiply_avx512_f64},
     {"avx2 6x16", WEFT_DATA_FLOAT, 6, 16, multiply_avx2_f32},
@@ -85,6 +122,8 @@ static const struct gemm_kernel kernels[] = {
 /* By the name's beginning, which says what a kernel was compiled for. */
 static bool cpu_runs(const struct gemm_kernel *kernel) {
 #if defined(__x86_64__)
+    if (strncmp(kernel->name, "vnni", 4) == 0)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni");
     if (strncmp(kernel->name, "avx512", 6) == 0)
         return __builtin_cpu_supports("avx512f");
     if (strncmp(kernel->name, "avx2", 4) == 0)
@@ -387,4 +426,60 @@ void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t
     for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width)
         for (int i = 0; i < count; i++)
             dst[i] = dtype_load(matrix->type, matrix->base, index + i * matrix->stride);
+}
+
+/* ---- Bytes ---- */
+
+/* Up to four neighbours along depth, with zeros behind the last. */
+static int32_t four_bytes(const int8_t *bytes, int64_t step, int64_t count) {
+    uint32_t four = 0;
+    for (int64_t i = 0; i < min64(4, count); i++)
+        four |= (uint32_t)(uint8_t)bytes[i * step] << 8 * i;
+    return (int32_t)four;
+}
+
+/* Neighbours along depth lie apart, those along the other index side by side. */
+static void interleave(int32_t *panel, const int8_t *bytes, int64_t step, int count) {
+    const uint8_t *rows[4];
+    for (int i = 0; i < 4; i++)
+        rows[i] = (const uint8_t *)bytes + i * step;
+    for (int i = 0; i < count; i++)
+        panel[i] =
+            (int32_t)(rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24);
+}
+
+/* k0 and depth count fours. */
+static void pack_bytes(const struct gemm_matrix *matrix, int32_t *panel, int width, int64_t batch, int64_t first,
+                       int count, int64_t k0, int depth) {
+    const int8_t *bytes = (const int8_t *)matrix->base + matrix_index(matrix, batch, first, 4 * k0);
+    int64_t step = matrix->depth_stride, left = matrix->depth - 4 * k0;
+    int whole = (int)min64(depth, left / 4);
+    if (step == 1 && matrix->stride % 4 == 0 && (uintptr_t)bytes % 4 == 0) {
+        /* Floats are moved as they are. */
+        transpose((float *)panel, width, (const float *)(const void *)bytes, matrix->stride / 4, count, whole);
+    } else {
+        for (int d = 0; d < whole; d++) {
+            if (matrix->stride == 1)
+                interleave(panel + (int64_t)d * width, bytes + 4 * d * step, step, count);
+            for (int i = 0; i < count && matrix->stride != 1; i++)
+                panel[(int64_t)d * width + i] = four_bytes(bytes + i * matrix->stride + 4 * d * step, step, 4);
+        }
+    }
+    for (int i = 0; i < count && whole < depth; i++)
+        panel[(int64_t)whole * width + i] =
+            four_bytes(bytes + i * matrix->stride + 4 * whole * step, step, left - 4 * whole);
+}
+
+void gemm_pack_bytes_b(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                       int depth) {
+    pack_bytes(source, panel, width, batch, first, count, k0, depth);
+}
+
+/* 128 more: the sign's bit the other way round. */
+void gemm_pack_bytes_a(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                       int depth) {
+    uint32_t *fours = panel;
+    pack_bytes(source, panel, width, batch, first, count, k0, depth);
+    for (int64_t i = 0; i < (int64_t)depth * width; i++)
+        fours[i] ^= 0x80808080;
 }

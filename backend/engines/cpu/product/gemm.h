@@ -29,12 +29,13 @@ enum { GEMM_DEPTH = 256 }; /* depth of a panel at most: a sliver of B stays in t
 /* One compiled form of the innermost loop. */
 struct gemm_kernel {
     const char *name;    /* "avx2 6x16" */
-    weftDataType_t type; /* FLOAT or DOUBLE: of panels, sums and blocks */
+    weftDataType_t type; /* FLOAT or DOUBLE: of panels, sums and blocks; INT32: of sums and blocks of INT8 */
     int rows, columns;   /* of C at a time: the widths of A's and of B's panels */
     void (*multiply)(int64_t depth, const void *a, const void *b, void *c, int64_t ld, bool first);
 };
 
-/* The kernels of a type that this CPU runs, best first; NULL when rank is past the last one. */
+/* The kernels of a type that this CPU runs, best first; NULL when rank is past the last one. INT32: a panel's element is
+   four INT8 at neighbouring depths, k counts such fours, and not every CPU has one. Sums wrap around. */
 const struct gemm_kernel *gemm_kernel(weftDataType_t type, int rank);
 
 struct gemm {
@@ -62,10 +63,12 @@ struct gemm_matrix {
     const void *base;
     weftDataType_t type;
     int64_t stride, depth_stride;
+    int64_t depth;  /* k, for the packing of bytes, whose last four may be fewer */
     int batch_rank; /* the batch index is row-major over batch_dims; 0 when there is one matrix */
     int64_t batch_dims[WEFT_DIM_MAX], batch_strides[WEFT_DIM_MAX];
 };
-gemm_pack gemm_pack_matrix;        /* for FLOAT kernels */
-gemm_pack gemm_pack_matrix_double; /* for DOUBLE kernels */
+gemm_pack gemm_pack_matrix;                     /* for FLOAT kernels */
+gemm_pack gemm_pack_matrix_double;              /* for DOUBLE kernels */
+gemm_pack gemm_pack_bytes_a, gemm_pack_bytes_b; /* INT8 for INT32 kernels */
 
 #endif

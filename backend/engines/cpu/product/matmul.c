@@ -2,6 +2,7 @@
 /* Matmul as a product of packed matrices: which operand gives the rows, and what of the batch becomes rows. Nothing is
    transposed in memory: packing reads any strides, and the walk stores along any. */
 #include "graph/ops/matmul.h"
+#include "base/number.h"
 #include "engines/cpu/product/contraction.h"
 
 static const struct matmul_op *op_at(const struct node *node) { return (const struct matmul_op *)node->op; }
@@ -18,7 +19,8 @@ static bool is_transposed(const struct matmul_op *op) {
 static struct product product(const struct node *node) {
     const struct matmul_op *op = op_at(node);
     int64_t last = op->c->dims.count - 1, m = op->c->dims.at[last - 1], n = op->c->dims.at[last];
-    return (struct product){.a = op->a,
+    return (struct product){.takes_bytes = true,
+                            .a = op->a,
                             .b = op->b,
                             .math = matmul_math(op),
                             .alpha = 1,
@@ -89,7 +91,8 @@ static struct factor factor_of(const struct graph *graph, const struct tensor *t
                             .value = graph_find_value(graph, tensor)};
     factor.matrix = (struct gemm_matrix){.type = (weftDataType_t)tensor->type,
                                          .stride = tensor->strides.at[dim],
-                                         .depth_stride = tensor->strides.at[depth_dim]};
+                                         .depth_stride = tensor->strides.at[depth_dim],
+                                         .depth = tensor->dims.at[depth_dim]};
     find_batch(&factor.matrix, tensor, result);
     return factor;
 }
@@ -129,6 +132,10 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     struct factor b = factor_of(graph, op->b, c, columns, rows, is_wide);
     piece->a = transposed ? b : a;
     piece->b = transposed ? a : b;
+    if (kernel->type == WEFT_DATA_INT32) {
+        piece->gemm.k = divide_up(piece->gemm.k, 4);
+        piece->a.pack = gemm_pack_bytes_a, piece->b.pack = gemm_pack_bytes_b;
+    }
     /* The walk's last loop must be gemm's columns. */
     if (transposed) {
         struct axis row = axes[rows];
