@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engines/cpu/window/sweep.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 #include <stddef.h>
 #include <string.h>
 
@@ -8,20 +11,34 @@
 #pragma GCC optimize("O3")
 #endif
 
+/* Bytes become 16 bits first: from 8 to 32 at once GCC converts number by number. */
+typedef int8_t bytes_4 __attribute__((vector_size(4), may_alias, aligned(1)));
+typedef int8_t bytes_8 __attribute__((vector_size(8), may_alias, aligned(1)));
+typedef int16_t shorts_4 __attribute__((vector_size(8)));
+typedef int16_t shorts_8 __attribute__((vector_size(16)));
+typedef uint16_t halves_4 __attribute__((vector_size(8), may_alias, aligned(1)));
+typedef uint16_t halves_8 __attribute__((vector_size(16), may_alias, aligned(1)));
+
 #if defined(__x86_64__)
 #define NAME(name) avx512_##name
 #define TARGET __attribute__((target("avx512f")))
 #define LANES 16
+#define WIDEN_BYTES(at) _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(at)))
+#define WIDEN_HALVES(at) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(at)))
 #include "engines/cpu/window/sweep_define.h"
 #define NAME(name) avx2_##name
 #define TARGET __attribute__((target("avx2")))
 #define LANES 8
+#define WIDEN_BYTES(at) __builtin_convertvector(__builtin_convertvector(*(const bytes_8 *)(at), shorts_8), avx2_ints)
+#define WIDEN_HALVES(at) __builtin_convertvector(*(const halves_8 *)(at), avx2_words)
 #include "engines/cpu/window/sweep_define.h"
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
 #define NAME(name) plain_##name
 #define TARGET
 #define LANES 4
+#define WIDEN_BYTES(at) __builtin_convertvector(__builtin_convertvector(*(const bytes_4 *)(at), shorts_4), plain_ints)
+#define WIDEN_HALVES(at) __builtin_convertvector(*(const halves_4 *)(at), plain_words)
 #include "engines/cpu/window/sweep_define.h"
 
 static const struct sweep_kernels all[] = {

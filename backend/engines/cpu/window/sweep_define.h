@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of sweeps, for one target: NAME(), TARGET and LANES are given. Text and not a function that is inlined, as
+/* The text of sweeps, for one target: NAME(), TARGET and LANES are given, and WIDEN_BYTES()
+   and WIDEN_HALVES(), which read as many numbers of 8 bits with a sign, or of 16 without, into 32 bits each. Text and not a function that is inlined, as
    GCC splits vectors into what a function's own target has before it inlines. */
 /* No guard: included once for each target. */
 
 typedef float NAME(floats) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 typedef int32_t NAME(ints) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 typedef uint32_t NAME(words) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
-typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), may_alias, aligned(1)));
-typedef int16_t NAME(shorts) __attribute__((vector_size(LANES * 2), may_alias, aligned(1)));
-typedef int8_t NAME(bytes) __attribute__((vector_size(LANES), may_alias, aligned(1)));
 #define INLINE TARGET static inline __attribute__((always_inline))
 
 /* Half numbers as floats, from bits: an exponent of 5 bits has a bias of 15, not of 127; all ones stay all ones. */
@@ -25,17 +23,16 @@ INLINE NAME(floats) NAME(load)(weftDataType_t type, const char *at, int lanes) {
         at = memcpy(copy, at, (size_t)lanes * (type == WEFT_DATA_FLOAT ? 4 : 2));
     if (type == WEFT_DATA_FLOAT)
         return *(const NAME(floats) *)at;
-    NAME(words) half = __builtin_convertvector(*(const NAME(halves) *)at, NAME(words));
+    NAME(words) half = (NAME(words))WIDEN_HALVES(at);
     return type == WEFT_DATA_BFLOAT16 ? (NAME(floats))(half << 16) : NAME(widen)(half);
 }
 
-/* Bytes become 16 bits first: from 8 to 32 at once GCC converts number by number. */
 INLINE NAME(ints) NAME(load_pick)(weftDataType_t type, const char *at, int lanes) {
     char copy[LANES * 4] = {0};
     if (lanes < LANES)
         at = memcpy(copy, at, (size_t)lanes * (type == WEFT_DATA_INT8 ? 1 : 4));
     if (type == WEFT_DATA_INT8)
-        return __builtin_convertvector(__builtin_convertvector(*(const NAME(bytes) *)at, NAME(shorts)), NAME(ints));
+        return (NAME(ints))WIDEN_BYTES(at);
     return *(const NAME(ints) *)at;
 }
 
@@ -144,3 +141,5 @@ TARGET static void NAME(sum)(const struct sweep *sweep) {
 #undef NAME
 #undef TARGET
 #undef LANES
+#undef WIDEN_BYTES
+#undef WIDEN_HALVES
