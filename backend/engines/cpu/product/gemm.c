@@ -75,8 +75,8 @@ GEMM_KERNEL(multiply_plain_f32, , float, 4, 6)
 GEMM_KERNEL(multiply_plain_f64, , double, 2, 6)
 
 #if defined(__x86_64__)
-/* The same of four products at a time, of bytes without sign by bytes with one. A's have 128 added, so that B's own sums
-   times 128 are taken off in the end. */
+/* The same of four products at a time, of bytes without sign by bytes with one. A's have 128 added, so that B's own
+   sums times 128 are taken off in the end. */
 #define VNNI __attribute__((target("avx512f,avx512vnni")))
 VNNI static void multiply_vnni(int64_t depth, const void *a_panel, const void *b_panel, void *c_block, int64_t ld,
                                bool first) {

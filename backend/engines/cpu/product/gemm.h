@@ -34,8 +34,8 @@ struct gemm_kernel {
     void (*multiply)(int64_t depth, const void *a, const void *b, void *c, int64_t ld, bool first);
 };
 
-/* The kernels of a type that this CPU runs, best first; NULL when rank is past the last one. INT32: a panel's element is
-   four INT8 at neighbouring depths, k counts such fours, and not every CPU has one. Sums wrap around. */
+/* The kernels of a type that this CPU runs, best first; NULL when rank is past the last one. INT32: a panel's
+   element is four INT8 at neighbouring depths, k counts such fours, and not every CPU has one. Sums wrap around. */
 const struct gemm_kernel *gemm_kernel(weftDataType_t type, int rank);
 
 struct gemm {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text of sweeps, for one target: NAME(), TARGET and LANES are given, and WIDEN_BYTES()
-   and WIDEN_HALVES(), which read as many numbers of 8 bits with a sign, or of 16 without, into 32 bits each. Text and not a function that is inlined, as
-   GCC splits vectors into what a function's own target has before it inlines. */
+   and WIDEN_HALVES(), which read as many numbers of 8 bits with a sign, or of 16 without, into 32 bits each. Text and
+   not a function that is inlined, as GCC splits vectors into what a function's own target has before it inlines. */
 /* No guard: included once for each target. */
 
 typedef float NAME(floats) __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
