@@ -962,7 +962,9 @@ CASES = {
     "some tokens": Case("repack weight_only_sm90", "weight_only_sm90", some_tokens),
     # convolutions
     "conv": Case("product_sm90", "hopper", conv("fprop", (4, 128, 13, 15), (200, 128, 1, 1), pad=0)),
-    "conv dgrad": Case("product_sm90", "hopper", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3))),
+    "conv dgrad": Case(
+        "product_cluster_split_sm90", "hopper", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3))
+    ),
     "conv dgrad of steps": Case(
         "patch_sm90", "patch_sm90", conv("dgrad", (4, 128, 13, 15), (200, 128, 3, 3), 2)
     ),
