@@ -1044,7 +1044,10 @@ CASES = {
         "patch_sm90", "patch_sm90", conv("fprop", (2, 64, 16, 32, 32), (32, 64, 3, 3, 3))
     ),
     "conv of volumes, joined": Case(
-        "patch_sm90", "patch_sm90", conv("fprop", (3, 32, 7, 30, 35), (32, 32, 3, 3, 3), joined=True)
+        "patch_sm90",
+        "patch_sm90",
+        conv("fprop", (3, 32, 7, 30, 35), (32, 32, 3, 3, 3), joined=True),
+        is_read_again=True,
     ),
     "conv of few": Case("portable_mma", "contraction", conv("fprop", (1, 9, 9, 9), (24, 9, 3, 3))),
     "conv of few dgrad of steps": Case(
