@@ -105,7 +105,7 @@ def test_calls_with_arrays_give_arrays() -> None:
     g = weft.Graph(io_data_type="f32", handle=weft.create_handle("cpu"))
     g.exp(g.tensor([4], name="x"))
     for n in (4, 6):
-        x = jnp.arange(n, dtype=jnp.float32)
+        x = jax.device_put(jnp.arange(n, dtype=jnp.float32), jax.devices("cpu")[0])
         made = g(x)
         assert isinstance(made, jax.Array)
         close(made, jnp.exp(x))

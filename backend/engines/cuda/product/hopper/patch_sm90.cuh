@@ -28,7 +28,7 @@
              relu 50.5; amax 45; genstats 48, behind scale, bias and relu 48, between both 58; its data gradient through
              relu with sums of batch norm 58
              1x1 of 64 to 256 the same, 139
-             H100, bf16, 3x3x3 of 32 on 2x32x64^3: 78 us, of 16 on 2x16x128^3 355 (cuDNN 149 and 1,034).
+             H100, bf16, 3x3x3 of 32 on 2x32x64^3: 56 us, of 16 on 2x16x128^3 229 (cuDNN 150 and 1,032).
              `python -m weft bench fused --only 'conv|dgrad'`
    Tried     storing by the consumers: 2,000 clocks per tile slower
              starting one warpgroup some taps late: no gain
