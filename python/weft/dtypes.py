@@ -139,8 +139,34 @@ _FORMATS = {
 }
 
 
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""What the codes 0 to 7 mean; 8 is added for a sign."""
+
+
+def _code_of_4_bits(type_: data_type, value: float) -> int:
+    """Rounds to the nearest number, of two to that whose code is even."""
+    if type_ is data_type.FP4_E2M1:
+        if not abs(value) <= _FP4[-1]:
+            raise OverflowError
+        code = min(range(8), key=lambda each: (abs(_FP4[each] - abs(value)), each % 2))
+        return code | (8 if math.copysign(1, value) < 0 else 0)
+    lowest = -8 if type_ is data_type.INT4 else 0
+    if not lowest <= int(value) < lowest + 16:
+        raise OverflowError
+    return int(value) & 15
+
+
+def _number_of_4_bits(type_: data_type, code: int) -> float:
+    if type_ is data_type.FP4_E2M1:
+        return math.copysign(_FP4[code & 7], -1 if code & 8 else 1)
+    return code - 16 if type_ is data_type.INT4 and code & 8 else code
+
+
 def scalar_bytes(type_: data_type, value: float) -> bytes:
-    """One element as it lies in memory."""
+    """One element as it lies in memory, one of fewer than 8 bits in a byte of its own. Raises OverflowError,
+    ValueError or struct.error where the type has no such number."""
+    if of(type_).bits == 4:
+        return bytes([_code_of_4_bits(type_, value)])
     if type_ is data_type.BFLOAT16:
         bits = int.from_bytes(struct.pack("<f", value), "little")
         rounded = bits + 0x7FFF + (bits >> 16 & 1) if value == value else bits
@@ -157,6 +183,8 @@ def scalar_value(type_: data_type, memory: bytes) -> float:
     >>> scalar_value(data_type.BFLOAT16, scalar_bytes(data_type.BFLOAT16, 0.1))
     0.10009765625
     """
+    if of(type_).bits == 4:
+        return _number_of_4_bits(type_, memory[0] & 15)
     if type_ is data_type.BFLOAT16:
         return float(struct.unpack("<f", b"\0\0" + memory)[0])
     if type_ in _FORMATS:

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import weft
+import weft.backend
 from weft import buffers, data_type, dtypes
 from weft.enums import device_kind
 
@@ -88,6 +89,23 @@ def test_scalars_in_memory(name: str, value: float) -> None:
     assert type_ is not None
     array = dtypes.numpy_dtype(type_)
     assert dtypes.scalar_bytes(type_, value) == np.array([value]).astype(array).tobytes()
+
+
+@pytest.mark.parametrize(("name", "array"), [("e2m1", "float4_e2m1fn"), ("i4", "int4"), ("u4", "uint4")])
+def test_scalars_of_4_bits(name: str, array: str) -> None:
+    """Those that arrays hold two to a byte; beyond the ends there is none."""
+    type_ = dtypes.data_type_of(name)
+    assert type_ is not None
+    values = np.arange(16).astype("u1").view(getattr(ml_dtypes, array))
+    for code, value in enumerate(values.astype("f8")):
+        assert dtypes.scalar_bytes(type_, value) == bytes([code])
+        assert dtypes.scalar_value(type_, bytes([code])) == value
+    for value in (values.astype("f8").max() + 1, values.astype("f8").min() - 1):
+        assert dtypes.fitting_bytes(type_, value) is None
+    if name == "e2m1":
+        rounded = [dtypes.scalar_value(type_, dtypes.scalar_bytes(type_, x)) for x in (2.5, 1.25, -5, 0.25)]
+        assert rounded == np.array([2.5, 1.25, -5, 0.25]).astype(ml_dtypes.float4_e2m1fn).tolist()
+        assert dtypes.fitting_bytes(type_, float("nan")) is None
 
 
 # ---- NumPy -------------------------------------------------------------------------------------------------
