@@ -4,6 +4,7 @@ the library) and sugar.py; here is everything else of cuDNN's pygraph."""
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import TracebackType
@@ -131,6 +132,7 @@ class Graph(Sugar):
         self._given_shapes: dict[Tensor, Shape] = {}
         self._following: dict[str, dict[int, Shape]] = {}
         self._other_plans: dict[tuple[tuple[int, Shape], ...], Plan] = {}
+        self._plans_lock = threading.Lock()
 
     def _set_device(self, device: str | Handle | DeviceProperties) -> None:
         """Takes the device that was named, unless the graph has one already."""
@@ -807,7 +809,7 @@ class Graph(Sugar):
 
         support = self._made_planner.support() if self._made_planner is not None else ()
         text = explain_text(self.plan.report, support, all_refusals=all_refusals)
-        others = "".join(f"\n  {plan.of_shapes()}" for plan in self._other_plans.values())
+        others = "".join(f"\n  {plan.of_shapes()}" for plan in list(self._other_plans.values()))
         return text + (f"\nplans for calls of other shapes{others}" if others else "")
 
     # ---- Execution ----
@@ -1073,18 +1075,21 @@ class Graph(Sugar):
         key = tuple(sorted(shapes.items()))
         if not shapes or not self._operations or key in self._other_plans:
             return self._other_plans.get(key)
+        with self._plans_lock:  # so that one of several threads plans
+            if key not in self._other_plans and (plan := self._planned_for(shapes)) is not None:
+                while len(self._other_plans) >= _OTHER_PLANS:
+                    self._other_plans.pop(next(iter(self._other_plans)))
+                self._other_plans[key] = plan
+            return self._other_plans.get(key)
+
+    def _planned_for(self, shapes: Mapping[int, Shape]) -> Plan | None:
         try:
             planner = self._planner_of(self._with_shapes(shapes))
             planner.ask(self._heuristics)
             planner.keep(self._filters, self._workspace_limit)
-            plan = planner.plans[planner.build(build_plan_policy.HEURISTICS_CHOICE, self._wrapper())]
+            return planner.plans[planner.build(build_plan_policy.HEURISTICS_CHOICE, self._wrapper())]
         except WeftError:
             return None
-        while len(self._other_plans) >= _OTHER_PLANS:
-            self._other_plans.pop(next(iter(self._other_plans)))
-        assert plan is not None
-        self._other_plans[key] = plan
-        return plan
 
     def _with_shapes(self, shapes: Mapping[int, Shape]) -> list[Descriptor]:
         """The operations, finalized, of tensors with other shapes."""

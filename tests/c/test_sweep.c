@@ -4,6 +4,7 @@
 #include "engines/cpu/window/sweep.h"
 
 #include "base/dtype.h"
+#include "harness.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -11,18 +12,6 @@
 #include <string.h>
 
 enum { TAPS = 9, POSITIONS = 3, CHANNELS = 75, ELEMENTS = TAPS * POSITIONS * CHANNELS };
-
-static int failures;
-
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("FAILED %s:%d: ", __FILE__, __LINE__);                                                              \
-            printf(__VA_ARGS__);                                                                                       \
-            printf("\n");                                                                                              \
-        }                                                                                                              \
-    } while (0)
 
 /* Whole numbers, of which each type has all, with some equal; infinities, numbers without 0s in front, and NaN. */
 static float number_at(int64_t i) {
@@ -150,5 +139,5 @@ int main(void) {
         check_all(kernels, WEFT_DATA_HALF);
     }
     CHECK(rank > 0, "no kernel");
-    return failures != 0;
+    return harness_end();
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,19 @@ def test_another_batch_just_works() -> None:
         f"x [7, 3, 5, 5], {rest} [7, 4, 5, 5]",
         f"x [1, 3, 8, 6], {rest} [1, 4, 8, 6]",
     ]
+
+
+def test_threads_call_with_more_shapes_than_are_kept() -> None:
+    g, w, b = layer().build(), numbers(4, 3, 3, 3), numbers(1, 4, 1, 1)
+
+    def call(n: int) -> None:
+        x = numbers(1 + n * 7 % 97, 3, 2, 2)
+        np.testing.assert_allclose(g(x, w, b), convolved(x, w, b), rtol=1e-5, atol=1e-5)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(call, range(291))) == [None] * 291
+    told = g.explain().partition("plans for calls of other shapes\n")[2].split("\n")
+    assert len(told) == len(set(told)) == 64
 
 
 def test_shapes_that_the_graph_does_not_allow_are_refused_as_before() -> None:

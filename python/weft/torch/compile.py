@@ -22,8 +22,8 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from weft.errors import WeftError
 from weft.graphs import Graph
 from weft.torch.nodes import BLANK, DRAWN, OWN
-from weft.torch.ops import INDICES
-from weft.torch.regions import FLOATS, GETS, MOVES, Cover, Region, RegionDrawing, draw, name_of
+from weft.torch.ops import FLOATS, INDICES
+from weft.torch.regions import GETS, MOVES, Cover, Region, RegionDrawing, draw, name_of
 from weft.torch.rewrites import rewrite
 
 # ---- Which operators ----
@@ -139,8 +139,8 @@ def backend(module: torch.fx.GraphModule, examples: Sequence[Any], cover: Cover 
     def compile_one(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
         return make_boxed_func(_covered(graph, noted).forward)
 
-    def infer(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
-        return compile_one(rewrite(graph), _)
+    def infer(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Any:
+        return compile_one(rewrite(graph), given)
 
     def split(joint: torch.fx.GraphModule, *given: Any, **named: Any) -> Any:
         # Rematerialising keeps no copies of what views show.

@@ -16,8 +16,8 @@ from weft.torch.plans import PLANS, Draw, Ready, key_of, prepare
 
 PLACES = ("cpu", "cuda")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-INDICES = (torch.int64, torch.int32)  # of classes, of maxima and of rows
-"""Of classes, and of maxima."""
+INDICES = (torch.int64, torch.int32)
+"""Of classes, of maxima and of rows."""
 
 
 _TENSOR = torch.Tensor

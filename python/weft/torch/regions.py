@@ -26,7 +26,6 @@ aten = torch.ops.aten
 CAPACITY = 64
 """Plans that a region keeps, one for each set of shapes."""
 
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NARROW = (torch.bfloat16, torch.float16)
 
 GETS = {operator.getitem}
