@@ -129,7 +129,6 @@ enum {
     ACCESS_BYTES = 16,             /* of a thread, at most */
     SPLITS_LEAST_STEPS = 4,        /* along k, that a split is worth */
     SPLITS_MOST_BYTES = 256000000, /* of partial sums in the workspace */
-    SPLIT_BLOCKS_MOST = 132,       /* of a cluster split of images: one wave */
     SCALES_MOST = 3,               /* along a tile's columns: rows have a scale for each in registers */
     ACCUMULATORS_MOST = 256,       /* columns of all row blocks, beside which registers hold epilogue operands */
     FETCHED_WORDS_MAX = 10,        /* of epilogue operands that wide tiles have registers for, */
@@ -296,9 +295,9 @@ static bool is_skinny(const struct hopper *h, const struct hopper_tile *tile) {
 
 /* Where k is worth halves: the other operand is read once anyhow; or an image has so few tiles that half of the
    multiprocessors would have none. */
-static bool pays_split(const struct hopper *h, const struct hopper_tile *tile) {
+static bool pays_split(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
     bool is_small = h->view[OPERAND_A].is_image && h->c.phase_count == 0 &&
-                    hopper_tiles(h, tile) * tile_splits(tile) <= SPLIT_BLOCKS_MOST;
+                    hopper_tiles(h, tile) * tile_splits(tile) <= device->cuda.multiprocessors;
     return is_small || is_skinny(h, tile);
 }
 
@@ -359,14 +358,13 @@ static bool panels_fit(const struct hopper *h, const struct hopper_tile *tile) {
            (h->view[OPERAND_B].is_k_major || tile->columns % (HOPPER_PANEL * tile->cluster) == 0);
 }
 
-/* What main loop and schedule ask of a tile. A cluster split pays where the other operand is read once anyhow, and
-   where each half of k has steps enough. Overrides change rows and k by entry, which it and a ping-pong do not look
-   at. */
-static bool scheme_fits(const struct hopper *h, const struct hopper_tile *tile) {
+/* What main loop and schedule ask of a tile. Each half of a cluster split shall have steps enough. Overrides change
+   rows and k by entry, which it and a ping-pong do not look at. */
+static bool scheme_fits(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
     bool has_overrides = contraction_has_overrides(&h->c), has_prologue = h->c.before_count > 0;
     if (has_prologue && !can_prepare(h, tile))
         return false;
-    if (tile_splits(tile) > 1 && (!pays_split(h, tile) || h->steps < 2 * SPLITS_LEAST_STEPS || has_overrides))
+    if (tile_splits(tile) > 1 && (!pays_split(h, device, tile) || h->steps < 2 * SPLITS_LEAST_STEPS || has_overrides))
         return false;
     if (tile_is_pingpong(tile) && (has_prologue || has_overrides))
         return false;
@@ -385,7 +383,7 @@ static bool epilogue_fits(const struct hopper *h, const struct hopper_tile *tile
     return reductions_fit(h, tile) && operands_fit(h, tile);
 }
 
-static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
+static bool fits(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
     bool lead_is_row = h->c.epilogue.lead == ROW;
     if (!lead_is_row && tile->columns % 32 != 0) /* which a quad of lanes exchanges */
         return false;
@@ -393,7 +391,7 @@ static bool fits(const struct hopper *h, const struct hopper_tile *tile) {
         return false;
     if (tile->cluster > 1 && h->view[OPERAND_B].is_image) /* im2col boxes are not shared */
         return false;
-    return scheme_fits(h, tile) && epilogue_fits(h, tile) && panels_fit(h, tile);
+    return scheme_fits(h, device, tile) && epilogue_fits(h, tile) && panels_fit(h, tile);
 }
 
 /* Where it pays: many splits have many blocks, and no second tile for a ping-pong. */
@@ -465,7 +463,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
         chosen = 0;
     h->tile = NULL;
     for (int t = 0; t < HOPPER_TILE_ROWS; t++)
-        if (fits(h, &tiles[t]) && (chosen == 0 || chosen == t + 1))
+        if (fits(h, device, &tiles[t]) && (chosen == 0 || chosen == t + 1))
             consider(h, device, &tiles[t], &demand);
     if (!h->tile)
         return;
