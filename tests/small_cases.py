@@ -984,7 +984,7 @@ CASES = {
     "conv of few tiles": Case(
         "product_cluster_split_sm90",
         "hopper",
-        conv("fprop", (14, 72, 7, 7), (136, 72, 3, 3)),
+        conv("fprop", (7, 72, 7, 7), (136, 72, 3, 3)),
         knobs={"TILE_SIZE": 25},
     ),
     "conv, prepared": Case(
