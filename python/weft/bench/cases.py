@@ -269,10 +269,6 @@ def gpu() -> dict[str, Case]:
 
 
 def _cpu_products() -> list[Case]:
-    three = Convolution(4, 32, (28, 28), 3, padding=1, filters=32)
-    one = Convolution(4, 64, (28, 28), 1, filters=128)
-    depthwise = Convolution(4, 32, (14, 14), 7, padding=3, filters=32, groups=32)
-    attention = Attention(1, 4, 2, 64, 64, 32, 32, True)
     return [
         products.matmul("512", "f32", 512, 512, 512),
         products.matmul("m16_n1024_k1024", "f32", 16, 1024, 1024),
@@ -281,13 +277,19 @@ def _cpu_products() -> list[Case]:
         products.scaled_matmul("192", 192, 192, 192),
         products.block_scaled_matmul("192", 192, 192, 192),
         *(products.weight_only_matmul(dtype, 4, 192, 256) for dtype in ("i4", "i8")),
+    ]
+
+
+def _cpu_convolutions() -> list[Case]:
+    three = Convolution(4, 32, (28, 28), 3, padding=1, filters=32)
+    one = Convolution(4, 64, (28, 28), 1, filters=128)
+    depthwise = Convolution(4, 32, (14, 14), 7, padding=3, filters=32, groups=32)
+    return [
         products.conv("fprop", "3x3_32_14", "fp8", replace(three, n=1, image=(14, 14))),
         *(products.conv(kind, "3x3_32_28", "f32", three) for kind in ("fprop", "dgrad", "wgrad")),
         products.conv("fprop", "3x3_32_28", "f32", three, has_bias=True),
         products.conv("fprop", "1x1_64_128_28", "f32", one),
         products.conv("fprop", "depthwise_7x7_32", "f32", depthwise),
-        *(products.sdpa(f"{way}_d32_s64_causal", "f32", attention, way == "bwd") for way in ("fwd", "bwd")),
-        *_cpu_attention(),
     ]
 
 
@@ -298,7 +300,8 @@ def _cpu_attention() -> list[Case]:
         case = products.sdpa(tag, arithmetic, a, is_backward)
         return replace(case, program=partial(products.sdpa_of_torch, a, is_backward))
 
-    found = []
+    small = Attention(1, 4, 2, 64, 64, 32, 32, True)
+    found = [products.sdpa(f"{way}_d32_s64_causal", "f32", small, way == "bwd") for way in ("fwd", "bwd")]
     for mask in ("full", "causal"):
         a = Attention(1, 4, 4, 1024, 1024, 64, 64, mask == "causal")
         found += [made(f"{way}_d64_s1024_{mask}", "f32", a, way == "bwd") for way in ("fwd", "bwd")]
@@ -308,29 +311,53 @@ def _cpu_attention() -> list[Case]:
     return [*found, made("decode_h8_kv8_s8192", "f32", replace(grouped, key_heads=8))]
 
 
-@cache
-def cpu() -> dict[str, Case]:
-    """The cases for CPUs."""
-    small, ways = Pool(4, 16, (28, 28), 3, 2, 1), (False, True)
+def _cpu_fused() -> list[Case]:
     few = Convolution(2, 8, (14, 14), 3, padding=1, filters=16)
-    made = [
-        *_cpu_products(),
+    return [
         *(fused.matmul("96", 96, 80, 64, kind) for kind in fused.MATMULS),
         *(fused.conv("3x3_8_14", few, kind) for kind in fused.CONVOLUTIONS),
         *(fused.conv_dgrad("3x3_8_14", few, kind) for kind in fused.DGRADS),
         *(fused.conv_wgrad("3x3_8_14", few, kind) for kind in fused.PREPARED),
+    ]
+
+
+def _cpu_norms() -> list[Case]:
+    ways = (False, True)
+    return [
         *(norms.row_norm(kind, "f32", 256, 512, way) for kind in ("layernorm", "rmsnorm") for way in ways),
         *(norms.batch_norm("f32", 4, 32, 28, way) for way in ways),
         norms.planar_norm("instancenorm", "f32", 4, 32, 28),
-        streams.bias_gelu_residual("256x512", "f32", 256, 512),
+    ]
+
+
+def _cpu_rows() -> list[Case]:
+    return [
         streams.sums("rows/sum_rows", "f32", 256, 512, 2),
         streams.sums("rows/sum_columns", "f32", 256, 512, 1),
         streams.softmax("f32", 256, 512),
+    ]
+
+
+def _cpu_moves() -> list[Case]:
+    return [
+        streams.bias_gelu_residual("256x512", "f32", 256, 512),
         streams.transpose("256x512", "f32", (256, 512), (1, 0)),
         streams.layout("f32", (4, 16, 28, 28), True),
         streams.concat("128_384", "f32", [(256, 128), (256, 384)], 1),
+    ]
+
+
+def _cpu_pools() -> list[Case]:
+    small = Pool(4, 16, (28, 28), 3, 2, 1)
+    return [
         *(streams.pool(f"{kind}3x3s2_n4", "f32", p) for kind, p in (("max", small), ("avg", _mean(small)))),
         streams.pool_backward("max3x3s2_n4_bwd", "f32", small),
-        *networks.cases(networks.CPU, networks.CPU_DECODE),
     ]
+
+
+@cache
+def cpu() -> dict[str, Case]:
+    """The cases for CPUs."""
+    made = [*_cpu_products(), *_cpu_convolutions(), *_cpu_attention(), *_cpu_fused(), *_cpu_norms()]
+    made += [*_cpu_rows(), *_cpu_moves(), *_cpu_pools(), *networks.cases(networks.CPU, networks.CPU_DECODE)]
     return {case.name: case for case in made}
