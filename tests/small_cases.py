@@ -1043,6 +1043,21 @@ CASES = {
     "conv of volumes, all slots in turn": Case(
         "patch_sm90", "patch_sm90", conv("fprop", (2, 64, 16, 32, 32), (32, 64, 3, 3, 3))
     ),
+    "conv of volumes wgrad": Case(
+        "patch_wgrad_sm90 combine_splits",
+        "patch_wgrad_sm90",
+        conv("wgrad", (2, 32, 5, 15, 31), (24, 32, 3, 3, 3)),
+    ),
+    "conv of volumes wgrad, flipped": Case(
+        "patch_wgrad_sm90 combine_splits",
+        "patch_wgrad_sm90",
+        conv("wgrad", (2, 16, 4, 15, 33), (72, 16, 2, 3, 3), flipped=True),
+    ),
+    "conv wgrad of few": Case(
+        "patch_wgrad_sm90 combine_splits",
+        "patch_wgrad_sm90",
+        conv("wgrad", (3, 72, 23, 25), (16, 72, 3, 2), pad=0),
+    ),
     "conv of volumes, joined": Case(
         "patch_sm90",
         "patch_sm90",

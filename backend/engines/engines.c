@@ -21,6 +21,7 @@ static const struct family *const cuda_families[] = {&cuda_spelled_attention_uno
                                                      &cuda_stem,
                                                      &cuda_depthwise,
                                                      &cuda_patch_sm90,
+                                                     &cuda_patch_wgrad_sm90,
                                                      &cuda_hopper_tf32,
                                                      &cuda_hopper,
                                                      &cuda_packed_tf32,

@@ -215,6 +215,25 @@ static void halved_volume(struct model *m) {
              THREE(DIMS(2, 32, 64, 64, 64), DIMS(32, 32, 3, 3, 3), DIMS(2, 32, 32, 32, 32)), (struct window){2, 1, 1});
 }
 
+#define WIDE THREE(DIMS(2, 64, 64, 64, 64), DIMS(72, 64, 3, 3, 3), DIMS(2, 72, 64, 64, 64))
+static void few_filter(struct model *m) { convolve(m, FILTER, CHANNELS_LAST, BF16, FEW, (struct window){1, 1, 1}); }
+static void few_filter_dilated(struct model *m) {
+    convolve_to(m, FILTER, CHANNELS_LAST, F16, F32, FEW, (struct window){1, 2, 2});
+}
+static void wide_filter(struct model *m) { convolve(m, FILTER, CHANNELS_LAST, BF16, WIDE, (struct window){1, 1, 1}); }
+static void flat_filter(struct model *m) {
+    convolve(m, FILTER, CHANNELS_LAST, BF16, THREE(DIMS(2, 16, 256, 256), DIMS(16, 16, 4, 4), DIMS(2, 16, 257, 257)),
+             (struct window){1, 1, 2});
+}
+static void far_taps_filter(struct model *m) {
+    convolve(m, FILTER, CHANNELS_LAST, BF16, THREE(DIMS(2, 16, 512, 512), DIMS(16, 16, 3, 3), DIMS(2, 16, 512, 512)),
+             (struct window){1, 128, 128});
+}
+static void many_taps_filter(struct model *m) {
+    convolve(m, FILTER, CHANNELS_LAST, BF16, THREE(DIMS(2, 16, 256, 256), DIMS(16, 16, 7, 7), DIMS(2, 16, 256, 256)),
+             (struct window){1, 1, 3});
+}
+
 /* With another image behind it. */
 static void joined(struct model *m) {
     desc y = inner(m), sum = inner(m);
@@ -242,6 +261,12 @@ static const struct family_case patch_cases[] = {
     {&cuda_patch_sm90, few, "3x3x3 of 32", "tiles of 2x4x32, 1 phases, 4 patches and 36 resident filter taps"},
     {&cuda_patch_sm90, few_data, "3x3x3 of 32, data gradient", "tiles of 2x4x32, 1 phases, 4 patches and 36 resident"},
     {&cuda_patch_sm90, few_dilated, "3x3x3 of 32, dilated", "tiles of 1x"},
+    {&cuda_patch_wgrad_sm90, few_filter, "3x3x3 of 32, filter gradient",
+     "wgmma over patches of 18x18 pixels, tiles of 16x16, 32 channels, 4 stages, 44 parts"},
+    {&cuda_patch_wgrad_sm90, few_filter_dilated, "3x3x3 of 32, dilated, filter gradient",
+     "wgmma over patches of 20x20 pixels, tiles of 16x16, 32 channels, 3 stages, 44 parts"},
+    {&cuda_patch_wgrad_sm90, wide_filter, "3x3x3 of 64 to 72, filter gradient", "64 channels, 3 stages, 22 parts"},
+    {&cuda_patch_wgrad_sm90, flat_filter, "4x4 of 16, filter gradient", "16 channels, 8 stages, 132 parts"},
 };
 
 /* ---- Nothing to do ----------------------------------------------------------------------------------------------- */
@@ -323,6 +348,17 @@ static const struct refused_case refusals[] = {
     {&cuda_patch_sm90, halved_volume,
      "conv_fprop: convolutions of stride 1 in one group, with at most 49 taps, and data gradients of at most 4 phases "
      "are computed here, in volumes of each slice, and of at most 7 slices."},
+    {&cuda_patch_wgrad_sm90, few,
+     "conv_fprop: filter gradients of convolutions of stride 1 in one group, of images and volumes and of 2 to 18 "
+     "taps in each slice, are computed here."},
+    {&cuda_patch_wgrad_sm90, stem_filter,
+     "conv_wgrad: filter gradients of convolutions of stride 1 in one group, of images and volumes and of 2 to 18 "
+     "taps in each slice, are computed here."},
+    {&cuda_patch_wgrad_sm90, many_taps_filter,
+     "conv_wgrad: filter gradients of convolutions of stride 1 in one group, of images and volumes and of 2 to 18 "
+     "taps in each slice, are computed here."},
+    {&cuda_patch_wgrad_sm90, far_taps_filter,
+     "conv_wgrad: a patch under all taps exceeds a box of the copy engine or shared memory."},
     {&cuda_patch_sm90, dense_float,
      "conv_fprop: two halves or two bfloat16 summed in float are multiplied here, not f32 and f32."},
     {&cuda_patch_sm90, dense_packed,

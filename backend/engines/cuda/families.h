@@ -16,6 +16,7 @@ extern const struct family cuda_weight_only_sm90;            /* the same of some
 extern const struct family cuda_stem;                        /* convolutions of images with few channels */
 extern const struct family cuda_stem_sm90;                   /* forward convolutions of 8 channels on Hopper */
 extern const struct family cuda_patch_sm90;                  /* convolutions of stride 1 on Hopper, images read once */
+extern const struct family cuda_patch_wgrad_sm90;            /* filter gradients of few channels, likewise */
 extern const struct family cuda_depthwise;                   /* convolutions with one channel per group */
 extern const struct family cuda_grouped;                     /* products of a mixture of experts */
 extern const struct family cuda_grouped_sm90;                /* the same of 16 or 8 bits on Hopper */

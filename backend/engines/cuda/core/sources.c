@@ -117,6 +117,8 @@
          "product/hopper/patch_reductions.cuh")                                                                        \
     FILE(product_hopper_patch_scheduler, "product/hopper/patch_scheduler.cuh", "product/hopper/patch_scheduler.cuh")   \
     FILE(product_hopper_patch_sm90, "product/hopper/patch_sm90.cuh", "product/hopper/patch_sm90.cuh")                  \
+    FILE(product_hopper_patch_wgrad_sm90, "product/hopper/patch_wgrad_sm90.cuh",                                       \
+         "product/hopper/patch_wgrad_sm90.cuh")                                                                        \
     FILE(product_hopper_patch_store, "product/hopper/patch_store.cuh", "product/hopper/patch_store.cuh")               \
     FILE(product_hopper_pipeline, "product/hopper/pipeline.cuh", "product/hopper/pipeline.cuh")                        \
     FILE(product_hopper_pipeline_cursor, "product/hopper/pipeline_cursor.cuh", "product/hopper/pipeline_cursor.cuh")   \

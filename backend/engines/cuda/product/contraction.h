@@ -206,6 +206,12 @@ void modes_merge(struct modes *modes);
 /* Moves rows and columns into the batch, where the direct kernel counts results, in the order that memory asks for. */
 void contraction_flatten(struct contraction *c);
 
+/* What follows a convolution's sum in a kernel that finds positions by itself: the modes of the result alone, sums that
+   are floats, and the epilogue. Rows are images and positions, columns channels; of the filter gradient, filters, and
+   taps and channels. NOT_SUPPORTED, with a sentence, for what cannot follow, and for 2^31 results. */
+struct conv_geometry;
+weftStatus_t contraction_analyse_result(struct contraction *c, const struct conv_geometry *g);
+
 /* ---- epilogue.c: what follows the sum ---- */
 
 /* Finds operands, merges their modes; NOT_SUPPORTED and a sentence for what cannot follow. */

@@ -5,7 +5,7 @@
    Where that does not pay, the Hopper family takes it. */
 #include "base/number.h"
 #include "engines/cuda/families.h"
-#include "engines/cuda/product/hopper/hopper.h"
+#include "engines/cuda/product/hopper/patch.h"
 
 /* What the kernel is made for. */
 enum {
@@ -109,7 +109,7 @@ static bool is_aligned(const struct tensor *tensor, int64_t channel_stride, int6
            tensor->alignment % 16 == 0 && !tensor->is_by_value && !tensor->is_constant;
 }
 
-static bool operand_is_aligned(const struct conv_operand *o) {
+bool patch_is_aligned(const struct conv_operand *o) {
     return is_aligned(o->tensor, o->channel_stride, o->outer_stride, o->size_stride[1], o->size_stride[2]) &&
            (o->size[0] == 1 || o->size_stride[0] % 8 == 0);
 }
@@ -174,7 +174,7 @@ static weftStatus_t check_types(const struct patch *h) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE,
              "%s: two halves or two bfloat16 summed in float are multiplied here, not %s and %s.",
              descriptor_label(h->c.node->op), dtype_of(a)->name, dtype_of(b)->name);
-    if (!operand_is_aligned(h->in) || !operand_is_aligned(&h->g.w) || !h->store ||
+    if (!patch_is_aligned(h->in) || !patch_is_aligned(&h->g.w) || !h->store ||
         (!h->is_planar && !image_is_aligned(result_of(h))))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
              "%s: operands must be channels last and aligned to 16 bytes, with one result of 16 bits.",
@@ -626,13 +626,12 @@ static void print_phases(struct kernel_print *print, const struct patch *h, cons
         }
 }
 
-/* An image, or filters: channels, columns, lines, slices, and which one. */
-static struct cuda_map operand_map(const struct patch *h, const struct conv_operand *o, int64_t channels, int64_t outer,
-                                   const int box[4]) {
+struct cuda_map patch_map(const struct conv_operand *o, bool is_volume, int64_t channels, int64_t outer,
+                          const int box[4]) {
     const struct map_dim dims[5] = {{channels, 1, box[0]},
                                     {o->size[2], o->size_stride[2], box[1]},
                                     {o->size[1], o->size_stride[1], box[2]},
-                                    {is_volume(h) ? o->size[0] : 0, o->size_stride[0], 1},
+                                    {is_volume ? o->size[0] : 0, o->size_stride[0], 1},
                                     {outer, o->outer_stride, box[3]}};
     return (struct cuda_map){.form = form_of(o->tensor->type, dims)};
 }
@@ -642,9 +641,9 @@ static void print_maps(struct kernel_print *print, const struct patch *h) {
     const struct graph *graph = h->c.region->graph;
     bool is_data = h->g.direction == CONV_DATA;
     int inner = is_data ? filters_of_tile(h) : h->block, outer = is_data ? h->block : filters_of_tile(h);
-    const struct cuda_map image =
-                              operand_map(h, h->in, h->channels, h->g.n, (int[]){h->block, h->pitch, h->patch_h, 1}),
-                          filters = operand_map(h, &h->g.w, h->g.c, h->g.k, (int[]){inner, 1, 1, outer});
+    const struct cuda_map image = patch_map(h->in, is_volume(h), h->channels, h->g.n,
+                                            (int[]){h->block, h->pitch, h->patch_h, 1}),
+                          filters = patch_map(&h->g.w, is_volume(h), h->g.c, h->g.k, (int[]){inner, 1, 1, outer});
     print_map(print, h->c.operand[OPERAND_A].value, &image, "x_map");
     print_map(print, graph_find_value(graph, h->g.w.tensor), &filters, "w_map");
     print_phases(print, h, h->store, "y_map");

@@ -83,36 +83,9 @@ static weftStatus_t check_node(const struct stem *s, const struct device *device
 
 /* ---- The result -------------------------------------------------------------------------------------------------- */
 
-/* Extents of 1 need no mode: coordinates along them are 0. */
-static void add_mode(struct modes *modes, int64_t extent, int64_t dim) {
-    if (extent != 1)
-        modes->at[modes->count++] = (struct mode){.extent = extent, .dim = (int)dim, .dim_step = 1, .phase = NO_PHASE};
-}
-
-/* Rows are images and positions, columns channels; of the filter gradient, filters, and taps and channels. The
-   contraction's own modes are replaced: the epilogue indexes results alone, and K and BATCH are empty. */
-static void find_modes(struct stem *s) {
-    const struct conv_geometry *g = &s->g;
-    bool is_filter = g->direction == CONV_FILTER;
-    const struct conv_operand *result = is_filter ? &g->w : g->direction == CONV_DATA ? &g->x : &g->y;
-    int64_t rank = result->tensor->dims.count, channel = rank - g->spatial - 1;
-    for (int index = 0; index < INDICES; index++)
-        s->c.modes[index].count = 0;
-    s->c.phase_count = 0;
-    add_mode(&s->c.modes[ROW], is_filter ? g->k : g->n, is_filter ? channel - 1 : 0);
-    for (int i = HEIGHT; i <= WIDTH; i++)
-        add_mode(&s->c.modes[is_filter ? COLUMN : ROW], result->size[i], rank - 3 + i);
-    add_mode(&s->c.modes[COLUMN], g->direction == CONV_FORWARD ? g->k : g->c, channel);
-}
-
-/* What follows the sum, over the modes of find_modes. Kernels index results by u32. */
+/* What follows the sum. Kernels index results by u32. */
 static weftStatus_t analyse_result(struct stem *s) {
-    s->c.arithmetic = FMA_FLOAT; /* what epilogue() gets are floats */
-    s->c.is_small = true;
-    s->c.splits = 1;
-    TRY(epilogue_analyse(&s->c));
-    if (contraction_elements(&s->c) > INT32_MAX)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "%s: more than 2^31 results", descriptor_label(s->c.node->op));
+    TRY(contraction_analyse_result(&s->c, &s->g));
     /* Runs stay within the row of an image that a fragment is of; those of dx begin where padding has it. */
     if (s->c.epilogue.lead == ROW && s->g.direction == CONV_FORWARD)
         s->c.epilogue.run = (int)gcd64(s->c.epilogue.run, s->g.y.size[WIDTH]);
@@ -244,7 +217,6 @@ static weftStatus_t analyse(struct stem *s, const struct region *region, const s
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s is no convolution", descriptor_label(s->c.node->op));
     s->g = conv_geometry(s->c.node->op);
     TRY(check_node(s, device));
-    find_modes(s);
     TRY(analyse_result(s));
     TRY(choose_tile(s, device));
     if (s->g.direction == CONV_FILTER)

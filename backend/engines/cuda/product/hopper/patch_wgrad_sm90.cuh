@@ -1,0 +1,219 @@
+/* patch_wgrad_sm90: the filter gradient of a convolution of stride 1 whose image is fetched once for a slice of taps
+   Types     16-bit, channels last, wgmma; sm_90a
+   Formula   dW[k,t,r,s,c] = epilogue(sum over n,o,p,q of dY[n,o,p,q,k] * X[n, o + t, p + r, q + s, c]), taps from the
+             padding's corner on, DILATION pixels apart
+   Idea      products of 64 filters x CHANNELS x 16 neighbouring pixels. A patch of X, [PATCH_H][PITCH] pixels, lies in
+             shared memory and is the operand of all taps: the swizzle follows the address, so that a tap's 16 pixels
+             may begin at any row. dY is turned over on its way into registers, once for all taps of a warpgroup: what
+             shared memory gives goes to X
+   Kinds     a block sums one slice of taps, 64 filters and CHANNELS channels over a part of all tiles, whose number is
+             p.splits. Blocks of one part are neighbours, and meet its pixels in L2
+   Roles     warpgroup 0: load_tiles;   warpgroups 1 to 3: multiply_tiles, a third of the taps each
+   Barriers  arrived[slot]: patch and loss are there; released[slot]: the last of 12 warps has read them. STAGES slots
+   Order     tiles of a block from the first to the last, then, in combine_splits.cuh, parts: the same bits in every run
+   Limits    sums of a warpgroup's taps in registers: OWN_TAPS * CHANNELS / 2 <= 96. An infinity or NaN within a tile's
+             width of an image's end reaches taps that do not see it: what they meet there is 0 times it
+   Params    CHANNELS (16, 32, 64) IS_VOLUME IS_FLIPPED TAPS_T TAPS_R TAPS_S DILATION_T DILATION_R DILATION_S TILE_H
+             TILE_W PATCH_H PITCH STAGES LEAD_IS_ROW index sum_t, and multiply_accumulate (m64 x CHANNELS x 16, A from
+             registers, B MN-major)
+   Predicted 3x3x3 of 32 channels on 2x32x128^3: 490 us at the rate of the tensor cores, half of whose rows are padding.
+             Not measured */
+
+constexpr int CONSUMER_GROUPS = 3, THREADS = (1 + CONSUMER_GROUPS) * 128;
+constexpr int TAPS = TAPS_R * TAPS_S, OWN_TAPS = (TAPS + CONSUMER_GROUPS - 1) / CONSUMER_GROUPS;
+constexpr int STEPS = TILE_H * TILE_W / 16; /* along k, of a tile */
+constexpr u32 PIXEL_BYTES = CHANNELS * 2, LOSS_BYTES = 64 * 2;
+constexpr u32 PATCH_BYTES = PATCH_H * PITCH * PIXEL_BYTES;    /* [PATCH_H][PITCH][CHANNELS], swizzled */
+constexpr u32 LOSS_TILE_BYTES = TILE_H * TILE_W * LOSS_BYTES; /* [TILE_H][TILE_W][64 filters], swizzled */
+constexpr u32 PATCH_SLOT = (PATCH_BYTES + 1023) / 1024 * 1024, STAGE_BYTES = PATCH_SLOT + LOSS_TILE_BYTES;
+constexpr u32 BARRIERS = STAGES * STAGE_BYTES;
+static_assert(TILE_W % 16 == 0, "the 16 pixels of a product are neighbours in the patch");
+static_assert(OWN_TAPS * CHANNELS / 2 <= 96, "the sums must fit in registers");
+static_assert(BARRIERS + 2 * STAGES * 8 <= 232448, "227 KB is all a block can have");
+
+extern __shared__ __align__(1024) unsigned char s_memory[];
+
+DEVICE u32 patch_slot(u32 slot) { return shared_address(s_memory) + slot * STAGE_BYTES; }
+DEVICE u32 loss_slot(u32 slot) { return patch_slot(slot) + PATCH_SLOT; }
+DEVICE u32 arrived(u32 slot) { return shared_address(s_memory) + BARRIERS + slot * 8; }
+DEVICE u32 released(u32 slot) { return arrived(STAGES + slot); }
+
+struct slot_cursor {
+    u32 slot = 0, phase = 0;
+    DEVICE void advance() {
+        if (++slot == STAGES) {
+            slot = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* ---- What a block sums, and where ---- */
+
+struct share {
+    i32 tap, channel, filter;
+    u32 part;
+};
+
+DEVICE share own_share(const arguments &p) {
+    u32 rest = blockIdx.x;
+    fence_register(rest); /* what follows from it would be kept in registers over all tiles */
+    const i32 tap = (i32)split(rest, p.taps_t), channel = (i32)split(rest, p.channel_blocks) * CHANNELS,
+              filter = (i32)split(rest, p.filter_tiles) * 64;
+    return {tap, channel, filter, rest};
+}
+
+/* Pixels of dY. */
+struct tile {
+    i32 image, slice, line, column;
+};
+
+DEVICE tile find_tile(const arguments &p, u32 number) {
+    const i32 column = (i32)split(number, p.tiles_q) * TILE_W, line = (i32)split(number, p.tiles_p) * TILE_H,
+              slice = IS_VOLUME ? (i32)split(number, p.slices) : 0;
+    return {(i32)number, slice, line, column};
+}
+
+/* The slice of X under the block's taps. */
+DEVICE i32 slice_under(const arguments &p, const share &own, const tile &at) {
+    return at.slice + own.tap * DILATION_T - (i32)p.pre_d;
+}
+
+/* Whether there is one: all else of it would be zeros. */
+DEVICE bool is_seen(const arguments &p, const share &own, const tile &at) {
+    return !IS_VOLUME || (u32)slice_under(p, own, at) < (u32)p.depth;
+}
+
+/* ---- The loader: one thread; zeros where an image ends ---- */
+
+/* A template: images have no fifth coordinate. */
+template <class P> DEVICE void load_tile(const P &p, const share &own, const tile &at, u32 slot) {
+    const i32 column = at.column - (i32)p.pre_w, line = at.line - (i32)p.pre_h;
+    arrive_expecting(arrived(slot), PATCH_BYTES + LOSS_TILE_BYTES);
+    if constexpr (IS_VOLUME) {
+        load_box(patch_slot(slot), p.x_map, arrived(slot), own.channel, column, line, slice_under(p, own, at),
+                 at.image);
+        load_box(loss_slot(slot), p.loss_map, arrived(slot), own.filter, at.column, at.line, at.slice, at.image);
+    } else {
+        load_box(patch_slot(slot), p.x_map, arrived(slot), own.channel, column, line, at.image);
+        load_box(loss_slot(slot), p.loss_map, arrived(slot), own.filter, at.column, at.line, at.image);
+    }
+}
+
+DEVICE void load_tiles(const arguments &p, const share &own) {
+    slot_cursor fill;
+    for (u32 number = own.part; number < (u32)p.tiles; number += (u32)p.splits) {
+        const tile at = find_tile(p, number);
+        if (!is_seen(p, own, at))
+            continue;
+        wait(released(fill.slot), fill.phase ^ 1);
+        load_tile(p, own, at, fill.slot);
+        fill.advance();
+    }
+}
+
+/* ---- The math warpgroups ---- */
+
+using sums = sum_t[OWN_TAPS][CHANNELS / 2]; /* a thread's share of [OWN_TAPS][64 filters, CHANNELS] */
+
+DEVICE int own_tap(int group, int i) { return group * OWN_TAPS + i; }
+
+/* Of X under a tap, from that under the first, as descriptors count. Behind the last tap it stands in. */
+DEVICE u32 tap_offset(int tap) {
+    const int t = tap < TAPS ? tap : TAPS - 1;
+    return (t / TAPS_S * (DILATION_R * PITCH) + t % TAPS_S * DILATION_S) * (PIXEL_BYTES / 16);
+}
+
+/* Where a lane reads its row of dY: pixels l / 16 * 8 + l % 8 of 16, filters l / 8 % 2 * 8 on of the warp's 16. */
+DEVICE u32 lane_offset() {
+    const u32 lane = lane_index(), pixel = lane / 16 * 8 + lane % 8, chunk = warp_index() % 4 * 2 + lane / 8 % 2;
+    return pixel * LOSS_BYTES + (chunk ^ pixel % 8) * 16;
+}
+
+DEVICE void multiply_tile(sums &r_w, u32 slot, const u32 (&taps)[OWN_TAPS], u32 lane_at) {
+    u32 r_loss[2][4];
+    const u64 x = operand<PIXEL_BYTES>(patch_slot(slot), 0);
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        constexpr int STEPS_OF_LINE = TILE_W / 16;
+        const u32 pixel = step / STEPS_OF_LINE * PITCH + step % STEPS_OF_LINE * 16;
+        load_matrices_transposed(r_loss[step % 2], loss_slot(slot) + lane_at + step * 16 * LOSS_BYTES);
+        mma_fence();
+#pragma unroll
+        for (int t = 0; t < OWN_TAPS; ++t)
+            multiply_accumulate(r_w[t], r_loss[step % 2], x + (taps[t] + pixel * (PIXEL_BYTES / 16)), true);
+        mma_commit();
+        mma_wait<1>(); /* those of the step before have read their dY */
+    }
+    publish_to_async_proxy(); /* what is read before a copy overwrites it */
+    mma_wait<0>();
+}
+
+/* The partial sums of one part: [filters][taps, channels], or the other way round. */
+DEVICE void store_partials(const sums &r_w, const arguments &p, const share &own, int group) {
+    const i64 columns = (i64)(TAPS_T * TAPS) * p.channels;
+    const i32 row = own.filter + warp_index() % 4 * 16 + lane_index() / 4;
+#pragma unroll
+    for (int t = 0; t < OWN_TAPS; ++t)
+#pragma unroll
+        for (int i = 0; i < CHANNELS / 2; ++i) {
+            const int tap = own.tap * TAPS + own_tap(group, t);
+            const i64 k = row + i / 2 % 2 * 8, c = own.channel + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
+            const i64 column = (IS_FLIPPED ? TAPS_T * TAPS - 1 - tap : tap) * p.channels + c;
+            if (own_tap(group, t) < TAPS && k < p.filters && c < p.channels)
+                p.partial[own.part * p.filters * columns +
+                          (LEAD_IS_ROW ? column * p.filters + k : k * columns + column)] = r_w[t][i];
+        }
+}
+
+DEVICE void multiply_tiles(const arguments &p, const share &own, int group) {
+    sums r_w = {};
+    u32 taps[OWN_TAPS];
+#pragma unroll
+    for (int t = 0; t < OWN_TAPS; ++t)
+        taps[t] = tap_offset(own_tap(group, t));
+    const u32 lane_at = lane_offset();
+    slot_cursor use;
+    for (u32 number = own.part; number < (u32)p.tiles; number += (u32)p.splits) {
+        if (!is_seen(p, own, find_tile(p, number)))
+            continue;
+        wait(arrived(use.slot), use.phase);
+        multiply_tile(r_w, use.slot, taps, lane_at);
+        if (lane_index() == 0)
+            arrive(released(use.slot));
+        use.advance();
+#pragma unroll
+        for (int t = 0; t < OWN_TAPS; ++t)
+#pragma unroll
+            for (int i = 0; i < CHANNELS / 2; ++i)
+                fence_register(r_w[t][i]);
+    }
+    store_partials(r_w, p, own_share(p), group);
+}
+
+/* ---- The kernel ---- */
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_wgrad_sm90(const __grid_constant__ arguments p) {
+    const u32 warp = warp_index();
+    const share own = own_share(p);
+    if (warp == 0 && elect_one()) {
+        prefetch_map(p.x_map);
+        prefetch_map(p.loss_map);
+        for (u32 slot = 0; slot < STAGES; ++slot) {
+            barrier_init(arrived(slot), 1);
+            barrier_init(released(slot), CONSUMER_GROUPS * 4);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
+    wait_for_previous_kernel();
+    if (warp < 4) {
+        shrink_registers<40>();
+        if (warp == 0 && elect_one())
+            load_tiles(p, own);
+    } else {
+        grow_registers<152>();
+        multiply_tiles(p, own, warp / 4 - 1);
+    }
+}
