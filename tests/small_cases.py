@@ -1053,6 +1053,11 @@ CASES = {
         "patch_wgrad_sm90",
         conv("wgrad", (2, 16, 4, 15, 33), (72, 16, 2, 3, 3), flipped=True),
     ),
+    "conv of volumes wgrad, of 3": Case(
+        "map patch_wgrad_sm90 combine_splits",
+        "packed",
+        conv("wgrad", (2, 3, 3, 32, 48), (32, 3, 3, 3, 3)),
+    ),
     "conv wgrad of few": Case(
         "patch_wgrad_sm90 combine_splits",
         "patch_wgrad_sm90",

@@ -267,6 +267,7 @@ const struct family cuda_patch_wgrad_sm90 = {
     .name = "cuda.patch_wgrad_sm90",
     .doc = "a filter gradient of few channels, of patches read once for all taps of a slice, and the pointwise "
            "operations behind it, on Hopper",
+    .wants_boxes = true,
     .accepts = accepts,
     .build = build,
     .may_alias = contraction_may_alias,
