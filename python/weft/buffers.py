@@ -84,6 +84,8 @@ def describe(value: Any, stream: int | None = None) -> Buffer:
         return _describe_interface(value, value.__array_interface__, device_kind.CPU, dtype)
     interface = getattr(value, "__cuda_array_interface__", None)  # JAX's class has it, its host arrays do not
     if interface is not None:
+        if is_jax(value):
+            value.block_until_ready()  # its interface names no stream to wait for
         dtype = getattr(value, "dtype", None)
         told = getattr(getattr(value, "device", None), "id", SOME_GPU)
         ordinal = arguments.whole(told, "buffer: the array's device.id")
@@ -179,6 +181,11 @@ def is_jax(value: Any) -> bool:
     """Whether a value is an array of JAX, which promises that it never changes."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Whether an array of JAX's has memory on a GPU."""
+    return any(device.platform != "cpu" for device in value.devices())
 
 
 def as_jax(array: Any) -> Any:

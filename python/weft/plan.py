@@ -33,10 +33,10 @@ class Plan:
     out={"y": buffer} writes into given memory instead.
 
     On a GPU arrays of torch, CuPy, Numba, JAX and DLPack are taken where they are, and results are of the
-    library of the first one. Work is enqueued on the current stream of that library, and nothing waits for
-    it. Arrays in host memory will do as well, at a price: each is copied to the device, outputs in host
-    memory are copied back, and the call waits until all is done. When all arrays are in host memory, so are
-    the results. Graph.execute() and bind() never copy.
+    library of the first one; where that is JAX, XLA runs the call. Work is enqueued on the current stream of
+    that library, and nothing waits for it. Arrays in host memory will do as well, at a price: each is copied
+    to the device, outputs in host memory are copied back, and the call waits until all is done. When all
+    arrays are in host memory, so are the results. Graph.execute() and bind() never copy.
 
     Memory on a GPU that is less aligned than its tensor was declared, as x[1:] may be, runs on a second plan
     of slower kernels. The first such call makes it; let that be before a stream is captured.
@@ -96,6 +96,7 @@ class Plan:
         self._aligned = [(i, s.alignment - 1) for i, s in enumerate(self.slots) if s.is_aligned]
         self._loose: Plan | None = None  # for memory that is less aligned
         self._lent_size = self.workspace_size  # of a workspace that a caller gives
+        self._for_jax: Any = None  # the plan as weft.jax calls it
         self._run, self._pointer = backend.library().weftExecute, descriptor.pointer
         self._count = len(self.slots)
 
@@ -152,7 +153,11 @@ class Plan:
         """Runs the plan on arrays by position and by tensor name or uid; allocates outputs without memory."""
         given = self._gather(arrays, named)
         is_whole = self._place is None and all(i in given for i in self._written)
-        is_for_jax = "jax" in sys.modules and self._is_of_jax(arrays, named)
+        is_for_jax = "jax" in sys.modules and buffers.is_jax(first := self._first_read(arrays, named))
+        if is_for_jax and workspace is None and stream is None and self._is_for_xla(first, given):
+            from weft.jax import planned
+
+            return self._results(dict(zip(self._outputs, planned.run(self, given), strict=True)))
         like = None if is_whole else self._first_array(given)
         queue = stream_of(self.handle, like) if stream is None else stream
         frame = self.thread.frame
@@ -164,11 +169,22 @@ class Plan:
         del owners
         return self._results(given) if not is_for_jax else self._as_jax(given, arrays, named)
 
-    def _is_of_jax(self, arrays: Sequence[Any], named: Mapping[Any, Any]) -> bool:
-        """Whether the first array that a call reads is JAX's."""
+    def _first_read(self, arrays: Sequence[Any], named: Mapping[Any, Any]) -> Any:
+        """The first array that a call reads."""
         read = [value for key, value in named.items() if not self.slots[self.index[key]].is_output]
-        first = next((value for value in (*arrays, *read) if buffers.is_array(value)), None)
-        return buffers.is_jax(first)
+        return next((value for value in (*arrays, *read) if buffers.is_array(value)), None)
+
+    def _is_for_xla(self, first: Any, given: Mapping[int, Any]) -> bool:
+        """Whether XLA can run a call whose first array is JAX's: on a GPU, and JAX has arrays as all outputs
+        are."""
+        written = [self.slots[i] for i in self._written if i not in given]
+        return (
+            self._place is not None
+            and buffers.is_on_gpu(first)
+            and len(written) == len(self._written)
+            and all(dtypes.of(s.data_type).bits >= 8 for s in written)
+            and all(buffers.is_packed(s.dims, s.strides) for s in written)
+        )
 
     def _as_jax(self, given: dict[int, Any], arrays: Sequence[Any], named: Mapping[Any, Any]) -> Any:
         """The outputs, with those that the call allocated on the host as JAX's arrays."""
@@ -320,10 +336,7 @@ class Plan:
             frame.pointers[i] = kind.address(given[i])
             return
         if i not in given:
-            raise BadParameterError(
-                f"plan: {slot} has no buffer. Give it: {slot.name or 'by position'}=<array of "
-                f"{slots.shape_text(slot.data_type, slot.dims)}>."
-            )
+            raise slots.no_buffer("plan", slot)
         if self._is_number(slot, given[i]):
             frame.pointers[i] = self._scalar_address(frame, "plan", slot, given[i], i)
         elif isinstance(given[i], int):
@@ -334,7 +347,7 @@ class Plan:
                 owners.append(memory.buffer.owner)
             copies = staging if memory.ordinal is None and not slot.is_by_value else None
             if copies is None:
-                slots.check_device("plan", slot, memory.ordinal, self._place, _OTHER_DEVICE)
+                slots.check_device("plan", slot, memory.ordinal, self._place, OTHER_DEVICE)
             address = self._checked_address(frame, "plan", i, slot, given[i], memory)
             if copies is not None:
                 address = copies.place(i, address, slot.span, slot.is_output, slot.span > slot.bytes)
@@ -676,7 +689,7 @@ def _owner(slot: Slot) -> str:
     return slot.name.partition("::")[0]
 
 
-_OTHER_DEVICE = "Move it there, or build the graph with a handle of the other device."
+OTHER_DEVICE = "Move it there, or build the graph with a handle of the other device."
 _OTHER_DEVICE_OR_CALL = (
     "Move it there, call graph.plan(...), which copies, or build the graph with a handle of the other device."
 )

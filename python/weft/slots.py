@@ -80,6 +80,14 @@ def named(where: str, slot: Slot, error: BadParameterError) -> BadParameterError
     return BadParameterError(f"{where}: {slot}: {text.removeprefix('buffer: ')}", error.status)
 
 
+def no_buffer(where: str, slot: Slot) -> BadParameterError:
+    """What to say of a slot for which nothing was given."""
+    return BadParameterError(
+        f"{where}: {slot} has no buffer. Give it: {slot.name or 'by position'}=<array of "
+        f"{shape_text(slot.data_type, slot.dims)}>."
+    )
+
+
 def checked_address(where: str, slot: Slot, address: int) -> int:
     """A number given as memory, which is to be one that addresses memory."""
     if not 0 <= address < 2**64:

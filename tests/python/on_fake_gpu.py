@@ -368,6 +368,64 @@ def test_streams_that_arrays_name_are_followed(streams: list[int]) -> None:
     assert streams == [64]
 
 
+class JaxArray(CudaArray):
+    """An array of JAX's on a GPU, which is not ready before somebody waits."""
+
+    shape, waits = (2, 3), 0
+
+    def devices(self) -> Any:
+        return [types.SimpleNamespace(platform="gpu", local_hardware_id=0)]
+
+    def block_until_ready(self) -> None:
+        JaxArray.waits += 1
+
+
+@pytest.fixture
+def xla(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, Any]]:
+    """What XLA was given to run: by slot, in each call."""
+    calls: list[dict[int, Any]] = []
+
+    def run(plan: weft.Plan, given: dict[int, Any]) -> list[str]:
+        calls.append(given)
+        return ["of JAX"]
+
+    planned = types.SimpleNamespace(run=run)
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(Array=JaxArray))
+    monkeypatch.setitem(sys.modules, "weft.jax", types.SimpleNamespace(planned=planned))
+    monkeypatch.setattr(JaxArray, "waits", 0)
+    return calls
+
+
+def test_calls_with_arrays_of_jax_are_for_xla(xla: list[dict[int, Any]]) -> None:
+    g, x = doubled(), JaxArray(X)
+    assert g.plan(x=x) == g.plan(x) == g(x) == "of JAX"
+    assert [given[g.plan.index["x"]] for given in xla] == [x] * 3
+    assert JaxArray.waits == 0
+
+
+def test_calls_that_xla_cannot_run(xla: list[dict[int, Any]]) -> None:
+    """The caller's memory, workspace or stream, results as JAX has none: the host waits for the arguments."""
+    g, x, y = doubled(), JaxArray(X), on_device(X)
+    calls = [
+        lambda: g.plan(x=x, out={"y": y}),
+        lambda: g.plan(x=x, stream=64),
+        lambda: g.plan(x=x, workspace=on_device(X)),
+        lambda: g.execute({"x": x, "y": y}),
+    ]
+    for call in calls:
+        JaxArray.waits = 0
+        assert isinstance(call() or y, weft.DeviceArray)
+        assert JaxArray.waits > 0
+    turned = weft.Graph(handle=weft.create_handle("cuda"), io_data_type="f32")
+    turned.neg(turned.tensor([2, 3], name="x")).set_output(True).set_dim([2, 3]).set_stride([1, 2])
+    small = weft.Graph(handle=weft.create_handle("cuda"), io_data_type="f32")
+    small.identity(small.tensor([2, 3], name="x")).set_output(True).set_data_type("i4")
+    assert all(isinstance(other(x), weft.DeviceArray) for other in (turned, small))
+    assert xla == []
+    assert isinstance(g.plan(x=y), weft.DeviceArray)
+
+
+
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     """As much of CuPy as is asked for arrays and streams, on the fake driver's memory."""

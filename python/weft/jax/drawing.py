@@ -4,7 +4,7 @@ word here of JAX's tracing; arrays are packed, the last dimension fastest, as XL
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -63,6 +63,22 @@ class Operator:
         drawing = Drawing(graph, arguments, results)
         self.draw(drawing, *call.attributes)
         return drawing
+
+    def results(self, call: Call, arguments: Sequence[Form]) -> tuple[Form, ...]:
+        """The forms of its results. Raises WeftError where it makes no sense."""
+        drawing = self.drawn(call, arguments)
+        if None in drawing.results:
+            drawing.graph.validate()
+        ends = {~at: tensor for tensor, at in drawing.ends if at < 0}
+        return tuple(form or _form_of(ends[i]) for i, form in enumerate(drawing.results))
+
+    def prepared(self, call: Call, arguments: tuple[Form, ...], kind: device_kind) -> Prepared:
+        """Its plan for a kind of device. Raises WeftError where Weft refuses."""
+        results = results_of(call, arguments)
+        drawing = self.drawn(call, arguments, results, default_handle(kind))
+        plan = drawing.graph.build().plan
+        at = {tensor.get_uid(): place for tensor, place in drawing.ends}
+        return prepared(plan, at, len(arguments), len(results), kind)
 
     def __repr__(self) -> str:
         return f"weft.{self.name}"
@@ -135,12 +151,8 @@ def is_double(arguments: Sequence[Form]) -> bool:
 
 @lru_cache(CAPACITY)
 def results_of(call: Call, arguments: tuple[Form, ...]) -> tuple[Form, ...]:
-    """The forms of a call's results. Raises WeftError where it makes no sense."""
-    drawing = call.operator.drawn(call, arguments)
-    if None in drawing.results:
-        drawing.graph.validate()
-    ends = {~at: tensor for tensor, at in drawing.ends if at < 0}
-    return tuple(form or _form_of(ends[i]) for i, form in enumerate(drawing.results))
+    """The forms of a call's results, kept."""
+    return call.operator.results(call, arguments)
 
 
 def _form_of(tensor: Tensor) -> Form:
@@ -167,18 +179,29 @@ class Prepared(NamedTuple):
 
 @lru_cache(CAPACITY)
 def prepare(call: Call, arguments: tuple[Form, ...], kind: device_kind) -> Prepared:
-    """Plans a call for a kind of device. Raises WeftError where Weft refuses."""
-    results = results_of(call, arguments)
-    drawing = call.operator.drawn(call, arguments, results, default_handle(kind))
-    return prepared(drawing.graph.build().plan, drawing.ends, len(arguments), len(results), kind)
+    """A call's plan for a kind of device, kept."""
+    return call.operator.prepared(call, arguments, kind)
 
 
 def prepared(
-    plan: Plan, ends: Sequence[tuple[Tensor, int]], arguments: int, results: int, kind: device_kind
+    plan: Plan,
+    at: Mapping[int, int],
+    arguments: int,
+    results: int,
+    kind: device_kind,
+    words: Mapping[int, Any] | None = None,
 ) -> Prepared:
     """What the handler needs of a plan: its bytes, and where each slot's address comes from. Arguments are
-    numbered first, then results, the workspace as the last of them, then by-value scalars."""
-    at = {tensor.get_uid(): place for tensor, place in ends}
+    numbered first, then results, the workspace as the last of them, then by-value scalars.
+
+    Args:
+        plan: what is to run.
+        at: for each slot's uid which argument it is, or ~i for result i.
+        arguments: how many there are.
+        results: the same.
+        kind: of the device that it runs on.
+        words: the bytes of by-value scalars by uid; else the plan's own.
+    """
     results += plan.workspace_size > 0
     places: list[int] = []
     scalars: list[int] = []
@@ -186,13 +209,13 @@ def prepared(
         place = at.get(slot.uid)
         if place is None:
             places.append(arguments + results + len(scalars))
-            scalars.append(_scalar_word(plan, slot))
+            scalars.append(_scalar_word(plan, slot) if words is None else words[slot.uid])
         else:
             places.append(place if place >= 0 else arguments + ~place)
     data = plan.serialize()
     key = int.from_bytes(hashlib.sha256(data).digest()[:8], "little", signed=True)
-    words = tuple(scalars) or (0,)  # an array of no elements is no attribute
-    return Prepared(int(kind), key, data.hex(), tuple(places), words, plan.workspace_size, plan)
+    numbers = tuple(scalars) or (0,)  # an array of no elements is no attribute
+    return Prepared(int(kind), key, data.hex(), tuple(places), numbers, plan.workspace_size, plan)
 
 
 def _scalar_word(plan: Plan, slot: Slot) -> int:

@@ -1,0 +1,108 @@
+"""Plans called with JAX's arrays of a GPU. XLA runs such a call on its own stream, behind the work that its
+arguments wait for, and allocates the results, which so are JAX's as any others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from weft_cffi._weft import ffi
+
+from weft import buffers, dtypes, slots
+from weft.enums import device_kind
+from weft.errors import BadParameterError
+from weft.frame import Frame
+from weft.jax.calls import call
+from weft.jax.drawing import Call, Form, Operator, Prepared, prepared
+from weft.plan import OTHER_DEVICE, Plan
+
+
+class Places(NamedTuple):
+    """A plan's slots by what XLA has of them."""
+
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    """All that the plan writes: first what a call returns, in its order."""
+    numbers: tuple[int, ...]
+    """By-value scalars, which are part of XLA's program."""
+
+
+class Planned(Operator):
+    """A plan as an operator: its attributes are the words of its by-value scalars."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__("plan", self._refuse)
+        self._plan, every = plan, range(len(plan.slots))
+        results = dict.fromkeys([*plan._outputs, *(i for i in every if plan.slots[i].is_output)])
+        numbers = [i for i in every if plan.slots[i].is_by_value and i not in results]
+        arguments = [i for i in every if i not in results and i not in numbers]
+        self.places = Places(tuple(arguments), tuple(results), tuple(numbers))
+
+    def _refuse(self, *_: Any) -> None:
+        raise AssertionError("a plan is not drawn again")
+
+    def results(self, call: Call, arguments: Sequence[Form]) -> tuple[Form, ...]:
+        """What the plan's slots say."""
+        of = [self._plan.slots[i] for i in self.places.results]
+        return tuple(Form(slot.dims, dtypes.numpy_dtype(slot.data_type)) for slot in of)
+
+    def prepared(self, call: Call, arguments: Sequence[Form], kind: device_kind) -> Prepared:
+        """The plan itself."""
+        uids = [slot.uid for slot in self._plan.slots]
+        at = {uids[i]: place for place, i in enumerate(self.places.arguments)}
+        at |= {uids[i]: ~place for place, i in enumerate(self.places.results)}
+        words = dict(zip((uids[i] for i in self.places.numbers), call.attributes, strict=True))
+        return prepared(self._plan, at, len(arguments), len(self.places.results), kind, words)
+
+
+def run(plan: Plan, given: Mapping[int, Any]) -> list[Any]:
+    """The outputs of a call, in the plan's order. given: arrays and numbers by slot."""
+    operator = plan._for_jax = plan._for_jax or Planned(plan)
+    places = operator.places
+    device = next(device for i in places.arguments for device in _devices(given.get(i)))
+    arrays = [_array(plan, i, given, device) for i in places.arguments]
+    words = tuple(_word(plan, i, given) for i in places.numbers)
+    return call(operator, *arrays, attributes=words)[: len(plan._outputs)]
+
+
+def _devices(value: Any) -> list[Any]:
+    """What has an array of JAX's."""
+    return list(value.devices()) if buffers.is_jax(value) else []
+
+
+def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
+    """An argument as an array of JAX's, which is checked as for any call. device: where the first one is."""
+    slot = plan.slots[i]
+    if i not in given:
+        raise slots.no_buffer("plan", slot)
+    value = given[i]
+    if buffers.is_numpy(value) or [each.platform for each in _devices(value)] == ["cpu"]:
+        value = jax.device_put(value, device)
+    if not buffers.is_jax(value):
+        raise BadParameterError(
+            f"plan: {slot} comes as {type(value).__name__} beside arrays of JAX's. Give "
+            "jax.dlpack.from_dlpack(array), or the memory of all outputs as out={name: buffer}."
+        )
+    if len(value.devices()) > 1:
+        raise BadParameterError(
+            f"plan: {slot} lies on {len(value.devices())} devices, and a plan runs on one. Give one shard, "
+            "or call weft.jax.graph inside jax.shard_map."
+        )
+    (place,) = value.devices()
+    ordinal = None if place.platform == "cpu" else place.local_hardware_id
+    slots.check_device("plan", slot, ordinal, plan._place, OTHER_DEVICE)
+    slots.check_type("plan", slot, value.dtype)
+    dims = tuple(value.shape) or (1,)
+    type_ = slots.type_of(value.dtype) or slot.data_type
+    packed = buffers.packed_strides(dims)
+    slots.check_shape("plan", slot, buffers.Buffer(0, dims, packed, type_, plan.device, 0, False, value))
+    return value
+
+
+def _word(plan: Plan, i: int, given: Mapping[int, Any]) -> int:
+    """The bytes of a by-value scalar."""
+    frame, slot, owners = Frame(len(plan.slots)), plan.slots[i], list[Any]()
+    plan._fill_slot(frame, i, slot, dict(given), 0, None, owners)
+    size = dtypes.of(slot.data_type).bits // 8
+    return int.from_bytes(ffi.buffer(ffi.cast("char *", frame.pointers[i]), size), "little", signed=True)
