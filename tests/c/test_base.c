@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "harness.h"
 
 #include <limits.h>
 #include <locale.h>
@@ -14,18 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int failures;
-
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #condition);                                                     \
-            printf(__VA_ARGS__);                                                                                       \
-            printf("\n");                                                                                              \
-        }                                                                                                              \
-    } while (0)
 
 /* What the format papers say, kept apart from the table under test. */
 struct format {
@@ -639,5 +628,5 @@ int main(void) {
     test_json();
     test_bytes();
     test_bad_counts();
-    return failures > 0;
+    return harness_end();
 }

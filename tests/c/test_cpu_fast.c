@@ -12,24 +12,14 @@
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 #include "graph/ops/pointwise.h"
+#include "harness.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int failures;
 static uint64_t seed;
-
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("FAILED %s:%d (seed %llu): ", __FILE__, __LINE__, (unsigned long long)seed);                        \
-            printf(__VA_ARGS__);                                                                                       \
-            printf("\n");                                                                                              \
-        }                                                                                                              \
-    } while (0)
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
@@ -61,7 +51,7 @@ struct model {
     bool reads_output; /* an operation has beta != 0 */
 };
 
-static void must(weftStatus_t status) {
+static void need(weftStatus_t status) {
     if (status == WEFT_STATUS_SUCCESS)
         return;
     printf("FAILED (seed %llu): %s\n", (unsigned long long)seed, status_text());
@@ -69,15 +59,15 @@ static void must(weftStatus_t status) {
 }
 
 static void set_i64(struct descriptor *d, weftBackendAttributeName_t name, int64_t count, const int64_t *numbers) {
-    must(descriptor_set(d, name, WEFT_TYPE_INT64, count, numbers));
+    need(descriptor_set(d, name, WEFT_TYPE_INT64, count, numbers));
 }
 
 static void set_tensor(struct descriptor *d, weftBackendAttributeName_t name, struct tensor *tensor) {
-    must(descriptor_set(d, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &tensor));
+    need(descriptor_set(d, name, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &tensor));
 }
 
 static void set_double(struct descriptor *d, weftBackendAttributeName_t name, double number) {
-    must(descriptor_set(d, name, WEFT_TYPE_DOUBLE, 1, &number));
+    need(descriptor_set(d, name, WEFT_TYPE_DOUBLE, 1, &number));
 }
 
 /* rank 0: all is inferred. strides NULL: packed. */
@@ -86,16 +76,16 @@ static struct tensor *make_tensor(struct model *model, int64_t rank, const int64
     struct descriptor *d;
     int64_t uid = model->tensor_count + 1;
     weftDataType_t data_type = (weftDataType_t)type;
-    must(descriptor_make(&tensor_schema, &d));
+    need(descriptor_make(&tensor_schema, &d));
     set_i64(d, WEFT_ATTR_TENSOR_UNIQUE_ID, 1, &uid);
     if (rank)
         set_i64(d, WEFT_ATTR_TENSOR_DIMENSIONS, rank, dims);
     if (rank && strides)
         set_i64(d, WEFT_ATTR_TENSOR_STRIDES, rank, strides);
     if (type != TENSOR_NO_TYPE)
-        must(descriptor_set(d, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, 1, &data_type));
-    must(descriptor_set(d, WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, 1, &is_virtual));
-    must(descriptor_finalize(d));
+        need(descriptor_set(d, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, 1, &data_type));
+    need(descriptor_set(d, WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, 1, &is_virtual));
+    need(descriptor_finalize(d));
     return model->tensors[model->tensor_count++] = (struct tensor *)d;
 }
 
@@ -134,34 +124,34 @@ static void add_pointwise(struct model *model, int mode, struct tensor *x, struc
     struct descriptor *pw, *op;
     bool is_backward = pointwise_find_mode(mode)->form == FORM_BACKWARD;
     float alpha1 = (float)options->alpha1, alpha2 = (float)options->alpha2;
-    must(descriptor_make(&pointwise_schema, &pw));
-    must(descriptor_set(pw, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, 1, &mode));
-    must(descriptor_set(pw, WEFT_ATTR_POINTWISE_MATH_PREC, WEFT_TYPE_DATA_TYPE, 1, &options->math));
+    need(descriptor_make(&pointwise_schema, &pw));
+    need(descriptor_set(pw, WEFT_ATTR_POINTWISE_MODE, WEFT_TYPE_POINTWISE_MODE, 1, &mode));
+    need(descriptor_set(pw, WEFT_ATTR_POINTWISE_MATH_PREC, WEFT_TYPE_DATA_TYPE, 1, &options->math));
     set_double(pw, WEFT_ATTR_POINTWISE_RELU_UPPER_CLIP, 6);
     set_double(pw, WEFT_ATTR_POINTWISE_RELU_LOWER_CLIP_SLOPE, 0.25);
     set_i64(pw, WEFT_ATTR_POINTWISE_AXIS, 1, &options->axis);
-    must(descriptor_finalize(pw));
-    must(descriptor_make(&pointwise_op.schema, &op));
-    must(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &pw));
-    must(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_ALPHA1, WEFT_TYPE_FLOAT, 1, &alpha1));
-    must(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_ALPHA2, WEFT_TYPE_FLOAT, 1, &alpha2));
+    need(descriptor_finalize(pw));
+    need(descriptor_make(&pointwise_op.schema, &op));
+    need(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &pw));
+    need(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_ALPHA1, WEFT_TYPE_FLOAT, 1, &alpha1));
+    need(descriptor_set(op, WEFT_ATTR_OPERATION_POINTWISE_ALPHA2, WEFT_TYPE_FLOAT, 1, &alpha2));
     set_tensor(op, WEFT_ATTR_OPERATION_POINTWISE_XDESC, x);
     if (b)
         set_tensor(op, is_backward ? WEFT_ATTR_OPERATION_POINTWISE_DYDESC : WEFT_ATTR_OPERATION_POINTWISE_BDESC, b);
     if (t)
         set_tensor(op, WEFT_ATTR_OPERATION_POINTWISE_TDESC, t);
     set_tensor(op, is_backward ? WEFT_ATTR_OPERATION_POINTWISE_DXDESC : WEFT_ATTR_OPERATION_POINTWISE_YDESC, out);
-    must(descriptor_finalize(op));
+    need(descriptor_finalize(op));
     model->parameters[model->op_count] = pw;
     model->ops[model->op_count++] = op;
 }
 
 static void finish_model(struct model *model) {
     struct descriptor *graph;
-    must(descriptor_make(&graph_schema, &graph));
-    must(
+    need(descriptor_make(&graph_schema, &graph));
+    need(
         descriptor_set(graph, WEFT_ATTR_OPERATIONGRAPH_OPS, WEFT_TYPE_BACKEND_DESCRIPTOR, model->op_count, model->ops));
-    must(descriptor_finalize(graph));
+    need(descriptor_finalize(graph));
     model->graph = (struct graph *)graph;
 }
 
@@ -263,9 +253,9 @@ static void run_family(const struct family *family, const struct region *region,
                        void *const *values) {
     struct arena arena = {0};
     struct step step = {.family = family, .region = *region};
-    must(family->build(&step, device, NULL, &arena));
+    need(family->build(&step, device, NULL, &arena));
     char *workspace = malloc((size_t)step.workspace_bytes + 64);
-    must(family->run(&step, values, workspace + (-(uintptr_t)workspace & 63), NULL));
+    need(family->run(&step, values, workspace + (-(uintptr_t)workspace & 63), NULL));
     free(workspace);
     arena_free(&arena);
 }
@@ -312,8 +302,10 @@ static void compare(const struct graph *graph, const struct memory *memories, do
 
 /* Runs all nodes as one region of a family. Returns whether the family took it. */
 static bool check_model(struct model *model, const struct family *family, enum numbers numbers, double ulps,
-                        double magnitude, const char *what) {
+                        double magnitude, const char *kind) {
     int nodes[OPS];
+    char what[64];
+    snprintf(what, sizeof what, "%s, seed %llu", kind, (unsigned long long)seed);
     struct device device = {.kind = WEFT_DEVICE_CPU, .threads = threads_count()};
     double seconds = 0;
     finish_model(model);
@@ -472,9 +464,9 @@ enum { PRODUCT_TYPE_COUNT = sizeof PRODUCT_TYPES / sizeof *PRODUCT_TYPES };
 static struct descriptor *make_matmul_parameters(int math) {
     struct descriptor *d;
     weftDataType_t type = (weftDataType_t)math;
-    must(descriptor_make(&matmul_schema, &d));
-    must(descriptor_set(d, WEFT_ATTR_MATMUL_COMP_TYPE, WEFT_TYPE_DATA_TYPE, 1, &type));
-    must(descriptor_finalize(d));
+    need(descriptor_make(&matmul_schema, &d));
+    need(descriptor_set(d, WEFT_ATTR_MATMUL_COMP_TYPE, WEFT_TYPE_DATA_TYPE, 1, &type));
+    need(descriptor_finalize(d));
     return d;
 }
 
@@ -507,12 +499,12 @@ static bool check_random_matmul(void) {
     struct tensor *right = make_random_tensor(&model, rank, b, PRODUCT_TYPES[types].b, false);
     struct tensor *result = make_random_tensor(&model, rank, c, PRODUCT_TYPES[types].c, chance(50));
     struct descriptor *op, *parameters = make_matmul_parameters(PRODUCT_TYPES[types].math);
-    must(descriptor_make(&matmul_op.schema, &op));
-    must(descriptor_set(op, WEFT_ATTR_OPERATION_MATMUL_DESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &parameters));
+    need(descriptor_make(&matmul_op.schema, &op));
+    need(descriptor_set(op, WEFT_ATTR_OPERATION_MATMUL_DESC, WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &parameters));
     set_tensor(op, WEFT_ATTR_OPERATION_MATMUL_ADESC, left);
     set_tensor(op, WEFT_ATTR_OPERATION_MATMUL_BDESC, right);
     set_tensor(op, WEFT_ATTR_OPERATION_MATMUL_CDESC, result);
-    must(descriptor_finalize(op));
+    need(descriptor_finalize(op));
     model.parameters[model.op_count] = parameters;
     model.ops[model.op_count++] = op;
     return check_product(&model, result, PRODUCT_TYPES[types].math, depth, "matmul");
@@ -525,12 +517,12 @@ static struct descriptor *make_conv_parameters(int math, bool flip, int spatial,
     struct descriptor *d;
     weftDataType_t type = (weftDataType_t)math;
     weftConvolutionMode_t mode = flip ? WEFT_CONVOLUTION : WEFT_CROSS_CORRELATION;
-    must(descriptor_make(&convolution_schema, &d));
-    must(descriptor_set(d, WEFT_ATTR_CONVOLUTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, 1, &type));
-    must(descriptor_set(d, WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, 1, &mode));
+    need(descriptor_make(&convolution_schema, &d));
+    need(descriptor_set(d, WEFT_ATTR_CONVOLUTION_COMP_TYPE, WEFT_TYPE_DATA_TYPE, 1, &type));
+    need(descriptor_set(d, WEFT_ATTR_CONVOLUTION_CONV_MODE, WEFT_TYPE_CONVOLUTION_MODE, 1, &mode));
     for (int i = 0; i < 4; i++)
         set_i64(d, names[i], spatial, lists[i]);
-    must(descriptor_finalize(d));
+    need(descriptor_finalize(d));
     return d;
 }
 
@@ -609,13 +601,13 @@ static bool check_random_conv(void) {
         tensors[i] = make_random_tensor(&model, s.rank, dims[i], type, i == output && !has_scales && chance(50));
     }
     struct descriptor *op, *parameters = make_conv_parameters(math, chance(30), s.spatial, lists);
-    must(descriptor_make(&CONVOLUTIONS[direction].op->schema, &op));
+    need(descriptor_make(&CONVOLUTIONS[direction].op->schema, &op));
     for (int i = 0; i < 3; i++)
         set_tensor(op, CONVOLUTIONS[direction].names[i], tensors[i]);
-    must(descriptor_set(op, CONVOLUTIONS[direction].names[3], WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &parameters));
+    need(descriptor_set(op, CONVOLUTIONS[direction].names[3], WEFT_TYPE_BACKEND_DESCRIPTOR, 1, &parameters));
     set_double(op, CONVOLUTIONS[direction].names[4], has_scales ? 0.5 : 1);
     set_double(op, CONVOLUTIONS[direction].names[5], has_scales && chance(60) ? -2 : 0);
-    must(descriptor_finalize(op));
+    need(descriptor_finalize(op));
     model.reads_output = has_scales;
     model.parameters[model.op_count] = parameters;
     model.ops[model.op_count++] = op;
@@ -663,7 +655,7 @@ static void add_terms(struct model *model, struct descriptor *op, bool is_backwa
                    make_operand(model, scores[0], 1, (scores[2] + 127) / 128, (scores[3] + 127) / 128, WEFT_DATA_INT8));
     if (chance(20)) {
         float probability = 0.25f;
-        must(descriptor_set(op, OF_SDPA(DROPOUT_PROBABILITY), WEFT_TYPE_FLOAT, 1, &probability));
+        need(descriptor_set(op, OF_SDPA(DROPOUT_PROBABILITY), WEFT_TYPE_FLOAT, 1, &probability));
         set_tensor(op, OF_SDPA(DROPOUT_SEED_DESC), make_operand(model, 1, 1, 1, 1, WEFT_DATA_INT64));
     }
 }
@@ -677,7 +669,7 @@ static void set_options(struct descriptor *op, bool is_backward, int64_t depth) 
     if (chance(30))
         set_i64(op, OF_SDPA(LEFT_BOUND_EXT), 1, &left);
     set_i64(op, OF_SDPA(ALIGNMENT_EXT), 1, &alignment);
-    must(descriptor_set(op, OF_SDPA(ALIBI_EXT), WEFT_TYPE_BOOLEAN, 1, &alibi));
+    need(descriptor_set(op, OF_SDPA(ALIBI_EXT), WEFT_TYPE_BOOLEAN, 1, &alibi));
 }
 
 static void add_results(struct model *model, struct descriptor *op, const int64_t *s, const int64_t *heads,
@@ -705,14 +697,14 @@ static bool check_random_attention(bool is_backward) {
     int type = ATTENTION_TYPES[pick(0, 2)];
     int64_t s[] = {pick(1, 2), heads[0], rows[pick(0, 5)], keys[pick(0, 5)]};
     int64_t depth = depths[pick(0, 5)], value_depth = depths[pick(0, 5)];
-    must(descriptor_make(is_backward ? &sdpa_bwd_op.schema : &sdpa_fwd_op.schema, &op));
+    need(descriptor_make(is_backward ? &sdpa_bwd_op.schema : &sdpa_fwd_op.schema, &op));
     set_tensor(op, OF_SDPA(QDESC), make_operand(&model, s[0], heads[0], s[2], depth, type));
     set_tensor(op, OF_SDPA(KDESC), make_operand(&model, s[0], heads[1], s[3], depth, type));
     set_tensor(op, OF_SDPA(VDESC), make_operand(&model, s[0], heads[2], s[3], value_depth, type));
     add_results(&model, op, s, heads, depth, value_depth, type);
     add_terms(&model, op, is_backward, s);
     set_options(op, is_backward, depth);
-    must(descriptor_finalize(op));
+    need(descriptor_finalize(op));
     model.ops[model.op_count++] = op;
     /* Gradients are sums over queries or keys of sums over the depth of the values. */
     double magnitude = is_backward ? 64 * (double)((value_depth + 1) * (s[3] > s[2] ? s[3] : s[2])) : 1024;
@@ -854,7 +846,5 @@ int main(int argc, char **argv) {
     }
     CHECK(convs > 450, "only %d of 500 random convolutions were taken", convs);
     CHECK(maps > 500, "only %d of 1000 random maps were taken", maps);
-    if (failures)
-        printf("%d checks failed\n", failures);
-    return failures != 0;
+    return harness_end();
 }

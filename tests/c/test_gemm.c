@@ -5,6 +5,7 @@
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/product/gemm.h"
+#include "harness.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -14,18 +15,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-static _Atomic int failures;
-
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("FAILED %s:%d: ", __FILE__, __LINE__);                                                              \
-            printf(__VA_ARGS__);                                                                                       \
-            printf("\n");                                                                                              \
-        }                                                                                                              \
-    } while (0)
 
 /* ---- The pool ---- */
 
@@ -109,11 +98,11 @@ static void test_fork(void) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        failures = 0;
+        harness_failures = 0;
         alarm(20);
         check_loop(1000, 0);
         fflush(stdout);
-        _exit(failures != 0);
+        _exit(harness_end());
     }
     waitpid(child, &status, 0);
     CHECK(status == 0, "a loop in a forked child ends with wait status %d", status);
@@ -344,5 +333,5 @@ int main(void) {
     run_one(NULL);
     pthread_join(other, NULL);
     test_fork();
-    return failures != 0;
+    return harness_end();
 }

@@ -2,22 +2,11 @@
 /* Philox-4x32-10 of base/philox.h against the generator's published known answers, and the numbers made of its words at
    the ends of their range. Prints one line per failed check and exits non-zero. */
 #include "base/philox.h"
+#include "harness.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-static int failures;
-
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #condition);                                                     \
-            printf(__VA_ARGS__);                                                                                       \
-            printf("\n");                                                                                              \
-        }                                                                                                              \
-    } while (0)
 
 static void test_known_answers(void) {
     static const struct {
@@ -68,5 +57,5 @@ int main(void) {
     test_known_answers();
     test_sequences();
     test_numbers();
-    return failures > 0;
+    return harness_end();
 }
