@@ -62,6 +62,13 @@ def real(value: Any, what: str) -> float:
         raise BadParameterError(f"{what} is {value!r}. Give a number.") from None
 
 
+def text(value: Any, what: str) -> str:
+    """A text, as names are."""
+    if not isinstance(value, str):
+        raise BadParameterError(f"{what} is {shown(value)}. Give a text.")
+    return value
+
+
 def shown(value: Any) -> str:
     """A value in a message: data_type.FLOAT for a member of an enumeration, else as Python writes it."""
     return f"{type(value).__name__}.{value.name}" if isinstance(value, IntEnum) else repr(value)

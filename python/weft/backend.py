@@ -380,6 +380,7 @@ class Row(NamedTuple):
     type: str
     role: str
     storage: str
+    required: bool
     target: int | None
     is_parameter: bool
     """Whether it belongs to the operation's parameter descriptor."""

@@ -315,14 +315,17 @@ class Graph(Sugar):
     ) -> Sequence[Any]:
         """Records an operation and makes its results. A value of None, or an empty list, stays unset; a
         result that the operation does not compute as it was asked for is None."""
-        if not isinstance(name, str):
-            raise BadParameterError(f"{method}: name is {arguments.shown(name)}. Give a text.")
+        arguments.text(name, f"{method}: name")
         rows = backend.operations()[operation].rows
         name = name or f"{method}_{len(self._operations)}"
         where = f"{method} '{name}'"
         kept: dict[str, Any] = {}
         for key, value in values.items():
             if value is None or (isinstance(value, (tuple, list)) and not value):
+                if value is None and key in rows and rows[key][0].required and rows[key][0].role == "input":
+                    raise BadParameterError(
+                        f"{where}: {key} is None. Give a tensor of the graph, an array or a number."
+                    )
                 continue
             if key not in rows:
                 raise NotSupportedError(

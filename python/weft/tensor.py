@@ -70,7 +70,7 @@ class Tensor:
         self.value: Any = None  # the array or number that it was made from
         self.constant: bytes | None = None
         self.number: float | None = None  # an operand that takes its type from its neighbours
-        self._name = name
+        self._name = arguments.text(name, "tensor: name")
         self._dims: tuple[int, ...] = ()
         self._strides: tuple[int, ...] = ()
         self._data_type: data_type | None = None
@@ -147,7 +147,7 @@ class Tensor:
 
     def set_name(self, name: str) -> Tensor:
         """Names the tensor, for messages, plans and pictures."""
-        self._changeable()._name = name
+        self._changeable()._name = arguments.text(name, f"{self.label}: name")
         return self
 
     def get_uid(self) -> int:

@@ -735,6 +735,17 @@ def test_operands_that_are_no_arrays_are_refused() -> None:
         weft.Graph().neg("x", name="n")  # type: ignore[arg-type]
 
 
+def test_what_is_no_operand_and_no_name_is_refused_at_the_call() -> None:
+    g = weft.Graph(io_data_type="f32")
+    x: Any = g.tensor([2, 3], name="x")
+    with refusal("matmul 'mm': B is None. Give a tensor of the graph, an array or a number."):
+        g.matmul(x, None, name="mm")  # type: ignore[arg-type]
+    with refusal("tensor: name is 3. Give a text."):
+        g.tensor([2], name=3)  # type: ignore[arg-type]
+    with refusal("tensor 'x': name is None. Give a text."):
+        x.set_name(None)
+
+
 def test_execution_needs_a_plan() -> None:
     g, *_ = small(name="mlp")
     with refusal("graph 'mlp': it has no plan yet. Call build() first."):
