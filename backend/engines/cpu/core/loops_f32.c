@@ -11,7 +11,7 @@
 #define log1p(x) fast_log1p(x)
 #define tanh(x) fast_tanh(x)
 #define erf(x) fast_erf(x)
-#define logistic(x) (1.0f / (1.0f + fast_exp(-(x))))
+#define logistic(x) fast_logistic(x)
 #define logistic_approx(x) logistic(x)
 #define normal_density(x) (0.3989422804f * fast_exp(-0.5f * (x) * (x)))
 #define normal_cdf(x) (0.5f * (1.0f + fast_erf((x) * 0.7071067812f)))
