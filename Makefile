@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-C_FOLDERS = backend include tests/c tests/emulator tests/fake_cuda samples
+C_FOLDERS = backend include tests/c tests/emulator tests/fake_cuda tests/foreign samples
 C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make bench      build, then run python -m weft bench (BENCH='matmul --quick' passes its options)"
 	@echo "make build      the library, into python/weft/lib"
 	@echo "make sanitize   the C tests under ASan and UBSan (SANITIZE=thread for TSan)"
+	@echo "make aarch64    the C tests for 64-bit ARM, with Debian's gcc-aarch64-linux-gnu"
 	@echo "make mutants    whether tests see small changes to FILE, or to 20 in a folder (SAMPLE=100, 0: all)"
 	@echo "make lint       formatting, style and types;   make format repairs the C formatting"
 	@echo "make bindings   writes the generated files anew from the headers and the library"
@@ -66,6 +67,11 @@ sanitize: $(VENV)/.ready
 		-DWEFT_WERROR=ON >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE_DIR) -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
 
+# The C tests for 64-bit ARM, which QEMU runs; ONLY as above.
+aarch64: $(VENV)/.ready
+	@$(CMAKE) -B build/aarch64 --toolchain cmake/aarch64.cmake -DWEFT_BUILD_TESTS=ON $(WERROR) >/dev/null
+	@$(BIN)/cmake --build build/aarch64 -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
+
 bindings: build
 	@$(BIN)/python tools/gen.py
 
@@ -98,4 +104,4 @@ format: $(VENV)/.ready
 clean:
 	rm -rf build dist python/weft/lib
 
-.PHONY: help build sanitize bindings demo bench test mutants lint format clean
+.PHONY: help build sanitize aarch64 bindings demo bench test mutants lint format clean

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import foreign_cpu
 import ml_dtypes
 import numpy as np
 import pytest
@@ -126,6 +127,11 @@ class Memory:
         self._raw = raw[start : start + size + 2 * FENCE]
         self.address = self._raw.ctypes.data + FENCE
         self.size = size
+
+    @property
+    def whole(self) -> np.ndarray[Any, Any]:
+        """All bytes, fences included."""
+        return self._raw
 
     @property
     def bytes(self) -> np.ndarray[Any, Any]:
@@ -390,6 +396,33 @@ def execute(graph: weft.Graph, arrays: Mapping[Any, np.ndarray[Any, Any]]) -> No
         memory[key][:] = copy.numpy()
 
 
+def run_plan(graph: weft.Graph, memory: Mapping[Any, Memory]) -> None:
+    """Runs a built graph with a workspace of just the size that its plan states: here, on copies in a GPU's
+    memory, or in another process (tests/foreign_cpu.py)."""
+    if foreign := foreign_cpu.process():
+        foreign.run(graph.serialize(), {t.uid: each.whole for t, each in memory.items()})
+        return
+    pack = {tensor: each.address for tensor, each in memory.items()}
+    workspace = Memory([graph.get_workspace_size()], [1], data_type.UINT8)
+    if DEVICE == "cpu":
+        graph.execute(pack, workspace.address)
+    else:
+        _run_on_copies(graph, memory, pack, workspace)
+    workspace.check_ends("the workspace")
+
+
+def _run_on_copies(
+    graph: weft.Graph, memory: Mapping[Any, Memory], pack: dict[Any, int], workspace: Memory
+) -> None:
+    copies = {t: each.to_device() for t, each in memory.items() if not t.get_is_pass_by_value()}
+    scratch = workspace.to_device()
+    pack |= {tensor: address(copy) + FENCE for tensor, copy in copies.items()}
+    graph.execute(pack, address(scratch) + FENCE)
+    for tensor, copy in copies.items():
+        memory[tensor].from_device(copy)
+    workspace.from_device(scratch)
+
+
 def on_device(raw: np.ndarray[Any, Any]) -> weft.DeviceArray:
     """A copy of bytes in the memory of the device under test."""
     return weft.DeviceArray(raw.shape, "u8", handle=handle()).copy_from(raw)
@@ -478,7 +511,7 @@ class _Case:
             for tensor in self.outputs:
                 if tensor is not None:
                     self.memory[tensor].bytes[:] = POISON
-            self._execute()
+            run_plan(self.graph, self.memory)
             results.append([None if t is None else self.memory[t].read() for t in self.outputs])
         for first, second in zip(*results, strict=True):
             if self.is_repeatable:
@@ -489,29 +522,6 @@ class _Case:
             else:
                 assert (memory.snapshot() == before[tensor]).all(), f"input {tensor!r} was changed"
         return results[0]
-
-    def _execute(self) -> None:
-        """With a workspace of just the size that the plan states."""
-        pack = {tensor: memory.address for tensor, memory in self.memory.items()}
-        workspace = Memory([self.graph.get_workspace_size()], [1], data_type.UINT8)
-        if DEVICE == "cpu":
-            self.graph.execute(pack, workspace.address)
-        else:
-            self._execute_on_copies(pack, workspace)
-        workspace.check_ends("the workspace")
-
-    def _execute_on_copies(self, pack: dict[Any, int], workspace: Memory) -> None:
-        copies = {
-            tensor: memory.to_device()
-            for tensor, memory in self.memory.items()
-            if not tensor.get_is_pass_by_value()
-        }
-        scratch = workspace.to_device()
-        pack |= {tensor: address(copy) + FENCE for tensor, copy in copies.items()}
-        self.graph.execute(pack, address(scratch) + FENCE)
-        for tensor, copy in copies.items():
-            self.memory[tensor].from_device(copy)
-        workspace.from_device(scratch)
 
     def reproducer(self, engine: str) -> str:
         """One line that runs the case again."""

@@ -112,28 +112,13 @@ def run(graph: Graph, engine: str) -> Arrays:
         else:
             assert tensor.dims == value.dims, f"%{v} is inferred to have dims {tensor.dims}, not {value.dims}"
     before = {v: each.snapshot() for v, each in memory.items()}
-    execute(g, {tensors[v]: each for v, each in memory.items()})
+    checks.run_plan(g, {tensors[v]: each for v, each in memory.items()})
     for v, each in memory.items():
         if graph.values[v].is_output:
             each.check_fences(before[v], f"%{v}")
         else:
             assert (each.snapshot() == before[v]).all(), f"input %{v} was changed"
     return {v: memory[v].read() for v in graph.outputs}
-
-
-def execute(g: weft.Graph, memory: dict[Any, checks.Memory]) -> None:
-    workspace = checks.Memory([g.get_workspace_size()], [1], data_type_of("u8"))
-    if checks.DEVICE == "cpu":
-        g.execute({tensor: each.address for tensor, each in memory.items()}, workspace.address)
-    else:
-        copies = {tensor: each.to_device() for tensor, each in memory.items()}
-        scratch = workspace.to_device()
-        pack = {tensor: checks.address(copy) + checks.FENCE for tensor, copy in copies.items()}
-        g.execute(pack, checks.address(scratch) + checks.FENCE)
-        for tensor, copy in copies.items():
-            memory[tensor].from_device(copy)
-        workspace.from_device(scratch)
-    workspace.check_ends("the workspace")
 
 
 def engines() -> list[str]:

@@ -143,9 +143,11 @@ INLINE void multiply_rows(int rows, int n, int k, const float *restrict a, const
     }
 }
 
+#if defined(__x86_64__)
 AVX2 static void multiply_avx2(int rows, int n, int k, const float *a, const float *b, float *sums) {
     multiply_rows(rows, n, k, a, b, sums);
 }
+#endif
 
 static void multiply(int rows, int n, int k, const float *a, const float *b, float *sums) {
 #if defined(__x86_64__)
