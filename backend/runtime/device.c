@@ -5,6 +5,7 @@
 
 #include "base/environment.h"
 #include "base/number.h"
+#include "runtime/cgroup.h"
 #include "runtime/driver.h"
 
 #include <pthread.h>
@@ -49,6 +50,7 @@ static void count_host_threads(void) {
     cpu_set_t set; /* a container or taskset may allow fewer than are online */
     if (sched_getaffinity(0, sizeof set, &set) == 0)
         cpus = CPU_COUNT(&set);
+    cpus = (long)min64(cpus, cgroup_processors(""));
 #endif
     host_threads = (int)max64(1, min64(cpus, environment_number("WEFT_THREADS", cpus)));
 }

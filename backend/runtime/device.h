@@ -68,7 +68,8 @@ const char *device_label(char text[DEVICE_LABEL_BYTES], const struct device *dev
    "sm_90a". */
 void device_arch(char arch[16], const struct device *device);
 
-/* Threads of this machine that Weft may keep busy: WEFT_THREADS, else one per processor. */
+/* Threads of this machine that Weft may keep busy: WEFT_THREADS, else one per processor that its affinity mask
+   and control groups leave it. */
 int device_host_threads(void);
 
 /* "cpu" or "cuda". */
