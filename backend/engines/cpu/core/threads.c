@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The thread pool. One loop (a "job") runs at a time; its caller opens a door, workers that are
    awake enter and take tasks from a counter, the caller shuts the door and waits for those inside.
-   Nobody waits for a worker that slept through a job. It must not know what a task computes. */
+   Nobody waits for a worker that slept through a job. Where the program has threads of OpenMP, these are the workers.
+   It must not know what a task computes. */
 #include "engines/cpu/core/threads.h"
 
 #include "base/number.h"
 #include "base/status.h"
+#include "engines/cpu/core/openmp.h"
 #include "runtime/device.h"
 
 #include <pthread.h>
@@ -87,8 +89,9 @@ static void await_job(uint64_t *seen) {
 }
 
 /* Tasks start in ascending order; a thread that comes late finds none left and leaves. */
-static void run_tasks(void) {
+static void run_tasks(void *unused) {
     int64_t task;
+    (void)unused;
     while ((task = atomic_fetch_add(&pool.next, 1)) < pool.tasks)
         pool.body(pool.context, task);
 }
@@ -110,7 +113,7 @@ static void *work(void *unused) {
     (void)unused;
     for (;;) {
         await_job(&seen);
-        run_tasks();
+        run_tasks(NULL);
         leave();
     }
     return NULL;
@@ -140,6 +143,18 @@ static void await_workers(void) {
     pthread_mutex_unlock(&pool.lock);
 }
 
+/* Opens the door to a job that is written, and shuts it behind the last task. */
+static void share_job(int64_t tasks) {
+    /* Another number than the job before, so that a worker does not enter the same job twice. */
+    uint64_t job = (atomic_load(&pool.door) >> DOOR_JOB) + 1;
+    atomic_store(&pool.door, job << DOOR_JOB | DOOR_OPEN);
+    wake_workers(tasks - 1);
+    run_tasks(NULL);
+    /* Nobody enters any more; those inside finish their tasks. */
+    atomic_fetch_and(&pool.door, ~DOOR_OPEN);
+    await_workers();
+}
+
 /* Runs alone where there is nothing to share, no pool, or another caller has it: a nested loop, or another thread's,
    never waits. Everything of the job is written before the door opens, which workers read first. */
 void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void *context) {
@@ -152,14 +167,8 @@ void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void 
     pool.body = body;
     pool.context = context;
     atomic_store(&pool.next, 0);
-    /* Another number than the job before, so that a worker does not enter the same job twice. */
-    uint64_t job = (atomic_load(&pool.door) >> DOOR_JOB) + 1;
-    atomic_store(&pool.door, job << DOOR_JOB | DOOR_OPEN);
-    wake_workers(tasks - 1);
-    run_tasks();
-    /* Nobody enters any more; those inside finish their tasks. */
-    atomic_fetch_and(&pool.door, ~DOOR_OPEN);
-    await_workers();
+    if (!openmp_run(threads_count(), run_tasks, NULL))
+        share_job(tasks);
     atomic_store(&pool.taken, false);
 }
 
@@ -196,6 +205,7 @@ static void make_workers(void) {
 }
 
 weftStatus_t threads_start(void) {
+    openmp_find();
     pthread_once(&start_once, make_workers);
     if (start_status != WEFT_STATUS_SUCCESS)
         FAIL(start_status,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU engines' thread pool: one per process, shared by all plans. It splits one loop over the
-   threads and must not know what the loop computes. */
+   threads and must not know what the loop computes. Its threads are OpenMP's where the program has
+   them (openmp.h), else its own. */
 #ifndef WEFT_ENGINES_CPU_THREADS_H
 #define WEFT_ENGINES_CPU_THREADS_H
 

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* By the calls that GCC's compiled code makes: libgomp has them, and so have LLVM's and Intel's runtimes. */
+#define _GNU_SOURCE 1 /* dladdr */
+#include "engines/cpu/core/openmp.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+typedef void parallel_call(void (*body)(void *), void *context, unsigned threads, unsigned flags);
+typedef int count_call(void);
+
+static _Atomic(parallel_call *) parallel; /* NULL: no runtime, or not this process's; written last */
+static _Atomic(count_call *) count;
+static _Atomic bool is_child;
+
+static void forget(void) {
+    atomic_store(&is_child, true);
+    atomic_store(&parallel, NULL);
+}
+
+/* At once, as the program may fork before a plan is built. */
+__attribute__((constructor)) static void watch_forks(void) {
+    if (pthread_atfork(NULL, NULL, forget))
+        forget();
+}
+
+/* A library that was opened is kept: its code is called from here on. */
+static void keep_loaded(void *address) {
+    Dl_info info;
+    if (dladdr(address, &info) && info.dli_fname)
+        dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+void openmp_find(void) {
+    if (atomic_load(&parallel) || atomic_load(&is_child))
+        return;
+    void *program = dlopen(NULL, RTLD_NOW);
+    void *call = program ? dlsym(program, "GOMP_parallel") : NULL;
+    void *counts = program ? dlsym(program, "omp_get_max_threads") : NULL;
+    if (call && counts) {
+        keep_loaded(call);
+        atomic_store(&count, *(count_call **)&counts);
+        atomic_store(&parallel, *(parallel_call **)&call);
+    }
+    if (program)
+        dlclose(program);
+}
+
+bool openmp_run(int most, void (*body)(void *context), void *context) {
+    parallel_call *call = atomic_load(&parallel);
+    if (!call)
+        return false;
+    int threads = atomic_load(&count)();
+    if (threads < 2 || threads > most)
+        return false;
+    call(body, context, (unsigned)threads, 0);
+    return true;
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loops in a program that has threads of OpenMP: this program's own runtime, which counts what is asked of it. Prints a
+   line per failed check; exits non-zero if there was one. */
+#define _GNU_SOURCE 1 /* fork */
+#include "engines/cpu/core/threads.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { THREADS_MAX = 8, TASKS = 1000 };
+
+static int failures, set_to, asked; /* threads of the runtime; loops that it got */
+static unsigned asked_threads;
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            failures++;                                                                                                \
+            printf("FAILED %s:%d: ", __FILE__, __LINE__);                                                              \
+            printf(__VA_ARGS__);                                                                                       \
+            printf("\n");                                                                                              \
+        }                                                                                                              \
+    } while (0)
+
+/* ---- The runtime, by the names that GCC calls -------------------------------------------------------------------- */
+
+int omp_get_max_threads(void);
+void GOMP_parallel(void (*body)(void *), void *context, unsigned threads, unsigned flags);
+
+struct call {
+    void (*body)(void *);
+    void *context;
+};
+
+static void *run_body(void *call) {
+    ((struct call *)call)->body(((struct call *)call)->context);
+    return NULL;
+}
+
+int omp_get_max_threads(void) { return set_to; }
+
+void GOMP_parallel(void (*body)(void *), void *context, unsigned threads, unsigned flags) {
+    struct call call = {body, context};
+    pthread_t others[THREADS_MAX];
+    int made = 0;
+    (void)flags;
+    asked++;
+    asked_threads = threads;
+    while (made + 1 < (int)threads && made < THREADS_MAX)
+        pthread_create(&others[made++], NULL, run_body, &call);
+    body(context);
+    while (made > 0)
+        pthread_join(others[--made], NULL);
+}
+
+/* ---- Loops ------------------------------------------------------------------------------------------------------- */
+
+static _Atomic int seen[TASKS];
+
+static void visit(void *unused, int64_t task) {
+    (void)unused;
+    seen[task]++;
+}
+
+static void visit_nested(void *unused, int64_t task) {
+    (void)task;
+    threads_for(TASKS, visit, unused);
+}
+
+/* Whether a loop runs each task so often, and how often the runtime is asked for its threads. */
+static void check_loop(const char *when, int nested, int wanted) {
+    int before = asked, visits = nested ? nested : 1;
+    for (int i = 0; i < TASKS; i++)
+        seen[i] = 0;
+    threads_for(nested ? nested : TASKS, nested ? visit_nested : visit, NULL);
+    for (int i = 0; i < TASKS; i++)
+        CHECK(seen[i] == visits, "%s: task %d ran %d times and not %d", when, i, seen[i], visits);
+    CHECK(asked - before == wanted, "%s: the runtime was asked %d times and not %d", when, asked - before, wanted);
+}
+
+static void test_child(void) {
+    int status = -1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        check_loop("in a child", 0, 0);
+        CHECK(threads_start() == WEFT_STATUS_SUCCESS, "threads_start fails in a child");
+        check_loop("in a child that planned", 0, 0);
+        fflush(stdout);
+        _exit(failures != 0);
+    }
+    waitpid(child, &status, 0);
+    CHECK(status == 0, "loops in a forked child end with wait status %d", status);
+}
+
+int main(void) {
+    int most = threads_count() < THREADS_MAX ? threads_count() : THREADS_MAX, usable = most > 1;
+    set_to = most;
+    check_loop("before a plan is built", 0, 0);
+    CHECK(threads_start() == WEFT_STATUS_SUCCESS, "threads_start fails");
+    check_loop("as many threads as cores", 0, usable);
+    CHECK(!usable || asked_threads == (unsigned)most, "%u threads were asked for and not %d", asked_threads, most);
+    check_loop("nested", 3, usable);
+    test_child();
+    check_loop("after a fork", 0, usable);
+    set_to = 1;
+    check_loop("set to one thread", 0, 0);
+    set_to = threads_count() + 1;
+    check_loop("set to more threads than cores", 0, 0);
+    return failures != 0;
+}
