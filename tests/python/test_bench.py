@@ -24,6 +24,7 @@ from weft.bench import (
     fused,
     machines,
     measure,
+    networks,
     norms,
     predict,
     products,
@@ -373,7 +374,10 @@ def blocks(peer: str) -> whole.Blocks:
     return whole.Blocks(measure.Bench(machine("cpu"), (), rounds=1), peer)
 
 
-@pytest.mark.parametrize("name", [name for name in cases.cpu() if name.startswith("blocks/")])
+SMALL = [case.name for case in networks.cases(networks.CPU, networks.CPU_DECODE)]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_a_block_and_its_gradient_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weft's graph and torch's operators, each beside torch in double precision."""
     pytest.importorskip("torch")

@@ -359,5 +359,6 @@ def _cpu_pools() -> list[Case]:
 def cpu() -> dict[str, Case]:
     """The cases for CPUs."""
     made = [*_cpu_products(), *_cpu_convolutions(), *_cpu_attention(), *_cpu_fused(), *_cpu_norms()]
-    made += [*_cpu_rows(), *_cpu_moves(), *_cpu_pools(), *networks.cases(networks.CPU, networks.CPU_DECODE)]
+    made += [*_cpu_rows(), *_cpu_moves(), *_cpu_pools()]
+    made += networks.cases(networks.CPU | networks.CPU_REAL, networks.CPU_DECODE)
     return {case.name: case for case in made}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 EPSILON = 1e-5
+_POOL = {"mode": "MAXPOOL", "window": [3, 3], "stride": [2, 2], "padding": [1, 1]}
 
 Layers = Any
 """WeftLayers or TorchLayers."""
@@ -32,10 +33,11 @@ class WeftLayers:
         """x w + b."""
         return self._biased(self.g.matmul(A=x, B=self.t[f"{name}_w"], name=name), name)
 
-    def conv(self, x: Any, name: str) -> Any:
-        """A convolution that keeps the image's size."""
+    def conv(self, x: Any, name: str, stride: int = 1) -> Any:
+        """A convolution that keeps the image's size, or divides it by the stride."""
         w = self.t[f"{name}_w"]
-        return self._biased(self.g.conv_fprop(x, w, padding=[w.dims[2] // 2] * 2, name=name), name)
+        made = self.g.conv_fprop(x, w, padding=[w.dims[2] // 2] * 2, stride=[stride] * 2, name=name)
+        return self._biased(made, name)
 
     def _biased(self, x: Any, name: str) -> Any:
         return self.g.bias(x, self.t[f"{name}_b"]) if f"{name}_b" in self.t else x
@@ -76,6 +78,16 @@ class WeftLayers:
     def relu(self, x: Any) -> Any:
         """max(x, 0)."""
         return self.g.relu(x)
+
+    def max_pool(self, x: Any) -> Any:
+        """Of 3 x 3 pixels at every other one."""
+        return self.g.resample(input=x, padding_mode="NEG_INF_PAD", **_POOL)[0]
+
+    def pooled(self, x: Any, dims: Sequence[int]) -> Any:
+        """The mean pixel of each of images [N, C, H, W], the dims, as [1, N, C]."""
+        n, channels, *_ = dims
+        mean = self.g.reduction(x, mode="AVG", name="pooled").set_dim([n, channels, 1, 1])
+        return self.g.reshape(mean, reshape_mode="LOGICAL").set_dim([1, n, channels])
 
     def add(self, a: Any, b: Any) -> Any:
         """a + b."""
@@ -146,11 +158,11 @@ class TorchLayers:
         """x w + b."""
         return self.f.linear(x, self.t[f"{name}_w"][0].T, self._vector(f"{name}_b"))
 
-    def conv(self, x: Any, name: str) -> Any:
-        """A convolution that keeps the image's size."""
+    def conv(self, x: Any, name: str, stride: int = 1) -> Any:
+        """A convolution that keeps the image's size, or divides it by the stride."""
         w = self.t[f"{name}_w"]
         groups = x.shape[1] // w.shape[1]
-        return self.f.conv2d(x, w, self._vector(f"{name}_b"), padding=w.shape[2] // 2, groups=groups)
+        return self.f.conv2d(x, w, self._vector(f"{name}_b"), stride, w.shape[2] // 2, groups=groups)
 
     def _vector(self, name: str) -> Any:
         return self.t[name].reshape(-1) if name in self.t else None
@@ -202,6 +214,14 @@ class TorchLayers:
     def relu(self, x: Any) -> Any:
         """max(x, 0)."""
         return self.f.relu(x)
+
+    def max_pool(self, x: Any) -> Any:
+        """Of 3 x 3 pixels at every other one."""
+        return self.f.max_pool2d(x, 3, 2, 1)
+
+    def pooled(self, x: Any, _: Sequence[int]) -> Any:
+        """The mean pixel of each image as [1, N, C]."""
+        return x.mean((2, 3))[None]
 
     def add(self, a: Any, b: Any) -> Any:
         """a + b."""
@@ -282,15 +302,25 @@ class Gradients:
         self._sum(dy, name)
         return g.matmul(A=dy, B=g.transpose(w, [0, 2, 1]), name=f"d_{name}") if has_dx else None
 
-    def conv(self, dy: Any, x: Any, name: str) -> Any:
+    def conv(self, dy: Any, x: Any, name: str, stride: int = 1) -> Any:
         """By x, and finds those by w and b."""
         w = self.t[f"{name}_w"]
-        padding = [w.dims[2] // 2] * 2
-        dw = self.g.conv_wgrad(image=x, loss=dy, padding=padding, name=f"d_{name}_w")
+        window = {"padding": [w.dims[2] // 2] * 2, "stride": [stride] * 2}
+        dw = self.g.conv_wgrad(image=x, loss=dy, name=f"d_{name}_w", **window)
         self.found[f"d_{name}_w"] = dw.set_dim(w.dims).set_stride(w.strides)
         self._sum(dy, name)
-        dx = self.g.conv_dgrad(dy, w, padding=padding, name=f"d_{name}")
+        dx = self.g.conv_dgrad(dy, w, name=f"d_{name}", **window)
         return dx.set_dim(x.dims).set_stride(x.strides)
+
+    def max_pool(self, dy: Any, x: Any) -> Any:
+        """By x, in which the maxima are found again."""
+        return self.g.resample_backward(dy, input=x, **_POOL).set_dim(x.dims).set_stride(x.strides)
+
+    def pooled(self, dy: Any, dims: Sequence[int]) -> Any:
+        """By the images, alike in each pixel: [N, C, 1, 1]."""
+        n, channels, height, width = dims
+        each = self.g.reshape(dy, reshape_mode="LOGICAL").set_dim([n, channels, 1, 1])
+        return self.g.mul(each, 1 / (height * width))
 
     def _sum(self, dy: Any, name: str) -> None:
         if f"{name}_b" in self.t:

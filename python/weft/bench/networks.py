@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from weft.bench.case import Case, Tensors
@@ -31,7 +31,7 @@ class Block(Protocol):
         """What forward writes; the first is y."""
 
     def kept(self) -> Operands:
-        """What backward reads beside the inputs: a result or a statistic of forward."""
+        """What backward reads beside the inputs: results of forward, then statistics."""
 
     def flops(self) -> tuple[float, float]:
         """Of products, forward and backward."""
@@ -564,8 +564,126 @@ class _Residual:
         return {"d_x": dx, "d_skip": dskip, "d_time": by_time}
 
 
+@dataclass(frozen=True)
+class _ResNet:
+    """That of two convolutions a block (He et al., 2015), in training; what its gradient reads is a result,
+    too."""
+
+    n: int
+    side: int
+    widths: tuple[int, ...]
+    """Channels of the blocks; where they grow the image becomes half as high."""
+    classes: int
+
+    def _blocks(self) -> Iterator[tuple[int, int, int, int]]:
+        """Each block's number, channels before and behind, and its image's height."""
+        inner, side = self.widths[0], self.side // 4
+        for i, width in enumerate(self.widths):
+            side //= 2 if width > inner else 1
+            yield i, inner, width, side
+            inner = width
+
+    def inputs(self) -> Operands:
+        width = self.widths[0]
+        found = {"x": _image(self.n, 3, self.side), **_conv("stem", 3, width, 7, False)}
+        found |= _image_norm("stem_bn", width)
+        for i, inner, width, _ in self._blocks():
+            found |= _conv(f"conv{i}a", inner, width, 3, False) | _image_norm(f"bn{i}a", width)
+            found |= _conv(f"conv{i}b", width, width, 3, False) | _image_norm(f"bn{i}b", width)
+            if width > inner:
+                found |= _conv(f"conv{i}c", inner, width, 1, False) | _image_norm(f"bn{i}c", width)
+        return found | _linear("fc", width, self.classes)
+
+    def constants(self) -> Operands:
+        return {}
+
+    def results(self) -> Operands:
+        return {"y": _tokens(self.n, self.classes)} | self.kept()
+
+    def kept(self) -> Operands:
+        width, half = self.widths[0], _image(self.n, self.widths[0], self.side // 2)
+        found = {"stem": half, "stem_a": half, "a": _image(self.n, width, self.side // 4)}
+        statistics = _statistics("stem_bn", 1, width, 1, 1)
+        for i, inner, width, side in self._blocks():
+            names = [f"c{i}a", f"a{i}", f"c{i}b", f"y{i}", *([f"c{i}c"] if width > inner else [])]
+            found |= dict.fromkeys(names, _image(self.n, width, side))
+            for part in "abc" if width > inner else "ab":
+                statistics |= _statistics(f"bn{i}{part}", 1, width, 1, 1)
+        return found | {"pooled": _tokens(self.n, width)} | statistics
+
+    def flops(self) -> tuple[float, float]:
+        inputs = self.inputs()
+        found = _products({"stem_w": inputs["stem_w"]}, self.n * (self.side // 2) ** 2)
+        for i, _, _, side in self._blocks():
+            found += _products({k: w for k, w in inputs.items() if k[:5] == f"conv{i}"}, self.n * side**2)
+        found += _products({"fc_w": inputs["fc_w"]}, self.n)
+        return found, 2 * found
+
+    def forward(self, l: Layers) -> Made:
+        stem = l.keep("stem", l.conv(l.t["x"], "stem", 2))
+        x = l.keep("a", l.max_pool(l.keep("stem_a", l.relu(l.batchnorm(stem, "stem_bn")))))
+        for i, inner, width, _ in self._blocks():
+            stride = width // inner
+            c = l.keep(f"c{i}a", l.conv(x, f"conv{i}a", stride))
+            c = l.keep(f"c{i}b", l.conv(l.keep(f"a{i}", l.relu(l.batchnorm(c, f"bn{i}a"))), f"conv{i}b"))
+            if stride > 1:
+                x = l.batchnorm(l.keep(f"c{i}c", l.conv(x, f"conv{i}c", stride)), f"bn{i}c")
+            x = l.keep(f"y{i}", l.relu(l.add(l.batchnorm(c, f"bn{i}b"), x)))
+        pooled = l.keep("pooled", l.pooled(x, self.kept()[f"y{i}"].dims))
+        return {"y": l.linear(pooled, "fc")}
+
+    def backward(self, d: Gradients) -> Made:
+        g, t, blocks = d.g, d.t, list(self._blocks())
+        dy = d.pooled(d.linear(t["d_y"], t["pooled"], "fc"), t[f"y{len(blocks) - 1}"].dims)
+        for i, inner, width, _ in reversed(blocks):
+            x, stride = t[f"y{i - 1}" if i else "a"], width // inner
+            dy = g.relu_backward(dy, t[f"y{i}"])
+            da = d.conv(d.batchnorm(dy, t[f"c{i}b"], f"bn{i}b"), t[f"a{i}"], f"conv{i}b")
+            dc = d.batchnorm(g.relu_backward(da, t[f"a{i}"]), t[f"c{i}a"], f"bn{i}a")
+            if stride > 1:
+                dy = d.conv(d.batchnorm(dy, t[f"c{i}c"], f"bn{i}c"), x, f"conv{i}c", stride)
+            dy = g.add(d.conv(dc, x, f"conv{i}a", stride), dy)
+        dy = g.relu_backward(d.max_pool(dy, t["stem_a"]), t["stem_a"])
+        return {"d_x": d.conv(d.batchnorm(dy, t["stem"], "stem_bn"), t["x"], "stem", 2)}
+
+
+@dataclass(frozen=True)
+class _InFloats:
+    """A block whose tensors are all float32."""
+
+    block: Block
+
+    def inputs(self) -> Operands:
+        return _floats(self.block.inputs())
+
+    def constants(self) -> Operands:
+        return _floats(self.block.constants())
+
+    def results(self) -> Operands:
+        return _floats(self.block.results())
+
+    def kept(self) -> Operands:
+        return _floats(self.block.kept())
+
+    def flops(self) -> tuple[float, float]:
+        return self.block.flops()
+
+    def forward(self, l: Layers) -> Made:
+        return self.block.forward(l)
+
+    def backward(self, d: Gradients) -> Made:
+        return self.block.backward(d)
+
+
+def _floats(of: Operands) -> Operands:
+    return {name: replace(operand, dtype="f32") for name, operand in of.items()}
+
+
 # ---- Cases -------------------------------------------------------------------------------------------------
 
+
+LARGEST_ERRORS = {"bf16": (2e-2, 3e-2), "f32": (1e-4, 1e-3)}
+"""Of right results, forward and backward, by the type of the block's tensors."""
 
 Prepare = Callable[[Tensors], Callable[[], Any]]
 """Given memory: what runs on it, and returns the results."""
@@ -638,6 +756,7 @@ def _like(values: Any, t: Tensors) -> Any:
 def forward(tag: str, block: Block) -> Case:
     """The block itself."""
     inputs, outputs = block.inputs() | block.constants(), block.results()
+    dtype = outputs["y"].dtype
 
     def build(_: Any, g: Any, t: Tensors) -> Made:
         l = WeftLayers(g, t)
@@ -650,8 +769,9 @@ def forward(tag: str, block: Block) -> Case:
 
     name, program = f"blocks/{tag}_fwd", Program(block, is_backward=False)
     flops = block.flops()[0]
+    error = LARGEST_ERRORS[dtype][0]
     return Case(
-        name, "bf16", flops, inputs, outputs, build, judge, program=program, largest_error=2e-2, is_free=True
+        name, dtype, flops, inputs, outputs, build, judge, program=program, largest_error=error, is_free=True
     )
 
 
@@ -681,7 +801,7 @@ def backward(tag: str, block: Block) -> Case:
     flops = block.flops()[1]
     return Case(
         name,
-        "bf16",
+        y.dtype,
         flops,
         inputs,
         outputs,
@@ -689,7 +809,7 @@ def backward(tag: str, block: Block) -> Case:
         judge,
         follow,
         program=program,
-        largest_error=3e-2,
+        largest_error=LARGEST_ERRORS[y.dtype][1],
         is_free=True,
     )
 
@@ -713,7 +833,13 @@ CPU: dict[str, Block] = {
     "convnext": _ConvNeXt(2, 16, 8),
     "sdxl_residual": _Residual(2, 16, 16, 32, 6, 4),
     "sdxl_attention": _CrossTransformer(2, 16, 32, 2, 5, 24),
+    "resnet_f32": _InFloats(_ResNet(2, 16, (8, 8, 16), 10)),
 }
+CPU_REAL: dict[str, Block] = {
+    "resnet18_f32": _InFloats(_ResNet(2, 64, (64, 64, 128, 128, 256, 256, 512, 512), 1000)),
+    "gpt2_small_f32": _InFloats(_Transformer(1, 256, 768, 12, is_causal=True, is_tanh=True)),
+}
+"""Of the sizes that they have in use."""
 CPU_DECODE: dict[str, Block] = {"llama_decode": _Llama(3, 1, 64, 4, 2, 96, 20)}
 
 
