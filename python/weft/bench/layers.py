@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 EPSILON = 1e-5
+NOTHING: Mapping[str, Any] = {}
 _POOL = {"mode": "MAXPOOL", "window": [3, 3], "stride": [2, 2], "padding": [1, 1]}
 
 Layers = Any
@@ -143,14 +144,18 @@ class WeftLayers:
 
 class TorchLayers:
     """torch's functions. keeps: also what gradients read beside results, such as statistics; in float64 this
-    is the oracle."""
+    is the oracle. rounded: the types that some of what is kept is rounded to, as memory does."""
 
-    def __init__(self, torch: Any, t: Mapping[str, Any], keeps: bool = False) -> None:
-        self.torch, self.f, self.t, self.keeps = torch, torch.nn.functional, t, keeps
+    def __init__(
+        self, torch: Any, t: Mapping[str, Any], keeps: bool = False, rounded: Mapping[str, Any] = NOTHING
+    ) -> None:
+        self.torch, self.f, self.t, self.keeps, self.rounded = torch, torch.nn.functional, t, keeps, rounded
         self.kept: dict[str, Any] = {}
 
     def keep(self, name: str, x: Any) -> Any:
-        """Names what a gradient reads."""
+        """Names what a gradient reads. Rounding has the derivative 1."""
+        if name in self.rounded:
+            x = x + (x.to(self.rounded[name]).to(x.dtype) - x).detach()
         self.kept[name] = x
         return x
 
@@ -273,10 +278,19 @@ class TorchLayers:
             o = self.f.scaled_dot_product_attention(
                 one_q, one_k, one_v, is_causal=is_causal, enable_gqa=grouped
             )
-            found.append(o)
-            stats.append(self._logsumexp(one_q.detach(), one_k.detach(), width, is_causal))
+            total = self._logsumexp(one_q, one_k, width, is_causal)
+            found.append(self._rounded(o, total, name.replace("attention", "o")))
+            stats.append(total.detach())
         self.kept[f"{name}_stats"] = self.torch.cat(stats)
         return self.torch.cat(found)
+
+    def _rounded(self, o: Any, total: Any, name: str) -> Any:
+        """As it is kept. Gradients of scores are p (dp - sum(do o)), with the o that is read; the total's are
+        p."""
+        if name not in self.rounded:
+            return o
+        error = (o.to(self.rounded[name]).to(o.dtype) - o).detach()
+        return o + error * (1 - (total - total.detach()))
 
     def _logsumexp(self, q: Any, k: Any, width: int, is_causal: bool) -> Any:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
