@@ -97,7 +97,8 @@ static void choose_block(struct row_schedule *s, int lead) {
     /* Rows side by side in memory, as channels of a batch norm: columns are then different rows. */
     bool has_columns = of_rows && s->loops[outer].extent > 1 && (of_rows < of_row || !of_row);
     s->b = has_columns ? outer : inner;
-    s->a = has_columns ? inner : inner > outer + 1 ? inner - 1 : outer;
+    bool has_two = inner > outer + 1 && s->loops[outer].extent < 2 * s->loops[inner - 1].extent;
+    s->a = has_columns ? inner : has_two ? inner - 1 : outer;
 }
 
 /* Loops over rows first, then those within one; each kind has at least one loop. */
