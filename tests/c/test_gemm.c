@@ -234,21 +234,15 @@ static void check_gemm(const struct gemm_case *c, const struct gemm_kernel *kern
     static const int threads[] = {2, 3, 5, 64, 0};
     struct gemm_matrix a = make_matrix(c->type_a, c->a, c->batch, c->m, c->k);
     struct gemm_matrix b = make_matrix(c->type_b, c->b, c->batch, c->n, c->k);
-    gemm_pack *pack = kernel->type == WEFT_DATA_DOUBLE ? gemm_pack_matrix_double : gemm_pack_matrix;
     struct gemm gemm = {.kernel = kernel,
                         .batch = c->batch,
                         .m = c->m,
                         .n = c->n,
                         .k = c->k,
-                        .pack_a = pack,
-                        .pack_b = pack,
+                        .pack_a = gemm_pack_of_a(kernel),
+                        .pack_b = gemm_pack_of_b(kernel),
                         .a = &a,
                         .b = &b};
-    if (kernel->type == WEFT_DATA_INT32) {
-        gemm.k = (c->k + 3) / 4;
-        gemm.pack_a = gemm_pack_bytes_a, gemm.pack_b = gemm_pack_bytes_b;
-        a.depth = b.depth = c->k;
-    }
     struct result alone = run(&gemm, 1, 0);
     check_values(c, &gemm, &alone);
     for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
@@ -297,22 +291,71 @@ static const struct gemm_case cases[] = {
     {2, 40, 0, 8, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
 };
 
-static void test_gemm(weftDataType_t type) {
+/* A case's type as a kernel of these factors takes it; F32 is written in cases where any will do. */
+static weftDataType_t type_for(weftDataType_t factors, weftDataType_t type) {
+    switch (factors) {
+    case WEFT_DATA_INT8:
+        return WEFT_DATA_INT8;
+    case WEFT_DATA_BFLOAT16:
+        return type == F32 || type == WEFT_DATA_DOUBLE ? WEFT_DATA_BFLOAT16
+               : type == WEFT_DATA_HALF                ? WEFT_DATA_FP8_E4M3
+                                                       : type;
+    case WEFT_DATA_DOUBLE: /* so that rounding to float shows */
+        return type == F32 ? WEFT_DATA_DOUBLE : type;
+    default:
+        return type == WEFT_DATA_DOUBLE ? F32 : type;
+    }
+}
+
+static void test_gemm(weftDataType_t factors) {
     const struct gemm_kernel *kernel;
-    CHECK(gemm_kernel(type, 0) != NULL || type == WEFT_DATA_INT32, "no kernel for type %d", type);
-    for (int rank = 0; (kernel = gemm_kernel(type, rank)) != NULL; rank++) {
-        CHECK(kernel->type == type, "%s is of another type", kernel->name);
+    bool is_everywhere = factors == F32 || factors == WEFT_DATA_DOUBLE;
+    CHECK(gemm_kernel(factors, 0) != NULL || !is_everywhere, "no kernel for type %d", factors);
+    for (int rank = 0; (kernel = gemm_kernel(factors, rank)) != NULL; rank++) {
+        CHECK(kernel->factors == factors, "%s is of another type", kernel->name);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             struct gemm_case c = cases[i];
-            if (type == WEFT_DATA_DOUBLE && c.type_a == F32) /* so that rounding to float shows */
-                c.type_a = c.type_b = WEFT_DATA_DOUBLE;
-            if (type == WEFT_DATA_INT32)
-                c.type_a = c.type_b = WEFT_DATA_INT8;
-            if (type == F32 && c.type_b == WEFT_DATA_DOUBLE)
-                c.type_b = F32;
+            c.type_a = type_for(factors, c.type_a), c.type_b = type_for(factors, c.type_b);
             check_gemm(&c, kernel);
         }
     }
+}
+
+static float bits_to_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Numbers below the normal ones count as 0. */
+static float flush(float value) { return fabsf(value) < 0x1p-126f ? copysignf(0, value) : value; }
+
+/* What a kernel of BFLOAT16 makes of random pairs, by the bit, from what dot.h says: also where sums cancel, are
+   infinite, or below the normal numbers. */
+static void test_pairs(void) {
+    enum { GROUPS = 40, ROWS = 12, COLUMNS = 32 };
+    static const uint16_t odd[] = {0x0001, 0x8020, 0x0080, 0x3f80, 0xbf80, 0x4b80, 0xcb80, 0x1f80, 0x9f80, 0x7f00};
+    const struct gemm_kernel *kernel = gemm_kernel(WEFT_DATA_BFLOAT16, 0);
+    static _Alignas(64) uint16_t a[GROUPS][ROWS][2], b[GROUPS][COLUMNS][2];
+    static _Alignas(64) float c[ROWS][COLUMNS];
+    if (!kernel)
+        return;
+    CHECK(kernel->rows == ROWS && kernel->columns == COLUMNS, "%s has other blocks", kernel->name);
+    for (size_t i = 0; i < sizeof a / sizeof(uint16_t); i++)
+        (&a[0][0][0])[i] = odd[(int)((random_value() + 1) * 5)];
+    for (size_t i = 0; i < sizeof b / sizeof(uint16_t); i++)
+        (&b[0][0][0])[i] = odd[(int)((random_value() + 1) * 5)];
+    kernel->multiply(GROUPS, a, b, c, COLUMNS, true);
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < COLUMNS; j++) {
+            float want = 0;
+            for (int k = 0; k < 2 * GROUPS; k++) {
+                uint32_t x = a[k / 2][i][1 - k % 2], y = b[k / 2][j][1 - k % 2];
+                want = flush(fmaf(flush(bits_to_float(x << 16)), flush(bits_to_float(y << 16)), want));
+            }
+            CHECK(c[i][j] == want || (isnan(want) && isnan(c[i][j])), "%s: [%d,%d] is %a, not %a", kernel->name, i, j,
+                  (double)c[i][j], (double)want);
+        }
 }
 
 /* Two threads that run GEMMs at once each get their own result. */
@@ -328,7 +371,9 @@ int main(void) {
     test_threads();
     test_gemm(WEFT_DATA_FLOAT);
     test_gemm(WEFT_DATA_DOUBLE);
-    test_gemm(WEFT_DATA_INT32);
+    test_gemm(WEFT_DATA_BFLOAT16);
+    test_gemm(WEFT_DATA_INT8);
+    test_pairs();
     pthread_create(&other, NULL, run_one, NULL);
     run_one(NULL);
     pthread_join(other, NULL);

@@ -20,7 +20,7 @@ class Case:
     name: str
     """Group, slash, what tells it from the others."""
     arithmetic: str
-    """Whose peak rate it can reach: "bf16", "tf32", "f32", "fp8" or "int8"."""
+    """Whose peak rate it can reach: "bf16", "f16", "tf32", "f32", "fp8" or "int8"."""
     flops: float
     inputs: Mapping[str, Operand]
     outputs: Mapping[str, Operand]

@@ -268,12 +268,23 @@ def gpu() -> dict[str, Case]:
 # ---- For CPUs: the same graphs, small enough for one core --------------------------------------------------
 
 
+_CPU_ARITHMETIC = ("f32", "bf16", "f16", "int8")
+
+
 def _cpu_products() -> list[Case]:
+    def made(tag: str, arithmetic: str, m: int, n: int, k: int, activation: str = "") -> Case:
+        case = products.matmul(tag, arithmetic, m, n, k, activation)
+        return replace(case, program=partial(products.matmul_of_torch, activation))
+
+    def reduced(kind: str, size: int) -> Case:
+        case = fused.matmul(str(size), size, size, size, kind)
+        return replace(case, program=partial(fused.matmul_of_torch, kind))
+
     return [
-        products.matmul("512", "f32", 512, 512, 512),
-        products.matmul("m16_n1024_k1024", "f32", 16, 1024, 1024),
-        products.matmul("256_bias_gelu", "f32", 256, 256, 256, "gelu"),
-        products.matmul("192", "int8", 192, 192, 192),
+        *(made(str(size), of, size, size, size) for of in _CPU_ARITHMETIC for size in (1024, 512, 192)),
+        *(made("m16_n1024_k1024", of, 16, 1024, 1024) for of in _CPU_ARITHMETIC),
+        *(made("256_bias_gelu", of, 256, 256, 256, "gelu") for of in ("f32", "bf16")),
+        *(reduced(kind, 512) for kind in ("bare", "row_max")),
         products.scaled_matmul("192", 192, 192, 192),
         products.block_scaled_matmul("192", 192, 192, 192),
         *(products.weight_only_matmul(dtype, 4, 192, 256) for dtype in ("i4", "i8")),

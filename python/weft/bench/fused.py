@@ -135,6 +135,12 @@ def _judge_matmul(fused: str, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def matmul_of_torch(fused: str, torch: Any, t: Tensors) -> object:
+    """What torch runs for a bare product, and for one with the maximum of its rows."""
+    made = t["A"][0] @ t["B"][0]
+    return (made, torch.amax(made, dim=1)) if fused == "row_max" else made
+
+
 # ---- Convolution -------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from weft.bench.results import Ceiling, Row
 from weft.errors import BadParameterError, ExecutionError, NotSupportedError, UnavailableError
 
 # The largest error of a right result, by arithmetic: a few roundings of the operands' or the results' type.
-LARGEST_ERRORS = {"bf16": 1e-2, "tf32": 2e-3, "f32": 1e-4, "fp8": 1e-2, "int8": 0.0}
+LARGEST_ERRORS = {"bf16": 1e-2, "f16": 2e-3, "tf32": 2e-3, "f32": 1e-4, "fp8": 1e-2, "int8": 0.0}
 
 BARE = "bare"  # the peer that is Weft's own product, of the same sizes and with nothing fused
 

@@ -15,7 +15,7 @@ from weft.bench.case import Case, Tensors
 from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand
 
 # The type of tensors by the arithmetic of the products: tf32 is how GPUs multiply f32.
-TENSORS = {"bf16": "bf16", "tf32": "f32", "f32": "f32", "fp8": "e4m3", "int8": "i8"}
+TENSORS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "f32": "f32", "fp8": "e4m3", "int8": "i8"}
 RESULTS = TENSORS | {"fp8": "bf16", "int8": "i32"}
 _BLOCK = 128  # what a scale of a weight spans each way, and of a token along its features
 
@@ -49,13 +49,22 @@ def matmul(tag: str, arithmetic: str, m: int, n: int, k: int, activation: str = 
             product = (g.relu if activation == "relu" else g.gelu_approx_tanh)(input=product)
         return {"C": product}
 
-    def whole(torch: Any, t: Tensors) -> Any:
-        return torch._int_mm(t["A"][0], t["B"][0])
-
     outputs = {"C": Operand((1, m, n), RESULTS[arithmetic])}
     judge = partial(oracle.matmul, activation=activation)
-    name, program = f"matmul/{arithmetic}_{tag}", whole if arithmetic == "int8" else None
+    name = f"matmul/{arithmetic}_{tag}"
+    program = partial(matmul_of_torch, activation) if arithmetic == "int8" else None
     return Case(name, arithmetic, 2.0 * m * n * k, inputs, outputs, build, judge, program=program)
+
+
+def matmul_of_torch(activation: str, torch: Any, t: Tensors) -> object:
+    """What torch runs for the same."""
+    a, b = t["A"][0], t["B"][0]
+    if a.dtype == torch.int8:
+        return torch._int_mm(a, b)
+    made = torch.nn.functional.linear(a, b.mT, t["bias"][0, 0] if activation else None)
+    if activation == "gelu":
+        return torch.nn.functional.gelu(made, approximate="tanh")
+    return made.relu() if activation else made
 
 
 def scaled_matmul(tag: str, m: int, n: int, k: int) -> Case:

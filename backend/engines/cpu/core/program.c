@@ -266,8 +266,9 @@ static void add_node(struct builder *builder, const struct pointwise_op *op) {
    block by block, ahead of the store. */
 static void add_given(struct builder *builder, const struct given *given) {
     bool is_wide = given->is_wide;
-    unsigned char result = add(builder, VERB_GIVEN, is_wide)->dst;
-    result = add_scale(builder, result, given->alpha, is_wide);
+    struct instruction *take = add(builder, VERB_GIVEN, is_wide);
+    take->type = given->is_whole ? WEFT_DATA_INT32 : is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT;
+    unsigned char result = add_scale(builder, take->dst, given->alpha, is_wide);
     if (given->beta != 0) {
         struct instruction *load = add(builder, VERB_LOAD, is_wide);
         load->access = add_tensor_access(builder, given->value, false);

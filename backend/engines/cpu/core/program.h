@@ -34,7 +34,7 @@ struct instruction {
     bool is_wide;               /* double, else float: of dst; of STORE: of x */
     unsigned char dst, x, b, t; /* registers, or PROGRAM_NO_REGISTER */
     int access;           /* of LOAD, INDEX, STORE; of APPLY: the memory that dst may be written to at once, or -1 */
-    weftDataType_t type;  /* of ROUND */
+    weftDataType_t type;  /* of ROUND; of GIVEN: of the block, INT32 or what dst has */
     double factor;        /* of SCALE */
     pointwise_loop *loop; /* of APPLY, with its parameters */
     struct pointwise_parameters parameters;
@@ -61,7 +61,8 @@ struct program {
 /* What a program starts from when its region holds another node whose result it finishes. */
 struct given {
     int value;          /* that node's result; -1: none, all nodes are pointwise */
-    bool is_wide;       /* it comes in double, else in float */
+    bool is_wide;       /* it is taken as double, else as float */
+    bool is_whole;      /* it comes as INT32, else as it is taken */
     double alpha, beta; /* the result is alpha * block + beta * (what the memory held); 1 and 0 */
 };
 

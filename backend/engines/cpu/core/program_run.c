@@ -214,8 +214,43 @@ static void count_index(const struct run *run, const struct instruction *instruc
         }
 }
 
+/* Rows of whole numbers; `dst` has them without gaps. */
+static void take_whole(const struct run *run, bool is_wide, void *dst) {
+    const int32_t *row = run->given.data;
+    for (int r = 0; r < run->rows; r++, row += run->given.ld) {
+        for (int c = 0; c < run->columns && is_wide; c++)
+            ((double *)dst)[r * run->columns + c] = row[c];
+        for (int c = 0; c < run->columns && !is_wide; c++)
+            ((float *)dst)[r * run->columns + c] = (float)row[c];
+    }
+}
+
+/* Nothing becomes of whole numbers, and they are stored as such. */
+static bool copies_whole(const struct program *program) {
+    return program->instruction_count == 2 && program->instructions[0].verb == VERB_GIVEN &&
+           program->instructions[0].type == WEFT_DATA_INT32 && program->instructions[1].verb == VERB_STORE &&
+           program->accesses[program->instructions[1].access].type == WEFT_DATA_INT32;
+}
+
+static void copy_whole(const struct run *run) {
+    struct place place = place_of(run, run->program->instructions[1].access);
+    const int32_t *row = run->given.data;
+    char *to = (char *)place.base + place.index * (int64_t)sizeof *row;
+    for (int r = 0; r < run->rows && place.base;
+         r++, row += run->given.ld, to += place.row_stride * (int64_t)sizeof *row) {
+        if (place.column_stride == 1)
+            memcpy(to, row, (size_t)run->columns * sizeof *row);
+        for (int c = 0; c < run->columns && place.column_stride != 1; c++)
+            memcpy(to + c * place.column_stride * (int64_t)sizeof *row, row + c, sizeof *row);
+    }
+}
+
 /* The caller's block has ld elements from row to row; without gaps between rows it serves as the register itself. */
 static void take_given(struct run *run, const struct instruction *instruction) {
+    if (instruction->type == WEFT_DATA_INT32) {
+        take_whole(run, instruction->is_wide, run->registers[instruction->dst]);
+        return;
+    }
     int64_t bytes = bytes_of(instruction->is_wide);
     char *src = run->given.data, *dst = run->registers[instruction->dst];
     if (run->rows == 1 || run->given.ld == run->columns)
@@ -303,7 +338,8 @@ static void run_rows(struct run *run, const int64_t *position, int64_t column, i
     const struct walk *walk = run->walk;
     const struct block given = run->given;
     /* Bytes of an element of the caller's block: a program with one begins with GIVEN. */
-    int64_t width = bytes_of(run->program->instructions[0].is_wide), step = walk->block_columns;
+    int64_t width = run->program->instructions[0].type == WEFT_DATA_DOUBLE ? 8 : 4, step = walk->block_columns;
+    bool copies = copies_whole(run->program);
     for (int64_t done = 0; done < columns; done += step) {
         run->columns = (int)(columns - done < step ? columns - done : step);
         /* Elements from each tensor's beginning to the block's corner. */
@@ -314,7 +350,9 @@ static void run_rows(struct run *run, const int64_t *position, int64_t column, i
         }
         if (given.data)
             run->given.data = (char *)given.data + (row * given.ld + done) * width;
-        for (int i = 0; i < run->program->instruction_count; i++)
+        if (copies)
+            copy_whole(run);
+        for (int i = 0; i < run->program->instruction_count && !copies; i++)
             execute(run, &run->program->instructions[i]);
     }
     run->given = given;

@@ -74,23 +74,31 @@ weftStatus_t product_check_exact(const struct descriptor *op, const struct produ
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The kernel that sums: in double where that is asked for, or where whole numbers may pass what float holds. The best
-   one for this CPU; both types have one on every CPU. */
-const struct gemm_kernel *product_kernel(const struct product *product) {
-    weftDataType_t a = (weftDataType_t)product->a->type, b = (weftDataType_t)product->b->type;
-    bool is_wide = product->math == WEFT_DATA_DOUBLE || type_is_wide(a) || type_is_wide(b) ||
-                   (!dtype_is_float(product->math) && largest_sum(product) > FLOAT_EXACT);
-    return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
+/* Where double is asked for, or whole numbers may pass what float holds. */
+bool product_is_wide(const struct product *product) {
+    return product->math == WEFT_DATA_DOUBLE || type_is_wide((int32_t)product->a->type) ||
+           type_is_wide((int32_t)product->b->type) ||
+           (!dtype_is_float(product->math) && largest_sum(product) > FLOAT_EXACT);
 }
 
-/* What multiplies: bytes as such where their sums are whole numbers of 32 bits, else as product_kernel says. */
-static const struct gemm_kernel *multiplying_kernel(const struct product *product) {
-    const struct gemm_kernel *kernel = gemm_kernel(WEFT_DATA_INT32, 0);
+/* Whether BFLOAT16 holds all values of a type, none of them below its normal numbers: E8M0 has 2^-127. */
+static bool fits_pairs(const struct tensor *tensor) {
+    weftDataType_t type = (weftDataType_t)tensor->type;
+    return type == WEFT_DATA_BFLOAT16 || (dtype_of(type)->bits <= 8 && type != WEFT_DATA_FP8_E8M0);
+}
+
+/* Narrow factors as they are where that loses nothing: bytes whose sums are whole numbers of 32 bits, and what BFLOAT16
+   holds where sums are float. Else the best of the two types that have kernels on every CPU. */
+const struct gemm_kernel *product_kernel(const struct product *product) {
+    const struct gemm_kernel *bytes = gemm_kernel(WEFT_DATA_INT8, 0), *pairs = gemm_kernel(WEFT_DATA_BFLOAT16, 0);
+    bool is_wide = product_is_wide(product), multiplies = product->rows > 0 && product->columns > 0;
     bool are_bytes = product->a->type == WEFT_DATA_INT8 && product->b->type == WEFT_DATA_INT8;
-    if (kernel && product->takes_bytes && are_bytes && !dtype_is_float(product->math) &&
+    if (bytes && product->takes_bytes && are_bytes && !dtype_is_float(product->math) &&
         largest_sum(product) <= INT32_MAX)
-        return kernel;
-    return product_kernel(product);
+        return bytes;
+    if (pairs && multiplies && !is_wide && fits_pairs(product->a) && fits_pairs(product->b))
+        return pairs;
+    return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }
 
 /* All that accepts and build must agree on: which node multiplies, and the program of the others. */
@@ -102,7 +110,8 @@ static weftStatus_t compile(struct program *program, const struct region *region
     TRY(product_check_exact((*node)->op, &product));
     /* The result is alpha * sum + beta * (what its memory held before). */
     struct given given = {.value = result_of(*node),
-                          .is_wide = product_kernel(&product)->type == WEFT_DATA_DOUBLE,
+                          .is_wide = product_is_wide(&product),
+                          .is_whole = product_kernel(&product)->type == WEFT_DATA_INT32,
                           .alpha = product.alpha,
                           .beta = product.beta};
     return program_compile(program, region, region->graph->values[given.value].tensor, &given);
@@ -115,12 +124,10 @@ static double padded(int64_t extent, int width) {
 
 /* On one thread; rows == 0: depthwise, which multiplies no matrices. */
 static double multiplying_seconds(const struct product *product, double flops) {
-    const struct gemm_kernel *kernel = multiplying_kernel(product);
+    const struct gemm_kernel *kernel = product_kernel(product);
     if (product->rows == 0)
         return flops / DEPTHWISE_FLOPS;
-    if (kernel->type == WEFT_DATA_INT32)
-        flops /= 4;
-    return flops * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
+    return flops / kernel->group * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
            (FLOPS_PER_COLUMN * kernel->columns);
 }
 
@@ -148,49 +155,39 @@ struct sink {
     void *const *values;
 };
 
-/* The epilogue of sums of bytes, a row at a time as the program takes numbers. */
-static void finish_whole(const struct sink *sink, int32_t *block, int64_t ld, int64_t first, int rows, int64_t column,
-                         int columns) {
-    enum { PART = 512 };
-    const struct contraction *contraction = sink->contraction;
-    double wide[PART];
-    float narrow[PART];
-    for (int i = 0; i < rows; i++, block += ld)
-        for (int j = 0; j < columns; j += PART) {
-            int count = (int)min64(PART, columns - j);
-            for (int k = 0; k < count && contraction->is_wide; k++)
-                wide[k] = block[j + k];
-            for (int k = 0; k < count && !contraction->is_wide; k++)
-                narrow[k] = (float)block[j + k];
-            program_run(&contraction->program, &sink->piece->walk, sink->values,
-                        (struct block){contraction->is_wide ? (void *)wide : narrow, PART}, first + i, 1, column + j,
-                        count);
-        }
-}
-
 /* The epilogue of a block: gemm has its rows within a batch entry, the walk over all of them. */
 static void finish_block(const void *context, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
                          int64_t column, int columns) {
     const struct sink *sink = context;
-    if (sink->piece->gemm.kernel->type == WEFT_DATA_INT32) {
-        finish_whole(sink, block, ld, batch * sink->piece->gemm.m + row, rows, column, columns);
-        return;
-    }
     program_run(&sink->contraction->program, &sink->piece->walk, sink->values, (struct block){block, ld},
                 batch * sink->piece->gemm.m + row, rows, column, columns);
+}
+
+/* A factor that is packed as floats, for a kernel of pairs. */
+static void pack_halved(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                        int depth) {
+    const struct factor *factor = source;
+    gemm_pack_halved(factor->pack, &factor->base, panel, width, batch, first, count, k0, depth);
+}
+
+/* How gemm packs a factor, which plans describe for sums of their type, and what packing reads. */
+static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, const void **source) {
+    bool is_halved = kernel->factors == WEFT_DATA_BFLOAT16 && factor->pack != gemm_pack_of_a(kernel);
+    *source = is_halved ? (const void *)factor : (const void *)&factor->base;
+    return is_halved ? pack_halved : factor->pack;
 }
 
 /* In words, for the report: the first piece stands for all, as phases of a data gradient are alike. */
 static weftStatus_t describe(struct step *step, const struct contraction *contraction, const struct gemm_kernel *kernel,
                              struct arena *arena) {
     const struct gemm *gemm = &contraction->pieces[0].gemm;
-    int64_t k = kernel->type == WEFT_DATA_INT32 ? contraction->pieces[0].a.matrix.depth : gemm->k;
     int behind = step->region.count - 1, pieces = contraction->piece_count;
     if (contraction->pieces[0].is_depthwise)
         return arena_print(arena, &step->detail, "channels one by one, %d operations behind", behind);
-    return arena_print(
-        arena, &step->detail, "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind", kernel->name,
-        pieces, (long long)gemm->batch, (long long)gemm->m, (long long)k, (long long)k, (long long)gemm->n, behind);
+    return arena_print(arena, &step->detail,
+                       "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind", kernel->name,
+                       pieces, (long long)gemm->batch, (long long)gemm->m, (long long)gemm->k, (long long)gemm->k,
+                       (long long)gemm->n, behind);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -203,15 +200,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     /* Elements below 8 bits share a byte, which two threads must not write. */
     contraction->threads = contraction->program.shares_bytes ? 1 : threads_count();
     struct product product = kind_of(node)->product(node);
-    const struct gemm_kernel *kernel = multiplying_kernel(&product);
-    contraction->is_wide = product_kernel(&product)->type == WEFT_DATA_DOUBLE;
+    const struct gemm_kernel *kernel = product_kernel(&product);
     TRY(kind_of(node)->plan(contraction, step->region.graph, node, kernel, arena));
     /* Pieces run one after another, so the largest workspace is enough for all. */
     for (int i = 0; i < contraction->piece_count; i++) {
         struct piece *piece = &contraction->pieces[i];
         piece->gemm.kernel = kernel;
-        piece->gemm.pack_a = piece->a.pack;
-        piece->gemm.pack_b = piece->b.pack;
         piece->gemm.store = finish_block;
         int64_t bytes = piece->is_depthwise ? depthwise_workspace_bytes(piece)
                                             : gemm_workspace_bytes(&piece->gemm, contraction->threads);
@@ -231,7 +225,9 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
         struct sink sink = {contraction, &piece, values};
         piece.a.base = values[piece.a.value];
         piece.b.base = values[piece.b.value];
-        piece.gemm.a = &piece.a.base, piece.gemm.b = &piece.b.base, piece.gemm.sink = &sink;
+        piece.gemm.pack_a = packing_of(piece.gemm.kernel, &piece.a, &piece.gemm.a);
+        piece.gemm.pack_b = packing_of(piece.gemm.kernel, &piece.b, &piece.gemm.b);
+        piece.gemm.sink = &sink;
         if (piece.is_depthwise)
             depthwise_run(contraction, &piece, values, workspace);
         else

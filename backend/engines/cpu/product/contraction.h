@@ -30,7 +30,6 @@ struct piece {
 
 struct contraction {
     struct program program; /* what becomes of each element of the product */
-    bool is_wide;           /* it takes blocks of DOUBLE, else of FLOAT */
     int threads;
     int piece_count;
     struct piece *pieces;
@@ -43,7 +42,7 @@ struct product {
     double alpha, beta;    /* as struct given has them */
     double depth;          /* products that make one element, at most */
     int64_t rows, columns; /* of one product of matrices, about; 0: there is none */
-    bool takes_bytes;      /* its plan can pack INT8 for a kernel of INT32 */
+    bool takes_bytes;      /* its plan can pack for a kernel of INT8 */
 };
 
 /* What a kind of contraction answers. */
@@ -55,7 +54,9 @@ struct contraction_kind {
                          const struct gemm_kernel *kernel, struct arena *arena);
 };
 
-/* The kernel that sums a product, and whether whole numbers are summed exactly by it. */
+/* Whether what becomes of the product is computed in double. */
+bool product_is_wide(const struct product *product);
+/* The kernel that multiplies, and whether whole numbers are summed exactly by it. */
 const struct gemm_kernel *product_kernel(const struct product *product);
 weftStatus_t product_check_exact(const struct descriptor *op, const struct product *product);
 

@@ -14,9 +14,8 @@
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "engines/cpu/product/dot.h"
+
 #include <stdatomic.h>
 #include <string.h>
 
@@ -38,19 +37,25 @@ static const double ALONE = 1 << 20;
 
 /* Sums stay in registers for all of a panel's depth: 2 * height vectors of them, two of B, one of A broadcast. A macro,
    since GCC splits vectors into what the enclosing function's target has before it inlines: one text for several
-   targets can only be expanded. */
-#define GEMM_KERNEL(function, attribute, real, lanes, height)                                                          \
-    attribute static void function(int64_t depth, const void *a_panel, const void *b_panel, void *c_block, int64_t ld, \
-                                   bool first) {                                                                       \
+   targets can only be expanded. `factor`: a group; sums and factors of one size. ADD: of dot.h. */
+#define GEMM_KERNEL(function, attribute, real, lanes, height, factor, ADD, has_start)                                  \
+    attribute static void function(int64_t groups, const void *a_panel, const void *b_panel, void *c_block,            \
+                                   int64_t ld, bool first) {                                                           \
         typedef real vector __attribute__((vector_size(lanes * sizeof(real)), may_alias));                             \
-        const real *a = a_panel, *b = b_panel;                                                                         \
+        typedef factor factors __attribute__((vector_size(lanes * sizeof(factor)), may_alias));                        \
+        const factor *a = a_panel, *b = b_panel;                                                                       \
         real *c = c_block;                                                                                             \
         vector sum[height][2] = {{{0}}};                                                                               \
-        for (; depth > 0; depth--, a += height, b += 2 * lanes) {                                                      \
-            vector left = *(const vector *)b, right = *(const vector *)(b + lanes);                                    \
+        if (has_start) {                                                                                               \
+            _Pragma("GCC unroll 16") for (int i = 0; i < height; i++) for (int j = 0; j < 2; j++) sum[i][j] =          \
+                *(const vector *)(b + j * lanes);                                                                      \
+            b += 2 * lanes;                                                                                            \
+        }                                                                                                              \
+        for (; groups > 0; groups--, a += height, b += 2 * lanes) {                                                    \
+            factors left = *(const factors *)b, right = *(const factors *)(b + lanes);                                 \
             _Pragma("GCC unroll 16") for (int i = 0; i < height; i++) {                                                \
-                sum[i][0] += a[i] * left;                                                                              \
-                sum[i][1] += a[i] * right;                                                                             \
+                sum[i][0] = ADD(sum[i][0], a[i], left);                                                                \
+                sum[i][1] = ADD(sum[i][1], a[i], right);                                                               \
             }                                                                                                          \
         }                                                                                                              \
         _Pragma("GCC unroll 16") for (int i = 0; i < height; i++, c += ld) {                                           \
@@ -64,82 +69,66 @@ static const double ALONE = 1 << 20;
 
 #if defined(__x86_64__)
 #define AVX512 __attribute__((target("avx512f")))
+#define AVX512_PAIRS __attribute__((target("avx512f,avx512bf16")))
+#define AVX512_BYTES __attribute__((target("avx512f,avx512vnni")))
 #define AVX2 __attribute__((target("avx2,fma")))
-GEMM_KERNEL(multiply_avx512_f32, AVX512, float, 16, 12)
-GEMM_KERNEL(multiply_avx512_f64, AVX512, double, 8, 12)
-GEMM_KERNEL(multiply_avx2_f32, AVX2, float, 8, 6)
-GEMM_KERNEL(multiply_avx2_f64, AVX2, double, 4, 6)
+GEMM_KERNEL(multiply_avx512_f32, AVX512, float, 16, 12, float, ADD_PRODUCT, false)
+GEMM_KERNEL(multiply_avx512_f64, AVX512, double, 8, 12, double, ADD_PRODUCT, false)
+GEMM_KERNEL(multiply_avx512_bf16, AVX512_PAIRS, float, 16, 12, uint32_t, ADD_PAIRS_AVX512, false)
+GEMM_KERNEL(multiply_avx512_i8, AVX512_BYTES, uint32_t, 16, 12, uint32_t, ADD_BYTES_AVX512, true)
+GEMM_KERNEL(multiply_avx2_f32, AVX2, float, 8, 6, float, ADD_PRODUCT, false)
+GEMM_KERNEL(multiply_avx2_f64, AVX2, double, 4, 6, double, ADD_PRODUCT, false)
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
-GEMM_KERNEL(multiply_plain_f32, , float, 4, 6)
-GEMM_KERNEL(multiply_plain_f64, , double, 2, 6)
+GEMM_KERNEL(multiply_plain_f32, , float, 4, 6, float, ADD_PRODUCT, false)
+GEMM_KERNEL(multiply_plain_f64, , double, 2, 6, double, ADD_PRODUCT, false)
 
 #if defined(__x86_64__)
-/* The same of four products at a time, of bytes without sign by bytes with one. A's have 128 added, so that B's own
-   sums times 128 are taken off in the end. */
-#define VNNI __attribute__((target("avx512f,avx512vnni")))
-VNNI static void multiply_vnni(int64_t depth, const void *a_panel, const void *b_panel, void *c_block, int64_t ld,
-                               bool first) {
-    enum { HEIGHT = 12, LANES = 16 };
-    /* Sums keep one type throughout: under two, GCC leaves them in memory. */
+/* A's bytes have 128 added, as the CPU multiplies bytes without sign by bytes with one: sums start from B's own sums
+   times -128. */
+AVX512_BYTES static void start_avx512_i8(int64_t groups, void *b_panel) {
+    enum { LANES = 16 };
     typedef uint32_t vector __attribute__((vector_size(LANES * 4), may_alias));
-    const uint32_t *a = a_panel, *b = b_panel;
-    uint32_t *c = c_block;
-    vector sum[HEIGHT][2] = {{{0}}}, excess[2] = {{0}};
-#define DOTS(sums, bytes, other) (vector) _mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(bytes), (__m512i)(other))
-    for (; depth > 0; depth--, a += HEIGHT, b += 2 * LANES) {
-        vector left = *(const vector *)b, right = *(const vector *)(b + LANES);
-        excess[0] = DOTS(excess[0], (vector){0} + 0x80808080, left);
-        excess[1] = DOTS(excess[1], (vector){0} + 0x80808080, right);
-        _Pragma("GCC unroll 16") for (int i = 0; i < HEIGHT; i++) {
-            sum[i][0] = DOTS(sum[i][0], (vector){0} + a[i], left);
-            sum[i][1] = DOTS(sum[i][1], (vector){0} + a[i], right);
-        }
-    }
-#undef DOTS
-    _Pragma("GCC unroll 16") for (int i = 0; i < HEIGHT; i++, c += ld) {
-        vector *left = (vector *)c, *right = (vector *)(c + LANES);
-        if (first)
-            *left = *right = (vector){0};
-        *left += sum[i][0] - excess[0];
-        *right += sum[i][1] - excess[1];
-    }
+    vector *b = b_panel, excess[2] = {{0}};
+    for (int64_t g = 1; g <= groups; g++)
+        for (int j = 0; j < 2; j++)
+            excess[j] = ADD_BYTES_AVX512(excess[j], 0x80808080, b[2 * g + j]);
+    for (int j = 0; j < 2; j++)
+        b[j] = 0 - excess[j];
 }
 #endif
 
 static const struct gemm_kernel kernels[] = {
 #if defined(__x86_64__)
-    {"vnni 12x32", WEFT_DATA_INT32, 12, 32, multiply_vnni},
-    {"avx512 12x32", WEFT_DATA_FLOAT, 12, 32, multiply_avx512_f32},
-    {"avx512 12x16", WEFT_DATA_DOUBLE, 12, 16, multiply_avx512_f64},
-    {"avx2 6x16", WEFT_DATA_FLOAT, 6, 16, multiply_avx2_f32},
-    {"avx2 6x8", WEFT_DATA_DOUBLE, 6, 8, multiply_avx2_f64},
+    {"avx512 vnni 12x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 4, 12, 32, multiply_avx512_i8, start_avx512_i8,
+     runs_avx512_bytes},
+    {"avx512 bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 12, 32, multiply_avx512_bf16, NULL,
+     runs_avx512_pairs},
+    {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 12, 32, multiply_avx512_f32, NULL, runs_avx512},
+    {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 12, 16, multiply_avx512_f64, NULL, runs_avx512},
+    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 16, multiply_avx2_f32, NULL, runs_avx2},
+    {"avx2 6x8", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 8, multiply_avx2_f64, NULL, runs_avx2},
 #endif
-    {"plain 6x8", WEFT_DATA_FLOAT, 6, 8, multiply_plain_f32},
-    {"plain 6x4", WEFT_DATA_DOUBLE, 6, 4, multiply_plain_f64},
+    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 8, multiply_plain_f32, NULL, NULL},
+    {"plain 6x4", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 4, multiply_plain_f64, NULL, NULL},
 };
 
-/* By the name's beginning, which says what a kernel was compiled for. */
-static bool cpu_runs(const struct gemm_kernel *kernel) {
-#if defined(__x86_64__)
-    if (strncmp(kernel->name, "vnni", 4) == 0)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni");
-    if (strncmp(kernel->name, "avx512", 6) == 0)
-        return __builtin_cpu_supports("avx512f");
-    if (strncmp(kernel->name, "avx2", 4) == 0)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-    (void)kernel;
-    return true;
-}
-
 /* Rank 1 and above are for tests, which run every kernel that the CPU has. */
-const struct gemm_kernel *gemm_kernel(weftDataType_t type, int rank) {
+const struct gemm_kernel *gemm_kernel(weftDataType_t factors, int rank) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
-        if (kernels[i].type == type && cpu_runs(&kernels[i]) && rank-- == 0)
+        if (kernels[i].factors == factors && (!kernels[i].runs || kernels[i].runs()) && rank-- == 0)
             return &kernels[i];
     return NULL;
 }
+
+/* Of a group in a panel, and of an element of C: kernels have both of one size. */
+static int64_t size_of(const struct gemm_kernel *kernel) { return kernel->type == WEFT_DATA_DOUBLE ? 8 : 4; }
+
+/* Groups along k; the last one may have fewer factors than the others. */
+static int64_t groups_of(const struct gemm_kernel *kernel, int64_t depth) { return divide_up(depth, kernel->group); }
+
+/* Rows in front of a panel of B. */
+static int64_t starts_of(const struct gemm_kernel *kernel) { return kernel->start ? 1 : 0; }
 
 /* ---- Cutting C into tiles ---- */
 
@@ -171,10 +160,10 @@ static double predict(const struct tiling *t, int64_t batch, int threads) {
 /* Tries finer cuts until there are as many tiles as threads: fewer threads may leave some idle, more pack more often.
    Depends on sizes and threads alone: workspace bytes and the run come to the same tiling. */
 static struct tiling tiling_of(const struct gemm *gemm, int threads) {
-    int64_t size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4;
+    int64_t size = size_of(gemm->kernel), groups = groups_of(gemm->kernel, gemm->k);
     int64_t cuts_m = divide_up(gemm->m, TILE_M), cuts_n = divide_up(gemm->n, TILE_N);
     /* Multiplications of the whole product. */
-    double work = (double)gemm->batch * (double)gemm->m * (double)gemm->n * (double)gemm->k;
+    double work = (double)gemm->batch * (double)gemm->m * (double)gemm->n * (double)groups;
     struct tiling best = cut(gemm, cuts_m, cuts_n);
     if (threads < 1 || work < ALONE)
         threads = 1;
@@ -189,9 +178,10 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     best.threads = min64(threads, max64(1, gemm->batch * best.tiles_m * best.tiles_n));
     best.block_m = min64(best.tile_m, round_up(BLOCK_M, gemm->kernel->rows));
     /* Panels of equal depth, so that the last one is not a thin rest; at least 1 where k is 0. */
-    best.depth = max64(1, divide_up(gemm->k, max64(1, divide_up(gemm->k, GEMM_DEPTH))));
-    best.a_bytes = round_up(best.block_m * best.depth * size, LINE);
-    best.b_bytes = round_up(best.tile_n * best.depth * size, LINE);
+    int64_t depth = max64(1, divide_up(groups, max64(1, divide_up(groups, GEMM_DEPTH))));
+    best.depth = depth * gemm->kernel->group;
+    best.a_bytes = round_up(best.block_m * depth * size, LINE);
+    best.b_bytes = round_up(best.tile_n * (depth + starts_of(gemm->kernel)) * size, LINE);
     best.c_bytes = round_up(best.tile_m * best.tile_n * size, LINE);
     return best;
 }
@@ -209,11 +199,12 @@ int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
 
 /* Tiles are no larger than TILE_M x TILE_N, in whole kernels, and panels no deeper than GEMM_DEPTH. */
 int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
-    int64_t size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4, rows = gemm->kernel->rows;
+    int64_t size = size_of(gemm->kernel), rows = gemm->kernel->rows;
     int64_t tile_m = round_up(min64(gemm->m, TILE_M), rows);
     int64_t tile_n = round_up(min64(gemm->n, TILE_N), gemm->kernel->columns);
-    int64_t depth = max64(1, min64(gemm->k, GEMM_DEPTH)), block_m = min64(tile_m, round_up(BLOCK_M, rows));
-    int64_t panels = round_up(block_m * depth * size, LINE) + round_up(tile_n * depth * size, LINE);
+    int64_t depth = max64(1, min64(groups_of(gemm->kernel, gemm->k), GEMM_DEPTH));
+    int64_t block_m = min64(tile_m, round_up(BLOCK_M, rows)), b_depth = depth + starts_of(gemm->kernel);
+    int64_t panels = round_up(block_m * depth * size, LINE) + round_up(tile_n * b_depth * size, LINE);
     return LINE + max64(threads, 1) * (panels + round_up(tile_m * tile_n * size, LINE));
 }
 
@@ -224,7 +215,7 @@ int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
 struct job {
     const struct gemm *gemm;
     struct tiling tiling;
-    int64_t size; /* bytes of an element */
+    int64_t size; /* bytes of a group, and of an element of C */
     char *buffers;
     _Atomic int64_t next_tile;
 };
@@ -235,17 +226,26 @@ struct tile {
     char *a, *b, *c;
 };
 
-/* Packs [first, first + count) x [k0, k0 + depth) of one operand, panel after panel. A last panel that is not full is
-   cleared, so that kernels multiply zeros instead of asking. */
-static void pack(const struct job *job, gemm_pack *function, const void *source, char *panels, int width, int64_t batch,
-                 int64_t first, int64_t count, int64_t k0, int depth) {
-    /* Of one panel: width * depth elements. */
-    int64_t panel_bytes = width * depth * job->size;
-    for (int64_t i = 0; i < count; i += width, panels += panel_bytes) {
-        int lanes = (int)min64(width, count - i);
-        if (lanes < width)
-            memset(panels, 0, (size_t)panel_bytes);
-        function(source, panels, width, batch, first + i, lanes, k0, depth);
+/* [first, first + count) x [k0, k0 + depth) of one operand. */
+struct part {
+    int64_t batch, first, count, k0;
+    int depth;
+};
+
+/* Packs a part, panel after panel, of which each has `starts` rows in front. A last panel or group that is not
+   full is cleared, so that kernels multiply zeros instead of asking. */
+static void pack_panels(const struct job *job, gemm_pack *function, const void *source, char *panels, int width,
+                        int64_t starts, struct part part) {
+    const struct gemm_kernel *kernel = job->gemm->kernel;
+    int64_t groups = groups_of(kernel, part.depth);
+    for (int64_t i = 0; i < part.count; i += width, panels += (groups + starts) * width * job->size) {
+        int lanes = (int)min64(width, part.count - i);
+        char *panel = panels + starts * width * job->size;
+        if (lanes < width || part.depth % kernel->group)
+            memset(panel, 0, (size_t)(groups * width * job->size));
+        function(source, panel, width, part.batch, part.first + i, lanes, part.k0, part.depth);
+        if (starts)
+            kernel->start(groups, panels);
     }
 }
 
@@ -254,11 +254,11 @@ static void pack(const struct job *job, gemm_pack *function, const void *source,
 static void multiply_block(const struct job *job, const struct tile *tile, int64_t row, int64_t rows, int depth,
                            bool first) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
-    int64_t ld = job->tiling.tile_n;
+    int64_t ld = job->tiling.tile_n, groups = groups_of(kernel, depth), b_depth = groups + starts_of(kernel);
     /* Columns beyond the tile's are computed, too, on zeros: the buffer has room for whole kernels. */
     for (int64_t j = 0; j < tile->columns; j += kernel->columns) {
         for (int64_t i = 0; i < rows; i += kernel->rows) {
-            kernel->multiply(depth, tile->a + i * depth * job->size, tile->b + j * depth * job->size,
+            kernel->multiply(groups, tile->a + i * groups * job->size, tile->b + j * b_depth * job->size,
                              tile->c + ((row + i) * ld + j) * job->size, ld, first);
         }
     }
@@ -274,6 +274,7 @@ static void store_block(const struct job *job, const struct tile *tile, int64_t 
 /* k in the outer loop, as a panel of B is packed once for all blocks of rows. */
 static void run_tile(const struct job *job, const struct tile *tile) {
     const struct gemm *gemm = job->gemm;
+    const struct gemm_kernel *kernel = gemm->kernel;
     /* No panel: the sums are zeros. */
     if (gemm->k <= 0) {
         memset(tile->c, 0, (size_t)job->tiling.c_bytes);
@@ -281,12 +282,12 @@ static void run_tile(const struct job *job, const struct tile *tile) {
     }
     for (int64_t k0 = 0; k0 < gemm->k; k0 += job->tiling.depth) {
         int depth = (int)min64(job->tiling.depth, gemm->k - k0);
-        pack(job, gemm->pack_b, gemm->b, tile->b, gemm->kernel->columns, tile->batch, tile->column, tile->columns, k0,
-             depth);
+        pack_panels(job, gemm->pack_b, gemm->b, tile->b, kernel->columns, starts_of(kernel),
+                    (struct part){tile->batch, tile->column, tile->columns, k0, depth});
         for (int64_t row = 0; row < tile->rows; row += job->tiling.block_m) {
             int64_t rows = min64(job->tiling.block_m, tile->rows - row);
-            pack(job, gemm->pack_a, gemm->a, tile->a, gemm->kernel->rows, tile->batch, tile->row + row, rows, k0,
-                 depth);
+            pack_panels(job, gemm->pack_a, gemm->a, tile->a, kernel->rows, 0,
+                        (struct part){tile->batch, tile->row + row, rows, k0, depth});
             /* The first panel overwrites what the tile before has left in the buffer. */
             multiply_block(job, tile, row, rows, depth, k0 == 0);
             if (k0 + depth == gemm->k)
@@ -320,7 +321,7 @@ void gemm_run(const struct gemm *gemm, int threads, void *workspace) {
     if (is_empty(gemm))
         return;
     struct job job = {.gemm = gemm, .tiling = tiling_of(gemm, threads)};
-    job.size = gemm->kernel->type == WEFT_DATA_DOUBLE ? 8 : 4;
+    job.size = size_of(gemm->kernel);
     /* Up to the next multiple of LINE. */
     job.buffers = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1));
     threads_for(job.tiling.threads, run_tiles, &job);
@@ -339,35 +340,45 @@ static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int
     return index;
 }
 
-/* Transposes rows [count, depth], `ld` from row to row, into panel [depth, width]. Four rows at a
-   time: reads of few rows keep out of each other's cache sets when ld is a power of two. */
-static void transpose(float *panel, int width, const float *rows, int64_t ld, int count, int depth) {
-    typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
+enum { WORDS_OF_LINE = 16 };
+
+/* Transposes rows [count, depth] of words of 4 bytes, `ld` bytes from row to row, into panel [depth, width]. Words may
+   lie anywhere. Four rows at a time: reads of few rows keep out of each other's cache sets when ld is a power of two.
+   The next four, of this panel or the next, are fetched meanwhile: rows are too short for the CPU to see a stream. */
+static void transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
+    typedef float four __attribute__((vector_size(16), may_alias, aligned(1)));
+    typedef uint32_t word __attribute__((may_alias, aligned(1)));
+    const char *from = rows;
+    word *to = panel;
     int i = 0;
-    for (; i + 4 <= count; i += 4, rows += 4 * ld) {
+    for (; i + 4 <= count; i += 4, from += 4 * ld, to += 4) {
         /* Blocks of 4 x 4: two shuffles of each pair of rows turn four rows into four columns. */
-        float *to = panel + i;
+        const word *row[4] = {(const word *)from, (const word *)(from + ld), (const word *)(from + 2 * ld),
+                              (const word *)(from + 3 * ld)};
         int d = 0;
-        for (; d + 4 <= depth; d += 4, to += 4 * width) {
-            four a = *(const four *)(rows + d), b = *(const four *)(rows + ld + d);
-            four c = *(const four *)(rows + 2 * ld + d), e = *(const four *)(rows + 3 * ld + d);
+        for (; d + 4 <= depth; d += 4) {
+            for (int r = 0; r < 4 && d % WORDS_OF_LINE == 0; r++)
+                __builtin_prefetch(from + (r + 4) * ld + d * 4);
+            four a = *(const four *)(row[0] + d), b = *(const four *)(row[1] + d);
+            four c = *(const four *)(row[2] + d), e = *(const four *)(row[3] + d);
             four ab01 = __builtin_shufflevector(a, b, 0, 4, 1, 5);
             four ab23 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
             four ce01 = __builtin_shufflevector(c, e, 0, 4, 1, 5);
             four ce23 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
-            *(four *)to = __builtin_shufflevector(ab01, ce01, 0, 1, 4, 5);
-            *(four *)(to + width) = __builtin_shufflevector(ab01, ce01, 2, 3, 6, 7);
-            *(four *)(to + 2 * width) = __builtin_shufflevector(ab23, ce23, 0, 1, 4, 5);
-            *(four *)(to + 3 * width) = __builtin_shufflevector(ab23, ce23, 2, 3, 6, 7);
+            word *column = to + (int64_t)d * width;
+            *(four *)column = __builtin_shufflevector(ab01, ce01, 0, 1, 4, 5);
+            *(four *)(column + width) = __builtin_shufflevector(ab01, ce01, 2, 3, 6, 7);
+            *(four *)(column + 2 * width) = __builtin_shufflevector(ab23, ce23, 0, 1, 4, 5);
+            *(four *)(column + 3 * width) = __builtin_shufflevector(ab23, ce23, 2, 3, 6, 7);
         }
         /* Depths that are left over, and below rows that are: at most three of each. */
-        for (; d < depth; d++, to += width)
+        for (; d < depth; d++)
             for (int lane = 0; lane < 4; lane++)
-                to[lane] = rows[lane * ld + d];
+                to[(int64_t)d * width + lane] = row[lane][d];
     }
-    for (; i < count; i++, rows += ld)
+    for (; i < count; i++, from += ld, to++)
         for (int d = 0; d < depth; d++)
-            panel[(int64_t)d * width + i] = rows[d];
+            to[(int64_t)d * width] = ((const word *)from)[d];
 }
 
 /* Whether elements can be read where they lie: user memory promises no alignment. */
@@ -379,7 +390,8 @@ static bool has_floats(const struct gemm_matrix *matrix) {
 static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
                                   int depth) {
     if (has_floats(matrix)) {
-        transpose(panel, width, (const float *)matrix->base + index, matrix->stride, count, depth);
+        transpose(panel, width, (const float *)matrix->base + index, matrix->stride * (int64_t)sizeof(float), count,
+                  depth);
         return;
     }
     /* Four rows converted at a time, so that transpose reads them as floats. */
@@ -388,7 +400,7 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
         int rows = (int)min64(4, count - i);
         for (int j = 0; j < rows; j++, index += matrix->stride)
             dtype_to_f32(strip[j], matrix->type, matrix->base, index, depth);
-        transpose(panel + i, width, strip[0], GEMM_DEPTH, rows, depth);
+        transpose(panel + i, width, strip, sizeof strip[0], rows, depth);
     }
 }
 
@@ -428,58 +440,135 @@ void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t
             dst[i] = dtype_load(matrix->type, matrix->base, index + i * matrix->stride);
 }
 
-/* ---- Bytes ---- */
+/* ---- Groups ---- */
 
-/* Up to four neighbours along depth, with zeros behind the last. */
-static int32_t four_bytes(const int8_t *bytes, int64_t step, int64_t count) {
-    uint32_t four = 0;
-    for (int64_t i = 0; i < min64(4, count); i++)
-        four |= (uint32_t)(uint8_t)bytes[i * step] << 8 * i;
-    return (int32_t)four;
+/* The element that a panel of a matrix begins with; elements are whole bytes. */
+static const char *corner_of(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+    return (const char *)matrix->base + dtype_bytes(matrix->type, matrix_index(matrix, batch, first, k0));
 }
 
-/* Neighbours along depth lie apart, those along the other index side by side. */
-static void interleave(int32_t *panel, const int8_t *bytes, int64_t step, int count) {
-    const uint8_t *rows[4];
-    for (int i = 0; i < 4; i++)
-        rows[i] = (const uint8_t *)bytes + i * step;
+/* Elements of `bytes` at `depth` neighbouring depths, which lie together in memory: whole groups are words of 4 bytes,
+   the last one may have fewer elements. */
+static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
+                      int depth, int bytes) {
+    int whole = depth * bytes / 4, rest = depth * bytes % 4;
+    transpose(panel, width, corner, matrix->stride * bytes, count, whole);
+    for (int i = 0; i < count && rest; i++)
+        memcpy(panel + (int64_t)whole * width + i, corner + i * matrix->stride * bytes + 4 * whole, (size_t)rest);
+}
+
+/* Of two depths the low and the high halves. */
+static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_row, int count) {
+    typedef uint16_t half __attribute__((may_alias, aligned(1)));
+    const half *low = low_row, *high = high_row;
     for (int i = 0; i < count; i++)
-        panel[i] =
-            (int32_t)(rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24);
+        pairs[i] = low[i] | (uint32_t)high[i] << 16;
 }
 
-/* k0 and depth count fours. */
-static void pack_bytes(const struct gemm_matrix *matrix, int32_t *panel, int width, int64_t batch, int64_t first,
-                       int count, int64_t k0, int depth) {
-    const int8_t *bytes = (const int8_t *)matrix->base + matrix_index(matrix, batch, first, 4 * k0);
-    int64_t step = matrix->depth_stride, left = matrix->depth - 4 * k0;
-    int whole = (int)min64(depth, left / 4);
-    if (step == 1 && matrix->stride % 4 == 0 && (uintptr_t)bytes % 4 == 0) {
-        /* Floats are moved as they are. */
-        transpose((float *)panel, width, (const float *)(const void *)bytes, matrix->stride / 4, count, whole);
-    } else {
-        for (int d = 0; d < whole; d++) {
-            if (matrix->stride == 1)
-                interleave(panel + (int64_t)d * width, bytes + 4 * d * step, step, count);
-            for (int i = 0; i < count && matrix->stride != 1; i++)
-                panel[(int64_t)d * width + i] = four_bytes(bytes + i * matrix->stride + 4 * d * step, step, 4);
-        }
-    }
-    for (int i = 0; i < count && whole < depth; i++)
-        panel[(int64_t)whole * width + i] =
-            four_bytes(bytes + i * matrix->stride + 4 * whole * step, step, left - 4 * whole);
+/* Of four depths a byte each. */
+static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int count) {
+    const uint8_t *rows[4] = {row, row + step, row + 2 * step, row + 3 * step};
+    for (int i = 0; i < count; i++)
+        fours[i] = rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24;
 }
 
-void gemm_pack_bytes_b(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
-                       int depth) {
-    pack_bytes(source, panel, width, batch, first, count, k0, depth);
+/* Element by element. */
+static void pack_scattered(const struct gemm_matrix *matrix, const char *corner, char *panel, int width, int count,
+                           int depth, int bytes) {
+    int group = 4 / bytes;
+    for (int d = 0; d < depth; d++)
+        for (int i = 0; i < count; i++)
+            memcpy(panel + ((int64_t)(d / group) * width + i) * 4 + d % group * bytes,
+                   corner + (i * matrix->stride + d * matrix->depth_stride) * bytes, (size_t)bytes);
+}
+
+/* Depths lie apart, neighbours along the other index side by side. */
+static void pack_rows(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
+                      int depth, int bytes) {
+    int group = 4 / bytes, d = 0;
+    int64_t step = matrix->depth_stride * bytes;
+    for (; d + group <= depth; d += group, panel += width, corner += group * step)
+        if (bytes == 2)
+            join_pairs(panel, corner, corner + step, count);
+        else
+            join_fours(panel, (const uint8_t *)corner, step, count);
+    pack_scattered(matrix, corner, (char *)panel, width, count, depth - d, bytes);
+}
+
+/* Elements of a type that are packed as they are, in groups of 4 bytes. */
+static void pack_groups(const struct gemm_matrix *matrix, void *panel, int width, int64_t batch, int64_t first,
+                        int count, int64_t k0, int depth) {
+    const char *corner = corner_of(matrix, batch, first, k0);
+    int bytes = (int)dtype_bytes(matrix->type, 1);
+    if (matrix->depth_stride == 1)
+        pack_runs(matrix, corner, panel, width, count, depth, bytes);
+    else if (matrix->stride == 1)
+        pack_rows(matrix, corner, panel, width, count, depth, bytes);
+    else
+        pack_scattered(matrix, corner, panel, width, count, depth, bytes);
+}
+
+static void pack_bytes_b(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                         int64_t k0, int depth) {
+    pack_groups(source, panel, width, batch, first, count, k0, depth);
 }
 
 /* 128 more: the sign's bit the other way round. */
-void gemm_pack_bytes_a(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
-                       int depth) {
+static void pack_bytes_a(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                         int64_t k0, int depth) {
     uint32_t *fours = panel;
-    pack_bytes(source, panel, width, batch, first, count, k0, depth);
-    for (int64_t i = 0; i < (int64_t)depth * width; i++)
+    pack_groups(source, panel, width, batch, first, count, k0, depth);
+    for (int64_t i = 0; i < divide_up(depth, 4) * width; i++)
         fours[i] ^= 0x80808080;
 }
+
+static void pack_pairs(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                       int depth) {
+    const struct gemm_matrix *matrix = source;
+    if (matrix->type == WEFT_DATA_BFLOAT16)
+        pack_groups(matrix, panel, width, batch, first, count, k0, depth);
+    else
+        gemm_pack_halved(gemm_pack_matrix, source, panel, width, batch, first, count, k0, depth);
+}
+
+/* The upper halves of two rows of floats, `width` apart. */
+static void halve(uint32_t *pairs, const float *rows, int width, int count) {
+    typedef uint32_t word __attribute__((may_alias));
+    const word *low = (const word *)rows, *high = low + width;
+    for (int i = 0; i < count; i++)
+        pairs[i] = low[i] >> 16 | (high[i] & 0xffff0000);
+}
+
+/* Few depths at a time, which stay in the L1 cache. */
+void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
+                      int count, int64_t k0, int depth) {
+    enum { STRIP = 32 };
+    float strip[STRIP * GEMM_WIDTH];
+    uint32_t *pairs = panel;
+    for (int d = 0; d < depth; d += STRIP) {
+        int rows = (int)min64(STRIP, depth - d);
+        /* The second row of a last pair. */
+        if (rows % 2)
+            memset(strip + rows * width, 0, (size_t)width * sizeof *strip);
+        pack(source, strip, width, batch, first, count, k0 + d, rows);
+        for (int i = 0; i < rows; i += 2, pairs += width)
+            halve(pairs, strip + i * width, width, count);
+    }
+}
+
+static gemm_pack *pack_of(const struct gemm_kernel *kernel, gemm_pack *bytes) {
+    switch (kernel->factors) {
+    case WEFT_DATA_DOUBLE:
+        return gemm_pack_matrix_double;
+    case WEFT_DATA_BFLOAT16:
+        return pack_pairs;
+    case WEFT_DATA_INT8:
+        return bytes;
+    default:
+        return gemm_pack_matrix;
+    }
+}
+
+gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel) { return pack_of(kernel, pack_bytes_a); }
+
+gemm_pack *gemm_pack_of_b(const struct gemm_kernel *kernel) { return pack_of(kernel, pack_bytes_b); }

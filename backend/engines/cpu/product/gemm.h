@@ -11,10 +11,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Copies a part of one operand into a panel of the kernel's type. For A an index is a row of C, for
-   B a column. The panel is [depth, width]: the element of index first + i at depth k0 + d goes to
-   panel[d * width + i], for i < count and d < depth. count <= width; what lies beyond count is
-   already zero. At most GEMM_DEPTH deep. Called by several threads at once. */
+/* Copies a part of one operand into a panel of the kernel's factors. For A an index is a row of C, for B a column. The
+   panel is [depth / group, width, group]: the element of index first + i at depth k0 + d goes to
+   panel[(d / group * width + i) * group + d % group], for i < count and d < depth. k0 is a multiple of the kernel's
+   group; depth, too, but at the end of k. count <= width; what lies beyond count, and in a last group beyond depth, is
+   already zero. At most GEMM_DEPTH groups deep. Called by several threads at once. */
 typedef void gemm_pack(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                        int depth);
 
@@ -24,19 +25,26 @@ typedef void gemm_pack(const void *source, void *panel, int width, int64_t batch
 typedef void gemm_store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
                         int columns);
 
-enum { GEMM_DEPTH = 256 }; /* depth of a panel at most: a sliver of B stays in the L1 cache */
+enum {
+    GEMM_DEPTH = 256, /* groups in a panel at most: a sliver of B stays in the L1 cache */
+    GEMM_WIDTH = 32   /* of any kernel's panels at most */
+};
 
 /* One compiled form of the innermost loop. */
 struct gemm_kernel {
-    const char *name;    /* "avx2 6x16" */
-    weftDataType_t type; /* FLOAT or DOUBLE: of panels, sums and blocks; INT32: of sums and blocks of INT8 */
-    int rows, columns;   /* of C at a time: the widths of A's and of B's panels */
-    void (*multiply)(int64_t depth, const void *a, const void *b, void *c, int64_t ld, bool first);
+    const char *name;       /* "avx2 6x16" */
+    weftDataType_t factors; /* FLOAT, DOUBLE, BFLOAT16 or INT8: of panels */
+    weftDataType_t type;    /* FLOAT, DOUBLE, FLOAT or INT32: of sums and blocks; INT32 wraps around */
+    int group;              /* 1, 1, 2 or 4 factors at neighbouring depths, which are multiplied at once */
+    int rows, columns;      /* of C at a time: the widths of A's and of B's panels */
+    void (*multiply)(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
+    void (*start)(int64_t groups, void *b); /* fills a row in front of B's panel, what sums start from; NULL: none */
+    int (*runs)(void);                      /* whether this CPU does; NULL: every one */
 };
 
-/* The kernels of a type that this CPU runs, best first; NULL when rank is past the last one. INT32: a panel's
-   element is four INT8 at neighbouring depths, k counts such fours, and not every CPU has one. Sums wrap around. */
-const struct gemm_kernel *gemm_kernel(weftDataType_t type, int rank);
+/* The kernels of a type of factors that this CPU runs, best first; NULL when rank is past the last one. Every CPU has
+   one of FLOAT and of DOUBLE. How BFLOAT16 is summed: dot.h. */
+const struct gemm_kernel *gemm_kernel(weftDataType_t factors, int rank);
 
 struct gemm {
     const struct gemm_kernel *kernel; /* gemm_kernel(WEFT_DATA_FLOAT, 0) */
@@ -63,12 +71,16 @@ struct gemm_matrix {
     const void *base;
     weftDataType_t type;
     int64_t stride, depth_stride;
-    int64_t depth;  /* k, for the packing of bytes, whose last four may be fewer */
     int batch_rank; /* the batch index is row-major over batch_dims; 0 when there is one matrix */
     int64_t batch_dims[WEFT_DIM_MAX], batch_strides[WEFT_DIM_MAX];
 };
-gemm_pack gemm_pack_matrix;                     /* for FLOAT kernels */
-gemm_pack gemm_pack_matrix_double;              /* for DOUBLE kernels */
-gemm_pack gemm_pack_bytes_a, gemm_pack_bytes_b; /* INT8 for INT32 kernels */
+gemm_pack gemm_pack_matrix, gemm_pack_matrix_double; /* for FLOAT kernels, for DOUBLE kernels */
+
+/* The same for any kernel, whose factors hold all values of the matrix's type. */
+gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel), *gemm_pack_of_b(const struct gemm_kernel *kernel);
+
+/* What `pack` makes for FLOAT kernels, for BFLOAT16 ones: floats are cut off to their upper half. */
+void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
+                      int count, int64_t k0, int depth);
 
 #endif

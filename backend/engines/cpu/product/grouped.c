@@ -80,7 +80,9 @@ static struct product product_of(const struct node *node, const struct tensor **
                             .b = is_backward ? bwd->doutput : op->weight,
                             .math = is_backward ? moe_bwd_math(bwd) : moe_math(op),
                             .alpha = 1,
-                            .depth = (double)(is_backward ? bwd->token->dims.at[1] : op->weight->dims.at[1])};
+                            .depth = (double)(is_backward ? bwd->token->dims.at[1] : op->weight->dims.at[1]),
+                            .rows = is_backward ? bwd->token->dims.at[2] : moe_rows(op),
+                            .columns = (*result)->dims.at[2]};
 }
 
 /* Operands come from memory, in whole bytes, as an expert's rows begin anywhere. */
@@ -124,7 +126,7 @@ static weftStatus_t compile(struct program *program, const struct region *region
     TRY(product_check_exact((*node)->op, &product));
     *kernel = product_kernel(&product);
     struct given given = {
-        .value = graph_find_value(region->graph, result), .is_wide = (*kernel)->type == WEFT_DATA_DOUBLE, .alpha = 1};
+        .value = graph_find_value(region->graph, result), .is_wide = product_is_wide(&product), .alpha = 1};
     return program_compile(program, region, result, &given);
 }
 
@@ -136,7 +138,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     TRY(compile(&program, region, &node, &kernel));
     struct product product = product_of(node, &result);
     int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
-    double computing = op_flops(node->op) / (FLOPS_PER_COLUMN * kernel->columns);
+    double computing = op_flops(node->op) / kernel->group / (FLOPS_PER_COLUMN * kernel->columns);
     computing += (double)tensor_elements(result) * program.nanoseconds * 1e-9;
     double bytes = program.bytes + (double)tensor_own_bytes(product.a) + (double)tensor_own_bytes(product.b);
     double moving = bytes / BYTES_PER_SECOND;
@@ -164,7 +166,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         axes[i] = (struct axis){.dim = i, .extent = result->dims.at[i], .step = 1};
     walk_make(&g->walk, &g->program, axes, 3, false);
     g->threads = g->program.shares_bytes ? 1 : threads_count();
-    g->pack = g->kernel->type == WEFT_DATA_DOUBLE ? gemm_pack_matrix_double : gemm_pack_matrix;
+    g->pack = gemm_pack_of_a(g->kernel);
     struct gemm most = {.kernel = g->kernel, .m = g->is_backward ? g->m : g->rows, .n = g->n, .k = g->k};
     step->workspace_bytes = gemm_workspace_most(&most, g->threads);
     TRY(threads_start());
@@ -199,7 +201,14 @@ static struct gemm_matrix matrix_of(const struct job *job, const struct part *pa
     return (struct gemm_matrix){.base = (const char *)job->values[part->value] + at * bytes, .type = part->type};
 }
 
-/* Rows that GATHER picks one by one; an index that points outside leaves its row 0. */
+/* One lane of a panel becomes 0. */
+static void clear_lane(const struct gemm_kernel *kernel, char *lane, int width, int depth) {
+    int64_t size = kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    for (int64_t i = 0; i < divide_up(depth, kernel->group); i++)
+        memset(lane + i * width * size, 0, (size_t)size);
+}
+
+/* Rows that GATHER picks one by one; that of an index that points outside is 0. */
 static void pack_rows(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                       int depth) {
     const struct job *job = source;
@@ -209,8 +218,10 @@ static void pack_rows(const void *source, void *panel, int width, int64_t batch,
     for (int i = 0; i < (gathers ? count : 1); i++) {
         int64_t row = job->first + first + i;
         int64_t token = gathers ? number_at(job, &g->index, row * g->index.rows) : row;
-        if (token < 0 || token >= g->tokens)
+        if (token < 0 || token >= g->tokens) {
+            clear_lane(g->kernel, (char *)panel + i * size, width, depth);
             continue;
+        }
         struct gemm_matrix matrix = matrix_of(job, &g->a, token * g->a.rows);
         matrix.stride = g->a.rows, matrix.depth_stride = g->a.columns;
         g->pack(&matrix, (char *)panel + i * size, width, batch, 0, gathers ? 1 : count, k0, depth);

@@ -86,13 +86,11 @@ static weftStatus_t check(const struct node *node) {
 
 /* dim: along which rows (of A) or columns (of B) lie; depth_dim: along k. */
 static struct factor factor_of(const struct graph *graph, const struct tensor *tensor, const struct tensor *result,
-                               int64_t dim, int64_t depth_dim, bool is_wide) {
-    struct factor factor = {.pack = is_wide ? gemm_pack_matrix_double : gemm_pack_matrix,
-                            .value = graph_find_value(graph, tensor)};
+                               int64_t dim, int64_t depth_dim) {
+    struct factor factor = {.value = graph_find_value(graph, tensor)};
     factor.matrix = (struct gemm_matrix){.type = (weftDataType_t)tensor->type,
                                          .stride = tensor->strides.at[dim],
-                                         .depth_stride = tensor->strides.at[depth_dim],
-                                         .depth = tensor->dims.at[depth_dim]};
+                                         .depth_stride = tensor->strides.at[depth_dim]};
     find_batch(&factor.matrix, tensor, result);
     return factor;
 }
@@ -115,7 +113,6 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     const struct matmul_op *op = op_at(node);
     const struct tensor *c = op->c;
     int64_t rows = c->dims.count - 2, columns = rows + 1, m = c->dims.at[rows], n = c->dims.at[columns];
-    bool is_wide = kernel->type == WEFT_DATA_DOUBLE;
     bool transposed = is_transposed(op);
     struct axis axes[WEFT_DIM_MAX];
     struct piece *piece;
@@ -128,14 +125,11 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
         axes[i] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
     for (int i = 0; i < rows; i++)
         piece->gemm.batch *= c->dims.at[i];
-    struct factor a = factor_of(graph, op->a, c, rows, columns, is_wide);
-    struct factor b = factor_of(graph, op->b, c, columns, rows, is_wide);
+    struct factor a = factor_of(graph, op->a, c, rows, columns);
+    struct factor b = factor_of(graph, op->b, c, columns, rows);
     piece->a = transposed ? b : a;
     piece->b = transposed ? a : b;
-    if (kernel->type == WEFT_DATA_INT32) {
-        piece->gemm.k = divide_up(piece->gemm.k, 4);
-        piece->a.pack = gemm_pack_bytes_a, piece->b.pack = gemm_pack_bytes_b;
-    }
+    piece->a.pack = gemm_pack_of_a(kernel), piece->b.pack = gemm_pack_of_b(kernel);
     /* The walk's last loop must be gemm's columns. */
     if (transposed) {
         struct axis row = axes[rows];

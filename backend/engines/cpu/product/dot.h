@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sum + a * b as kernels of products have it: sum and b are vectors, b of factors, and a is one factor that all lanes
+   share. Where the CPU multiplies narrow types, a factor is 32 bits: a group of neighbours along the depth, whose
+   products are summed together. The intrinsics of packed products are here and nowhere else.
+
+   bf16   two. Products are exact, and each is added and rounded to nearest even, as by an FMA: first that of the upper
+          half. Factors and sums below 2^-126 count as 0, whatever the thread's mode.
+   bytes  four, of a without a sign and of b with one. Sums are exact, and wrap around at 32 bits. */
+#ifndef WEFT_ENGINES_CPU_DOT_H
+#define WEFT_ENGINES_CPU_DOT_H
+
+#define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define ADD_PAIRS_AVX512(sum, a, b)                                                                                    \
+    ((vector)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_epi32((int)(a)), (__m512bh)(b)))
+#define ADD_BYTES_AVX512(sum, a, b)                                                                                    \
+    ((vector)_mm512_dpbusd_epi32((__m512i)(sum), _mm512_set1_epi32((int)(a)), (__m512i)(b)))
+
+static inline int runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static inline int runs_avx512(void) { return __builtin_cpu_supports("avx512f"); }
+static inline int runs_avx512_pairs(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
+static inline int runs_avx512_bytes(void) { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
+#endif
+
+#endif
