@@ -155,6 +155,21 @@ def test_gather_of_tokens_that_are_not_there():
     )
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gather_beside_rows_of_another_expert(dtype):
+    """Rows that are not there are 0 also where a product before has left its own."""
+    token, weight = checks.random((1, 24, 7), dtype), checks.random((2, 7, 5), dtype, seed=1)
+    rows = np.concatenate([np.arange(24), np.where(np.arange(24) % 5 == 2, -1, np.arange(24))])
+    want = product(token[:, np.maximum(rows, 0)], weight, firsts(0, 24))
+    want[rows < 0] = 0
+    checks.check(
+        lambda g, t, w, f, i: g.moe_grouped_matmul(t, w, f, i, mode="GATHER"),
+        {"t": token, "w": weight, "f": firsts(0, 24), "i": indices(rows)},
+        want[None],
+        magnitude=magnitude(7),
+    )
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_scatter(dtype, top_k):
