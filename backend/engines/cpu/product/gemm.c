@@ -37,8 +37,9 @@ static const double ALONE = 1 << 20;
 
 /* Sums stay in registers for all of a panel's depth: 2 * height vectors of them, two of B, one of A broadcast. A macro,
    since GCC splits vectors into what the enclosing function's target has before it inlines: one text for several
-   targets can only be expanded. `factor`: a group; sums and factors of one size. ADD: of dot.h. */
-#define GEMM_KERNEL(function, attribute, real, lanes, height, factor, ADD, has_start)                                  \
+   targets can only be expanded. width: of A's panel, of which the first `height` rows are multiplied; factor: a group,
+   as big as a sum; ADD: of dot.h. */
+#define GEMM_KERNEL(function, attribute, real, lanes, width, height, factor, ADD, has_start)                           \
     attribute static void function(int64_t groups, const void *a_panel, const void *b_panel, void *c_block,            \
                                    int64_t ld, bool first) {                                                           \
         typedef real vector __attribute__((vector_size(lanes * sizeof(real)), may_alias));                             \
@@ -51,7 +52,7 @@ static const double ALONE = 1 << 20;
                 *(const vector *)(b + j * lanes);                                                                      \
             b += 2 * lanes;                                                                                            \
         }                                                                                                              \
-        for (; groups > 0; groups--, a += height, b += 2 * lanes) {                                                    \
+        for (; groups > 0; groups--, a += width, b += 2 * lanes) {                                                     \
             factors left = *(const factors *)b, right = *(const factors *)(b + lanes);                                 \
             _Pragma("GCC unroll 16") for (int i = 0; i < height; i++) {                                                \
                 sum[i][0] = ADD(sum[i][0], a[i], left);                                                                \
@@ -67,21 +68,26 @@ static const double ALONE = 1 << 20;
         }                                                                                                              \
     }
 
+/* All rows of a panel, and its first few. */
+#define GEMM_KERNELS(name, attribute, real, lanes, width, few, factor, ADD, has_start)                                 \
+    GEMM_KERNEL(multiply_##name, attribute, real, lanes, width, width, factor, ADD, has_start)                         \
+    GEMM_KERNEL(multiply_few_##name, attribute, real, lanes, width, few, factor, ADD, has_start)
+
 #if defined(__x86_64__)
 #define AVX512 __attribute__((target("avx512f")))
 #define AVX512_PAIRS __attribute__((target("avx512f,avx512bf16")))
 #define AVX512_BYTES __attribute__((target("avx512f,avx512vnni")))
 #define AVX2 __attribute__((target("avx2,fma")))
-GEMM_KERNEL(multiply_avx512_f32, AVX512, float, 16, 12, float, ADD_PRODUCT, false)
-GEMM_KERNEL(multiply_avx512_f64, AVX512, double, 8, 12, double, ADD_PRODUCT, false)
-GEMM_KERNEL(multiply_avx512_bf16, AVX512_PAIRS, float, 16, 12, uint32_t, ADD_PAIRS_AVX512, false)
-GEMM_KERNEL(multiply_avx512_i8, AVX512_BYTES, uint32_t, 16, 12, uint32_t, ADD_BYTES_AVX512, true)
-GEMM_KERNEL(multiply_avx2_f32, AVX2, float, 8, 6, float, ADD_PRODUCT, false)
-GEMM_KERNEL(multiply_avx2_f64, AVX2, double, 4, 6, double, ADD_PRODUCT, false)
+GEMM_KERNELS(avx512_f32, AVX512, float, 16, 12, 4, float, ADD_PRODUCT, false)
+GEMM_KERNELS(avx512_f64, AVX512, double, 8, 12, 4, double, ADD_PRODUCT, false)
+GEMM_KERNELS(avx512_bf16, AVX512_PAIRS, float, 16, 12, 4, uint32_t, ADD_PAIRS_AVX512, false)
+GEMM_KERNELS(avx512_i8, AVX512_BYTES, uint32_t, 16, 12, 4, uint32_t, ADD_BYTES_AVX512, true)
+GEMM_KERNELS(avx2_f32, AVX2, float, 8, 6, 2, float, ADD_PRODUCT, false)
+GEMM_KERNELS(avx2_f64, AVX2, double, 4, 6, 2, double, ADD_PRODUCT, false)
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
-GEMM_KERNEL(multiply_plain_f32, , float, 4, 6, float, ADD_PRODUCT, false)
-GEMM_KERNEL(multiply_plain_f64, , double, 2, 6, double, ADD_PRODUCT, false)
+GEMM_KERNELS(plain_f32, , float, 4, 6, 2, float, ADD_PRODUCT, false)
+GEMM_KERNELS(plain_f64, , double, 2, 6, 2, double, ADD_PRODUCT, false)
 
 #if defined(__x86_64__)
 /* A's bytes have 128 added, as the CPU multiplies bytes without sign by bytes with one: sums start from B's own sums
@@ -98,19 +104,21 @@ AVX512_BYTES static void start_avx512_i8(int64_t groups, void *b_panel) {
 }
 #endif
 
+#define MULTIPLY(name) multiply_##name, multiply_few_##name
+
 static const struct gemm_kernel kernels[] = {
 #if defined(__x86_64__)
-    {"avx512 vnni 12x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 4, 12, 32, multiply_avx512_i8, start_avx512_i8,
+    {"avx512 vnni 12x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 4, 12, 4, 32, MULTIPLY(avx512_i8), start_avx512_i8,
      runs_avx512_bytes},
-    {"avx512 bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 12, 32, multiply_avx512_bf16, NULL,
+    {"avx512 bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 12, 4, 32, MULTIPLY(avx512_bf16), NULL,
      runs_avx512_pairs},
-    {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 12, 32, multiply_avx512_f32, NULL, runs_avx512},
-    {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 12, 16, multiply_avx512_f64, NULL, runs_avx512},
-    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 16, multiply_avx2_f32, NULL, runs_avx2},
-    {"avx2 6x8", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 8, multiply_avx2_f64, NULL, runs_avx2},
+    {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 12, 4, 32, MULTIPLY(avx512_f32), NULL, runs_avx512},
+    {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 12, 4, 16, MULTIPLY(avx512_f64), NULL, runs_avx512},
+    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 2, 16, MULTIPLY(avx2_f32), NULL, runs_avx2},
+    {"avx2 6x8", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 2, 8, MULTIPLY(avx2_f64), NULL, runs_avx2},
 #endif
-    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 8, multiply_plain_f32, NULL, NULL},
-    {"plain 6x4", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 4, multiply_plain_f64, NULL, NULL},
+    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 2, 8, MULTIPLY(plain_f32), NULL, NULL},
+    {"plain 6x4", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 2, 4, MULTIPLY(plain_f64), NULL, NULL},
 };
 
 /* Rank 1 and above are for tests, which run every kernel that the CPU has. */
@@ -258,8 +266,9 @@ static void multiply_block(const struct job *job, const struct tile *tile, int64
     /* Columns beyond the tile's are computed, too, on zeros: the buffer has room for whole kernels. */
     for (int64_t j = 0; j < tile->columns; j += kernel->columns) {
         for (int64_t i = 0; i < rows; i += kernel->rows) {
-            kernel->multiply(groups, tile->a + i * groups * job->size, tile->b + j * b_depth * job->size,
-                             tile->c + ((row + i) * ld + j) * job->size, ld, first);
+            gemm_multiply *multiply = rows - i <= kernel->few_rows ? kernel->multiply_few : kernel->multiply;
+            multiply(groups, tile->a + i * groups * job->size, tile->b + j * b_depth * job->size,
+                     tile->c + ((row + i) * ld + j) * job->size, ld, first);
         }
     }
 }

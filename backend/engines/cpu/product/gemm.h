@@ -30,14 +30,17 @@ enum {
     GEMM_WIDTH = 32   /* of any kernel's panels at most */
 };
 
+/* Adds the product of two panels to a block of C, or begins it, if this is the first along k. */
+typedef void gemm_multiply(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
+
 /* One compiled form of the innermost loop. */
 struct gemm_kernel {
-    const char *name;       /* "avx2 6x16" */
-    weftDataType_t factors; /* FLOAT, DOUBLE, BFLOAT16 or INT8: of panels */
-    weftDataType_t type;    /* FLOAT, DOUBLE, FLOAT or INT32: of sums and blocks; INT32 wraps around */
-    int group;              /* 1, 1, 2 or 4 factors at neighbouring depths, which are multiplied at once */
-    int rows, columns;      /* of C at a time: the widths of A's and of B's panels */
-    void (*multiply)(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
+    const char *name;            /* "avx2 6x16" */
+    weftDataType_t factors;      /* FLOAT, DOUBLE, BFLOAT16 or INT8: of panels */
+    weftDataType_t type;         /* FLOAT, DOUBLE, FLOAT or INT32: of sums and blocks; INT32 wraps around */
+    int group;                   /* 1, 1, 2 or 4 factors at neighbouring depths, which are multiplied at once */
+    int rows, few_rows, columns; /* of C at a time: rows and columns are the widths of A's and of B's panels */
+    gemm_multiply *multiply, *multiply_few; /* all of A's panel, or its first few_rows */
     void (*start)(int64_t groups, void *b); /* fills a row in front of B's panel, what sums start from; NULL: none */
     int (*runs)(void);                      /* whether this CPU does; NULL: every one */
 };
