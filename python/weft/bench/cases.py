@@ -349,21 +349,58 @@ def _cpu_rows() -> list[Case]:
     ]
 
 
+_CASTS = ("f32", "bf16"), ("bf16", "f32"), ("f32", "f16"), ("f16", "f32"), ("f32", "i8"), ("i8", "f32")
+_CASTS += ("f32", "e4m3"), ("e4m3", "f32")
+
+
 def _cpu_moves() -> list[Case]:
+    """Within the caches, and past them."""
+    small, large, images = (256, 512), (1024, 1024), (16, 64, 32, 32)
+    whole, inner, second = slice(None), slice(64, 448), slice(None, None, 2)
     return [
         streams.bias_gelu_residual("256x512", "f32", 256, 512),
-        streams.transpose("256x512", "f32", (256, 512), (1, 0)),
-        streams.layout("f32", (4, 16, 28, 28), True),
+        *(streams.cast("f32", "f32", dims) for dims in (small, large)),
+        streams.transpose("256x512", "f32", small, (1, 0)),
+        streams.transpose("1024x1024_cpu", "f32", large, (1, 0)),
+        streams.transpose("256x512_bf16", "bf16", small, (1, 0)),
+        streams.transpose("heads_1x128x8x64", "f32", (1, 128, 8, 64), (0, 2, 1, 3)),
+        streams.transpose("heads_2x512x16x64", "f32", (2, 512, 16, 64), (0, 2, 1, 3)),
+        streams.transpose("keys_1x8x128x64", "f32", (1, 8, 128, 64), (0, 1, 3, 2)),
+        *(streams.layout("f32", dims, way) for dims in ((4, 16, 28, 28), images) for way in (True, False)),
+        streams.layout("f32", (8, 3, 128, 128), True),
+        streams.cut("inner_256x512", "f32", small, (whole, inner)),
+        streams.cut("outer_256x512", "f32", small, (slice(64, 192), whole)),
+        streams.cut("second_256x512", "f32", small, (whole, second)),
+        streams.cut("inner_1024x2048", "f32", (1024, 2048), (whole, slice(512, 1536))),
+        streams.cut("second_1024x1024", "f32", large, (whole, second)),
         streams.concat("128_384", "f32", [(256, 128), (256, 384)], 1),
+        streams.concat("rows_128_384", "f32", [(128, 256), (384, 256)], 0),
+        streams.concat("512_512", "f32", [(1024, 512), (1024, 512)], 1),
+        *(streams.cast(*types, small) for types in _CASTS),
+        *(streams.cast(*types, large) for types in (_CASTS[0], _CASTS[1], _CASTS[6], _CASTS[7])),
     ]
 
 
 def _cpu_pools() -> list[Case]:
-    small = Pool(4, 16, (28, 28), 3, 2, 1)
-    return [
-        *(streams.pool(f"{kind}3x3s2_n4", "f32", p) for kind, p in (("max", small), ("avg", _mean(small)))),
-        streams.pool_backward("max3x3s2_n4_bwd", "f32", small),
-    ]
+    """Of images within the caches, and past them."""
+    made = []
+    small, half, large = Pool(4, 16, (28, 28), 3, 2, 1), Pool(4, 16, (28, 28), 2, 2), Pool(8, 32, (56, 56), 3, 2, 1)
+    for is_last in (True, False):
+        end = "" if is_last else "_nchw"
+        for size, p in (("3x3s2_n4", small), ("2x2s2_n4", half), ("3x3s2_n8", large)):
+            for kind, one in (("max", p), ("avg", _mean(p))):
+                made.append(streams.pool(f"{kind}{size}{end}", "f32", one, is_last=is_last))
+                made.append(streams.pool_backward(f"{kind}{size}_bwd{end}", "f32", one, is_last=is_last))
+        for size, p in (("3x3s2_n4", small), ("3x3s2_n8", large)):
+            found = f"max{size}_bwd_from_x{end}"
+            made.append(streams.pool_backward(found, "f32", p, has_index=False, is_last=is_last))
+        whole = _mean(Pool(8, 256, (7, 7), 7))
+        made.append(streams.pool(f"avg7x7_n8{end}", "f32", whole, is_last=is_last))
+        made.append(streams.pool_backward(f"avg7x7_n8_bwd{end}", "f32", whole, is_last=is_last))
+        for kind in ("bilinear", "nearest"):
+            made += [streams.resize(kind, (4, 16, 28, 28), is_backward, is_last) for is_backward in (False, True)]
+        made.append(streams.resize("bilinear", (8, 32, 56, 56), False, is_last))
+    return made
 
 
 @cache

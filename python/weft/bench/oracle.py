@@ -316,3 +316,22 @@ def pool_backward(xp: Any, t: Arrays, p: Pool) -> Arrays:
         window += dy / p.window**2 if chosen is None else dy * (chosen == r * p.window + s)
     (height, width), edge = p.image, p.padding
     return {"dx": xp.moveaxis(padded[:, edge : edge + height, edge : edge + width], -1, 1)}
+
+
+def _doubling(xp: Any, extent: int, is_linear: bool) -> Any:
+    """Weights of the elements of x, [2 extent, extent]: of the nearest, or of the two around, the ends held."""
+    places = (xp.arange(2 * extent, dtype=xp.float64) + (0.5 if is_linear else 0.0)) / 2 - (0.5 if is_linear else 0.0)
+    first = xp.floor(places)
+    weights = 0.0
+    for at, weight in ((first, 1 - (places - first)), (first + 1, places - first)):
+        chosen = xp.clip(at if is_linear else first, 0, extent - 1)[:, None] == xp.arange(extent)
+        weights = weights + chosen * (weight if is_linear else xp.full_like(weight, 0.5))[:, None]
+    return weights
+
+
+def resize(xp: Any, t: Arrays, dims: tuple[int, ...], is_linear: bool) -> Arrays:
+    """Images of twice the height and width, or the gradient of them."""
+    rows, columns = (_doubling(xp, extent, is_linear) for extent in dims[2:])
+    if "dy" in t:
+        return {"dx": rows.T @ t["dy"] @ columns}
+    return {"y": rows @ t["x"] @ columns.T}

@@ -5,7 +5,8 @@ makes a case from its sizes; every addition, comparison and function of an eleme
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -154,6 +155,44 @@ def concat(tag: str, dtype: str, parts: Sequence[tuple[int, ...]], axis: int, is
     )
 
 
+def cut(tag: str, dtype: str, dims: tuple[int, ...], slices: Sequence[slice]) -> Case:
+    """A box, with steps, out of a tensor."""
+    box = tuple(slices)
+    sizes = tuple(
+        len(range(*one.indices(extent))) for one, extent in zip(box, dims, strict=True)
+    )
+    return Case(
+        f"move/slice_{tag}",
+        dtype,
+        0.0,
+        {"x": Operand(dims, dtype)},
+        {"y": Operand(sizes, dtype)},
+        lambda _, g, t: {"y": g.slice(t["x"], list(box))},
+        lambda _, t: {"y": t["x"][box]},
+        program=lambda _, m: m["y"].copy_(m["x"][box]),
+    )
+
+
+_CAST_ERRORS = {"e4m3": 5e-2, "i8": 5e-2}  # of results: 3 bits of a mantissa, and 1 of numbers around 20
+
+
+def cast(source: str, target: str, dims: tuple[int, ...]) -> Case:
+    """A copy into another data type; into the same one it is the ceiling of all that moves."""
+    is_whole = "i8" in (source, target)
+    name = "copy" if source == target else f"cast_{source}_{target}"
+    return Case(
+        f"move/{name}_{'x'.join(map(str, dims))}",
+        "f32" if target == "f32" else "bf16",
+        0.0,
+        {"x": Operand(dims, source, scale=20.0 if is_whole else 1.0)},
+        {"y": Operand(dims, target)},
+        lambda _, g, t: {"y": g.identity(input=t["x"])},
+        lambda _, t: {"y": t["x"]},
+        program=lambda _, m: m["y"].copy_(m["x"]),
+        largest_error=_CAST_ERRORS.get(target),
+    )
+
+
 # ---- Pooling -----------------------------------------------------------------------------------------------
 
 
@@ -164,6 +203,8 @@ def _resampling(lib: Any, p: Pool) -> dict[str, Any]:
 
 
 def _torch_pool(torch: Any, x: Any, p: Pool) -> Any:
+    if not p.is_max and p.image == (p.window, p.window):
+        return torch.nn.functional.adaptive_avg_pool2d(x, 1)
     run = torch.nn.functional.max_pool2d if p.is_max else torch.nn.functional.avg_pool2d
     return run(x, p.window, p.stride, p.padding)
 
@@ -193,6 +234,24 @@ def pool(tag: str, dtype: str, p: Pool, has_index: bool = False, is_last: bool =
     )
 
 
+def _torch_pool_backward(p: Pool, has_index: bool) -> Callable[[Any, Mapping[str, Any]], object]:
+    """Maxima by indices of torch's own kind, which stand for those of the case and are found once; without,
+    by the forward pass, which torch needs for them."""
+    sizes = p.window, p.stride, p.padding
+    found: dict[int, Any] = {}
+
+    def run(torch: Any, m: Mapping[str, Any]) -> object:
+        aten, into = torch.ops.aten, {"grad_input": m["dx"]}
+        if not p.is_max:
+            return aten.avg_pool2d_backward(m["dy"], m["dx"], *sizes, False, True, None, **into)
+        key = m["dy"].data_ptr()
+        if not has_index or key not in found:
+            found[key] = aten.max_pool2d_with_indices(m.get("x", m["dx"]), *sizes)[1]
+        return aten.max_pool2d_with_indices_backward(m["dy"], m.get("x", m["dx"]), *sizes, 1, False, found[key], **into)
+
+    return run
+
+
 def pool_backward(tag: str, dtype: str, p: Pool, has_index: bool = True, is_last: bool = True) -> Case:
     """Its gradient: the mean's, or the maximum's by the forward's indices or found again in x."""
     order = NHWC if is_last else ()
@@ -213,4 +272,43 @@ def pool_backward(tag: str, dtype: str, p: Pool, has_index: bool = True, is_last
         build,
         partial(oracle.pool_backward, p=p),
         partial(oracle.some_indices, p=p) if "index" in inputs else None,
+        program=_torch_pool_backward(p, has_index),
+    )
+
+
+# ---- Interpolation -----------------------------------------------------------------------------------------
+
+
+def resize(kind: str, dims: tuple[int, ...], is_backward: bool = False, is_last: bool = True) -> Case:
+    """Images of twice the height and width, by the nearest pixel or by the four around; or the gradient."""
+    order = NHWC if is_last else ()
+    is_linear = kind == "bilinear"
+    x = Operand(dims, "f32", order)
+    y = Operand((*dims[:2], 2 * dims[2], 2 * dims[3]), "f32", order)
+    options = {"stride": [Fraction(1, 2)] * 2, "pre_padding": [Fraction(int(is_linear), 4)] * 2}
+    mode = {"scale_factor": 2, "mode": kind} | ({"align_corners": False} if is_linear else {})
+    sizes = [*y.dims[2:]], [*x.dims], *((False,) if is_linear else ())
+    way, layout_ = "bwd" if is_backward else "fwd", "nhwc" if is_last else "nchw"
+
+    def build(lib: Any, g: Any, t: Tensors) -> Tensors:
+        kinds = {"mode": getattr(lib.resample_mode, kind.upper()), **options}
+        if is_backward:
+            return {"dx": g.resample_backward(t["dy"], **kinds).set_dim(list(dims))}
+        made = g.resample(input=t["x"], **kinds)
+        return {"y": (made[0] if isinstance(made, (list, tuple)) else made).set_dim(list(y.dims))}
+
+    def program(torch: Any, m: Tensors) -> object:
+        if not is_backward:
+            return torch.nn.functional.interpolate(m["x"], **mode)
+        return getattr(torch.ops.aten, f"upsample_{kind}2d_backward")(m["dy"], *sizes, grad_input=m["dx"])
+
+    return Case(
+        f"pool/{kind}_{way}_{layout_}_{'x'.join(map(str, dims))}",
+        "f32",
+        float(math.prod(y.dims) * (4 if is_linear else 1)),
+        {"dy": y} if is_backward else {"x": x},
+        {"dx": x} if is_backward else {"y": y},
+        build,
+        partial(oracle.resize, dims=dims, is_linear=is_linear),
+        program=program,
     )
