@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { SWEEP_TAPS = 32 };
+enum { SWEEP_TAPS = 64 };
 
 /* Steps lead from one position to the next. */
 struct sweep {

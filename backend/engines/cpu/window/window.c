@@ -153,24 +153,85 @@ static void tabulate_tap(struct window_axis *axis, const struct resample_geometr
     }
 }
 
-/* Of the elements of x, the outputs that read each, in order: places the other way round. */
-static weftStatus_t tabulate_readers(struct window_axis *axis, int64_t places, int64_t positions, struct arena *arena) {
-    struct window_reader *next;
-    TRY(arena_alloc(arena, &axis->readers, (size_t)(places + 1) * sizeof(struct window_reader *)));
-    TRY(arena_alloc(arena, &next, (size_t)(positions * axis->taps) * sizeof *next));
+/* The result that tap `tap` of an output position is part of; -1: none. */
+static int64_t result_of(const struct window *w, const struct window_way *way, const struct window_axis *axis,
+                         int64_t position, int64_t tap) {
+    int64_t place = axis->places[position * axis->taps + tap];
+    if (place == WINDOW_OUTSIDE)
+        return !way->is_gradient && w->reads_zeros ? position : -1;
+    if (way->is_gradient)
+        return place;
+    return !axis->weights || axis->weights[position * axis->taps + tap] != 0 ? position : -1;
+}
+
+static struct window_link link_of(const struct window *w, const struct window_way *way, const struct window_axis *axis,
+                                  int64_t position, int64_t tap) {
+    double weight = axis->weights ? (double)axis->weights[position * axis->taps + tap] : 1;
+    return (struct window_link){.place = way->is_gradient ? position : axis->places[position * axis->taps + tap],
+                                .tap = tap,
+                                .weight =
+                                    way->is_gradient && w->is_mean ? weight / (double)axis->counts[position] : weight};
+}
+
+/* The links of each result, in order of positions and taps: counted, then put in place. */
+static weftStatus_t tabulate_links(struct window *w, struct window_way *way, int i, struct arena *arena) {
+    struct window_axis *axis = &w->axes[i];
+    int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[i], taps = w->g.y.size[i] * axis->taps;
+    struct window_link *links;
     int64_t *ends;
-    TRY(arena_alloc(arena, &ends, (size_t)(places + 1) * sizeof *ends));
-    for (int64_t i = 0; i < positions * axis->taps; i++)
-        if (axis->places[i] != WINDOW_OUTSIDE)
-            ends[axis->places[i] + 1]++;
-    for (int64_t place = 0; place < places; place++)
-        ends[place + 1] += ends[place];
-    for (int64_t place = 0; place <= places; place++)
-        axis->readers[place] = next + ends[place];
-    for (int64_t i = 0; i < positions * axis->taps; i++)
-        if (axis->places[i] != WINDOW_OUTSIDE)
-            next[ends[axis->places[i]]++] = (struct window_reader){i / axis->taps, i % axis->taps};
+    TRY(arena_alloc(arena, &way->links[i], (size_t)(results + 1) * sizeof *way->links[i]));
+    TRY(arena_alloc(arena, &links, (size_t)taps * sizeof *links));
+    TRY(arena_alloc(arena, &ends, (size_t)(results + 1) * sizeof *ends));
+    for (int64_t k = 0; k < taps; k++)
+        ends[result_of(w, way, axis, k / axis->taps, k % axis->taps) + 1]++;
+    ends[0] = 0; /* of what is part of no result */
+    for (int64_t result = 0; result < results; result++)
+        ends[result + 1] += ends[result];
+    for (int64_t result = 0; result <= results; result++)
+        way->links[i][result] = links + ends[result];
+    for (int64_t k = 0; k < taps; k++) {
+        int64_t result = result_of(w, way, axis, k / axis->taps, k % axis->taps);
+        if (result >= 0)
+            links[ends[result]++] = link_of(w, way, axis, k / axis->taps, k % axis->taps);
+    }
     return WEFT_STATUS_SUCCESS;
+}
+
+/* Whether a result is made as the one `steps` result steps before it is, of elements as many source steps before. */
+static bool is_alike(const struct window *w, const struct window_way *way, int64_t result, int64_t steps) {
+    int64_t other = result + steps * way->result_step, *counts = w->axes[2].counts;
+    const struct window_link *one = way->links[2][result], *end = way->links[2][result + 1];
+    const struct window_link *two = way->links[2][other];
+    if (way->links[2][other + 1] - two != end - one ||
+        (!way->is_gradient && w->is_mean && counts[result] != counts[other]))
+        return false;
+    for (; one < end; one++, two++)
+        if (one->place == WINDOW_OUTSIDE || two->place != one->place + steps * way->source_step ||
+            two->tap != one->tap || two->weight != one->weight)
+            return false;
+    return true;
+}
+
+/* A row of results: every result_step-th of them in turn. */
+static weftStatus_t tabulate_segments(const struct window *w, struct window_way *way, struct arena *arena) {
+    int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[2];
+    way->result_step = way->is_gradient ? w->g.step[2] : w->g.denominator[2];
+    way->source_step = way->is_gradient ? w->g.denominator[2] : w->g.step[2];
+    TRY(arena_alloc(arena, &way->segments, (size_t)results * sizeof *way->segments));
+    for (int64_t phase = 0; phase < min64(way->result_step, results); phase++)
+        for (int64_t at = phase, steps; at < results; at += steps * way->result_step) {
+            for (steps = 1; at + steps * way->result_step < results && is_alike(w, way, at, steps);)
+                steps++;
+            way->segments[way->segment_count++] = (struct window_segment){at, steps};
+        }
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t tabulate_way(struct window *w, struct window_way *way, bool is_gradient, struct arena *arena) {
+    way->is_gradient = is_gradient;
+    for (int i = 0; i < WINDOW_AXES; i++)
+        TRY(tabulate_links(w, way, i, arena));
+    return tabulate_segments(w, way, arena);
 }
 
 static weftStatus_t tabulate(struct window *w, int i, struct arena *arena) {
@@ -191,8 +252,6 @@ static weftStatus_t tabulate(struct window *w, int i, struct arena *arena) {
     for (size_t o = 0; o < positions; o++)
         for (size_t k = 0; k < taps; k++)
             tabulate_tap(axis, g, i, (int64_t)o, (int)k);
-    if (g->backward && w->is_last)
-        TRY(tabulate_readers(axis, g->x.size[i], g->y.size[i], arena));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -218,6 +277,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(w, &step->region));
     for (int i = 0; i < WINDOW_AXES; i++)
         TRY(tabulate(w, i, arena));
+    if (w->is_last && (!w->g.backward || window_channels_workspace_bytes(w)))
+        TRY(tabulate_way(w, &w->forward, false, arena));
+    if (w->is_last && w->g.backward)
+        TRY(tabulate_way(w, &w->gradient, true, arena));
     w->tasks = tasks_of(w);
     TRY(threads_start());
     step->state = w;

@@ -16,9 +16,26 @@ enum {
     WINDOW_OUTSIDE = -1     /* a tap in padding */
 };
 
-/* An output position that reads an element of x, as which tap. */
-struct window_reader {
-    int64_t position, tap;
+/* What a result along one axis is made of: an element of y that x reads as tap `tap`, or of dx an element of dy that
+   read it so. weight: of a gradient of a mean divided by what that counts. */
+struct window_link {
+    int64_t place, tap;
+    double weight;
+};
+
+/* Results along the last axis, a result step apart, that are made alike: one sweep makes them. */
+struct window_segment {
+    int64_t first, positions;
+};
+
+/* Of channels: how rows of results are made, of y or of dx. */
+struct window_way {
+    bool is_gradient;
+    struct window_link **links[WINDOW_AXES]; /* [result] the first of its own; one more: the end */
+    /* Along the last axis, from a result of a segment to the next one, and between the elements that these read. */
+    int64_t result_step, source_step;
+    struct window_segment *segments;
+    int64_t segment_count;
 };
 
 /* Along one axis: which element of x each tap of each output position reads. */
@@ -31,7 +48,6 @@ struct window_axis {
     int64_t *insides; /* [position]: taps that are elements of x */
     int64_t *starts;  /* [tap]: the first position whose tap is inside, of pools whose paddings are not clamped */
     int64_t *ends;    /* [tap]: behind the last such */
-    struct window_reader **readers; /* of gradients of channels: [place in x] the first of its own; one more: the end */
 };
 
 struct window {
@@ -43,7 +59,8 @@ struct window {
     bool is_strided;        /* along a row, lanes step through x: no tap is clamped, no weight differs */
     int x, y, index, saved; /* values of the graph; -1: none */
     int64_t lanes;          /* of a pass */
-    int64_t box[2];         /* of a gradient: elements of dx along the first two axes */
+    struct window_way forward, gradient;
+    int64_t box[2]; /* of a gradient: elements of dx along the first two axes */
     int64_t tasks;
 };
 
