@@ -39,7 +39,7 @@ from weft.bench.families import Rivalry
 from weft.bench.machines import machine, repeats, sets_of
 from weft.bench.predict import Prediction
 from weft.bench.results import Roof, Row, Table
-from weft.bench.shapes import BSHD, NHWC, Attention, Convolution, Operand, Pool, Window
+from weft.bench.shapes import BSHD, NDHWC, NHWC, Attention, Convolution, Operand, Pool, Window
 from weft.bench.tiles import Choice
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -182,6 +182,7 @@ SMALL = [
     products.conv("fprop", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2), has_bias=True),
     products.conv("dgrad", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2)),
     products.conv("wgrad", "t", "f32", Convolution(2, 4, (7, 6), 2, 1, 0, 2, 6, 2)),
+    products.conv("wgrad", "volume", "f32", Convolution(2, 4, (3, 7, 6), 2, 1, 1, 1, 6), order=NDHWC),
     *(norms.row_norm(k, "f32", 3, 8, is_bwd) for k in ("layernorm", "rmsnorm") for is_bwd in (False, True)),
     *(norms.batch_norm("f32", 2, 3, 4, is_backward) for is_backward in (False, True)),
     *(norms.planar_norm(kind, "f32", 2, 3, 4) for kind in ("batchnorm", "instancenorm")),

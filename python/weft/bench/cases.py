@@ -7,7 +7,7 @@ from functools import cache, partial
 
 from weft.bench import attention, fused, networks, norms, products, streams
 from weft.bench.case import Case
-from weft.bench.shapes import Attention, Convolution, Pool
+from weft.bench.shapes import NDHWC, Attention, Convolution, Pool
 
 # ---- For GPUs: the sizes that networks have ----------------------------------------------------------------
 
@@ -156,6 +156,24 @@ def _gpu_products() -> list[Case]:
     return [*made, products.conv("fprop", "depthwise_7x7_384", "bf16", _DEPTHWISE)]
 
 
+_VOLUMES = {64: ((4, 32), (32, 32), (64, 32)), 128: ((16, 16), (32, 32)), 32: ((32, 64), (64, 64), (128, 64))}
+
+
+def _gpu_volumes() -> list[Case]:
+    """Convolutions of few channels: of volumes, and of large images."""
+    made = []
+    for kind in ("fprop", "dgrad", "wgrad"):
+        for side, pairs in _VOLUMES.items():
+            for channels, filters in pairs:
+                c = Convolution(2, channels, (side,) * 3, 3, padding=1, filters=filters)
+                tag = f"3x3x3_{channels}_{filters}_{side}"
+                made.append(products.conv(kind, tag, "bf16", c, order=NDHWC))
+        for channels, filters in ((16, 16), (32, 32), (64, 32)):
+            c = Convolution(8, channels, (256, 256), 3, padding=1, filters=filters)
+            made.append(products.conv(kind, f"3x3_{channels}_{filters}_256", "bf16", c))
+    return made
+
+
 def _gpu_fused() -> list[Case]:
     made = [fused.matmul("4096", 4096, 4096, 4096, kind) for kind in fused.MATMULS]
     made += [fused.matmul("m8192_n4096_k1024", 8192, 4096, 1024, kind) for kind in fused.MATMULS]
@@ -260,8 +278,8 @@ def _gpu_pools() -> list[Case]:
 @cache
 def gpu() -> dict[str, Case]:
     """The cases for GPUs."""
-    made = [*_gpu_products(), *_gpu_fused(), *_gpu_norms(), *_gpu_streams(), *_gpu_pools(), *_gpu_attention()]
-    made += networks.cases(networks.GPU, networks.DECODE)
+    made = [*_gpu_products(), *_gpu_volumes(), *_gpu_fused(), *_gpu_norms(), *_gpu_streams(), *_gpu_pools()]
+    made += [*_gpu_attention(), *networks.cases(networks.GPU, networks.DECODE)]
     return {case.name: case for case in made}
 
 

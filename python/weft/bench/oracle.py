@@ -86,23 +86,30 @@ def weight_only_matmul(xp: Any, t: Arrays, block: int) -> Arrays:
 # ---- Windows: what each of their positions, a tap, meets ---------------------------------------------------
 
 
-def _windows(padded: Any, w: Window) -> Iterator[tuple[int, int, Any]]:
-    """Each tap with the view [N,P,Q,C] of the padded images [N,H,W,C] that it meets."""
-    p, q = w.result
-    for r in range(w.window):
-        for s in range(w.window):
-            first_row, first_column = r * w.dilation, s * w.dilation
-            rows = slice(first_row, first_row + (p - 1) * w.stride + 1, w.stride)
-            columns = slice(first_column, first_column + (q - 1) * w.stride + 1, w.stride)
-            yield r, s, padded[:, rows, columns]
+_ALL = slice(None)
+
+
+def _windows(padded: Any, w: Window) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Each tap with the view [N,P,Q,C] of the padded images [N,H,W,C] that it meets; of volumes likewise."""
+    for tap in itertools.product(range(w.window), repeat=len(w.image)):
+        first = [place * w.dilation for place in tap]
+        ends = [(count - 1) * w.stride + 1 for count in w.result]
+        seen = _ALL, *(slice(at, at + end, w.stride) for at, end in zip(first, ends, strict=True))
+        yield tap, padded[seen]
+
+
+def _within_edge(padded: Any, w: Window) -> Any:
+    """The images of what _padded makes."""
+    inside = _ALL, *(slice(w.padding, w.padding + extent) for extent in w.image)
+    return padded[inside]
 
 
 def _padded(xp: Any, w: Window, x: Any = None, edge: float = 0.0) -> Any:
     """Images [N,C,H,W] as [N,H,W,C] within an edge; nothing but edge without images."""
-    (height, width), p = w.image, w.padding
-    made = xp.full((w.n, height + 2 * p, width + 2 * p, w.channels), edge, dtype=xp.float64)
+    sides = [extent + 2 * w.padding for extent in w.image]
+    made = xp.full((w.n, *sides, w.channels), edge, dtype=xp.float64)
     if x is not None:
-        made[:, p : p + height, p : p + width] = xp.moveaxis(x, 1, -1)
+        _within_edge(made, w)[...] = xp.moveaxis(x, 1, -1)
     return made
 
 
@@ -114,18 +121,18 @@ def _by_group(xp: Any, values: Any, groups: int) -> Any:
     return xp.moveaxis(values.reshape(-1, groups, values.shape[-1] // groups), 1, 0)
 
 
-def _filters(c: Convolution, w: Any, r: int, s: int) -> Any:
+def _filters(c: Convolution, w: Any, tap: tuple[int, ...]) -> Any:
     """A tap of the filters [K,C/G,R,S] as [G, K/G, C/G]."""
-    return w[:, :, r, s].reshape(c.groups, c.filters // c.groups, -1)
+    at = _ALL, _ALL, *tap
+    return w[at].reshape(c.groups, c.filters // c.groups, -1)
 
 
 def conv_fprop(xp: Any, t: Arrays, c: Convolution) -> Arrays:
     """y = relu(conv(x, w) + bias); bias and relu where there is a bias."""
-    p, q = c.result
-    y = xp.zeros((c.groups, c.n * p * q, c.filters // c.groups), dtype=xp.float64)
-    for r, s, window in _windows(_padded(xp, c, t["x"]), c):
-        y += _by_group(xp, window, c.groups) @ xp.swapaxes(_filters(c, t["w"], r, s), 1, 2)
-    y = xp.moveaxis(xp.moveaxis(y, 0, 1).reshape(c.n, p, q, c.filters), -1, 1)
+    y = xp.zeros((c.groups, c.n * math.prod(c.result), c.filters // c.groups), dtype=xp.float64)
+    for tap, window in _windows(_padded(xp, c, t["x"]), c):
+        y += _by_group(xp, window, c.groups) @ xp.swapaxes(_filters(c, t["w"], tap), 1, 2)
+    y = xp.moveaxis(xp.moveaxis(y, 0, 1).reshape(c.n, *c.result, c.filters), -1, 1)
     return {"y": relu(y + t["bias"]) if "bias" in t else y}
 
 
@@ -133,19 +140,19 @@ def conv_dgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
     """dx: every tap sends dy back to where it read."""
     dy = _by_group(xp, xp.moveaxis(t["dy"], 1, -1), c.groups)
     padded = _padded(xp, c)
-    for r, s, window in _windows(padded, c):
-        part = xp.moveaxis(dy @ _filters(c, t["w"], r, s), 0, 1)
+    for tap, window in _windows(padded, c):
+        part = xp.moveaxis(dy @ _filters(c, t["w"], tap), 0, 1)
         window += part.reshape(window.shape)
-    (height, width), p = c.image, c.padding
-    return {"dx": xp.moveaxis(padded[:, p : p + height, p : p + width], -1, 1)}
+    return {"dx": xp.moveaxis(_within_edge(padded, c), -1, 1)}
 
 
 def conv_wgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
     """dw: every tap sums dy times what it read."""
     dy = xp.swapaxes(_by_group(xp, xp.moveaxis(t["dy"], 1, -1), c.groups), 1, 2)
-    dw = xp.zeros((c.filters, c.channels // c.groups, c.window, c.window), dtype=xp.float64)
-    for r, s, window in _windows(_padded(xp, c, t["x"]), c):
-        dw[:, :, r, s] = (dy @ _by_group(xp, window, c.groups)).reshape(c.filters, -1)
+    dw = xp.zeros(c.w, dtype=xp.float64)
+    for tap, window in _windows(_padded(xp, c, t["x"]), c):
+        at = _ALL, _ALL, *tap
+        dw[at] = (dy @ _by_group(xp, window, c.groups)).reshape(c.filters, -1)
     return {"dw": dw}
 
 
@@ -287,7 +294,7 @@ def softmax(xp: Any, x: Any) -> Any:
 
 def pool(xp: Any, x: Any, p: Pool) -> Any:
     """The largest or the mean of each window; padding is never the largest, and counts as 0 in the mean."""
-    taps = [window for _, _, window in _windows(_padded(xp, p, x, -math.inf if p.is_max else 0.0), p)]
+    taps = [window for _, window in _windows(_padded(xp, p, x, -math.inf if p.is_max else 0.0), p)]
     combined = reduce(xp.maximum if p.is_max else operator.add, taps)
     return xp.moveaxis(combined if p.is_max else combined / len(taps), -1, 1)
 
@@ -295,9 +302,9 @@ def pool(xp: Any, x: Any, p: Pool) -> Any:
 def indices(xp: Any, x: Any, p: Pool) -> Any:
     """The first of the largest elements of each window, as its number in the window, [N,P,Q,C]."""
     most, found = -math.inf, 0.0
-    for r, s, window in _windows(_padded(xp, p, x, -math.inf), p):
+    for number, (_, window) in enumerate(_windows(_padded(xp, p, x, -math.inf), p)):
         is_more = window > most
-        found = xp.where(is_more, float(r * p.window + s), found)
+        found = xp.where(is_more, float(number), found)
         most = xp.where(is_more, window, most)
     return found
 
@@ -312,10 +319,9 @@ def pool_backward(xp: Any, t: Arrays, p: Pool) -> Arrays:
     """dx: what dy gives back to the elements of its window."""
     dy, padded = xp.moveaxis(t["dy"], 1, -1), _padded(xp, p)
     chosen = xp.moveaxis(t["index"], 1, -1) if "index" in t else indices(xp, t["x"], p) if p.is_max else None
-    for r, s, window in _windows(padded, p):
-        window += dy / p.window**2 if chosen is None else dy * (chosen == r * p.window + s)
-    (height, width), edge = p.image, p.padding
-    return {"dx": xp.moveaxis(padded[:, edge : edge + height, edge : edge + width], -1, 1)}
+    for number, (_, window) in enumerate(_windows(padded, p)):
+        window += dy / p.window**2 if chosen is None else dy * (chosen == number)
+    return {"dx": xp.moveaxis(_within_edge(padded, p), -1, 1)}
 
 
 def _doubling(xp: Any, extent: int, is_linear: bool) -> Any:

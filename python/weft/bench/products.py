@@ -186,7 +186,7 @@ def conv(
     x = Operand(c.x, dtype, order, scale=30.0 if arithmetic == "int8" else 1.0)
     y = Operand(c.y, RESULTS[arithmetic], order)
     w = Operand(c.w, dtype, order, scale=_spread(arithmetic, math.prod(c.w[1:])))
-    options = {name: [getattr(c, name)] * 2 for name in ("padding", "stride", "dilation")}
+    options = {name: [getattr(c, name)] * len(c.image) for name in ("padding", "stride", "dilation")}
 
     def fprop(module: Any, g: Any, t: Tensors) -> Tensors:
         made = g.conv_fprop(image=t["x"], weight=t["w"], **options, **_options(module, arithmetic))
@@ -198,7 +198,7 @@ def conv(
     def wgrad(_: Any, g: Any, t: Tensors) -> Tensors:
         return {"dw": g.conv_wgrad(image=t["x"], loss=t["dy"], **options)}
 
-    bias = {"bias": Operand((1, c.filters, 1, 1), dtype)} if has_bias else {}
+    bias = {"bias": Operand((1, c.filters, *[1] * len(c.image)), dtype)} if has_bias else {}
     inputs, outputs, build, judge = {
         "fprop": ({"x": x, "w": w} | bias, {"y": y}, fprop, oracle.conv_fprop),
         "dgrad": ({"w": w, "dy": y}, {"dx": x}, dgrad, oracle.conv_dgrad),

@@ -39,29 +39,28 @@ class Operand:
         return 0 if self.value is not None else math.prod(self.dims) * dtypes.of(type_).bits // 8
 
 
-NHWC = (0, 2, 3, 1)
+NHWC, NDHWC = (0, 2, 3, 1), (0, 2, 3, 4, 1)
 BSHD = (0, 2, 1, 3)
 """Attention's [B,H,S,D], as projections leave it: the heads of a position are neighbours."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A square window that moves over images."""
+    """A square window that moves over images, or a cube over volumes."""
 
     n: int
     channels: int
-    image: tuple[int, int]
+    image: tuple[int, ...]
     window: int
     stride: int = 1
     padding: int = 0
     dilation: int = 1
 
     @property
-    def result(self) -> tuple[int, int]:
-        """Height and width of what it makes."""
+    def result(self) -> tuple[int, ...]:
+        """Height and width of what it makes; of volumes the depth before them."""
         reach = self.dilation * (self.window - 1) + 1
-        height, width = ((extent + 2 * self.padding - reach) // self.stride + 1 for extent in self.image)
-        return height, width
+        return tuple((extent + 2 * self.padding - reach) // self.stride + 1 for extent in self.image)
 
     @property
     def x(self) -> tuple[int, ...]:
@@ -84,14 +83,12 @@ class Convolution(Window):
     @property
     def flops(self) -> float:
         """Multiplications and additions, with those that meet padding."""
-        p, q = self.result
-        taps = self.channels // self.groups * self.window**2
-        return 2.0 * self.n * p * q * self.filters * taps
+        return 2.0 * self.n * math.prod(self.result) * math.prod(self.w)
 
     @property
     def w(self) -> tuple[int, ...]:
         """The filters' dims."""
-        return self.filters, self.channels // self.groups, self.window, self.window
+        return self.filters, self.channels // self.groups, *[self.window] * len(self.image)
 
     @property
     def y(self) -> tuple[int, ...]:
