@@ -253,8 +253,8 @@ def ragged(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -
 
 
 def block_masked(tag: str, arithmetic: str, a: Attention) -> Case:
-    """Every second tile of 128 queries and keys, like the fields of a chessboard. Bare: all
-    tiles, whose operations count for both."""
+    """Every second tile of 128 queries and keys, like the fields of a chessboard, whose operations count.
+    Bare: all tiles."""
     plain = sdpa(tag, arithmetic, a)
     mask = Operand((1, 1, a.queries // _TILE, a.keys // _TILE), "i8")
     inputs = dict(plain.inputs) | {"block_mask": mask}
@@ -268,5 +268,5 @@ def block_masked(tag: str, arithmetic: str, a: Attention) -> Case:
         return {"block_mask": ((rows[:, None] + columns + 1) % 2).reshape(mask.dims)}
 
     judge = partial(oracle.sdpa_forward, a=a, kind="block_mask")
-    name = f"{plain.name}_block_mask"
-    return replace(plain, name=name, inputs=inputs, build=build, oracle=judge, derive=follows, bare=plain)
+    half = replace(plain, name=f"{plain.name}_block_mask", flops=plain.flops / 2, bare=plain)
+    return replace(half, inputs=inputs, build=build, oracle=judge, derive=follows)
