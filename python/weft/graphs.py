@@ -718,13 +718,31 @@ class Graph(Sugar):
         """The tag of a plan, such as eng0_k2=3."""
         return self._candidate(index).tag
 
-    def get_workspace_size(self) -> int:
-        """Bytes of workspace that execute needs."""
-        return self.plan.workspace_size
+    def get_workspace_size(
+        self,
+        handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int]] | None = None,
+    ) -> int:
+        """Bytes of workspace that execute needs, with other shapes where some are given as to execute."""
+        if not override_uids:
+            return self.plan.workspace_size
+        return self.plan.workspace_of(_overrides(override_uids, override_shapes, override_strides), handle)
 
-    def get_workspace_size_plan_at_index(self, index: int) -> int:
-        """Bytes of workspace that a plan needs."""
-        return self._candidate(index).workspace_size
+    def get_workspace_size_plan_at_index(
+        self,
+        index: int,
+        handle: Handle | None = None,
+        override_uids: Sequence[int] | None = None,
+        override_shapes: Sequence[Sequence[int]] | None = None,
+        override_strides: Sequence[Sequence[int]] | None = None,
+    ) -> int:
+        """Bytes of workspace that a plan needs; with other shapes it must be built."""
+        if not override_uids:
+            return self._candidate(index).workspace_size
+        overrides = _overrides(override_uids, override_shapes, override_strides)
+        return self._built_plan(index).workspace_of(overrides, handle)
 
     def get_behavior_notes(self) -> list[enums.behavior_note]:
         """What the chosen plan does or needs besides arithmetic."""
@@ -836,7 +854,7 @@ class Graph(Sugar):
                 tensor's dims and strides. An array that was checked is checked again in later runs only if
                 it was changed in place; nothing is checked of addresses. A BOOLEAN tensor has 1 bit per
                 element: arrays of bool are BYTE_BOOLEAN.
-            workspace: get_workspace_size() bytes; default the thread's own.
+            workspace: as many bytes as get_workspace_size() says for these shapes; default the thread's own.
             handle: whose stream to run on; default the graph's, or the current stream of torch or CuPy when
                 none was set on it.
             override_uids: tensors that have another shape in this execution.

@@ -526,6 +526,12 @@ class Plan:
                 changed[i] = changed[i].reshaped(dims, steps)
         return changed
 
+    def workspace_of(self, overrides: Overrides, handle: backend.Handle | None = None) -> int:
+        """Bytes of workspace that a run with other shapes needs."""
+        self.overridden(overrides)
+        pack = self._variant_pack(self.thread.frame, overrides, 0)
+        return int(backend.get_execution_plan_workspace_size(handle or self.handle, self.descriptor, pack))
+
     def launch_overridden(self, overrides: Overrides, workspace: Any, handle: backend.Handle) -> None:
         """Runs on the addresses that this thread has put, with other shapes, on the handle's stream."""
         frame, address, held = self.thread.frame, 0, None
@@ -617,9 +623,10 @@ class Plan:
                 f"{_device_text(self._place)}. Allocate it there, or leave it out."
             )
         if size < needed:
+            shapes = "" if needed == self.workspace_size else "override_uids=.., override_shapes=.."
             raise BadParameterError(
                 f"execute: the workspace has {size} bytes, the plan needs {needed}. Allocate "
-                "get_workspace_size() bytes, or leave it out."
+                f"get_workspace_size({shapes}) bytes, or leave it out."
             )
         remembered = known_of(given, address)
         frame.workspace = (remembered, size) if remembered else None

@@ -497,8 +497,16 @@ def test_overrides_find_a_workspace(size: int | None) -> None:
     g.execute({x: values, y: out}, workspace, **shapes)  # type: ignore[arg-type]
     want = np.exp(np.exp(values.astype(float)))
     np.testing.assert_allclose(out, want / want.sum(1, keepdims=True), rtol=1e-5)
-    with pytest.raises(weft.BadParameterError, match=r"the workspace has 8 bytes, the plan needs \d+\."):
-        g.execute({x: values, y: out}, np.empty(8, "u1"), **shapes)  # type: ignore[arg-type]
+    needed = g.get_workspace_size(**shapes)  # type: ignore[arg-type]
+    assert needed > g.get_workspace_size()
+    assert g.get_workspace_size_plan_at_index(0, **shapes) == needed  # type: ignore[arg-type]
+    g.execute({x: values, y: out}, np.empty(needed, "u1"), **shapes)  # type: ignore[arg-type]
+    said = (
+        rf"^execute: the workspace has {needed - 1} bytes, the plan needs {needed}\. Allocate "
+        r"get_workspace_size\(override_uids=\.\., override_shapes=\.\.\) bytes, or leave it out\.$"
+    )
+    with pytest.raises(weft.BadParameterError, match=said):
+        g.execute({x: values, y: out}, np.empty(needed - 1, "u1"), **shapes)  # type: ignore[arg-type]
 
 
 # ---- Addresses alone ---------------------------------------------------------------------------------------

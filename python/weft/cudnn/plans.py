@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from weft import buffers, dtypes
-from weft.backend import Handle, get_execution_plan_workspace_size
 from weft.cudnn import enums
 from weft.cudnn.operations import Operations
 from weft.enums import data_type
 from weft.errors import BadParameterError
 from weft.frame import Frame
-from weft.graphs import _overrides
-from weft.plan import Overrides, Plan
+from weft.plan import Plan
 from weft.slots import Slot
 
 
@@ -42,12 +40,6 @@ class ScriptPlan(Plan):
             if packed is None:
                 raise
             return frame.scalar(i, packed)
-
-    def workspace_of(self, overrides: Overrides, handle: Handle | None) -> int:
-        """Bytes of workspace that a run with other shapes needs."""
-        self.overridden(overrides)
-        pack = self._variant_pack(self.thread.frame, overrides, 0)
-        return int(get_execution_plan_workspace_size(handle or self.handle, self.descriptor, pack))
 
 
 def _rounded(slot: Slot, value: Any) -> bytes | None:
@@ -203,29 +195,6 @@ class Plans(Operations):
             "report": self._plan.report if self._plan is not None else None,
         }
 
-    def get_workspace_size(
-        self,
-        handle: Handle | None = None,
-        override_uids: Sequence[int] | None = None,
-        override_shapes: Any = None,
-        override_strides: Any = None,
-    ) -> int:
-        """Bytes of workspace that execute needs, with other shapes where some are given."""
-        return _workspace(self.plan, handle, override_uids, override_shapes, override_strides)
-
-    def get_workspace_size_plan_at_index(
-        self,
-        index: int,
-        handle: Handle | None = None,
-        override_uids: Sequence[int] | None = None,
-        override_shapes: Any = None,
-        override_strides: Any = None,
-    ) -> int:
-        """Bytes of workspace that a plan needs; with other shapes it must be built."""
-        if not override_uids:
-            return super().get_workspace_size_plan_at_index(index)
-        return _workspace(self._built_plan(index), handle, override_uids, override_shapes, override_strides)
-
     def get_behavior_notes(self) -> list[Any]:
         """What the chosen plan does or needs besides arithmetic."""
         return [enums.from_weft(note) for note in super().get_behavior_notes()]
@@ -258,10 +227,3 @@ def _knobs(knobs: Mapping[int, int]) -> dict[Any, int]:
     from weft.enums import knob_type
 
     return {enums.from_weft(knob_type(key)): value for key, value in knobs.items()}
-
-
-def _workspace(plan: Plan, handle: Handle | None, uids: Any, shapes: Any, strides: Any) -> int:
-    if not uids:
-        return plan.workspace_size
-    assert isinstance(plan, ScriptPlan)
-    return plan.workspace_of(_overrides(uids, shapes, strides), handle)
