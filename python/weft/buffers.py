@@ -188,6 +188,15 @@ def is_on_gpu(value: Any) -> bool:
     return any(device.platform != "cpu" for device in value.devices())
 
 
+def shape_of(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dims and strides of an array. JAX's are packed, and what computes them is not waited for."""
+    if is_jax(value):
+        dims = tuple(value.shape) or (1,)
+        return dims, packed_strides(dims)
+    buffer = describe(value)
+    return buffer.dims, buffer.strides
+
+
 def as_jax(array: Any) -> Any:
     """An array of the host, which nobody writes from now on, as JAX's."""
     return sys.modules["jax"].numpy.asarray(array)

@@ -175,11 +175,12 @@ class Plan:
         return next((value for value in (*arrays, *read) if buffers.is_array(value)), None)
 
     def _is_for_xla(self, first: Any, given: Mapping[int, Any]) -> bool:
-        """Whether XLA can run a call whose first array is JAX's: on a GPU, and JAX has arrays as all outputs
-        are."""
+        """Whether XLA can run a call whose first array is JAX's: on a GPU, without a stream of the caller's,
+        and JAX has arrays as all outputs are."""
         written = [self.slots[i] for i in self._written if i not in given]
         return (
             self._place is not None
+            and not (self._handle and self._handle.is_stream_set)
             and buffers.is_on_gpu(first)
             and len(written) == len(self._written)
             and all(dtypes.of(s.data_type).bits >= 8 for s in written)
@@ -229,9 +230,9 @@ class Plan:
             slot = self.slots[i]
             if slot.is_output or slot.is_by_value or slot.is_ragged or not buffers.is_array(value):
                 continue
-            buffer = buffers.describe(value)
-            if buffer.dims != slot.dims and dtypes.of(slot.data_type).bits >= 8:
-                found[slot.uid] = (buffer.dims, buffer.strides)
+            dims, strides = buffers.shape_of(value)
+            if dims != slot.dims and dtypes.of(slot.data_type).bits >= 8:
+                found[slot.uid] = (dims, strides)
         return found
 
     def of_shapes(self) -> str:

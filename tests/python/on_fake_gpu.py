@@ -371,7 +371,11 @@ def test_streams_that_arrays_name_are_followed(streams: list[int]) -> None:
 class JaxArray(CudaArray):
     """An array of JAX's on a GPU, which is not ready before somebody waits."""
 
-    shape, waits = (2, 3), 0
+    waits = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
 
     def devices(self) -> Any:
         return [types.SimpleNamespace(platform="gpu", local_hardware_id=0)]
@@ -400,13 +404,19 @@ def test_calls_with_arrays_of_jax_are_for_xla(xla: list[dict[int, Any]]) -> None
     g, x = doubled(), JaxArray(X)
     assert g.plan(x=x) == g.plan(x) == g(x) == "of JAX"
     assert [given[g.plan.index["x"]] for given in xla] == [x] * 3
+    longer = JaxArray(np.ones((5, 3), "f4"))
+    assert g(longer) == g(x) == "of JAX"
+    assert [given[g.plan.index["x"]] for given in xla[3:]] == [longer, x]
     assert JaxArray.waits == 0
 
 
 def test_calls_that_xla_cannot_run(xla: list[dict[int, Any]]) -> None:
     """The caller's memory, workspace or stream, results as JAX has none: the host waits for the arguments."""
-    g, x, y = doubled(), JaxArray(X), on_device(X)
+    g, x, y, on_stream = doubled(), JaxArray(X), on_device(X), doubled()
+    assert on_stream.handle
+    on_stream.handle.set_stream(64)
     calls = [
+        lambda: on_stream.plan(x=x),
         lambda: g.plan(x=x, out={"y": y}),
         lambda: g.plan(x=x, stream=64),
         lambda: g.plan(x=x, workspace=on_device(X)),

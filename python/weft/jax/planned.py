@@ -93,9 +93,8 @@ def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
     ordinal = None if place.platform == "cpu" else place.local_hardware_id
     slots.check_device("plan", slot, ordinal, plan._place, OTHER_DEVICE)
     slots.check_type("plan", slot, value.dtype)
-    dims = tuple(value.shape) or (1,)
     type_ = slots.type_of(value.dtype) or slot.data_type
-    packed = buffers.packed_strides(dims)
+    dims, packed = buffers.shape_of(value)
     slots.check_shape("plan", slot, buffers.Buffer(0, dims, packed, type_, plan.device, 0, False, value))
     return value
 
