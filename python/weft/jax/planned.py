@@ -60,9 +60,10 @@ def run(plan: Plan, given: Mapping[int, Any]) -> list[Any]:
     """The outputs of a call, in the plan's order. given: arrays and numbers by slot."""
     operator = plan._for_jax = plan._for_jax or Planned(plan)
     places = operator.places
-    device = next(device for i in places.arguments for device in _devices(given.get(i)))
-    arrays = [_array(plan, i, given, device) for i in places.arguments]
     words = tuple(_word(plan, i, given) for i in places.numbers)
+    devices = [device for i in places.arguments for device in _devices(given.get(i))]
+    device = next((each for each in devices if each.platform != "cpu"), devices[0])
+    arrays = [_array(plan, i, given, device) for i in places.arguments]
     return call(operator, *arrays, attributes=words)[: len(plan._outputs)]
 
 
@@ -72,7 +73,7 @@ def _devices(value: Any) -> list[Any]:
 
 
 def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
-    """An argument as an array of JAX's, which is checked as for any call. device: where the first one is."""
+    """An argument as an array of JAX's, which is checked as for any call. device: where arrays of the host go."""
     slot = plan.slots[i]
     if i not in given:
         raise slots.no_buffer("plan", slot)
