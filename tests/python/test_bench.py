@@ -615,9 +615,9 @@ def test_picture_has_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "peer" not in text
 
 
-def test_no_text_lies_over_another() -> None:
-    """The committed picture, whose cases crowd."""
-    root = ET.parse(Path(__file__).parents[2] / "docs/roofline-h200.svg").getroot()
+def text_boxes(text: str) -> list[tuple[float, float, float, float]]:
+    """Left, top, right and base of each text of a picture."""
+    root = ET.fromstring(text)
     boxes: list[tuple[float, float, float, float]] = []
     for panel in [root, *root.findall(f"{SVG}svg")]:
         top = float(panel.get("y", "0"))
@@ -627,14 +627,35 @@ def test_no_text_lies_over_another() -> None:
             anchor = {"start": 0.0, "middle": 0.5, "end": 1.0}[element.get("text-anchor", "start")]
             left, base = float(element.get("x", "0")) - anchor * width, float(element.get("y", "0")) + top
             boxes.append((left, base - 0.75 * size, left + width, base))
-    assert len(boxes) > 1000
-    boxes.sort(key=lambda box: box[1])
+    return boxes
+
+
+def check_apart(text: str) -> int:
+    """That each text lies within the picture and over no other; how many there are."""
+    boxes = sorted(text_boxes(text), key=lambda box: box[1])
     for i, box in enumerate(boxes):
+        assert box[0] >= 0
         assert box[2] < roofline.WIDTH
         for other in boxes[i + 1 :]:
             if other[1] >= box[3]:
                 break
             assert box[2] <= other[0] or other[2] <= box[0]
+    return len(boxes)
+
+
+def test_no_text_lies_over_another() -> None:
+    """The committed picture, whose cases crowd."""
+    assert check_apart((Path(__file__).parents[2] / "docs/roofline-h200.svg").read_text()) > 1000
+
+
+@pytest.mark.parametrize("bandwidth", [5e9, 40e9, 200e9])
+def test_the_slope_of_the_roof_has_its_name(bandwidth: float) -> None:
+    """Where it is long, at the left edge, where it is short, and where none of it is seen."""
+    roof, known = Roof(bandwidth, {"f32": 2.2e11}, True), cases.cpu()
+    names = ("matmul/f32_512", "matmul/f32_m16_n1024_k1024", "matmul/f32_256_bias_gelu")
+    text = roofline.picture([Row(name, roof.seconds(known[name]) * 1.25) for name in names], known, roof)
+    assert check_apart(text) > 20
+    assert ("memory" in text) == (bandwidth < 1e11)
 
 
 def test_numbers_stand_apart() -> None:

@@ -127,10 +127,14 @@ def _roof(axes: Axes, roof: Roof) -> tuple[list[str], list[Box]]:
     if start < end:
         x1, x2 = axes.x(start), axes.x(end)
         y1, y2 = axes.y(start * roof.bandwidth), axes.y(end * roof.bandwidth)
-        words, x, y = f"memory {amount(roof.bandwidth, 'B/s')}", (x1 + x2) / 2 - 6, (y1 + y2) / 2 - 6
+        words = f"memory {amount(roof.bandwidth, 'B/s')}"
+        width = svg.text_width(words, 11, bold=True)
+        x, y = (x1 + x2) / 2 - 6, (y1 + y2) / 2 - 6
+        if x - width < LEFT:  # there is no room left of the slope, but below it
+            x, y = (x1 + x2) / 2 + 6 + width, (y1 + y2) / 2 + 14
         parts.append(svg.path(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", "line", 1.6))
         parts.append(svg.text(x, y, words, 11, anchor="end", bold=True))
-        taken.append((x - svg.text_width(words, 11, bold=True), y - 11, x, y + 3))
+        taken.append((x - width, y - 11, x, y + 3))
     for name, peak in shown.items():
         x, y = axes.x(max(peak / roof.bandwidth, axes.left)), axes.y(peak)
         parts.append(svg.path(f"M{min(x, right):.1f} {y:.1f}H{right:.1f}", "line", 1.6))
