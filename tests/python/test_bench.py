@@ -466,6 +466,18 @@ def test_roof_is_what_was_measured() -> None:
     assert roof.peaks == {"bf16": peak, "fp8": 2 * peak}
 
 
+def test_a_cpu_multiplies_narrow_floats_as_floats() -> None:
+    names = ("matmul/fp8_192", "matmul/i8_weights_m4_n192_k256", "matmul/int8_192", "matmul/f32_512")
+    rows = [Row("ceiling/copy_256MiB", peer=0.01), Row("ceiling/f32_1024", peer=0.01)]
+    rows += [Row(name, weft=1e-3) for name in names]
+    roof = results.roof_of(rows, cases.cpu())
+    peak = 2 * 1024**3 / 0.01
+    assert roof.peaks == {"f32": peak, "fp8": peak, "bf16": peak}
+    assert "measured · bf16, fp8: as f32 · percentages" in roofline.picture(rows, cases.cpu(), roof)
+    roof = results.roof_of([*rows, Row("ceiling/bf16_8192", peer=0.001)], cases.cpu())
+    assert "measured · fp8, int8: twice bf16 · percentages" in roofline.picture(rows, cases.cpu(), roof)
+
+
 def test_roof_without_ceilings_is_the_best_row() -> None:
     rows = [
         Row("matmul/bf16_8192", weft=0.002, peer=0.001),

@@ -66,6 +66,8 @@ GPU_CEILINGS: tuple[Ceiling, ...] = (
 )
 TWICE = {"fp8": "bf16", "int8": "bf16"}
 """On tensor cores operands of 8 bits are multiplied twice as fast as those of 16."""
+IN_FLOAT = ("bf16", "fp8")
+"""What is multiplied as floats where no ceiling of its own is measured: on a CPU."""
 CEILINGS = {ceiling.name: ceiling for ceiling in CPU_CEILINGS + GPU_CEILINGS}
 
 
@@ -97,7 +99,8 @@ def roof_of(rows: Sequence[Row], cases: Mapping[str, Case]) -> Roof:
     if is_measured:
         used = {cases[row.case].arithmetic for row in rows if row.case in cases}
         twice = {name: 2 * rates[half] for name, half in TWICE.items() if name in used and half in rates}
-        rates = twice | rates
+        alike = {name: rates["f32"] for name in IN_FLOAT if name in used and "f32" in rates}
+        rates = alike | twice | rates
     return Roof(rates.pop("", math.inf), rates, is_measured)
 
 

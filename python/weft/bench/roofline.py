@@ -9,13 +9,13 @@ and left out where there is none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from weft import svg
 from weft.bench.case import GROUPS, Case
-from weft.bench.results import TWICE, Roof, Row, percent
+from weft.bench.results import IN_FLOAT, TWICE, Roof, Row, percent
 from weft.explain import amount
 
 WIDTH, PLOT, HEADING = 860.0, 260.0, 66.0
@@ -272,6 +272,16 @@ def _panel(title: str, rows: Sequence[tuple[Case, Row]], roof: Roof) -> tuple[li
     return [*parts, *words], bottom
 
 
+def _derived(roof: Roof, drawn: Collection[str]) -> list[str]:
+    """What a measured roof says of types that have no ceiling of their own."""
+    peaks = roof.peaks if roof.is_measured else {}
+    twice = [name for name, half in TWICE.items() if half in peaks and peaks.get(name) == 2 * peaks[half]]
+    alike = [name for name in IN_FLOAT if name in peaks and peaks[name] == peaks.get("f32")]
+    twice, alike = ([name for name in names if name in drawn] for names in (twice, alike))
+    found = {"twice bf16": twice, "as f32": alike}
+    return [f"{', '.join(names)}: {words}" for words, names in found.items() if names]
+
+
 def picture(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:
     """Draws the rows whose cases are known."""
     known = [(cases[row.case], row) for row in rows if row.case in cases]
@@ -281,8 +291,7 @@ def picture(rows: Sequence[Row], cases: Mapping[str, Case], roof: Roof) -> str:
     device = dict.fromkeys(part for _, row in known for part in row.device.split(", ") if part)
     dates = sorted({row.date for _, row in known if row.date})
     source = "ceilings measured" if roof.is_measured else "roof: the highest rates of this table"
-    twice = [name for name in TWICE if roof.is_measured and any(name == type_ for _, type_ in panels)]
-    sources = [source, *([f"{', '.join(twice)}: twice bf16"] if twice else [])]
+    sources = [source, *_derived(roof, {type_ for _, type_ in panels})]
     when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
     note = " · ".join([*([when] if when else []), *sources, "percentages: share of the roof"])
     parts, bottom = _heading(", ".join(device), note, any(row.peer for _, row in known)), HEADING
