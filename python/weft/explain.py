@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 WIDTH = 110
@@ -131,18 +131,28 @@ def _without_names(reason: str, step: Mapping[str, Any]) -> str:
     return reason
 
 
+def _subject(reason: str, kinds: Collection[str]) -> tuple[str, str]:
+    """The operation that a refusal begins with, where the rest needs it, and that: softmax, is no product."""
+    kind, colon, sentence = reason.partition(": ")
+    if colon and kind in kinds:
+        return "", sentence
+    kind, space, sentence = reason.partition(" ")
+    return (kind, space + sentence) if kind in kinds else ("", reason)
+
+
 def _grouped(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each sentence once, whichever operation it is said of: with its family, or how many families say it."""
     said: dict[str, dict[str, set[int]]] = {}
+    subjects: dict[str, dict[str, None]] = {}  # the kinds of operations of which a sentence is said
     for number, step in enumerate(steps, 1):
         kinds = {operation["name"].partition(" '")[0] for operation in step["operations"]}
         for refusal in step["declined"]:
-            reason = _without_names(refusal["reason"], step)
-            kind, colon, sentence = reason.partition(": ")
-            sentence = sentence if colon and kind in kinds else reason
+            kind, sentence = _subject(_without_names(refusal["reason"], step), kinds)
             said.setdefault(sentence, {}).setdefault(refusal["family"], set()).add(number)
+            subjects.setdefault(sentence, {})[kind] = None
     lines = []
-    for sentence, families in said.items():
+    for bare, families in said.items():
+        sentence = "/".join(subjects[bare]) + bare
         where = f"(step {', '.join(map(str, sorted(set.union(*families.values()))))})"
         if len(families) == 1:
             lines += _wrapped(f"{next(iter(families))} {where}: {sentence}", "  ")

@@ -325,7 +325,9 @@ def declined(**reasons: str) -> list[dict[str, str]]:
 def test_explain_groups_refusals_by_their_sentence() -> None:
     none = "matmul 'fc': no weights."
     product = declined(a=none, b=none, c="too wide.", d="pointwise 'act': no weights.")
+    product += declined(f="matmul 'fc' is no pool.")
     softmax = declined(a="softmax 's': no weights.", c="softmax 's': too deep.", e="wants: nothing")
+    softmax += declined(f="softmax 's' is no pool.", g="softmax 's' is no pool.", h="softmaxes are no pools.")
     steps = [{**REPORT["steps"][0], "declined": product}, {**REPORT["steps"][1], "declined": softmax}]
 
     def section(**words: bool) -> list[str]:
@@ -335,17 +337,23 @@ def test_explain_groups_refusals_by_their_sentence() -> None:
     assert section() == [
         "  no weights: 3 families (step 1, 2)",
         "  c (step 1): too wide.",
+        "  matmul/softmax is no pool: 2 families (step 1, 2)",
         "  c (step 2): too deep.",
         "  e (step 2): wants: nothing",
+        "  h (step 2): softmaxes are no pools.",
     ]
     assert section(all_refusals=True) == [
         "  a (step 1): matmul: no weights.",
         "  b (step 1): matmul: no weights.",
         "  c (step 1): too wide.",
         "  d (step 1): pointwise: no weights.",
+        "  f (step 1): matmul is no pool.",
         "  a (step 2): softmax: no weights.",
         "  c (step 2): softmax: too deep.",
         "  e (step 2): wants: nothing",
+        "  f (step 2): softmax is no pool.",
+        "  g (step 2): softmax is no pool.",
+        "  h (step 2): softmaxes are no pools.",
     ]
 
 
