@@ -175,6 +175,25 @@ def test_unknown_keywords_of_graphs_and_tensors() -> None:
         graph().tensor([1], colour=1)
 
 
+def test_retention_of_cuda_graphs_is_kept() -> None:
+    kinds = cudnn.cuda_graph_retention
+    assert graph().get_cuda_graph_retention() is kinds.PER_GRAPH
+    assert graph(cuda_graph_retention=kinds.NONE).get_cuda_graph_retention() is kinds.NONE
+    with pytest.raises(
+        ValueError, match=r"^pygraph: cuda_graph_retention is 7\. Give one of PER_GRAPH, NONE\.$"
+    ):
+        graph(cuda_graph_retention=7)
+
+
+def test_statistics_of_peers_are_refused() -> None:
+    g = graph()
+    x, s, peer = g.tensor([2, 4, 3, 3]), g.tensor([1, 4, 1, 1]), g.tensor([2, 4])
+    e = g.tensor_scalar(1e-5, cudnn.scalar_type.COMPILE_TIME_CONST)
+    g.batchnorm(x, s, s, s, s, e, e, peer_stats=[peer], name="bn")[0].set_output(True)
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match="norm 'bn': peer_stats lists 1 buffers"):
+        g.build()
+
+
 def test_dims_of_results_by_name() -> None:
     g = graph()
     y, scale = g.block_scale_quantize(

@@ -77,9 +77,7 @@ class pygraph(Attention, Plans):
             kernel_cache, device_property, is_dynamic_shape_enabled, is_override_shape_enabled,
             **_own_keywords(kwargs),
         )  # fmt: skip
-        self._retention = enums.cuda_graph_retention(
-            enums.cuda_graph_retention.PER_GRAPH if cuda_graph_retention is None else cuda_graph_retention
-        )
+        self._retention = _retention(cuda_graph_retention)
         self._nodes: list[Node] = []
         self._before: dict[Any, tuple[Any, ...]] = {}
         self._is_stale = False
@@ -374,6 +372,16 @@ def _own_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     if "heuristics" in kept:
         kept["heuristics"] = [enums.to_weft(mode) for mode in kept["heuristics"]]
     return kept
+
+
+def _retention(given: Any) -> Any:
+    kinds = enums.cuda_graph_retention
+    try:
+        return kinds(kinds.PER_GRAPH if given is None else given)
+    except ValueError:
+        raise BadParameterError(
+            f"pygraph: cuda_graph_retention is {given!r}. Give one of {', '.join(kinds.__members__)}."
+        ) from None
 
 
 def _pack(tensor_dict: Any, tensor_uids: Sequence[int] | None) -> Mapping[Any, Any]:
