@@ -16,7 +16,7 @@ SAMPLE = os.environ.get("WEFT_TEST_SAMPLE", "1/1")
 
 
 # Files whose few tests take long, which would be the last to begin if their number decided.
-LONG = ("test_races.py", "test_emulated.py", "test_c.py", "test_repository.py", "test_aarch64.py")
+LONG = ("test_races.py", "test_emulated.py", "test_c.py", "test_repository.py", "test_foreign_cpu.py")
 
 
 def longest_first(items: list[pytest.Item]) -> None:

@@ -1,64 +1,103 @@
-"""Another processor, for machines that have none: the library compiled for 64-bit ARM, under QEMU.
+"""Other processors, under QEMU: the library compiled for 64-bit ARM, and as it is on older x86 processors,
+where its loops and kernels run with the vectors that these have.
 
-    python tests/foreign_cpu.py python -m pytest tests/ops/test_softmax.py
-    python tests/foreign_cpu.py python tests/random_graphs.py --count 100 --engine cpu.fast
+    python tests/foreign_cpu.py python -m pytest tests/ops/test_softmax.py                    # on aarch64
+    python tests/foreign_cpu.py --on avx2 python tests/random_graphs.py --count 100 --engine cpu.fast
+    python tests/foreign_cpu.py --on sse2 ...
 
 Graphs are planned here and saved; tests/foreign/serve_plans.c loads and runs them there, and the tests
-compare what comes back. It needs a compiler and QEMU (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross
-qemu-user-static).
+compare what comes back. Debian's packages: qemu-user-static; for ARM gcc-aarch64-linux-gnu and
+libc6-dev-arm64-cross, too.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 from commands import ROOT, run
 
-VARIABLE = "WEFT_TEST_FOREIGN_CPU"  # set: plans of the CPU run there
+VARIABLE = "WEFT_TEST_FOREIGN_CPU"  # where plans of the CPU run, if not here
 # Of tests/c.
 PROGRAMS = (
     *("base", "cpu_fast", "expansions", "fastmath", "fork"),
     *("gemm", "philox", "small", "sweep", "threads"),
 )
-FOLDER = ROOT / "build/aarch64/tests"
-EMULATOR = ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu")
-TOOLS = ("aarch64-linux-gnu-gcc", EMULATOR[0])
 
 
-def missing() -> str:
-    """What this machine lacks, in words; empty where it has all."""
-    absent = [tool for tool in TOOLS if not shutil.which(tool)]
-    absent += [] if Path(EMULATOR[2]).is_dir() else [f"the C library in {EMULATOR[2]}"]
-    return f"not on this machine: {', '.join(absent)}" if absent else ""
+@dataclass(frozen=True)
+class Processor:
+    """One that QEMU emulates: how programs run on it, where they are, and what making them takes."""
+
+    emulator: tuple[str, ...]
+    folder: Path
+    compiler: str = "cc"
+    machine: str = ""  # this one must be such
+    sysroot: str = ""
+
+    @property
+    def missing(self) -> str:
+        """What this machine lacks, in words; empty where it has all."""
+        if self.machine and platform.machine() != self.machine:
+            return f"the library is not compiled for {self.machine} here"
+        absent = [tool for tool in (self.compiler, self.emulator[0]) if not shutil.which(tool)]
+        if self.sysroot and not Path(self.sysroot).is_dir():
+            absent.append(f"the C library in {self.sysroot}")
+        return f"not on this machine: {', '.join(absent)}" if absent else ""
+
+    def build(self) -> Path:
+        """The folder of the programs."""
+        if self.sysroot:
+            run("make", "aarch64", "ONLY=serve_plans " + " ".join(f"test_{name}" for name in PROGRAMS))
+        else:
+            self._build_here()
+        return self.folder
+
+    def _build_here(self) -> None:
+        library = ROOT / "python/weft/lib"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        made, source = self.folder / "serve_plans", ROOT / "tests/foreign/serve_plans.c"
+        flags = ["-std=gnu11", f"-I{ROOT / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}"]
+        run(self.compiler, *flags, source, "-l:libweft.so.1", "-o", made)
 
 
-def build() -> Path:
-    """The folder of the programs."""
-    run("make", "aarch64", f"ONLY={' '.join(['serve_plans', *(f'test_{name}' for name in PROGRAMS)])}")
-    return FOLDER
+SYSROOT = "/usr/aarch64-linux-gnu"
+HERE = ROOT / "build/foreign"
+PROCESSORS = {
+    "aarch64": Processor(
+        ("qemu-aarch64-static", "-L", SYSROOT),
+        ROOT / "build/aarch64/tests",
+        compiler="aarch64-linux-gnu-gcc",
+        sysroot=SYSROOT,
+    ),
+    "sse2": Processor(("qemu-x86_64-static", "-cpu", "core2duo"), HERE / "sse2", machine="x86_64"),
+    "avx2": Processor(("qemu-x86_64-static", "-cpu", "Haswell"), HERE / "avx2", machine="x86_64"),
+}
 
 
 class Foreign:
-    """A process that runs plans."""
+    """A process that runs plans on another processor."""
 
-    def __init__(self) -> None:
-        command = [*EMULATOR, str(FOLDER / "serve_plans")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, processor: Processor) -> None:
+        command = [*processor.emulator, str(processor.build() / "serve_plans")]
+        pipe = subprocess.PIPE
+        # QEMU tells on standard error what of a processor it leaves out.
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self._to = cast(IO[bytes], self._process.stdin)
         self._from = cast(IO[bytes], self._process.stdout)
 
     def run(self, plan: bytes, memory: Mapping[int, np.ndarray[Any, Any]]) -> None:
         """Runs a saved plan on memory by uid, fences included, which is changed in place."""
-        numbers = [np.array([len(plan)]), np.array([len(memory)])]
-        parts = [numbers[0].tobytes(), plan, numbers[1].tobytes()]
+        parts = [np.array([len(plan)]).tobytes(), plan, np.array([len(memory)]).tobytes()]
         for uid, raw in memory.items():
             parts += [np.array([uid, raw.size], np.int64).tobytes(), raw.tobytes()]
         self._to.write(b"".join(parts))
@@ -75,24 +114,28 @@ class Foreign:
 
 
 @functools.cache
-def start() -> Foreign:
-    """The process, started once."""
-    build()
-    return Foreign()
+def start(name: str) -> Foreign:
+    """The process for a processor, started once."""
+    return Foreign(PROCESSORS[name])
 
 
 def process() -> Foreign | None:
     """The process that plans run in; None where that is this one."""
-    return start() if os.environ.get(VARIABLE) else None
+    name = os.environ.get(VARIABLE)
+    return start(name) if name else None
 
 
 def main() -> int:
-    if len(sys.argv) < 2:
+    words = sys.argv[1:]
+    name = "aarch64"
+    if words[:1] == ["--on"]:
+        name, words = words[1], words[2:]
+    if not words or name not in PROCESSORS:
         sys.exit(__doc__)
-    if missing():
-        sys.exit(missing())
-    os.environ[VARIABLE] = "1"
-    return subprocess.run(sys.argv[1:]).returncode
+    if PROCESSORS[name].missing:
+        sys.exit(PROCESSORS[name].missing)
+    os.environ[VARIABLE] = name
+    return subprocess.run(words).returncode
 
 
 if __name__ == "__main__":

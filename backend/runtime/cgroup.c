@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where quotas are: /proc/self/cgroup names the process's group in each hierarchy, /proc/self/mountinfo where a hierarchy
-   is mounted and which of its groups stands at the top there, as a container sees its own alone. A file that is missing
-   or makes no sense limits nothing. */
+/* Where quotas are: /proc/self/cgroup names the process's group in each hierarchy, /proc/self/mountinfo where a
+   hierarchy is mounted and which of its groups stands at the top there, as a container sees its own alone. A file that
+   is missing or makes no sense limits nothing. */
 #define _GNU_SOURCE 1 /* getline */
 #include "runtime/cgroup.h"
 

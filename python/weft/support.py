@@ -194,12 +194,14 @@ def text() -> str:
 _REFERENCE = """
 What is left to `cpu.reference` within `cpu.fast`, and why:
 
-- sums that double does not hold exactly: reductions of INT64, products of integers of 32 and 64 bits;
+- integers that double does not hold exactly: pointwise operations and reductions in INT64, products of
+  integers of 32 and 64 bits;
 - MUL, AVG and NORM2 of integers in integers, which wrap around or round towards 0;
 - INT64 that changes its type on the way, as a transpose to FLOAT: double does not hold all of its values;
 - matmul with M, N or K overrides, whose panels are cut before they are known;
 - scales of blocks that lie in tiles (F8_128x4), which only GPUs want;
-- grouped products of operands below a byte, as an expert's rows begin anywhere;
+- convolutions and grouped products of operands below a byte, and row operations where two rows share a byte;
+- a concatenation that converts;
 - a reshape that converts what is not packed, or whose dims have no common factors with the input's;
 - pooling and interpolation of other types than FLOAT, HALF and BFLOAT16, or with neither channels nor rows
   side by side;

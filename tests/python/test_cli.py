@@ -450,6 +450,7 @@ def test_support_lists_every_method() -> None:
     assert engines[-1] == "cpu.reference"
     for row in rows:
         assert row.answers[-1] == "cpu.reference", row
+        assert "cpu.reference" not in row.answers[:-1], row
 
 
 def test_support_page_is_fresh() -> None:
@@ -474,6 +475,9 @@ def test_demo(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\n  epoch ") == demo.EPOCHS
     assert done.stdout.count("   ok   ") == 2
+    families = re.findall(r"^ +\d+  ((?:cpu|cuda)\.\w+) ", done.stdout, re.MULTILINE)
+    assert len(families) > 15
+    assert "cpu.reference" not in families
     for name in ("forward", "backward", "attention", "training"):
         assert f"   {tmp_path / name}.svg\n" in done.stdout
         ET.parse(tmp_path / f"{name}.svg")

@@ -10,7 +10,8 @@
 #include <stdint.h>
 
 /* How many threads work on a loop, the caller included: the processors that this process's affinity mask
-   and control groups leave it, capped by the environment variable WEFT_THREADS; at least 1. Constant for the life of the process. */
+   and control groups leave it, capped by the environment variable
+   WEFT_THREADS; at least 1. Constant for the life of the process. */
 int threads_count(void);
 
 /* Makes the pool, the first time; called when a plan is built, so that executing never creates a
