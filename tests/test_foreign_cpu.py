@@ -34,8 +34,8 @@ ALL = [pytest.param(name, marks=needs(name)) for name in PROCESSORS]
 @ARM
 @pytest.mark.parametrize("name", foreign_cpu.PROGRAMS)
 def test_program_on_arm(name: str) -> None:
-    arm = PROCESSORS["aarch64"]
-    run(*arm.emulator, arm.build() / f"test_{name}", *SHARE.get(name, ()), WEFT_DEVICE="cpu")
+    program = foreign_cpu.folder_of("aarch64") / f"test_{name}"
+    run(*PROCESSORS["aarch64"].emulator, program, *SHARE.get(name, ()), WEFT_DEVICE="cpu")
 
 
 @pytest.mark.parametrize("processor", ALL)
@@ -108,7 +108,7 @@ NEON = {
 @ARM
 @pytest.mark.parametrize("source", list(NEON))
 def test_loops_are_neon_code(source: str) -> None:
-    PROCESSORS["aarch64"].build()
+    foreign_cpu.folder_of("aarch64")
     made = ROOT / f"build/aarch64/CMakeFiles/weft_objects.dir/backend/engines/cpu/{source}.c.o"
     code = run("aarch64-linux-gnu-objdump", "-d", "--no-show-raw-insn", made)
     pattern, least = NEON[source]
