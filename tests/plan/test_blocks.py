@@ -25,7 +25,7 @@ FAMILIES = {
 ON_A_CPU = {
     "gpt": ["rows", "contraction", "attention", "contraction", "rows", "contraction", "contraction"],
     "linear_gelu_backward": ["rows", "contraction", "contraction"],
-    "rope": ["map"] * 4,
+    "rope": ["map", "map"],
     "spelled_attention": ["contraction", "rows", "contraction"],
     "bottleneck": ["contraction", "rows"] * 3,
     "bottleneck_backward": ["map", *["rows", "contraction", "contraction"] * 3],

@@ -144,6 +144,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
 const struct family cpu_map = {
     .name = "cpu.map",
     .doc = "pointwise operations of one shape in one sweep",
+    .shares_reads = true,
     .accepts = accepts,
     .build = build,
     .run = run,
