@@ -426,6 +426,28 @@ static void test_rows(weftDataType_t type) {
         }
 }
 
+/* Rows of all halves, which CPUs convert by instructions of their own, and of the floats around the middle between two
+   that follow each other, where rounding turns. Signalling NaNs may come back quiet. */
+static void test_rows_of_halves(void) {
+    static uint16_t codes[1 << 16], got[1 << 16];
+    static float row[1 << 16];
+    for (int i = 0; i < 1 << 16; i++)
+        codes[i] = (uint16_t)i;
+    dtype_to_f32(row, WEFT_DATA_HALF, codes, 0, 1 << 16);
+    for (int i = 0; i < 1 << 16; i++)
+        CHECK(same(row[i], dtype_load(WEFT_DATA_HALF, codes, i)), "0x%x loads as %a", i, (double)row[i]);
+    for (int away = -1; away <= 1; away++) {
+        for (int i = 0; i < 1 << 16; i++) {
+            double middle =
+                (dtype_load(WEFT_DATA_HALF, codes, i) + dtype_load(WEFT_DATA_HALF, codes, (i + 1) & 0xffff)) / 2;
+            row[i] = away == 0 ? (float)middle : nextafterf((float)middle, away * INFINITY);
+        }
+        dtype_from_f32(WEFT_DATA_HALF, got, 0, row, 1 << 16);
+        for (int i = 0; i < 1 << 16; i++)
+            CHECK(got[i] == stored_code(WEFT_DATA_HALF, row[i]), "%a is stored as 0x%x", (double)row[i], got[i]);
+    }
+}
+
 static void digest(char hex[65], const void *data, size_t bytes, size_t step) {
     struct sha256 hash;
     uint8_t raw[32];
@@ -623,6 +645,8 @@ int main(void) {
     test_nibbles();
     for (int i = 0; i < STORED_COUNT; i++)
         test_rows(STORED[i]);
+    test_rows_of_halves();
+    test_rows_of_halves();
     test_hashes();
     test_text();
     test_json();
