@@ -349,7 +349,10 @@ static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int
     return index;
 }
 
-enum { WORDS_OF_LINE = 16 };
+enum {
+    WORDS_OF_LINE = 16,
+    FETCHED = 64 /* elements of a row that is converted, at least, for it to be fetched */
+};
 
 /* Transposes rows [count, depth] of words of 4 bytes, `ld` bytes from row to row, into panel [depth, width]. Words may
    lie anywhere. Four rows at a time: reads of few rows keep out of each other's cache sets when ld is a power of two.
@@ -403,14 +406,28 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
                   depth);
         return;
     }
-    /* Four rows converted at a time, so that transpose reads them as floats. */
+    /* Four rows converted at a time, so that transpose reads them as floats, while the next four are fetched. */
     float strip[4][GEMM_DEPTH];
+    int64_t bytes = depth < FETCHED ? 0 : dtype_bytes(matrix->type, depth);
+    int64_t ahead = dtype_bytes(matrix->type, 4 * matrix->stride);
     for (int i = 0; i < count; i += 4) {
         int rows = (int)min64(4, count - i);
-        for (int j = 0; j < rows; j++, index += matrix->stride)
+        for (int j = 0; j < rows; j++, index += matrix->stride) {
+            const char *row = (const char *)matrix->base + (bytes ? dtype_bytes(matrix->type, index) + ahead : 0);
+            for (int64_t line = 0; line < bytes; line += LINE)
+                __builtin_prefetch(row + line);
             dtype_to_f32(strip[j], matrix->type, matrix->base, index, depth);
+        }
         transpose(panel + i, width, strip, sizeof strip[0], rows, depth);
     }
+}
+
+/* A few neighbours of BFLOAT16: a call would cost more. */
+static void widen(void *floats, const void *halves, int count) {
+    typedef uint32_t word __attribute__((may_alias));
+    typedef uint16_t half __attribute__((may_alias, aligned(1)));
+    for (int i = 0; i < count; i++)
+        ((word *)floats)[i] = (uint32_t)((const half *)halves)[i] << 16;
 }
 
 void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
@@ -429,6 +446,8 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
             const float *src = (const float *)matrix->base + index;
             for (int i = 0; i < count; i++)
                 dst[i] = src[i * matrix->stride];
+        } else if (matrix->stride == 1 && matrix->type == WEFT_DATA_BFLOAT16) {
+            widen(dst, (const char *)matrix->base + 2 * index, count);
         } else if (matrix->stride == 1) {
             dtype_to_f32(dst, matrix->type, matrix->base, index, count);
         } else {
@@ -551,7 +570,7 @@ static void halve(uint32_t *pairs, const float *rows, int width, int count) {
 /* Few depths at a time, which stay in the L1 cache. */
 void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
                       int count, int64_t k0, int depth) {
-    enum { STRIP = 32 };
+    enum { STRIP = 64 };
     float strip[STRIP * GEMM_WIDTH];
     uint32_t *pairs = panel;
     for (int d = 0; d < depth; d += STRIP) {
