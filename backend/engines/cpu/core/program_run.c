@@ -358,6 +358,32 @@ static void run_rows(struct run *run, const int64_t *position, int64_t column, i
     run->given = given;
 }
 
+/* A row's number taken apart into the loops' positions, the inner one last. */
+static void find_position(const struct walk *walk, int64_t row, int64_t *position) {
+    for (int i = walk->rank - 2; i >= 0; i--) {
+        position[i] = row % walk->extents[i];
+        row /= walk->extents[i];
+    }
+}
+
+struct stored walk_stored(const struct program *program, const struct walk *walk, void *const *values, int64_t row,
+                          int64_t rows, int64_t column) {
+    int64_t position[WALK_AXES];
+    int a = 0, inner = walk->rank - 2;
+    while (a < program->access_count && !program->accesses[a].is_store)
+        a++;
+    find_position(walk, row, position);
+    if (a == program->access_count || walk->strides[a][inner + 1] != 1 || position[inner] + rows > walk->extents[inner])
+        return (struct stored){0};
+    weftDataType_t type = program->accesses[a].type;
+    char *base = values[program->accesses[a].value];
+    int64_t index = walk->bases[a] + column;
+    for (int i = 0; i <= inner; i++)
+        index += position[i] * walk->strides[a][i];
+    return (struct stored){base ? base + dtype_bytes(type, index) : NULL, dtype_bytes(type, walk->strides[a][inner]),
+                           dtype_bytes(type, 1)};
+}
+
 /* A block has rows of the inner loop and columns; narrow spaces make it up of more rows. A block never crosses the end
    of the inner row loop, so that its rows are evenly apart. */
 void program_run(const struct program *program, const struct walk *walk, void *const *values, struct block block,
@@ -367,13 +393,9 @@ void program_run(const struct program *program, const struct walk *walk, void *c
     int64_t inner = walk->extents[walk->rank - 2];
     int64_t widest = columns < walk->block_columns ? columns : walk->block_columns;
     int64_t most = widest > 0 ? program->block / widest : 1;
-    /* The row number taken apart into the loops' positions, the inner one last. */
     for (int64_t done = 0; done < rows; done += run.rows) {
-        int64_t position[WALK_AXES], rest = row + done;
-        for (int i = walk->rank - 2; i >= 0; i--) {
-            position[i] = rest % walk->extents[i];
-            rest /= walk->extents[i];
-        }
+        int64_t position[WALK_AXES];
+        find_position(walk, row + done, position);
         int64_t count = rows - done < most ? rows - done : most;
         int64_t left = inner - position[walk->rank - 2];
         run.rows = (int)(count < left ? count : left);

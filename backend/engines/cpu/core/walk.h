@@ -42,4 +42,13 @@ struct block {
 void program_run(const struct program *program, const struct walk *walk, void *const *values, struct block block,
                  int64_t row, int64_t rows, int64_t column, int64_t columns);
 
+/* Where the rows of a block are stored, of the first tensor that the program stores. at: NULL where they are not evenly
+   apart, or their elements no neighbours. */
+struct stored {
+    char *at;
+    int64_t row_bytes, column_bytes;
+};
+struct stored walk_stored(const struct program *program, const struct walk *walk, void *const *values, int64_t row,
+                          int64_t rows, int64_t column);
+
 #endif

@@ -163,6 +163,13 @@ static void finish_block(const void *context, void *block, int64_t ld, int64_t b
                 batch * sink->piece->gemm.m + row, rows, column, columns);
 }
 
+static struct gemm_place find_place(const void *context, int64_t batch, int64_t row, int rows, int64_t column) {
+    const struct sink *sink = context;
+    struct stored stored = walk_stored(&sink->contraction->program, &sink->piece->walk, sink->values,
+                                       batch * sink->piece->gemm.m + row, rows, column);
+    return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes};
+}
+
 /* A factor that is packed as floats, for a kernel of pairs. */
 static void pack_halved(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                         int depth) {
@@ -207,6 +214,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         struct piece *piece = &contraction->pieces[i];
         piece->gemm.kernel = kernel;
         piece->gemm.store = finish_block;
+        piece->gemm.find = find_place;
         int64_t bytes = piece->is_depthwise ? depthwise_workspace_bytes(piece)
                                             : gemm_workspace_bytes(&piece->gemm, contraction->threads);
         step->workspace_bytes = bytes > step->workspace_bytes ? bytes : step->workspace_bytes;

@@ -257,16 +257,27 @@ static void pack_panels(const struct job *job, gemm_pack *function, const void *
     }
 }
 
+/* A kernel's block of where C goes. */
+static void fetch(struct gemm_place place, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    for (int64_t i = row; i < row + rows; i++) {
+        const char *at = place.at + i * place.row_bytes + column * place.column_bytes;
+        for (int64_t line = 0; line < columns * place.column_bytes; line += LINE)
+            __builtin_prefetch(at + line, 1);
+    }
+}
+
 /* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row`. Columns outside: the
    panel of B stays in L1 while rows of A pass. */
 static void multiply_block(const struct job *job, const struct tile *tile, int64_t row, int64_t rows, int depth,
-                           bool first) {
+                           bool first, struct gemm_place place) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
     int64_t ld = job->tiling.tile_n, groups = groups_of(kernel, depth), b_depth = groups + starts_of(kernel);
     /* Columns beyond the tile's are computed, too, on zeros: the buffer has room for whole kernels. */
     for (int64_t j = 0; j < tile->columns; j += kernel->columns) {
         for (int64_t i = 0; i < rows; i += kernel->rows) {
             gemm_multiply *multiply = rows - i <= kernel->few_rows ? kernel->multiply_few : kernel->multiply;
+            if (place.at)
+                fetch(place, i, min64(kernel->rows, rows - i), j, min64(kernel->columns, tile->columns - j));
             multiply(groups, tile->a + i * groups * job->size, tile->b + j * b_depth * job->size,
                      tile->c + ((row + i) * ld + j) * job->size, ld, first);
         }
@@ -297,9 +308,13 @@ static void run_tile(const struct job *job, const struct tile *tile) {
             int64_t rows = min64(job->tiling.block_m, tile->rows - row);
             pack_panels(job, gemm->pack_a, gemm->a, tile->a, kernel->rows, 0,
                         (struct part){tile->batch, tile->row + row, rows, k0, depth});
+            bool is_last = k0 + depth == gemm->k;
+            struct gemm_place place = {0};
+            if (is_last && gemm->find)
+                place = gemm->find(gemm->sink, tile->batch, tile->row + row, (int)rows, tile->column);
             /* The first panel overwrites what the tile before has left in the buffer. */
-            multiply_block(job, tile, row, rows, depth, k0 == 0);
-            if (k0 + depth == gemm->k)
+            multiply_block(job, tile, row, rows, depth, k0 == 0, place);
+            if (is_last)
                 store_block(job, tile, row, rows);
         }
     }

@@ -25,6 +25,13 @@ typedef void gemm_pack(const void *source, void *panel, int width, int64_t batch
 typedef void gemm_store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
                         int columns);
 
+/* Where rows of C from [row, column] on will be stored: the CPU fetches that while they are computed. */
+struct gemm_place {
+    const char *at; /* NULL: nowhere in particular */
+    int64_t row_bytes, column_bytes;
+};
+typedef struct gemm_place gemm_find(const void *sink, int64_t batch, int64_t row, int rows, int64_t column);
+
 enum {
     GEMM_DEPTH = 256, /* groups in a panel at most: a sliver of B stays in the L1 cache */
     GEMM_WIDTH = 32   /* of any kernel's panels at most */
@@ -54,7 +61,8 @@ struct gemm {
     int64_t batch, m, n, k;
     gemm_pack *pack_a, *pack_b;
     gemm_store *store;
-    const void *a, *b, *sink; /* first arguments of the three */
+    gemm_find *find;          /* or NULL */
+    const void *a, *b, *sink; /* first arguments of the four */
 };
 
 /* Bytes of workspace of gemm_run with the same sizes and threads. */
