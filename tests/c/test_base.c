@@ -646,7 +646,6 @@ int main(void) {
     for (int i = 0; i < STORED_COUNT; i++)
         test_rows(STORED[i]);
     test_rows_of_halves();
-    test_rows_of_halves();
     test_hashes();
     test_text();
     test_json();

@@ -73,7 +73,7 @@ def _devices(value: Any) -> list[Any]:
 
 
 def _array(plan: Plan, i: int, given: Mapping[int, Any], device: Any) -> Any:
-    """An argument as an array of JAX's, which is checked as for any call. device: where arrays of the host go."""
+    """An argument as an array of JAX's, which is checked as for any call. device: for those of the host."""
     slot = plan.slots[i]
     if i not in given:
         raise slots.no_buffer("plan", slot)
