@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts are made as descriptors that nobody holds, in the arena, as if the user had written them: genstats,
    bn_finalize with all that the norm keeps or updates, a multiplication and an addition; of a gradient dbn_weight, two
-   multiplications and two additions. */
+   multiplications and two additions; of a norm in use, whose statistics are given, what its formula says. */
 #include "graph/batch_norms.h"
 #include "base/number.h"
 #include "graph/ops/bn_bwd_weights.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 
 enum {
-    PARTS = 5,      /* operations that one norm becomes, at most, */
+    PARTS = 6,      /* operations that one norm becomes, at most, */
     TENSORS = 6,    /* and tensors between them */
     BEHIND_MOST = 8 /* pointwise operations between a product and a norm */
 };
@@ -55,6 +55,21 @@ static bool forward_has_parts(const struct graph *graph, const struct norm_forwa
            calculates_in_float(op->math, op->x) && is_behind_product(graph, op->x, 0);
 }
 
+static bool is_float(const struct tensor *tensor) {
+    return !tensor || (int32_t)tensor->type == WEFT_DATA_FLOAT || dtype_is_half((weftDataType_t)tensor->type);
+}
+
+/* An operation for each element: nothing is summed, and floats lose no more in parts. */
+static bool inference_has_parts(const struct graph *graph, const struct norm_forward *op) {
+    const struct tensor *operands[] = {
+        op->x, op->mean, op->inv_variance, op->scale, op->bias, op->in_running_mean, op->in_running_var};
+    bool is = norm_is_inference_of_batch(op) && math_type(op->math) == WEFT_DATA_FLOAT &&
+              is_behind_product(graph, op->x, BEHIND_MOST);
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
+        is = is && is_float(operands[i]);
+    return is && (op->mean || op->epsilon->is_constant);
+}
+
 /* By the statistics that forward kept: those that are taken anew are sums of all of x before the first of dy. */
 static bool backward_has_parts(const struct graph *graph, const struct norm_backward *op) {
     return op->mode == WEFT_BATCH_NORM && op->peer_stats.count == 0 && op->mean && op->inv_variance &&
@@ -66,7 +81,8 @@ bool batch_norm_has_parts(const struct graph *graph, int node) {
     const struct descriptor *op = graph->nodes[node].op;
     if (graph->values[graph->value_count - 1].tensor->uid >= INT64_MAX - TENSORS * (int64_t)graph->node_count)
         return false;
-    return op_of(op) == &norm_forward_op    ? forward_has_parts(graph, (const struct norm_forward *)op)
+    return op_of(op) == &norm_forward_op    ? forward_has_parts(graph, (const struct norm_forward *)op) ||
+                                                  inference_has_parts(graph, (const struct norm_forward *)op)
            : op_of(op) == &norm_backward_op ? backward_has_parts(graph, (const struct norm_backward *)op)
                                             : false;
 }
@@ -90,6 +106,17 @@ static weftStatus_t add_channels(struct writer *w, struct tensor **made, const s
     (*made)->dims = channel_dims(x);
     (*made)->strides.count = 0;
     tensor_infer_strides(*made, NULL);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A constant, of the rank of x, which pointwise operations want. */
+static weftStatus_t add_number(struct writer *w, struct tensor **made, const struct tensor *like, int64_t rank) {
+    TRY(descriptor_mirror(w->arena, made, &like->base));
+    (*made)->uid = w->uid++;
+    (*made)->dims.count = (*made)->strides.count = rank;
+    for (int64_t i = 0; i < rank; i++)
+        (*made)->dims.at[i] = (*made)->strides.at[i] = 1;
+    (*made)->constant_address = (*made)->constant;
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -219,9 +246,42 @@ static weftStatus_t add_backward(struct writer *w, const struct norm_backward *n
     return add_pointwise(w, base, WEFT_POINTWISE_ADD, made[2], made[1], norm->dx);
 }
 
+/* 1 / sqrt(variance + epsilon), for each channel. */
+static weftStatus_t add_inverse(struct writer *w, const struct norm_forward *norm, struct tensor **inverse) {
+    struct tensor *sum, *epsilon;
+    TRY(add_channels(w, &sum, norm->x));
+    TRY(add_channels(w, inverse, norm->x));
+    TRY(add_number(w, &epsilon, norm->epsilon, norm->x->dims.count));
+    TRY(add_pointwise(w, &norm->base, WEFT_POINTWISE_ADD, norm->in_running_var, epsilon, sum));
+    return add_pointwise(w, &norm->base, WEFT_POINTWISE_RSQRT, sum, NULL, *inverse);
+}
+
+/* y = (x - mean) inverse scale + bias, without what is absent. */
+static weftStatus_t add_inference(struct writer *w, const struct norm_forward *norm) {
+    struct tensor *mean = norm->mean ? norm->mean : norm->in_running_mean, *inverse = norm->inv_variance, *x = norm->x;
+    if (!norm->mean)
+        TRY(add_inverse(w, norm, &inverse));
+    struct tensor *const operands[] = {mean, inverse, norm->scale, norm->bias};
+    static const weftPointwiseMode_t modes[] = {WEFT_POINTWISE_SUB, WEFT_POINTWISE_MUL, WEFT_POINTWISE_MUL,
+                                                WEFT_POINTWISE_ADD};
+    int last = norm->bias ? 3 : norm->scale ? 2 : 1;
+    for (int i = 0; i <= last; i++) {
+        struct tensor *y = norm->y;
+        if (!operands[i])
+            continue;
+        if (i < last)
+            TRY(add_tensor(w, &y, norm->y));
+        TRY(add_pointwise(w, &norm->base, modes[i], x, operands[i], y));
+        x = y;
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 static weftStatus_t add_parts(struct writer *w, const struct descriptor *norm) {
-    return op_of(norm) == &norm_forward_op ? add_forward(w, (const struct norm_forward *)norm)
-                                           : add_backward(w, (const struct norm_backward *)norm);
+    if (op_of(norm) == &norm_backward_op)
+        return add_backward(w, (const struct norm_backward *)norm);
+    const struct norm_forward *forward = (const struct norm_forward *)norm;
+    return norm_is_inference_of_batch(forward) ? add_inference(w, forward) : add_forward(w, forward);
 }
 
 weftStatus_t batch_norms_part(const struct graph **made, const struct graph *graph, const bool *is_apart,

@@ -369,3 +369,53 @@ def test_gradient_of_batch_norm_behind_a_data_gradient(
         graph={"io_data_type": "bf16", "compute_data_type": "f32"},
         magnitude=float(np.abs(d).max()),
     )
+
+
+# ---- In use ------------------------------------------------------------------------------------------------
+
+
+def in_use(g: Any, x: Any, w: Any, scale: Any, bias: Any, mean: Any, spread: Any, is_running: bool) -> Any:
+    """Convolution, norm by given statistics, residual, activation. spread: variance or its inverse root."""
+    y = g.conv_fprop(x, w, padding=[1, 1])
+    if is_running:
+        y = g.batchnorm_inference(
+            y, scale=scale, bias=bias, in_running_mean=mean, in_running_var=spread, epsilon=EPSILON
+        )
+    else:
+        y = g.batchnorm_inference(y, mean, spread, scale, bias)
+    return g.relu(g.add(y, x))
+
+
+@pytest.mark.parametrize(("is_running", "others"), [(False, []), (True, ["cuda.map"])])
+def test_a_norm_in_use_is_no_step(is_running: bool, others: list[str]) -> None:
+    g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
+    x, w = (
+        g.tensor(dims, checks.strides_of(dims, "channels_last"))
+        for dims in ((32, 64, 56, 56), (64, 64, 3, 3))
+    )
+    each = [g.tensor([1, 64, 1, 1], data_type="f32") for _ in range(4)]
+    in_use(g, x, w, *each, is_running).set_output(True)
+    g.build_operation_graph()
+    assert g.support()[0]["families"] == [*others, "cuda.patch_sm90"]
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_norm_in_use_behind_a_convolution(dtype: str, is_running: bool) -> None:
+    dims, each = (2, 32, 8, 8), (1, 32, 1, 1)
+    x, w = checks.random(dims, dtype), checks.random((32, 32, 3, 3), dtype, seed=1)
+    scale, bias, mean = (checks.random(each, seed=i) for i in (2, 3, 4))
+    spread = checks.random(each, low=0.5, high=2, seed=5)
+    by = 1 / np.sqrt(checks.exact(spread) + EPSILON) if is_running else checks.exact(spread)
+    y = (checks.convolved(checks.exact(x), checks.exact(w)) - checks.exact(mean)) * by
+    wanted = np.maximum(y * checks.exact(scale) + checks.exact(bias) + checks.exact(x), 0)
+    named = {"x": x, "w": w, "scale": scale, "bias": bias, "mean": mean, "spread": spread}
+    checks.check(
+        lambda g, **t: in_use(g, *t.values(), is_running),
+        {n: (a, checks.strides_of(a.shape, "channels_last")) if n in "xw" else a for n, a in named.items()},
+        wanted,
+        layouts=["packed"],
+        out="bf16",  # what is rounded before depends on the engine
+        graph={"io_data_type": dtype, "compute_data_type": "f32"},
+        magnitude=2 * 9.0 * 32,
+    )
