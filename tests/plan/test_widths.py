@@ -100,3 +100,25 @@ def test_statistics_lend_no_type() -> None:
     types = {tensor["name"]: tensor["type"] for tensor in g.build().plan.report["tensors"] if tensor["free"]}
     assert set(types.values()) == {"bf16"}
     assert len(types) >= 4
+
+
+@pytest.mark.parametrize(("intermediate", "stored"), [(None, "f32"), ("bf16", "bf16")])
+def test_a_cpu_stores_floats_unless_told(intermediate: str | None, stored: str) -> None:
+    """And looks at slices and transposes where they lie."""
+    g = weft.Graph(
+        handle=weft.create_handle("cpu"),
+        io_data_type="bf16",
+        intermediate_data_type=intermediate,
+        compute_data_type="f32",
+    )
+    scale = g.tensor([1, 1, 32], data_type="f32")
+    normal = g.rmsnorm("INFERENCE", g.tensor([1, 64, 32]), scale, epsilon=1e-5, name="normal")[0]
+    product = g.matmul(normal, g.tensor([1, 32, 48]), name="product")
+    part = g.transpose(g.slice(product, [slice(0, 1), slice(0, 64), slice(16, 48)]), [0, 2, 1])
+    g.softmax(part).set_output(True)
+    report = g.build().plan.report
+    assert [step["family"] for step in report["steps"]] == ["cpu.rows", "cpu.contraction", "cpu.rows"]
+    virtual = [tensor for tensor in report["tensors"] if tensor["virtual"]]
+    assert [tensor["type"] for tensor in virtual] == [stored] * 4
+    normal_at, product_at, *views = (tensor["memory"] for tensor in virtual)
+    assert views == [product_at] * 2 != [normal_at] * 2
