@@ -764,7 +764,7 @@ def test_a_case_that_fails_shows_in_the_status(
     monkeypatch.setattr("weft.bench.machines._Cpu.ceilings", ())
     monkeypatch.setattr(measure, "LARGEST_ERRORS", {"f32": 0.0})
     assert main(["bench", "--device", "cpu", "--quick", "move"]) == 0  # copies are exact
-    assert main(["bench", "--device", "cpu", "--only", "m16"]) == 1
+    assert main(["bench", "--device", "cpu", "--only", "f32_m16"]) == 1
     assert "\n  weft: the result is wrong: its error is " in capsys.readouterr().out
 
 
@@ -783,7 +783,7 @@ def test_tiles_are_those_of_the_chosen_engine(monkeypatch: pytest.MonkeyPatch) -
 
 def test_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = tmp_path / "tiles.csv"
-    words = ["matmul", "--device", "cpu", "--only", "m16", "--tiles", "--quick", "--csv", str(written)]
+    words = ["matmul", "--device", "cpu", "--only", "f32_m16", "--tiles", "--quick", "--csv", str(written)]
     assert main(["bench", *words]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1].split() == ["case", "chosen", "best", "ratio", "tiles", "the", "best", "one"]
@@ -838,7 +838,7 @@ def test_the_best_tile() -> None:
 
 def test_families(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = tmp_path / "families.csv"
-    words = ["matmul", "--device", "cpu", "--only", "m16", "--families", "--quick", "--csv", str(written)]
+    words = ["matmul", "--device", "cpu", "--only", "f32_m16", "--families", "--quick", "--csv", str(written)]
     assert main(["bench", *words]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[2].startswith("matmul/f32_m16_n1024_k1024 ")
