@@ -27,6 +27,7 @@ struct batch {
     int32_t *where;
     /* Of a row and its channels: the first that the source and the picks have, and their bytes from place to place. */
     const char *rows, *picks;
+    float *results; /* where sums are the result's memory: of the row's first place */
     int64_t row_bytes[WINDOW_AXES], pick_bytes[WINDOW_AXES];
 };
 
@@ -40,6 +41,7 @@ static const char *address(const struct window_side *side, const struct batch *b
 /* What sweeps over these channels have in common. */
 static void begin_channels(struct batch *b) {
     static const int64_t origin[WINDOW_AXES];
+    const int64_t row[] = {b->at[0], b->at[1], 0};
     struct sweep *s = &b->sweep;
     b->is_direct = b->result.data && b->result.type == WEFT_DATA_FLOAT;
     s->type = b->source.type, s->pick_type = b->index.type;
@@ -55,6 +57,7 @@ static void begin_channels(struct batch *b) {
     }
     s->row_step = b->way->source_step * b->row_bytes[2];
     s->pick_step = b->way->source_step * b->pick_bytes[2];
+    b->results = b->is_direct ? (float *)address(&b->result, b, row) : b->sums;
     s->result_step = b->is_direct ? b->way->result_step * b->result.operand->size_stride[2] : b->channels;
 }
 
@@ -62,7 +65,7 @@ static void begin_channels(struct batch *b) {
 static void begin(struct batch *b) {
     struct sweep *s = &b->sweep;
     s->positions = b->positions;
-    s->results = b->is_direct ? (float *)address(&b->result, b, b->at) : b->sums;
+    s->results = b->is_direct ? b->results + b->at[2] * b->result.operand->size_stride[2] : b->sums;
     s->count = 0, s->factor = 1;
     s->goes_on = false;
 }
@@ -108,6 +111,8 @@ static void finish(struct batch *b, float factor) {
         fill(b);
     else
         sweep(b);
+    if (b->is_direct && !b->sweep.where)
+        return;
     int64_t at[] = {b->at[0], b->at[1], b->at[2]};
     for (int64_t p = 0; p < b->positions; p++, at[2] += b->way->result_step) {
         if (b->sweep.where)
@@ -190,26 +195,26 @@ static void run_row(struct batch *b) {
     }
 }
 
-/* ---- Forward ----------------------------------------------------------------------------------------------------- */
-
-static struct batch forward_batch(const struct window *w, int64_t task) {
-    const int64_t *size = w->g.y.size;
-    return (struct batch){.w = w,
-                          .way = &w->forward,
-                          .kernels = sweep_kernels(0),
-                          .n = task / size[1] / size[0],
-                          .at = {task / size[1] % size[0], task % size[1]},
-                          .finds_maximum = w->is_max};
+/* The rows of a task; size: the results'. */
+static void run_rows(struct batch *b, const int64_t *size, int64_t task) {
+    int64_t first = task * b->way->task_rows, end = min64(first + b->way->task_rows, b->w->g.n * size[0] * size[1]);
+    for (int64_t row = first; row < end; row++) {
+        b->n = row / size[1] / size[0];
+        b->at[0] = row / size[1] % size[0], b->at[1] = row % size[1];
+        run_row(b);
+    }
 }
+
+/* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
 void window_channels_forward_task(void *context, int64_t task) {
     const struct window_job *job = context;
     const struct window *w = job->window;
-    struct batch b = forward_batch(w, task);
+    struct batch b = {.w = w, .way = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
     b.source = window_side_of(&w->g.x, job->values[w->x]);
     b.result = window_side_of(&w->g.y, job->values[w->y]);
     b.index = window_side_of(&w->g.index, w->index < 0 ? NULL : job->values[w->index]);
-    run_row(&b);
+    run_rows(&b, w->g.y.size, task);
 }
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
@@ -232,28 +237,23 @@ void window_channels_find_task(void *context, int64_t task) {
     const struct window_job *job = context;
     const struct window *w = job->window;
     const struct resample_operand found = found_operand(w);
-    struct batch b = forward_batch(w, task);
+    struct batch b = {.w = w, .way = &w->forward, .kernels = sweep_kernels(0), .finds_maximum = w->is_max};
     b.source = window_side_of(&w->g.saved, job->values[w->saved]);
     b.result = (struct window_side){WEFT_DATA_FLOAT, NULL, &w->g.y};
     b.index = (struct window_side){WEFT_DATA_INT32, job->workspace, &found};
-    run_row(&b);
+    run_rows(&b, w->g.y.size, task);
 }
 
 void window_channels_backward_task(void *context, int64_t task) {
     const struct window_job *job = context;
     const struct window *w = job->window;
-    const int64_t *size = w->g.x.size;
     const struct resample_operand found = found_operand(w);
-    struct batch b = {.w = w,
-                      .way = &w->gradient,
-                      .kernels = sweep_kernels(0),
-                      .n = task / size[1] / size[0],
-                      .at = {task / size[1] % size[0], task % size[1]}};
+    struct batch b = {.w = w, .way = &w->gradient, .kernels = sweep_kernels(0)};
     b.source = window_side_of(&w->g.y, job->values[w->y]);
     b.result = window_side_of(&w->g.x, job->values[w->x]);
     if (w->index >= 0)
         b.index = window_side_of(&w->g.index, job->values[w->index]);
     else if (w->is_max)
         b.index = (struct window_side){WEFT_DATA_INT32, job->workspace, &found};
-    run_row(&b);
+    run_rows(&b, w->g.x.size, task);
 }

@@ -11,6 +11,20 @@
 #pragma GCC optimize("O3")
 #endif
 
+/* What loops over a sweep keep in registers: results may be any memory, the sweep's own for all the compiler knows. */
+struct frame {
+    int64_t channels, positions, row_step, pick_step, result_step, where_step;
+    float *results, factor;
+    int32_t *where;
+    int count;
+    bool goes_on;
+};
+
+static inline struct frame frame_of(const struct sweep *s) {
+    return (struct frame){s->channels, s->positions, s->row_step, s->pick_step, s->result_step, s->where_step,
+                          s->results,  s->factor,    s->where,    s->count,     s->goes_on};
+}
+
 /* Bytes become 16 bits first: from 8 to 32 at once GCC converts number by number. */
 typedef int8_t bytes_4 __attribute__((vector_size(4), may_alias, aligned(1)));
 typedef int8_t bytes_8 __attribute__((vector_size(8), may_alias, aligned(1)));

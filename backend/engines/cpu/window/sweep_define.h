@@ -47,23 +47,21 @@ INLINE void NAME(store)(void *at, NAME(ints) numbers, int lanes) {
 INLINE NAME(ints) NAME(select)(NAME(ints) mask, NAME(ints) yes, NAME(ints) no) { return no ^ ((no ^ yes) & mask); }
 
 /* Of equals the first stays; of a NaN and another the NaN, or the other. Begins with the first tap. */
-INLINE void NAME(maximum_block)(const struct sweep *s, int64_t position, int64_t channel, int vectors, int lanes,
-                                bool has_where, bool nan_wins) {
-    const weftDataType_t type = s->type;
-    const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, offset = position * s->row_step + channel * size;
-    float *results = s->results + position * s->result_step + channel;
-    int32_t *wheres = has_where ? s->where + position * s->where_step + channel : NULL;
+INLINE void NAME(maximum_block)(const struct sweep *s, struct frame f, int64_t position, int64_t channel, int vectors,
+                                int lanes, weftDataType_t type, bool has_where, bool nan_wins) {
+    const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, offset = position * f.row_step + channel * size;
+    float *results = f.results + position * f.result_step + channel;
+    int32_t *wheres = has_where ? f.where + position * f.where_step + channel : NULL;
     NAME(floats) best[4];
     NAME(ints) where[4];
-    int k = !s->goes_on;
     for (int v = 0; v < vectors; v++) {
-        best[v] = s->goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes)
-                             : NAME(load)(type, s->rows[0] + offset + v * LANES * size, lanes);
+        best[v] = f.goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes)
+                            : NAME(load)(type, s->rows[0] + offset + v * LANES * size, lanes);
         where[v] = (NAME(ints)){0} + s->numbers[0];
-        if (has_where && s->goes_on)
+        if (has_where && f.goes_on)
             where[v] = NAME(load_pick)(WEFT_DATA_INT32, (const char *)(wheres + v * LANES), lanes);
     }
-    for (; k < s->count; k++) {
+    for (int k = !f.goes_on; k < f.count; k++) {
         const char *row = s->rows[k] + offset;
         _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++) {
             NAME(floats) value = NAME(load)(type, row + v * LANES * size, lanes);
@@ -74,66 +72,86 @@ INLINE void NAME(maximum_block)(const struct sweep *s, int64_t position, int64_t
         }
     }
     for (int v = 0; v < vectors; v++) {
-        NAME(store)(results + v * LANES, (NAME(ints))(best[v] * s->factor), lanes);
+        NAME(store)(results + v * LANES, (NAME(ints))(best[v] * f.factor), lanes);
         if (has_where)
             NAME(store)(wheres + v * LANES, where[v], lanes);
     }
 }
 
-INLINE void NAME(sum_block)(const struct sweep *s, int64_t position, int64_t channel, int vectors, int lanes,
-                            bool has_picks) {
-    const weftDataType_t type = s->type;
-    const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, pick_size = s->pick_type == WEFT_DATA_INT8 ? 1 : 4;
-    const int64_t offset = position * s->row_step + channel * size;
-    float *results = s->results + position * s->result_step + channel;
+/* pick_type: INT8 or INT32, or FLOAT where there are no picks. */
+INLINE void NAME(sum_block)(const struct sweep *s, struct frame f, int64_t position, int64_t channel, int vectors,
+                            int lanes, weftDataType_t type, weftDataType_t pick_type) {
+    const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, pick_size = pick_type == WEFT_DATA_INT8 ? 1 : 4;
+    const int64_t offset = position * f.row_step + channel * size;
+    const int64_t pick_offset = position * f.pick_step + channel * pick_size;
+    float *results = f.results + position * f.result_step + channel;
     NAME(floats) sum[4];
     for (int v = 0; v < vectors; v++)
         sum[v] =
-            s->goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes) : (NAME(floats)){0};
-    for (int k = 0; k < s->count; k++) {
+            f.goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes) : (NAME(floats)){0};
+    for (int k = 0; k < f.count; k++) {
         _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++) {
             NAME(floats) value = NAME(load)(type, s->rows[k] + offset + v * LANES * size, lanes) * s->weights[k];
-            if (has_picks) {
-                const char *picks = s->picks[k] + position * s->pick_step + (channel + v * LANES) * pick_size;
-                NAME(ints) is_picked = NAME(load_pick)(s->pick_type, picks, lanes) == s->numbers[k];
+            if (pick_type != WEFT_DATA_FLOAT) {
+                const char *picks = s->picks[k] + pick_offset + v * LANES * pick_size;
+                NAME(ints) is_picked = NAME(load_pick)(pick_type, picks, lanes) == s->numbers[k];
                 value = (NAME(floats))((NAME(ints))value & is_picked);
             }
             sum[v] += value;
         }
     }
     for (int v = 0; v < vectors; v++)
-        NAME(store)(results + v * LANES, (NAME(ints))(sum[v] * s->factor), lanes);
+        NAME(store)(results + v * LANES, (NAME(ints))(sum[v] * f.factor), lanes);
 }
 
-/* Four vectors of channels at a time, then single ones, then what is left of one. */
+/* Four vectors of channels at a time, then two, then single ones, then what is left of one. */
 #define EACH_BLOCK(BLOCK, ...)                                                                                         \
-    for (int64_t p = 0, c; p < sweep->positions; p++) {                                                                \
-        for (c = 0; c + 4 * LANES <= sweep->channels; c += 4 * LANES)                                                  \
-            BLOCK(sweep, p, c, 4, LANES, __VA_ARGS__);                                                                 \
-        for (; c + LANES <= sweep->channels; c += LANES)                                                               \
-            BLOCK(sweep, p, c, 1, LANES, __VA_ARGS__);                                                                 \
-        if (c < sweep->channels)                                                                                       \
-            BLOCK(sweep, p, c, 1, (int)(sweep->channels - c), __VA_ARGS__);                                            \
+    for (int64_t p = 0, c; p < frame.positions; p++) {                                                                 \
+        for (c = 0; c + 4 * LANES <= frame.channels; c += 4 * LANES)                                                   \
+            BLOCK(sweep, frame, p, c, 4, LANES, __VA_ARGS__);                                                          \
+        for (; c + 2 * LANES <= frame.channels; c += 2 * LANES)                                                        \
+            BLOCK(sweep, frame, p, c, 2, LANES, __VA_ARGS__);                                                          \
+        for (; c + LANES <= frame.channels; c += LANES)                                                                \
+            BLOCK(sweep, frame, p, c, 1, LANES, __VA_ARGS__);                                                          \
+        if (c < frame.channels)                                                                                        \
+            BLOCK(sweep, frame, p, c, 1, (int)(frame.channels - c), __VA_ARGS__);                                      \
     }
 
-TARGET static void NAME(maximum)(const struct sweep *sweep) {
+INLINE void NAME(maximum_of)(const struct sweep *sweep, struct frame frame, weftDataType_t type) {
     if (sweep->where && sweep->nan_wins) {
-        EACH_BLOCK(NAME(maximum_block), true, true)
+        EACH_BLOCK(NAME(maximum_block), type, true, true)
     } else if (sweep->where) {
-        EACH_BLOCK(NAME(maximum_block), true, false)
+        EACH_BLOCK(NAME(maximum_block), type, true, false)
     } else if (sweep->nan_wins) {
-        EACH_BLOCK(NAME(maximum_block), false, true)
+        EACH_BLOCK(NAME(maximum_block), type, false, true)
     } else {
-        EACH_BLOCK(NAME(maximum_block), false, false)
+        EACH_BLOCK(NAME(maximum_block), type, false, false)
     }
+}
+
+INLINE void NAME(sum_of)(const struct sweep *sweep, struct frame frame, weftDataType_t type) {
+    if (!sweep->has_picks) {
+        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_FLOAT)
+    } else if (sweep->pick_type == WEFT_DATA_INT8) {
+        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_INT8)
+    } else {
+        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_INT32)
+    }
+}
+
+/* With the type as a constant nothing is asked for each element. */
+TARGET static void NAME(maximum)(const struct sweep *sweep) {
+    if (sweep->type == WEFT_DATA_FLOAT)
+        NAME(maximum_of)(sweep, frame_of(sweep), WEFT_DATA_FLOAT);
+    else
+        NAME(maximum_of)(sweep, frame_of(sweep), sweep->type);
 }
 
 TARGET static void NAME(sum)(const struct sweep *sweep) {
-    if (sweep->has_picks) {
-        EACH_BLOCK(NAME(sum_block), true)
-    } else {
-        EACH_BLOCK(NAME(sum_block), false)
-    }
+    if (sweep->type == WEFT_DATA_FLOAT)
+        NAME(sum_of)(sweep, frame_of(sweep), WEFT_DATA_FLOAT);
+    else
+        NAME(sum_of)(sweep, frame_of(sweep), sweep->type);
 }
 
 #undef EACH_BLOCK

@@ -231,6 +231,9 @@ static weftStatus_t tabulate_way(struct window *w, struct window_way *way, bool 
     way->is_gradient = is_gradient;
     for (int i = 0; i < WINDOW_AXES; i++)
         TRY(tabulate_links(w, way, i, arena));
+    const int64_t *size = (is_gradient ? &w->g.x : &w->g.y)->size;
+    way->task_rows = max64(1, WINDOW_TASK / max64(1, size[2] * w->g.c));
+    way->tasks = divide_up(w->g.n * size[0] * size[1], way->task_rows);
     return tabulate_segments(w, way, arena);
 }
 
@@ -263,7 +266,7 @@ static int64_t tasks_of(const struct window *w) {
     if (tensor_elements((w->g.backward ? &w->g.x : &w->g.y)->tensor) == 0)
         return 0;
     if (w->is_last)
-        return w->g.n * (w->g.backward ? x[0] * x[1] : y[0] * y[1]);
+        return w->g.backward ? w->gradient.tasks : w->forward.tasks;
     if (w->g.backward)
         return w->g.n * w->g.c * divide_up(x[0], w->box[0]) * divide_up(x[1], w->box[1]);
     return w->g.n * w->g.c * y[0];
@@ -298,7 +301,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     if (!values[w->x])
         return WEFT_STATUS_SUCCESS;
     if (step->workspace_bytes)
-        threads_for(w->g.n * w->g.y.size[0] * w->g.y.size[1], window_channels_find_task, &job);
+        threads_for(w->forward.tasks, window_channels_find_task, &job);
     if (w->is_last)
         threads_for(w->tasks, w->g.backward ? window_channels_backward_task : window_channels_forward_task, &job);
     else

@@ -13,6 +13,7 @@ enum {
     WINDOW_LANES = 1024,    /* of one pass: best or sum, and position, stay in L1 */
     WINDOW_ROW = 4096,      /* elements of x that lanes along a row read, at most, where they must be converted */
     WINDOW_SUMS = 24 << 10, /* floats of a gradient's box, on the stack of a thread */
+    WINDOW_TASK = 8 << 10,  /* results of a task of whole rows of channels, about */
     WINDOW_OUTSIDE = -1     /* a tap in padding */
 };
 
@@ -36,6 +37,7 @@ struct window_way {
     int64_t result_step, source_step;
     struct window_segment *segments;
     int64_t segment_count;
+    int64_t task_rows, tasks;
 };
 
 /* Along one axis: which element of x each tap of each output position reads. */
