@@ -7,6 +7,8 @@
 #include "engines/cpu/window/loops.h"
 #include "engines/cpu/window/window.h"
 
+#include <string.h>
+
 /* The part of dx that a task makes. */
 struct box {
     const struct window *w;
@@ -15,6 +17,15 @@ struct box {
     int64_t first[2], size[2], width; /* along the outer two axes; rows are whole */
     float *sums;                      /* [size[0]][size[1]][width] */
 };
+
+/* All but the part. */
+static struct box sides_of(const struct window *w, void *const *values) {
+    return (struct box){.w = w,
+                        .dx = window_side_of(&w->g.x, values[w->x]),
+                        .dy = window_side_of(&w->g.y, values[w->y]),
+                        .index = window_side_of(&w->g.index, w->index < 0 ? NULL : values[w->index]),
+                        .saved = window_side_of(&w->g.saved, w->saved < 0 ? NULL : values[w->saved])};
+}
 
 /* Where a tap of the outer two axes lies in the box: its row of sums; NULL: elsewhere. */
 static float *row_of(const struct box *box, int64_t place0, int64_t place1) {
@@ -158,21 +169,101 @@ static void store_box(const struct box *box) {
         }
 }
 
+/* ---- Maxima of whole planes -------------------------------------------------------------------------------------- */
+
+/* A row of outputs that hands its dy to a plane of dx: lane i's tap t is plane[base + offsets[t] + i * step], and is inside
+   where bit t of rows and of columns[i] is set. */
+struct scatter {
+    float *plane;
+    int64_t base, *offsets, step, count;
+    uint64_t rows, *columns;
+    float alpha;
+};
+
+#define SCATTER(type)                                                                                                  \
+    static void scatter_##type(const struct scatter *scatter, const float *dy, const type *where) {                    \
+        const struct scatter s = *scatter;                                                                             \
+        for (int64_t i = 0; i < s.count; i++) {                                                                        \
+            uint64_t tap = (uint64_t)where[i];                                                                         \
+            if (tap < 64 && (s.rows & s.columns[i]) >> tap & 1)                                                        \
+                s.plane[s.base + s.offsets[tap] + i * s.step] += s.alpha * dy[i];                                      \
+        }                                                                                                              \
+    }
+SCATTER(int8_t)
+SCATTER(int32_t)
+
+/* Lanes of a row, from lanes->at[2] on. */
+static void scatter_lanes(const struct box *box, const struct window_lanes *lanes, struct scatter *s) {
+    int32_t found[WINDOW_LANES];
+    float converted[WINDOW_LANES], best[WINDOW_LANES];
+    int64_t offset = window_offset(box->dy.operand, lanes->n, lanes->c, lanes->at);
+    const float *dy = (const float *)box->dy.data + offset;
+    if (box->dy.type != WEFT_DATA_FLOAT) {
+        dtype_to_f32(converted, box->dy.type, box->dy.data, offset, lanes->count);
+        dy = converted;
+    }
+    if (!box->index.data) {
+        window_maximum(box->w, &box->saved, lanes, best, found);
+        scatter_int32_t(s, dy, found);
+        return;
+    }
+    int64_t at = window_offset(box->index.operand, lanes->n, lanes->c, lanes->at);
+    if (box->index.type == WEFT_DATA_INT8)
+        scatter_int8_t(s, dy, (const int8_t *)box->index.data + at);
+    else
+        scatter_int32_t(s, dy, (const int32_t *)box->index.data + at);
+}
+
+/* Offsets of taps from where the first one would be. */
+static void find_offsets(const struct window *w, int64_t *offsets) {
+    const struct window_axis *a = w->axes;
+    const int64_t *stride = w->g.x.size_stride;
+    for (int i = 0, tap = 0; i < a[0].taps; i++)
+        for (int j = 0; j < a[1].taps; j++)
+            for (int k = 0; k < a[2].taps; k++)
+                offsets[tap++] = i * stride[0] + j * stride[1] + k;
+}
+
+static void clear_plane(const struct window *w, float *plane) {
+    const int64_t *size = w->g.x.size, *stride = w->g.x.size_stride;
+    for (int64_t i = 0; i < size[0] * size[1]; i++)
+        memset(plane + i / size[1] * stride[0] + i % size[1] * stride[1], 0, (size_t)size[2] * sizeof *plane);
+}
+
+void window_scatter_task(void *context, int64_t task) {
+    const struct window_job *job = context;
+    const struct window *w = job->window;
+    const int64_t *y = w->g.y.size, *stride = w->g.x.size_stride, *step = w->g.step, *pre = w->g.offset;
+    int64_t offsets[64], n = task / w->g.c, c = task % w->g.c;
+    struct box box = sides_of(w, job->values);
+    float *plane = (float *)box.dx.data + n * w->g.x.batch_stride + c * w->g.x.channel_stride;
+    find_offsets(w, offsets);
+    clear_plane(w, plane);
+    struct scatter s = {.plane = plane, .offsets = offsets, .step = step[2], .alpha = (float)w->g.alpha};
+    struct window_lanes lanes = {.n = n, .c = c};
+    for (int64_t row = 0; row < y[0] * y[1]; row++)
+        for (lanes.at[2] = 0; lanes.at[2] < y[2]; lanes.at[2] += lanes.count) {
+            lanes.at[0] = row / y[1], lanes.at[1] = row % y[1];
+            lanes.count = s.count = min64(w->lanes, y[2] - lanes.at[2]);
+            s.base = (lanes.at[0] * step[0] - pre[0]) * stride[0] + (lanes.at[1] * step[1] - pre[1]) * stride[1] +
+                     lanes.at[2] * step[2] - pre[2];
+            s.rows = w->axes[0].masks[lanes.at[0]] & w->axes[1].masks[lanes.at[1]];
+            s.columns = w->axes[2].masks + lanes.at[2];
+            scatter_lanes(&box, &lanes, &s);
+        }
+}
+
+/* ---- Tasks ------------------------------------------------------------------------------------------------------- */
+
 void window_backward_task(void *context, int64_t task) {
     const struct window_job *job = context;
     const struct window *w = job->window;
     const int64_t *x = w->g.x.size, boxes1 = divide_up(x[1], w->box[1]), boxes0 = divide_up(x[0], w->box[0]);
     float sums[WINDOW_SUMS];
-    struct box box = {.w = w,
-                      .dx = window_side_of(&w->g.x, job->values[w->x]),
-                      .dy = window_side_of(&w->g.y, job->values[w->y]),
-                      .index = window_side_of(&w->g.index, w->index < 0 ? NULL : job->values[w->index]),
-                      .saved = window_side_of(&w->g.saved, w->saved < 0 ? NULL : job->values[w->saved]),
-                      .n = task / boxes1 / boxes0 / w->g.c,
-                      .c = task / boxes1 / boxes0 % w->g.c,
-                      .first = {task / boxes1 % boxes0 * w->box[0], task % boxes1 * w->box[1]},
-                      .width = x[2],
-                      .sums = sums};
+    struct box box = sides_of(w, job->values);
+    box.n = task / boxes1 / boxes0 / w->g.c, box.c = task / boxes1 / boxes0 % w->g.c;
+    box.first[0] = task / boxes1 % boxes0 * w->box[0], box.first[1] = task % boxes1 * w->box[1];
+    box.width = x[2], box.sums = sums;
     for (int i = 0; i < 2; i++)
         box.size[i] = min64(w->box[i], x[i] - box.first[i]);
     for (int64_t i = 0; i < box.size[0] * box.size[1] * box.width; i++)

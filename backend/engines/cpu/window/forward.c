@@ -23,6 +23,8 @@ static void run_lanes(const struct window *w, void *const *values, const struct 
     int32_t where[WINDOW_LANES];
     if (w->is_max)
         window_maximum(w, &x, lanes, found, index.data ? where : NULL);
+    else if (w->picks)
+        window_interpolate(w, &x, lanes, found);
     else
         window_sum(w, &x, lanes, found);
     if (index.data)
@@ -47,4 +49,23 @@ void window_forward_task(void *context, int64_t task) {
             lanes.count = min64(w->lanes, size[2] - lanes.at[2]);
             run_lanes(w, job->values, &lanes);
         }
+}
+
+/* One plane's mean, or the gradient of it, for each channel. */
+void window_mean_task(void *context, int64_t task) {
+    const struct window_job *job = context;
+    const struct resample_geometry *g = &job->window->g;
+    int64_t count = g->x.size[0] * g->x.size[1] * g->x.size[2];
+    float factor = (float)(g->alpha / (double)count), *x = job->values[job->window->x],
+          *y = job->values[job->window->y];
+    int64_t first = task * WINDOW_PLANES, end = min64(first + WINDOW_PLANES, g->n * g->c);
+    for (int64_t plane = first; plane < end; plane++) {
+        int64_t n = plane / g->c, c = plane % g->c;
+        float *all = x + n * g->x.batch_stride + c * g->x.channel_stride;
+        float *one = y + n * g->y.batch_stride + c * g->y.channel_stride;
+        if (g->backward)
+            tap_fill(all, count, factor * *one);
+        else
+            *one = factor * tap_total(all, count);
+    }
 }

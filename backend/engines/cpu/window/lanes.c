@@ -144,6 +144,38 @@ void window_sum(const struct window *w, const struct window_side *x, const struc
     take_all(&pass);
 }
 
+/* A row of x at places of the outer axes, as floats. */
+static const float *outer_row(struct pass *pass, int64_t place0, int64_t place1) {
+    const int64_t at[] = {place0, place1, 0};
+    return load(pass, window_offset(pass->x->operand, pass->lanes->n, pass->lanes->c, at), pass->w->g.x.size[2]);
+}
+
+/* A single row of weight 1 is read where it lies. */
+void window_interpolate(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
+                        float *sum) {
+    float converted[WINDOW_ROW], blended[WINDOW_ROW];
+    struct pass pass = {w, x, lanes, sum, NULL, converted};
+    const struct window_axis *a = w->axes;
+    const float *row = NULL;
+    int64_t width = w->g.x.size[2];
+    for (int i = 0; i < a[0].taps; i++)
+        for (int j = 0; j < a[1].taps; j++) {
+            int64_t place0 = a[0].places[lanes->at[0] * a[0].taps + i];
+            int64_t place1 = a[1].places[lanes->at[1] * a[1].taps + j];
+            float weight = weight_of(&a[0], lanes->at[0], i) * weight_of(&a[1], lanes->at[1], j);
+            if (place0 == WINDOW_OUTSIDE || place1 == WINDOW_OUTSIDE || weight == 0)
+                continue;
+            const float *next = outer_row(&pass, place0, place1);
+            if (weight != 1)
+                tap_blend(blended, row, next, width, weight);
+            row = weight != 1 ? blended : next;
+        }
+    for (int64_t i = 0; !row && i < width; i++)
+        blended[i] = 0;
+    tap_pick(sum, row ? row : blended, a[2].places + lanes->at[2] * a[2].taps,
+             a[2].weights ? a[2].weights + lanes->at[2] * a[2].taps : NULL, a[2].taps, lanes->count);
+}
+
 /* A mean of nothing is 0. */
 void window_factors(const struct window *w, const struct window_lanes *lanes, float *factors) {
     int64_t outer = w->is_mean ? w->axes[0].counts[lanes->at[0]] * w->axes[1].counts[lanes->at[1]] : 1;

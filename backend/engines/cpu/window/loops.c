@@ -67,3 +67,41 @@ WIDE void tap_scale(float *restrict x, const float *restrict factors, int64_t co
     for (int64_t i = 0; i < count; i++)
         x[i] *= factors[i];
 }
+
+WIDE void tap_blend(float *restrict y, const float *before, const float *restrict x, int64_t count, float weight) {
+    for (int64_t i = 0; i < count && before; i++)
+        y[i] += weight * x[i];
+    for (int64_t i = 0; i < count && !before; i++)
+        y[i] = weight * x[i];
+}
+
+WIDE void tap_pick(float *restrict y, const float *restrict row, const int64_t *restrict places,
+                   const float *restrict weights, int taps, int64_t count) {
+    for (int64_t i = 0; i < count && !weights; i++)
+        y[i] = row[places[i]];
+    for (int64_t i = 0; i < count && weights && taps == 2; i++) {
+        float one = weights[2 * i] != 0 ? row[places[2 * i]] * weights[2 * i] : 0;
+        float two = weights[2 * i + 1] != 0 ? row[places[2 * i + 1]] * weights[2 * i + 1] : 0;
+        y[i] = one + two;
+    }
+}
+
+WIDE void tap_fill(float *restrict x, int64_t count, float value) {
+    for (int64_t i = 0; i < count; i++)
+        x[i] = value;
+}
+
+WIDE float tap_total(const float *restrict x, int64_t count) {
+    enum { SUMS = 16 };
+    float sums[SUMS] = {0};
+    int64_t i = 0;
+    for (; i + SUMS <= count; i += SUMS)
+        for (int k = 0; k < SUMS; k++)
+            sums[k] += x[i + k];
+    for (int k = 0; i < count; i++, k++)
+        sums[k] += x[i];
+    for (int half = SUMS / 2; half; half /= 2)
+        for (int k = 0; k < half; k++)
+            sums[k] += sums[k + half];
+    return sums[0];
+}

@@ -76,6 +76,33 @@ static bool find_box(struct window *w) {
     return true;
 }
 
+/* Whether rows of a plane follow each other without gaps. */
+static bool is_plane(const struct resample_operand *operand) {
+    int64_t step = 1;
+    for (int i = WINDOW_AXES - 1; i >= 0; i--) {
+        if (operand->size[i] != 1 && operand->size_stride[i] != step)
+            return false;
+        step *= operand->size[i];
+    }
+    return true;
+}
+
+/* A mean over all that a channel has, of floats. */
+static bool is_whole_mean(const struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    for (int i = 0; i < WINDOW_AXES; i++)
+        if (g->y.size[i] != 1 || g->offset[i] != 0 || g->taps[i] != g->x.size[i] || g->x.size[i] == 0)
+            return false;
+    return w->is_mean && is_plane(&g->x) && g->x.tensor->type == WEFT_DATA_FLOAT &&
+           g->y.tensor->type == WEFT_DATA_FLOAT;
+}
+
+static bool scatters(const struct window *w) {
+    const struct resample_geometry *g = &w->g;
+    return g->backward && w->is_max && w->is_strided && g->x.tensor->type == WEFT_DATA_FLOAT &&
+           g->taps[0] * g->taps[1] * g->taps[2] <= 64;
+}
+
 static int value_of(const struct region *region, const struct tensor *tensor) {
     return tensor ? graph_find_value(region->graph, tensor) : -1;
 }
@@ -95,6 +122,8 @@ static weftStatus_t analyse(struct window *w, const struct region *region) {
     w->reads_zeros = w->is_max && g->padding == WEFT_ZERO_PAD;
     w->is_strided = is_pool(g) && !clamps(g);
     w->is_last = are_lanes(g, true) && (g->c > 1 || !are_lanes(g, false));
+    w->is_whole = !w->is_last && is_whole_mean(w);
+    w->scatters = !w->is_last && scatters(w);
     w->x = value_of(region, g->x.tensor), w->y = value_of(region, g->y.tensor);
     w->index = value_of(region, g->index.tensor), w->saved = value_of(region, g->saved.tensor);
     w->lanes = WINDOW_LANES;
@@ -151,6 +180,21 @@ static void tabulate_tap(struct window_axis *axis, const struct resample_geometr
         double fraction = rest / (double)g->denominator[i];
         axis->weights[position * axis->taps + tap] = (float)(tap ? fraction : 1 - fraction);
     }
+}
+
+/* Taps are numbered over all axes, row-major. */
+static weftStatus_t tabulate_masks(struct window *w, int i, struct arena *arena) {
+    struct window_axis *axis = &w->axes[i];
+    int64_t positions = w->g.y.size[i], inner = 1, taps = w->g.taps[0] * w->g.taps[1] * w->g.taps[2];
+    for (int k = i + 1; k < WINDOW_AXES; k++)
+        inner *= w->g.taps[k];
+    TRY(arena_alloc(arena, &axis->masks, (size_t)positions * sizeof *axis->masks));
+    for (int64_t k = 0; k < positions * taps; k++) {
+        int64_t position = k / taps, tap = k % taps / inner % axis->taps;
+        bool is_inside = axis->places[position * axis->taps + tap] != WINDOW_OUTSIDE;
+        axis->masks[position] |= (uint64_t)is_inside << (k % taps);
+    }
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* The result that tap `tap` of an output position is part of; -1: none. */
@@ -265,6 +309,10 @@ static int64_t tasks_of(const struct window *w) {
     const int64_t *x = w->g.x.size, *y = w->g.y.size;
     if (tensor_elements((w->g.backward ? &w->g.x : &w->g.y)->tensor) == 0)
         return 0;
+    if (w->is_whole)
+        return divide_up(w->g.n * w->g.c, WINDOW_PLANES);
+    if (w->scatters)
+        return w->g.n * w->g.c;
     if (w->is_last)
         return w->g.backward ? w->gradient.tasks : w->forward.tasks;
     if (w->g.backward)
@@ -280,6 +328,11 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(analyse(w, &step->region));
     for (int i = 0; i < WINDOW_AXES; i++)
         TRY(tabulate(w, i, arena));
+    w->picks = !w->is_max && !w->is_mean;
+    for (int64_t i = 0; w->picks && i < w->g.y.size[2]; i++)
+        w->picks = w->axes[2].insides[i] == w->axes[2].taps;
+    for (int i = 0; w->scatters && i < WINDOW_AXES; i++)
+        TRY(tabulate_masks(w, i, arena));
     if (w->is_last && (!w->g.backward || window_channels_workspace_bytes(w)))
         TRY(tabulate_way(w, &w->forward, false, arena));
     if (w->is_last && w->g.backward)
@@ -302,7 +355,9 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
         return WEFT_STATUS_SUCCESS;
     if (step->workspace_bytes)
         threads_for(w->forward.tasks, window_channels_find_task, &job);
-    if (w->is_last)
+    if (w->is_whole || w->scatters)
+        threads_for(w->tasks, w->is_whole ? window_mean_task : window_scatter_task, &job);
+    else if (w->is_last)
         threads_for(w->tasks, w->g.backward ? window_channels_backward_task : window_channels_forward_task, &job);
     else
         threads_for(w->tasks, w->g.backward ? window_backward_task : window_forward_task, &job);

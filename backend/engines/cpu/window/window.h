@@ -14,6 +14,7 @@ enum {
     WINDOW_ROW = 4096,      /* elements of x that lanes along a row read, at most, where they must be converted */
     WINDOW_SUMS = 24 << 10, /* floats of a gradient's box, on the stack of a thread */
     WINDOW_TASK = 8 << 10,  /* results of a task of whole rows of channels, about */
+    WINDOW_PLANES = 16,     /* that a task averages */
     WINDOW_OUTSIDE = -1     /* a tap in padding */
 };
 
@@ -46,6 +47,7 @@ struct window_axis {
     int64_t stride;   /* of pools: from one output position's first tap to the next one's */
     int64_t *places;  /* [position][tap]; WINDOW_OUTSIDE: none */
     float *weights;   /* [position][tap] of interpolation; NULL: all 1 */
+    uint64_t *masks;  /* [position]: bits of the window's taps that are inside along this axis, of at most 64 taps */
     int64_t *counts;  /* [position]: taps that a mean counts */
     int64_t *insides; /* [position]: taps that are elements of x */
     int64_t *starts;  /* [tap]: the first position whose tap is inside, of pools whose paddings are not clamped */
@@ -58,6 +60,9 @@ struct window {
     bool is_last;           /* lanes are channels */
     bool is_max, is_mean;   /* otherwise an interpolation */
     bool reads_zeros;       /* padding is a 0 that may be the maximum */
+    bool is_whole;          /* a mean of all of a plane, whose elements lie side by side */
+    bool picks;             /* an interpolation of rows whose taps along them are all inside */
+    bool scatters;          /* a maximum's gradient that goes straight from dy to planes of dx */
     bool is_strided;        /* along a row, lanes step through x: no tap is clamped, no weight differs */
     int x, y, index, saved; /* values of the graph; -1: none */
     int64_t lanes;          /* of a pass */
@@ -94,6 +99,10 @@ void window_maximum(const struct window *w, const struct window_side *x, const s
                     int32_t *where);
 void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *sum);
 
+/* The same of interpolations that pick: outer axes first, of all of a row, then along it. */
+void window_interpolate(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
+                        float *sum);
+
 /* What a sum is multiplied with, for each lane: alpha over what a mean counts. */
 void window_factors(const struct window *w, const struct window_lanes *lanes, float *factors);
 
@@ -105,6 +114,8 @@ struct window_job {
 };
 void window_forward_task(void *job, int64_t task);
 void window_backward_task(void *job, int64_t task);
+void window_scatter_task(void *job, int64_t task); /* scatters: of a plane */
+void window_mean_task(void *job, int64_t task);    /* is_whole, both ways: of WINDOW_PLANES planes */
 
 /* The same where lanes are channels. A maximum's gradient without an index has that found first, in workspace. */
 int64_t window_channels_workspace_bytes(const struct window *w);
