@@ -5,8 +5,10 @@
 
 #include <string.h>
 
-#if defined __SSE2__
-#include <emmintrin.h>
+#include "engines/cpu/core/vector.h"
+
+#if defined __x86_64__
+#include <immintrin.h>
 #endif
 
 /* Bytes. Every x86-64 and every 64-bit ARM has such vectors. */
@@ -73,7 +75,7 @@ BLOCK(uint8_t, 16)
 
 /* Past the caches where the place is aligned: a line that is written whole need not be read first. */
 static void write_row(char *to, const char *row, int bytes, bool is_large) {
-#if defined __SSE2__
+#if defined __x86_64__
     if (is_large && bytes % LINE == 0 && (uintptr_t)to % LINE == 0) {
         for (int i = 0; i < bytes; i += VECTOR)
             _mm_stream_si128((__m128i *)(to + i), *(const __m128i *)(row + i));
@@ -86,13 +88,76 @@ static void write_row(char *to, const char *row, int bytes, bool is_large) {
 
 /* Stores past the caches are ordered by nothing else. */
 void fence_blocks(void) {
-#if defined __SSE2__
+#if defined __x86_64__
     _mm_sfence();
 #endif
 }
 
+/* ---- Tiles of whole cache lines ---------------------------------------------------------------------------------- */
+
+/* 16 x 16 elements of 4 bytes in 16 registers: each line of both memories is touched once, so that strides that map
+   all of them onto one set of a cache cost nothing, and there is no buffer. */
+#if defined __x86_64__
+#define WITH_AVX512 __attribute__((target("avx512f")))
+
+/* Twice the halves of neighbours, as 32 and as 64 bits, then 128-bit quarters: rows become columns. */
+WITH_AVX512 static inline __attribute__((always_inline)) void turn_lines(__m512i *r) {
+    __m512i t[16];
+    _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+        __m512i a = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        __m512i c = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd), d = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+        t[i] = _mm512_shuffle_i32x4(a, b, 0x88);
+        t[i + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
+        t[i + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
+    }
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] = t[i];
+}
+
+/* Up to 16 x 16: what is not there is neither read nor written. */
+WITH_AVX512 static void turn_tile(uint32_t *to, int64_t to_stride, const uint32_t *from, int64_t from_stride, int rows,
+                                  int columns, bool is_large) {
+    __m512i r[16];
+    __mmask16 is_row = (__mmask16)((1u << rows) - 1), is_column = (__mmask16)((1u << columns) - 1);
+    _Pragma("GCC unroll 16") for (int j = 0; j < 16; j++) r[j] =
+        j < columns ? _mm512_maskz_loadu_epi32(is_row, from + j * from_stride) : _mm512_setzero_si512();
+    turn_lines(r);
+    bool is_streamed = is_large && columns == 16 && (uintptr_t)to % LINE == 0 && to_stride % 16 == 0;
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
+        if (i < rows && is_streamed)
+            _mm512_stream_si512((void *)(to + i * to_stride), r[i]);
+        else if (i < rows)
+            _mm512_mask_storeu_epi32(to + i * to_stride, is_column, r[i]);
+    }
+}
+
+static void turn_tiles(uint32_t *to, int64_t to_stride, const uint32_t *from, int64_t from_stride, int rows,
+                       int columns, bool is_large) {
+    for (int i = 0; i < rows; i += 16)
+        for (int j = 0; j < columns; j += 16)
+            turn_tile(to + i * to_stride + j, to_stride, from + j * from_stride + i, from_stride,
+                      rows - i < 16 ? rows - i : 16, columns - j < 16 ? columns - j : 16, is_large);
+}
+#endif
+
 void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from_stride, int rows, int columns,
                      int bytes, bool is_large) {
+#if defined __x86_64__
+    if (bytes == 4 && __builtin_cpu_supports("avx512f")) {
+        turn_tiles(to, to_stride, from, from_stride, rows, columns, is_large);
+        return;
+    }
+#endif
     _Alignas(LINE) char buffer[TRANSPOSE_BYTES * TRANSPOSE_BYTES];
     if (bytes == 1)
         block_16(buffer, from, from_stride, rows, columns);
@@ -123,8 +188,8 @@ void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from
     }
 
 #define INTERLEAVE(element)                                                                                            \
-    static void interleave_##element(void *restrict to, const void *restrict from, int64_t stride, int few,            \
-                                     int64_t count, bool is_joined) {                                                  \
+    WIDE static void interleave_##element(void *restrict to, const void *restrict from, int64_t stride, int few,       \
+                                          int64_t count, bool is_joined) {                                             \
         PLANES_OF(element, 2)                                                                                          \
         PLANES_OF(element, 3)                                                                                          \
         PLANES_OF(element, 4)                                                                                          \

@@ -91,17 +91,19 @@ WIDE void tap_fill(float *restrict x, int64_t count, float value) {
         x[i] = value;
 }
 
+typedef float floats_16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float floats_8 __attribute__((vector_size(32)));
+typedef float floats_4 __attribute__((vector_size(16)));
+
 WIDE float tap_total(const float *restrict x, int64_t count) {
-    enum { SUMS = 16 };
-    float sums[SUMS] = {0};
+    floats_16 sums = {0};
+    float rest = 0;
     int64_t i = 0;
-    for (; i + SUMS <= count; i += SUMS)
-        for (int k = 0; k < SUMS; k++)
-            sums[k] += x[i + k];
-    for (int k = 0; i < count; i++, k++)
-        sums[k] += x[i];
-    for (int half = SUMS / 2; half; half /= 2)
-        for (int k = 0; k < half; k++)
-            sums[k] += sums[k + half];
-    return sums[0];
+    for (; i + 16 <= count; i += 16)
+        sums += *(const floats_16 *)(x + i);
+    for (; i < count; i++)
+        rest += x[i];
+    const floats_8 *eights = (const floats_8 *)&sums, eight = eights[0] + eights[1];
+    const floats_4 *fours = (const floats_4 *)&eight, four = fours[0] + fours[1];
+    return (four[0] + four[1]) + (four[2] + four[3]) + rest;
 }
