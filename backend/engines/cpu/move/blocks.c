@@ -129,6 +129,11 @@ WITH_AVX512 static void turn_tile(uint32_t *to, int64_t to_stride, const uint32_
                                   int columns, bool is_large) {
     __m512i r[16];
     __mmask16 is_row = (__mmask16)((1u << rows) - 1), is_column = (__mmask16)((1u << columns) - 1);
+    /* Lines of the tiles behind the next ones: nothing else in the processor sees that they follow. */
+    for (int j = 0; j < 16; j++) {
+        __builtin_prefetch(from + j * from_stride + 32);
+        __builtin_prefetch(to + (j + 32) * to_stride, 1);
+    }
     _Pragma("GCC unroll 16") for (int j = 0; j < 16; j++) r[j] =
         j < columns ? _mm512_maskz_loadu_epi32(is_row, from + j * from_stride) : _mm512_setzero_si512();
     turn_lines(r);
@@ -169,6 +174,22 @@ void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from
         block_2(buffer, from, from_stride, rows, columns);
     for (int i = 0; i < rows; i++)
         write_row((char *)to + i * to_stride * bytes, buffer + i * TRANSPOSE_BYTES, columns * bytes, is_large);
+}
+
+WIDE void copy_run(char *to, const char *from, int64_t bytes) {
+    typedef char line __attribute__((vector_size(64), aligned(1), may_alias));
+    int64_t i = 0;
+    for (; i + 256 <= bytes; i += 256) {
+        line a = *(const line *)(from + i), b = *(const line *)(from + i + 64);
+        line c = *(const line *)(from + i + 128), d = *(const line *)(from + i + 192);
+        *(line *)(to + i) = a;
+        *(line *)(to + i + 64) = b;
+        *(line *)(to + i + 128) = c;
+        *(line *)(to + i + 192) = d;
+    }
+    for (; i + 64 <= bytes; i += 64)
+        *(line *)(to + i) = *(const line *)(from + i);
+    memmove(to + i, from + i, (size_t)(bytes - i));
 }
 
 /* ---- Few planes -------------------------------------------------------------------------------------------------- */

@@ -17,6 +17,8 @@ void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from
 
 void fence_blocks(void);
 
+void copy_run(char *to, const char *from, int64_t bytes);
+
 /* Between `few` (2, 3 or 4) planes and one memory that holds an element of each in turn: joined, to[i * few + j] =
    from[j * stride + i], and the other way round, to[j * stride + i] = from[i * few + j], for i < count. */
 void interleave(void *to, const void *from, int64_t stride, int few, int64_t count, int bytes, bool is_joined);

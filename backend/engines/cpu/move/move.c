@@ -365,7 +365,7 @@ static void copy_blocks(const struct copy *copy, char *to, const char *from, int
 /* A strip of a row's plane. */
 static void copy_plane(const struct copy *copy, char *to, const char *from, int64_t along) {
     if (copy->way == RUNS)
-        memmove(to, from, (size_t)(along * copy->bytes)); /* to itself, where an input lies in the result */
+        copy_run(to, from, along * copy->bytes); /* to itself, where an input lies in the result */
     else if (copy->way == BLOCKS)
         copy_blocks(copy, to, from, along);
     else if (copy->way == PLANES)
