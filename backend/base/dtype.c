@@ -7,10 +7,10 @@
    It must not know tensors, strides or operations. */
 #include "base/dtype.h"
 
+#include <float.h>
 #if defined __x86_64__
 #include <immintrin.h>
 #endif
-#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -287,6 +287,15 @@ INLINE uint32_t round_integer(weftDataType_t type, double value) {
     return (uint32_t)bits_of_f64(value + 0x1.8p52);
 }
 
+/* The same into 8 bits from float, in lanes half as wide: 1.5 * 2^23 does there what 1.5 * 2^52 does in double. */
+INLINE uint32_t round_byte(weftDataType_t type, float value) {
+    float lowest = (float)DTYPES[type].lowest, max = (float)DTYPES[type].max;
+    value = isnan(value) ? 0 : value;
+    value = value < lowest ? lowest : value;
+    value = value > max ? max : value;
+    return bits_of_f32(value + 0x1.8p23f) & 0xff;
+}
+
 /* Sign-extended for narrow types; exact for all. */
 INLINE int64_t load_integer(weftDataType_t type, const void *base, int64_t index) {
     const struct dtype *row = &DTYPES[type];
@@ -394,6 +403,10 @@ INLINE void store_f32(weftDataType_t type, void *base, int64_t index, float valu
     case WEFT_DATA_FP8_E5M2:
         put_code(base, index, DTYPES[type].bits, narrow_f32(type, value));
         break;
+    case WEFT_DATA_INT8:
+    case WEFT_DATA_UINT8:
+        put_code(base, index, 8, round_byte(type, value));
+        break;
     default:
         store(type, base, index, value);
     }
@@ -442,6 +455,10 @@ INLINE float load_f32(weftDataType_t type, const void *base, int64_t index) {
     case WEFT_DATA_FP8_E4M3:
     case WEFT_DATA_FP8_E5M2:
         return widen(type, get_code(base, index, DTYPES[type].bits));
+    case WEFT_DATA_INT8:
+        return (float)(int8_t)get_code(base, index, 8);
+    case WEFT_DATA_UINT8:
+        return (float)get_code(base, index, 8);
     default:
         return (float)load(type, base, index);
     }
@@ -502,48 +519,42 @@ INLINE void row_from_f64(weftDataType_t type, void *restrict base, int64_t index
     }
 /* clang-format on */
 
-/* f16 by the CPU's own instructions, which give the same codes whatever the thread's rounding mode is: the whole eights
-   of a row; how many elements that are. All CPUs with AVX2 have them. */
+/* f16 by the processor's own conversions, 8 at a time: the same codes and values, of NaNs, too. */
 #if defined __x86_64__
-#define F16C __attribute__((target("avx2,f16c")))
-F16C static int64_t halves_to_f32(float *dst, const void *base, int64_t index, int64_t count) {
-    const char *halves = (const char *)base + 2 * index;
-    int64_t done = 0;
-    for (; done + 8 <= count; done += 8)
-        _mm256_storeu_ps(dst + done, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + 2 * done))));
-    return done;
+#define WITH_F16C __attribute__((target("avx,f16c")))
+
+static bool has_f16c(void) { return __builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c"); }
+
+WITH_F16C static void f16_to_f32(float *restrict dst, const char *restrict codes, int64_t count) {
+    uint16_t last[8] = {0};
+    float values[8];
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(codes + 2 * i))));
+    memcpy(last, codes + 2 * i, (size_t)(count - i) * sizeof *last);
+    _mm256_storeu_ps(values, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)last)));
+    memcpy(dst + i, values, (size_t)(count - i) * sizeof *values);
 }
 
-F16C static int64_t halves_from_f32(void *base, int64_t index, const float *src, int64_t count) {
-    char *halves = (char *)base + 2 * index;
-    int64_t done = 0;
-    for (; done + 8 <= count; done += 8)
-        _mm_storeu_si128((__m128i *)(halves + 2 * done),
-                         _mm256_cvtps_ph(_mm256_loadu_ps(src + done), _MM_FROUND_TO_NEAREST_INT));
-    return done;
+WITH_F16C static void f16_from_f32(char *restrict codes, const float *restrict src, int64_t count) {
+    uint16_t last[8];
+    float values[8] = {0};
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        _mm_storeu_si128((__m128i *)(void *)(codes + 2 * i), _mm256_cvtps_ph(_mm256_loadu_ps(src + i), 0));
+    memcpy(values, src + i, (size_t)(count - i) * sizeof *values);
+    _mm_storeu_si128((__m128i *)(void *)last, _mm256_cvtps_ph(_mm256_loadu_ps(values), 0));
+    memcpy(codes + 2 * i, last, (size_t)(count - i) * sizeof *last);
 }
-
-static bool has_halves(weftDataType_t type) { return type == WEFT_DATA_HALF && __builtin_cpu_supports("avx2"); }
 #else
-static int64_t halves_to_f32(float *dst, const void *base, int64_t index, int64_t count) {
-    return (void)dst, (void)base, (void)index, (void)count, 0;
-}
-
-static int64_t halves_from_f32(void *base, int64_t index, const float *src, int64_t count) {
-    return (void)base, (void)index, (void)src, (void)count, 0;
-}
-
-static bool has_halves(weftDataType_t type) { return (void)type, false; }
+static bool has_f16c(void) { return false; }
+static void f16_to_f32(float *dst, const char *codes, int64_t count) { (void)dst, (void)codes, (void)count; }
+static void f16_from_f32(char *codes, const float *src, int64_t count) { (void)codes, (void)src, (void)count; }
 #endif
 
 WIDEST static void rows_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
                                int64_t count) {
     SPECIALISE(row_to_f32, type, dst, base, index, count);
-}
-
-void dtype_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index, int64_t count) {
-    int64_t done = has_halves(type) ? halves_to_f32(dst, base, index, count) : 0;
-    rows_to_f32(dst + done, type, base, index + done, count - done);
 }
 
 WIDE void dtype_to_f64(double *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
@@ -556,14 +567,23 @@ WIDEST static void rows_from_f32(weftDataType_t type, void *restrict base, int64
     SPECIALISE(row_from_f32, type, base, index, src, count);
 }
 
-void dtype_from_f32(weftDataType_t type, void *restrict base, int64_t index, const float *restrict src, int64_t count) {
-    int64_t done = has_halves(type) ? halves_from_f32(base, index, src, count) : 0;
-    rows_from_f32(type, base, index + done, src + done, count - done);
-}
-
 WIDE void dtype_from_f64(weftDataType_t type, void *restrict base, int64_t index, const double *restrict src,
                          int64_t count) {
     SPECIALISE(row_from_f64, type, base, index, src, count);
+}
+
+void dtype_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index, int64_t count) {
+    if (type == WEFT_DATA_HALF && has_f16c())
+        f16_to_f32(dst, (const char *)base + 2 * index, count);
+    else
+        rows_to_f32(dst, type, base, index, count);
+}
+
+void dtype_from_f32(weftDataType_t type, void *restrict base, int64_t index, const float *restrict src, int64_t count) {
+    if (type == WEFT_DATA_HALF && has_f16c())
+        f16_from_f32((char *)base + 2 * index, src, count);
+    else
+        rows_from_f32(type, base, index, src, count);
 }
 
 /* Floats above integers above booleans: of two sorts the higher one is the promoted type. */
