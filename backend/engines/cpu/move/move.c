@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The move family: one operation that only moves elements, an identity among them, as copies (engines/movement.h) on
-   all threads. A copy whose
-   fastest mode is the same in both memories takes runs; where the memories' fastest modes differ it takes blocks of the
-   plane of the two, transposed (blocks.h); otherwise single elements. */
+/* The move family: one operation that only moves elements, or an identity, which may convert them, as copies
+   (engines/movement.h) on all threads. A copy whose fastest mode is the same in both memories takes runs; where the
+   memories' fastest modes differ it takes blocks of the plane of the two, transposed (blocks.h); otherwise single
+   elements. */
+#include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
@@ -22,6 +23,7 @@ enum {
     PARTS_MAX = 64,
     FEW = 4,                /* planes that one loop goes through at once */
     TASK_BYTES = 128 << 10, /* worth a thread's waking */
+    CAST_RUN = 1024,        /* elements of a conversion that is two */
     LARGE_BYTES = 8 << 20   /* a result of which nothing stays in caches */
 };
 
@@ -33,7 +35,8 @@ enum way { RUNS, BLOCKS, PLANES, ELEMENTS };
    Strides in elements, extents of outer modes from the slowest to the fastest. */
 struct copy {
     enum way way;
-    int bytes; /* of an element */
+    int bytes, from_bytes; /* of an element as it is written, and read */
+    weftDataType_t from_type, to_type;
     bool is_large;
     int from_value, to_value;
     int64_t from_offset, to_offset;
@@ -189,7 +192,7 @@ static weftStatus_t check_part(const struct part *part, const struct descriptor 
     const struct tensor *from = part->from.tensor, *to = part->to.tensor;
     TRY(tensor_check_plain(from, op));
     TRY(tensor_check_plain(to, op));
-    if (from->type != to->type)
+    if (from->type != to->type && op_of(op) != &pointwise_op)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s, %s has %s. Only elements of one type move.",
              descriptor_label(op), descriptor_label(&from->base), dtype_of((weftDataType_t)from->type)->name,
              descriptor_label(&to->base), dtype_of((weftDataType_t)to->type)->name);
@@ -212,12 +215,18 @@ static weftStatus_t make_copy(struct copy *copy, const struct part *part, const 
              descriptor_label(op));
     order_modes(&modes);
     *copy = (struct copy){.bytes = dtype_of(part->to.type)->bits / 8,
+                          .from_bytes = dtype_of(part->from.type)->bits / 8,
+                          .from_type = part->from.type,
+                          .to_type = part->to.type,
                           .is_large = tensor_bytes(part->to.tensor) > LARGE_BYTES,
                           .from_value = graph_find_value(region->graph, part->from.tensor),
                           .to_value = graph_find_value(region->graph, part->to.tensor),
                           .from_offset = part->from.offset,
                           .to_offset = part->to.offset};
     choose_plane(copy, &modes);
+    if (part->from.type != part->to.type && copy->way != RUNS)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: it converts elements that do not follow each other in both memories.", descriptor_label(op));
     cut_tasks(copy);
     return WEFT_STATUS_SUCCESS;
 }
@@ -226,26 +235,31 @@ static weftStatus_t make_copy(struct copy *copy, const struct part *part, const 
 
 static double predict(const struct copy *copy, const struct device *device) {
     double elements = (double)copy->rows * (double)copy->along * (double)copy->across;
-    double moving = 2 * elements * copy->bytes / BYTES_PER_SECOND;
+    double moving = elements * (copy->bytes + copy->from_bytes) / BYTES_PER_SECOND;
     double single = elements * SECONDS_PER_ELEMENT / (device->threads > 1 ? device->threads : 1);
     return copy->way == ELEMENTS && single > moving ? single : moving;
 }
 
-/* An identity that converts nothing and repeats nothing. The type it calculates in holds its elements. */
+static bool is_plain(weftDataType_t type) {
+    return type == WEFT_DATA_FLOAT || dtype_is_half(type) || dtype_is_fp8(type) || type == WEFT_DATA_INT8;
+}
+
+/* An identity that repeats nothing, of types that the type it calculates in holds. */
 static bool is_copy(const struct descriptor *descriptor) {
     if (op_of(descriptor) != &pointwise_op)
         return false;
     const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
     const struct tensor *x = op->x, *y = op->y;
-    if (op->pw->mode != WEFT_POINTWISE_IDENTITY || op->alpha1 != 1 || x->type != y->type ||
-        x->dims.count != y->dims.count || tensor_elements(y) == 0)
+    if (op->pw->mode != WEFT_POINTWISE_IDENTITY || op->alpha1 != 1 || x->dims.count != y->dims.count ||
+        tensor_elements(y) == 0)
         return false;
     for (int64_t i = 0; i < x->dims.count; i++)
         if (x->dims.at[i] != y->dims.at[i])
             return false;
-    weftDataType_t type = (weftDataType_t)x->type, math = pointwise_math(op);
-    bool is_wide = math == WEFT_DATA_FLOAT || math == WEFT_DATA_DOUBLE || math == WEFT_DATA_INT64;
-    return is_wide && (type == WEFT_DATA_FLOAT || dtype_is_half(type) || dtype_is_fp8(type) || type == WEFT_DATA_INT8);
+    weftDataType_t from = (weftDataType_t)x->type, to = (weftDataType_t)y->type, math = pointwise_math(op);
+    bool is_exact = math == WEFT_DATA_FLOAT || math == WEFT_DATA_DOUBLE ||
+                    (math == WEFT_DATA_INT64 && from == WEFT_DATA_INT8 && to == WEFT_DATA_INT8);
+    return is_exact && is_plain(from) && is_plain(to);
 }
 
 static void list_copy(struct part *part, const struct pointwise_op *op) {
@@ -362,9 +376,25 @@ static void copy_blocks(const struct copy *copy, char *to, const char *from, int
         fence_blocks();
 }
 
+/* By way of float, which is the memory itself where one of the two is float and aligned as one. */
+static void cast_run(const struct copy *copy, char *to, const char *from, int64_t count) {
+    float run[CAST_RUN];
+    if (copy->to_type == WEFT_DATA_FLOAT && (uintptr_t)to % sizeof *run == 0)
+        dtype_to_f32((float *)(void *)to, copy->from_type, from, 0, count);
+    else if (copy->from_type == WEFT_DATA_FLOAT && (uintptr_t)from % sizeof *run == 0)
+        dtype_from_f32(copy->to_type, to, 0, (const float *)(const void *)from, count);
+    else
+        for (int64_t i = 0; i < count; i += CAST_RUN) {
+            dtype_to_f32(run, copy->from_type, from, i, min64(CAST_RUN, count - i));
+            dtype_from_f32(copy->to_type, to, i, run, min64(CAST_RUN, count - i));
+        }
+}
+
 /* A strip of a row's plane. */
 static void copy_plane(const struct copy *copy, char *to, const char *from, int64_t along) {
-    if (copy->way == RUNS)
+    if (copy->from_type != copy->to_type)
+        cast_run(copy, to, from, along);
+    else if (copy->way == RUNS)
         copy_run(to, from, along * copy->bytes); /* to itself, where an input lies in the result */
     else if (copy->way == BLOCKS)
         copy_blocks(copy, to, from, along);
@@ -412,10 +442,10 @@ struct job {
 static void copy_rows(const struct job *job, const struct copy *copy, int64_t row, int64_t start) {
     int64_t along = min64(copy->strip, copy->along - start), end = min64(row + copy->task_rows, copy->rows);
     char *to = (char *)job->values[copy->to_value] + start * copy->to_along * copy->bytes;
-    const char *from = (const char *)job->values[copy->from_value] + start * copy->from_along * copy->bytes;
+    const char *from = (const char *)job->values[copy->from_value] + start * copy->from_along * copy->from_bytes;
     struct place place = place_of(copy, row);
     for (; row < end; row++, advance(&place, copy))
-        copy_plane(copy, to + place.to * copy->bytes, from + place.from * copy->bytes, along);
+        copy_plane(copy, to + place.to * copy->bytes, from + place.from * copy->from_bytes, along);
 }
 
 static void run_task(void *context, int64_t task) {
