@@ -434,13 +434,14 @@ def test_maxima_without_their_places(case: Pool, padding_mode: str, dtype: str) 
     )
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("case", POOLS[-3:], ids=lambda case: case.name)
-def test_gradients_of_maxima_in_16_bits(case: Pool, dtype: str) -> None:
+def test_gradients_of_maxima_by_type(case: Pool, dtype: str) -> None:
     """Places that no window has give nothing back."""
     x = checks.random(case.x)
     y, index = max_pool(case, x)
     index[..., ::3, 1] = 63
+    index[..., 1::3, 0] = -2
     dy = checks.random(y.shape, dtype, seed=1)
     options = {"mode": "MAXPOOL", **case.options}
     for stored in np.int8, np.int32:

@@ -90,9 +90,7 @@ def prepared(filters: int) -> weft.Graph:
     return g
 
 
-@pytest.mark.parametrize(
-    ("filters", "wanted"), [(64, ["cuda.hopper"]), (2048, ["cuda.map", "cuda.hopper"])]
-)
+@pytest.mark.parametrize(("filters", "wanted"), [(64, ["cuda.hopper"]), (2048, ["cuda.map", "cuda.hopper"])])
 def test_what_prepares_a_factor_is_fused_where_that_is_cheaper(filters: int, wanted: list[str]) -> None:
     assert families(prepared(filters)) == wanted
 

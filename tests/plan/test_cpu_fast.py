@@ -122,6 +122,45 @@ def test_moves_say_how_elements_go() -> None:
     assert [family for family, _ in steps_of(g)] == ["cpu.move"] * len(steps_of(g))
 
 
+@pytest.mark.parametrize("layout", ["packed", "channels_last"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "e4m3", "i8"])
+def test_an_identity_is_a_copy(dtype: str, layout: str) -> None:
+    """Bit for bit, from planes into either order, both ways; the last tiles are parts of one."""
+    x = checks.random((2, 19, 7, 9), dtype)
+    strides = checks.strides_of(x.shape, "packed"), checks.strides_of(x.shape, layout)
+    for before, after in strides, strides[::-1]:
+        g = new_graph()
+        whole = g.tensor(x.shape, before, dtype, name="x")
+        g.identity(whole, name="copied").set_dim(x.shape).set_stride(after)
+        assert steps_of(g) == [("cpu.move", ["copied"])]
+        checks.check_bits(
+            lambda g, t, after=after: g.identity(t).set_dim(t.dims).set_stride(after),
+            {"t": (x, before)},
+            x,
+            layouts=["packed"],
+            graph={"compute_data_type": "f32"},
+        )
+
+
+@pytest.mark.parametrize("source", ["f32", "bf16", "f16", "i8"])
+@pytest.mark.parametrize("target", ["f32", "bf16", "f16", "e4m3", "i8"])
+def test_a_conversion_is_a_copy(source: str, target: str) -> None:
+    """Rows longer than what is converted at once; halves, and what is beyond the smaller types."""
+    values = checks.random((3, 1100), low=-300, high=300)
+    values[0, :6] = 0.5, 1.5, 2.5, 1e-30, 3e38, -3e38
+    x = checks.narrow(values, source)
+    g = new_graph()
+    g.identity(g.tensor(x.shape, data_type=source, name="x"), name="made").set_data_type(target)
+    assert steps_of(g) == [("cpu.move", ["made"])]
+    checks.check_bits(
+        lambda g, x: g.identity(x),
+        {"x": x},
+        checks.narrow(x.astype(np.float64), target),
+        out=target,
+        graph={"compute_data_type": "f32"},
+    )
+
+
 def test_elements_made_from_their_places_are_one_step_with_what_follows() -> None:
     """A mask of dropout, weights of few bits with their bias, a transpose that changes the type."""
     g = new_graph()

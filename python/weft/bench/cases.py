@@ -367,8 +367,16 @@ def _cpu_rows() -> list[Case]:
     ]
 
 
-_CASTS = ("f32", "bf16"), ("bf16", "f32"), ("f32", "f16"), ("f16", "f32"), ("f32", "i8"), ("i8", "f32")
-_CASTS += ("f32", "e4m3"), ("e4m3", "f32")
+_CASTS: list[tuple[str, str]] = [
+    ("f32", "bf16"),
+    ("bf16", "f32"),
+    ("f32", "e4m3"),
+    ("e4m3", "f32"),
+    ("f32", "f16"),
+    ("f16", "f32"),
+    ("f32", "i8"),
+    ("i8", "f32"),
+]
 
 
 def _cpu_moves() -> list[Case]:
@@ -394,15 +402,19 @@ def _cpu_moves() -> list[Case]:
         streams.concat("128_384", "f32", [(256, 128), (256, 384)], 1),
         streams.concat("rows_128_384", "f32", [(128, 256), (384, 256)], 0),
         streams.concat("512_512", "f32", [(1024, 512), (1024, 512)], 1),
-        *(streams.cast(*types, small) for types in _CASTS),
-        *(streams.cast(*types, large) for types in (_CASTS[0], _CASTS[1], _CASTS[6], _CASTS[7])),
+        *(streams.cast(source, target, small) for source, target in _CASTS),
+        *(streams.cast(source, target, large) for source, target in _CASTS[:4]),
     ]
 
 
 def _cpu_pools() -> list[Case]:
     """Of images within the caches, and past them."""
     made = []
-    small, half, large = Pool(4, 16, (28, 28), 3, 2, 1), Pool(4, 16, (28, 28), 2, 2), Pool(8, 32, (56, 56), 3, 2, 1)
+    small, half, large = (
+        Pool(4, 16, (28, 28), 3, 2, 1),
+        Pool(4, 16, (28, 28), 2, 2),
+        Pool(8, 32, (56, 56), 3, 2, 1),
+    )
     for is_last in (True, False):
         end = "" if is_last else "_nchw"
         for size, p in (("3x3s2_n4", small), ("2x2s2_n4", half), ("3x3s2_n8", large)):
@@ -416,7 +428,9 @@ def _cpu_pools() -> list[Case]:
         made.append(streams.pool(f"avg7x7_n8{end}", "f32", whole, is_last=is_last))
         made.append(streams.pool_backward(f"avg7x7_n8_bwd{end}", "f32", whole, is_last=is_last))
         for kind in ("bilinear", "nearest"):
-            made += [streams.resize(kind, (4, 16, 28, 28), is_backward, is_last) for is_backward in (False, True)]
+            made += [
+                streams.resize(kind, (4, 16, 28, 28), is_backward, is_last) for is_backward in (False, True)
+            ]
         made.append(streams.resize("bilinear", (8, 32, 56, 56), False, is_last))
     return made
 

@@ -160,7 +160,9 @@ class _Cpu:
     def tensor(self, array: Any) -> Any:
         torch = _module("torch", "the program of a peer")
         known = getattr(torch, str(array.dtype))
-        if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):  # none of NumPy's own
+        if array.dtype.kind == "V" or array.dtype.name.startswith(
+            ("bfloat", "float8")
+        ):  # none of NumPy's own
             return torch.from_numpy(array.view(f"uint{8 * array.itemsize}")).view(known)
         return torch.from_numpy(array)
 

@@ -92,8 +92,8 @@ class Side:
         self._workspace = self._machine.scratch(self.graph.get_workspace_size())
 
     def run(self, memory: Mapping[str, Any]) -> None:
-        """Enqueues the graph once. Weft's plans on the CPU are bound to a set of memory once, as torch's tensors
-        are made once: arrays in turn would be checked anew each time."""
+        """Enqueues the graph once. Weft's plans on the CPU are bound to a set of memory once, as torch's
+        tensors are made once: arrays in turn would be checked anew each time."""
         if self._library.module is weft and self._machine.kind == "cpu":
             if id(memory) not in self._bound:
                 self._bound[id(memory)] = memory, self._bind(memory)

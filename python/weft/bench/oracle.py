@@ -325,8 +325,10 @@ def pool_backward(xp: Any, t: Arrays, p: Pool) -> Arrays:
 
 
 def _doubling(xp: Any, extent: int, is_linear: bool) -> Any:
-    """Weights of the elements of x, [2 extent, extent]: of the nearest, or of the two around, the ends held."""
-    places = (xp.arange(2 * extent, dtype=xp.float64) + (0.5 if is_linear else 0.0)) / 2 - (0.5 if is_linear else 0.0)
+    """Weights of the elements of x, [2 extent, extent]: of the nearest, or of the two around, the ends
+    held."""
+    shift = 0.5 if is_linear else 0.0
+    places = (xp.arange(2 * extent, dtype=xp.float64) + shift) / 2 - shift
     first = xp.floor(places)
     weights = 0.0
     for at, weight in ((first, 1 - (places - first)), (first + 1, places - first)):

@@ -158,9 +158,7 @@ def concat(tag: str, dtype: str, parts: Sequence[tuple[int, ...]], axis: int, is
 def cut(tag: str, dtype: str, dims: tuple[int, ...], slices: Sequence[slice]) -> Case:
     """A box, with steps, out of a tensor."""
     box = tuple(slices)
-    sizes = tuple(
-        len(range(*one.indices(extent))) for one, extent in zip(box, dims, strict=True)
-    )
+    sizes = tuple(len(range(*one.indices(extent))) for one, extent in zip(box, dims, strict=True))
     return Case(
         f"move/slice_{tag}",
         dtype,
@@ -247,7 +245,9 @@ def _torch_pool_backward(p: Pool, has_index: bool) -> Callable[[Any, Mapping[str
         key = m["dy"].data_ptr()
         if not has_index or key not in found:
             found[key] = aten.max_pool2d_with_indices(m.get("x", m["dx"]), *sizes)[1]
-        return aten.max_pool2d_with_indices_backward(m["dy"], m.get("x", m["dx"]), *sizes, 1, False, found[key], **into)
+        return aten.max_pool2d_with_indices_backward(
+            m["dy"], m.get("x", m["dx"]), *sizes, 1, False, found[key], **into
+        )
 
     return run
 
