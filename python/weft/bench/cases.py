@@ -388,7 +388,7 @@ def _cpu_moves() -> list[Case]:
         *(streams.cast("f32", "f32", dims) for dims in (small, large)),
         streams.transpose("256x512", "f32", small, (1, 0)),
         streams.transpose("1024x1024_cpu", "f32", large, (1, 0)),
-        streams.transpose("256x512_bf16", "bf16", small, (1, 0)),
+        streams.transpose("512x512_bf16", "bf16", (512, 512), (1, 0)),
         streams.transpose("heads_1x128x8x64", "f32", (1, 128, 8, 64), (0, 2, 1, 3)),
         streams.transpose("heads_2x512x16x64", "f32", (2, 512, 16, 64), (0, 2, 1, 3)),
         streams.transpose("keys_1x8x128x64", "f32", (1, 8, 128, 64), (0, 1, 3, 2)),

@@ -183,35 +183,33 @@ struct scatter {
 #define SCATTER(type)                                                                                                  \
     static void scatter_##type(const struct scatter *scatter, const float *dy, const type *where) {                    \
         const struct scatter s = *scatter;                                                                             \
-        for (int64_t i = 0; i < s.count; i++) {                                                                        \
+        for (int64_t i = 0, at = s.base; i < s.count; i++, at += s.step) {                                             \
             uint64_t tap = (uint64_t)where[i];                                                                         \
             if (tap < 64 && (s.rows & s.columns[i]) >> tap & 1)                                                        \
-                s.plane[s.base + s.offsets[tap] + i * s.step] += s.alpha * dy[i];                                      \
+                s.plane[at + s.offsets[tap]] += s.alpha * dy[i];                                                       \
         }                                                                                                              \
     }
 SCATTER(int8_t)
 SCATTER(int32_t)
 
-/* Lanes of a row, from lanes->at[2] on. */
-static void scatter_lanes(const struct box *box, const struct window_lanes *lanes, struct scatter *s) {
+/* Lanes of a row, from lanes->at[2] on; dy_at, index_at: of the first one. */
+static void scatter_lanes(const struct box *box, const struct window_lanes *lanes, const struct scatter *s,
+                          int64_t dy_at, int64_t index_at) {
     int32_t found[WINDOW_LANES];
     float converted[WINDOW_LANES], best[WINDOW_LANES];
-    int64_t offset = window_offset(box->dy.operand, lanes->n, lanes->c, lanes->at);
-    const float *dy = (const float *)box->dy.data + offset;
+    const float *dy = (const float *)box->dy.data + dy_at;
     if (box->dy.type != WEFT_DATA_FLOAT) {
-        dtype_to_f32(converted, box->dy.type, box->dy.data, offset, lanes->count);
+        dtype_to_f32(converted, box->dy.type, box->dy.data, dy_at, lanes->count);
         dy = converted;
     }
     if (!box->index.data) {
         window_maximum(box->w, &box->saved, lanes, best, found);
         scatter_int32_t(s, dy, found);
-        return;
+    } else if (box->index.type == WEFT_DATA_INT8) {
+        scatter_int8_t(s, dy, (const int8_t *)box->index.data + index_at);
+    } else {
+        scatter_int32_t(s, dy, (const int32_t *)box->index.data + index_at);
     }
-    int64_t at = window_offset(box->index.operand, lanes->n, lanes->c, lanes->at);
-    if (box->index.type == WEFT_DATA_INT8)
-        scatter_int8_t(s, dy, (const int8_t *)box->index.data + at);
-    else
-        scatter_int32_t(s, dy, (const int32_t *)box->index.data + at);
 }
 
 /* Offsets of taps from where the first one would be. */
@@ -226,31 +224,44 @@ static void find_offsets(const struct window *w, int64_t *offsets) {
 
 static void clear_plane(const struct window *w, float *plane) {
     const int64_t *size = w->g.x.size, *stride = w->g.x.size_stride;
-    for (int64_t i = 0; i < size[0] * size[1]; i++)
-        memset(plane + i / size[1] * stride[0] + i % size[1] * stride[1], 0, (size_t)size[2] * sizeof *plane);
+    bool is_whole = stride[1] == size[2] && (size[0] == 1 || stride[0] == size[1] * size[2]);
+    int64_t rows = is_whole ? 1 : size[0] * size[1], columns = is_whole ? size[0] * size[1] * size[2] : size[2];
+    for (int64_t i = 0; i < rows; i++)
+        memset(plane + i / size[1] * stride[0] + i % size[1] * stride[1], 0, (size_t)columns * sizeof *plane);
+}
+
+/* A row of outputs; where: of the plane's first dy, and index. */
+static void scatter_row(const struct box *box, struct window_lanes *lanes, struct scatter *s, const int64_t *where) {
+    const struct window *w = box->w;
+    const int64_t *at = lanes->at, *step = w->g.step, *pre = w->g.offset, *stride = w->g.x.size_stride;
+    const int64_t *dy = w->g.y.size_stride, *index = w->g.index.size_stride;
+    int64_t base = (at[0] * step[0] - pre[0]) * stride[0] + (at[1] * step[1] - pre[1]) * stride[1] - pre[2];
+    int64_t dy_at = where[0] + at[0] * dy[0] + at[1] * dy[1];
+    int64_t index_at = where[1] + at[0] * index[0] + at[1] * index[1];
+    s->rows = w->axes[0].masks[at[0]] & w->axes[1].masks[at[1]];
+    for (lanes->at[2] = 0; at[2] < w->g.y.size[2]; lanes->at[2] += lanes->count) {
+        lanes->count = s->count = min64(w->lanes, w->g.y.size[2] - at[2]);
+        s->base = base + at[2] * step[2];
+        s->columns = w->axes[2].masks + at[2];
+        scatter_lanes(box, lanes, s, dy_at + at[2], index_at + at[2]);
+    }
 }
 
 void window_scatter_task(void *context, int64_t task) {
     const struct window_job *job = context;
     const struct window *w = job->window;
-    const int64_t *y = w->g.y.size, *stride = w->g.x.size_stride, *step = w->g.step, *pre = w->g.offset;
-    int64_t offsets[64], n = task / w->g.c, c = task % w->g.c;
+    int64_t offsets[64];
     struct box box = sides_of(w, job->values);
-    float *plane = (float *)box.dx.data + n * w->g.x.batch_stride + c * w->g.x.channel_stride;
+    struct window_lanes lanes = {.n = task / w->g.c, .c = task % w->g.c};
+    int64_t where[] = {window_offset(&w->g.y, lanes.n, lanes.c, lanes.at),
+                       window_offset(&w->g.index, lanes.n, lanes.c, lanes.at)};
+    float *plane = (float *)box.dx.data + window_offset(&w->g.x, lanes.n, lanes.c, lanes.at);
+    struct scatter s = {.plane = plane, .offsets = offsets, .step = w->g.step[2], .alpha = (float)w->g.alpha};
     find_offsets(w, offsets);
     clear_plane(w, plane);
-    struct scatter s = {.plane = plane, .offsets = offsets, .step = step[2], .alpha = (float)w->g.alpha};
-    struct window_lanes lanes = {.n = n, .c = c};
-    for (int64_t row = 0; row < y[0] * y[1]; row++)
-        for (lanes.at[2] = 0; lanes.at[2] < y[2]; lanes.at[2] += lanes.count) {
-            lanes.at[0] = row / y[1], lanes.at[1] = row % y[1];
-            lanes.count = s.count = min64(w->lanes, y[2] - lanes.at[2]);
-            s.base = (lanes.at[0] * step[0] - pre[0]) * stride[0] + (lanes.at[1] * step[1] - pre[1]) * stride[1] +
-                     lanes.at[2] * step[2] - pre[2];
-            s.rows = w->axes[0].masks[lanes.at[0]] & w->axes[1].masks[lanes.at[1]];
-            s.columns = w->axes[2].masks + lanes.at[2];
-            scatter_lanes(&box, &lanes, &s);
-        }
+    for (lanes.at[0] = 0; lanes.at[0] < w->g.y.size[0]; lanes.at[0]++)
+        for (lanes.at[1] = 0; lanes.at[1] < w->g.y.size[1]; lanes.at[1]++)
+            scatter_row(&box, &lanes, &s, where);
 }
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
