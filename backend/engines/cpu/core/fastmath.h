@@ -57,16 +57,19 @@ FASTMATH float fast_reduced_expm1(float x, int32_t *n) {
     return r + r * r * p;
 }
 
-/* 1.1 ulps. */
-FASTMATH float fast_exp(float x) {
+/* e^x for x <= most, e^most above it: 0 < most <= 89. */
+FASTMATH float fast_exp_up_to(float x, float most) {
     int32_t n;
     float limited = x < -105.0f ? -105.0f : x;
-    limited = limited > 89.0f ? 89.0f : limited;
+    limited = limited > most ? most : limited;
     float q = fast_reduced_expm1(limited, &n);
     /* In two steps: 2^n alone may be too large or too small for a float where the result is none. */
     int32_t half = n >> 1;
     return (1.0f + q) * fast_power_of_two(half) * fast_power_of_two(n - half);
 }
+
+/* 1.1 ulps. Infinity is e^89. */
+FASTMATH float fast_exp(float x) { return fast_exp_up_to(x, 89.0f); }
 
 /* 1.1 ulps. e^x for x <= 0, of fewer steps: 0 below -87, where the result would be no normal number. */
 FASTMATH float fast_exp_negative(float x) {
@@ -76,10 +79,10 @@ FASTMATH float fast_exp_negative(float x) {
     return fast_pick(x < -87.0f, 0.0f, (1.0f + q) * fast_power_of_two(n));
 }
 
-/* 2.4 ulps. 1 / (1 + e^-x), without 1 + e^-x where that is no float. */
+/* 2.5 ulps. As e^x / (1 + e^x), which is 1 from 17 on, so that nothing overflows; 1 / (1 + e^-x) does below -88. */
 FASTMATH float fast_logistic(float x) {
-    float e = fast_exp(-fast_abs(x));
-    return fast_pick(x < 0.0f, e, 1.0f) / (1.0f + e);
+    float e = fast_exp_up_to(x, 30.0f);
+    return e / (1.0f + e);
 }
 
 /* 1.8 ulps. */
