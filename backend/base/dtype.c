@@ -541,7 +541,8 @@ WITH_F16C static void f16_from_f32(char *restrict codes, const float *restrict s
     float values[8] = {0};
     int64_t i = 0;
     for (; i + 8 <= count; i += 8)
-        _mm_storeu_si128((__m128i *)(void *)(codes + 2 * i), _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128((__m128i *)(void *)(codes + 2 * i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT));
     memcpy(values, src + i, (size_t)(count - i) * sizeof *values);
     _mm_storeu_si128((__m128i *)(void *)last, _mm256_cvtps_ph(_mm256_loadu_ps(values), _MM_FROUND_TO_NEAREST_INT));
     memcpy(codes + 2 * i, last, (size_t)(count - i) * sizeof *last);

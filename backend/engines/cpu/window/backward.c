@@ -171,8 +171,8 @@ static void store_box(const struct box *box) {
 
 /* ---- Maxima of whole planes -------------------------------------------------------------------------------------- */
 
-/* A row of outputs that hands its dy to a plane of dx: lane i's tap t is plane[base + offsets[t] + i * step], and is inside
-   where bit t of rows and of columns[i] is set. */
+/* A row of outputs that hands its dy to a plane of dx: lane i's tap t is plane[base + offsets[t] + i * step], and is
+   inside where bit t of rows and of columns[i] is set. */
 struct scatter {
     float *plane;
     int64_t base, *offsets, step, count;

@@ -18,7 +18,8 @@ void tap_add(float *sum, const float *x, int64_t stride, int64_t count, float we
 void tap_spread(float *sum, int64_t stride, const float *x, const float *weights, int64_t count);
 /* y = before + weight * x; before: y itself, or NULL for 0. */
 void tap_blend(float *y, const float *before, const float *x, int64_t count, float weight);
-/* y[i] = row[places[i * taps]] * weights[i * taps] + ..., of 1 or 2 taps, without those of weight 0; weights NULL: 1. */
+/* y[i] = row[places[i * taps]] * weights[i * taps] + ..., of 1 or 2 taps, without those of weight 0; weights NULL:
+   1. */
 void tap_pick(float *y, const float *row, const int64_t *places, const float *weights, int taps, int64_t count);
 void tap_fill(float *x, int64_t count, float value);
 float tap_total(const float *x, int64_t count); /* in 16 sums, then these by halves */
