@@ -180,7 +180,9 @@ static void choose_plane(struct copy *copy, const struct modes *modes) {
 
 /* Several rows to a task, or several tasks to a row. */
 static void cut_tasks(struct copy *copy) {
-    int64_t line = copy->across * copy->bytes, row = copy->along * line; /* bytes */
+    /* Bytes, of the wider type; single elements take about four times as long as these alone. */
+    int64_t wide = max64(copy->bytes, copy->from_bytes) * (copy->way == ELEMENTS ? 4 : 1);
+    int64_t line = copy->across * wide, row = copy->along * line;
     int64_t side = TRANSPOSE_BYTES / copy->bytes;
     copy->task_rows = row >= TASK_BYTES ? 1 : TASK_BYTES / row;
     copy->strip = row > 2 * TASK_BYTES ? round_up(divide_up(TASK_BYTES, line), side) : copy->along;
