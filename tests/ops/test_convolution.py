@@ -748,6 +748,46 @@ def test_one_tap_channels_first(case: Case, dtype: str) -> None:
     )
 
 
+PARTS = [
+    Case("a deep filter", (1, 160, 3, 4), (34, 160, 3, 3), {"pre_padding": [1, 1]}),
+    Case(
+        "a deep and dilated filter", (1, 200, 4, 5), (17, 200, 2, 3), {"dilation": [2, 1], "stride": [1, 2]}
+    ),
+    Case("few channels", (2, 3, 20, 13), (20, 3, 7, 7), {"pre_padding": [3, 3], "stride": [2, 2]}),
+    Case("few channels, flipped", (1, 5, 9, 8), (20, 5, 3, 3), {"convolution_mode": "CONVOLUTION"}),
+    Case("few channels, many columns", (1, 15, 4, 7), (17, 15, 7, 7), {"pre_padding": [3, 3]}),
+    Case("many taps", (1, 16, 5, 6), (9, 16, 9, 9), {"pre_padding": [4, 4]}),
+    Case("many positions", (3, 17, 15, 14), (9, 17, 2, 2), {"pre_padding": [1, 1]}),
+    Case("small images", (5, 33, 3, 4), (40, 33, 3, 3), {"pre_padding": [1, 1], "stride": [2, 2]}),
+    Case("wide and one tap", (2, 1200, 3, 3), (140, 1200, 1, 1), {"stride": [2, 1]}),
+    Case("groups", (2, 48, 4, 5), (40, 24, 3, 3), {"pre_padding": [1, 1], "stride": [1, 2]}),
+    Case("depthwise", (2, 40, 13, 14), (40, 1, 5, 5), {"pre_padding": [2, 2], "stride": [2, 1]}),
+    Case("depthwise, many positions", (3, 17, 11, 21), (17, 1, 3, 3), {"pre_padding": [1, 1]}),
+    Case("depthwise, many channels", (1, 530, 4, 5), (530, 1, 2, 3), {"dilation": [1, 2]}),
+    Case("depthwise, skipped", (1, 20, 9, 9), (20, 1, 2, 2), {"stride": [3, 3]}),
+]
+
+
+@pytest.mark.parametrize("case", PARTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_parts_of_a_product(case: Case, dtype: str) -> None:
+    """Past what is summed at a time: depths, columns, taps, rows, in either order of memory."""
+    x, w, dy = arrays(case, dtype)
+    wanted = [oracle(case, a, b) for oracle, a, b in directions(x, w, dy)]
+    checks.check(
+        lambda g, x, w, dy: (
+            g.conv_fprop(x, w, **case.options),
+            g.conv_dgrad(dy, w, **case.options).set_dim(case.x),
+            g.conv_wgrad(x, dy, **case.options).set_dim(case.w),
+        ),
+        {"x": x, "w": w, "dy": dy},
+        wanted,
+        out="f32",
+        layouts=["packed", "channels_last"],
+        magnitude=largest_sum(case, x, w, dy),
+    )
+
+
 LARGE = [
     Case("14x14", (16, 72, 14, 14), (136, 72, 3, 3), {"pre_padding": [1, 1]}),
     Case("9x11", (16, 72, 9, 11), (136, 72, 3, 3), {"pre_padding": [1, 1]}),

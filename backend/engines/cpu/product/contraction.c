@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The contraction family: one matmul or convolution, and the pointwise operations that follow it, applied to each block
    of the product while it is in the cache. matmul.c and convolution.c say what is multiplied as pieces, gemm.c and
-   depthwise.c multiply; here is what both kinds share: checks, price, epilogue. */
+   direct.c multiply; here is what both kinds share: checks, price, epilogue. */
 #include "engines/cpu/product/contraction.h"
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
-#include "engines/cpu/product/depthwise.h"
+#include "engines/cpu/product/direct_kernel.h"
 #include "engines/product.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
@@ -15,7 +15,7 @@
 #include <math.h>
 
 /* Of a thread, in a second: a kernel's two vectors side by side go at half their peak at 3 GHz. */
-static const double FLOPS_PER_COLUMN = 3e9, DEPTHWISE_FLOPS = 8e9;
+static const double FLOPS_PER_COLUMN = 3e9, DEPTHWISE_FLOPS = 20e9;
 /* Shared by all threads; START_SECONDS: of a step, before its first multiplication. */
 static const double BYTES_PER_SECOND = 16e9;
 static const double START_SECONDS = 2e-6;
@@ -187,14 +187,15 @@ static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct fact
 /* In words, for the report: the first piece stands for all, as phases of a data gradient are alike. */
 static weftStatus_t describe(struct step *step, const struct contraction *contraction, const struct gemm_kernel *kernel,
                              struct arena *arena) {
+    const struct direct *direct = &contraction->pieces[0].direct;
     const struct gemm *gemm = &contraction->pieces[0].gemm;
     int behind = step->region.count - 1, pieces = contraction->piece_count;
-    if (contraction->pieces[0].is_depthwise)
+    if (direct->is_on && direct->is_depthwise)
         return arena_print(arena, &step->detail, "channels one by one, %d operations behind", behind);
     return arena_print(arena, &step->detail,
-                       "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind", kernel->name,
-                       pieces, (long long)gemm->batch, (long long)gemm->m, (long long)gemm->k, (long long)gemm->k,
-                       (long long)gemm->n, behind);
+                       "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind",
+                       direct->is_on ? direct_kernel(0)->name : kernel->name, pieces, (long long)gemm->batch,
+                       (long long)gemm->m, (long long)gemm->k, (long long)gemm->k, (long long)gemm->n, behind);
 }
 
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
@@ -215,9 +216,10 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         piece->gemm.kernel = kernel;
         piece->gemm.store = finish_block;
         piece->gemm.find = find_place;
-        int64_t bytes = piece->is_depthwise ? depthwise_workspace_bytes(piece)
-                                            : gemm_workspace_bytes(&piece->gemm, contraction->threads);
-        step->workspace_bytes = bytes > step->workspace_bytes ? bytes : step->workspace_bytes;
+        int64_t bytes = gemm_workspace_bytes(&piece->gemm, contraction->threads);
+        if (piece->direct.is_on)
+            bytes = max64(bytes, direct_workspace_bytes(&piece->direct));
+        step->workspace_bytes = max64(bytes, step->workspace_bytes);
     }
     TRY(threads_start());
     step->state = contraction;
@@ -229,6 +231,11 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     const struct contraction *contraction = step->state;
     for (int i = 0; i < contraction->piece_count; i++) {
         /* A copy on the stack: plans are immutable, and addresses differ from execution to execution. */
+        const struct direct *direct = &contraction->pieces[i].direct;
+        if (direct->is_on && direct_reads(direct, values)) {
+            direct_run(direct, &contraction->program, values, workspace, i > 0);
+            continue;
+        }
         struct piece piece = contraction->pieces[i];
         struct sink sink = {contraction, &piece, values};
         piece.a.base = values[piece.a.value];
@@ -236,10 +243,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
         piece.gemm.pack_a = packing_of(piece.gemm.kernel, &piece.a, &piece.gemm.a);
         piece.gemm.pack_b = packing_of(piece.gemm.kernel, &piece.b, &piece.gemm.b);
         piece.gemm.sink = &sink;
-        if (piece.is_depthwise)
-            depthwise_run(contraction, &piece, values, workspace);
-        else
-            gemm_run(&piece.gemm, contraction->threads, workspace);
+        gemm_run(&piece.gemm, contraction->threads, workspace);
     }
     return WEFT_STATUS_SUCCESS;
 }

@@ -5,6 +5,7 @@
 #define WEFT_ENGINES_CPU_CONTRACTION_H
 
 #include "engines/cpu/core/walk.h"
+#include "engines/cpu/product/direct.h"
 #include "engines/cpu/product/gemm.h"
 #include "engines/cpu/product/patches.h"
 
@@ -22,10 +23,10 @@ struct factor {
 
 /* One product. Its rows, over all of its batch, and its columns are those of the walk. */
 struct piece {
-    bool is_depthwise; /* no product of matrices: a has patches, b a filter */
     struct gemm gemm;
     struct factor a, b;
     struct walk walk;
+    struct direct direct; /* on: the same product without a matrix of patches, where memory is aligned */
 };
 
 struct contraction {

@@ -21,13 +21,8 @@ enum {
 
 /* ---- What the family asks ---------------------------------------------------------------------------------------- */
 
-/* Extents of three spatial dimensions; those that a convolution has not come first and are 1. */
-static int64_t count_of(const int64_t *extents) { return extents[0] * extents[1] * extents[2]; }
-
 /* One channel per group on both sides: a product of matrices would have one column, and all others padding. */
-static bool is_depthwise(const struct conv_geometry *g) {
-    return g->direction != CONV_FILTER && g->c == 1 && g->k == 1 && g->groups >= FEW_GROUPS;
-}
+static bool is_depthwise(const struct conv_geometry *g) { return g->c == 1 && g->k == 1 && g->groups >= FEW_GROUPS; }
 
 /* Places within a step of the stride that x has. */
 static void count_phases(const struct conv_geometry *g, int64_t *phases) {
@@ -48,13 +43,13 @@ static struct product product(const struct node *node) {
                               .alpha = op->alpha,
                               .beta = op->beta};
     if (g.direction == CONV_FILTER) {
-        product.depth = (double)g.n * (double)count_of(g.y.size);
-        product.rows = g.c * count_of(g.w.size);
+        product.depth = (double)g.n * (double)patches_count(g.y.size);
+        product.rows = g.c * patches_count(g.w.size);
         product.columns = g.k;
     } else {
-        product.depth = (double)read * (double)count_of(g.w.size);
-        product.rows = made < FEW_CHANNELS ? made : g.n * count_of(image->size);
-        product.columns = made < FEW_CHANNELS ? count_of(image->size) : made;
+        product.depth = (double)read * (double)patches_count(g.w.size);
+        product.rows = made < FEW_CHANNELS ? made : g.n * patches_count(image->size);
+        product.columns = made < FEW_CHANNELS ? patches_count(image->size) : made;
     }
     if (is_depthwise(&g))
         product.rows = product.columns = 0;
@@ -157,11 +152,9 @@ static struct factor image_factor(const struct planner *planner, const struct te
     return factor;
 }
 
-/* Depthwise kernels go by taps, which simplifying would turn into channels. */
-static struct factor filter_factor(const struct planner *planner, struct filter filter, bool is_depthwise) {
+static struct factor filter_factor(const struct planner *planner, struct filter filter) {
     struct factor factor = {.pack = filter_pack, .value = graph_find_value(planner->graph, planner->g.w.tensor)};
-    if (!is_depthwise)
-        filter_simplify(&filter);
+    filter_simplify(&filter);
     factor.filter = filter;
     return factor;
 }
@@ -190,21 +183,26 @@ struct image_plan {
     struct axis axes[3];
 };
 
+/* Positions are side by side in memory (NCHW): as columns they make long runs. */
+static bool lies_turned(const struct planner *planner, const struct image_plan *plan) {
+    const struct tensor *image = plan->image;
+    int last = (int)image->dims.count - 1, channel = channel_dim(planner, image);
+    return image->strides.at[last] < image->strides.at[channel];
+}
+
 /* Whether images are computed one by one, channels as rows and positions as columns. */
 static bool image_is_turned(const struct planner *planner, const struct image_plan *plan) {
-    const struct tensor *image = plan->image;
-    int64_t positions = count_of(plan->patches.positions);
-    int last = (int)image->dims.count - 1, channel = channel_dim(planner, image);
-    /* Positions side by side in memory (NCHW) and many of them: as columns they make long runs. */
-    bool lies_turned = image->strides.at[last] < image->strides.at[channel] && positions >= FEW_POSITIONS;
-    return (lies_turned || (plan->channels < FEW_CHANNELS && positions > plan->channels)) &&
+    int64_t positions = patches_count(plan->patches.positions);
+    bool is_turned = lies_turned(planner, plan) && positions >= FEW_POSITIONS;
+    return (is_turned || (plan->channels < FEW_CHANNELS && positions > plan->channels)) &&
            walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
 }
 
 /* Loops over images, groups and channels on the outside, positions inside as one; or groups, images, positions and then
    channels, which are the groups of a depthwise filter. Which loop is last gives gemm's columns; merging it would
    change what a column is. */
-static void walk_image(struct planner *planner, struct piece *piece, const struct image_plan *plan, bool is_turned) {
+static void walk_image(struct planner *planner, struct walk *walk, const struct image_plan *plan, bool is_turned,
+                       bool is_depthwise) {
     struct axis axes[WALK_AXES];
     int spatial = planner->g.spatial, count = 0;
     struct axis image = {.dim = 0, .extent = planner->g.n, .step = 1};
@@ -216,41 +214,61 @@ static void walk_image(struct planner *planner, struct piece *piece, const struc
         axes[count++] = group;
         axes[count++] = channel;
         axes[count] = plan->axes[spatial - 1];
-        axes[count++].extent = count_of(plan->patches.positions);
+        axes[count++].extent = patches_count(plan->patches.positions);
     } else {
         /* Of a depthwise piece the groups are the columns: vectors run over them. */
-        if (!piece->is_depthwise)
+        if (!is_depthwise)
             axes[count++] = group;
         axes[count++] = image;
         for (int i = 0; i < spatial; i++)
             axes[count++] = plan->axes[i];
-        axes[count++] = piece->is_depthwise ? group : channel;
+        axes[count++] = is_depthwise ? group : channel;
     }
-    walk_make(&piece->walk, &planner->contraction->program, axes, count, false);
+    walk_make(walk, &planner->contraction->program, axes, count, false);
+}
+
+/* The same product, computed without packing the image. Of single channels the groups are the columns. */
+static void plan_direct_image(struct planner *planner, struct direct *direct, const struct image_plan *plan, int image,
+                              int filter) {
+    bool is_turned =
+        lies_turned(planner, plan) && walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
+    struct patches patches = plan->patches;
+    struct filter weights = plan->filter;
+    bool has_single = is_depthwise(&planner->g);
+    patches.batch_has_images = false;
+    patches_simplify(&patches);
+    direct->order = is_turned ? DIRECT_POSITIONS : DIRECT_CHANNELS;
+    direct->image_value = image;
+    direct->other_value = filter;
+    walk_image(planner, &direct->walk, plan, is_turned, has_single);
+    if (planner->is_wide)
+        return;
+    if (has_single)
+        direct_plan_channels(direct, &patches, &weights, planner->g.n, planner->contraction->threads);
+    else
+        direct_plan_image(direct, &patches, &weights, planner->g.n, plan->channels, planner->contraction->threads);
 }
 
 static void plan_image(struct planner *planner, struct piece *piece, struct image_plan *plan) {
     const struct conv_geometry *g = &planner->g;
-    int64_t positions = count_of(plan->patches.positions),
-            depth = plan->patches.channels * count_of(plan->patches.taps);
-    piece->is_depthwise =
-        !planner->is_wide && plan->channels == 1 && plan->patches.channels == 1 && g->groups >= FEW_GROUPS;
-    /* Channels side by side suit the depthwise kernel as they are, whatever the result prefers. */
-    bool is_turned = image_is_turned(planner, plan) && !(piece->is_depthwise && plan->patches.group_stride == 1);
+    int64_t positions = patches_count(plan->patches.positions),
+            depth = plan->patches.channels * patches_count(plan->patches.taps);
+    bool is_turned = image_is_turned(planner, plan);
     plan->patches.batch_has_images = is_turned;
     struct factor read = image_factor(planner, plan->source, plan->patches);
-    struct factor weights = filter_factor(planner, plan->filter, piece->is_depthwise);
+    struct factor weights = filter_factor(planner, plan->filter);
     /* One product for each group: all images' positions x the group's channels. */
     piece->gemm = (struct gemm){.batch = g->groups, .m = g->n * positions, .n = plan->channels, .k = depth};
     piece->a = read;
     piece->b = weights;
-    if (is_turned && !piece->is_depthwise) {
+    if (is_turned) {
         /* Transposed, one product for each image and group: channels x positions. */
         piece->gemm = (struct gemm){.batch = g->n * g->groups, .m = plan->channels, .n = positions, .k = depth};
         piece->a = weights;
         piece->b = read;
     }
-    walk_image(planner, piece, plan, is_turned);
+    walk_image(planner, &piece->walk, plan, is_turned, false);
+    plan_direct_image(planner, &piece->direct, plan, read.value, weights.value);
 }
 
 /* ---- The three directions ---------------------------------------------------------------------------------------- */
@@ -327,34 +345,90 @@ static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
     int64_t phases[3], places[3];
     count_phases(g, phases);
-    TRY(arena_alloc(arena, &planner->contraction->pieces, (size_t)count_of(phases) * sizeof(struct piece)));
+    TRY(arena_alloc(arena, &planner->contraction->pieces, (size_t)patches_count(phases) * sizeof(struct piece)));
     for (bool more = index_begin(places, 3, phases); more; more = index_next(places, 3, phases))
         plan_phase(planner, &planner->contraction->pieces[planner->contraction->piece_count++], places);
     return WEFT_STATUS_SUCCESS;
 }
 
+/* How a filter's gradient is walked, outermost loop first: with all taps as rows; with taps and channels of x, whichever
+   are fastest in memory, as columns; with single channels as columns. */
+enum filter_walk {
+    GROUPS_TAPS_READ_MADE,
+    GROUPS_MADE_TAPS_READ,
+    GROUPS_MADE_READ_TAPS,
+    TAPS_GROUPS,
+};
+
+/* Taps in their order, with channels of x behind them or in front. */
+static void filter_columns(const struct planner *planner, struct axis *axes, bool read_is_first) {
+    const struct conv_geometry *g = &planner->g;
+    int channel = channel_dim(planner, g->w.tensor);
+    for (int i = 0; i < g->spatial; i++)
+        axes[i + read_is_first] =
+            (struct axis){.dim = channel + 1 + i, .extent = g->w.size[3 - g->spatial + i], .step = 1};
+    axes[read_is_first ? 0 : g->spatial] = (struct axis){.dim = channel, .extent = g->c, .step = 1};
+}
+
+/* False: what should be columns is no one loop of all tensors. */
+static bool walk_filter(struct planner *planner, struct walk *walk, enum filter_walk order) {
+    const struct conv_geometry *g = &planner->g;
+    int channel = channel_dim(planner, g->w.tensor), count = 0, taps = g->spatial;
+    struct axis group = {.dim = 0, .extent = g->groups, .step = channel == 2 ? 1 : g->k};
+    struct axis made = {.dim = channel == 2 ? 1 : 0, .extent = g->k, .step = 1}, axes[WALK_AXES], columns[4];
+    filter_columns(planner, columns, order == GROUPS_MADE_READ_TAPS);
+    bool are_rows = order == GROUPS_TAPS_READ_MADE || order == TAPS_GROUPS;
+    if (!are_rows && !walk_merges(&planner->contraction->program, columns, taps + 1))
+        return false;
+    if (order != TAPS_GROUPS)
+        axes[count++] = group;
+    if (!are_rows)
+        axes[count++] = made;
+    for (int i = 0; are_rows && i < taps + (order != TAPS_GROUPS); i++)
+        axes[count++] = columns[i];
+    axes[count] = order == TAPS_GROUPS ? group : are_rows ? made : columns[taps];
+    if (!are_rows)
+        axes[count].extent = g->c * patches_count(g->w.size);
+    walk_make(walk, &planner->contraction->program, axes, count + 1, false);
+    return true;
+}
+
+/* The same product, computed without packing dy. */
+static void plan_direct_filter(struct planner *planner, struct piece *piece, const struct patches *x,
+                               const struct patches *dy) {
+    struct direct *direct = &piece->direct;
+    if (planner->is_wide)
+        return;
+    direct->image_value = piece->a.value;
+    direct->other_value = piece->b.value;
+    if (is_depthwise(&planner->g)) {
+        walk_filter(planner, &direct->walk, TAPS_GROUPS);
+        direct_plan_channel_sums(direct, x, dy, planner->g.n, planner->contraction->threads);
+        return;
+    }
+    direct->order = DIRECT_TAPS_CHANNELS;
+    if (!walk_filter(planner, &direct->walk, GROUPS_MADE_TAPS_READ)) {
+        direct->order = DIRECT_CHANNELS_TAPS;
+        if (!walk_filter(planner, &direct->walk, GROUPS_MADE_READ_TAPS))
+            return;
+    }
+    direct_plan_filter(direct, x, dy, planner->g.n, planner->contraction->threads);
+}
+
 /* One product for each group: depth runs over all positions of all images, rows over taps and channels of x. */
 static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
-    const struct tensor *w = g->w.tensor;
-    struct axis axes[WALK_AXES];
     struct piece *piece;
-    int channel = channel_dim(planner, w), count = 0;
     TRY(arena_alloc(arena, &piece, sizeof *piece));
     struct patches x = forward_patches(planner), dy = patches_of(planner, &g->y, g->k);
     /* Both factors are seen along their positions; dy has one tap, at its own position. */
     x.positions_are_depth = dy.positions_are_depth = true;
-    piece->gemm =
-        (struct gemm){.batch = g->groups, .m = g->c * count_of(g->w.size), .n = g->k, .k = g->n * count_of(g->y.size)};
+    piece->gemm = (struct gemm){
+        .batch = g->groups, .m = g->c * patches_count(g->w.size), .n = g->k, .k = g->n * patches_count(g->y.size)};
     piece->a = image_factor(planner, g->x.tensor, x);
     piece->b = image_factor(planner, g->y.tensor, dy);
-    /* Axes in the order of the product: group, taps, channels of x; then the columns, channels of dy. */
-    axes[count++] = (struct axis){.dim = 0, .extent = g->groups, .step = channel == 2 ? 1 : g->k};
-    for (int i = 0; i < g->spatial; i++)
-        axes[count++] = (struct axis){.dim = channel + 1 + i, .extent = g->w.size[3 - g->spatial + i], .step = 1};
-    axes[count++] = (struct axis){.dim = channel, .extent = g->c, .step = 1};
-    axes[count++] = (struct axis){.dim = channel == 2 ? 1 : 0, .extent = g->k, .step = 1};
-    walk_make(&piece->walk, &planner->contraction->program, axes, count, false);
+    walk_filter(planner, &piece->walk, GROUPS_TAPS_READ_MADE);
+    plan_direct_filter(planner, piece, &x, &dy);
     planner->contraction->pieces = piece;
     planner->contraction->piece_count = 1;
     return WEFT_STATUS_SUCCESS;

@@ -41,31 +41,24 @@ static void copy(const struct panel *panel, int64_t lane, int64_t lanes, int64_t
 
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
 
-/* Positions that follow each other along the last dimension. */
-struct run {
-    int64_t count, place[3];
-    int64_t origin; /* element of the image and group */
-};
-
-/* Row-major over three extents. The first place is what is left: an index beyond the end runs on there. */
-static void unravel(int64_t index, const int64_t *extents, int64_t *place) {
-    for (int i = 2; i > 0; i--) {
-        place[i] = index % extents[i];
-        index /= extents[i];
-    }
-    place[0] = index;
-}
-
-/* The run at a position, of at most `most` of them. A run ends with the last dimension's positions at the latest. */
-static struct run run_at(const struct patches *p, int64_t batch, int64_t position, int64_t most) {
+struct run patches_run(const struct patches *p, int64_t batch, int64_t position, int64_t most) {
     /* Positions count through one image, or through all of them: then the image is taken off first. */
-    int64_t per_image = p->positions[0] * p->positions[1] * p->positions[2];
+    int64_t per_image = patches_count(p->positions);
     int64_t image = p->batch_has_images ? batch / p->groups : position / per_image;
     struct run run;
-    unravel(p->batch_has_images ? position : position % per_image, p->positions, run.place);
+    patches_unravel(p->batch_has_images ? position : position % per_image, p->positions, run.place);
     run.count = min64(most, p->positions[2] - run.place[2]);
     run.origin = image * p->image_stride + batch % p->groups * p->group_stride;
     return run;
+}
+
+void patches_inside(const struct patches *p, const int64_t *first, int64_t count, int64_t *before, int64_t *end) {
+    *before = min64(max64(divide_up(-first[2], p->step[2]), 0), count);
+    *end = min64(max64(divide_up(p->size[2] - first[2], p->step[2]), *before), count);
+    /* The outer dimensions are the same for all of the run: one outside empties it. */
+    for (int i = 0; i < 2; i++)
+        if (first[i] < 0 || first[i] >= p->size[i])
+            *before = *end = count;
 }
 
 /* Packs a run of positions under one tap for some channels. The run is lanes or depth from `at` on, the channels are
@@ -74,20 +67,13 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
                      int64_t channel, int64_t channels, int64_t channel_at) {
     int64_t taps[3], first[3];
     int64_t index = run->origin + channel * p->channel_stride;
-    unravel(tap, p->taps, taps);
+    patches_unravel(tap, p->taps, taps);
     /* Where the tap meets the image from the run's first position; negative in front of it. */
     for (int i = 0; i < 3; i++)
         first[i] = run->place[i] * p->step[i] + p->offset[i] + taps[i] * p->tap_step[i];
-    /* The part of the run within the image: from `before` on, up to `end`. */
-    int64_t before = divide_up(-first[2], p->step[2]), end = divide_up(p->size[2] - first[2], p->step[2]);
-    before = before < 0 ? 0 : min64(before, run->count);
-    end = end < before ? before : min64(end, run->count);
-    /* The outer dimensions are the same for all of the run: one outside empties it. */
-    for (int i = 0; i < 2; i++)
-        if (first[i] < 0 || first[i] >= p->size[i])
-            before = end = run->count;
-        else
-            index += first[i] * p->stride[i];
+    int64_t before, end;
+    patches_inside(p, first, run->count, &before, &end);
+    index += first[0] * p->stride[0] + first[1] * p->stride[1];
     index += (first[2] + before * p->step[2]) * p->stride[2];
     int64_t step = p->step[2] * p->stride[2];
     /* Depths before and behind the part, then the part. */
@@ -118,7 +104,7 @@ void patches_pack(const void *source, void *data, int width, int64_t batch, int6
     int64_t index = p->positions_are_depth ? first : k0, indices = p->positions_are_depth ? count : depth;
     /* Runs of positions, and within each, channels of one tap after the other. */
     for (int64_t i = 0; i < positions;) {
-        struct run run = run_at(p, batch, position + i, positions - i);
+        struct run run = patches_run(p, batch, position + i, positions - i);
         for (int64_t j = 0; j < indices;) {
             int64_t tap = (index + j) / p->channels, channel = (index + j) % p->channels;
             int64_t channels = min64(indices - j, p->channels - channel);
@@ -158,7 +144,7 @@ void filter_pack(const void *source, void *data, int width, int64_t batch, int64
         /* The element of this tap and channel in the panel's first row. */
         int64_t index =
             f->first + batch % f->groups * f->group_stride + first * f->row_stride + channel * f->channel_stride;
-        unravel(tap, f->taps, taps);
+        patches_unravel(tap, f->taps, taps);
         for (int i = 0; i < 3; i++)
             index += taps[i] * f->tap_stride[i];
         copy(&panel, 0, count, j, channels, f->base, f->type, index, f->row_stride, f->channel_stride);

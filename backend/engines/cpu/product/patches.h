@@ -24,6 +24,29 @@ struct patches {
 };
 gemm_pack patches_pack;
 
+/* Positions that follow each other along the last dimension. */
+struct run {
+    int64_t count, place[3];
+    int64_t origin; /* element of the image and group */
+};
+
+/* The run at a position, of at most `most` of them. A run ends with the last dimension's positions at the latest. */
+struct run patches_run(const struct patches *patches, int64_t batch, int64_t position, int64_t most);
+
+/* Of `count` positions along the last dimension those that see the image: from *before on, up to *end. first: what the
+   first of them sees. None where another dimension is outside. */
+void patches_inside(const struct patches *patches, const int64_t *first, int64_t count, int64_t *before, int64_t *end);
+
+/* Extents of three dimensions. */
+static inline int64_t patches_count(const int64_t *extents) { return extents[0] * extents[1] * extents[2]; }
+
+/* Row-major over three extents. The first place is what is left: an index beyond the end runs on there. */
+static inline void patches_unravel(int64_t index, const int64_t *extents, int64_t *place) {
+    place[2] = index % extents[2];
+    place[1] = index / extents[2] % extents[1];
+    place[0] = index / extents[2] / extents[1];
+}
+
 /* Turns dimensions that are walked as one into one, for longer runs. */
 void patches_simplify(struct patches *patches);
 

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Convolutions whose rows are read in place. A task packs panels of B, for some columns and a part of the depth, and
+   multiplies strips of rows by them:
+
+       task: rows x columns          sums per thread, in L2; of one part of the depth, a strip of them in L1
+         panels of B [depth, columns]  packed once per task and part, in L2
+           strip of rows               pointers to what each tap sees
+             kernel [8, 32]            sums in registers, a line of each of 8 rows in L1
+
+   It must not know tensors or operations. */
+#include "engines/cpu/product/direct_task.h"
+
+#include "base/dtype.h"
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/product/direct_kernel.h"
+
+#include <string.h>
+
+enum {
+    FEW_COLUMNS = 8, /* are turned at a time */
+    LINE_BYTES = 64
+};
+
+/* ---- Fetching ahead ------------------------------------------------------------------------------------- */
+
+static void fetch(struct ahead *ahead) {
+    for (int64_t i = 0; i < ahead->per_kernel && ahead->rows > 0; i++) {
+        if (ahead->is_written)
+            __builtin_prefetch(ahead->row + ahead->line * LINE_BYTES, 1, 2);
+        else
+            __builtin_prefetch(ahead->row + ahead->line * LINE_BYTES, 0, 2);
+        if (++ahead->line == ahead->lines) {
+            ahead->line = 0;
+            ahead->row += ahead->row_bytes;
+            ahead->rows--;
+        }
+    }
+}
+
+/* Kernels that some rows of a task take. */
+static int64_t kernels_of(const struct task *task, int64_t rows) {
+    if (task->job->direct->is_depthwise)
+        return divide_up(rows, direct_kernel(0)->rows / 2);
+    return divide_up(rows, direct_kernel(0)->rows) * divide_up(task->columns, direct_kernel(0)->columns);
+}
+
+/* `bytes` of each of some rows, by the time that many kernels have run. */
+static struct ahead look_ahead(const void *at, int64_t row_bytes, int64_t rows, int64_t bytes, int64_t kernels) {
+    struct ahead ahead = {.row = at, .row_bytes = row_bytes, .rows = rows, .lines = divide_up(bytes, LINE_BYTES)};
+    ahead.per_kernel = divide_up(ahead.lines * rows, max64(1, kernels));
+    return ahead;
+}
+
+/* A part of a filter, each of whose rows has it in one run. */
+static struct ahead look_at_filter(const struct task *task, const struct depths *depths) {
+    const struct filter *f = &task->job->direct->filter;
+    int64_t taps = patches_count(f->taps), bytes = dtype_of(f->type)->bits / 8;
+    int64_t index = f->first + task->group * f->group_stride + task->channel * f->row_stride;
+    bool is_run = f->channel_stride == 1 || f->channel_stride == taps;
+    if (task->job->direct->is_filter || task->job->direct->is_depthwise || !is_run)
+        return (struct ahead){0};
+    index += f->channel_stride == 1 ? depths->segment * f->channels + depths->first : depths->first * taps;
+    return look_ahead((const char *)f->base + index * bytes, f->row_stride * bytes, task->columns,
+                      depths->segments * depths->count * bytes, kernels_of(task, task->rows));
+}
+
+/* Where a strip's sums will be turned to; of positions in several images, the first one's. */
+static struct ahead look_at_result(const struct task *task, int64_t row, int64_t rows) {
+    const struct job *job = task->job;
+    const struct direct *d = job->direct;
+    int64_t ld = job->memory_ld, size = (int64_t)sizeof(float), kernels = kernels_of(task, rows);
+    struct ahead ahead = {0};
+    if (job->memory && d->order == DIRECT_CHANNELS_TAPS)
+        ahead = look_ahead(job->memory + (task->group * d->rows + row) * ld + task->channel * d->taps, ld * size, rows,
+                           task->columns * size, kernels);
+    if (job->memory && d->order == DIRECT_POSITIONS) {
+        int64_t positions = patches_count(d->image.to.positions), image = row / positions, place = row % positions;
+        int64_t first = (image * d->groups + task->group) * d->columns + task->channel;
+        ahead = look_ahead(job->memory + first * ld + place, ld * size, task->columns,
+                           min64(rows, positions - place) * size, kernels);
+    }
+    ahead.is_written = true;
+    return ahead;
+}
+
+/* ---- Products ------------------------------------------------------------------------------------------- */
+
+/* Columns of the panel that begins at a column: half of them where the rest fits. */
+static int panel_width(const struct task *task, int64_t column) {
+    int whole = direct_kernel(0)->columns;
+    return task->columns - column <= whole / 2 ? whole / 2 : whole;
+}
+
+static void pack(const struct task *task, const struct depths *depths) {
+    const struct direct *d = task->job->direct;
+    /* Of merged taps the filter's own depths, which are the same numbers in the same order. */
+    struct depths own = *depths;
+    if (d->is_depthwise) {
+        panels_of_channels(&d->filter, task->panels, task->channel, task->columns, depths);
+        return;
+    }
+    if (!d->is_filter && d->depth != d->filter.channels)
+        own = (struct depths){0, patches_count(d->filter.taps), 0, d->filter.channels};
+    float *panel = task->panels;
+    for (int64_t j = 0; j < task->columns; j += direct_kernel(0)->columns) {
+        int width = panel_width(task, j), count = (int)min64(width, task->columns - j);
+        bool has_all = d->taps == 1 || task->columns == d->columns;
+        if (d->is_filter && has_all)
+            panels_of_image(&d->image.to, panel, width, task->group, 0, d->image.to.channels, task->channel + j, count,
+                            depths);
+        else if (d->is_filter)
+            panels_of_image(&d->image.to, panel, width, task->group, task->channel, task->channels, j, count, depths);
+        else
+            panels_of_filter(&d->filter, panel, width, task->group, task->channel + j, count, &own);
+        panel += depths->segments * depths->count * width;
+    }
+}
+
+/* Columns outside: a panel stays in the cache while the strip's rows pass. */
+static void multiply(const struct task *task, float *sums, int64_t ld, int64_t row, int64_t rows,
+                     const struct depths *depths, bool adds) {
+    const struct direct_kernel *kernel = direct_kernel(0);
+    const float *panel = task->panels;
+    if (task->job->direct->is_depthwise) {
+        for (int64_t i = row; i < rows; i += kernel->rows / 2) {
+            fetch(&task->ahead[1]);
+            kernel->filter_channels(depths->segments, task->seen + i, STRIP, panel, sums + i * ld, ld, task->columns);
+        }
+        return;
+    }
+    for (int64_t j = 0; j < task->columns; j += kernel->columns) {
+        int width = panel_width(task, j);
+        for (int64_t i = row; i < rows; i += kernel->rows) {
+            fetch(&task->ahead[0]);
+            fetch(&task->ahead[1]);
+            kernel->multiply[rows - i <= kernel->rows / 2][width < kernel->columns](
+                depths->segments, depths->count, task->seen + i, STRIP, panel, sums + i * ld + j, ld, adds);
+        }
+        panel += depths->segments * depths->count * width;
+    }
+}
+
+/* ---- Storing -------------------------------------------------------------------------------------------- */
+
+/* Sums of a strip are made where they belong: whole kernels of them. Answers how many rows. */
+static int64_t multiply_in_place(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
+    const struct job *job = task->job;
+    const struct direct *d = job->direct;
+    bool is_turned = d->order == DIRECT_POSITIONS || d->order == DIRECT_CHANNELS_TAPS;
+    if (!job->memory || is_turned || task->columns != task->width)
+        return 0;
+    int64_t whole = rows - rows % (direct_kernel(0)->rows / 2);
+    multiply(task, job->memory + (task->group * d->rows + row) * job->memory_ld + task->channel, job->memory_ld, 0,
+             whole, depths, false);
+    return whole;
+}
+
+static void store(const struct task *task, float *block, int64_t ld, int64_t row, int64_t rows, int64_t column,
+                  int64_t columns) {
+    const struct job *job = task->job;
+    program_run(job->program, &job->direct->walk, job->values, (struct block){block, ld}, row, rows, column, columns);
+}
+
+/* turned[column, row] = sums[row, column]. A few columns at a time: rows of a plane may all lie in one set of the
+   cache. */
+static void turn(float *turned, int64_t turned_ld, const float *sums, int64_t ld, int64_t rows, int64_t columns) {
+    for (int64_t j = 0; j < columns; j += FEW_COLUMNS) {
+        struct gemm_matrix matrix = {.base = sums + j, .type = WEFT_DATA_FLOAT, .stride = ld, .depth_stride = 1};
+        gemm_pack_matrix(&matrix, turned + j * turned_ld, (int)turned_ld, 0, 0, (int)rows, 0,
+                         (int)min64(FEW_COLUMNS, columns - j));
+    }
+}
+
+/* Channels become rows, image by image. */
+static void store_positions(const struct task *task, const float *sums, int64_t row, int64_t rows) {
+    const struct job *job = task->job;
+    const struct direct *d = job->direct;
+    int64_t positions = patches_count(d->image.to.positions);
+    for (int64_t i = 0, count; i < rows; i += count) {
+        int64_t image = (row + i) / positions, position = (row + i) % positions;
+        int64_t first = (image * d->groups + task->group) * d->columns + task->channel;
+        count = min64(rows - i, positions - position);
+        float *place = job->memory ? job->memory + first * job->memory_ld + position : task->turned;
+        turn(place, job->memory ? job->memory_ld : count, sums + i * task->width, task->width, count, task->columns);
+        if (!job->memory)
+            store(task, task->turned, count, first, task->columns, position, count);
+    }
+}
+
+/* Row by row, [taps, channels] become [channels, taps]. */
+static void store_channels_taps(const struct task *task, const float *sums, int64_t row, int64_t rows) {
+    const struct job *job = task->job;
+    int64_t taps = job->direct->taps, first = task->group * job->direct->rows + row;
+    int64_t ld = job->memory ? job->memory_ld : task->columns;
+    float *place = job->memory ? job->memory + first * ld + task->channel * taps : task->turned;
+    for (int64_t i = 0; i < rows; i++)
+        turn(place + i * ld, taps, sums + i * task->width, task->channels, taps, task->channels);
+    if (!job->memory)
+        store(task, task->turned, task->columns, first, rows, task->channel * taps, task->columns);
+}
+
+static void store_strip(const struct task *task, float *sums, int64_t row, int64_t rows) {
+    const struct direct *d = task->job->direct;
+    switch (d->order) {
+    case DIRECT_CHANNELS:
+    case DIRECT_TAPS_CHANNELS:
+        store(task, sums, task->width, task->group * d->rows + row, rows, task->channel, task->columns);
+        break;
+    case DIRECT_POSITIONS:
+        store_positions(task, sums, row, rows);
+        break;
+    case DIRECT_CHANNELS_TAPS:
+        store_channels_taps(task, sums, row, rows);
+        break;
+    }
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
+
+/* One part of the depth; sums of a depth in one part are kept for a strip only. */
+static void run_part(const struct task *task, const struct depths *depths, bool is_first, bool is_last) {
+    bool is_only = is_first && is_last;
+    pack(task, depths);
+    for (int64_t i = 0; i < task->rows; i += STRIP) {
+        int64_t rows = min64(STRIP, task->rows - i);
+        float *sums = task->sums + (is_only ? 0 : i * task->width);
+        direct_see(task, task->row + i, rows, depths);
+        task->ahead[1] = is_last ? look_at_result(task, task->row + i, rows) : (struct ahead){0};
+        int64_t done = is_only ? multiply_in_place(task, task->row + i, rows, depths) : 0;
+        if (done == rows)
+            continue;
+        multiply(task, sums, task->width, done, rows, depths, !is_first);
+        if (is_last)
+            store_strip(task, sums + done * task->width, task->row + i + done, rows - done);
+    }
+}
+
+/* Parts go through the segments first. */
+static struct depths part_of(const struct direct *d, int64_t part) {
+    const struct direct_tiling *t = &d->tiling;
+    int64_t along_segments = max64(1, divide_up(d->segments, t->segments));
+    struct depths depths = {.segment = part % along_segments * t->segments, .first = part / along_segments * t->depth};
+    depths.segments = min64(t->segments, d->segments - depths.segment);
+    depths.count = min64(t->depth, d->depth - depths.first);
+    return depths;
+}
+
+/* A depth of 0 is one part, too: it stores zeros. */
+static void run_task(const struct task *task) {
+    const struct direct *d = task->job->direct;
+    const struct direct_tiling *t = &d->tiling;
+    int64_t parts = max64(1, divide_up(d->segments, t->segments)) * max64(1, divide_up(d->depth, t->depth));
+    for (int64_t part = 0; part < parts; part++) {
+        struct depths depths = part_of(d, part), next = part_of(d, part + 1);
+        task->ahead[0] = part + 1 < parts ? look_at_filter(task, &next) : (struct ahead){0};
+        run_part(task, &depths, part == 0, part == parts - 1);
+    }
+}
+
+/* Tasks along the rows follow each other, as they pack the same panels from the same memory. */
+static void run_tasks(void *context, int64_t thread) {
+    struct job *job = context;
+    const struct direct *d = job->direct;
+    const struct direct_tiling *t = &d->tiling;
+    struct ahead ahead[2];
+    struct task task = {.job = job, .ahead = ahead, .panels = job->buffers + thread * direct_thread_floats(t)};
+    task.sums = task.panels + t->panels;
+    task.turned = task.sums + t->sums;
+    task.seen = (const float **)(void *)(task.turned + t->turned);
+    int64_t index, taps = d->taps;
+    while ((index = atomic_fetch_add(&job->next, 1)) < d->groups * t->channel_tasks * t->row_tasks) {
+        task.group = index / t->row_tasks / t->channel_tasks;
+        task.row = index % t->row_tasks * t->rows;
+        task.rows = min64(t->rows, d->rows - task.row);
+        task.channel = index / t->row_tasks % t->channel_tasks * t->channels;
+        task.channels = min64(t->channels, d->columns / taps - task.channel);
+        task.columns = taps * task.channels;
+        task.width = direct_width(d, task.channels);
+        run_task(&task);
+    }
+}
+
+/* A program that stores what it is given, in floats, at one place for each row and neighbours for columns. */
+static void find_memory(struct job *job) {
+    const struct program *program = job->program;
+    const struct walk *walk = &job->direct->walk;
+    const struct instruction *last = &program->instructions[1];
+    if (program->instruction_count != 2 || program->instructions[0].verb != VERB_GIVEN || last->verb != VERB_STORE ||
+        last->is_wide || program->accesses[last->access].type != WEFT_DATA_FLOAT || walk->rank != 2 ||
+        walk->strides[last->access][1] != 1)
+        return;
+    float *memory = job->values[program->accesses[last->access].value];
+    if (!memory || (uintptr_t)memory % sizeof(float) != 0)
+        return;
+    job->memory = memory + walk->bases[last->access];
+    job->memory_ld = walk->strides[last->access][0];
+}
+
+void direct_run(const struct direct *planned, const struct program *program, void *const *values, void *workspace,
+                bool follows) {
+    /* A copy on the stack: plans are immutable, and addresses differ from execution to execution. */
+    struct direct d = *planned;
+    float *copy = (float *)((char *)workspace + (-(uintptr_t)workspace & (LINE * sizeof(float) - 1)));
+    d.image.to.base = d.image.from.base = values[d.image_value];
+    d.dy.to.base = d.dy.from.base = d.filter.base = values[d.other_value];
+    if (d.image.is_on && !(follows && !d.image.is_bordered))
+        stage_run(&d.image, values[d.image_value], copy);
+    if (d.image.is_on)
+        d.image.to.base = copy;
+    copy += round_up(stage_floats(&d.image), LINE);
+    if (d.dy.is_on)
+        stage_run(&d.dy, values[d.other_value], copy);
+    copy += round_up(stage_floats(&d.dy), LINE);
+    struct job job = {.direct = &d, .program = program, .values = values, .buffers = copy};
+    if (d.is_depthwise && d.is_filter) {
+        direct_run_sums(&job);
+        return;
+    }
+    find_memory(&job);
+    threads_for(d.tiling.threads, run_tasks, &job);
+}

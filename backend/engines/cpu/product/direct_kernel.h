@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The innermost loop of a convolution: rows of A are read where they lie, through pointers, as their elements are
+   broadcast; only B is packed. It must not know images or filters. */
+#ifndef WEFT_ENGINES_CPU_DIRECT_KERNEL_H
+#define WEFT_ENGINES_CPU_DIRECT_KERNEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* C[i] (+)= sum over segments s and depths d of rows[s * rows_ld + i][d] * b[s * depth + d]. Rows of b follow each
+   other and are as wide as the kernel; those of c lie `ld` apart, and need no alignment. */
+typedef void direct_multiply(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld, const float *b,
+                             float *c, int64_t ld, bool adds);
+
+/* One channel by itself: C[i][channel] = sum over taps t of seen[t * seen_ld + i][channel] * weights[t * channels +
+   channel], of half a kernel's rows i. */
+typedef void direct_filter_channels(int64_t taps, const float *const *seen, int64_t seen_ld, const float *weights,
+                                    float *c, int64_t ld, int64_t channels);
+
+enum { DIRECT_TAPS = 5 }; /* whose gradients are summed together */
+
+/* C[t * channels + channel] = sum over rows i of seen[t * seen_ld + i][channel] * dy[i * dy_ld + channel], of
+   DIRECT_TAPS taps t. */
+typedef void direct_sum_channels(int64_t rows, const float *const *seen, int64_t seen_ld, const float *dy,
+                                 int64_t dy_ld, float *c, int64_t channels);
+
+/* One compiled form: whole and half the rows by whole and half the columns. */
+struct direct_kernel {
+    const char *name; /* "avx512 8x32" */
+    int rows, columns;
+    direct_multiply *multiply[2][2]; /* [half the rows][half the columns] */
+    direct_filter_channels *filter_channels;
+    direct_sum_channels *sum_channels;
+};
+
+/* The kernels that this CPU runs, best first; NULL when rank is past the last one. */
+const struct direct_kernel *direct_kernel(int rank);
+
+#endif

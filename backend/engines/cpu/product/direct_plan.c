@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Planning convolutions whose rows are read in place: which operands are copied first, and how the work is cut. It must
+   not know tensors or operations. */
+#include "engines/cpu/product/direct_task.h"
+
+#include "base/number.h"
+#include "engines/cpu/product/direct_kernel.h"
+
+enum {
+    FILTER_DEPTH = 512,   /* of a part of a filter's gradient, beside many columns */
+    SEGMENTS = 64,        /* of a part of an image's depth */
+    IMAGE_COLUMNS = 128,  /* of a task at most, */
+    FILTER_COLUMNS = 320, /* but for one channel under many taps */
+    DEPTHWISE_COLUMNS = 512,
+    PART_ROWS = 288,    /* whose products a task sums at least, of a filter's gradient of single channels */
+    MOST_PARTS = 16,    /* into which these are cut */
+    SUMS = 96 << 10,    /* floats of a task's sums at most, where the depth has several parts */
+    FEW_CHANNELS = 16,  /* a border is worth a copy: taps side by side become one segment */
+    POINTER_FLOATS = 2, /* that a pointer takes, at most */
+    PACK_COST = 16,     /* multiplications in the time that packing one element takes, */
+    POINTER_COST = 128  /* and making one pointer */
+};
+
+/* Columns of some channels, in whole halves of panels. */
+int64_t direct_width(const struct direct *d, int64_t channels) {
+    if (d->is_depthwise)
+        return channels;
+    return round_up(d->taps * channels, direct_kernel(0)->columns / 2);
+}
+
+/* Whether a filter has all channels of a tap before those of the next: then a part has few taps, else few channels, so
+   that it is one run of each of the filter's rows. */
+static bool taps_follow(const struct filter *filter) {
+    struct filter whole = *filter;
+    filter_simplify(&whole);
+    return whole.channels > filter->channels && filter->channel_stride == 1;
+}
+
+/* The largest of as few parts as can be, of at most `most` each, that are about equal. */
+static int64_t equal_part(int64_t whole, int64_t most) { return divide_up(whole, max64(1, divide_up(whole, most))); }
+
+/* Parts of the depth. */
+static void cut_depth(const struct direct *d, struct direct_tiling *t) {
+    if (d->is_depthwise) {
+        t->segments = max64(1, d->segments);
+        t->depth = 1;
+    } else if (d->is_filter) {
+        t->segments = d->depth < FILTER_DEPTH ? max64(1, FILTER_DEPTH / max64(1, d->depth)) : 1;
+        t->depth = max64(1, min64(d->depth, FILTER_DEPTH));
+    } else if (taps_follow(&d->filter)) {
+        t->depth = IMAGE_DEPTH;
+        t->segments = max64(1, min64(SEGMENTS, IMAGE_DEPTH / max64(1, d->depth)));
+    } else {
+        t->segments = SEGMENTS;
+        t->depth = max64(LINE, IMAGE_DEPTH / max64(1, min64(SEGMENTS, d->segments)));
+    }
+    t->segments = max64(1, equal_part(d->segments, t->segments));
+    t->depth = max64(1, min64(d->depth, round_up(equal_part(d->depth, t->depth), LINE)));
+}
+
+/* Fills in what follows from a task's channels and the number of tasks along the rows. */
+static void cut_tasks(const struct direct *d, struct direct_tiling *t, int64_t channels, int64_t row_tasks) {
+    t->channels = channels;
+    t->channel_tasks = divide_up(d->columns / d->taps, channels);
+    t->rows = round_up(divide_up(max64(1, d->rows), row_tasks), direct_kernel(0)->rows);
+    t->row_tasks = divide_up(d->rows, t->rows);
+}
+
+/* Time, in multiplications per step of the depth, until the last thread is done. */
+static double predict(const struct direct *d, const struct direct_tiling *t, int threads) {
+    double rounds = (double)divide_up(d->groups * t->row_tasks * t->channel_tasks, threads);
+    double width = (double)direct_width(d, t->channels), rows = (double)t->rows;
+    return rounds * (rows * width + PACK_COST * width + rows * POINTER_COST / (double)t->depth);
+}
+
+static bool has_parts(const struct direct *d, const struct direct_tiling *t) {
+    return t->segments < d->segments || t->depth < d->depth;
+}
+
+/* Depends on sizes and threads alone; the parts of the depth on sizes alone. */
+static void cut(struct direct *d, int threads) {
+    struct direct_tiling best = {0}, t = {0};
+    int64_t channels = d->columns / d->taps;
+    cut_depth(d, &t);
+    int64_t widest = d->is_depthwise ? DEPTHWISE_COLUMNS : d->is_filter ? FILTER_COLUMNS : IMAGE_COLUMNS;
+    for (int64_t most = DEPTHWISE_COLUMNS; most > 0; most /= 2) {
+        int64_t some = min64(most, channels), width = direct_width(d, some);
+        bool is_wide = width > widest && some > 1;
+        /* Merged taps have all channels among them. */
+        if (is_wide || (d->taps > 1 && d->image.to.channels > channels && some < channels))
+            continue;
+        int64_t least = has_parts(d, &t) ? divide_up(d->rows, max64(STRIP, SUMS / width)) : 1;
+        for (int64_t i = 0; i < 2 * threads; i++) {
+            cut_tasks(d, &t, some, least + i);
+            if (best.rows == 0 || predict(d, &t, threads) < predict(d, &best, threads))
+                best = t;
+        }
+    }
+    int64_t width = direct_width(d, best.channels);
+    best.threads = min64(max64(1, threads), d->groups * best.row_tasks * best.channel_tasks);
+    best.panels = round_up(best.segments * best.depth * width, LINE);
+    best.sums = round_up((has_parts(d, &best) ? round_up(best.rows, STRIP) : STRIP) * width, LINE);
+    best.turned = d->order == DIRECT_CHANNELS ? 0 : round_up(STRIP * width, LINE);
+    best.seen = best.segments * STRIP;
+    d->tiling = best;
+}
+
+/* Read where it lies, or copied. */
+static void read_image(struct direct *d, const struct patches *patches, int64_t images) {
+    bool is_few = !d->is_depthwise && patches->groups * patches->channels < FEW_CHANNELS;
+    bool are_neighbours = d->is_depthwise ? patches->group_stride == 1 : patches->channel_stride == 1;
+    bool is_last = patches->type == WEFT_DATA_FLOAT && (are_neighbours || patches->groups * patches->channels == 1);
+    d->image = (struct stage){.from = *patches, .to = *patches};
+    if (!is_last || is_few)
+        stage_make(&d->image, patches, images, false, is_few);
+}
+
+/* Taps that see neighbours, all of them inside, are as good as more channels, as long as the depth has one part. */
+static void merge_taps(struct patches *p) {
+    bool is_short = p->channels * patches_count(p->taps) <= IMAGE_DEPTH && p->taps[0] * p->taps[1] <= SEGMENTS;
+    if (is_short && p->groups == 1 && p->tap_step[2] * p->stride[2] == p->channels) {
+        p->channels *= p->taps[2];
+        p->taps[2] = 1;
+    }
+}
+
+void direct_plan_image(struct direct *d, const struct patches *patches, const struct filter *filter, int64_t images,
+                       int64_t columns, int threads) {
+    d->groups = patches->groups;
+    d->rows = images * patches_count(patches->positions);
+    d->columns = columns;
+    d->taps = 1;
+    /* Nothing is made: there are no tasks to cut. */
+    d->is_on = !patches->is_wide && d->rows > 0 && d->columns > 0;
+    if (!d->is_on)
+        return;
+    read_image(d, patches, images);
+    if (d->image.is_bordered)
+        merge_taps(&d->image.to);
+    d->filter = *filter;
+    d->segments = patches_count(d->image.to.taps);
+    d->depth = d->image.to.channels;
+    cut(d, threads);
+}
+
+/* Positions of dy are depths: they must be neighbours through all of an image, or of all images in a copy. */
+static void read_dy(struct direct *d, const struct patches *dy, int64_t images) {
+    struct patches whole = *dy;
+    patches_simplify(&whole);
+    d->dy = (struct stage){.from = whole, .to = whole};
+    d->segments = images;
+    d->depth = patches_count(dy->positions);
+    if (dy->type == WEFT_DATA_FLOAT && whole.stride[2] == 1 && whole.size[0] == 1 && whole.size[1] == 1)
+        return;
+    stage_make(&d->dy, dy, images, true, false);
+    d->depth *= d->segments;
+    d->segments = 1;
+}
+
+void direct_plan_filter(struct direct *d, const struct patches *x, const struct patches *dy, int64_t images,
+                        int threads) {
+    /* gemm's packing counts the copy's lines in an int. */
+    bool fits = images * patches_count(dy->positions) <= INT32_MAX;
+    d->is_filter = true;
+    d->groups = x->groups;
+    d->rows = dy->channels;
+    d->columns = x->channels * patches_count(x->taps);
+    d->taps = d->order == DIRECT_CHANNELS_TAPS ? patches_count(x->taps) : 1;
+    d->is_on = !x->is_wide && fits && d->rows > 0 && d->columns > 0;
+    if (!d->is_on)
+        return;
+    read_image(d, x, images);
+    if (d->image.is_bordered && (d->taps == 1 || d->columns <= FILTER_COLUMNS))
+        merge_taps(&d->image.to);
+    read_dy(d, dy, images);
+    cut(d, threads);
+}
+
+void direct_plan_channels(struct direct *d, const struct patches *patches, const struct filter *filter, int64_t images,
+                          int threads) {
+    d->is_depthwise = true;
+    d->groups = d->taps = d->depth = 1;
+    d->rows = images * patches_count(patches->positions);
+    d->columns = patches->groups;
+    d->segments = patches_count(patches->taps);
+    d->is_on = d->rows > 0;
+    if (!d->is_on)
+        return;
+    read_image(d, patches, images);
+    d->filter = *filter;
+    cut(d, threads);
+}
+
+/* Channels of dy are neighbours, and its positions evenly apart through all images, or it is copied. */
+static void read_channels_of_dy(struct direct *d, const struct patches *dy, int64_t images) {
+    struct patches whole = *dy;
+    patches_simplify(&whole);
+    bool is_even = whole.size[0] == 1 && whole.size[1] == 1 &&
+                   (images == 1 || whole.image_stride == whole.size[2] * whole.stride[2]);
+    d->dy = (struct stage){.from = whole, .to = whole};
+    if (dy->type != WEFT_DATA_FLOAT || dy->group_stride != 1 || !is_even)
+        stage_make(&d->dy, dy, images, false, false);
+}
+
+/* A task sums some rows for some channels; parts of the rows are added up in the end, in their order. */
+static void cut_sums(struct direct *d, int threads) {
+    struct direct_tiling *t = &d->tiling;
+    t->rows = max64(PART_ROWS, round_up(divide_up(d->rows, MOST_PARTS), STRIP));
+    t->row_tasks = divide_up(d->rows, t->rows);
+    t->channels = min64(d->columns, DEPTHWISE_COLUMNS / 2);
+    t->channel_tasks = divide_up(d->columns, t->channels);
+    t->segments = round_up(d->segments, DIRECT_TAPS);
+    t->threads = min64(max64(1, threads), t->row_tasks * t->channel_tasks);
+    t->sums = round_up(DIRECT_TAPS * t->channels, LINE);
+    t->seen = t->segments * STRIP;
+}
+
+void direct_plan_channel_sums(struct direct *d, const struct patches *x, const struct patches *dy, int64_t images,
+                              int threads) {
+    d->is_depthwise = d->is_filter = true;
+    d->groups = d->taps = d->depth = 1;
+    d->rows = images * patches_count(dy->positions);
+    d->columns = x->groups;
+    d->segments = patches_count(x->taps);
+    d->is_on = d->columns > 0 && d->segments > 0;
+    if (!d->is_on)
+        return;
+    read_image(d, x, images);
+    read_channels_of_dy(d, dy, images);
+    cut_sums(d, threads);
+}
+
+/* Floats of the parts' sums: [parts, taps, columns]. */
+int64_t direct_part_floats(const struct direct *d) {
+    bool has_parts = d->is_depthwise && d->is_filter;
+    return has_parts ? round_up(d->tiling.row_tasks * d->tiling.segments * d->columns, LINE) : 0;
+}
+
+int64_t direct_thread_floats(const struct direct_tiling *t) {
+    return t->panels + t->sums + t->turned + round_up(t->seen * POINTER_FLOATS, LINE);
+}
+
+int64_t direct_workspace_bytes(const struct direct *d) {
+    int64_t copies = round_up(stage_floats(&d->image), LINE) + round_up(stage_floats(&d->dy), LINE);
+    return (LINE + copies + direct_part_floats(d) + d->tiling.threads * direct_thread_floats(&d->tiling)) *
+           (int64_t)sizeof(float);
+}
+
+/* Packing for a copy takes any address. */
+bool direct_reads(const struct direct *d, void *const *values) {
+    bool reads_image = !d->image.is_on, reads_dy = d->is_filter && !d->dy.is_on;
+    return (!reads_image || (uintptr_t)values[d->image_value] % sizeof(float) == 0) &&
+           (!reads_dy || (uintptr_t)values[d->other_value] % sizeof(float) == 0);
+}

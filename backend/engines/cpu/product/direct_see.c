@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pointers to what rows see: pixels under taps, or planes of dy. */
+#include "engines/cpu/product/direct_task.h"
+
+#include "base/number.h"
+#include "engines/cpu/product/direct_kernel.h"
+
+const float direct_zeros[IMAGE_DEPTH];
+
+/* A run of positions under one tap. */
+static void see_run(const struct patches *p, const struct run *run, int64_t tap, int64_t channel, const float **seen) {
+    int64_t taps[3], first[3], index = run->origin + channel, before, end;
+    patches_unravel(tap, p->taps, taps);
+    for (int i = 0; i < 3; i++) {
+        first[i] = run->place[i] * p->step[i] + p->offset[i] + taps[i] * p->tap_step[i];
+        index += first[i] * p->stride[i];
+    }
+    patches_inside(p, first, run->count, &before, &end);
+    for (int64_t i = 0; i < run->count; i++)
+        seen[i] = direct_zeros;
+    for (int64_t i = before, step = p->step[2] * p->stride[2]; i < end; i++)
+        seen[i] = (const float *)p->base + index + i * step;
+}
+
+/* Rows are positions, segments taps. */
+static void see_positions(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
+    const struct patches *p = &task->job->direct->image.to;
+    int64_t channel = task->job->direct->is_depthwise ? task->channel : depths->first;
+    for (int64_t i = 0; i < rows;) {
+        struct run run = patches_run(p, task->group, row + i, rows - i);
+        for (int64_t s = 0; s < depths->segments; s++)
+            see_run(p, &run, depths->segment + s, channel, task->seen + s * STRIP + i);
+        i += run.count;
+    }
+}
+
+/* Rows are channels of dy, segments images. */
+static void see_channels(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
+    const struct patches *dy = &task->job->direct->dy.to;
+    const float *base = (const float *)dy->base + task->group * dy->group_stride + depths->first;
+    for (int64_t s = 0; s < depths->segments; s++)
+        for (int64_t i = 0; i < rows; i++)
+            task->seen[s * STRIP + i] =
+                base + (depths->segment + s) * dy->image_stride + (row + i) * dy->channel_stride;
+}
+
+void direct_see(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
+    if (task->job->direct->is_filter && !task->job->direct->is_depthwise)
+        see_channels(task, row, rows, depths);
+    else
+        see_positions(task, row, rows, depths);
+    for (int64_t s = 0; s < depths->segments; s++)
+        for (int64_t i = rows; i < STRIP && i % direct_kernel(0)->rows != 0; i++)
+            task->seen[s * STRIP + i] = direct_zeros;
+}

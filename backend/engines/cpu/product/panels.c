@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing panels for direct.c. */
+#include "engines/cpu/product/panels.h"
+
+#include "base/dtype.h"
+#include "base/number.h"
+
+#include <string.h>
+
+/* ---- Filters ----------------------------------------------------------------------------------------------------- */
+
+enum { MIXED = 64, WIDEST = 64 }; /* depths and columns that are transposed at once */
+
+/* Elements base[index + column * stride + depth * depth_stride]. */
+static void pack(const struct filter *f, float *panel, int width, int64_t index, int count, int64_t stride, int depth,
+                 int64_t depth_stride) {
+    struct gemm_matrix matrix = {.base = (const char *)f->base + dtype_bytes(f->type, index),
+                                 .type = f->type,
+                                 .stride = stride,
+                                 .depth_stride = depth_stride};
+    gemm_pack_matrix(&matrix, panel, width, 0, 0, count, 0, depth);
+}
+
+/* Taps are neighbours in memory: some channels with all taps are transposed together into `mixed`, [channels, taps,
+   width], whose rows then go to their taps. */
+static void pack_by_channels(const struct filter *f, float *panel, int width, int64_t index, int count,
+                             const struct depths *depths) {
+    float mixed[MIXED * WIDEST];
+    int64_t taps = patches_count(f->taps), most = f->channel_stride == taps ? MIXED / taps : 1;
+    for (int64_t channel = 0; channel < depths->count; channel += most) {
+        int64_t channels = min64(most, depths->count - channel);
+        pack(f, mixed, width, index + (depths->first + channel) * f->channel_stride, count, f->row_stride,
+             (int)(channels * taps), 1);
+        for (int64_t i = 0; i < channels; i++)
+            for (int64_t tap = 0; tap < depths->segments; tap++)
+                memcpy(panel + (tap * depths->count + channel + i) * width,
+                       mixed + (i * taps + depths->segment + tap) * width, (size_t)width * sizeof(float));
+    }
+}
+
+/* A run of depths, which follow each other in memory or are evenly apart. */
+static void pack_run_of_filter(const struct filter *f, float *panel, int width, int64_t index, int count,
+                               int64_t depth) {
+    for (int64_t d = 0; d < depth; d += GEMM_DEPTH)
+        pack(f, panel + d * width, width, index + d * f->channel_stride, count, f->row_stride,
+             (int)min64(GEMM_DEPTH, depth - d), f->channel_stride);
+}
+
+/* One tap after the other, or, where they follow each other as one, all at once. */
+static void pack_by_taps(const struct filter *f, float *panel, int width, int64_t index, int count,
+                         const struct depths *depths) {
+    struct filter whole = *f;
+    filter_simplify(&whole);
+    if (patches_count(whole.taps) == 1 && depths->count == f->channels) {
+        pack_run_of_filter(f, panel, width, index + depths->segment * f->channels * f->channel_stride, count,
+                           depths->segments * depths->count);
+        return;
+    }
+    for (int64_t i = 0; i < depths->segments; i++, panel += depths->count * width) {
+        int64_t taps[3], at = index + depths->first * f->channel_stride;
+        patches_unravel(depths->segment + i, f->taps, taps);
+        for (int j = 0; j < 3; j++)
+            at += taps[j] * f->tap_stride[j];
+        pack_run_of_filter(f, panel, width, at, count, depths->count);
+    }
+}
+
+/* Whether taps follow each other in memory without gaps, the innermost 1 apart; those of one place lie anyhow. */
+static bool taps_are_neighbours(const struct filter *f) {
+    int64_t reach = 1;
+    for (int i = 2; i >= 0; i--) {
+        if (f->taps[i] != 1 && f->tap_stride[i] != reach)
+            return false;
+        reach *= f->taps[i];
+    }
+    return reach > 1 && reach <= MIXED;
+}
+
+void panels_of_filter(const struct filter *f, float *panel, int width, int64_t group, int64_t column, int count,
+                      const struct depths *depths) {
+    int64_t index = f->first + group * f->group_stride + column * f->row_stride;
+    if (count < width)
+        memset(panel, 0, (size_t)(depths->segments * depths->count * width) * sizeof(float));
+    if (taps_are_neighbours(f))
+        pack_by_channels(f, panel, width, index, count, depths);
+    else
+        pack_by_taps(f, panel, width, index, count, depths);
+}
+
+void panels_of_channels(const struct filter *f, float *panel, int64_t column, int64_t count,
+                        const struct depths *depths) {
+    int64_t index = f->first + column * f->group_stride;
+    if (taps_are_neighbours(f)) {
+        pack(f, panel, (int)count, index + depths->segment, (int)count, f->group_stride, (int)depths->segments, 1);
+        return;
+    }
+    for (int64_t i = 0; i < depths->segments; i++, panel += count) {
+        int64_t taps[3], at = index;
+        patches_unravel(depths->segment + i, f->taps, taps);
+        for (int j = 0; j < 3; j++)
+            at += taps[j] * f->tap_stride[j];
+        pack(f, panel, (int)count, at, (int)count, f->group_stride, 1, 1);
+    }
+}
+
+/* ---- Images ------------------------------------------------------------------------------------------------------ */
+
+#if defined __x86_64__ && defined __GLIBC__
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDE
+#endif
+
+/* `rows` rows of `count` floats. Whole panels, as most are, without asking for each row how long it is. */
+WIDE static void copy_rows(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
+                           int64_t count, int64_t rows) {
+    if (count == 32)
+        for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
+            memcpy(to, from, 32 * sizeof(float));
+    else
+        for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
+            for (int64_t j = 0; j < count; j++)
+                to[j] = from[j];
+}
+
+static void clear_rows(float *to, int64_t ld, int64_t count, int64_t rows) {
+    for (int64_t i = 0; i < rows; i++)
+        memset(to + i * ld, 0, (size_t)count * sizeof(float));
+}
+
+/* A run of positions under one tap: `count` columns. */
+static void pack_run_of_image(const struct patches *p, float *panel, int width, const struct run *run, int64_t tap,
+                              int64_t channel, int64_t count) {
+    int64_t taps[3], first[3], index = run->origin + channel;
+    patches_unravel(tap, p->taps, taps);
+    for (int i = 0; i < 3; i++)
+        first[i] = run->place[i] * p->step[i] + p->offset[i] + taps[i] * p->tap_step[i];
+    int64_t before, end;
+    patches_inside(p, first, run->count, &before, &end);
+    for (int i = 0; i < 3; i++)
+        index += first[i] * p->stride[i];
+    int64_t step = p->step[2] * p->stride[2];
+    clear_rows(panel, width, count, before);
+    clear_rows(panel + end * width, width, count, run->count - end);
+    if (end > before)
+        copy_rows(panel + before * width, width, (const float *)p->base + index + before * step, step, count,
+                  end - before);
+}
+
+void panels_of_image(const struct patches *p, float *panel, int width, int64_t group, int64_t channel, int64_t channels,
+                     int64_t column, int count, const struct depths *depths) {
+    int64_t per_image = patches_count(p->positions);
+    if (count < width)
+        memset(panel, 0, (size_t)(depths->segments * depths->count * width) * sizeof(float));
+    for (int64_t s = 0; s < depths->segments; s++)
+        for (int64_t i = 0; i < depths->count;) {
+            struct run run =
+                patches_run(p, group, (depths->segment + s) * per_image + depths->first + i, depths->count - i);
+            for (int64_t j = 0; j < count;) {
+                int64_t tap = (column + j) / channels, at = (column + j) % channels;
+                int64_t part = min64(count - j, channels - at);
+                pack_run_of_image(p, panel + i * width + j, width, &run, tap, channel + at, part);
+                j += part;
+            }
+            i += run.count;
+            if (i == depths->count)
+                panel += depths->count * width;
+        }
+}

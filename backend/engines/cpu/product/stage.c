@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copying images: runs of positions by some channels at a time, each of which is a strided matrix that gemm's packing
+   transposes or converts. */
+#include "engines/cpu/product/stage.h"
+
+#include "base/dtype.h"
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+
+#include <string.h>
+
+enum {
+    RUN = 64,     /* positions of a task: with 64 channels 16 KiB on either side */
+    CHANNELS = 8, /* that are copied at a time, while the next ones are fetched */
+    LINE = 16,    /* floats of a cache line */
+    LINE_BYTES = 64
+};
+
+/* The places around the image that some tap sees from some position. */
+static void border_of(const struct patches *p, int i, int64_t *before, int64_t *behind) {
+    int64_t reach = (p->taps[i] - 1) * p->tap_step[i], last = (p->positions[i] - 1) * p->step[i];
+    *before = max64(0, -(p->offset[i] + min64(0, reach)));
+    *behind = max64(0, last + p->offset[i] + max64(0, reach) - (p->size[i] - 1));
+}
+
+/* Dimensions that follow each other in memory as one, dimension 2: of the image alone. */
+static void merge_image(struct patches *image) {
+    for (int i = 0; i < 3; i++) {
+        image->positions[i] = image->size[i];
+        image->taps[i] = image->step[i] = 1;
+        image->offset[i] = 0;
+    }
+    patches_simplify(image);
+}
+
+/* Channels of all groups as those of one, where they are evenly apart. */
+static void merge_groups(struct patches *image) {
+    int64_t stride = image->channels == 1 ? image->group_stride : image->channel_stride;
+    if (image->channels != 1 && image->group_stride != image->channels * stride)
+        return;
+    image->channels *= image->groups;
+    image->channel_stride = stride;
+    image->groups = 1;
+}
+
+/* As many floats in an odd number of cache lines: rows that lie so far apart keep out of each other's sets. */
+static int64_t spread(int64_t floats) { return floats < LINE ? floats : LINE * (divide_up(floats, LINE) | 1); }
+
+/* Where the copy lies. */
+static void lay_out(struct stage *stage) {
+    struct patches *to = &stage->to;
+    int64_t positions = patches_count(to->size), all = to->groups * to->channels;
+    to->type = WEFT_DATA_FLOAT;
+    to->channel_stride = stage->is_planes ? spread(stage->images * positions) : 1;
+    to->group_stride = to->channels * to->channel_stride;
+    /* A border is for taps that see neighbours without gaps. */
+    to->stride[2] = stage->is_planes ? 1 : stage->is_bordered ? all : spread(all);
+    to->image_stride = positions * to->stride[2];
+    to->stride[1] = to->stride[2] * to->size[2];
+    to->stride[0] = to->stride[1] * to->size[1];
+}
+
+void stage_make(struct stage *stage, const struct patches *patches, int64_t images, bool is_planes, bool is_bordered) {
+    *stage = (struct stage){.is_on = true,
+                            .is_planes = is_planes,
+                            .is_bordered = is_bordered,
+                            .images = images,
+                            .from = *patches,
+                            .to = *patches};
+    for (int i = 0; i < 3 && is_bordered; i++) {
+        int64_t behind;
+        border_of(patches, i, &stage->before[i], &behind);
+        stage->to.size[i] += stage->before[i] + behind;
+        stage->to.offset[i] += stage->before[i];
+    }
+    lay_out(stage);
+    if (stage->from.groups != 1)
+        merge_groups(&stage->from);
+    if (!is_bordered)
+        merge_image(&stage->from);
+}
+
+int64_t stage_floats(const struct stage *stage) {
+    const struct patches *to = &stage->to;
+    if (!stage->is_on)
+        return 0;
+    return stage->is_planes ? to->groups * to->group_stride : stage->images * to->image_stride;
+}
+
+struct job {
+    const struct stage *stage;
+    float *copy;
+    int64_t lines, parts; /* of an image: lines of positions; parts of a line */
+};
+
+/* Some channels of one group at `count` places. */
+static void copy_matrix(const struct stage *stage, int64_t index, float *to, int channels, int count) {
+    const struct patches *from = &stage->from;
+    struct gemm_matrix matrix = {.base = (const char *)from->base + dtype_bytes(from->type, index), .type = from->type};
+    matrix.stride = stage->is_planes ? from->stride[2] : from->channel_stride;
+    matrix.depth_stride = stage->is_planes ? from->channel_stride : from->stride[2];
+    if (stage->is_planes)
+        gemm_pack_matrix(&matrix, to, (int)stage->to.channel_stride, 0, 0, count, 0, channels);
+    else
+        gemm_pack_matrix(&matrix, to, (int)stage->to.stride[2], 0, 0, channels, 0, count);
+}
+
+/* Places of some channels that are copied next: a few lines of each, too short a run for the CPU to look ahead. Where
+   channels are neighbours it does. */
+static void fetch_channels(const struct stage *stage, int64_t index, int64_t channels, int count) {
+    const struct patches *from = &stage->from;
+    if (from->stride[2] != 1)
+        return;
+    const char *row = (const char *)from->base + dtype_bytes(from->type, index);
+    int64_t row_bytes = dtype_bytes(from->type, from->channel_stride), bytes = dtype_bytes(from->type, count);
+    for (int64_t i = 0; i < min64(channels, CHANNELS); i++, row += row_bytes)
+        for (int64_t byte = 0; byte < bytes; byte += LINE_BYTES)
+            __builtin_prefetch(row + byte, 0, 3);
+}
+
+/* All channels at `count` places from `first` on of a line. */
+static void copy_places(const struct stage *stage, float *copy, int64_t image, int64_t line, int64_t first, int count) {
+    const struct patches *from = &stage->from, *to = &stage->to;
+    int64_t place[3] = {line / from->size[1], line % from->size[1], first}, index = image * from->image_stride;
+    int64_t at = image * to->image_stride;
+    for (int i = 0; i < 3; i++) {
+        index += place[i] * from->stride[i];
+        at += stage->is_bordered ? (place[i] + stage->before[i]) * to->stride[i] : 0;
+    }
+    /* Without a border the copy's places follow each other, whatever was merged. */
+    if (!stage->is_bordered)
+        at += (line * from->size[2] + first) * to->stride[2];
+    for (int64_t group = 0; group < from->groups; group++)
+        for (int64_t channel = 0; channel < from->channels; channel += CHANNELS) {
+            int64_t corner = index + group * from->group_stride + channel * from->channel_stride;
+            fetch_channels(stage, corner + CHANNELS * from->channel_stride, from->channels - channel - CHANNELS, count);
+            copy_matrix(stage, corner, copy + at + group * to->group_stride + channel * to->channel_stride,
+                        (int)min64(CHANNELS, from->channels - channel), count);
+        }
+}
+
+static void copy_part(void *context, int64_t task) {
+    const struct job *job = context;
+    const struct stage *stage = job->stage;
+    int64_t first = task % job->parts * RUN, line = task / job->parts;
+    copy_places(stage, job->copy, line / job->lines, line % job->lines, first,
+                (int)min64(RUN, stage->from.size[2] - first));
+}
+
+/* A copy that has a border is cleared as a whole first: such images have few channels. */
+void stage_run(struct stage *stage, const void *base, float *copy) {
+    stage->from.base = base;
+    stage->to.base = copy;
+    if (stage->is_bordered)
+        memset(copy, 0, (size_t)stage_floats(stage) * sizeof(float));
+    struct job job = {stage, copy, stage->from.size[0] * stage->from.size[1], divide_up(stage->from.size[2], RUN)};
+    threads_for(stage->images * job.lines * job.parts, copy_part, &job);
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The innermost loops of convolutions on the CPU, against sums in double, on every kernel that this CPU runs: all
+   heights and widths, several segments, and memory beside the result that stays as it is. */
+#include "engines/cpu/product/direct_kernel.h"
+
+#include "harness.h"
+
+#include <math.h>
+
+enum { ROOM = 160 * 160, ROWS = 16, MOST_SEGMENTS = 8 };
+
+static float x[ROOM], w[ROOM], c[ROOM];
+static const float *seen[ROWS * MOST_SEGMENTS];
+static const float UNTOUCHED = 12345;
+
+static void fill(float *numbers, int factor) {
+    for (int i = 0; i < ROOM; i++)
+        numbers[i] = (float)((i * factor + 104729) % 2003 - 1001) / 256;
+}
+
+/* Rows anywhere, all of them with 150 floats behind them. */
+static void scatter_rows(void) {
+    for (int i = 0; i < ROWS * MOST_SEGMENTS; i++)
+        seen[i] = x + (i * 61 + 7) % 120 * 160 + i % 3;
+    for (int i = 0; i < ROOM; i++)
+        c[i] = UNTOUCHED;
+}
+
+static bool differs(double found, double expected) { return !(fabs(found - expected) < 2e-3 * (1 + fabs(expected))); }
+
+static void check_multiply(const struct direct_kernel *kernel, int low, int narrow, int segments, int depth,
+                           bool adds) {
+    int rows = kernel->rows >> low, columns = kernel->columns >> narrow, ld = columns + 5, wrong = 0;
+    scatter_rows();
+    kernel->multiply[low][narrow](segments, depth, seen, ROWS, w, c, ld, adds);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < ld; j++) {
+            double sum = adds ? UNTOUCHED : 0;
+            for (int s = 0; s < segments; s++)
+                for (int d = 0; d < depth; d++)
+                    sum += (double)seen[s * ROWS + i][d] * w[(s * depth + d) * columns + j % columns];
+            wrong += j < columns ? differs(c[i * ld + j], sum) : c[i * ld + j] != UNTOUCHED;
+        }
+    wrong += c[rows * ld] != UNTOUCHED;
+    CHECK(wrong == 0, "%s: %d rows x %d columns of %d segments, %d deep: %d elements differ", kernel->name, rows,
+          columns, segments, depth, wrong);
+}
+
+static void check_channels(const struct direct_kernel *kernel, int taps, int channels) {
+    int rows = kernel->rows / 2, wrong = 0;
+    scatter_rows();
+    kernel->filter_channels(taps, seen, ROWS, w, c, 160, channels);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j <= channels; j++) {
+            double sum = 0;
+            for (int t = 0; t < taps; t++)
+                sum += (double)seen[t * ROWS + i][j] * w[t * channels + j];
+            wrong += j < channels ? differs(c[i * 160 + j], sum) : c[i * 160 + j] != UNTOUCHED;
+        }
+    CHECK(wrong == 0, "%s: %d taps of %d channels: %d elements differ", kernel->name, taps, channels, wrong);
+}
+
+static void check_sums(const struct direct_kernel *kernel, int rows, int channels) {
+    int wrong = 0;
+    scatter_rows();
+    kernel->sum_channels(rows, seen, ROWS, w, 155, c, channels);
+    for (int t = 0; t < DIRECT_TAPS; t++)
+        for (int j = 0; j < channels; j++) {
+            double sum = 0;
+            for (int i = 0; i < rows; i++)
+                sum += (double)seen[t * ROWS + i][j] * w[i * 155 + j];
+            wrong += differs(c[t * channels + j], sum);
+        }
+    wrong += c[DIRECT_TAPS * channels] != UNTOUCHED;
+    CHECK(wrong == 0, "%s: gradients of %d rows, %d channels: %d elements differ", kernel->name, rows, channels, wrong);
+}
+
+int main(void) {
+    static const int CHANNELS[] = {1, 3, 4, 7, 8, 15, 16, 17, 31, 63, 64, 65, 100, 150};
+    int kernels = 0;
+    fill(x, 7919);
+    fill(w, 6421);
+    for (const struct direct_kernel *kernel; (kernel = direct_kernel(kernels)) != NULL; kernels++) {
+        for (int form = 0; form < 8; form++)
+            for (int segments = 0; segments <= MOST_SEGMENTS; segments += 4)
+                for (int depth = 0; depth < 40; depth += 13)
+                    check_multiply(kernel, form & 1, form >> 1 & 1, segments, depth, form >> 2);
+        for (size_t i = 0; i < sizeof CHANNELS / sizeof *CHANNELS; i++)
+            for (int taps = 0; taps <= MOST_SEGMENTS; taps += 2) {
+                check_channels(kernel, taps, CHANNELS[i]);
+                check_sums(kernel, 2 * taps, CHANNELS[i]);
+            }
+    }
+    CHECK(kernels > 0, "this CPU runs none of the kernels");
+    return harness_end();
+}
