@@ -309,6 +309,36 @@ def _cpu_products() -> list[Case]:
     ]
 
 
+_CPU_CONVOLUTIONS = {
+    "3x3_64_56_n1": Convolution(1, 64, (56, 56), 3, padding=1, filters=64),
+    "3x3_128_28_n2": Convolution(2, 128, (28, 28), 3, padding=1, filters=128),
+    "3x3_512_7_n2": Convolution(2, 512, (7, 7), 3, padding=1, filters=512),
+    "3x3_640_320_8_n2": Convolution(2, 640, (8, 8), 3, padding=1, filters=320),
+    "3x3s2_128_28_n2": Convolution(2, 128, (28, 28), 3, stride=2, padding=1, filters=128),
+    "1x1_64_256_56_n1": Convolution(1, 64, (56, 56), 1, filters=256),
+    "1x1_1024_256_14_n2": Convolution(2, 1024, (14, 14), 1, filters=256),
+    "1x1s2_256_512_28_n2": Convolution(2, 256, (28, 28), 1, stride=2, filters=512),
+    "stem7x7s2_n1": Convolution(1, 3, (224, 224), 7, stride=2, padding=3, filters=64),
+    "depthwise_3x3_96_56_n1": Convolution(1, 96, (56, 56), 3, padding=1, filters=96, groups=96),
+    "depthwise_3x3s2_384_14_n2": Convolution(2, 384, (14, 14), 3, 2, 1, filters=384, groups=384),
+    "depthwise_7x7_96_16_n1": Convolution(1, 96, (16, 16), 7, padding=3, filters=96, groups=96),
+}
+"""As ResNet, EfficientNet, ConvNeXt and a diffusion U-Net have them."""
+_CPU_LAST = {
+    "fprop": ("3x3_64_56_n1", "3x3_128_28_n2", "1x1s2_256_512_28_n2", "depthwise_3x3_96_56_n1"),
+    "dgrad": ("3x3_64_56_n1", "3x3_512_7_n2"),
+    "wgrad": ("3x3_64_56_n1", "3x3_640_320_8_n2", "depthwise_3x3s2_384_14_n2"),
+}
+_CPU_PLANAR = {
+    "fprop": ("3x3_64_56_n1", "3x3_512_7_n2", "1x1_64_256_56_n1", "stem7x7s2_n1", "depthwise_7x7_96_16_n1"),
+    "dgrad": ("3x3_640_320_8_n2", "1x1_1024_256_14_n2", "3x3s2_128_28_n2", "depthwise_3x3s2_384_14_n2"),
+    "wgrad": (
+        *("3x3_64_56_n1", "3x3_512_7_n2", "3x3_640_320_8_n2", "1x1_64_256_56_n1", "stem7x7s2_n1"),
+        *("depthwise_3x3_96_56_n1", "depthwise_7x7_96_16_n1"),
+    ),
+}
+
+
 def _cpu_convolutions() -> list[Case]:
     three = Convolution(4, 32, (28, 28), 3, padding=1, filters=32)
     one = Convolution(4, 64, (28, 28), 1, filters=128)
@@ -319,6 +349,16 @@ def _cpu_convolutions() -> list[Case]:
         products.conv("fprop", "3x3_32_28", "f32", three, has_bias=True),
         products.conv("fprop", "1x1_64_128_28", "f32", one),
         products.conv("fprop", "depthwise_7x7_32", "f32", depthwise),
+        *(
+            products.conv(k, tag, "f32", _CPU_CONVOLUTIONS[tag])
+            for k, tags in _CPU_LAST.items()
+            for tag in tags
+        ),
+        *(
+            products.conv(kind, f"nchw_{tag}", "f32", _CPU_CONVOLUTIONS[tag], order=())
+            for kind, tags in _CPU_PLANAR.items()
+            for tag in tags
+        ),
     ]
 
 

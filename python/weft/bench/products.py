@@ -204,9 +204,20 @@ def conv(
         "dgrad": ({"w": w, "dy": y}, {"dx": x}, dgrad, oracle.conv_dgrad),
         "wgrad": ({"x": x, "dy": y}, {"dw": w}, wgrad, oracle.conv_wgrad),
     }[kind]
+    program = None if has_bias or dtype != y.dtype else partial(conv_of_torch, kind, c)
     kind += "_bias_relu" if has_bias else f"_{arithmetic}" if dtype != y.dtype else ""
     name = f"conv/{kind}_{tag}"
-    return Case(name, arithmetic, c.flops, inputs, outputs, build, partial(judge, c=c))
+    return Case(name, arithmetic, c.flops, inputs, outputs, build, partial(judge, c=c), program=program)
+
+
+def conv_of_torch(kind: str, c: Convolution, torch: Any, m: Tensors) -> object:
+    """What torch runs for the same. Of a gradient's own operand it takes the dims and the layout alone."""
+    steps = ([c.stride] * 2, [c.padding] * 2, [c.dilation] * 2, False, [0, 0], c.groups)
+    if kind == "fprop":
+        return torch.ops.aten.convolution(m["x"], m["w"], None, *steps)
+    x, w = m["dx" if kind == "dgrad" else "x"], m["dw" if kind == "wgrad" else "w"]
+    wanted = [kind == "dgrad", kind == "wgrad", False]
+    return torch.ops.aten.convolution_backward(m["dy"], x, w, None, *steps, wanted)
 
 
 # ---- Attention ---------------------------------------------------------------------------------------------
