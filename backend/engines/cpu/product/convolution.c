@@ -351,8 +351,8 @@ static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* How a filter's gradient is walked, outermost loop first: with all taps as rows; with taps and channels of x, whichever
-   are fastest in memory, as columns; with single channels as columns. */
+/* How a filter's gradient is walked, outermost loop first: with all taps as rows; with taps and channels of x,
+   whichever are fastest in memory, as columns; with single channels as columns. */
 enum filter_walk {
     GROUPS_TAPS_READ_MADE,
     GROUPS_MADE_TAPS_READ,
