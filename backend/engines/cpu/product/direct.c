@@ -65,6 +65,18 @@ static struct ahead look_at_filter(const struct task *task, const struct depths 
                       depths->segments * depths->count * bytes, kernels_of(task, task->rows));
 }
 
+/* What the next strip will see of an image, about: as far behind as this strip is long. Single channels are done as soon
+   as they are loaded. */
+static struct ahead look_at_image(const struct task *task, int64_t rows, const struct depths *depths) {
+    const struct direct *d = task->job->direct;
+    const float *at = depths->segments > 0 ? task->seen[(depths->segments - 1) * STRIP] : direct_zeros;
+    int64_t pixel = d->image.to.stride[2] * (int64_t)sizeof(float), pixels = STRIP * d->image.to.step[2];
+    if (!d->is_depthwise || d->image.is_on || at == direct_zeros)
+        return (struct ahead){0};
+    return look_ahead((const char *)at + pixels * pixel, pixel, pixels, task->columns * (int64_t)sizeof(float),
+                      kernels_of(task, rows));
+}
+
 /* Where a strip's sums will be turned to; of positions in several images, the first one's. */
 static struct ahead look_at_result(const struct task *task, int64_t row, int64_t rows) {
     const struct job *job = task->job;
@@ -124,6 +136,7 @@ static void multiply(const struct task *task, float *sums, int64_t ld, int64_t r
     const float *panel = task->panels;
     if (task->job->direct->is_depthwise) {
         for (int64_t i = row; i < rows; i += kernel->rows / 2) {
+            fetch(&task->ahead[0]);
             fetch(&task->ahead[1]);
             kernel->filter_channels(depths->segments, task->seen + i, STRIP, panel, sums + i * ld, ld, task->columns);
         }
@@ -226,6 +239,8 @@ static void run_part(const struct task *task, const struct depths *depths, bool 
         int64_t rows = min64(STRIP, task->rows - i);
         float *sums = task->sums + (is_only ? 0 : i * task->width);
         direct_see(task, task->row + i, rows, depths);
+        if (task->job->direct->is_depthwise)
+            task->ahead[0] = look_at_image(task, rows, depths);
         task->ahead[1] = is_last ? look_at_result(task, task->row + i, rows) : (struct ahead){0};
         int64_t done = is_only ? multiply_in_place(task, task->row + i, rows, depths) : 0;
         if (done == rows)

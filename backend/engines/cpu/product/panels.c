@@ -116,7 +116,8 @@ WIDE static void copy_rows(float *restrict to, int64_t to_ld, const float *restr
                            int64_t count, int64_t rows) {
     if (count == 32)
         for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
-            memcpy(to, from, 32 * sizeof(float));
+            for (int j = 0; j < 32; j++)
+                to[j] = from[j];
     else
         for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
             for (int64_t j = 0; j < count; j++)
