@@ -65,8 +65,8 @@ static struct ahead look_at_filter(const struct task *task, const struct depths 
                       depths->segments * depths->count * bytes, kernels_of(task, task->rows));
 }
 
-/* What the next strip will see of an image, about: as far behind as this strip is long. Single channels are done as soon
-   as they are loaded. */
+/* What the next strip will see of an image, about: as far behind as this strip is long. Single channels are done as
+   soon as they are loaded. */
 static struct ahead look_at_image(const struct task *task, int64_t rows, const struct depths *depths) {
     const struct direct *d = task->job->direct;
     const float *at = depths->segments > 0 ? task->seen[(depths->segments - 1) * STRIP] : direct_zeros;

@@ -97,6 +97,11 @@ struct job {
 static void copy_matrix(const struct stage *stage, int64_t index, float *to, int channels, int count) {
     const struct patches *from = &stage->from;
     struct gemm_matrix matrix = {.base = (const char *)from->base + dtype_bytes(from->type, index), .type = from->type};
+    bool is_same = from->channel_stride == 1 && from->stride[2] == channels && stage->to.stride[2] == channels;
+    if (is_same && !stage->is_planes && from->type == WEFT_DATA_FLOAT) {
+        memcpy(to, matrix.base, (size_t)channels * (size_t)count * sizeof(float));
+        return;
+    }
     matrix.stride = stage->is_planes ? from->stride[2] : from->channel_stride;
     matrix.depth_stride = stage->is_planes ? from->channel_stride : from->stride[2];
     if (stage->is_planes)
@@ -105,17 +110,26 @@ static void copy_matrix(const struct stage *stage, int64_t index, float *to, int
         gemm_pack_matrix(&matrix, to, (int)stage->to.stride[2], 0, 0, channels, 0, count);
 }
 
-/* Places of some channels that are copied next: a few lines of each, too short a run for the CPU to look ahead. Where
-   channels are neighbours it does. */
-static void fetch_channels(const struct stage *stage, int64_t index, int64_t channels, int count) {
-    const struct patches *from = &stage->from;
-    if (from->stride[2] != 1)
-        return;
-    const char *row = (const char *)from->base + dtype_bytes(from->type, index);
-    int64_t row_bytes = dtype_bytes(from->type, from->channel_stride), bytes = dtype_bytes(from->type, count);
-    for (int64_t i = 0; i < min64(channels, CHANNELS); i++, row += row_bytes)
+/* Lines of memory that are used next: too few of each row for the CPU to look ahead. */
+static void fetch_rows(const char *row, int64_t row_bytes, int64_t rows, int64_t bytes, bool is_written) {
+    for (int64_t i = 0; i < rows; i++, row += row_bytes)
         for (int64_t byte = 0; byte < bytes; byte += LINE_BYTES)
-            __builtin_prefetch(row + byte, 0, 3);
+            if (is_written)
+                __builtin_prefetch(row + byte, 1, 3);
+            else
+                __builtin_prefetch(row + byte, 0, 3);
+}
+
+/* Channels that follow: where their places are neighbours on either side. */
+static void fetch_channels(const struct stage *stage, int64_t index, const float *to, int64_t channels, int count) {
+    const struct patches *from = &stage->from;
+    int64_t rows = min64(channels, CHANNELS);
+    if (from->stride[2] == 1)
+        fetch_rows((const char *)from->base + dtype_bytes(from->type, index),
+                   dtype_bytes(from->type, from->channel_stride), rows, dtype_bytes(from->type, count), false);
+    if (stage->is_planes)
+        fetch_rows((const char *)to, stage->to.channel_stride * (int64_t)sizeof(float), rows,
+                   count * (int64_t)sizeof(float), true);
 }
 
 /* All channels at `count` places from `first` on of a line. */
@@ -130,12 +144,17 @@ static void copy_places(const struct stage *stage, float *copy, int64_t image, i
     /* Without a border the copy's places follow each other, whatever was merged. */
     if (!stage->is_bordered)
         at += (line * from->size[2] + first) * to->stride[2];
+    /* Neighbouring channels of another type are converted together. */
+    bool is_few = from->stride[2] == 1 || (stage->is_planes && from->type == WEFT_DATA_FLOAT);
+    int64_t most = is_few ? CHANNELS : GEMM_DEPTH;
     for (int64_t group = 0; group < from->groups; group++)
-        for (int64_t channel = 0; channel < from->channels; channel += CHANNELS) {
+        for (int64_t channel = 0; channel < from->channels; channel += most) {
             int64_t corner = index + group * from->group_stride + channel * from->channel_stride;
-            fetch_channels(stage, corner + CHANNELS * from->channel_stride, from->channels - channel - CHANNELS, count);
-            copy_matrix(stage, corner, copy + at + group * to->group_stride + channel * to->channel_stride,
-                        (int)min64(CHANNELS, from->channels - channel), count);
+            float *target = copy + at + group * to->group_stride + channel * to->channel_stride;
+            if (is_few)
+                fetch_channels(stage, corner + most * from->channel_stride, target + most * to->channel_stride,
+                               from->channels - channel - most, count);
+            copy_matrix(stage, corner, target, (int)min64(most, from->channels - channel), count);
         }
 }
 
