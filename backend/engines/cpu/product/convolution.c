@@ -83,6 +83,7 @@ struct planner {
     const struct graph *graph;
     struct conv_geometry g;
     bool is_wide;
+    bool sums_floats; /* else nothing but gemm multiplies */
 };
 
 /* The taps of one dimension that a phase of the data gradient sees: every `step`th from `first` on. The image is read
@@ -241,7 +242,7 @@ static void plan_direct_image(struct planner *planner, struct direct *direct, co
     direct->image_value = image;
     direct->other_value = filter;
     walk_image(planner, &direct->walk, plan, is_turned, has_single);
-    if (planner->is_wide)
+    if (!planner->sums_floats)
         return;
     if (has_single)
         direct_plan_channels(direct, &patches, &weights, planner->g.n, planner->contraction->threads);
@@ -397,7 +398,7 @@ static bool walk_filter(struct planner *planner, struct walk *walk, enum filter_
 static void plan_direct_filter(struct planner *planner, struct piece *piece, const struct patches *x,
                                const struct patches *dy) {
     struct direct *direct = &piece->direct;
-    if (planner->is_wide)
+    if (!planner->sums_floats)
         return;
     direct->image_value = piece->a.value;
     direct->other_value = piece->b.value;
@@ -440,7 +441,8 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     struct planner planner = {.contraction = contraction,
                               .graph = graph,
                               .g = conv_geometry(node->op),
-                              .is_wide = kernel->type == WEFT_DATA_DOUBLE};
+                              .is_wide = kernel->type == WEFT_DATA_DOUBLE,
+                              .sums_floats = kernel->type == WEFT_DATA_FLOAT};
     switch (planner.g.direction) {
     case CONV_FORWARD:
         return plan_forward(&planner, arena);
