@@ -391,19 +391,30 @@ def _cpu_fused() -> list[Case]:
 
 
 def _cpu_norms() -> list[Case]:
-    ways = (False, True)
-    return [
-        *(norms.row_norm(kind, "f32", 256, 512, way) for kind in ("layernorm", "rmsnorm") for way in ways),
-        *(norms.batch_norm("f32", 4, 32, 28, way) for way in ways),
-        norms.planar_norm("instancenorm", "f32", 4, 32, 28),
+    """Small, which stay in the second-level cache, and as networks have them."""
+    ways, rows, images = (False, True), ((256, 512), (4096, 768)), ((4, 32, 28), (8, 64, 56))
+    made = [
+        norms.row_norm(kind, "f32", *size, way)
+        for size in rows
+        for kind in ("layernorm", "rmsnorm")
+        for way in ways
     ]
+    for size in images:
+        for is_last in (True, False):
+            made += [norms.batch_norm("f32", *size, way, is_last) for way in ways]
+            made += [norms.group_norm("f32", *size, 8, way, is_last) for way in ways]
+    made.append(norms.planar_norm("instancenorm", "f32", 4, 32, 28))
+    return made
 
 
 def _cpu_rows() -> list[Case]:
     return [
-        streams.sums("rows/sum_rows", "f32", 256, 512, 2),
-        streams.sums("rows/sum_columns", "f32", 256, 512, 1),
-        streams.softmax("f32", 256, 512),
+        *(streams.sums("rows/sum_rows", "f32", *size, 2) for size in ((256, 512), (4096, 1024))),
+        *(streams.sums("rows/sum_columns", "f32", *size, 1) for size in ((256, 512), (4096, 1024))),
+        streams.maximum("f32", 4096, 1024),
+        *(streams.softmax("f32", *size) for size in ((256, 512), (2048, 1024))),
+        *(streams.softmax_backward("f32", *size) for size in ((256, 512), (2048, 1024))),
+        streams.log_softmax("f32", 2048, 1024),
     ]
 
 

@@ -87,10 +87,14 @@ def _build_backward(kind: str, _: Any, g: Any, t: Tensors) -> Tensors:
     }
 
 
-def batch_norm(dtype: str, n: int, channels: int, size: int, is_backward: bool) -> Case:
-    """Batch normalisation of images that lie channels-last, in training."""
-    whole, each = Operand((n, channels, size, size), dtype, NHWC), Operand((1, channels, 1, 1), "f32")
-    name = f"norm/batchnorm_{'bwd' if is_backward else 'fwd'}_n{n}c{channels}hw{size}"
+def batch_norm(
+    dtype: str, n: int, channels: int, size: int, is_backward: bool, is_last: bool = True
+) -> Case:
+    """Batch normalisation of images in training; is_last: they lie channels-last."""
+    whole = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
+    each = Operand((1, channels, 1, 1), "f32")
+    layout = "" if is_last else "nchw_"
+    name = f"norm/batchnorm_{'bwd' if is_backward else 'fwd'}_{layout}n{n}c{channels}hw{size}"
     flops = float(_NORM_FLOPS["layernorm", is_backward] * math.prod(whole.dims))
     axes = (0, 2, 3)
     if is_backward:
@@ -171,3 +175,73 @@ def planar_norm(kind: str, dtype: str, n: int, channels: int, size: int) -> Case
         partial(oracle.norm_forward, axes=axes, is_centred=True, epsilon=EPSILON),
         program=program,
     )
+
+
+def group_norm(
+    dtype: str, n: int, channels: int, size: int, groups: int, is_backward: bool, is_last: bool
+) -> Case:
+    """Normalisation of groups of channels; is_last: images lie channels-last."""
+    whole = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
+    each, statistic = Operand((1, channels, 1, 1), "f32"), Operand((n, groups, 1, 1), "f32")
+    layout = "nhwc" if is_last else "nchw"
+    statistics = {"mean": statistic, "inv": statistic}
+    if is_backward:
+        inputs = {"x": whole, "dy": whole, "scale": each} | statistics
+        outputs = {"dx": whole, "dscale": each, "dbias": each}
+    else:
+        inputs = {"x": whole, "scale": each, "bias": each, "eps": Operand((1, 1, 1, 1), "f32", value=EPSILON)}
+        outputs = {"y": whole} | statistics
+    return Case(
+        f"norm/groupnorm_{'bwd' if is_backward else 'fwd'}_{layout}_n{n}c{channels}hw{size}g{groups}",
+        dtype,
+        float(_NORM_FLOPS["layernorm", is_backward] * math.prod(whole.dims)),
+        inputs,
+        outputs,
+        partial(_build_groups, groups, is_backward),
+        partial(_judge_groups, groups, is_backward),
+        partial(_statistics_of_groups, groups=groups) if is_backward else None,
+        partial(_group_norm_of_torch, groups, is_backward),
+    )
+
+
+def _build_groups(groups: int, is_backward: bool, lib: Any, g: Any, t: Tensors) -> Tensors:
+    if is_backward:
+        made = g.groupnorm_backward(t["dy"], t["x"], t["scale"], t["mean"], t["inv"], groups=groups)
+        return dict(zip(("dx", "dscale", "dbias"), made, strict=True))
+    phase = lib.norm_forward_phase.TRAINING
+    made = g.groupnorm(phase, t["x"], t["scale"], t["bias"], t["eps"], groups=groups)
+    return dict(zip(("y", "mean", "inv"), made, strict=True))
+
+
+def _in_groups(t: dict[str, Any], groups: int) -> dict[str, Any]:
+    """Channels as groups and channels of a group."""
+    shaped = {}
+    for name, each in t.items():
+        inner = each.shape[1] // groups
+        shaped[name] = each.reshape(each.shape[0], groups, inner, *each.shape[2:])
+    return shaped
+
+
+def _statistics_of_groups(xp: Any, t: dict[str, Any], groups: int) -> dict[str, Any]:
+    found = _statistics(xp, _in_groups(t | {"mean": t["x"], "inv": t["x"]}, groups), (2, 3, 4), True)
+    return {name: each[:, :, 0] for name, each in found.items()}
+
+
+def _judge_groups(groups: int, is_backward: bool, xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+    shown = _in_groups(t, groups)
+    if is_backward:
+        found = oracle.norm_backward(xp, shown, (2, 3, 4), (0, 3, 4))
+    else:
+        found = oracle.norm_forward(xp, shown, (2, 3, 4), True, EPSILON)
+    return {name: each.reshape(each.shape[0], -1, *each.shape[3:]) for name, each in found.items()}
+
+
+def _group_norm_of_torch(groups: int, is_backward: bool, torch: Any, m: Tensors) -> object:
+    n, channels, *image = m["x"].shape
+    sizes = n, channels, math.prod(image), groups
+    scale = m["scale"].view(-1)
+    if not is_backward:
+        return torch.native_group_norm(m["x"], scale, m["bias"].view(-1), *sizes, EPSILON)
+    mean, inv = (m[name].view(n, groups) for name in ("mean", "inv"))
+    run = torch.ops.aten.native_group_norm_backward
+    return run(m["dy"], m["x"], mean, inv, scale, *sizes, [True, True, True])

@@ -86,6 +86,64 @@ def softmax(dtype: str, rows: int, columns: int) -> Case:
     )
 
 
+def maximum(dtype: str, rows: int, columns: int) -> Case:
+    """The largest of each row."""
+    return Case(
+        f"rows/max_rows_{rows}x{columns}",
+        dtype,
+        float(rows * columns),
+        {"x": Operand((1, rows, columns), dtype)},
+        {"y": Operand((1, rows, 1), "f32")},
+        lambda lib, g, t: {"y": g.reduction(input=t["x"], mode=lib.reduction_mode.MAX)},
+        lambda xp, t: {"y": xp.amax(t["x"], axis=2, keepdims=True)},
+        program=lambda torch, m: torch.amax(m["x"], 2, keepdim=True, out=m["y"]),
+    )
+
+
+def softmax_backward(dtype: str, rows: int, columns: int) -> Case:
+    """y (dy - the row's sum of y dy)."""
+    whole = Operand((1, rows, columns), dtype)
+
+    def build(lib: Any, g: Any, t: Tensors) -> Tensors:
+        both = g.reduction(input=g.mul(a=t["dy"], b=t["y"]), mode=lib.reduction_mode.ADD)
+        return {"dx": g.mul(a=t["y"], b=g.sub(a=t["dy"], b=both.set_dim([1, rows, 1])))}
+
+    return Case(
+        f"rows/softmax_bwd_{rows}x{columns}",
+        dtype,
+        4.0 * rows * columns,
+        {"y": whole, "dy": whole},
+        {"dx": whole},
+        build,
+        lambda _, t: {"dx": t["y"] * (t["dy"] - (t["dy"] * t["y"]).sum(axis=2, keepdims=True))},
+        program=lambda torch, m: torch._softmax_backward_data(
+            m["dy"], m["y"], 2, m["y"].dtype, grad_input=m["dx"]
+        ),
+    )
+
+
+def log_softmax(dtype: str, rows: int, columns: int) -> Case:
+    """x - the row's largest - log of the row's sum of e^(x - the largest)."""
+    whole = Operand((1, rows, columns), dtype)
+
+    def build(lib: Any, g: Any, t: Tensors) -> Tensors:
+        most = g.reduction(input=t["x"], mode=lib.reduction_mode.MAX).set_dim([1, rows, 1])
+        shifted = g.sub(a=t["x"], b=most)
+        total = g.reduction(input=g.exp(input=shifted), mode=lib.reduction_mode.ADD).set_dim([1, rows, 1])
+        return {"y": g.sub(a=shifted, b=g.log(input=total))}
+
+    return Case(
+        f"rows/log_softmax_{rows}x{columns}",
+        dtype,
+        5.0 * rows * columns,
+        {"x": whole},
+        {"y": whole},
+        build,
+        lambda xp, t: {"y": xp.log(oracle.softmax(xp, t["x"]))},
+        program=lambda torch, m: torch.log_softmax(m["x"], 2, out=m["y"]),
+    )
+
+
 # ---- Movement: no operations -------------------------------------------------------------------------------
 
 
