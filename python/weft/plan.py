@@ -458,7 +458,11 @@ class Plan:
         frame.pointers[i] = self._checked_address(frame, "execute", i, slot, value, memory)
         if memory.buffer:
             frame.owners[i] = memory.buffer.owner
-        elif slot is self.slots[i] and not slot.is_by_value and not buffers.requires_grad(value):
+        elif (
+            slot is self.slots[i]
+            and frame.pointers[i] == memory.address  # not that of a number in the frame
+            and not buffers.requires_grad(value)
+        ):
             self._large_enough[i] = form
             self._remember(frame, i, value, memory.address)
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The thread pool. One loop (a "job") runs at a time; its caller opens a door, workers that are
-   awake enter and take tasks from a counter, the caller shuts the door and waits for those inside.
+   awake enter and take tasks, the caller shuts the door and waits for those inside. A thread begins
+   with a share of the tasks that is its own, so that the same parts of the same arrays come to the
+   same core's cache job after job, and then helps others with theirs.
    Nobody waits for a worker that slept through a job. Where the program has threads of OpenMP, these are the workers.
    It must not know what a task computes. */
 #include "engines/cpu/core/threads.h"
@@ -28,7 +30,13 @@ enum {
     SPINS = 1000        /* pauses before sleeping: some 20 to 50 microseconds, what waking costs */
 };
 
-/* taken guards tasks, body and context: only its owner writes them, while the door is shut. */
+/* Tasks next .. end - 1 of a job are a share's that nobody took. Alone in its cache line. */
+static struct share {
+    _Alignas(64) _Atomic int64_t next;
+    int64_t end;
+} shares[MAX_THREADS];
+
+/* taken guards shares, body and context: only its owner writes them, while the door is shut. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t opened, emptied;
@@ -36,8 +44,7 @@ static struct {
     _Atomic int sleepers; /* workers that wait for `opened` */
     _Atomic bool taken;   /* a caller owns what follows */
     _Atomic uint64_t door;
-    _Atomic int64_t next; /* the first task that nobody took */
-    int64_t tasks;
+    int share_count;
     void (*body)(void *context, int64_t task);
     void *context;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER, .emptied = PTHREAD_COND_INITIALIZER};
@@ -88,12 +95,37 @@ static void await_job(uint64_t *seen) {
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* Tasks start in ascending order; a thread that comes late finds none left and leaves. */
-static void run_tasks(void *unused) {
+static void run_share(struct share *share) {
     int64_t task;
-    (void)unused;
-    while ((task = atomic_fetch_add(&pool.next, 1)) < pool.tasks)
+    /* Looks before it takes: a share that is done stays in every cache. */
+    while (atomic_load(&share->next) < share->end && (task = atomic_fetch_add(&share->next, 1)) < share->end)
         pool.body(pool.context, task);
+}
+
+/* The thread's own share, then what is left of the others'. One that comes late finds nothing and leaves. */
+static void run_tasks(int thread) {
+    for (int i = 0; i < pool.share_count; i++)
+        run_share(&shares[(thread + i) % pool.share_count]);
+}
+
+/* The number of an OpenMP runtime's thread; 0 until it has one. */
+static _Thread_local int helper;
+
+/* On a thread of such a runtime. caller: where the caller's own number lies, which tells it from the others. */
+static void run_of_team(void *caller) {
+    static _Atomic int helpers;
+    if (caller != &helper && helper == 0)
+        helper = atomic_fetch_add(&helpers, 1) + 1;
+    run_tasks(caller == &helper ? 0 : helper);
+}
+
+/* Equal to within one task. */
+static void cut_shares(int64_t tasks) {
+    pool.share_count = (int)min64(tasks, atomic_load(&pool.workers) + 1);
+    for (int i = 0; i < pool.share_count; i++) {
+        atomic_store(&shares[i].next, i * tasks / pool.share_count);
+        shares[i].end = (i + 1) * tasks / pool.share_count;
+    }
 }
 
 /* Signals only the last one out of a shut door; the lock keeps the signal from falling between the caller's look and
@@ -107,13 +139,12 @@ static void leave(void) {
     }
 }
 
-/* A worker's life: one job after another, until the process ends. */
-static void *work(void *unused) {
+/* A worker's life: one job after another, until the process ends. number: of the thread; the caller's is 0. */
+static void *work(void *number) {
     uint64_t seen = 0;
-    (void)unused;
     for (;;) {
         await_job(&seen);
-        run_tasks(NULL);
+        run_tasks((int)(intptr_t)number);
         leave();
     }
     return NULL;
@@ -149,7 +180,7 @@ static void share_job(int64_t tasks) {
     uint64_t job = (atomic_load(&pool.door) >> DOOR_JOB) + 1;
     atomic_store(&pool.door, job << DOOR_JOB | DOOR_OPEN);
     wake_workers(tasks - 1);
-    run_tasks(NULL);
+    run_tasks(0);
     /* Nobody enters any more; those inside finish their tasks. */
     atomic_fetch_and(&pool.door, ~DOOR_OPEN);
     await_workers();
@@ -163,11 +194,10 @@ void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void 
             body(context, task);
         return;
     }
-    pool.tasks = tasks;
+    cut_shares(tasks);
     pool.body = body;
     pool.context = context;
-    atomic_store(&pool.next, 0);
-    if (!openmp_run(threads_count(), run_tasks, NULL))
+    if (!openmp_run(threads_count(), run_of_team, &helper))
         share_job(tasks);
     atomic_store(&pool.taken, false);
 }
@@ -191,7 +221,7 @@ static void make_workers(void) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (start_error == 0 && made < wanted) {
         pthread_t thread;
-        start_error = pthread_create(&thread, NULL, work, NULL);
+        start_error = pthread_create(&thread, NULL, work, (void *)(intptr_t)(made + 1));
         if (start_error == 0) {
             pthread_detach(thread);
             made++;

@@ -20,7 +20,8 @@ int threads_count(void);
 weftStatus_t threads_start(void);
 
 /* Runs body(context, task) once for every task in [0, tasks), and returns when all are done.
-   Tasks start in ascending order, on any thread. Allocates nothing. When the pool is taken, by
+   Neighbouring tasks start on one thread, in ascending order, and on the same one job after job as
+   long as all threads are as quick. Allocates nothing. When the pool is taken, by
    another thread or by the loop that this call is made from, the caller runs all tasks itself, in
    order. */
 void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void *context);

@@ -167,7 +167,9 @@ static struct row_instruction *add(struct listing *l, enum row_verb verb, int te
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
     s->instruction_count -= l->is_full;
     struct row_instruction *made = &s->instructions[s->instruction_count++];
-    *made = (struct row_instruction){verb, term, -1, {-1, -1, -1, -1, -1, -1}, -1, false, -1, -1, -1, -1};
+    *made = (struct row_instruction){verb, term, -1, {0}, -1, false, false, -1, -1, -1, -1};
+    for (int i = 0; i < ROW_ARGUMENTS; i++)
+        made->x[i] = -1;
     if (verb <= ROW_CALCULATE) {
         made->dst = s->instruction_count - 1; /* its own number, until registers are assigned */
         l->at[term] = made->dst;
@@ -328,17 +330,18 @@ static bool may_take_in(const struct listing *l, int term, int opcode) {
 /* In an order in which a merged formula is found by later rows. */
 static const struct {
     int outer, inner, made; /* opcodes: of a formula, of its argument, of both in one */
-    bool commutes;          /* so that the second argument will do */
+    int first, last;        /* places of the argument: any of them will do */
 } merges[] = {
-    {OPCODE_MULTIPLY, OPCODE_SUBTRACT, ROW_SUBTRACT_MULTIPLY, true},
-    {OPCODE_ADD, ROW_SUBTRACT_MULTIPLY, ROW_SUBTRACT_MULTIPLY_ADD, true},
-    {OPCODE_ADD, OPCODE_MULTIPLY, ROW_MULTIPLY_ADD, true},
-    {OPCODE_SUBTRACT, OPCODE_MULTIPLY, ROW_MULTIPLY_SUBTRACT, false},
-    {OPCODE_MULTIPLY, OPCODE_MULTIPLY, ROW_MULTIPLY_MULTIPLY, true},
-    {OPCODE_SUBTRACT, ROW_MULTIPLY_MULTIPLY, ROW_MULTIPLY_MULTIPLY_SUBTRACT, false},
-    {ROW_MULTIPLY_ADD, ROW_SUBTRACT_MULTIPLY, ROW_DEVIATION_MULTIPLY_ADD, true},
-    {ROW_SUBTRACT_MULTIPLY_ADD, ROW_SUBTRACT_MULTIPLY, ROW_NORMALISE, false},
-    {ROW_EXPONENTIAL, OPCODE_SUBTRACT, ROW_SUBTRACT_EXPONENTIAL, false},
+    {OPCODE_MULTIPLY, OPCODE_SUBTRACT, ROW_SUBTRACT_MULTIPLY, 0, 1},
+    {OPCODE_ADD, ROW_SUBTRACT_MULTIPLY, ROW_SUBTRACT_MULTIPLY_ADD, 0, 1},
+    {OPCODE_ADD, OPCODE_MULTIPLY, ROW_MULTIPLY_ADD, 0, 1},
+    {OPCODE_SUBTRACT, OPCODE_MULTIPLY, ROW_MULTIPLY_SUBTRACT, 0, 0},
+    {OPCODE_MULTIPLY, OPCODE_MULTIPLY, ROW_MULTIPLY_MULTIPLY, 0, 1},
+    {OPCODE_SUBTRACT, ROW_MULTIPLY_MULTIPLY, ROW_MULTIPLY_MULTIPLY_SUBTRACT, 0, 0},
+    {ROW_MULTIPLY_ADD, ROW_SUBTRACT_MULTIPLY, ROW_DEVIATION_MULTIPLY_ADD, 0, 1},
+    {ROW_SUBTRACT_MULTIPLY_ADD, ROW_SUBTRACT_MULTIPLY, ROW_NORMALISE, 0, 0},
+    {ROW_MULTIPLY_MULTIPLY_SUBTRACT, ROW_DEVIATION_MULTIPLY_ADD, ROW_GRADIENT, 3, 3},
+    {ROW_EXPONENTIAL, OPCODE_SUBTRACT, ROW_SUBTRACT_EXPONENTIAL, 0, 0},
 };
 
 /* The arguments of argument k, then the others of the term itself. The inner formula gets no instruction: its result is
@@ -359,7 +362,7 @@ static void merge(struct listing *l, int term, int k, int opcode) {
 /* In the table's order; a merged formula may be merged again, as (a - b) * c + d. */
 static void take_in(struct listing *l, int term) {
     for (size_t m = 0; m < sizeof merges / sizeof *merges; m++)
-        for (int k = 0; k <= merges[m].commutes && l->formulas[term].opcode == merges[m].outer; k++)
+        for (int k = merges[m].first; k <= merges[m].last && l->formulas[term].opcode == merges[m].outer; k++)
             if (may_take_in(l, l->formulas[term].x[k], merges[m].inner))
                 merge(l, term, k, merges[m].made);
 }
@@ -431,10 +434,15 @@ static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
         at->is_thin = at->verb == ROW_SPREAD || at->verb == ROW_LOAD;
-        for (int j = pass->first + pass->spreads; j < pass->first + pass->count; j++)
+        at->feeds_formulas = at->verb == ROW_LOAD;
+        for (int j = pass->first + pass->spreads; j < pass->first + pass->count; j++) {
+            const struct row_instruction *reader = &s->instructions[j];
             for (int k = 0; k < ROW_ARGUMENTS; k++)
-                if (s->instructions[j].x[k] == i && !takes_thin(&s->instructions[j], at->verb))
-                    at->is_thin = false;
+                if (reader->x[k] == i) {
+                    at->is_thin = at->is_thin && takes_thin(reader, at->verb);
+                    at->feeds_formulas = at->feeds_formulas && reader->verb == ROW_CALCULATE && reader->opcode >= 0;
+                }
+        }
     }
 }
 
@@ -508,6 +516,8 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
     /* Read again by every block, from the first to the last. */
     if (at->verb == ROW_SPREAD)
         last = end;
+    /* A chunk may stand for all of a load, so its last reader cannot write there. */
+    last += at->feeds_formulas;
     int r = 0;
     while (r < ROWWISE_REGISTERS && free_from[r] > index - !works_in_place(s, at))
         r++;

@@ -9,7 +9,7 @@
 #include "graph/expansion.h"
 
 enum { ROW_CHUNK = 64 };    /* elements that a formula takes at a time */
-enum { ROW_ARGUMENTS = 6 }; /* of a formula, at most */
+enum { ROW_ARGUMENTS = 8 }; /* of a formula, at most */
 
 /* Formulas of several instructions, which are made of terms that nobody else needs. */
 enum row_opcode {
@@ -21,6 +21,7 @@ enum row_opcode {
     ROW_MULTIPLY_MULTIPLY_SUBTRACT,     /* a * b * c - d */
     ROW_DEVIATION_MULTIPLY_ADD,         /* (a - b) * c * d + e */
     ROW_NORMALISE,                      /* ((a - b) * c - d) * e + f */
+    ROW_GRADIENT,                       /* f * g * h - ((a - b) * c * d + e) */
     ROW_EXPONENTIAL,                    /* e^a */
     ROW_SUBTRACT_EXPONENTIAL,           /* e^(a - b) */
     ROW_FORMULAS_END,

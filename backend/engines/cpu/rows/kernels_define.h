@@ -10,34 +10,61 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
 
 /* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
-#define ONE_FORMULA(expression)                                                                                        \
-    const real a = as[i], b = bs[i], c = cs[i], d = ds[i], e = es[i], f = fs[i];                                       \
-    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;                                                              \
+/* Of one element: every argument at i, or numbers of a row, which are read once. */
+#define AT_EACH(each, level) (each)
+#define AT_LEVEL(each, level) (level)
+#define ONE_FORMULA(expression, B, C, D, E, H)                                                                         \
+    const real a = as[i], b = B(bs[i], level_b), c = C(cs[i], level_c), d = D(ds[i], level_d), e = E(es[i], level_e),  \
+               f = fs[i], g = gs[i], h = H(hs[i], level_h);                                                            \
+    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f, (void)g, (void)h;                                            \
     y[i] = (expression);
 
-#define FORMULA(name, expression)                                                                                      \
-    WIDE static void formula_##name(int64_t rows, int64_t columns, void *result, int64_t ld, const void *const *x,     \
-                                    const struct row_steps *steps) {                                                   \
+#define FORMULA_OF(function, expression, B, C, D, E, H)                                                                \
+    WIDE static void function(int64_t rows, int64_t columns, void *result, int64_t ld, const void *const *x,           \
+                              const struct row_steps *steps) {                                                         \
         for (int64_t row = 0; row < rows; row++) {                                                                     \
             const real *as = (const real *)x[0] + row * steps[0].row, *bs = (const real *)x[1] + row * steps[1].row;   \
             const real *cs = (const real *)x[2] + row * steps[2].row, *ds = (const real *)x[3] + row * steps[3].row;   \
             const real *es = (const real *)x[4] + row * steps[4].row, *fs = (const real *)x[5] + row * steps[5].row;   \
+            const real *gs = (const real *)x[6] + row * steps[6].row, *hs = (const real *)x[7] + row * steps[7].row;   \
+            const real level_b = *bs, level_c = *cs, level_d = *ds, level_e = *es, level_h = *hs;                      \
             real *y = (real *)result + row * ld;                                                                       \
             int64_t count = columns;                                                                                   \
+            (void)level_b, (void)level_c, (void)level_d, (void)level_e, (void)level_h;                                 \
             for (; count >= ROW_CHUNK; count -= ROW_CHUNK) {                                                           \
                 INDEPENDENT                                                                                            \
                 for (int64_t i = 0; i < ROW_CHUNK; i++) {                                                              \
-                    ONE_FORMULA(expression)                                                                            \
+                    ONE_FORMULA(expression, B, C, D, E, H)                                                             \
                 }                                                                                                      \
                 y += ROW_CHUNK, as += steps[0].chunk, bs += steps[1].chunk;                                            \
                 cs += steps[2].chunk, ds += steps[3].chunk, es += steps[4].chunk, fs += steps[5].chunk;                \
+                gs += steps[6].chunk, hs += steps[7].chunk;                                                            \
             }                                                                                                          \
             INDEPENDENT                                                                                                \
             for (int64_t i = 0; i < count; i++) {                                                                      \
-                ONE_FORMULA(expression)                                                                                \
+                ONE_FORMULA(expression, B, C, D, E, H)                                                                 \
             }                                                                                                          \
         }                                                                                                              \
     }
+
+#define FORMULA(name, expression) FORMULA_OF(formula_##name, expression, AT_EACH, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
+
+/* With a second form, where some arguments (levels: a bit for each) are numbers of rows and stay in registers. */
+#define FORMULA_OF_ROWS(name, expression, levels, B, C, D, E, H)                                                       \
+    FORMULA_OF(each_##name, expression, AT_EACH, AT_EACH, AT_EACH, AT_EACH, AT_EACH)                                   \
+    FORMULA_OF(level_##name, expression, B, C, D, E, H)                                                                \
+    static void formula_##name(int64_t rows, int64_t columns, void *result, int64_t ld, const void *const *x,          \
+                               const struct row_steps *steps) {                                                        \
+        (are_levels(steps, levels) ? level_##name : each_##name)(rows, columns, result, ld, x, steps);                 \
+    }
+
+/* Whether one chunk of each of these arguments stands for all of a row. */
+static bool are_levels(const struct row_steps *steps, unsigned levels) {
+    for (int k = 0; levels; k++, levels >>= 1)
+        if ((levels & 1) && steps[k].chunk != 0)
+            return false;
+    return true;
+}
 
 FORMULA(copy, a)
 FORMULA(add, a + b)
@@ -54,16 +81,17 @@ FORMULA(if_greater, PICK(a > b, c, d))
 FORMULA(if_equal, PICK(a == b, c, d))
 FORMULA(shift, PICK(a == -(real)INFINITY, 0, a))
 FORMULA(weight, PICK(a == b, 1, EXP(a - b)))
-FORMULA(subtract_multiply, (a - b) * c)
+FORMULA_OF_ROWS(subtract_multiply, (a - b) * c, 0x2, AT_LEVEL, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
 FORMULA(multiply_add, a *b + c)
 FORMULA(multiply_subtract, a *b - c)
 FORMULA(subtract_multiply_add, (a - b) * c + d)
 FORMULA(multiply_multiply, a * b * c)
 FORMULA(multiply_multiply_subtract, a * b * c - d)
 FORMULA(deviation_multiply_add, (a - b) * c * d + e)
-FORMULA(normalise, ((a - b) * c - d) * e + f)
+FORMULA_OF_ROWS(normalise, ((a - b) * c - d) * e + f, 0xe, AT_LEVEL, AT_LEVEL, AT_LEVEL, AT_EACH, AT_EACH)
+FORMULA_OF_ROWS(gradient, f * g * h - ((a - b) * c * d + e), 0x9e, AT_LEVEL, AT_LEVEL, AT_LEVEL, AT_LEVEL, AT_LEVEL)
 FORMULA(exponential, EXP(a))
-FORMULA(subtract_exponential, EXP(a - b))
+FORMULA_OF_ROWS(subtract_exponential, EXP(a - b), 0x2, AT_LEVEL, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
 
 static row_formula *const formulas[ROW_FORMULAS_END] = {
     [OPCODE_COPY] = formula_copy,
@@ -91,6 +119,7 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
     [ROW_MULTIPLY_MULTIPLY_SUBTRACT] = formula_multiply_multiply_subtract,
     [ROW_DEVIATION_MULTIPLY_ADD] = formula_deviation_multiply_add,
     [ROW_NORMALISE] = formula_normalise,
+    [ROW_GRADIENT] = formula_gradient,
     [ROW_EXPONENTIAL] = formula_exponential,
     [ROW_SUBTRACT_EXPONENTIAL] = formula_subtract_exponential,
 };
@@ -158,11 +187,17 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
                     largest[k] = bits > largest[k] ? bits : largest[k];                                                \
                     all[k] = x[i + k] BEFORE all[k] ? x[i + k] : all[k];                                               \
                 }                                                                                                      \
-            for (int k = 0; k < columns - i; k++)                                                                      \
-                all[k] = JOIN(all[k], x[i + k]);                                                                       \
-            for (int k = 0; k < STRIDE; k++)                                                                           \
-                all[k] = largest[k] > INFINITY_BITS ? (real)NAN : all[k];                                              \
-            JOIN_LANES(JOIN, STRIDE, all)                                                                              \
+            for (int k = 0; k < columns - i; k++) {                                                                    \
+                integer bits = BITS(x[i + k]) & NUMBER_BITS;                                                           \
+                largest[k] = bits > largest[k] ? bits : largest[k];                                                    \
+                all[k] = x[i + k] BEFORE all[k] ? x[i + k] : all[k];                                                   \
+            }                                                                                                          \
+            _Pragma("GCC unroll 8") for (int width = STRIDE / 2; width > 0; width /= 2)                                \
+                INDEPENDENT for (int k = 0; k < width; k++) {                                                          \
+                all[k] = all[k + width] BEFORE all[k] ? all[k + width] : all[k];                                       \
+                largest[k] = largest[k + width] > largest[k] ? largest[k + width] : largest[k];                        \
+            }                                                                                                          \
+            all[0] = largest[0] > INFINITY_BITS ? (real)NAN : all[0];                                                  \
             totals[row] = JOIN(totals[row], (double)all[0]);                                                           \
         }                                                                                                              \
     }

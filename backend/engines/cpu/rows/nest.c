@@ -11,9 +11,10 @@
    LANES: floats of the widest vector. */
 enum { SPLIT_BYTES = 128 << 10, SPLITS = 32, FEW_TILES = 8, LANES = 16 };
 enum { REDUCED_BLOCK = 8192 }; /* elements that only go into totals: half of a usual L1 */
-enum { REGISTER_GAP = 192 };   /* bytes, which keep registers from the same sets of the L1 cache */
+enum { LONG_PART = 256 };    /* elements of a part of a row above which entering instructions costs less than copies */
+enum { REGISTER_GAP = 192 }; /* bytes, which keep registers from the same sets of the L1 cache */
 /* Of a tile of rows one after the other: bytes at most, and tiles at least. */
-enum { TILE_BYTES = 96 << 10, LEAST_TILES = 16 };
+enum { TILE_BYTES = 40 << 10, LEAST_TILES = 16 };
 
 /* What no store depends on is not read, and has no say in the order. */
 static bool is_used(const struct row_schedule *s, int k) {
@@ -154,6 +155,9 @@ static void cut_block(struct row_schedule *s) {
     /* Both loops within the row: then a block is one run of elements, whatever its rows. */
     s->steps_rows = !(a->is_reduced && b->is_reduced) && s->block_b >= ROW_CHUNK;
     bool is_whole = s->block_b >= b->extent, has_gaps = !b->is_reduced && s->block_b < elements / 4;
+    /* Parts of one row apart in memory: part by part they are read where they lie, together they would be copied. */
+    if (a->is_reduced && b->is_reduced && s->block_b >= LONG_PART)
+        is_whole = false;
     /* Rows side by side, but few: blocks of one row of them would be all overhead. */
     s->block_a = is_whole || has_gaps ? elements / s->block_b : 1;
     if (!a->is_reduced)

@@ -220,7 +220,8 @@ static void round_to(bool is_wide, int64_t count, char *dst, const char *src, we
 static void calculate(const struct term *term, int64_t count, char *dst, const void *const *x) {
     /* As if every argument lay without gaps. */
     static const struct row_steps steps[ROW_ARGUMENTS] = {{ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0},
-                                                          {ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0}};
+                                                          {ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0},
+                                                          {ROW_CHUNK, 0}, {ROW_CHUNK, 0}};
     const struct row_kernels *kernels = kernels_of(term->is_wide);
     switch (term->kind) {
     case TERM_FORMULA:
@@ -427,6 +428,13 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
 static void load_block(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     struct place place = block_place(run, at->operand);
+    /* One number for the block: a chunk stands for all. */
+    if (at->feeds_formulas && place.rows == 1 && place.column_stride == 0 && place.base) {
+        place.columns = min64(place.columns, ROW_CHUNK);
+        load(is_wide, run->registers[at->dst] = register_memory(run, at->dst), &place);
+        run->steps[at->dst] = (struct row_steps){0, 0};
+        return;
+    }
     /* Then totals take the block as one run, gaps included: it must have none. */
     bool is_run = run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced;
     bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_thin);
