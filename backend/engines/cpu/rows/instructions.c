@@ -550,14 +550,28 @@ static bool assign_registers(struct row_schedule *s, const struct row_pass *pass
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
+/* Numbers, and loads of one element: alike for all rows. */
+static bool is_invariant(const struct row_schedule *s, const struct term *term) {
+    bool is_one = term->kind == TERM_LOAD;
+    for (int i = 0; i < s->rows->space.axis_count && is_one; i++)
+        is_one = s->rows->operands[term->operand].strides[i] == 0;
+    return is_one || term->kind == TERM_CONSTANT;
+}
+
 /* What rows calculate and load, by the number of passes that must be closed before: up to stage_ends[n] what is known
-   once n passes are. */
+   once n passes are. Invariants, which
+   have no arguments, come first. */
 static void order_row_terms(struct row_schedule *s) {
     int count = 0;
+    for (int i = 0; i < s->rows->term_count; i++)
+        if (s->slot_of[i] >= 0 && is_invariant(s, term_at(s, i)))
+            s->row_terms[count++] = i;
+    s->invariants = count;
     for (int stage = 0; stage <= ROWWISE_PASSES; stage++) {
         /* Reductions come from totals, not from formulas. */
         for (int i = 0; i < s->rows->term_count; i++)
-            if (s->slot_of[i] >= 0 && term_at(s, i)->stage == stage && term_at(s, i)->kind != TERM_REDUCTION)
+            if (s->slot_of[i] >= 0 && term_at(s, i)->stage == stage && term_at(s, i)->kind != TERM_REDUCTION &&
+                !is_invariant(s, term_at(s, i)))
                 s->row_terms[count++] = i;
         s->stage_ends[stage] = count;
     }

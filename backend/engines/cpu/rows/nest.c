@@ -14,7 +14,7 @@ enum { REDUCED_BLOCK = 8192 }; /* elements that only go into totals: half of a u
 enum { LONG_PART = 256 };    /* elements of a part of a row above which entering instructions costs less than copies */
 enum { REGISTER_GAP = 192 }; /* bytes, which keep registers from the same sets of the L1 cache */
 /* Of a tile of rows one after the other: bytes at most, and tiles at least. */
-enum { TILE_BYTES = 40 << 10, LEAST_TILES = 16 };
+enum { TILE_BYTES = 96 << 10, LEAST_TILES = 16 };
 
 /* What no store depends on is not read, and has no say in the order. */
 static bool is_used(const struct row_schedule *s, int k) {

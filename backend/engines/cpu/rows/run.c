@@ -263,9 +263,18 @@ static void evaluate_row(struct run *run, int index) {
     }
 }
 
+/* What all tiles of a task share, for as many rows as any of them has. After a tile has begun. */
+static void evaluate_invariants(struct run *run) {
+    int64_t tile_rows = run->tile_rows;
+    run->tile_rows = run->s->tile_rows;
+    for (int i = 0; i < run->s->invariants; i++)
+        evaluate_row(run, run->s->row_terms[i]);
+    run->tile_rows = tile_rows;
+}
+
 /* What becomes known of rows when so many passes are closed. */
 static void evaluate_rows(struct run *run, int stage) {
-    for (int i = stage ? run->s->stage_ends[stage - 1] : 0; i < run->s->stage_ends[stage]; i++)
+    for (int i = stage ? run->s->stage_ends[stage - 1] : run->s->invariants; i < run->s->stage_ends[stage]; i++)
         evaluate_row(run, run->s->row_terms[i]);
 }
 
@@ -620,9 +629,11 @@ static void run_pass(struct run *run, const struct row_pass *pass) {
 }
 
 /* From what is known before any pass, pass after pass, to what is known after the last. */
-static void run_tile(struct run *run, int64_t tile) {
+static void run_tile(struct run *run, int64_t tile, bool is_first) {
     const struct row_schedule *s = run->s;
     begin_tile(run, tile);
+    if (is_first)
+        evaluate_invariants(run);
     evaluate_rows(run, 0);
     for (int p = 0; p < s->pass_count; p++) {
         begin_totals(run, &s->passes[p]);
@@ -656,7 +667,7 @@ static void run_task(void *context, int64_t task) {
         memset(run.sums, 0, (size_t)s->sum_bytes);
     int64_t first = task * s->tiles_per_task;
     for (int64_t tile = first; tile < min64(first + s->tiles_per_task, s->tiles); tile++)
-        run_tile(&run, tile);
+        run_tile(&run, tile, tile == first);
 }
 
 /* ---- Long rows, of which tasks take parts ------------------------------------------------------------------------ */
@@ -679,6 +690,7 @@ static double *part_totals(const struct job *job, int64_t part) {
 static void begin_rows(void *context, int64_t tile) {
     struct run run;
     enter_tile(&run, context, tile);
+    evaluate_invariants(&run);
     evaluate_rows(&run, 0);
 }
 

@@ -90,6 +90,7 @@ struct row_schedule {
     bool has_wide;
     int64_t register_bytes;
     int *row_terms, stage_ends[ROWWISE_PASSES + 1]; /* formulas and loads of rows, stage after stage */
+    int invariants;                                 /* the first of these are alike for all rows */
     int row_slots, *slot_of;                        /* of terms of rows; -1: none */
     int64_t row_bytes, totals_at, tile_bytes;       /* of one slot; of all, where totals begin; with totals */
     int kept_count, *kept;      /* slot of a term whose elements stay from pass to pass; -1: none; NULL to run */
