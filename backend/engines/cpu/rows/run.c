@@ -164,6 +164,26 @@ static void load_row(bool is_wide, char *dst, const struct place *place, int64_t
     }
 }
 
+/* Whether memory is of the type that is calculated with, so that rows of neighbours are copied as they are. */
+static bool is_copied(const struct place *place, bool is_wide) {
+    return place->base && place->type == (is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT) &&
+           (place->column_stride == 1 || place->columns == 1);
+}
+
+/* Rows of so many bytes, ld_to and ld_from bytes apart. A few channels of each pixel are one or two vectors: copies of
+   a size that the compiler knows cost no call. */
+static void copy_rows(char *to, int64_t ld_to, const char *from, int64_t ld_from, int64_t rows, int64_t bytes) {
+    if (bytes == 16)
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(to + r * ld_to, from + r * ld_from, 16);
+    else if (bytes == 32)
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(to + r * ld_to, from + r * ld_from, 32);
+    else
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(to + r * ld_to, from + r * ld_from, (size_t)bytes);
+}
+
 /* dst gets rows without gaps. */
 static void load(bool is_wide, char *dst, const struct place *place) {
     int64_t bytes = place->columns * width_of(is_wide);
@@ -174,6 +194,11 @@ static void load(bool is_wide, char *dst, const struct place *place) {
     /* Rows without gaps between them: one conversion for the block. */
     if (place->column_stride == 1 && place->row_stride == place->columns) {
         load_run(is_wide, dst, place, place->index, place->rows * place->columns);
+        return;
+    }
+    if (is_copied(place, is_wide)) {
+        const char *from = place->base + place->index * width_of(is_wide);
+        copy_rows(dst, bytes, from, place->row_stride * width_of(is_wide), place->rows, bytes);
         return;
     }
     /* Broadcast over rows: copied as converted. */
@@ -191,6 +216,11 @@ static void store(bool is_wide, const struct place *place, const char *src, int6
     bool is_run = place->column_stride == 1 || place->columns == 1;
     if (is_run && ((place->row_stride == place->columns && ld == place->columns) || place->rows == 1)) {
         store_run(is_wide, place, place->index, src, place->rows * place->columns);
+        return;
+    }
+    if (is_copied(place, is_wide)) {
+        char *to = place->base + place->index * width;
+        copy_rows(to, place->row_stride * width, src, ld * width, place->rows, place->columns * width);
         return;
     }
     for (int64_t r = 0; r < place->rows; r++, src += ld * width) {
