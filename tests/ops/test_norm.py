@@ -110,6 +110,7 @@ CASES = [
     Case("groupnorm", (2, 6, 3), (1, 6, 1), (2, 3), 1),
     Case("groupnorm", (3, 4), (1, 4), (2,), 2),
     Case("groupnorm", (2, 4, 3), (1, 4, 1), (2, 3), 4),
+    Case("groupnorm", (2, 4, 17, 19), (1, 4, 1, 1), (2, 3, 4), 2),  # channels long enough to be read in place
 ]
 BY_METHOD = list({case.method: case for case in reversed(CASES)}.values())[::-1]
 
