@@ -109,7 +109,7 @@ def steps_in(value: torch.Tensor, dims: Sequence[int]) -> tuple[int, ...] | None
     """Strides of a tensor's elements in another shape of the same order; None where it has none."""
     try:
         return _strides(value.view(dims))
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # ValueError: of a fake tensor
         return None
 
 

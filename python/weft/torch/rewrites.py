@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node
+
+from weft.torch.plans import steps_in
 
 aten = torch.ops.aten
 
@@ -19,12 +22,12 @@ Rewrite = Callable[[Any], None]
 def rewrite(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Rewrites a graph of forward and backward, or of either."""
     graph = module.graph
+    _keep_channels_last(graph)
     for node in list(graph.nodes):
         if node.op == "call_function" and (found := _REWRITES.get(node.target)) and not _is_dynamic(node):
             with graph.inserting_before(node):
                 found(node)
     graph.eliminate_dead_code()
-    _keep_channels_last(graph)
     module.recompile()
     return module
 
@@ -80,7 +83,7 @@ def _terms(node: Any) -> list[Any]:
     """What a sum is of, sums that nobody else reads taken apart."""
     found: list[Any] = []
     for each in node.args[:2]:
-        is_sum = isinstance(each, torch.fx.Node) and each.target == aten.add.Tensor and len(each.users) == 1
+        is_sum = isinstance(each, Node) and each.target == aten.add.Tensor and len(each.users) == 1
         found += _terms(each) if is_sum else [each]
     return found if not node.kwargs else [node]
 
@@ -95,7 +98,7 @@ def _are_side_by_side(parts: Sequence[Any]) -> bool:
 
 def _sum(node: Any) -> None:
     terms = _terms(node)
-    parts = [_part(each) if isinstance(each, torch.fx.Node) else None for each in terms]
+    parts = [_part(each) if isinstance(each, Node) else None for each in terms]
     if len(terms) < 2 or None in parts:
         return
     terms.sort(key=lambda each: _part(each)[2])
@@ -116,7 +119,7 @@ def _sum(node: Any) -> None:
 
 def _constant(node: Any) -> torch.Tensor | None:
     """What a node is that reads no argument of the graph; None: it does."""
-    if not isinstance(node, torch.fx.Node):
+    if not isinstance(node, Node):
         return None
     known: dict[Any, Any] = {}
 
@@ -162,11 +165,18 @@ def _index(node: Any) -> None:
     times = _repeats(indices, shape)
     if times is None:
         return
+    is_last = _is_last(_value(node))
     for i in range(len(times)):
         x = _call(node, aten.unsqueeze.default, x, 3 + 2 * i)
     wide = _call(node, aten.expand.default, x, _apart(shape, times))
+    if is_last:
+        wide = _call(node, aten.permute.default, wide, [0, *range(2, 2 * len(times) + 2), 1])
     copied = _call(node, aten.clone.default, wide, memory_format=torch.contiguous_format)
-    node.replace_all_uses_with(_call(node, aten.view.default, copied, [*_value(node).shape]))
+    n, c, *extents = _value(node).shape
+    found = _call(node, aten.view.default, copied, [n, *extents, c] if is_last else [n, c, *extents])
+    if is_last:
+        found = _call(node, aten.permute.default, found, [0, len(extents) + 1, *range(1, len(extents) + 1)])
+    node.replace_all_uses_with(found)
 
 
 def _index_put(node: Any) -> None:
@@ -180,6 +190,44 @@ def _index_put(node: Any) -> None:
     node.replace_all_uses_with(_call(node, aten.sum.dim_IntList, apart, over))
 
 
+# ---- The gradient of silu, of which torch makes pieces, one of them a tensor of ones ----
+
+
+def _product(node: Any) -> None:
+    x = _input_of_silu(node.args[1])
+    if x is not None:
+        node.replace_all_uses_with(_call(node, aten.silu_backward.default, node.args[0], x))
+
+
+def _input_of_silu(slope: Any) -> Any:
+    """The x of sigmoid(x) (1 + x (1 - sigmoid(x))), as torch writes it; None: it is none."""
+    match slope:
+        case Node(
+            target=aten.mul.Tensor,
+            args=(
+                Node(target=aten.sigmoid.default, args=(x,)) as gate,
+                Node(
+                    target=aten.add.Scalar,
+                    args=(
+                        Node(
+                            target=aten.mul.Tensor,
+                            args=(
+                                also,
+                                Node(
+                                    target=aten.sub.Tensor,
+                                    args=(Node(target=aten.fill.Scalar, args=(_, 1)), same),
+                                ),
+                            ),
+                        ),
+                        1,
+                    ),
+                ),
+            ),
+        ) if also is x and same is gate:
+            return x
+    return None
+
+
 # ---- Group norms, after which torch puts channels first on a GPU ----
 
 _NORMS = {
@@ -189,37 +237,56 @@ _NORMS = {
 
 
 def _keep_channels_last(graph: torch.fx.Graph) -> None:
-    """Weft's norms leave images as they lie, and so does what follows; unless a view wants them otherwise.
+    """Weft's norms leave images as they lie, and so does what follows, up to a view that wants them otherwise.
     What the graph gives lies as before."""
     norms = [each for each in graph.nodes if each.target in _NORMS and not _is_dynamic(each)]
-    before = {each: each.meta["val"] for each in graph.nodes if "val" in each.meta}
-    torchs = {each: each.target for each in norms}
-    if all(_value(each).is_contiguous() for norm in norms for each in norm.args[:2] if _is_image(each)):
+    images = {each: [i for i in (0, 1) if _lies_last(each.args[i])] for each in norms}
+    if not any(images.values()):
         return
+    before = {each: each.meta["val"] for each in graph.nodes if "val" in each.meta}
     for each in norms:
+        for i in images[each]:
+            each.update_arg(i, _unmoved(each.args[i]))
         each.target = _NORMS[each.target]
-    try:
-        _propagate(graph)
-        _lay_as_before(graph, before)
-    except (RuntimeError, ValueError, KeyError):  # ValueError: of a view of other strides
-        for each, target in torchs.items():
-            each.target = target
-        for each, value in before.items():
-            each.meta["val"] = value
-        graph.eliminate_dead_code()  # of what was to lay results
+    _propagate(graph)
+    _lay_as_before(graph, before)
+    graph.eliminate_dead_code()
 
 
-def _is_image(value: Any) -> bool:
-    return isinstance(value, torch.fx.Node) and _value(value).ndim > 3
+def _is_last(value: torch.Tensor) -> bool:
+    """Whether an image lies with its channels last, and in that way alone."""
+    order = [0, *range(2, value.ndim), 1]
+    return value.ndim > 3 and not value.is_contiguous() and value.permute(order).is_contiguous()
+
+
+def _unmoved(image: Any) -> Any:
+    """An image before torch put its channels first."""
+    is_moved = image.target == aten.clone.default and _value(image).is_contiguous()
+    return image.args[0] if is_moved and _is_last(_value(image.args[0])) else image
+
+
+def _lies_last(image: Any) -> bool:
+    return isinstance(image, Node) and _value(image).ndim > 3 and _is_last(_value(_unmoved(image)))
 
 
 def _propagate(graph: torch.fx.Graph) -> None:
-    """Finds anew what each node makes."""
+    """Finds anew what each node makes; before a view that other strides do not have stands a copy."""
     for node in graph.nodes:
-        if node.op == "call_function":
-            args, named = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-            with _mode_of(graph):
-                node.meta["val"] = node.target(*args, **named)
+        if node.op != "call_function":
+            continue
+        if node.target in _SHOWN and not _can_be_seen(node):
+            with graph.inserting_before(node):
+                node.update_arg(0, _call(node, aten.clone.default, node.args[0], memory_format=torch.contiguous_format))
+        args, named = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        with _mode_of(graph):
+            node.meta["val"] = node.target(*args, **named)
+
+
+_SHOWN = {aten.view.default, aten._unsafe_view.default}
+
+
+def _can_be_seen(node: Any) -> bool:
+    return steps_in(_value(node.args[0]), node.args[1]) is not None
 
 
 def _mode_of(graph: torch.fx.Graph) -> Any:
@@ -234,9 +301,10 @@ def _lay_as_before(graph: torch.fx.Graph, before: dict[Any, Any]) -> None:
         old, new = before[end], end.meta["val"]
         if not isinstance(new, torch.Tensor) or new.stride() == old.stride():
             return end
-        if not old.is_contiguous():
-            raise RuntimeError("a result that is no packed one")
-        return _call(ends, aten.clone.default, end, memory_format=torch.contiguous_format)
+        order = sorted(range(old.ndim), key=old.stride().__getitem__, reverse=True)
+        shown = _call(ends, aten.permute.default, end, order)
+        copied = _call(ends, aten.clone.default, shown, memory_format=torch.contiguous_format)
+        return _call(ends, aten.permute.default, copied, [order.index(i) for i in range(old.ndim)])
 
     with graph.inserting_before(ends):
         ends.args = torch.fx.map_arg(ends.args, lay)
@@ -291,6 +359,7 @@ def _dropout(node: Any) -> None:
 
 _REWRITES: dict[Any, Rewrite] = {
     aten.add.Tensor: _sum,
+    aten.mul.Tensor: _product,
     aten._unsafe_index.Tensor: _index,
     aten._unsafe_index_put.default: _index_put,
     aten.max_pool2d_with_indices.default: _pool(2),
