@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+import weft  # noqa: E402
 import weft.torch as weft_torch  # noqa: E402
 from weft.torch import compile as weft_compile  # noqa: E402
+from weft.torch import regions  # noqa: E402
+from weft.torch.operators import norms  # noqa: E402
 from weft.torch.regions import Cover, Region  # noqa: E402
 from weft.torch.rewrites import rewrite  # noqa: E402
 
@@ -322,6 +326,53 @@ def test_norms_keep_channels_last_up_to_a_view_that_wants_them_first(shape) -> N
     found, expected = graph(x)[0], F.group_norm(x, 2).reshape(shape)
     torch.testing.assert_close(found, expected)
     assert found.is_contiguous()
+
+
+class Level(torch.nn.Module):
+    """A level of a U-Net, of whose images a GPU's group norm puts the channels first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.GroupNorm(8, n) for n in (width, width, 2 * width))
+        self.convs = torch.nn.ModuleList(
+            torch.nn.Conv2d(n, width, 3, padding=1) for n in (width, width, width, 2 * width)
+        )
+
+    def forward(self, x):
+        y = x
+        for norm, conv in zip(self.norms[:2], self.convs, strict=False):
+            y = conv(F.silu(norm(y.contiguous())))
+        y = self.convs[2](F.interpolate(x + y, scale_factor=2.0, mode="nearest"))
+        joined = torch.cat([y, F.interpolate(x, scale_factor=2.0, mode="nearest").sigmoid()], 1)
+        return self.convs[3](F.silu(self.norms[2](joined.contiguous())))
+
+
+def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
+    """Planned for an H200; torch computes."""
+    planned = []
+
+    class Elsewhere(weft.Graph):
+        def build(self):
+            self.build_operation_graph()
+            answer = next(each for each in self.support() if each["supported"])
+            planned.append([family.partition(".")[2] for family in answer["families"]])
+            raise weft.NotSupportedError("planned alone.")
+
+    types = {"device": "sm_90", "io_data_type": "bf16", "compute_data_type": "f32"}
+    monkeypatch.setattr(norms, "_is_apart_on_the_cpu", lambda _: False, raising=False)
+    monkeypatch.setattr(regions, "_graph_of", lambda *_: Elsewhere(**types))
+    torch.manual_seed(5)
+    layout = {"memory_format": torch.channels_last, "dtype": torch.bfloat16}
+    model, x = Level(64).to(**layout), torch.randn(2, 64, 16, 16).to(**layout)
+    eager, cover = copy.deepcopy(model), Cover()
+    found, expected = everything(compiled(model, cover), model, x), everything(eager, eager, x)
+    torch.testing.assert_close(found, expected, rtol=2**-4, atol=2**-4)
+    assert not cover.left
+    assert [why for _, why in cover.refused] == ["planned alone."] * 2
+    forward, backward = map(Counter, planned)
+    # What is upsampled is read at once by one map, and written by another; sums of two gradients are maps.
+    assert (forward["map"], forward["move"], forward["packed"]) == (4, 1, 0)
+    assert (backward["map"], backward["move"], backward["packed"]) == (2, 0, 0)
 
 
 def test_dropout_keeps_a_seed_for_its_gradient() -> None:

@@ -501,3 +501,31 @@ def test_a_refusal_is_said() -> None:
         weft.linear(x, weight.t())
     with pytest.raises(Exception, match=r"the residual has to be \[3, 4\] as the result, it is \[4\]"):
         weft.linear(x, weight, None, "none", x.new_ones(4))
+
+
+def of_floats(run, arguments):
+    """A function of those tensors among the arguments that have gradients, and these."""
+    at = [i for i, each in enumerate(arguments) if torch.is_tensor(each) and each.requires_grad]
+
+    def call(*given):
+        whole = list(arguments)
+        for i, each in zip(at, given, strict=True):
+            whole[i] = each
+        results = run(*whole)
+        return results[0] if isinstance(results, tuple) else results
+
+    return call, [arguments[i].detach() for i in at]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_func_has_the_gradients_of_autograd(case: str) -> None:
+    run, arguments = case_of(case)
+    call, given = of_floats(run, arguments)
+    leaves = [each.clone().requires_grad_() for each in given]
+    y = call(*leaves)
+    dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).reshape(y.shape)
+    expected = torch.autograd.grad(y, leaves, dy) if y.requires_grad else ()
+    same, backward = torch.func.vjp(call, *given)
+    torch.testing.assert_close(same, y)
+    if expected:
+        torch.testing.assert_close(backward(dy), expected)

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
+from weft.errors import NotSupportedError  # noqa: E402
 
 weft = torch.ops.weft
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
@@ -128,3 +129,49 @@ def test_many_gradients_at_once() -> None:
 def test_every_operator_has_a_rule() -> None:
     for name in weft_torch.OPERATORS:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"weft::{name}", "FuncTorchBatched"), name
+
+
+# ---- torch.func ----
+
+
+def test_func_maps_gradients_and_derives_rows() -> None:
+    x, weight = normal(3, 2, 5), normal(4, 5)
+
+    def model(x, weight):
+        return weft.softmax(weft.linear(x, weight, None, "gelu"), 1, False)
+
+    def loss(x, weight):
+        return model(x, weight).square().sum()
+
+    found = torch.vmap(torch.func.grad(loss, (0, 1)), (0, None))(x, weight)
+    loop = [torch.func.grad(loss, (0, 1))(each, weight) for each in x]
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*loop, strict=True))))
+    leaf = x[0].clone().requires_grad_()
+    expected = torch.autograd.functional.jacobian(lambda x: model(x, weight), leaf)
+    torch.testing.assert_close(torch.func.jacrev(model)(x[0], weight), expected)
+
+
+def test_func_casts_as_autocast_does() -> None:
+    x, weight = normal(3, 5).requires_grad_(), normal(4, 5).requires_grad_()
+
+    def loss(x, weight):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return weft.softmax(weft.linear(x, weight, None, "gelu"), 1, False).square().sum()
+
+    expected = torch.autograd.grad(loss(x, weight), (x, weight))
+    found = torch.func.grad(loss, (0, 1))(x.detach(), weight.detach())
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_func_has_no_forward_mode() -> None:
+    x = normal(2, 3)
+    with pytest.raises(NotSupportedError, match="softmax: it has no derivative in forward mode"):
+        torch.func.jvp(lambda x: weft.softmax(x, 1, False), (x,), (x,))
+
+
+def test_func_has_no_second_derivatives() -> None:
+    def loss(x):
+        return weft.softmax(x, 1, False).square().sum()
+
+    with pytest.raises(NotSupportedError, match="softmax_backward: it has no gradient of its own"):
+        torch.func.jacrev(torch.func.grad(loss))(normal(2, 3))

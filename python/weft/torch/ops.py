@@ -80,6 +80,8 @@ class Operator:
         self._named = [] if twin is None else [a.name for a in twin._schema.arguments if a.kwarg_only]
         self.function: Callable[..., Any] | None = None
         """The operator with its gradient, of plain tensors; None without one."""
+        self.transformed: Any = None
+        """The same as a torch.autograd.Function that torch.func takes apart; None without one."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results on real tensors; raises WeftError where Weft refuses."""
@@ -172,9 +174,14 @@ def operator(
         if name.endswith("_backward"):
             torch.library.register_autograd(f"weft::{name}", _no_second(name), lib=_library)
             _shorten(made)
+            made.transformed = _transformed(made, _keep_nothing, _no_second(name))
         return draw
 
     return add
+
+
+def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+    """Of what has no gradient."""
 
 
 def _no_second(name: str) -> Callable[..., Any]:
@@ -207,6 +214,7 @@ def differentiable(name: str, keep: Callable[..., Any], grad: Callable[..., Any]
     torch.library.register_autograd(f"weft::{name}", grad, setup_context=keep, lib=_library)
     OPERATORS[name].function = _function(OPERATORS[name], keep, grad)
     _shorten(OPERATORS[name])
+    OPERATORS[name].transformed = _transformed(OPERATORS[name], keep, grad)
 
 
 # ---- The short way: what torch.library does of plain tensors, at a third of its cost ----
@@ -243,3 +251,38 @@ def _short(operator: Operator, whole: Any) -> Callable[..., Any]:
         return operator(*arguments)
 
     return compute
+
+
+class _Context:
+    """A Function's context whose tensors are plain again once their level of torch.func has ended, as vjp's
+    has."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What was saved."""
+        plain = torch._C._functorch.unwrap_if_dead
+        return tuple(None if each is None else plain(each) for each in self._ctx.saved_tensors)
+
+
+def _transformed(operator: Operator, keep: Callable[..., Any], grad: Callable[..., Any]) -> Any:
+    def forward(*arguments: Any) -> Any:
+        return operator.overload(*arguments)
+
+    def backward(ctx: Any, *losses: Any) -> Any:
+        return grad(_Context(ctx), *losses)
+
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise NotSupportedError(
+            f"{operator.name}: it has no derivative in forward mode. Use torch.func.vjp or jacrev, or torch's "
+            "operator."
+        )
+
+    ways = {"forward": forward, "setup_context": keep, "backward": backward, "jvp": jvp}
+    statics = {name: staticmethod(way) for name, way in ways.items()}
+    return type(f"weft_{operator.name}", (torch.autograd.Function,), statics)

@@ -171,9 +171,9 @@ def _index(node: Any) -> None:
     wide = _call(node, aten.expand.default, x, _apart(shape, times))
     if is_last:
         wide = _call(node, aten.permute.default, wide, [0, *range(2, 2 * len(times) + 2), 1])
-    copied = _call(node, aten.clone.default, wide, memory_format=torch.contiguous_format)
     n, c, *extents = _value(node).shape
-    found = _call(node, aten.view.default, copied, [n, *extents, c] if is_last else [n, c, *extents])
+    dims = [n, *extents, c] if is_last else [n, c, *extents]
+    found = _call(node, aten.view.default, _packed(node, wide), dims)
     if is_last:
         found = _call(node, aten.permute.default, found, [0, len(extents) + 1, *range(1, len(extents) + 1)])
     node.replace_all_uses_with(found)
@@ -237,8 +237,8 @@ _NORMS = {
 
 
 def _keep_channels_last(graph: torch.fx.Graph) -> None:
-    """Weft's norms leave images as they lie, and so does what follows, up to a view that wants them otherwise.
-    What the graph gives lies as before."""
+    """Weft's norms leave images as they lie, and so does what follows, up to a view that wants them
+    otherwise. What the graph gives lies as before."""
     norms = [each for each in graph.nodes if each.target in _NORMS and not _is_dynamic(each)]
     images = {each: [i for i in (0, 1) if _lies_last(each.args[i])] for each in norms}
     if not any(images.values()):
@@ -274,9 +274,9 @@ def _propagate(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target in _SHOWN and not _can_be_seen(node):
+        if node.target in _SHOWN and steps_in(_value(node.args[0]), node.args[1]) is None:
             with graph.inserting_before(node):
-                node.update_arg(0, _call(node, aten.clone.default, node.args[0], memory_format=torch.contiguous_format))
+                node.update_arg(0, _packed(node, node.args[0]))
         args, named = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
         with _mode_of(graph):
             node.meta["val"] = node.target(*args, **named)
@@ -285,8 +285,8 @@ def _propagate(graph: torch.fx.Graph) -> None:
 _SHOWN = {aten.view.default, aten._unsafe_view.default}
 
 
-def _can_be_seen(node: Any) -> bool:
-    return steps_in(_value(node.args[0]), node.args[1]) is not None
+def _packed(node: Any, value: Any) -> Any:
+    return _call(node, aten.clone.default, value, memory_format=torch.contiguous_format)
 
 
 def _mode_of(graph: torch.fx.Graph) -> Any:
@@ -302,9 +302,8 @@ def _lay_as_before(graph: torch.fx.Graph, before: dict[Any, Any]) -> None:
         if not isinstance(new, torch.Tensor) or new.stride() == old.stride():
             return end
         order = sorted(range(old.ndim), key=old.stride().__getitem__, reverse=True)
-        shown = _call(ends, aten.permute.default, end, order)
-        copied = _call(ends, aten.clone.default, shown, memory_format=torch.contiguous_format)
-        return _call(ends, aten.permute.default, copied, [order.index(i) for i in range(old.ndim)])
+        packed = _packed(ends, _call(ends, aten.permute.default, end, order))
+        return _call(ends, aten.permute.default, packed, [order.index(i) for i in range(old.ndim)])
 
     with graph.inserting_before(ends):
         ends.args = torch.fx.map_arg(ends.args, lay)

@@ -1,4 +1,5 @@
-"""What torch's transforms make of the operators: types under autocast, and batches under vmap."""
+"""What torch's transforms make of the operators: types under autocast, batches under vmap, and gradients
+under torch.func."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 
 import weft.torch.merge
 import weft.torch.sdpa_packed  # noqa: F401  # all operators are to have their rules
-from weft.torch.ops import OPERATORS, PLACES, _library
+from weft.torch.ops import OPERATORS, PLACES, Operator, _library
 
 # ---- Autocast ----
 
@@ -32,16 +33,25 @@ def _cast(value: Any, place: str, dtype: torch.dtype) -> Any:
     return value.to(dtype) if value.is_floating_point() and value.element_size() in (2, 4) else value
 
 
-def _under_autocast(name: str, place: str, positions: Sequence[int], is_narrow: bool) -> None:
+def _all_cast(name: str, place: str, arguments: Sequence[Any]) -> Sequence[Any]:
+    """An operator's arguments in the types that autocast gives them."""
+    if name not in NARROW and name not in WIDE:
+        return arguments
+    dtype, positions = torch.float32, NARROW.get(name, ())
+    if name in NARROW:
+        dtype = torch.get_autocast_dtype(place)
+    return [
+        _cast(each, place, dtype) if i in positions or not positions else each
+        for i, each in enumerate(arguments)
+    ]
+
+
+def _under_autocast(name: str, place: str) -> None:
     operator, key = getattr(torch.ops.weft, name).default, f"Autocast{place.upper()}"
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def compute(*arguments: Any) -> Any:
-        dtype = torch.get_autocast_dtype(place) if is_narrow else torch.float32
-        given = [
-            _cast(each, place, dtype) if i in positions or not positions else each
-            for i, each in enumerate(arguments)
-        ]
+        given = _all_cast(name, place, arguments)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             return operator(*given)
 
@@ -50,10 +60,8 @@ def _under_autocast(name: str, place: str, positions: Sequence[int], is_narrow: 
 
 
 for _place in PLACES:
-    for _name, _positions in NARROW.items():
-        _under_autocast(_name, _place, _positions, True)
-    for _name in WIDE:
-        _under_autocast(_name, _place, (), False)
+    for _name in (*NARROW, *WIDE):
+        _under_autocast(_name, _place)
 
 
 # ---- vmap: a mapped dimension joins the batch where there is one, else the operator runs once for each ----
@@ -90,6 +98,8 @@ def _with_vmap(name: str, fold: Fold | None) -> None:
         return _stacked(operator, info, in_dims, arguments)
 
     torch.library.register_vmap(f"weft::{name}", rule, lib=_library)
+    if OPERATORS[name].transformed is not None:
+        OPERATORS[name].transformed.vmap = staticmethod(rule)
 
 
 def _leading(operator: Any, is_mapped: Sequence[bool], *given: Any) -> Any:
@@ -148,3 +158,24 @@ FOLDS |= dict.fromkeys(("avg_pool3d", "max_pool3d"), _batched(3)) | {"mm": _mm, 
 
 for _name in OPERATORS:
     _with_vmap(_name, FOLDS.get(_name))
+
+
+# ---- torch.func: gradients, of which torch.library knows outside of transforms alone ----
+
+
+def _under_func(operator: Operator) -> None:
+    """Has each level of torch.func ask the Function, where torch's dispatcher first meets the levels. That is
+    before autocast, whose casts are to have gradients of their own."""
+    apply, name = operator.transformed.apply, operator.name
+
+    def compute(*arguments: Any) -> Any:
+        place = arguments[0].device.type
+        given = _all_cast(name, place, arguments) if torch.is_autocast_enabled(place) else arguments
+        return apply(*operator.filled(tuple(given)))
+
+    _library.impl(name, compute, "FuncTorchDynamicLayerFrontMode")
+
+
+for _operator in OPERATORS.values():
+    if _operator.transformed is not None:
+        _under_func(_operator)
