@@ -392,6 +392,48 @@ def test_dropout_keeps_a_seed_for_its_gradient() -> None:
     assert {each for each, _ in cover.left} == {"randint.default"}
 
 
+def test_experts_are_in_regions_both_ways() -> None:
+    """Both products, the gradient of weights too; empty groups."""
+    torch.manual_seed(5)
+    ends = torch.tensor([3, 3, 12], dtype=torch.int32)
+
+    def model(x, weight):
+        return F.silu(F.grouped_mm(x * 2, weight, offs=ends.to(x.device)))
+
+    tensors = torch.randn(12, 16).bfloat16(), torch.randn(3, 16, 32).bfloat16()
+    given, other = ([each.clone().requires_grad_() for each in tensors] for _ in range(2))
+    cover = Cover()
+    found, expected = compiled(model, cover)(*given), model(*other)
+    loss = torch.randn_like(expected)
+    found.backward(loss)
+    expected.backward(loss)
+    near = {"rtol": 2**-6, "atol": 2**-6}
+    torch.testing.assert_close(found, expected, **near)
+    torch.testing.assert_close([e.grad for e in given], [e.grad for e in other], **near)
+    products = ["weft.grouped_mm.default", "weft.grouped_mm_backward.default"]
+    assert [sorted(each.operators()) for each in cover.regions] == [
+        ["mul.Tensor", "silu.default", products[0]],
+        ["mul.Tensor", "silu_backward.default", *products],
+    ]
+    assert not cover.refused
+
+
+def test_silus_gradient_is_one_operation() -> None:
+    """torch says it in pieces where tensors are another device's."""
+    aten, (dy, x) = torch.ops.aten, torch.randn(2, 2, 3, dtype=torch.float64)
+
+    def pieces(dy, x):
+        gate = torch.sigmoid(x)
+        ones = aten.fill.Scalar(torch.empty_like(gate), 1)
+        slope = x * (ones - gate)
+        return dy * (gate * aten.add.Scalar(slope, 1)), dy * (gate * aten.add.Scalar(slope, 2))
+
+    graph = rewrite(torch.fx.experimental.proxy_tensor.make_fx(pieces, tracing_mode="fake")(dy, x))
+    targets = Counter(each.target for each in graph.graph.nodes)
+    assert (targets[aten.silu_backward.default], targets[aten.sigmoid.default]) == (1, 1)
+    torch.testing.assert_close(graph(dy, x), pieces(dy, x))
+
+
 def test_what_weft_leaves_is_torchs_with_a_reason() -> None:
     def model(x):
         return (x * 2).cumsum(0).relu() + torch.arange(3, device=x.device).float()

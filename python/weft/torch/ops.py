@@ -279,8 +279,8 @@ def _transformed(operator: Operator, keep: Callable[..., Any], grad: Callable[..
 
     def jvp(ctx: Any, *_: Any) -> Any:
         raise NotSupportedError(
-            f"{operator.name}: it has no derivative in forward mode. Use torch.func.vjp or jacrev, or torch's "
-            "operator."
+            f"{operator.name}: it has no derivative in forward mode. Use torch.func.vjp or jacrev, or "
+            "torch's operator."
         )
 
     ways = {"forward": forward, "setup_context": keep, "backward": backward, "jvp": jvp}
