@@ -122,7 +122,7 @@ def _define_values(rank: int, name: str) -> None:
     operator(name, schema=schema, fake=lambda *given: both(*given)[0])(partial(_max_pool_values, rank))
     schema = f"(Tensor grad_output, Tensor input, {_HOW}) -> Tensor"
     operator(gradient, schema=schema, fake=_like_input)(partial(_max_pool_values_backward, rank))
-    differentiable(name, _keep_values, partial(_grad_values, getattr(torch.ops.weft, gradient)))
+    differentiable(name, _keep_values, partial(_grad_values, OPERATORS[gradient].apply))
     composite = getattr(aten, f"max_pool{rank}d").default
     stands_for(name, composite, is_composite=True)(partial(_of_composite, name))
 
@@ -134,7 +134,7 @@ def _of_composite(
     """torch's own has the places, too, which only the other gradient reads."""
     if any(each != 1 for each in dilation):
         raise NotSupportedError(_GAPS)
-    return getattr(torch.ops.weft, name)(x, window, stride, padding, dilation, ceil)
+    return OPERATORS[name].apply(x, window, stride, padding, dilation, ceil)
 
 
 def _like_input(_: Any, x: Any, *__: Any) -> Any:
