@@ -261,21 +261,30 @@ def interpolate(o: dict[str, Any], x: Array, back: bool, dims: tuple[int, ...]) 
 
 
 def resample(o: dict[str, Any], x: Array) -> Results:
-    if o["mode"] in ("NEAREST", "BILINEAR"):
-        return {"y": interpolate(o, x, False, o["y"])}
     if o["mode"] == "MAXPOOL":
         seen = windows(o, x, -np.inf)
         return {"y": seen.max(-1), "index": seen.argmax(-1)}
+    return {"y": weighted(o, x), "summed y": weighted(o, np.abs(x))}
+
+
+def weighted(o: dict[str, Any], x: Array) -> Array:
+    if o["mode"] in ("NEAREST", "BILINEAR"):
+        return interpolate(o, x, False, o["y"])
     count = windows(o, np.ones(x.shape), o["mode"] == "AVGPOOL_INCLUDE_PADDING").sum(-1)
-    return {"y": windows(o, x, 0).sum(-1) / np.maximum(count, 1)}
+    return windows(o, x, 0).sum(-1) / np.maximum(count, 1)
 
 
 def resample_backward(
     o: dict[str, Any], dy: Array, index: Array | None = None, x: Array | None = None
 ) -> Results:
+    return {"dx": returned(o, dy, index, x), "summed dx": returned(o, np.abs(dy), index, x)}
+
+
+def returned(o: dict[str, Any], dy: Array, index: Array | None, x: Array | None) -> Array:
+    """dx: every dy at the places that its window has seen, by their weights."""
     dims = o["dx"]
     if o["mode"] in ("NEAREST", "BILINEAR"):
-        return {"dx": interpolate(o, dy, True, dims)}
+        return interpolate(o, dy, True, dims)
     places = windows(o, np.arange(1.0, math.prod(dims[2:]) + 1).reshape(1, 1, *dims[2:]), 0).astype(int)
     if o["mode"] == "MAXPOOL":
         if index is None:
@@ -288,7 +297,7 @@ def resample_backward(
     made = np.zeros((math.prod(dims[:2]), math.prod(dims[2:]) + 1))
     for row, share in zip(made, shares.reshape(len(made), -1), strict=True):
         np.add.at(row, places.ravel(), share)
-    return {"dx": made[:, 1:].reshape(dims)}
+    return made[:, 1:].reshape(dims)
 
 
 # ---- Norms, softmax, reductions ----------------------------------------------------------------------------
