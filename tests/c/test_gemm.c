@@ -230,6 +230,49 @@ static void check_values(const struct gemm_case *c, const struct gemm *gemm, con
     }
 }
 
+/* C in the kernel's own type, with a gap behind each row. */
+struct sums {
+    char *at;
+    int64_t m, ld, bytes;
+};
+
+static struct gemm_place find_sums(const void *sink, int64_t batch, int64_t row, int rows, int64_t column) {
+    const struct sums *sums = sink;
+    (void)rows;
+    return (struct gemm_place){sums->at + ((batch * sums->m + row) * sums->ld + column) * sums->bytes,
+                               sums->ld * sums->bytes, sums->bytes, true};
+}
+
+static void refuse_store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows,
+                         int64_t column, int columns) {
+    (void)sink, (void)block, (void)ld;
+    CHECK(false, "store is called for [%d,%d] of C[%lld,%lld,%lld], which are in place", rows, columns,
+          (long long)batch, (long long)row, (long long)column);
+}
+
+/* Sums that are made in memory at any multiple of their size are those that would be handed over; gaps stay. */
+static void check_in_place(struct gemm gemm, int threads, const struct result *handed) {
+    enum { GAP = 3 };
+    int64_t bytes = dtype_bytes(handed->type, 1), rows = gemm.batch * gemm.m, ld = gemm.n + GAP;
+    char *memory = malloc((size_t)(bytes * (rows * ld + 1))), gap[GAP * sizeof(double)];
+    void *workspace = malloc((size_t)gemm_workspace_bytes(&gemm, threads));
+    struct sums sums = {memory + bytes, gemm.m, ld, bytes};
+    memset(memory, 0xa5, (size_t)(bytes * (rows * ld + 1)));
+    memset(gap, 0xa5, sizeof gap);
+    gemm.store = refuse_store, gemm.find = find_sums, gemm.sink = &sums;
+    gemm_run(&gemm, threads, workspace);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < gemm.n; j++)
+            wrong += dtype_load(handed->type, sums.at, i * ld + j) != handed->values[i * gemm.n + j];
+        wrong += memcmp(sums.at + (i * ld + gemm.n) * bytes, gap, (size_t)(GAP * bytes)) != 0;
+    }
+    CHECK(wrong == 0, "%s %lldx%lldx%lldx%lld in place on %d threads: %lld elements are wrong", gemm.kernel->name,
+          (long long)gemm.batch, (long long)gemm.m, (long long)gemm.n, (long long)gemm.k, threads, (long long)wrong);
+    free(workspace);
+    free(memory);
+}
+
 static void check_gemm(const struct gemm_case *c, const struct gemm_kernel *kernel) {
     static const int threads[] = {2, 3, 5, 64, 0};
     struct gemm_matrix a = make_matrix(c->type_a, c->a, c->batch, c->m, c->k);
@@ -252,6 +295,8 @@ static void check_gemm(const struct gemm_case *c, const struct gemm_kernel *kern
               (long long)c->m, (long long)c->n, (long long)c->k, threads[i]);
         free_result(&other);
     }
+    for (int count = 1; count <= 2 && c->k > 0; count++)
+        check_in_place(gemm, count, &alone);
     free_result(&alone);
     free((void *)a.base);
     free((void *)b.base);

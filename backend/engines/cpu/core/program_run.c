@@ -225,11 +225,15 @@ static void take_whole(const struct run *run, bool is_wide, void *dst) {
     }
 }
 
-/* Nothing becomes of whole numbers, and they are stored as such. */
-static bool copies_whole(const struct program *program) {
+/* Nothing becomes of the caller's block, and it is stored in its own type. */
+static bool stores_given(const struct program *program) {
     return program->instruction_count == 2 && program->instructions[0].verb == VERB_GIVEN &&
-           program->instructions[0].type == WEFT_DATA_INT32 && program->instructions[1].verb == VERB_STORE &&
-           program->accesses[program->instructions[1].access].type == WEFT_DATA_INT32;
+           program->instructions[1].verb == VERB_STORE &&
+           program->accesses[program->instructions[1].access].type == program->instructions[0].type;
+}
+
+static bool copies_whole(const struct program *program) {
+    return stores_given(program) && program->instructions[0].type == WEFT_DATA_INT32;
 }
 
 static void copy_whole(const struct run *run) {
@@ -381,7 +385,7 @@ struct stored walk_stored(const struct program *program, const struct walk *walk
     for (int i = 0; i <= inner; i++)
         index += position[i] * walk->strides[a][i];
     return (struct stored){base ? base + dtype_bytes(type, index) : NULL, dtype_bytes(type, walk->strides[a][inner]),
-                           dtype_bytes(type, 1)};
+                           dtype_bytes(type, 1), stores_given(program)};
 }
 
 /* A block has rows of the inner loop and columns; narrow spaces make it up of more rows. A block never crosses the end

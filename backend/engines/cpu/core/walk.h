@@ -47,6 +47,7 @@ void program_run(const struct program *program, const struct walk *walk, void *c
 struct stored {
     char *at;
     int64_t row_bytes, column_bytes;
+    bool is_given; /* what is stored is the caller's block, as it is */
 };
 struct stored walk_stored(const struct program *program, const struct walk *walk, void *const *values, int64_t row,
                           int64_t rows, int64_t column);

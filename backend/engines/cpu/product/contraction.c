@@ -167,7 +167,9 @@ static struct gemm_place find_place(const void *context, int64_t batch, int64_t 
     const struct sink *sink = context;
     struct stored stored = walk_stored(&sink->contraction->program, &sink->piece->walk, sink->values,
                                        batch * sink->piece->gemm.m + row, rows, column);
-    return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes};
+    /* User memory promises no alignment. */
+    bool is_plain = stored.is_given && stored.at && (uintptr_t)stored.at % (uintptr_t)stored.column_bytes == 0;
+    return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
 }
 
 /* A factor that is packed as floats, for a kernel of pairs. */

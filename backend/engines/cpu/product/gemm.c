@@ -46,6 +46,8 @@ static const double ALONE = 1 << 20;
         typedef factor factors __attribute__((vector_size(lanes * sizeof(factor)), may_alias));                        \
         const factor *a = a_panel, *b = b_panel;                                                                       \
         real *c = c_block;                                                                                             \
+        /* C in the user's memory begins anywhere. */                                                                  \
+        typedef vector unaligned __attribute__((aligned(sizeof(real))));                                               \
         vector sum[height][2] = {{{0}}};                                                                               \
         if (has_start) {                                                                                               \
             _Pragma("GCC unroll 16") for (int i = 0; i < height; i++) for (int j = 0; j < 2; j++) sum[i][j] =          \
@@ -60,7 +62,7 @@ static const double ALONE = 1 << 20;
             }                                                                                                          \
         }                                                                                                              \
         _Pragma("GCC unroll 16") for (int i = 0; i < height; i++, c += ld) {                                           \
-            vector *left = (vector *)c, *right = (vector *)(c + lanes);                                                \
+            unaligned *left = (unaligned *)c, *right = (unaligned *)(c + lanes);                                       \
             if (first)                                                                                                 \
                 *left = *right = (vector){0};                                                                          \
             *left += sum[i][0];                                                                                        \
@@ -257,13 +259,36 @@ static void pack_panels(const struct job *job, gemm_pack *function, const void *
     }
 }
 
-/* A kernel's block of where C goes. */
-static void fetch(struct gemm_place place, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-    for (int64_t i = row; i < row + rows; i++) {
-        const char *at = place.at + i * place.row_bytes + column * place.column_bytes;
-        for (int64_t line = 0; line < columns * place.column_bytes; line += LINE)
-            __builtin_prefetch(at + line, 1);
-    }
+/* A part of C that a kernel makes at once, or as much of it as there is: panels of A and of B, sums in the tile's buffer,
+   and where C is stored. */
+struct block_of_c {
+    const char *a, *b;
+    char *sums;
+    struct gemm_place place;
+    int64_t rows, columns;
+};
+
+static void fetch(const struct gemm_place *place, int64_t rows, int64_t columns) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t line = 0; line < columns * place->column_bytes; line += LINE)
+            __builtin_prefetch(place->at + i * place->row_bytes + line, 1);
+}
+
+/* Adds the product of two panels to the sums, which are C itself where that may be and the kernel makes no more than
+   there is of it. */
+static void multiply_part(const struct job *job, const struct block_of_c *block, int64_t groups, bool first) {
+    const struct gemm_kernel *kernel = job->gemm->kernel;
+    const struct gemm_place *place = &block->place;
+    bool is_few = block->rows <= kernel->few_rows;
+    bool is_whole = block->columns == kernel->columns && block->rows == (is_few ? kernel->few_rows : kernel->rows);
+    bool is_in_place = place->takes_sums && is_whole;
+    char *sums = is_in_place ? place->at : block->sums;
+    int64_t ld = is_in_place ? place->row_bytes / job->size : job->tiling.tile_n;
+    if (place->at)
+        fetch(place, block->rows, block->columns);
+    (is_few ? kernel->multiply_few : kernel->multiply)(groups, block->a, block->b, sums, ld, first);
+    for (int64_t i = 0; i < block->rows && place->takes_sums && !is_whole; i++)
+        memcpy(place->at + i * place->row_bytes, sums + i * ld * job->size, (size_t)(block->columns * job->size));
 }
 
 /* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row`. Columns outside: the
@@ -275,13 +300,27 @@ static void multiply_block(const struct job *job, const struct tile *tile, int64
     /* Columns beyond the tile's are computed, too, on zeros: the buffer has room for whole kernels. */
     for (int64_t j = 0; j < tile->columns; j += kernel->columns) {
         for (int64_t i = 0; i < rows; i += kernel->rows) {
-            gemm_multiply *multiply = rows - i <= kernel->few_rows ? kernel->multiply_few : kernel->multiply;
+            struct block_of_c block = {.a = tile->a + i * groups * job->size,
+                                       .b = tile->b + j * b_depth * job->size,
+                                       .sums = tile->c + ((row + i) * ld + j) * job->size,
+                                       .place = place,
+                                       .rows = min64(kernel->rows, rows - i),
+                                       .columns = min64(kernel->columns, tile->columns - j)};
             if (place.at)
-                fetch(place, i, min64(kernel->rows, rows - i), j, min64(kernel->columns, tile->columns - j));
-            multiply(groups, tile->a + i * groups * job->size, tile->b + j * b_depth * job->size,
-                     tile->c + ((row + i) * ld + j) * job->size, ld, first);
+                block.place.at += i * place.row_bytes + j * place.column_bytes;
+            multiply_part(job, &block, groups, first);
         }
     }
+}
+
+/* Where rows go: those of sums that are not complete only where they may be made there. */
+static struct gemm_place find_rows(const struct job *job, const struct tile *tile, int64_t row, int64_t rows,
+                                   bool is_last) {
+    const struct gemm *gemm = job->gemm;
+    struct gemm_place place = {0};
+    if (gemm->find)
+        place = gemm->find(gemm->sink, tile->batch, tile->row + row, (int)rows, tile->column);
+    return is_last || place.takes_sums ? place : (struct gemm_place){0};
 }
 
 /* Rows `row` on of the tile, complete; the sink may change them in place. */
@@ -309,12 +348,10 @@ static void run_tile(const struct job *job, const struct tile *tile) {
             pack_panels(job, gemm->pack_a, gemm->a, tile->a, kernel->rows, 0,
                         (struct part){tile->batch, tile->row + row, rows, k0, depth});
             bool is_last = k0 + depth == gemm->k;
-            struct gemm_place place = {0};
-            if (is_last && gemm->find)
-                place = gemm->find(gemm->sink, tile->batch, tile->row + row, (int)rows, tile->column);
+            struct gemm_place place = find_rows(job, tile, row, rows, is_last);
             /* The first panel overwrites what the tile before has left in the buffer. */
             multiply_block(job, tile, row, rows, depth, k0 == 0, place);
-            if (is_last)
+            if (is_last && !place.takes_sums)
                 store_block(job, tile, row, rows);
         }
     }
@@ -500,18 +537,45 @@ static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint
         memcpy(panel + (int64_t)whole * width + i, corner + i * matrix->stride * bytes + 4 * whole, (size_t)rest);
 }
 
+typedef uint8_t bytes16 __attribute__((vector_size(16), may_alias, aligned(1)));
+typedef uint16_t halves8 __attribute__((vector_size(16), may_alias, aligned(1)));
+
 /* Of two depths the low and the high halves. */
 static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_row, int count) {
     typedef uint16_t half __attribute__((may_alias, aligned(1)));
     const half *low = low_row, *high = high_row;
-    for (int i = 0; i < count; i++)
+    int i = 0;
+    for (; i + 8 <= count; i += 8) {
+        halves8 a = *(const halves8 *)(low + i), b = *(const halves8 *)(high + i);
+        *(halves8 *)(pairs + i) = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+        *(halves8 *)(pairs + i + 4) = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    for (; i < count; i++)
         pairs[i] = low[i] | (uint32_t)high[i] << 16;
+}
+
+/* Bytes of two rows in turn, as the low and the high half of an item of `pairs`. */
+static inline __attribute__((always_inline)) void join_bytes(halves8 *pairs, const uint8_t *low, const uint8_t *high) {
+    bytes16 a = *(const bytes16 *)low, b = *(const bytes16 *)high;
+    pairs[0] = (halves8)__builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    pairs[1] = (halves8)__builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
 /* Of four depths a byte each. */
 static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int count) {
     const uint8_t *rows[4] = {row, row + step, row + 2 * step, row + 3 * step};
-    for (int i = 0; i < count; i++)
+    int i = 0;
+    for (; i + 16 <= count; i += 16) {
+        halves8 low[2], high[2];
+        join_bytes(low, rows[0] + i, rows[1] + i);
+        join_bytes(high, rows[2] + i, rows[3] + i);
+        for (int j = 0; j < 2; j++) {
+            halves8 *to = (halves8 *)(fours + i + j * 8);
+            to[0] = __builtin_shufflevector(low[j], high[j], 0, 8, 1, 9, 2, 10, 3, 11);
+            to[1] = __builtin_shufflevector(low[j], high[j], 4, 12, 5, 13, 6, 14, 7, 15);
+        }
+    }
+    for (; i < count; i++)
         fours[i] = rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24;
 }
 
@@ -525,16 +589,20 @@ static void pack_scattered(const struct gemm_matrix *matrix, const char *corner,
                    corner + (i * matrix->stride + d * matrix->depth_stride) * bytes, (size_t)bytes);
 }
 
-/* Depths lie apart, neighbours along the other index side by side. */
+/* Depths lie apart, neighbours along the other index side by side. Rows are fetched ahead: there are few bytes of each. */
 static void pack_rows(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
+    enum { AHEAD = 16 };
     int group = 4 / bytes, d = 0;
     int64_t step = matrix->depth_stride * bytes;
-    for (; d + group <= depth; d += group, panel += width, corner += group * step)
+    for (; d + group <= depth; d += group, panel += width, corner += group * step) {
+        for (int i = 0; i < group; i++)
+            __builtin_prefetch(corner + (AHEAD + i) * step);
         if (bytes == 2)
             join_pairs(panel, corner, corner + step, count);
         else
             join_fours(panel, (const uint8_t *)corner, step, count);
+    }
     pack_scattered(matrix, corner, (char *)panel, width, count, depth - d, bytes);
 }
 
@@ -557,12 +625,15 @@ static void pack_bytes_b(const void *source, void *panel, int width, int64_t bat
 }
 
 /* 128 more: the sign's bit the other way round. */
+static void flip_signs(uint32_t *fours, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        fours[i] ^= 0x80808080;
+}
+
 static void pack_bytes_a(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
                          int64_t k0, int depth) {
-    uint32_t *fours = panel;
     pack_groups(source, panel, width, batch, first, count, k0, depth);
-    for (int64_t i = 0; i < divide_up(depth, 4) * width; i++)
-        fours[i] ^= 0x80808080;
+    flip_signs(panel, divide_up(depth, 4) * width);
 }
 
 static void pack_pairs(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
