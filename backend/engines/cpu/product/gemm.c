@@ -259,8 +259,8 @@ static void pack_panels(const struct job *job, gemm_pack *function, const void *
     }
 }
 
-/* A part of C that a kernel makes at once, or as much of it as there is: panels of A and of B, sums in the tile's buffer,
-   and where C is stored. */
+/* A part of C that a kernel makes at once, or as much of it as there is: panels of A and of B, sums in the tile's
+   buffer, and where C is stored. */
 struct block_of_c {
     const char *a, *b;
     char *sums;
@@ -589,7 +589,8 @@ static void pack_scattered(const struct gemm_matrix *matrix, const char *corner,
                    corner + (i * matrix->stride + d * matrix->depth_stride) * bytes, (size_t)bytes);
 }
 
-/* Depths lie apart, neighbours along the other index side by side. Rows are fetched ahead: there are few bytes of each. */
+/* Depths lie apart, neighbours along the other index side by side. Rows are fetched ahead: there are few bytes of
+   each. */
 static void pack_rows(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
     enum { AHEAD = 16 };

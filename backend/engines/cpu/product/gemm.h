@@ -21,8 +21,8 @@ typedef void gemm_pack(const void *source, void *panel, int width, int64_t batch
 
 /* Receives a finished part of C: `block` is [rows, columns] of the kernel's type, row-major with
    `ld` elements from row to row, and its corner is C[batch, row, column]. It may be changed in
-   place. Each element of C is handed over once, or was made where it belongs (struct gemm_place); several threads call
-   at once. */
+   place. Each element of C is handed over once, or, unless k is 0, made where it belongs
+   (takes_sums); several threads call at once. */
 typedef void gemm_store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
                         int columns);
 
@@ -30,8 +30,7 @@ typedef void gemm_store(const void *sink, void *block, int64_t ld, int64_t batch
 struct gemm_place {
     char *at; /* NULL: nowhere in particular */
     int64_t row_bytes, column_bytes;
-    bool
-        takes_sums; /* C is the kernel's sums, its columns neighbours: they are made there, and `store` is called where k is 0 alone */
+    bool takes_sums; /* C is of the kernel's type, its columns neighbours: sums are made there, not handed over */
 };
 typedef struct gemm_place gemm_find(const void *sink, int64_t batch, int64_t row, int rows, int64_t column);
 
