@@ -46,6 +46,27 @@ static void check_multiply(const struct direct_kernel *kernel, int low, int narr
           columns, segments, depth, wrong);
 }
 
+/* Rows of B in any order. */
+static void check_multiply_seen(const struct direct_kernel *kernel, int low, int segments, int depth, bool adds) {
+    int rows = kernel->rows >> low, columns = kernel->columns, ld = columns + 5, wrong = 0;
+    const float *b[MOST_SEGMENTS * 40];
+    scatter_rows();
+    for (int i = 0; i < segments * depth; i++)
+        b[i] = w + i * 83 % 97 * 160 + i % 5;
+    kernel->multiply_seen[low](segments, depth, seen, ROWS, b, c, ld, adds);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < ld; j++) {
+            double sum = adds ? UNTOUCHED : 0;
+            for (int s = 0; s < segments; s++)
+                for (int d = 0; d < depth; d++)
+                    sum += (double)seen[s * ROWS + i][d] * b[s * depth + d][j];
+            wrong += j < columns ? differs(c[i * ld + j], sum) : c[i * ld + j] != UNTOUCHED;
+        }
+    wrong += c[rows * ld] != UNTOUCHED;
+    CHECK(wrong == 0, "%s: %d rows x %d columns behind pointers, %d segments, %d deep: %d elements differ",
+          kernel->name, rows, columns, segments, depth, wrong);
+}
+
 static void check_channels(const struct direct_kernel *kernel, int taps, int channels) {
     int rows = kernel->rows / 2, wrong = 0;
     scatter_rows();
@@ -83,8 +104,10 @@ int main(void) {
     for (const struct direct_kernel *kernel; (kernel = direct_kernel(kernels)) != NULL; kernels++) {
         for (int form = 0; form < 8; form++)
             for (int segments = 0; segments <= MOST_SEGMENTS; segments += 4)
-                for (int depth = 0; depth < 40; depth += 13)
+                for (int depth = 0; depth < 40; depth += 13) {
                     check_multiply(kernel, form & 1, form >> 1 & 1, segments, depth, form >> 2);
+                    check_multiply_seen(kernel, form & 1, segments, depth, form >> 2);
+                }
         for (size_t i = 0; i < sizeof CHANNELS / sizeof *CHANNELS; i++)
             for (int taps = 0; taps <= MOST_SEGMENTS; taps += 2) {
                 check_channels(kernel, taps, CHANNELS[i]);

@@ -759,6 +759,8 @@ PARTS = [
     Case("many taps", (1, 16, 5, 6), (9, 16, 9, 9), {"pre_padding": [4, 4]}),
     Case("many positions", (3, 17, 15, 14), (9, 17, 2, 2), {"pre_padding": [1, 1]}),
     Case("small images", (5, 33, 3, 4), (40, 33, 3, 3), {"pre_padding": [1, 1], "stride": [2, 2]}),
+    Case("whole panels", (2, 64, 19, 20), (22, 32, 3, 3), {"pre_padding": [2, 1], "stride": [1, 2]}),
+    Case("whole panels, flipped", (1, 96, 7, 6), (20, 96, 2, 3), {"convolution_mode": "CONVOLUTION"}),
     Case("wide and one tap", (2, 1200, 3, 3), (140, 1200, 1, 1), {"stride": [2, 1]}),
     Case("groups", (2, 48, 4, 5), (40, 24, 3, 3), {"pre_padding": [1, 1], "stride": [1, 2]}),
     Case("depthwise", (2, 40, 13, 14), (40, 1, 5, 5), {"pre_padding": [2, 2], "stride": [2, 1]}),

@@ -112,6 +112,10 @@ static void pack(const struct task *task, const struct depths *depths) {
         panels_of_channels(&d->filter, task->panels, task->channel, task->columns, depths);
         return;
     }
+    if (d->sees_columns) {
+        direct_see_columns(task, depths);
+        return;
+    }
     if (!d->is_filter && d->depth != d->filter.channels)
         own = (struct depths){0, patches_count(d->filter.taps), 0, d->filter.channels};
     float *panel = task->panels;
@@ -129,28 +133,47 @@ static void pack(const struct task *task, const struct depths *depths) {
     }
 }
 
+/* One kernel's rows, of a panel whose columns are packed or behind pointers: as sees_columns says. */
+static void multiply_rows(const struct task *task, const void *panel, int width, float *sums, int64_t ld, int64_t row,
+                          int64_t rows, const struct depths *depths, bool adds) {
+    const struct direct_kernel *kernel = direct_kernel(0);
+    bool is_low = rows - row <= kernel->rows / 2;
+    if (task->job->direct->sees_columns)
+        kernel->multiply_seen[is_low](depths->segments, depths->count, task->seen + row, STRIP, panel, sums, ld, adds);
+    else
+        kernel->multiply[is_low][width < kernel->columns](depths->segments, depths->count, task->seen + row, STRIP,
+                                                          panel, sums, ld, adds);
+}
+
+static void multiply_channels(const struct task *task, float *sums, int64_t ld, int64_t row, int64_t rows,
+                              const struct depths *depths) {
+    const struct direct_kernel *kernel = direct_kernel(0);
+    for (int64_t i = row; i < rows; i += kernel->rows / 2) {
+        fetch(&task->ahead[0]);
+        fetch(&task->ahead[1]);
+        kernel->filter_channels(depths->segments, task->seen + i, STRIP, task->panels, sums + i * ld, ld,
+                                task->columns);
+    }
+}
+
 /* Columns outside: a panel stays in the cache while the strip's rows pass. */
 static void multiply(const struct task *task, float *sums, int64_t ld, int64_t row, int64_t rows,
                      const struct depths *depths, bool adds) {
-    const struct direct_kernel *kernel = direct_kernel(0);
-    const float *panel = task->panels;
-    if (task->job->direct->is_depthwise) {
-        for (int64_t i = row; i < rows; i += kernel->rows / 2) {
-            fetch(&task->ahead[0]);
-            fetch(&task->ahead[1]);
-            kernel->filter_channels(depths->segments, task->seen + i, STRIP, panel, sums + i * ld, ld, task->columns);
-        }
+    const struct direct *d = task->job->direct;
+    const char *panel = (const char *)task->panels;
+    if (d->is_depthwise) {
+        multiply_channels(task, sums, ld, row, rows, depths);
         return;
     }
-    for (int64_t j = 0; j < task->columns; j += kernel->columns) {
+    for (int64_t j = 0; j < task->columns; j += direct_kernel(0)->columns) {
         int width = panel_width(task, j);
-        for (int64_t i = row; i < rows; i += kernel->rows) {
+        for (int64_t i = row; i < rows; i += direct_kernel(0)->rows) {
             fetch(&task->ahead[0]);
             fetch(&task->ahead[1]);
-            kernel->multiply[rows - i <= kernel->rows / 2][width < kernel->columns](
-                depths->segments, depths->count, task->seen + i, STRIP, panel, sums + i * ld + j, ld, adds);
+            multiply_rows(task, panel, width, sums + i * ld + j, ld, i, rows, depths, adds);
         }
-        panel += depths->segments * depths->count * width;
+        int64_t row_bytes = (int64_t)(d->sees_columns ? sizeof(float *) : (size_t)width * sizeof(float));
+        panel += depths->segments * depths->count * row_bytes;
     }
 }
 

@@ -12,6 +12,10 @@
 typedef void direct_multiply(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld, const float *b,
                              float *c, int64_t ld, bool adds);
 
+/* The same where rows of B lie anywhere, each behind a pointer: b [segments, depth]. */
+typedef void direct_multiply_seen(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld,
+                                  const float *const *b, float *c, int64_t ld, bool adds);
+
 /* One channel by itself: C[i][channel] = sum over taps t of seen[t * seen_ld + i][channel] * weights[t * channels +
    channel], of half a kernel's rows i. */
 typedef void direct_filter_channels(int64_t taps, const float *const *seen, int64_t seen_ld, const float *weights,
@@ -28,7 +32,8 @@ typedef void direct_sum_channels(int64_t rows, const float *const *seen, int64_t
 struct direct_kernel {
     const char *name; /* "avx512 8x32" */
     int rows, columns;
-    direct_multiply *multiply[2][2]; /* [half the rows][half the columns] */
+    direct_multiply *multiply[2][2];        /* [half the rows][half the columns] */
+    direct_multiply_seen *multiply_seen[2]; /* [half the rows], of whole columns */
     direct_filter_channels *filter_channels;
     direct_sum_channels *sum_channels;
 };

@@ -12,13 +12,15 @@ enum {
     IMAGE_COLUMNS = 128,  /* of a task at most, */
     FILTER_COLUMNS = 320, /* but for one channel under many taps */
     DEPTHWISE_COLUMNS = 512,
+    SEEN_ROWS = 64,     /* of a filter's gradient at most: too few to make up for packing */
     PART_ROWS = 288,    /* whose products a task sums at least, of a filter's gradient of single channels */
     MOST_PARTS = 16,    /* into which these are cut */
     SUMS = 96 << 10,    /* floats of a task's sums at most, where the depth has several parts */
     FEW_CHANNELS = 16,  /* a border is worth a copy: taps side by side become one segment */
     POINTER_FLOATS = 2, /* that a pointer takes, at most */
     PACK_COST = 16,     /* multiplications in the time that packing one element takes, */
-    POINTER_COST = 128  /* and making one pointer */
+    SEE_COST = 4,       /* pointing to one, */
+    POINTER_COST = 128  /* and making one pointer to a row */
 };
 
 /* Columns of some channels, in whole halves of panels. */
@@ -70,7 +72,8 @@ static void cut_tasks(const struct direct *d, struct direct_tiling *t, int64_t c
 static double predict(const struct direct *d, const struct direct_tiling *t, int threads) {
     double rounds = (double)divide_up(d->groups * t->row_tasks * t->channel_tasks, threads);
     double width = (double)direct_width(d, t->channels), rows = (double)t->rows;
-    return rounds * (rows * width + PACK_COST * width + rows * POINTER_COST / (double)t->depth);
+    return rounds *
+           (rows * width + (d->sees_columns ? SEE_COST : PACK_COST) * width + rows * POINTER_COST / (double)t->depth);
 }
 
 static bool has_parts(const struct direct *d, const struct direct_tiling *t) {
@@ -86,8 +89,9 @@ static void cut(struct direct *d, int threads) {
     for (int64_t most = DEPTHWISE_COLUMNS; most > 0; most /= 2) {
         int64_t some = min64(most, channels), width = direct_width(d, some);
         bool is_wide = width > widest && some > 1;
+        bool cuts_panels = d->sees_columns && some % direct_kernel(0)->columns != 0;
         /* Merged taps have all channels among them. */
-        if (is_wide || (d->taps > 1 && d->image.to.channels > channels && some < channels))
+        if (is_wide || cuts_panels || (d->taps > 1 && d->image.to.channels > channels && some < channels))
             continue;
         int64_t least = has_parts(d, &t) ? divide_up(d->rows, max64(STRIP, SUMS / width)) : 1;
         for (int64_t i = 0; i < 2 * threads; i++) {
@@ -98,7 +102,8 @@ static void cut(struct direct *d, int threads) {
     }
     int64_t width = direct_width(d, best.channels);
     best.threads = min64(max64(1, threads), d->groups * best.row_tasks * best.channel_tasks);
-    best.panels = round_up(best.segments * best.depth * width, LINE);
+    int64_t panels = d->sees_columns ? width / direct_kernel(0)->columns * POINTER_FLOATS : width;
+    best.panels = round_up(best.segments * best.depth * panels, LINE);
     best.sums = round_up((has_parts(d, &best) ? round_up(best.rows, STRIP) : STRIP) * width, LINE);
     best.turned = d->order == DIRECT_CHANNELS ? 0 : round_up(STRIP * width, LINE);
     best.seen = best.segments * STRIP;
@@ -173,6 +178,7 @@ void direct_plan_filter(struct direct *d, const struct patches *x, const struct 
     if (d->image.is_bordered && (d->taps == 1 || d->columns <= FILTER_COLUMNS))
         merge_taps(&d->image.to);
     read_dy(d, dy, images);
+    d->sees_columns = d->rows <= SEEN_ROWS && d->image.to.channels % direct_kernel(0)->columns == 0;
     cut(d, threads);
 }
 

@@ -53,3 +53,27 @@ void direct_see(const struct task *task, int64_t row, int64_t rows, const struct
         for (int64_t i = rows; i < STRIP && i % direct_kernel(0)->rows != 0; i++)
             task->seen[s * STRIP + i] = direct_zeros;
 }
+
+/* The tap and the channel that a panel of a task begins with. All columns of a panel are channels of one tap. */
+static void begin_panel(const struct task *task, int64_t column, int64_t *tap, int64_t *channel) {
+    int64_t all = task->job->direct->image.to.channels;
+    bool has_all_taps = task->job->direct->taps > 1;
+    *tap = has_all_taps ? column / task->channels : (task->channel + column) / all;
+    *channel = has_all_taps ? task->channel + column % task->channels : (task->channel + column) % all;
+}
+
+void direct_see_columns(const struct task *task, const struct depths *depths) {
+    const struct patches *p = &task->job->direct->image.to;
+    int64_t per_image = patches_count(p->positions), per_panel = depths->segments * depths->count, tap, channel;
+    const float **seen = (const float **)(void *)task->panels;
+    for (int64_t s = 0; s < depths->segments; s++)
+        for (int64_t i = 0; i < depths->count;) {
+            struct run run =
+                patches_run(p, task->group, (depths->segment + s) * per_image + depths->first + i, depths->count - i);
+            for (int64_t j = 0, panel = 0; j < task->columns; j += direct_kernel(0)->columns, panel++) {
+                begin_panel(task, j, &tap, &channel);
+                see_run(p, &run, tap, channel, seen + panel * per_panel + s * depths->count + i);
+            }
+            i += run.count;
+        }
+}

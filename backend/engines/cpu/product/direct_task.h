@@ -57,6 +57,9 @@ int64_t direct_part_floats(const struct direct *direct);
    kernel, and taps outside of an image see zeros. */
 void direct_see(const struct task *task, int64_t row, int64_t rows, const struct depths *depths);
 
+/* Fills task->panels with pointers [panels, segments, depths] to what each panel's columns are at each position. */
+void direct_see_columns(const struct task *task, const struct depths *depths);
+
 /* A filter's gradient of single channels. */
 void direct_run_sums(struct job *job);
 
