@@ -30,15 +30,16 @@ static bool differs(double found, double expected) { return !(fabs(found - expec
 
 static void check_multiply(const struct direct_kernel *kernel, int low, int narrow, int segments, int depth,
                            bool adds) {
-    int rows = kernel->rows >> low, columns = kernel->columns >> narrow, ld = columns + 5, wrong = 0;
+    int rows = kernel->rows >> low, columns = kernel->columns >> narrow, ld = columns + 5, step = 1 + low * 2,
+        wrong = 0;
     scatter_rows();
-    kernel->multiply[low][narrow](segments, depth, seen, ROWS, w, c, ld, adds);
+    kernel->multiply[low][narrow](segments, depth, seen, ROWS, step, w, c, ld, adds);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < ld; j++) {
             double sum = adds ? UNTOUCHED : 0;
             for (int s = 0; s < segments; s++)
                 for (int d = 0; d < depth; d++)
-                    sum += (double)seen[s * ROWS + i][d] * w[(s * depth + d) * columns + j % columns];
+                    sum += (double)seen[s * ROWS + i][d * step] * w[(s * depth + d) * columns + j % columns];
             wrong += j < columns ? differs(c[i * ld + j], sum) : c[i * ld + j] != UNTOUCHED;
         }
     wrong += c[rows * ld] != UNTOUCHED;
@@ -48,18 +49,18 @@ static void check_multiply(const struct direct_kernel *kernel, int low, int narr
 
 /* Rows of B in any order. */
 static void check_multiply_seen(const struct direct_kernel *kernel, int low, int segments, int depth, bool adds) {
-    int rows = kernel->rows >> low, columns = kernel->columns, ld = columns + 5, wrong = 0;
+    int rows = kernel->rows >> low, columns = kernel->columns, ld = columns + 5, step = 1 + low * 2, wrong = 0;
     const float *b[MOST_SEGMENTS * 40];
     scatter_rows();
     for (int i = 0; i < segments * depth; i++)
         b[i] = w + i * 83 % 97 * 160 + i % 5;
-    kernel->multiply_seen[low](segments, depth, seen, ROWS, b, c, ld, adds);
+    kernel->multiply_seen[low](segments, depth, seen, ROWS, step, b, c, ld, adds);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < ld; j++) {
             double sum = adds ? UNTOUCHED : 0;
             for (int s = 0; s < segments; s++)
                 for (int d = 0; d < depth; d++)
-                    sum += (double)seen[s * ROWS + i][d] * b[s * depth + d][j];
+                    sum += (double)seen[s * ROWS + i][d * step] * b[s * depth + d][j];
             wrong += j < columns ? differs(c[i * ld + j], sum) : c[i * ld + j] != UNTOUCHED;
         }
     wrong += c[rows * ld] != UNTOUCHED;

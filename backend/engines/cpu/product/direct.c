@@ -138,11 +138,13 @@ static void multiply_rows(const struct task *task, const void *panel, int width,
                           int64_t rows, const struct depths *depths, bool adds) {
     const struct direct_kernel *kernel = direct_kernel(0);
     bool is_low = rows - row <= kernel->rows / 2;
+    int64_t step = task->job->direct->step;
     if (task->job->direct->sees_columns)
-        kernel->multiply_seen[is_low](depths->segments, depths->count, task->seen + row, STRIP, panel, sums, ld, adds);
+        kernel->multiply_seen[is_low](depths->segments, depths->count, task->seen + row, STRIP, step, panel, sums, ld,
+                                      adds);
     else
         kernel->multiply[is_low][width < kernel->columns](depths->segments, depths->count, task->seen + row, STRIP,
-                                                          panel, sums, ld, adds);
+                                                          step, panel, sums, ld, adds);
 }
 
 static void multiply_channels(const struct task *task, float *sums, int64_t ld, int64_t row, int64_t rows,

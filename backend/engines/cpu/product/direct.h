@@ -34,6 +34,7 @@ struct direct {
     bool is_depthwise;     /* one channel per group: the groups are columns of one product, and channels elsewhere */
     enum direct_columns order;
     int64_t groups, rows, columns, segments, depth; /* of one group's product */
+    int64_t step;                                   /* of A's rows, from depth to depth */
     int64_t taps; /* columns that a task's channel stands for: of DIRECT_CHANNELS_TAPS all taps, else 1 */
     int image_value, other_value; /* other: the filter, or dy */
     struct stage image, dy;       /* `to` is what is read, a copy or not */

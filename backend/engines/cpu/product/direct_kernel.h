@@ -7,14 +7,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* C[i] (+)= sum over segments s and depths d of rows[s * rows_ld + i][d] * b[s * depth + d]. Rows of b follow each
-   other and are as wide as the kernel; those of c lie `ld` apart, and need no alignment. */
-typedef void direct_multiply(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld, const float *b,
-                             float *c, int64_t ld, bool adds);
+/* C[i] (+)= sum over segments s and depths d of rows[s * rows_ld + i][d * step] * b[s * depth + d]. Rows of b follow
+   each other and are as wide as the kernel; those of c lie `ld` apart, and need no alignment. */
+typedef void direct_multiply(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld, int64_t step,
+                             const float *b, float *c, int64_t ld, bool adds);
 
 /* The same where rows of B lie anywhere, each behind a pointer: b [segments, depth]. */
 typedef void direct_multiply_seen(int64_t segments, int64_t depth, const float *const *rows, int64_t rows_ld,
-                                  const float *const *b, float *c, int64_t ld, bool adds);
+                                  int64_t step, const float *const *b, float *c, int64_t ld, bool adds);
 
 /* One channel by itself: C[i][channel] = sum over taps t of seen[t * seen_ld + i][channel] * weights[t * channels +
    channel], of half a kernel's rows i. */

@@ -13,6 +13,7 @@ enum {
     FILTER_COLUMNS = 320, /* but for one channel under many taps */
     DEPTHWISE_COLUMNS = 512,
     SEEN_ROWS = 64,     /* of a filter's gradient at most: too few to make up for packing */
+    MOST_STEP = 1024,   /* between positions of dy, whose lines would push each other out of the cache */
     PART_ROWS = 288,    /* whose products a task sums at least, of a filter's gradient of single channels */
     MOST_PARTS = 16,    /* into which these are cut */
     SUMS = 96 << 10,    /* floats of a task's sums at most, where the depth has several parts */
@@ -145,18 +146,27 @@ void direct_plan_image(struct direct *d, const struct patches *patches, const st
     d->filter = *filter;
     d->segments = patches_count(d->image.to.taps);
     d->depth = d->image.to.channels;
+    d->step = 1;
     cut(d, threads);
 }
 
-/* Positions of dy are depths: they must be neighbours through all of an image, or of all images in a copy. */
+/* Positions of dy are depths: evenly apart through all of an image, and neighbours unless channels are, or copied. */
 static void read_dy(struct direct *d, const struct patches *dy, int64_t images) {
     struct patches whole = *dy;
     patches_simplify(&whole);
     d->dy = (struct stage){.from = whole, .to = whole};
     d->segments = images;
     d->depth = patches_count(dy->positions);
-    if (dy->type == WEFT_DATA_FLOAT && whole.stride[2] == 1 && whole.size[0] == 1 && whole.size[1] == 1)
+    d->step = whole.stride[2];
+    bool are_neighbours = whole.stride[2] == 1 || (whole.channel_stride == 1 && whole.stride[2] <= MOST_STEP);
+    if (dy->type == WEFT_DATA_FLOAT && are_neighbours && whole.size[0] == 1 && whole.size[1] == 1) {
+        if (whole.image_stride == d->depth * d->step) {
+            d->depth *= images;
+            d->segments = 1;
+        }
         return;
+    }
+    d->step = 1;
     stage_make(&d->dy, dy, images, true, false);
     d->depth *= d->segments;
     d->segments = 1;

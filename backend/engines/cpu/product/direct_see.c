@@ -37,7 +37,7 @@ static void see_positions(const struct task *task, int64_t row, int64_t rows, co
 /* Rows are channels of dy, segments images. */
 static void see_channels(const struct task *task, int64_t row, int64_t rows, const struct depths *depths) {
     const struct patches *dy = &task->job->direct->dy.to;
-    const float *base = (const float *)dy->base + task->group * dy->group_stride + depths->first;
+    const float *base = (const float *)dy->base + task->group * dy->group_stride + depths->first * dy->stride[2];
     for (int64_t s = 0; s < depths->segments; s++)
         for (int64_t i = 0; i < rows; i++)
             task->seen[s * STRIP + i] =
@@ -51,7 +51,7 @@ void direct_see(const struct task *task, int64_t row, int64_t rows, const struct
         see_positions(task, row, rows, depths);
     for (int64_t s = 0; s < depths->segments; s++)
         for (int64_t i = rows; i < STRIP && i % direct_kernel(0)->rows != 0; i++)
-            task->seen[s * STRIP + i] = direct_zeros;
+            task->seen[s * STRIP + i] = task->seen[s * STRIP + rows - 1];
 }
 
 /* The tap and the channel that a panel of a task begins with. All columns of a panel are channels of one tap. */

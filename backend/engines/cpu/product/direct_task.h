@@ -54,7 +54,7 @@ int64_t direct_thread_floats(const struct direct_tiling *tiling);
 int64_t direct_part_floats(const struct direct *direct);
 
 /* Points task->seen [segments, STRIP] to what each row sees in some depths; rows beyond the last one, up to a whole
-   kernel, and taps outside of an image see zeros. */
+   kernel, see what it sees, and taps outside of an image zeros. */
 void direct_see(const struct task *task, int64_t row, int64_t rows, const struct depths *depths);
 
 /* Fills task->panels with pointers [panels, segments, depths] to what each panel's columns are at each position. */
