@@ -97,6 +97,23 @@ static void check_sums(const struct direct_kernel *kernel, int rows, int channel
     CHECK(wrong == 0, "%s: gradients of %d rows, %d channels: %d elements differ", kernel->name, rows, channels, wrong);
 }
 
+static void check_planes(const struct direct_kernel *kernel, int lines, int width) {
+    int wrong = 0, ld = width + 3;
+    scatter_rows();
+    for (int t = 0; t < DIRECT_PLANE_TAPS; t++)
+        seen[t] = x + t * 37;
+    kernel->sum_planes(lines, width, seen, ld, w, c);
+    for (int t = 0; t < DIRECT_PLANE_TAPS; t++) {
+        double sum = 0;
+        for (int i = 0; i < lines; i++)
+            for (int j = 0; j < width; j++)
+                sum += (double)seen[t][i * ld + j] * w[i * width + j];
+        wrong += differs(c[t], sum);
+    }
+    wrong += c[DIRECT_PLANE_TAPS] != UNTOUCHED;
+    CHECK(wrong == 0, "%s: gradients of %d lines of %d places: %d elements differ", kernel->name, lines, width, wrong);
+}
+
 int main(void) {
     static const int CHANNELS[] = {1, 3, 4, 7, 8, 15, 16, 17, 31, 63, 64, 65, 100, 150};
     int kernels = 0;
@@ -114,6 +131,9 @@ int main(void) {
                 check_channels(kernel, taps, CHANNELS[i]);
                 check_sums(kernel, 2 * taps, CHANNELS[i]);
             }
+        for (int lines = 0; lines < 30; lines += 7)
+            for (int width = 16; width < 64; width += 16)
+                check_planes(kernel, lines, width);
     }
     CHECK(kernels > 0, "this CPU runs none of the kernels");
     return harness_end();

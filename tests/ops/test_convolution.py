@@ -766,6 +766,18 @@ PARTS = [
     Case("depthwise", (2, 40, 13, 14), (40, 1, 5, 5), {"pre_padding": [2, 2], "stride": [2, 1]}),
     Case("depthwise, many positions", (3, 17, 11, 21), (17, 1, 3, 3), {"pre_padding": [1, 1]}),
     Case("depthwise, many channels", (1, 530, 4, 5), (530, 1, 2, 3), {"dilation": [1, 2]}),
+    Case("depthwise, lines", (2, 9, 7, 30), (9, 1, 3, 3), {"pre_padding": [1, 1], "stride": [2, 1]}),
+    Case(
+        "depthwise, lines from either side",
+        (1, 8, 6, 45),
+        (8, 1, 2, 5),
+        {
+            "pre_padding": [-1, 5],
+            "post_padding": [3, -4],
+            "dilation": [1, 3],
+            "convolution_mode": "CONVOLUTION",
+        },
+    ),
     Case("depthwise, skipped", (1, 20, 9, 9), (20, 1, 2, 2), {"stride": [3, 3]}),
 ]
 

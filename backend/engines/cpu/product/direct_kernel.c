@@ -110,6 +110,25 @@
             }                                                                                                          \
     }
 
+/* Vectors along lines; their lanes are added up in their order. */
+#define PLANE_KERNEL(function, attribute, lanes)                                                                       \
+    attribute static void function(int64_t lines, int64_t width, const float *const *seen, int64_t seen_ld,            \
+                                   const float *dy, float *c) {                                                        \
+        typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
+        vector sum[DIRECT_PLANE_TAPS] = {{0}};                                                                         \
+        for (int64_t i = 0; i < lines; i++, dy += width)                                                               \
+            for (int64_t j = 0; j < width; j += lanes) {                                                               \
+                vector gradient = *(const vector *)(dy + j);                                                           \
+                _Pragma("GCC unroll 16") for (int t = 0; t < DIRECT_PLANE_TAPS; t++) sum[t] +=                         \
+                    gradient * *(const vector *)(seen[t] + i * seen_ld + j);                                           \
+            }                                                                                                          \
+        float found[DIRECT_PLANE_TAPS] = {0};                                                                          \
+        for (int lane = 0; lane < lanes; lane++)                                                                       \
+            _Pragma("GCC unroll 16") for (int t = 0; t < DIRECT_PLANE_TAPS; t++) found[t] +=                           \
+                ((const float *)&sum[t])[lane];                                                                        \
+        memcpy(c, found, sizeof found);                                                                                \
+    }
+
 #define PACKED_KERNEL(function, attribute, lanes, height, vectors)                                                     \
     DIRECT_KERNEL(function, attribute, lanes, height, vectors, const float *, b, vectors *lanes)
 #define SEEN_KERNEL(function, attribute, lanes, height)                                                                \
@@ -123,6 +142,7 @@
     PACKED_KERNEL(name##_corner, attribute, lanes, height / 2, 1)                                                      \
     SEEN_KERNEL(name##_seen, attribute, lanes, height)                                                                 \
     SEEN_KERNEL(name##_seen_low, attribute, lanes, height / 2)                                                         \
+    PLANE_KERNEL(name##_sum_planes, attribute, lanes)                                                                  \
     CHANNEL_KERNELS(name, attribute, lanes, height / 2)
 
 #if defined(__x86_64__)
@@ -140,14 +160,16 @@ static const struct direct_kernel kernels[] = {
      {{avx512_whole, avx512_narrow}, {avx512_low, avx512_corner}},
      {avx512_seen, avx512_seen_low},
      avx512_filter_channels,
-     avx512_sum_channels},
+     avx512_sum_channels,
+     avx512_sum_planes},
     {"avx2 6x16",
      6,
      16,
      {{avx2_whole, avx2_narrow}, {avx2_low, avx2_corner}},
      {avx2_seen, avx2_seen_low},
      avx2_filter_channels,
-     avx2_sum_channels},
+     avx2_sum_channels,
+     avx2_sum_planes},
 #endif
     {"plain 6x8",
      6,
@@ -155,7 +177,8 @@ static const struct direct_kernel kernels[] = {
      {{plain_whole, plain_narrow}, {plain_low, plain_corner}},
      {plain_seen, plain_seen_low},
      plain_filter_channels,
-     plain_sum_channels},
+     plain_sum_channels,
+     plain_sum_planes},
 };
 
 /* By the name's beginning, which says what a kernel was compiled for. */

@@ -28,6 +28,13 @@ enum { DIRECT_TAPS = 5 }; /* whose gradients are summed together */
 typedef void direct_sum_channels(int64_t rows, const float *const *seen, int64_t seen_ld, const float *dy,
                                  int64_t dy_ld, float *c, int64_t channels);
 
+enum { DIRECT_PLANE_TAPS = 9 };
+
+/* C[t] = sum over lines i and places j of seen[t][i * seen_ld + j] * dy[i * width + j], of DIRECT_PLANE_TAPS taps t. The
+   width is a multiple of 16. */
+typedef void direct_sum_of_planes(int64_t lines, int64_t width, const float *const *seen, int64_t seen_ld,
+                                  const float *dy, float *c);
+
 /* One compiled form: whole and half the rows by whole and half the columns. */
 struct direct_kernel {
     const char *name; /* "avx512 8x32" */
@@ -36,6 +43,7 @@ struct direct_kernel {
     direct_multiply_seen *multiply_seen[2]; /* [half the rows], of whole columns */
     direct_filter_channels *filter_channels;
     direct_sum_channels *sum_channels;
+    direct_sum_of_planes *sum_planes;
 };
 
 /* The kernels that this CPU runs, best first; NULL when rank is past the last one. */

@@ -231,6 +231,16 @@ static void cut_sums(struct direct *d, int threads) {
     t->seen = t->segments * STRIP;
 }
 
+/* A task has a channel of all images. */
+static void cut_planes(struct direct *d, int threads) {
+    struct direct_tiling *t = &d->tiling;
+    t->row_tasks = t->channels = 1;
+    t->channel_tasks = d->columns;
+    t->segments = d->segments;
+    t->threads = min64(max64(1, threads), d->columns);
+    t->sums = round_up(direct_plane_floats(&d->image.to), LINE);
+}
+
 void direct_plan_channel_sums(struct direct *d, const struct patches *x, const struct patches *dy, int64_t images,
                               int threads) {
     d->is_depthwise = d->is_filter = true;
@@ -241,6 +251,13 @@ void direct_plan_channel_sums(struct direct *d, const struct patches *x, const s
     d->is_on = d->columns > 0 && d->segments > 0;
     if (!d->is_on)
         return;
+    d->has_planes = d->rows > 0 && direct_has_planes(x, dy);
+    if (d->has_planes) {
+        d->image = (struct stage){.from = *x, .to = *x};
+        d->dy = (struct stage){.from = *dy, .to = *dy};
+        cut_planes(d, threads);
+        return;
+    }
     read_image(d, x, images);
     read_channels_of_dy(d, dy, images);
     cut_sums(d, threads);

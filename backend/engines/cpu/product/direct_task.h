@@ -60,6 +60,13 @@ void direct_see(const struct task *task, int64_t row, int64_t rows, const struct
 /* Fills task->panels with pointers [panels, segments, depths] to what each panel's columns are at each position. */
 void direct_see_columns(const struct task *task, const struct depths *depths);
 
+/* Whether a filter's gradient of single channels can go along lines, and the floats of a thread's planes. */
+bool direct_has_planes(const struct patches *x, const struct patches *dy);
+int64_t direct_plane_floats(const struct patches *x);
+
+/* Sums of channels that nobody has taken yet, on one thread. */
+void direct_sum_planes(void *job, int64_t thread);
+
 /* A filter's gradient of single channels. */
 void direct_run_sums(struct job *job);
 

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A filter's gradient of single channels whose positions are neighbours: vectors run along lines. A task has one
+   channel; its planes of x, with zeros wherever taps look outside, and of dy are copied to where lines are whole
+   vectors. */
+#include "engines/cpu/product/direct_task.h"
+
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/product/direct_kernel.h"
+
+#include <string.h>
+
+enum {
+    PLANE_FLOATS = 32 << 10, /* of both planes at most: 128 KiB */
+    LEAST_LINE = 24          /* positions: shorter lines are sooner turned to channels */
+};
+
+/* From the first line, or place in a line, that some tap sees from some position. */
+static int64_t begin_of(const struct patches *x, int i) {
+    return x->offset[i] + min64(0, (x->taps[i] - 1) * x->tap_step[i]);
+}
+
+static int64_t reach_of(const struct patches *x, int i) {
+    int64_t reach = (x->taps[i] - 1) * x->tap_step[i];
+    return max64(reach, -reach);
+}
+
+static int64_t lines_of_x(const struct patches *x) { return (x->positions[1] - 1) * x->step[1] + reach_of(x, 1) + 1; }
+
+static int64_t width_of_dy(const struct patches *x) { return round_up(x->positions[2], LINE); }
+static int64_t width_of_x(const struct patches *x) { return round_up(width_of_dy(x) + reach_of(x, 2), LINE); }
+static int64_t floats_of_x(const struct patches *x) { return lines_of_x(x) * width_of_x(x); }
+
+int64_t direct_plane_floats(const struct patches *x) { return floats_of_x(x) + x->positions[1] * width_of_dy(x); }
+
+bool direct_has_planes(const struct patches *x, const struct patches *dy) {
+    bool are_floats = x->type == WEFT_DATA_FLOAT && dy->type == WEFT_DATA_FLOAT;
+    bool are_lines = x->stride[2] == 1 && dy->stride[2] == 1 && x->step[2] == 1;
+    return are_floats && are_lines && x->taps[0] == 1 && x->size[0] == 1 && x->positions[0] == 1 && x->offset[0] == 0 &&
+           x->positions[1] > 0 && x->positions[2] >= LEAST_LINE && direct_plane_floats(x) <= PLANE_FLOATS;
+}
+
+/* What a window of a plane has of it: the window begins at a line and a place of it, either of which may be outside. */
+static void copy_window(const struct patches *from, const float *plane, int64_t line, int64_t place, float *to,
+                        int64_t lines, int64_t width) {
+    int64_t first = max64(0, line), last = min64(line + lines, from->size[1]);
+    int64_t begin = max64(0, place), end = min64(place + width, from->size[2]);
+    for (int64_t i = first; i < last && begin < end; i++)
+        memcpy(to + (i - line) * width + begin - place, plane + i * from->stride[1] + begin,
+               (size_t)(end - begin) * sizeof(float));
+}
+
+/* Adds one image's products to sums [taps, columns of all tasks]; `is_first`: writes them. Taps beyond the last one see
+   what the first one does. */
+static void sum_planes(const struct task *task, const float *x, const float *dy, float *sums, bool is_first) {
+    const struct direct *d = task->job->direct;
+    const struct patches *p = &d->image.to;
+    int64_t width = width_of_x(p);
+    for (int64_t tap = 0; tap < d->segments; tap += DIRECT_PLANE_TAPS) {
+        const float *seen[DIRECT_PLANE_TAPS];
+        float found[DIRECT_PLANE_TAPS];
+        for (int64_t i = 0, at[3]; i < DIRECT_PLANE_TAPS; i++) {
+            patches_unravel(tap + i < d->segments ? tap + i : 0, p->taps, at);
+            int64_t line = p->offset[1] + at[1] * p->tap_step[1] - begin_of(p, 1);
+            seen[i] = x + line * width + p->offset[2] + at[2] * p->tap_step[2] - begin_of(p, 2);
+        }
+        direct_kernel(0)->sum_planes(p->positions[1], width_of_dy(p), seen, p->step[1] * width, dy, found);
+        for (int64_t i = 0; i < DIRECT_PLANE_TAPS && tap + i < d->segments; i++) {
+            float *to = sums + (tap + i) * d->columns;
+            *to = is_first ? found[i] : *to + found[i];
+        }
+    }
+}
+
+static void sum_channel(const struct task *task) {
+    const struct direct *d = task->job->direct;
+    const struct patches *x = &d->image.to, *dy = &d->dy.to;
+    float *x_plane = task->sums, *dy_plane = x_plane + floats_of_x(x);
+    for (int64_t image = 0; image < d->rows / patches_count(x->positions); image++) {
+        const float *from = (const float *)x->base + image * x->image_stride + task->channel * x->group_stride;
+        const float *dy_from = (const float *)dy->base + image * dy->image_stride + task->channel * dy->group_stride;
+        copy_window(x, from, begin_of(x, 1), begin_of(x, 2), x_plane, lines_of_x(x), width_of_x(x));
+        copy_window(dy, dy_from, 0, 0, dy_plane, dy->size[1], width_of_dy(x));
+        sum_planes(task, x_plane, dy_plane, task->job->parts + task->channel, image == 0);
+    }
+}
+
+void direct_sum_planes(void *context, int64_t thread) {
+    struct job *job = context;
+    const struct direct *d = job->direct;
+    struct task task = {.job = job, .sums = job->buffers + thread * direct_thread_floats(&d->tiling)};
+    /* Zeros stay around what channel after channel is copied. */
+    memset(task.sums, 0, (size_t)direct_plane_floats(&d->image.to) * sizeof(float));
+    while ((task.channel = atomic_fetch_add(&job->next, 1)) < d->columns)
+        sum_channel(&task);
+}
