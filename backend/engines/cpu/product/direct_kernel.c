@@ -70,7 +70,7 @@
             (vector *)(c + t * channels + at + j * lanes) = sum[t][j];                                                 \
     }
 
-/* Vectors of channels, four at a time while there are as many; the last one begins earlier, where it ends with the
+/* Vectors of channels, four or two at a time while there are as many; the last one begins earlier, where it ends with the
    channels. Fewer channels than a vector has go one by one. */
 #define CHANNEL_KERNELS(name, attribute, lanes, height)                                                                \
     attribute static void name##_filter_channels(int64_t taps, const float *const *seen, int64_t seen_ld,              \
@@ -79,6 +79,8 @@
         int64_t at = 0;                                                                                                \
         for (; at + 4 * lanes <= channels; at += 4 * lanes)                                                            \
             FILTER_VECTORS(lanes, height, 4)                                                                           \
+        for (; at + 2 * lanes <= channels; at += 2 * lanes)                                                            \
+            FILTER_VECTORS(lanes, height, 2)                                                                           \
         for (; at < channels && channels >= lanes; at += lanes) {                                                      \
             at = at + lanes > channels ? channels - lanes : at;                                                        \
             FILTER_VECTORS(lanes, height, 1)                                                                           \
@@ -97,6 +99,8 @@
         int64_t at = 0;                                                                                                \
         for (; at + 4 * lanes <= channels; at += 4 * lanes)                                                            \
             SUM_VECTORS(lanes, 4)                                                                                      \
+        for (; at + 2 * lanes <= channels; at += 2 * lanes)                                                            \
+            SUM_VECTORS(lanes, 2)                                                                                      \
         for (; at < channels && channels >= lanes; at += lanes) {                                                      \
             at = at + lanes > channels ? channels - lanes : at;                                                        \
             SUM_VECTORS(lanes, 1)                                                                                      \
