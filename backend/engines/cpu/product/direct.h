@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Convolutions in float without a matrix of patches: rows of A are read where the image lies, tap by tap, and B alone
-   is packed, a few columns at a time. An image whose channels are not neighbours is copied first, which costs little
-   beside a filter of several taps or columns:
+   is packed, a few columns at a time; beside few rows it is read in place, too. An image whose channels are not
+   neighbours is copied first, which costs little beside a filter of several taps or columns:
      forward, data   rows are positions of the image, columns the channels that are made, segments taps
      filter          rows are channels of dy, columns taps and channels of x, segments the images' positions
    It must not know operations. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The innermost loop of a convolution: rows of A are read where they lie, through pointers, as their elements are
-   broadcast; only B is packed. It must not know images or filters. */
+   broadcast; B is packed, or behind pointers as well. It must not know images or filters. */
 #ifndef WEFT_ENGINES_CPU_DIRECT_KERNEL_H
 #define WEFT_ENGINES_CPU_DIRECT_KERNEL_H
 
