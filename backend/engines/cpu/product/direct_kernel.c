@@ -70,8 +70,8 @@
             (vector *)(c + t * channels + at + j * lanes) = sum[t][j];                                                 \
     }
 
-/* Vectors of channels, four or two at a time while there are as many; the last one begins earlier, where it ends with the
-   channels. Fewer channels than a vector has go one by one. */
+/* Vectors of channels, four or two at a time while there are as many; the last one begins earlier, where it ends with
+   the channels. Fewer channels than a vector has go one by one. */
 #define CHANNEL_KERNELS(name, attribute, lanes, height)                                                                \
     attribute static void name##_filter_channels(int64_t taps, const float *const *seen, int64_t seen_ld,              \
                                                  const float *weights, float *c, int64_t ld, int64_t channels) {       \

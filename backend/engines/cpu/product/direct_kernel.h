@@ -30,8 +30,8 @@ typedef void direct_sum_channels(int64_t rows, const float *const *seen, int64_t
 
 enum { DIRECT_PLANE_TAPS = 9 };
 
-/* C[t] = sum over lines i and places j of seen[t][i * seen_ld + j] * dy[i * width + j], of DIRECT_PLANE_TAPS taps t. The
-   width is a multiple of 16. */
+/* C[t] = sum over lines i and places j of seen[t][i * seen_ld + j] * dy[i * width + j], of DIRECT_PLANE_TAPS taps t.
+   The width is a multiple of 16. */
 typedef void direct_sum_of_planes(int64_t lines, int64_t width, const float *const *seen, int64_t seen_ld,
                                   const float *dy, float *c);
 
