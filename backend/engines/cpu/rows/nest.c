@@ -102,15 +102,6 @@ static void choose_block(struct row_schedule *s, int lead) {
     s->a = has_columns ? inner : has_two ? inner - 1 : outer;
 }
 
-/* Loops over rows first, then those within one; each kind has at least one loop. */
-void row_schedule_nest(struct row_schedule *s) {
-    int lead = leading_operand(s);
-    s->loop_count = 0;
-    append_loops(s, false, lead);
-    append_loops(s, true, lead);
-    choose_block(s, lead);
-}
-
 /* ---- Blocks and tiles -------------------------------------------------------------------------------------------- */
 
 /* An extent in equal pieces of at most so many elements, of whole vectors where that makes no more pieces. LANES: 16
@@ -145,6 +136,45 @@ static int64_t most_elements(const struct row_schedule *s) {
     return min64(elements - elements % LANES, ROWWISE_BLOCK);
 }
 
+/* Whether elements step through a loop over rows and one within them as one, with what rows have step by step. */
+static bool steps_through(const struct row_schedule *s, const struct row_loop *rows, const struct row_loop *parts) {
+    bool is_one = true;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (is_used(s, k) && s->rows->terms[s->rows->operands[k].term].spans)
+            is_one = is_one && rows->strides[k] == parts->strides[k] * parts->extent;
+    return is_one;
+}
+
+/* Short parts of rows side by side in memory, as the channels of a group where channels are last, become columns: each
+   has totals of its own, which are joined when a pass ends. The row's other elements must be in loops of their own. */
+static void join_parts(struct row_schedule *s, int lead) {
+    int outer = 0, inner = s->loop_count - 1;
+    while (outer + 1 < s->loop_count && !s->loops[outer + 1].is_reduced)
+        outer++;
+    struct row_loop *rows = &s->loops[outer], parts = s->loops[inner];
+    int64_t most = min64(min64(most_elements(s), most_rows(s)), LONG_PART - 1);
+    s->span = 1;
+    if (inner < outer + 2 || rows->extent < 2 || parts.extent < 2 || parts.extent > most || parts.strides[lead] != 1 ||
+        !steps_through(s, rows, &parts))
+        return;
+    s->span = parts.extent;
+    rows->extent *= s->span;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        if (is_used(s, k) && s->rows->terms[s->rows->operands[k].term].spans)
+            rows->strides[k] = parts.strides[k];
+    s->loop_count = inner;
+}
+
+/* Loops over rows first, then those within one; each kind has at least one loop. */
+void row_schedule_nest(struct row_schedule *s) {
+    int lead = leading_operand(s);
+    s->loop_count = 0;
+    append_loops(s, false, lead);
+    append_loops(s, true, lead);
+    join_parts(s, lead);
+    choose_block(s, lead);
+}
+
 /* Extents of a block, for the registers that there are. Several rows only where a row is whole within a block: columns
    then lie without gaps, and the block is one run. */
 static void cut_block(struct row_schedule *s) {
@@ -152,6 +182,8 @@ static void cut_block(struct row_schedule *s) {
     int64_t elements = most_elements(s), rows = most_rows(s);
     /* Columns that are rows have values in the tile, too. */
     s->block_b = piece_of(b->extent, b->is_reduced ? elements : min64(elements, rows));
+    if (s->span > 1) /* whole rows */
+        s->block_b = s->span * equal_pieces(b->extent / s->span, min64(elements, rows) / s->span);
     /* Both loops within the row: then a block is one run of elements, whatever its rows. */
     s->steps_rows = !(a->is_reduced && b->is_reduced) && s->block_b >= ROW_CHUNK;
     bool is_whole = s->block_b >= b->extent, has_gaps = !b->is_reduced && s->block_b < elements / 4;
@@ -225,6 +257,11 @@ static int64_t splits_of(const struct row_schedule *s) {
         return 1;
     int64_t parts = (int64_t)(bytes / SPLIT_BYTES / (double)s->tiles);
     return max64(min64(min64(parts, SPLITS), s->blocks), 1);
+}
+
+/* Of a whole tile. */
+int64_t row_schedule_tile_elements(const struct row_schedule *s) {
+    return row_space_length(&s->rows->space) * s->tile_rows / s->span;
 }
 
 /* Pieces are counted twice, as the tile is chosen by a number that they decide: splits. */

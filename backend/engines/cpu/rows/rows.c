@@ -38,7 +38,7 @@ static weftStatus_t try_schedule(struct sweep *sweep, const struct region *regio
 /* Whether a second pass would read rows from beyond the caches: where tasks take parts of them, or tiles are large. */
 static bool rereads_memory(const struct sweep *sweep) {
     const struct row_schedule *s = &sweep->schedules[0];
-    return s->splits > 1 || row_space_length(&sweep->rows[0].space) * s->tile_rows * (int64_t)sizeof(float) > LONG_ROW;
+    return s->splits > 1 || row_schedule_tile_elements(s) * (int64_t)sizeof(float) > LONG_ROW;
 }
 
 /* Sums of columns are wanted, and rows lie so that tasks cannot take them beside. */

@@ -79,17 +79,17 @@ static struct place block_place(const struct run *run, int k) {
 }
 
 /* The tile's rows: along one of the block's loops, or one row. Seen as one row of a block, since they lie along one
-   loop. */
+   loop; or where each has several columns, as a block's rows that broadcast along these. */
 static struct place rows_place(const struct run *run, int k) {
     const struct row_schedule *s = run->s;
     const struct row_operand *operand = &s->rows->operands[k];
-    int loop = s->loops[s->b].is_reduced ? s->a : s->b;
-    return (struct place){.base = base_of(run, operand),
-                          .type = operand->type,
-                          .index = run->first[k],
-                          .column_stride = s->loops[loop].strides[k],
-                          .rows = 1,
-                          .columns = run->tile_rows};
+    int64_t stride = s->loops[s->loops[s->b].is_reduced ? s->a : s->b].strides[k];
+    struct place place = {.base = base_of(run, operand), .type = operand->type, .index = run->first[k]};
+    place.row_stride = s->span > 1 ? stride : 0;
+    place.column_stride = s->span > 1 ? 0 : stride;
+    place.rows = s->span > 1 ? run->tile_rows / s->span : 1;
+    place.columns = run->tile_rows / place.rows;
+    return place;
 }
 
 /* Where a block lies in memory as a register would: without gaps, in this type. NULL: it does not. */
@@ -314,9 +314,12 @@ static void store_rows(const struct run *run) {
     for (int k = 0; k < rows->operand_count; k++) {
         const struct row_operand *operand = &rows->operands[k];
         struct place place = rows_place(run, k);
+        /* Once for each row, which all of its columns have. */
+        place.columns = run->s->span > 1 ? 1 : place.columns;
+        int64_t ld = run->tile_rows / place.rows;
         /* base NULL: a result that nobody wants. */
         if (operand->is_store && !rows->terms[operand->term].spans && place.base)
-            store(rows->terms[operand->term].is_wide, &place, row_values(run, operand->term), run->tile_rows);
+            store(rows->terms[operand->term].is_wide, &place, row_values(run, operand->term), ld);
     }
 }
 
@@ -338,8 +341,19 @@ static void begin_totals(struct run *run, const struct row_pass *pass) {
     }
 }
 
+/* Columns that are parts of one row all get what they come to together. */
+static void join_columns(const struct run *run, enum opcode opcode, double *totals) {
+    int64_t span = run->s->span;
+    for (int64_t first = 0; first < run->tile_rows && span > 1; first += span) {
+        for (int64_t k = 1; k < span; k++)
+            row_join(opcode, 1, totals + first, totals + first + k);
+        row_kernels_f64.fill(span, totals + first, totals[first]);
+    }
+}
+
 /* Rounded to the term's width once. */
 static void end_total(struct run *run, int term, int slot) {
+    join_columns(run, term_at(run, term)->opcode, totals_of(run, slot));
     kernels_of(term_at(run, term)->is_wide)->of_totals(run->tile_rows, row_values(run, term), totals_of(run, slot));
 }
 
@@ -582,9 +596,12 @@ static void begin_tile(struct run *run, int64_t tile) {
     int64_t begins[ROWWISE_LOOPS] = {0};
     begin_at(s, tile, false, s->tile_a, begins);
     for (int k = 0; k < s->rows->operand_count; k++) {
-        run->first[k] = s->rows->operands[k].offset;
+        const struct row_operand *operand = &s->rows->operands[k];
+        /* What rows have steps from row to row, not from column to column. */
+        int64_t span = operand->term < 0 || s->rows->terms[operand->term].spans ? 1 : s->span;
+        run->first[k] = operand->offset;
         for (int loop = 0; loop < s->loop_count; loop++)
-            run->first[k] += begins[loop] * s->loops[loop].strides[k];
+            run->first[k] += begins[loop] / (loop == s->b ? span : 1) * s->loops[loop].strides[k];
     }
     /* Along whichever of the block's loops goes over rows; the last tile may have fewer. */
     run->tile_rows = 1;

@@ -32,7 +32,7 @@ static double instruction_nanoseconds(const struct row_schedule *s, const struct
 
 /* All passes over one tile, on one thread. */
 static double tile_nanoseconds(const struct row_schedule *s) {
-    double elements = (double)(row_space_length(&s->rows->space) * s->tile_rows), nanoseconds = 0;
+    double elements = (double)row_schedule_tile_elements(s), nanoseconds = 0;
     /* Each instruction is entered once for each block. */
     for (int i = 0; i < s->instruction_count; i++)
         nanoseconds += INSTRUCTION * (double)s->blocks + elements * instruction_nanoseconds(s, &s->instructions[i]);
@@ -76,7 +76,7 @@ static void predict(struct row_schedule *s, int threads) {
 /* kept_bytes: one slot for a tile; task_bytes: all slots, since tasks have memory of their own. */
 static void measure_memory(struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
-    s->kept_bytes = s->kept_count ? round_up(row_space_length(&s->rows->space) * s->tile_rows * width, 64) : 0;
+    s->kept_bytes = s->kept_count ? round_up(row_schedule_tile_elements(s) * width, 64) : 0;
     s->task_bytes = s->kept_bytes * s->kept_count;
 }
 
@@ -99,6 +99,7 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
     measure_memory(s);
     if (s->kept_count && (s->splits > 1 || s->kept_bytes > KEPT_BYTES)) {
         TRY(row_schedule_list(s, false));
+        row_schedule_nest(s);
         row_schedule_cut(s);
         measure_memory(s);
     }

@@ -57,7 +57,7 @@ struct row_pass {
 struct row_loop {
     int64_t extent;
     bool is_reduced;
-    int64_t strides[ROWWISE_OPERANDS]; /* elements */
+    int64_t strides[ROWWISE_OPERANDS]; /* elements; of columns that are parts of rows, and what rows have: a row's */
     int64_t position;                  /* elements of a row that one step passes over; 0: a loop over rows */
 };
 
@@ -74,11 +74,12 @@ struct row_schedule {
     int loop_count;
     struct row_loop *loops;
     int a, b;                      /* the loops of a block's rows and columns */
+    int64_t span;                  /* columns beside each other that are parts of one row, as a group's channels; or 1 */
     int64_t block_a, block_b;      /* extents of a block */
     bool steps_rows;               /* formulas take a block row by row: else as one run of elements */
     int64_t tile_a;                /* extent of a tile along a, where that is a loop over rows: some blocks */
     int64_t pieces[ROWWISE_LOOPS]; /* of each loop: tiles, or blocks within one */
-    int64_t tile_rows;             /* rows of a tile, at most */
+    int64_t tile_rows;             /* rows of a tile, at most; columns that are parts of rows count each */
     int64_t tiles, blocks,
         splits; /* blocks: of a tile in the pass that has fewest; splits: parts of them, 1: tasks take tiles */
     int64_t tasks, tiles_per_task; /* where splits is 1 */
@@ -111,9 +112,10 @@ weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct ro
 /* Memory of a run: what follows shares the first part; tiles and parts of tiles where splits > 1, else tasks. */
 int64_t row_schedule_bytes(const struct row_schedule *s);
 
-/* nest.c */
+/* nest.c; nest and cut: when the instructions are listed. */
 void row_schedule_nest(struct row_schedule *s);
 void row_schedule_cut(struct row_schedule *s);
+int64_t row_schedule_tile_elements(const struct row_schedule *s);
 /* instructions.c */
 weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep);
 
