@@ -283,14 +283,14 @@ weftStatus_t follow_add_column(struct follow *follow, const struct tensor *tenso
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The partial sums are one more axis, the slowest; the positions in the row become the rows. Strides are those of what
-   the first program left: [partial_sums, position in the row], packed. */
+/* The partial sums are one more axis, the slowest; the elements of what they become are the rows. Strides are those of
+   what the first program left: [partial_sums, element], packed. */
 static weftStatus_t columns_space(const struct follow *follow, const struct row_space *first, struct row_space *space,
                                   int64_t *strides) {
     int64_t packed = 1;
     space->axes[space->axis_count++] = (struct row_axis){DIM_OF_PARTIAL_SUMS, follow->partial_sums, 0, true, false};
     for (int i = 0; i < first->axis_count; i++)
-        if (first->axes[i].is_reduced) {
+        if (row_space_has_axis(first, follow->columns[0].tensor, i)) {
             if (space->axis_count == WEFT_DIM_MAX)
                 FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE, "rows of %d dims are too many to sum", WEFT_DIM_MAX);
             space->axes[space->axis_count] = first->axes[i];

@@ -55,15 +55,15 @@ int64_t row_space_stride(const struct row_space *space, const struct tensor *ten
 /* How a sum over all elements that share one of a tensor's is finished, by a second program behind the rows'. */
 enum follow_kind {
     FOLLOW_NOTHING, /* it is the row's own */
-    FOLLOW_COLUMNS, /* add the partial sums of each position in the row */
+    FOLLOW_COLUMNS, /* add the partial sums of each of its elements */
     FOLLOW_FOLD,    /* add the totals of rows that share a scale */
     FOLLOW_APART,   /* a sweep of its own over x and dy */
 };
 
 enum { COLUMN_SUMS_MAX = 4 }; /* scale's, bias', and two more */
 
-/* A sum over rows for each position: what it becomes, the engine's name of the term that is summed, and where partial
-   sums lie once the first program is scheduled. */
+/* A sum over rows for each position, or for each part of them: what it becomes, the engine's name of the term that is
+   summed, and where partial sums lie once the first program is scheduled. */
 struct column_sum {
     const struct tensor *tensor;
     int term;

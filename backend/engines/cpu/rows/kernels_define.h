@@ -382,6 +382,7 @@ static void pair_of_columns(int64_t rows, int64_t columns, double *sums, double 
     (pair->p ? columns_pair : columns_deviations)(rows, columns, sums, products, pair);
 }
 
+/* A block's sums first, then those of all: fewer elements are added to a sum that is large already. */
 #define COLUMN_SUM(function, AT, LANES_AT)                                                                             \
     WIDE static void function(int64_t rows, int64_t columns, void *sums, const void *xs, int64_t ld_x, const void *bs, \
                               int64_t ld_b) {                                                                          \
@@ -391,14 +392,18 @@ static void pair_of_columns(int64_t rows, int64_t columns, double *sums, double 
         (void)b, (void)ld_b;                                                                                           \
         for (; k + STRIDE <= columns; k += STRIDE) {                                                                   \
             lanes s[4];                                                                                                \
-            _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) s[j] = VECTOR(y + k + j * LANES);                      \
+            _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) s[j] = (lanes){0};                                     \
             for (int64_t row = 0; row < rows; row++)                                                                   \
                 _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) s[j] += LANES_AT(row, k + j * LANES);              \
-            _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) * (lanes *)(y + k + j * LANES) = s[j];                 \
+            _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) * (lanes *)(y + k + j * LANES) += s[j];                \
         }                                                                                                              \
-        for (; k < columns; k++)                                                                                       \
-            for (int64_t row = 0; row < rows; row++)                                                                   \
-                y[k] += AT(row, k);                                                                                    \
+        real rest[STRIDE] = {0};                                                                                       \
+        int64_t left = columns - k;                                                                                    \
+        for (int64_t row = 0; row < rows; row++)                                                                       \
+            for (int64_t j = 0; j < left; j++)                                                                         \
+                rest[j] += AT(row, k + j);                                                                             \
+        for (int64_t j = 0; j < left; j++)                                                                             \
+            y[k + j] += rest[j];                                                                                       \
     }
 COLUMN_SUM(add_columns, COLUMN_X, COLUMNS_X)
 COLUMN_SUM(add_columns_of_products, COLUMN_PRODUCT, COLUMNS_PRODUCT)

@@ -50,8 +50,20 @@ static void keep_statistics(struct lowering *l, const struct norm_backward *op) 
         rows->follow.at_mean = rowwise_keep(rows, l->terms[l->e.mean]);
 }
 
-/* The tasks' sums of a term for each position in the row, left to a second program. */
+/* Whether two tensors have the same axes. */
+static bool lie_alike(const struct row_space *space, const struct tensor *a, const struct tensor *b) {
+    bool are_alike = true;
+    for (int i = 0; i < space->axis_count; i++)
+        are_alike = are_alike && row_space_has_axis(space, a, i) == row_space_has_axis(space, b, i);
+    return are_alike;
+}
+
+/* The tasks' sums of a term for each element of a tensor, left to a second program. */
 static weftStatus_t sum_columns(struct rowwise *rows, const struct tensor *sum, weftDataType_t math, int element) {
+    const struct follow *follow = &rows->follow;
+    if (follow->column_count && !lie_alike(&rows->space, follow->columns[0].tensor, sum))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s and %s sum other elements, which takes two sweeps",
+             descriptor_label(&follow->columns[0].tensor->base), descriptor_label(&sum->base));
     int term = rowwise_reduce(rows, TERM_COLUMN_SUM, OPCODE_SUM, element, math == WEFT_DATA_DOUBLE);
     return rows->trouble ? rows->trouble : follow_add_column(&rows->follow, sum, term, math);
 }
@@ -95,6 +107,9 @@ static weftStatus_t sum_in_follow(struct lowering *l, const struct node *node, c
 /* A sum over everything that shares an element of the tensor: the row's own, or left to a second program. */
 static weftStatus_t lower_sum_to(struct lowering *l, const struct node *node, const struct instruction *at) {
     enum follow_kind kind = row_space_sum_kind(&l->rows->space, at->tensor, l->rows->sums_apart);
+    /* Parts of rows, as a group's channels, are summed as columns are. */
+    if (kind == FOLLOW_APART && !l->rows->sums_apart)
+        kind = FOLLOW_COLUMNS;
     if (!row_space_wants_sum(l->rows->region, at->tensor))
         return WEFT_STATUS_SUCCESS;
     if (kind != FOLLOW_NOTHING)

@@ -40,7 +40,7 @@ static int leading_operand(const struct row_schedule *s) {
     return found;
 }
 
-/* position: both must count through the row as one, too, for sums of columns and indices. */
+/* position: both must count through sums of columns as one, too. */
 static bool steps_as_one(const struct row_schedule *s, const struct row_loop *outer, const struct row_loop *inner) {
     bool is_one = outer->is_reduced == inner->is_reduced && outer->position == inner->position * inner->extent;
     for (int k = 0; k < s->rows->operand_count && is_one; k++)
@@ -56,13 +56,23 @@ static void insert_loop(struct row_schedule *s, const struct row_loop *loop, int
     s->loops[at] = *loop;
 }
 
+/* How far apart an axis' elements count in sums of columns, which all have the same axes. */
+static void pack_sums(struct row_schedule *s, int64_t *positions) {
+    const struct follow *follow = &s->rows->follow;
+    s->sum_length = 1;
+    for (int i = s->rows->space.axis_count; i-- > 0;) {
+        bool has = follow->column_count && row_space_has_axis(&s->rows->space, follow->columns[0].tensor, i);
+        positions[i] = has ? s->sum_length : 0;
+        s->sum_length *= has ? s->rows->space.axes[i].extent : 1;
+    }
+}
+
 /* In place: a loop is read before one at or before it is written. */
 static void append_loops(struct row_schedule *s, bool is_reduced, int lead) {
     const struct rowwise *rows = s->rows;
     int64_t positions[WEFT_DIM_MAX];
     int first = s->loop_count, kept = first;
-    row_space_pack(&rows->space, positions, true);
-    /* Along axes within the row: how far apart their elements count in it. */
+    pack_sums(s, positions);
     for (int i = 0; i < rows->space.axis_count; i++) {
         struct row_loop loop = {
             .extent = rows->space.axes[i].extent, .is_reduced = is_reduced, .position = positions[i]};
@@ -138,7 +148,7 @@ static int64_t most_elements(const struct row_schedule *s) {
 
 /* Whether elements step through a loop over rows and one within them as one, with what rows have step by step. */
 static bool steps_through(const struct row_schedule *s, const struct row_loop *rows, const struct row_loop *parts) {
-    bool is_one = true;
+    bool is_one = rows->position == parts->position * parts->extent;
     for (int k = 0; k < s->rows->operand_count; k++)
         if (is_used(s, k) && s->rows->terms[s->rows->operands[k].term].spans)
             is_one = is_one && rows->strides[k] == parts->strides[k] * parts->extent;
@@ -159,6 +169,7 @@ static void join_parts(struct row_schedule *s, int lead) {
         return;
     s->span = parts.extent;
     rows->extent *= s->span;
+    rows->position = parts.position;
     for (int k = 0; k < s->rows->operand_count; k++)
         if (is_used(s, k) && s->rows->terms[s->rows->operands[k].term].spans)
             rows->strides[k] = parts.strides[k];

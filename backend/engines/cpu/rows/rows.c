@@ -8,7 +8,7 @@
 #include "engines/cpu/families.h"
 #include "engines/cpu/rows/schedule.h"
 
-enum { LONG_ROW = 512 << 10 }; /* bytes above which a row's second reading comes from beyond a usual L2 */
+enum { LONG_ROW = 1 << 20 }; /* bytes above which a row's second reading comes from beyond a usual L2 */
 
 /* Both programs of a region and the room that they are written in, on the stack of accepts and build. */
 struct sweep {
@@ -62,7 +62,7 @@ static weftStatus_t first_program(struct sweep *sweep, const struct region *regi
     return try_schedule(sweep, region, threads, STATISTICS_IN_TURN, apart);
 }
 
-/* Where the tasks' sums of a term begin, in units of a row's length. */
+/* Where the tasks' sums of a term begin, in units of a sum's length. */
 static int64_t slot_of_sum(const struct row_schedule *s, int term) {
     for (int i = 0; i < s->instruction_count; i++)
         if (s->instructions[i].verb == ROW_SUM_COLUMN && s->instructions[i].term == term)
@@ -76,14 +76,13 @@ static void place_sums(struct sweep *sweep) {
     struct rowwise *rows = &sweep->rows[0];
     struct row_schedule *s = &sweep->schedules[0];
     struct follow *follow = &rows->follow;
-    int64_t width = follow->math == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float),
-            length = row_space_length(&rows->space);
+    int64_t width = follow->math == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     /* One partial sum for each task. */
     follow->partial_sums = s->tasks;
     s->sums_at = rows->scratch_bytes;
-    s->sum_bytes = s->sum_count * length * width;
+    s->sum_bytes = s->sum_count * s->sum_length * width;
     for (int i = 0; i < follow->column_count; i++)
-        follow->columns[i].at = s->sums_at / width + slot_of_sum(s, follow->columns[i].term) * length;
+        follow->columns[i].at = s->sums_at / width + slot_of_sum(s, follow->columns[i].term) * s->sum_length;
     rows->scratch_bytes += round_up(s->tasks * s->sum_bytes, 64);
 }
 

@@ -29,7 +29,8 @@ struct run {
     int64_t first[ROWWISE_OPERANDS];    /* element of each operand where the tile begins */
     int64_t at[ROWWISE_OPERANDS];       /* and where the block does */
     int64_t rows_here, columns;         /* of the block */
-    int64_t position, done;             /* elements of the row before the block; and of all blocks before it */
+    int64_t tile_position, position;    /* in sums of columns, where the tile begins and where the block does */
+    int64_t done;                       /* elements of all blocks before */
     char *registers[ROWWISE_REGISTERS]; /* own memory, or that of a tensor */
     /* How formulas step through each register: see struct row_steps. */
     struct row_steps steps[ROWWISE_REGISTERS];
@@ -426,22 +427,43 @@ static void reduce_pair(struct run *run, const struct row_instruction *at) {
         kernels->pair_of_rows(run->rows_here, run->columns, sums, products, &pair);
 }
 
-/* Adds the block's elements to the task's sums, which lie by position in the row. */
+/* Adds each row of the block to one of the task's sums. step: from sum to sum. */
+static void sum_rows(const struct run *run, const struct row_instruction *at, char *sums, int64_t step) {
+    enum { PART = 64 };
+    bool is_wide = term_at(run, at->term)->is_wide;
+    int64_t width = width_of(is_wide), ld_x = run->steps[at->x[0]].row;
+    const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
+    int64_t ld_b = b ? run->steps[at->x[1]].row : 0;
+    for (int64_t first = 0; first < run->rows_here; first += PART) {
+        int64_t rows = min64(run->rows_here - first, PART);
+        double totals[PART] = {0};
+        kernels_of(is_wide)->of_rows(OPCODE_SUM)(rows, run->columns, totals, x + first * ld_x * width, ld_x,
+                                                 b ? b + first * ld_b * width : NULL, ld_b);
+        for (int64_t r = 0; r < rows; r++)
+            if (is_wide)
+                ((double *)sums)[(first + r) * step] += totals[r];
+            else
+                ((float *)sums)[(first + r) * step] += (float)totals[r];
+    }
+}
+
+/* Adds the block's elements to the task's sums. */
 static void sum_column(struct run *run, const struct row_instruction *at) {
     const struct row_schedule *s = run->s;
     bool is_wide = term_at(run, at->term)->is_wide;
-    int64_t width = width_of(is_wide), length = row_space_length(&s->rows->space), bytes = run->columns * width;
+    int64_t width = width_of(is_wide), step = s->loops[s->a].position;
     const char *x = run->registers[at->x[0]], *b = at->x[1] < 0 ? NULL : run->registers[at->x[1]];
-    char *sums = run->sums + (at->slot * length + run->position) * width;
-    /* Rows of the block are rows: all of them add to the same positions. */
-    if (!s->loops[s->a].is_reduced) {
-        int64_t ld_b = b ? run->steps[at->x[1]].row : 0;
-        kernels_of(is_wide)->column_sum(run->rows_here, run->columns, sums, x, run->steps[at->x[0]].row, b, ld_b);
+    int64_t ld_x = run->steps[at->x[0]].row, ld_b = b ? run->steps[at->x[1]].row : 0;
+    char *sums = run->sums + (at->slot * s->sum_length + run->position) * width;
+    if (s->loops[s->b].position == 0) {
+        sum_rows(run, at, sums, step);
         return;
     }
-    /* Rows of the block are parts of one row: each adds to positions of its own. */
-    for (int64_t r = 0; r < run->rows_here; r++, x += bytes, b = b ? b + bytes : b)
-        kernels_of(is_wide)->column_sum(1, run->columns, sums + r * s->loops[s->a].position * width, x, 0, b, 0);
+    /* All rows of the block add to the same sums, or each to sums of its own. */
+    int64_t together = step == 0 ? run->rows_here : 1;
+    for (int64_t r = 0; r < run->rows_here; r += together)
+        kernels_of(is_wide)->column_sum(together, run->columns, sums + r * step * width, x + r * ld_x * width, ld_x,
+                                        b ? b + r * ld_b * width : b, ld_b);
 }
 
 /* Missing arguments repeat the first, so that kernels find valid memory. */
@@ -595,6 +617,9 @@ static void begin_tile(struct run *run, int64_t tile) {
     const struct row_schedule *s = run->s;
     int64_t begins[ROWWISE_LOOPS] = {0};
     begin_at(s, tile, false, s->tile_a, begins);
+    run->tile_position = 0;
+    for (int loop = 0; loop < s->loop_count; loop++)
+        run->tile_position += begins[loop] * s->loops[loop].position;
     for (int k = 0; k < s->rows->operand_count; k++) {
         const struct row_operand *operand = &s->rows->operands[k];
         /* What rows have steps from row to row, not from column to column. */
@@ -614,7 +639,7 @@ static void begin_tile(struct run *run, int64_t tile) {
 /* Where a tile's rows are one block: the usual case, short of divisions. */
 static void begin_only_block(struct run *run, const struct row_pass *pass) {
     const struct row_loop *a = &run->s->loops[run->s->a], *b = &run->s->loops[run->s->b];
-    run->position = 0;
+    run->position = run->tile_position + run->row * a->position;
     for (int u = 0; u < pass->uses_count; u++)
         run->at[pass->uses[u]] = run->first[pass->uses[u]] + run->row * a->strides[pass->uses[u]];
     run->rows_here = a->is_reduced ? a->extent : min64(run->tile_rows - run->row, pass->block_a);
@@ -634,8 +659,7 @@ static void begin_block(struct run *run, const struct row_pass *pass, int64_t bl
     /* A tile's rows are gone through by run_pass. */
     if (!a->is_reduced)
         begins[s->a] = run->row;
-    /* Within the row, for sums of columns. */
-    run->position = 0;
+    run->position = run->tile_position;
     for (int loop = 0; loop < s->loop_count; loop++)
         run->position += begins[loop] * s->loops[loop].position;
     for (int u = 0; u < pass->uses_count; u++) {

@@ -103,9 +103,8 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
         row_schedule_cut(s);
         measure_memory(s);
     }
-    const struct row_loop *b = &s->loops[s->b];
-    /* Sums of columns want a task to see all positions of its rows, side by side in memory. */
-    s->sums_columns = b->is_reduced && b->position == 1 && s->splits == 1;
+    /* Sums of columns are a task's own, and take in a block's columns side by side, or each of its rows as one. */
+    s->sums_columns = s->loops[s->b].position <= 1 && s->splits == 1;
     cut_tasks(s);
     predict(s, threads);
     return WEFT_STATUS_SUCCESS;

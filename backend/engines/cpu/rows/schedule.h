@@ -27,7 +27,7 @@ enum row_verb {
     ROW_CALCULATE,   /* dst = the term's formula of x */
     ROW_REDUCE,      /* totals of rows = x, or x[0] * x[1] */
     ROW_REDUCE_PAIR, /* two totals in one reading: x, m and p of struct row_pair are x[0], x[1] and x[2] */
-    ROW_SUM_COLUMN,  /* the task's sums of positions in the row, likewise */
+    ROW_SUM_COLUMN,  /* the task's sums of columns, likewise */
     ROW_STORE,       /* memory = x */
 };
 
@@ -58,7 +58,7 @@ struct row_loop {
     int64_t extent;
     bool is_reduced;
     int64_t strides[ROWWISE_OPERANDS]; /* elements; of columns that are parts of rows, and what rows have: a row's */
-    int64_t position;                  /* elements of a row that one step passes over; 0: a loop over rows */
+    int64_t position;                  /* elements of a sum of columns that one step passes over; 0: it adds to one */
 };
 
 /* What a schedule is made in, as struct rowwise_room. */
@@ -73,11 +73,11 @@ struct row_schedule {
     const struct rowwise *rows;
     int loop_count;
     struct row_loop *loops;
-    int a, b;                      /* the loops of a block's rows and columns */
-    int64_t span;                  /* columns beside each other that are parts of one row, as a group's channels; or 1 */
-    int64_t block_a, block_b;      /* extents of a block */
-    bool steps_rows;               /* formulas take a block row by row: else as one run of elements */
-    int64_t tile_a;                /* extent of a tile along a, where that is a loop over rows: some blocks */
+    int a, b;                 /* the loops of a block's rows and columns */
+    int64_t span;             /* columns beside each other that are parts of one row, as a group's channels; or 1 */
+    int64_t block_a, block_b; /* extents of a block */
+    bool steps_rows;          /* formulas take a block row by row: else as one run of elements */
+    int64_t tile_a;           /* extent of a tile along a, where that is a loop over rows: some blocks */
     int64_t pieces[ROWWISE_LOOPS]; /* of each loop: tiles, or blocks within one */
     int64_t tile_rows;             /* rows of a tile, at most; columns that are parts of rows count each */
     int64_t tiles, blocks,
@@ -98,6 +98,7 @@ struct row_schedule {
     int *kept_pass;             /* that calculates them; NULL to run */
     int64_t kept_bytes;         /* of one slot */
     int sum_count;              /* sums of columns */
+    int64_t sum_length;         /* elements of one */
     int64_t sums_at, sum_bytes; /* where in scratch memory the first task's are; bytes of one task's */
     int64_t task_bytes;         /* scratch memory of a task */
     double seconds;

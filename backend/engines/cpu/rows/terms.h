@@ -23,7 +23,7 @@ enum term_kind {
     TERM_ROUND,      /* a term as memory of a type would hold it */
     TERM_CONVERT,    /* between float and double */
     TERM_REDUCTION,  /* a term of all elements of the row, combined by an opcode */
-    TERM_COLUMN_SUM, /* over all rows, for each position in the row: closes no pass */
+    TERM_COLUMN_SUM, /* over all that shares an element of a tensor, as a position in the row: closes no pass */
 };
 
 struct term {
