@@ -126,6 +126,11 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
+/* How many columns are taken together, in as many registers as their number allows. */
+static int64_t part_of_columns(int64_t left) {
+    return left >= 8 * LANES ? 8 * LANES : left >= 4 * LANES ? 4 * LANES : left >= 2 * LANES ? 2 * LANES : left;
+}
+
 #define JOIN_SUM(s, v) ((s) + (v))
 #define JOIN_PRODUCT(s, v) ((s) * (v))
 #define JOIN_LEAST(s, v) PICK(((v) < (s)) | ((v) != (v)), v, s)
@@ -202,40 +207,48 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
         }                                                                                                              \
     }
 
+/* What `count` columns come to, in `part`. */
+#define PARTS_OF_COLUMNS(JOIN, AT, PARTS, PARTS_AT)                                                                    \
+    if (count == 8 * LANES) {                                                                                          \
+        PARTS(8, JOIN, PARTS_AT)                                                                                       \
+    } else if (count == 4 * LANES) {                                                                                   \
+        PARTS(4, JOIN, PARTS_AT)                                                                                       \
+    } else if (count == 2 * LANES) {                                                                                   \
+        PARTS(2, JOIN, PARTS_AT)                                                                                       \
+    } else {                                                                                                           \
+        for (int64_t k = 0; k < count; k++)                                                                            \
+            part[k] = AT(0, k);                                                                                        \
+        for (int64_t row = 1; row < rows; row++)                                                                       \
+            for (int64_t k = 0; k < count; k++)                                                                        \
+                part[k] = JOIN(part[k], AT(row, k));                                                                   \
+    }
+
 /* A block's part of each column is combined in its own type, the blocks' parts in double. PARTS: where all columns of a
    part are there, their parts in registers. */
-#define REDUCE_COLUMNS(function, JOIN, AT, PARTS)                                                                      \
+#define REDUCE_COLUMNS(function, JOIN, AT, PARTS, PARTS_AT)                                                            \
     WIDE static void function(int64_t rows, int64_t columns, double *totals, const void *xs, int64_t ld_x,             \
                               const void *bs, int64_t ld_b) {                                                          \
-        enum { COUNT = 8, PART = COUNT * LANES };                                                                      \
-        for (int64_t first = 0; first < columns; first += PART) {                                                      \
-            int64_t count = columns - first < PART ? columns - first : PART;                                           \
+        for (int64_t first = 0, count; first < columns; first += count) {                                              \
             const real *x = (const real *)xs + first, *b = bs ? (const real *)bs + first : NULL;                       \
-            real part[PART];                                                                                           \
+            real part[8 * LANES];                                                                                      \
+            count = part_of_columns(columns - first);                                                                  \
             (void)b, (void)ld_b;                                                                                       \
-            if (count == PART) {                                                                                       \
-                PARTS                                                                                                  \
-            } else {                                                                                                   \
-                for (int64_t k = 0; k < count; k++)                                                                    \
-                    part[k] = AT(0, k);                                                                                \
-                for (int64_t row = 1; row < rows; row++)                                                               \
-                    for (int64_t k = 0; k < count; k++)                                                                \
-                        part[k] = JOIN(part[k], AT(row, k));                                                           \
-            }                                                                                                          \
+            PARTS_OF_COLUMNS(JOIN, AT, PARTS, PARTS_AT)                                                                \
             INDEPENDENT                                                                                                \
             for (int64_t k = 0; k < count; k++)                                                                        \
                 totals[first + k] = JOIN(totals[first + k], (double)part[k]);                                          \
         }                                                                                                              \
     }
 
-#define PARTS_IN_TURN(JOIN, AT)                                                                                        \
-    for (int k = 0; k < PART; k++)                                                                                     \
+/* In the order of the rows, each column for itself. */
+#define PARTS_IN_TURN(COUNT, JOIN, AT)                                                                                 \
+    for (int k = 0; k < COUNT * LANES; k++)                                                                            \
         part[k] = AT(0, k);                                                                                            \
     for (int64_t row = 1; row < rows; row++)                                                                           \
-        for (int k = 0; k < PART; k++)                                                                                 \
+        for (int k = 0; k < COUNT * LANES; k++)                                                                        \
             part[k] = JOIN(part[k], AT(row, k));
 
-#define PARTS_OF_LANES(JOIN, AT)                                                                                       \
+#define PARTS_OF_LANES(COUNT, JOIN, AT)                                                                                \
     lanes s[COUNT];                                                                                                    \
     _Pragma("GCC unroll 8") for (int k = 0; k < COUNT; k++) s[k] = AT(0, k * LANES);                                   \
     for (int64_t row = 1; row < rows; row++)                                                                           \
@@ -257,11 +270,11 @@ REDUCE_ROWS(rows_sum_of_products, JOIN_SUM, 0, VECTOR_PRODUCT, ELEMENT_PRODUCT)
 REDUCE_ROWS(rows_product, JOIN_PRODUCT, 1, VECTOR_X, ELEMENT_X)
 REDUCE_EXTREMES(rows_least, JOIN_LEAST, <, (real)INFINITY)
 REDUCE_EXTREMES(rows_largest, JOIN_LARGEST, >, -(real)INFINITY)
-REDUCE_COLUMNS(columns_sum, JOIN_SUM, COLUMN_X, PARTS_OF_LANES(JOIN_SUM, COLUMNS_X))
-REDUCE_COLUMNS(columns_sum_of_products, JOIN_SUM, COLUMN_PRODUCT, PARTS_OF_LANES(JOIN_SUM, COLUMNS_PRODUCT))
-REDUCE_COLUMNS(columns_product, JOIN_PRODUCT, COLUMN_X, PARTS_OF_LANES(JOIN_PRODUCT, COLUMNS_X))
-REDUCE_COLUMNS(columns_least, JOIN_LEAST, COLUMN_X, PARTS_IN_TURN(JOIN_LEAST, COLUMN_X))
-REDUCE_COLUMNS(columns_largest, JOIN_LARGEST, COLUMN_X, PARTS_IN_TURN(JOIN_LARGEST, COLUMN_X))
+REDUCE_COLUMNS(columns_sum, JOIN_SUM, COLUMN_X, PARTS_OF_LANES, COLUMNS_X)
+REDUCE_COLUMNS(columns_sum_of_products, JOIN_SUM, COLUMN_PRODUCT, PARTS_OF_LANES, COLUMNS_PRODUCT)
+REDUCE_COLUMNS(columns_product, JOIN_PRODUCT, COLUMN_X, PARTS_OF_LANES, COLUMNS_X)
+REDUCE_COLUMNS(columns_least, JOIN_LEAST, COLUMN_X, PARTS_IN_TURN, COLUMN_X)
+REDUCE_COLUMNS(columns_largest, JOIN_LARGEST, COLUMN_X, PARTS_IN_TURN, COLUMN_X)
 
 static void rows_any_sum(int64_t rows, int64_t columns, double *totals, const void *x, int64_t ld_x, const void *b,
                          int64_t ld_b) {
@@ -325,29 +338,19 @@ static row_reduction *find_of_columns(enum opcode opcode) {
 #define PAIR_OF_COLUMNS(function, P)                                                                                   \
     WIDE static void function(int64_t rows, int64_t columns, double *sums, double *products,                           \
                               const struct row_pair *pair) {                                                           \
-        enum { COUNT = 4, PART = COUNT * LANES };                                                                      \
-        for (int64_t first = 0; first < columns; first += PART) {                                                      \
-            int64_t count = columns - first < PART ? columns - first : PART, ld_x = pair->ld_x;                        \
+        for (int64_t first = 0, count; first < columns; first += count) {                                              \
+            int64_t ld_x = pair->ld_x, ld_p = pair->p ? pair->ld_p : ld_x;                                             \
             const real *x = (const real *)pair->x + first, *m = (const real *)pair->m + first;                         \
             const real *p = pair->p ? (const real *)pair->p + first : x;                                               \
-            int64_t ld_p = pair->p ? pair->ld_p : ld_x;                                                                \
-            real all_s[PART] = {0}, all_t[PART] = {0};                                                                 \
+            real all_s[4 * LANES] = {0}, all_t[4 * LANES] = {0};                                                       \
+            count = part_of_columns(columns - first < 4 * LANES ? columns - first : 4 * LANES);                        \
             (void)p, (void)ld_p;                                                                                       \
-            if (count == PART) {                                                                                       \
-                lanes s[COUNT] = {{0}}, t[COUNT] = {{0}};                                                              \
-                for (int64_t row = 0; row < rows; row++)                                                               \
-                    _Pragma("GCC unroll 4") for (int k = 0; k < COUNT; k++) {                                          \
-                        lanes d = VECTOR(x + row * ld_x + k * LANES) - VECTOR(m + k * LANES);                          \
-                        lanes y = P(VECTOR(p + row * ld_p + k * LANES), d);                                            \
-                        s[k] += y;                                                                                     \
-                        t[k] += y * d;                                                                                 \
-                    }                                                                                                  \
-                _Pragma("GCC unroll 4") for (int k = 0; k < COUNT; k++) {                                              \
-                    *(lanes *)(all_s + k * LANES) = s[k];                                                              \
-                    *(lanes *)(all_t + k * LANES) = t[k];                                                              \
-                }                                                                                                      \
+            if (count == 4 * LANES) {                                                                                  \
+                PAIR_OF_LANES(4, P)                                                                                    \
+            } else if (count == 2 * LANES) {                                                                           \
+                PAIR_OF_LANES(2, P)                                                                                    \
             }                                                                                                          \
-            for (int64_t row = 0; row < rows && count < PART; row++)                                                   \
+            for (int64_t row = 0; row < rows && count < 2 * LANES; row++)                                              \
                 for (int64_t k = 0; k < count; k++) {                                                                  \
                     real d = x[row * ld_x + k] - m[k], y = P(p[row * ld_p + k], d);                                    \
                     all_s[k] += y;                                                                                     \
@@ -359,6 +362,20 @@ static row_reduction *find_of_columns(enum opcode opcode) {
                 products[first + k] += (double)all_t[k];                                                               \
             }                                                                                                          \
         }                                                                                                              \
+    }
+
+#define PAIR_OF_LANES(COUNT, P)                                                                                        \
+    lanes s[COUNT] = {{0}}, t[COUNT] = {{0}};                                                                          \
+    for (int64_t row = 0; row < rows; row++)                                                                           \
+        _Pragma("GCC unroll 4") for (int k = 0; k < COUNT; k++) {                                                      \
+            lanes d = VECTOR(x + row * ld_x + k * LANES) - VECTOR(m + k * LANES);                                      \
+            lanes y = P(VECTOR(p + row * ld_p + k * LANES), d);                                                        \
+            s[k] += y;                                                                                                 \
+            t[k] += y * d;                                                                                             \
+        }                                                                                                              \
+    _Pragma("GCC unroll 4") for (int k = 0; k < COUNT; k++) {                                                          \
+        *(lanes *)(all_s + k * LANES) = s[k];                                                                          \
+        *(lanes *)(all_t + k * LANES) = t[k];                                                                          \
     }
 
 #define EVERY_M(i) VECTOR(m + (i))
@@ -386,24 +403,16 @@ static void pair_of_columns(int64_t rows, int64_t columns, double *sums, double 
 #define COLUMN_SUM(function, AT, LANES_AT)                                                                             \
     WIDE static void function(int64_t rows, int64_t columns, void *sums, const void *xs, int64_t ld_x, const void *bs, \
                               int64_t ld_b) {                                                                          \
-        const real *x = xs, *b = bs;                                                                                   \
-        real *y = sums;                                                                                                \
-        int64_t k = 0;                                                                                                 \
-        (void)b, (void)ld_b;                                                                                           \
-        for (; k + STRIDE <= columns; k += STRIDE) {                                                                   \
-            lanes s[4];                                                                                                \
-            _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) s[j] = (lanes){0};                                     \
-            for (int64_t row = 0; row < rows; row++)                                                                   \
-                _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) s[j] += LANES_AT(row, k + j * LANES);              \
-            _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) * (lanes *)(y + k + j * LANES) += s[j];                \
+        for (int64_t first = 0, count; first < columns; first += count) {                                              \
+            const real *x = (const real *)xs + first, *b = bs ? (const real *)bs + first : NULL;                       \
+            real *y = (real *)sums + first, part[8 * LANES];                                                           \
+            count = part_of_columns(columns - first);                                                                  \
+            (void)b, (void)ld_b;                                                                                       \
+            PARTS_OF_COLUMNS(JOIN_SUM, AT, PARTS_OF_LANES, LANES_AT)                                                   \
+            INDEPENDENT                                                                                                \
+            for (int64_t k = 0; k < count; k++)                                                                        \
+                y[k] += part[k];                                                                                       \
         }                                                                                                              \
-        real rest[STRIDE] = {0};                                                                                       \
-        int64_t left = columns - k;                                                                                    \
-        for (int64_t row = 0; row < rows; row++)                                                                       \
-            for (int64_t j = 0; j < left; j++)                                                                         \
-                rest[j] += AT(row, k + j);                                                                             \
-        for (int64_t j = 0; j < left; j++)                                                                             \
-            y[k + j] += rest[j];                                                                                       \
     }
 COLUMN_SUM(add_columns, COLUMN_X, COLUMNS_X)
 COLUMN_SUM(add_columns_of_products, COLUMN_PRODUCT, COLUMNS_PRODUCT)

@@ -77,13 +77,12 @@ static void place_sums(struct sweep *sweep) {
     struct row_schedule *s = &sweep->schedules[0];
     struct follow *follow = &rows->follow;
     int64_t width = follow->math == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
-    /* One partial sum for each task. */
-    follow->partial_sums = s->tasks;
+    follow->partial_sums = s->partial_sums;
     s->sums_at = rows->scratch_bytes;
     s->sum_bytes = s->sum_count * s->sum_length * width;
     for (int i = 0; i < follow->column_count; i++)
         follow->columns[i].at = s->sums_at / width + slot_of_sum(s, follow->columns[i].term) * s->sum_length;
-    rows->scratch_bytes += round_up(s->tasks * s->sum_bytes, 64);
+    rows->scratch_bytes += round_up(s->partial_sums * s->sum_bytes, 64);
 }
 
 /* All that accepts and build share: nothing is kept, and build makes it again. */

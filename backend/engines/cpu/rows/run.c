@@ -722,6 +722,14 @@ static void start(struct run *run, const struct job *job) {
     run->scratch = job->scratch;
 }
 
+/* The sums of columns of a task, or of a part of a tile, which its first pass begins anew. */
+static void begin_sums(struct run *run, const struct job *job, int64_t index, bool is_first) {
+    const struct row_schedule *s = job->s;
+    run->sums = job->scratch + s->sums_at + index * s->sum_bytes;
+    if (s->sum_count && is_first)
+        memset(run->sums, 0, (size_t)s->sum_bytes);
+}
+
 /* Tiles one after the other; what a task keeps and sums is its own. */
 static void run_task(void *context, int64_t task) {
     const struct job *job = context;
@@ -733,9 +741,7 @@ static void run_task(void *context, int64_t task) {
     run.rows = rows;
     run.totals = (double *)(rows + s->totals_at);
     run.kept = job->memory + task * s->task_bytes;
-    run.sums = job->scratch + s->sums_at + task * s->sum_bytes;
-    if (s->sum_count)
-        memset(run.sums, 0, (size_t)s->sum_bytes);
+    begin_sums(&run, job, task, true);
     int64_t first = task * s->tiles_per_task;
     for (int64_t tile = first; tile < min64(first + s->tiles_per_task, s->tiles); tile++)
         run_tile(&run, tile, tile == first);
@@ -773,6 +779,7 @@ static void run_part(void *context, int64_t part) {
     struct run run;
     enter_tile(&run, job, part / s->splits);
     run.totals = part_totals(job, part);
+    begin_sums(&run, job, part, job->pass == 0);
     begin_totals(&run, &s->passes[job->pass]);
     run.done = run.row = 0;
     /* Blocks in equal parts, to within one. */

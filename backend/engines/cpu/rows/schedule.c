@@ -12,6 +12,7 @@ static const double TASK_NANOSECONDS = 20e3;              /* what waking a threa
 static const double INSTRUCTION = 8, ROW_INSTRUCTION = 8; /* nanoseconds, whatever the number of elements */
 static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds of an element */
 
+enum { PART_SUMS_BYTES = 256 << 10 }; /* of one sum in all parts of tiles, at most */
 enum { KEPT_BYTES = 1 << 20, MOST_TASKS = 4096 }; /* kept bytes: of a tile, at most: half of a usual L2 */
 
 /* Of an element. Recalls and spreads are reads of L1, too cheap to count. */
@@ -65,6 +66,14 @@ static void cut_tasks(struct row_schedule *s) {
     s->tasks = divide_up(s->tiles, s->tiles_per_task);
 }
 
+/* Sums of columns are a task's own, or a part's where these are few and the sums short; they take in a block's columns
+   side by side, or each of its rows as one. */
+static void place_sums(struct row_schedule *s) {
+    s->partial_sums = s->splits > 1 ? s->tiles * s->splits : s->tasks;
+    bool are_short = s->partial_sums * s->sum_length * (int64_t)sizeof(float) <= PART_SUMS_BYTES;
+    s->sums_columns = s->loops[s->b].position <= 1 && (s->splits == 1 || are_short);
+}
+
 /* Seconds: the dearer of arithmetic, on as many threads as there are tasks, and of memory. */
 static void predict(struct row_schedule *s, int threads) {
     double parts = (double)max64(s->splits > 1 ? s->tiles * s->splits : s->tasks, 1);
@@ -103,9 +112,8 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
         row_schedule_cut(s);
         measure_memory(s);
     }
-    /* Sums of columns are a task's own, and take in a block's columns side by side, or each of its rows as one. */
-    s->sums_columns = s->loops[s->b].position <= 1 && s->splits == 1;
     cut_tasks(s);
+    place_sums(s);
     predict(s, threads);
     return WEFT_STATUS_SUCCESS;
 }

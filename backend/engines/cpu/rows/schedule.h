@@ -99,7 +99,8 @@ struct row_schedule {
     int64_t kept_bytes;         /* of one slot */
     int sum_count;              /* sums of columns */
     int64_t sum_length;         /* elements of one */
-    int64_t sums_at, sum_bytes; /* where in scratch memory the first task's are; bytes of one task's */
+    int64_t partial_sums;       /* tasks, or parts of tiles, that have sums of their own */
+    int64_t sums_at, sum_bytes; /* where in scratch memory the first of these are; bytes of each */
     int64_t task_bytes;         /* scratch memory of a task */
     double seconds;
 };
