@@ -12,7 +12,7 @@ static const double TASK_NANOSECONDS = 20e3;              /* what waking a threa
 static const double INSTRUCTION = 8, ROW_INSTRUCTION = 8; /* nanoseconds, whatever the number of elements */
 static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds of an element */
 
-enum { PART_SUMS_BYTES = 256 << 10 }; /* of one sum in all parts of tiles, at most */
+enum { PART_SUMS_BYTES = 256 << 10 };             /* of one sum in all parts of tiles, at most */
 enum { KEPT_BYTES = 1 << 20, MOST_TASKS = 4096 }; /* kept bytes: of a tile, at most: half of a usual L2 */
 
 /* Of an element. Recalls and spreads are reads of L1, too cheap to count. */

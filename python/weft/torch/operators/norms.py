@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.enums import norm_forward_phase, reshape_mode
+from weft.enums import norm_forward_phase
 from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
 from weft.torch.plans import Drawing
@@ -72,90 +72,6 @@ def _of_groups(x: Any, c: int, groups: int, hw: int) -> _Rows:
     return _Rows([n, c, hw], [1, c, 1], [n, groups, 1])
 
 
-def _is_apart_on_the_cpu(x: torch.Tensor) -> bool:
-    """Whether channels are neighbours in memory, where the CPU walks a group's elements one by one."""
-    if x.device.type != "cpu" or x.ndim < 4 or x.is_contiguous():
-        return False
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.ndim in formats and x.is_contiguous(memory_format=formats[x.ndim])
-
-
-class _Channels:
-    """A group norm with channels last: sums of each channel, whose lanes are vectors, then those of groups,
-    told to each of their channels."""
-
-    def __init__(self, d: Drawing, x: Any, c: int, groups: int) -> None:
-        self.d, self.g, self.x, self.c, self.groups = d, d.graph, x, c, groups
-        self.inner = list(range(1, x.ndim - 1))
-        self.one = [x.shape[0], *[1] * len(self.inner), c]
-        """Dims of a number for each image and channel."""
-
-    def read(self, value: Any) -> Tensor:
-        """An image, its channels last."""
-        return self.g.transpose(self.d.read(value), [0, *range(2, value.ndim), 1])
-
-    def write(self, i: int, result: Tensor) -> None:
-        """An image whose channels are last as result i."""
-        self.d.write(i, self.g.transpose(result, [0, self.x.ndim - 1, *self.inner]))
-
-    def parameter(self, value: Any) -> Tensor:
-        """A number of each channel."""
-        return self.d.read(value, [*[1] * (len(self.one) - 1), self.c])
-
-    def of_groups(self, value: Tensor) -> Tensor:
-        """The mean of each group's channels."""
-        return self.g.reduction(self._shaped(value, [self.one[0], self.groups, -1]), "AVG", dims=[2])
-
-    def of_channels(self, value: Tensor) -> Tensor:
-        """A group's number, told to its channels."""
-        told = self.g.identity(value).set_dim([self.one[0], self.groups, self.c // self.groups])
-        return self._shaped(told, self.one)
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over each group of an image."""
-        return self.of_groups(self.g.reduction(value, "AVG", dims=self.inner))
-
-    def _shaped(self, value: Tensor, dims: Sequence[int]) -> Tensor:
-        dims = [self.c // self.groups if n < 0 else n for n in dims]
-        return self.g.reshape(value, reshape_mode=reshape_mode.LOGICAL).set_dim(dims)
-
-    def normalise(self, weight: Any, bias: Any, epsilon: float) -> None:
-        """Draws the norm: the image, and each group's mean and deviation's inverse."""
-        g, image = self.g, self.read(self.x)
-        mean = self.mean(image)
-        centred = g.sub(image, self.of_channels(mean))
-        rstd = g.rsqrt(g.add(self.mean(g.mul(centred, centred)), self.d.number(epsilon)))
-        factor = self.of_channels(rstd)
-        factor = factor if weight is None else g.mul(factor, self.parameter(weight))
-        y = g.mul(g.sub(image, self.of_channels(mean)), factor)
-        self.write(0, y if bias is None else g.add(y, self.parameter(bias)))
-        for i, each in ((1, mean), (2, rstd)):
-            self.d.write(i, g.identity(each), [self.one[0], self.groups, 1])  # perhaps rounded
-
-    def gradients(self, dy: Any, mean: Any, rstd: Any, weight: Any, wanted: Sequence[bool]) -> None:
-        """Draws the gradients of the image, the weight and the bias."""
-        g, loss, numbers = self.g, self.read(dy), [self.one[0], self.groups, 1]
-        deviation = self.of_channels(self.d.read(rstd, numbers))
-        centred = g.sub(self.read(self.x), self.of_channels(self.d.read(mean, numbers)))
-        summed = g.reduction(loss, "ADD", dims=self.inner)
-        both = g.mul(g.reduction(g.mul(loss, centred), "ADD", dims=self.inner), deviation)
-        if wanted[0]:
-            self._write_image(loss, centred, deviation, summed, both, weight)
-        for i, each in ((1, both), (2, summed)):
-            if wanted[i] and self.d.outputs[i] is not None:
-                self.d.write(i, g.reduction(each, "ADD", dims=[0]), [*[1] * (len(self.one) - 1), self.c])
-
-    def _write_image(
-        self, loss: Tensor, centred: Tensor, deviation: Tensor, summed: Tensor, both: Tensor, weight: Any
-    ) -> None:
-        g, count = self.g, self.d.number(1 / math.prod(self.x.shape[2:]))
-        factor = deviation if weight is None else g.mul(deviation, self.parameter(weight))
-        scaled = (g.mul(g.mul(each, factor), count) for each in (summed, both))
-        mean_loss, mean_both = (self.of_channels(self.of_groups(each)) for each in scaled)
-        along = g.mul(centred, g.mul(mean_both, deviation))
-        self.write(0, g.sub(g.sub(g.mul(loss, factor), mean_loss), along))
-
-
 def _fake_group_norm(x: Any, *given: Any) -> Any:
     """Results lie as images do, on GPUs, too, where torch's own puts channels first."""
     return torch.empty_like(x), *aten.native_group_norm.default(x, *given)[1:]
@@ -170,9 +86,6 @@ def _fake_group_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
 def _group_norm(
     d: Drawing, x: Any, weight: Any, bias: Any, _: int, c: int, hw: int, groups: int, epsilon: float
 ) -> None:
-    if _is_apart_on_the_cpu(x):
-        _Channels(d, x, c, groups).normalise(weight, bias, epsilon)
-        return
     shown = _of_groups(x, c, groups, hw)
     scale, shift = (None if each is None else d.read(each, shown.parameters) for each in (weight, bias))
     phase, constant = norm_forward_phase.TRAINING, d.number(epsilon)
@@ -186,8 +99,13 @@ def _group_norm_backward(
     d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
 ) -> None:
-    if _is_apart_on_the_cpu(x):
-        _Channels(d, x, c, groups).gradients(dy, mean, rstd, weight, wanted)
+    if x.device.type == "cpu":  # all three in one sweep; a GPU would read both images again for the sums
+        shown = _of_groups(x, c, groups, hw)
+        scale = None if weight is None else d.read(weight, shown.parameters)
+        ends = [d.read_as(dy, shown.x), d.read_as(x, shown.x), scale]
+        ends += [d.read(each, shown.statistics) for each in (mean, rstd)]
+        results = d.graph.groupnorm_backward(*ends, groups=groups)
+        _write_gradients(d, results, shown.x, shown.parameters, wanted)
         return
     g, each = d.graph, [n, groups, c // groups, hw]
     loss, image = d.read_as(dy, each), d.read_as(x, each)
