@@ -402,6 +402,31 @@ def test_backward(case: Case, dtype: str) -> None:
     )
 
 
+# Channels of groups as columns of a block: several pieces of them; images in parts, where sums have few
+# elements; vectors of columns and what is left; groups too long to be columns; few rows in a block.
+GROUPS = [
+    Case("groupnorm", (2, 1200, 3, 2), (1, 1200, 1, 1), (2, 3, 4), 100),
+    Case("groupnorm", (1, 48, 40, 50), (1, 48, 1, 1), (2, 3, 4), 3),
+    Case("groupnorm", (9, 40, 7, 5), (1, 40, 1, 1), (2, 3, 4), 8),
+    Case("groupnorm", (2, 600, 2, 2), (1, 600, 1, 1), (2, 3, 4), 2),
+    Case("groupnorm", (3, 66, 9), (1, 66, 1), (2, 3), 33),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("case", GROUPS, ids=named)
+def test_groups_of_many_channels(case: Case, dtype: str) -> None:
+    x, dy, scale = random(case.x, dtype), random(case.x, dtype, seed=1), random(case.affine, seed=2)
+    kept, bias = given(case, x), random(case.affine, seed=3)
+    operands = {"x": x, "scale": scale, "bias": bias}
+    check(forward(case), operands, outputs(case, x, scale, bias), layouts=LAYOUTS, magnitude=8)
+    expected = case.backward(dy, x, scale, kept)
+    # Sums of thousands of products: their error is that of the largest on the way.
+    magnitude = 8 * max(float(np.abs(each).max()) for each in expected)
+    operands = {"dy": dy, "x": x, "scale": scale} | kept
+    check(backward(case), operands, expected, layouts=LAYOUTS, magnitude=magnitude)
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if np.prod(c.x) < 100 and np.prod(c.x) > 8], ids=named)
 def test_backward_is_the_gradient(case: Case) -> None:
     x, dy = random(case.x, "f64"), random(case.x, "f64", seed=1)
