@@ -19,6 +19,7 @@ enum row_opcode {
     ROW_SUBTRACT_MULTIPLY_ADD,          /* (a - b) * c + d */
     ROW_MULTIPLY_MULTIPLY,              /* a * b * c */
     ROW_MULTIPLY_MULTIPLY_SUBTRACT,     /* a * b * c - d */
+    ROW_DEVIATION_MULTIPLY,             /* (a - b) * c * d */
     ROW_DEVIATION_MULTIPLY_ADD,         /* (a - b) * c * d + e */
     ROW_NORMALISE,                      /* ((a - b) * c - d) * e + f */
     ROW_GRADIENT,                       /* f * g * h - ((a - b) * c * d + e) */

@@ -87,6 +87,7 @@ FORMULA(multiply_subtract, a *b - c)
 FORMULA(subtract_multiply_add, (a - b) * c + d)
 FORMULA(multiply_multiply, a * b * c)
 FORMULA(multiply_multiply_subtract, a * b * c - d)
+FORMULA_OF_ROWS(deviation_multiply, (a - b) * c * d, 0x6, AT_LEVEL, AT_LEVEL, AT_EACH, AT_EACH, AT_EACH)
 FORMULA(deviation_multiply_add, (a - b) * c * d + e)
 FORMULA_OF_ROWS(normalise, ((a - b) * c - d) * e + f, 0xe, AT_LEVEL, AT_LEVEL, AT_LEVEL, AT_EACH, AT_EACH)
 FORMULA_OF_ROWS(gradient, f * g * h - ((a - b) * c * d + e), 0x9e, AT_LEVEL, AT_LEVEL, AT_LEVEL, AT_LEVEL, AT_LEVEL)
@@ -117,6 +118,7 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
     [ROW_SUBTRACT_MULTIPLY_ADD] = formula_subtract_multiply_add,
     [ROW_MULTIPLY_MULTIPLY] = formula_multiply_multiply,
     [ROW_MULTIPLY_MULTIPLY_SUBTRACT] = formula_multiply_multiply_subtract,
+    [ROW_DEVIATION_MULTIPLY] = formula_deviation_multiply,
     [ROW_DEVIATION_MULTIPLY_ADD] = formula_deviation_multiply_add,
     [ROW_NORMALISE] = formula_normalise,
     [ROW_GRADIENT] = formula_gradient,
