@@ -431,18 +431,25 @@ static bool takes_thin(const struct row_instruction *reader, enum row_verb made)
     return reader->opcode >= 0 || (made == ROW_LOAD && (reader->verb == ROW_REDUCE || reader->verb == ROW_SUM_COLUMN));
 }
 
+/* Whether a reader does with one number for a block: formulas step from chunk to chunk, a sum of products multiplies
+   the sum of the other factor. */
+static bool takes_one(const struct row_instruction *reader) {
+    bool is_product = reader->x[1] >= 0 && reader->x[0] != reader->x[1];
+    return (reader->verb == ROW_CALCULATE && reader->opcode >= 0) || (reader->verb == ROW_REDUCE && is_product);
+}
+
 /* x still names instructions here, not registers. */
 static void find_thin(struct row_schedule *s, const struct row_pass *pass) {
     for (int i = pass->first; i < pass->first + pass->count; i++) {
         struct row_instruction *at = &s->instructions[i];
         at->is_thin = at->verb == ROW_SPREAD || at->verb == ROW_LOAD;
-        at->feeds_formulas = at->verb == ROW_LOAD;
+        at->does_as_one = at->verb == ROW_LOAD;
         for (int j = pass->first + pass->spreads; j < pass->first + pass->count; j++) {
             const struct row_instruction *reader = &s->instructions[j];
             for (int k = 0; k < ROW_ARGUMENTS; k++)
                 if (reader->x[k] == i) {
                     at->is_thin = at->is_thin && takes_thin(reader, at->verb);
-                    at->feeds_formulas = at->feeds_formulas && reader->verb == ROW_CALCULATE && reader->opcode >= 0;
+                    at->does_as_one = at->does_as_one && takes_one(reader);
                 }
         }
     }
@@ -519,7 +526,7 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
     if (at->verb == ROW_SPREAD)
         last = end;
     /* A chunk may stand for all of a load, so its last reader cannot write there. */
-    last += at->feeds_formulas;
+    last += at->does_as_one;
     int r = 0;
     while (r < ROWWISE_REGISTERS && free_from[r] > index - !works_in_place(s, at))
         r++;

@@ -388,6 +388,21 @@ static void join_totals(struct run *run, const struct row_pass *pass, const doub
 
 static char *register_memory(struct run *run, int reg) { return run->memory + reg * run->s->register_bytes; }
 
+/* Whether a register holds one number for the whole block. */
+static bool is_level(const struct run *run, int reg) { return run->steps[reg].chunk == 0; }
+
+/* A sum of products where one factor, or both, is one number for the block, all of whose elements are one row's. */
+static double sum_of_multiples(const struct run *run, const struct row_instruction *at, bool is_wide) {
+    int64_t count = run->rows_here * run->columns;
+    int factor = is_level(run, at->x[0]) ? 0 : 1, other = at->x[!factor];
+    double sum = (double)count * first_of(is_wide, run->registers[other]);
+    if (!is_level(run, other)) {
+        sum = 0;
+        kernels_of(is_wide)->of_rows(OPCODE_SUM)(1, count, &sum, run->registers[other], 0, NULL, 0);
+    }
+    return sum * first_of(is_wide, run->registers[at->x[factor]]);
+}
+
 /* Takes the block into the totals of its rows: columns that are rows, one row of all, or rows one by one. */
 static void reduce(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
@@ -398,7 +413,9 @@ static void reduce(struct run *run, const struct row_instruction *at) {
     double *totals = totals_of(run, at->slot) + run->row;
     /* 0 where b is not there. */
     int64_t ld_x = run->steps[at->x[0]].row, ld_b = b ? run->steps[at->x[1]].row : 0;
-    if (!s->loops[s->b].is_reduced)
+    if (b && (is_level(run, at->x[0]) || is_level(run, at->x[1])))
+        *totals += sum_of_multiples(run, at, term->is_wide);
+    else if (!s->loops[s->b].is_reduced)
         kernels->of_columns(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
     /* Both loops within the row: the block is one run. */
     else if (s->loops[s->a].is_reduced)
@@ -504,7 +521,8 @@ static void load_block(struct run *run, const struct row_pass *pass, const struc
     bool is_wide = term_at(run, at->term)->is_wide;
     struct place place = block_place(run, at->operand);
     /* One number for the block: a chunk stands for all. */
-    if (at->feeds_formulas && place.rows == 1 && place.column_stride == 0 && place.base) {
+    if (at->does_as_one && run->s->loops[run->s->b].is_reduced && place.rows == 1 && place.column_stride == 0 &&
+        place.base) {
         place.columns = min64(place.columns, ROW_CHUNK);
         load(is_wide, run->registers[at->dst] = register_memory(run, at->dst), &place);
         run->steps[at->dst] = (struct row_steps){0, 0};

@@ -39,10 +39,10 @@ struct row_instruction {
     int opcode;                /* of CALCULATE of a formula: the term's, or one of enum row_opcode */
     bool is_thin;              /* of SPREAD: only formulas read it, for which one chunk will do; of LOAD: only
                                           what steps from row to row reads it, so that it may stay where it is */
-    bool feeds_formulas;       /* of LOAD: alone, which step from chunk to chunk */
-    int operand;               /* of LOAD and STORE; of CALCULATE: where dst may be written to at once; -1 */
-    int slot;                  /* of kept elements (CALCULATE, RECALL; -1: none), of totals, of sums */
-    int pair, pair_slot;       /* of REDUCE_PAIR: the term that is a product's total, and its slot */
+    bool does_as_one; /* of LOAD: only formulas and sums of products read it, for which one number of a block will do */
+    int operand;      /* of LOAD and STORE; of CALCULATE: where dst may be written to at once; -1 */
+    int slot;         /* of kept elements (CALCULATE, RECALL; -1: none), of totals, of sums */
+    int pair, pair_slot; /* of REDUCE_PAIR: the term that is a product's total, and its slot */
 };
 
 struct row_pass {
