@@ -102,7 +102,7 @@ def _group_norm_backward(
     if x.device.type == "cpu":  # all three in one sweep; a GPU would read both images again for the sums
         shown = _of_groups(x, c, groups, hw)
         scale = None if weight is None else d.read(weight, shown.parameters)
-        ends = [d.read_as(dy, shown.x), d.read_as(x, shown.x), scale]
+        ends: Any = [d.read_as(dy, shown.x), d.read_as(x, shown.x), scale]
         ends += [d.read(each, shown.statistics) for each in (mean, rstd)]
         results = d.graph.groupnorm_backward(*ends, groups=groups)
         _write_gradients(d, results, shown.x, shown.parameters, wanted)
