@@ -5,6 +5,7 @@
 #include "engines/cpu/core/threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -27,30 +28,37 @@ static unsigned asked_threads;
 
 /* ---- The runtime, by the names that GCC calls -------------------------------------------------------------------- */
 
-int omp_get_max_threads(void);
+int omp_get_max_threads(void), omp_get_thread_num(void);
 void GOMP_parallel(void (*body)(void *), void *context, unsigned threads, unsigned flags);
 
 struct call {
     void (*body)(void *);
     void *context;
+    int number;
 };
 
+static _Thread_local int number;
+
 static void *run_body(void *call) {
+    number = ((struct call *)call)->number;
     ((struct call *)call)->body(((struct call *)call)->context);
     return NULL;
 }
 
 int omp_get_max_threads(void) { return set_to; }
+int omp_get_thread_num(void) { return number; }
 
 void GOMP_parallel(void (*body)(void *), void *context, unsigned threads, unsigned flags) {
-    struct call call = {body, context};
+    struct call calls[THREADS_MAX];
     pthread_t others[THREADS_MAX];
     int made = 0;
     (void)flags;
     asked++;
     asked_threads = threads;
-    while (made + 1 < (int)threads && made < THREADS_MAX)
-        pthread_create(&others[made++], NULL, run_body, &call);
+    for (; made + 1 < (int)threads && made < THREADS_MAX; made++) {
+        calls[made] = (struct call){body, context, made + 1};
+        pthread_create(&others[made], NULL, run_body, &calls[made]);
+    }
     body(context);
     while (made > 0)
         pthread_join(others[--made], NULL);
@@ -81,6 +89,40 @@ static void check_loop(const char *when, int nested, int wanted) {
     CHECK(asked - before == wanted, "%s: the runtime was asked %d times and not %d", when, asked - before, wanted);
 }
 
+/* A thread's first task, which waits for that of all others: SHARE of each. */
+enum { SHARE = 3 };
+static _Atomic int begun, first_tasks[THREADS_MAX];
+
+static void begin_share(void *unused, int64_t task) {
+    (void)unused;
+    if (first_tasks[number] >= 0)
+        return;
+    first_tasks[number] = (int)task;
+    begun++;
+    while (begun < set_to)
+        sched_yield();
+}
+
+/* Another thread's loop has other threads of the runtime. */
+static void *check_shares(void *when) {
+    begun = 0;
+    for (int i = 0; i < THREADS_MAX; i++)
+        first_tasks[i] = -1;
+    threads_for((int64_t)set_to * SHARE, begin_share, NULL);
+    for (int i = 0; i < set_to; i++)
+        CHECK(first_tasks[i] == i * SHARE, "%s: thread %d begins with task %d and not %d", (const char *)when, i,
+              first_tasks[i], i * SHARE);
+    return NULL;
+}
+
+static void test_shares(void) {
+    pthread_t other;
+    check_shares("the first time");
+    check_shares("again");
+    pthread_create(&other, NULL, check_shares, "from another thread");
+    pthread_join(other, NULL);
+}
+
 static void test_child(void) {
     int status = -1;
     fflush(stdout);
@@ -105,6 +147,8 @@ int main(void) {
     check_loop("as many threads as cores", 0, usable);
     CHECK(!usable || asked_threads == (unsigned)most, "%u threads were asked for and not %d", asked_threads, most);
     check_loop("nested", 3, usable);
+    if (usable)
+        test_shares();
     test_child();
     check_loop("after a fork", 0, usable);
     set_to = 1;

@@ -6,13 +6,14 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef void parallel_call(void (*body)(void *), void *context, unsigned threads, unsigned flags);
 typedef int count_call(void);
 
-static _Atomic(parallel_call *) parallel; /* NULL: no runtime, or not this process's; written last */
-static _Atomic(count_call *) count;
+static _Atomic(parallel_call *) parallel;   /* NULL: no runtime, or not this process's; written last */
+static _Atomic(count_call *) count, number; /* omp_get_max_threads and omp_get_thread_num */
 static _Atomic bool is_child;
 
 static void forget(void) {
@@ -39,22 +40,30 @@ void openmp_find(void) {
     void *program = dlopen(NULL, RTLD_NOW);
     void *call = program ? dlsym(program, "GOMP_parallel") : NULL;
     void *counts = program ? dlsym(program, "omp_get_max_threads") : NULL;
-    if (call && counts) {
+    void *numbers = program ? dlsym(program, "omp_get_thread_num") : NULL;
+    if (call && counts && numbers) {
         keep_loaded(call);
         atomic_store(&count, *(count_call **)&counts);
+        atomic_store(&number, *(count_call **)&numbers);
         atomic_store(&parallel, *(parallel_call **)&call);
     }
     if (program)
         dlclose(program);
 }
 
-bool openmp_run(int most, void (*body)(void *context), void *context) {
+struct loop {
+    void (*body)(int thread);
+};
+
+/* Asked for each loop: a thread that is one caller's second may be another's third. */
+static void run_body(void *loop) { ((struct loop *)loop)->body(atomic_load(&number)()); }
+
+int openmp_threads(int most) {
+    int threads = atomic_load(&parallel) ? atomic_load(&count)() : 0;
+    return threads < 2 || threads > most ? 0 : threads;
+}
+
+void openmp_run(int threads, void (*body)(int thread)) {
     parallel_call *call = atomic_load(&parallel);
-    if (!call)
-        return false;
-    int threads = atomic_load(&count)();
-    if (threads < 2 || threads > most)
-        return false;
-    call(body, context, (unsigned)threads, 0);
-    return true;
+    call(run_body, &(struct loop){body}, (unsigned)threads, 0);
 }

@@ -5,14 +5,14 @@
 #ifndef WEFT_ENGINES_CPU_OPENMP_H
 #define WEFT_ENGINES_CPU_OPENMP_H
 
-#include <stdbool.h>
-
 /* Looks whether there is a runtime by now: programs load theirs at any time. */
 void openmp_find(void);
 
-/* Runs body(context) once on each of the runtime's threads, the caller's among them, and returns when all are done.
-   False, and nothing is run, where there is no runtime, it is set to one thread or to more than `most`, or this
-   process is a fork's child, which has none of the threads that the runtime believes in. */
-bool openmp_run(int most, void (*body)(void *context), void *context);
+/* How many threads a loop would have; 0 where there is no runtime, it is set to one thread or to more than `most`, or
+   this process is a fork's child, which has none of the threads that the runtime believes in. */
+int openmp_threads(int most);
+
+/* Runs body(thread) once on each of so many threads, numbered from the caller's 0 on, and returns when all are done. */
+void openmp_run(int threads, void (*body)(int thread));
 
 #endif

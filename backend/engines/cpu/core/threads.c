@@ -108,20 +108,9 @@ static void run_tasks(int thread) {
         run_share(&shares[(thread + i) % pool.share_count]);
 }
 
-/* The number of an OpenMP runtime's thread; 0 until it has one. */
-static _Thread_local int helper;
-
-/* On a thread of such a runtime. caller: where the caller's own number lies, which tells it from the others. */
-static void run_of_team(void *caller) {
-    static _Atomic int helpers;
-    if (caller != &helper && helper == 0)
-        helper = atomic_fetch_add(&helpers, 1) + 1;
-    run_tasks(caller == &helper ? 0 : helper);
-}
-
 /* Equal to within one task. */
-static void cut_shares(int64_t tasks) {
-    pool.share_count = (int)min64(tasks, atomic_load(&pool.workers) + 1);
+static void cut_shares(int64_t tasks, int threads) {
+    pool.share_count = (int)min64(tasks, threads);
     for (int i = 0; i < pool.share_count; i++) {
         atomic_store(&shares[i].next, i * tasks / pool.share_count);
         shares[i].end = (i + 1) * tasks / pool.share_count;
@@ -194,10 +183,13 @@ void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void 
             body(context, task);
         return;
     }
-    cut_shares(tasks);
+    int team = openmp_threads(threads_count());
+    cut_shares(tasks, team ? team : atomic_load(&pool.workers) + 1);
     pool.body = body;
     pool.context = context;
-    if (!openmp_run(threads_count(), run_of_team, &helper))
+    if (team)
+        openmp_run(team, run_tasks);
+    else
         share_job(tasks);
     atomic_store(&pool.taken, false);
 }
