@@ -21,10 +21,11 @@ static const double START_SECONDS = 1e-6;
 
 enum {
     PARTS_MAX = 64,
-    FEW = 4,                /* planes that one loop goes through at once */
-    TASK_BYTES = 256 << 10, /* worth a thread's waking: some 5 us of copying in caches */
-    CAST_RUN = 1024,        /* elements of a conversion that is two */
-    LARGE_BYTES = 8 << 20   /* a result of which nothing stays in caches */
+    FEW = 4,                 /* planes that one loop goes through at once */
+    ALONE_BYTES = 256 << 10, /* that one thread moves: some 2 us in caches, no more than waking another takes */
+    TASK_BYTES = 128 << 10,  /* of a task where there are more: few enough that threads end together */
+    CAST_RUN = 1024,         /* elements of a conversion that is two */
+    LARGE_BYTES = 8 << 20    /* a result of which nothing stays in caches */
 };
 
 /* How elements go: neighbours in both memories, neighbours of each in turn (a block of them, or a few planes), or
@@ -178,14 +179,17 @@ static void choose_plane(struct copy *copy, const struct modes *modes) {
     }
 }
 
+/* Tasks that so many bytes make. */
+static int64_t pieces_of(int64_t bytes) { return bytes > ALONE_BYTES ? divide_up(bytes, TASK_BYTES) : 1; }
+
 /* Several rows to a task, or several tasks to a row. */
 static void cut_tasks(struct copy *copy) {
     /* Bytes, of the wider type; single elements take about four times as long as these alone. */
     int64_t wide = max64(copy->bytes, copy->from_bytes) * (copy->way == ELEMENTS ? 4 : 1);
-    int64_t line = copy->across * wide, row = copy->along * line;
-    int64_t side = TRANSPOSE_BYTES / copy->bytes;
-    copy->task_rows = row >= TASK_BYTES ? 1 : TASK_BYTES / row;
-    copy->strip = row > 2 * TASK_BYTES ? round_up(divide_up(TASK_BYTES, line), side) : copy->along;
+    int64_t pieces = pieces_of(copy->rows * copy->along * copy->across * wide);
+    int64_t side = TRANSPOSE_BYTES / copy->bytes, strips = divide_up(pieces, copy->rows);
+    copy->task_rows = divide_up(copy->rows, pieces);
+    copy->strip = strips > 1 ? round_up(divide_up(copy->along, strips), side) : copy->along;
     copy->strips = divide_up(copy->along, copy->strip);
 }
 
@@ -304,8 +308,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Copies of runs of equally many rows, as the inputs of a concatenation have: so that a task of all of them moves
-   TASK_BYTES. */
+/* Copies of runs of equally many rows, as the inputs of a concatenation have: a task moves rows of all of them. */
 static bool join(struct copy *copies, int count) {
     int64_t bytes = 0;
     if (count < 2 || copies[0].rows < 2)
@@ -316,7 +319,7 @@ static bool join(struct copy *copies, int count) {
         bytes += copies[k].along * copies[k].bytes;
     }
     for (int k = 0; k < count; k++)
-        copies[k].task_rows = bytes >= TASK_BYTES ? 1 : TASK_BYTES / bytes;
+        copies[k].task_rows = divide_up(copies[k].rows, pieces_of(copies[k].rows * bytes));
     return true;
 }
 
