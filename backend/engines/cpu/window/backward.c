@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients along rows, a box of dx at a time: all outputs that read elements of the box hand their dy back to sums in
-   float, which are stored once. Boxes of one channel take whole rows; outputs at their borders are visited for each box
-   that they read. */
+/* Gradients along rows. Of means and interpolation each row of dx is gathered: the rows of dy that it was read by become
+   one, and that is added up along the row, from the same tables as where channels are lanes. Of maxima a box of dx is
+   made at a time: all outputs that read elements of the box hand their dy back to sums in float, which are stored once.
+   Boxes of one channel take whole rows; outputs at their borders are visited for each box that they read. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/window/loops.h"
@@ -82,47 +83,6 @@ static void return_maxima(const struct box *box, const struct window_lanes *lane
     }
 }
 
-/* ---- Means and interpolation ------------------------------------------------------------------------------------- */
-
-static float weight_of(const struct window_axis *axis, int64_t position, int tap) {
-    return axis->weights ? axis->weights[position * axis->taps + tap] : 1;
-}
-
-/* The taps along a row of sums. dy has its factors already; `ones`: as many as lanes. */
-static void return_row(const struct box *box, const struct window_lanes *lanes, float *row, const float *dy,
-                       const float *ones, float weight) {
-    const struct window_axis *axis = &box->w->axes[2];
-    for (int k = 0; k < axis->taps; k++) {
-        int64_t first = max64(axis->starts[k], lanes->at[2]), last = min64(axis->ends[k], lanes->at[2] + lanes->count);
-        if (box->w->is_strided && last > first) {
-            tap_spread(row + place_along(box->w, first, k), axis->stride, dy + first - lanes->at[2], ones,
-                       last - first);
-        } else if (!box->w->is_strided) {
-            for (int64_t i = 0; i < lanes->count; i++) {
-                int64_t position = lanes->at[2] + i, place = place_along(box->w, position, k);
-                if (place != WINDOW_OUTSIDE)
-                    row[place] += dy[i] * weight * weight_of(axis, position, k);
-            }
-        }
-    }
-}
-
-static void return_sums(const struct box *box, const struct window_lanes *lanes, float *dy) {
-    const struct window *w = box->w;
-    float factors[WINDOW_LANES];
-    window_factors(w, lanes, factors);
-    tap_scale(dy, factors, lanes->count);
-    for (int64_t i = 0; i < lanes->count; i++)
-        factors[i] = 1;
-    for (int i = 0; i < w->axes[0].taps; i++)
-        for (int j = 0; j < w->axes[1].taps; j++) {
-            float *row = row_of_tap(box, lanes, i, j);
-            if (row)
-                return_row(box, lanes, row, dy, factors,
-                           weight_of(&w->axes[0], lanes->at[0], i) * weight_of(&w->axes[1], lanes->at[1], j));
-        }
-}
-
 /* ---- Boxes ------------------------------------------------------------------------------------------------------- */
 
 static void return_lanes(const struct box *box, const struct window_lanes *lanes) {
@@ -130,10 +90,6 @@ static void return_lanes(const struct box *box, const struct window_lanes *lanes
     float dy[WINDOW_LANES];
     dtype_to_f32(dy, box->dy.type, box->dy.data, window_offset(box->dy.operand, lanes->n, lanes->c, lanes->at),
                  lanes->count);
-    if (!w->is_max) {
-        return_sums(box, lanes, dy);
-        return;
-    }
     for (int64_t i = 0; w->g.alpha != 1 && i < lanes->count; i++)
         dy[i] *= (float)w->g.alpha;
     return_maxima(box, lanes, dy);
@@ -262,6 +218,60 @@ void window_scatter_task(void *context, int64_t task) {
     for (lanes.at[0] = 0; lanes.at[0] < w->g.y.size[0]; lanes.at[0]++)
         for (lanes.at[1] = 0; lanes.at[1] < w->g.y.size[1]; lanes.at[1]++)
             scatter_row(&box, &lanes, &s, where);
+}
+
+/* ---- Means and interpolation --------------------------------------------------------------------------------------- */
+
+/* sum (NULL: 0) + weight * a row of dy, into blended. */
+static void blend_row(const struct window_side *dy, int64_t offset, float *blended, const float *sum, double weight) {
+    float converted[WINDOW_LANES];
+    int64_t count = dy->operand->size[2];
+    if (dy->type == WEFT_DATA_FLOAT)
+        tap_blend(blended, sum, (const float *)dy->data + offset, count, (float)weight);
+    for (int64_t i = 0; dy->type != WEFT_DATA_FLOAT && i < count; i += WINDOW_LANES) {
+        int64_t some = min64(WINDOW_LANES, count - i);
+        dtype_to_f32(converted, dy->type, dy->data, offset + i, some);
+        tap_blend(blended + i, sum ? sum + i : NULL, converted, some, (float)weight);
+    }
+}
+
+/* All rows of dy that a row of dx was read by, as one; false: none. */
+static bool blend_rows(const struct box *box, const int64_t *at, float *blended) {
+    const struct window_way *way = &box->w->gradient;
+    const float *sum = NULL;
+    for (const struct window_link *i = way->links[0][at[0]]; i < way->links[0][at[0] + 1]; i++)
+        for (const struct window_link *j = way->links[1][at[1]]; j < way->links[1][at[1] + 1]; j++) {
+            const int64_t from[] = {i->place, j->place, 0};
+            blend_row(&box->dy, window_offset(box->dy.operand, box->n, box->c, from), blended, sum,
+                      box->w->g.alpha * i->weight * j->weight);
+            sum = blended;
+        }
+    return sum;
+}
+
+static void gather_row(const struct box *box, const int64_t *at) {
+    const struct window_way *way = &box->w->gradient;
+    float blended[WINDOW_SUMS], sums[WINDOW_SUMS];
+    int64_t width = box->w->g.x.size[2];
+    memset(sums, 0, (size_t)width * sizeof *sums);
+    bool is_read = blend_rows(box, at, blended);
+    for (const struct window_segment *s = way->segments; is_read && s < way->segments + way->segment_count; s++)
+        for (const struct window_link *k = way->links[2][s->first]; k < way->links[2][s->first + 1]; k++)
+            tap_gather(sums + s->first, way->result_step, blended + k->place, way->source_step, s->positions,
+                       (float)k->weight);
+    dtype_from_f32(box->dx.type, box->dx.data, window_offset(box->dx.operand, box->n, box->c, at), sums, width);
+}
+
+void window_gather_task(void *context, int64_t task) {
+    const struct window_job *job = context;
+    const struct window *w = job->window;
+    const int64_t *x = w->g.x.size, rows = w->gradient.task_rows, all = w->g.n * w->g.c * x[0] * x[1];
+    struct box box = sides_of(w, job->values);
+    for (int64_t row = task * rows; row < min64((task + 1) * rows, all); row++) {
+        const int64_t at[] = {row / x[1] % x[0], row % x[1], 0}, plane = row / x[1] / x[0];
+        box.n = plane / w->g.c, box.c = plane % w->g.c;
+        gather_row(&box, at);
+    }
 }
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */

@@ -56,12 +56,15 @@ WIDE void tap_maximum_where(float *restrict best, int32_t *restrict where, const
 WIDE void tap_add(float *restrict sum, const float *restrict x, int64_t stride, int64_t count,
                   float weight){BY_STRIDE(LOOP_ADD)}
 
-#define LOOP_SPREAD(step)                                                                                              \
-    for (int64_t i = 0; i < count; i++)                                                                                \
-    sum[i * step] += x[i] * weights[i]
-
-WIDE void tap_spread(float *restrict sum, int64_t stride, const float *restrict x, const float *restrict weights,
-                     int64_t count){BY_STRIDE(LOOP_SPREAD)}
+WIDE void tap_gather(float *restrict sum, int64_t sum_stride, const float *restrict x, int64_t stride, int64_t count,
+                     float weight) {
+    if (sum_stride == 1) {
+        BY_STRIDE(LOOP_ADD)
+    } else {
+        for (int64_t i = 0; i < count; i++)
+            sum[i * sum_stride] += weight * x[i * stride];
+    }
+}
 
 WIDE void tap_scale(float *restrict x, const float *restrict factors, int64_t count) {
     for (int64_t i = 0; i < count; i++)

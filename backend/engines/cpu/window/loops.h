@@ -14,8 +14,8 @@ void tap_maximum_where(float *best, int32_t *where, const float *x, int64_t stri
                        bool nan_wins);
 /* sum += weight * x */
 void tap_add(float *sum, const float *x, int64_t stride, int64_t count, float weight);
-/* sum[i * stride] += x[i] * weights[i] */
-void tap_spread(float *sum, int64_t stride, const float *x, const float *weights, int64_t count);
+/* sum[i * sum_stride] += weight * x[i * stride] */
+void tap_gather(float *sum, int64_t sum_stride, const float *x, int64_t stride, int64_t count, float weight);
 /* y = before + weight * x; before: y itself, or NULL for 0. */
 void tap_blend(float *y, const float *before, const float *x, int64_t count, float weight);
 /* y[i] = row[places[i * taps]] * weights[i * taps] + ..., of 1 or 2 taps, without those of weight 0; weights NULL:

@@ -65,15 +65,12 @@ static bool clamps(const struct resample_geometry *g) {
     return g->padding == WEFT_EDGE_VAL_PAD && g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
 }
 
-/* Rows of a box that fit a thread's sums; false: not even one does. */
-static bool find_box(struct window *w) {
+/* Rows of a box that fit a thread's sums. */
+static void find_box(struct window *w) {
     const int64_t *x = w->g.x.size;
-    if (x[2] > WINDOW_SUMS)
-        return false;
     int64_t rows = max64(1, WINDOW_SUMS / max64(1, x[2]));
     w->box[1] = max64(1, min64(x[1], rows));
     w->box[0] = max64(1, min64(x[0], rows / w->box[1]));
-    return true;
 }
 
 /* Whether rows of a plane follow each other without gaps. */
@@ -102,6 +99,9 @@ static bool scatters(const struct window *w) {
     return g->backward && w->is_max && w->is_strided && g->x.tensor->type == WEFT_DATA_FLOAT &&
            g->taps[0] * g->taps[1] * g->taps[2] <= 64;
 }
+
+/* A gradient along rows that is gathered, each row of dx by itself. */
+static bool gathers(const struct window *w) { return w->g.backward && !w->is_last && !w->is_max && !w->is_whole; }
 
 static int value_of(const struct region *region, const struct tensor *tensor) {
     return tensor ? graph_find_value(region->graph, tensor) : -1;
@@ -137,9 +137,11 @@ static weftStatus_t analyse(struct window *w, const struct region *region) {
     if (!w->is_last && is_read_whole && g->x.size[2] > WINDOW_ROW)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows of %lld elements are too long, %d are taken here.",
              descriptor_label(op), (long long)g->x.size[2], WINDOW_ROW);
-    if (g->backward && !w->is_last && !find_box(w))
+    int64_t longest = w->is_max ? g->x.size[2] : max64(g->x.size[2], g->y.size[2]);
+    if (g->backward && !w->is_last && longest > WINDOW_SUMS)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: a row of %lld elements is larger than %d sums.",
-             descriptor_label(op), (long long)g->x.size[2], WINDOW_SUMS);
+             descriptor_label(op), (long long)longest, WINDOW_SUMS);
+    find_box(w);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -276,8 +278,10 @@ static weftStatus_t tabulate_way(struct window *w, struct window_way *way, bool 
     for (int i = 0; i < WINDOW_AXES; i++)
         TRY(tabulate_links(w, way, i, arena));
     const int64_t *size = (is_gradient ? &w->g.x : &w->g.y)->size;
-    way->task_rows = max64(1, WINDOW_TASK / max64(1, size[2] * w->g.c));
-    way->tasks = divide_up(w->g.n * size[0] * size[1], way->task_rows);
+    int64_t planes = w->is_last ? w->g.n : w->g.n * w->g.c;
+    int64_t row = w->is_last ? size[2] * w->g.c : 4 * size[2];
+    way->task_rows = max64(1, WINDOW_TASK / max64(1, row));
+    way->tasks = divide_up(planes * size[0] * size[1], way->task_rows);
     return tabulate_segments(w, way, arena);
 }
 
@@ -313,7 +317,7 @@ static int64_t tasks_of(const struct window *w) {
         return divide_up(w->g.n * w->g.c, WINDOW_PLANES);
     if (w->scatters)
         return w->g.n * w->g.c;
-    if (w->is_last)
+    if (w->is_last || gathers(w))
         return w->g.backward ? w->gradient.tasks : w->forward.tasks;
     if (w->g.backward)
         return w->g.n * w->g.c * divide_up(x[0], w->box[0]) * divide_up(x[1], w->box[1]);
@@ -335,7 +339,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         TRY(tabulate_masks(w, i, arena));
     if (w->is_last && (!w->g.backward || window_channels_workspace_bytes(w)))
         TRY(tabulate_way(w, &w->forward, false, arena));
-    if (w->is_last && w->g.backward)
+    if (w->g.backward && (w->is_last || gathers(w)))
         TRY(tabulate_way(w, &w->gradient, true, arena));
     w->tasks = tasks_of(w);
     TRY(threads_start());
@@ -359,6 +363,8 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
         threads_for(w->tasks, w->is_whole ? window_mean_task : window_scatter_task, &job);
     else if (w->is_last)
         threads_for(w->tasks, w->g.backward ? window_channels_backward_task : window_channels_forward_task, &job);
+    else if (gathers(w))
+        threads_for(w->tasks, window_gather_task, &job);
     else
         threads_for(w->tasks, w->g.backward ? window_backward_task : window_forward_task, &job);
     return WEFT_STATUS_SUCCESS;

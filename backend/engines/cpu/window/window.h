@@ -12,8 +12,8 @@ enum {
     WINDOW_AXES = 3,
     WINDOW_LANES = 1024,    /* of one pass: best or sum, and position, stay in L1 */
     WINDOW_ROW = 4096,      /* elements of x that lanes along a row read, at most, where they must be converted */
-    WINDOW_SUMS = 24 << 10, /* floats of a gradient's box, on the stack of a thread */
-    WINDOW_TASK = 8 << 10,  /* results of a task of whole rows of channels, about */
+    WINDOW_SUMS = 24 << 10, /* floats of a gradient's box or row, on the stack of a thread */
+    WINDOW_TASK = 8 << 10,  /* results of a task of whole rows of channels, about; of rows a quarter */
     WINDOW_PLANES = 16,     /* that a task averages */
     WINDOW_OUTSIDE = -1     /* a tap in padding */
 };
@@ -30,7 +30,7 @@ struct window_segment {
     int64_t first, positions;
 };
 
-/* Of channels: how rows of results are made, of y or of dx. */
+/* How rows of results are made, of y or of dx. */
 struct window_way {
     bool is_gradient;
     struct window_link **links[WINDOW_AXES]; /* [result] the first of its own; one more: the end */
@@ -113,9 +113,10 @@ struct window_job {
     void *workspace;
 };
 void window_forward_task(void *job, int64_t task);
-void window_backward_task(void *job, int64_t task);
-void window_scatter_task(void *job, int64_t task); /* scatters: of a plane */
-void window_mean_task(void *job, int64_t task);    /* is_whole, both ways: of WINDOW_PLANES planes */
+void window_backward_task(void *job, int64_t task); /* of maxima: of a box */
+void window_gather_task(void *job, int64_t task);   /* of means and interpolation: of rows */
+void window_scatter_task(void *job, int64_t task);  /* scatters: of a plane */
+void window_mean_task(void *job, int64_t task);     /* is_whole, both ways: of WINDOW_PLANES planes */
 
 /* The same where lanes are channels. A maximum's gradient without an index has that found first, in workspace. */
 int64_t window_channels_workspace_bytes(const struct window *w);
