@@ -78,9 +78,11 @@ INLINE void NAME(maximum_block)(const struct sweep *s, struct frame f, int64_t p
     }
 }
 
-/* pick_type: INT8 or INT32, or FLOAT where there are no picks. */
+/* pick_type: INT8 or INT32, or FLOAT where there are no picks. rows, weights: the sweep's, or copies that stay in
+   registers. */
 INLINE void NAME(sum_block)(const struct sweep *s, struct frame f, int64_t position, int64_t channel, int vectors,
-                            int lanes, weftDataType_t type, weftDataType_t pick_type) {
+                            int lanes, weftDataType_t type, weftDataType_t pick_type, const char *const *rows,
+                            const float *weights, int taps) {
     const int64_t size = type == WEFT_DATA_FLOAT ? 4 : 2, pick_size = pick_type == WEFT_DATA_INT8 ? 1 : 4;
     const int64_t offset = position * f.row_step + channel * size;
     const int64_t pick_offset = position * f.pick_step + channel * pick_size;
@@ -89,9 +91,9 @@ INLINE void NAME(sum_block)(const struct sweep *s, struct frame f, int64_t posit
     for (int v = 0; v < vectors; v++)
         sum[v] =
             f.goes_on ? NAME(load)(WEFT_DATA_FLOAT, (const char *)(results + v * LANES), lanes) : (NAME(floats)){0};
-    for (int k = 0; k < f.count; k++) {
+    for (int k = 0; k < taps; k++) {
         _Pragma("GCC unroll 4") for (int v = 0; v < vectors; v++) {
-            NAME(floats) value = NAME(load)(type, s->rows[k] + offset + v * LANES * size, lanes) * s->weights[k];
+            NAME(floats) value = NAME(load)(type, rows[k] + offset + v * LANES * size, lanes) * weights[k];
             if (pick_type != WEFT_DATA_FLOAT) {
                 const char *picks = s->picks[k] + pick_offset + v * LANES * pick_size;
                 NAME(ints) is_picked = NAME(load_pick)(pick_type, picks, lanes) == s->numbers[k];
@@ -131,12 +133,20 @@ INLINE void NAME(maximum_of)(const struct sweep *sweep, struct frame frame, weft
 
 INLINE void NAME(sum_of)(const struct sweep *sweep, struct frame frame, weftDataType_t type) {
     if (!sweep->has_picks) {
-        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_FLOAT)
+        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_FLOAT, sweep->rows, sweep->weights, frame.count)
     } else if (sweep->pick_type == WEFT_DATA_INT8) {
-        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_INT8)
+        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_INT8, sweep->rows, sweep->weights, frame.count)
     } else {
-        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_INT32)
+        EACH_BLOCK(NAME(sum_block), type, WEFT_DATA_INT32, sweep->rows, sweep->weights, frame.count)
     }
+}
+
+/* Windows of 2 x 2, as those of bilinear interpolation. */
+INLINE void NAME(sum_of_4)(const struct sweep *sweep, struct frame frame) {
+    const char *const rows[] = {sweep->rows[0], sweep->rows[1], sweep->rows[2], sweep->rows[3]};
+    const float weights[] = {sweep->weights[0], sweep->weights[1], sweep->weights[2], sweep->weights[3]};
+    frame.goes_on = false;
+    EACH_BLOCK(NAME(sum_block), WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, rows, weights, 4)
 }
 
 /* With the type as a constant nothing is asked for each element. */
@@ -148,7 +158,9 @@ TARGET static void NAME(maximum)(const struct sweep *sweep) {
 }
 
 TARGET static void NAME(sum)(const struct sweep *sweep) {
-    if (sweep->type == WEFT_DATA_FLOAT)
+    if (sweep->type == WEFT_DATA_FLOAT && sweep->count == 4 && !sweep->goes_on && !sweep->has_picks)
+        NAME(sum_of_4)(sweep, frame_of(sweep));
+    else if (sweep->type == WEFT_DATA_FLOAT)
         NAME(sum_of)(sweep, frame_of(sweep), WEFT_DATA_FLOAT);
     else
         NAME(sum_of)(sweep, frame_of(sweep), sweep->type);

@@ -261,8 +261,9 @@ static bool is_alike(const struct window *w, const struct window_way *way, int64
 /* A row of results: every result_step-th of them in turn. */
 static weftStatus_t tabulate_segments(const struct window *w, struct window_way *way, struct arena *arena) {
     int64_t results = (way->is_gradient ? &w->g.x : &w->g.y)->size[2];
-    way->result_step = way->is_gradient ? w->g.step[2] : w->g.denominator[2];
-    way->source_step = way->is_gradient ? w->g.denominator[2] : w->g.step[2];
+    int64_t common = gcd64(w->g.step[2], w->g.denominator[2]), step = w->g.step[2] / common;
+    way->result_step = way->is_gradient ? step : w->g.denominator[2] / common;
+    way->source_step = way->is_gradient ? w->g.denominator[2] / common : step;
     TRY(arena_alloc(arena, &way->segments, (size_t)results * sizeof *way->segments));
     for (int64_t phase = 0; phase < min64(way->result_step, results); phase++)
         for (int64_t at = phase, steps; at < results; at += steps * way->result_step) {
