@@ -504,6 +504,19 @@ def test_interpolation(case: Resize, mode: str, padding_mode: str | None) -> Non
     )
 
 
+def test_results_larger_than_caches() -> None:
+    """8 MiB and more, channels last: whole rows of them are stored past the caches."""
+    x = np.arange(2 * 290 * 128 * 16, dtype=np.float32).reshape(2, 290, 128, 16)
+    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+    dims = [2, 16, 290, 128]
+    made = g.tensor(dims, checks.strides_of(dims, "channels_last"), name="x")
+    y = resample(g, made, mode="NEAREST", stride=[Fraction(1, 2)] * 2, pre_padding=[0, 0])
+    y.set_dim([2, 16, 580, 256]).set_output(True)
+    g.build()
+    found = np.moveaxis(np.asarray(g.plan(x=np.moveaxis(x, 3, 1))), 1, 3)
+    assert (found == x.repeat(2, 1).repeat(2, 2)).all()
+
+
 def test_nearest_with_the_lowest_value_outside() -> None:
     x = np.float32([[[1, 2, 3]]])
     options = {"mode": "NEAREST", "padding_mode": "NEG_INF_PAD", "stride": [1], "pre_padding": [1]}

@@ -21,6 +21,7 @@ struct batch {
     struct window_side source, result, index;
     int64_t n, c, channels, at[WINDOW_AXES], positions;
     bool finds_maximum, is_direct; /* is_direct: sums are the result's memory */
+    bool is_blended;               /* the rows of the outer axes are one */
     bool is_single;                /* taps in padding are read, which has no next place */
     struct sweep sweep;
     float *sums; /* with where: room for WINDOW_LANES */
@@ -150,6 +151,10 @@ static void add_links(struct batch *b, const char *row, const char *pick, int64_
 static void add_all(struct batch *b) {
     struct window_link *const *i_links = &b->way->links[0][b->at[0]], *const *j_links = &b->way->links[1][b->at[1]];
     double alpha = b->way->is_gradient ? b->w->g.alpha : 1;
+    if (b->is_blended) {
+        add_links(b, b->rows, b->picks, 0, 1);
+        return;
+    }
     for (const struct window_link *i = i_links[0]; i < i_links[1]; i++)
         for (const struct window_link *j = j_links[0]; j < j_links[1]; j++) {
             bool is_outside = i->place == WINDOW_OUTSIDE || j->place == WINDOW_OUTSIDE;
@@ -173,17 +178,54 @@ static int64_t most_positions(const struct batch *b) {
     return b->is_direct && !b->sweep.where ? INT64_MAX : WINDOW_LANES / b->channels;
 }
 
+/* Rows of the outer axes that a sum may take as one: a row of them is as long as its channels side by side. */
+static bool blends(const struct batch *b) {
+    const struct resample_operand *o = b->source.operand;
+    int64_t channels = b->w->g.c, row = o->size[2] * channels;
+    return !b->finds_maximum && !b->sweep.has_picks && b->source.type == WEFT_DATA_FLOAT && channels <= b->w->lanes &&
+           o->size_stride[2] == channels && row <= WINDOW_ROW && b->w->axes[0].taps * b->w->axes[1].taps > 1;
+}
+
+/* Then fewer taps are left for each result. */
+static void blend_rows(struct batch *b, float *blended) {
+    struct sweep *s = &b->sweep;
+    double alpha = b->way->is_gradient ? b->w->g.alpha : 1;
+    begin(b);
+    s->channels = b->source.operand->size[2] * b->channels, s->positions = 1, s->results = blended;
+    for (const struct window_link *i = b->way->links[0][b->at[0]]; i < b->way->links[0][b->at[0] + 1]; i++)
+        for (const struct window_link *j = b->way->links[1][b->at[1]]; j < b->way->links[1][b->at[1] + 1]; j++)
+            add(b, b->rows + i->place * b->row_bytes[0] + j->place * b->row_bytes[1], NULL, 0,
+                alpha * i->weight * j->weight);
+    sweep(b);
+    s->channels = b->channels;
+    b->rows = (const char *)blended;
+}
+
+/* Whether a row of results is made in a cache, and flushed as one. */
+static bool is_staged(const struct batch *b) {
+    const struct resample_operand *o = b->result.operand;
+    return b->result.data && b->result.type == WEFT_DATA_FLOAT && tensor_bytes(o->tensor) > WINDOW_LARGE &&
+           o->size_stride[2] == b->w->g.c && o->size[2] * b->w->g.c <= WINDOW_ROW;
+}
+
 /* A row of results, each with all its channels. */
 static void run_row(struct batch *b) {
     const struct window *w = b->w;
     const struct window_way *way = b->way;
-    float sums[WINDOW_LANES];
+    float sums[WINDOW_LANES], row[WINDOW_ROW], blended[WINDOW_ROW];
     int32_t where[WINDOW_LANES];
+    const int64_t first[] = {b->at[0], b->at[1], 0};
+    bool stages = is_staged(b);
     b->sums = sums, b->where = where;
     b->is_single = reads_outside(b);
     for (b->c = 0; b->c < w->g.c; b->c += w->lanes) {
         b->channels = min64(w->lanes, w->g.c - b->c);
         begin_channels(b);
+        b->is_blended = blends(b);
+        if (b->is_blended)
+            blend_rows(b, blended);
+        if (stages)
+            b->results = row + b->c;
         for (const struct window_segment *s = way->segments; s < way->segments + way->segment_count; s++)
             for (int64_t done = 0; done < s->positions; done += b->positions) {
                 b->at[2] = s->first + done * way->result_step;
@@ -193,6 +235,9 @@ static void run_row(struct batch *b) {
                 finish(b, way->is_gradient ? 1 : factor_at(w, b->at));
             }
     }
+    b->c = 0;
+    if (stages)
+        sweep_flush((float *)address(&b->result, b, first), row, b->result.operand->size[2] * w->g.c);
 }
 
 /* The rows of a task; size: the results'. */

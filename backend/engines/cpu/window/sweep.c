@@ -11,6 +11,8 @@
 #pragma GCC optimize("O3")
 #endif
 
+enum { LINE = 64 }; /* bytes of a cache */
+
 /* What loops over a sweep keep in registers: results may be any memory, the sweep's own for all the compiler knows. */
 struct frame {
     int64_t channels, positions, row_step, pick_step, result_step, where_step;
@@ -72,6 +74,20 @@ static bool cpu_runs(const struct sweep_kernels *kernels) {
 #endif
     (void)kernels;
     return true;
+}
+
+/* By whole lines; what is before the first one and behind the last one goes to caches. */
+void sweep_flush(float *to, const float *from, int64_t count) {
+    int64_t i = 0;
+#if defined(__x86_64__)
+    for (; i < count && (uintptr_t)(to + i) % LINE != 0; i++)
+        to[i] = from[i];
+    for (; i + LINE / 4 <= count; i += LINE / 4)
+        for (int k = 0; k < LINE / 4; k += 4)
+            _mm_stream_ps(to + i + k, _mm_loadu_ps(from + i + k));
+    _mm_sfence();
+#endif
+    memcpy(to + i, from + i, (size_t)(count - i) * sizeof *to);
 }
 
 const struct sweep_kernels *sweep_kernels(int rank) {

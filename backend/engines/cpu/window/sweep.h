@@ -34,6 +34,9 @@ struct sweep_kernels {
     void (*sum)(const struct sweep *sweep);
 };
 
+/* Copies results to memory past the caches; other threads see them afterwards. */
+void sweep_flush(float *to, const float *from, int64_t count);
+
 /* Those that this CPU runs, best first; NULL when rank is past the last one. */
 const struct sweep_kernels *sweep_kernels(int rank);
 

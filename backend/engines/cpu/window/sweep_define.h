@@ -141,12 +141,12 @@ INLINE void NAME(sum_of)(const struct sweep *sweep, struct frame frame, weftData
     }
 }
 
-/* Windows of 2 x 2, as those of bilinear interpolation. */
-INLINE void NAME(sum_of_4)(const struct sweep *sweep, struct frame frame) {
-    const char *const rows[] = {sweep->rows[0], sweep->rows[1], sweep->rows[2], sweep->rows[3]};
-    const float weights[] = {sweep->weights[0], sweep->weights[1], sweep->weights[2], sweep->weights[3]};
+/* As many as are left of bilinear interpolation. */
+INLINE void NAME(sum_of_2)(const struct sweep *sweep, struct frame frame) {
+    const char *const rows[] = {sweep->rows[0], sweep->rows[1]};
+    const float weights[] = {sweep->weights[0], sweep->weights[1]};
     frame.goes_on = false;
-    EACH_BLOCK(NAME(sum_block), WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, rows, weights, 4)
+    EACH_BLOCK(NAME(sum_block), WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, rows, weights, 2)
 }
 
 /* With the type as a constant nothing is asked for each element. */
@@ -158,8 +158,8 @@ TARGET static void NAME(maximum)(const struct sweep *sweep) {
 }
 
 TARGET static void NAME(sum)(const struct sweep *sweep) {
-    if (sweep->type == WEFT_DATA_FLOAT && sweep->count == 4 && !sweep->goes_on && !sweep->has_picks)
-        NAME(sum_of_4)(sweep, frame_of(sweep));
+    if (sweep->type == WEFT_DATA_FLOAT && sweep->count == 2 && !sweep->goes_on && !sweep->has_picks)
+        NAME(sum_of_2)(sweep, frame_of(sweep));
     else if (sweep->type == WEFT_DATA_FLOAT)
         NAME(sum_of)(sweep, frame_of(sweep), WEFT_DATA_FLOAT);
     else

@@ -14,6 +14,7 @@ enum {
     WINDOW_ROW = 4096,      /* elements of x that lanes along a row read, at most, where they must be converted */
     WINDOW_SUMS = 24 << 10, /* floats of a gradient's box or row, on the stack of a thread */
     WINDOW_TASK = 8 << 10,  /* results of a task of whole rows of channels, about; of rows a quarter */
+    WINDOW_LARGE = 8 << 20, /* bytes of a result of which nothing stays in caches */
     WINDOW_PLANES = 16,     /* that a task averages */
     WINDOW_OUTSIDE = -1     /* a tap in padding */
 };
