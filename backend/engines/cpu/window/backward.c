@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients along rows. Of means and interpolation each row of dx is gathered: the rows of dy that it was read by become
-   one, and that is added up along the row, from the same tables as where channels are lanes. Of maxima a box of dx is
-   made at a time: all outputs that read elements of the box hand their dy back to sums in float, which are stored once.
-   Boxes of one channel take whole rows; outputs at their borders are visited for each box that they read. */
+/* Gradients along rows. Of means and interpolation each row of dx is gathered: the rows of dy that it was read by
+   become one, and that is added up along the row, from the same tables as where channels are lanes. Of maxima a box of
+   dx is made at a time: all outputs that read elements of the box hand their dy back to sums in float, which are stored
+   once. Boxes of one channel take whole rows; outputs at their borders are visited for each box that they read. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/window/loops.h"
@@ -220,7 +220,7 @@ void window_scatter_task(void *context, int64_t task) {
             scatter_row(&box, &lanes, &s, where);
 }
 
-/* ---- Means and interpolation --------------------------------------------------------------------------------------- */
+/* ---- Means and interpolation ------------------------------------------------------------------------------------- */
 
 /* sum (NULL: 0) + weight * a row of dy, into blended. */
 static void blend_row(const struct window_side *dy, int64_t offset, float *blended, const float *sum, double weight) {
