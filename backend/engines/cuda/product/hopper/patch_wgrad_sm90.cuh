@@ -145,8 +145,8 @@ DEVICE void multiply_tile(sums &r_w, u32 slot, const u32 (&taps)[OWN_TAPS], u32 
         mma_commit();
         mma_wait<1>(); /* those of the step before have read their dY */
     }
-    publish_to_async_proxy(); /* what is read before a copy overwrites it */
     mma_wait<0>();
+    publish_to_async_proxy(); /* what is read before a copy overwrites it; before the wait NVRTC 12 would crash */
 }
 
 /* The partial sums of one part: [filters][taps, channels], or the other way round. */
