@@ -190,6 +190,11 @@ void direct_plan_filter(struct direct *d, const struct patches *x, const struct 
     read_dy(d, dy, images);
     d->sees_columns = d->rows <= SEEN_ROWS && d->image.to.channels % direct_kernel(0)->columns == 0;
     cut(d, threads);
+    /* With all taps at once, no number of channels may be both whole panels and few enough. */
+    if (d->sees_columns && d->tiling.rows == 0) {
+        d->sees_columns = false;
+        cut(d, threads);
+    }
 }
 
 void direct_plan_channels(struct direct *d, const struct patches *patches, const struct filter *filter, int64_t images,
