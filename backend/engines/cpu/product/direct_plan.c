@@ -109,6 +109,7 @@ static void cut(struct direct *d, int threads) {
     best.turned = d->order == DIRECT_CHANNELS ? 0 : round_up(STRIP * width, LINE);
     best.seen = best.segments * STRIP;
     d->tiling = best;
+    d->is_on = best.rows > 0; /* else there is no such cut, and gemm serves */
 }
 
 /* Read where it lies, or copied. */
@@ -191,7 +192,7 @@ void direct_plan_filter(struct direct *d, const struct patches *x, const struct 
     d->sees_columns = d->rows <= SEEN_ROWS && d->image.to.channels % direct_kernel(0)->columns == 0;
     cut(d, threads);
     /* With all taps at once, no number of channels may be both whole panels and few enough. */
-    if (d->sees_columns && d->tiling.rows == 0) {
+    if (d->sees_columns && !d->is_on) {
         d->sees_columns = false;
         cut(d, threads);
     }
