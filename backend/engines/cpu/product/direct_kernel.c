@@ -2,6 +2,8 @@
 /* Products of rows behind pointers. Each element is summed in one order, which segments and depth alone fix. */
 #include "engines/cpu/product/direct_kernel.h"
 
+#include "engines/cpu/core/vector.h"
+
 #include <stddef.h>
 #include <string.h>
 
@@ -185,22 +187,10 @@ static const struct direct_kernel kernels[] = {
      plain_sum_planes},
 };
 
-/* By the name's beginning, which says what a kernel was compiled for. */
-static bool cpu_runs(const struct direct_kernel *kernel) {
-#if defined(__x86_64__)
-    if (strncmp(kernel->name, "avx512", 6) == 0)
-        return __builtin_cpu_supports("avx512f");
-    if (strncmp(kernel->name, "avx2", 4) == 0)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-    (void)kernel;
-    return true;
-}
-
 /* Rank 1 and above are for tests, which run every kernel that the CPU has. */
 const struct direct_kernel *direct_kernel(int rank) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
-        if (cpu_runs(&kernels[i]) && rank-- == 0)
+        if (cpu_runs(kernels[i].name) && rank-- == 0)
             return &kernels[i];
     return NULL;
 }

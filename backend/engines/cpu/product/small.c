@@ -2,8 +2,9 @@
 /* Products of small matrices. Each element is summed in one order, which the depth alone fixes. */
 #include "engines/cpu/product/small.h"
 
+#include "engines/cpu/core/vector.h"
+
 #include <stddef.h>
-#include <string.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
@@ -146,22 +147,10 @@ static const struct small_kernel kernels[] = {
     {"plain 6x8", 6, 8, whole_plain, half_plain, dots_plain, combine_plain},
 };
 
-/* By the name's beginning, which says what a kernel was compiled for. */
-static bool cpu_runs(const struct small_kernel *kernel) {
-#if defined(__x86_64__)
-    if (strncmp(kernel->name, "avx512", 6) == 0)
-        return __builtin_cpu_supports("avx512f");
-    if (strncmp(kernel->name, "avx2", 4) == 0)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-    (void)kernel;
-    return true;
-}
-
 /* Rank 1 and above are for tests, which run every kernel that the CPU has. */
 const struct small_kernel *small_kernel(int rank) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
-        if (cpu_runs(&kernels[i]) && rank-- == 0)
+        if (cpu_runs(kernels[i].name) && rank-- == 0)
             return &kernels[i];
     return NULL;
 }

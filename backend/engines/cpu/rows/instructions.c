@@ -568,8 +568,7 @@ static bool is_invariant(const struct row_schedule *s, const struct term *term) 
 }
 
 /* What rows calculate and load, by the number of passes that must be closed before: up to stage_ends[n] what is known
-   once n passes are. Invariants, which
-   have no arguments, come first. */
+   once n passes are. Invariants, which have no arguments, come first. */
 static void order_row_terms(struct row_schedule *s) {
     int count = 0;
     for (int i = 0; i < s->rows->term_count; i++)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engines/cpu/window/sweep.h"
 
+#include "engines/cpu/core/vector.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -65,17 +67,6 @@ static const struct sweep_kernels all[] = {
     {"plain", plain_maximum, plain_sum},
 };
 
-static bool cpu_runs(const struct sweep_kernels *kernels) {
-#if defined(__x86_64__)
-    if (strcmp(kernels->name, "avx512") == 0)
-        return __builtin_cpu_supports("avx512f");
-    if (strcmp(kernels->name, "avx2") == 0)
-        return __builtin_cpu_supports("avx2");
-#endif
-    (void)kernels;
-    return true;
-}
-
 /* By whole lines; what is before the first one and behind the last one goes to caches. */
 void sweep_flush(float *to, const float *from, int64_t count) {
     int64_t i = 0;
@@ -92,7 +83,7 @@ void sweep_flush(float *to, const float *from, int64_t count) {
 
 const struct sweep_kernels *sweep_kernels(int rank) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (cpu_runs(&all[i]) && rank-- == 0)
+        if (cpu_runs(all[i].name) && rank-- == 0)
             return &all[i];
     return NULL;
 }
