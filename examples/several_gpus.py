@@ -94,7 +94,10 @@ def main(*kinds: str, results: str = "several_gpus.pt") -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes.spawn(work, (world, port, kinds or ("ddp",), results), nprocs=world)
+    # Forked from a server, a process leaves at once when its work is done. Spawned, it takes Python down
+    # first, and torch's threads of gloo, which outlive their group, can abort it there.
+    arguments = world, port, kinds or ("ddp",), results
+    processes.start_processes(work, arguments, nprocs=world, start_method="forkserver")
 
 
 if __name__ == "__main__":
