@@ -21,7 +21,7 @@
 
 enum {
     BLOCK_M = 192, /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
-    TILE_M = 768,  /* a tile at most. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication, */
+    TILE_M = 1152, /* a tile at most. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication, */
     TILE_N = 960,  /* a tile's buffers some 4 MiB per thread */
     LINE = 64,     /* alignment of buffers, bytes: the widest vector */
     PACK_COST = 16 /* multiplications in the time that packing one element takes */
@@ -482,6 +482,16 @@ static void widen(void *floats, const void *halves, int count) {
         ((word *)floats)[i] = (uint32_t)((const half *)halves)[i] << 16;
 }
 
+/* Rows of the panel are neighbours in memory. There they are short and on pages of their own, where the CPU sees no
+   stream: those of the next panel are fetched meanwhile. */
+static void copy_rows(float *panel, int width, const float *from, int64_t ld, int count, int depth) {
+    for (int d = 0; d < depth; d++, from += ld, panel += width) {
+        for (int i = 0; i < count; i += WORDS_OF_LINE)
+            __builtin_prefetch(from + width + i, 0, 2);
+        memcpy(panel, from, (size_t)count * sizeof *panel);
+    }
+}
+
 void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                       int depth) {
     const struct gemm_matrix *matrix = source;
@@ -490,6 +500,10 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
     /* Depth fastest in memory: rows are transposed into the panel. */
     if (matrix->depth_stride == 1) {
         pack_contiguous_depth(matrix, dst, width, index, count, depth);
+        return;
+    }
+    if (matrix->stride == 1 && has_floats(matrix)) {
+        copy_rows(dst, width, (const float *)matrix->base + index, matrix->depth_stride, count, depth);
         return;
     }
     for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width) {
