@@ -11,6 +11,9 @@
 
 #define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
 
+/* A vector of factors: as they are, or from as many IEEE halves. */
+#define LOAD_FACTORS(at) (*(const factors *)(at))
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -19,7 +22,12 @@
 #define ADD_BYTES_AVX512(sum, a, b)                                                                                    \
     ((vector)_mm512_dpbusd_epi32((__m512i)(sum), _mm512_set1_epi32((int)(a)), (__m512i)(b)))
 
-static inline int runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#define LOAD_HALVES_AVX512(at) ((factors)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(at))))
+#define LOAD_HALVES_AVX2(at) ((factors)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(at))))
+
+static inline int runs_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
 static inline int runs_avx512(void) { return __builtin_cpu_supports("avx512f"); }
 static inline int runs_avx512_pairs(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 static inline int runs_avx512_bytes(void) { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }

@@ -39,17 +39,18 @@ static const double ALONE = 1 << 20;
 /* Sums stay in registers for all of a panel's depth: 2 * height vectors of them, two of B, one of A broadcast. A macro,
    since GCC splits vectors into what the enclosing function's target has before it inlines: one text for several
    targets can only be expanded. width: of A's panel, of which the first `height` rows are multiplied; factor: a group,
-   as big as a sum; ADD: of dot.h. b_step: groups from one row of B to the next; fetches: the next columns of each row,
-   as rows far apart are no stream to the CPU.
+   as big as a sum; stored: what B's are in memory; ADD, LOAD: of dot.h. b_step: elements from one row of B to the next;
+   fetches: the next columns of each row, as rows far apart are no stream to the CPU.
    Measured on a Xeon: 14 x 32, 8 x 48 and fetching A are no faster; from L2 this is 94 % of what FMAs alone reach. */
-#define GEMM_LOOP(function, attribute, real, lanes, width, height, factor, ADD, has_start)                             \
-    attribute static inline __attribute__((always_inline)) void loop_##function(                                       \
-        int64_t groups, const void *a_panel, const void *b_panel, int64_t b_step, bool fetches, void *c_block,         \
+#define GEMM_LOOP(function, attribute, real, lanes, width, height, factor, ADD, has_start, stored, LOAD)               \
+    attribute static inline __attribute__((always_inline)) void function(                                              \
+        int64_t groups, const void *a_panel, const void *b_rows, int64_t b_step, bool fetches, void *c_block,          \
         int64_t ld, bool first) {                                                                                      \
         typedef real vector __attribute__((vector_size(lanes * sizeof(real)), may_alias));                             \
         typedef factor factors                                                                                         \
             __attribute__((vector_size(lanes * sizeof(factor)), may_alias, aligned(sizeof(factor))));                  \
-        const factor *a = a_panel, *b = b_panel;                                                                       \
+        const factor *a = a_panel;                                                                                     \
+        const stored *b = b_rows;                                                                                      \
         real *c = c_block;                                                                                             \
         /* C in the user's memory begins anywhere. */                                                                  \
         typedef vector unaligned __attribute__((aligned(sizeof(real))));                                               \
@@ -60,11 +61,9 @@ static const double ALONE = 1 << 20;
             b += b_step;                                                                                               \
         }                                                                                                              \
         for (; groups > 0; groups--, a += width, b += b_step) {                                                        \
-            factors left = *(const factors *)b, right = *(const factors *)(b + lanes);                                 \
-            if (fetches) {                                                                                             \
-                __builtin_prefetch(b + 2 * lanes, 0, 2);                                                               \
-                __builtin_prefetch(b + 3 * lanes, 0, 2);                                                               \
-            }                                                                                                          \
+            factors left = LOAD(b), right = LOAD(b + lanes);                                                           \
+            for (size_t line = 0; fetches && line < 2 * lanes * sizeof *b; line += LINE)                               \
+                __builtin_prefetch((const char *)(b + 2 * lanes) + line, 0, 2);                                        \
             _Pragma("GCC unroll 16") for (int i = 0; i < height; i++) {                                                \
                 sum[i][0] = ADD(sum[i][0], a[i], left);                                                                \
                 sum[i][1] = ADD(sum[i][1], a[i], right);                                                               \
@@ -79,33 +78,37 @@ static const double ALONE = 1 << 20;
         }                                                                                                              \
     }
 
-#define GEMM_KERNEL(function, attribute, real, lanes, width, height, factor, ADD, has_start)                           \
-    GEMM_LOOP(function, attribute, real, lanes, width, height, factor, ADD, has_start)                                 \
-    attribute static void function(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first) {    \
-        loop_##function(groups, a, b, 2 * lanes, false, c, ld, first);                                                 \
-    }
-
 /* All rows of a panel, and its first few. */
-#define GEMM_KERNELS(name, attribute, real, lanes, width, few, factor, ADD, has_start)                                 \
-    GEMM_KERNEL(multiply_##name, attribute, real, lanes, width, width, factor, ADD, has_start)                         \
-    GEMM_KERNEL(multiply_few_##name, attribute, real, lanes, width, few, factor, ADD, has_start)
+#define GEMM_LOOPS(name, attribute, real, lanes, width, few, factor, ADD, has_start, stored, LOAD)                     \
+    GEMM_LOOP(loop_##name, attribute, real, lanes, width, width, factor, ADD, has_start, stored, LOAD)                 \
+    GEMM_LOOP(loop_few_##name, attribute, real, lanes, width, few, factor, ADD, has_start, stored, LOAD)
 
-/* The same of floats, for B as it lies in memory. */
+/* Of panels. */
+#define GEMM_PACKED(function, loop, attribute, lanes)                                                                  \
+    attribute static void function(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first) {    \
+        loop(groups, a, b, 2 * lanes, false, c, ld, first);                                                            \
+    }
+#define GEMM_KERNELS(name, attribute, real, lanes, width, few, factor, ADD, has_start)                                 \
+    GEMM_LOOPS(name, attribute, real, lanes, width, few, factor, ADD, has_start, factor, LOAD_FACTORS)                 \
+    GEMM_PACKED(multiply_##name, loop_##name, attribute, lanes)                                                        \
+    GEMM_PACKED(multiply_few_##name, loop_few_##name, attribute, lanes)
+
+/* Of B as it lies in memory. */
 #define GEMM_LOOSE(name, attribute)                                                                                    \
     attribute static void loose_##name(int64_t depth, const void *a, const void *b, int64_t b_step, void *c,           \
                                        int64_t ld, bool first) {                                                       \
-        loop_multiply_##name(depth, a, b, b_step, true, c, ld, first);                                                 \
+        loop_##name(depth, a, b, b_step, true, c, ld, first);                                                          \
     }                                                                                                                  \
     attribute static void loose_few_##name(int64_t depth, const void *a, const void *b, int64_t b_step, void *c,       \
                                            int64_t ld, bool first) {                                                   \
-        loop_multiply_few_##name(depth, a, b, b_step, true, c, ld, first);                                             \
+        loop_few_##name(depth, a, b, b_step, true, c, ld, first);                                                      \
     }
 
 #if defined(__x86_64__)
 #define AVX512 __attribute__((target("avx512f")))
 #define AVX512_PAIRS __attribute__((target("avx512f,avx512bf16")))
 #define AVX512_BYTES __attribute__((target("avx512f,avx512vnni")))
-#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
 GEMM_KERNELS(avx512_f32, AVX512, float, 16, 12, 4, float, ADD_PRODUCT, false)
 GEMM_KERNELS(avx512_f64, AVX512, double, 8, 12, 4, double, ADD_PRODUCT, false)
 GEMM_KERNELS(avx512_bf16, AVX512_PAIRS, float, 16, 12, 4, uint32_t, ADD_PAIRS_AVX512, false)
@@ -114,6 +117,10 @@ GEMM_KERNELS(avx2_f32, AVX2, float, 8, 6, 2, float, ADD_PRODUCT, false)
 GEMM_KERNELS(avx2_f64, AVX2, double, 4, 6, 2, double, ADD_PRODUCT, false)
 GEMM_LOOSE(avx512_f32, AVX512)
 GEMM_LOOSE(avx2_f32, AVX2)
+GEMM_LOOPS(avx512_f16, AVX512, float, 16, 12, 4, float, ADD_PRODUCT, false, uint16_t, LOAD_HALVES_AVX512)
+GEMM_LOOPS(avx2_f16, AVX2, float, 8, 6, 2, float, ADD_PRODUCT, false, uint16_t, LOAD_HALVES_AVX2)
+GEMM_LOOSE(avx512_f16, AVX512)
+GEMM_LOOSE(avx2_f16, AVX2)
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
 GEMM_KERNELS(plain_f32, , float, 4, 6, 2, float, ADD_PRODUCT, false)
@@ -135,8 +142,10 @@ AVX512_BYTES static void start_avx512_i8(int64_t groups, void *b_panel) {
 }
 #endif
 
-#define MULTIPLY(name) multiply_##name, multiply_few_##name, NULL, NULL
-#define MULTIPLY_FLOATS(name) multiply_##name, multiply_few_##name, loose_##name, loose_few_##name
+#define LOOSE(name) {loose_##name, loose_few_##name}
+#define NO_LOOSE {NULL, NULL}
+#define MULTIPLY(name) multiply_##name, multiply_few_##name, NO_LOOSE, NO_LOOSE
+#define MULTIPLY_FLOATS(name) multiply_##name##_f32, multiply_few_##name##_f32, LOOSE(name##_f32)
 
 static const struct gemm_kernel kernels[] = {
 #if defined(__x86_64__)
@@ -144,12 +153,14 @@ static const struct gemm_kernel kernels[] = {
      runs_avx512_bytes},
     {"avx512 bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 12, 4, 32, MULTIPLY(avx512_bf16), NULL,
      runs_avx512_pairs},
-    {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 12, 4, 32, MULTIPLY_FLOATS(avx512_f32), NULL, runs_avx512},
+    {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 12, 4, 32, MULTIPLY_FLOATS(avx512), LOOSE(avx512_f16), NULL,
+     runs_avx512},
     {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 12, 4, 16, MULTIPLY(avx512_f64), NULL, runs_avx512},
-    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 2, 16, MULTIPLY_FLOATS(avx2_f32), NULL, runs_avx2},
+    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 2, 16, MULTIPLY_FLOATS(avx2), LOOSE(avx2_f16), NULL,
+     runs_avx2},
     {"avx2 6x8", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 2, 8, MULTIPLY(avx2_f64), NULL, runs_avx2},
 #endif
-    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 2, 8, MULTIPLY_FLOATS(plain_f32), NULL, NULL},
+    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 2, 8, MULTIPLY_FLOATS(plain), NO_LOOSE, NULL, NULL},
     {"plain 6x4", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 2, 4, MULTIPLY(plain_f64), NULL, NULL},
 };
 
@@ -261,6 +272,11 @@ static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int
     return index;
 }
 
+/* The element that a panel of a matrix begins with; elements are whole bytes. */
+static const char *corner_of(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+    return (const char *)matrix->base + dtype_bytes(matrix->type, matrix_index(matrix, batch, first, k0));
+}
+
 /* Whether elements can be read where they lie: user memory promises no alignment. */
 static bool has_floats(const struct gemm_matrix *matrix) {
     return matrix->type == WEFT_DATA_FLOAT && (uintptr_t)matrix->base % sizeof(float) == 0;
@@ -281,7 +297,8 @@ struct job {
 /* The part of C that a thread works on, and where: row and column in C, the buffers of packed A, packed B and sums. */
 struct tile {
     int64_t batch, row, rows, column, columns;
-    int64_t loose; /* its first columns, of which B is multiplied where it lies */
+    int64_t loose_columns; /* the first of them, of which B is multiplied where it lies */
+    gemm_multiply_loose *const *loose;
     char *a, *b, *c;
 };
 
@@ -312,8 +329,8 @@ static void pack_panels(const struct job *job, gemm_pack *function, const void *
    buffer, and where C is stored. */
 struct block_of_c {
     const char *a, *b;
-    bool is_loose; /* b lies in memory, b_step elements from row to row */
-    int64_t b_step;
+    gemm_multiply_loose *const *loose; /* NULL: b is a panel */
+    int64_t b_step;                    /* of B in memory: elements from row to row */
     char *sums;
     struct gemm_place place;
     int64_t rows, columns;
@@ -337,21 +354,12 @@ static void multiply_part(const struct job *job, const struct block_of_c *block,
     int64_t ld = is_in_place ? place->row_bytes / job->size : job->tiling.tile_n;
     if (place->at)
         fetch(place, block->rows, block->columns);
-    if (block->is_loose)
-        (is_few ? kernel->loose_few : kernel->loose)(groups, block->a, block->b, block->b_step, sums, ld, first);
+    if (block->loose)
+        block->loose[is_few](groups, block->a, block->b, block->b_step, sums, ld, first);
     else
         (is_few ? kernel->multiply_few : kernel->multiply)(groups, block->a, block->b, sums, ld, first);
     for (int64_t i = 0; i < block->rows && place->takes_sums && !is_whole; i++)
         memcpy(place->at + i * place->row_bytes, sums + i * ld * job->size, (size_t)(block->columns * job->size));
-}
-
-/* Takes B's columns from `column` of the tile on as they lie. */
-static void find_loose(const struct job *job, const struct tile *tile, int64_t column, int64_t k0,
-                       struct block_of_c *block) {
-    const struct gemm_matrix *b = job->gemm->b;
-    block->b = (const char *)b->base + matrix_index(b, tile->batch, tile->column + column, k0) * job->size;
-    block->b_step = b->depth_stride;
-    block->is_loose = true;
 }
 
 /* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row`. Columns outside: the
@@ -369,8 +377,11 @@ static void multiply_block(const struct job *job, const struct tile *tile, int64
                                        .place = place,
                                        .rows = min64(kernel->rows, rows - i),
                                        .columns = min64(kernel->columns, tile->columns - j)};
-            if (j < tile->loose)
-                find_loose(job, tile, j, k0, &block);
+            if (j < tile->loose_columns) {
+                block.b = corner_of(job->gemm->b, tile->batch, tile->column + j, k0);
+                block.b_step = ((const struct gemm_matrix *)job->gemm->b)->depth_stride;
+                block.loose = tile->loose;
+            }
             if (place.at)
                 block.place.at += i * place.row_bytes + j * place.column_bytes;
             multiply_part(job, &block, groups, k0 == 0);
@@ -406,9 +417,10 @@ static void run_tile(const struct job *job, const struct tile *tile) {
     }
     for (int64_t k0 = 0; k0 < gemm->k; k0 += job->tiling.depth) {
         int depth = (int)min64(job->tiling.depth, gemm->k - k0);
-        int64_t packed = tile->loose * (groups_of(kernel, depth) + starts_of(kernel)) * job->size;
+        int64_t packed = tile->loose_columns * (groups_of(kernel, depth) + starts_of(kernel)) * job->size;
         pack_panels(job, gemm->pack_b, gemm->b, tile->b + packed, kernel->columns, starts_of(kernel),
-                    (struct part){tile->batch, tile->column + tile->loose, tile->columns - tile->loose, k0, depth});
+                    (struct part){tile->batch, tile->column + tile->loose_columns, tile->columns - tile->loose_columns,
+                                  k0, depth});
         for (int64_t row = 0; row < tile->rows; row += job->tiling.block_m) {
             int64_t rows = min64(job->tiling.block_m, tile->rows - row);
             pack_panels(job, gemm->pack_a, gemm->a, tile->a, kernel->rows, 0,
@@ -423,15 +435,22 @@ static void run_tile(const struct job *job, const struct tile *tile) {
     }
 }
 
-/* How many of a tile's columns, whole kernels, are multiplied where they lie: packing costs more than it saves where few
-   rows read them. Sums are the same bit by bit. Rows a multiple of 4 KiB apart take each other's places in the caches:
-   measured on a Xeon, even then 8 blocks are 5 % quicker so, 2 are 40 %, and 20 are slower. */
-static int64_t loose_columns(const struct gemm *gemm, const struct tile *tile) {
+/* What multiplies B where it lies; NULL: it must be packed. */
+static gemm_multiply_loose *const *loose_of(const struct gemm *gemm) {
     const struct gemm_kernel *kernel = gemm->kernel;
     const struct gemm_matrix *b = gemm->b;
-    if (!kernel->loose || gemm->pack_b != gemm_pack_matrix || tile->rows > LOOSE_BLOCKS * kernel->rows)
-        return 0;
-    return b->stride == 1 && has_floats(b) ? tile->columns / kernel->columns * kernel->columns : 0;
+    if (gemm->pack_b != gemm_pack_matrix || b->stride != 1)
+        return NULL;
+    gemm_multiply_loose *const *loose = b->type == WEFT_DATA_HALF ? kernel->loose_halves : kernel->loose;
+    return loose[0] && (has_floats(b) || b->type == WEFT_DATA_HALF) ? loose : NULL;
+}
+
+/* Columns are multiplied where they lie, as far as they are whole kernels, where few rows read them: packing costs more
+   than it saves then. Sums are the same bit by bit. Rows a multiple of 4 KiB apart take each other's places in the
+   caches: measured on a Xeon, even then 2 blocks are 1.4 times as quick so, 8 are 1.05 times, 20 are slower. */
+static void find_loose(const struct gemm *gemm, struct tile *tile) {
+    tile->loose = tile->rows <= LOOSE_BLOCKS * gemm->kernel->rows ? loose_of(gemm) : NULL;
+    tile->loose_columns = tile->loose ? tile->columns / gemm->kernel->columns * gemm->kernel->columns : 0;
 }
 
 /* One thread: takes tiles until none is left. `thread` numbers a set of buffers, whichever thread of the pool it is:
@@ -451,7 +470,7 @@ static void run_tiles(void *context, int64_t thread) {
         tile.column = index % t->tiles_n * t->tile_n;
         tile.rows = min64(t->tile_m, gemm->m - tile.row);
         tile.columns = min64(t->tile_n, gemm->n - tile.column);
-        tile.loose = loose_columns(gemm, &tile);
+        find_loose(gemm, &tile);
         run_tile(job, &tile);
     }
 }
@@ -597,11 +616,6 @@ void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t
 }
 
 /* ---- Groups ---- */
-
-/* The element that a panel of a matrix begins with; elements are whole bytes. */
-static const char *corner_of(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
-    return (const char *)matrix->base + dtype_bytes(matrix->type, matrix_index(matrix, batch, first, k0));
-}
 
 /* Elements of `bytes` at `depth` neighbouring depths, which lie together in memory: whole groups are words of 4 bytes,
    the last one may have fewer elements. */

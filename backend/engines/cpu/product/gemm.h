@@ -42,7 +42,7 @@ enum {
 /* Adds the product of two panels to a block of C, or begins it, if this is the first along k. */
 typedef void gemm_multiply(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
 
-/* The same of floats, where B is no panel: its rows lie in memory `b_step` elements apart, anywhere. */
+/* The same for sums of floats, where B is no panel: its rows lie in memory `b_step` elements apart, anywhere. */
 typedef void gemm_multiply_loose(int64_t depth, const void *a, const void *b, int64_t b_step, void *c, int64_t ld,
                                  bool first);
 
@@ -53,8 +53,8 @@ struct gemm_kernel {
     weftDataType_t type;         /* FLOAT, DOUBLE, FLOAT or INT32: of sums and blocks; INT32 wraps around */
     int group;                   /* 1, 1, 2 or 4 factors at neighbouring depths, which are multiplied at once */
     int rows, few_rows, columns; /* of C at a time: rows and columns are the widths of A's and of B's panels */
-    gemm_multiply *multiply, *multiply_few; /* all of A's panel, or its first few_rows */
-    gemm_multiply_loose *loose, *loose_few; /* the same two of floats; else NULL */
+    gemm_multiply *multiply, *multiply_few;          /* all of A's panel, or its first few_rows */
+    gemm_multiply_loose *loose[2], *loose_halves[2]; /* the same two for B as it lies, FLOAT or HALF; NULL: none */
     void (*start)(int64_t groups, void *b); /* fills a row in front of B's panel, what sums start from; NULL: none */
     int (*runs)(void);                      /* whether this CPU does; NULL: every one */
 };
