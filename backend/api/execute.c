@@ -40,21 +40,35 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
     return trace_failure(plan_run_pack(ours, pack, atomic_load_explicit(&handle->stream, memory_order_relaxed)));
 }
 
+/* No look at the addresses themselves here: run.c refuses those that are NULL or not aligned. */
+static weftStatus_t check_pointers(const struct plan *plan, int64_t count, const uint64_t *pointers,
+                                   const char *where) {
+    if (count != plan->slot_count)
+        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
+             "%s: %lld pointers for %d slots. Give one per slot, in the order of attribute slot_unique_ids.", where,
+             (long long)count, plan->slot_count);
+    if (count && !pointers)
+        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "%s: pointers is NULL. Give an array of %lld addresses.", where,
+             (long long)count);
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* One address per slot, in the order of slot_unique_ids; the caller's stream, and no handle. */
 weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                          weftStream_t stream) {
     status_clear();
     struct plan *ours;
     TRY(entry_plan(&ours, plan, "weftExecute"));
-    /* No look at the addresses themselves here: plan_run refuses those that are NULL or not aligned. */
-    if (count != ours->slot_count)
-        FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-             "weftExecute: %lld pointers for %d slots. Give one per slot, in the order of attribute slot_unique_ids.",
-             (long long)count, ours->slot_count);
-    if (count && !pointers)
-        FAIL(WEFT_STATUS_BAD_PARAM_NULL_POINTER, "weftExecute: pointers is NULL. Give an array of %lld addresses.",
-             (long long)count);
+    TRY(check_pointers(ours, count, pointers, "weftExecute"));
     return trace_failure(plan_run(ours, pointers, workspace, stream));
+}
+
+weftStatus_t weftFreeze(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers) {
+    status_clear();
+    struct plan *ours;
+    TRY(entry_plan(&ours, plan, "weftFreeze"));
+    TRY(check_pointers(ours, count, pointers, "weftFreeze"));
+    return plan_freeze(ours, pointers);
 }
 
 /* Bytes that this pack needs: one that overrides shapes may have a plan of its own. */

@@ -86,6 +86,9 @@ struct family {
     /* Runs on the memory of the graph's values (NULL: dead, or inside the region). Allocates nothing. NULL: as the
        engine does. */
     weftStatus_t (*run)(const struct step *step, void *const *values, void *workspace, weftStream_t stream);
+    /* Keeps what it packs of inputs whose memory keeps its numbers, `values` that are not NULL, for runs on the same
+       addresses; what was kept before is dropped. No run is under way. NULL: it packs nothing. */
+    weftStatus_t (*freeze)(struct step *step, void *const *values);
     /* Whether the memory of output value `out` may be exactly that of input value `in`. NULL: never. */
     bool (*may_alias)(const struct step *step, int in, int out);
     /* Frees what the arena does not own. NULL: as the engine does. */

@@ -60,6 +60,10 @@ extern const struct schema plan_schema;
 /* Runs with one address per slot; how large the workspace is, the caller knows. */
 weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream);
 
+/* Lets steps keep what they pack of inputs with an address; what was kept before is dropped. No execution is under
+   way. */
+weftStatus_t plan_freeze(struct plan *plan, const uint64_t *addresses);
+
 /* Is told of each step when it is done, or on a GPU enqueued, in their order. */
 struct step_watch {
     weftStatus_t (*passed)(void *context, int step);

@@ -27,15 +27,19 @@ static weftStatus_t fail_slot(const struct plan *plan, const struct slot *slot, 
          label, pointer, (long long)slot->alignment);
 }
 
+/* Alignments are powers of two. */
+static bool is_aligned(const struct slot *slot, const void *pointer) {
+    return !((uintptr_t)pointer & (uintptr_t)(slot->alignment - 1));
+}
+
 /* One test for each slot on the hot path; which rule was broken is found out only when one was. */
 static weftStatus_t check_slots(const struct plan *plan, void *const *values) {
     for (int i = 0; i < plan->slot_count; i++) {
         const struct slot *slot = &plan->slots[i];
         const void *pointer = values[slot->value];
-        /* Alignments are powers of two. By-value scalars are copied byte by byte, wherever they lie; of tensors without
-           elements nothing is read. */
-        bool is_aligned = !((uintptr_t)pointer & (uintptr_t)(slot->alignment - 1));
-        if (slot->bytes && (!pointer || (!is_aligned && !plan->draft.graph->values[slot->value].tensor->is_by_value)))
+        /* By-value scalars are copied byte by byte, wherever they lie; of tensors without elements nothing is read. */
+        if (slot->bytes &&
+            (!pointer || (!is_aligned(slot, pointer) && !plan->draft.graph->values[slot->value].tensor->is_by_value)))
             return fail_slot(plan, slot, pointer);
     }
     return WEFT_STATUS_SUCCESS;
@@ -156,7 +160,16 @@ static weftStatus_t set_pointers(const struct execution *execution, void **value
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The memory of all that is no slot; then views have their places in it. NULL: dead, or inside a step. */
+/* Views have their places in memory. Views of views are flattened: `memory` names the one that holds the elements.
+   Linear in the values, as all before. */
+static void set_views(const struct draft *draft, void **values) {
+    for (int v = 0; v < draft->graph->value_count; v++) {
+        char *whole = values[draft->cover.views.memory[v]];
+        values[v] = whole ? whole + draft->cover.views.offset[v] : NULL;
+    }
+}
+
+/* The memory of all that is no slot. NULL: dead, or inside a step. */
 static void set_memory(const struct draft *draft, void **values, void *workspace) {
     const struct graph *graph = draft->graph;
     for (int v = 0; v < graph->value_count; v++) {
@@ -166,12 +179,7 @@ static void set_memory(const struct draft *draft, void **values, void *workspace
         else if (!value_is_slot(&graph->values[v]))
             values[v] = tensor->is_constant ? tensor->constant : NULL;
     }
-    /* Views of views are flattened: memory names the one that holds the elements. Linear in the values, as all
-       before. */
-    for (int v = 0; v < graph->value_count; v++) {
-        char *whole = values[draft->cover.views.memory[v]];
-        values[v] = whole ? whole + draft->cover.views.offset[v] : NULL;
-    }
+    set_views(draft, values);
 }
 
 weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *workspace, weftStream_t stream,
@@ -226,6 +234,38 @@ static weftStatus_t execute(const struct execution *execution) {
 weftStatus_t plan_run(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream) {
     return execute(&(struct execution){
         .plan = plan, .addresses = addresses, .workspace = workspace, .workspace_bytes = -1, .stream = stream});
+}
+
+/* The memory of inputs that are frozen; scalars by value are read at each execution as before. */
+static weftStatus_t set_frozen(const struct plan *plan, const uint64_t *addresses, void **values) {
+    for (int v = 0; v < plan->draft.graph->value_count; v++)
+        values[v] = NULL;
+    for (int i = 0; i < plan->slot_count; i++) {
+        const struct slot *slot = &plan->slots[i];
+        const struct tensor *tensor = plan->draft.graph->values[slot->value].tensor;
+        void *pointer = tensor->is_by_value ? NULL : (void *)(uintptr_t)addresses[i];
+        if (pointer && slot->is_written)
+            FAIL(WEFT_STATUS_BAD_PARAM, "%s: it is frozen, and the plan writes it. Give NULL for it.",
+                 descriptor_label(&tensor->base));
+        if (!is_aligned(slot, pointer))
+            return fail_slot(plan, slot, pointer);
+        values[slot->value] = pointer;
+    }
+    set_views(&plan->draft, values);
+    return WEFT_STATUS_SUCCESS;
+}
+
+weftStatus_t plan_freeze(struct plan *plan, const uint64_t *addresses) {
+    struct frame *frame;
+    TRY(take_frame(&frame, plan));
+    weftStatus_t status = set_frozen(plan, addresses, frame->values);
+    for (int s = 0; s < plan->draft.cover.count && !status; s++) {
+        struct step *step = &plan->draft.steps[s];
+        if (step->family->freeze)
+            status = step->family->freeze(step, frame->values);
+    }
+    give_frame(plan, frame);
+    return status;
 }
 
 weftStatus_t plan_run_watched(struct plan *plan, const uint64_t *addresses, void *workspace, weftStream_t stream,

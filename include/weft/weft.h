@@ -166,6 +166,15 @@ weftStatus_t weftBackendExecute(weftHandle_t handle, weftBackendDescriptor_t pla
 weftStatus_t weftExecute(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers, void *workspace,
                          weftStream_t stream);
 
+/** Freezes inputs of a plan, as the weights of a trained network: they keep their numbers from now on, and what kernels
+    pack of them for each execution is packed once, now. Executions with the same addresses use that; with others, or
+    with overridden shapes, they pack as before. Another call takes the place of the one before: with NULL alone it
+    thaws all. Products and convolutions on the CPU keep about as many bytes again as the weights have; kernels of a GPU
+    pack nothing. Not while the plan is executed. Weft's own.
+    count:    how many pointers; must be the plan's number of slots.
+    pointers: addresses in slot order, as weftExecute will get them; NULL: not frozen. Of inputs alone. */
+weftStatus_t weftFreeze(weftBackendDescriptor_t plan, int64_t count, const uint64_t *pointers);
+
 /** The workspace in bytes that a plan needs for the shapes that a variant pack overrides (its own when it overrides
     none). */
 weftStatus_t weftGetExecutionPlanWorkspaceSize(weftHandle_t handle, weftBackendDescriptor_t plan,

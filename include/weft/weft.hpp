@@ -1406,6 +1406,9 @@ class Graph : public detail::Operations {
     }
     error_t execute_plan_at_index(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace,
                                   std::int64_t index) const;
+    /** Freezes inputs of the chosen plan, as weftFreeze does: packs them once, for executions with these addresses. */
+    error_t freeze(const Pointers &memory) const { return freeze(uids_of(memory)); }
+    error_t freeze(const Pointers_by_uid &memory) const;
     /** Runs every plan that is built some times, and chooses the fastest. */
     error_t autotune(weftHandle_t handle, const Pointers &memory, void *workspace, void * = nullptr) {
         return autotune(handle, uids_of(memory), workspace);
@@ -2179,6 +2182,20 @@ inline error_t Graph::execute_plan_at_index(weftHandle_t handle, const Pointers_
         return fail(error_code_t::GRAPH_EXECUTION_PLAN_CREATION_FAILED,
                     "plan " + std::to_string(index) + " is not built. Call build_plan_at_index().");
     return run(handle, candidate.plan, memory, workspace);
+}
+
+inline error_t Graph::freeze(const Pointers_by_uid &memory) const {
+    WEFT_HPP_TRY(need_plan([] {}));
+    for (const auto &[uid, address] : memory)
+        WEFT_HPP_TRY(refuse_memory(uid));
+    std::vector<std::uint64_t> found;
+    for (std::int64_t uid :
+         plan_.get_all<std::int64_t>(WEFT_ATTR_EXECUTION_PLAN_SLOT_UNIQUE_IDS_EXT, WEFT_TYPE_INT64)) {
+        auto given = memory.find(uid);
+        found.push_back(given == memory.end() ? 0 : reinterpret_cast<std::uintptr_t>(given->second));
+    }
+    const auto count = static_cast<std::int64_t>(found.size());
+    return placed(detail::error_of(weftFreeze(plan_.get(), count, found.data()), error_code_t::INVALID_VARIANT_PACK));
 }
 
 inline error_t Graph::autotune(weftHandle_t handle, const Pointers_by_uid &memory, void *workspace, void *) {

@@ -276,6 +276,11 @@ def execute(plan: Descriptor, pointers: Iterable[int], workspace: int = 0, strea
     check(library().weftExecute(plan.pointer, len(array), array, memory, ffi.cast("void *", stream)))
 
 
+def freeze(plan: Descriptor, pointers: Any, count: int) -> None:
+    """Lets a plan keep what it packs of the memory at these addresses; 0: of none."""
+    check(library().weftFreeze(plan.pointer, count, pointers))
+
+
 def measure(
     plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int
 ) -> float:

@@ -94,6 +94,8 @@ class Plan:
         self._large_enough: list[tuple[Any, ...] | None] = [None] * len(self.slots)
         self.thread = Thread(len(self.slots))
         self._aligned = [(i, s.alignment - 1) for i, s in enumerate(self.slots) if s.is_aligned]
+        self._frozen: dict[int, Any] = {}
+        self._frozen_owners: list[Any] = []
         self._loose: Plan | None = None  # for memory that is less aligned
         self._lent_size = self.workspace_size  # of a workspace that a caller gives
         self._for_jax: Any = None  # the plan as weft.jax calls it
@@ -220,6 +222,37 @@ class Plan:
         if plan.workspace_size:
             address, held = plan._workspace(frame, workspace, plan.workspace_size, stream)
         return BoundPlan(plan, frame, address, self._results(given), (given, owners, held))
+
+    def freeze(self, **named: Any) -> Plan:
+        """Declares that inputs keep their numbers from now on, as the weights of a trained network do: what
+        kernels on the CPU pack of them at each run is packed once, now, and kept beside them. Later calls may
+        leave these arrays out; with others in their place they run as before. Each freeze takes the place of
+        the one before, so that one without arrays thaws all. Not while another thread runs the plan. The
+        arrays must be on the plan's device; the plan holds them. Returns the plan.
+
+        >>> import numpy as np, weft
+        >>> g = weft.Graph(handle=weft.create_handle("cpu"))
+        >>> x, w = (g.tensor([2, 2], data_type="f32", name=name) for name in "xw")
+        >>> y = g.matmul(x, w)
+        >>> plan = g.build().plan.freeze(w=np.float32([[1, 2], [3, 4]]))
+        >>> plan(x=np.float32([[1, 0], [0, 1]]))
+        array([[1., 2.],
+               [3., 4.]], dtype=float32)
+        """
+        frame, stream = Frame(len(self.slots)), stream_of(self.handle)
+        owners: list[Any] = []
+        self._frozen = {}
+        gathered = self._gather((), named)
+        given = {i: gathered[i] for i in gathered if self.slots[i].uid not in self.values}
+        for i in given:
+            slot = self.slots[i]
+            try:
+                self._fill_slot(frame, i, slot, given, stream, None, owners)
+            except BadParameterError as error:
+                raise slots.named("plan", slot, error) from None
+        backend.freeze(self.descriptor, frame.pointers, self._count)
+        self._frozen, self._frozen_owners = given, owners
+        return self
 
     def other_shapes(
         self, arrays: Sequence[Any], named: Mapping[Any, Any]
@@ -376,6 +409,7 @@ class Plan:
 
     def _gather(self, arrays: Sequence[Any], named: Mapping[Any, Any]) -> dict[int, Any]:
         given = {self.index[uid]: value for uid, value in self.values.items() if uid in self.index}
+        given |= self._frozen
         if len(arrays) > len(self._inputs):
             raise BadParameterError(
                 f"plan: {len(arrays)} arrays by position, the graph has {len(self._inputs)} inputs: "

@@ -230,6 +230,43 @@ static void check_values(const struct gemm_case *c, const struct gemm *gemm, con
     }
 }
 
+static void refuse_pack(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                        int depth) {
+    (void)source, (void)panel, (void)width, (void)count;
+    CHECK(false, "packs %d depths from [%lld,%lld,%lld], which are packed", depth, (long long)batch, (long long)first,
+          (long long)k0);
+}
+
+/* Operands that are packed beforehand give the same bits, one of them alone or both. */
+static void check_packed(const struct gemm *gemm, int threads, const struct result *want) {
+    enum { LINE = 64, A = 1, B = 2 };
+    for (int packed = A; packed <= (A | B); packed++) {
+        struct gemm other = *gemm;
+        void *panels[2] = {NULL};
+        for (int i = 0; i < 2; i++) {
+            if (!(packed & (i ? B : A)))
+                continue;
+            int64_t bytes = gemm_packed_bytes(gemm, i);
+            size_t whole = (size_t)((bytes + GUARD + LINE - 1) / LINE * LINE);
+            unsigned char *end = (panels[i] = aligned_alloc(LINE, whole));
+            memset(panels[i], 0xff, whole);
+            gemm_pack_whole(gemm, i, panels[i]);
+            for (int64_t j = bytes; j < bytes + GUARD; j++)
+                CHECK(end[j] == 0xff, "packed operand overrun by %d", (int)(j - bytes) + 1);
+            *(i ? &other.packed_b : &other.packed_a) = panels[i];
+            *(i ? &other.pack_b : &other.pack_a) = refuse_pack;
+        }
+        struct result result = run(&other, threads, 0);
+        size_t elements = (size_t)(gemm->batch * gemm->m * gemm->n);
+        CHECK(memcmp(result.values, want->values, elements * sizeof *want->values) == 0,
+              "%s %lldx%lldx%lldx%lld on %d threads with operands %d packed: other sums", gemm->kernel->name,
+              (long long)gemm->batch, (long long)gemm->m, (long long)gemm->n, (long long)gemm->k, threads, packed);
+        free_result(&result);
+        free(panels[0]);
+        free(panels[1]);
+    }
+}
+
 /* C in the kernel's own type, with a gap behind each row. */
 struct sums {
     char *at;
@@ -295,8 +332,10 @@ static void check_gemm(const struct gemm_case *c, const struct gemm_kernel *kern
               (long long)c->m, (long long)c->n, (long long)c->k, threads[i]);
         free_result(&other);
     }
-    for (int count = 1; count <= 2 && c->k > 0; count++)
+    for (int count = 1; count <= 2 && c->k > 0; count++) {
         check_in_place(gemm, count, &alone);
+        check_packed(&gemm, count, &alone);
+    }
     free_result(&alone);
     free((void *)a.base);
     free((void *)b.base);

@@ -71,6 +71,12 @@ static void ported_life_cycle() {
         NEAR(y, expected);
     }
     GOOD(graph->autotune(cpu(), pack, workspace.data()));
+    std::unordered_map<std::shared_ptr<Tensor_attributes>, void *> weights = {{W, w.data()}}, results = {{Y, y.data()}};
+    GOOD(graph->freeze(weights));
+    std::fill(y.begin(), y.end(), -1.0f);
+    GOOD(graph->execute(cpu(), pack, workspace.data()));
+    NEAR(y, expected);
+    HOLDS(graph->freeze(results).get_message().find("it is frozen, and the plan writes it") != std::string::npos);
 
     std::vector<std::uint8_t> saved;
     GOOD(graph->serialize(saved));

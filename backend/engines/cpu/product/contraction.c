@@ -228,24 +228,75 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     return describe(step, contraction, kernel, arena);
 }
 
+/* A copy, for the stack: plans are immutable, and addresses differ from execution to execution. */
+static void bind(struct piece *bound, const struct piece *piece, void *const *values) {
+    *bound = *piece;
+    bound->a.base = values[bound->a.value];
+    bound->b.base = values[bound->b.value];
+    bound->gemm.pack_a = packing_of(bound->gemm.kernel, &bound->a, &bound->gemm.a);
+    bound->gemm.pack_b = packing_of(bound->gemm.kernel, &bound->b, &bound->gemm.b);
+    bound->gemm.packed_a = kept_find(&bound->a.kept, bound->a.base);
+    bound->gemm.packed_b = kept_find(&bound->b.kept, bound->b.base);
+}
+
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct contraction *contraction = step->state;
     for (int i = 0; i < contraction->piece_count; i++) {
-        /* A copy on the stack: plans are immutable, and addresses differ from execution to execution. */
         const struct direct *direct = &contraction->pieces[i].direct;
         if (direct->is_on && direct_reads(direct, values)) {
             direct_run(direct, &contraction->program, values, workspace, i > 0);
             continue;
         }
-        struct piece piece = contraction->pieces[i];
+        struct piece piece;
         struct sink sink = {contraction, &piece, values};
-        piece.a.base = values[piece.a.value];
-        piece.b.base = values[piece.b.value];
-        piece.gemm.pack_a = packing_of(piece.gemm.kernel, &piece.a, &piece.gemm.a);
-        piece.gemm.pack_b = packing_of(piece.gemm.kernel, &piece.b, &piece.gemm.b);
+        bind(&piece, &contraction->pieces[i], values);
         piece.gemm.sink = &sink;
         gemm_run(&piece.gemm, contraction->threads, workspace);
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* ---- Frozen operands --------------------------------------------------------------------------------------------- */
+
+static void release(struct step *step) {
+    struct contraction *contraction = step->state;
+    for (int i = 0; contraction && i < contraction->piece_count; i++) {
+        kept_free(&contraction->pieces[i].a.kept);
+        kept_free(&contraction->pieces[i].b.kept);
+        kept_free(&contraction->pieces[i].direct.kept);
+    }
+}
+
+/* All panels of a factor that is frozen, unless it is packed several times over: an image under many taps, or a matrix
+   that a batch shares. */
+static weftStatus_t keep_panels(struct piece *piece, const struct piece *bound, bool is_b, int64_t elements) {
+    struct kept *kept = is_b ? &piece->b.kept : &piece->a.kept;
+    int64_t bytes = gemm_packed_bytes(&bound->gemm, is_b);
+    int64_t packed = bytes * 8 / dtype_of(bound->gemm.kernel->factors)->bits;
+    if (bytes == 0 || packed >= 2 * elements)
+        return WEFT_STATUS_SUCCESS;
+    TRY(kept_make(kept, is_b ? bound->b.base : bound->a.base, bytes));
+    gemm_pack_whole(&bound->gemm, is_b, kept->panels);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t freeze(struct step *step, void *const *values) {
+    const struct contraction *contraction = step->state;
+    release(step);
+    for (int i = 0; i < contraction->piece_count; i++) {
+        struct piece *piece = &contraction->pieces[i], bound;
+        struct direct *direct = &piece->direct;
+        bind(&bound, piece, values);
+        if (direct->is_on && !direct->is_filter && values[direct->other_value]) {
+            TRY(direct_keep_filter(direct, values[direct->other_value]));
+        } else if (!direct->is_on) {
+            const struct value *all = step->region.graph->values;
+            if (bound.a.base)
+                TRY(keep_panels(piece, &bound, false, tensor_elements(all[bound.a.value].tensor)));
+            if (bound.b.base)
+                TRY(keep_panels(piece, &bound, true, tensor_elements(all[bound.b.value].tensor)));
+        }
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -256,5 +307,7 @@ const struct family cpu_contraction = {
     .accepts = accepts,
     .build = build,
     .run = run,
+    .freeze = freeze,
+    .release = release,
     .may_alias = program_may_alias,
 };

@@ -7,12 +7,14 @@
 #include "engines/cpu/core/walk.h"
 #include "engines/cpu/product/direct.h"
 #include "engines/cpu/product/gemm.h"
+#include "engines/cpu/product/kept.h"
 #include "engines/cpu/product/patches.h"
 
-/* A factor of a product: how gemm packs it, and the value whose memory it is. */
+/* A factor of a product: how gemm packs it, the value whose memory it is, and what is packed of it already. */
 struct factor {
     gemm_pack *pack;
     int value;
+    struct kept kept;
     union {
         const void *base; /* each of the others begins with it; filled in when it runs */
         struct gemm_matrix matrix;

@@ -256,10 +256,9 @@ static void store_strip(const struct task *task, float *sums, int64_t row, int64
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/* One part of the depth; sums of a depth in one part are kept for a strip only. */
+/* One part of the depth, whose panels are there; sums of a depth in one part are kept for a strip only. */
 static void run_part(const struct task *task, const struct depths *depths, bool is_first, bool is_last) {
     bool is_only = is_first && is_last;
-    pack(task, depths);
     for (int64_t i = 0; i < task->rows; i += STRIP) {
         int64_t rows = min64(STRIP, task->rows - i);
         float *sums = task->sums + (is_only ? 0 : i * task->width);
@@ -287,15 +286,64 @@ static struct depths part_of(const struct direct *d, int64_t part) {
 }
 
 /* A depth of 0 is one part, too: it stores zeros. */
-static void run_task(const struct task *task) {
-    const struct direct *d = task->job->direct;
+static int64_t parts_of(const struct direct *d) {
     const struct direct_tiling *t = &d->tiling;
-    int64_t parts = max64(1, divide_up(d->segments, t->segments)) * max64(1, divide_up(d->depth, t->depth));
+    return max64(1, divide_up(d->segments, t->segments)) * max64(1, divide_up(d->depth, t->depth));
+}
+
+/* Where a filter that is kept has the panels of a part; tasks along the rows share them. */
+static float *kept_panels(float *panels, const struct task *task, int64_t part) {
+    const struct direct *d = task->job->direct;
+    int64_t tasks = task->group * d->tiling.channel_tasks + task->channel / d->tiling.channels;
+    return panels + (tasks * parts_of(d) + part) * d->tiling.panels;
+}
+
+static void run_task(struct task *task) {
+    const struct job *job = task->job;
+    int64_t parts = parts_of(job->direct);
+    float *buffer = task->panels;
     for (int64_t part = 0; part < parts; part++) {
-        struct depths depths = part_of(d, part), next = part_of(d, part + 1);
-        task->ahead[0] = part + 1 < parts ? look_at_filter(task, &next) : (struct ahead){0};
+        struct depths depths = part_of(job->direct, part), next = part_of(job->direct, part + 1);
+        task->ahead[0] = part + 1 < parts && !job->kept ? look_at_filter(task, &next) : (struct ahead){0};
+        if (job->kept)
+            task->panels = kept_panels(job->kept, task, part);
+        else
+            pack(task, &depths);
         run_part(task, &depths, part == 0, part == parts - 1);
     }
+    task->panels = buffer;
+}
+
+/* The part of the product that the index-th task makes. */
+static void find_task(struct task *task, int64_t index) {
+    const struct direct *d = task->job->direct;
+    const struct direct_tiling *t = &d->tiling;
+    task->group = index / t->row_tasks / t->channel_tasks;
+    task->row = index % t->row_tasks * t->rows;
+    task->rows = min64(t->rows, d->rows - task->row);
+    task->channel = index / t->row_tasks % t->channel_tasks * t->channels;
+    task->channels = min64(t->channels, d->columns / d->taps - task->channel);
+    task->columns = d->taps * task->channels;
+    task->width = direct_width(d, task->channels);
+}
+
+weftStatus_t direct_keep_filter(struct direct *d, const void *filter) {
+    const struct direct_tiling *t = &d->tiling;
+    struct direct bound = *d;
+    int64_t tasks = d->groups * t->channel_tasks, parts = parts_of(d);
+    bound.filter.base = filter;
+    struct job job = {.direct = &bound};
+    struct task task = {.job = &job};
+    TRY(kept_make(&d->kept, filter, tasks * parts * t->panels * (int64_t)sizeof(float)));
+    for (int64_t i = 0; i < tasks; i++) {
+        find_task(&task, i * t->row_tasks);
+        for (int64_t part = 0; part < parts; part++) {
+            struct depths depths = part_of(d, part);
+            task.panels = kept_panels(d->kept.panels, &task, part);
+            pack(&task, &depths);
+        }
+    }
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* Tasks along the rows follow each other, as they pack the same panels from the same memory. */
@@ -308,15 +356,9 @@ static void run_tasks(void *context, int64_t thread) {
     task.sums = task.panels + t->panels;
     task.turned = task.sums + t->sums;
     task.seen = (const float **)(void *)(task.turned + t->turned);
-    int64_t index, taps = d->taps;
+    int64_t index;
     while ((index = atomic_fetch_add(&job->next, 1)) < d->groups * t->channel_tasks * t->row_tasks) {
-        task.group = index / t->row_tasks / t->channel_tasks;
-        task.row = index % t->row_tasks * t->rows;
-        task.rows = min64(t->rows, d->rows - task.row);
-        task.channel = index / t->row_tasks % t->channel_tasks * t->channels;
-        task.channels = min64(t->channels, d->columns / taps - task.channel);
-        task.columns = taps * task.channels;
-        task.width = direct_width(d, task.channels);
+        find_task(&task, index);
         run_task(&task);
     }
 }
@@ -353,6 +395,7 @@ void direct_run(const struct direct *planned, const struct program *program, voi
         stage_run(&d.dy, values[d.other_value], copy);
     copy += round_up(stage_floats(&d.dy), LINE);
     struct job job = {.direct = &d, .program = program, .values = values, .buffers = copy};
+    job.kept = d.is_filter ? NULL : (float *)kept_find(&d.kept, d.filter.base);
     if (d.is_depthwise && d.is_filter) {
         direct_run_sums(&job);
         return;

@@ -9,6 +9,7 @@
 #define WEFT_ENGINES_CPU_DIRECT_H
 
 #include "engines/cpu/core/walk.h"
+#include "engines/cpu/product/kept.h"
 #include "engines/cpu/product/stage.h"
 
 enum direct_columns {
@@ -40,6 +41,7 @@ struct direct {
     int image_value, other_value; /* other: the filter, or dy */
     struct stage image, dy;       /* `to` is what is read, a copy or not */
     struct filter filter;
+    struct kept kept; /* the filter's panels, [groups, tasks of channels, parts of the depth] */
     struct walk walk;
     struct direct_tiling tiling;
 };
@@ -62,6 +64,9 @@ int64_t direct_workspace_bytes(const struct direct *direct);
 
 /* Whether the memory of an execution can be read where it lies: user memory promises no alignment. */
 bool direct_reads(const struct direct *direct, void *const *values);
+
+/* Packs the filter once, for executions with the same address; not of a filter's gradient. */
+weftStatus_t direct_keep_filter(struct direct *direct, const void *filter);
 
 /* follows: whether the execution before, in this workspace, was of the same image. */
 void direct_run(const struct direct *direct, const struct program *program, void *const *values, void *workspace,

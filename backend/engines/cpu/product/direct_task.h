@@ -23,6 +23,7 @@ struct job {
     const struct program *program;
     void *const *values;
     float *buffers, *parts;
+    float *kept; /* the filter's panels, which are read alone; NULL: tasks pack */
     /* The result's memory, where nothing is done to sums and the walk is rows `memory_ld` apart; else NULL. */
     float *memory;
     int64_t memory_ld;

@@ -181,6 +181,13 @@ static int64_t groups_of(const struct gemm_kernel *kernel, int64_t depth) { retu
 /* Rows in front of a panel of B. */
 static int64_t starts_of(const struct gemm_kernel *kernel) { return kernel->start ? 1 : 0; }
 
+/* Groups in each panel of k but perhaps the last: equally many, so that the last one is not a thin rest; at least 1
+   where k is 0. */
+static int64_t panel_groups(const struct gemm *gemm) {
+    int64_t groups = groups_of(gemm->kernel, gemm->k);
+    return max64(1, divide_up(groups, max64(1, divide_up(groups, GEMM_DEPTH))));
+}
+
 /* ---- Cutting C into tiles ---- */
 
 struct tiling {
@@ -228,8 +235,7 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     }
     best.threads = min64(threads, max64(1, gemm->batch * best.tiles_m * best.tiles_n));
     best.block_m = min64(best.tile_m, round_up(BLOCK_M, gemm->kernel->rows));
-    /* Panels of equal depth, so that the last one is not a thin rest; at least 1 where k is 0. */
-    int64_t depth = max64(1, divide_up(groups, max64(1, divide_up(groups, GEMM_DEPTH))));
+    int64_t depth = panel_groups(gemm);
     best.depth = depth * gemm->kernel->group;
     best.a_bytes = round_up(best.block_m * depth * size, LINE);
     best.b_bytes = round_up(best.tile_n * (depth + starts_of(gemm->kernel)) * size, LINE);
@@ -308,22 +314,79 @@ struct part {
     int depth;
 };
 
-/* Packs a part, panel after panel, of which each has `starts` rows in front. A last panel or group that is not
-   full is cleared, so that kernels multiply zeros instead of asking. */
-static void pack_panels(const struct job *job, gemm_pack *function, const void *source, char *panels, int width,
-                        int64_t starts, struct part part) {
-    const struct gemm_kernel *kernel = job->gemm->kernel;
-    int64_t groups = groups_of(kernel, part.depth);
-    for (int64_t i = 0; i < part.count; i += width, panels += (groups + starts) * width * job->size) {
-        int lanes = (int)min64(width, part.count - i);
-        char *panel = panels + starts * width * job->size;
-        if (lanes < width || part.depth % kernel->group)
-            memset(panel, 0, (size_t)(groups * width * job->size));
-        function(source, panel, width, part.batch, part.first + i, lanes, part.k0, part.depth);
-        if (starts)
+/* One of the two operands: `extent` rows of C, or columns, in panels of `width`, of which each has `starts` rows in
+   front. */
+struct operand {
+    gemm_pack *pack;
+    const void *source;
+    const char *packed; /* as in struct gemm */
+    int64_t extent, starts;
+    int width;
+};
+
+static struct operand operand_of(const struct gemm *gemm, bool is_b) {
+    const struct gemm_kernel *kernel = gemm->kernel;
+    if (is_b)
+        return (struct operand){gemm->pack_b, gemm->b, gemm->packed_b, gemm->n, starts_of(kernel), kernel->columns};
+    return (struct operand){gemm->pack_a, gemm->a, gemm->packed_a, gemm->m, 0, kernel->rows};
+}
+
+/* Packs a part, panel after panel. A last panel or group that is not full is cleared, so that kernels multiply zeros
+   instead of asking. */
+static void pack_panels(const struct gemm_kernel *kernel, const struct operand *operand, char *panels,
+                        struct part part) {
+    int64_t groups = groups_of(kernel, part.depth), row_bytes = operand->width * size_of(kernel);
+    for (int64_t i = 0; i < part.count; i += operand->width, panels += (groups + operand->starts) * row_bytes) {
+        int lanes = (int)min64(operand->width, part.count - i);
+        char *panel = panels + operand->starts * row_bytes;
+        if (lanes < operand->width || part.depth % kernel->group)
+            memset(panel, 0, (size_t)(groups * row_bytes));
+        operand->pack(operand->source, panel, operand->width, part.batch, part.first + i, lanes, part.k0, part.depth);
+        if (operand->starts)
             kernel->start(groups, panels);
     }
 }
+
+/* Where the panels of a part begin among all of an operand, [batch, depths, rows or columns]; that of the entry behind
+   the batch is their size, in bytes. */
+static int64_t packed_offset(const struct gemm *gemm, const struct operand *operand, const struct part *part) {
+    int64_t groups = groups_of(gemm->kernel, gemm->k), depth = panel_groups(gemm);
+    int64_t whole = round_up(operand->extent, operand->width), panels = divide_up(groups, depth);
+    int64_t before = part->k0 / gemm->kernel->group, here = min64(depth, groups - before) + operand->starts;
+    int64_t rows = part->batch * (groups + panels * operand->starts) + before + before / depth * operand->starts;
+    return (rows * whole + part->first * here) * size_of(gemm->kernel);
+}
+
+int64_t gemm_packed_bytes(const struct gemm *gemm, bool is_b) {
+    struct operand operand = operand_of(gemm, is_b);
+    return packed_offset(gemm, &operand, &(struct part){.batch = gemm->batch});
+}
+
+void gemm_pack_whole(const struct gemm *gemm, bool is_b, void *packed) {
+    struct operand operand = operand_of(gemm, is_b);
+    int64_t depth = panel_groups(gemm) * gemm->kernel->group;
+    for (int64_t i = 0; i < gemm->batch; i++)
+        for (int64_t k0 = 0; k0 < gemm->k; k0 += depth) {
+            struct part part = {i, 0, operand.extent, k0, (int)min64(depth, gemm->k - k0)};
+            pack_panels(gemm->kernel, &operand, (char *)packed + packed_offset(gemm, &operand, &part), part);
+        }
+}
+
+/* The panels of a part: among all that are packed already, or in the buffer. */
+static const char *panels_of(const struct gemm *gemm, bool is_b, char *buffer, struct part part) {
+    struct operand operand = operand_of(gemm, is_b);
+    if (operand.packed)
+        return operand.packed + packed_offset(gemm, &operand, &part);
+    pack_panels(gemm->kernel, &operand, buffer, part);
+    return buffer;
+}
+
+/* Of both operands, at the same depths. */
+struct panels {
+    const char *a, *b;
+    int64_t k0;
+    int depth;
+};
 
 /* A part of C that a kernel makes at once, or as much of it as there is: panels of A and of B, sums in the tile's
    buffer, and where C is stored. */
@@ -364,27 +427,27 @@ static void multiply_part(const struct job *job, const struct block_of_c *block,
 
 /* Adds packed A [rows, depth] times packed B [depth, columns of the tile] to the rows from `row`. Columns outside: the
    panel of B stays in L1 while rows of A pass. */
-static void multiply_block(const struct job *job, const struct tile *tile, int64_t row, int64_t rows, int64_t k0,
-                           int depth, struct gemm_place place) {
+static void multiply_block(const struct job *job, const struct tile *tile, const struct panels *panels, int64_t row,
+                           int64_t rows, struct gemm_place place) {
     const struct gemm_kernel *kernel = job->gemm->kernel;
-    int64_t ld = job->tiling.tile_n, groups = groups_of(kernel, depth), b_depth = groups + starts_of(kernel);
+    int64_t ld = job->tiling.tile_n, groups = groups_of(kernel, panels->depth), b_depth = groups + starts_of(kernel);
     /* Columns beyond the tile's are computed, too, on zeros: the buffer has room for whole kernels. */
     for (int64_t j = 0; j < tile->columns; j += kernel->columns) {
         for (int64_t i = 0; i < rows; i += kernel->rows) {
-            struct block_of_c block = {.a = tile->a + i * groups * job->size,
-                                       .b = tile->b + j * b_depth * job->size,
+            struct block_of_c block = {.a = panels->a + i * groups * job->size,
+                                       .b = panels->b + j * b_depth * job->size,
                                        .sums = tile->c + ((row + i) * ld + j) * job->size,
                                        .place = place,
                                        .rows = min64(kernel->rows, rows - i),
                                        .columns = min64(kernel->columns, tile->columns - j)};
             if (j < tile->loose_columns) {
-                block.b = corner_of(job->gemm->b, tile->batch, tile->column + j, k0);
+                block.b = corner_of(job->gemm->b, tile->batch, tile->column + j, panels->k0);
                 block.b_step = ((const struct gemm_matrix *)job->gemm->b)->depth_stride;
                 block.loose = tile->loose;
             }
             if (place.at)
                 block.place.at += i * place.row_bytes + j * place.column_bytes;
-            multiply_part(job, &block, groups, k0 == 0);
+            multiply_part(job, &block, groups, panels->k0 == 0);
         }
     }
 }
@@ -417,18 +480,17 @@ static void run_tile(const struct job *job, const struct tile *tile) {
     }
     for (int64_t k0 = 0; k0 < gemm->k; k0 += job->tiling.depth) {
         int depth = (int)min64(job->tiling.depth, gemm->k - k0);
-        int64_t packed = tile->loose_columns * (groups_of(kernel, depth) + starts_of(kernel)) * job->size;
-        pack_panels(job, gemm->pack_b, gemm->b, tile->b + packed, kernel->columns, starts_of(kernel),
-                    (struct part){tile->batch, tile->column + tile->loose_columns, tile->columns - tile->loose_columns,
-                                  k0, depth});
+        int64_t loose = tile->loose_columns * (groups_of(kernel, depth) + starts_of(kernel)) * job->size;
+        struct part columns = {tile->batch, tile->column + tile->loose_columns, tile->columns - tile->loose_columns, k0,
+                               depth};
+        struct panels panels = {.b = panels_of(gemm, true, tile->b + loose, columns) - loose, .k0 = k0, .depth = depth};
         for (int64_t row = 0; row < tile->rows; row += job->tiling.block_m) {
             int64_t rows = min64(job->tiling.block_m, tile->rows - row);
-            pack_panels(job, gemm->pack_a, gemm->a, tile->a, kernel->rows, 0,
-                        (struct part){tile->batch, tile->row + row, rows, k0, depth});
+            panels.a = panels_of(gemm, false, tile->a, (struct part){tile->batch, tile->row + row, rows, k0, depth});
             bool is_last = k0 + depth == gemm->k;
             struct gemm_place place = find_rows(job, tile, row, rows, is_last);
             /* The first panel overwrites what the tile before has left in the buffer. */
-            multiply_block(job, tile, row, rows, k0, depth, place);
+            multiply_block(job, tile, &panels, row, rows, place);
             if (is_last && !place.takes_sums)
                 store_block(job, tile, row, rows);
         }
@@ -449,7 +511,8 @@ static gemm_multiply_loose *const *loose_of(const struct gemm *gemm) {
    than it saves then. Sums are the same bit by bit. Rows a multiple of 4 KiB apart take each other's places in the
    caches: measured on a Xeon, even then 2 blocks are 1.4 times as quick so, 8 are 1.05 times, 20 are slower. */
 static void find_loose(const struct gemm *gemm, struct tile *tile) {
-    tile->loose = tile->rows <= LOOSE_BLOCKS * gemm->kernel->rows ? loose_of(gemm) : NULL;
+    bool is_packed = gemm->packed_b != NULL;
+    tile->loose = !is_packed && tile->rows <= LOOSE_BLOCKS * gemm->kernel->rows ? loose_of(gemm) : NULL;
     tile->loose_columns = tile->loose ? tile->columns / gemm->kernel->columns * gemm->kernel->columns : 0;
 }
 

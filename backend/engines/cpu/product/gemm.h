@@ -70,6 +70,9 @@ struct gemm {
     gemm_store *store;
     gemm_find *find;          /* or NULL */
     const void *a, *b, *sink; /* first arguments of the four */
+    /* All panels of an operand, which gemm_pack_whole has made of it for this kernel and these sizes; NULL: they are
+       packed as they are needed. */
+    const void *packed_a, *packed_b;
 };
 
 /* Bytes of workspace of gemm_run with the same sizes and threads. */
@@ -82,6 +85,11 @@ int64_t gemm_workspace_most(const struct gemm *gemm, int threads);
    summed in one order, fixed by k and the kernel, whatever the number of threads. Stores zeros when
    k is 0. Allocates nothing; the workspace, of any alignment, is in use until it returns. */
 void gemm_run(const struct gemm *gemm, int threads, void *workspace);
+
+/* All panels of A, or of B: of how many bytes they are, and packing them, on the calling thread. `packed` is aligned to
+   a line of the cache. */
+int64_t gemm_packed_bytes(const struct gemm *gemm, bool is_b);
+void gemm_pack_whole(const struct gemm *gemm, bool is_b, void *packed);
 
 /* An operand in memory, the `source` of the two functions below. Strides count elements, 0 repeats.
    For A, stride is that from row to row; for B, that from column to column. */
