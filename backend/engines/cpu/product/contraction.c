@@ -90,15 +90,14 @@ static bool fits_pairs(const struct tensor *tensor) {
 /* Narrow factors as they are where that loses nothing: bytes whose sums are whole numbers of 32 bits, and what BFLOAT16
    holds where sums are float. Else the best of the two types that have kernels on every CPU. */
 const struct gemm_kernel *product_kernel(const struct product *product) {
-    const struct gemm_kernel *bytes = gemm_kernel(WEFT_DATA_INT8, 0), *pairs = gemm_kernel(WEFT_DATA_BFLOAT16, 0);
+    const struct gemm_kernel *kernel = NULL;
     bool is_wide = product_is_wide(product), multiplies = product->rows > 0 && product->columns > 0;
     bool are_bytes = product->a->type == WEFT_DATA_INT8 && product->b->type == WEFT_DATA_INT8;
-    if (bytes && product->takes_bytes && are_bytes && !dtype_is_float(product->math) &&
-        largest_sum(product) <= INT32_MAX)
-        return bytes;
-    if (pairs && multiplies && !is_wide && fits_pairs(product->a) && fits_pairs(product->b))
-        return pairs;
-    return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
+    if (product->takes_bytes && are_bytes && !dtype_is_float(product->math) && largest_sum(product) <= INT32_MAX)
+        kernel = gemm_kernel(WEFT_DATA_INT8, 0);
+    if (!kernel && multiplies && !is_wide && fits_pairs(product->a) && fits_pairs(product->b))
+        kernel = gemm_kernel(WEFT_DATA_BFLOAT16, 0);
+    return kernel ? kernel : gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }
 
 /* All that accepts and build must agree on: which node multiplies, and the program of the others. */
@@ -127,7 +126,7 @@ static double multiplying_seconds(const struct product *product, double flops) {
     const struct gemm_kernel *kernel = product_kernel(product);
     if (product->rows == 0)
         return flops / DEPTHWISE_FLOPS;
-    return flops / kernel->group * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
+    return flops / kernel->speed * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
            (FLOPS_PER_COLUMN * kernel->columns);
 }
 
@@ -172,18 +171,25 @@ static struct gemm_place find_place(const void *context, int64_t batch, int64_t 
     return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
 }
 
-/* A factor that is packed as floats, for a kernel of pairs. */
+/* A factor that is packed as floats, for a kernel of pairs, in groups of B and of A. */
 static void pack_halved(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                         int depth) {
     const struct factor *factor = source;
     gemm_pack_halved(factor->pack, &factor->base, panel, width, batch, first, count, k0, depth);
 }
 
+static void pack_halved_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                                int64_t k0, int depth) {
+    gemm_pack_grouped(32, pack_halved, source, panel, width, batch, first, count, k0, depth);
+}
+
 /* How gemm packs a factor, which plans describe for sums of their type, and what packing reads. */
-static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, const void **source) {
-    bool is_halved = kernel->factors == WEFT_DATA_BFLOAT16 && factor->pack != gemm_pack_of_a(kernel);
+static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, bool is_a,
+                             const void **source) {
+    bool is_halved = kernel->factors == WEFT_DATA_BFLOAT16 && (factor->pack == patches_pack || factor->pack == filter_pack);
     *source = is_halved ? (const void *)factor : (const void *)&factor->base;
-    return is_halved ? pack_halved : factor->pack;
+    bool is_grouped = is_a && kernel->group_a > kernel->group_b;
+    return !is_halved ? factor->pack : is_grouped ? pack_halved_grouped : pack_halved;
 }
 
 /* In words, for the report: the first piece stands for all, as phases of a data gradient are alike. */
@@ -242,8 +248,8 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
         struct sink sink = {contraction, &piece, values};
         piece.a.base = values[piece.a.value];
         piece.b.base = values[piece.b.value];
-        piece.gemm.pack_a = packing_of(piece.gemm.kernel, &piece.a, &piece.gemm.a);
-        piece.gemm.pack_b = packing_of(piece.gemm.kernel, &piece.b, &piece.gemm.b);
+        piece.gemm.pack_a = packing_of(piece.gemm.kernel, &piece.a, true, &piece.gemm.a);
+        piece.gemm.pack_b = packing_of(piece.gemm.kernel, &piece.b, false, &piece.gemm.b);
         piece.gemm.sink = &sink;
         gemm_run(&piece.gemm, contraction->threads, workspace);
     }

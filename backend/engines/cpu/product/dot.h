@@ -18,11 +18,6 @@
     ((vector)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_epi32((int)(a)), (__m512bh)(b)))
 #define ADD_BYTES_AVX512(sum, a, b)                                                                                    \
     ((vector)_mm512_dpbusd_epi32((__m512i)(sum), _mm512_set1_epi32((int)(a)), (__m512i)(b)))
-
-static inline int runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-static inline int runs_avx512(void) { return __builtin_cpu_supports("avx512f"); }
-static inline int runs_avx512_pairs(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
-static inline int runs_avx512_bytes(void) { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
 
 #endif
