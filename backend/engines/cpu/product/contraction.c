@@ -171,25 +171,35 @@ static struct gemm_place find_place(const void *context, int64_t batch, int64_t 
     return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
 }
 
-/* A factor that is packed as floats, for a kernel of pairs, in groups of B and of A. */
+/* Factors whose panels are made in two steps, for a kernel of BFLOAT16: floats are cut in half, groups of B become those
+   of A. */
 static void pack_halved(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                         int depth) {
     const struct factor *factor = source;
     gemm_pack_halved(factor->pack, &factor->base, panel, width, batch, first, count, k0, depth);
 }
 
-static void pack_halved_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
-                                int64_t k0, int depth) {
-    gemm_pack_grouped(32, pack_halved, source, panel, width, batch, first, count, k0, depth);
+static void pack_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                         int64_t k0, int depth) {
+    const struct factor *factor = source;
+    gemm_pack_grouped(factor->pack, &factor->base, panel, width, batch, first, count, k0, depth);
 }
 
-/* How gemm packs a factor, which plans describe for sums of their type, and what packing reads. */
-static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, bool is_a,
+static void pack_halved_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                                int64_t k0, int depth) {
+    gemm_pack_grouped(pack_halved, source, panel, width, batch, first, count, k0, depth);
+}
+
+/* How gemm packs a factor, in groups of the kernel, and what packing reads. */
+static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, int group,
                              const void **source) {
-    bool is_halved = kernel->factors == WEFT_DATA_BFLOAT16 && (factor->pack == patches_pack || factor->pack == filter_pack);
-    *source = is_halved ? (const void *)factor : (const void *)&factor->base;
-    bool is_grouped = is_a && kernel->group_a > kernel->group_b;
-    return !is_halved ? factor->pack : is_grouped ? pack_halved_grouped : pack_halved;
+    bool is_done = factor->group == group;
+    *source = is_done ? (const void *)&factor->base : (const void *)factor;
+    if (is_done)
+        return factor->pack;
+    if (factor->group == kernel->group_b)
+        return pack_grouped;
+    return group == kernel->group_b ? pack_halved : pack_halved_grouped;
 }
 
 /* In words, for the report: the first piece stands for all, as phases of a data gradient are alike. */
@@ -245,11 +255,12 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
             continue;
         }
         struct piece piece = contraction->pieces[i];
+        const struct gemm_kernel *kernel = piece.gemm.kernel;
         struct sink sink = {contraction, &piece, values};
         piece.a.base = values[piece.a.value];
         piece.b.base = values[piece.b.value];
-        piece.gemm.pack_a = packing_of(piece.gemm.kernel, &piece.a, true, &piece.gemm.a);
-        piece.gemm.pack_b = packing_of(piece.gemm.kernel, &piece.b, false, &piece.gemm.b);
+        piece.gemm.pack_a = packing_of(kernel, &piece.a, kernel->group_a, &piece.gemm.a);
+        piece.gemm.pack_b = packing_of(kernel, &piece.b, kernel->group_b, &piece.gemm.b);
         piece.gemm.sink = &sink;
         gemm_run(&piece.gemm, contraction->threads, workspace);
     }

@@ -12,6 +12,7 @@
 /* A factor of a product: how gemm packs it, and the value whose memory it is. */
 struct factor {
     gemm_pack *pack;
+    int group; /* of its panels: the kernel's, or, where those are not whole, B's instead of A's, or 1: floats */
     int value;
     union {
         const void *base; /* each of the others begins with it; filled in when it runs */

@@ -117,8 +117,10 @@ static const struct gemm_kernel kernels[] = {
     {"amx-bf16 32x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 32, 2, 16, 32, 16, 32, TILES(bf16)},
 #endif
 #if defined(__x86_64__)
-    {"avx512vnni 12x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 4, 4, 4, 12, 4, 32, MULTIPLY(avx512_i8), start_avx512_i8, NULL, NULL},
-    {"avx512bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 2, 2, 12, 4, 32, MULTIPLY(avx512_bf16), NULL, NULL, NULL},
+    {"avx512vnni 12x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 4, 4, 4, 12, 4, 32, MULTIPLY(avx512_i8), start_avx512_i8,
+     NULL, NULL},
+    {"avx512bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 2, 1, 12, 4, 32, MULTIPLY(avx512_bf16), NULL, NULL,
+     NULL},
     {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 12, 4, 32, MULTIPLY(avx512_f32), NULL, NULL, NULL},
     {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 12, 4, 16, MULTIPLY(avx512_f64), NULL, NULL, NULL},
     {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 6, 2, 16, MULTIPLY(avx2_f32), NULL, NULL, NULL},
@@ -591,14 +593,26 @@ static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int co
         fours[i] = rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24;
 }
 
-/* Element by element. */
-static void pack_scattered(const struct gemm_matrix *matrix, const char *corner, char *panel, int width, int count,
-                           int depth, int bytes) {
+/* Element by element, nearer neighbours first. Inlined for each size, which is then a constant. */
+static inline __attribute__((always_inline)) void scatter(const struct gemm_matrix *matrix, const char *corner,
+                                                          char *panel, int width, int count, int depth, int bytes) {
     int group = 4 / bytes;
-    for (int d = 0; d < depth; d++)
-        for (int i = 0; i < count; i++)
+    bool is_by_depth = matrix->depth_stride > matrix->stride;
+    int outer = is_by_depth ? depth : count, inner = is_by_depth ? count : depth;
+    for (int o = 0; o < outer; o++)
+        for (int k = 0; k < inner; k++) {
+            int i = is_by_depth ? k : o, d = is_by_depth ? o : k;
             memcpy(panel + ((int64_t)(d / group) * width + i) * 4 + d % group * bytes,
                    corner + (i * matrix->stride + d * matrix->depth_stride) * bytes, (size_t)bytes);
+        }
+}
+
+static void pack_scattered(const struct gemm_matrix *matrix, const char *corner, char *panel, int width, int count,
+                           int depth, int bytes) {
+    if (bytes == 2)
+        scatter(matrix, corner, panel, width, count, depth, 2);
+    else
+        scatter(matrix, corner, panel, width, count, depth, 1);
 }
 
 /* Depths lie apart, neighbours along the other index side by side. Rows are fetched ahead: there are few bytes of
@@ -685,9 +699,9 @@ void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int widt
 
 /* ---- Long groups ---- */
 
-/* Some groups of B at a time, as rows of words that are transposed. */
-void gemm_pack_grouped(int group, gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
-                       int64_t first, int count, int64_t k0, int depth) {
+/* Some groups of B at a time, as rows of words that are transposed; group: of A. */
+static void pack_grouped(int group, gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
+                         int64_t first, int count, int64_t k0, int depth) {
     uint32_t strip[TILE_GROUPS * GEMM_WIDTH];
     char *to = panel;
     for (int d = 0; d < depth; d += group, to += (int64_t)width * LINE) {
@@ -696,6 +710,11 @@ void gemm_pack_grouped(int group, gemm_pack *pack, const void *source, void *pan
         pack(source, strip, width, batch, first, count, k0 + d, (int)min64(group, depth - d));
         transpose(to, TILE_GROUPS, strip, 4 * (int64_t)width, TILE_GROUPS, count);
     }
+}
+
+void gemm_pack_grouped(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
+                       int count, int64_t k0, int depth) {
+    pack_grouped(LINE / 2, pack, source, panel, width, batch, first, count, k0, depth);
 }
 
 /* Rows that lie together along the depth: lines of them. The next row's are fetched: there are few of each. */
@@ -720,7 +739,7 @@ static void pack_pairs_grouped(const void *source, void *panel, int width, int64
     if (matrix->type == WEFT_DATA_BFLOAT16 && matrix->depth_stride == 1)
         pack_lines(matrix, panel, width, batch, first, count, k0, depth);
     else
-        gemm_pack_grouped(LINE / 2, pack_pairs, source, panel, width, batch, first, count, k0, depth);
+        gemm_pack_grouped(pack_pairs, source, panel, width, batch, first, count, k0, depth);
 }
 
 static void pack_bytes_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
@@ -729,7 +748,7 @@ static void pack_bytes_grouped(const void *source, void *panel, int width, int64
     if (matrix->depth_stride == 1)
         pack_lines(matrix, panel, width, batch, first, count, k0, depth);
     else
-        gemm_pack_grouped(LINE, pack_bytes_b, source, panel, width, batch, first, count, k0, depth);
+        pack_grouped(LINE, pack_bytes_b, source, panel, width, batch, first, count, k0, depth);
 }
 
 /* ---- Which packing ---- */

@@ -94,12 +94,14 @@ gemm_pack gemm_pack_matrix, gemm_pack_matrix_double; /* for FLOAT kernels, for D
 /* The same for any kernel, whose factors hold all values of the matrix's type. */
 gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel), *gemm_pack_of_b(const struct gemm_kernel *kernel);
 
-/* What `pack` makes for FLOAT kernels, for BFLOAT16 ones: floats are cut off to their upper half. */
-void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
-                      int count, int64_t k0, int depth);
+/* From what another function packs. */
+typedef void gemm_pack_composed(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
+                                int64_t first, int count, int64_t k0, int depth);
 
-/* What `pack` makes in groups of B, in groups of A of `group` factors, 64 bytes. */
-void gemm_pack_grouped(int group, gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
-                       int64_t first, int count, int64_t k0, int depth);
+/* What `pack` makes for FLOAT kernels, for BFLOAT16 ones: floats are cut off to their upper half. */
+gemm_pack_composed gemm_pack_halved;
+
+/* What `pack` makes for BFLOAT16 ones in groups of B, in groups of 64 bytes, as AMX has A. */
+gemm_pack_composed gemm_pack_grouped;
 
 #endif

@@ -130,6 +130,7 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     piece->a = transposed ? b : a;
     piece->b = transposed ? a : b;
     piece->a.pack = gemm_pack_of_a(kernel), piece->b.pack = gemm_pack_of_b(kernel);
+    piece->a.group = kernel->group_a, piece->b.group = kernel->group_b;
     /* The walk's last loop must be gemm's columns. */
     if (transposed) {
         struct axis row = axes[rows];
