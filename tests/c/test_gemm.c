@@ -4,6 +4,7 @@
 #define _GNU_SOURCE 1 /* fork, usleep */
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
+#include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/gemm.h"
 #include "harness.h"
 
@@ -438,10 +439,49 @@ static void check_pairs(const struct gemm_kernel *kernel) {
         }
 }
 
-static void test_pairs(void) {
+/* Sums of bytes that go on from what C holds wrap around; bytes are the largest of either sign. */
+static void check_wrapping(const struct gemm_kernel *kernel) {
+    enum { BYTES = 192, GROUPS = BYTES / 4 };
+    static int8_t a[GEMM_WIDTH][BYTES], b[GEMM_WIDTH][BYTES];
+    static _Alignas(64) uint32_t a_panel[GEMM_WIDTH * GROUPS], b_panel[GEMM_WIDTH * (GROUPS + 1)];
+    static _Alignas(64) uint32_t c[GEMM_WIDTH * GEMM_WIDTH];
+    struct gemm_matrix a_matrix = {a, WEFT_DATA_INT8, BYTES, 1, 0, {0}, {0}};
+    struct gemm_matrix b_matrix = {b, WEFT_DATA_INT8, BYTES, 1, 0, {0}, {0}};
+    uint32_t *b_factors = b_panel + (kernel->start ? kernel->columns : 0);
+    for (int i = 0; i < GEMM_WIDTH; i++)
+        for (int k = 0; k < BYTES; k++)
+            a[i][k] = random_value() < 0 ? -128 : 127, b[i][k] = random_value() < 0 ? -128 : 127;
+    for (int i = 0; i < kernel->rows * kernel->columns; i++)
+        c[i] = i % 2 ? (uint32_t)INT32_MAX : (uint32_t)INT32_MIN;
+    gemm_pack_of_a(kernel)(&a_matrix, a_panel, kernel->rows, 0, 0, kernel->rows, 0, BYTES);
+    gemm_pack_of_b(kernel)(&b_matrix, b_factors, kernel->columns, 0, 0, kernel->columns, 0, BYTES);
+    if (kernel->start)
+        kernel->start(GROUPS, b_panel);
+    if (kernel->begin)
+        kernel->begin();
+    kernel->multiply(GROUPS, a_panel, b_panel, c, kernel->columns, false);
+    if (kernel->end)
+        kernel->end();
+    for (int i = 0; i < kernel->rows; i++)
+        for (int j = 0; j < kernel->columns; j++) {
+            int at = i * kernel->columns + j;
+            uint32_t want = at % 2 ? (uint32_t)INT32_MAX : (uint32_t)INT32_MIN;
+            for (int k = 0; k < BYTES; k++)
+                want += (uint32_t)(a[i][k] * b[j][k]);
+            CHECK(c[at] == want, "%s: [%d,%d] is %u, not %u", kernel->name, i, j, c[at], want);
+        }
+}
+
+static void test_narrow(void) {
+    static const char *const wanted[] = {"amx-int8", "amx-bf16", "avx512vnni", "avx512bf16"};
     const struct gemm_kernel *kernel;
     for (int rank = 0; (kernel = gemm_kernel(WEFT_DATA_BFLOAT16, rank)) != NULL; rank++)
         check_pairs(kernel);
+    for (int rank = 0; (kernel = gemm_kernel(WEFT_DATA_INT8, rank)) != NULL; rank++)
+        check_wrapping(kernel);
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        if (!cpu_runs(wanted[i]))
+            printf("not observed: kernels for %s (this CPU, or its system, has none)\n", wanted[i]);
 }
 
 /* Two threads that run GEMMs at once each get their own result. */
@@ -459,7 +499,7 @@ int main(void) {
     test_gemm(WEFT_DATA_DOUBLE);
     test_gemm(WEFT_DATA_BFLOAT16);
     test_gemm(WEFT_DATA_INT8);
-    test_pairs();
+    test_narrow();
     pthread_create(&other, NULL, run_one, NULL);
     run_one(NULL);
     pthread_join(other, NULL);

@@ -247,13 +247,17 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct contraction *contraction = step->state;
+    bool follows = false;
     for (int i = 0; i < contraction->piece_count; i++) {
-        /* A copy on the stack: plans are immutable, and addresses differ from execution to execution. */
         const struct direct *direct = &contraction->pieces[i].direct;
         if (direct->is_on && direct_reads(direct, values)) {
-            direct_run(direct, &contraction->program, values, workspace, i > 0);
+            direct_run(direct, &contraction->program, values, workspace, follows);
+            follows = true;
             continue;
         }
+        /* gemm's buffers lie where direct has its copy of the image. */
+        follows = false;
+        /* A copy on the stack: plans are immutable, and addresses differ from execution to execution. */
         struct piece piece = contraction->pieces[i];
         const struct gemm_kernel *kernel = piece.gemm.kernel;
         struct sink sink = {contraction, &piece, values};
