@@ -410,8 +410,8 @@ static void fill_panel(uint16_t *panel, uint16_t (*lanes)[DEPTH], int width, int
             panel[(d / group * width + i) * group + d % group] = lanes[i][d];
 }
 
-/* What a kernel of BFLOAT16 makes of random pairs, by the bit: also where sums cancel, are infinite, no numbers, or below
-   the normal numbers. */
+/* What a kernel of BFLOAT16 makes of random pairs, by the bit: also where sums cancel, are infinite, no numbers, or
+   below the normal numbers. */
 static void check_pairs(const struct gemm_kernel *kernel) {
     static const uint16_t odd[] = {0x0001, 0x8020, 0x0080, 0x3f80, 0xbf80, 0x4b80, 0xcb80, 0x1f80, 0x9f80, 0x7f00};
     static uint16_t a[GEMM_WIDTH][DEPTH], b[GEMM_WIDTH][DEPTH];

@@ -121,13 +121,18 @@ static double padded(int64_t extent, int width) {
     return extent > 0 ? (double)round_up(extent, width) / (double)extent : 1;
 }
 
-/* On one thread; rows == 0: depthwise, which multiplies no matrices. */
+/* On one thread; rows == 0: depthwise, which multiplies no matrices. In multiplications of a FLOAT kernel for each step
+   of the depth: packed, or, of a convolution, as floats that are read in place. */
 static double multiplying_seconds(const struct product *product, double flops) {
     const struct gemm_kernel *kernel = product_kernel(product);
+    double rows = (double)product->rows, columns = (double)product->columns;
     if (product->rows == 0)
         return flops / DEPTHWISE_FLOPS;
-    return flops / kernel->speed * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
-           (FLOPS_PER_COLUMN * kernel->columns);
+    double floats = rows * columns * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns);
+    double packed = floats / kernel->speed + product->packing * (rows + columns);
+    if (product->reads_in_place && packed > floats)
+        packed = floats;
+    return flops / (rows * columns) * packed / (FLOPS_PER_COLUMN * kernel->columns);
 }
 
 /* The dearer of arithmetic on all threads and of memory; operands are counted once, as caches hold what is packed. */
@@ -171,8 +176,8 @@ static struct gemm_place find_place(const void *context, int64_t batch, int64_t 
     return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
 }
 
-/* Factors whose panels are made in two steps, for a kernel of BFLOAT16: floats are cut in half, groups of B become those
-   of A. */
+/* Factors whose panels are made in two steps, for a kernel of BFLOAT16: floats are cut in half, groups of B become
+   those of A. */
 static void pack_halved(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                         int depth) {
     const struct factor *factor = source;

@@ -19,6 +19,10 @@ enum {
     MOST_PHASES = 4096,  /* of a data gradient's stride, each a product of its own */
 };
 
+/* In multiplications of a FLOAT kernel, on a Sapphire Rapids: packing an element as it is, or in two steps, or where no
+   neighbours are copied together; and beginning a run of neighbours. */
+static const double PACK_COST = 16, STEPS_COST = 40, SCATTER_COST = 64, RUN_COST = 128, STEPS_RUN_COST = 256;
+
 /* ---- What the family asks ---------------------------------------------------------------------------------------- */
 
 /* One channel per group on both sides: a product of matrices would have one column, and all others padding. */
@@ -41,7 +45,9 @@ static struct product product(const struct node *node) {
                               .b = g.direction == CONV_FILTER ? g.y.tensor : g.w.tensor,
                               .math = g.math,
                               .alpha = op->alpha,
-                              .beta = op->beta};
+                              .beta = op->beta,
+                              .packing = read % FEW_CHANNELS == 0 ? PACK_COST : SCATTER_COST,
+                              .reads_in_place = true};
     if (g.direction == CONV_FILTER) {
         product.depth = (double)g.n * (double)patches_count(g.y.size);
         product.rows = g.c * patches_count(g.w.size);
@@ -194,10 +200,6 @@ static void choose_packings(const struct planner *planner, struct piece *piece) 
 }
 
 /* ---- Which way --------------------------------------------------------------------------------------------------- */
-
-/* In multiplications of a float kernel, on Sapphire Rapids: of packing an element as it is, of two steps of packing,
-   where no neighbours are copied together, and per run of neighbours. */
-static const double PACK_COST = 16, STEPS_COST = 40, SCATTER_COST = 64, RUN_COST = 128, STEPS_RUN_COST = 256;
 
 /* Of an element of a panel. */
 static double packing_cost(const struct factor *factor, int group) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sum + a * b as kernels of products have it: sum and b are vectors, b of factors, and a is one factor that all lanes
    share. Where the CPU multiplies narrow types, a factor is 32 bits: a group of neighbours along the depth, whose
-   products are summed together. The intrinsics of packed products are here and nowhere else.
+   products are summed together. The intrinsics of packed products are here and in tiles.c, nowhere else.
 
    bf16   two. Products are exact, and each is added and rounded to nearest even, as by an FMA: first that of the upper
           half. Factors and sums below 2^-126 count as 0, whatever the thread's mode.

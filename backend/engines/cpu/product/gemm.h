@@ -39,7 +39,7 @@ enum {
     GEMM_WIDTH = 32   /* of any kernel's panels at most */
 };
 
-/* Adds the product of two panels to a block of C, or begins it, if this is the first along k; groups: of B's panel. */
+/* Adds the product of two panels to a block of C, or begins it, if this is the first along k. groups: of B's panel. */
 typedef void gemm_multiply(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
 
 /* One compiled form of the innermost loop. */
@@ -48,7 +48,7 @@ struct gemm_kernel {
     weftDataType_t factors;      /* FLOAT, DOUBLE, BFLOAT16 or INT8: of panels */
     weftDataType_t type;         /* FLOAT, DOUBLE, FLOAT or INT32: of sums and blocks; INT32 wraps around */
     int group_a, group_b;        /* factors at neighbouring depths that lie together in panels of A and of B. Of B as
-                                    many bytes as a sum has; of A as many, or a multiple: panels are whole groups deep */
+                                    many bytes as a sum has; of A that, or a multiple: panels are whole groups deep */
     int speed;                   /* multiplications of a column in the time that a FLOAT kernel takes for one */
     int rows, few_rows, columns; /* of C at a time: rows and columns are the widths of A's and of B's panels */
     gemm_multiply *multiply, *multiply_few; /* all of A's panel, or its first few_rows */

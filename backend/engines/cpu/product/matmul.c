@@ -5,6 +5,8 @@
 #include "base/number.h"
 #include "engines/cpu/product/contraction.h"
 
+static const double PACK_COST = 8; /* see struct product */
+
 static const struct matmul_op *op_at(const struct node *node) { return (const struct matmul_op *)node->op; }
 
 /* Whether the transposed product is computed, C^T = B^T A^T: its rows are the ones that lie in memory, or b is all but
@@ -24,6 +26,7 @@ static struct product product(const struct node *node) {
                             .b = op->b,
                             .math = matmul_math(op),
                             .alpha = 1,
+                            .packing = PACK_COST,
                             .depth = (double)op->a->dims.at[last],
                             .rows = is_transposed(op) ? n : m,
                             .columns = is_transposed(op) ? m : n};

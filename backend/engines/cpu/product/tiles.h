@@ -2,9 +2,9 @@
 /* Packed products by AMX, whose registers are tiles of 16 rows x 64 bytes: a block of C is 2 x 2 of them. The
    intrinsics are here and nowhere else.
 
-   bf16   Products are exact. Of 32 neighbouring depths those at even places, and those at odd ones, are summed from 0 on
-          as by FMAs; then both sums are added, and that to C. All is rounded to nearest even, and numbers below 2^-126
-          count as 0, whatever the thread's mode.
+   bf16   Products are exact. Of 32 neighbouring depths those at even places, and those at odd ones, are summed from 0
+          on as by FMAs; then both sums are added, and that to C. All is rounded to nearest even, and numbers below
+          2^-126 count as 0, whatever the thread's mode.
    bytes  Both have a sign. Sums are exact, and wrap around at 32 bits. */
 #ifndef WEFT_ENGINES_CPU_TILES_H
 #define WEFT_ENGINES_CPU_TILES_H
