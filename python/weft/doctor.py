@@ -44,7 +44,8 @@ FEATURES: tuple[str, ...] = (
     "avx512_vnni",
     "avx512_bf16",
 )
-FEATURES += ("avx512_fp16", "amx_tile", "amx_bf16", "asimd", "asimdhp", "sve", "sve2", "bf16", "i8mm")
+FEATURES += ("avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
+FEATURES += ("asimd", "asimdhp", "sve", "sve2", "bf16", "i8mm")
 
 REBUILD = "make build (in a source tree), or python -m pip install --force-reinstall weft"
 

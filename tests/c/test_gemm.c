@@ -4,6 +4,7 @@
 #define _GNU_SOURCE 1 /* fork, usleep */
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
+#include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/gemm.h"
 #include "harness.h"
 
@@ -415,32 +416,112 @@ static float bits_to_float(uint32_t bits) {
 /* Numbers below the normal ones count as 0. */
 static float flush(float value) { return fabsf(value) < 0x1p-126f ? copysignf(0, value) : value; }
 
-/* What a kernel of BFLOAT16 makes of random pairs, by the bit, from what dot.h says: also where sums cancel, are
-   infinite, or below the normal numbers. */
-static void test_pairs(void) {
-    enum { GROUPS = 40, ROWS = 12, COLUMNS = 32 };
+/* Sums of products as an FMA makes them, of every `step`th depth of [first, end). */
+static float sum_products(const uint16_t *a, const uint16_t *b, int first, int end, int step, float sum) {
+    for (int k = first; k < end; k += step)
+        sum = flush(fmaf(flush(bits_to_float((uint32_t)a[k] << 16)), flush(bits_to_float((uint32_t)b[k] << 16)), sum));
+    return sum;
+}
+
+enum { PAIRS = 48, DEPTH = 2 * PAIRS };
+
+/* By dot.h: of each pair the upper half first. */
+static float sum_pairs(const uint16_t *a, const uint16_t *b) {
+    float sum = 0;
+    for (int k = 0; k < DEPTH; k += 2)
+        sum = sum_products(a, b, k, k + 1, 1, sum_products(a, b, k + 1, k + 2, 1, sum));
+    return sum;
+}
+
+/* By tiles.h: of each 32 depths even and odd ones apart. */
+static float sum_tiles(const uint16_t *a, const uint16_t *b) {
+    float sum = 0;
+    for (int k = 0; k < DEPTH; k += 32) {
+        float even = sum_products(a, b, k, k + 32, 2, 0), odd = sum_products(a, b, k + 1, k + 32, 2, 0);
+        sum = flush(sum + flush(even + odd));
+    }
+    return sum;
+}
+
+/* [lanes, DEPTH] into a panel. */
+static void fill_panel(uint16_t *panel, uint16_t (*lanes)[DEPTH], int width, int group) {
+    for (int i = 0; i < width; i++)
+        for (int d = 0; d < DEPTH; d++)
+            panel[(d / group * width + i) * group + d % group] = lanes[i][d];
+}
+
+/* What a kernel of BFLOAT16 makes of random pairs, by the bit: also where sums cancel, are infinite, no numbers, or
+   below the normal numbers. */
+static void check_pairs(const struct gemm_kernel *kernel) {
     static const uint16_t odd[] = {0x0001, 0x8020, 0x0080, 0x3f80, 0xbf80, 0x4b80, 0xcb80, 0x1f80, 0x9f80, 0x7f00};
-    const struct gemm_kernel *kernel = gemm_kernel(WEFT_DATA_BFLOAT16, 0);
-    static _Alignas(64) uint16_t a[GROUPS][ROWS][2], b[GROUPS][COLUMNS][2];
-    static _Alignas(64) float c[ROWS][COLUMNS];
-    if (!kernel)
-        return;
-    CHECK(kernel->rows == ROWS && kernel->columns == COLUMNS, "%s has other blocks", kernel->name);
-    for (size_t i = 0; i < sizeof a / sizeof(uint16_t); i++)
-        (&a[0][0][0])[i] = odd[(int)((random_value() + 1) * 5)];
-    for (size_t i = 0; i < sizeof b / sizeof(uint16_t); i++)
-        (&b[0][0][0])[i] = odd[(int)((random_value() + 1) * 5)];
-    kernel->multiply(GROUPS, a, b, c, COLUMNS, true);
-    for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < COLUMNS; j++) {
-            float want = 0;
-            for (int k = 0; k < 2 * GROUPS; k++) {
-                uint32_t x = a[k / 2][i][1 - k % 2], y = b[k / 2][j][1 - k % 2];
-                want = flush(fmaf(flush(bits_to_float(x << 16)), flush(bits_to_float(y << 16)), want));
-            }
-            CHECK(c[i][j] == want || (isnan(want) && isnan(c[i][j])), "%s: [%d,%d] is %a, not %a", kernel->name, i, j,
-                  (double)c[i][j], (double)want);
+    static uint16_t a[GEMM_WIDTH][DEPTH], b[GEMM_WIDTH][DEPTH];
+    static _Alignas(64) uint16_t a_panel[GEMM_WIDTH * DEPTH], b_panel[GEMM_WIDTH * DEPTH];
+    static _Alignas(64) float c[GEMM_WIDTH * GEMM_WIDTH];
+    for (int i = 0; i < GEMM_WIDTH; i++)
+        for (int k = 0; k < DEPTH; k++) {
+            a[i][k] = odd[(int)((random_value() + 1) * 5)];
+            b[i][k] = odd[(int)((random_value() + 1) * 5)];
         }
+    a[1][7] = 0x7f80, a[2][8] = 0x7fc0, b[3][9] = 0xff80;
+    fill_panel(a_panel, a, kernel->rows, kernel->group_a);
+    fill_panel(b_panel, b, kernel->columns, kernel->group_b);
+    if (kernel->begin)
+        kernel->begin();
+    kernel->multiply(PAIRS, a_panel, b_panel, c, kernel->columns, true);
+    if (kernel->end)
+        kernel->end();
+    for (int i = 0; i < kernel->rows; i++)
+        for (int j = 0; j < kernel->columns; j++) {
+            float want = kernel->group_a > kernel->group_b ? sum_tiles(a[i], b[j]) : sum_pairs(a[i], b[j]);
+            float got = c[i * kernel->columns + j];
+            CHECK(got == want || (isnan(want) && isnan(got)), "%s: [%d,%d] is %a, not %a", kernel->name, i, j,
+                  (double)got, (double)want);
+        }
+}
+
+/* Sums of bytes that go on from what C holds wrap around; bytes are the largest of either sign. */
+static void check_wrapping(const struct gemm_kernel *kernel) {
+    enum { BYTES = 192, GROUPS = BYTES / 4 };
+    static int8_t a[GEMM_WIDTH][BYTES], b[GEMM_WIDTH][BYTES];
+    static _Alignas(64) uint32_t a_panel[GEMM_WIDTH * GROUPS], b_panel[GEMM_WIDTH * (GROUPS + 1)];
+    static _Alignas(64) uint32_t c[GEMM_WIDTH * GEMM_WIDTH];
+    struct gemm_matrix a_matrix = {a, WEFT_DATA_INT8, BYTES, 1, 0, {0}, {0}};
+    struct gemm_matrix b_matrix = {b, WEFT_DATA_INT8, BYTES, 1, 0, {0}, {0}};
+    uint32_t *b_factors = b_panel + (kernel->start ? kernel->columns : 0);
+    for (int i = 0; i < GEMM_WIDTH; i++)
+        for (int k = 0; k < BYTES; k++)
+            a[i][k] = random_value() < 0 ? -128 : 127, b[i][k] = random_value() < 0 ? -128 : 127;
+    for (int i = 0; i < kernel->rows * kernel->columns; i++)
+        c[i] = i % 2 ? (uint32_t)INT32_MAX : (uint32_t)INT32_MIN;
+    gemm_pack_of_a(kernel)(&a_matrix, a_panel, kernel->rows, 0, 0, kernel->rows, 0, BYTES);
+    gemm_pack_of_b(kernel)(&b_matrix, b_factors, kernel->columns, 0, 0, kernel->columns, 0, BYTES);
+    if (kernel->start)
+        kernel->start(GROUPS, b_panel);
+    if (kernel->begin)
+        kernel->begin();
+    kernel->multiply(GROUPS, a_panel, b_panel, c, kernel->columns, false);
+    if (kernel->end)
+        kernel->end();
+    for (int i = 0; i < kernel->rows; i++)
+        for (int j = 0; j < kernel->columns; j++) {
+            int at = i * kernel->columns + j;
+            uint32_t want = at % 2 ? (uint32_t)INT32_MAX : (uint32_t)INT32_MIN;
+            for (int k = 0; k < BYTES; k++)
+                want += (uint32_t)(a[i][k] * b[j][k]);
+            CHECK(c[at] == want, "%s: [%d,%d] is %u, not %u", kernel->name, i, j, c[at], want);
+        }
+}
+
+static void test_narrow(void) {
+    static const char *const wanted[] = {"amx-int8", "amx-bf16", "avx512vnni", "avx512bf16"};
+    const struct gemm_kernel *kernel;
+    for (int rank = 0; (kernel = gemm_kernel(WEFT_DATA_BFLOAT16, rank)) != NULL; rank++)
+        check_pairs(kernel);
+    for (int rank = 0; (kernel = gemm_kernel(WEFT_DATA_INT8, rank)) != NULL; rank++)
+        check_wrapping(kernel);
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        if (!cpu_runs(wanted[i]))
+            printf("not observed: kernels for %s (this CPU, or its system, has none)\n", wanted[i]);
 }
 
 /* Two threads that run GEMMs at once each get their own result. */
@@ -458,7 +539,7 @@ int main(void) {
     test_gemm(WEFT_DATA_DOUBLE);
     test_gemm(WEFT_DATA_BFLOAT16);
     test_gemm(WEFT_DATA_INT8);
-    test_pairs();
+    test_narrow();
     pthread_create(&other, NULL, run_one, NULL);
     run_one(NULL);
     pthread_join(other, NULL);

@@ -766,6 +766,15 @@ PARTS = [
     Case("merged taps are panels", (1, 8, 9, 12), (12, 8, 3, 4), {"pre_padding": [1, 1]}),
     Case("wide and one tap", (2, 1200, 3, 3), (140, 1200, 1, 1), {"stride": [2, 1]}),
     Case("groups", (2, 48, 4, 5), (40, 24, 3, 3), {"pre_padding": [1, 1], "stride": [1, 2]}),
+    Case("whole groups", (2, 64, 9, 10), (72, 64, 3, 3), {"pre_padding": [1, 1]}),
+    Case("whole groups of positions", (1, 64, 12, 16), (64, 64, 1, 1), {}),
+    Case(
+        "whole groups, strided",
+        (1, 128, 13, 26),
+        (96, 64, 2, 3),
+        {"pre_padding": [1, 1], "stride": [1, 2], "dilation": [2, 1]},
+    ),
+    Case("pairs", (2, 74, 12, 13), (90, 74, 3, 2), {"pre_padding": [1, 0]}),
     Case("depthwise", (2, 40, 13, 14), (40, 1, 5, 5), {"pre_padding": [2, 2], "stride": [2, 1]}),
     Case("depthwise, many positions", (3, 17, 11, 21), (17, 1, 3, 3), {"pre_padding": [1, 1]}),
     Case("depthwise, many channels", (1, 530, 4, 5), (530, 1, 2, 3), {"dilation": [1, 2]}),
@@ -785,8 +794,15 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("case", PARTS, ids=lambda case: case.name)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{case.name}-{dtype}")
+        for case in PARTS
+        for dtype in ("f32", "bf16", "e4m3")
+        if dtype != "e4m3" or case.name.startswith(("whole groups", "pairs"))
+    ],
+)
 def test_parts_of_a_product(case: Case, dtype: str) -> None:
     """Past what is summed at a time: depths, columns, taps, rows, in either order of memory."""
     x, w, dy = arrays(case, dtype)
@@ -802,6 +818,7 @@ def test_parts_of_a_product(case: Case, dtype: str) -> None:
         out="f32",
         layouts=["packed", "channels_last"],
         magnitude=largest_sum(case, x, w, dy),
+        of_fp8=dtype == "e4m3",
     )
 
 

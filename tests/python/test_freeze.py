@@ -20,7 +20,7 @@ def draw(*shape: int, dtype: str = "f4") -> Any:
 
 def product(dtype: str, transposed: bool, batch: int = 1) -> tuple[weft.Plan, dict[str, Any], str]:
     """x w, of whole numbers: sums are exact in any order."""
-    x, w = draw(batch, 33, 70, dtype=dtype), draw(1, 70, 50, dtype=dtype)
+    x, w = draw(batch, 33, 130, dtype=dtype), draw(1, 130, 60, dtype=dtype)
     if transposed:
         w = w.transpose(0, 2, 1).copy().transpose(0, 2, 1)
     g = weft.Graph(handle=HANDLE)
@@ -90,8 +90,8 @@ def test_what_cannot_be_frozen_is_refused() -> None:
     with refusal("plan: no tensor is named 'weights'"):
         plan.freeze(weights=arrays["w"])
     with refusal("it is frozen, and the plan writes it. Give NULL for it."):
-        plan.freeze(y=np.zeros((1, 33, 50), "f4"))
-    with refusal("plan: input 'w' (uid 2) is f32[1,70,50], its buffer f32[1,33,70]."):
+        plan.freeze(y=np.zeros((1, 33, 60), "f4"))
+    with refusal("plan: input 'w' (uid 2) is f32[1,130,60], its buffer f32[1,33,130]."):
         plan.freeze(w=arrays["x"])
 
 

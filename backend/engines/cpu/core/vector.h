@@ -4,7 +4,6 @@
 #define WEFT_ENGINES_CPU_VECTOR_H
 
 #include <stdbool.h>
-#include <string.h>
 
 /* Before a loop whose iterations read nothing that others write. */
 #if defined(__clang__)
@@ -20,17 +19,15 @@
 #define WIDE
 #endif
 
+/* Whether the compiler knows AMX's tiles: GCC and clang from 11 on. */
+#if defined __x86_64__ && __has_include(<amxbf16intrin.h>)
+#define HAS_AMX 1
+#else
+#define HAS_AMX 0
+#endif
+
 /* Where kernels for several CPUs stand in a table: whether this one runs what a kernel's name begins with, as "avx512
    8x32". */
-static inline bool cpu_runs(const char *name) {
-#if defined __x86_64__
-    if (strncmp(name, "avx512", 6) == 0)
-        return __builtin_cpu_supports("avx512f");
-    if (strncmp(name, "avx2", 4) == 0)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-    (void)name;
-    return true;
-}
+bool cpu_runs(const char *name);
 
 #endif

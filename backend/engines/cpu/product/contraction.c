@@ -90,15 +90,14 @@ static bool fits_pairs(const struct tensor *tensor) {
 /* Narrow factors as they are where that loses nothing: bytes whose sums are whole numbers of 32 bits, and what BFLOAT16
    holds where sums are float. Else the best of the two types that have kernels on every CPU. */
 const struct gemm_kernel *product_kernel(const struct product *product) {
-    const struct gemm_kernel *bytes = gemm_kernel(WEFT_DATA_INT8, 0), *pairs = gemm_kernel(WEFT_DATA_BFLOAT16, 0);
+    const struct gemm_kernel *kernel = NULL;
     bool is_wide = product_is_wide(product), multiplies = product->rows > 0 && product->columns > 0;
     bool are_bytes = product->a->type == WEFT_DATA_INT8 && product->b->type == WEFT_DATA_INT8;
-    if (bytes && product->takes_bytes && are_bytes && !dtype_is_float(product->math) &&
-        largest_sum(product) <= INT32_MAX)
-        return bytes;
-    if (pairs && multiplies && !is_wide && fits_pairs(product->a) && fits_pairs(product->b))
-        return pairs;
-    return gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
+    if (product->takes_bytes && are_bytes && !dtype_is_float(product->math) && largest_sum(product) <= INT32_MAX)
+        kernel = gemm_kernel(WEFT_DATA_INT8, 0);
+    if (!kernel && multiplies && !is_wide && fits_pairs(product->a) && fits_pairs(product->b))
+        kernel = gemm_kernel(WEFT_DATA_BFLOAT16, 0);
+    return kernel ? kernel : gemm_kernel(is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT, 0);
 }
 
 /* All that accepts and build must agree on: which node multiplies, and the program of the others. */
@@ -122,13 +121,18 @@ static double padded(int64_t extent, int width) {
     return extent > 0 ? (double)round_up(extent, width) / (double)extent : 1;
 }
 
-/* On one thread; rows == 0: depthwise, which multiplies no matrices. */
+/* On one thread; rows == 0: depthwise, which multiplies no matrices. In multiplications of a FLOAT kernel for each step
+   of the depth: packed, or, of a convolution, as floats that are read in place. */
 static double multiplying_seconds(const struct product *product, double flops) {
     const struct gemm_kernel *kernel = product_kernel(product);
+    double rows = (double)product->rows, columns = (double)product->columns;
     if (product->rows == 0)
         return flops / DEPTHWISE_FLOPS;
-    return flops / kernel->group * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns) /
-           (FLOPS_PER_COLUMN * kernel->columns);
+    double floats = rows * columns * padded(product->rows, kernel->rows) * padded(product->columns, kernel->columns);
+    double packed = floats / kernel->speed + product->packing * (rows + columns);
+    if (product->reads_in_place && packed > floats)
+        packed = floats;
+    return flops / (rows * columns) * packed / (FLOPS_PER_COLUMN * kernel->columns);
 }
 
 /* The dearer of arithmetic on all threads and of memory; operands are counted once, as caches hold what is packed. */
@@ -172,18 +176,35 @@ static struct gemm_place find_place(const void *context, int64_t batch, int64_t 
     return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
 }
 
-/* A factor that is packed as floats, for a kernel of pairs. */
+/* Factors whose panels are made in two steps, for a kernel of BFLOAT16: floats are cut in half, groups of B become
+   those of A. */
 static void pack_halved(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                         int depth) {
     const struct factor *factor = source;
     gemm_pack_halved(factor->pack, &factor->base, panel, width, batch, first, count, k0, depth);
 }
 
-/* How gemm packs a factor, which plans describe for sums of their type, and what packing reads. */
-static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, const void **source) {
-    bool is_halved = kernel->factors == WEFT_DATA_BFLOAT16 && factor->pack != gemm_pack_of_a(kernel);
-    *source = is_halved ? (const void *)factor : (const void *)&factor->base;
-    return is_halved ? pack_halved : factor->pack;
+static void pack_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                         int64_t k0, int depth) {
+    const struct factor *factor = source;
+    gemm_pack_grouped(factor->pack, &factor->base, panel, width, batch, first, count, k0, depth);
+}
+
+static void pack_halved_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                                int64_t k0, int depth) {
+    gemm_pack_grouped(pack_halved, source, panel, width, batch, first, count, k0, depth);
+}
+
+/* How gemm packs a factor, in groups of the kernel, and what packing reads. */
+static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, int group,
+                             const void **source) {
+    bool is_done = factor->group == group;
+    *source = is_done ? (const void *)&factor->base : (const void *)factor;
+    if (is_done)
+        return factor->pack;
+    if (factor->group == kernel->group_b)
+        return pack_grouped;
+    return group == kernel->group_b ? pack_halved : pack_halved_grouped;
 }
 
 /* In words, for the report: the first piece stands for all, as phases of a data gradient are alike. */
@@ -233,8 +254,9 @@ static void bind(struct piece *bound, const struct piece *piece, void *const *va
     *bound = *piece;
     bound->a.base = values[bound->a.value];
     bound->b.base = values[bound->b.value];
-    bound->gemm.pack_a = packing_of(bound->gemm.kernel, &bound->a, &bound->gemm.a);
-    bound->gemm.pack_b = packing_of(bound->gemm.kernel, &bound->b, &bound->gemm.b);
+    const struct gemm_kernel *kernel = bound->gemm.kernel;
+    bound->gemm.pack_a = packing_of(kernel, &bound->a, kernel->group_a, &bound->gemm.a);
+    bound->gemm.pack_b = packing_of(kernel, &bound->b, kernel->group_b, &bound->gemm.b);
     bound->gemm.packed_a = kept_find(&bound->a.kept, bound->a.base);
     bound->gemm.packed_b = kept_find(&bound->b.kept, bound->b.base);
 }
@@ -242,12 +264,16 @@ static void bind(struct piece *bound, const struct piece *piece, void *const *va
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
     (void)stream;
     const struct contraction *contraction = step->state;
+    bool follows = false;
     for (int i = 0; i < contraction->piece_count; i++) {
         const struct direct *direct = &contraction->pieces[i].direct;
         if (direct->is_on && direct_reads(direct, values)) {
-            direct_run(direct, &contraction->program, values, workspace, i > 0);
+            direct_run(direct, &contraction->program, values, workspace, follows);
+            follows = true;
             continue;
         }
+        /* gemm's buffers lie where direct has its copy of the image. */
+        follows = false;
         struct piece piece;
         struct sink sink = {contraction, &piece, values};
         bind(&piece, &contraction->pieces[i], values);

@@ -13,6 +13,7 @@
 /* A factor of a product: how gemm packs it, the value whose memory it is, and what is packed of it already. */
 struct factor {
     gemm_pack *pack;
+    int group; /* of its panels: the kernel's, or, where those are not whole, B's instead of A's, or 1: floats */
     int value;
     struct kept kept;
     union {
@@ -45,7 +46,9 @@ struct product {
     double alpha, beta;    /* as struct given has them */
     double depth;          /* products that make one element, at most */
     int64_t rows, columns; /* of one product of matrices, about; 0: there is none */
+    double packing;        /* multiplications of a FLOAT kernel that packing an element of a row or column costs */
     bool takes_bytes;      /* its plan can pack for a kernel of INT8 */
+    bool reads_in_place;   /* or multiplies floats without packing, where that is quicker */
 };
 
 /* What a kind of contraction answers. */

@@ -19,6 +19,10 @@ enum {
     MOST_PHASES = 4096,  /* of a data gradient's stride, each a product of its own */
 };
 
+/* In multiplications of a FLOAT kernel, on a Sapphire Rapids: packing an element as it is, or in two steps, or where no
+   neighbours are copied together; and beginning a run of neighbours. */
+static const double PACK_COST = 16, STEPS_COST = 40, SCATTER_COST = 64, RUN_COST = 128, STEPS_RUN_COST = 256;
+
 /* ---- What the family asks ---------------------------------------------------------------------------------------- */
 
 /* One channel per group on both sides: a product of matrices would have one column, and all others padding. */
@@ -41,7 +45,9 @@ static struct product product(const struct node *node) {
                               .b = g.direction == CONV_FILTER ? g.y.tensor : g.w.tensor,
                               .math = g.math,
                               .alpha = op->alpha,
-                              .beta = op->beta};
+                              .beta = op->beta,
+                              .packing = read % FEW_CHANNELS == 0 ? PACK_COST : SCATTER_COST,
+                              .reads_in_place = true};
     if (g.direction == CONV_FILTER) {
         product.depth = (double)g.n * (double)patches_count(g.y.size);
         product.rows = g.c * patches_count(g.w.size);
@@ -77,13 +83,12 @@ static weftStatus_t check(const struct node *node) {
 
 /* ---- Planning ---------------------------------------------------------------------------------------------------- */
 
-/* While a step is planned; is_wide: the kernel sums in double, and panels are double. */
+/* While a step is planned. */
 struct planner {
     struct contraction *contraction;
     const struct graph *graph;
     struct conv_geometry g;
-    bool is_wide;
-    bool sums_floats; /* else nothing but gemm multiplies */
+    const struct gemm_kernel *kernel;
 };
 
 /* The taps of one dimension that a phase of the data gradient sees: every `step`th from `first` on. The image is read
@@ -96,7 +101,6 @@ struct phase {
    position. */
 static struct patches patches_of(const struct planner *planner, const struct conv_operand *operand, int64_t channels) {
     struct patches patches = {.type = (weftDataType_t)operand->tensor->type,
-                              .is_wide = planner->is_wide,
                               .groups = planner->g.groups,
                               .channels = channels,
                               .image_stride = operand->outer_stride,
@@ -132,7 +136,6 @@ static struct filter filter_of(const struct planner *planner, int64_t channels, 
                                int64_t row_stride) {
     const struct conv_operand *w = &planner->g.w;
     struct filter filter = {.type = (weftDataType_t)w->tensor->type,
-                            .is_wide = planner->is_wide,
                             .groups = planner->g.groups,
                             .channels = channels,
                             .group_stride = w->group_stride,
@@ -158,6 +161,75 @@ static struct factor filter_factor(const struct planner *planner, struct filter 
     filter_simplify(&filter);
     factor.filter = filter;
     return factor;
+}
+
+/* Depths of a filter or of an image that rectangles are multiples of; of a shifted image they begin anywhere. */
+static int64_t rectangle_depths(const struct factor *factor) {
+    const struct patches *p = &factor->patches;
+    if (factor->pack == filter_pack)
+        return factor->filter.channels;
+    if (!p->positions_are_depth)
+        return p->channels;
+    bool is_whole = true;
+    for (int i = 0; i < 3; i++)
+        is_whole = is_whole && p->taps[i] == 1 && p->offset[i] == 0 && p->step[i] * (p->positions[i] - 1) < p->size[i];
+    return is_whole ? p->positions[2] : 1;
+}
+
+/* Rectangles in groups of the kernel where they have whole ones. */
+static void choose_packing(const struct planner *planner, struct factor *factor, bool is_a) {
+    const struct gemm_kernel *kernel = planner->kernel;
+    int64_t depths = rectangle_depths(factor);
+    struct packing packing = {gemm_pack_matrix, 1, sizeof(float)};
+    if (is_a && depths % kernel->group_a == 0)
+        packing = (struct packing){gemm_pack_of_a(kernel), kernel->group_a, 0};
+    else if (depths % kernel->group_b == 0)
+        packing = (struct packing){gemm_pack_of_b(kernel), kernel->group_b, 0};
+    if (packing.group > 1 || kernel->factors != WEFT_DATA_BFLOAT16)
+        packing.bytes = (int)dtype_bytes(kernel->factors, packing.group);
+    factor->group = packing.group;
+    if (factor->pack == filter_pack)
+        factor->filter.packing = packing;
+    else
+        factor->patches.packing = packing;
+}
+
+static void choose_packings(const struct planner *planner, struct piece *piece) {
+    choose_packing(planner, &piece->a, true);
+    choose_packing(planner, &piece->b, false);
+}
+
+/* ---- Which way --------------------------------------------------------------------------------------------------- */
+
+/* Of an element of a panel. */
+static double packing_cost(const struct factor *factor, int group) {
+    const struct patches *p = &factor->patches;
+    const struct filter *f = &factor->filter;
+    bool is_filter = factor->pack == filter_pack;
+    bool is_plain = factor->group == group && (is_filter ? f->type : p->type) == WEFT_DATA_BFLOAT16;
+    bool are_channels = is_filter ? f->channel_stride == 1 || f->row_stride == 1 : p->channel_stride == 1;
+    int64_t run = are_channels                                   ? (is_filter ? f->channels : p->channels)
+                  : !is_filter && p->step[2] * p->stride[2] == 1 ? p->positions[2]
+                                                                 : 1;
+    if (is_filter && !are_channels)
+        return SCATTER_COST;
+    return is_plain ? PACK_COST + RUN_COST / (double)run : STEPS_COST + STEPS_RUN_COST / (double)run;
+}
+
+/* Whether gemm's product is the quicker one, or the only one: direct sums floats, without packing the image. */
+static bool packs(const struct planner *planner, const struct piece *piece) {
+    const struct gemm_kernel *kernel = planner->kernel;
+    const struct gemm *gemm = &piece->gemm;
+    const struct conv_geometry *g = &planner->g;
+    if (kernel->factors != WEFT_DATA_BFLOAT16 || is_depthwise(g))
+        return kernel->type != WEFT_DATA_FLOAT;
+    /* A filter's gradient whose taps are neighbours would be stored element by element, each in a line of its own. */
+    if (g->direction == CONV_FILTER && g->w.channel_stride != 1 && patches_count(g->w.size) > 1)
+        return false;
+    double m = (double)round_up(gemm->m, kernel->rows), n = (double)round_up(gemm->n, kernel->columns);
+    return m * n / kernel->speed + packing_cost(&piece->a, kernel->group_a) * m +
+               packing_cost(&piece->b, kernel->group_b) * n <
+           (double)gemm->m * (double)gemm->n;
 }
 
 /* ---- Loops over the result --------------------------------------------------------------------------------------- */
@@ -229,8 +301,9 @@ static void walk_image(struct planner *planner, struct walk *walk, const struct 
 }
 
 /* The same product, computed without packing the image. Of single channels the groups are the columns. */
-static void plan_direct_image(struct planner *planner, struct direct *direct, const struct image_plan *plan, int image,
+static void plan_direct_image(struct planner *planner, struct piece *piece, const struct image_plan *plan, int image,
                               int filter) {
+    struct direct *direct = &piece->direct;
     bool is_turned =
         lies_turned(planner, plan) && walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
     struct patches patches = plan->patches;
@@ -242,7 +315,7 @@ static void plan_direct_image(struct planner *planner, struct direct *direct, co
     direct->image_value = image;
     direct->other_value = filter;
     walk_image(planner, &direct->walk, plan, is_turned, has_single);
-    if (!planner->sums_floats)
+    if (packs(planner, piece))
         return;
     if (has_single)
         direct_plan_channels(direct, &patches, &weights, planner->g.n, planner->contraction->threads);
@@ -269,7 +342,8 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
         piece->b = read;
     }
     walk_image(planner, &piece->walk, plan, is_turned, false);
-    plan_direct_image(planner, &piece->direct, plan, read.value, weights.value);
+    choose_packings(planner, piece);
+    plan_direct_image(planner, piece, plan, read.value, weights.value);
 }
 
 /* ---- The three directions ---------------------------------------------------------------------------------------- */
@@ -398,7 +472,7 @@ static bool walk_filter(struct planner *planner, struct walk *walk, enum filter_
 static void plan_direct_filter(struct planner *planner, struct piece *piece, const struct patches *x,
                                const struct patches *dy) {
     struct direct *direct = &piece->direct;
-    if (!planner->sums_floats)
+    if (packs(planner, piece))
         return;
     direct->image_value = piece->a.value;
     direct->other_value = piece->b.value;
@@ -428,6 +502,7 @@ static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
         .batch = g->groups, .m = g->c * patches_count(g->w.size), .n = g->k, .k = g->n * patches_count(g->y.size)};
     piece->a = image_factor(planner, g->x.tensor, x);
     piece->b = image_factor(planner, g->y.tensor, dy);
+    choose_packings(planner, piece);
     walk_filter(planner, &piece->walk, GROUPS_TAPS_READ_MADE);
     plan_direct_filter(planner, piece, &x, &dy);
     planner->contraction->pieces = piece;
@@ -438,11 +513,8 @@ static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
 /* What is planned is checked already: the last line is never reached. */
 static weftStatus_t plan(struct contraction *contraction, const struct graph *graph, const struct node *node,
                          const struct gemm_kernel *kernel, struct arena *arena) {
-    struct planner planner = {.contraction = contraction,
-                              .graph = graph,
-                              .g = conv_geometry(node->op),
-                              .is_wide = kernel->type == WEFT_DATA_DOUBLE,
-                              .sums_floats = kernel->type == WEFT_DATA_FLOAT};
+    struct planner planner = {
+        .contraction = contraction, .graph = graph, .g = conv_geometry(node->op), .kernel = kernel};
     switch (planner.g.direction) {
     case CONV_FORWARD:
         return plan_forward(&planner, arena);

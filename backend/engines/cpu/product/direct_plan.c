@@ -138,7 +138,7 @@ void direct_plan_image(struct direct *d, const struct patches *patches, const st
     d->columns = columns;
     d->taps = 1;
     /* Nothing is made: there are no tasks to cut. */
-    d->is_on = !patches->is_wide && d->rows > 0 && d->columns > 0;
+    d->is_on = d->rows > 0 && d->columns > 0;
     if (!d->is_on)
         return;
     read_image(d, patches, images);
@@ -182,7 +182,7 @@ void direct_plan_filter(struct direct *d, const struct patches *x, const struct 
     d->rows = dy->channels;
     d->columns = x->channels * patches_count(x->taps);
     d->taps = d->order == DIRECT_CHANNELS_TAPS ? patches_count(x->taps) : 1;
-    d->is_on = !x->is_wide && fits && d->rows > 0 && d->columns > 0;
+    d->is_on = fits && d->rows > 0 && d->columns > 0;
     if (!d->is_on)
         return;
     read_image(d, x, images);

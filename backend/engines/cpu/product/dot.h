@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sum + a * b as kernels of products have it: sum and b are vectors, b of factors, and a is one factor that all lanes
    share. Where the CPU multiplies narrow types, a factor is 32 bits: a group of neighbours along the depth, whose
-   products are summed together. The intrinsics of packed products are here and nowhere else.
+   products are summed together. The intrinsics of packed products are here and in tiles.c, nowhere else.
 
    bf16   two. Products are exact, and each is added and rounded to nearest even, as by an FMA: first that of the upper
           half. Factors and sums below 2^-126 count as 0, whatever the thread's mode.
@@ -24,13 +24,6 @@
 
 #define LOAD_HALVES_AVX512(at) ((factors)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(at))))
 #define LOAD_HALVES_AVX2(at) ((factors)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(at))))
-
-static inline int runs_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-static inline int runs_avx512(void) { return __builtin_cpu_supports("avx512f"); }
-static inline int runs_avx512_pairs(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
-static inline int runs_avx512_bytes(void) { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
 
 #endif

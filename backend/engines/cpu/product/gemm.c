@@ -13,8 +13,9 @@
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
-
+#include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/dot.h"
+#include "engines/cpu/product/tiles.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -25,7 +26,7 @@ enum {
     TILE_N = 960,     /* a tile's buffers some 4 MiB per thread */
     LOOSE_BLOCKS = 8, /* of kernels' rows, at most, that multiply B where it lies */
     LINE = 64,        /* alignment of buffers, bytes: the widest vector */
-    PACK_COST = 16    /* multiplications in the time that packing one element takes */
+    PACK_COST = 16    /* multiplications of a FLOAT kernel in the time that packing one element takes */
 };
 /* Fewer multiplications than this are done before another thread wakes up. */
 static const double ALONE = 1 << 20;
@@ -142,32 +143,35 @@ AVX512_BYTES static void start_avx512_i8(int64_t groups, void *b_panel) {
 }
 #endif
 
+#define MULTIPLY(name) .multiply = multiply_##name, .multiply_few = multiply_few_##name
 #define LOOSE(name) {loose_##name, loose_few_##name}
-#define NO_LOOSE {NULL, NULL}
-#define MULTIPLY(name) multiply_##name, multiply_few_##name, NO_LOOSE, NO_LOOSE
-#define MULTIPLY_FLOATS(name) multiply_##name##_f32, multiply_few_##name##_f32, LOOSE(name##_f32)
+#define TILES(name)                                                                                                    \
+    .multiply = tiles_multiply_##name, .multiply_few = tiles_multiply_few_##name, .begin = tiles_begin, .end = tiles_end
 
 static const struct gemm_kernel kernels[] = {
-#if defined(__x86_64__)
-    {"avx512 vnni 12x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 4, 12, 4, 32, MULTIPLY(avx512_i8), start_avx512_i8,
-     runs_avx512_bytes},
-    {"avx512 bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 12, 4, 32, MULTIPLY(avx512_bf16), NULL,
-     runs_avx512_pairs},
-    {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 12, 4, 32, MULTIPLY_FLOATS(avx512), LOOSE(avx512_f16), NULL,
-     runs_avx512},
-    {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 12, 4, 16, MULTIPLY(avx512_f64), NULL, runs_avx512},
-    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 2, 16, MULTIPLY_FLOATS(avx2), LOOSE(avx2_f16), NULL,
-     runs_avx2},
-    {"avx2 6x8", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 2, 8, MULTIPLY(avx2_f64), NULL, runs_avx2},
+#if HAS_AMX
+    {"amx-int8 32x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 64, 4, 32, 32, 16, 32, TILES(i8)},
+    {"amx-bf16 32x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 32, 2, 16, 32, 16, 32, TILES(bf16)},
 #endif
-    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 6, 2, 8, MULTIPLY_FLOATS(plain), NO_LOOSE, NULL, NULL},
-    {"plain 6x4", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 6, 2, 4, MULTIPLY(plain_f64), NULL, NULL},
+#if defined(__x86_64__)
+    {"avx512vnni 12x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 4, 4, 4, 12, 4, 32, MULTIPLY(avx512_i8),
+     .start = start_avx512_i8},
+    {"avx512bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 2, 1, 12, 4, 32, MULTIPLY(avx512_bf16)},
+    {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 12, 4, 32, MULTIPLY(avx512_f32),
+     .loose = LOOSE(avx512_f32), .loose_halves = LOOSE(avx512_f16)},
+    {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 12, 4, 16, MULTIPLY(avx512_f64)},
+    {"avx2 6x16", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 6, 2, 16, MULTIPLY(avx2_f32), .loose = LOOSE(avx2_f32),
+     .loose_halves = LOOSE(avx2_f16)},
+    {"avx2 6x8", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 6, 2, 8, MULTIPLY(avx2_f64)},
+#endif
+    {"plain 6x8", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 6, 2, 8, MULTIPLY(plain_f32), .loose = LOOSE(plain_f32)},
+    {"plain 6x4", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 6, 2, 4, MULTIPLY(plain_f64)},
 };
 
 /* Rank 1 and above are for tests, which run every kernel that the CPU has. */
 const struct gemm_kernel *gemm_kernel(weftDataType_t factors, int rank) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
-        if (kernels[i].factors == factors && (!kernels[i].runs || kernels[i].runs()) && rank-- == 0)
+        if (kernels[i].factors == factors && cpu_runs(kernels[i].name) && rank-- == 0)
             return &kernels[i];
     return NULL;
 }
@@ -175,17 +179,19 @@ const struct gemm_kernel *gemm_kernel(weftDataType_t factors, int rank) {
 /* Of a group in a panel, and of an element of C: kernels have both of one size. */
 static int64_t size_of(const struct gemm_kernel *kernel) { return kernel->type == WEFT_DATA_DOUBLE ? 8 : 4; }
 
-/* Groups along k; the last one may have fewer factors than the others. */
-static int64_t groups_of(const struct gemm_kernel *kernel, int64_t depth) { return divide_up(depth, kernel->group); }
+/* Groups of B along k, in whole groups of A; the last ones may have fewer factors than the others, or none. */
+static int64_t groups_of(const struct gemm_kernel *kernel, int64_t depth) {
+    return round_up(depth, kernel->group_a) / kernel->group_b;
+}
 
 /* Rows in front of a panel of B. */
 static int64_t starts_of(const struct gemm_kernel *kernel) { return kernel->start ? 1 : 0; }
 
-/* Groups in each panel of k but perhaps the last: equally many, so that the last one is not a thin rest; at least 1
-   where k is 0. */
+/* Groups of B in each panel of k but perhaps the last, in whole groups of A: equally many, so that the last one is not a
+   thin rest; at least 1 where k is 0. */
 static int64_t panel_groups(const struct gemm *gemm) {
-    int64_t groups = groups_of(gemm->kernel, gemm->k);
-    return max64(1, divide_up(groups, max64(1, divide_up(groups, GEMM_DEPTH))));
+    int64_t groups = groups_of(gemm->kernel, gemm->k), panels = max64(1, divide_up(groups, GEMM_DEPTH));
+    return round_up(max64(1, divide_up(groups, panels)), gemm->kernel->group_a / gemm->kernel->group_b);
 }
 
 /* ---- Cutting C into tiles ---- */
@@ -209,10 +215,10 @@ static struct tiling cut(const struct gemm *gemm, int64_t cuts_m, int64_t cuts_n
 }
 
 /* Time, in multiplications per step of k, until the last thread is done. All tiles count as full ones. */
-static double predict(const struct tiling *t, int64_t batch, int threads) {
-    double rounds = (double)divide_up(batch * t->tiles_m * t->tiles_n, threads);
+static double predict(const struct tiling *t, const struct gemm *gemm, int threads) {
+    double rounds = (double)divide_up(gemm->batch * t->tiles_m * t->tiles_n, threads);
     double product = (double)t->tile_m * (double)t->tile_n;
-    return rounds * (product + PACK_COST * (double)(t->tile_m + t->tile_n));
+    return rounds * (product + PACK_COST * gemm->kernel->speed * (double)(t->tile_m + t->tile_n));
 }
 
 /* Tries finer cuts until there are as many tiles as threads: fewer threads may leave some idle, more pack more often.
@@ -229,14 +235,14 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     for (int64_t i = 0; i < threads; i++) {
         for (int64_t j = 0; j <= threads / (i + 1); j++) {
             struct tiling t = cut(gemm, cuts_m + i, cuts_n + j);
-            if (predict(&t, gemm->batch, threads) < predict(&best, gemm->batch, threads))
+            if (predict(&t, gemm, threads) < predict(&best, gemm, threads))
                 best = t;
         }
     }
     best.threads = min64(threads, max64(1, gemm->batch * best.tiles_m * best.tiles_n));
     best.block_m = min64(best.tile_m, round_up(BLOCK_M, gemm->kernel->rows));
     int64_t depth = panel_groups(gemm);
-    best.depth = depth * gemm->kernel->group;
+    best.depth = depth * gemm->kernel->group_b;
     best.a_bytes = round_up(best.block_m * depth * size, LINE);
     best.b_bytes = round_up(best.tile_n * (depth + starts_of(gemm->kernel)) * size, LINE);
     best.c_bytes = round_up(best.tile_m * best.tile_n * size, LINE);
@@ -339,7 +345,7 @@ static void pack_panels(const struct gemm_kernel *kernel, const struct operand *
     for (int64_t i = 0; i < part.count; i += operand->width, panels += (groups + operand->starts) * row_bytes) {
         int lanes = (int)min64(operand->width, part.count - i);
         char *panel = panels + operand->starts * row_bytes;
-        if (lanes < operand->width || part.depth % kernel->group)
+        if (lanes < operand->width || part.depth % kernel->group_a)
             memset(panel, 0, (size_t)(groups * row_bytes));
         operand->pack(operand->source, panel, operand->width, part.batch, part.first + i, lanes, part.k0, part.depth);
         if (operand->starts)
@@ -352,7 +358,7 @@ static void pack_panels(const struct gemm_kernel *kernel, const struct operand *
 static int64_t packed_offset(const struct gemm *gemm, const struct operand *operand, const struct part *part) {
     int64_t groups = groups_of(gemm->kernel, gemm->k), depth = panel_groups(gemm);
     int64_t whole = round_up(operand->extent, operand->width), panels = divide_up(groups, depth);
-    int64_t before = part->k0 / gemm->kernel->group, here = min64(depth, groups - before) + operand->starts;
+    int64_t before = part->k0 / gemm->kernel->group_b, here = min64(depth, groups - before) + operand->starts;
     int64_t rows = part->batch * (groups + panels * operand->starts) + before + before / depth * operand->starts;
     return (rows * whole + part->first * here) * size_of(gemm->kernel);
 }
@@ -364,7 +370,7 @@ int64_t gemm_packed_bytes(const struct gemm *gemm, bool is_b) {
 
 void gemm_pack_whole(const struct gemm *gemm, bool is_b, void *packed) {
     struct operand operand = operand_of(gemm, is_b);
-    int64_t depth = panel_groups(gemm) * gemm->kernel->group;
+    int64_t depth = panel_groups(gemm) * gemm->kernel->group_b;
     for (int64_t i = 0; i < gemm->batch; i++)
         for (int64_t k0 = 0; k0 < gemm->k; k0 += depth) {
             struct part part = {i, 0, operand.extent, k0, (int)min64(depth, gemm->k - k0)};
@@ -527,6 +533,8 @@ static void run_tiles(void *context, int64_t thread) {
     tile.a = job->buffers + thread * (t->a_bytes + t->b_bytes + t->c_bytes);
     tile.b = tile.a + t->a_bytes;
     tile.c = tile.b + t->b_bytes;
+    if (gemm->kernel->begin)
+        gemm->kernel->begin();
     while ((index = atomic_fetch_add(&job->next_tile, 1)) < gemm->batch * per_batch) {
         tile.batch = index / per_batch;
         tile.row = index % per_batch / t->tiles_n * t->tile_m;
@@ -536,6 +544,8 @@ static void run_tiles(void *context, int64_t thread) {
         find_loose(gemm, &tile);
         run_tile(job, &tile);
     }
+    if (gemm->kernel->end)
+        gemm->kernel->end();
 }
 
 void gemm_run(const struct gemm *gemm, int threads, void *workspace) {
@@ -732,14 +742,26 @@ static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int co
         fours[i] = rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24;
 }
 
-/* Element by element. */
-static void pack_scattered(const struct gemm_matrix *matrix, const char *corner, char *panel, int width, int count,
-                           int depth, int bytes) {
+/* Element by element, nearer neighbours first. Inlined for each size, which is then a constant. */
+static inline __attribute__((always_inline)) void scatter(const struct gemm_matrix *matrix, const char *corner,
+                                                          char *panel, int width, int count, int depth, int bytes) {
     int group = 4 / bytes;
-    for (int d = 0; d < depth; d++)
-        for (int i = 0; i < count; i++)
+    bool is_by_depth = matrix->depth_stride > matrix->stride;
+    int outer = is_by_depth ? depth : count, inner = is_by_depth ? count : depth;
+    for (int o = 0; o < outer; o++)
+        for (int k = 0; k < inner; k++) {
+            int i = is_by_depth ? k : o, d = is_by_depth ? o : k;
             memcpy(panel + ((int64_t)(d / group) * width + i) * 4 + d % group * bytes,
                    corner + (i * matrix->stride + d * matrix->depth_stride) * bytes, (size_t)bytes);
+        }
+}
+
+static void pack_scattered(const struct gemm_matrix *matrix, const char *corner, char *panel, int width, int count,
+                           int depth, int bytes) {
+    if (bytes == 2)
+        scatter(matrix, corner, panel, width, count, depth, 2);
+    else
+        scatter(matrix, corner, panel, width, count, depth, 1);
 }
 
 /* Depths lie apart, neighbours along the other index side by side. Rows are fetched ahead: there are few bytes of
@@ -824,19 +846,79 @@ void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int widt
     }
 }
 
-static gemm_pack *pack_of(const struct gemm_kernel *kernel, gemm_pack *bytes) {
+/* ---- Long groups ---- */
+
+/* Some groups of B at a time, as rows of words that are transposed; group: of A. */
+static void pack_grouped(int group, gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
+                         int64_t first, int count, int64_t k0, int depth) {
+    uint32_t strip[TILE_GROUPS * GEMM_WIDTH];
+    char *to = panel;
+    for (int d = 0; d < depth; d += group, to += (int64_t)width * LINE) {
+        if (depth - d < group)
+            memset(strip, 0, sizeof strip);
+        pack(source, strip, width, batch, first, count, k0 + d, (int)min64(group, depth - d));
+        transpose(to, TILE_GROUPS, strip, 4 * (int64_t)width, TILE_GROUPS, count);
+    }
+}
+
+void gemm_pack_grouped(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
+                       int count, int64_t k0, int depth) {
+    pack_grouped(LINE / 2, pack, source, panel, width, batch, first, count, k0, depth);
+}
+
+/* Rows that lie together along the depth: lines of them. The next row's are fetched: there are few of each. */
+static void pack_lines(const struct gemm_matrix *matrix, void *panel, int width, int64_t batch, int64_t first,
+                       int count, int64_t k0, int depth) {
+    const char *from = corner_of(matrix, batch, first, k0);
+    int64_t bytes = dtype_bytes(matrix->type, depth), step = dtype_bytes(matrix->type, matrix->stride);
+    char *to = panel;
+    for (int i = 0; i < count; i++, from += step, to += LINE) {
+        int64_t b = 0;
+        for (; b + LINE <= bytes; b += LINE) {
+            __builtin_prefetch(from + step + b);
+            memcpy(to + b * width, from + b, LINE);
+        }
+        memcpy(to + b * width, from + b, (size_t)(bytes - b));
+    }
+}
+
+static void pack_pairs_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                               int64_t k0, int depth) {
+    const struct gemm_matrix *matrix = source;
+    if (matrix->type == WEFT_DATA_BFLOAT16 && matrix->depth_stride == 1)
+        pack_lines(matrix, panel, width, batch, first, count, k0, depth);
+    else
+        gemm_pack_grouped(pack_pairs, source, panel, width, batch, first, count, k0, depth);
+}
+
+static void pack_bytes_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                               int64_t k0, int depth) {
+    const struct gemm_matrix *matrix = source;
+    if (matrix->depth_stride == 1)
+        pack_lines(matrix, panel, width, batch, first, count, k0, depth);
+    else
+        pack_grouped(LINE, pack_bytes_b, source, panel, width, batch, first, count, k0, depth);
+}
+
+/* ---- Which packing ---- */
+
+gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel) {
+    bool is_grouped = kernel->group_a > kernel->group_b;
     switch (kernel->factors) {
     case WEFT_DATA_DOUBLE:
         return gemm_pack_matrix_double;
     case WEFT_DATA_BFLOAT16:
-        return pack_pairs;
+        return is_grouped ? pack_pairs_grouped : pack_pairs;
     case WEFT_DATA_INT8:
-        return bytes;
+        return is_grouped ? pack_bytes_grouped : pack_bytes_a;
     default:
         return gemm_pack_matrix;
     }
 }
 
-gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel) { return pack_of(kernel, pack_bytes_a); }
-
-gemm_pack *gemm_pack_of_b(const struct gemm_kernel *kernel) { return pack_of(kernel, pack_bytes_b); }
+/* Bytes keep their signs; all else is as in A of short groups. */
+gemm_pack *gemm_pack_of_b(const struct gemm_kernel *kernel) {
+    if (kernel->factors == WEFT_DATA_INT8)
+        return pack_bytes_b;
+    return kernel->factors == WEFT_DATA_BFLOAT16 ? pack_pairs : gemm_pack_of_a(kernel);
+}

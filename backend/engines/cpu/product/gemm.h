@@ -12,10 +12,10 @@
 #include <stdint.h>
 
 /* Copies a part of one operand into a panel of the kernel's factors. For A an index is a row of C, for B a column. The
-   panel is [depth / group, width, group]: the element of index first + i at depth k0 + d goes to
-   panel[(d / group * width + i) * group + d % group], for i < count and d < depth. k0 is a multiple of the kernel's
-   group; depth, too, but at the end of k. count <= width; what lies beyond count, and in a last group beyond depth, is
-   already zero. At most GEMM_DEPTH groups deep. Called by several threads at once. */
+   panel is [depth / group, width, group], with the kernel's group of A or of B: the element of index first + i at depth
+   k0 + d goes to panel[(d / group * width + i) * group + d % group], for i < count and d < depth. k0 is a multiple of
+   the group; depth, too, but at the end of k. count <= width; what lies beyond count, and in a last group beyond depth,
+   is already zero. At most GEMM_DEPTH groups of B deep. Called by several threads at once. */
 typedef void gemm_pack(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                        int depth);
 
@@ -35,11 +35,11 @@ struct gemm_place {
 typedef struct gemm_place gemm_find(const void *sink, int64_t batch, int64_t row, int rows, int64_t column);
 
 enum {
-    GEMM_DEPTH = 256, /* groups in a panel at most: a sliver of B stays in the L1 cache */
+    GEMM_DEPTH = 256, /* groups in a panel of B at most: a sliver of it stays in the L1 cache */
     GEMM_WIDTH = 32   /* of any kernel's panels at most */
 };
 
-/* Adds the product of two panels to a block of C, or begins it, if this is the first along k. */
+/* Adds the product of two panels to a block of C, or begins it, if this is the first along k. groups: of B's panel. */
 typedef void gemm_multiply(int64_t groups, const void *a, const void *b, void *c, int64_t ld, bool first);
 
 /* The same for sums of floats, where B is no panel: its rows lie in memory `b_step` elements apart, anywhere. */
@@ -48,19 +48,21 @@ typedef void gemm_multiply_loose(int64_t depth, const void *a, const void *b, in
 
 /* One compiled form of the innermost loop. */
 struct gemm_kernel {
-    const char *name;            /* "avx2 6x16" */
+    const char *name;            /* "avx2 6x16": what a CPU must have (cpu_runs), and C's block */
     weftDataType_t factors;      /* FLOAT, DOUBLE, BFLOAT16 or INT8: of panels */
     weftDataType_t type;         /* FLOAT, DOUBLE, FLOAT or INT32: of sums and blocks; INT32 wraps around */
-    int group;                   /* 1, 1, 2 or 4 factors at neighbouring depths, which are multiplied at once */
+    int group_a, group_b;        /* factors at neighbouring depths that lie together in panels of A and of B. Of B as
+                                    many bytes as a sum has; of A that, or a multiple: panels are whole groups deep */
+    int speed;                   /* multiplications of a column in the time that a FLOAT kernel takes for one */
     int rows, few_rows, columns; /* of C at a time: rows and columns are the widths of A's and of B's panels */
     gemm_multiply *multiply, *multiply_few;          /* all of A's panel, or its first few_rows */
     gemm_multiply_loose *loose[2], *loose_halves[2]; /* the same two for B as it lies, FLOAT or HALF; NULL: none */
     void (*start)(int64_t groups, void *b); /* fills a row in front of B's panel, what sums start from; NULL: none */
-    int (*runs)(void);                      /* whether this CPU does; NULL: every one */
+    void (*begin)(void), (*end)(void);      /* around a thread's multiplications; NULL: nothing to do */
 };
 
 /* The kernels of a type of factors that this CPU runs, best first; NULL when rank is past the last one. Every CPU has
-   one of FLOAT and of DOUBLE. How BFLOAT16 is summed: dot.h. */
+   one of FLOAT and of DOUBLE. How BFLOAT16 is summed: dot.h, tiles.h. */
 const struct gemm_kernel *gemm_kernel(weftDataType_t factors, int rank);
 
 struct gemm {
@@ -105,8 +107,14 @@ gemm_pack gemm_pack_matrix, gemm_pack_matrix_double; /* for FLOAT kernels, for D
 /* The same for any kernel, whose factors hold all values of the matrix's type. */
 gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel), *gemm_pack_of_b(const struct gemm_kernel *kernel);
 
+/* From what another function packs. */
+typedef void gemm_pack_composed(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
+                                int64_t first, int count, int64_t k0, int depth);
+
 /* What `pack` makes for FLOAT kernels, for BFLOAT16 ones: floats are cut off to their upper half. */
-void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
-                      int count, int64_t k0, int depth);
+gemm_pack_composed gemm_pack_halved;
+
+/* What `pack` makes for BFLOAT16 ones in groups of B, in groups of 64 bytes, as AMX has A. */
+gemm_pack_composed gemm_pack_grouped;
 
 #endif

@@ -24,7 +24,7 @@ struct grouped {
     struct program program;
     struct walk walk; /* rows: of the result, over all experts of a gradient */
     const struct gemm_kernel *kernel;
-    gemm_pack *pack;
+    gemm_pack *pack_a, *pack_b;
     int threads;
     bool is_backward;
     int32_t mode;
@@ -138,7 +138,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     TRY(compile(&program, region, &node, &kernel));
     struct product product = product_of(node, &result);
     int threads = program.shares_bytes || device->threads < 1 ? 1 : device->threads;
-    double computing = op_flops(node->op) / kernel->group / (FLOPS_PER_COLUMN * kernel->columns);
+    double computing = op_flops(node->op) / kernel->speed / (FLOPS_PER_COLUMN * kernel->columns);
     computing += (double)tensor_elements(result) * program.nanoseconds * 1e-9;
     double bytes = program.bytes + (double)tensor_own_bytes(product.a) + (double)tensor_own_bytes(product.b);
     double moving = bytes / BYTES_PER_SECOND;
@@ -166,7 +166,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         axes[i] = (struct axis){.dim = i, .extent = result->dims.at[i], .step = 1};
     walk_make(&g->walk, &g->program, axes, 3, false);
     g->threads = g->program.shares_bytes ? 1 : threads_count();
-    g->pack = gemm_pack_of_a(g->kernel);
+    g->pack_a = gemm_pack_of_a(g->kernel), g->pack_b = gemm_pack_of_b(g->kernel);
     struct gemm most = {.kernel = g->kernel, .m = g->is_backward ? g->m : g->rows, .n = g->n, .k = g->k};
     step->workspace_bytes = gemm_workspace_most(&most, g->threads);
     TRY(threads_start());
@@ -201,10 +201,13 @@ static struct gemm_matrix matrix_of(const struct job *job, const struct part *pa
     return (struct gemm_matrix){.base = (const char *)job->values[part->value] + at * bytes, .type = part->type};
 }
 
+/* Of a lane in a group of a panel of A. */
+static int64_t lane_bytes(const struct gemm_kernel *kernel) { return dtype_bytes(kernel->factors, kernel->group_a); }
+
 /* One lane of a panel becomes 0. */
 static void clear_lane(const struct gemm_kernel *kernel, char *lane, int width, int depth) {
-    int64_t size = kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
-    for (int64_t i = 0; i < divide_up(depth, kernel->group); i++)
+    int64_t size = lane_bytes(kernel);
+    for (int64_t i = 0; i < divide_up(depth, kernel->group_a); i++)
         memset(lane + i * width * size, 0, (size_t)size);
 }
 
@@ -213,7 +216,7 @@ static void pack_rows(const void *source, void *panel, int width, int64_t batch,
                       int depth) {
     const struct job *job = source;
     const struct grouped *g = job->g;
-    int64_t size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    int64_t size = lane_bytes(g->kernel);
     bool gathers = g->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER;
     for (int i = 0; i < (gathers ? count : 1); i++) {
         int64_t row = job->first + first + i;
@@ -224,7 +227,7 @@ static void pack_rows(const void *source, void *panel, int width, int64_t batch,
         }
         struct gemm_matrix matrix = matrix_of(job, &g->a, token * g->a.rows);
         matrix.stride = g->a.rows, matrix.depth_stride = g->a.columns;
-        g->pack(&matrix, (char *)panel + i * size, width, batch, 0, gathers ? 1 : count, k0, depth);
+        g->pack_a(&matrix, (char *)panel + i * size, width, batch, 0, gathers ? 1 : count, k0, depth);
     }
 }
 
@@ -280,8 +283,8 @@ static void multiply(struct job *job, void *workspace) {
     b.stride = g->b.columns, b.depth_stride = g->b.rows;
     struct gemm gemm = {.kernel = g->kernel, .batch = 1, .m = g->is_backward ? g->m : count, .n = g->n};
     gemm.k = g->is_backward ? count : g->k;
-    gemm.pack_a = g->is_backward ? g->pack : pack_rows;
-    gemm.pack_b = g->pack, gemm.store = store;
+    gemm.pack_a = g->is_backward ? g->pack_a : pack_rows;
+    gemm.pack_b = g->pack_b, gemm.store = store;
     gemm.a = g->is_backward ? (const void *)&a : job, gemm.b = &b, gemm.sink = job;
     gemm_run(&gemm, g->threads, workspace);
 }

@@ -5,6 +5,8 @@
 #include "base/number.h"
 #include "engines/cpu/product/contraction.h"
 
+static const double PACK_COST = 8; /* see struct product */
+
 static const struct matmul_op *op_at(const struct node *node) { return (const struct matmul_op *)node->op; }
 
 /* Whether the transposed product is computed, C^T = B^T A^T: its rows are the ones that lie in memory, or b is all but
@@ -24,6 +26,7 @@ static struct product product(const struct node *node) {
                             .b = op->b,
                             .math = matmul_math(op),
                             .alpha = 1,
+                            .packing = PACK_COST,
                             .depth = (double)op->a->dims.at[last],
                             .rows = is_transposed(op) ? n : m,
                             .columns = is_transposed(op) ? m : n};
@@ -130,6 +133,7 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
     piece->a = transposed ? b : a;
     piece->b = transposed ? a : b;
     piece->a.pack = gemm_pack_of_a(kernel), piece->b.pack = gemm_pack_of_b(kernel);
+    piece->a.group = kernel->group_a, piece->b.group = kernel->group_b;
     /* The walk's last loop must be gemm's columns. */
     if (transposed) {
         struct axis row = axes[rows];

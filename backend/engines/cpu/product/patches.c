@@ -8,35 +8,34 @@
 
 #include <string.h>
 
-/* A panel as gemm gives it: [depth, width] elements, of which a rectangle is written at a time. */
+/* A panel as gemm gives it, of which a rectangle is written at a time. */
 struct panel {
     void *data;
     int width;
-    bool is_wide;
+    struct packing packing;
 };
 
-/* Address of the element of a lane and a depth; 8 and 4 bytes are those of double and float. */
-static void *corner(const struct panel *panel, int64_t lane, int64_t row) {
-    return (char *)panel->data + (row * panel->width + lane) * (panel->is_wide ? 8 : 4);
+/* Address of the group of a lane that begins with a depth. */
+static void *corner(const struct panel *panel, int64_t lane, int64_t depth) {
+    return (char *)panel->data + (depth / panel->packing.group * panel->width + lane) * panel->packing.bytes;
 }
 
 /* Zeros where a tap lies outside the image: gemm multiplies by them. */
-static void clear(const struct panel *panel, int64_t lane, int64_t lanes, int64_t row, int64_t rows) {
-    for (int64_t i = 0; i < rows; i++)
-        memset(corner(panel, lane, row + i), 0, (size_t)(lanes * (panel->is_wide ? 8 : 4)));
+static void clear(const struct panel *panel, int64_t lane, int64_t lanes, int64_t depth, int64_t depths) {
+    for (int64_t i = 0; i < depths; i += panel->packing.group)
+        memset(corner(panel, lane, depth + i), 0, (size_t)(lanes * panel->packing.bytes));
 }
 
 /* Packs elements base[index + i * stride + d * depth_stride]. The corner's index is folded into the base, so that the
    matrix begins there. */
-static void copy(const struct panel *panel, int64_t lane, int64_t lanes, int64_t row, int64_t rows, const void *base,
-                 weftDataType_t type, int64_t index, int64_t stride, int64_t depth_stride) {
+static void copy(const struct panel *panel, int64_t lane, int64_t lanes, int64_t depth, int64_t depths,
+                 const void *base, weftDataType_t type, int64_t index, int64_t stride, int64_t depth_stride) {
     /* Types have whole bytes: convolution declines others. */
     struct gemm_matrix matrix = {.base = (const char *)base + dtype_bytes(type, index),
                                  .type = type,
                                  .stride = stride,
                                  .depth_stride = depth_stride};
-    gemm_pack *pack = panel->is_wide ? gemm_pack_matrix_double : gemm_pack_matrix;
-    pack(&matrix, corner(panel, lane, row), panel->width, 0, 0, (int)lanes, 0, (int)rows);
+    panel->packing.pack(&matrix, corner(panel, lane, depth), panel->width, 0, 0, (int)lanes, 0, (int)depths);
 }
 
 /* ---- Patches ----------------------------------------------------------------------------------------------------- */
@@ -99,7 +98,7 @@ static void pack_run(const struct patches *p, const struct panel *panel, const s
 void patches_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
                   int depth) {
     const struct patches *p = source;
-    const struct panel panel = {data, width, p->is_wide};
+    const struct panel panel = {data, width, p->packing};
     int64_t position = p->positions_are_depth ? k0 : first, positions = p->positions_are_depth ? depth : count;
     int64_t index = p->positions_are_depth ? first : k0, indices = p->positions_are_depth ? count : depth;
     /* Runs of positions, and within each, channels of one tap after the other. */
@@ -137,7 +136,7 @@ void patches_simplify(struct patches *p) {
 void filter_pack(const void *source, void *data, int width, int64_t batch, int64_t first, int count, int64_t k0,
                  int depth) {
     const struct filter *f = source;
-    const struct panel panel = {data, width, f->is_wide};
+    const struct panel panel = {data, width, f->packing};
     for (int64_t j = 0; j < depth;) {
         int64_t tap = (k0 + j) / f->channels, channel = (k0 + j) % f->channels, taps[3];
         int64_t channels = min64(depth - j, f->channels - channel);

@@ -7,12 +7,18 @@
 
 #include "engines/cpu/product/gemm.h"
 
+/* How rectangles of a panel are packed, whose depths are whole groups. */
+struct packing {
+    gemm_pack *pack;
+    int group, bytes; /* bytes: of a group of one lane */
+};
+
 /* An image seen through a filter: the element at a position and a tap index lies, along dimension i, at
    position_i * step[i] + offset[i] + tap_i * tap_step[i], and is 0 where that is outside of the image. */
 struct patches {
     const void *base;
     weftDataType_t type;
-    bool is_wide;             /* panels are double, else float */
+    struct packing packing;
     bool positions_are_depth; /* positions run along k and tap indices along rows or columns, else the reverse */
     bool batch_has_images;    /* the batch runs over images and, fastest, groups; else over groups, and positions over
                                    images first */
@@ -54,7 +60,7 @@ void patches_simplify(struct patches *patches);
 struct filter {
     const void *base;
     weftDataType_t type;
-    bool is_wide;
+    struct packing packing;
     int64_t groups, channels; /* channels that the depth runs over */
     int64_t first;            /* element of the first tap */
     int64_t group_stride, row_stride, channel_stride;
