@@ -21,12 +21,12 @@
 #include <string.h>
 
 enum {
-    BLOCK_M = 192,    /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
-    TILE_M = 1152,    /* a tile at most. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication, */
-    TILE_N = 960,     /* a tile's buffers some 4 MiB per thread */
-    LOOSE_BLOCKS = 8, /* of kernels' rows, at most, that multiply B where it lies */
-    LINE = 64,        /* alignment of buffers, bytes: the widest vector */
-    PACK_COST = 16    /* multiplications of a FLOAT kernel in the time that packing one element takes */
+    BLOCK_M = 192,     /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
+    TILE_M = 1152,     /* a tile at most. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication, */
+    TILE_N = 960,      /* a tile's buffers some 4 MiB per thread */
+    LOOSE_BLOCKS = 12, /* of kernels' rows, at most, that multiply B where it lies */
+    LINE = 64,         /* alignment of buffers, bytes: the widest vector */
+    PACK_COST = 16     /* multiplications of a FLOAT kernel in the time that packing one element takes */
 };
 /* Fewer multiplications than this are done before another thread wakes up. */
 static const double ALONE = 1 << 20;
@@ -515,7 +515,7 @@ static gemm_multiply_loose *const *loose_of(const struct gemm *gemm) {
 
 /* Columns are multiplied where they lie, as far as they are whole kernels, where few rows read them: packing costs more
    than it saves then. Sums are the same bit by bit. Rows a multiple of 4 KiB apart take each other's places in the
-   caches: measured on a Xeon, even then 2 blocks are 1.4 times as quick so, 8 are 1.05 times, 20 are slower. */
+   caches: measured on a Xeon, even then 2 blocks are 1.4 times as quick so, 12 are 1.03 times, 20 are slower. */
 static void find_loose(const struct gemm *gemm, struct tile *tile) {
     bool is_packed = gemm->packed_b != NULL;
     tile->loose = !is_packed && tile->rows <= LOOSE_BLOCKS * gemm->kernel->rows ? loose_of(gemm) : NULL;
