@@ -4,6 +4,7 @@
 
 #include "base/dtype.h"
 #include "base/number.h"
+#include "engines/cpu/core/vector.h"
 
 #include <string.h>
 
@@ -105,23 +106,28 @@ void panels_of_channels(const struct filter *f, float *panel, int64_t column, in
 
 /* ---- Images ------------------------------------------------------------------------------------------------------ */
 
-#if defined __x86_64__ && defined __GLIBC__
-#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define WIDE
-#endif
+/* `rows` rows of `count` floats, a number that the compiler knows. */
+static inline void copy_columns(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
+                                int64_t rows, int count) {
+    for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
+        for (int j = 0; j < count; j++)
+            to[j] = from[j];
+}
 
-/* `rows` rows of `count` floats. Whole panels, as most are, without asking for each row how long it is. */
+/* Any number of floats, by powers of two: a panel's row is too short for asking how long it is. */
 WIDE static void copy_rows(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
                            int64_t count, int64_t rows) {
-    if (count == 32)
-        for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
-            for (int j = 0; j < 32; j++)
-                to[j] = from[j];
-    else
-        for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
-            for (int64_t j = 0; j < count; j++)
-                to[j] = from[j];
+    int64_t at = 0;
+    for (; at + 32 <= count; at += 32)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 32);
+    if (count & 16)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 16), at += 16;
+    if (count & 8)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 8), at += 8;
+    if (count & 4)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 4), at += 4;
+    for (; at < count; at++)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 1);
 }
 
 static void clear_rows(float *to, int64_t ld, int64_t count, int64_t rows) {
