@@ -28,12 +28,11 @@ static void scatter_rows(void) {
 
 static bool differs(double found, double expected) { return !(fabs(found - expected) < 2e-3 * (1 + fabs(expected))); }
 
-static void check_multiply(const struct direct_kernel *kernel, int low, int narrow, int segments, int depth,
+static void check_multiply(const char *name, const struct direct_shape *shape, int low, int segments, int depth,
                            bool adds) {
-    int rows = kernel->rows >> low, columns = kernel->columns >> narrow, ld = columns + 5, step = 1 + low * 2,
-        wrong = 0;
+    int rows = shape->rows >> low, columns = shape->columns, ld = columns + 5, step = 1 + low * 2, wrong = 0;
     scatter_rows();
-    kernel->multiply[low][narrow](segments, depth, seen, ROWS, step, w, c, ld, adds);
+    shape->multiply[low](segments, depth, seen, ROWS, step, w, c, ld, adds);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < ld; j++) {
             double sum = adds ? UNTOUCHED : 0;
@@ -43,18 +42,19 @@ static void check_multiply(const struct direct_kernel *kernel, int low, int narr
             wrong += j < columns ? differs(c[i * ld + j], sum) : c[i * ld + j] != UNTOUCHED;
         }
     wrong += c[rows * ld] != UNTOUCHED;
-    CHECK(wrong == 0, "%s: %d rows x %d columns of %d segments, %d deep: %d elements differ", kernel->name, rows,
-          columns, segments, depth, wrong);
+    CHECK(wrong == 0, "%s: %d rows x %d columns of %d segments, %d deep: %d elements differ", name, rows, columns,
+          segments, depth, wrong);
 }
 
 /* Rows of B in any order. */
-static void check_multiply_seen(const struct direct_kernel *kernel, int low, int segments, int depth, bool adds) {
-    int rows = kernel->rows >> low, columns = kernel->columns, ld = columns + 5, step = 1 + low * 2, wrong = 0;
+static void check_multiply_seen(const char *name, const struct direct_shape *shape, int low, int segments, int depth,
+                                bool adds) {
+    int rows = shape->rows >> low, columns = shape->columns, ld = columns + 5, step = 1 + low * 2, wrong = 0;
     const float *b[MOST_SEGMENTS * 40];
     scatter_rows();
     for (int i = 0; i < segments * depth; i++)
         b[i] = w + i * 83 % 97 * 160 + i % 5;
-    kernel->multiply_seen[low](segments, depth, seen, ROWS, step, b, c, ld, adds);
+    shape->multiply_seen[low](segments, depth, seen, ROWS, step, b, c, ld, adds);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < ld; j++) {
             double sum = adds ? UNTOUCHED : 0;
@@ -64,12 +64,12 @@ static void check_multiply_seen(const struct direct_kernel *kernel, int low, int
             wrong += j < columns ? differs(c[i * ld + j], sum) : c[i * ld + j] != UNTOUCHED;
         }
     wrong += c[rows * ld] != UNTOUCHED;
-    CHECK(wrong == 0, "%s: %d rows x %d columns behind pointers, %d segments, %d deep: %d elements differ",
-          kernel->name, rows, columns, segments, depth, wrong);
+    CHECK(wrong == 0, "%s: %d rows x %d columns behind pointers, %d segments, %d deep: %d elements differ", name, rows,
+          columns, segments, depth, wrong);
 }
 
 static void check_channels(const struct direct_kernel *kernel, int taps, int channels) {
-    int rows = kernel->rows / 2, wrong = 0;
+    int rows = kernel->channel_rows, wrong = 0;
     scatter_rows();
     kernel->filter_channels(taps, seen, ROWS, w, c, 160, channels);
     for (int i = 0; i < rows; i++)
@@ -114,18 +114,42 @@ static void check_planes(const struct direct_kernel *kernel, int lines, int widt
     CHECK(wrong == 0, "%s: gradients of %d lines of %d places: %d elements differ", kernel->name, lines, width, wrong);
 }
 
+/* All shapes. */
+static void check_products(const struct direct_kernel *kernel) {
+    int width = 0;
+    for (const struct direct_shape *shape = kernel->shapes; width != kernel->lanes; shape++) {
+        width = shape->columns;
+        CHECK(DIRECT_ROWS % (shape->rows / 2) == 0 && DIRECT_ROWS % kernel->channel_rows == 0,
+              "%s: %d columns beside %d rows, which do not divide %d", kernel->name, width, shape->rows, DIRECT_ROWS);
+        for (int form = 0; form < 4; form++)
+            for (int segments = 0; segments <= MOST_SEGMENTS; segments += 4)
+                for (int depth = 0; depth < 40; depth += 13) {
+                    check_multiply(kernel->name, shape, form & 1, segments, depth, form >> 1);
+                    if (width > kernel->lanes)
+                        check_multiply_seen(kernel->name, shape, form & 1, segments, depth, form >> 1);
+                }
+    }
+}
+
+/* Panels of some columns are whole vectors, and as wide as these allow. */
+static void check_shapes(const struct direct_kernel *kernel) {
+    for (int columns = 1; columns < 300; columns++) {
+        int left = columns, vectors = (columns + kernel->lanes - 1) / kernel->lanes;
+        for (; left > 0; left -= direct_shape(left)->columns)
+            vectors -= direct_shape(left)->columns / kernel->lanes;
+        CHECK(vectors == 0 && (columns < kernel->shapes[0].columns || direct_shape(columns) == kernel->shapes),
+              "%s: %d columns begin with a panel of %d, and panels have %d vectors too few", kernel->name, columns,
+              direct_shape(columns)->columns, vectors);
+    }
+}
+
 int main(void) {
     static const int CHANNELS[] = {1, 3, 4, 7, 8, 15, 16, 17, 31, 63, 64, 65, 100, 150};
     int kernels = 0;
     fill(x, 7919);
     fill(w, 6421);
     for (const struct direct_kernel *kernel; (kernel = direct_kernel(kernels)) != NULL; kernels++) {
-        for (int form = 0; form < 8; form++)
-            for (int segments = 0; segments <= MOST_SEGMENTS; segments += 4)
-                for (int depth = 0; depth < 40; depth += 13) {
-                    check_multiply(kernel, form & 1, form >> 1 & 1, segments, depth, form >> 2);
-                    check_multiply_seen(kernel, form & 1, segments, depth, form >> 2);
-                }
+        check_products(kernel);
         for (size_t i = 0; i < sizeof CHANNELS / sizeof *CHANNELS; i++)
             for (int taps = 0; taps <= MOST_SEGMENTS; taps += 2) {
                 check_channels(kernel, taps, CHANNELS[i]);
@@ -135,6 +159,7 @@ int main(void) {
             for (int width = 16; width < 64; width += 16)
                 check_planes(kernel, lines, width);
     }
+    check_shapes(direct_kernel(0));
     CHECK(kernels > 0, "this CPU runs none of the kernels");
     return harness_end();
 }

@@ -5,7 +5,7 @@
        task: rows x columns          sums per thread, in L2; of one part of the depth, a strip of them in L1
          panels of B [depth, columns]  packed once per task and part, in L2
            strip of rows               pointers to what each tap sees
-             kernel [8, 32]            sums in registers, a line of each of 8 rows in L1
+             kernel [6, 64]            sums in registers, a line of each of 6 rows in L1
 
    It must not know tensors or operations. */
 #include "engines/cpu/product/direct_task.h"
@@ -13,12 +13,14 @@
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
+#include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/direct_kernel.h"
 
 #include <string.h>
 
 enum {
     FEW_COLUMNS = 8, /* are turned at a time */
+    ADDED_ROWS = 16, /* of splits' sums at a time */
     LINE_BYTES = 64
 };
 
@@ -40,9 +42,10 @@ static void fetch(struct ahead *ahead) {
 
 /* Kernels that some rows of a task take. */
 static int64_t kernels_of(const struct task *task, int64_t rows) {
+    const struct direct_shape *shape = direct_shape(task->columns);
     if (task->job->direct->is_depthwise)
-        return divide_up(rows, direct_kernel(0)->rows / 2);
-    return divide_up(rows, direct_kernel(0)->rows) * divide_up(task->columns, direct_kernel(0)->columns);
+        return divide_up(rows, direct_kernel(0)->channel_rows);
+    return divide_up(rows, shape->rows) * divide_up(task->columns, shape->columns);
 }
 
 /* `bytes` of each of some rows, by the time that many kernels have run. */
@@ -63,6 +66,19 @@ static struct ahead look_at_filter(const struct task *task, const struct depths 
     index += f->channel_stride == 1 ? depths->segment * f->channels + depths->first : depths->first * taps;
     return look_ahead((const char *)f->base + index * bytes, f->row_stride * bytes, task->columns,
                       depths->segments * depths->count * bytes, kernels_of(task, task->rows));
+}
+
+/* A part of dy: of each channel, or of each position where channels are neighbours. Short parts alone are fetched: of
+   long ones the CPU looks ahead by itself. */
+static struct ahead look_at_dy(const struct task *task, const struct depths *depths) {
+    const struct direct *d = task->job->direct;
+    const struct patches *dy = &d->dy.to;
+    const int64_t size = (int64_t)sizeof(float), kernels = kernels_of(task, task->rows);
+    const float *at = (const float *)dy->base + task->group * dy->group_stride + depths->segment * dy->image_stride +
+                      task->row * dy->channel_stride + depths->first * d->step;
+    if (d->step == 1)
+        return look_ahead(at, dy->channel_stride * size, task->rows, depths->count * size, kernels);
+    return look_ahead(at, d->step * size, depths->count, task->rows * size, kernels);
 }
 
 /* What the next strip will see of an image, about: as far behind as this strip is long. Single channels are done as
@@ -98,12 +114,6 @@ static struct ahead look_at_result(const struct task *task, int64_t row, int64_t
 
 /* ---- Products ------------------------------------------------------------------------------------------- */
 
-/* Columns of the panel that begins at a column: half of them where the rest fits. */
-static int panel_width(const struct task *task, int64_t column) {
-    int whole = direct_kernel(0)->columns;
-    return task->columns - column <= whole / 2 ? whole / 2 : whole;
-}
-
 static void pack(const struct task *task, const struct depths *depths) {
     const struct direct *d = task->job->direct;
     /* Of merged taps the filter's own depths, which are the same numbers in the same order. */
@@ -119,38 +129,38 @@ static void pack(const struct task *task, const struct depths *depths) {
     if (!d->is_filter && d->depth != d->filter.channels)
         own = (struct depths){0, patches_count(d->filter.taps), 0, d->filter.channels};
     float *panel = task->panels;
-    for (int64_t j = 0; j < task->columns; j += direct_kernel(0)->columns) {
-        int width = panel_width(task, j), count = (int)min64(width, task->columns - j);
+    for (int64_t j = 0, width; j < task->columns; j += width) {
+        width = direct_panel(task, j)->columns;
+        int64_t count = min64(width, task->columns - j);
         bool has_all = d->taps == 1 || task->columns == d->columns;
         if (d->is_filter && has_all)
-            panels_of_image(&d->image.to, panel, width, task->group, 0, d->image.to.channels, task->channel + j, count,
-                            depths);
+            panels_of_image(&d->image.to, panel, (int)width, task->group, 0, d->image.to.channels, task->channel + j,
+                            (int)count, depths);
         else if (d->is_filter)
-            panels_of_image(&d->image.to, panel, width, task->group, task->channel, task->channels, j, count, depths);
+            panels_of_image(&d->image.to, panel, (int)width, task->group, task->channel, task->channels, j, (int)count,
+                            depths);
         else
-            panels_of_filter(&d->filter, panel, width, task->group, task->channel + j, count, &own);
+            panels_of_filter(&d->filter, panel, (int)width, task->group, task->channel + j, (int)count, &own);
         panel += depths->segments * depths->count * width;
     }
 }
 
 /* One kernel's rows, of a panel whose columns are packed or behind pointers: as sees_columns says. */
-static void multiply_rows(const struct task *task, const void *panel, int width, float *sums, int64_t ld, int64_t row,
-                          int64_t rows, const struct depths *depths, bool adds) {
-    const struct direct_kernel *kernel = direct_kernel(0);
-    bool is_low = rows - row <= kernel->rows / 2;
+static void multiply_rows(const struct task *task, const struct direct_shape *shape, const void *panel, float *sums,
+                          int64_t ld, int64_t row, int64_t rows, const struct depths *depths, bool adds) {
+    bool is_low = rows - row <= shape->rows / 2;
     int64_t step = task->job->direct->step;
     if (task->job->direct->sees_columns)
-        kernel->multiply_seen[is_low](depths->segments, depths->count, task->seen + row, STRIP, step, panel, sums, ld,
-                                      adds);
+        shape->multiply_seen[is_low](depths->segments, depths->count, task->seen + row, STRIP, step, panel, sums, ld,
+                                     adds);
     else
-        kernel->multiply[is_low][width < kernel->columns](depths->segments, depths->count, task->seen + row, STRIP,
-                                                          step, panel, sums, ld, adds);
+        shape->multiply[is_low](depths->segments, depths->count, task->seen + row, STRIP, step, panel, sums, ld, adds);
 }
 
 static void multiply_channels(const struct task *task, float *sums, int64_t ld, int64_t row, int64_t rows,
                               const struct depths *depths) {
     const struct direct_kernel *kernel = direct_kernel(0);
-    for (int64_t i = row; i < rows; i += kernel->rows / 2) {
+    for (int64_t i = row; i < rows; i += kernel->channel_rows) {
         fetch(&task->ahead[0]);
         fetch(&task->ahead[1]);
         kernel->filter_channels(depths->segments, task->seen + i, STRIP, task->panels, sums + i * ld, ld,
@@ -167,12 +177,13 @@ static void multiply(const struct task *task, float *sums, int64_t ld, int64_t r
         multiply_channels(task, sums, ld, row, rows, depths);
         return;
     }
-    for (int64_t j = 0; j < task->columns; j += direct_kernel(0)->columns) {
-        int width = panel_width(task, j);
-        for (int64_t i = row; i < rows; i += direct_kernel(0)->rows) {
+    for (int64_t j = 0, width; j < task->columns; j += width) {
+        const struct direct_shape *shape = direct_panel(task, j);
+        width = shape->columns;
+        for (int64_t i = row; i < rows; i += shape->rows) {
             fetch(&task->ahead[0]);
             fetch(&task->ahead[1]);
-            multiply_rows(task, panel, width, sums + i * ld + j, ld, i, rows, depths, adds);
+            multiply_rows(task, shape, panel, sums + i * ld + j, ld, i, rows, depths, adds);
         }
         int64_t row_bytes = (int64_t)(d->sees_columns ? sizeof(float *) : (size_t)width * sizeof(float));
         panel += depths->segments * depths->count * row_bytes;
@@ -188,7 +199,7 @@ static int64_t multiply_in_place(const struct task *task, int64_t row, int64_t r
     bool is_turned = d->order == DIRECT_POSITIONS || d->order == DIRECT_CHANNELS_TAPS;
     if (!job->memory || is_turned || task->columns != task->width)
         return 0;
-    int64_t whole = rows - rows % (direct_kernel(0)->rows / 2);
+    int64_t whole = rows - rows % DIRECT_ROWS;
     multiply(task, job->memory + (task->group * d->rows + row) * job->memory_ld + task->channel, job->memory_ld, 0,
              whole, depths, false);
     return whole;
@@ -298,24 +309,29 @@ static float *kept_panels(float *panels, const struct task *task, int64_t part) 
     return panels + (tasks * parts_of(d) + part) * d->tiling.panels;
 }
 
-static void run_task(struct task *task) {
+/* All parts of the depth, or those of one split, whose sums are left for later. */
+static void run_task(struct task *task, int64_t split) {
     const struct job *job = task->job;
-    int64_t parts = parts_of(job->direct);
+    const struct direct *d = job->direct;
+    int64_t parts = parts_of(d), splits = d->tiling.splits;
+    int64_t first = split * parts / splits, end = (split + 1) * parts / splits;
     float *buffer = task->panels;
-    for (int64_t part = 0; part < parts; part++) {
-        struct depths depths = part_of(job->direct, part), next = part_of(job->direct, part + 1);
-        task->ahead[0] = part + 1 < parts && !job->kept ? look_at_filter(task, &next) : (struct ahead){0};
+    for (int64_t part = first; part < end; part++) {
+        struct depths depths = part_of(d, part), next = part_of(d, part + 1);
+        task->ahead[0] = (struct ahead){0};
+        if (part + 1 < end && !job->kept)
+            task->ahead[0] = d->sees_columns ? look_at_dy(task, &next) : look_at_filter(task, &next);
         if (job->kept)
             task->panels = kept_panels(job->kept, task, part);
         else
             pack(task, &depths);
-        run_part(task, &depths, part == 0, part == parts - 1);
+        run_part(task, &depths, part == first, part == parts - 1 && splits == 1);
     }
     task->panels = buffer;
 }
 
-/* The part of the product that the index-th task makes. */
-static void find_task(struct task *task, int64_t index) {
+/* Tasks along the rows follow each other, as they pack the same panels from the same memory. */
+static void begin_task(struct task *task, int64_t index) {
     const struct direct *d = task->job->direct;
     const struct direct_tiling *t = &d->tiling;
     task->group = index / t->row_tasks / t->channel_tasks;
@@ -336,7 +352,7 @@ weftStatus_t direct_keep_filter(struct direct *d, const void *filter) {
     struct task task = {.job = &job};
     TRY(kept_make(&d->kept, filter, tasks * parts * t->panels * (int64_t)sizeof(float)));
     for (int64_t i = 0; i < tasks; i++) {
-        find_task(&task, i * t->row_tasks);
+        begin_task(&task, i * t->row_tasks);
         for (int64_t part = 0; part < parts; part++) {
             struct depths depths = part_of(d, part);
             task.panels = kept_panels(d->kept.panels, &task, part);
@@ -346,20 +362,43 @@ weftStatus_t direct_keep_filter(struct direct *d, const void *filter) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Tasks along the rows follow each other, as they pack the same panels from the same memory. */
 static void run_tasks(void *context, int64_t thread) {
     struct job *job = context;
     const struct direct *d = job->direct;
     const struct direct_tiling *t = &d->tiling;
     struct ahead ahead[2];
     struct task task = {.job = job, .ahead = ahead, .panels = job->buffers + thread * direct_thread_floats(t)};
-    task.sums = task.panels + t->panels;
-    task.turned = task.sums + t->sums;
+    float *sums = task.panels + t->panels;
+    task.turned = sums + t->sums;
     task.seen = (const float **)(void *)(task.turned + t->turned);
-    int64_t index;
-    while ((index = atomic_fetch_add(&job->next, 1)) < d->groups * t->channel_tasks * t->row_tasks) {
-        find_task(&task, index);
-        run_task(&task);
+    int64_t index, tasks = direct_tasks(d, t);
+    while ((index = atomic_fetch_add(&job->next, 1)) < tasks * t->splits) {
+        begin_task(&task, index % tasks);
+        task.sums = t->splits > 1 ? job->parts + index * t->sums : sums;
+        run_task(&task, index / tasks);
+    }
+}
+
+WIDE static void add(float *sums, const float *others, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        sums[i] += others[i];
+}
+
+/* Adds the splits' sums to the first one's, in their order, and stores them. */
+static void add_splits(void *context, int64_t thread) {
+    struct job *job = context;
+    const struct direct *d = job->direct;
+    const struct direct_tiling *t = &d->tiling;
+    struct task task = {.job = job, .turned = job->buffers + thread * direct_thread_floats(t) + t->panels + t->sums};
+    int64_t index, tasks = direct_tasks(d, t), blocks = divide_up(t->rows, ADDED_ROWS);
+    while ((index = atomic_fetch_add(&job->next, 1)) < tasks * blocks) {
+        begin_task(&task, index / blocks);
+        int64_t row = index % blocks * ADDED_ROWS, rows = min64(ADDED_ROWS, task.rows - row);
+        float *sums = job->parts + index / blocks * t->sums + row * task.width;
+        for (int64_t split = 1; split < t->splits && rows > 0; split++)
+            add(sums, sums + split * tasks * t->sums, rows * task.width);
+        if (rows > 0)
+            store_strip(&task, sums, task.row + row, rows);
     }
 }
 
@@ -401,5 +440,11 @@ void direct_run(const struct direct *planned, const struct program *program, voi
         return;
     }
     find_memory(&job);
+    job.parts = job.buffers;
+    job.buffers += direct_part_floats(&d);
     threads_for(d.tiling.threads, run_tasks, &job);
+    if (d.tiling.splits == 1)
+        return;
+    job.next = 0;
+    threads_for(d.tiling.threads, add_splits, &job);
 }

@@ -25,6 +25,7 @@ struct direct_tiling {
     int64_t segments, depth;            /* of a part, at most */
     int64_t rows, channels;             /* of a task, at most */
     int64_t row_tasks, channel_tasks;   /* of one group */
+    int64_t splits;                     /* of the depth, whose sums are added up in the end: tasks of their own */
     int64_t threads;                    /* that there are buffers for */
     int64_t panels, sums, turned, seen; /* floats, and for `seen` pointers, of a thread's buffers */
 };

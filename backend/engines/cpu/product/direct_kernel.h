@@ -17,7 +17,7 @@ typedef void direct_multiply_seen(int64_t segments, int64_t depth, const float *
                                   int64_t step, const float *const *b, float *c, int64_t ld, bool adds);
 
 /* One channel by itself: C[i][channel] = sum over taps t of seen[t * seen_ld + i][channel] * weights[t * channels +
-   channel], of half a kernel's rows i. */
+   channel], of channel_rows rows i. */
 typedef void direct_filter_channels(int64_t taps, const float *const *seen, int64_t seen_ld, const float *weights,
                                     float *c, int64_t ld, int64_t channels);
 
@@ -35,12 +35,20 @@ enum { DIRECT_PLANE_TAPS = 9 };
 typedef void direct_sum_of_planes(int64_t lines, int64_t width, const float *const *seen, int64_t seen_ld,
                                   const float *dy, float *c);
 
-/* One compiled form: whole and half the rows by whole and half the columns. */
-struct direct_kernel {
-    const char *name; /* "avx512 8x32" */
+enum { DIRECT_ROWS = 12 }; /* a multiple of half the rows of every shape, and of channel_rows */
+
+/* A panel's columns, and the rows that are multiplied by them at once: whole and half of them. */
+struct direct_shape {
     int rows, columns;
-    direct_multiply *multiply[2][2];        /* [half the rows][half the columns] */
-    direct_multiply_seen *multiply_seen[2]; /* [half the rows], of whole columns */
+    direct_multiply *multiply[2];
+    direct_multiply_seen *multiply_seen[2]; /* none of the narrowest panel */
+};
+
+/* One compiled form. Every shape is half as wide as the one before it; the last one is one vector wide. */
+struct direct_kernel {
+    const char *name; /* "avx512 6x64" */
+    int lanes, channel_rows;
+    struct direct_shape shapes[3];
     direct_filter_channels *filter_channels;
     direct_sum_channels *sum_channels;
     direct_sum_of_planes *sum_planes;
@@ -48,5 +56,9 @@ struct direct_kernel {
 
 /* The kernels that this CPU runs, best first; NULL when rank is past the last one. */
 const struct direct_kernel *direct_kernel(int rank);
+
+/* The best kernel's shape of the panel that so many columns begin with: the widest that they fill, but for the last
+   vector. */
+const struct direct_shape *direct_shape(int64_t columns);
 
 #endif

@@ -7,28 +7,34 @@
 #include "engines/cpu/product/direct_kernel.h"
 
 enum {
-    FILTER_DEPTH = 512,   /* of a part of a filter's gradient, beside many columns */
+    FILTER_DEPTH = 512,   /* of a part of a filter's gradient */
+    SEEN_DEPTH = 128,     /* where columns are not packed: what a tap sees stays in L1 while the rows pass */
     SEGMENTS = 64,        /* of a part of an image's depth */
     IMAGE_COLUMNS = 128,  /* of a task at most, */
-    FILTER_COLUMNS = 320, /* but for one channel under many taps */
+    FILTER_COLUMNS = 320, /* but for one channel under many taps; */
+    SEEN_COLUMNS = 1024,  /* of those that are not packed */
     DEPTHWISE_COLUMNS = 512,
-    SEEN_ROWS = 64,     /* of a filter's gradient at most: too few to make up for packing */
-    MOST_STEP = 1024,   /* between positions of dy, whose lines would push each other out of the cache */
-    PART_ROWS = 288,    /* whose products a task sums at least, of a filter's gradient of single channels */
-    MOST_PARTS = 16,    /* into which these are cut */
-    SUMS = 96 << 10,    /* floats of a task's sums at most, where the depth has several parts */
-    FEW_CHANNELS = 16,  /* a border is worth a copy: taps side by side become one segment */
-    POINTER_FLOATS = 2, /* that a pointer takes, at most */
-    PACK_COST = 16,     /* multiplications in the time that packing one element takes, */
-    SEE_COST = 4,       /* pointing to one, */
-    POINTER_COST = 128  /* and making one pointer to a row */
+    SEEN_ROWS = 64,        /* of a filter's gradient at most: too few to make up for packing */
+    MOST_STEP = 1024,      /* between positions of dy, whose lines would push each other out of the cache */
+    PART_ROWS = 288,       /* whose products a task sums at least, of a filter's gradient of single channels */
+    MOST_PARTS = 16,       /* into which these are cut */
+    MOST_SPLITS = 8,       /* of the depth of a filter's gradient, */
+    SPLIT_DEPTH = 512,     /* each of them so deep at least, so that it has a part, */
+    SPLIT_SUMS = 64 << 10, /* of so many elements at most */
+    SUMS = 96 << 10,       /* floats of a task's sums at most, where the depth has several parts */
+    FEW_CHANNELS = 16,     /* a border is worth a copy: taps side by side become one segment */
+    BROADCASTS = 4,        /* in the time that a vector's multiplication takes */
+    POINTER_FLOATS = 2,    /* that a pointer takes, at most */
+    PACK_COST = 16,        /* multiplications in the time that packing one element takes, */
+    SEE_COST = 4,          /* pointing to one, */
+    POINTER_COST = 128     /* and making one pointer to a row */
 };
 
-/* Columns of some channels, in whole halves of panels. */
+/* Columns of some channels, in whole vectors. */
 int64_t direct_width(const struct direct *d, int64_t channels) {
     if (d->is_depthwise)
         return channels;
-    return round_up(d->taps * channels, direct_kernel(0)->columns / 2);
+    return round_up(d->taps * channels, direct_kernel(0)->lanes);
 }
 
 /* Whether a filter has all channels of a tap before those of the next: then a part has few taps, else few channels, so
@@ -42,14 +48,26 @@ static bool taps_follow(const struct filter *filter) {
 /* The largest of as few parts as can be, of at most `most` each, that are about equal. */
 static int64_t equal_part(int64_t whole, int64_t most) { return divide_up(whole, max64(1, divide_up(whole, most))); }
 
+/* A filter's gradient that is small beside its depth has few tasks, each of which would pack all of the image. */
+static int64_t count_splits(const struct direct *d) {
+    int64_t splits = 1, depth = d->segments * d->depth;
+    if (d->groups * round_up(d->rows, DIRECT_ROWS) * d->columns <= SPLIT_SUMS)
+        while (2 * splits <= MOST_SPLITS && 2 * splits * SPLIT_DEPTH <= depth)
+            splits *= 2;
+    return splits;
+}
+
 /* Parts of the depth. */
 static void cut_depth(const struct direct *d, struct direct_tiling *t) {
     if (d->is_depthwise) {
         t->segments = max64(1, d->segments);
         t->depth = 1;
     } else if (d->is_filter) {
-        t->segments = d->depth < FILTER_DEPTH ? max64(1, FILTER_DEPTH / max64(1, d->depth)) : 1;
-        t->depth = max64(1, min64(d->depth, FILTER_DEPTH));
+        int64_t most = d->sees_columns ? SEEN_DEPTH : FILTER_DEPTH;
+        t->splits = count_splits(d);
+        t->segments = d->depth < most ? max64(1, most / max64(1, d->depth)) : 1;
+        t->depth = d->segments == 1 ? equal_part(divide_up(d->depth, t->splits), most) : most;
+        t->depth = max64(1, min64(d->depth, t->depth));
     } else if (taps_follow(&d->filter)) {
         t->depth = IMAGE_DEPTH;
         t->segments = max64(1, min64(SEGMENTS, IMAGE_DEPTH / max64(1, d->depth)));
@@ -61,40 +79,69 @@ static void cut_depth(const struct direct *d, struct direct_tiling *t) {
     t->depth = max64(1, min64(d->depth, round_up(equal_part(d->depth, t->depth), LINE)));
 }
 
+/* Columns of the widest panels of a task. */
+static int64_t panel_columns(const struct direct *d, int64_t channels) {
+    return d->sees_columns ? min64(channels, d->image.to.channels) : direct_width(d, channels);
+}
+
 /* Fills in what follows from a task's channels and the number of tasks along the rows. */
 static void cut_tasks(const struct direct *d, struct direct_tiling *t, int64_t channels, int64_t row_tasks) {
     t->channels = channels;
     t->channel_tasks = divide_up(d->columns / d->taps, channels);
-    t->rows = round_up(divide_up(max64(1, d->rows), row_tasks), direct_kernel(0)->rows);
+    int64_t rows = direct_shape(panel_columns(d, channels))->rows;
+    t->rows = round_up(divide_up(max64(1, d->rows), row_tasks), rows);
     t->row_tasks = divide_up(d->rows, t->rows);
+}
+
+int64_t direct_tasks(const struct direct *d, const struct direct_tiling *t) {
+    return d->groups * t->row_tasks * t->channel_tasks;
+}
+
+/* Multiplications in the time that a row takes: each of its elements is broadcast for each panel, too. */
+static double row_cost(const struct direct *d, int64_t channels) {
+    int64_t columns = panel_columns(d, channels), panels = 0;
+    for (int64_t left = columns; left > 0 && !d->is_depthwise; left -= direct_shape(left)->columns)
+        panels++;
+    double width = (double)direct_width(d, channels);
+    return width + (double)panels * width / (double)columns * direct_kernel(0)->lanes / BROADCASTS;
 }
 
 /* Time, in multiplications per step of the depth, until the last thread is done. */
 static double predict(const struct direct *d, const struct direct_tiling *t, int threads) {
-    double rounds = (double)divide_up(d->groups * t->row_tasks * t->channel_tasks, threads);
+    double rounds = (double)divide_up(direct_tasks(d, t) * t->splits, threads);
     double width = (double)direct_width(d, t->channels), rows = (double)t->rows;
-    return rounds *
-           (rows * width + (d->sees_columns ? SEE_COST : PACK_COST) * width + rows * POINTER_COST / (double)t->depth);
+    return rounds * (rows * row_cost(d, t->channels) + (d->sees_columns ? SEE_COST : PACK_COST) * width +
+                     rows * POINTER_COST / (double)t->depth);
 }
 
 static bool has_parts(const struct direct *d, const struct direct_tiling *t) {
-    return t->segments < d->segments || t->depth < d->depth;
+    return t->segments < d->segments || t->depth < d->depth || t->splits > 1;
 }
 
-/* Depends on sizes and threads alone; the parts of the depth on sizes alone. */
+/* Of the narrowest panel that is read in place, at least. */
+static int64_t seen_columns(void) { return 2 * direct_kernel(0)->lanes; }
+
+/* Of the columns that a task may have. */
+static int64_t most_columns(const struct direct *d) {
+    if (d->is_depthwise)
+        return DEPTHWISE_COLUMNS;
+    return d->sees_columns ? SEEN_COLUMNS : d->is_filter ? FILTER_COLUMNS : IMAGE_COLUMNS;
+}
+
+/* Depends on sizes and threads alone; the parts of the depth on sizes alone. Tasks have whole panels of channels, or
+   lines of them. */
 static void cut(struct direct *d, int threads) {
-    struct direct_tiling best = {0}, t = {0};
-    int64_t channels = d->columns / d->taps;
+    struct direct_tiling best = {0}, t = {.splits = 1};
+    int64_t channels = d->columns / d->taps, most = min64(channels, max64(1, most_columns(d) / d->taps));
+    int64_t unit = d->taps == 1 || d->sees_columns ? seen_columns() : most < LINE ? 1 : LINE;
     cut_depth(d, &t);
-    int64_t widest = d->is_depthwise ? DEPTHWISE_COLUMNS : d->is_filter ? FILTER_COLUMNS : IMAGE_COLUMNS;
-    for (int64_t most = DEPTHWISE_COLUMNS; most > 0; most /= 2) {
-        int64_t some = min64(most, channels), width = direct_width(d, some);
-        bool is_wide = width > widest && some > 1;
-        bool cuts_panels = d->sees_columns && some % direct_kernel(0)->columns != 0;
+    for (int64_t some = most == channels ? most : most - most % unit; some > 0; some = (some - 1) / unit * unit) {
         /* Merged taps have all channels among them. */
-        if (is_wide || cuts_panels || (d->taps > 1 && d->image.to.channels > channels && some < channels))
+        bool cuts_taps = d->taps > 1 && d->image.to.channels > channels && some < channels;
+        bool cuts_panels = d->sees_columns && some % seen_columns() != 0;
+        if (cuts_taps || cuts_panels)
             continue;
-        int64_t least = has_parts(d, &t) ? divide_up(d->rows, max64(STRIP, SUMS / width)) : 1;
+        int64_t least = has_parts(d, &t) ? divide_up(d->rows, max64(STRIP, SUMS / direct_width(d, some))) : 1;
         for (int64_t i = 0; i < 2 * threads; i++) {
             cut_tasks(d, &t, some, least + i);
             if (best.rows == 0 || predict(d, &t, threads) < predict(d, &best, threads))
@@ -102,10 +149,10 @@ static void cut(struct direct *d, int threads) {
         }
     }
     int64_t width = direct_width(d, best.channels);
-    best.threads = min64(max64(1, threads), d->groups * best.row_tasks * best.channel_tasks);
-    int64_t panels = d->sees_columns ? width / direct_kernel(0)->columns * POINTER_FLOATS : width;
+    best.threads = min64(max64(1, threads), direct_tasks(d, &best) * best.splits);
+    int64_t panels = d->sees_columns ? width / seen_columns() * POINTER_FLOATS : width;
     best.panels = round_up(best.segments * best.depth * panels, LINE);
-    best.sums = round_up((has_parts(d, &best) ? round_up(best.rows, STRIP) : STRIP) * width, LINE);
+    best.sums = round_up((has_parts(d, &best) ? round_up(best.rows, DIRECT_ROWS) : STRIP) * width, LINE);
     best.turned = d->order == DIRECT_CHANNELS ? 0 : round_up(STRIP * width, LINE);
     best.seen = best.segments * STRIP;
     d->tiling = best;
@@ -189,7 +236,7 @@ void direct_plan_filter(struct direct *d, const struct patches *x, const struct 
     if (d->image.is_bordered && (d->taps == 1 || d->columns <= FILTER_COLUMNS))
         merge_taps(&d->image.to);
     read_dy(d, dy, images);
-    d->sees_columns = d->rows <= SEEN_ROWS && d->image.to.channels % direct_kernel(0)->columns == 0;
+    d->sees_columns = d->rows <= SEEN_ROWS && d->image.to.channels % seen_columns() == 0;
     cut(d, threads);
     /* With all taps at once, no number of channels may be both whole panels and few enough. */
     if (d->sees_columns && !d->is_on) {
@@ -269,10 +316,12 @@ void direct_plan_channel_sums(struct direct *d, const struct patches *x, const s
     cut_sums(d, threads);
 }
 
-/* Floats of the parts' sums: [parts, taps, columns]. */
+/* Floats of the parts' sums: [parts, taps, columns], or [splits, tasks, a task's sums]. */
 int64_t direct_part_floats(const struct direct *d) {
-    bool has_parts = d->is_depthwise && d->is_filter;
-    return has_parts ? round_up(d->tiling.row_tasks * d->tiling.segments * d->columns, LINE) : 0;
+    const struct direct_tiling *t = &d->tiling;
+    if (d->is_depthwise)
+        return d->is_filter ? round_up(t->row_tasks * t->segments * d->columns, LINE) : 0;
+    return t->splits > 1 ? t->splits * direct_tasks(d, t) * t->sums : 0;
 }
 
 int64_t direct_thread_floats(const struct direct_tiling *t) {

@@ -50,16 +50,26 @@ void direct_see(const struct task *task, int64_t row, int64_t rows, const struct
     else
         see_positions(task, row, rows, depths);
     for (int64_t s = 0; s < depths->segments; s++)
-        for (int64_t i = rows; i < STRIP && i % direct_kernel(0)->rows != 0; i++)
+        for (int64_t i = rows; i < STRIP && i % DIRECT_ROWS != 0; i++)
             task->seen[s * STRIP + i] = task->seen[s * STRIP + rows - 1];
 }
 
-/* The tap and the channel that a panel of a task begins with. All columns of a panel are channels of one tap. */
+/* The tap and the channel that a panel of a task begins with. */
 static void begin_panel(const struct task *task, int64_t column, int64_t *tap, int64_t *channel) {
     int64_t all = task->job->direct->image.to.channels;
     bool has_all_taps = task->job->direct->taps > 1;
     *tap = has_all_taps ? column / task->channels : (task->channel + column) / all;
     *channel = has_all_taps ? task->channel + column % task->channels : (task->channel + column) % all;
+}
+
+const struct direct_shape *direct_panel(const struct task *task, int64_t column) {
+    const struct direct *d = task->job->direct;
+    int64_t columns = task->columns - column, tap, channel;
+    if (d->sees_columns) {
+        begin_panel(task, column, &tap, &channel);
+        columns = min64(columns, (d->taps > 1 ? task->channel + task->channels : d->image.to.channels) - channel);
+    }
+    return direct_shape(columns);
 }
 
 void direct_see_columns(const struct task *task, const struct depths *depths) {
@@ -70,7 +80,7 @@ void direct_see_columns(const struct task *task, const struct depths *depths) {
         for (int64_t i = 0; i < depths->count;) {
             struct run run =
                 patches_run(p, task->group, (depths->segment + s) * per_image + depths->first + i, depths->count - i);
-            for (int64_t j = 0, panel = 0; j < task->columns; j += direct_kernel(0)->columns, panel++) {
+            for (int64_t j = 0, panel = 0; j < task->columns; j += direct_panel(task, j)->columns, panel++) {
                 begin_panel(task, j, &tap, &channel);
                 see_run(p, &run, tap, channel, seen + panel * per_panel + s * depths->count + i);
             }

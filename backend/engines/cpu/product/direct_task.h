@@ -4,6 +4,7 @@
 #define WEFT_ENGINES_CPU_DIRECT_TASK_H
 
 #include "engines/cpu/product/direct.h"
+#include "engines/cpu/product/direct_kernel.h"
 #include "engines/cpu/product/panels.h"
 
 #include <stdatomic.h>
@@ -46,17 +47,24 @@ struct task {
     struct ahead *ahead; /* [2]: the next part's filter, the strip's result */
 };
 
-/* Columns of some channels, in whole halves of panels. */
+/* Columns of some channels, in whole vectors. */
 int64_t direct_width(const struct direct *direct, int64_t channels);
 
-/* Floats of a thread's buffers, and of the parts' sums of a filter's gradient of single channels: [parts, taps,
-   columns]. */
+/* Tasks of a tiling, but for splits of the depth. */
+int64_t direct_tasks(const struct direct *direct, const struct direct_tiling *tiling);
+
+/* Floats of a thread's buffers, and of the parts' sums of a filter's gradient: of single channels [parts, taps,
+   columns], else [splits, tasks, a task's sums]. */
 int64_t direct_thread_floats(const struct direct_tiling *tiling);
 int64_t direct_part_floats(const struct direct *direct);
 
 /* Points task->seen [segments, STRIP] to what each row sees in some depths; rows beyond the last one, up to a whole
-   kernel, see what it sees, and taps outside of an image zeros. */
+   kernel's, see what it sees, and taps outside of an image zeros. */
 void direct_see(const struct task *task, int64_t row, int64_t rows, const struct depths *depths);
+
+/* The shape of the panel that begins at a column of a task. Of columns that are read in place, all are channels of one
+   tap. */
+const struct direct_shape *direct_panel(const struct task *task, int64_t column);
 
 /* Fills task->panels with pointers [panels, segments, depths] to what each panel's columns are at each position. */
 void direct_see_columns(const struct task *task, const struct depths *depths);
