@@ -304,14 +304,15 @@ static void walk_image(struct planner *planner, struct walk *walk, const struct 
 static void plan_direct_image(struct planner *planner, struct piece *piece, const struct image_plan *plan, int image,
                               int filter) {
     struct direct *direct = &piece->direct;
-    bool is_turned =
-        lies_turned(planner, plan) && walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
+    bool lies = lies_turned(planner, plan);
+    bool is_turned = lies && walk_merges(&planner->contraction->program, plan->axes, planner->g.spatial);
     struct patches patches = plan->patches;
     struct filter weights = plan->filter;
     bool has_single = is_depthwise(&planner->g);
     patches.batch_has_images = false;
     patches_simplify(&patches);
     direct->order = is_turned ? DIRECT_POSITIONS : DIRECT_CHANNELS;
+    direct->scatters = lies && !is_turned;
     direct->image_value = image;
     direct->other_value = filter;
     walk_image(planner, &direct->walk, plan, is_turned, has_single);

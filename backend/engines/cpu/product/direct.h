@@ -35,6 +35,7 @@ struct direct {
     bool sees_columns;     /* of a filter's gradient: rows of B are read where the image lies, too; nothing is packed */
     bool is_depthwise;     /* one channel per group: the groups are columns of one product, and channels elsewhere */
     bool has_planes;       /* is_depthwise: of the filter's gradient, whose positions are neighbours */
+    bool scatters;         /* an image that is made: its positions are neighbours, but not those of this phase */
     enum direct_columns order;
     int64_t groups, rows, columns, segments, depth; /* of one group's product */
     int64_t step;                                   /* of A's rows, from depth to depth */

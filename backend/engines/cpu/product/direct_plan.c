@@ -30,6 +30,9 @@ enum {
     POINTER_COST = 128     /* and making one pointer to a row */
 };
 
+/* How much longer tasks take that store elements here and there in the same lines. */
+static const double SHARED_LINES = 1.5;
+
 /* Columns of some channels, in whole vectors. */
 int64_t direct_width(const struct direct *d, int64_t channels) {
     if (d->is_depthwise)
@@ -110,6 +113,8 @@ static double row_cost(const struct direct *d, int64_t channels) {
 static double predict(const struct direct *d, const struct direct_tiling *t, int threads) {
     double rounds = (double)divide_up(direct_tasks(d, t) * t->splits, threads);
     double width = (double)direct_width(d, t->channels), rows = (double)t->rows;
+    if (d->scatters && t->row_tasks > 1)
+        rounds *= SHARED_LINES;
     return rounds * (rows * row_cost(d, t->channels) + (d->sees_columns ? SEE_COST : PACK_COST) * width +
                      rows * POINTER_COST / (double)t->depth);
 }

@@ -118,8 +118,10 @@ static inline void copy_columns(float *restrict to, int64_t to_ld, const float *
 WIDE static void copy_rows(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
                            int64_t count, int64_t rows) {
     int64_t at = 0;
-    for (; at + 32 <= count; at += 32)
-        copy_columns(to + at, to_ld, from + at, from_ld, rows, 32);
+    for (; at + 64 <= count; at += 64)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 64);
+    if (count & 32)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 32), at += 32;
     if (count & 16)
         copy_columns(to + at, to_ld, from + at, from_ld, rows, 16), at += 16;
     if (count & 8)
