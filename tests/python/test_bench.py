@@ -39,7 +39,7 @@ from weft.bench.families import Rivalry
 from weft.bench.machines import machine, repeats, sets_of
 from weft.bench.predict import Prediction
 from weft.bench.results import Roof, Row, Table
-from weft.bench.shapes import BSHD, NDHWC, NHWC, Attention, Convolution, Operand, Pool, Window
+from weft.bench.shapes import BSHD, NDHWC, NHWC, NWC, Attention, Convolution, Operand, Pool, Window
 from weft.bench.tiles import Choice
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -79,6 +79,14 @@ WORK = {
     "conv/fprop_bias_relu_3x3_256_14": (
         2 * 128 * 14 * 14 * 256 * 256 * 9,
         2 * (2 * 128 * 256 * 14 * 14 + 256 * 256 * 9 + 256),
+    ),
+    "conv/causal_fwd_b8_d5120_s2048_k4": (
+        2 * 8 * 5120 * 2048 * 4,
+        2 * (2 * 8 * 5120 * 2048 + 5120 * 5),
+    ),
+    "conv/causal_bwd_b2_d4096_s8192_k128_nwc": (
+        3 * 2 * 2 * 4096 * 8192 * 128,
+        2 * (3 * 2 * 4096 * 8192 + 2 * 4096 * 129),
     ),
     "matmul/i4_weights_m16_n8192_k8192": (2 * 16 * 8192**2, 8192**2 // 2 + 2 * (2 * 16 + 64) * 8192),
     "conv/fprop_depthwise_7x7_384": (
@@ -148,7 +156,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind, whole_blocks = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2, 2 * 7 + 1
-    others = behind + 14 + 8 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 68 + 33
+    others = behind + 14 + 8 + 12 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 68 + 33
     assert len(gpu) == others + whole_blocks
 
 
@@ -183,6 +191,8 @@ SMALL = [
     products.conv("dgrad", "t", "f32", Convolution(2, 4, (7, 6), 3, 2, 1, 1, 6, 2)),
     products.conv("wgrad", "t", "f32", Convolution(2, 4, (7, 6), 2, 1, 0, 2, 6, 2)),
     products.conv("wgrad", "volume", "f32", Convolution(2, 4, (3, 7, 6), 2, 1, 1, 1, 6), order=NDHWC),
+    products.causal_conv("t", "f32", (2, 3, 5, 4), False),
+    *(products.causal_conv("t", "f32", (2, 3, 5, 4), True, order) for order in ((), NWC)),
     *(norms.row_norm(k, "f32", 3, 8, is_bwd) for k in ("layernorm", "rmsnorm") for is_bwd in (False, True)),
     *(norms.batch_norm("f32", 2, 3, 4, is_backward) for is_backward in (False, True)),
     *(norms.planar_norm(kind, "f32", 2, 3, 4) for kind in ("batchnorm", "instancenorm")),

@@ -7,7 +7,7 @@ from functools import cache, partial
 
 from weft.bench import attention, fused, networks, norms, products, streams
 from weft.bench.case import Case
-from weft.bench.shapes import NDHWC, Attention, Convolution, Pool
+from weft.bench.shapes import NDHWC, NWC, Attention, Convolution, Pool
 
 # ---- For GPUs: the sizes that networks have ----------------------------------------------------------------
 
@@ -174,6 +174,25 @@ def _gpu_volumes() -> list[Case]:
     return made
 
 
+def _causal(arithmetic: str, sizes: dict[str, tuple[int, int, int, int]]) -> list[Case]:
+    """Causal convolutions and their gradients, steps or channels side by side."""
+    return [
+        products.causal_conv(f"{tag}{end}", arithmetic, size, is_backward, order)
+        for tag, size in sizes.items()
+        for end, order in (("", ()), ("_nwc", NWC))
+        for is_backward in (False, True)
+    ]
+
+
+_GPU_CAUSAL = {
+    "b1_d2048_s1024_k4": (1, 2048, 1024, 4),
+    "b8_d5120_s2048_k4": (8, 5120, 2048, 4),
+    "b2_d4096_s8192_k128": (2, 4096, 8192, 128),
+}
+"""By batch, channels, steps and taps: as a small Mamba and one of 2.8 billion parameters have them, and long
+filters as Hyena's."""
+
+
 def _gpu_fused() -> list[Case]:
     made = [fused.matmul("4096", 4096, 4096, 4096, kind) for kind in fused.MATMULS]
     made += [fused.matmul("m8192_n4096_k1024", 8192, 4096, 1024, kind) for kind in fused.MATMULS]
@@ -278,7 +297,8 @@ def _gpu_pools() -> list[Case]:
 @cache
 def gpu() -> dict[str, Case]:
     """The cases for GPUs."""
-    made = [*_gpu_products(), *_gpu_volumes(), *_gpu_fused(), *_gpu_norms(), *_gpu_streams(), *_gpu_pools()]
+    made = [*_gpu_products(), *_gpu_volumes(), *_causal("bf16", _GPU_CAUSAL), *_gpu_fused(), *_gpu_norms()]
+    made += [*_gpu_streams(), *_gpu_pools()]
     made += [*_gpu_attention(), *networks.cases(networks.GPU, networks.DECODE)]
     return {case.name: case for case in made}
 
@@ -360,6 +380,13 @@ def _cpu_convolutions() -> list[Case]:
             for tag in tags
         ),
     ]
+
+
+_CPU_CAUSAL = {
+    "b1_d64_s256_k4": (1, 64, 256, 4),
+    "b1_d1536_s512_k4": (1, 1536, 512, 4),
+    "b1_d256_s1024_k64": (1, 256, 1024, 64),
+}
 
 
 def _cpu_attention() -> list[Case]:
@@ -490,6 +517,6 @@ def _cpu_pools() -> list[Case]:
 def cpu() -> dict[str, Case]:
     """The cases for CPUs."""
     made = [*_cpu_products(), *_cpu_convolutions(), *_cpu_attention(), *_cpu_fused(), *_cpu_norms()]
-    made += [*_cpu_rows(), *_cpu_moves(), *_cpu_pools()]
+    made += [*_causal("f32", _CPU_CAUSAL), *_cpu_rows(), *_cpu_moves(), *_cpu_pools()]
     made += networks.cases(networks.CPU | networks.CPU_REAL, networks.CPU_DECODE)
     return {case.name: case for case in made}

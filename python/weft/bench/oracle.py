@@ -156,6 +156,37 @@ def conv_wgrad(xp: Any, t: Arrays, c: Convolution) -> Arrays:
     return {"dw": dw}
 
 
+def _causal_windows(xp: Any, x: Any, taps: int) -> list[Any]:
+    """What each tap of a causal filter meets of sequences [B,D,L]: the last one x itself."""
+    batch, channels, steps = x.shape
+    padded = xp.zeros((batch, channels, taps - 1 + steps), dtype=xp.float64)
+    padded[:, :, taps - 1 :] = x
+    return [padded[:, :, k : k + steps] for k in range(taps)]
+
+
+def _causal_sums(xp: Any, t: Arrays) -> Any:
+    """The sums before SiLU."""
+    windows = _causal_windows(xp, t["x"], t["w"].shape[1])
+    return sum(t["w"][:, k, None] * window for k, window in enumerate(windows)) + t["bias"][:, None]
+
+
+def causal_conv(xp: Any, t: Arrays) -> Arrays:
+    """y = silu(s), s = bias + a filter per channel over this step and those before."""
+    s = _causal_sums(xp, t)
+    return {"y": s / (1 + xp.exp(-s))}
+
+
+def causal_conv_backward(xp: Any, t: Arrays) -> Arrays:
+    """Gradients of x, the filters and the bias. What dx gathers is as causal as y, from the last step on."""
+    s, taps = _causal_sums(xp, t), t["w"].shape[1]
+    logistic = 1 / (1 + xp.exp(-s))
+    ds = t["dy"] * (logistic + s * logistic * (1 - logistic))
+    later = _causal_windows(xp, xp.flip(ds, (2,)), taps)
+    dx = sum(t["w"][:, k, None] * window for k, window in enumerate(later))
+    dw = [(ds * window).sum(axis=(0, 2)) for window in _causal_windows(xp, t["x"], taps)]
+    return {"dx": xp.flip(dx, (2,)), "dw": xp.stack(dw, 1), "dbias": ds.sum(axis=(0, 2))}
+
+
 # ---- Normalisation -----------------------------------------------------------------------------------------
 
 

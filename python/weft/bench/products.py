@@ -220,6 +220,51 @@ def conv_of_torch(kind: str, c: Convolution, torch: Any, m: Tensors) -> object:
     return torch.ops.aten.convolution_backward(m["dy"], x, w, None, *steps, wanted)
 
 
+def causal_conv(
+    tag: str,
+    arithmetic: str,
+    sizes: tuple[int, int, int, int],
+    is_backward: bool,
+    order: tuple[int, ...] = (),
+) -> Case:
+    """A causal convolution of sequences with its bias and SiLU, or the gradients of all. sizes: of the batch,
+    channels, steps and taps."""
+    batch, channels, steps, taps = sizes
+    dtype = TENSORS[arithmetic]
+    x = Operand((batch, channels, steps), dtype, order)
+    inputs = {"x": x, "w": Operand((channels, taps), dtype, scale=_spread(arithmetic, taps))}
+    inputs["bias"] = Operand((channels,), dtype)
+
+    def forward(module: Any, g: Any, t: Tensors) -> Tensors:
+        silu = module.pointwise_mode.SWISH_FWD
+        return {"y": g.causal_conv1d(input=t["x"], weight=t["w"], bias=t["bias"], activation=silu)}
+
+    def backward(module: Any, g: Any, t: Tensors) -> Tensors:
+        operands = {"loss": t["dy"], "input": t["x"], "weight": t["w"], "bias": t["bias"]}
+        made = g.causal_conv1d_backward(**operands, activation=module.pointwise_mode.SWISH_FWD)
+        return dict(zip(("dx", "dw", "dbias"), made, strict=True))
+
+    flops, program = 2.0 * batch * channels * steps * taps, partial(causal_conv_of_torch, is_backward)
+    if not is_backward:
+        judge, name = oracle.causal_conv, f"conv/causal_fwd_{tag}"
+        return Case(name, arithmetic, flops, inputs, {"y": x}, forward, judge, program=program)
+    judge, name = oracle.causal_conv_backward, f"conv/causal_bwd_{tag}"
+    outputs = {f"d{of}": operand for of, operand in inputs.items()}
+    return Case(name, arithmetic, 3 * flops, inputs | {"dy": x}, outputs, backward, judge, program=program)
+
+
+def causal_conv_of_torch(is_backward: bool, torch: Any, m: Tensors) -> object:
+    """What torch runs for the same."""
+    x, w, bias = m["x"], m["w"][:, None], m["bias"]
+    steps, edge, channels = x.shape[2], w.shape[2] - 1, x.shape[1]
+    s = torch.nn.functional.conv1d(x, w, bias, padding=edge, groups=channels)[..., :steps]
+    if not is_backward:
+        return torch.nn.functional.silu(s)
+    ds = torch.nn.functional.pad(torch.ops.aten.silu_backward(m["dy"], s), (0, edge))
+    options = [channels], [1], [edge], [1], False, [0], channels, [True] * 3
+    return torch.ops.aten.convolution_backward(ds, x, w, *options)
+
+
 # ---- Attention ---------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ class Operand:
         return 0 if self.value is not None else math.prod(self.dims) * dtypes.of(type_).bits // 8
 
 
-NHWC, NDHWC = (0, 2, 3, 1), (0, 2, 3, 4, 1)
+NWC, NHWC, NDHWC = (0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1)
 BSHD = (0, 2, 1, 3)
 """Attention's [B,H,S,D], as projections leave it: the heads of a position are neighbours."""
 
