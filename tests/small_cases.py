@@ -28,7 +28,6 @@ import weft  # noqa: E402
 from weft import buffers, dtypes  # noqa: E402
 from weft.kernel import Kernel  # noqa: E402
 
-RUNS = 3  # of each case: what one leaves in counters and caches, the next one finds
 ONE = np.full((1, 1, 1, 1), 3, "i4")
 TRAINING = weft.norm_forward_phase.TRAINING
 
@@ -1627,7 +1626,7 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
     on_cpu = build(case, "cpu.fast", handle=weft.create_handle("cpu"))
     want = arrays(on_cpu)
     on_cpu.g.execute(want)
-    for turn in range(RUNS):
+    for turn in range(given.runs):
         if turn:
             host = arrays(made)
             run(made, host, reads=True, again=True, shift=given.shift)
@@ -1678,6 +1677,7 @@ def main() -> int:
     ask.add_argument("--no-check", action="store_true", help="without comparing with the CPU")
     ask.add_argument("--any-kernel", action="store_true", help="on chips that choose others than an H200")
     ask.add_argument("--initcheck", action="store_true", help="without reading what it calls uninitialised")
+    ask.add_argument("--runs", type=int, default=3, help="what one leaves in counters, the next one finds")
     ask.add_argument("--shift", type=int, default=0, help="arrays begin so many elements behind 64 bytes")
     given = ask.parse_args()
     first, step = map(int, given.part.split("/"))
