@@ -6,8 +6,8 @@ under both as it does under one. With GPUs a process has one of them (NCCL); els
 
 from __future__ import annotations
 
-import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,15 +73,15 @@ def train_by(kind: str, rank: int, world: int, device: torch.device) -> dict[str
     return {"state": state, "report": weft_under.report()}
 
 
-def work(rank: int, world: int, port: int, kinds: Sequence[str], results: str) -> None:
-    """One process; the first writes the results."""
+def work(rank: int, world: int, meeting: str, kinds: Sequence[str], results: str) -> None:
+    """One process; the first writes the results. meeting: a file through which they find each other."""
     gpus = torch.cuda.is_available()
     device = torch.device("cuda", rank) if gpus else torch.device("cpu")
     torch.set_num_threads(1)
     if gpus:
         torch.cuda.set_device(rank)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("nccl" if gpus else "gloo", init_method=address, rank=rank, world_size=world)
+    backend, place = "nccl" if gpus else "gloo", f"file://{meeting}"
+    dist.init_process_group(backend, init_method=place, rank=rank, world_size=world)
     found = {kind: train_by(kind, rank, world, device) for kind in kinds}
     if rank == 0:
         torch.save(found, results)
@@ -91,13 +91,11 @@ def work(rank: int, world: int, port: int, kinds: Sequence[str], results: str) -
 def main(*kinds: str, results: str = "several_gpus.pt") -> None:
     """Starts the processes, and waits for them."""
     world = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else 2
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # Forked from a server, a process leaves at once when its work is done. Spawned, it takes Python down
     # first, and torch's threads of gloo, which outlive their group, can abort it there.
-    arguments = world, port, kinds or ("ddp",), results
-    processes.start_processes(work, arguments, nprocs=world, start_method="forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = world, f"{folder}/meeting", kinds or ("ddp",), results
+        processes.start_processes(work, arguments, nprocs=world, start_method="forkserver")
 
 
 if __name__ == "__main__":

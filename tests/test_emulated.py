@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import emulated_gpu
+import random_graphs
 
 ROOT = Path(__file__).parents[1]
 SMALL_CASES = ["tests/small_cases.py"]
@@ -50,8 +50,7 @@ def test_a_sample_of_operations() -> None:
 
 def test_random_graphs() -> None:
     """Others each day, as the CPU has them (tests/test_random_graphs.py), and those that failed."""
-    day = int(os.environ.get("WEFT_TEST_DAY", time.time() // 86400))
-    new = ["tests/random_graphs.py", "--first", str(2_000_000 + day * 8), "--count", "8"]
+    new = ["tests/random_graphs.py", "--first", str(2_000_000 + random_graphs.DAY * 8), "--count", "8"]
     failed = ["tests/test_random_graphs.py", "-k", "once_failed"]
     check([new, [*PYTEST, *failed]], [{}, {"FAKE_CUDA_LARGE": 16}])
 

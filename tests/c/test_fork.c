@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { THREADS = 3, FORKS = 30, WIDTH = 64, SECONDS = 30 /* for a child, which may not hang */ };
+enum { THREADS = 3, FORKS = 30, WIDTH = 64, SECONDS = 300 /* for a child, which may not hang */ };
 
 static desc shared_plan;
 static atomic_bool is_over;

@@ -128,7 +128,7 @@ static void test_child(void) {
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        alarm(20);
+        alarm(300);
         check_loop("in a child", 0, 0);
         CHECK(threads_start() == WEFT_STATUS_SUCCESS, "threads_start fails in a child");
         check_loop("in a child that planned", 0, 0);
