@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A block is read in tiles of as many rows as a vector has elements, transposed in registers into a buffer on the
-   stack, and written a row at a time: both memories are touched by whole cache lines, once. */
+/* A plane is transposed in blocks of one cache line of each row that is read and TRANSPOSE_BYTES of each that is
+   written, whose memory the block before has fetched: both memories are touched by whole lines, once, as far apart as
+   their rows lie. What bounds it is how many lines come at once; shuffles are hidden behind them. */
 #include "engines/cpu/move/blocks.h"
 
 #include <string.h>
 
+#include "base/number.h"
 #include "engines/cpu/core/vector.h"
 
 #if defined __x86_64__
@@ -13,6 +15,28 @@
 
 /* Bytes. Every x86-64 and every 64-bit ARM has such vectors. */
 enum { VECTOR = 16, LINE = 64 };
+
+/* A block of rows x columns, to[i * to_stride + j] = from[j * from_stride + i], strides in elements, and what the next
+   one reads and writes. */
+struct block {
+    char *to;
+    const char *from;
+    int64_t to_stride, from_stride;
+    int rows, columns; /* at most LINE and TRANSPOSE_BYTES */
+    char *next_to;
+    const char *next_from;
+    bool is_large;
+};
+
+/* Line j of the next block's reading, into the second cache: the first has no room for lines at powers of two. */
+static inline void fetch_read(const struct block *block, int j, int bytes) {
+    __builtin_prefetch(block->next_from + j * block->from_stride * bytes, 0, 2);
+}
+
+/* `at`: bytes into row i of its writing. */
+static inline void fetch_written(const struct block *block, int i, int at, int bytes) {
+    __builtin_prefetch(block->next_to + i * block->to_stride * bytes + at, 1);
+}
 
 /* ---- Tiles in registers ------------------------------------------------------------------------------------------ */
 
@@ -50,28 +74,33 @@ enum { VECTOR = 16, LINE = 64 };
         _Pragma("GCC unroll 16") for (int i = 0; i < count; i++) * (unaligned *)(to + i * to_stride) = rows[i];        \
     }
 
-/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+/* ---- Blocks by way of a buffer ----------------------------------------------------------------------------------- */
 
-/* block_<count>: into a buffer whose rows are of `side` elements: whole tiles, and what is left of them one by one. */
-#define BLOCK(element, count)                                                                                          \
+/* fill_<count>: a buffer whose rows are TRANSPOSE_BYTES long: whole tiles, and what is left of them one by one. */
+#define FILL(element, count)                                                                                           \
     TILE(element, count)                                                                                               \
-    static void block_##count(void *buffer, const void *memory, int64_t stride, int rows, int columns) {               \
+    static void fill_##count(void *buffer, const struct block *block) {                                                \
         enum { SIDE = TRANSPOSE_BYTES / (int)sizeof(element) };                                                        \
         element *to = buffer;                                                                                          \
-        const element *from = memory;                                                                                  \
+        const element *from = (const void *)block->from;                                                               \
+        int64_t stride = block->from_stride;                                                                           \
+        int rows = block->rows, columns = block->columns;                                                              \
         int whole_rows = rows - rows % count, whole_columns = columns - columns % count;                               \
-        for (int j = 0; j < whole_columns; j += count)                                                                 \
+        for (int j = 0; j < whole_columns; j += count) {                                                               \
+            for (int k = j; k < j + count; k++)                                                                        \
+                fetch_read(block, k, sizeof(element));                                                                 \
             for (int i = 0; i < whole_rows; i += count)                                                                \
                 tile_##count(to + i * SIDE + j, SIDE, from + j * stride + i, stride);                                  \
+        }                                                                                                              \
         for (int i = 0; i < rows; i++)                                                                                 \
             for (int j = i < whole_rows ? whole_columns : 0; j < columns; j++)                                         \
                 to[i * SIDE + j] = from[j * stride + i];                                                               \
     }
 
-BLOCK(uint64_t, 2)
-BLOCK(uint32_t, 4)
-BLOCK(uint16_t, 8)
-BLOCK(uint8_t, 16)
+FILL(uint64_t, 2)
+FILL(uint32_t, 4)
+FILL(uint16_t, 8)
+FILL(uint8_t, 16)
 
 /* Past the caches where the place is aligned: a line that is written whole need not be read first. */
 static void write_row(char *to, const char *row, int bytes, bool is_large) {
@@ -86,22 +115,33 @@ static void write_row(char *to, const char *row, int bytes, bool is_large) {
     memcpy(to, row, (size_t)bytes);
 }
 
-/* Stores past the caches are ordered by nothing else. */
-void fence_blocks(void) {
-#if defined __x86_64__
-    _mm_sfence();
-#endif
+static void block_buffered(const struct block *block, int bytes) {
+    _Alignas(LINE) char buffer[LINE * TRANSPOSE_BYTES];
+    if (bytes == 1)
+        fill_16(buffer, block);
+    else if (bytes == 2)
+        fill_8(buffer, block);
+    else if (bytes == 4)
+        fill_4(buffer, block);
+    else
+        fill_2(buffer, block);
+    for (int i = 0; i < block->rows; i++) {
+        for (int at = 0; at < TRANSPOSE_BYTES && !block->is_large; at += LINE)
+            fetch_written(block, i, at, bytes);
+        write_row(block->to + i * block->to_stride * bytes, buffer + i * TRANSPOSE_BYTES, block->columns * bytes,
+                  block->is_large);
+    }
 }
 
-/* ---- Tiles of whole cache lines ---------------------------------------------------------------------------------- */
+/* ---- Blocks of whole lines in registers -------------------------------------------------------------------------- */
 
-/* 16 x 16 elements of 4 bytes in 16 registers: each line of both memories is touched once, so that strides that map
-   all of them onto one set of a cache cost nothing, and there is no buffer. */
 #if defined __x86_64__
-#define WITH_AVX512 __attribute__((target("avx512f")))
+#define WITH_AVX512 __attribute__((target("avx512f,avx512bw")))
+#define INLINE static inline __attribute__((always_inline))
 
-/* Twice the halves of neighbours, as 32 and as 64 bits, then 128-bit quarters: rows become columns. */
-WITH_AVX512 static inline __attribute__((always_inline)) void turn_lines(__m512i *r) {
+/* 16 x 16 elements of 32 bits. Twice the halves of neighbours, as 32 and as 64 bits, then 128-bit quarters: rows become
+   columns. */
+WITH_AVX512 INLINE void turn_lines(__m512i *r) {
     __m512i t[16];
     _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -124,57 +164,131 @@ WITH_AVX512 static inline __attribute__((always_inline)) void turn_lines(__m512i
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] = t[i];
 }
 
-/* Up to 16 x 16: what is not there is neither read nor written. */
-WITH_AVX512 static void turn_tile(uint32_t *to, int64_t to_stride, const uint32_t *from, int64_t from_stride, int rows,
-                                  int columns, bool is_large) {
-    __m512i r[16];
-    __mmask16 is_row = (__mmask16)((1u << rows) - 1), is_column = (__mmask16)((1u << columns) - 1);
-    /* Lines of the tiles behind the next ones: nothing else in the processor sees that they follow. */
-    for (int j = 0; j < 16; j++) {
-        __builtin_prefetch(from + j * from_stride + 32);
-        __builtin_prefetch(to + (j + 32) * to_stride, 1);
-    }
-    _Pragma("GCC unroll 16") for (int j = 0; j < 16; j++) r[j] =
-        j < columns ? _mm512_maskz_loadu_epi32(is_row, from + j * from_stride) : _mm512_setzero_si512();
-    turn_lines(r);
-    bool is_streamed = is_large && columns == 16 && (uintptr_t)to % LINE == 0 && to_stride % 16 == 0;
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
-        if (i < rows && is_streamed)
-            _mm512_stream_si512((void *)(to + i * to_stride), r[i]);
-        else if (i < rows)
-            _mm512_mask_storeu_epi32(to + i * to_stride, is_column, r[i]);
+/* Of lines that together have 4 bytes of a column, these bytes side by side: four of every 128 bits, from the
+   (4 * part)th of these on. Strides in bytes. */
+WITH_AVX512 INLINE __m512i read_lines(const char *from, int64_t stride, int bytes, int part) {
+    __m512i a = _mm512_loadu_si512(from);
+    if (bytes == 4)
+        return a;
+    __m512i b = _mm512_loadu_si512(from + stride);
+    if (bytes == 2)
+        return part ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
+    __m512i c = _mm512_loadu_si512(from + 2 * stride), d = _mm512_loadu_si512(from + 3 * stride);
+    a = part / 2 ? _mm512_unpackhi_epi8(a, b) : _mm512_unpacklo_epi8(a, b);
+    c = part / 2 ? _mm512_unpackhi_epi8(c, d) : _mm512_unpacklo_epi8(c, d);
+    return part % 2 ? _mm512_unpackhi_epi16(a, c) : _mm512_unpacklo_epi16(a, c);
+}
+
+/* A square of whole lines. */
+WITH_AVX512 INLINE void turn_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
+                                    bool is_streamed) {
+    int together = 4 / bytes, lane = VECTOR / bytes;
+    _Pragma("GCC unroll 4") for (int part = 0; part < together; part++) {
+        __m512i r[16];
+        _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) r[k] =
+            read_lines(from + k * together * from_stride, from_stride, bytes, part);
+        turn_lines(r);
+        _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
+            char *at = to + (k / 4 * lane + 4 * part + k % 4) * to_stride;
+            if (is_streamed)
+                _mm512_stream_si512((void *)at, r[k]);
+            else
+                _mm512_storeu_si512(at, r[k]);
+        }
     }
 }
 
-static void turn_tiles(uint32_t *to, int64_t to_stride, const uint32_t *from, int64_t from_stride, int rows,
-                       int columns, bool is_large) {
-    for (int i = 0; i < rows; i += 16)
-        for (int j = 0; j < columns; j += 16)
-            turn_tile(to + i * to_stride + j, to_stride, from + j * from_stride + i, from_stride,
-                      rows - i < 16 ? rows - i : 16, columns - j < 16 ? columns - j : 16, is_large);
+/* What is less than a square: its lines, and those that it becomes, stand in buffers whole. */
+WITH_AVX512 INLINE void turn_part(char *to, int64_t to_stride, const char *from, int64_t from_stride, int rows,
+                                  int columns, int bytes) {
+    _Alignas(LINE) char read[LINE * LINE], written[LINE * LINE];
+    __mmask64 row_bytes = ~UINT64_C(0) >> (LINE - columns * bytes),
+              column_bytes = ~UINT64_C(0) >> (LINE - rows * bytes);
+    for (int j = 0; j < LINE / bytes; j++)
+        _mm512_store_si512(read + j * LINE, j < columns ? _mm512_maskz_loadu_epi8(column_bytes, from + j * from_stride)
+                                                        : _mm512_setzero_si512());
+    turn_square(written, LINE, read, LINE, bytes, false);
+    for (int i = 0; i < rows; i++)
+        _mm512_mask_storeu_epi8(to + i * to_stride, row_bytes, _mm512_load_si512(written + i * LINE));
+}
+
+WITH_AVX512 INLINE void block_of(const struct block *block, int bytes) {
+    int side = LINE / bytes;
+    int64_t to_stride = block->to_stride * bytes, from_stride = block->from_stride * bytes;
+    for (int j = 0; j < block->columns; j += side) {
+        char *to = block->to + j * bytes;
+        const char *from = block->from + j * from_stride;
+        int columns = block->columns - j < side ? block->columns - j : side;
+        for (int k = 0; k < side; k++) {
+            fetch_read(block, j + k, bytes);
+            if (!block->is_large)
+                fetch_written(block, k, j * bytes, bytes);
+        }
+        if (block->rows < side || columns < side)
+            turn_part(to, to_stride, from, from_stride, block->rows, columns, bytes);
+        else if (block->is_large && ((uintptr_t)to | (uint64_t)to_stride) % LINE == 0)
+            turn_square(to, to_stride, from, from_stride, bytes, true);
+        else
+            turn_square(to, to_stride, from, from_stride, bytes, false);
+    }
+}
+
+WITH_AVX512 static void block_avx512(const struct block *block, int bytes) {
+    if (bytes == 1)
+        block_of(block, 1);
+    else if (bytes == 2)
+        block_of(block, 2);
+    else
+        block_of(block, 4);
 }
 #endif
 
-void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from_stride, int rows, int columns,
-                     int bytes, bool is_large) {
+/* ---- Planes ------------------------------------------------------------------------------------------------------ */
+
+static void transpose_block(const struct block *block, int bytes) {
 #if defined __x86_64__
-    if (bytes == 4 && __builtin_cpu_supports("avx512f")) {
-        turn_tiles(to, to_stride, from, from_stride, rows, columns, is_large);
+    if (bytes <= 4 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) {
+        block_avx512(block, bytes);
         return;
     }
 #endif
-    _Alignas(LINE) char buffer[TRANSPOSE_BYTES * TRANSPOSE_BYTES];
-    if (bytes == 1)
-        block_16(buffer, from, from_stride, rows, columns);
-    else if (bytes == 2)
-        block_8(buffer, from, from_stride, rows, columns);
-    else if (bytes == 4)
-        block_4(buffer, from, from_stride, rows, columns);
-    else
-        block_2(buffer, from, from_stride, rows, columns);
-    for (int i = 0; i < rows; i++)
-        write_row((char *)to + i * to_stride * bytes, buffer + i * TRANSPOSE_BYTES, columns * bytes, is_large);
+    block_buffered(block, bytes);
 }
+
+int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes) {
+    bool is_even = (uintptr_t)memory % (unsigned)bytes == 0 && stride * bytes % LINE == 0;
+    return is_even && count * bytes >= TRANSPOSE_BYTES ? (int64_t)(-(uintptr_t)memory % LINE) / bytes : 0;
+}
+
+void transpose(void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t rows, int64_t columns,
+               int bytes, bool is_large) {
+    int64_t head_rows = transpose_head(from, from_stride, rows, bytes);
+    int64_t head_columns = transpose_head(to, to_stride, columns, bytes);
+    for (int64_t j = 0, j_end; j < columns; j = j_end) {
+        j_end = min64(j == 0 && head_columns ? head_columns : j + TRANSPOSE_BYTES / bytes, columns);
+        for (int64_t i = 0, i_end; i < rows; i = i_end) {
+            i_end = min64(i == 0 && head_rows ? head_rows : i + LINE / bytes, rows);
+            /* Behind the last row the next columns' first. */
+            int64_t next_i = i_end < rows ? i_end : 0, next_j = i_end < rows ? j : j_end;
+            struct block block = {.to = (char *)to + (i * to_stride + j) * bytes,
+                                  .from = (const char *)from + (j * from_stride + i) * bytes,
+                                  .to_stride = to_stride,
+                                  .from_stride = from_stride,
+                                  .rows = (int)(i_end - i),
+                                  .columns = (int)(j_end - j),
+                                  .next_to = (char *)to + (next_i * to_stride + next_j) * bytes,
+                                  .next_from = (const char *)from + (next_j * from_stride + next_i) * bytes,
+                                  .is_large = is_large};
+            transpose_block(&block, bytes);
+        }
+    }
+#if defined __x86_64__
+    if (is_large)
+        _mm_sfence(); /* stores past the caches are ordered by nothing else */
+#endif
+}
+
+/* ---- Runs -------------------------------------------------------------------------------------------------------- */
 
 WIDE void copy_run(char *to, const char *from, int64_t bytes) {
     typedef char line __attribute__((vector_size(64), aligned(1), may_alias));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs, transposed blocks and interleaved planes of elements: what copies between two orders of memory are made of. It
+/* Runs, transposed planes and interleaved planes of elements: what copies between two orders of memory are made of. It
    must not know tensors. */
 #ifndef WEFT_ENGINES_CPU_BLOCKS_H
 #define WEFT_ENGINES_CPU_BLOCKS_H
@@ -7,15 +7,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TRANSPOSE_BYTES = 128 }; /* of a block's side: two cache lines of both memories */
+enum { TRANSPOSE_BYTES = 256 }; /* of a written row that a block has: four cache lines */
 
-/* to[i * to_stride + j] = from[j * from_stride + i] for i < rows and j < columns, each at most TRANSPOSE_BYTES of
-   elements of 1, 2, 4 or 8 bytes; strides in elements. is_large: past the caches, as what is
-   written is larger than these; a fence_blocks() makes it visible to other threads. */
-void transpose_block(void *to, int64_t to_stride, const void *from, int64_t from_stride, int rows, int columns,
-                     int bytes, bool is_large);
+/* to[i * to_stride + j] = from[j * from_stride + i] for i < rows and j < columns, elements of 1, 2, 4 or 8 bytes;
+   strides in elements. is_large: past the caches, as what is written is larger than these. */
+void transpose(void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t rows, int64_t columns,
+               int bytes, bool is_large);
 
-void fence_blocks(void);
+/* Elements before a cache line's begin, of rows of `count` elements that lie `stride` apart; 0 where their lines begin
+   at different elements, or they are too short to be cut there. */
+int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes);
 
 void copy_run(char *to, const char *from, int64_t bytes);
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The move family: one operation that only moves elements, or an identity, which may convert them, as copies
    (engines/movement.h) on all threads. A copy whose fastest mode is the same in both memories takes runs; where the
-   memories' fastest modes differ it takes blocks of the plane of the two, transposed (blocks.h); otherwise single
-   elements. */
+   memories' fastest modes differ it transposes the plane of the two (blocks.h); otherwise single elements. */
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
@@ -46,7 +45,9 @@ struct copy {
     /* The plane. Of blocks `along` goes along the written memory and `across` along the read one; of few planes
        `across` counts these; otherwise `across` is 1. */
     int64_t along, across, from_along, to_along, from_across, to_across;
-    /* A task is task_rows rows, or of one row a strip of `strip` elements along; first_task: among all copies'. */
+    /* A task is task_rows rows, or of one row's plane a strip of `strip` elements along, or across; first_task: among
+       all copies'. */
+    bool is_cut_across;
     int64_t task_rows, strip, strips, first_task;
 };
 
@@ -188,9 +189,11 @@ static void cut_tasks(struct copy *copy) {
     int64_t wide = max64(copy->bytes, copy->from_bytes) * (copy->way == ELEMENTS ? 4 : 1);
     int64_t pieces = pieces_of(copy->rows * copy->along * copy->across * wide);
     int64_t side = TRANSPOSE_BYTES / copy->bytes, strips = divide_up(pieces, copy->rows);
+    copy->is_cut_across = copy->way == BLOCKS && copy->across > copy->along;
+    int64_t length = copy->is_cut_across ? copy->across : copy->along;
     copy->task_rows = divide_up(copy->rows, pieces);
-    copy->strip = strips > 1 ? round_up(divide_up(copy->along, strips), side) : copy->along;
-    copy->strips = divide_up(copy->along, copy->strip);
+    copy->strip = strips > 1 ? round_up(divide_up(length, strips), side) : length;
+    copy->strips = divide_up(length, copy->strip);
 }
 
 /* Every element's bits are moved as they are: both types are one, of whole bytes. */
@@ -369,18 +372,6 @@ static void copy_elements(char *to, int64_t to_stride, const char *from, int64_t
     }
 }
 
-static void copy_blocks(const struct copy *copy, char *to, const char *from, int64_t along) {
-    int side = TRANSPOSE_BYTES / copy->bytes;
-    for (int64_t j = 0; j < along; j += side)
-        for (int64_t i = 0; i < copy->across; i += side)
-            transpose_block(to + (i * copy->to_across + j) * copy->bytes, copy->to_across,
-                            from + (j * copy->from_along + i) * copy->bytes, copy->from_along,
-                            (int)min64(side, copy->across - i), (int)min64(side, along - j), copy->bytes,
-                            copy->is_large);
-    if (copy->is_large)
-        fence_blocks();
-}
-
 /* By way of float, which is the memory itself where one of the two is float and aligned as one. */
 static void cast_run(const struct copy *copy, char *to, const char *from, int64_t count) {
     float run[CAST_RUN];
@@ -395,19 +386,41 @@ static void cast_run(const struct copy *copy, char *to, const char *from, int64_
         }
 }
 
-/* A strip of a row's plane. */
-static void copy_plane(const struct copy *copy, char *to, const char *from, int64_t along) {
+/* A strip that begins where both memories' planes do, `along` elements of it. */
+static void copy_along(const struct copy *copy, char *to, const char *from, int64_t along) {
     if (copy->from_type != copy->to_type)
         cast_run(copy, to, from, along);
     else if (copy->way == RUNS)
         copy_run(to, from, along * copy->bytes); /* to itself, where an input lies in the result */
-    else if (copy->way == BLOCKS)
-        copy_blocks(copy, to, from, along);
     else if (copy->way == PLANES)
         interleave(to, from, copy->from_along == 1 ? copy->from_across : copy->to_across, (int)copy->across, along,
                    copy->bytes, copy->from_along == 1);
     else
         copy_elements(to, copy->to_along, from, copy->from_along, along, copy->bytes);
+}
+
+/* Strips meet where a line begins: no line is in two tasks. */
+static void transpose_strip(const struct copy *copy, char *to, const char *from, int64_t start) {
+    int bytes = copy->bytes;
+    int64_t head = copy->is_cut_across ? transpose_head(from, copy->from_along, copy->across, bytes)
+                                       : transpose_head(to, copy->to_across, copy->along, bytes);
+    int64_t length = copy->is_cut_across ? copy->across : copy->along;
+    int64_t first = start ? min64(start + head, length) : 0, count = min64(start + copy->strip + head, length) - first;
+    if (copy->is_cut_across)
+        transpose(to + first * copy->to_across * bytes, copy->to_across, from + first * bytes, copy->from_along, count,
+                  copy->along, bytes, copy->is_large);
+    else
+        transpose(to + first * bytes, copy->to_across, from + first * copy->from_along * bytes, copy->from_along,
+                  copy->across, count, bytes, copy->is_large);
+}
+
+/* A strip of a row's plane. */
+static void copy_plane(const struct copy *copy, char *to, const char *from, int64_t start) {
+    if (copy->way == BLOCKS)
+        transpose_strip(copy, to, from, start);
+    else
+        copy_along(copy, to + start * copy->to_along * copy->bytes, from + start * copy->from_along * copy->from_bytes,
+                   min64(copy->strip, copy->along - start));
 }
 
 /* Where a walk over the outer modes stands. */
@@ -445,12 +458,12 @@ struct job {
 
 /* Rows of a copy from `row` on, of each a strip from `start` on. */
 static void copy_rows(const struct job *job, const struct copy *copy, int64_t row, int64_t start) {
-    int64_t along = min64(copy->strip, copy->along - start), end = min64(row + copy->task_rows, copy->rows);
-    char *to = (char *)job->values[copy->to_value] + start * copy->to_along * copy->bytes;
-    const char *from = (const char *)job->values[copy->from_value] + start * copy->from_along * copy->from_bytes;
+    int64_t end = min64(row + copy->task_rows, copy->rows);
+    char *to = job->values[copy->to_value];
+    const char *from = job->values[copy->from_value];
     struct place place = place_of(copy, row);
     for (; row < end; row++, advance(&place, copy))
-        copy_plane(copy, to + place.to * copy->bytes, from + place.from * copy->from_bytes, along);
+        copy_plane(copy, to + place.to * copy->bytes, from + place.from * copy->from_bytes, start);
 }
 
 static void run_task(void *context, int64_t task) {
