@@ -164,36 +164,35 @@ WITH_AVX512 INLINE void turn_lines(__m512i *r) {
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] = t[i];
 }
 
-/* Of lines that together have 4 bytes of a column, these bytes side by side: four of every 128 bits, from the
-   (4 * part)th of these on. Strides in bytes. */
-WITH_AVX512 INLINE __m512i read_lines(const char *from, int64_t stride, int bytes, int part) {
-    __m512i a = _mm512_loadu_si512(from);
-    if (bytes == 4)
-        return a;
-    __m512i b = _mm512_loadu_si512(from + stride);
-    if (bytes == 2)
-        return part ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b);
-    __m512i c = _mm512_loadu_si512(from + 2 * stride), d = _mm512_loadu_si512(from + 3 * stride);
-    a = part / 2 ? _mm512_unpackhi_epi8(a, b) : _mm512_unpacklo_epi8(a, b);
-    c = part / 2 ? _mm512_unpackhi_epi8(c, d) : _mm512_unpacklo_epi8(c, d);
-    return part % 2 ? _mm512_unpackhi_epi16(a, c) : _mm512_unpacklo_epi16(a, c);
+/* Of 4 / bytes lines, which together have 4 bytes of each column, these bytes side by side; of two lines zipped[part]
+   has four of every eight columns, from the (4 * part)th on. */
+WITH_AVX512 INLINE void zip_lines(__m512i *zipped, const char *from, int64_t stride, int bytes) {
+    zipped[0] = _mm512_loadu_si512(from);
+    if (bytes == 2) {
+        __m512i even = zipped[0], odd = _mm512_loadu_si512(from + stride);
+        zipped[0] = _mm512_unpacklo_epi16(even, odd);
+        zipped[1] = _mm512_unpackhi_epi16(even, odd);
+    }
 }
 
-/* A square of whole lines. */
+/* A square of whole lines; strides in bytes. */
 WITH_AVX512 INLINE void turn_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
                                     bool is_streamed) {
-    int together = 4 / bytes, lane = VECTOR / bytes;
-    _Pragma("GCC unroll 4") for (int part = 0; part < together; part++) {
-        __m512i r[16];
-        _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) r[k] =
-            read_lines(from + k * together * from_stride, from_stride, bytes, part);
-        turn_lines(r);
+    int parts = 4 / bytes, lane = VECTOR / bytes;
+    __m512i r[2][16];
+    _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
+        __m512i zipped[2];
+        zip_lines(zipped, from + k * parts * from_stride, from_stride, bytes);
+        _Pragma("GCC unroll 2") for (int part = 0; part < parts; part++) r[part][k] = zipped[part];
+    }
+    _Pragma("GCC unroll 2") for (int part = 0; part < parts; part++) {
+        turn_lines(r[part]);
         _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
             char *at = to + (k / 4 * lane + 4 * part + k % 4) * to_stride;
             if (is_streamed)
-                _mm512_stream_si512((void *)at, r[k]);
+                _mm512_stream_si512((void *)at, r[part][k]);
             else
-                _mm512_storeu_si512(at, r[k]);
+                _mm512_storeu_si512(at, r[part][k]);
         }
     }
 }
@@ -234,9 +233,7 @@ WITH_AVX512 INLINE void block_of(const struct block *block, int bytes) {
 }
 
 WITH_AVX512 static void block_avx512(const struct block *block, int bytes) {
-    if (bytes == 1)
-        block_of(block, 1);
-    else if (bytes == 2)
+    if (bytes == 2)
         block_of(block, 2);
     else
         block_of(block, 4);
@@ -247,7 +244,7 @@ WITH_AVX512 static void block_avx512(const struct block *block, int bytes) {
 
 static void transpose_block(const struct block *block, int bytes) {
 #if defined __x86_64__
-    if (bytes <= 4 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) {
+    if ((bytes == 2 || bytes == 4) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) {
         block_avx512(block, bytes);
         return;
     }

@@ -20,11 +20,11 @@ static const double START_SECONDS = 1e-6;
 
 enum {
     PARTS_MAX = 64,
-    FEW = 4,                 /* planes that one loop goes through at once */
-    ALONE_BYTES = 256 << 10, /* that one thread moves: some 2 us in caches, no more than waking another takes */
-    TASK_BYTES = 128 << 10,  /* of a task where there are more: few enough that threads end together */
-    CAST_RUN = 1024,         /* elements of a conversion that is two */
-    LARGE_BYTES = 8 << 20    /* a result of which nothing stays in caches */
+    FEW = 4,                /* planes that one loop goes through at once */
+    TASK_BYTES = 128 << 10, /* of a task, at least: some 2 us in caches, no less than waking a thread takes */
+    THREAD_TASKS = 4,       /* of a thread at most: each begins with lines that nobody fetched */
+    CAST_RUN = 1024,        /* elements of a conversion that is two */
+    LARGE_BYTES = 8 << 20   /* a result of which nothing stays in caches */
 };
 
 /* How elements go: neighbours in both memories, neighbours of each in turn (a block of them, or a few planes), or
@@ -180,8 +180,12 @@ static void choose_plane(struct copy *copy, const struct modes *modes) {
     }
 }
 
-/* Tasks that so many bytes make. */
-static int64_t pieces_of(int64_t bytes) { return bytes > ALONE_BYTES ? divide_up(bytes, TASK_BYTES) : 1; }
+/* Tasks that so many bytes make; more than there are threads are equally many of each. */
+static int64_t pieces_of(int64_t bytes) {
+    int64_t threads = threads_count(), most = THREAD_TASKS * threads;
+    int64_t pieces = max64(1, min64(divide_up(bytes, TASK_BYTES), most));
+    return pieces < threads ? pieces : round_up(pieces, threads);
+}
 
 /* Several rows to a task, or several tasks to a row. */
 static void cut_tasks(struct copy *copy) {
@@ -189,7 +193,8 @@ static void cut_tasks(struct copy *copy) {
     int64_t wide = max64(copy->bytes, copy->from_bytes) * (copy->way == ELEMENTS ? 4 : 1);
     int64_t pieces = pieces_of(copy->rows * copy->along * copy->across * wide);
     int64_t side = TRANSPOSE_BYTES / copy->bytes, strips = divide_up(pieces, copy->rows);
-    copy->is_cut_across = copy->way == BLOCKS && copy->across > copy->along;
+    /* Written rows apart, so that no two threads write a page by turns, unless they are few. */
+    copy->is_cut_across = copy->way == BLOCKS && copy->across >= strips * side;
     int64_t length = copy->is_cut_across ? copy->across : copy->along;
     copy->task_rows = divide_up(copy->rows, pieces);
     copy->strip = strips > 1 ? round_up(divide_up(length, strips), side) : length;
