@@ -6,6 +6,7 @@ import checks
 import ml_dtypes
 import numpy as np
 import pytest
+import weft
 
 
 def transpose(permutation):
@@ -54,6 +55,30 @@ def test_rows_of_any_length(shape, dtype):
 def test_larger_than_caches(shape):
     x = checks.random(shape, "f64")
     checks.check_bits(transpose([1, 0]), {"x": x}, x.T)
+
+
+@pytest.mark.skipif(checks.DEVICE != "cpu", reason="it is about cache lines of the CPU")
+@pytest.mark.parametrize("shape", [(208, 320), (9600, 5), (7, 10240), (1024, 448)])
+@pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "f8"])
+def test_rows_whose_lines_begin_anywhere(dtype, shape):
+    """Tasks and blocks begin where lines do, whichever element of one the memory begins at."""
+    g = weft.Graph(io_data_type=np.dtype(dtype), handle=checks.handle())
+    x = g.tensor(list(shape))
+    y = g.transpose(x, [1, 0]).set_output(True)
+    g.build()
+    values = np.random.default_rng(0).integers(-128, 128, shape).astype(dtype)
+    line = 64 // values.itemsize
+    for shifts in ((0, 0), (1, 0), (0, line - 1), (line // 2, 3)):
+        memory = []
+        for shift in shifts:
+            whole = np.full(values.size + 3 * line, 7, dtype)
+            first = -whole.ctypes.data % 64 // values.itemsize + line + shift
+            memory.append((whole, slice(first, first + values.size)))
+        (source, read), (target, written) = memory
+        source[read] = values.ravel()
+        g.execute({x: source[read].reshape(shape), y: target[written].reshape(shape[::-1])})
+        np.testing.assert_array_equal(target[written].reshape(shape[::-1]), values.T)
+        assert (np.delete(target, np.r_[written]) == 7).all(), shifts
 
 
 def test_ranks_and_extents():

@@ -253,7 +253,7 @@ static void transpose_block(const struct block *block, int bytes) {
 }
 
 int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes) {
-    bool is_even = (uintptr_t)memory % (unsigned)bytes == 0 && stride * bytes % LINE == 0;
+    bool is_even = stride * bytes % LINE == 0;
     return is_even && count * bytes >= TRANSPOSE_BYTES ? (int64_t)(-(uintptr_t)memory % LINE) / bytes : 0;
 }
 

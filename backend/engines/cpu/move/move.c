@@ -193,7 +193,8 @@ static void cut_tasks(struct copy *copy) {
     int64_t wide = max64(copy->bytes, copy->from_bytes) * (copy->way == ELEMENTS ? 4 : 1);
     int64_t pieces = pieces_of(copy->rows * copy->along * copy->across * wide);
     int64_t side = TRANSPOSE_BYTES / copy->bytes, strips = divide_up(pieces, copy->rows);
-    /* Written rows apart, so that no two threads write a page by turns, unless they are few. */
+    /* By written rows, unless they are few: threads that write parts of the same rows take lines from each other, as
+       processors fetch ahead. */
     copy->is_cut_across = copy->way == BLOCKS && copy->across >= strips * side;
     int64_t length = copy->is_cut_across ? copy->across : copy->along;
     copy->task_rows = divide_up(copy->rows, pieces);
@@ -404,7 +405,7 @@ static void copy_along(const struct copy *copy, char *to, const char *from, int6
         copy_elements(to, copy->to_along, from, copy->from_along, along, copy->bytes);
 }
 
-/* Strips meet where a line begins: no line is in two tasks. */
+/* Strips meet where a cache line begins, so that no line is in two tasks. */
 static void transpose_strip(const struct copy *copy, char *to, const char *from, int64_t start) {
     int bytes = copy->bytes;
     int64_t head = copy->is_cut_across ? transpose_head(from, copy->from_along, copy->across, bytes)
