@@ -232,8 +232,10 @@ def windows(o: dict[str, Any], x: Array, outside: float) -> Array:
     axes = tuple(range(2, x.ndim))
     pads = [(0, 0), (0, 0), *zip(o["pre_padding"], o["post_padding"], strict=True)]
     padded = np.pad(x, pads, constant_values=outside)
-    seen = np.lib.stride_tricks.sliding_window_view(padded, o["window"], axes)
-    seen = seen[(..., *(slice(None, None, s) for s in o["stride"]), *[slice(None)] * len(axes))]
+    gaps = o.get("dilation") or [1] * len(axes)
+    spans = [(w - 1) * d + 1 for w, d in zip(o["window"], gaps, strict=True)]
+    seen = np.lib.stride_tricks.sliding_window_view(padded, spans, axes)
+    seen = seen[(..., *(slice(None, None, s) for s in (*o["stride"], *gaps)))]
     return seen.reshape(*seen.shape[: x.ndim], -1)
 
 

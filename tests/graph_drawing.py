@@ -329,15 +329,16 @@ class Drawing:
                 key: [min(p, w - 1) for p, w in zip(more[key], window, strict=True)]
                 for key in ("pre_padding", "post_padding")
             }
+            # Windows that fit see more than padding.
+            gaps = zip(pixels, window, more["dilation"], strict=True)
+            options["dilation"] = [d if d * (w - 1) < p else 1 for p, w, d in gaps]
             sizes = zip(
                 pixels,
                 window,
-                options["stride"],
-                options["pre_padding"],
-                options["post_padding"],
+                *(options[key] for key in ("stride", "pre_padding", "post_padding", "dilation")),
                 strict=True,
             )
-            y = (n, c, *((p + a + b - w) // s + 1 for p, w, s, a, b in sizes))
+            y = (n, c, *((p + a + b - d * (w - 1) - 1) // s + 1 for p, w, s, a, b, d in sizes))
         if math.prod(y) > 4 * self.most:
             raise Unfit
         if is_back:

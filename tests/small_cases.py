@@ -847,6 +847,19 @@ def pooled_volume_gradient(mode: str) -> Any:
     return build
 
 
+def pooled_with_gaps(mode: str, last: bool) -> Any:
+    """A gradient that finds its maxima first, or one of a mean that leaves padding out, and the result."""
+
+    def build(t: Maker) -> None:
+        how = {"mode": mode, "window": [3, 2], "stride": [1, 2], "padding": [2, 1], "dilation": [2, 3]}
+        x = t(2, 16, 9, 13, last=last)
+        t.out(t.g.resample(x, **how)[0], 2, 16, 9, 6, last=last)
+        dx = t.g.resample_backward(t(2, 16, 9, 6, last=last), input=x if mode == "MAXPOOL" else None, **how)
+        t.out(dx, 2, 16, 9, 13, last=last)
+
+    return build
+
+
 def matmuls(t: Maker) -> None:
     t.out(t.g.matmul(t(40, 3, 70), t(40, 70, 5)))
 
@@ -1495,6 +1508,10 @@ CASES = {
     "max pool gradient": Case("pool_bwd", "window", pooled_gradient(True)),
     "max pool gradient of dense windows": Case("pool_boxes_bwd", "window", pooled_gradient(True, 32, 1)),
     "max pool gradient NCHW": Case("pool_planes_bwd", "window", pooled_gradient(False)),
+    "max pool with gaps": Case("window window_bwd", "window", pooled_with_gaps("MAXPOOL", True)),
+    "mean with gaps NCHW": Case(
+        "window window_bwd", "window", pooled_with_gaps("AVGPOOL_EXCLUDE_PADDING", False)
+    ),
     "bilinear": Case("window", "window", resized),
     "bilinear gradient": Case("window_bwd", "window", resized_gradient),
     # what moves and maps

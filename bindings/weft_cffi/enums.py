@@ -569,6 +569,8 @@ class attribute_name(IntEnum):
     """NAN_PROPOGATION, optional: whether max pooling returns NaN for a window that holds one."""
     RESAMPLE_PADDING_MODE = 1708
     """PADDING_MODE: value of the padding; default ZERO_PAD."""
+    RESAMPLE_DILATIONS_EXT = 10130
+    """INT64[spatial]: distance between the elements that a window takes; pooling only, default 1."""
     OPERATION_RESAMPLE_FWD_XDESC = 1710
     """TENSOR descriptor: input, [N, C, spatial..]."""
     OPERATION_RESAMPLE_FWD_YDESC = 1711

@@ -560,6 +560,9 @@ typedef enum {
              one. */
     WEFT_ATTR_RESAMPLE_PADDING_MODE = 1708,
         /**< PADDING_MODE: value of the padding; default ZERO_PAD. */
+    WEFT_ATTR_RESAMPLE_DILATIONS_EXT = 10130,
+        /**< INT64[spatial]: distance between the elements that a window takes; pooling only,
+             default 1. */
 
     /* OPERATION_RESAMPLE_FWD: y from x. */
     WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC = 1710,

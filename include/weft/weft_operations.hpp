@@ -849,6 +849,11 @@ template <class Self> class Resample_options : public detail::Attributes<Self> {
         this->put(WEFT_ATTR_RESAMPLE_POST_PADDINGS, WEFT_TYPE_INT64, values);
         return this->self();
     }
+    /** distance in elements between those that a window takes, per spatial dimension, of pooling; unset: 1 */
+    Self &set_dilation(const std::vector<std::int64_t> &values) {
+        this->put(WEFT_ATTR_RESAMPLE_DILATIONS_EXT, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
 };
 /** Attributes of resample_backward: gradient of pooling or interpolation. */
 class Resample_backward_attributes : public detail::Attributes<Resample_backward_attributes> {
@@ -925,6 +930,11 @@ class Resample_backward_attributes : public detail::Attributes<Resample_backward
     Resample_backward_attributes &set_padding(const std::vector<std::int64_t> &values) {
         this->put(WEFT_ATTR_RESAMPLE_PRE_PADDINGS, WEFT_TYPE_INT64, values);
         this->put(WEFT_ATTR_RESAMPLE_POST_PADDINGS, WEFT_TYPE_INT64, values);
+        return this->self();
+    }
+    /** distance in elements between those that a window takes, per spatial dimension, of pooling; unset: 1 */
+    Resample_backward_attributes &set_dilation(const std::vector<std::int64_t> &values) {
+        this->put(WEFT_ATTR_RESAMPLE_DILATIONS_EXT, WEFT_TYPE_INT64, values);
         return this->self();
     }
 };

@@ -2832,6 +2832,8 @@ class Ops:
         padding: Rational | Sequence[Rational] | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        dilation: int | Sequence[int] = (),
     ) -> Tensor:
         """Gradient of pooling or interpolation.
 
@@ -2857,6 +2859,8 @@ class Ops:
             padding: pre_padding and post_padding in one; one number: for all; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            dilation: distance in elements between those that a window takes, per spatial dimension, of
+                pooling; unset: 1; one number: for all.
         Returns:
             dx: gradient of the input, [N, C, x..]; unset: as x, or the least that makes y...
         Data types:
@@ -2886,6 +2890,7 @@ class Ops:
             "post_padding": post_padding if padding is None else padding,
             "mode": mode,
             "padding_mode": padding_mode,
+            "dilation": dilation,
         }
         results = ("dx",)
         made = self._operation(

@@ -192,10 +192,12 @@ class Sugar(Ops):
         generate_index: bool = False,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        *,
+        dilation: int | Sequence[int] = (),
     ) -> tuple[Tensor, Tensor | Any]:
         """Pooling or interpolation.
 
-            y[n,c,o] = max, mean or weighted sum of x[n, c, o * stride - pre_padding ..]
+            y[n,c,o] = max, mean or weighted sum over r of x[n, c, o * stride + r * dilation - pre_padding]
 
         Args:
             input: input, [N, C, x..].
@@ -214,8 +216,10 @@ class Sugar(Ops):
             generate_index: whether max pooling returns where in its window each maximum was; default False.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            dilation: distance in elements between those that a window takes, per spatial dimension, of
+                pooling; unset: 1; one number: for all.
         Returns:
-            y: result, [N, C, 1 + (x + pre + post - window) / stride..].
+            y: result, [N, C, 1 + (x + pre + post - dilation * (window - 1) - 1) / stride..].
             index: position of each maximum in its window; None unless generate_index.
         Data types:
             operands: any, also mixed, unless said above.
@@ -233,6 +237,7 @@ class Sugar(Ops):
         array([[[[5., 7.]]]], dtype=float32)
         """
         values = {"x": input, "window": window, "stride": stride, "mode": mode, "padding_mode": padding_mode}
+        values["dilation"] = dilation
         values["pre_padding"] = pre_padding if padding is None else padding
         values["post_padding"] = post_padding if padding is None else padding
         results = ("y", "index") if generate_index else ("y",)

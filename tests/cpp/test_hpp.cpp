@@ -178,7 +178,7 @@ static void pooling_with_its_index() {
     weft::Graph g(DataType_t::FLOAT);
     auto x = g.tensor({1, 1, 4, 4});
     auto how = weft::Resample_attributes().set_resampling_mode(weft::ResampleMode_t::MAXPOOL).set_window({2, 2});
-    auto [y, index] = g.resample(x, how.set_stride({2, 2}).set_generate_index(true));
+    auto [y, index] = g.resample(x, how.set_stride({1, 2}).set_dilation({2, 1}).set_generate_index(true));
     y->set_output(true), index->set_output(true);
     GOOD(g.build(cpu()));
     HOLDS(index->get_data_type() == DataType_t::INT8);
@@ -186,11 +186,11 @@ static void pooling_with_its_index() {
     std::vector<std::int8_t> places(4);
     GOOD(g.execute({{x, in.data()}, {y, out.data()}, {index, places.data()}}));
     for (int i = 0; i < 4; i++) {
-        int first = i / 2 * 8 + i % 2 * 2, best = 0;
+        int first = i / 2 * 4 + i % 2 * 2, best = 0;
         for (int t = 1; t < 4; t++)
-            if (in[first + t / 2 * 4 + t % 2] > in[first + best / 2 * 4 + best % 2])
+            if (in[first + t / 2 * 8 + t % 2] > in[first + best / 2 * 8 + best % 2])
                 best = t;
-        HOLDS(out[i] == in[first + best / 2 * 4 + best % 2] && places[i] == best);
+        HOLDS(out[i] == in[first + best / 2 * 8 + best % 2] && places[i] == best);
     }
     HOLDS(!weft::Graph(DataType_t::FLOAT).resample(x, weft::Resample_attributes())[1]);
 }

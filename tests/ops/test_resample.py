@@ -27,6 +27,7 @@ class Pool(NamedTuple):
     stride: list[int]
     pre: list[int]
     post: list[int]
+    dilation: tuple[int, ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -35,7 +36,18 @@ class Pool(NamedTuple):
             "stride": self.stride,
             "pre_padding": self.pre,
             "post_padding": self.post,
+            "dilation": self.dilation,
         }
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """The dilation along each dimension, also where it is not given."""
+        return self.dilation or (1,) * len(self.window)
+
+    @property
+    def spans(self) -> list[int]:
+        """From the first to the last element of a window."""
+        return [(w - 1) * d + 1 for w, d in zip(self.window, self.gaps, strict=True)]
 
 
 POOLS = [
@@ -51,6 +63,11 @@ POOLS = [
     Pool("channels side by side", (2, 16, 9, 7), [3, 3], [2, 2], [1, 1], [1, 1]),
     Pool("channels side by side, many positions", (2, 40, 19, 37), [3, 3], [1, 1], [1, 1], [1, 1]),
     Pool("channels side by side, steps of one", (1, 8, 6, 7), [3, 2], [1, 1], [1, 1], [1, 0]),
+    Pool("dilated 1-D", (2, 3, 11), [3], [2], [2], [1], (2,)),
+    Pool("dilated", (2, 3, 9, 13), [3, 2], [1, 1], [2, 1], [1, 3], (2, 3)),
+    Pool("dilated 3-D", (1, 2, 5, 7, 6), [2, 1, 3], [1, 2, 2], [1, 0, 2], [2, 0, 1], (3, 9, 2)),
+    Pool("dilated, channels side by side", (2, 16, 9, 11), [3, 3], [2, 1], [2, 2], [2, 2], (2, 2)),
+    Pool("dilated, the image between two elements", (1, 8, 2, 5), [2, 3], [1, 2], [3, 4], [3, 5], (3, 4)),
 ]
 
 
@@ -68,8 +85,8 @@ def padded(case: Pool, x: Array, fill: float | str) -> Array:
 def windows(case: Pool, x: Array, fill: float | str) -> Array:
     """[N, C, y.., positions]: each window's elements, row-major."""
     axes = tuple(range(2, len(case.x)))
-    all_windows = np.lib.stride_tricks.sliding_window_view(padded(case, x, fill), case.window, axes)
-    taken = all_windows[(..., *(slice(None, None, s) for s in case.stride), *[slice(None)] * len(axes))]
+    all_windows = np.lib.stride_tricks.sliding_window_view(padded(case, x, fill), case.spans, axes)
+    taken = all_windows[(..., *(slice(None, None, s) for s in (*case.stride, *case.gaps)))]
     return taken.reshape(*taken.shape[: len(case.x)], -1)
 
 
@@ -106,9 +123,10 @@ def places(case: Pool, clamps: bool) -> tuple[Array, Array]:
     extents = case.x[2:]
     flat, inside = np.zeros([1], int), np.ones([1], bool)
     grids = []
-    for n, w, s, p, q in zip(extents, case.window, case.stride, case.pre, case.post, strict=True):
-        count = (n + p + q - w) // s + 1
-        grids.append(np.arange(count)[:, None] * s - p + np.arange(w)[None, :])
+    ranges = zip(extents, case.window, case.spans, case.gaps, case.stride, case.pre, case.post, strict=True)
+    for n, w, span, d, s, p, q in ranges:
+        count = (n + p + q - span) // s + 1
+        grids.append(np.arange(count)[:, None] * s - p + np.arange(w)[None, :] * d)
     k = len(grids)
     for i, grid in enumerate(grids):
         shape = [1] * (2 * k)
@@ -777,14 +795,50 @@ MAX = {"mode": "MAXPOOL", "window": [2, 2], "stride": [2, 2]}
         (
             {**MAX, "window": [9, 2]},
             (),
-            "resample 'r': spatial dimension 0: the window has 9 elements, but x 8 + pre 0 + post 0 = 8. "
-            "Pad more, or use a smaller window.",
+            "resample 'r': spatial dimension 0: the window spans dilation 1 * (window 9 - 1) + 1 = 9 "
+            "elements, but x 8 + pre 0 + post 0 = 8. Pad more, or use a smaller window or dilation.",
+        ),
+        (
+            {**MAX, "dilation": [1, 8]},
+            (),
+            "resample 'r': spatial dimension 1: the window spans dilation 8 * (window 2 - 1) + 1 = 9 "
+            "elements, but x 8 + pre 0 + post 0 = 8. Pad more, or use a smaller window or dilation.",
+        ),
+        (
+            {**MAX, "window": [2**31 - 1, 1], "dilation": [2**31 - 1, 2**31 - 1]},
+            (),
+            "resample 'r': spatial dimension 0: the window spans dilation 2147483647 * (window 2147483647 - "
+            "1) + 1 = 1152921504606846976 elements, but x 8 + pre 0 + post 0 = 8. Pad more, or use a smaller "
+            "window or dilation.",
         ),
         (
             MAX,
             (2, 3, 4, 5),
-            "resample 'r': spatial dimension 1: y has 5, expected 1 + (x 8 + pre 0 + post 0 - window 2) / "
-            "stride 2 = 4. Change the dims of y, the paddings or the stride.",
+            "resample 'r': spatial dimension 1: y has 5, expected 1 + (x 8 + pre 0 + post 0 - dilation 1 * "
+            "(window 2 - 1) - 1) / stride 2 = 4. Change the dims of y, the paddings or the stride.",
+        ),
+        (
+            {**MAX, "dilation": [3, 2]},
+            (2, 3, 4, 3),
+            "resample 'r': spatial dimension 0: y has 4, expected 1 + (x 8 + pre 0 + post 0 - dilation 3 * "
+            "(window 2 - 1) - 1) / stride 2 = 3. Change the dims of y, the paddings or the stride.",
+        ),
+        (
+            {**MAX, "dilation": [2]},
+            (),
+            "resample parameters: dilation has 1 numbers, expected 2. Give one per spatial dimension (1 to "
+            "3), or none.",
+        ),
+        (
+            {**MAX, "dilation": [1, 0]},
+            (),
+            "resample parameters: attribute dilation is 0, legal are 1..2147483647. Give one of these.",
+        ),
+        (
+            {"mode": "BILINEAR", "stride": [1, 1], "dilation": [1, 2]},
+            (),
+            "resample parameters: dilation[1] is 2, expected 1: mode BILINEAR interpolates between "
+            "neighbours. Leave dilation unset, or use a mode that pools.",
         ),
         (
             {"mode": "NEAREST"},
@@ -837,8 +891,8 @@ def test_fractions_that_64_bits_do_not_hold() -> None:
         ),
         (
             lambda g, x: resample(g, x, window=[8, 8], padding=[8, 8], stride=[1, 1]).set_dim((2, 3, 17, 18)),
-            "resample 'r': spatial dimension 1: y has 18, expected 1 + (x 8 + pre 8 + post 8 - window 8) / "
-            "stride 1 = 17. Change the dims of y, the paddings or the stride.",
+            "resample 'r': spatial dimension 1: y has 18, expected 1 + (x 8 + pre 8 + post 8 - dilation 1 * "
+            "(window 8 - 1) - 1) / stride 1 = 17. Change the dims of y, the paddings or the stride.",
         ),
         (
             lambda g, x: g.resample_backward(x, **MAX, name="r"),
@@ -853,7 +907,8 @@ def test_fractions_that_64_bits_do_not_hold() -> None:
         (
             lambda g, x: g.resample_backward(x, input=x, **MAX, name="r"),
             "resample_backward 'r': spatial dimension 0: dy has 8, expected 1 + (dx 8 + pre 0 + post 0 - "
-            "window 2) / stride 2 = 4. Change the dims of dx, the paddings or the stride.",
+            "dilation 1 * (window 2 - 1) - 1) / stride 2 = 4. Change the dims of dx, the paddings or the "
+            "stride.",
         ),
         (
             lambda g, x: g.resample_backward(x, index=x, **MAX, name="r"),

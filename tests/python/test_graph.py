@@ -921,14 +921,15 @@ def test_one_number_counts_for_all_spatial_dimensions(rank: int) -> None:
     g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
     g.conv_fprop(x, w, padding=1, stride=2, dilation=2).set_output(True)
     g.conv_fprop(x, w, pre_padding=np.int64(1), post_padding=[1] * rank).set_output(True)
-    pooled, _ = g.resample(x, window=3, stride=2, padding=1, mode="AVGPOOL", padding_mode="ZERO_PAD")
+    how = {"mode": "AVGPOOL", "padding_mode": "ZERO_PAD"}
+    pooled, _ = g.resample(x, window=3, stride=2, padding=1, dilation=2, **how)
     pooled.set_output(True)
     strided, plain, means = g()
     for got, padding, stride, dilation in ((strided, 1, 2, 2), (plain, 1, 1, 1)):
         seen = windows(x, 3, padding, stride, dilation)[:, None]
         filters = w.reshape(1, 3, 4, *[1] * rank, *w.shape[2:])
         np.testing.assert_array_equal(got, (seen * filters).sum((2, *spatial)))
-    np.testing.assert_allclose(means, windows(x, 3, 1, 2, 1).mean(spatial), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(means, windows(x, 3, 1, 2, 2).mean(spatial), rtol=1e-6, atol=1e-6)
 
 
 def test_members_of_enumerations_are_no_numbers() -> None:

@@ -8,6 +8,9 @@
 
 #include <math.h>
 
+/* Sums of four lengths and positions are computed in 64 bits. */
+static const int64_t LENGTH_LIMIT = INT64_C(1) << 60;
+
 /* PADDING_BY_MODE is what the row holds until finalize replaces it by the mode's own. */
 enum { SPATIAL_MAX = 3, PADDING_BY_MODE = -1 };
 
@@ -52,17 +55,26 @@ static const struct row parameter_rows[] = {
               .initial = PADDING_BY_MODE,
               .doc = "what lies outside x; unset: NEG_INF_PAD for MAXPOOL, ZERO_PAD for AVGPOOL, EDGE_VAL_PAD for "
                      "NEAREST and BILINEAR"),
+    VALUE_ROW(WEFT_TYPE_INT64, struct resample, dilation, WEFT_ATTR_RESAMPLE_DILATIONS_EXT, "dilation",
+              .storage = STORE_DIMS, .least = 1, .most = INT32_MAX,
+              .doc = "distance in elements between those that a window takes, per spatial dimension, of pooling; "
+                     "unset: 1"),
 };
 
-/* The first list that is set says how many spatial dimensions there are. `least` bounds numerators from below. */
-static weftStatus_t check_list(struct resample *p, const char *key, const struct list *list, int64_t least) {
-    if (p->spatial == 0 && list->count <= SPATIAL_MAX)
-        p->spatial = list->count;
-    if (list->count && list->count != p->spatial)
+/* The first list that is set says how many spatial dimensions there are. */
+static weftStatus_t check_count(struct resample *p, const char *key, int64_t count) {
+    if (p->spatial == 0 && count <= SPATIAL_MAX)
+        p->spatial = count;
+    if (count && count != p->spatial)
         FAIL(WEFT_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
              "%s: %s has %lld numbers, expected %lld. Give one per spatial dimension (1 to 3), or none.",
-             descriptor_label(&p->base), key, (long long)list->count,
-             (long long)(p->spatial ? p->spatial : SPATIAL_MAX));
+             descriptor_label(&p->base), key, (long long)count, (long long)(p->spatial ? p->spatial : SPATIAL_MAX));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* `least` bounds numerators from below. */
+static weftStatus_t check_list(struct resample *p, const char *key, const struct list *list, int64_t least) {
+    TRY(check_count(p, key, list->count));
     for (int64_t i = 0; i < list->count; i++) {
         weftFraction_t f = list->fractions[i];
         /* Parts of 31 bits: products of two of them fit 64. */
@@ -80,6 +92,18 @@ static weftStatus_t check_list(struct resample *p, const char *key, const struct
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Interpolation takes neighbours, whose distance is 1. */
+static weftStatus_t check_dilation(struct resample *p) {
+    TRY(check_count(p, "dilation", p->dilation.count));
+    for (int64_t i = 0; i < p->dilation.count; i++)
+        if (p->dilation.at[i] != 1 && !is_pool(p->mode))
+            FAIL(WEFT_STATUS_BAD_PARAM,
+                 "%s: dilation[%lld] is %lld, expected 1: mode %s interpolates between neighbours. Leave dilation "
+                 "unset, or use a mode that pools.",
+                 descriptor_label(&p->base), (long long)i, (long long)p->dilation.at[i], mode_name(p->mode));
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* Lists of one length, pools with a window and a stride, and a padding that the mode can use. */
 static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     struct resample *p = (struct resample *)descriptor;
@@ -87,6 +111,7 @@ static weftStatus_t finalize_parameters(struct descriptor *descriptor) {
     TRY(check_list(p, "stride", &p->stride, 1));
     TRY(check_list(p, "pre_padding", &p->pre_padding, -INT32_MAX));
     TRY(check_list(p, "post_padding", &p->post_padding, -INT32_MAX));
+    TRY(check_dilation(p));
     /* Interpolation tells its stride by the extents, and needs no window. */
     if (is_pool(p->mode) && (p->window.count == 0 || p->stride.count == 0))
         FAIL(WEFT_STATUS_BAD_PARAM,
@@ -123,7 +148,7 @@ static const struct row rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct resample_op, x, WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC, "x", .required = true,
                .shape = "[N, C, x..]", .doc = "input"),
     TENSOR_ROW(ROLE_OUTPUT, struct resample_op, y, WEFT_ATTR_OPERATION_RESAMPLE_FWD_YDESC, "y", .required = true,
-               .shape = "[N, C, 1 + (x + pre + post - window) / stride..]", .doc = "result"),
+               .shape = "[N, C, 1 + (x + pre + post - dilation * (window - 1) - 1) / stride..]", .doc = "result"),
     TENSOR_ROW(ROLE_OUTPUT, struct resample_op, index, WEFT_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, "index",
                .shape = "[N, C, y..]",
                .doc =
@@ -158,12 +183,13 @@ static const struct row backward_rows[] = {
 /* Behind the tensors of both; `padding` is short for the same padding before and after. */
 #define GEOMETRY_ARGUMENTS                                                                                             \
     " window=[] stride=[] pre_padding=[] post_padding=[] mode=MAXPOOL padding_mode=None "                              \
-    "padding:pre_padding+post_padding=None"
+    "padding:pre_padding+post_padding=None * dilation=[]"
 
 static const struct method methods[] = {
     {"resample",
-     "pooling or interpolation : y[n,c,o] = max, mean or weighted sum of x[n, c, o * stride - pre_padding ..]", NULL,
-     "input:x" GEOMETRY_ARGUMENTS, "y index"},
+     "pooling or interpolation : y[n,c,o] = max, mean or weighted sum over r of x[n, c, o * stride + r * dilation - "
+     "pre_padding]",
+     NULL, "input:x" GEOMETRY_ARGUMENTS, "y index"},
     {0},
 };
 
@@ -191,6 +217,7 @@ static int spatial_of(const struct resample_op *op) {
 /* Lengths in units of 1/denominator of an element. */
 struct axis {
     int64_t denominator, stride, pre, post, window;
+    int64_t dilation; /* in elements; without meaning, and so 1, where the window is one */
 };
 
 /* In lowest terms, so that common denominators stay small. */
@@ -218,19 +245,24 @@ static bool make_axis(const struct resample *p, int i, int64_t x, int64_t y, str
         if (axis->denominator > INT32_MAX)
             return false;
     }
-    /* Sums of four lengths and positions are computed in 64 bits. */
-    const int64_t limit = INT64_C(1) << 60;
     for (int k = 0; k < 4; k++) {
         *lengths[k] = all[k].numerator * (axis->denominator / all[k].denominator);
-        if (*lengths[k] > limit || *lengths[k] < -limit)
+        if (*lengths[k] > LENGTH_LIMIT || *lengths[k] < -LENGTH_LIMIT)
             return false;
     }
-    return x <= limit / axis->denominator && y <= limit / axis->stride;
+    axis->dilation = p->dilation.count && axis->window > 1 ? p->dilation.at[i] : 1;
+    return x <= LENGTH_LIMIT / axis->denominator && y <= LENGTH_LIMIT / axis->stride;
 }
 
-/* 1 + floor((x + pre + post - window) / stride), and 0 for an empty x or where the window does not fit. */
+/* From the first to the last element of a window, cut at a limit that no image fills. Both factors are below 2^31
+   where dilation is not 1. */
+static int64_t span_of(const struct axis *axis) {
+    return axis->dilation == 1 ? axis->window : min64((axis->window - 1) * axis->dilation + 1, LENGTH_LIMIT);
+}
+
+/* 1 + floor((x + pre + post - span) / stride), and 0 for an empty x or where the window does not fit. */
 static int64_t output_extent(const struct axis *axis, int64_t x) {
-    int64_t room = x * axis->denominator + axis->pre + axis->post - axis->window;
+    int64_t room = x * axis->denominator + axis->pre + axis->post - span_of(axis);
     /* Without elements there is nothing to pool, also where padding alone would fill a window. */
     return room < 0 || x == 0 ? 0 : 1 + room / axis->stride;
 }
@@ -302,7 +334,7 @@ static weftStatus_t infer_dims(struct resample_op *op) {
         if (!make_axis(op->parameters, i, is_backward(op) ? 0 : given, is_backward(op) ? given : 0, &axis))
             return refuse_fractions(op, i, is_backward(op) ? 0 : given, is_backward(op) ? given : 0);
         if (is_backward(op))
-            *extent = given == 0 ? 0 : (given - 1) * axis.stride + axis.window - axis.pre - axis.post;
+            *extent = given == 0 ? 0 : (given - 1) * axis.stride + span_of(&axis) - axis.pre - axis.post;
         else
             *extent = output_extent(&axis, given);
         *extent = *extent < 0 ? 0 : *extent;
@@ -354,21 +386,20 @@ static weftStatus_t check_extent(const struct resample_op *op, int i) {
     const char *wide = is_backward(op) ? "dx" : "x", *narrow = is_backward(op) ? "dy" : "y";
     /* Of pools the denominator is 1: lengths are whole elements. */
     int64_t padded = x + axis.pre + axis.post;
-    if (padded < axis.window && x > 0)
+    if (padded < span_of(&axis) && x > 0)
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: spatial dimension %d: the window has %lld elements, but %s %lld + pre %lld + post %lld = %lld. Pad "
-             "more, "
-             "or use a smaller window.",
-             descriptor_label(&op->base), i, (long long)axis.window, wide, (long long)x, (long long)axis.pre,
-             (long long)axis.post, (long long)padded);
+             "%s: spatial dimension %d: the window spans dilation %lld * (window %lld - 1) + 1 = %lld elements, but %s "
+             "%lld + pre %lld + post %lld = %lld. Pad more, or use a smaller window or dilation.",
+             descriptor_label(&op->base), i, (long long)axis.dilation, (long long)axis.window,
+             (long long)span_of(&axis), wide, (long long)x, (long long)axis.pre, (long long)axis.post,
+             (long long)padded);
     if (y != output_extent(&axis, x))
         FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: spatial dimension %d: %s has %lld, expected 1 + (%s %lld + pre %lld + post %lld - window %lld) / "
-             "stride "
-             "%lld = %lld. Change the dims of %s, the paddings or the stride.",
+             "%s: spatial dimension %d: %s has %lld, expected 1 + (%s %lld + pre %lld + post %lld - dilation %lld * "
+             "(window %lld - 1) - 1) / stride %lld = %lld. Change the dims of %s, the paddings or the stride.",
              descriptor_label(&op->base), i, narrow, (long long)y, wide, (long long)x, (long long)axis.pre,
-             (long long)axis.post, (long long)axis.window, (long long)axis.stride, (long long)output_extent(&axis, x),
-             is_backward(op) ? "dx" : "y");
+             (long long)axis.post, (long long)axis.dilation, (long long)axis.window, (long long)axis.stride,
+             (long long)output_extent(&axis, x), is_backward(op) ? "dx" : "y");
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -449,6 +480,7 @@ struct resample_geometry resample_geometry(const struct descriptor *descriptor) 
                                   .index = operand_of(op->index, spatial),
                                   .saved = operand_of(is_backward(op) ? op->x : NULL, spatial),
                                   .taps = {1, 1, 1},
+                                  .dilation = {1, 1, 1},
                                   .step = {1, 1, 1},
                                   .denominator = {1, 1, 1},
                                   .alpha = op->alpha,
@@ -463,6 +495,7 @@ struct resample_geometry resample_geometry(const struct descriptor *descriptor) 
         g.denominator[at] = axis.denominator;
         /* Elements of x that one of y reads along this dimension. */
         g.taps[at] = is_pool(p->mode) ? axis.window : p->mode == WEFT_RESAMPLE_BILINEAR ? 2 : 1;
+        g.dilation[at] = axis.dilation;
     }
     return g;
 }
@@ -490,7 +523,7 @@ static struct tap find_tap(const struct resample_geometry *g, const int64_t *pos
     bool clamps = g->padding == WEFT_EDGE_VAL_PAD && g->mode != WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
     for (int i = 0; i < SPATIAL_MAX; i++) {
         int64_t first = resample_first_tap(g, i, position[i]), last = g->x.size[i] - 1;
-        int64_t at = first + number[i];
+        int64_t at = first + number[i] * g->dilation[i];
         /* A leading dimension has one tap, and the whole weight with it. */
         if (g->mode == WEFT_RESAMPLE_BILINEAR && g->taps[i] == 2) {
             /* What lies between the first tap and the position, in 1/denominator of an element: the second tap's
@@ -719,8 +752,8 @@ const struct op resample_op = {
         {
             .kind = WEFT_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR,
             .name = "resample",
-            .doc = "y[n,c,o] = alpha * (maximum, mean or weighted sum of x from x[n, c, o * stride - pre] on) + beta * "
-                   "y[n,c,o]",
+            .doc = "y[n,c,o] = alpha * (maximum, mean or weighted sum over r of x[n, c, o * stride + r * dilation - "
+                   "pre]) + beta * y[n,c,o]",
             .size = sizeof(struct resample_op),
             ROWS(rows),
             .finalize = op_finalize,

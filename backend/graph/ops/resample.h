@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pooling and interpolation as engines read them: one struct and one geometry in whole numbers for both directions.
 
-   Each output position o reads, along each of one to three spatial dimensions, `taps` neighbouring elements of x from
-   floor(c(o)) on, where
+   Each output position o reads, along each of one to three spatial dimensions, `taps` elements of x, `dilation` apart,
+   from floor(c(o)) on, where
      c(o) = o * stride - pre_padding
    is computed exactly: stride and paddings may be fractions, and with their common denominator
      c(o) = (o * step - offset) / denominator       floor(c(o)) and the remainder in integers
    pools      taps is the window; denominator is 1
-   NEAREST    taps is 1: the element at floor(c(o))
+   NEAREST    taps is 1: the element at floor(c(o)); here and below dilation is 1
    BILINEAR   taps is 2: the weights are 1 - f and f, where f = c(o) - floor(c(o)); linear along each dimension
    Interpolation with half-pixel centres (align_corners=False) from x to y elements is stride x/y and pre_padding
    (1 - x/y) / 2; with corners aligned it is stride (x-1)/(y-1) and pre_padding 0. */
@@ -22,6 +22,7 @@ struct resample {
     int32_t mode, math, nan_propagation, padding_mode;
     int64_t spatial;                                       /* 0: as many as the tensors have */
     struct list window, stride, pre_padding, post_padding; /* fractions */
+    struct dims dilation;
 };
 
 /* Either operation. The forward one has x, y and maybe index; the backward one dy, dx, maybe index, x and y. */
@@ -52,7 +53,7 @@ struct resample_geometry {
     struct resample_operand x, y;  /* of the backward operation: dx and dy */
     struct resample_operand index; /* position of the maximum among the taps, row-major */
     struct resample_operand saved; /* backward: the forward x, from which maxima are found where there is no index */
-    int64_t taps[3];
+    int64_t taps[3], dilation[3];  /* dilation is 1 where there is a single tap */
     int64_t step[3], offset[3], denominator[3]; /* 1, 0, 1 stand in front */
     double alpha, beta;                         /* beta != 0: the output is read, too */
 };
@@ -64,6 +65,11 @@ struct resample_geometry resample_geometry(const struct descriptor *op);
 static inline int64_t resample_first_tap(const struct resample_geometry *g, int i, int64_t o) {
     int64_t scaled = o * g->step[i] - g->offset[i];
     return scaled / g->denominator[i] - (scaled < 0 && scaled % g->denominator[i] != 0);
+}
+
+/* Elements of x from the first to the last tap along dimension i. */
+static inline int64_t resample_span(const struct resample_geometry *g, int i) {
+    return (g->taps[i] - 1) * g->dilation[i] + 1;
 }
 
 #endif

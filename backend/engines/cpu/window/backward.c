@@ -171,11 +171,11 @@ static void scatter_lanes(const struct box *box, const struct window_lanes *lane
 /* Offsets of taps from where the first one would be. */
 static void find_offsets(const struct window *w, int64_t *offsets) {
     const struct window_axis *a = w->axes;
-    const int64_t *stride = w->g.x.size_stride;
+    const int64_t *stride = w->g.x.size_stride, *dilation = w->g.dilation;
     for (int i = 0, tap = 0; i < a[0].taps; i++)
         for (int j = 0; j < a[1].taps; j++)
             for (int k = 0; k < a[2].taps; k++)
-                offsets[tap++] = i * stride[0] + j * stride[1] + k;
+                offsets[tap++] = i * dilation[0] * stride[0] + j * dilation[1] * stride[1] + k * dilation[2];
 }
 
 static void clear_plane(const struct window *w, float *plane) {

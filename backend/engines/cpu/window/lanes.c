@@ -84,7 +84,7 @@ static void take_row(struct pass *pass, const int64_t *outer, int32_t number, fl
     if (pass->w->is_strided) {
         int64_t first = lanes->at[2] * axis->stride - pass->w->g.offset[2];
         base = max64(first, 0);
-        end = max64(min64(end, first + (lanes->count - 1) * axis->stride + axis->taps), base);
+        end = max64(min64(end, first + (lanes->count - 1) * axis->stride + resample_span(&pass->w->g, 2)), base);
     }
     const int64_t at[] = {outer[0], outer[1], base};
     const float *row = load(pass, window_offset(pass->x->operand, lanes->n, lanes->c, at), end - base);

@@ -88,7 +88,8 @@ static bool is_plane(const struct resample_operand *operand) {
 static bool is_whole_mean(const struct window *w) {
     const struct resample_geometry *g = &w->g;
     for (int i = 0; i < WINDOW_AXES; i++)
-        if (g->y.size[i] != 1 || g->offset[i] != 0 || g->taps[i] != g->x.size[i] || g->x.size[i] == 0)
+        if (g->y.size[i] != 1 || g->offset[i] != 0 || g->taps[i] != g->x.size[i] || g->dilation[i] != 1 ||
+            g->x.size[i] == 0)
             return false;
     return w->is_mean && is_plane(&g->x) && g->x.tensor->type == WEFT_DATA_FLOAT &&
            g->y.tensor->type == WEFT_DATA_FLOAT;
@@ -133,7 +134,7 @@ static weftStatus_t analyse(struct window *w, const struct region *region) {
              descriptor_label(op));
     if (!w->is_last && g->x.size[2] > WINDOW_ROW)
         w->lanes = WINDOW_LANES / 8; /* what they read stays below WINDOW_ROW, with strides and windows of pools */
-    bool is_read_whole = !w->is_strided || w->lanes * g->step[2] + g->taps[2] > WINDOW_ROW;
+    bool is_read_whole = !w->is_strided || w->lanes * g->step[2] + resample_span(g, 2) > WINDOW_ROW;
     if (!w->is_last && is_read_whole && g->x.size[2] > WINDOW_ROW)
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: rows of %lld elements are too long, %d are taken here.",
              descriptor_label(op), (long long)g->x.size[2], WINDOW_ROW);
@@ -166,7 +167,7 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 static void tabulate_tap(struct window_axis *axis, const struct resample_geometry *g, int i, int64_t position,
                          int tap) {
-    int64_t first = resample_first_tap(g, i, position), place = first + tap, last = g->x.size[i] - 1;
+    int64_t first = resample_first_tap(g, i, position), place = first + tap * g->dilation[i], last = g->x.size[i] - 1;
     if (clamps(g))
         place = place < 0 ? 0 : place > last ? last : place;
     bool is_inside = place >= 0 && place <= last;

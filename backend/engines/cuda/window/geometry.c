@@ -12,17 +12,21 @@ bool window_uses(const struct window *w, const struct resample_operand *operand)
 /* Along any axis: a window begins before the image, or the last one ends after it. */
 bool window_has_padding(const struct resample_geometry *g) {
     bool has = false;
-    for (int i = 0; i < 3; i++)
-        has = has || g->offset[i] > 0 || (g->y.size[i] - 1) * g->step[i] - g->offset[i] + g->taps[i] > g->x.size[i];
+    for (int i = 0; i < 3; i++) {
+        int64_t last = (g->y.size[i] - 1) * g->step[i] - g->offset[i];
+        has = has || g->offset[i] > 0 || last + resample_span(g, i) > g->x.size[i];
+    }
     return has;
 }
 
-/* The first window ends before the image, or the last begins after it; fractions of a step are not looked at closer. */
+/* The first window ends before the image, the last begins after it, or one has the image between two taps; fractions of
+   a step are not looked at closer. */
 bool window_may_be_empty(const struct resample_geometry *g) {
     bool may = false;
     for (int i = 0; i < 3; i++) {
         int64_t last = (g->y.size[i] - 1) * g->step[i] - g->offset[i];
-        may = may || g->denominator[i] != 1 || g->offset[i] >= g->taps[i] || last >= g->x.size[i];
+        may = may || g->denominator[i] != 1 || g->offset[i] >= resample_span(g, i) || last >= g->x.size[i] ||
+              g->dilation[i] > g->x.size[i];
     }
     return may;
 }

@@ -1,8 +1,9 @@
 /* window: which elements of x a position of y sees, along up to three dimensions, for pooling and interpolation alike.
-   Position o reads `taps` neighbours from floor((o * step - offset) / denominator) on; lengths are whole numbers. */
+   Position o reads `taps` elements, `dilation` apart, from floor((o * step - offset) / denominator) on; lengths are
+   whole numbers. */
 
 struct axis {
-    length_t x, y, taps, step, offset, denominator; /* extents, window, geometry */
+    length_t x, y, taps, dilation, step, offset, denominator; /* extents, window, geometry */
     offset_t x_stride, y_stride, index_stride, saved_stride;
 };
 
@@ -16,6 +17,7 @@ template <class P> DEVICE void read_axes(axis (&axes)[3], const P &p) {
     axes[0] = {(length_t)p.x0,
                (length_t)p.y0,
                TAPS0 ? (length_t)TAPS0 : (length_t)p.taps0,
+               (length_t)DILATION0,
                STEP0 ? (length_t)STEP0 : (length_t)p.step0,
                (length_t)p.offset0,
                (length_t)p.denominator0,
@@ -26,6 +28,7 @@ template <class P> DEVICE void read_axes(axis (&axes)[3], const P &p) {
     axes[1] = {(length_t)p.x1,
                (length_t)p.y1,
                TAPS1 ? (length_t)TAPS1 : (length_t)p.taps1,
+               (length_t)DILATION1,
                STEP1 ? (length_t)STEP1 : (length_t)p.step1,
                (length_t)p.offset1,
                (length_t)p.denominator1,
@@ -36,6 +39,7 @@ template <class P> DEVICE void read_axes(axis (&axes)[3], const P &p) {
     axes[2] = {(length_t)p.x2,
                (length_t)p.y2,
                TAPS2 ? (length_t)TAPS2 : (length_t)p.taps2,
+               (length_t)DILATION2,
                STEP2 ? (length_t)STEP2 : (length_t)p.step2,
                (length_t)p.offset2,
                (length_t)p.denominator2,
@@ -56,7 +60,7 @@ DEVICE length_t first_of(const axis &a, length_t o) {
 
 /* The element that tap t of a window from `first` on reads: outside, or the nearest one inside. */
 DEVICE length_t element_of(const axis &a, length_t first, length_t t) {
-    const length_t at = first + t;
+    const length_t at = first + t * a.dilation;
     return !CLAMPS ? at : at < 0 ? 0 : at >= a.x ? a.x - 1 : at;
 }
 DEVICE bool is_inside(const axis &a, length_t at) { return at >= 0 && at < a.x; }
@@ -73,8 +77,9 @@ DEVICE math_t weight_of(const axis &a, length_t o, length_t first, length_t t) {
 DEVICE length_t counted_of(const axis &a, length_t first) {
     if (!EXCLUDES_PADDING)
         return a.taps;
-    const length_t from = first > 0 ? first : 0, until = first + a.taps < a.x ? first + a.taps : a.x;
-    return until > from ? until - from : 0;
+    const length_t before = first < 0 ? ceil_of(-first, a.dilation) : 0, inside = ceil_of(a.x - first, a.dilation);
+    const length_t until = inside < a.taps ? inside : a.taps;
+    return until > before ? until - before : 0;
 }
 
 /* Whether a value replaces the best so far: the first of the largest wins. */

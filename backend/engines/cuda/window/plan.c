@@ -74,9 +74,9 @@ static void make_forward_mean(struct window *w) {
     g->y = dx;
     g->saved.tensor = NULL;
     for (int i = 0; i < 3; i++)
-        /* Element x of dx is under the windows at x + offset - taps + 1 .. x + offset: a window of as many taps over
-           dy. */
-        g->offset[i] = g->taps[i] - 1 - g->offset[i];
+        /* Element x of dx is under the windows at x + offset - span + 1 .. x + offset, a dilation apart: a window of as
+           many taps over dy. */
+        g->offset[i] = resample_span(g, i) - 1 - g->offset[i];
 }
 
 /* Whether coordinates, times steps and denominators, pass 32 bits. */
@@ -85,7 +85,7 @@ static void find_reach(struct window *w) {
     for (int i = 0; i < 3; i++) {
         /* As double, since the products themselves may pass 64 bits. */
         double y = ((double)g->y.size[i] + 1) * (double)g->step[i] + fabs((double)g->offset[i]);
-        double x = ((double)g->x.size[i] + (double)g->taps[i] + 1) * (double)g->denominator[i];
+        double x = ((double)g->x.size[i] + (double)resample_span(g, i) + 1) * (double)g->denominator[i];
         w->is_wide = w->is_wide || x + y > INT32_REACH;
     }
 }
@@ -112,8 +112,8 @@ static bool backward_fits(const struct window *w) {
     return sides <= POOL_SIDES && all <= (window_uses(w, &w->g.saved) ? POOL_FOUND_AGAIN : POOL_REACHING);
 }
 
-/* Whether windows go in whole steps, few enough, over what padding does not change. Padding by the edge's value, and
-   means with a padding of minus infinity, change numbers at the border. */
+/* Whether windows without gaps go in whole steps, few enough, over what padding does not change. Padding by the edge's
+   value, and means with a padding of minus infinity, change numbers at the border. */
 bool window_is_pool(const struct window *w) {
     const struct resample_geometry *g = &w->g;
     bool excludes = g->mode == WEFT_RESAMPLE_AVGPOOL_EXCLUDE_PADDING;
@@ -121,7 +121,8 @@ bool window_is_pool(const struct window *w) {
     bool is = (g->mode == WEFT_RESAMPLE_MAXPOOL || is_mean) && !w->is_wide && window_product(g->taps) <= POOL_TAPS &&
               (excludes || (g->padding != WEFT_EDGE_VAL_PAD && !(is_mean && g->padding == WEFT_NEG_INF_PAD)));
     for (int i = 0; i < 3; i++)
-        is = is && g->x.size[i] > 0 && g->y.size[i] > 0 && g->denominator[i] == 1 && g->step[i] <= POOL_STEP;
+        is = is && g->x.size[i] > 0 && g->y.size[i] > 0 && g->denominator[i] == 1 && g->step[i] <= POOL_STEP &&
+             g->dilation[i] == 1;
     return is;
 }
 
@@ -248,7 +249,9 @@ weftStatus_t window_analyse(struct window *w, const struct region *region, const
 /* Whether a gradient finds its maxima in a kernel of its own: windows that share elements would each be searched by all
    patches that they reach, and planes are read with their numbers. */
 bool window_finds_first(const struct window *w) {
-    bool overlaps = w->g.taps[0] > w->g.step[0] || w->g.taps[1] > w->g.step[1] || w->g.taps[2] > w->g.step[2];
+    bool overlaps = false;
+    for (int i = 0; i < 3; i++)
+        overlaps = overlaps || resample_span(&w->g, i) > w->g.step[i];
     return w->g.backward && window_uses(w, &w->g.saved) && window_product(w->g.taps) < INT8_MAX &&
            (overlaps || (w->run == 1 && window_is_planes(&w->g, &w->g.saved)));
 }

@@ -4,7 +4,7 @@
    Tile      a thread makes RUN channels of one position; threads go along memory, so that windows of a block overlap in
              L1
    Limits    RUN above 1 where channels lie side by side
-   Params    RUN THREADS TAPS0-2 IS_MAXIMUM IS_LINEAR IS_POOL IS_WHOLE CLAMPS SKIPS_PADDING EXCLUDES_PADDING
+   Params    RUN THREADS TAPS0-2 DILATION0-2 IS_MAXIMUM IS_LINEAR IS_POOL IS_WHOLE CLAMPS SKIPS_PADDING EXCLUDES_PADDING
              PROPAGATES_NAN HAS_Y HAS_INDEX HAS_OLD math_t length_t index x_t y_t index_t, and locate(), printed */
 
 /* Every mode but the maximum. Taps of weight 0 are not read, and a mean of nothing is 0. */

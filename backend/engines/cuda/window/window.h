@@ -116,7 +116,7 @@ bool window_finds_first(const struct window *w);
 weftStatus_t window_split(struct window passes[2], const struct window *w, struct arena *arena);
 /* What threads take one by one: patches of runs of channels. */
 int64_t window_items(const struct window *w);
-/* Whether windows go in whole steps, few enough, over what padding does not change. */
+/* Whether windows without gaps go in whole steps, few enough, over what padding does not change. */
 bool window_is_pool(const struct window *w);
 /* Whether the channels of all positions lie in one segment. */
 bool window_is_packed_last(const struct resample_geometry *g, const struct resample_operand *operand);

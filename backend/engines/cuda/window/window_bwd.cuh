@@ -5,7 +5,7 @@
    Tile      a thread makes RUN channels of one element of dx, adding in the order of memory: every run gives the same
              bits
    Limits    RUN above 1 where channels lie side by side
-   Params    as window.cuh, and HAS_SAVED saved_t */
+   Params    as window.cuh, and IS_DILATED HAS_SAVED saved_t */
 
 /* The positions whose windows reach element i along one axis. */
 struct reach {
@@ -13,23 +13,25 @@ struct reach {
 };
 
 DEVICE reach reach_of(const axis &a, length_t i) {
-    length_t from = CLAMPS && i == 0 ? 0 : ceil_of((i - a.taps + 1) * a.denominator + a.offset, a.step);
+    length_t from = CLAMPS && i == 0 ? 0 : ceil_of((i - (a.taps - 1) * a.dilation) * a.denominator + a.offset, a.step);
     length_t last = CLAMPS && i == a.x - 1 ? a.y - 1 : floor_of((i + 1) * a.denominator - 1 + a.offset, a.step);
     return reach{from > 0 ? from : 0, last < a.y - 1 ? last + 1 : a.y};
 }
 
-/* What element i weighs in position o along one axis: clamped taps may meet in it. */
+/* What element i weighs in position o along one axis: clamped taps may meet in it. A window with gaps may reach over i
+   and count nothing. */
 DEVICE math_t share_of(const axis &a, length_t o, length_t i) {
     const length_t first = first_of(a, o);
     math_t sum = 0;
     if (!CLAMPS) {
-        sum = i >= first && i < first + a.taps ? weight_of(a, o, first, i - first) : (math_t)0;
+        const length_t t = (i - first) / a.dilation;
+        sum = i >= first && t < a.taps && (i - first) % a.dilation == 0 ? weight_of(a, o, first, t) : (math_t)0;
     } else {
         for (length_t t = 0; t < a.taps; t++)
             if (element_of(a, first, t) == i)
                 sum += weight_of(a, o, first, t);
     }
-    return IS_POOL ? sum / (math_t)counted_of(a, first) : sum;
+    return IS_POOL && sum != 0 ? sum / (math_t)counted_of(a, first) : sum;
 }
 
 /* The number, among the taps of position o, of a maximum that lies at element i. */
@@ -101,7 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) window_bwd(const __grid
                 for (length_t o2 = r2.from; o2 < r2.until; o2++) {
                     const length_t o[3] = {o0, o1, o2};
                     math_t share = 1;
-                    if (!IS_MAXIMUM) {
+                    /* Of windows with gaps, not all that reach over i take it. */
+                    if (!IS_MAXIMUM || IS_DILATED) {
 #pragma unroll
                         for (int d = 0; d < 3; d++)
                             share *= share_of(axes[d], o[d], at.at[d]);
