@@ -247,6 +247,11 @@ WHOLE = {
         (2, 4, 4, 7, 6),
         ["weft.max_pool_values3d_backward.default", "mul.Tensor"],
     ),
+    "maxima of windows with gaps": (
+        lambda x: F.max_pool2d(x, (3, 2), (2, 1), (1, 0), (2, 3), ceil_mode=True) * 2,
+        (2, 4, 8, 7),
+        ["mul.Tensor", "weft.max_pool_values_backward.default"],
+    ),
 }
 
 
@@ -279,7 +284,6 @@ PIECES = {
     "overlapping slices": (lambda x: x[:, :4] * x[:, 2:], "slice_backward.default"),
     "uneven upsampling": (lambda x: F.interpolate(x, size=(7, 5)) * 2, "_unsafe_index.Tensor"),
     "places of maxima": (lambda x: torch.mul(*F.max_pool2d(x, 2, return_indices=True)), "mul.Tensor"),
-    "maxima of gaps": (lambda x: F.max_pool2d(x, 2, 1, 0, 2), "max_pool2d_with_indices.default"),
 }
 
 

@@ -69,11 +69,12 @@ def test_rows_that_lie_apart_are_served() -> None:
     assert {"aten::mm", "aten::native_layer_norm_backward"} < enabled.report().keys()
 
 
-def test_max_pooling_is_served_both_ways() -> None:
+@pytest.mark.parametrize("how", [(2,), (3, 2, 1, (2, 1), True)])
+def test_max_pooling_is_served_both_ways(how) -> None:
     x = torch.randn(2, 3, 6, 6, requires_grad=True)
-    expected = torch.autograd.grad(F.max_pool2d(x, 2).square().sum(), x)
+    expected = torch.autograd.grad(F.max_pool2d(x, *how).square().sum(), x)
     with weft_torch.enable(["max_pool", "max_pool_backward"]) as enabled:
-        found = torch.autograd.grad(F.max_pool2d(x, 2).square().sum(), x)
+        found = torch.autograd.grad(F.max_pool2d(x, *how).square().sum(), x)
     torch.testing.assert_close(found, expected)
     twin = "aten::max_pool2d_with_indices"
     assert enabled.report() == {twin: {"served": 1}, f"{twin}_backward": {"served": 1}}

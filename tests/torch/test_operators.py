@@ -138,6 +138,7 @@ CASES = {
     "avg_pool_divisor": (weft.avg_pool, (normal(1, 2, 7, 6), [3], [2], [1], True, True, 5)),
     "avg_pool3d": (weft.avg_pool3d, (normal(1, 2, 4, 5, 6), [2], [2, 1, 2], [1], False, True, None)),
     "max_pool": (weft.max_pool, (distinct(2, 3, 7, 6), [3, 2], [2, 2], [1, 0], [1, 1], False)),
+    "max_pool_gaps": (weft.max_pool, (distinct(2, 3, 9, 8), [3, 2], [2, 1], [1, 1], [2, 3], True)),
     "max_pool_ceil": (weft.max_pool, (distinct(3, 6, 7), [3], [], [1], [1], True)),
     "max_pool_channels_last": (
         weft.max_pool,
@@ -147,8 +148,9 @@ CASES = {
         ),
     ),
     "max_pool_values": (weft.max_pool_values, (distinct(2, 3, 7, 6), [3, 2], [2, 2], [1, 0], [1, 1], False)),
-    "max_pool_values3d": (weft.max_pool_values3d, (distinct(1, 2, 4, 5, 6), [2], [], [1], [1], True)),
+    "max_pool_values3d": (weft.max_pool_values3d, (distinct(1, 2, 4, 5, 6), [2], [], [1], [2], True)),
     "max_pool3d": (weft.max_pool3d, (distinct(1, 2, 4, 5, 6), [2], [2, 1, 2], [1], [1], False)),
+    "max_pool3d_gaps": (weft.max_pool3d, (distinct(1, 2, 4, 5, 6), [2], [1], [1], [2, 1, 3], False)),
     "cross_entropy": (weft.cross_entropy, (normal(5, 4), LABELS)),
     "cross_entropy_2d": (weft.cross_entropy, (normal(2, 4, 3), LABELS_2D, WEIGHTS, 1, 2, 0.3)),
     "cross_entropy_rows": (weft.cross_entropy, (normal(5, 4), LABELS, None, 0, 1, 0.2)),

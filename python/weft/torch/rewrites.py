@@ -332,7 +332,7 @@ def _pool(rank: int) -> Rewrite:
         maximum, place = _parts_of(node)
         readers = list(place.users) if place is not None else []
         x, *how = _given(node)
-        if maximum is None or any(n != 1 for n in how[3]) or any(each.target != gradient for each in readers):
+        if maximum is None or any(each.target != gradient for each in readers):
             return
         maximum.replace_all_uses_with(_call(node, forward, x, *how))
         for each in readers:

@@ -29,25 +29,23 @@ def _batched(value: Any, rank: int) -> tuple[list[int], list[int]]:
     return [*missing, *value.shape], [*missing, *_strides(value)]
 
 
-def _windows(x: Any, y: Any, rank: int, window: Any, stride: Any, padding: Any) -> dict[str, Any]:
+def _windows(
+    x: Any, y: Any, rank: int, window: Any, stride: Any, padding: Any, dilation: Any = (1,)
+) -> dict[str, Any]:
     """Where the windows are. Those of ceil_mode may reach beyond the padding."""
-    window, padding = _each(window, rank), _each(padding, rank)
+    window, padding, gaps = (_each(given, rank) for given in (window, padding, dilation))
     step = _each(stride, rank) if stride else window
-    axes = zip(x.shape[-rank:], y.shape[-rank:], window, step, padding, strict=True)
-    reach = [max(pad, (out - 1) * s + k - n - pad) for n, out, k, s, pad in axes]
-    return {"window": window, "stride": step, "pre_padding": padding, "post_padding": reach}
+    axes = zip(x.shape[-rank:], y.shape[-rank:], window, step, padding, gaps, strict=True)
+    reach = [max(pad, (out - 1) * s + (k - 1) * d + 1 - n - pad) for n, out, k, s, pad, d in axes]
+    geometry = {"window": window, "stride": step, "pre_padding": padding, "post_padding": reach}
+    return {**geometry, "dilation": gaps}
 
 
 # ---- The maximum ----
 
-_GAPS = "max_pool: windows with gaps, dilation is not 1. Leave it to torch."
-
-
 def _maximum(x: Any, y: Any, rank: int, how: Sequence[Any]) -> dict[str, Any]:
     window, stride, padding, dilation, _ = how
-    if any(each != 1 for each in dilation):
-        raise NotSupportedError(_GAPS)
-    return {**_windows(x, y, rank, window, stride, padding), "mode": resample_mode.MAXPOOL}
+    return {**_windows(x, y, rank, window, stride, padding, dilation), "mode": resample_mode.MAXPOOL}
 
 
 def _max_pool(rank: int, d: Drawing, x: Any, *how: Any) -> None:
@@ -61,12 +59,13 @@ def _position(d: Drawing, index: Tensor, extents: Sequence[int], geometry: dict[
     """Where in its plane a maximum is, from where in its window: row-major, both."""
     # Floats hold whole numbers up to 2^24, and are quicker where there are vectors of them alone.
     g, whole = d.graph, {"compute_data_type": torch.float32 if math.prod(extents) <= 2**24 else torch.float64}
-    window, rank = geometry["window"], len(extents)
+    window, gaps, rank = geometry["window"], geometry["dilation"], len(extents)
     place: Tensor | None = None
     for i in range(rank):
         inner = math.prod(window[i + 1 :])
         within = g.floor(g.div(index, inner, **whole), **whole) if inner > 1 else index
         within = g.mod(within, window[i], **whole) if i else within
+        within = g.mul(within, gaps[i], **whole) if gaps[i] > 1 else within
         start = g.mul(g.gen_index(index, 2 + i, **whole), geometry["stride"][i], **whole)
         along = g.sub(g.add(start, within, **whole), geometry["pre_padding"][i], **whole)
         place = g.add(g.mul(place, extents[i], **whole), along, **whole) if place else along
@@ -132,8 +131,6 @@ def _of_composite(
     ceil: bool = False,
 ) -> Any:  # fmt: skip
     """torch's own has the places, too, which only the other gradient reads."""
-    if any(each != 1 for each in dilation):
-        raise NotSupportedError(_GAPS)
     return OPERATORS[name].apply(x, window, stride, padding, dilation, ceil)
 
 
