@@ -58,6 +58,21 @@ class Residual(torch.nn.Module):
         return self.head(torch.relu(x + self.norm2(self.conv2(x))).mean((2, 3)))
 
 
+class Volumes(torch.nn.Module):
+    """A U-Net of volumes, of one level: convolutions, instance norms, maxima of windows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (torch.nn.Conv3d(n, 2 * n + 2, 3, padding=1) for n in (1, 4))
+        self.norm1, self.norm2 = (torch.nn.InstanceNorm3d(n, affine=True) for n in (4, 10))
+        self.up, self.head = torch.nn.ConvTranspose3d(10, 4, 2, 2), torch.nn.Conv3d(8, 2, 1)
+
+    def forward(self, x):
+        above = F.leaky_relu(self.norm1(self.conv1(x)))
+        below = F.leaky_relu(self.norm2(self.conv2(F.max_pool3d(above, 2))))
+        return self.head(torch.cat([self.up(below), above], 1))
+
+
 class Pieces(torch.nn.Module):
     """Views, concatenations, comparisons, broadcasts and reductions."""
 
@@ -92,6 +107,7 @@ CASES = {
     "gated": (Gated, (3, 4, 6)),
     "transformer": (Transformer, (2, 5, 16)),
     "residual": (Residual, (2, 3, 7, 6)),
+    "volumes": (Volumes, (2, 1, 4, 6, 4)),
     "pieces": (Pieces, (4, 6)),
 }
 
@@ -140,6 +156,14 @@ def test_a_block_is_one_graph_each_way() -> None:
     assert text.startswith("29 operators in 2 regions, 2 graphs built\n  0: native_layer_norm.default, addmm")
     assert text.count("graph 'compiled' on ") == 2
     assert cover.graphs[0].plot().count("layernorm") >= 2
+
+
+def test_a_unet_of_volumes_is_one_graph_each_way() -> None:
+    model, x = made("volumes")
+    cover = weft_torch.explain(model, x)
+    assert [len(each.operators()) for each in cover.regions] == [14, 14]
+    assert not cover.left
+    assert not cover.refused
 
 
 def test_channels_last() -> None:
@@ -215,6 +239,19 @@ def test_other_lengths_are_graphs_of_their_own() -> None:
     assert len(cover.graphs) == 3
 
 
+def test_a_region_tells_other_tensors_from_its_first() -> None:
+    x, other = torch.randn(4, 6), torch.randn(4, 6, requires_grad=True)
+    cover, region = region_of(torch.ops.aten.native_layer_norm.default, 3, ..., [6], None, None, 1e-5)
+    kinds = [x, x.T.contiguous().T, x.double(), torch.randn(3, 6), x[::2]]  # a graph each
+    for each in (*kinds, *kinds, other, torch.nn.Parameter(other)):
+        expected = torch.native_layer_norm(each.detach(), [6], None, None, 1e-5)
+        torch.testing.assert_close(region(each), expected)
+    assert len(cover.graphs) >= len(kinds)
+    graphs = len(cover.graphs)
+    region(other + 1)
+    assert len(cover.graphs) == graphs
+
+
 def parts_of_one(x):
     q, k, v = x.view(2, 6, 3, 4, 5).permute(2, 0, 3, 1, 4)
     return q * k + v
@@ -225,6 +262,12 @@ def slices(x):
 
 
 WHOLE = {
+    "repetitions": (
+        lambda x: x.repeat(2, 1, 3, 2, 1) * 2, (4, 3, 2), ["mul.Tensor", *["sum.dim_IntList"] * 3]
+    ),
+    "leaky relu": (
+        lambda x: F.leaky_relu(x * 2, -0.5), (2, 4, 7, 6), ["leaky_relu_backward.default", "mul.Tensor"]
+    ),
     "selects": (parts_of_one, (2, 6, 60), ["mul.Tensor", "mul.Tensor", "cat.default"]),
     "slices": (slices, (2, 6, 60), ["mul.Tensor", "mul.Tensor", "cat.default"]),
     "upsampling": (

@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 
+from weft.enums import reshape_mode
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.operators.attention import attend, attend_backward
+from weft.torch.operators.batch_norm import draw_without_running
 from weft.torch.ops import OPERATORS
 from weft.torch.plans import Draw, Drawing
 
 aten = torch.ops.aten
+
+DIMENSIONS = 8
+"""Of a tensor, at most."""
 
 OWN = {getattr(torch.ops.weft, name).default: each for name, each in OPERATORS.items()}
 OWN |= {each.twin: each for each in OPERATORS.values() if each.twin is not None}
@@ -99,6 +104,24 @@ def _gelu_backward(d: Drawing, dy: Any, x: Any, approximate: str = "none") -> No
     _apply(d, "gelu_backward" if approximate == "none" else "gelu_approx_tanh_backward", dy, x)
 
 
+def _apply_sloped(d: Any, method: str, slope: float, *values: Any) -> None:
+    dims = d.space(values)
+    d.write(0, getattr(d.graph, method)(*(d.operand(each, dims) for each in values), slope), dims)
+
+
+@_draws(aten.leaky_relu.default)
+def _leaky_relu(d: Any, x: Any, slope: float = 0.01) -> None:
+    _apply_sloped(d, "leaky_relu", float(slope), x)
+
+
+@_draws(aten.leaky_relu_backward.default)
+def _leaky_relu_backward(d: Any, dy: Any, x: Any, slope: float, is_result: bool) -> None:
+    """is_result: x is what came out, whose sign is what went in's where the slope is no negative one."""
+    if is_result and slope < 0:
+        raise NotSupportedError("leaky_relu_backward: a negative slope, of the result.")
+    _apply_sloped(d, "leaky_relu_backward", float(slope), dy, x)
+
+
 @_draws(aten.threshold_backward.default)
 def _threshold_backward(d: Drawing, dy: Any, y: Any, threshold: float) -> None:
     if threshold:
@@ -169,6 +192,19 @@ def _transpose(d: Drawing, x: Any, i: int, j: int) -> None:
 def _expand(d: Any, x: Any, *_: Any) -> None:
     shape = list(d.outputs[0].shape)
     d.write(0, d.graph.identity(d.operand(x, shape)), shape)
+
+
+@_draws(aten.repeat.default)
+def _repeat(d: Any, x: Any, times: Sequence[int]) -> None:
+    """Broadcasts: of several elements over a dimension before theirs, of one over its own."""
+    pairs = list(zip(times, [*[1] * (len(times) - x.ndim), *x.shape], strict=True))
+    parts = [([1, n], [k, n]) if k > 1 and n > 1 else ([n], [k * n]) for k, n in pairs]
+    before, after = ([n for part in parts for n in part[i]] for i in (0, 1))
+    if len(after) > DIMENSIONS:
+        raise NotSupportedError(f"repeat: along so many of {len(times)} dimensions. Leave it to torch.")
+    spread = d.graph.identity(d.read(x, before)).set_dim(after)
+    joined = d.graph.reshape(spread, reshape_mode=reshape_mode.LOGICAL)
+    d.write(0, joined, [k * n for k, n in pairs])
 
 
 def _part(d: Drawing, i: int, x: Any, dim: int, start: int, count: int) -> None:
@@ -244,6 +280,7 @@ DRAWN |= {aten.amax.default: _reduce("MAX"), aten.amin.default: _reduce("MIN")}
 # ---- Batch norm, as functional graphs have it ----
 
 DRAWN[aten._native_batch_norm_legit_functional.default] = OPERATORS["batch_norm"].draw
+DRAWN[aten._native_batch_norm_legit.no_stats] = draw_without_running
 
 
 @_draws(aten._native_batch_norm_legit_no_training.default)

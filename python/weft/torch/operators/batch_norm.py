@@ -126,7 +126,8 @@ def _in_place(
         d.overwrite(variance, after[4], _channels(x))
 
 
-def _without_running(d: Drawing, x: Any, weight: Any, bias: Any, *how: Any) -> None:
+def draw_without_running(d: Drawing, x: Any, weight: Any, bias: Any, *how: Any) -> None:
+    """As torch composes instance norm: the batch's own statistics, which nothing keeps."""
     _after(d, x, weight, bias, None, None, *how)
 
 
@@ -141,7 +142,7 @@ def _stands(twin: Any, draw: Draw, fake: Any) -> None:
 
 for _twin in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default):
     _stands(_twin, _in_place, lambda *given: _fake_batch_norm(*given)[:3])
-_stands(aten._native_batch_norm_legit.no_stats, _without_running, _fake_without_running)
+_stands(aten._native_batch_norm_legit.no_stats, draw_without_running, _fake_without_running)
 
 
 # torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes: in cuDNN's own
