@@ -292,16 +292,17 @@ class Scratch:
 
     def __init__(self) -> None:
         self._on_host: Any = None
-        self._host_size = self._host_address = 0
+        self._host_size, self._host_start = 0, ffi.NULL
         self._on_device: dict[object, DeviceMemory] = {}
 
-    def on_host(self, size: int) -> int:
-        """The address of memory of the host, aligned."""
+    def on_host(self, size: int) -> Any:
+        """The start of memory of the host, aligned, as the C API takes it."""
         if self._host_size < size:
             self._on_host = _allocate_on_host("char[]", size + HOST_ALIGNMENT)
             start = int(ffi.cast("uintptr_t", self._on_host))
-            self._host_size, self._host_address = size, -(-start // HOST_ALIGNMENT) * HOST_ALIGNMENT
-        return self._host_address
+            aligned = -(-start // HOST_ALIGNMENT) * HOST_ALIGNMENT
+            self._host_size, self._host_start = size, ffi.cast("void *", aligned)
+        return self._host_start
 
     def on_device(self, what: object, size: int, handle: backend.Handle, stream: int) -> tuple[int, Any]:
         """The address of memory of a GPU, for use on one stream, and what keeps it alive. torch's allocator

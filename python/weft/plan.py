@@ -624,7 +624,9 @@ class Plan:
     def _enqueue(self, frame: Frame, workspace: Any, stream: int) -> int:
         """The status of a run."""
         held, memory = None, ffi.NULL
-        if self.workspace_size:
+        if self.workspace_size and workspace is None and self._place is None:
+            memory = frame.scratch.on_host(self.workspace_size)
+        elif self.workspace_size:
             address, held = self._workspace(frame, workspace, self.workspace_size, stream)
             memory = ffi.cast("void *", address)
         done: int = self._run(self._pointer, self._count, frame.pointers, memory, frame.queue(stream))
@@ -644,7 +646,7 @@ class Plan:
                 return address, given
         if self._place is not None:
             return frame.scratch.on_device("workspace", needed, self.handle, stream)
-        return frame.scratch.on_host(needed), None
+        return int(ffi.cast("uintptr_t", frame.scratch.on_host(needed))), None
 
     def _given_workspace(self, frame: Frame, given: Any, needed: int) -> int:
         """The address of memory that a caller lends, which is to be on the device and large enough."""
