@@ -14,7 +14,8 @@ import emulated_gpu
 import random_graphs
 
 ROOT = Path(__file__).parents[1]
-SMALL_CASES = ["tests/small_cases.py"]
+SMALL_CASES = ["tests/small_cases.py", "--runs", "2"]
+"""The second run finds what the first one left. A third, which a GPU has, would find that again."""
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 PIXELS = ["tests/ops/test_convolution.py", "-k", "no_filter_saw"]
 
@@ -35,12 +36,10 @@ def check(words: list[list[str]], settings: list[dict[str, object]]) -> None:
 
 
 def test_every_kernel() -> None:
-    """Each half first by one of two processes, so that the other finds its programs compiled. Each case
-    twice: the second run finds what the first one left. A third, which a GPU has, would find that again."""
+    """Each half first by one of two processes, so that the other finds its programs compiled."""
     settings = [{"EMULATOR_SEED": 1}, {"EMULATOR_SEED": 2, "FAKE_CUDA_LARGE": 16}]
-    twice = [*SMALL_CASES, "--runs", "2"]
     for mine, other in (("1/2", "2/2"), ("2/2", "1/2")):
-        check([[*twice, "--part", mine], [*twice, "--any-kernel", "--part", other]], settings)
+        check([[*SMALL_CASES, "--part", mine], [*SMALL_CASES, "--any-kernel", "--part", other]], settings)
 
 
 def test_a_sample_of_operations() -> None:
