@@ -7,6 +7,7 @@
            block of A [BLOCK_M, GEMM_DEPTH]   packed once per tile and panel, in L2
              kernel [rows, columns]           sums in registers, a sliver of B in L1
 
+   Where a tile has few rows, floats and halves of B are multiplied where they lie.
    It must not know tensors or operations. */
 #include "engines/cpu/product/gemm.h"
 
@@ -23,7 +24,7 @@
 enum {
     BLOCK_M = 192,     /* rows of A packed at a time, before rounding to the kernel: 192 KiB of L2 */
     TILE_M = 1152,     /* a tile at most. Packing costs 1/TILE_M + 1/TILE_N loads per multiplication, */
-    TILE_N = 960,      /* a tile's buffers some 4 MiB per thread */
+    TILE_N = 960,      /* a tile's buffers some 5 MiB per thread */
     LOOSE_BLOCKS = 12, /* of kernels' rows, at most, that multiply B where it lies */
     LINE = 64,         /* alignment of buffers, bytes: the widest vector */
     PACK_COST = 16     /* multiplications of a FLOAT kernel in the time that packing one element takes */
