@@ -27,9 +27,9 @@ enum {
     TILE_N = 960,      /* a tile's buffers some 5 MiB per thread */
     LOOSE_BLOCKS = 12, /* of kernels' rows, at most, that multiply B where it lies */
     LINE = 64,         /* alignment of buffers, bytes: the widest vector */
-    PACK_COST = 16     /* multiplications of a FLOAT kernel in the time that packing one element takes */
+    PACK_COST = 16     /* multiplications of a FLOAT kernel in the time that packing a group of B takes */
 };
-/* Fewer multiplications than this are done before another thread wakes up. */
+/* Fewer multiplications of a FLOAT kernel than this are done before another thread wakes up. */
 static const double ALONE = 1 << 20;
 
 /* ---- Kernels ---- */
@@ -216,11 +216,15 @@ static struct tiling cut(const struct gemm *gemm, int64_t cuts_m, int64_t cuts_n
     return t;
 }
 
-/* Time, in multiplications per step of k, until the last thread is done. All tiles count as full ones. */
+/* Time of a step of k, in multiplications of a FLOAT kernel. */
+static double step_cost(const struct gemm_kernel *kernel, int64_t m, int64_t n) {
+    return (double)m * (double)n / kernel->speed + PACK_COST / (double)kernel->group_b * (double)(m + n);
+}
+
+/* The same until the last thread is done. All tiles count as full ones. */
 static double predict(const struct tiling *t, const struct gemm *gemm, int threads) {
     double rounds = (double)divide_up(gemm->batch * t->tiles_m * t->tiles_n, threads);
-    double product = (double)t->tile_m * (double)t->tile_n;
-    return rounds * (product + PACK_COST * gemm->kernel->speed * (double)(t->tile_m + t->tile_n));
+    return rounds * step_cost(gemm->kernel, t->tile_m, t->tile_n);
 }
 
 /* Tries finer cuts until there are as many tiles as threads: fewer threads may leave some idle, more pack more often.
@@ -228,8 +232,8 @@ static double predict(const struct tiling *t, const struct gemm *gemm, int threa
 static struct tiling tiling_of(const struct gemm *gemm, int threads) {
     int64_t size = size_of(gemm->kernel), groups = groups_of(gemm->kernel, gemm->k);
     int64_t cuts_m = divide_up(gemm->m, TILE_M), cuts_n = divide_up(gemm->n, TILE_N);
-    /* Multiplications of the whole product. */
-    double work = (double)gemm->batch * (double)gemm->m * (double)gemm->n * (double)groups;
+    /* Of the whole product. */
+    double work = (double)gemm->batch * (double)gemm->k * step_cost(gemm->kernel, gemm->m, gemm->n);
     struct tiling best = cut(gemm, cuts_m, cuts_n);
     if (threads < 1 || work < ALONE)
         threads = 1;
