@@ -524,6 +524,20 @@ static void test_narrow(void) {
             printf("not observed: kernels for %s (this CPU, or its system, has none)\n", wanted[i]);
 }
 
+/* Behind a product the caller's tiles are as the system gave them: free, in no context switch. */
+static void test_release(void) {
+#if defined __x86_64__
+    enum { IN_USE = 1, TILES = 1 << 17 | 1 << 18 };
+    uint32_t low, high;
+    if (!cpu_runs("amx-bf16"))
+        return;
+    check_gemm(&(struct gemm_case){1, 40, 40, 40, WEFT_DATA_BFLOAT16, WEFT_DATA_BFLOAT16, INDEX_MAJOR, DEPTH_MAJOR},
+               gemm_kernel(WEFT_DATA_BFLOAT16, 0));
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(IN_USE));
+    CHECK((low & TILES) == 0, "tiles are in use behind a product: %x", low);
+#endif
+}
+
 /* Two threads that run GEMMs at once each get their own result. */
 static void *run_one(void *unused) {
     for (int i = 0; i < 3; i++)
@@ -540,6 +554,7 @@ int main(void) {
     test_gemm(WEFT_DATA_BFLOAT16);
     test_gemm(WEFT_DATA_INT8);
     test_narrow();
+    test_release();
     pthread_create(&other, NULL, run_one, NULL);
     run_one(NULL);
     pthread_join(other, NULL);
