@@ -27,6 +27,7 @@ EACH_BY_MODE(erf, ERF)
 EACH_BY_MODE(tanh, TANH_FWD)
 EACH_BY_MODE(logistic, SIGMOID_FWD)
 EACH(fast_exp_negative)
+EACH(fast_weight)
 EACH(fast_expm1)
 EACH(fast_log1p)
 
@@ -34,6 +35,9 @@ static double logistic(double x) { return 1 / (1 + exp(-x)); }
 
 /* Defined for x <= 0 alone. */
 static double exp_negative(double x) { return x > 0 ? NAN : x < -87 ? 0 : exp(x); }
+
+/* The same, and 1 for NaN. */
+static double weight(double x) { return isnan(x) ? 1 : exp_negative(x); }
 
 static const struct function {
     const char *name;
@@ -43,6 +47,7 @@ static const struct function {
 } functions[] = {
     {"exp", exps, exp, 1.1},
     {"exp_negative", fast_exp_negatives, exp_negative, 1.1},
+    {"weight", fast_weights, weight, 1.1},
     {"expm1", fast_expm1s, expm1, 1.8},
     {"tanh", tanhs, tanh, 1.4},
     {"erf", erfs, erf, 2.1},
@@ -108,7 +113,8 @@ static void check_special_values(const struct function *f) {
     for (int i = 0; i < COUNT; i++) {
         float want = (float)f->oracle((double)x[i]);
         if (isnan(want))
-            CHECK(isnan(y[i]) || f->oracle == exp_negative, "%s(%g) is %g, not NaN", f->name, x[i], y[i]);
+            CHECK(isnan(y[i]) || f->oracle == exp_negative || f->oracle == weight, "%s(%g) is %g, not NaN", f->name,
+                  x[i], y[i]);
         else if (isinf(want) || want == 0)
             CHECK(y[i] == want && signbit(y[i]) == signbit(want), "%s(%g) is %g, not %g", f->name, x[i], y[i], want);
     }

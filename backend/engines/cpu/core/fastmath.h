@@ -38,15 +38,15 @@ FASTMATH float fast_copysign(float magnitude, float sign) {
     return fast_of_bits((fast_bits(magnitude) & 0x7fffffff) | (fast_bits(sign) & 0x80000000));
 }
 
-/* 2^n for -126 <= n <= 127. */
-FASTMATH float fast_power_of_two(int32_t n) { return fast_of_bits((uint32_t)(n + 127) << 23); }
+/* What x / ln 2 is added to, so that the sum's low bits are the nearest integer, and bias more. */
+FASTMATH float fast_shift(int bias) { return 0x1.8p23f + (float)bias; }
 
-/* x = n ln 2 + r with |r| <= 0.35; gives e^r - 1 and n. |x| < 2^15. */
-FASTMATH float fast_reduced_expm1(float x, int32_t *n) {
-    const float shift = 0x1.8p23f; /* adding it leaves an integer in the low bits */
-    float shifted = x * 1.44269504f + shift;
-    float whole = shifted - shift;
-    *n = (int32_t)(fast_bits(shifted) - fast_bits(shift));
+/* 2^(n - 127), where the low bits are 0 < n < 255 and more above. */
+FASTMATH float fast_power_of_two(uint32_t low_bits) { return fast_of_bits(low_bits << 23); }
+
+/* x = n ln 2 + r with |r| <= 0.35; gives e^r - 1. shifted: n + fast_shift(bias), as x * 1.44269504f rounds it. */
+FASTMATH float fast_reduced_expm1(float x, float shifted, int bias) {
+    float whole = shifted - fast_shift(bias);
     /* ln 2 in two parts; the product with the first is exact. */
     float r = (x - whole * 0x1.62ep-1f) - whole * 0x1.0bfbe8p-15f;
     float p = 0.00139465975f; /* (e^r - 1 - r) / r^2 */
@@ -57,42 +57,52 @@ FASTMATH float fast_reduced_expm1(float x, int32_t *n) {
     return r + r * r * p;
 }
 
-/* e^x for x <= most, e^most above it: 0 < most <= 89. */
-FASTMATH float fast_exp_up_to(float x, float most) {
-    int32_t n;
-    float limited = x < -105.0f ? -105.0f : x;
-    limited = limited > most ? most : limited;
-    float q = fast_reduced_expm1(limited, &n);
-    /* In two steps: 2^n alone may be too large or too small for a float where the result is none. */
-    int32_t half = n >> 1;
-    return (1.0f + q) * fast_power_of_two(half) * fast_power_of_two(n - half);
+/* e^x for x whose n is at most `most`; 0 below -105, whatever is calculated there. */
+FASTMATH float fast_exp_of(float x, float shifted) {
+    uint32_t bits = fast_bits(shifted), half = bits >> 1;
+    float q = fast_reduced_expm1(x, shifted, 254);
+    /* In two steps, each with half of the bias: 2^n alone may be too large or too small for a float where the result is
+       none. */
+    float y = (1.0f + q) * fast_power_of_two(half) * fast_power_of_two(bits - half);
+    return fast_pick(x < -105.0f, 0.0f, y);
 }
 
-/* 1.1 ulps. Infinity is e^89. */
-FASTMATH float fast_exp(float x) { return fast_exp_up_to(x, 89.0f); }
+/* 1.1 ulps. From n = 129 on infinite: r is what is left of x, of which infinity and NaN stay as they are. */
+FASTMATH float fast_exp(float x) {
+    int32_t shifted = (int32_t)fast_bits(x * 1.44269504f + fast_shift(254));
+    int32_t most = (int32_t)fast_bits(fast_shift(254 + 129));
+    return fast_exp_of(x, fast_of_bits((uint32_t)(shifted < most ? shifted : most)));
+}
 
 /* 1.1 ulps. e^x for x <= 0, of fewer steps: 0 below -87, where the result would be no normal number. */
 FASTMATH float fast_exp_negative(float x) {
-    int32_t n;
-    float limited = x < -87.0f ? -87.0f : x;
-    float q = fast_reduced_expm1(limited, &n);
-    return fast_pick(x < -87.0f, 0.0f, (1.0f + q) * fast_power_of_two(n));
+    float shifted = x * 1.44269504f + fast_shift(127);
+    float q = fast_reduced_expm1(x, shifted, 127);
+    return fast_pick(x < -87.0f, 0.0f, (1.0f + q) * fast_power_of_two(fast_bits(shifted)));
+}
+
+/* The same, and 1 for NaN, as infinity minus itself is in a softmax. The order of bits is that of numbers, and their
+   lesser one instruction. */
+FASTMATH float fast_weight(float x) {
+    uint32_t bits = fast_bits(fast_exp_negative(x)), one = fast_bits(1.0f);
+    return fast_of_bits(bits < one ? bits : one);
 }
 
 /* 2.5 ulps. As e^x / (1 + e^x), which is 1 from 17 on, so that nothing overflows; 1 / (1 + e^-x) does below -88. */
 FASTMATH float fast_logistic(float x) {
-    float e = fast_exp_up_to(x, 30.0f);
+    float limited = x > 30.0f ? 30.0f : x;
+    float e = fast_exp_of(limited, limited * 1.44269504f + fast_shift(254));
     return e / (1.0f + e);
 }
 
-/* 1.8 ulps. */
+/* 1.8 ulps. From half of 2^n, which is a float for n = 128, too: infinity is e^89. */
 FASTMATH float fast_expm1(float x) {
-    int32_t n;
     float limited = x < -20.0f ? -20.0f : x;
-    limited = limited > 88.0f ? 88.0f : limited;
-    float q = fast_reduced_expm1(limited, &n);
-    float scale = fast_power_of_two(n);
-    return fast_pick(x > 88.0f, fast_exp(x), fast_pick(x == 0.0f, x, scale * q + (scale - 1.0f)));
+    limited = fast_pick(x > 89.0f, 89.0f, limited);
+    float shifted = limited * 1.44269504f + fast_shift(126);
+    float q = fast_reduced_expm1(limited, shifted, 126);
+    float half = fast_power_of_two(fast_bits(shifted));
+    return fast_pick(x == 0.0f, x, 2.0f * (half * q + (half - 0.5f)));
 }
 
 /* 1.4 ulps. */
