@@ -572,6 +572,17 @@ def test_wide_variance_does_not_cancel(case: Case) -> None:
     check(forward(case), {"x": x, "scale": scale}, expected, layouts=["channels_last"], magnitude=8, ulps=2)
 
 
+def test_wide_mean_near_0_is_exact() -> None:
+    """Its error on the CPU is measured by itself, not by the elements, which are a hundred times as large."""
+    case = WIDE[1]
+    x = np.random.default_rng(5).standard_normal(case.x, np.float32)
+    mean, _ = case.statistics(x)
+    found = check(forward(case), {"x": x, "scale": np.ones(case.affine, np.float32)}, [None] * 3)
+    errors = {engine: np.linalg.norm(exact(got) - mean) for engine, (_, got, _) in found.items()}
+    bound = 6e-7 * np.linalg.norm(mean)
+    assert all(error < bound for engine, error in errors.items() if engine.startswith("cpu")), errors
+
+
 def test_wide_with_operations_around() -> None:
     """A residual behind the norm, which only its results read; a mask in front of its gradient."""
     case = WIDE[2]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import weft
-from checks import LAYOUTS, check, exact, random, refuses
+from checks import LAYOUTS, check, check_bits, exact, random, refuses
 
 INF = np.inf
 STATISTICS = ("stats", "max", "sum_exp")
@@ -188,14 +188,32 @@ def test_refuses_outputs_of_other_dims(i: int, key: str, dims: str, expected: st
     refuses(build, X, f"softmax 'p': {rule}")
 
 
-def test_the_result_may_lie_where_the_operand_did():
+def test_quotients_by_a_number_of_the_row_are_rounded_once() -> None:
+    """To the bits of a division, whose results are no subnormal numbers."""
+    x = random((5, 300), "f32", 1, 1000)
+    x[1] *= np.float32(2.0**-130)  # subnormal, and so is what divides them
+    x[2] *= np.float32(2.0**117)  # near the largest
+    expected = x / x.max(1, keepdims=True)
+    check_bits(lambda g, x: g.div(x, g.reduction(x, "MAX", dims=[-1])), {"x": x}, expected)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g, x: g.softmax(x),
+        five_operations,
+        lambda g, x: g.sub(g.add(five_operations(g, x), x), x),  # reads x when weights are known
+    ],
+    ids=["softmax", "five operations", "with the operand"],
+)
+def test_the_result_may_lie_where_the_operand_did(build: Callable[..., Any]) -> None:
     for engine in ("cpu.reference", "cpu.fast"):
         g = weft.Graph(handle=weft.create_handle("cpu"))
-        x = g.tensor([3, 16], data_type="f32")
-        y = g.softmax(x).set_output(True)
+        x = g.tensor([70, 90], data_type="f32")
+        y = build(g, x).set_output(True)
         g.create_execution_plan([answer["engine"] for answer in g.support()].index(engine))
         g.build_plan_at_index(0)
-        memory = random((3, 16), "f32")
+        memory = random((70, 90), "f32")
         weights = np.exp(exact(memory))
         g.execute({x: memory, y: memory})
-        np.testing.assert_allclose(memory, weights / weights.sum(1, keepdims=True), rtol=1e-5)
+        np.testing.assert_allclose(memory, weights / weights.sum(1, keepdims=True), rtol=1e-5, atol=1e-6)

@@ -120,13 +120,13 @@ static void keep_between(struct row_schedule *s, int earlier, int later, const d
         }
 }
 
-/* s->kept: the slot of each term, -1: none; kept_pass: the pass that fills it. */
+/* s->kept: the slot of each term, -1: none; kept_pass: the pass that fills it; kept_home: as keep_in_place finds it. */
 static void choose_kept(struct row_schedule *s, bool may_keep) {
     double nanoseconds[ROWWISE_TERMS];
     price_terms(s, nanoseconds);
     s->kept_count = 0;
     for (int i = 0; i < s->rows->term_count; i++)
-        s->kept[i] = -1;
+        s->kept[i] = s->kept_home[i] = -1;
     for (int later = 1; may_keep && later < s->pass_count; later++)
         for (int earlier = 0; earlier < later; earlier++)
             keep_between(s, earlier, later, nanoseconds);
@@ -227,13 +227,13 @@ static void add_element(struct listing *l, int term) {
                                                                : ROW_CALCULATE,
                                        term);
     made->slot = l->s->kept[term];
-    made->operand = made->verb == ROW_LOAD ? at->operand : -1;
+    made->operand = made->verb == ROW_LOAD ? at->operand : made->verb == ROW_RECALL ? l->s->kept_home[term] : -1;
     /* A formula's own, or one of several merged. */
     made->opcode = made->verb == ROW_CALCULATE ? l->formulas[term].opcode : -1;
     for (int i = 0; i < l->formulas[term].count && made->verb == ROW_CALCULATE; i++)
         made->x[i] = l->at[l->formulas[term].x[i]];
-    if (made->verb == ROW_LOAD)
-        add_use(&l->s->passes[l->pass], at->operand);
+    if (made->operand >= 0)
+        add_use(&l->s->passes[l->pass], made->operand);
 }
 
 /* The sum of products where both sums are known: its factors are p (or none) and x - m. */
@@ -302,6 +302,50 @@ static void store_directly(struct row_schedule *s, const struct row_pass *pass) 
     for (int i = at + 1; i <= last; i++)
         if (s->instructions[i].term == formula->term && s->rows->operands[s->instructions[i].operand].type == type)
             formula->operand = s->instructions[i].operand;
+}
+
+/* Whether a pass after this one reads elements from memory. */
+static bool reads_later(const struct row_schedule *s, int pass) {
+    bool is_marked[ROWWISE_TERMS];
+    while (++pass < s->pass_count) {
+        mark_pass(s, pass, is_marked);
+        for (int i = 0; i < s->rows->term_count; i++)
+            if (is_marked[i] && term_at(s, i)->kind == TERM_LOAD && term_at(s, i)->spans)
+                return true;
+    }
+    return false;
+}
+
+/* Memory of this type that elements are stored to in the end, and that is no kept term's yet; -1: none. */
+static int find_home(const struct row_schedule *s, weftDataType_t type) {
+    for (int k = 0; k < s->rows->operand_count; k++) {
+        bool is_free = stores_elements(s, &s->rows->operands[k]) && s->rows->operands[k].type == type;
+        for (int i = 0; i < s->rows->term_count; i++)
+            is_free = is_free && s->kept_home[i] != k;
+        if (is_free)
+            return k;
+    }
+    return -1;
+}
+
+/* A kept formula is written where a result will be: memory that must be fetched for it anyway is while the formula
+   calculates, and nothing is fetched for the slot. Results may take the place of inputs, so nothing may be read from
+   memory after it: behind it come reductions of its own elements alone, and later passes recall all that they need. */
+static void keep_in_place(struct row_schedule *s, int number) {
+    struct row_pass *pass = &s->passes[number];
+    int at = pass->first + pass->count - 1;
+    while (at >= pass->first && s->instructions[at].verb == ROW_REDUCE)
+        at--;
+    struct row_instruction *formula = at >= pass->first ? &s->instructions[at] : NULL;
+    if (!formula || formula->verb != ROW_CALCULATE || formula->slot < 0 || reads_later(s, number))
+        return;
+    for (int i = at + 1; i < pass->first + pass->count; i++)
+        if (s->instructions[i].x[0] != at || (s->instructions[i].x[1] >= 0 && s->instructions[i].x[1] != at))
+            return;
+    int home = find_home(s, term_at(s, formula->term)->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
+    formula->operand = s->kept_home[formula->term] = home;
+    if (home >= 0)
+        add_use(pass, home);
 }
 
 /* ---- Formulas that take others in -------------------------------------------------------------------------------- */
@@ -501,6 +545,7 @@ static void list_pass(struct row_schedule *s, int number, bool *is_full) {
     pass->count = s->instruction_count - pass->first;
     *is_full = *is_full || l.is_full;
     store_directly(s, pass);
+    keep_in_place(s, number);
     find_thin(s, pass);
     find_reducing(s, pass);
 }

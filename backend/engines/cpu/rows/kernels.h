@@ -29,9 +29,10 @@ enum row_opcode {
 };
 
 /* How formulas step through an argument, in elements: from chunk to chunk ROW_CHUNK, or 0 where one chunk stands for
-   all; and from row to row. */
+   all; and from row to row. ahead: to what will be read some microseconds later, of which a formula fetches that of its
+   first argument; 0: nothing. */
 struct row_steps {
-    int64_t chunk, row;
+    int64_t chunk, row, ahead;
 };
 
 /* y[i] = opcode(x[0][i], x[1][i], ...) of rows and columns; all of the ROW_ARGUMENTS x are valid. y may be exactly one

@@ -4,7 +4,7 @@
    SQRT, ...), then include. */
 #include "engines/cpu/core/vector.h"
 
-enum { LANES = 64 / sizeof(real), STRIDE = 4 * LANES };
+enum { LANES = 64 / sizeof(real), STRIDE = 4 * LANES, CACHE_LINE = 64 };
 
 typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
 
@@ -32,6 +32,8 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
             int64_t count = columns;                                                                                   \
             (void)level_b, (void)level_c, (void)level_d, (void)level_e, (void)level_h;                                 \
             for (; count >= ROW_CHUNK; count -= ROW_CHUNK) {                                                           \
+                for (size_t byte = 0; byte < ROW_CHUNK * sizeof(real); byte += CACHE_LINE)                             \
+                    __builtin_prefetch((const char *)(as + steps[0].ahead) + byte, 0, 2);                              \
                 INDEPENDENT                                                                                            \
                 for (int64_t i = 0; i < ROW_CHUNK; i++) {                                                              \
                     ONE_FORMULA(expression, B, C, D, E, H)                                                             \
@@ -49,14 +51,17 @@ typedef real lanes __attribute__((vector_size(64), aligned(sizeof(real)), may_al
 
 #define FORMULA(name, expression) FORMULA_OF(formula_##name, expression, AT_EACH, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
 
-/* With a second form, where some arguments (levels: a bit for each) are numbers of rows and stay in registers. */
-#define FORMULA_OF_ROWS(name, expression, levels, B, C, D, E, H)                                                       \
-    FORMULA_OF(each_##name, expression, AT_EACH, AT_EACH, AT_EACH, AT_EACH, AT_EACH)                                   \
-    FORMULA_OF(level_##name, expression, B, C, D, E, H)                                                                \
+/* Of two forms the one in which some arguments (levels: a bit for each) are numbers of rows, in registers. */
+#define EITHER(name, levels)                                                                                           \
     static void formula_##name(int64_t rows, int64_t columns, void *result, int64_t ld, const void *const *x,          \
                                const struct row_steps *steps) {                                                        \
         (are_levels(steps, levels) ? level_##name : each_##name)(rows, columns, result, ld, x, steps);                 \
     }
+
+#define FORMULA_OF_ROWS(name, expression, levels, B, C, D, E, H)                                                       \
+    FORMULA_OF(each_##name, expression, AT_EACH, AT_EACH, AT_EACH, AT_EACH, AT_EACH)                                   \
+    FORMULA_OF(level_##name, expression, B, C, D, E, H)                                                                \
+    EITHER(name, levels)
 
 /* Whether one chunk of each of these arguments stands for all of a row. */
 static bool are_levels(const struct row_steps *steps, unsigned levels) {
@@ -70,7 +75,9 @@ FORMULA(copy, a)
 FORMULA(add, a + b)
 FORMULA(subtract, a - b)
 FORMULA(multiply, a *b)
-FORMULA(divide, a / b)
+FORMULA_OF(each_divide, a / b, AT_EACH, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
+FORMULA_OF(level_divide, QUOTIENT(a, b), AT_LEVEL, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
+EITHER(divide, 0x2)
 FORMULA(negate, -a)
 FORMULA(absolute, ABS(a))
 FORMULA(root, SQRT(a))
@@ -80,7 +87,7 @@ FORMULA(larger, PICK((a > b) | (a != a), a, b))
 FORMULA(if_greater, PICK(a > b, c, d))
 FORMULA(if_equal, PICK(a == b, c, d))
 FORMULA(shift, PICK(a == -(real)INFINITY, 0, a))
-FORMULA(weight, PICK(a == b, 1, EXP(a - b)))
+FORMULA_OF_ROWS(weight, WEIGHT(a - b), 0x2, AT_LEVEL, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
 FORMULA_OF_ROWS(subtract_multiply, (a - b) * c, 0x2, AT_LEVEL, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
 FORMULA(multiply_add, a *b + c)
 FORMULA(multiply_subtract, a *b - c)

@@ -250,9 +250,9 @@ static void round_to(bool is_wide, int64_t count, char *dst, const char *src, we
 /* One term over `count` elements or rows. dst may be exactly one of x, but for conversions. */
 static void calculate(const struct term *term, int64_t count, char *dst, const void *const *x) {
     /* As if every argument lay without gaps. */
-    static const struct row_steps steps[ROW_ARGUMENTS] = {{ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0},
-                                                          {ROW_CHUNK, 0}, {ROW_CHUNK, 0}, {ROW_CHUNK, 0},
-                                                          {ROW_CHUNK, 0}, {ROW_CHUNK, 0}};
+    static const struct row_steps steps[ROW_ARGUMENTS] = {{ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0},
+                                                          {ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0},
+                                                          {ROW_CHUNK, 0, 0}, {ROW_CHUNK, 0, 0}};
     const struct row_kernels *kernels = kernels_of(term->is_wide);
     switch (term->kind) {
     case TERM_FORMULA:
@@ -483,6 +483,18 @@ static void sum_column(struct run *run, const struct row_instruction *at) {
                                         b ? b + r * ld_b * width : b, ld_b);
 }
 
+/* Where a kept term's elements of the block are: in the memory of a result, if that is as a register would be, else in
+   its slot, from the block's place on. */
+static char *kept_place(const struct run *run, const struct row_instruction *at) {
+    bool is_wide = term_at(run, at->term)->is_wide;
+    char *found = NULL;
+    if (at->operand >= 0) {
+        struct place place = block_place(run, at->operand);
+        found = find_dense(&place, is_wide);
+    }
+    return found ? found : run->kept + at->slot * run->s->kept_bytes + run->done * width_of(is_wide);
+}
+
 /* Missing arguments repeat the first, so that kernels find valid memory. */
 static void calculate_block(struct run *run, const struct row_instruction *at) {
     const struct term *term = term_at(run, at->term);
@@ -495,9 +507,8 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
         steps[i] = run->steps[reg];
     }
     char *dst = register_memory(run, at->dst);
-    /* A kept term: dst is its slot, from the block's place on. */
     if (at->slot >= 0) {
-        dst = run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term->is_wide);
+        dst = kept_place(run, at);
     } else if (at->operand >= 0) {
         struct place place = block_place(run, at->operand);
         /* Kernels that step over rows may leave gaps; loops and conversions may not. */
@@ -514,7 +525,14 @@ static void calculate_block(struct run *run, const struct row_instruction *at) {
     else
         calculate(term, run->rows_here * run->columns, dst, x);
     run->registers[at->dst] = dst;
-    run->steps[at->dst] = (struct row_steps){ROW_CHUNK, ld};
+    run->steps[at->dst] = (struct row_steps){ROW_CHUNK, ld, 0};
+}
+
+/* From an element to where the next tile has it, where rows of a tile lie one after the other. The first pass has read
+   this tile from memory; the next one is fetched in the passes after it, which find all in the caches. */
+static int64_t tile_ahead(const struct run *run, const struct row_pass *pass, int operand) {
+    const struct row_loop *a = &run->s->loops[run->s->a];
+    return pass == run->s->passes || a->is_reduced ? 0 : run->s->tile_a * a->strides[operand];
 }
 
 static void load_block(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
@@ -525,7 +543,7 @@ static void load_block(struct run *run, const struct row_pass *pass, const struc
         place.base) {
         place.columns = min64(place.columns, ROW_CHUNK);
         load(is_wide, run->registers[at->dst] = register_memory(run, at->dst), &place);
-        run->steps[at->dst] = (struct row_steps){0, 0};
+        run->steps[at->dst] = (struct row_steps){0, 0, 0};
         return;
     }
     /* Then totals take the block as one run, gaps included: it must have none. */
@@ -533,7 +551,8 @@ static void load_block(struct run *run, const struct row_pass *pass, const struc
     bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_thin);
     char *found = may_gap ? find_rows(&place, is_wide) : find_dense(&place, is_wide);
     run->registers[at->dst] = found ? found : register_memory(run, at->dst);
-    run->steps[at->dst] = (struct row_steps){ROW_CHUNK, found && may_gap ? place.row_stride : run->columns};
+    int64_t row = found && may_gap ? place.row_stride : run->columns;
+    run->steps[at->dst] = (struct row_steps){ROW_CHUNK, row, found ? tile_ahead(run, pass, at->operand) : 0};
     if (!found)
         load(is_wide, run->registers[at->dst], &place);
 }
@@ -554,9 +573,8 @@ static void execute(struct run *run, const struct row_pass *pass, const struct r
         load_block(run, pass, at);
         break;
     case ROW_RECALL:
-        run->registers[at->dst] =
-            run->kept + at->slot * run->s->kept_bytes + run->done * width_of(term_at(run, at->term)->is_wide);
-        run->steps[at->dst] = (struct row_steps){ROW_CHUNK, run->columns};
+        run->registers[at->dst] = kept_place(run, at);
+        run->steps[at->dst] = (struct row_steps){ROW_CHUNK, run->columns, 0};
         break;
     case ROW_CALCULATE:
         calculate_block(run, at);
@@ -598,13 +616,13 @@ static void spread(struct run *run, const struct row_pass *pass, const struct ro
     }
     /* A chunk for each row: formulas stay on it. */
     if (is_thin) {
-        run->steps[at->dst] = (struct row_steps){0, ROW_CHUNK};
+        run->steps[at->dst] = (struct row_steps){0, ROW_CHUNK, 0};
         kernels_of(term->is_wide)->fill_chunks(run->rows_here, dst, values);
         return;
     }
     /* As large as any block of the pass: later blocks may have fewer columns, never more. */
     int64_t count = at->is_thin ? min64(ROW_CHUNK, s->block_a * s->block_b) : s->block_a * s->block_b;
-    run->steps[at->dst] = (struct row_steps){is_one && at->is_thin ? 0 : ROW_CHUNK, is_one ? 0 : run->columns};
+    run->steps[at->dst] = (struct row_steps){is_one && at->is_thin ? 0 : ROW_CHUNK, is_one ? 0 : run->columns, 0};
     if (is_one)
         kernels_of(term->is_wide)->fill(count, dst, first_of(term->is_wide, values));
     /* A value repeated along its row. */

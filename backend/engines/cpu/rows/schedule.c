@@ -8,7 +8,7 @@
 
 /* What one core of 2024 does: Zen 5 at 4 GHz, shared memory. */
 static const double BYTES_PER_SECOND = 16e9, START_SECONDS = 1e-6;
-static const double TASK_NANOSECONDS = 20e3;              /* what waking a thread is worth */
+static const double TASK_NANOSECONDS = 10e3;              /* what waking a thread is worth */
 static const double INSTRUCTION = 8, ROW_INSTRUCTION = 8; /* nanoseconds, whatever the number of elements */
 static const double LOAD = 0.08, REDUCTION = 0.06;        /* nanoseconds of an element */
 
@@ -101,7 +101,8 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
                                .row_terms = room->row_terms,
                                .slot_of = room->slot_of,
                                .kept = room->kept,
-                               .kept_pass = room->kept_pass};
+                               .kept_pass = room->kept_pass,
+                               .kept_home = room->kept_home};
     TRY(row_schedule_list(s, true));
     row_schedule_nest(s);
     row_schedule_cut(s);
@@ -136,11 +137,11 @@ static weftStatus_t keep_rows(const struct rowwise **kept, const struct rowwise 
     return WEFT_STATUS_SUCCESS;
 }
 
-/* kept and kept_pass decided instructions, and running does not need them. */
+/* What decided instructions about kept terms, running does not need. */
 weftStatus_t row_schedule_keep(const struct row_schedule **kept, const struct row_schedule *s, struct arena *arena) {
     struct row_schedule *own;
     TRY(arena_copy(arena, &own, s, sizeof *s));
-    own->kept = own->kept_pass = NULL;
+    own->kept = own->kept_pass = own->kept_home = NULL;
     TRY(keep_rows(&own->rows, s->rows, arena));
     TRY(keep_list(arena, &own->loops, s->loop_count, sizeof *s->loops));
     TRY(keep_list(arena, &own->passes, s->pass_count, sizeof *s->passes));

@@ -40,7 +40,8 @@ struct row_instruction {
     bool is_thin;              /* of SPREAD: only formulas read it, for which one chunk will do; of LOAD: only
                                           what steps from row to row reads it, so that it may stay where it is */
     bool does_as_one; /* of LOAD: only formulas and sums of products read it, for which one number of a block will do */
-    int operand;      /* of LOAD and STORE; of CALCULATE: where dst may be written to at once; -1 */
+    int operand;      /* of LOAD and STORE; of CALCULATE: where dst may be written to at once, also of what is kept;
+                         of RECALL: where that was; -1 */
     int slot;         /* of kept elements (CALCULATE, RECALL; -1: none), of totals, of sums */
     int pair, pair_slot; /* of REDUCE_PAIR: the term that is a product's total, and its slot */
 };
@@ -66,7 +67,8 @@ struct schedule_room {
     struct row_loop loops[ROWWISE_LOOPS];
     struct row_pass passes[ROWWISE_PASSES];
     struct row_instruction instructions[ROWWISE_INSTRUCTIONS];
-    int row_terms[ROWWISE_TERMS], slot_of[ROWWISE_TERMS], kept[ROWWISE_TERMS], kept_pass[ROWWISE_TERMS];
+    int row_terms[ROWWISE_TERMS], slot_of[ROWWISE_TERMS];
+    int kept[ROWWISE_TERMS], kept_pass[ROWWISE_TERMS], kept_home[ROWWISE_TERMS];
 };
 
 struct row_schedule {
@@ -96,6 +98,7 @@ struct row_schedule {
     int64_t row_bytes, totals_at, tile_bytes;       /* of one slot; of all, where totals begin; with totals */
     int kept_count, *kept;      /* slot of a term whose elements stay from pass to pass; -1: none; NULL to run */
     int *kept_pass;             /* that calculates them; NULL to run */
+    int *kept_home;             /* operand whose memory holds them where it can, else -1; NULL to run */
     int64_t kept_bytes;         /* of one slot */
     int sum_count;              /* sums of columns */
     int64_t sum_length;         /* elements of one */
