@@ -344,13 +344,16 @@ static row_reduction *find_of_columns(enum opcode opcode) {
         }                                                                                                              \
     }
 
+/* Rows whose part of a column is added up in its own type: few, as a rounding is that of all that is there already. */
+enum { PART_ROWS = 32 };
+
 #define PAIR_OF_COLUMNS(function, P)                                                                                   \
-    WIDE static void function(int64_t rows, int64_t columns, double *sums, double *products,                           \
-                              const struct row_pair *pair) {                                                           \
+    WIDE static void function##_part(int64_t begin, int64_t rows, int64_t columns, double *sums, double *products,     \
+                                     const struct row_pair *pair) {                                                    \
         for (int64_t first = 0, count; first < columns; first += count) {                                              \
             int64_t ld_x = pair->ld_x, ld_p = pair->p ? pair->ld_p : ld_x;                                             \
-            const real *x = (const real *)pair->x + first, *m = (const real *)pair->m + first;                         \
-            const real *p = pair->p ? (const real *)pair->p + first : x;                                               \
+            const real *x = (const real *)pair->x + begin * ld_x + first, *m = (const real *)pair->m + first;          \
+            const real *p = pair->p ? (const real *)pair->p + begin * ld_p + first : x;                                \
             real all_s[4 * LANES] = {0}, all_t[4 * LANES] = {0};                                                       \
             count = part_of_columns(columns - first < 4 * LANES ? columns - first : 4 * LANES);                        \
             (void)p, (void)ld_p;                                                                                       \
@@ -371,6 +374,11 @@ static row_reduction *find_of_columns(enum opcode opcode) {
                 products[first + k] += (double)all_t[k];                                                               \
             }                                                                                                          \
         }                                                                                                              \
+    }                                                                                                                  \
+    static void function(int64_t rows, int64_t columns, double *sums, double *products, const struct row_pair *pair) { \
+        for (int64_t begin = 0; begin < rows; begin += PART_ROWS)                                                      \
+            function##_part(begin, rows - begin < PART_ROWS ? rows - begin : PART_ROWS, columns, sums, products,       \
+                            pair);                                                                                     \
     }
 
 #define PAIR_OF_LANES(COUNT, P)                                                                                        \

@@ -280,13 +280,63 @@ static void calculate(const struct term *term, int64_t count, char *dst, const v
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
+enum { SAMPLE_SHARE = 64, SAMPLE_MOST = 256 }; /* one element of so many, of a loop within a row; elements at most */
+
+/* The loop along which a row has most elements, and how many of them a sample takes. */
+static int64_t sample_size(const struct row_schedule *s, int operand, int *along) {
+    *along = s->loop_count - 1;
+    for (int i = 0; i < s->loop_count; i++)
+        if (s->loops[i].is_reduced && s->loops[i].strides[operand] && s->loops[i].extent > s->loops[*along].extent)
+            *along = i;
+    return max64(min64(s->loops[*along].extent / SAMPLE_SHARE, SAMPLE_MOST), 1);
+}
+
+/* Without the last 8 of a float's 24 bits. What most elements are more than that then needs no rounding, which would go
+   one way for all of them: the number's bits below their last one are the same for each. */
+static void shorten(int64_t count, float *values) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, values + i, sizeof bits);
+        bits &= ~UINT32_C(0xff);
+        memcpy(values + i, &bits, sizeof bits);
+    }
+}
+
+/* The mean of a row's first elements. What sums around it lose to rounding goes by its distance from the mean of all,
+   and from one element alone that is often many times the mean itself. No pass has begun: totals are free. */
+static void sample_rows(struct run *run, int index) {
+    const struct term *term = term_at(run, index);
+    const struct row_kernels *kernels = kernels_of(term->is_wide);
+    struct place place = rows_place(run, term->operand);
+    int along, sampled = run->s->rows->operands[term->operand].sampled;
+    int64_t count = sample_size(run->s, sampled, &along), rows = run->tile_rows;
+    int64_t stride = run->s->loops[along].strides[sampled];
+    double *totals = totals_of(run, 0), elements[SAMPLE_MOST];
+    row_kernels_f64.fill(rows, totals, 0);
+    if (rows == 1) {
+        place.columns = count, place.column_stride = stride;
+        load(term->is_wide, (char *)elements, &place);
+        kernels->of_rows(OPCODE_SUM)(1, count, totals, elements, 0, NULL, 0);
+    }
+    for (int64_t i = 0; i < count && rows > 1; i++, place.index += stride) {
+        load(term->is_wide, row_values(run, index), &place);
+        kernels->of_columns(OPCODE_SUM)(1, rows, totals, row_values(run, index), rows, NULL, 0);
+    }
+    row_kernels_f64.scale(rows, totals, totals, 1 / (double)count);
+    kernels->of_totals(rows, row_values(run, index), totals);
+    if (!term->is_wide)
+        shorten(rows, (float *)row_values(run, index));
+}
+
 /* One term for all rows of the tile. Arguments that a formula has not repeat the first; constants have none. */
 static void evaluate_row(struct run *run, int index) {
     const struct term *term = term_at(run, index);
     const void *x[ROW_ARGUMENTS];
     for (int i = 0; i < ROW_ARGUMENTS; i++)
         x[i] = term->argument_count == 0 ? NULL : row_values(run, term->arguments[i < term->argument_count ? i : 0]);
-    if (term->kind == TERM_LOAD) {
+    if (term->kind == TERM_LOAD && run->s->rows->operands[term->operand].is_sample) {
+        sample_rows(run, index);
+    } else if (term->kind == TERM_LOAD) {
         struct place place = rows_place(run, term->operand);
         load(term->is_wide, row_values(run, index), &place);
     } else {

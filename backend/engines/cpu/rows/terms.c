@@ -58,7 +58,8 @@ static int add_operand(struct rowwise *rows, struct row_operand operand) {
 /* A tensor of the graph along the axes of the space; `term` is what it stores, -1 for a load until that is written. */
 static int add_value(struct rowwise *rows, int value, int term, bool is_store) {
     const struct tensor *tensor = rows->graph->values[value].tensor;
-    struct row_operand operand = {value, term, is_store, (weftDataType_t)tensor->type, 0, {0}};
+    struct row_operand operand = {
+        .value = value, .term = term, .is_store = is_store, .type = (weftDataType_t)tensor->type};
     /* Strides stay 0 for a scalar, which may have any rank. */
     for (int i = 0; i < rows->space.axis_count && tensor_elements(tensor) != 1; i++)
         operand.strides[i] = row_space_stride(&rows->space, tensor, i);
@@ -125,17 +126,21 @@ int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wid
     return tensor ? in_width(rows, term_of_value(rows, graph_find_value(rows->graph, tensor)), is_wide) : -1;
 }
 
-/* An operand of its own with strides 0 within the row: it reads the first element whatever the position. */
+/* An operand of its own with strides 0 within the row: it belongs to the row. Elements are found by the strides of the
+   operand that all of them are read by. */
 int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide) {
     int value = graph_find_value(rows->graph, tensor);
     /* A row of no elements has no first one, and what the region makes has no memory to read it from. */
     if (region_makes(rows->region, value) || row_space_length(&rows->space) == 0)
         return -1;
-    int operand = add_value(rows, value, -1, false);
+    int all = term_of_value(rows, value), operand = all < 0 ? -1 : add_value(rows, value, -1, false);
     for (int i = 0; i < rows->space.axis_count && operand >= 0; i++)
         if (rows->space.axes[i].is_reduced)
             rows->operands[operand].strides[i] = 0;
-    rows->has_sample = true;
+    if (operand >= 0) {
+        rows->operands[operand].is_sample = true;
+        rows->operands[operand].sampled = rows->terms[all].operand;
+    }
     return add_load(rows, operand, is_wide);
 }
 
@@ -229,7 +234,8 @@ int64_t rowwise_keep(struct rowwise *rows, int term) {
         return -1;
     bool is_wide = rows->terms[term].is_wide;
     int64_t bytes = scratch_bytes_of(is_wide), at = rows->scratch_bytes / bytes;
-    struct row_operand operand = {VALUE_SCRATCH, term, true, scratch_type(is_wide), at, {0}};
+    struct row_operand operand = {
+        .value = VALUE_SCRATCH, .term = term, .is_store = true, .type = scratch_type(is_wide), .offset = at};
     row_space_pack(&rows->space, operand.strides, false);
     rows->scratch_bytes += round_up(row_space_rows(&rows->space) * bytes, 64);
     add_operand(rows, operand);
@@ -238,7 +244,7 @@ int64_t rowwise_keep(struct rowwise *rows, int term) {
 
 /* The other side of rowwise_keep: strides say where each row's number lies, along the axes of this program's space. */
 int rowwise_kept(struct rowwise *rows, int64_t at, const int64_t *strides, bool is_wide) {
-    struct row_operand operand = {VALUE_SCRATCH, -1, false, scratch_type(is_wide), at, {0}};
+    struct row_operand operand = {.value = VALUE_SCRATCH, .term = -1, .type = scratch_type(is_wide), .offset = at};
     for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = strides[i];
     return add_load(rows, add_operand(rows, operand), is_wide);
@@ -254,7 +260,7 @@ static int scaled(struct rowwise *rows, const struct tensor *tensor, double fact
 
 /* The position along an axis, counted in elements of the dimension: an operand of no memory. */
 static void add_index(struct rowwise *rows, const struct pointwise_op *op) {
-    struct row_operand operand = {VALUE_INDEX, -1, false, WEFT_DATA_INT64, 0, {0}};
+    struct row_operand operand = {.value = VALUE_INDEX, .term = -1, .type = WEFT_DATA_INT64};
     /* A split dimension has two axes, groups and within one: together they count through it. */
     for (int i = 0; i < rows->space.axis_count; i++)
         operand.strides[i] = rows->space.axes[i].dim == op->pw->axis ? rows->space.axes[i].inner : 0;

@@ -47,6 +47,8 @@ struct row_operand {
     int value, term; /* of the graph, or as above; the term that it becomes or stores */
     bool is_store;
     weftDataType_t type;
+    bool is_sample; /* a mean of a few elements of each row: those of operand sampled */
+    int sampled;
     int64_t offset;                /* elements, in scratch memory */
     int64_t strides[WEFT_DIM_MAX]; /* elements, along the axes; 0 where the tensor broadcasts */
 };
@@ -76,15 +78,14 @@ struct rowwise {
     struct term *terms;
     struct follow follow;
     int64_t scratch_bytes; /* of what follow needs */
-    bool has_sample;
-    weftStatus_t trouble; /* the first failure of the calls that return terms */
+    weftStatus_t trouble;  /* the first failure of the calls that return terms */
 };
 
 /* ---- terms.c: each gives the new term's number, -1 after a failure, which `trouble` keeps ---- */
 
 int rowwise_constant(struct rowwise *rows, double number, bool is_wide);
 int rowwise_input(struct rowwise *rows, const struct tensor *tensor, bool is_wide);
-/* The first element of each row; -1: not in memory, or there is none. */
+/* What each row's elements are about; -1: not in memory, or there is none. */
 int rowwise_sample(struct rowwise *rows, const struct tensor *tensor, bool is_wide);
 int rowwise_formula(struct rowwise *rows, int opcode, const int *arguments, int count, bool is_wide);
 int rowwise_reduce(struct rowwise *rows, enum term_kind kind, enum opcode opcode, int of, bool is_wide);
