@@ -230,7 +230,7 @@ static double predict(const struct tiling *t, const struct gemm *gemm, int threa
 /* Tries finer cuts until there are as many tiles as threads: fewer threads may leave some idle, more pack more often.
    Depends on sizes and threads alone: workspace bytes and the run come to the same tiling. */
 static struct tiling tiling_of(const struct gemm *gemm, int threads) {
-    int64_t size = size_of(gemm->kernel), groups = groups_of(gemm->kernel, gemm->k);
+    int64_t size = size_of(gemm->kernel);
     int64_t cuts_m = divide_up(gemm->m, TILE_M), cuts_n = divide_up(gemm->n, TILE_N);
     /* Of the whole product. */
     double work = (double)gemm->batch * (double)gemm->k * step_cost(gemm->kernel, gemm->m, gemm->n);
