@@ -83,10 +83,11 @@ def test_edges_of_tiles(rows: int, columns: int) -> None:
     check_backward(edge(rows, columns))
 
 
-@pytest.mark.parametrize("heads", [(6, 2, 1), (8, 1, 1), (6, 6, 6)])
+@pytest.mark.parametrize("heads", [(6, 2, 1), (8, 1, 1), (20, 20, 20)])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_queries_of_several_heads_share_keys(heads: tuple[int, int, int], dtype: str) -> None:
-    """As many of them as are read in place, more, and one; keys in parts, of which some see nothing."""
+    """As many of them as are read in place, more, and one, of more heads than a task has; keys in parts, of
+    which some see nothing."""
     case = Case(batch=2, heads=heads, rows=2, columns=1500, depth=19, value_depth=70)
     case = replace(case, seq_len_kv=[1500, 17], bias=(2, heads[0], 1, 1500), sink=True)
     check_forward(case, dtype, magnitude=400)

@@ -14,6 +14,7 @@ struct attention_plan {
     int threads;
     bool is_few;             /* so few queries read the keys that these are not worth a copy */
     int64_t panels;          /* of a task at most: it reads keys and values once for all of them */
+    int64_t groups;          /* forward: of a task, side by side; 1 but where queries are few: each is a panel then */
     int64_t blocks;          /* tasks of a group, side by side along its columns */
     int64_t modifier_floats; /* backward: of a thread */
     int64_t unit;            /* backward: groups of a task, which has all that reads its heads of keys and of values */

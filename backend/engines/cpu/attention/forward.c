@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention forward: softmax online over tiles of keys. A task is a block of columns of one group, and one part of the
-   keys; scores and results are transposed, [keys, queries] and [depth, queries], so that both are products with
-   operands as they lie, and the softmax goes down the columns:
+/* Attention forward: softmax online over tiles of keys. A task is a block of columns of one group, or the few columns
+   of several groups, and one part of the keys; scores and results are transposed, [keys, queries] and [depth, queries],
+   so that both are products with operands as they lie, and the softmax goes down the columns:
 
        tile of keys and of values       as floats, per thread, in L2; read once for all panels of the task
          panel of queries [depth, 32]   packed once for a task, in L2
            scores [keys, 32]            product, terms, softmax, in L1
            result [depth of values, 32] sums, in L2
 
-   Where tasks would be few, keys are split, and parts of a column are put together when all are done. */
+   Where tasks would be few, keys are split, and parts of a column are put together when all are done. Where columns are
+   few, memory is what takes time: a task reads a tile of all groups before the next, as heads lie side by side in a
+   row, and streams of 256 bytes from every 2 KiB are half as fast. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
 #include "engines/cpu/core/threads.h"
@@ -19,27 +21,35 @@
 
 enum { MOST_FEW = 6, MOST_PANELS = 16, LEAST_SPLIT = 4 * KEY_TILE, TASKS_PER_THREAD = 4 };
 
+/* Where keys and values of one group lie. */
+struct key_rows {
+    struct rows k, v;
+};
+
 /* A thread's memory. */
 struct forward_buffers {
     struct panel *panels;
-    float *q, *o;       /* [panels][depth][PANEL], [panels][depth of values][PANEL] */
+    struct key_rows *key_rows; /* [groups] */
+    float *q, *o;       /* [panels][depth][PANEL], [panels][depth of values][PANEL]; few: [panels][MOST_FEW][row] */
     float *max, *sum;   /* [panels][PANEL] */
     float *k, *v;       /* rows of a tile */
     float *tile, *room; /* [keys][PANEL] */
     float *rows;        /* scores of a few queries, [MOST_FEW][KEY_TILE] */
     float *row;         /* queries, [PANEL] of them */
     float *result;      /* one row */
-    int64_t k_row, v_row, o_lines;
+    int64_t k_row, v_row, q_floats, o_floats; /* from row to row, from panel to panel */
 };
 
 static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *plan, char *block) {
     const struct attention_sizes *s = &plan->sizes;
     struct buffers buffers = {.block = block};
     b->k_row = padded_row(s->depth), b->v_row = padded_row(s->value_depth);
-    b->o_lines = padded_rows(s->value_depth);
+    b->q_floats = plan->is_few ? MOST_FEW * b->k_row : s->depth * PANEL;
+    b->o_floats = plan->is_few ? MOST_FEW * b->v_row : padded_rows(s->value_depth) * PANEL;
     b->panels = buffers_take(&buffers, plan->panels * (int64_t)sizeof *b->panels);
-    b->q = buffers_floats(&buffers, plan->panels * s->depth * PANEL);
-    b->o = buffers_floats(&buffers, plan->panels * b->o_lines * PANEL);
+    b->key_rows = buffers_take(&buffers, plan->groups * (int64_t)sizeof *b->key_rows);
+    b->q = buffers_floats(&buffers, plan->panels * b->q_floats);
+    b->o = buffers_floats(&buffers, plan->panels * b->o_floats);
     b->max = buffers_floats(&buffers, plan->panels * PANEL);
     b->sum = buffers_floats(&buffers, plan->panels * PANEL);
     b->k = buffers_floats(&buffers, padded_rows(KEY_TILE) * b->k_row);
@@ -55,16 +65,22 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
 /* A part of a column: value_depth sums, then its largest score and the sum of weights. */
 static int64_t part_floats(const struct attention_plan *plan) { return plan->sizes.value_depth + 2; }
 
+/* Of groups, of a batch entry. */
+static int64_t group_blocks(const struct attention_plan *plan) { return divide_up(plan->sizes.groups, plan->groups); }
+
 void attention_plan_forward(struct attention_plan *plan) {
     const struct attention_sizes *s = &plan->sizes;
     int64_t groups = s->batches * s->groups, panels = divide_up(s->columns, PANEL);
-    int64_t wanted = (int64_t)plan->threads * TASKS_PER_THREAD;
+    int64_t wanted = (int64_t)plan->threads * TASKS_PER_THREAD, most_splits = max64(1, s->keys / LEAST_SPLIT);
     struct forward_buffers buffers;
     plan->is_few = s->columns <= MOST_FEW;
-    plan->panels = max64(1, min64(MOST_PANELS, groups * panels / wanted));
-    plan->blocks = divide_up(panels, plan->panels);
-    int64_t tasks = max64(1, groups * plan->blocks);
-    plan->splits = plan->threads == 1 ? 1 : max64(1, min64(divide_up(wanted, tasks), s->keys / LEAST_SPLIT));
+    plan->panels = max64(1, min64(MOST_PANELS, groups * panels * (plan->is_few ? most_splits : 1) / wanted));
+    if (plan->is_few)
+        plan->panels = max64(1, min64(plan->panels, s->groups));
+    plan->groups = plan->is_few ? plan->panels : 1;
+    plan->blocks = plan->is_few ? 1 : divide_up(panels, plan->panels);
+    int64_t tasks = max64(1, s->batches * group_blocks(plan) * plan->blocks);
+    plan->splits = plan->threads == 1 ? 1 : min64(divide_up(wanted, tasks), most_splits);
     /* Tasks enough as they are. */
     if (tasks >= wanted / 2)
         plan->splits = 1;
@@ -150,10 +166,10 @@ static void join_parts(void *context, int64_t task) {
 static void store_panel(const struct forward_job *job, const struct forward_buffers *b, int64_t p, int64_t split) {
     const struct attention_run *run = job->run;
     const struct panel *panel = &b->panels[p];
-    const float *o = b->o + p * b->o_lines * PANEL;
+    const float *o = b->o + p * b->o_floats;
     int64_t depth = run->plan->sizes.value_depth;
     struct small_factor at =
-        run->plan->is_few ? (struct small_factor){o, depth, 1} : (struct small_factor){o, 1, PANEL};
+        run->plan->is_few ? (struct small_factor){o, b->v_row, 1} : (struct small_factor){o, 1, PANEL};
     struct head_results results = {0};
     for (int c = 0; c < panel->count; c++) {
         bool is_part = run->plan->splits > 1;
@@ -172,8 +188,9 @@ static void store_panel(const struct forward_job *job, const struct forward_buff
 
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
+/* Panels are of its one group, or one of each of its groups. */
 struct forward_task {
-    int64_t batch, group, panels, first_key, last_key, split;
+    int64_t batch, group, groups, panels, first_key, last_key, split;
 };
 
 /* Keys and values of a tile, as floats. */
@@ -197,7 +214,7 @@ static struct small_factor load_tile(const struct attention_plan *plan, const st
 static void add_values(const struct attention_plan *plan, const struct forward_buffers *b, int64_t p,
                        const struct key_tile *t) {
     int64_t depth = plan->sizes.value_depth, count = b->panels[p].count;
-    float *o = b->o + p * b->o_lines * PANEL;
+    float *o = b->o + p * b->o_floats;
     struct small_factor values = {t->v.at, t->v.depth, t->v.row}, weights = {b->tile, 0, PANEL};
     if (t->is_wild)
         tile_product_of_some(depth, count, t->keys, values, weights, o, PANEL, false);
@@ -211,13 +228,12 @@ static void visit_tile(const struct forward_job *job, const struct forward_buffe
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     const struct panel *panel = &b->panels[p];
-    int64_t depth = plan->sizes.depth;
     float factor[PANEL];
-    small_product(plan->kernel, t->keys, panel->count, depth, t->k,
-                  (struct small_factor){b->q + p * depth * PANEL, 0, PANEL}, b->tile, PANEL, false);
+    small_product(plan->kernel, t->keys, panel->count, plan->sizes.depth, t->k,
+                  (struct small_factor){b->q + p * b->q_floats, 0, PANEL}, b->tile, PANEL, false);
     scores_finish(scores, panel, seen, t->key, t->keys, b->tile, b->room);
     if (tile_softmax(b->tile, t->keys, b->max + p * PANEL, b->sum + p * PANEL, factor))
-        tile_scale(b->o + p * b->o_lines * PANEL, plan->sizes.value_depth, factor);
+        tile_scale(b->o + p * b->o_floats, plan->sizes.value_depth, factor);
     if (scores->keeps < 1) {
         tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
         tile_multiply(b->tile, t->keys, b->room);
@@ -227,9 +243,8 @@ static void visit_tile(const struct forward_job *job, const struct forward_buffe
 
 /* ---- Few queries: scores are rows, as the products with keys that are read in place make them ---- */
 
-static void finish_rows(const struct scores *scores, const struct forward_buffers *b, const struct key_tile *t,
-                        const struct seen *seen) {
-    const struct panel *panel = b->panels;
+static void finish_rows(const struct scores *scores, const struct forward_buffers *b, const struct panel *panel,
+                        const struct key_tile *t, const struct seen *seen) {
     if (seen->is_whole && !scores->modifier && !scores->a->alibi && !scores->bias.data)
         return;
     for (int64_t i = 0; i < t->keys * panel->count; i++)
@@ -239,27 +254,39 @@ static void finish_rows(const struct scores *scores, const struct forward_buffer
         b->rows[i / t->keys * KEY_TILE + i % t->keys] = b->tile[i % t->keys * PANEL + i / t->keys];
 }
 
-static void visit_tile_of_few(const struct forward_job *job, const struct forward_buffers *b, const struct key_tile *t,
-                              const struct seen *seen) {
+static void visit_tile_of_few(const struct forward_job *job, const struct forward_buffers *b, int64_t p,
+                              const struct key_tile *t, const struct seen *seen) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
-    int count = b->panels->count;
+    const struct panel *panel = &b->panels[p];
     int64_t depth = plan->sizes.value_depth;
-    plan->kernel->dots(&(struct small_few){count, t->keys, plan->sizes.depth, t->k.at, t->k.row}, b->row, b->k_row,
-                       b->rows, KEY_TILE);
-    finish_rows(scores, b, t, seen);
+    float *o = b->o + p * b->o_floats;
+    plan->kernel->dots(&(struct small_few){panel->count, t->keys, plan->sizes.depth, t->k.at, t->k.row},
+                       b->q + p * b->q_floats, b->k_row, b->rows, KEY_TILE);
+    finish_rows(scores, b, panel, t, seen);
     if (scores->keeps < 1)
-        tile_drop(b->room, t->keys, &scores->dropout, b->panels->line, t->key);
-    for (int c = 0; c < count; c++) {
+        tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
+    for (int c = 0; c < panel->count; c++) {
         float factor, *weights = b->rows + c * KEY_TILE;
-        bool is_changed = row_softmax(weights, t->keys, &b->max[c], &b->sum[c], &factor);
+        bool is_changed = row_softmax(weights, t->keys, &b->max[p * PANEL + c], &b->sum[p * PANEL + c], &factor);
         for (int64_t d = 0; is_changed && d < depth; d++)
-            b->o[c * depth + d] *= factor;
+            o[c * b->v_row + d] *= factor;
         for (int64_t k = 0; scores->keeps < 1 && k < t->keys; k++)
             weights[k] *= b->room[k * PANEL + c];
     }
-    plan->kernel->combine(&(struct small_few){count, t->keys, depth, t->v.at, t->v.row}, b->rows, KEY_TILE, b->o,
-                          depth);
+    plan->kernel->combine(&(struct small_few){panel->count, t->keys, depth, t->v.at, t->v.row}, b->rows, KEY_TILE, o,
+                          b->v_row);
+}
+
+/* Queries: packed for products, or as rows where they are few. */
+static void load_queries(const struct forward_job *job, const struct forward_buffers *b, int64_t p) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct scores *scores = &job->run->scores;
+    float *q = b->q + p * b->q_floats;
+    panel_load(&b->panels[p], &scores->bindings, scores->a->q, plan->sizes.depth, scores->scale, b->row, b->k_row,
+               plan->is_few ? NULL : q);
+    if (plan->is_few)
+        memcpy(q, b->row, (size_t)b->q_floats * sizeof *q);
 }
 
 static void start_panels(const struct forward_job *job, const struct forward_buffers *b, struct forward_task *task,
@@ -267,55 +294,72 @@ static void start_panels(const struct forward_job *job, const struct forward_buf
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     int64_t column = block * plan->panels * PANEL, first = INT64_MAX, last = 0;
-    task->panels = min64(plan->panels, divide_up(plan->sizes.columns - column, PANEL));
+    task->panels = plan->is_few ? task->groups : min64(plan->panels, divide_up(plan->sizes.columns - column, PANEL));
     for (int64_t p = 0; p < task->panels; p++) {
         struct panel *panel = &b->panels[p];
-        panel_make(panel, scores, task->batch, task->group, column + p * PANEL);
-        panel_load(panel, &scores->bindings, scores->a->q, plan->sizes.depth, scores->scale, b->row, b->k_row,
-                   b->q + p * plan->sizes.depth * PANEL);
+        panel_make(panel, scores, task->batch, task->group + (plan->is_few ? p : 0),
+                   column + (plan->is_few ? 0 : p * PANEL));
+        load_queries(job, b, p);
         first = min64(first, panel->first_key), last = max64(last, panel->last_key);
     }
     for (int64_t i = 0; i < task->panels * PANEL; i++)
         b->max[i] = -INFINITY, b->sum[i] = 0;
-    memset(b->o, 0, (size_t)(task->panels * b->o_lines * PANEL) * sizeof *b->o);
+    memset(b->o, 0, (size_t)(task->panels * b->o_floats) * sizeof *b->o);
     task->first_key = max64(first - first % KEY_TILE, task->split * plan->split_keys);
     task->last_key = min64(last, (task->split + 1) * plan->split_keys);
+}
+
+static void find_key_rows(const struct forward_job *job, const struct forward_buffers *b,
+                          const struct forward_task *task) {
+    const struct attention *a = job->run->scores.a;
+    const struct attention_sizes *s = &job->run->plan->sizes;
+    const struct bindings *bindings = &job->run->scores.bindings;
+    for (int64_t i = 0; i < task->groups; i++) {
+        int64_t head = (task->group + i) * s->group;
+        b->key_rows[i].k =
+            rows_of(bindings, a->k, a->k_table, task->batch, attention_shared_head(head, s->heads, a->k->dims.at[1]));
+        b->key_rows[i].v =
+            rows_of(bindings, a->v, a->v_table, task->batch, attention_shared_head(head, s->heads, a->v->dims.at[1]));
+    }
+}
+
+/* A tile of one group's keys, beside its panels: [first, last). */
+static void visit_panels(const struct forward_job *job, const struct forward_buffers *b, struct key_tile *tile,
+                         const struct key_rows *rows, int64_t first, int64_t last) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct attention_sizes *s = &plan->sizes;
+    tile->k = load_tile(plan, &rows->k, tile->key, tile->keys, s->depth, b->k, b->k_row);
+    tile->v = load_tile(plan, &rows->v, tile->key, tile->keys, s->value_depth, b->v, b->v_row);
+    tile->is_wild = !plan->is_few && tile_is_wild(tile->v.at, tile->keys, s->value_depth, tile->v.row);
+    for (int64_t p = first; p < last; p++) {
+        struct seen seen;
+        panel_look(&seen, &b->panels[p], &job->run->scores, tile->key, tile->keys);
+        if (!seen.is_empty && plan->is_few)
+            visit_tile_of_few(job, b, p, tile, &seen);
+        else if (!seen.is_empty)
+            visit_tile(job, b, p, tile, &seen);
+    }
 }
 
 /* Every tile of the task's keys, beside all of its panels. */
 static void visit_keys(const struct forward_job *job, const struct forward_buffers *b,
                        const struct forward_task *task) {
-    const struct attention_plan *plan = job->run->plan;
-    const struct attention *a = job->run->scores.a;
-    const struct attention_sizes *s = &plan->sizes;
-    int64_t head = task->group * s->group;
-    const struct bindings *bindings = &job->run->scores.bindings;
-    struct rows k =
-        rows_of(bindings, a->k, a->k_table, task->batch, attention_shared_head(head, s->heads, a->k->dims.at[1]));
-    struct rows v =
-        rows_of(bindings, a->v, a->v_table, task->batch, attention_shared_head(head, s->heads, a->v->dims.at[1]));
-    for (int64_t key = task->first_key; key < task->last_key; key += KEY_TILE) {
-        struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task->last_key - key)};
-        tile.k = load_tile(plan, &k, key, tile.keys, s->depth, b->k, b->k_row);
-        tile.v = load_tile(plan, &v, key, tile.keys, s->value_depth, b->v, b->v_row);
-        tile.is_wild = !plan->is_few && tile_is_wild(tile.v.at, tile.keys, s->value_depth, tile.v.row);
-        for (int64_t p = 0; p < task->panels; p++) {
-            struct seen seen;
-            panel_look(&seen, &b->panels[p], &job->run->scores, key, tile.keys);
-            if (!seen.is_empty && plan->is_few)
-                visit_tile_of_few(job, b, &tile, &seen);
-            else if (!seen.is_empty)
-                visit_tile(job, b, p, &tile, &seen);
+    const int64_t panels = task->panels / task->groups; /* of a group */
+    find_key_rows(job, b, task);
+    for (int64_t key = task->first_key; key < task->last_key; key += KEY_TILE)
+        for (int64_t i = 0; i < task->groups; i++) {
+            struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task->last_key - key)};
+            visit_panels(job, b, &tile, &b->key_rows[i], i * panels, (i + 1) * panels);
         }
-    }
 }
 
 static void run_task(const struct forward_job *job, const struct forward_buffers *b, int64_t index) {
     const struct attention_plan *plan = job->run->plan;
-    int64_t groups = plan->sizes.groups;
     struct forward_task task = {.split = index % plan->splits};
     index /= plan->splits;
-    task.batch = index / plan->blocks / groups, task.group = index / plan->blocks % groups;
+    task.batch = index / plan->blocks / group_blocks(plan);
+    task.group = index / plan->blocks % group_blocks(plan) * plan->groups;
+    task.groups = min64(plan->groups, plan->sizes.groups - task.group);
     /* The last blocks first: where masks are causal, these take longest. */
     start_panels(job, b, &task, plan->blocks - 1 - index % plan->blocks);
     visit_keys(job, b, &task);
@@ -327,7 +371,7 @@ static void run_task(const struct forward_job *job, const struct forward_buffers
 static void run_tasks(void *context, int64_t thread) {
     struct forward_job *job = context;
     const struct attention_plan *plan = job->run->plan;
-    int64_t tasks = plan->sizes.batches * plan->sizes.groups * plan->blocks * plan->splits, index;
+    int64_t tasks = plan->sizes.batches * group_blocks(plan) * plan->blocks * plan->splits, index;
     struct forward_buffers buffers;
     lay_out(&buffers, plan, job->run->workspace + plan->shared_bytes + thread * plan->thread_bytes);
     while ((index = atomic_fetch_add(&job->next, 1)) < tasks)
