@@ -300,13 +300,17 @@ static void run_block(const struct backward_job *job, const struct backward_buff
     }
     last = min64(last, begin + plan->split_keys);
     for (int64_t key = max64(first - first % KEY_TILE, begin); key < last; key += KEY_TILE) {
+        const int64_t next = key + KEY_TILE;
         struct gradient_tile tile = {.key = key, .keys = min64(KEY_TILE, last - key)};
         tile.dk = task->dk + (key - begin) * b->q_row, tile.dv = task->dv + (key - begin) * b->v_row;
         rows_load(&task->k, key, tile.keys, s->depth, b->k, b->q_row);
         rows_load(&task->v, key, tile.keys, s->value_depth, b->v, b->v_row);
         tile.is_wild = tile_is_wild(b->k, tile.keys, s->depth, b->q_row);
-        for (int64_t p = 0; p < panels; p++)
+        for (int64_t p = 0; p < panels; p++) {
+            rows_fetch(&task->k, next, min64(KEY_TILE, last - next), s->depth, p, panels);
+            rows_fetch(&task->v, next, min64(KEY_TILE, last - next), s->value_depth, p, panels);
             visit_tile(job, b, &b->panels[p], &tile, job->op->dbias ? bias : NULL);
+        }
     }
     for (int64_t p = 0; p < panels; p++)
         store_panel(job, b, &b->panels[p], task->split);

@@ -14,6 +14,7 @@
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
 #include "engines/cpu/core/threads.h"
+#include "engines/cpu/product/gemm.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -36,7 +37,7 @@ struct forward_buffers {
     float *tile, *room; /* [keys][PANEL] */
     float *rows;        /* scores of a few queries, [MOST_FEW][KEY_TILE] */
     float *row;         /* queries, [PANEL] of them */
-    float *result;      /* one row */
+    float *result;      /* rows, [PANEL][v_row] */
     int64_t k_row, v_row, q_floats, o_floats; /* from row to row, from panel to panel */
 };
 
@@ -58,7 +59,7 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->row = buffers_floats(&buffers, PANEL * b->k_row);
     b->rows = buffers_floats(&buffers, plan->is_few ? MOST_FEW * KEY_TILE : 0);
-    b->result = buffers_floats(&buffers, s->value_depth);
+    b->result = buffers_floats(&buffers, PANEL * b->v_row);
     return buffers.bytes;
 }
 
@@ -124,16 +125,16 @@ static struct head_results results_of(const struct forward_job *job, int64_t bat
    key and a sink is 0. */
 static void store_row(const struct head_results *to, int64_t row, int64_t depth, float *o, float max, float sum) {
     float sink = row < to->queries ? to->sink : -INFINITY, top = sink > max ? sink : max;
-    double shrunk = top == -INFINITY ? 0 : exp((double)max - top);
-    double total = top == -INFINITY ? 0 : sum * shrunk + exp((double)sink - top);
+    double shrunk = top == -INFINITY ? 0 : top == max ? 1 : exp((double)max - top);
+    double total = sink == -INFINITY ? sum * shrunk : sum * shrunk + exp((double)sink - top);
     float factor = total == 0 ? 0 : (float)(shrunk / total);
-    float statistics = total == 0 ? -INFINITY : (float)(top + log(total)), total_float = (float)total;
     for (int64_t d = 0; d < depth; d++)
         o[d] *= factor;
     rows_store(&to->o, row, to->queries, depth, o);
-    rows_store(&to->stats, row, to->queries, 1, &statistics);
+    if (to->stats.base)
+        rows_store(&to->stats, row, to->queries, 1, &(float){total == 0 ? -INFINITY : (float)(top + log(total))});
     rows_store(&to->max, row, to->queries, 1, &top);
-    rows_store(&to->sum_exp, row, to->queries, 1, &total_float);
+    rows_store(&to->sum_exp, row, to->queries, 1, &(float){(float)total});
 }
 
 /* The parts of a column follow each other. */
@@ -162,27 +163,34 @@ static void join_parts(void *context, int64_t task) {
     }
 }
 
+/* The sums of a panel as rows, v_row apart. */
+static float *rows_of_sums(const struct attention_plan *plan, const struct forward_buffers *b, int64_t p) {
+    float *o = b->o + p * b->o_floats;
+    if (plan->is_few)
+        return o;
+    struct gemm_matrix matrix = {.base = o, .type = WEFT_DATA_FLOAT, .stride = PANEL, .depth_stride = 1};
+    gemm_pack_matrix(&matrix, b->result, (int)b->v_row, 0, 0, (int)plan->sizes.value_depth, 0, PANEL);
+    return b->result;
+}
+
 /* A task's columns of one panel, as results or as parts. */
 static void store_panel(const struct forward_job *job, const struct forward_buffers *b, int64_t p, int64_t split) {
     const struct attention_run *run = job->run;
     const struct panel *panel = &b->panels[p];
-    const float *o = b->o + p * b->o_floats;
     int64_t depth = run->plan->sizes.value_depth;
-    struct small_factor at =
-        run->plan->is_few ? (struct small_factor){o, b->v_row, 1} : (struct small_factor){o, 1, PANEL};
+    float *row = rows_of_sums(run->plan, b, p);
     struct head_results results = {0};
-    for (int c = 0; c < panel->count; c++) {
-        bool is_part = run->plan->splits > 1;
-        float *row = is_part ? part_of(run, panel->line[c], split) : b->result;
+    for (int c = 0; c < panel->count; c++, row += b->v_row) {
         float max = b->max[p * PANEL + c], sum = b->sum[p * PANEL + c];
-        for (int64_t d = 0; d < depth; d++)
-            row[d] = at.at[c * at.row + d * at.depth];
-        if (!is_part && (c == 0 || panel->head[c] != panel->head[c - 1]))
+        if (run->plan->splits > 1) {
+            float *part = part_of(run, panel->line[c], split);
+            memcpy(part, row, (size_t)depth * sizeof *part);
+            part[depth] = max, part[depth + 1] = sum;
+            continue;
+        }
+        if (c == 0 || panel->head[c] != panel->head[c - 1])
             results = results_of(job, panel->batch, panel->head[c]);
-        if (is_part)
-            row[depth] = max, row[depth + 1] = sum;
-        else
-            store_row(&results, panel->row[c], depth, row, max, sum);
+        store_row(&results, panel->row[c], depth, row, max, sum);
     }
 }
 
@@ -323,34 +331,37 @@ static void find_key_rows(const struct forward_job *job, const struct forward_bu
     }
 }
 
-/* A tile of one group's keys, beside its panels: [first, last). */
-static void visit_panels(const struct forward_job *job, const struct forward_buffers *b, struct key_tile *tile,
-                         const struct key_rows *rows, int64_t first, int64_t last) {
+/* A tile of one group's keys, beside its panels, while which the next tile is fetched. */
+static void visit_panels(const struct forward_job *job, const struct forward_buffers *b,
+                         const struct forward_task *task, int64_t key, int64_t group) {
     const struct attention_plan *plan = job->run->plan;
     const struct attention_sizes *s = &plan->sizes;
-    tile->k = load_tile(plan, &rows->k, tile->key, tile->keys, s->depth, b->k, b->k_row);
-    tile->v = load_tile(plan, &rows->v, tile->key, tile->keys, s->value_depth, b->v, b->v_row);
-    tile->is_wild = !plan->is_few && tile_is_wild(tile->v.at, tile->keys, s->value_depth, tile->v.row);
-    for (int64_t p = first; p < last; p++) {
+    const struct key_rows *rows = &b->key_rows[group];
+    const int64_t panels = task->panels / task->groups, next = key + KEY_TILE;
+    struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task->last_key - key)};
+    tile.k = load_tile(plan, &rows->k, key, tile.keys, s->depth, b->k, b->k_row);
+    tile.v = load_tile(plan, &rows->v, key, tile.keys, s->value_depth, b->v, b->v_row);
+    tile.is_wild = !plan->is_few && tile_is_wild(tile.v.at, tile.keys, s->value_depth, tile.v.row);
+    for (int64_t i = 0; i < panels; i++) {
         struct seen seen;
-        panel_look(&seen, &b->panels[p], &job->run->scores, tile->key, tile->keys);
+        int64_t p = group * panels + i, next_keys = plan->is_few ? 0 : min64(KEY_TILE, task->last_key - next);
+        rows_fetch(&rows->k, next, next_keys, s->depth, i, panels);
+        rows_fetch(&rows->v, next, next_keys, s->value_depth, i, panels);
+        panel_look(&seen, &b->panels[p], &job->run->scores, key, tile.keys);
         if (!seen.is_empty && plan->is_few)
-            visit_tile_of_few(job, b, p, tile, &seen);
+            visit_tile_of_few(job, b, p, &tile, &seen);
         else if (!seen.is_empty)
-            visit_tile(job, b, p, tile, &seen);
+            visit_tile(job, b, p, &tile, &seen);
     }
 }
 
 /* Every tile of the task's keys, beside all of its panels. */
 static void visit_keys(const struct forward_job *job, const struct forward_buffers *b,
                        const struct forward_task *task) {
-    const int64_t panels = task->panels / task->groups; /* of a group */
     find_key_rows(job, b, task);
     for (int64_t key = task->first_key; key < task->last_key; key += KEY_TILE)
-        for (int64_t i = 0; i < task->groups; i++) {
-            struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task->last_key - key)};
-            visit_panels(job, b, &tile, &b->key_rows[i], i * panels, (i + 1) * panels);
-        }
+        for (int64_t group = 0; group < task->groups; group++)
+            visit_panels(job, b, task, key, group);
 }
 
 static void run_task(const struct forward_job *job, const struct forward_buffers *b, int64_t index) {

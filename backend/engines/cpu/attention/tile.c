@@ -79,22 +79,29 @@ WIDE static void exponentiate(float *scores, int64_t keys, const float *base, fl
 }
 
 /* What weights of a column are taken around, and what sums of tiles before are multiplied by. */
-static float rebase(float max, float before, float *factor) {
-    float base = max == -INFINITY ? 0 : max;
-    *factor = before == max ? 1 : fast_exp_negative(before - base);
+FASTMATH float rebase(float max, float before, float *factor) {
+    float base = fast_pick(max == -INFINITY, 0, max);
+    *factor = fast_pick(before == max, 1, fast_exp_negative(before - base));
     return base;
+}
+
+WIDE static bool rebase_columns(const float *max, const float *before, float *base, float *sum, float *factor) {
+    int changed = 0;
+    INDEPENDENT
+    for (int c = 0; c < PANEL; c++) {
+        base[c] = rebase(max[c], before[c], &factor[c]);
+        sum[c] *= factor[c];
+    }
+    for (int c = 0; c < PANEL; c++)
+        changed |= factor[c] != 1;
+    return changed;
 }
 
 bool tile_softmax(float *scores, int64_t keys, float *max, float *sum, float *factor) {
     float base[PANEL], before[PANEL];
-    bool is_changed = false;
     memcpy(before, max, sizeof before);
     find_largest(scores, keys, max);
-    for (int c = 0; c < PANEL; c++) {
-        base[c] = rebase(max[c], before[c], &factor[c]);
-        is_changed = is_changed || factor[c] != 1;
-        sum[c] *= factor[c];
-    }
+    bool is_changed = rebase_columns(max, before, base, sum, factor);
     exponentiate(scores, keys, base, sum);
     return is_changed;
 }

@@ -14,9 +14,10 @@ struct small_factor {
     int64_t row, depth; /* of B the row is not read: its columns are neighbours */
 };
 
-/* One block of C, of the kernel's rows and columns, `ld` elements from row to row. */
-typedef void small_multiply(int64_t depth, struct small_factor a, const float *b, int64_t b_depth, float *c, int64_t ld,
-                            bool adds);
+/* Blocks of C below each other, of the kernel's rows and columns, until they have m rows; `ld` elements from row to
+   row. */
+typedef void small_multiply(int64_t m, int64_t depth, struct small_factor a, const float *b, int64_t b_depth, float *c,
+                            int64_t ld, bool adds);
 
 /* A few vectors beside a matrix of rows `ld` apart, each row read once from wherever it lies. */
 struct small_few {
