@@ -233,8 +233,8 @@ def tolerance(
     type. Other engines may sum in float32 in any order: 32 roundings of the largest magnitude summed come on
     top.
 
-    Where one product feeds the next, as in attention, tensor cores take what the first made as a factor of 16
-    bits: instead of sum(p v) they make sum(p (1 + e) v) with |e| <= u, the roundoff: 2^-11 in f16, 2^-8 in
+    Where one product feeds the next, as in attention, tensor cores, and a CPU's tiles in bf16, take what the
+    first made as a factor of 16 bits: instead of sum(p v) they make sum(p (1 + e) v) with |e| <= u, the roundoff: 2^-11 in f16, 2^-8 in
     bf16. That is off by u sum(|p| |v|) at most, for each element of the result, and `rounded` is this bound.
     It holds for results of 16 bits and less; wider ones are as exact as float. The same is so of what goes
     through memory between kernels, of an unset type.
@@ -249,7 +249,8 @@ def tolerance(
         summing += 2.0**-10
     if of_fp8 and engine.startswith("cuda"):
         summing += 2.0**-9
-    takes_factors = rounded is not None and engine.startswith("cuda") and dtypes.of(type_).bits <= 16
+    has_tiles = engine.startswith("cuda") or (engine == "cpu.fast" and type_ is data_type.BFLOAT16)
+    takes_factors = rounded is not None and has_tiles and dtypes.of(type_).bits <= 16
     return ulps * ulp(want, type_) + summing * spread + (rounded if takes_factors else 0)
 
 

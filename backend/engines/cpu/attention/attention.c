@@ -167,7 +167,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         plan->modifier = &modifier->program, plan->walk = &modifier->walk;
     }
     if (forward_at(op))
-        attention_plan_forward(plan);
+        attention_plan_forward(plan, a);
     else
         attention_plan_backward(plan, backward_at(op));
     /* LINE more, as the workspace may have any alignment. */
@@ -175,8 +175,9 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(threads_start());
     step->state = plan;
     return arena_print(arena, &step->detail,
-                       "%s, tiles of %d keys x %d queries, tasks of %lld tiles, keys in %lld parts", plan->kernel->name,
-                       KEY_TILE, PANEL, (long long)plan->panels, (long long)plan->splits);
+                       "%s, tiles of %d keys x %d queries, tasks of %lld tiles, keys in %lld parts",
+                       plan->is_packed ? "amx-bf16 32x32" : plan->kernel->name, KEY_TILE, PANEL,
+                       (long long)plan->panels, (long long)plan->splits);
 }
 
 /* Where a modifier's operands lie. */

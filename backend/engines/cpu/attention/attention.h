@@ -13,6 +13,7 @@ struct attention_plan {
     const struct walk *walk;
     int threads;
     bool is_few;             /* so few queries read the keys that these are not worth a copy */
+    bool is_packed;          /* forward: its products are of bf16 */
     int64_t panels;          /* of a task at most: it reads keys and values once for all of them */
     int64_t groups;          /* forward: of a task, side by side; 1 but where queries are few: each is a panel then */
     int64_t blocks;          /* tasks of a group, side by side along its columns */
@@ -30,7 +31,7 @@ struct attention_run {
 };
 
 /* Cuts the work into tasks and counts workspace; sizes, kernel and threads are there. */
-void attention_plan_forward(struct attention_plan *plan);
+void attention_plan_forward(struct attention_plan *plan, const struct attention *a);
 void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_op *op);
 void attention_forward(const struct attention_run *run, const struct sdpa_fwd_op *op);
 void attention_backward(const struct attention_run *run, const struct sdpa_bwd_op *op);

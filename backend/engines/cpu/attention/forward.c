@@ -13,6 +13,7 @@
    row, and streams of 256 bytes from every 2 KiB are half as fast. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
+#include "engines/cpu/attention/packed.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/product/gemm.h"
 
@@ -36,8 +37,10 @@ struct forward_buffers {
     float *k, *v;       /* rows of a tile */
     float *tile, *room; /* [keys][PANEL] */
     float *rows;        /* scores of a few queries, [MOST_FEW][KEY_TILE] */
-    float *row;         /* queries, [PANEL] of them */
-    float *result;      /* rows, [PANEL][v_row] */
+    float *columns;     /* packed: queries, before they are */
+    uint32_t *packed_k, *packed_v, *pairs;    /* packed: a tile of keys, of values, of weights */
+    float *row;                               /* queries, [PANEL] of them */
+    float *result;                            /* rows, [PANEL][v_row] */
     int64_t k_row, v_row, q_floats, o_floats; /* from row to row, from panel to panel */
 };
 
@@ -45,8 +48,10 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     const struct attention_sizes *s = &plan->sizes;
     struct buffers buffers = {.block = block};
     b->k_row = padded_row(s->depth), b->v_row = padded_row(s->value_depth);
-    b->q_floats = plan->is_few ? MOST_FEW * b->k_row : s->depth * PANEL;
-    b->o_floats = plan->is_few ? MOST_FEW * b->v_row : padded_rows(s->value_depth) * PANEL;
+    b->q_floats = plan->is_few      ? MOST_FEW * b->k_row
+                  : plan->is_packed ? packed_floats(PANEL, s->depth)
+                                    : s->depth * PANEL;
+    b->o_floats = plan->is_few ? MOST_FEW * b->v_row : packed_size(padded_rows(s->value_depth)) * PANEL;
     b->panels = buffers_take(&buffers, plan->panels * (int64_t)sizeof *b->panels);
     b->key_rows = buffers_take(&buffers, plan->groups * (int64_t)sizeof *b->key_rows);
     b->q = buffers_floats(&buffers, plan->panels * b->q_floats);
@@ -58,6 +63,10 @@ static int64_t lay_out(struct forward_buffers *b, const struct attention_plan *p
     b->tile = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->room = buffers_floats(&buffers, padded_rows(KEY_TILE) * PANEL);
     b->row = buffers_floats(&buffers, PANEL * b->k_row);
+    b->columns = buffers_floats(&buffers, plan->is_packed ? packed_size(s->depth) * PANEL : 0);
+    b->packed_k = buffers_take(&buffers, plan->is_packed ? 4 * packed_floats(KEY_TILE, s->depth) : 0);
+    b->packed_v = buffers_take(&buffers, plan->is_packed ? 4 * packed_floats(s->value_depth, KEY_TILE) : 0);
+    b->pairs = buffers_take(&buffers, plan->is_packed ? 4 * packed_floats(KEY_TILE, PANEL) : 0);
     b->rows = buffers_floats(&buffers, plan->is_few ? MOST_FEW * KEY_TILE : 0);
     b->result = buffers_floats(&buffers, PANEL * b->v_row);
     return buffers.bytes;
@@ -69,12 +78,20 @@ static int64_t part_floats(const struct attention_plan *plan) { return plan->siz
 /* Of groups, of a batch entry. */
 static int64_t group_blocks(const struct attention_plan *plan) { return divide_up(plan->sizes.groups, plan->groups); }
 
-void attention_plan_forward(struct attention_plan *plan) {
+/* Few queries read keys at the speed of memory as it is. */
+static bool is_packed(const struct attention_plan *plan, const struct attention *a) {
+    bool is_bf16 =
+        a->q->type == WEFT_DATA_BFLOAT16 && a->k->type == WEFT_DATA_BFLOAT16 && a->v->type == WEFT_DATA_BFLOAT16;
+    return is_bf16 && !plan->is_few && a->k->strides.at[3] == 1 && a->v->strides.at[3] == 1 && packed_runs();
+}
+
+void attention_plan_forward(struct attention_plan *plan, const struct attention *a) {
     const struct attention_sizes *s = &plan->sizes;
     int64_t groups = s->batches * s->groups, panels = divide_up(s->columns, PANEL);
     int64_t wanted = (int64_t)plan->threads * TASKS_PER_THREAD, most_splits = max64(1, s->keys / LEAST_SPLIT);
     struct forward_buffers buffers;
     plan->is_few = s->columns <= MOST_FEW;
+    plan->is_packed = is_packed(plan, a);
     plan->panels = max64(1, min64(MOST_PANELS, groups * panels * (plan->is_few ? most_splits : 1) / wanted));
     if (plan->is_few)
         plan->panels = max64(1, min64(plan->panels, s->groups));
@@ -224,10 +241,36 @@ static void add_values(const struct attention_plan *plan, const struct forward_b
     int64_t depth = plan->sizes.value_depth, count = b->panels[p].count;
     float *o = b->o + p * b->o_floats;
     struct small_factor values = {t->v.at, t->v.depth, t->v.row}, weights = {b->tile, 0, PANEL};
-    if (t->is_wild)
+    if (t->is_wild) {
         tile_product_of_some(depth, count, t->keys, values, weights, o, PANEL, false);
-    else
+    } else if (plan->is_packed) {
+        packed_pairs(b->tile, t->keys, b->pairs);
+        packed_product(depth, t->keys, b->packed_v, b->pairs, o, true);
+    } else
         small_product(plan->kernel, depth, count, t->keys, values, weights, o, PANEL, true);
+}
+
+/* Products of bf16 are exact where the queries are as they lie, or off by a power of two: another scale is left to the
+   scores. */
+static float scale_of_queries(const struct attention_plan *plan, float scale) {
+    int exponent;
+    return !plan->is_packed || fabsf(frexpf(scale, &exponent)) == 0.5f ? scale : 1;
+}
+
+/* Scaled products of keys with queries. */
+static void multiply_keys(const struct forward_job *job, const struct forward_buffers *b, int64_t p,
+                          const struct key_tile *t) {
+    const struct attention_plan *plan = job->run->plan;
+    const float *q = b->q + p * b->q_floats, scale = job->run->scores.scale;
+    if (!plan->is_packed) {
+        small_product(plan->kernel, t->keys, b->panels[p].count, plan->sizes.depth, t->k,
+                      (struct small_factor){q, 0, PANEL}, b->tile, PANEL, false);
+        return;
+    }
+    packed_product(t->keys, plan->sizes.depth, b->packed_k, (const uint32_t *)q, b->tile, false);
+    if (scale_of_queries(plan, scale) != scale)
+        for (int64_t i = 0; i < t->keys * PANEL; i++)
+            b->tile[i] *= scale;
 }
 
 /* One panel's scores with a tile of keys, and what the values add to its result. */
@@ -237,8 +280,7 @@ static void visit_tile(const struct forward_job *job, const struct forward_buffe
     const struct scores *scores = &job->run->scores;
     const struct panel *panel = &b->panels[p];
     float factor[PANEL];
-    small_product(plan->kernel, t->keys, panel->count, plan->sizes.depth, t->k,
-                  (struct small_factor){b->q + p * b->q_floats, 0, PANEL}, b->tile, PANEL, false);
+    multiply_keys(job, b, p, t);
     scores_finish(scores, panel, seen, t->key, t->keys, b->tile, b->room);
     if (tile_softmax(b->tile, t->keys, b->max + p * PANEL, b->sum + p * PANEL, factor))
         tile_scale(b->o + p * b->o_floats, plan->sizes.value_depth, factor);
@@ -286,15 +328,20 @@ static void visit_tile_of_few(const struct forward_job *job, const struct forwar
                           b->v_row);
 }
 
-/* Queries: packed for products, or as rows where they are few. */
+/* Queries: in columns or packed for products, or as rows where they are few. */
 static void load_queries(const struct forward_job *job, const struct forward_buffers *b, int64_t p) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
     float *q = b->q + p * b->q_floats;
-    panel_load(&b->panels[p], &scores->bindings, scores->a->q, plan->sizes.depth, scores->scale, b->row, b->k_row,
-               plan->is_few ? NULL : q);
+    panel_load(&b->panels[p], &scores->bindings, scores->a->q, plan->sizes.depth, scale_of_queries(plan, scores->scale),
+               b->row, b->k_row,
+               plan->is_few      ? NULL
+               : plan->is_packed ? b->columns
+                                 : q);
     if (plan->is_few)
         memcpy(q, b->row, (size_t)b->q_floats * sizeof *q);
+    if (plan->is_packed)
+        packed_pairs(b->columns, plan->sizes.depth, (uint32_t *)q);
 }
 
 static void start_panels(const struct forward_job *job, const struct forward_buffers *b, struct forward_task *task,
@@ -339,9 +386,16 @@ static void visit_panels(const struct forward_job *job, const struct forward_buf
     const struct key_rows *rows = &b->key_rows[group];
     const int64_t panels = task->panels / task->groups, next = key + KEY_TILE;
     struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task->last_key - key)};
-    tile.k = load_tile(plan, &rows->k, key, tile.keys, s->depth, b->k, b->k_row);
-    tile.v = load_tile(plan, &rows->v, key, tile.keys, s->value_depth, b->v, b->v_row);
-    tile.is_wild = !plan->is_few && tile_is_wild(tile.v.at, tile.keys, s->value_depth, tile.v.row);
+    if (plan->is_packed) {
+        packed_rows(&rows->k, key, tile.keys, s->depth, b->packed_k);
+        tile.is_wild = packed_columns(&rows->v, key, tile.keys, s->value_depth, b->packed_v);
+    } else {
+        tile.k = load_tile(plan, &rows->k, key, tile.keys, s->depth, b->k, b->k_row);
+    }
+    if (!plan->is_packed || tile.is_wild)
+        tile.v = load_tile(plan, &rows->v, key, tile.keys, s->value_depth, b->v, b->v_row);
+    if (!plan->is_packed)
+        tile.is_wild = !plan->is_few && tile_is_wild(tile.v.at, tile.keys, s->value_depth, tile.v.row);
     for (int64_t i = 0; i < panels; i++) {
         struct seen seen;
         int64_t p = group * panels + i, next_keys = plan->is_few ? 0 : min64(KEY_TILE, task->last_key - next);
@@ -385,8 +439,12 @@ static void run_tasks(void *context, int64_t thread) {
     int64_t tasks = plan->sizes.batches * group_blocks(plan) * plan->blocks * plan->splits, index;
     struct forward_buffers buffers;
     lay_out(&buffers, plan, job->run->workspace + plan->shared_bytes + thread * plan->thread_bytes);
+    if (plan->is_packed)
+        packed_begin();
     while ((index = atomic_fetch_add(&job->next, 1)) < tasks)
         run_task(job, &buffers, index);
+    if (plan->is_packed)
+        packed_end();
 }
 
 void attention_forward(const struct attention_run *run, const struct sdpa_fwd_op *op) {

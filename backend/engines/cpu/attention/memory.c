@@ -58,10 +58,14 @@ void rows_load(const struct rows *rows, int64_t row, int64_t count, int64_t dept
     }
 }
 
+const void *rows_at(const struct rows *rows, int64_t row) {
+    return (const char *)rows->base + row_offset(rows, row) * dtype_of(rows->type)->bits / 8;
+}
+
 void rows_fetch(const struct rows *rows, int64_t row, int64_t count, int64_t depth, int64_t part, int64_t parts) {
     const int64_t line = 64, bits = dtype_of(rows->type)->bits;
     for (int64_t i = part * count / parts; rows->step == 1 && i < (part + 1) * count / parts; i++) {
-        const char *from = (const char *)rows->base + row_offset(rows, row + i) * bits / 8;
+        const char *from = rows_at(rows, row + i);
         for (int64_t byte = 0; byte < depth * bits / 8; byte += line)
             __builtin_prefetch(from + byte, 0, 2);
     }

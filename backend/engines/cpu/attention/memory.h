@@ -22,6 +22,9 @@ struct rows rows_of(const struct bindings *bindings, const struct tensor *tensor
 /* Rows [row, row + count) as floats, `ld` apart. */
 void rows_load(const struct rows *rows, int64_t row, int64_t count, int64_t depth, float *to, int64_t ld);
 
+/* Where a row begins. */
+const void *rows_at(const struct rows *rows, int64_t row);
+
 /* Has the CPU fetch one of `parts` equal parts of these rows into the L2 cache while it computes; of a count below 1
    none. Rows that lie apart are loaded at the memory's latency without. */
 void rows_fetch(const struct rows *rows, int64_t row, int64_t count, int64_t depth, int64_t part, int64_t parts);

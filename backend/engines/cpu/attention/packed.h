@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention's products in bf16 on AMX's tiles, as product/tiles.h has them: the left factor in panels of 32 rows, whose
+   next 32 depths are a line each; the right one as pairs of depths, [depth / 2, PANEL]. Depths and rows are padded with
+   zeros to multiples of 32. It must not know tensors or what terms scores have. */
+#ifndef WEFT_ENGINES_CPU_ATTENTION_PACKED_H
+#define WEFT_ENGINES_CPU_ATTENTION_PACKED_H
+
+#include "engines/cpu/attention/memory.h"
+#include "engines/cpu/attention/tile.h"
+
+/* 32 rows, and 32 depths; two bf16 are 4 bytes, as a float is. */
+enum { PACKED = 32 };
+
+/* Whether this CPU has them. */
+bool packed_runs(void);
+/* Around a thread's products. */
+void packed_begin(void);
+void packed_end(void);
+
+static inline int64_t packed_size(int64_t count) { return (count + PACKED - 1) / PACKED * PACKED; }
+/* Floats of memory that hold so many numbers: each is half of one. */
+static inline int64_t packed_floats(int64_t rows, int64_t depth) { return packed_size(rows) * packed_size(depth) / 2; }
+
+/* A left factor: rows [row, row + count) of bf16, whose elements are neighbours. */
+void packed_rows(const struct rows *rows, int64_t row, int64_t count, int64_t depth, uint32_t *to);
+/* The same transposed: elements become rows, and rows the depth. Returns whether any is an infinity or NaN. */
+bool packed_columns(const struct rows *rows, int64_t row, int64_t count, int64_t depth, uint32_t *to);
+/* A right factor: floats [depth, PANEL], rounded to nearest even. */
+void packed_pairs(const float *columns, int64_t depth, uint32_t *to);
+
+/* c (+)= a b: [m, PANEL], m rounded up to a multiple of PACKED. */
+void packed_product(int64_t m, int64_t depth, const uint32_t *a, const uint32_t *b, float *c, bool adds);
+
+#endif
