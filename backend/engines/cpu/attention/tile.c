@@ -64,13 +64,17 @@ WIDE static void find_largest(const float *scores, int64_t keys, float *largest)
     memcpy(largest, found, sizeof found);
 }
 
+/* Powers are of two: e^(score - max) is 2^(score LOG2_E - base), which one FMA leaves to calculate. That is off by half
+   a place of the base at most, alike for all weights of a column. */
+static const float LOG2_E = 1.44269504f;
+
 /* base is finite, or infinite where a score is. */
 WIDE static void exponentiate(float *scores, int64_t keys, const float *base, float *sum) {
     float total[PANEL] = {0};
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
         INDEPENDENT
         for (int c = 0; c < PANEL; c++) {
-            scores[c] = fast_exp_negative(scores[c] - base[c]);
+            scores[c] = fast_exp2_negative(scores[c] * LOG2_E - base[c]);
             total[c] += scores[c];
         }
     }
@@ -78,10 +82,10 @@ WIDE static void exponentiate(float *scores, int64_t keys, const float *base, fl
         sum[c] += total[c];
 }
 
-/* What weights of a column are taken around, and what sums of tiles before are multiplied by. */
+/* What weights of a column are taken around, times LOG2_E, and what sums of tiles before are multiplied by. */
 FASTMATH float rebase(float max, float before, float *factor) {
-    float base = fast_pick(max == -INFINITY, 0, max);
-    *factor = fast_pick(before == max, 1, fast_exp_negative(before - base));
+    float base = fast_pick(max == -INFINITY, 0, max) * LOG2_E, base_before = before * LOG2_E;
+    *factor = fast_pick(before == max, 1, fast_exp2_negative(base_before - base));
     return base;
 }
 

@@ -88,6 +88,21 @@ FASTMATH float fast_weight(float x) {
     return fast_of_bits(bits < one ? bits : one);
 }
 
+/* 1.2 ulps. 2^x for x <= 127, of fewer steps still: 0 below -126. */
+FASTMATH float fast_exp2_negative(float x) {
+    const float shift = 0x1.8p23f + 127; /* adding it leaves an integer and the exponent's bias in the low bits */
+    float limited = x < -126.0f ? -126.0f : x;
+    float shifted = limited + shift;
+    float r = limited - (shifted - shift);
+    float p = 0.00015353362f; /* (2^r - 1) / r */
+    p = p * r + 0.0013398874f;
+    p = p * r + 0.009618437f;
+    p = p * r + 0.055503324f;
+    p = p * r + 0.24022648f;
+    p = p * r + 0.6931472f;
+    return fast_pick(x < -126.0f, 0.0f, (1.0f + r * p) * fast_of_bits(fast_bits(shifted) << 23));
+}
+
 /* 2.5 ulps. As e^x / (1 + e^x), which is 1 from 17 on, so that nothing overflows; 1 / (1 + e^-x) does below -88. */
 FASTMATH float fast_logistic(float x) {
     float limited = x > 30.0f ? 30.0f : x;
