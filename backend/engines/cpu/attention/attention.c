@@ -167,7 +167,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         plan->modifier = &modifier->program, plan->walk = &modifier->walk;
     }
     if (forward_at(op))
-        attention_plan_forward(plan, a);
+        attention_plan_forward(plan, forward_at(op));
     else
         attention_plan_backward(plan, backward_at(op));
     /* LINE more, as the workspace may have any alignment. */

@@ -31,7 +31,7 @@ struct attention_run {
 };
 
 /* Cuts the work into tasks and counts workspace; sizes, kernel and threads are there. */
-void attention_plan_forward(struct attention_plan *plan, const struct attention *a);
+void attention_plan_forward(struct attention_plan *plan, const struct sdpa_fwd_op *op);
 void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_op *op);
 void attention_forward(const struct attention_run *run, const struct sdpa_fwd_op *op);
 void attention_backward(const struct attention_run *run, const struct sdpa_bwd_op *op);

@@ -133,7 +133,7 @@ static void load_statistics(const struct backward_job *job, struct query_panel *
             continue;
         to->statistics[c] = 0;
         panel->is_used[c] = false;
-        panel->low[c] = panel->high[c] = 0;
+        panel->low[c] = panel->high[c] = panel->all_last = 0;
     }
 }
 

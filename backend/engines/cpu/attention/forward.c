@@ -78,20 +78,22 @@ static int64_t part_floats(const struct attention_plan *plan) { return plan->siz
 /* Of groups, of a batch entry. */
 static int64_t group_blocks(const struct attention_plan *plan) { return divide_up(plan->sizes.groups, plan->groups); }
 
-/* Few queries read keys at the speed of memory as it is. */
-static bool is_packed(const struct attention_plan *plan, const struct attention *a) {
-    bool is_bf16 =
-        a->q->type == WEFT_DATA_BFLOAT16 && a->k->type == WEFT_DATA_BFLOAT16 && a->v->type == WEFT_DATA_BFLOAT16;
-    return is_bf16 && !plan->is_few && a->k->strides.at[3] == 1 && a->v->strides.at[3] == 1 && packed_runs();
+/* A result of 16 bits may be off by a rounding of the weights. Few queries read keys at the speed of memory as it is. */
+static bool is_packed(const struct attention_plan *plan, const struct sdpa_fwd_op *op) {
+    const struct tensor *tensors[] = {op->a.q, op->a.k, op->a.v, op->o};
+    for (int i = 0; i < 4; i++)
+        if (tensors[i]->type != WEFT_DATA_BFLOAT16 || tensors[i]->strides.at[3] != 1)
+            return false;
+    return !plan->is_few && packed_runs();
 }
 
-void attention_plan_forward(struct attention_plan *plan, const struct attention *a) {
+void attention_plan_forward(struct attention_plan *plan, const struct sdpa_fwd_op *op) {
     const struct attention_sizes *s = &plan->sizes;
     int64_t groups = s->batches * s->groups, panels = divide_up(s->columns, PANEL);
     int64_t wanted = (int64_t)plan->threads * TASKS_PER_THREAD, most_splits = max64(1, s->keys / LEAST_SPLIT);
     struct forward_buffers buffers;
     plan->is_few = s->columns <= MOST_FEW;
-    plan->is_packed = is_packed(plan, a);
+    plan->is_packed = is_packed(plan, op);
     plan->panels = max64(1, min64(MOST_PANELS, groups * panels * (plan->is_few ? most_splits : 1) / wanted));
     if (plan->is_few)
         plan->panels = max64(1, min64(plan->panels, s->groups));

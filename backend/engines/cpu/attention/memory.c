@@ -3,6 +3,8 @@
 
 #include "base/number.h"
 
+enum { AHEAD = 16 }; /* rows that are fetched before they are loaded */
+
 /* A dimension of extent 1 ignores its index. */
 static int64_t step_of(const struct tensor *tensor, int dim) {
     return tensor->dims.at[dim] == 1 ? 0 : tensor->strides.at[dim];
@@ -23,6 +25,7 @@ struct rows rows_of(const struct bindings *bindings, const struct tensor *tensor
     struct view view = view_of(bindings, tensor);
     struct rows rows = {.base = view.data,
                         .type = view.type,
+                        .bits = dtype_of(view.type)->bits,
                         .first = head * step_of(tensor, 1),
                         .stride = step_of(tensor, 2),
                         .step = step_of(tensor, 3),
@@ -48,26 +51,28 @@ static int64_t row_offset(const struct rows *rows, int64_t row) {
     return rows->first + page * rows->page_stride + row % rows->page_rows * rows->stride;
 }
 
+const void *rows_at(const struct rows *rows, int64_t row) {
+    return (const char *)rows->base + row_offset(rows, row) * rows->bits / 8;
+}
+
+void rows_fetch(const struct rows *rows, int64_t row, int64_t count, int64_t depth, int64_t part, int64_t parts) {
+    const int64_t line = 64, bytes = depth * rows->bits / 8;
+    for (int64_t i = part * count / parts; rows->step == 1 && i < (part + 1) * count / parts; i++) {
+        const char *from = rows_at(rows, row + i);
+        for (int64_t byte = 0; byte < bytes; byte += line)
+            __builtin_prefetch(from + byte, 0, 2);
+    }
+}
+
 void rows_load(const struct rows *rows, int64_t row, int64_t count, int64_t depth, float *to, int64_t ld) {
     for (int64_t i = 0; i < count; i++, to += ld) {
+        if (i % AHEAD == 0)
+            rows_fetch(rows, row + i, min64(2 * AHEAD, count - i), depth, 0, 1);
         int64_t offset = row_offset(rows, row + i);
         if (rows->step == 1 || depth == 1)
             dtype_to_f32(to, rows->type, rows->base, offset, depth);
         for (int64_t d = 0; rows->step != 1 && depth > 1 && d < depth; d++)
             dtype_to_f32(to + d, rows->type, rows->base, offset + d * rows->step, 1);
-    }
-}
-
-const void *rows_at(const struct rows *rows, int64_t row) {
-    return (const char *)rows->base + row_offset(rows, row) * dtype_of(rows->type)->bits / 8;
-}
-
-void rows_fetch(const struct rows *rows, int64_t row, int64_t count, int64_t depth, int64_t part, int64_t parts) {
-    const int64_t line = 64, bits = dtype_of(rows->type)->bits;
-    for (int64_t i = part * count / parts; rows->step == 1 && i < (part + 1) * count / parts; i++) {
-        const char *from = rows_at(rows, row + i);
-        for (int64_t byte = 0; byte < depth * bits / 8; byte += line)
-            __builtin_prefetch(from + byte, 0, 2);
     }
 }
 

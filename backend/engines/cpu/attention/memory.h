@@ -9,6 +9,7 @@
 struct rows {
     void *base; /* NULL: absent */
     weftDataType_t type;
+    int bits;                    /* of an element */
     int64_t first, stride, step; /* in elements: of row 0, from row to row, within a row */
     struct view table;           /* which page has a row; no memory: there are no pages */
     int64_t batch, pages, page_rows, page_stride;

@@ -87,6 +87,8 @@ static void find_keys(struct panel *panel, int column, const struct attention *a
     panel->is_used[column] = row < queries;
     panel->low[column] = max64(0, diagonal - a->left_bound + 1);
     panel->high[column] = row < queries ? min64(keys, diagonal + a->right_bound + 1) : 0;
+    panel->all_first = max64(panel->all_first, panel->low[column]);
+    panel->all_last = min64(panel->all_last, panel->high[column]);
     /* A column that sees none widens nothing. */
     if (panel->low[column] >= panel->high[column])
         return;
@@ -100,6 +102,7 @@ void panel_make(struct panel *panel, const struct scores *scores, int64_t batch,
     panel->count = (int)min64(PANEL, sizes->columns - column);
     panel->batch = batch;
     panel->first_key = keys, panel->last_key = 0;
+    panel->all_first = 0, panel->all_last = keys;
     for (int c = 0; c < PANEL; c++) {
         panel->is_used[c] = false;
         panel->low[c] = 0, panel->high[c] = INT64_MAX;
@@ -129,7 +132,11 @@ static bool keeps_tile(const struct scores *scores, const struct panel *panel, i
 _Static_assert((int)KEY_TILE == (int)ATTENTION_MASK_TILE, "a tile of keys has one bit of a block mask");
 
 void panel_look(struct seen *seen, const struct panel *panel, const struct scores *scores, int64_t key, int64_t keys) {
-    seen->is_empty = seen->is_whole = true;
+    seen->is_whole = !scores->block_mask.data && key >= panel->all_first && key + keys <= panel->all_last;
+    seen->is_empty = !seen->is_whole;
+    if (seen->is_whole)
+        return;
+    seen->is_whole = true;
     for (int c = 0; c < PANEL; c++) {
         bool is_there = c >= panel->count || !scores->block_mask.data || keeps_tile(scores, panel, c, key);
         seen->low[c] = (int32_t)max64(0, min64(panel->low[c] - key, keys));

@@ -35,6 +35,7 @@ struct scores {
 struct panel {
     int count;
     int64_t batch, first_key, last_key;           /* keys that any of them sees: [first_key, last_key) */
+    int64_t all_first, all_last;                  /* keys that each of them sees */
     int64_t head[PANEL], row[PANEL], line[PANEL]; /* line: of all rows of scores, for dropout */
     int64_t low[PANEL], high[PANEL];              /* keys that each sees: [low, high) */
     bool is_used[PANEL];                          /* the query is within those in use */
@@ -54,8 +55,8 @@ void panel_make(struct panel *panel, const struct scores *scores, int64_t batch,
 
 /* Keys of a tile that columns see, in it; a tile begins at a multiple of KEY_TILE. */
 struct seen {
-    int32_t low[PANEL], high[PANEL];
-    bool is_empty, is_whole; /* no column sees any, each sees all */
+    int32_t low[PANEL], high[PANEL]; /* not set where each sees all */
+    bool is_empty, is_whole;         /* no column sees any, each sees all */
 };
 void panel_look(struct seen *seen, const struct panel *panel, const struct scores *scores, int64_t key, int64_t keys);
 
