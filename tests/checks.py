@@ -234,10 +234,10 @@ def tolerance(
     top.
 
     Where one product feeds the next, as in attention, tensor cores, and a CPU's tiles in bf16, take what the
-    first made as a factor of 16 bits: instead of sum(p v) they make sum(p (1 + e) v) with |e| <= u, the roundoff: 2^-11 in f16, 2^-8 in
-    bf16. That is off by u sum(|p| |v|) at most, for each element of the result, and `rounded` is this bound.
-    It holds for results of 16 bits and less; wider ones are as exact as float. The same is so of what goes
-    through memory between kernels, of an unset type.
+    first made as a factor of 16 bits: instead of sum(p v) they make sum(p (1 + e) v) with |e| <= u, the
+    roundoff: 2^-11 in f16, 2^-8 in bf16. That is off by u sum(|p| |v|) at most, for each element of the
+    result, and `rounded` is this bound. It holds for results of 16 bits and less; wider ones are as exact as
+    float. The same is so of what goes through memory between kernels, of an unset type.
 
     Hopper's tensor cores sum 128 products of FP8 with 13 bits of fraction, which drops 2^-9 of the magnitude
     summed at most; longer sums are no worse."""

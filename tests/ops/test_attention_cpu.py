@@ -49,12 +49,16 @@ def served(build: Any, inputs: dict[str, Any], dtype: str = "f32") -> tuple[str,
     return step["family"], " ".join(refusal["reason"] for refusal in step["declined"])
 
 
-def check_forward(case: Case, dtype: str = "f32", magnitude: float = 20) -> None:
-    inputs = case.inputs(dtype)
+def rounded_weights(case: Case, inputs: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """How a result is compared: weights are rounded where the products are of 16 bits."""
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
     lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0])))
-    rounded = [checks.roundoff(dtype) * lost, None, None, None]
-    how: dict[str, Any] = {"rounded": rounded, "layouts": ["packed"]}
+    return {"rounded": [checks.roundoff(dtype) * lost, None, None, None], "layouts": ["packed"]}
+
+
+def check_forward(case: Case, dtype: str = "f32", magnitude: float = 20) -> None:
+    inputs = case.inputs(dtype)
+    how = rounded_weights(case, inputs, dtype)
     checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=magnitude, **how)
     assert served(run_forward(case), inputs, dtype)[0] == "cpu.attention"
 
@@ -80,6 +84,7 @@ def edge(rows: int, columns: int) -> Case:
 @pytest.mark.parametrize(("rows", "columns"), EDGES)
 def test_edges_of_tiles(rows: int, columns: int) -> None:
     check_forward(edge(rows, columns))
+    check_forward(edge(rows, columns), "bf16")
     check_backward(edge(rows, columns))
 
 
@@ -93,26 +98,39 @@ def test_queries_of_several_heads_share_keys(heads: tuple[int, int, int], dtype:
     check_forward(case, dtype, magnitude=400)
 
 
-def test_few_queries_with_alibi_and_pages() -> None:
-    case = Case(rows=1, columns=300, depth=16, value_depth=64, heads=(4, 2, 2), seq_len_kv=[300, 131])
+@pytest.mark.parametrize(("rows", "dtype"), [(1, "f32"), (40, "f32"), (40, "bf16")])
+def test_queries_with_alibi_and_pages(rows: int, dtype: str) -> None:
+    case = Case(rows=rows, columns=300, depth=16, value_depth=64, heads=(4, 2, 2), seq_len_kv=[300, 131])
     case = replace(case, alibi=True)
-    inputs = case.inputs("f32")
+    inputs = case.inputs(dtype)
+    how = rounded_weights(case, inputs, dtype)
     for pages in (16, 7), (64, 0):
         operands = paged(case, inputs, *pages)
-        checks.check(run_forward(case), operands, forward(case, inputs), magnitude=100, layouts=["packed"])
+        checks.check(run_forward(case), operands, forward(case, inputs), magnitude=100, **how)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_large_scores(dtype: str) -> None:
+    """Scores of some thousands: one weight of a row is 1, and all others are 0 or nearly so."""
+    case = Case(rows=40, columns=200, depth=40, value_depth=24, heads=(2, 2, 2))
+    inputs = case.inputs(dtype)
+    inputs["q"] = (32 * inputs["q"].astype(np.float64)).astype(inputs["q"].dtype)
+    inputs["k"] = (32 * inputs["k"].astype(np.float64)).astype(inputs["k"].dtype)
+    how = rounded_weights(case, inputs, dtype)
+    checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=4000, **how)
 
 
 # ---- What is not seen --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [5, 40])
-def test_what_one_query_does_not_see_may_be_nan(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "dtype"), [(5, "f32"), (40, "f32"), (40, "bf16")])
+def test_what_one_query_does_not_see_may_be_nan(rows: int, dtype: str) -> None:
     """Only who sees a key reads it; the tile's others are as without it."""
     case = Case(heads=(2, 2, 2), rows=rows, columns=150, right=0, seq_len_kv=[150, 9], bias=(1, 1, 1, 150))
-    inputs = case.inputs("f32")
+    inputs = case.inputs(dtype)
     inputs["bias"][..., 1] = -INF
     last = rows - 2
-    want, top = forward(case, inputs), forward(case, inputs)[2]
+    want, top, how = forward(case, inputs), forward(case, inputs)[2], rounded_weights(case, inputs, dtype)
     for key in ("k", "v"):
         inputs[key][:, :, 1] = INF
         inputs[key][0, :, last] = np.nan
@@ -120,9 +138,7 @@ def test_what_one_query_does_not_see_may_be_nan(rows: int) -> None:
     for each in want:
         each[0, :, last:] = np.nan
     want[2] = np.where(np.isnan(want[2]), top, want[2])
-    found = checks.check(
-        run_forward(case), inputs, [*want[:2], None, want[3]], magnitude=20, layouts=["packed"]
-    )
+    found = checks.check(run_forward(case), inputs, [*want[:2], None, want[3]], magnitude=20, **how)
     assert all(np.isfinite(each[0][1]).all() for each in found.values())
 
 

@@ -30,6 +30,9 @@ struct attention_run {
     char *workspace; /* aligned: what is shared, then what each thread has */
 };
 
+/* Whether its products are of bf16, on AMX's tiles. */
+bool attention_is_packed(const struct attention_sizes *s, const struct sdpa_fwd_op *op);
+
 /* Cuts the work into tasks and counts workspace; sizes, kernel and threads are there. */
 void attention_plan_forward(struct attention_plan *plan, const struct sdpa_fwd_op *op);
 void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_op *op);

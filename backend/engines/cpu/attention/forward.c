@@ -78,13 +78,13 @@ static int64_t part_floats(const struct attention_plan *plan) { return plan->siz
 /* Of groups, of a batch entry. */
 static int64_t group_blocks(const struct attention_plan *plan) { return divide_up(plan->sizes.groups, plan->groups); }
 
-/* A result of 16 bits may be off by a rounding of the weights. Few queries read keys at the speed of memory as it is. */
-static bool is_packed(const struct attention_plan *plan, const struct sdpa_fwd_op *op) {
+/* A result of bf16 may be off by a rounding of the weights. Few queries read keys at memory's speed in any case. */
+bool attention_is_packed(const struct attention_sizes *s, const struct sdpa_fwd_op *op) {
     const struct tensor *tensors[] = {op->a.q, op->a.k, op->a.v, op->o};
     for (int i = 0; i < 4; i++)
         if (tensors[i]->type != WEFT_DATA_BFLOAT16 || tensors[i]->strides.at[3] != 1)
             return false;
-    return !plan->is_few && packed_runs();
+    return s->columns > MOST_FEW && packed_runs();
 }
 
 void attention_plan_forward(struct attention_plan *plan, const struct sdpa_fwd_op *op) {
@@ -93,7 +93,7 @@ void attention_plan_forward(struct attention_plan *plan, const struct sdpa_fwd_o
     int64_t wanted = (int64_t)plan->threads * TASKS_PER_THREAD, most_splits = max64(1, s->keys / LEAST_SPLIT);
     struct forward_buffers buffers;
     plan->is_few = s->columns <= MOST_FEW;
-    plan->is_packed = is_packed(plan, op);
+    plan->is_packed = attention_is_packed(s, op);
     plan->panels = max64(1, min64(MOST_PANELS, groups * panels * (plan->is_few ? most_splits : 1) / wanted));
     if (plan->is_few)
         plan->panels = max64(1, min64(plan->panels, s->groups));

@@ -64,9 +64,8 @@ WIDE static void find_largest(const float *scores, int64_t keys, float *largest)
     memcpy(largest, found, sizeof found);
 }
 
-/* Powers are of two: e^(score - max) is 2^(score LOG2_E - base), which one FMA leaves to calculate. That is off by half
-   a place of the base at most, alike for all weights of a column. */
-static const float LOG2_E = 1.44269504f;
+/* e^x for x <= 0, off by |x| 2^-24 of itself and 1.2 ulps: e^0 is 1, and what is off more is smaller. */
+FASTMATH float weight(float x) { return fast_exp2(x * 1.44269504f); }
 
 /* base is finite, or infinite where a score is. */
 WIDE static void exponentiate(float *scores, int64_t keys, const float *base, float *sum) {
@@ -74,7 +73,7 @@ WIDE static void exponentiate(float *scores, int64_t keys, const float *base, fl
     for (int64_t k = 0; k < keys; k++, scores += PANEL) {
         INDEPENDENT
         for (int c = 0; c < PANEL; c++) {
-            scores[c] = fast_exp2_negative(scores[c] * LOG2_E - base[c]);
+            scores[c] = weight(scores[c] - base[c]);
             total[c] += scores[c];
         }
     }
@@ -82,10 +81,10 @@ WIDE static void exponentiate(float *scores, int64_t keys, const float *base, fl
         sum[c] += total[c];
 }
 
-/* What weights of a column are taken around, times LOG2_E, and what sums of tiles before are multiplied by. */
+/* What weights of a column are taken around, and what sums of tiles before are multiplied by. */
 FASTMATH float rebase(float max, float before, float *factor) {
-    float base = fast_pick(max == -INFINITY, 0, max) * LOG2_E, base_before = before * LOG2_E;
-    *factor = fast_pick(before == max, 1, fast_exp2_negative(base_before - base));
+    float base = fast_pick(max == -INFINITY, 0, max);
+    *factor = fast_pick(before == max, 1, weight(before - base));
     return base;
 }
 
@@ -147,7 +146,7 @@ WIDE void tile_weigh(float *scores, int64_t keys, const float *statistics) {
         for (int c = 0; c < PANEL; c++) {
             /* The statistics are at least the score; rounded, they may be less. */
             float x = scores[c] - statistics[c];
-            scores[c] = fast_exp_negative(x > 0 ? 0 : x);
+            scores[c] = weight(x > 0 ? 0 : x);
         }
     }
 }

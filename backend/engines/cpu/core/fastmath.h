@@ -88,8 +88,8 @@ FASTMATH float fast_weight(float x) {
     return fast_of_bits(bits < one ? bits : one);
 }
 
-/* 1.2 ulps. 2^x for x <= 127, of fewer steps still: 0 below -126. */
-FASTMATH float fast_exp2_negative(float x) {
+/* 1.2 ulps. 2^x for x <= 127, of fewer steps: 0 below -126, where the result would be no normal number. */
+FASTMATH float fast_exp2(float x) {
     const float shift = 0x1.8p23f + 127; /* adding it leaves an integer and the exponent's bias in the low bits */
     float limited = x < -126.0f ? -126.0f : x;
     float shifted = limited + shift;
