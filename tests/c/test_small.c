@@ -6,6 +6,7 @@
 #include "harness.h"
 
 #include <math.h>
+#include <string.h>
 
 enum { ROOM = 160 * 160 };
 
@@ -39,12 +40,26 @@ static void check_product(const struct small_kernel *kernel, int m, int n, int d
     CHECK(wrong == 0, "%s: [%d,%d] x [%d,%d]: %d elements differ", kernel->name, m, depth, depth, n, wrong);
 }
 
-static void check_few(const struct small_kernel *kernel, int count, int rows, int depth) {
-    struct small_few few = {count, rows, depth, a, 140};
+/* a as a matrix of the type: bf16 at an odd address, of which a then has the values. */
+static const void *matrix_of(enum small_type type) {
+    static char narrow[2 * ROOM + 1];
+    for (int i = 0; i < ROOM && type == SMALL_BF16; i++) {
+        uint32_t bits;
+        memcpy(&bits, &a[i], sizeof bits);
+        uint16_t upper = (uint16_t)(bits >> 16);
+        bits = (uint32_t)upper << 16;
+        memcpy(&a[i], &bits, sizeof bits);
+        memcpy(narrow + 1 + 2 * i, &upper, sizeof upper);
+    }
+    return type == SMALL_BF16 ? (const void *)(narrow + 1) : a;
+}
+
+static void check_few(const struct small_kernel *kernel, enum small_type type, int count, int rows, int depth) {
+    struct small_few few = {count, rows, depth, matrix_of(type), 140};
     int wrong = 0;
     for (int i = 0; i < ROOM; i++)
         c[i] = 0;
-    kernel->dots(&few, b, 150, c, 90);
+    kernel->dots[type](&few, b, 150, c, 90);
     for (int i = 0; i < count + 1; i++)
         for (int r = 0; r < (rows + 3) / 4 * 4 + 1; r++) {
             double sum = 0;
@@ -59,7 +74,8 @@ static void check_few(const struct small_kernel *kernel, int count, int rows, in
     for (int r = 1; r < rows; r += 3)
         a[r * 140] = NAN;
     float *sums = c + 150 * 100;
-    kernel->combine(&few, c, 90, sums, 150);
+    few.matrix = matrix_of(type);
+    kernel->combine[type](&few, c, 90, sums, 150);
     for (int i = 0; i < count; i++)
         for (int d = 0; d < depth + 1; d++) {
             double sum = 0;
@@ -68,7 +84,8 @@ static void check_few(const struct small_kernel *kernel, int count, int rows, in
             wrong += !is_near(sums[i * 150 + d], sum);
         }
     fill(a);
-    CHECK(wrong == 0, "%s: %d vectors, %d rows of %d: %d elements differ", kernel->name, count, rows, depth, wrong);
+    CHECK(wrong == 0, "%s: %d vectors, %d rows of %d, type %d: %d elements differ", kernel->name, count, rows, depth,
+          type, wrong);
 }
 
 int main(void) {
@@ -79,7 +96,8 @@ int main(void) {
         for (int i = 0; i < 13; i++)
             for (int j = 0; j < 13; j++) {
                 check_product(kernel, sizes[i], sizes[j], sizes[(i + j) % 13], j % 2, i % 2);
-                check_few(kernel, 1 + j % 6, sizes[i], sizes[j]);
+                check_few(kernel, SMALL_FLOAT, 1 + j % 6, sizes[i], sizes[j]);
+                check_few(kernel, SMALL_BF16, 1 + j % 6, sizes[i], sizes[j]);
             }
         check_product(kernel, 7, 33, 0, false, false);
     }

@@ -220,21 +220,42 @@ struct forward_task {
     int64_t batch, group, groups, panels, first_key, last_key, split;
 };
 
-/* Keys and values of a tile, as floats. */
+/* Keys and values of a tile: as floats in the thread's buffers, packed there, or where few queries read them. */
 struct key_tile {
     int64_t key, keys;
-    struct small_factor k, v;
-    bool is_wild; /* values may hold infinities or NaN */
+    struct small_few few_k, few_v;
+    enum small_type k_type, v_type; /* of these */
+    bool is_wild;                   /* values may hold infinities or NaN */
 };
 
-/* A copy, whose padded rows kernels may read; few queries take rows where they lie. */
-static struct small_factor load_tile(const struct attention_plan *plan, const struct rows *rows, int64_t key,
-                                     int64_t keys, int64_t depth, float *buffer, int64_t ld) {
-    const float *in_place = plan->is_few ? rows_in_place(rows, key) : NULL;
-    if (in_place)
-        return (struct small_factor){in_place, rows->stride, 1};
+/* Rows where they lie, or a copy. */
+static struct small_few few_rows(const struct rows *rows, int64_t key, int64_t keys, int64_t depth, float *buffer,
+                                 int64_t ld, enum small_type *type) {
+    *type = rows_are_in_place(rows) && rows->type == WEFT_DATA_BFLOAT16 ? SMALL_BF16 : SMALL_FLOAT;
+    if (rows_are_in_place(rows))
+        return (struct small_few){.rows = keys, .depth = depth, .matrix = rows_at(rows, key), .ld = rows->stride};
     rows_load(rows, key, keys, depth, buffer, ld);
-    return (struct small_factor){buffer, ld, 1};
+    return (struct small_few){.rows = keys, .depth = depth, .matrix = buffer, .ld = ld};
+}
+
+static struct key_tile load_tile(const struct attention_plan *plan, const struct forward_buffers *b,
+                                 const struct key_rows *rows, int64_t key, int64_t keys) {
+    const struct attention_sizes *s = &plan->sizes;
+    struct key_tile t = {.key = key, .keys = keys};
+    if (plan->is_few) {
+        t.few_k = few_rows(&rows->k, key, keys, s->depth, b->k, b->k_row, &t.k_type);
+        t.few_v = few_rows(&rows->v, key, keys, s->value_depth, b->v, b->v_row, &t.v_type);
+    } else if (plan->is_packed) {
+        packed_rows(&rows->k, key, keys, s->depth, b->packed_k);
+        t.is_wild = packed_columns(&rows->v, key, keys, s->value_depth, b->packed_v);
+        if (t.is_wild)
+            rows_load(&rows->v, key, keys, s->value_depth, b->v, b->v_row);
+    } else {
+        rows_load(&rows->k, key, keys, s->depth, b->k, b->k_row);
+        rows_load(&rows->v, key, keys, s->value_depth, b->v, b->v_row);
+        t.is_wild = tile_is_wild(b->v, keys, s->value_depth, b->v_row);
+    }
+    return t;
 }
 
 /* Adds weighted values to a panel's result. */
@@ -242,7 +263,7 @@ static void add_values(const struct attention_plan *plan, const struct forward_b
                        const struct key_tile *t) {
     int64_t depth = plan->sizes.value_depth, count = b->panels[p].count;
     float *o = b->o + p * b->o_floats;
-    struct small_factor values = {t->v.at, t->v.depth, t->v.row}, weights = {b->tile, 0, PANEL};
+    struct small_factor values = {b->v, 1, b->v_row}, weights = {b->tile, 0, PANEL};
     if (t->is_wild) {
         tile_product_of_some(depth, count, t->keys, values, weights, o, PANEL, false);
     } else if (plan->is_packed) {
@@ -265,8 +286,9 @@ static void multiply_keys(const struct forward_job *job, const struct forward_bu
     const struct attention_plan *plan = job->run->plan;
     const float *q = b->q + p * b->q_floats, scale = job->run->scores.scale;
     if (!plan->is_packed) {
-        small_product(plan->kernel, t->keys, b->panels[p].count, plan->sizes.depth, t->k,
-                      (struct small_factor){q, 0, PANEL}, b->tile, PANEL, false);
+        small_product(plan->kernel, t->keys, b->panels[p].count, plan->sizes.depth,
+                      (struct small_factor){b->k, b->k_row, 1}, (struct small_factor){q, 0, PANEL}, b->tile, PANEL,
+                      false);
         return;
     }
     packed_product(t->keys, plan->sizes.depth, b->packed_k, (const uint32_t *)q, b->tile, false);
@@ -312,9 +334,10 @@ static void visit_tile_of_few(const struct forward_job *job, const struct forwar
     const struct scores *scores = &job->run->scores;
     const struct panel *panel = &b->panels[p];
     int64_t depth = plan->sizes.value_depth;
+    struct small_few keys = t->few_k, values = t->few_v;
     float *o = b->o + p * b->o_floats;
-    plan->kernel->dots(&(struct small_few){panel->count, t->keys, plan->sizes.depth, t->k.at, t->k.row},
-                       b->q + p * b->q_floats, b->k_row, b->rows, KEY_TILE);
+    keys.count = values.count = panel->count;
+    plan->kernel->dots[t->k_type](&keys, b->q + p * b->q_floats, b->k_row, b->rows, KEY_TILE);
     finish_rows(scores, b, panel, t, seen);
     if (scores->keeps < 1)
         tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
@@ -326,8 +349,7 @@ static void visit_tile_of_few(const struct forward_job *job, const struct forwar
         for (int64_t k = 0; scores->keeps < 1 && k < t->keys; k++)
             weights[k] *= b->room[k * PANEL + c];
     }
-    plan->kernel->combine(&(struct small_few){panel->count, t->keys, depth, t->v.at, t->v.row}, b->rows, KEY_TILE, o,
-                          b->v_row);
+    plan->kernel->combine[t->v_type](&values, b->rows, KEY_TILE, o, b->v_row);
 }
 
 /* Queries: in columns or packed for products, or as rows where they are few. */
@@ -387,17 +409,7 @@ static void visit_panels(const struct forward_job *job, const struct forward_buf
     const struct attention_sizes *s = &plan->sizes;
     const struct key_rows *rows = &b->key_rows[group];
     const int64_t panels = task->panels / task->groups, next = key + KEY_TILE;
-    struct key_tile tile = {.key = key, .keys = min64(KEY_TILE, task->last_key - key)};
-    if (plan->is_packed) {
-        packed_rows(&rows->k, key, tile.keys, s->depth, b->packed_k);
-        tile.is_wild = packed_columns(&rows->v, key, tile.keys, s->value_depth, b->packed_v);
-    } else {
-        tile.k = load_tile(plan, &rows->k, key, tile.keys, s->depth, b->k, b->k_row);
-    }
-    if (!plan->is_packed || tile.is_wild)
-        tile.v = load_tile(plan, &rows->v, key, tile.keys, s->value_depth, b->v, b->v_row);
-    if (!plan->is_packed)
-        tile.is_wild = !plan->is_few && tile_is_wild(tile.v.at, tile.keys, s->value_depth, tile.v.row);
+    const struct key_tile tile = load_tile(plan, b, rows, key, min64(KEY_TILE, task->last_key - key));
     for (int64_t i = 0; i < panels; i++) {
         struct seen seen;
         int64_t p = group * panels + i, next_keys = plan->is_few ? 0 : min64(KEY_TILE, task->last_key - next);

@@ -77,10 +77,9 @@ void rows_load(const struct rows *rows, int64_t row, int64_t count, int64_t dept
 }
 
 /* User memory promises no alignment. */
-const float *rows_in_place(const struct rows *rows, int64_t row) {
-    bool is_plain = rows->type == WEFT_DATA_FLOAT && rows->step == 1 && !rows->table.data;
-    return is_plain && (uintptr_t)rows->base % sizeof(float) == 0 ? (const float *)rows->base + row_offset(rows, row)
-                                                                  : NULL;
+bool rows_are_in_place(const struct rows *rows) {
+    bool is_float = rows->type == WEFT_DATA_FLOAT && (uintptr_t)rows->base % sizeof(float) == 0;
+    return (is_float || rows->type == WEFT_DATA_BFLOAT16) && rows->step == 1 && !rows->table.data;
 }
 
 void rows_store(const struct rows *rows, int64_t row, int64_t used, int64_t depth, const float *from) {

@@ -30,8 +30,9 @@ const void *rows_at(const struct rows *rows, int64_t row);
    none. Rows that lie apart are loaded at the memory's latency without. */
 void rows_fetch(const struct rows *rows, int64_t row, int64_t count, int64_t depth, int64_t part, int64_t parts);
 
-/* The same rows where they lie, as floats rows->stride apart; NULL where they are no neighbouring floats. */
-const float *rows_in_place(const struct rows *rows, int64_t row);
+/* Whether rows lie as products of a few vectors read them, rows->stride apart: without pages, neighbouring floats that
+   are aligned, or bf16. */
+bool rows_are_in_place(const struct rows *rows);
 
 /* One row, where it is there: `used` rows are in use. */
 void rows_store(const struct rows *rows, int64_t row, int64_t used, int64_t depth, const float *from);

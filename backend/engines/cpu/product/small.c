@@ -2,6 +2,7 @@
 /* Products of small matrices. Each element is summed in one order, which the depth alone fixes. */
 #include "engines/cpu/product/small.h"
 
+#include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/vector.h"
 
 #include <stddef.h>
@@ -38,17 +39,25 @@
 
 /* ---- A few vectors ---- */
 
-enum {
-    AHEAD = 16,
-    FLOATS_OF_LINE = 16
-}; /* rows that are fetched before they are read: a stride defeats the CPU's own */
+enum { AHEAD = 16, LINE = 64 }; /* rows that are fetched before they are read: a stride defeats the CPU's own */
 
 typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
+typedef uint16_t bf16 __attribute__((may_alias, aligned(1)));
 
-static inline __attribute__((always_inline)) void fetch_row(const float *row, int64_t depth) {
-    for (int64_t d = 0; d < depth; d += FLOATS_OF_LINE)
-        __builtin_prefetch(row + d, 0, 2);
+static inline __attribute__((always_inline)) void fetch_row(const void *row, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += LINE)
+        __builtin_prefetch((const char *)row + b, 0, 2);
 }
+
+/* Numbers of a matrix as floats, and vectors of them: bf16 is a float's upper half. */
+#define FLOAT_OF_float(number) (number)
+#define FLOAT_OF_bf16(number) fast_of_bits((uint32_t)(number) << 16)
+#define VECTOR_OF_float(numbers) (*(const vector *)(numbers))
+#define VECTOR_OF_bf16(numbers) ((vector)(__builtin_convertvector(*(const halves *)(numbers), words) << 16))
+#define VECTOR_TYPES(lanes)                                                                                            \
+    typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));       \
+    typedef uint32_t words __attribute__((vector_size(lanes * sizeof(float)), unused));                                \
+    typedef uint16_t halves __attribute__((vector_size(lanes * sizeof(bf16)), may_alias, aligned(1), unused));
 
 /* Four rows at a time: the sums of their lanes become one vector of four numbers. */
 static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four c, four d) {
@@ -58,23 +67,23 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
 }
 
 /* The rows of `matrix` are four, or the last one again where fewer are left. */
-#define SMALL_DOTS(function, attribute, lanes)                                                                         \
+#define SMALL_DOTS(function, attribute, lanes, element)                                                                \
     attribute static void function(const struct small_few *few, const float *vectors, int64_t vector_ld,               \
                                    float *products, int64_t product_ld) {                                              \
-        typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
+        VECTOR_TYPES(lanes)                                                                                            \
         const int64_t whole = few->depth - few->depth % lanes;                                                         \
         for (int64_t row = 0; row < few->rows; row += 4) {                                                             \
-            const float *rows[4];                                                                                      \
+            const element *rows[4], *matrix = few->matrix;                                                             \
             for (int i = 0; i < 4; i++) {                                                                              \
-                rows[i] = few->matrix + (row + i < few->rows ? row + i : few->rows - 1) * few->ld;                     \
-                fetch_row(rows[i] + AHEAD * few->ld, few->depth);                                                      \
+                rows[i] = matrix + (row + i < few->rows ? row + i : few->rows - 1) * few->ld;                          \
+                fetch_row(rows[i] + AHEAD * few->ld, few->depth * (int64_t)sizeof(element));                           \
             }                                                                                                          \
             for (int c = 0; c < few->count; c++) {                                                                     \
                 const float *x = vectors + c * vector_ld;                                                              \
                 vector sums[4] = {{0}};                                                                                \
                 for (int64_t d = 0; d < whole; d += lanes)                                                             \
                     _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) sums[i] +=                                     \
-                        *(const vector *)(x + d) * *(const vector *)(rows[i] + d);                                     \
+                        *(const vector *)(x + d) * VECTOR_OF_##element(rows[i] + d);                                   \
                 four parts[4];                                                                                         \
                 _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {                                                  \
                     parts[i] = ((const four *)&sums[i])[0];                                                            \
@@ -84,33 +93,34 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
                 four found = sum_lanes(parts[0], parts[1], parts[2], parts[3]);                                        \
                 for (int64_t d = whole; d < few->depth; d++)                                                           \
                     for (int i = 0; i < 4; i++)                                                                        \
-                        found[i] += x[d] * rows[i][d];                                                                 \
+                        found[i] += x[d] * FLOAT_OF_##element(rows[i][d]);                                             \
                 *(four *)(products + c * product_ld + row) = found;                                                    \
             }                                                                                                          \
         }                                                                                                              \
     }
 
 /* Sums of four vectors stay in registers for all rows; what is left of the depth goes one by one. */
-#define SMALL_COMBINE(function, attribute, lanes)                                                                      \
+#define SMALL_COMBINE(function, attribute, lanes, element)                                                             \
     attribute static void function(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums,  \
                                    int64_t sum_ld) {                                                                   \
-        typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
+        VECTOR_TYPES(lanes)                                                                                            \
         const int64_t whole = few->depth - few->depth % (4 * lanes);                                                   \
+        const element *matrix = few->matrix;                                                                           \
         for (int c = 0; c < few->count; c++) {                                                                         \
             float *to = sums + c * sum_ld;                                                                             \
             for (int64_t d = 0; d < whole; d += 4 * lanes) {                                                           \
                 vector sum[4];                                                                                         \
-                const float *x = few->matrix + d;                                                                      \
+                const element *x = matrix + d;                                                                         \
                 for (int i = 0; i < 4; i++)                                                                            \
                     sum[i] = *(vector *)(to + d + i * lanes);                                                          \
                 for (int64_t row = 0; row < few->rows; row++, x += few->ld) {                                          \
                     float weight = weights[c * weight_ld + row];                                                       \
                     if (c == 0)                                                                                        \
-                        fetch_row(x + AHEAD * few->ld, 4 * lanes);                                                     \
+                        fetch_row(x + AHEAD * few->ld, 4 * lanes * (int64_t)sizeof(element));                          \
                     if (weight == 0)                                                                                   \
                         continue;                                                                                      \
                     _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) sum[i] +=                                      \
-                        weight * *(const vector *)(x + i * lanes);                                                     \
+                        weight * VECTOR_OF_##element(x + i * lanes);                                                   \
                 }                                                                                                      \
                 for (int i = 0; i < 4; i++)                                                                            \
                     *(vector *)(to + d + i * lanes) = sum[i];                                                          \
@@ -118,7 +128,7 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
             for (int64_t row = 0; row < few->rows && whole < few->depth; row++) {                                      \
                 float weight = weights[c * weight_ld + row];                                                           \
                 for (int64_t d = whole; d < few->depth && weight != 0; d++)                                            \
-                    to[d] += weight * few->matrix[row * few->ld + d];                                                  \
+                    to[d] += weight * FLOAT_OF_##element(matrix[row * few->ld + d]);                                   \
             }                                                                                                          \
         }                                                                                                              \
     }
@@ -128,25 +138,34 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
 #define AVX2 __attribute__((target("avx2,fma")))
 SMALL_KERNEL(whole_avx512, AVX512, 16, 8, 2)
 SMALL_KERNEL(half_avx512, AVX512, 16, 8, 1)
-SMALL_DOTS(dots_avx512, AVX512, 16)
-SMALL_COMBINE(combine_avx512, AVX512, 16)
+SMALL_DOTS(dots_avx512_f32, AVX512, 16, float)
+SMALL_COMBINE(combine_avx512_f32, AVX512, 16, float)
+SMALL_DOTS(dots_avx512_bf16, AVX512, 16, bf16)
+SMALL_COMBINE(combine_avx512_bf16, AVX512, 16, bf16)
 SMALL_KERNEL(whole_avx2, AVX2, 8, 6, 2)
 SMALL_KERNEL(half_avx2, AVX2, 8, 6, 1)
-SMALL_DOTS(dots_avx2, AVX2, 8)
-SMALL_COMBINE(combine_avx2, AVX2, 8)
+SMALL_DOTS(dots_avx2_f32, AVX2, 8, float)
+SMALL_COMBINE(combine_avx2_f32, AVX2, 8, float)
+SMALL_DOTS(dots_avx2_bf16, AVX2, 8, bf16)
+SMALL_COMBINE(combine_avx2_bf16, AVX2, 8, bf16)
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
 SMALL_KERNEL(whole_plain, , 4, 6, 2)
 SMALL_KERNEL(half_plain, , 4, 6, 1)
-SMALL_DOTS(dots_plain, , 4)
-SMALL_COMBINE(combine_plain, , 4)
+SMALL_DOTS(dots_plain_f32, , 4, float)
+SMALL_COMBINE(combine_plain_f32, , 4, float)
+SMALL_DOTS(dots_plain_bf16, , 4, bf16)
+SMALL_COMBINE(combine_plain_bf16, , 4, bf16)
+
+#define FEW(name)                                                                                                      \
+    {dots_##name##_f32, dots_##name##_bf16}, { combine_##name##_f32, combine_##name##_bf16 }
 
 static const struct small_kernel kernels[] = {
 #if defined(__x86_64__)
-    {"avx512 8x32", 8, 32, whole_avx512, half_avx512, dots_avx512, combine_avx512},
-    {"avx2 6x16", 6, 16, whole_avx2, half_avx2, dots_avx2, combine_avx2},
+    {"avx512 8x32", 8, 32, whole_avx512, half_avx512, FEW(avx512)},
+    {"avx2 6x16", 6, 16, whole_avx2, half_avx2, FEW(avx2)},
 #endif
-    {"plain 6x8", 6, 8, whole_plain, half_plain, dots_plain, combine_plain},
+    {"plain 6x8", 6, 8, whole_plain, half_plain, FEW(plain)},
 };
 
 /* Rank 1 and above are for tests, which run every kernel that the CPU has. */

@@ -19,24 +19,30 @@ struct small_factor {
 typedef void small_multiply(int64_t m, int64_t depth, struct small_factor a, const float *b, int64_t b_depth, float *c,
                             int64_t ld, bool adds);
 
-/* A few vectors beside a matrix of rows `ld` apart, each row read once from wherever it lies. */
+/* What rows that are read in place are of; bf16 at any address. */
+enum small_type { SMALL_FLOAT, SMALL_BF16, SMALL_TYPES };
+
+/* A few vectors of floats beside a matrix of rows `ld` elements apart, each row read once from wherever it lies. */
 struct small_few {
     int count;
     int64_t rows, depth;
-    const float *matrix;
+    const void *matrix;
     int64_t ld;
 };
+typedef void small_dots(const struct small_few *few, const float *vectors, int64_t vector_ld, float *products,
+                        int64_t product_ld);
+typedef void small_combine(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums,
+                           int64_t sum_ld);
 
 /* One compiled form of the innermost loops: of products, for blocks of C of `columns`, and of half as many. */
 struct small_kernel {
     const char *name; /* "avx512 8x32" */
     int rows, columns;
     small_multiply *whole, *half;
-    /* products[i][row] = matrix[row] . vectors[i]; rows up to the next multiple of 4 are written. */
-    void (*dots)(const struct small_few *few, const float *vectors, int64_t vector_ld, float *products,
-                 int64_t product_ld);
-    /* sums[i] += sum of weights[i][row] matrix[row]; a row of weight 0 is not read. */
-    void (*combine)(const struct small_few *few, const float *weights, int64_t weight_ld, float *sums, int64_t sum_ld);
+    /* By the matrix's type: products[i][row] = matrix[row] . vectors[i]; rows up to the next multiple of 4 are written.
+       sums[i] += sum of weights[i][row] matrix[row]; a row of weight 0 is not read. */
+    small_dots *dots[SMALL_TYPES];
+    small_combine *combine[SMALL_TYPES];
 };
 
 enum { SMALL_ROWS = 8, SMALL_COLUMNS = 32 }; /* of any kernel at most; its columns divide SMALL_COLUMNS */
