@@ -10,7 +10,10 @@
 
    Where tasks would be few, keys are split, and parts of a column are put together when all are done. Where columns are
    few, memory is what takes time: a task reads a tile of all groups before the next, as heads lie side by side in a
-   row, and streams of 256 bytes from every 2 KiB are half as fast. */
+   row, and streams of 256 bytes from every 2 KiB are half as fast.
+
+   Where operands and result are bf16 and the CPU has AMX, keys, values, queries and weights are packed for its tiles
+   (packed.h) in place of floats; scores, softmax and sums are floats as ever. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
 #include "engines/cpu/attention/packed.h"
@@ -32,12 +35,12 @@ struct key_rows {
 struct forward_buffers {
     struct panel *panels;
     struct key_rows *key_rows; /* [groups] */
-    float *q, *o;       /* [panels][depth][PANEL], [panels][depth of values][PANEL]; few: [panels][MOST_FEW][row] */
-    float *max, *sum;   /* [panels][PANEL] */
-    float *k, *v;       /* rows of a tile */
-    float *tile, *room; /* [keys][PANEL] */
-    float *rows;        /* scores of a few queries, [MOST_FEW][KEY_TILE] */
-    float *columns;     /* packed: queries, before they are */
+    float *q, *o;     /* [panels][depth][PANEL], packed: pairs; [panels][depth of values][PANEL]; few: [panels][rows] */
+    float *max, *sum; /* [panels][PANEL] */
+    float *k, *v;     /* rows of a tile */
+    float *tile, *room;                       /* [keys][PANEL] */
+    float *rows;                              /* scores of a few queries, [MOST_FEW][KEY_TILE] */
+    float *columns;                           /* packed: queries, before they are */
     uint32_t *packed_k, *packed_v, *pairs;    /* packed: a tile of keys, of values, of weights */
     float *row;                               /* queries, [PANEL] of them */
     float *result;                            /* rows, [PANEL][v_row] */
