@@ -104,6 +104,12 @@ struct gemm_matrix {
 };
 gemm_pack gemm_pack_matrix, gemm_pack_matrix_double; /* for FLOAT kernels, for DOUBLE kernels */
 
+/* The element that a panel of a matrix begins with; elements are whole bytes. */
+const char *gemm_corner(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0);
+
+/* Whether floats can be read where they lie: user memory promises no alignment. */
+bool gemm_has_floats(const struct gemm_matrix *matrix);
+
 /* The same for any kernel, whose factors hold all values of the matrix's type. */
 gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel), *gemm_pack_of_b(const struct gemm_kernel *kernel);
 

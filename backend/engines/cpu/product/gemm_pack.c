@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing operands in memory into panels of a product. It must not know tensors or operations. */
+#include "base/dtype.h"
+#include "base/number.h"
+#include "engines/cpu/product/gemm.h"
+#include "engines/cpu/product/tiles.h"
+
+#include <string.h>
+
+enum {
+    LINE = 64, /* of the cache, bytes */
+    WORDS_OF_LINE = 16,
+    FETCHED = 64 /* elements of a row that is converted, at least, for it to be fetched */
+};
+
+/* Index of the element at (first, k0) in one matrix of a batch. The batch index is taken apart from its fastest
+   dimension on. */
+static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+    int64_t index = first * matrix->stride + k0 * matrix->depth_stride;
+    for (int i = matrix->batch_rank - 1; i >= 0; i--) {
+        index += batch % matrix->batch_dims[i] * matrix->batch_strides[i];
+        batch /= matrix->batch_dims[i];
+    }
+    return index;
+}
+
+const char *gemm_corner(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+    return (const char *)matrix->base + dtype_bytes(matrix->type, matrix_index(matrix, batch, first, k0));
+}
+
+bool gemm_has_floats(const struct gemm_matrix *matrix) {
+    return matrix->type == WEFT_DATA_FLOAT && (uintptr_t)matrix->base % sizeof(float) == 0;
+}
+
+/* Transposes rows [count, depth] of words of 4 bytes, `ld` bytes from row to row, into panel [depth, width]. Words may
+   lie anywhere. Four rows at a time: reads of few rows keep out of each other's cache sets when ld is a power of two.
+   The next four, of this panel or the next, are fetched meanwhile: rows are too short for the CPU to see a stream. */
+static void transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
+    typedef float four __attribute__((vector_size(16), may_alias, aligned(1)));
+    typedef uint32_t word __attribute__((may_alias, aligned(1)));
+    const char *from = rows;
+    word *to = panel;
+    int i = 0;
+    for (; i + 4 <= count; i += 4, from += 4 * ld, to += 4) {
+        /* Blocks of 4 x 4: two shuffles of each pair of rows turn four rows into four columns. */
+        const word *row[4] = {(const word *)from, (const word *)(from + ld), (const word *)(from + 2 * ld),
+                              (const word *)(from + 3 * ld)};
+        int d = 0;
+        for (; d + 4 <= depth; d += 4) {
+            for (int r = 0; r < 4 && d % WORDS_OF_LINE == 0; r++)
+                __builtin_prefetch(from + (r + 4) * ld + d * 4);
+            four a = *(const four *)(row[0] + d), b = *(const four *)(row[1] + d);
+            four c = *(const four *)(row[2] + d), e = *(const four *)(row[3] + d);
+            four ab01 = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+            four ab23 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+            four ce01 = __builtin_shufflevector(c, e, 0, 4, 1, 5);
+            four ce23 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
+            word *column = to + (int64_t)d * width;
+            *(four *)column = __builtin_shufflevector(ab01, ce01, 0, 1, 4, 5);
+            *(four *)(column + width) = __builtin_shufflevector(ab01, ce01, 2, 3, 6, 7);
+            *(four *)(column + 2 * width) = __builtin_shufflevector(ab23, ce23, 0, 1, 4, 5);
+            *(four *)(column + 3 * width) = __builtin_shufflevector(ab23, ce23, 2, 3, 6, 7);
+        }
+        /* Depths that are left over, and below rows that are: at most three of each. */
+        for (; d < depth; d++)
+            for (int lane = 0; lane < 4; lane++)
+                to[(int64_t)d * width + lane] = row[lane][d];
+    }
+    for (; i < count; i++, from += ld, to++)
+        for (int d = 0; d < depth; d++)
+            to[(int64_t)d * width] = ((const word *)from)[d];
+}
+
+/* A matrix whose rows (of A; columns of B) are contiguous. */
+static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
+                                  int depth) {
+    if (gemm_has_floats(matrix)) {
+        transpose(panel, width, (const float *)matrix->base + index, matrix->stride * (int64_t)sizeof(float), count,
+                  depth);
+        return;
+    }
+    /* Four rows converted at a time, so that transpose reads them as floats, while the next four are fetched. */
+    float strip[4][GEMM_DEPTH];
+    int64_t bytes = depth < FETCHED ? 0 : dtype_bytes(matrix->type, depth);
+    int64_t ahead = dtype_bytes(matrix->type, 4 * matrix->stride);
+    for (int i = 0; i < count; i += 4) {
+        int rows = (int)min64(4, count - i);
+        for (int j = 0; j < rows; j++, index += matrix->stride) {
+            const char *row = (const char *)matrix->base + (bytes ? dtype_bytes(matrix->type, index) + ahead : 0);
+            for (int64_t line = 0; line < bytes; line += LINE)
+                __builtin_prefetch(row + line);
+            dtype_to_f32(strip[j], matrix->type, matrix->base, index, depth);
+        }
+        transpose(panel + i, width, strip, sizeof strip[0], rows, depth);
+    }
+}
+
+/* A few neighbours of BFLOAT16: a call would cost more. */
+static void widen(void *floats, const void *halves, int count) {
+    typedef uint32_t word __attribute__((may_alias));
+    typedef uint16_t half __attribute__((may_alias, aligned(1)));
+    for (int i = 0; i < count; i++)
+        ((word *)floats)[i] = (uint32_t)((const half *)halves)[i] << 16;
+}
+
+/* Rows of the panel are neighbours in memory. There they are short and on pages of their own, where the CPU sees no
+   stream: those of the next panel are fetched meanwhile, the ends of their lines, since they begin anywhere. */
+static void copy_rows(float *panel, int width, const float *from, int64_t ld, int count, int depth) {
+    for (int d = 0; d < depth; d++, from += ld, panel += width) {
+        for (int i = WORDS_OF_LINE - 1; i < WORDS_OF_LINE - 1 + count; i += WORDS_OF_LINE)
+            __builtin_prefetch(from + width + i, 0, 2);
+        memcpy(panel, from, (size_t)count * sizeof *panel);
+    }
+}
+
+void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                      int depth) {
+    const struct gemm_matrix *matrix = source;
+    int64_t index = matrix_index(matrix, batch, first, k0);
+    float *dst = panel;
+    /* Depth fastest in memory: rows are transposed into the panel. */
+    if (matrix->depth_stride == 1) {
+        pack_contiguous_depth(matrix, dst, width, index, count, depth);
+        return;
+    }
+    if (matrix->stride == 1 && gemm_has_floats(matrix)) {
+        copy_rows(dst, width, (const float *)matrix->base + index, matrix->depth_stride, count, depth);
+        return;
+    }
+    for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width) {
+        /* Depth by depth: a row of the panel is `width` neighbours along the other index. */
+        if (gemm_has_floats(matrix)) {
+            const float *src = (const float *)matrix->base + index;
+            for (int i = 0; i < count; i++)
+                dst[i] = src[i * matrix->stride];
+        } else if (matrix->stride == 1 && matrix->type == WEFT_DATA_BFLOAT16) {
+            widen(dst, (const char *)matrix->base + 2 * index, count);
+        } else if (matrix->stride == 1) {
+            dtype_to_f32(dst, matrix->type, matrix->base, index, count);
+        } else {
+            for (int i = 0; i < count; i++)
+                dtype_to_f32(dst + i, matrix->type, matrix->base, index + i * matrix->stride, 1);
+        }
+    }
+}
+
+/* Element by element: products in double are rare, and exact in any type. */
+void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                             int64_t k0, int depth) {
+    const struct gemm_matrix *matrix = source;
+    int64_t index = matrix_index(matrix, batch, first, k0);
+    double *dst = panel;
+    for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width)
+        for (int i = 0; i < count; i++)
+            dst[i] = dtype_load(matrix->type, matrix->base, index + i * matrix->stride);
+}
+
+/* ---- Groups ---- */
+
+/* Elements of `bytes` at `depth` neighbouring depths, which lie together in memory: whole groups are words of 4 bytes,
+   the last one may have fewer elements. */
+static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
+                      int depth, int bytes) {
+    int whole = depth * bytes / 4, rest = depth * bytes % 4;
+    transpose(panel, width, corner, matrix->stride * bytes, count, whole);
+    for (int i = 0; i < count && rest; i++)
+        memcpy(panel + (int64_t)whole * width + i, corner + i * matrix->stride * bytes + 4 * whole, (size_t)rest);
+}
+
+typedef uint8_t bytes16 __attribute__((vector_size(16), may_alias, aligned(1)));
+typedef uint16_t halves8 __attribute__((vector_size(16), may_alias, aligned(1)));
+
+/* Of two depths the low and the high halves. */
+static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_row, int count) {
+    typedef uint16_t half __attribute__((may_alias, aligned(1)));
+    const half *low = low_row, *high = high_row;
+    int i = 0;
+    for (; i + 8 <= count; i += 8) {
+        halves8 a = *(const halves8 *)(low + i), b = *(const halves8 *)(high + i);
+        *(halves8 *)(pairs + i) = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+        *(halves8 *)(pairs + i + 4) = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    for (; i < count; i++)
+        pairs[i] = low[i] | (uint32_t)high[i] << 16;
+}
+
+/* Bytes of two rows in turn, as the low and the high half of an item of `pairs`. */
+static inline __attribute__((always_inline)) void join_bytes(halves8 *pairs, const uint8_t *low, const uint8_t *high) {
+    bytes16 a = *(const bytes16 *)low, b = *(const bytes16 *)high;
+    pairs[0] = (halves8)__builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    pairs[1] = (halves8)__builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+
+/* Of four depths a byte each. */
+static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int count) {
+    const uint8_t *rows[4] = {row, row + step, row + 2 * step, row + 3 * step};
+    int i = 0;
+    for (; i + 16 <= count; i += 16) {
+        halves8 low[2], high[2];
+        join_bytes(low, rows[0] + i, rows[1] + i);
+        join_bytes(high, rows[2] + i, rows[3] + i);
+        for (int j = 0; j < 2; j++) {
+            halves8 *to = (halves8 *)(fours + i + j * 8);
+            to[0] = __builtin_shufflevector(low[j], high[j], 0, 8, 1, 9, 2, 10, 3, 11);
+            to[1] = __builtin_shufflevector(low[j], high[j], 4, 12, 5, 13, 6, 14, 7, 15);
+        }
+    }
+    for (; i < count; i++)
+        fours[i] = rows[0][i] | (uint32_t)rows[1][i] << 8 | (uint32_t)rows[2][i] << 16 | (uint32_t)rows[3][i] << 24;
+}
+
+/* Element by element, nearer neighbours first. Inlined for each size, which is then a constant. */
+static inline __attribute__((always_inline)) void scatter(const struct gemm_matrix *matrix, const char *corner,
+                                                          char *panel, int width, int count, int depth, int bytes) {
+    int group = 4 / bytes;
+    bool is_by_depth = matrix->depth_stride > matrix->stride;
+    int outer = is_by_depth ? depth : count, inner = is_by_depth ? count : depth;
+    for (int o = 0; o < outer; o++)
+        for (int k = 0; k < inner; k++) {
+            int i = is_by_depth ? k : o, d = is_by_depth ? o : k;
+            memcpy(panel + ((int64_t)(d / group) * width + i) * 4 + d % group * bytes,
+                   corner + (i * matrix->stride + d * matrix->depth_stride) * bytes, (size_t)bytes);
+        }
+}
+
+static void pack_scattered(const struct gemm_matrix *matrix, const char *corner, char *panel, int width, int count,
+                           int depth, int bytes) {
+    if (bytes == 2)
+        scatter(matrix, corner, panel, width, count, depth, 2);
+    else
+        scatter(matrix, corner, panel, width, count, depth, 1);
+}
+
+/* Depths lie apart, neighbours along the other index side by side. Rows are fetched ahead: there are few bytes of
+   each. */
+static void pack_rows(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
+                      int depth, int bytes) {
+    enum { AHEAD = 16 };
+    int group = 4 / bytes, d = 0;
+    int64_t step = matrix->depth_stride * bytes;
+    for (; d + group <= depth; d += group, panel += width, corner += group * step) {
+        for (int i = 0; i < group; i++)
+            __builtin_prefetch(corner + (AHEAD + i) * step);
+        if (bytes == 2)
+            join_pairs(panel, corner, corner + step, count);
+        else
+            join_fours(panel, (const uint8_t *)corner, step, count);
+    }
+    pack_scattered(matrix, corner, (char *)panel, width, count, depth - d, bytes);
+}
+
+/* Elements of a type that are packed as they are, in groups of 4 bytes. */
+static void pack_groups(const struct gemm_matrix *matrix, void *panel, int width, int64_t batch, int64_t first,
+                        int count, int64_t k0, int depth) {
+    const char *corner = gemm_corner(matrix, batch, first, k0);
+    int bytes = (int)dtype_bytes(matrix->type, 1);
+    if (matrix->depth_stride == 1)
+        pack_runs(matrix, corner, panel, width, count, depth, bytes);
+    else if (matrix->stride == 1)
+        pack_rows(matrix, corner, panel, width, count, depth, bytes);
+    else
+        pack_scattered(matrix, corner, panel, width, count, depth, bytes);
+}
+
+static void pack_bytes_b(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                         int64_t k0, int depth) {
+    pack_groups(source, panel, width, batch, first, count, k0, depth);
+}
+
+/* 128 more: the sign's bit the other way round. */
+static void flip_signs(uint32_t *fours, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        fours[i] ^= 0x80808080;
+}
+
+static void pack_bytes_a(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                         int64_t k0, int depth) {
+    pack_groups(source, panel, width, batch, first, count, k0, depth);
+    flip_signs(panel, divide_up(depth, 4) * width);
+}
+
+static void pack_pairs(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                       int depth) {
+    const struct gemm_matrix *matrix = source;
+    if (matrix->type == WEFT_DATA_BFLOAT16)
+        pack_groups(matrix, panel, width, batch, first, count, k0, depth);
+    else
+        gemm_pack_halved(gemm_pack_matrix, source, panel, width, batch, first, count, k0, depth);
+}
+
+/* The upper halves of two rows of floats, `width` apart. */
+static void halve(uint32_t *pairs, const float *rows, int width, int count) {
+    typedef uint32_t word __attribute__((may_alias));
+    const word *low = (const word *)rows, *high = low + width;
+    for (int i = 0; i < count; i++)
+        pairs[i] = low[i] >> 16 | (high[i] & 0xffff0000);
+}
+
+/* Few depths at a time, which stay in the L1 cache. */
+void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
+                      int count, int64_t k0, int depth) {
+    enum { STRIP = 64 };
+    float strip[STRIP * GEMM_WIDTH];
+    uint32_t *pairs = panel;
+    for (int d = 0; d < depth; d += STRIP) {
+        int rows = (int)min64(STRIP, depth - d);
+        /* The second row of a last pair. */
+        if (rows % 2)
+            memset(strip + rows * width, 0, (size_t)width * sizeof *strip);
+        pack(source, strip, width, batch, first, count, k0 + d, rows);
+        for (int i = 0; i < rows; i += 2, pairs += width)
+            halve(pairs, strip + i * width, width, count);
+    }
+}
+
+/* ---- Long groups ---- */
+
+/* Some groups of B at a time, as rows of words that are transposed; group: of A. */
+static void pack_grouped(int group, gemm_pack *pack, const void *source, void *panel, int width, int64_t batch,
+                         int64_t first, int count, int64_t k0, int depth) {
+    uint32_t strip[TILE_GROUPS * GEMM_WIDTH];
+    char *to = panel;
+    for (int d = 0; d < depth; d += group, to += (int64_t)width * LINE) {
+        if (depth - d < group)
+            memset(strip, 0, sizeof strip);
+        pack(source, strip, width, batch, first, count, k0 + d, (int)min64(group, depth - d));
+        transpose(to, TILE_GROUPS, strip, 4 * (int64_t)width, TILE_GROUPS, count);
+    }
+}
+
+void gemm_pack_grouped(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
+                       int count, int64_t k0, int depth) {
+    pack_grouped(LINE / 2, pack, source, panel, width, batch, first, count, k0, depth);
+}
+
+/* Rows that lie together along the depth: lines of them. The next row's are fetched: there are few of each. */
+static void pack_lines(const struct gemm_matrix *matrix, void *panel, int width, int64_t batch, int64_t first,
+                       int count, int64_t k0, int depth) {
+    const char *from = gemm_corner(matrix, batch, first, k0);
+    int64_t bytes = dtype_bytes(matrix->type, depth), step = dtype_bytes(matrix->type, matrix->stride);
+    char *to = panel;
+    for (int i = 0; i < count; i++, from += step, to += LINE) {
+        int64_t b = 0;
+        for (; b + LINE <= bytes; b += LINE) {
+            __builtin_prefetch(from + step + b);
+            memcpy(to + b * width, from + b, LINE);
+        }
+        memcpy(to + b * width, from + b, (size_t)(bytes - b));
+    }
+}
+
+static void pack_pairs_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                               int64_t k0, int depth) {
+    const struct gemm_matrix *matrix = source;
+    if (matrix->type == WEFT_DATA_BFLOAT16 && matrix->depth_stride == 1)
+        pack_lines(matrix, panel, width, batch, first, count, k0, depth);
+    else
+        gemm_pack_grouped(pack_pairs, source, panel, width, batch, first, count, k0, depth);
+}
+
+static void pack_bytes_grouped(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
+                               int64_t k0, int depth) {
+    const struct gemm_matrix *matrix = source;
+    if (matrix->depth_stride == 1)
+        pack_lines(matrix, panel, width, batch, first, count, k0, depth);
+    else
+        pack_grouped(LINE, pack_bytes_b, source, panel, width, batch, first, count, k0, depth);
+}
+
+/* ---- Which packing ---- */
+
+gemm_pack *gemm_pack_of_a(const struct gemm_kernel *kernel) {
+    bool is_grouped = kernel->group_a > kernel->group_b;
+    switch (kernel->factors) {
+    case WEFT_DATA_DOUBLE:
+        return gemm_pack_matrix_double;
+    case WEFT_DATA_BFLOAT16:
+        return is_grouped ? pack_pairs_grouped : pack_pairs;
+    case WEFT_DATA_INT8:
+        return is_grouped ? pack_bytes_grouped : pack_bytes_a;
+    default:
+        return gemm_pack_matrix;
+    }
+}
+
+/* Bytes keep their signs; all else is as in A of short groups. */
+gemm_pack *gemm_pack_of_b(const struct gemm_kernel *kernel) {
+    if (kernel->factors == WEFT_DATA_INT8)
+        return pack_bytes_b;
+    return kernel->factors == WEFT_DATA_BFLOAT16 ? pack_pairs : gemm_pack_of_a(kernel);
+}
