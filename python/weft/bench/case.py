@@ -40,6 +40,9 @@ class Case:
     is_free: bool = field(default=False)
     """Whether types of intermediates are left unset, not float32."""
 
+    frozen: tuple[str, ...] = field(default=())
+    """Inputs that keep their numbers and lie at one place, and that Weft freezes."""
+
     bare: Case | None = field(default=None)
     """The product of the same sizes with nothing fused, where this one is not that itself."""
 

@@ -314,6 +314,9 @@ def _cpu_products() -> list[Case]:
         case = products.matmul(tag, arithmetic, m, n, k, activation)
         return replace(case, program=partial(products.matmul_of_torch, activation))
 
+    def frozen(case: Case) -> Case:
+        return replace(case, name=f"{case.name}_frozen", frozen=("B",))
+
     def reduced(kind: str, size: int) -> Case:
         case = fused.matmul(str(size), size, size, size, kind)
         return replace(case, program=partial(fused.matmul_of_torch, kind))
@@ -321,6 +324,7 @@ def _cpu_products() -> list[Case]:
     return [
         *(made(f"m{m}_n1024_k1024", of, m, 1024, 1024) for of in _CPU_ARITHMETIC for m in (1024, 16)),
         *(made(str(size), of, size, size, size) for of in _CPU_ARITHMETIC for size in (512, 192)),
+        *(frozen(made("m16_n1024_k1024", of, 16, 1024, 1024)) for of in _CPU_ARITHMETIC),
         *(made("256_bias_gelu", of, 256, 256, 256, "gelu") for of in ("f32", "bf16")),
         *(reduced(kind, 512) for kind in ("bare", "row_max")),
         products.scaled_matmul("192", 192, 192, 192),

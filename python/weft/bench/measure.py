@@ -78,7 +78,7 @@ class Side:
     """A case's graph as a library builds it; `graph` is the library's own."""
 
     def __init__(self, library: Library, case: Case, machine: Machine) -> None:
-        self._library, self._machine = library, machine
+        self._library, self._machine, self._frozen = library, machine, case.frozen
         module = library.module
         self.graph, self._tensors = graph_of(case, module, handle=library.handle)
         self.graph.build([module.heur_mode.A, module.heur_mode.FALLBACK])
@@ -111,6 +111,7 @@ class Side:
     def _bind(self, memory: Mapping[str, Any]) -> Any:
         plan, uids = self.graph.plan, {name: tensor.get_uid() for name, tensor in self._tensors.items()}
         given = {plan.index[uids[name]]: array for name, array in memory.items() if uids[name] in plan.index}
+        plan.freeze(**{name: memory[name] for name in self._frozen})
         return plan.bind_slots(given)
 
 
@@ -173,7 +174,8 @@ class Bench:
         memory = inputs | {name: self.machine.poisoned(operand) for name, operand in case.outputs.items()}
         sets = [memory]
         while len(sets) < sets_of(case, self.machine):
-            sets.append({name: self.machine.copy(array) for name, array in memory.items()})
+            others = {name: self.machine.copy(memory[name]) for name in memory if name not in case.frozen}
+            sets.append(memory | others)
         return sets
 
     def memory(self, case: Case) -> tuple[list[Memory], Memory]:
