@@ -97,7 +97,7 @@ NEON = {
     "attention/modifier": (r"f\w+\tv\d+\.4s", 40),
     "causal/causal": (r"fml[as]\tv\d+\.4s", 6),
     "core/loops_f32": (r"f\w+\tv\d+\.4s", 500),
-    "product/gemm": (r"fml[as]\tv\d+\.4s", 12),
+    "product/gemm_kernel": (r"fml[as]\tv\d+\.4s", 12),
     "product/small": (r"fml[as]\tv\d+\.4s", 40),
     "rows/kernels_f32": (r"f\w+\tv\d+\.4s", 1500),
     "rows/kernels_f64": (r"f\w+\tv\d+\.2d", 800),

@@ -218,3 +218,25 @@ def test_the_result_may_lie_where_the_operand_did(build: Callable[..., Any], tim
         expected = weights / weights.sum(1, keepdims=True) + times * exact(memory)
         g.execute({x: memory, y: memory})
         np.testing.assert_allclose(memory, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_result_is_lost_to_weights_that_are_kept_in_its_memory() -> None:
+    """One that is stored before the weights are known, and the weights beside what is made of them."""
+    memory = random((37, 40), "f32")
+    weights = np.exp(exact(memory) - exact(memory).max(1, keepdims=True))
+    shares = weights / weights.sum(1, keepdims=True)
+    for is_early in (True, False):
+        g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+        x = g.tensor([37, 40], name="x")
+        powers = g.exp(g.sub(x, g.reduction(x, "MAX").set_dim([37, 1])))
+        made = g.div(powers, g.reduction(powers, "ADD").set_dim([37, 1]))
+        total = g.reduction(g.mul(made, made), "ADD").set_dim([37, 1])
+        outputs = [total, g.neg(x)] if is_early else [total, made, powers]
+        for output in outputs:
+            output.set_output(True)
+        plan = g.build().plan
+        assert len(plan.report["steps"]) == 1
+        found = dict(zip([slot.uid for slot in plan.slots if slot.is_output], plan(x=memory), strict=True))
+        expected = [(shares**2).sum(1, keepdims=True), *([-exact(memory)] if is_early else [shares, weights])]
+        for output, values in zip(outputs, expected, strict=True):
+            np.testing.assert_allclose(found[output.get_uid()], values, rtol=1e-5, atol=1e-6)

@@ -45,6 +45,14 @@ static bool stores_elements(const struct row_schedule *s, const struct row_opera
     return operand->is_store && term_at(s, operand->term)->spans;
 }
 
+/* Whether a term is stored to memory as it is. */
+static bool is_stored(const struct row_schedule *s, int term) {
+    bool is = false;
+    for (int k = 0; k < s->rows->operand_count; k++)
+        is = is || (s->rows->operands[k].is_store && s->rows->operands[k].term == term);
+    return is;
+}
+
 /* The pass in which elements are stored: the last one that any of them needs, so that outputs may take the place of
    inputs. -1: no elements are stored. */
 static int storing_pass(const struct row_schedule *s) {
@@ -204,10 +212,7 @@ static bool is_only_summed(const struct listing *l, int term) {
             if (term_at(s, i)->arguments[k] == term &&
                 (l->is_marked[i] || (closes(term_at(s, i), l->pass) && term_at(s, i)->opcode != OPCODE_SUM)))
                 return false;
-    for (int k = 0; k < s->rows->operand_count; k++)
-        if (s->rows->operands[k].is_store && s->rows->operands[k].term == term)
-            return false;
-    return true;
+    return !is_stored(s, term);
 }
 
 /* Filled by an earlier pass. */
@@ -330,7 +335,8 @@ static int find_home(const struct row_schedule *s, weftDataType_t type) {
 
 /* A kept formula is written where a result will be: memory that must be fetched for it anyway is while the formula
    calculates, and nothing is fetched for the slot. Results may take the place of inputs, so nothing may be read from
-   memory after it: behind it come reductions of its own elements alone, and later passes recall all that they need. */
+   memory after it: behind it come reductions of its own elements alone, and later passes recall all that they need.
+   Results must come last of all, and none of them be the formula itself, which another one would overwrite. */
 static void keep_in_place(struct row_schedule *s, int number) {
     struct row_pass *pass = &s->passes[number];
     int at = pass->first + pass->count - 1;
@@ -338,6 +344,8 @@ static void keep_in_place(struct row_schedule *s, int number) {
         at--;
     struct row_instruction *formula = at >= pass->first ? &s->instructions[at] : NULL;
     if (!formula || formula->verb != ROW_CALCULATE || formula->slot < 0 || reads_later(s, number))
+        return;
+    if (storing_pass(s) != s->pass_count - 1 || is_stored(s, formula->term))
         return;
     for (int i = at + 1; i < pass->first + pass->count; i++)
         if (s->instructions[i].x[0] != at || (s->instructions[i].x[1] >= 0 && s->instructions[i].x[1] != at))
