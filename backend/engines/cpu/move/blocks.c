@@ -7,11 +7,8 @@
 #include <string.h>
 
 #include "base/number.h"
+#include "engines/cpu/core/square.h"
 #include "engines/cpu/core/vector.h"
-
-#if defined __x86_64__
-#include <immintrin.h>
-#endif
 
 /* Bytes. Every x86-64 and every 64-bit ARM has such vectors. */
 enum { VECTOR = 16, LINE = 64 };
@@ -139,31 +136,6 @@ static void block_buffered(const struct block *block, int bytes) {
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bw")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* 16 x 16 elements of 32 bits. Twice the halves of neighbours, as 32 and as 64 bits, then 128-bit quarters: rows become
-   columns. */
-WITH_AVX512 INLINE void turn_lines(__m512i *r) {
-    __m512i t[16];
-    _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
-        __m512i a = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        __m512i c = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd), d = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-        t[i] = _mm512_shuffle_i32x4(a, b, 0x88);
-        t[i + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
-        t[i + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
-    }
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] = t[i];
-}
-
 /* Of 4 / bytes lines, which together have 4 bytes of each column, these bytes side by side; of two lines zipped[part]
    has four of every eight columns, from the (4 * part)th on. */
 WITH_AVX512 INLINE void zip_lines(__m512i *zipped, const char *from, int64_t stride, int bytes) {
@@ -186,7 +158,7 @@ WITH_AVX512 INLINE void turn_square(char *to, int64_t to_stride, const char *fro
         _Pragma("GCC unroll 2") for (int part = 0; part < parts; part++) r[part][k] = zipped[part];
     }
     _Pragma("GCC unroll 2") for (int part = 0; part < parts; part++) {
-        turn_lines(r[part]);
+        square_transpose(r[part]);
         _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
             char *at = to + (k / 4 * lane + 4 * part + k % 4) * to_stride;
             if (is_streamed)

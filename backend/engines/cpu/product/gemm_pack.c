@@ -2,6 +2,7 @@
 /* Packing operands in memory into panels of a product. It must not know tensors or operations. */
 #include "base/dtype.h"
 #include "base/number.h"
+#include "engines/cpu/core/square.h"
 #include "engines/cpu/product/gemm.h"
 #include "engines/cpu/product/tiles.h"
 
@@ -12,6 +13,8 @@ enum {
     WORDS_OF_LINE = 16,
     FETCHED = 64 /* elements of a row that is converted, at least, for it to be fetched */
 };
+
+typedef uint32_t word __attribute__((may_alias, aligned(1)));
 
 /* Index of the element at (first, k0) in one matrix of a batch. The batch index is taken apart from its fastest
    dimension on. */
@@ -32,15 +35,13 @@ bool gemm_has_floats(const struct gemm_matrix *matrix) {
     return matrix->type == WEFT_DATA_FLOAT && (uintptr_t)matrix->base % sizeof(float) == 0;
 }
 
-/* Transposes rows [count, depth] of words of 4 bytes, `ld` bytes from row to row, into panel [depth, width]. Words may
-   lie anywhere. Four rows at a time: reads of few rows keep out of each other's cache sets when ld is a power of two.
-   The next four, of this panel or the next, are fetched meanwhile: rows are too short for the CPU to see a stream. */
-static void transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
+/* Rows of words [count, depth], `ld` bytes from row to row, into a panel [depth, width]. Words may lie anywhere. Rows
+   of the next blocks, of this panel or the next, are fetched meanwhile: rows are too short for the CPU to see a
+   stream. */
+static void transpose_plain(word *to, int width, const char *from, int64_t ld, int count, int depth) {
     typedef float four __attribute__((vector_size(16), may_alias, aligned(1)));
-    typedef uint32_t word __attribute__((may_alias, aligned(1)));
-    const char *from = rows;
-    word *to = panel;
     int i = 0;
+    /* Four rows at a time: reads of few rows keep out of each other's cache sets when ld is a power of two. */
     for (; i + 4 <= count; i += 4, from += 4 * ld, to += 4) {
         /* Blocks of 4 x 4: two shuffles of each pair of rows turn four rows into four columns. */
         const word *row[4] = {(const word *)from, (const word *)(from + ld), (const word *)(from + 2 * ld),
@@ -71,6 +72,33 @@ static void transpose(void *panel, int width, const void *rows, int64_t ld, int 
             to[(int64_t)d * width] = ((const word *)from)[d];
 }
 
+#if defined __x86_64__
+/* The same by squares of 16 x 16. A line of each row is read at once, so that rows may share a cache set; what is
+   fetched goes to L2, where they have room. */
+__attribute__((target("avx512f"))) static void transpose_squares(word *to, int width, const char *from, int64_t ld,
+                                                                 int count, int depth) {
+    for (int i = 0; i < count; i += SQUARE, from += SQUARE * ld, to += SQUARE) {
+        int rows = (int)min64(SQUARE, count - i);
+        for (int d = 0; d < depth; d += SQUARE) {
+            for (int r = 0; r < rows; r++)
+                __builtin_prefetch(from + (r + SQUARE) * ld + d * 4, 0, 2);
+            square_copy((char *)(to + (int64_t)d * width), 4 * (int64_t)width, from + d * 4, ld, rows,
+                        (int)min64(SQUARE, depth - d));
+        }
+    }
+}
+#endif
+
+static void transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
+#if defined __x86_64__
+    if (__builtin_cpu_supports("avx512f")) {
+        transpose_squares(panel, width, rows, ld, count, depth);
+        return;
+    }
+#endif
+    transpose_plain(panel, width, rows, ld, count, depth);
+}
+
 /* A matrix whose rows (of A; columns of B) are contiguous. */
 static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
                                   int depth) {
@@ -79,16 +107,16 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
                   depth);
         return;
     }
-    /* Four rows converted at a time, so that transpose reads them as floats, while the next four are fetched. */
-    float strip[4][GEMM_DEPTH];
+    /* As many rows are converted at a time as a square has, while the next ones are fetched. */
+    float strip[SQUARE][GEMM_DEPTH];
     int64_t bytes = depth < FETCHED ? 0 : dtype_bytes(matrix->type, depth);
-    int64_t ahead = dtype_bytes(matrix->type, 4 * matrix->stride);
-    for (int i = 0; i < count; i += 4) {
-        int rows = (int)min64(4, count - i);
+    int64_t ahead = dtype_bytes(matrix->type, SQUARE * matrix->stride);
+    for (int i = 0; i < count; i += SQUARE) {
+        int rows = (int)min64(SQUARE, count - i);
         for (int j = 0; j < rows; j++, index += matrix->stride) {
             const char *row = (const char *)matrix->base + (bytes ? dtype_bytes(matrix->type, index) + ahead : 0);
             for (int64_t line = 0; line < bytes; line += LINE)
-                __builtin_prefetch(row + line);
+                __builtin_prefetch(row + line, 0, 2);
             dtype_to_f32(strip[j], matrix->type, matrix->base, index, depth);
         }
         transpose(panel + i, width, strip, sizeof strip[0], rows, depth);
@@ -97,7 +125,6 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
 
 /* A few neighbours of BFLOAT16: a call would cost more. */
 static void widen(void *floats, const void *halves, int count) {
-    typedef uint32_t word __attribute__((may_alias));
     typedef uint16_t half __attribute__((may_alias, aligned(1)));
     for (int i = 0; i < count; i++)
         ((word *)floats)[i] = (uint32_t)((const half *)halves)[i] << 16;
@@ -290,7 +317,6 @@ static void pack_pairs(const void *source, void *panel, int width, int64_t batch
 
 /* The upper halves of two rows of floats, `width` apart. */
 static void halve(uint32_t *pairs, const float *rows, int width, int count) {
-    typedef uint32_t word __attribute__((may_alias));
     const word *low = (const word *)rows, *high = low + width;
     for (int i = 0; i < count; i++)
         pairs[i] = low[i] >> 16 | (high[i] & 0xffff0000);
