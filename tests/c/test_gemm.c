@@ -5,6 +5,7 @@
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/core/vector.h"
+#include "engines/cpu/product/few.h"
 #include "engines/cpu/product/gemm.h"
 #include "harness.h"
 
@@ -238,7 +239,7 @@ static void refuse_pack(const void *source, void *panel, int width, int64_t batc
           (long long)k0);
 }
 
-/* Operands that are packed beforehand give the same bits, one of them alone or both. */
+/* Operands that are packed beforehand give the same bits, one of them alone or both, and are not packed again. */
 static void check_packed(const struct gemm *gemm, int threads, const struct result *want) {
     enum { LINE = 64, A = 1, B = 2 };
     for (int packed = A; packed <= (A | B); packed++) {
@@ -255,7 +256,8 @@ static void check_packed(const struct gemm *gemm, int threads, const struct resu
             for (int64_t j = bytes; j < bytes + GUARD; j++)
                 CHECK(end[j] == 0xff, "packed operand overrun by %d", (int)(j - bytes) + 1);
             *(i ? &other.packed_b : &other.packed_a) = panels[i];
-            *(i ? &other.pack_b : &other.pack_a) = refuse_pack;
+            if (!few_takes(gemm))
+                *(i ? &other.pack_b : &other.pack_a) = refuse_pack;
         }
         struct result result = run(&other, threads, 0);
         size_t elements = (size_t)(gemm->batch * gemm->m * gemm->n);
@@ -371,6 +373,12 @@ static const struct gemm_case cases[] = {
     {2, 19, 37, 30, WEFT_DATA_BFLOAT16, WEFT_DATA_DOUBLE, SPREAD, SPREAD},
     {2, 19, 37, 31, WEFT_DATA_INT4, WEFT_DATA_INT8, INDEX_MAJOR, DEPTH_MAJOR},
     {2, 19, 37, 31, WEFT_DATA_INT8, WEFT_DATA_INT4, DEPTH_MAJOR, SPREAD},
+    /* few rows beside depths that are neighbours */
+    {1, 1, 517, 128, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
+    {3, 16, 70, 301, F32, WEFT_DATA_HALF, INDEX_MAJOR, INDEX_MAJOR},
+    {5, 7, 131, 160, WEFT_DATA_HALF, WEFT_DATA_BFLOAT16, SPREAD, INDEX_MAJOR},
+    {4, 5, 66, 257, F32, F32, REPEATED, REPEATED},
+    {2, 17, 66, 257, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
     /* nothing to add, nothing to do */
     {2, 40, 50, 0, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},
     {2, 0, 50, 8, F32, F32, INDEX_MAJOR, DEPTH_MAJOR},

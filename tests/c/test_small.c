@@ -3,6 +3,7 @@
    kernel's own, both orders of A, and memory behind the last block that stays as it is. */
 #include "engines/cpu/product/small.h"
 
+#include "base/dtype.h"
 #include "harness.h"
 
 #include <math.h>
@@ -40,18 +41,15 @@ static void check_product(const struct small_kernel *kernel, int m, int n, int d
     CHECK(wrong == 0, "%s: [%d,%d] x [%d,%d]: %d elements differ", kernel->name, m, depth, depth, n, wrong);
 }
 
-/* a as a matrix of the type: bf16 at an odd address, of which a then has the values. */
+/* a as a matrix of the type: halves at an odd address, of which a then has the values. */
 static const void *matrix_of(enum small_type type) {
     static char narrow[2 * ROOM + 1];
-    for (int i = 0; i < ROOM && type == SMALL_BF16; i++) {
-        uint32_t bits;
-        memcpy(&bits, &a[i], sizeof bits);
-        uint16_t upper = (uint16_t)(bits >> 16);
-        bits = (uint32_t)upper << 16;
-        memcpy(&a[i], &bits, sizeof bits);
-        memcpy(narrow + 1 + 2 * i, &upper, sizeof upper);
-    }
-    return type == SMALL_BF16 ? (const void *)(narrow + 1) : a;
+    weftDataType_t of = type == SMALL_BF16 ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
+    if (type == SMALL_FLOAT)
+        return a;
+    dtype_from_f32(of, narrow + 1, 0, a, ROOM);
+    dtype_to_f32(a, of, narrow + 1, 0, ROOM);
+    return narrow + 1;
 }
 
 static void check_few(const struct small_kernel *kernel, enum small_type type, int count, int rows, int depth) {
@@ -59,11 +57,12 @@ static void check_few(const struct small_kernel *kernel, enum small_type type, i
     int wrong = 0;
     for (int i = 0; i < ROOM; i++)
         c[i] = 0;
-    kernel->dots[type](&few, b, 150, c, 90);
+    if (kernel->dots[type])
+        kernel->dots[type](&few, b, 150, c, 90);
     for (int i = 0; i < count + 1; i++)
         for (int r = 0; r < (rows + 3) / 4 * 4 + 1; r++) {
             double sum = 0;
-            for (int d = 0; d < depth && i < count; d++)
+            for (int d = 0; d < depth && i < count && kernel->dots[type]; d++)
                 sum += (double)a[r * 140 + d] * b[i * 150 + d];
             bool is_between = i < count && r >= rows && r < (rows + 3) / 4 * 4;
             wrong += !is_between && !is_near(c[i * 90 + r], r < rows ? sum : 0);
@@ -75,8 +74,9 @@ static void check_few(const struct small_kernel *kernel, enum small_type type, i
         a[r * 140] = NAN;
     float *sums = c + 150 * 100;
     few.matrix = matrix_of(type);
-    kernel->combine[type](&few, c, 90, sums, 150);
-    for (int i = 0; i < count; i++)
+    if (kernel->combine[type])
+        kernel->combine[type](&few, c, 90, sums, 150);
+    for (int i = 0; i < count && kernel->combine[type]; i++)
         for (int d = 0; d < depth + 1; d++) {
             double sum = 0;
             for (int r = 0; r < rows && d < depth; r++)
@@ -98,6 +98,7 @@ int main(void) {
                 check_product(kernel, sizes[i], sizes[j], sizes[(i + j) % 13], j % 2, i % 2);
                 check_few(kernel, SMALL_FLOAT, 1 + j % 6, sizes[i], sizes[j]);
                 check_few(kernel, SMALL_BF16, 1 + j % 6, sizes[i], sizes[j]);
+                check_few(kernel, SMALL_HALF, 1 + j % 6, sizes[i], sizes[j]);
             }
         check_product(kernel, 7, 33, 0, false, false);
     }

@@ -8,6 +8,7 @@
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
 #include "engines/cpu/product/direct_kernel.h"
+#include "engines/cpu/product/few.h"
 #include "engines/product.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
@@ -294,13 +295,13 @@ static void release(struct step *step) {
     }
 }
 
-/* All panels of a factor that is frozen, unless it is packed several times over: an image under many taps, or a matrix
-   that a batch shares. */
+/* All panels of a factor that is frozen, unless it is multiplied where it lies, or packed several times over: an image
+   under many taps, or a matrix that a batch shares. */
 static weftStatus_t keep_panels(struct piece *piece, const struct piece *bound, bool is_b, int64_t elements) {
     struct kept *kept = is_b ? &piece->b.kept : &piece->a.kept;
     int64_t bytes = gemm_packed_bytes(&bound->gemm, is_b);
     int64_t packed = bytes * 8 / dtype_of(bound->gemm.kernel->factors)->bits;
-    if (bytes == 0 || packed >= 2 * elements)
+    if (bytes == 0 || packed >= 2 * elements || few_takes(&bound->gemm))
         return WEFT_STATUS_SUCCESS;
     TRY(kept_make(kept, is_b ? bound->b.base : bound->a.base, bytes));
     gemm_pack_whole(&bound->gemm, is_b, kept->panels);

@@ -11,7 +11,7 @@
 
 #define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
 
-/* A vector of factors: as they are, or from as many IEEE halves. */
+/* A vector of factors: as they are, or from as many IEEE halves; LOAD_HALF: a float from one. */
 #define LOAD_FACTORS(at) (*(const factors *)(at))
 
 #if defined(__x86_64__)
@@ -22,6 +22,7 @@
 #define ADD_BYTES_AVX512(sum, a, b)                                                                                    \
     ((vector)_mm512_dpbusd_epi32((__m512i)(sum), _mm512_set1_epi32((int)(a)), (__m512i)(b)))
 
+#define LOAD_HALF(half) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)))
 #define LOAD_HALVES_AVX512(at) ((factors)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(at))))
 #define LOAD_HALVES_AVX2(at) ((factors)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(at))))
 #endif

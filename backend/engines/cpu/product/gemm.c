@@ -7,12 +7,14 @@
            block of A [BLOCK_M, GEMM_DEPTH]   packed once per tile and panel, in L2
              kernel [rows, columns]           sums in registers, a sliver of B in L1
 
-   Where a tile has few rows, floats and halves of B are multiplied where they lie.
+   Where a tile has few rows, floats and halves of B are multiplied where they lie, if columns are neighbours; if depths
+   are, few.c does so for all of C.
    It must not know tensors or operations. */
 #include "engines/cpu/product/gemm.h"
 
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
+#include "engines/cpu/product/few.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -108,12 +110,12 @@ static struct tiling tiling_of(const struct gemm *gemm, int threads) {
 /* Stores nothing. k may be 0: that stores zeros. */
 static bool is_empty(const struct gemm *gemm) { return gemm->batch <= 0 || gemm->m <= 0 || gemm->n <= 0; }
 
-/* LINE more, as the workspace may have any alignment. */
+/* LINE more, as the workspace may have any alignment. Whether few_takes the product shows when operands are known. */
 int64_t gemm_workspace_bytes(const struct gemm *gemm, int threads) {
     if (is_empty(gemm))
         return 0;
     struct tiling t = tiling_of(gemm, threads);
-    return LINE + t.threads * (t.a_bytes + t.b_bytes + t.c_bytes);
+    return LINE + max64(t.threads * (t.a_bytes + t.b_bytes + t.c_bytes), few_workspace_bytes(gemm, threads));
 }
 
 /* Tiles are no larger than TILE_M x TILE_N, in whole kernels, and panels no deeper than GEMM_DEPTH. */
@@ -124,7 +126,8 @@ int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
     int64_t depth = max64(1, min64(groups_of(gemm->kernel, gemm->k), GEMM_DEPTH));
     int64_t block_m = min64(tile_m, round_up(BLOCK_M, rows)), b_depth = depth + starts_of(gemm->kernel);
     int64_t panels = round_up(block_m * depth * size, LINE) + round_up(tile_n * b_depth * size, LINE);
-    return LINE + max64(threads, 1) * (panels + round_up(tile_m * tile_n * size, LINE));
+    int64_t bytes = max64(threads, 1) * (panels + round_up(tile_m * tile_n * size, LINE));
+    return LINE + max64(bytes, few_workspace_bytes(gemm, threads));
 }
 
 /* ---- Running ---- */
@@ -384,9 +387,13 @@ static void run_tiles(void *context, int64_t thread) {
 void gemm_run(const struct gemm *gemm, int threads, void *workspace) {
     if (is_empty(gemm))
         return;
-    struct job job = {.gemm = gemm, .tiling = tiling_of(gemm, threads)};
-    job.size = size_of(gemm->kernel);
     /* Up to the next multiple of LINE. */
-    job.buffers = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1));
+    char *buffers = (char *)workspace + (-(uintptr_t)workspace & (LINE - 1));
+    if (few_takes(gemm)) {
+        few_run(gemm, threads, buffers);
+        return;
+    }
+    struct job job = {.gemm = gemm, .tiling = tiling_of(gemm, threads), .buffers = buffers};
+    job.size = size_of(gemm->kernel);
     threads_for(job.tiling.threads, run_tiles, &job);
 }

@@ -4,6 +4,7 @@
 
 #include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/vector.h"
+#include "engines/cpu/product/dot.h"
 
 #include <stddef.h>
 
@@ -42,7 +43,9 @@
 enum { AHEAD = 16, LINE = 64 }; /* rows that are fetched before they are read: a stride defeats the CPU's own */
 
 typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
+typedef float f32 __attribute__((may_alias, aligned(1)));
 typedef uint16_t bf16 __attribute__((may_alias, aligned(1)));
+typedef uint16_t f16 __attribute__((may_alias, aligned(1)));
 
 static inline __attribute__((always_inline)) void fetch_row(const void *row, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += LINE)
@@ -50,12 +53,17 @@ static inline __attribute__((always_inline)) void fetch_row(const void *row, int
 }
 
 /* Numbers of a matrix as floats, and vectors of them: bf16 is a float's upper half. */
-#define FLOAT_OF_float(number) (number)
+#define FLOAT_OF_f32(number) (number)
 #define FLOAT_OF_bf16(number) fast_of_bits((uint32_t)(number) << 16)
-#define VECTOR_OF_float(numbers) (*(const vector *)(numbers))
-#define VECTOR_OF_bf16(numbers) ((vector)(__builtin_convertvector(*(const halves *)(numbers), words) << 16))
+#define FLOAT_OF_f16(number) LOAD_HALF(number)
+#define VECTOR_OF_f32(lanes, numbers) (*(const vector *)(numbers))
+#define VECTOR_OF_bf16(lanes, numbers) ((vector)(__builtin_convertvector(*(const halves *)(numbers), words) << 16))
+#define VECTOR_OF_f16(lanes, numbers) HALVES_##lanes(numbers)
+#define HALVES_16 LOAD_HALVES_AVX512
+#define HALVES_8 LOAD_HALVES_AVX2
 #define VECTOR_TYPES(lanes)                                                                                            \
-    typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));       \
+    typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(1)));                   \
+    typedef vector factors __attribute__((unused));                                                                    \
     typedef uint32_t words __attribute__((vector_size(lanes * sizeof(float)), unused));                                \
     typedef uint16_t halves __attribute__((vector_size(lanes * sizeof(bf16)), may_alias, aligned(1), unused));
 
@@ -66,36 +74,58 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
+/* `height` vectors and four rows: each load of either is multiplied by all of the other. Rows `ahead` elements further
+   on are fetched, line by line, unless other vectors have done so. */
+#define DOTS_BLOCK(function, attribute, lanes, height, element)                                                        \
+    attribute static inline __attribute__((always_inline)) void function(const element *const *rows, int64_t ahead,    \
+                                                                         int64_t depth, const float *x, int64_t x_ld,  \
+                                                                         float *products, int64_t ld, bool fetches) {  \
+        VECTOR_TYPES(lanes)                                                                                            \
+        const int64_t whole = depth - depth % lanes, line = LINE / (int64_t)sizeof(element);                           \
+        vector sums[height][4] = {{{0}}};                                                                              \
+        for (int64_t d = 0; d < whole; d += lanes) {                                                                   \
+            vector row[4];                                                                                             \
+            for (int i = 0; fetches && i < 4 && d % line == 0; i++)                                                    \
+                __builtin_prefetch((const void *)(rows[i] + ahead + d), 0, 2);                                         \
+            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) row[i] = VECTOR_OF_##element(lanes, rows[i] + d);      \
+            _Pragma("GCC unroll 4") for (int c = 0; c < height; c++) {                                                 \
+                vector left = *(const vector *)(x + c * x_ld + d);                                                     \
+                _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) sums[c][i] += left * row[i];                       \
+            }                                                                                                          \
+        }                                                                                                              \
+        _Pragma("GCC unroll 4") for (int c = 0; c < height; c++) {                                                     \
+            four parts[4];                                                                                             \
+            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {                                                      \
+                parts[i] = ((const four *)&sums[c][i])[0];                                                             \
+                for (size_t j = 1; j < lanes / 4; j++)                                                                 \
+                    parts[i] += ((const four *)&sums[c][i])[j];                                                        \
+            }                                                                                                          \
+            four found = sum_lanes(parts[0], parts[1], parts[2], parts[3]);                                            \
+            for (int64_t d = whole; d < depth; d++)                                                                    \
+                for (int i = 0; i < 4; i++)                                                                            \
+                    found[i] += x[c * x_ld + d] * FLOAT_OF_##element(rows[i][d]);                                      \
+            *(four *)(products + c * ld) = found;                                                                      \
+        }                                                                                                              \
+    }
+
 /* The rows of `matrix` are four, or the last one again where fewer are left. */
-#define SMALL_DOTS(function, attribute, lanes, element)                                                                \
+#define SMALL_DOTS(function, attribute, lanes, height, element)                                                        \
+    DOTS_BLOCK(block_##function, attribute, lanes, height, element)                                                    \
+    DOTS_BLOCK(line_##function, attribute, lanes, 1, element)                                                          \
     attribute static void function(const struct small_few *few, const float *vectors, int64_t vector_ld,               \
                                    float *products, int64_t product_ld) {                                              \
-        VECTOR_TYPES(lanes)                                                                                            \
-        const int64_t whole = few->depth - few->depth % lanes;                                                         \
-        for (int64_t row = 0; row < few->rows; row += 4) {                                                             \
-            const element *rows[4], *matrix = few->matrix;                                                             \
-            for (int i = 0; i < 4; i++) {                                                                              \
+        const element *matrix = few->matrix;                                                                           \
+        for (int64_t row = 0; row < few->rows; row += 4, products += 4) {                                              \
+            const element *rows[4];                                                                                    \
+            for (int i = 0; i < 4; i++)                                                                                \
                 rows[i] = matrix + (row + i < few->rows ? row + i : few->rows - 1) * few->ld;                          \
-                fetch_row(rows[i] + AHEAD * few->ld, few->depth * (int64_t)sizeof(element));                           \
-            }                                                                                                          \
-            for (int c = 0; c < few->count; c++) {                                                                     \
-                const float *x = vectors + c * vector_ld;                                                              \
-                vector sums[4] = {{0}};                                                                                \
-                for (int64_t d = 0; d < whole; d += lanes)                                                             \
-                    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) sums[i] +=                                     \
-                        *(const vector *)(x + d) * VECTOR_OF_##element(rows[i] + d);                                   \
-                four parts[4];                                                                                         \
-                _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {                                                  \
-                    parts[i] = ((const four *)&sums[i])[0];                                                            \
-                    for (size_t j = 1; j < lanes / 4; j++)                                                             \
-                        parts[i] += ((const four *)&sums[i])[j];                                                       \
-                }                                                                                                      \
-                four found = sum_lanes(parts[0], parts[1], parts[2], parts[3]);                                        \
-                for (int64_t d = whole; d < few->depth; d++)                                                           \
-                    for (int i = 0; i < 4; i++)                                                                        \
-                        found[i] += x[d] * FLOAT_OF_##element(rows[i][d]);                                             \
-                *(four *)(products + c * product_ld + row) = found;                                                    \
-            }                                                                                                          \
+            int c = 0;                                                                                                 \
+            for (; c + height <= few->count; c += height)                                                              \
+                block_##function(rows, AHEAD * few->ld, few->depth, vectors + c * vector_ld, vector_ld,                \
+                                 products + c * product_ld, product_ld, c == 0);                                       \
+            for (; c < few->count; c++)                                                                                \
+                line_##function(rows, AHEAD * few->ld, few->depth, vectors + c * vector_ld, vector_ld,                 \
+                                products + c * product_ld, product_ld, c == 0);                                        \
         }                                                                                                              \
     }
 
@@ -120,7 +150,7 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
                     if (weight == 0)                                                                                   \
                         continue;                                                                                      \
                     _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) sum[i] +=                                      \
-                        weight * VECTOR_OF_##element(x + i * lanes);                                                   \
+                        weight * VECTOR_OF_##element(lanes, x + i * lanes);                                            \
                 }                                                                                                      \
                 for (int i = 0; i < 4; i++)                                                                            \
                     *(vector *)(to + d + i * lanes) = sum[i];                                                          \
@@ -134,38 +164,41 @@ static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four
     }
 
 #if defined(__x86_64__)
-#define AVX512 __attribute__((target("avx512f")))
-#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX512 __attribute__((target("avx512f,f16c")))
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
 SMALL_KERNEL(whole_avx512, AVX512, 16, 8, 2)
 SMALL_KERNEL(half_avx512, AVX512, 16, 8, 1)
-SMALL_DOTS(dots_avx512_f32, AVX512, 16, float)
-SMALL_COMBINE(combine_avx512_f32, AVX512, 16, float)
-SMALL_DOTS(dots_avx512_bf16, AVX512, 16, bf16)
+SMALL_DOTS(dots_avx512_f32, AVX512, 16, 4, f32)
+SMALL_COMBINE(combine_avx512_f32, AVX512, 16, f32)
+SMALL_DOTS(dots_avx512_bf16, AVX512, 16, 4, bf16)
 SMALL_COMBINE(combine_avx512_bf16, AVX512, 16, bf16)
+SMALL_DOTS(dots_avx512_f16, AVX512, 16, 4, f16)
 SMALL_KERNEL(whole_avx2, AVX2, 8, 6, 2)
 SMALL_KERNEL(half_avx2, AVX2, 8, 6, 1)
-SMALL_DOTS(dots_avx2_f32, AVX2, 8, float)
-SMALL_COMBINE(combine_avx2_f32, AVX2, 8, float)
-SMALL_DOTS(dots_avx2_bf16, AVX2, 8, bf16)
+SMALL_DOTS(dots_avx2_f32, AVX2, 8, 2, f32)
+SMALL_COMBINE(combine_avx2_f32, AVX2, 8, f32)
+SMALL_DOTS(dots_avx2_bf16, AVX2, 8, 2, bf16)
 SMALL_COMBINE(combine_avx2_bf16, AVX2, 8, bf16)
+SMALL_DOTS(dots_avx2_f16, AVX2, 8, 2, f16)
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
 SMALL_KERNEL(whole_plain, , 4, 6, 2)
 SMALL_KERNEL(half_plain, , 4, 6, 1)
-SMALL_DOTS(dots_plain_f32, , 4, float)
-SMALL_COMBINE(combine_plain_f32, , 4, float)
-SMALL_DOTS(dots_plain_bf16, , 4, bf16)
+SMALL_DOTS(dots_plain_f32, , 4, 2, f32)
+SMALL_COMBINE(combine_plain_f32, , 4, f32)
+SMALL_DOTS(dots_plain_bf16, , 4, 2, bf16)
 SMALL_COMBINE(combine_plain_bf16, , 4, bf16)
 
-#define FEW(name)                                                                                                      \
-    {dots_##name##_f32, dots_##name##_bf16}, { combine_##name##_f32, combine_##name##_bf16 }
+#define DOTS(name) .dots = {dots_##name##_f32, dots_##name##_bf16}
+#define DOTS_OF_ALL(name) .dots = {dots_##name##_f32, dots_##name##_bf16, dots_##name##_f16}
+#define COMBINE(name) .combine = {combine_##name##_f32, combine_##name##_bf16}
 
 static const struct small_kernel kernels[] = {
 #if defined(__x86_64__)
-    {"avx512 8x32", 8, 32, whole_avx512, half_avx512, FEW(avx512)},
-    {"avx2 6x16", 6, 16, whole_avx2, half_avx2, FEW(avx2)},
+    {"avx512 8x32", 8, 32, whole_avx512, half_avx512, DOTS_OF_ALL(avx512), COMBINE(avx512)},
+    {"avx2 6x16", 6, 16, whole_avx2, half_avx2, DOTS_OF_ALL(avx2), COMBINE(avx2)},
 #endif
-    {"plain 6x8", 6, 8, whole_plain, half_plain, FEW(plain)},
+    {"plain 6x8", 6, 8, whole_plain, half_plain, DOTS(plain), COMBINE(plain)},
 };
 
 /* Rank 1 and above are for tests, which run every kernel that the CPU has. */

@@ -19,8 +19,8 @@ struct small_factor {
 typedef void small_multiply(int64_t m, int64_t depth, struct small_factor a, const float *b, int64_t b_depth, float *c,
                             int64_t ld, bool adds);
 
-/* What rows that are read in place are of; bf16 at any address. */
-enum small_type { SMALL_FLOAT, SMALL_BF16, SMALL_TYPES };
+/* What rows that are read in place are of, at any address. */
+enum small_type { SMALL_FLOAT, SMALL_BF16, SMALL_HALF, SMALL_TYPES };
 
 /* A few vectors of floats beside a matrix of rows `ld` elements apart, each row read once from wherever it lies. */
 struct small_few {
@@ -39,8 +39,8 @@ struct small_kernel {
     const char *name; /* "avx512 8x32" */
     int rows, columns;
     small_multiply *whole, *half;
-    /* By the matrix's type: products[i][row] = matrix[row] . vectors[i]; rows up to the next multiple of 4 are written.
-       sums[i] += sum of weights[i][row] matrix[row]; a row of weight 0 is not read. */
+    /* By the matrix's type; NULL: none. products[i][row] = matrix[row] . vectors[i]; rows up to the next multiple of 4
+       are written. sums[i] += sum of weights[i][row] matrix[row]; a row of weight 0 is not read. */
     small_dots *dots[SMALL_TYPES];
     small_combine *combine[SMALL_TYPES];
 };

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Each entry of the batch is cut into parts, neighbouring columns, as many as give each thread one; a thread has the
+   entry's rows of A as floats, and makes some columns of C at a time in a buffer. */
+#include "engines/cpu/product/few.h"
+
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/product/small.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+enum {
+    FEW_ROWS = 16,   /* of A at most: with more, packing B costs less than vectors of each row beside each of B's */
+    FEW_DEPTH = 128, /* at least: lanes are added once an element */
+    COLUMNS = 64,    /* of C at once: a multiple of the four that small_dots makes */
+    LINE = 64        /* alignment of buffers, bytes */
+};
+/* Elements of B that a thread reads, or multiplications that it makes, before another one wakes up. */
+static const double ALONE = 1 << 17;
+
+/* NULL: none reads B as it lies. */
+static small_dots *dots_of(const struct gemm *gemm) {
+    const struct gemm_matrix *b = gemm->b;
+    const struct small_kernel *kernel = small_kernel(0);
+    if (gemm->pack_b != gemm_pack_matrix || b->depth_stride != 1)
+        return NULL;
+    switch (b->type) {
+    case WEFT_DATA_FLOAT:
+        return kernel->dots[SMALL_FLOAT];
+    case WEFT_DATA_BFLOAT16:
+        return kernel->dots[SMALL_BF16];
+    case WEFT_DATA_HALF:
+        return kernel->dots[SMALL_HALF];
+    default:
+        return NULL;
+    }
+}
+
+bool few_takes(const struct gemm *gemm) {
+    bool is_float = gemm->kernel->factors == WEFT_DATA_FLOAT;
+    return is_float && gemm->m <= FEW_ROWS && gemm->k >= FEW_DEPTH && dots_of(gemm) != NULL;
+}
+
+/* ---- Buffers ----------------------------------------------------------------------------------------------------- */
+
+/* Of a thread: rows of A, and columns of C. */
+static int64_t a_floats(const struct gemm *gemm) { return round_up(gemm->k, LINE / 4) * min64(gemm->m, FEW_ROWS); }
+static int64_t c_floats(const struct gemm *gemm) { return COLUMNS * min64(gemm->m, FEW_ROWS); }
+
+static int64_t thread_bytes(const struct gemm *gemm) {
+    return (a_floats(gemm) + c_floats(gemm)) * (int64_t)sizeof(float);
+}
+
+int64_t few_workspace_bytes(const struct gemm *gemm, int threads) { return max64(threads, 1) * thread_bytes(gemm); }
+
+/* Rows of A, `ld` floats from one to the next. */
+struct rows {
+    const float *at;
+    int64_t ld;
+};
+
+/* Of an entry: where they lie, if they are floats, or packed one by one, as panels of one row. */
+static struct rows rows_of(const struct gemm *gemm, int64_t batch, float *buffer) {
+    const struct gemm_matrix *a = gemm->a;
+    if (gemm->pack_a == gemm_pack_matrix && a->depth_stride == 1 && gemm_has_floats(a))
+        return (struct rows){(const float *)(const void *)gemm_corner(a, batch, 0, 0), a->stride};
+    struct rows rows = {buffer, round_up(gemm->k, LINE / 4)};
+    for (int64_t i = 0; i < gemm->m; i++)
+        for (int64_t k0 = 0; k0 < gemm->k; k0 += GEMM_DEPTH)
+            gemm->pack_a(gemm->a, buffer + i * rows.ld + k0, 1, batch, i, 1, k0, (int)min64(GEMM_DEPTH, gemm->k - k0));
+    return rows;
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
+
+/* One few_run; it lies on the caller's stack. */
+struct job {
+    const struct gemm *gemm;
+    small_dots *dots;
+    int64_t part, parts; /* columns of each part but perhaps the last; parts of an entry */
+    char *buffers;
+    _Atomic int64_t next;
+};
+
+/* Hands columns over, or copies them to where they belong. */
+static void store(const struct gemm *gemm, float *block, int64_t batch, int64_t column, int64_t columns) {
+    struct gemm_place place = {0};
+    if (gemm->find)
+        place = gemm->find(gemm->sink, batch, 0, (int)gemm->m, column);
+    for (int64_t i = 0; i < gemm->m && place.takes_sums; i++)
+        memcpy(place.at + i * place.row_bytes, block + i * COLUMNS, (size_t)columns * sizeof *block);
+    if (!place.takes_sums)
+        gemm->store(gemm->sink, block, COLUMNS, batch, 0, (int)gemm->m, column, (int)columns);
+}
+
+/* Columns [column, end) of an entry. */
+static void run_part(const struct job *job, struct rows a, float *block, int64_t batch, int64_t column, int64_t end) {
+    const struct gemm *gemm = job->gemm;
+    const struct gemm_matrix *b = gemm->b;
+    for (; column < end; column += COLUMNS) {
+        struct small_few few = {.count = (int)gemm->m,
+                                .rows = min64(COLUMNS, end - column),
+                                .depth = gemm->k,
+                                .matrix = gemm_corner(b, batch, column, 0),
+                                .ld = b->stride};
+        job->dots(&few, a.at, a.ld, block, COLUMNS);
+        store(gemm, block, batch, column, few.rows);
+    }
+}
+
+/* One thread: takes parts until none is left. `thread` numbers its buffers. */
+static void run_parts(void *context, int64_t thread) {
+    struct job *job = context;
+    const struct gemm *gemm = job->gemm;
+    float *buffer = (float *)(void *)(job->buffers + thread * thread_bytes(gemm));
+    struct rows a = {0};
+    int64_t index, batch = -1; /* whose rows are in `a` */
+    while ((index = atomic_fetch_add(&job->next, 1)) < gemm->batch * job->parts) {
+        if (index / job->parts != batch)
+            a = rows_of(gemm, batch = index / job->parts, buffer);
+        int64_t column = index % job->parts * job->part;
+        run_part(job, a, buffer + a_floats(gemm), batch, column, min64(column + job->part, gemm->n));
+    }
+}
+
+void few_run(const struct gemm *gemm, int threads, void *workspace) {
+    double work = (double)gemm->batch * (double)gemm->n * (double)gemm->k * (1 + (double)gemm->m / 4);
+    int64_t most = work < ALONE ? 1 : max64(threads, 1);
+    int64_t part = round_up(divide_up(gemm->n, divide_up(most, gemm->batch)), 4);
+    struct job job = {gemm, dots_of(gemm), part, divide_up(gemm->n, part), workspace, 0};
+    threads_for(min64(most, gemm->batch * job.parts), run_parts, &job);
+}
