@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Squares of 16 x 16 words of 4 bytes, transposed in AVX-512's registers: of all that transposes, the intrinsics. */
+/* Squares of 16 x 16 words of 4 bytes, transposed in AVX-512's registers. */
 #ifndef WEFT_ENGINES_CPU_SQUARE_H
 #define WEFT_ENGINES_CPU_SQUARE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { SQUARE = 16 }; /* words of a side: a cache line of each row */
@@ -10,10 +11,17 @@ enum { SQUARE = 16 }; /* words of a side: a cache line of each row */
 #if defined __x86_64__
 #include <immintrin.h>
 
-#define SQUARE_INLINE __attribute__((target("avx512f"))) static inline __attribute__((always_inline))
+/* What a function that calls these is compiled for; square_transpose asks for less. */
+#define SQUARE_TARGET __attribute__((target("avx512f,avx512bw,avx512vl")))
+#define SQUARE_INLINE SQUARE_TARGET static inline __attribute__((always_inline))
+
+static inline bool has_squares(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
+}
 
 /* Twice the halves of neighbours, as 32 and as 64 bits, then 128-bit quarters: rows become columns. */
-SQUARE_INLINE void square_transpose(__m512i *r) {
+__attribute__((target("avx512f"))) static inline __attribute__((always_inline)) void square_transpose(__m512i *r) {
     __m512i t[SQUARE];
     _Pragma("GCC unroll 8") for (int i = 0; i < SQUARE; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -36,24 +44,25 @@ SQUARE_INLINE void square_transpose(__m512i *r) {
     _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) r[i] = t[i];
 }
 
-/* From rows [rows, columns] into [columns, rows], in memory of any alignment; both are SQUARE at most, strides in
-   bytes. Nothing beyond is read or written. */
-SQUARE_INLINE void square_copy(char *to, int64_t to_stride, const char *from, int64_t from_stride, int rows,
-                               int columns) {
-    __m512i r[SQUARE];
-    if (rows == SQUARE && columns == SQUARE) {
-        _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) r[i] = _mm512_loadu_si512(from + i * from_stride);
-        square_transpose(r);
-        _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) _mm512_storeu_si512(to + i * to_stride, r[i]);
-        return;
-    }
-    __mmask16 read = (__mmask16)(0xffff >> (SQUARE - columns)), written = (__mmask16)(0xffff >> (SQUARE - rows));
-    /* Rows that are not there are the last one again. */
+/* Rows in memory of any alignment, `stride` bytes apart, of which both numbers are SQUARE at most: nothing beyond is
+   read or written. Rows that are not there are the last one again, columns 0. */
+SQUARE_INLINE void square_read(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
+    __mmask16 mask = (__mmask16)(0xffff >> (SQUARE - columns));
     _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) r[i] =
-        _mm512_maskz_loadu_epi32(read, from + (i < rows ? i : rows - 1) * from_stride);
-    square_transpose(r);
-    _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) if (i < columns)
-        _mm512_mask_storeu_epi32(to + i * to_stride, written, r[i]);
+        _mm512_maskz_loadu_epi32(mask, from + (i < rows ? i : rows - 1) * stride);
+}
+
+/* The same of IEEE halves, which become floats. */
+SQUARE_INLINE void square_widen(__m512i *r, const char *from, int64_t stride, int rows, int columns) {
+    __mmask16 mask = (__mmask16)(0xffff >> (SQUARE - columns));
+    _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) r[i] =
+        (__m512i)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from + (i < rows ? i : rows - 1) * stride));
+}
+
+SQUARE_INLINE void square_write(char *to, int64_t stride, const __m512i *r, int rows, int columns) {
+    __mmask16 mask = (__mmask16)(0xffff >> (SQUARE - columns));
+    _Pragma("GCC unroll 16") for (int i = 0; i < SQUARE; i++) if (i < rows)
+        _mm512_mask_storeu_epi32(to + i * stride, mask, r[i]);
 }
 #endif
 
