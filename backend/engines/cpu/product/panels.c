@@ -8,9 +8,37 @@
 
 #include <string.h>
 
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
+
+/* `rows` rows of `count` floats, a number that the compiler knows. */
+static inline void copy_columns(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
+                                int64_t rows, int count) {
+    for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
+        for (int j = 0; j < count; j++)
+            to[j] = from[j];
+}
+
+/* Any number of floats, by powers of two: a panel's row is too short for asking how long it is. */
+WIDE static void copy_rows(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
+                           int64_t count, int64_t rows) {
+    int64_t at = 0;
+    for (; at + 64 <= count; at += 64)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 64);
+    if (count & 32)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 32), at += 32;
+    if (count & 16)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 16), at += 16;
+    if (count & 8)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 8), at += 8;
+    if (count & 4)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 4), at += 4;
+    for (; at < count; at++)
+        copy_columns(to + at, to_ld, from + at, from_ld, rows, 1);
+}
+
 /* ---- Filters ----------------------------------------------------------------------------------------------------- */
 
-enum { MIXED = 64, WIDEST = 64 }; /* depths and columns that are transposed at once */
+enum { MIXED = 8192, WIDEST = 64 }; /* floats that are transposed at once, and the columns of a panel at most */
 
 /* Elements base[index + column * stride + depth * depth_stride]. */
 static void pack(const struct filter *f, float *panel, int width, int64_t index, int count, int64_t stride, int depth,
@@ -26,16 +54,16 @@ static void pack(const struct filter *f, float *panel, int width, int64_t index,
    width], whose rows then go to their taps. */
 static void pack_by_channels(const struct filter *f, float *panel, int width, int64_t index, int count,
                              const struct depths *depths) {
-    float mixed[MIXED * WIDEST];
-    int64_t taps = patches_count(f->taps), most = f->channel_stride == taps ? MIXED / taps : 1;
+    float mixed[MIXED];
+    int64_t taps = patches_count(f->taps);
+    int64_t most = f->channel_stride == taps ? min64(MIXED / width, GEMM_DEPTH) / taps : 1;
     for (int64_t channel = 0; channel < depths->count; channel += most) {
         int64_t channels = min64(most, depths->count - channel);
         pack(f, mixed, width, index + (depths->first + channel) * f->channel_stride, count, f->row_stride,
              (int)(channels * taps), 1);
-        for (int64_t i = 0; i < channels; i++)
-            for (int64_t tap = 0; tap < depths->segments; tap++)
-                memcpy(panel + (tap * depths->count + channel + i) * width,
-                       mixed + (i * taps + depths->segment + tap) * width, (size_t)width * sizeof(float));
+        for (int64_t tap = 0; tap < depths->segments; tap++)
+            copy_rows(panel + (tap * depths->count + channel) * width, width, mixed + (depths->segment + tap) * width,
+                      taps * width, count, channels);
     }
 }
 
@@ -74,7 +102,7 @@ static bool taps_are_neighbours(const struct filter *f) {
             return false;
         reach *= f->taps[i];
     }
-    return reach > 1 && reach <= MIXED;
+    return reach > 1 && reach <= MIXED / WIDEST;
 }
 
 void panels_of_filter(const struct filter *f, float *panel, int width, int64_t group, int64_t column, int count,
@@ -105,32 +133,6 @@ void panels_of_channels(const struct filter *f, float *panel, int64_t column, in
 }
 
 /* ---- Images ------------------------------------------------------------------------------------------------------ */
-
-/* `rows` rows of `count` floats, a number that the compiler knows. */
-static inline void copy_columns(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
-                                int64_t rows, int count) {
-    for (int64_t i = 0; i < rows; i++, to += to_ld, from += from_ld)
-        for (int j = 0; j < count; j++)
-            to[j] = from[j];
-}
-
-/* Any number of floats, by powers of two: a panel's row is too short for asking how long it is. */
-WIDE static void copy_rows(float *restrict to, int64_t to_ld, const float *restrict from, int64_t from_ld,
-                           int64_t count, int64_t rows) {
-    int64_t at = 0;
-    for (; at + 64 <= count; at += 64)
-        copy_columns(to + at, to_ld, from + at, from_ld, rows, 64);
-    if (count & 32)
-        copy_columns(to + at, to_ld, from + at, from_ld, rows, 32), at += 32;
-    if (count & 16)
-        copy_columns(to + at, to_ld, from + at, from_ld, rows, 16), at += 16;
-    if (count & 8)
-        copy_columns(to + at, to_ld, from + at, from_ld, rows, 8), at += 8;
-    if (count & 4)
-        copy_columns(to + at, to_ld, from + at, from_ld, rows, 4), at += 4;
-    for (; at < count; at++)
-        copy_columns(to + at, to_ld, from + at, from_ld, rows, 1);
-}
 
 static void clear_rows(float *to, int64_t ld, int64_t count, int64_t rows) {
     for (int64_t i = 0; i < rows; i++)
