@@ -11,10 +11,9 @@
 #include <string.h>
 
 enum {
-    FEW_ROWS = 16,   /* of A at most: with more, packing B costs less than vectors of each row beside each of B's */
-    FEW_DEPTH = 128, /* at least: lanes are added once an element */
-    COLUMNS = 64,    /* of C at once: a multiple of the four that small_dots makes */
-    LINE = 64        /* alignment of buffers, bytes */
+    LEAST_DEPTH = 128, /* lanes are added once an element */
+    COLUMNS = 64,      /* of C at once: a multiple of the four that small_dots makes */
+    LINE = 64          /* alignment of buffers, bytes */
 };
 /* Elements of B that a thread reads, or multiplications that it makes, before another one wakes up. */
 static const double ALONE = 1 << 17;
@@ -38,21 +37,22 @@ static small_dots *dots_of(const struct gemm *gemm) {
 }
 
 bool few_takes(const struct gemm *gemm) {
-    bool is_float = gemm->kernel->factors == WEFT_DATA_FLOAT;
-    return is_float && gemm->m <= FEW_ROWS && gemm->k >= FEW_DEPTH && dots_of(gemm) != NULL;
+    bool is_float = gemm->kernel->factors == WEFT_DATA_FLOAT, is_deep = gemm->k >= LEAST_DEPTH && gemm->k <= FEW_DEPTH;
+    return is_float && is_deep && gemm->m <= FEW_ROWS && dots_of(gemm) != NULL;
 }
 
 /* ---- Buffers ----------------------------------------------------------------------------------------------------- */
 
 /* Of a thread: rows of A, and columns of C. */
-static int64_t a_floats(const struct gemm *gemm) { return round_up(gemm->k, LINE / 4) * min64(gemm->m, FEW_ROWS); }
-static int64_t c_floats(const struct gemm *gemm) { return COLUMNS * min64(gemm->m, FEW_ROWS); }
+static int64_t a_floats(const struct gemm *gemm) { return gemm->m * round_up(gemm->k, LINE / 4); }
 
 static int64_t thread_bytes(const struct gemm *gemm) {
-    return (a_floats(gemm) + c_floats(gemm)) * (int64_t)sizeof(float);
+    return (a_floats(gemm) + gemm->m * COLUMNS) * (int64_t)sizeof(float);
 }
 
-int64_t few_workspace_bytes(const struct gemm *gemm, int threads) { return max64(threads, 1) * thread_bytes(gemm); }
+int64_t few_workspace_bytes(const struct gemm *gemm, int threads) {
+    return gemm->m <= FEW_ROWS && gemm->k <= FEW_DEPTH ? max64(threads, 1) * thread_bytes(gemm) : 0;
+}
 
 /* Rows of A, `ld` floats from one to the next. */
 struct rows {

@@ -8,10 +8,12 @@
 
 #include "engines/cpu/product/gemm.h"
 
+enum { FEW_ROWS = 16, FEW_DEPTH = 1 << 14 }; /* of A at most: its rows stay in L2 while B passes */
+
 /* Whether a product is made so; sizes, packing, types and strides decide, not addresses. */
 bool few_takes(const struct gemm *gemm);
 
-/* Bytes of workspace of few_run for any product of these sizes, and of fewer rows and less depth. */
+/* Bytes of workspace of few_run for any product of these sizes, and of fewer rows and less depth; 0: it takes none. */
 int64_t few_workspace_bytes(const struct gemm *gemm, int threads);
 
 /* gemm_run of what few_takes; each element's sum is the same whatever the number of threads. The workspace is aligned

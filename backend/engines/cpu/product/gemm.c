@@ -127,7 +127,9 @@ int64_t gemm_workspace_most(const struct gemm *gemm, int threads) {
     int64_t block_m = min64(tile_m, round_up(BLOCK_M, rows)), b_depth = depth + starts_of(gemm->kernel);
     int64_t panels = round_up(block_m * depth * size, LINE) + round_up(tile_n * b_depth * size, LINE);
     int64_t bytes = max64(threads, 1) * (panels + round_up(tile_m * tile_n * size, LINE));
-    return LINE + max64(bytes, few_workspace_bytes(gemm, threads));
+    struct gemm few = *gemm;
+    few.m = min64(gemm->m, FEW_ROWS), few.k = min64(gemm->k, FEW_DEPTH);
+    return LINE + max64(bytes, few_workspace_bytes(&few, threads));
 }
 
 /* ---- Running ---- */
