@@ -737,7 +737,7 @@ def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     small = (results.Ceiling("ceiling/copy_256MiB", 1 << 16), results.Ceiling("ceiling/f32_1024", 64, "f32"))
     monkeypatch.setattr("weft.bench.machines._Cpu.ceilings", small)
     written, drawn = tmp_path / "out.csv", tmp_path / "out.svg"
-    only = "f32_m16|softmax"
+    only = "f32_m16|softmax_256x512$"
     words = [
         "bench",
         "--device",

@@ -421,12 +421,22 @@ def _cpu_fused() -> list[Case]:
     ]
 
 
+def _of_halves(made: Case) -> Case:
+    """A case of bf16 beside one of floats that has its name."""
+    return replace(made, name=f"{made.name}_bf16")
+
+
 def _cpu_norms() -> list[Case]:
     """Small, which stay in the second-level cache, and as networks have them."""
     ways, rows, images = (False, True), ((256, 512), (4096, 768)), ((4, 32, 28), (8, 64, 56))
     made = [
         norms.row_norm(kind, "f32", *size, way)
         for size in rows
+        for kind in ("layernorm", "rmsnorm")
+        for way in ways
+    ]
+    made += [
+        _of_halves(norms.row_norm(kind, "bf16", 4096, 768, way))
         for kind in ("layernorm", "rmsnorm")
         for way in ways
     ]
@@ -444,6 +454,7 @@ def _cpu_rows() -> list[Case]:
         *(streams.sums("rows/sum_columns", "f32", *size, 1) for size in ((256, 512), (4096, 1024))),
         streams.maximum("f32", 4096, 1024),
         *(streams.softmax("f32", *size) for size in ((256, 512), (2048, 1024))),
+        *(_of_halves(streams.softmax("bf16", *size)) for size in ((256, 512), (4096, 768))),
         *(streams.softmax_backward("f32", *size) for size in ((256, 512), (2048, 1024))),
         streams.log_softmax("f32", 2048, 1024),
     ]
