@@ -548,21 +548,51 @@ WITH_F16C static void f16_from_f32(char *restrict codes, const float *restrict s
     memcpy(codes + 2 * i, last, (size_t)(count - i) * sizeof *last);
 }
 
-/* What compilers make of bf16's and int8's rounding takes two and five times as long as memory does. These take whole
+/* What compilers make of bf16's and int8's conversions takes two to five times as long as memory does. These take whole
    vectors and return how many elements that is. */
 #define WITH_AVX512 __attribute__((target("avx512f")))
+#define WITH_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16")))
+
+/* As widen_bf16 has it. */
+WITH_AVX512 static int64_t bf16_to_f32(float *restrict dst, const char *restrict codes, int64_t count) {
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m256i halves = _mm256_loadu_si256((const __m256i *)(const void *)(codes + 2 * i));
+        __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+        __m512 values = _mm512_castsi512_ps(bits);
+        __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+        _mm512_storeu_si512(dst + i, _mm512_mask_or_epi32(bits, is_nan, bits, _mm512_set1_epi32(0x400000)));
+    }
+    return i;
+}
 
 /* As narrow_bf16 has it. */
+WITH_AVX512 static __m256i narrow_lanes(__m512 values) {
+    __m512i bits = _mm512_castps_si512(values), upper = _mm512_srli_epi32(bits, 16);
+    __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+    __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    __m512i found = _mm512_mask_or_epi32(_mm512_srli_epi32(sum, 16), is_nan, upper, _mm512_set1_epi32(0x40));
+    return _mm512_cvtepi32_epi16(found);
+}
+
 WITH_AVX512 static int64_t bf16_from_f32(char *restrict codes, const float *restrict src, int64_t count) {
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        _mm256_storeu_si256((__m256i *)(void *)(codes + 2 * i), narrow_lanes(_mm512_loadu_ps(src + i)));
+    return i;
+}
+
+/* The processor's own conversion makes 0 of subnormal numbers, so that vectors with one are taken as above. */
+WITH_BF16 static int64_t bf16_converted(char *restrict codes, const float *restrict src, int64_t count) {
+    enum { SUBNORMAL = 0x20 }; /* a class of vfpclassps */
     int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
         __m512 values = _mm512_loadu_ps(src + i);
-        __m512i bits = _mm512_castps_si512(values), upper = _mm512_srli_epi32(bits, 16);
-        __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
-        __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-        __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-        __m512i found = _mm512_mask_or_epi32(_mm512_srli_epi32(sum, 16), is_nan, upper, _mm512_set1_epi32(0x40));
-        _mm256_storeu_si256((__m256i *)(void *)(codes + 2 * i), _mm512_cvtepi32_epi16(found));
+        __m256i found = (__m256i)_mm512_cvtneps_pbh(values);
+        if (__builtin_expect(_mm512_fpclass_ps_mask(values, SUBNORMAL), 0))
+            found = narrow_lanes(values);
+        _mm256_storeu_si256((__m256i *)(void *)(codes + 2 * i), found);
     }
     return i;
 }
@@ -580,13 +610,25 @@ WITH_AVX512 static int64_t int8_from_f32(char *restrict codes, const float *rest
 }
 
 /* Whole vectors of the types that have such a loop; 0: none, or an older processor. */
+static int64_t vectors_to_f32(float *dst, weftDataType_t type, const void *base, int64_t index, int64_t count) {
+    if (type != WEFT_DATA_BFLOAT16 || !__builtin_cpu_supports("avx512f"))
+        return 0;
+    return bf16_to_f32(dst, (const char *)base + 2 * index, count);
+}
+
 static int64_t vectors_from_f32(weftDataType_t type, void *base, int64_t index, const float *src, int64_t count) {
     if ((type != WEFT_DATA_BFLOAT16 && type != WEFT_DATA_INT8) || !__builtin_cpu_supports("avx512f"))
         return 0;
-    return type == WEFT_DATA_INT8 ? int8_from_f32((char *)base + index, src, count)
-                                  : bf16_from_f32((char *)base + 2 * index, src, count);
+    if (type == WEFT_DATA_INT8)
+        return int8_from_f32((char *)base + index, src, count);
+    return (__builtin_cpu_supports("avx512bf16") ? bf16_converted : bf16_from_f32)((char *)base + 2 * index, src,
+                                                                                   count);
 }
 #else
+static int64_t vectors_to_f32(float *dst, weftDataType_t type, const void *base, int64_t index, int64_t count) {
+    (void)dst, (void)type, (void)base, (void)index, (void)count;
+    return 0;
+}
 static int64_t vectors_from_f32(weftDataType_t type, void *base, int64_t index, const float *src, int64_t count) {
     (void)type, (void)base, (void)index, (void)src, (void)count;
     return 0;
@@ -619,8 +661,10 @@ WIDE void dtype_from_f64(weftDataType_t type, void *restrict base, int64_t index
 void dtype_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index, int64_t count) {
     if (type == WEFT_DATA_HALF && has_f16c())
         f16_to_f32(dst, (const char *)base + 2 * index, count);
-    else
-        rows_to_f32(dst, type, base, index, count);
+    else {
+        int64_t done = vectors_to_f32(dst, type, base, index, count);
+        rows_to_f32(dst + done, type, base, index + done, count - done);
+    }
 }
 
 void dtype_from_f32(weftDataType_t type, void *restrict base, int64_t index, const float *restrict src, int64_t count) {

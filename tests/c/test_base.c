@@ -87,10 +87,34 @@ static unsigned stored_code(weftDataType_t type, double value) {
     return code;
 }
 
+/* One more than the widest vector takes: whole vectors and what is left are converted in two ways, which must agree. */
+enum { ROW = 17 };
+
 static unsigned row_code(weftDataType_t type, float value) {
-    uint16_t code = 0;
+    uint16_t code = 0, codes[ROW] = {0}, others[ROW] = {0};
+    float row[ROW];
+    for (int i = 0; i < ROW; i++)
+        row[i] = value;
+    dtype_from_f32(type, codes, 0, row, ROW);
+    for (int i = 0; i < ROW; i++)
+        dtype_from_f32(type, others, i, &value, 1);
+    CHECK(memcmp(codes, others, sizeof codes) == 0, "%s: a row of %a", dtype_of(type)->name, (double)value);
     dtype_from_f32(type, &code, 0, &value, 1);
     return code;
+}
+
+/* The same of loads. */
+static bool row_loads_alike(const struct format *format, unsigned code) {
+    uint16_t codes[ROW];
+    float row[ROW], one;
+    bool is_alike = true;
+    for (int i = 0; i < ROW; i++)
+        codes[i] = (uint16_t)(code * (0xffff / ((1u << format->bits) - 1))); /* as often as it fits */
+    dtype_to_f32(row, format->type, codes, 0, ROW);
+    dtype_to_f32(&one, format->type, codes, 0, 1);
+    for (int i = 0; i < ROW; i++)
+        is_alike = is_alike && memcmp(&row[i], &one, sizeof one) == 0;
+    return is_alike;
 }
 
 /* Equal in value and sign of zero; any NaN equals any other. */
@@ -147,6 +171,7 @@ static void test_codes(const struct format *format) {
         uint32_t bits;
         memcpy(&bits, &narrow, sizeof bits);
         bool quiet = !isnan(narrow) || (bits & 0x400000);
+        CHECK(row_loads_alike(format, code), "%s: a row of 0x%x", name, code);
         unsigned back = stored_code(format->type, value);
         unsigned row_back = row_code(format->type, narrow);
         /* A signalling NaN comes back quiet; e5m2 stores infinity as its largest value. */
