@@ -26,6 +26,7 @@ EACH_BY_MODE(log, LOG)
 EACH_BY_MODE(erf, ERF)
 EACH_BY_MODE(tanh, TANH_FWD)
 EACH_BY_MODE(logistic, SIGMOID_FWD)
+EACH(fast_exp_nonpositive)
 EACH(fast_exp_negative)
 EACH(fast_weight)
 EACH(fast_exp2)
@@ -37,7 +38,9 @@ static double logistic(double x) { return 1 / (1 + exp(-x)); }
 /* Defined for x <= 127 alone. */
 static double exp2_of_normal(double x) { return x > 127 ? NAN : x < -126 ? 0 : exp2(x); }
 
-/* Defined for x <= 0 alone. */
+/* Defined for x <= 0 alone, as the next. */
+static double exp_nonpositive(double x) { return x > 0 ? NAN : exp(x); }
+
 static double exp_negative(double x) { return x > 0 ? NAN : x < -87 ? 0 : exp(x); }
 
 /* The same, and 1 for NaN. */
@@ -50,6 +53,7 @@ static const struct function {
     double ulps;
 } functions[] = {
     {"exp", exps, exp, 1.1},
+    {"exp_nonpositive", fast_exp_nonpositives, exp_nonpositive, 1.1},
     {"exp_negative", fast_exp_negatives, exp_negative, 1.1},
     {"weight", fast_weights, weight, 1.1},
     {"exp2", fast_exp2s, exp2_of_normal, 1.2},

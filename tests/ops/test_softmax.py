@@ -188,6 +188,26 @@ def test_refuses_outputs_of_other_dims(i: int, key: str, dims: str, expected: st
     refuses(build, X, f"softmax 'p': {rule}")
 
 
+def test_exp_beside_the_largest_has_the_bits_of_exp() -> None:
+    """Subnormal results, too, whichever way the largest comes."""
+    x = random((40, 500), "f32", -110, 0)
+    x[:, 0], x[:, 1] = 0, -INF
+
+    def run(peak_of: Callable[..., Any]) -> Any:
+        g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
+        a, b = g.tensor([40, 500]), g.tensor([40, 1])
+        moved = g.add(a, b)
+        y = g.exp(g.sub(moved, peak_of(g, moved, b))).set_output(True)
+        g.build()
+        found = np.empty_like(x)
+        g.execute({a: x, b: np.zeros((40, 1), "f4"), y: found})
+        return found.view(np.uint32)
+
+    largest = lambda g, moved, b: g.reduction(moved, "MAX", dims=[-1])  # noqa: E731
+    given = lambda g, moved, b: b  # noqa: E731
+    np.testing.assert_array_equal(run(largest), run(given))
+
+
 def test_quotients_by_a_number_of_the_row_are_rounded_once() -> None:
     """To the bits of a division, whose results are no subnormal numbers."""
     x = random((5, 300), "f32", 1, 1000)

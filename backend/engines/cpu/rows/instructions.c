@@ -413,12 +413,21 @@ static void merge(struct listing *l, int term, int k, int opcode) {
     l->formulas[term].count = count;
 }
 
+/* Whether the second argument is the largest of the first one's row. */
+static bool is_beside_largest(const struct listing *l, int term) {
+    const int *x = l->formulas[term].x;
+    const struct term *second = term_at(l->s, x[1]);
+    return second->kind == TERM_REDUCTION && second->opcode == OPCODE_LARGEST && second->arguments[0] == x[0];
+}
+
 /* In the table's order; a merged formula may be merged again, as (a - b) * c + d. */
 static void take_in(struct listing *l, int term) {
     for (size_t m = 0; m < sizeof merges / sizeof *merges; m++)
         for (int k = merges[m].first; k <= merges[m].last && l->formulas[term].opcode == merges[m].outer; k++)
             if (may_take_in(l, l->formulas[term].x[k], merges[m].inner))
                 merge(l, term, k, merges[m].made);
+    if (l->formulas[term].opcode == ROW_SUBTRACT_EXPONENTIAL && is_beside_largest(l, term))
+        l->formulas[term].opcode = ROW_LARGEST_EXPONENTIAL;
 }
 
 /* ---- Sums that share a reading ----------------------------------------------------------------------------------- */

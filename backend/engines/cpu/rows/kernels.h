@@ -25,6 +25,7 @@ enum row_opcode {
     ROW_GRADIENT,                       /* f * g * h - ((a - b) * c * d + e) */
     ROW_EXPONENTIAL,                    /* e^a */
     ROW_SUBTRACT_EXPONENTIAL,           /* e^(a - b) */
+    ROW_LARGEST_EXPONENTIAL,            /* the same, where b is the largest of a's row */
     ROW_FORMULAS_END,
 };
 

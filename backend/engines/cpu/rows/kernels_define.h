@@ -100,6 +100,7 @@ FORMULA_OF_ROWS(normalise, ((a - b) * c - d) * e + f, 0xe, AT_LEVEL, AT_LEVEL, A
 FORMULA_OF_ROWS(gradient, f * g * h - ((a - b) * c * d + e), 0x9e, AT_LEVEL, AT_LEVEL, AT_LEVEL, AT_LEVEL, AT_LEVEL)
 FORMULA(exponential, EXP(a))
 FORMULA_OF_ROWS(subtract_exponential, EXP(a - b), 0x2, AT_LEVEL, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
+FORMULA_OF_ROWS(largest_exponential, EXP_NONPOSITIVE(a - b), 0x2, AT_LEVEL, AT_EACH, AT_EACH, AT_EACH, AT_EACH)
 
 static row_formula *const formulas[ROW_FORMULAS_END] = {
     [OPCODE_COPY] = formula_copy,
@@ -131,6 +132,7 @@ static row_formula *const formulas[ROW_FORMULAS_END] = {
     [ROW_GRADIENT] = formula_gradient,
     [ROW_EXPONENTIAL] = formula_exponential,
     [ROW_SUBTRACT_EXPONENTIAL] = formula_subtract_exponential,
+    [ROW_LARGEST_EXPONENTIAL] = formula_largest_exponential,
 };
 
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #define PICK(condition, yes, no) fast_pick(condition, yes, no)
 #define ABS(x) fast_abs(x)
 #define EXP(x) fast_exp(x)
+#define EXP_NONPOSITIVE(x) fast_exp_nonpositive(x)
 #define WEIGHT(x) fast_weight(x)
 /* a / b of many a: b's inverse in double leaves an error that is too small to matter, as no quotient of floats is so
    near to the middle between two floats; the middle itself is met among subnormal ones alone. */

@@ -10,6 +10,7 @@
 #define PICK(condition, yes, no) ((condition) ? (yes) : (no))
 #define ABS(x) fabs(x)
 #define EXP(x) exp(x)
+#define EXP_NONPOSITIVE(x) exp(x)
 #define WEIGHT(x) PICK((x) < 0, exp(x), 1)
 #define QUOTIENT(a, b) ((a) / (b))
 #define LOG(x) log(x)
