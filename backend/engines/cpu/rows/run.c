@@ -828,8 +828,8 @@ static void run_task(void *context, int64_t task) {
     run.totals = (double *)(rows + s->totals_at);
     run.kept = job->memory + task * s->task_bytes;
     begin_sums(&run, job, task, true);
-    int64_t first = task * s->tiles_per_task;
-    for (int64_t tile = first; tile < min64(first + s->tiles_per_task, s->tiles); tile++)
+    int64_t first = task * s->tiles / s->tasks;
+    for (int64_t tile = first; tile < (task + 1) * s->tiles / s->tasks; tile++)
         run_tile(&run, tile, tile == first);
 }
 

@@ -56,14 +56,15 @@ static double moved_bytes(const struct row_schedule *s) {
 }
 
 /* How many tasks there are follows from the sizes alone, and so do sums of columns. Tasks with memory of their own are
-   few (ROWWISE_TASKS): workspace grows with their number, not with the threads'. */
+   few (ROWWISE_TASKS): workspace grows with their number, not with the threads'. A power of two, of which two, four or
+   eight threads have equal shares. */
 static void cut_tasks(struct row_schedule *s) {
     int64_t most = s->kept_count || s->sum_count ? ROWWISE_TASKS : MOST_TASKS;
-    double per_tile = tile_nanoseconds(s);
-    /* Tiles that together are worth waking a thread. */
-    int64_t tiles = per_tile < TASK_NANOSECONDS ? (int64_t)(TASK_NANOSECONDS / max64((int64_t)per_tile, 1)) : 1;
-    s->tiles_per_task = max64(tiles, divide_up(s->tiles, most));
-    s->tasks = divide_up(s->tiles, s->tiles_per_task);
+    double per_tile = tile_nanoseconds(s), nanoseconds = per_tile * (double)s->tiles;
+    s->tasks = 1;
+    while (s->tasks < most && (double)s->tasks * TASK_NANOSECONDS < nanoseconds)
+        s->tasks *= 2;
+    s->tasks = min64(s->tasks, s->tiles);
 }
 
 /* Sums of columns are a task's own, or a part's where these are few and the sums short; they take in a block's columns

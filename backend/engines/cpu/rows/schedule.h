@@ -83,10 +83,10 @@ struct row_schedule {
     int64_t pieces[ROWWISE_LOOPS]; /* of each loop: tiles, or blocks within one */
     int64_t tile_rows;             /* rows of a tile, at most; columns that are parts of rows count each */
     int64_t tiles, blocks,
-        splits; /* blocks: of a tile in the pass that has fewest; splits: parts of them, 1: tasks take tiles */
-    int64_t tasks, tiles_per_task; /* where splits is 1 */
-    bool sums_columns;             /* rows lie so that sums of columns can be taken beside them */
-    int pass_count, closed;        /* passes; the first of them, which end in reductions */
+        splits;        /* blocks: of a tile in the pass that has fewest; splits: parts of them, 1: tasks take tiles */
+    int64_t tasks;     /* where splits is 1: they take tiles in equal parts, to within one */
+    bool sums_columns; /* rows lie so that sums of columns can be taken beside them */
+    int pass_count, closed; /* passes; the first of them, which end in reductions */
     struct row_pass *passes;
     int instruction_count, register_count;
     struct row_instruction *instructions;
