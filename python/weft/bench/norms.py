@@ -55,7 +55,9 @@ def _row_norm_of_torch(kind: str, is_backward: bool, torch: Any, m: Tensors) -> 
         return torch.nn.functional.rms_norm(x, shape, scale, EPSILON)
     dy = m["dy"].flatten(1)
     if kind == "layernorm":
-        mean, inv, wanted = m["mean"].flatten(1), m["inv"].flatten(1), [True, True, True]
+        wanted = [True, True, True]
+        kept = x.dtype if x.device.type == "cpu" else torch.float32  # torch's own statistics are of this type
+        mean, inv = (m[name].flatten(1).to(kept) for name in ("mean", "inv"))
         return aten.native_layer_norm_backward(dy, x, shape, mean, inv, scale, scale, wanted)
     weighted = dy * scale * m["inv"].flatten(1)  # no operation of torch's takes the statistics
     xhat = x * m["inv"].flatten(1)
