@@ -8,7 +8,7 @@
 
 static const double KEEPS = 0.4; /* nanoseconds of an element above which it is kept rather than calculated again */
 /* KEPT: terms at most that stay from pass to pass. */
-enum { KEPT = 3 };
+enum { KEPT = 4 };
 
 static const struct term *term_at(const struct row_schedule *s, int term) { return &s->rows->terms[term]; }
 
@@ -98,7 +98,7 @@ static void mark_pass(const struct row_schedule *s, int pass, bool *is_marked) {
 static void price_terms(const struct row_schedule *s, double *nanoseconds) {
     for (int i = 0; i < s->rows->term_count; i++) {
         const struct term *at = term_at(s, i);
-        /* Loads are as cheap as reading what was kept. */
+        /* Loads are as cheap as reading what was kept, but for conversions: see is_converted. */
         nanoseconds[i] = at->spans && at->kind != TERM_LOAD ? at->nanoseconds : 0;
         for (int k = 0; k < at->argument_count && at->spans && nanoseconds[i] < KEEPS; k++)
             nanoseconds[i] += nanoseconds[at->arguments[k]];
@@ -115,13 +115,31 @@ static bool is_frontier(const struct row_schedule *s, int term, const bool *earl
     return false;
 }
 
+/* Whether a term is elements of memory that are converted. */
+static bool is_converted(const struct row_schedule *s, int term) {
+    const struct term *at = term_at(s, term);
+    return at->kind == TERM_LOAD && at->spans && s->rows->operands[at->operand].value != VALUE_INDEX &&
+           s->rows->operands[at->operand].type != (at->is_wide ? WEFT_DATA_DOUBLE : WEFT_DATA_FLOAT);
+}
+
+/* Whether a load reads the same elements for all rows. */
+static bool is_alike(const struct row_schedule *s, int term) {
+    bool is_alike = true;
+    for (int i = 0; i < s->rows->space.axis_count; i++)
+        is_alike = is_alike &&
+                   (s->rows->space.axes[i].is_reduced || s->rows->operands[term_at(s, term)->operand].strides[i] == 0);
+    return is_alike;
+}
+
 /* Keeps what two passes both evaluate and is dear. KEPT terms at most: each takes memory as long as a tile's rows. */
-static void keep_between(struct row_schedule *s, int earlier, int later, const double *nanoseconds) {
+static void keep_between(struct row_schedule *s, int earlier, int later, const double *nanoseconds,
+                         enum row_keeping keeping) {
     bool before[ROWWISE_TERMS], after[ROWWISE_TERMS];
     mark_pass(s, earlier, before);
     mark_pass(s, later, after);
     for (int i = 0; i < s->rows->term_count && s->kept_count < KEPT; i++)
-        if (before[i] && after[i] && s->kept[i] < 0 && term_at(s, i)->spans && nanoseconds[i] >= KEEPS &&
+        if (before[i] && after[i] && s->kept[i] < 0 && term_at(s, i)->spans &&
+            (nanoseconds[i] >= KEEPS || (keeping == KEEP_CONVERTED_LOADS && is_converted(s, i) && !is_alike(s, i))) &&
             is_frontier(s, i, before, after, later)) {
             s->kept[i] = s->kept_count++;
             s->kept_pass[i] = earlier;
@@ -129,15 +147,15 @@ static void keep_between(struct row_schedule *s, int earlier, int later, const d
 }
 
 /* s->kept: the slot of each term, -1: none; kept_pass: the pass that fills it; kept_home: as keep_in_place finds it. */
-static void choose_kept(struct row_schedule *s, bool may_keep) {
+static void choose_kept(struct row_schedule *s, enum row_keeping keeping) {
     double nanoseconds[ROWWISE_TERMS];
     price_terms(s, nanoseconds);
     s->kept_count = 0;
     for (int i = 0; i < s->rows->term_count; i++)
         s->kept[i] = s->kept_home[i] = -1;
-    for (int later = 1; may_keep && later < s->pass_count; later++)
+    for (int later = 1; keeping != KEEP_NOTHING && later < s->pass_count; later++)
         for (int earlier = 0; earlier < later; earlier++)
-            keep_between(s, earlier, later, nanoseconds);
+            keep_between(s, earlier, later, nanoseconds, keeping);
 }
 
 /* ---- Listing ----------------------------------------------------------------------------------------------------- */
@@ -175,7 +193,7 @@ static struct row_instruction *add(struct listing *l, enum row_verb verb, int te
     l->is_full = l->is_full || s->instruction_count == ROWWISE_INSTRUCTIONS;
     s->instruction_count -= l->is_full;
     struct row_instruction *made = &s->instructions[s->instruction_count++];
-    *made = (struct row_instruction){verb, term, -1, {0}, -1, false, false, -1, -1, -1, -1};
+    *made = (struct row_instruction){verb, term, -1, {0}, -1, false, false, false, -1, -1, -1, -1};
     for (int i = 0; i < ROW_ARGUMENTS; i++)
         made->x[i] = -1;
     if (verb <= ROW_CALCULATE) {
@@ -232,6 +250,7 @@ static void add_element(struct listing *l, int term) {
                                                                : ROW_CALCULATE,
                                        term);
     made->slot = l->s->kept[term];
+    made->is_alike = made->verb == ROW_LOAD && is_converted(l->s, term) && is_alike(l->s, term);
     made->operand = made->verb == ROW_LOAD ? at->operand : made->verb == ROW_RECALL ? l->s->kept_home[term] : -1;
     /* A formula's own, or one of several merged. */
     made->opcode = made->verb == ROW_CALCULATE ? l->formulas[term].opcode : -1;
@@ -585,7 +604,7 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
             if (s->instructions[i].x[k] == index)
                 last = i;
     /* Read again by every block, from the first to the last. */
-    if (at->verb == ROW_SPREAD)
+    if (at->verb == ROW_SPREAD || at->is_alike)
         last = end;
     /* A chunk may stand for all of a load, so its last reader cannot write there. */
     last += at->does_as_one;
@@ -660,10 +679,10 @@ static void give_row_slots(struct row_schedule *s) {
 }
 
 /* Lists all passes. Called again without keeping: it resets all that it counts. */
-weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep) {
+weftStatus_t row_schedule_list(struct row_schedule *s, enum row_keeping keeping) {
     bool is_full = false;
     TRY(count_passes(s));
-    choose_kept(s, may_keep);
+    choose_kept(s, keeping);
     s->instruction_count = s->register_count = s->sum_count = 0;
     for (int p = 0; p < s->pass_count; p++)
         list_pass(s, p, &is_full);

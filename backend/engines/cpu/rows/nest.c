@@ -245,6 +245,7 @@ static void count_pieces(struct row_schedule *s) {
    that what is calculated once for a row is calculated for many at once. */
 static int64_t rows_of_tile(const struct row_schedule *s) {
     const struct row_loop *a = &s->loops[s->a];
+    int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     /* Bytes of one row over all operands; 1 so that it is never 0. */
     double bytes = 1;
     for (int k = 0; k < s->rows->operand_count; k++)
@@ -254,6 +255,9 @@ static int64_t rows_of_tile(const struct row_schedule *s) {
     /* LEAST_TILES: so many are left for threads to share. */
     int64_t rows = (int64_t)(TILE_BYTES / bytes), most = row_space_rows(&s->rows->space) / LEAST_TILES;
     rows = min64(min64(rows, most_rows(s)), min64(most, a->extent));
+    int64_t kept = s->kept_count * row_space_length(&s->rows->space) * width;
+    if (kept)
+        rows = min64(rows, ROWWISE_KEPT_BYTES / kept);
     return max64(rows - rows % s->block_a, s->block_a);
 }
 

@@ -587,6 +587,8 @@ static int64_t tile_ahead(const struct run *run, const struct row_pass *pass, in
 
 static void load_block(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
+    if (at->is_alike && pass->blocks == 1 && run->row > 0)
+        return;
     struct place place = block_place(run, at->operand);
     /* One number for the block: a chunk stands for all. */
     if (at->does_as_one && run->s->loops[run->s->b].is_reduced && place.rows == 1 && place.column_stride == 0 &&
@@ -600,8 +602,11 @@ static void load_block(struct run *run, const struct row_pass *pass, const struc
     bool is_run = run->s->loops[run->s->a].is_reduced && run->s->loops[run->s->b].is_reduced;
     bool may_gap = (pass->only_reduces && !is_run) || (run->s->steps_rows && at->is_thin);
     char *found = may_gap ? find_rows(&place, is_wide) : find_dense(&place, is_wide);
-    run->registers[at->dst] = found ? found : register_memory(run, at->dst);
-    int64_t row = found && may_gap ? place.row_stride : run->columns;
+    run->registers[at->dst] = found ? found : at->slot >= 0 ? kept_place(run, at) : register_memory(run, at->dst);
+    /* One row for all, which formulas stay on. */
+    if (!found && place.row_stride == 0 && run->s->steps_rows && at->is_thin)
+        place.rows = 1;
+    int64_t row = found && may_gap ? place.row_stride : place.rows == 1 && run->rows_here > 1 ? 0 : run->columns;
     run->steps[at->dst] = (struct row_steps){ROW_CHUNK, row, found ? tile_ahead(run, pass, at->operand) : 0};
     if (!found)
         load(is_wide, run->registers[at->dst], &place);
@@ -822,11 +827,12 @@ static void run_task(void *context, int64_t task) {
     const struct row_schedule *s = job->s;
     /* Slots of the tile's rows with their totals: tile_bytes is at most this. */
     char rows[ROWWISE_ROW_BYTES + 64 * ROWWISE_TERMS] __attribute__((aligned(64)));
+    char kept[ROWWISE_KEPT_BYTES] __attribute__((aligned(64)));
     struct run run;
     start(&run, job);
     run.rows = rows;
     run.totals = (double *)(rows + s->totals_at);
-    run.kept = job->memory + task * s->task_bytes;
+    run.kept = s->task_bytes ? job->memory + task * s->task_bytes : kept;
     begin_sums(&run, job, task, true);
     int64_t first = task * s->tiles / s->tasks;
     for (int64_t tile = first; tile < (task + 1) * s->tiles / s->tasks; tile++)

@@ -59,7 +59,7 @@ static double moved_bytes(const struct row_schedule *s) {
    few (ROWWISE_TASKS): workspace grows with their number, not with the threads'. A power of two, of which two, four or
    eight threads have equal shares. */
 static void cut_tasks(struct row_schedule *s) {
-    int64_t most = s->kept_count || s->sum_count ? ROWWISE_TASKS : MOST_TASKS;
+    int64_t most = s->task_bytes || s->sum_count ? ROWWISE_TASKS : MOST_TASKS;
     double per_tile = tile_nanoseconds(s), nanoseconds = per_tile * (double)s->tiles;
     s->tasks = 1;
     while (s->tasks < most && (double)s->tasks * TASK_NANOSECONDS < nanoseconds)
@@ -83,15 +83,24 @@ static void predict(struct row_schedule *s, int threads) {
     s->seconds = START_SECONDS + (computing > moving ? computing : moving);
 }
 
-/* kept_bytes: one slot for a tile; task_bytes: all slots, since tasks have memory of their own. */
+/* kept_bytes: one slot for a tile; task_bytes: all slots, since tasks have memory of their own, unless their stacks
+   have room for it. */
 static void measure_memory(struct row_schedule *s) {
     int64_t width = s->has_wide ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     s->kept_bytes = s->kept_count ? round_up(row_schedule_tile_elements(s) * width, 64) : 0;
     s->task_bytes = s->kept_bytes * s->kept_count;
+    if (s->task_bytes <= ROWWISE_KEPT_BYTES)
+        s->task_bytes = 0;
 }
 
-/* What is kept must fit: if it does not, instructions are listed anew without it. Splitting has no place for it, since
-   passes are phases. */
+/* What is kept must fit, and loads are kept on stacks alone, as conversions cost less than memory does. Splitting has
+   no place for it, since passes are phases. */
+static bool keeps_too_much(const struct row_schedule *s, enum row_keeping keeping) {
+    bool is_large = s->kept_bytes > KEPT_BYTES || (keeping == KEEP_CONVERTED_LOADS && s->task_bytes);
+    return keeping != KEEP_NOTHING && s->kept_count && (s->splits > 1 || is_large);
+}
+
+/* If what is kept does not fit, instructions are listed anew with less of it. */
 weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *room, const struct rowwise *rows,
                                int threads) {
     /* Lists of the room; whoever keeps the schedule copies them. */
@@ -104,15 +113,13 @@ weftStatus_t row_schedule_make(struct row_schedule *s, struct schedule_room *roo
                                .kept = room->kept,
                                .kept_pass = room->kept_pass,
                                .kept_home = room->kept_home};
-    TRY(row_schedule_list(s, true));
-    row_schedule_nest(s);
-    row_schedule_cut(s);
-    measure_memory(s);
-    if (s->kept_count && (s->splits > 1 || s->kept_bytes > KEPT_BYTES)) {
-        TRY(row_schedule_list(s, false));
+    bool is_done = false;
+    for (int keeping = KEEP_CONVERTED_LOADS; keeping >= KEEP_NOTHING && !is_done; keeping--) {
+        TRY(row_schedule_list(s, keeping));
         row_schedule_nest(s);
         row_schedule_cut(s);
         measure_memory(s);
+        is_done = !keeps_too_much(s, keeping);
     }
     cut_tasks(s);
     place_sums(s);

@@ -14,6 +14,7 @@ enum {
     ROWWISE_REGISTERS = 40,
     ROWWISE_REGISTER_BYTES = 56 << 10, /* of all registers, on the stack of the thread that runs them */
     ROWWISE_ROW_BYTES = 48 << 10,      /* of the values and totals of a tile's rows, likewise */
+    ROWWISE_KEPT_BYTES = 48 << 10,     /* of what a tile keeps from pass to pass, likewise, where it fits */
     ROWWISE_PASSES = 6,
     ROWWISE_INSTRUCTIONS = 256,
     ROWWISE_LOOPS = WEFT_DIM_MAX + 2,
@@ -39,10 +40,11 @@ struct row_instruction {
     int opcode;                /* of CALCULATE of a formula: the term's, or one of enum row_opcode */
     bool is_thin;              /* of SPREAD: only formulas read it, for which one chunk will do; of LOAD: only
                                           what steps from row to row reads it, so that it may stay where it is */
+    bool is_alike;    /* of LOAD: converted, and the same for all rows, so that one block's will do for a tile's */
     bool does_as_one; /* of LOAD: only formulas and sums of products read it, for which one number of a block will do */
     int operand;      /* of LOAD and STORE; of CALCULATE: where dst may be written to at once, also of what is kept;
                          of RECALL: where that was; -1 */
-    int slot;         /* of kept elements (CALCULATE, RECALL; -1: none), of totals, of sums */
+    int slot;         /* of kept elements (LOAD, CALCULATE, RECALL; -1: none), of totals, of sums */
     int pair, pair_slot; /* of REDUCE_PAIR: the term that is a product's total, and its slot */
 };
 
@@ -104,7 +106,7 @@ struct row_schedule {
     int64_t sum_length;         /* elements of one */
     int64_t partial_sums;       /* tasks, or parts of tiles, that have sums of their own */
     int64_t sums_at, sum_bytes; /* where in scratch memory the first of these are; bytes of each */
-    int64_t task_bytes;         /* scratch memory of a task */
+    int64_t task_bytes;         /* scratch memory of a task; 0: what it keeps is on its stack */
     double seconds;
 };
 
@@ -121,8 +123,9 @@ int64_t row_schedule_bytes(const struct row_schedule *s);
 void row_schedule_nest(struct row_schedule *s);
 void row_schedule_cut(struct row_schedule *s);
 int64_t row_schedule_tile_elements(const struct row_schedule *s);
-/* instructions.c */
-weftStatus_t row_schedule_list(struct row_schedule *s, bool may_keep);
+/* instructions.c; what stays from pass to pass, each beside what stands before it */
+enum row_keeping { KEEP_NOTHING, KEEP_FORMULAS, KEEP_CONVERTED_LOADS };
+weftStatus_t row_schedule_list(struct row_schedule *s, enum row_keeping keeping);
 
 /* run.c: scratch is of all programs, memory is the program's own. */
 void row_schedule_run(const struct row_schedule *s, void *const *values, void *scratch, void *memory);
