@@ -438,19 +438,23 @@ static void join_totals(struct run *run, const struct row_pass *pass, const doub
 
 static char *register_memory(struct run *run, int reg) { return run->memory + reg * run->s->register_bytes; }
 
-/* Whether a register holds one number for the whole block. */
+/* Whether a register holds one number for the whole block, or for each of its rows. */
 static bool is_level(const struct run *run, int reg) { return run->steps[reg].chunk == 0; }
 
-/* A sum of products where one factor, or both, is one number for the block, all of whose elements are one row's. */
-static double sum_of_multiples(const struct run *run, const struct row_instruction *at, bool is_wide) {
-    int64_t count = run->rows_here * run->columns;
-    int factor = is_level(run, at->x[0]) ? 0 : 1, other = at->x[!factor];
-    double sum = (double)count * first_of(is_wide, run->registers[other]);
-    if (!is_level(run, other)) {
-        sum = 0;
-        kernels_of(is_wide)->of_rows(OPCODE_SUM)(1, count, &sum, run->registers[other], 0, NULL, 0);
+/* Sums of products where one factor, or both, is one number for each row of the block. */
+static void sum_multiples(const struct run *run, const struct row_instruction *at, bool is_wide, double *totals) {
+    int64_t width = width_of(is_wide);
+    int factor = is_level(run, at->x[0]) ? 0 : 1, other = at->x[!factor], level = at->x[factor];
+    for (int64_t r = 0; r < run->rows_here; r++) {
+        const char *elements = run->registers[other] + r * run->steps[other].row * width;
+        const char *number = run->registers[level] + r * run->steps[level].row * width;
+        double sum = 0;
+        if (is_level(run, other))
+            sum = (double)run->columns * first_of(is_wide, elements);
+        else
+            kernels_of(is_wide)->of_rows(OPCODE_SUM)(1, run->columns, &sum, elements, 0, NULL, 0);
+        totals[r] += sum * first_of(is_wide, number);
     }
-    return sum * first_of(is_wide, run->registers[at->x[factor]]);
 }
 
 /* Takes the block into the totals of its rows: columns that are rows, one row of all, or rows one by one. */
@@ -464,7 +468,7 @@ static void reduce(struct run *run, const struct row_instruction *at) {
     /* 0 where b is not there. */
     int64_t ld_x = run->steps[at->x[0]].row, ld_b = b ? run->steps[at->x[1]].row : 0;
     if (b && (is_level(run, at->x[0]) || is_level(run, at->x[1])))
-        *totals += sum_of_multiples(run, at, term->is_wide);
+        sum_multiples(run, at, term->is_wide, totals);
     else if (!s->loops[s->b].is_reduced)
         kernels->of_columns(term->opcode)(rows, columns, totals, x, ld_x, b, ld_b);
     /* Both loops within the row: the block is one run. */
@@ -585,17 +589,30 @@ static int64_t tile_ahead(const struct run *run, const struct row_pass *pass, in
     return pass == run->s->passes || a->is_reduced ? 0 : run->s->tile_a * a->strides[operand];
 }
 
+/* One number for each row of a block: a chunk of it stands for the row. A block of few columns has no room for one. */
+static void load_levels(struct run *run, const struct row_instruction *at, struct place place) {
+    bool is_wide = term_at(run, at->term)->is_wide;
+    const struct row_kernels *kernels = kernels_of(is_wide);
+    char values[ROWWISE_BLOCK / ROW_CHUNK * sizeof(double)] __attribute__((aligned(64)));
+    char *dst = run->registers[at->dst] = register_memory(run, at->dst);
+    int64_t rows = place.rows;
+    place.columns = rows, place.column_stride = place.row_stride, place.rows = 1;
+    load(is_wide, values, &place);
+    if (rows == 1)
+        kernels->fill(min64(run->columns, ROW_CHUNK), dst, first_of(is_wide, values));
+    else
+        kernels->fill_chunks(rows, dst, values);
+    run->steps[at->dst] = (struct row_steps){0, rows == 1 ? 0 : ROW_CHUNK, 0};
+}
+
 static void load_block(struct run *run, const struct row_pass *pass, const struct row_instruction *at) {
     bool is_wide = term_at(run, at->term)->is_wide;
     if (at->is_alike && pass->blocks == 1 && run->row > 0)
         return;
     struct place place = block_place(run, at->operand);
-    /* One number for the block: a chunk stands for all. */
-    if (at->does_as_one && run->s->loops[run->s->b].is_reduced && place.rows == 1 && place.column_stride == 0 &&
-        place.base) {
-        place.columns = min64(place.columns, ROW_CHUNK);
-        load(is_wide, run->registers[at->dst] = register_memory(run, at->dst), &place);
-        run->steps[at->dst] = (struct row_steps){0, 0, 0};
+    if (at->does_as_one && run->s->loops[run->s->b].is_reduced && place.column_stride == 0 && place.base &&
+        (place.rows == 1 || (run->s->steps_rows && !pass->only_reduces))) {
+        load_levels(run, at, place);
         return;
     }
     /* Then totals take the block as one run, gaps included: it must have none. */
