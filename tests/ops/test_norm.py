@@ -222,8 +222,10 @@ def test_epsilon_comes_at_run_time(dtype: str) -> None:
     check(build, operands, outputs(case, x, scale, bias), scalars={"epsilon": (EPSILON, dtype)}, magnitude=8)
 
 
-def test_scale_may_have_the_type_of_x() -> None:
-    case = Case("rmsnorm", (3, 4, 5), (1, 1, 5), (2,))
+@pytest.mark.parametrize("dims", [(3, 4, 5), (25, 20, 300)])
+def test_scale_may_have_the_type_of_x(dims: tuple[int, ...]) -> None:
+    """Of many rows, too, which share what is converted of it."""
+    case = Case("rmsnorm", dims, (1, 1, dims[2]), (2,))
     x = random(case.x, "bf16")
     scale, bias = random(case.affine, "bf16", seed=1), random(case.affine, "bf16", seed=2)
     expected = outputs(case, x, exact(scale), exact(bias))
@@ -491,7 +493,7 @@ def test_forward_and_backward_in_one_graph() -> None:
 def test_a_gradient_that_is_a_sum_of_many(dtype: str) -> None:
     """With what is kept of each, not one vector of a row has room in registers beside the sums of columns."""
     case = Case("layernorm", (300, 1024), (1, 1024), (1,))
-    x, scale = random(case.x, dtype), random(case.affine, seed=2)
+    x, scale = random(case.x, dtype), random(case.affine, dtype, seed=2)
     whole = np.random.default_rng(3).integers(-3, 4, (9, *case.x))  # so that their sum is exact
     parts = {f"d{i}": narrow(each, dtype) for i, each in enumerate(whole)}
     kept = given(case, exact(x))
@@ -502,7 +504,7 @@ def test_a_gradient_that_is_a_sum_of_many(dtype: str) -> None:
             first = g.add(first, each)
         return g.layernorm_backward(first, x, scale, mean, inverse)
 
-    expected = case.backward(sum(exact(each) for each in parts.values()), exact(x), scale, kept)
+    expected = case.backward(sum(exact(each) for each in parts.values()), exact(x), exact(scale), kept)
     operands = {"x": x, "scale": scale, **dict(zip(("mean", "inverse"), kept.values(), strict=True)), **parts}
     check(build, operands, expected, ulps=4, magnitude=2048)
 

@@ -609,7 +609,8 @@ static bool take_register(struct row_schedule *s, const struct row_pass *pass, i
     /* A chunk may stand for all of a load, so its last reader cannot write there. */
     last += at->does_as_one;
     int r = 0;
-    while (r < ROWWISE_REGISTERS && free_from[r] > index - !works_in_place(s, at))
+    /* What the next block finds as it was must have a register that nothing before it in the pass has had. */
+    while (r < ROWWISE_REGISTERS && free_from[r] > (at->is_alike ? -1 : index - !works_in_place(s, at)))
         r++;
     if (r == ROWWISE_REGISTERS)
         return false;
