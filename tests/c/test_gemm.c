@@ -375,7 +375,7 @@ static const struct gemm_case cases[] = {
     {2, 19, 37, 31, WEFT_DATA_INT8, WEFT_DATA_INT4, DEPTH_MAJOR, SPREAD},
     /* few rows beside depths that are neighbours */
     {1, 1, 517, 128, F32, F32, INDEX_MAJOR, INDEX_MAJOR},
-    {3, 8, 70, 301, F32, WEFT_DATA_HALF, INDEX_MAJOR, INDEX_MAJOR},
+    {3, 16, 70, 301, F32, WEFT_DATA_HALF, INDEX_MAJOR, INDEX_MAJOR},
     {1, 16, 70, 301, F32, F32, DEPTH_MAJOR, INDEX_MAJOR},
     {5, 7, 131, 160, WEFT_DATA_HALF, WEFT_DATA_BFLOAT16, SPREAD, INDEX_MAJOR},
     {4, 5, 66, 257, F32, F32, REPEATED, REPEATED},

@@ -81,6 +81,20 @@ def test_frozen_weights_give_the_same_bits(make: Any) -> None:
     np.testing.assert_array_equal(plan(**arrays, **{name: weights}), np.zeros_like(want))
 
 
+def test_few_rows_read_frozen_weights_where_they_lie() -> None:
+    """Nothing is kept of weights [out, in], so that what is frozen and what is not have the same bits."""
+    x, w = (np.random.default_rng(i).standard_normal((1, rows, 140), "f4") for i, rows in enumerate((5, 70)))
+    g = weft.Graph(handle=HANDLE)
+    g.matmul(g.tensor_like(x, name="x"), g.tensor_like(w.transpose(0, 2, 1), name="w"), name="y")
+    plan = g.build().plan
+    want = plan(x=x, w=w.transpose(0, 2, 1))
+    np.testing.assert_allclose(want, x.astype("f8") @ w.astype("f8").transpose(0, 2, 1), rtol=0, atol=1e-4)
+    plan.freeze(w=w.transpose(0, 2, 1))
+    np.testing.assert_array_equal(plan(x=x), want)
+    w[...] = 0
+    np.testing.assert_array_equal(plan(x=x), np.zeros_like(want))
+
+
 def refusal(message: str) -> Any:
     return pytest.raises(weft.WeftError, match=re.escape(message))
 
