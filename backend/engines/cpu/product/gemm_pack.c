@@ -11,6 +11,7 @@
 enum {
     LINE = 64, /* of the cache, bytes */
     WORDS_OF_LINE = 16,
+    STRIP = 64,  /* depths that are converted at once, which stay in the L1 cache */
     FETCHED = 64 /* elements of a row that is converted, at least, for it to be fetched */
 };
 
@@ -128,18 +129,22 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
         return;
     }
     /* As many rows are converted at a time as a square has, while the next ones are fetched. */
-    float strip[SQUARE][GEMM_DEPTH];
-    int64_t bytes = depth < FETCHED ? 0 : dtype_bytes(matrix->type, depth);
+    float strip[SQUARE][STRIP];
     int64_t ahead = dtype_bytes(matrix->type, SQUARE * matrix->stride);
-    for (int i = 0; i < count; i += SQUARE) {
+    for (int i = 0; i < count; i += SQUARE, index += SQUARE * matrix->stride) {
         int rows = (int)min64(SQUARE, count - i);
-        for (int j = 0; j < rows; j++, index += matrix->stride) {
-            const char *row = (const char *)matrix->base + (bytes ? dtype_bytes(matrix->type, index) + ahead : 0);
-            for (int64_t line = 0; line < bytes; line += LINE)
-                __builtin_prefetch(row + line, 0, 2);
-            dtype_to_f32(strip[j], matrix->type, matrix->base, index, depth);
+        for (int d = 0; d < depth; d += STRIP) {
+            int depths = (int)min64(STRIP, depth - d);
+            int64_t bytes = depths < FETCHED ? 0 : dtype_bytes(matrix->type, depths);
+            for (int j = 0; j < rows; j++) {
+                int64_t at = index + j * matrix->stride + d;
+                const char *row = (const char *)matrix->base + (bytes ? dtype_bytes(matrix->type, at) + ahead : 0);
+                for (int64_t line = 0; line < bytes; line += LINE)
+                    __builtin_prefetch(row + line, 0, 2);
+                dtype_to_f32(strip[j], matrix->type, matrix->base, at, depths);
+            }
+            transpose(panel + (int64_t)d * width + i, width, strip, sizeof strip[0], rows, depths);
         }
-        transpose(panel + i, width, strip, sizeof strip[0], rows, depth);
     }
 }
 
@@ -345,7 +350,6 @@ static void halve(uint32_t *pairs, const float *rows, int width, int count) {
 /* Few depths at a time, which stay in the L1 cache. */
 void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int width, int64_t batch, int64_t first,
                       int count, int64_t k0, int depth) {
-    enum { STRIP = 64 };
     float strip[STRIP * GEMM_WIDTH];
     uint32_t *pairs = panel;
     for (int d = 0; d < depth; d += STRIP) {
