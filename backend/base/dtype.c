@@ -601,6 +601,36 @@ WIDEST static void rows_to_f32(float *restrict dst, weftDataType_t type, const v
     SPECIALISE(row_to_f32, type, dst, base, index, count);
 }
 
+INLINE float load_nibble(weftDataType_t type, uint32_t code) {
+    if (type == WEFT_DATA_FP4_E2M1)
+        return widen(type, code);
+    return (float)(type == WEFT_DATA_INT4 ? (int32_t)(code ^ 8) - 8 : (int32_t)code);
+}
+
+/* Whole bytes, two elements each. */
+INLINE void bytes_to_f32(weftDataType_t type, float *restrict dst, const uint8_t *restrict bytes, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        dst[2 * i] = load_nibble(type, bytes[i] & 15);
+        dst[2 * i + 1] = load_nibble(type, bytes[i] >> 4);
+    }
+}
+
+/* Elements of 4 bits. The first may be the upper half of a byte, the last the lower half of one. */
+WIDEST static void nibbles_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
+                                  int64_t count) {
+    const uint8_t *bytes = (const uint8_t *)base + index / 2;
+    if (index % 2 && count > 0)
+        *dst++ = load_nibble(type, *bytes++ >> 4), count--;
+    if (type == WEFT_DATA_INT4)
+        bytes_to_f32(WEFT_DATA_INT4, dst, bytes, count / 2);
+    else if (type == WEFT_DATA_UINT4)
+        bytes_to_f32(WEFT_DATA_UINT4, dst, bytes, count / 2);
+    else
+        bytes_to_f32(WEFT_DATA_FP4_E2M1, dst, bytes, count / 2);
+    if (count % 2)
+        dst[count - 1] = load_nibble(type, bytes[count / 2] & 15);
+}
+
 WIDE void dtype_to_f64(double *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
                        int64_t count) {
     SPECIALISE(row_to_f64, type, dst, base, index, count);
@@ -619,6 +649,8 @@ WIDE void dtype_from_f64(weftDataType_t type, void *restrict base, int64_t index
 void dtype_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index, int64_t count) {
     if (type == WEFT_DATA_HALF && has_f16c())
         f16_to_f32(dst, (const char *)base + 2 * index, count);
+    else if (DTYPES[type].bits == 4)
+        nibbles_to_f32(dst, type, base, index, count);
     else
         rows_to_f32(dst, type, base, index, count);
 }
