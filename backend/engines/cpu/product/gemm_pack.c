@@ -13,9 +13,8 @@ enum {
     FETCHED = 64 /* elements of a row that is converted, at least, for it to be fetched */
 };
 
-/* Index of the element at (first, k0) in one matrix of a batch. The batch index is taken apart from its fastest
-   dimension on. */
-static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+/* The batch index is taken apart from its fastest dimension on. */
+int64_t gemm_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
     int64_t index = first * matrix->stride + k0 * matrix->depth_stride;
     for (int i = matrix->batch_rank - 1; i >= 0; i--) {
         index += batch % matrix->batch_dims[i] * matrix->batch_strides[i];
@@ -25,17 +24,16 @@ static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int
 }
 
 const char *gemm_corner(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
-    return (const char *)matrix->base + dtype_bytes(matrix->type, matrix_index(matrix, batch, first, k0));
+    return (const char *)matrix->base + dtype_bytes(matrix->type, gemm_index(matrix, batch, first, k0));
 }
 
 bool gemm_has_floats(const struct gemm_matrix *matrix) {
     return matrix->type == WEFT_DATA_FLOAT && (uintptr_t)matrix->base % sizeof(float) == 0;
 }
 
-/* Transposes rows [count, depth] of words of 4 bytes, `ld` bytes from row to row, into panel [depth, width]. Words may
-   lie anywhere. Four rows at a time: reads of few rows keep out of each other's cache sets when ld is a power of two.
-   The next four, of this panel or the next, are fetched meanwhile: rows are too short for the CPU to see a stream. */
-static void transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
+/* Four rows at a time: reads of few rows keep out of each other's cache sets when ld is a power of two. The next four,
+   of this panel or the next, are fetched meanwhile: rows are too short for the CPU to see a stream. */
+void gemm_transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
     typedef float four __attribute__((vector_size(16), may_alias, aligned(1)));
     typedef uint32_t word __attribute__((may_alias, aligned(1)));
     const char *from = rows;
@@ -75,11 +73,11 @@ static void transpose(void *panel, int width, const void *rows, int64_t ld, int 
 static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
                                   int depth) {
     if (gemm_has_floats(matrix)) {
-        transpose(panel, width, (const float *)matrix->base + index, matrix->stride * (int64_t)sizeof(float), count,
-                  depth);
+        gemm_transpose(panel, width, (const float *)matrix->base + index, matrix->stride * (int64_t)sizeof(float),
+                       count, depth);
         return;
     }
-    /* Four rows converted at a time, so that transpose reads them as floats, while the next four are fetched. */
+    /* Four rows converted at a time, so that gemm_transpose reads them as floats, while the next four are fetched. */
     float strip[4][GEMM_DEPTH];
     int64_t bytes = depth < FETCHED ? 0 : dtype_bytes(matrix->type, depth);
     int64_t ahead = dtype_bytes(matrix->type, 4 * matrix->stride);
@@ -91,7 +89,7 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
                 __builtin_prefetch(row + line);
             dtype_to_f32(strip[j], matrix->type, matrix->base, index, depth);
         }
-        transpose(panel + i, width, strip, sizeof strip[0], rows, depth);
+        gemm_transpose(panel + i, width, strip, sizeof strip[0], rows, depth);
     }
 }
 
@@ -116,7 +114,7 @@ static void copy_rows(float *panel, int width, const float *from, int64_t ld, in
 void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                       int depth) {
     const struct gemm_matrix *matrix = source;
-    int64_t index = matrix_index(matrix, batch, first, k0);
+    int64_t index = gemm_index(matrix, batch, first, k0);
     float *dst = panel;
     /* Depth fastest in memory: rows are transposed into the panel. */
     if (matrix->depth_stride == 1) {
@@ -148,7 +146,7 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
 void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
                              int64_t k0, int depth) {
     const struct gemm_matrix *matrix = source;
-    int64_t index = matrix_index(matrix, batch, first, k0);
+    int64_t index = gemm_index(matrix, batch, first, k0);
     double *dst = panel;
     for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width)
         for (int i = 0; i < count; i++)
@@ -162,7 +160,7 @@ void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t
 static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
     int whole = depth * bytes / 4, rest = depth * bytes % 4;
-    transpose(panel, width, corner, matrix->stride * bytes, count, whole);
+    gemm_transpose(panel, width, corner, matrix->stride * bytes, count, whole);
     for (int i = 0; i < count && rest; i++)
         memcpy(panel + (int64_t)whole * width + i, corner + i * matrix->stride * bytes + 4 * whole, (size_t)rest);
 }
@@ -324,7 +322,7 @@ static void pack_grouped(int group, gemm_pack *pack, const void *source, void *p
         if (depth - d < group)
             memset(strip, 0, sizeof strip);
         pack(source, strip, width, batch, first, count, k0 + d, (int)min64(group, depth - d));
-        transpose(to, TILE_GROUPS, strip, 4 * (int64_t)width, TILE_GROUPS, count);
+        gemm_transpose(to, TILE_GROUPS, strip, 4 * (int64_t)width, TILE_GROUPS, count);
     }
 }
 

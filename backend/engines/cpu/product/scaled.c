@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing numbers of few bits times their blocks' scales. */
+#include "engines/cpu/product/scaled.h"
+
+#include "base/dtype.h"
+#include "base/number.h"
+#include "engines/cpu/core/vector.h"
+
+#include <string.h>
+
+enum { WORD = 32 /* bits */, ROUNDED = 1024 /* elements that are rounded at a time */ };
+
+/* ---- Scales ------------------------------------------------------------------------------------------------------ */
+
+/* Of `count` neighbours at a depth, each that of its block; 0 beyond. */
+static void load_scales(const struct scaled *s, float *scales, int width, int64_t batch, int64_t first, int count,
+                        int64_t depth) {
+    int64_t depth_block = depth / s->depth_block;
+    memset(scales, 0, (size_t)width * sizeof *scales);
+    if (s->block == 1)
+        gemm_pack_matrix(&s->scales, scales, width, batch, first, count, depth_block, 1);
+    for (int64_t i = 0, end; i < count && s->block > 1; i = end) {
+        int64_t block = (first + i) / s->block;
+        end = min64((block + 1) * s->block - first, count);
+        gemm_pack_matrix(&s->scales, scales + i, width, batch, block, 1, depth_block, 1);
+        for (int64_t j = i + 1; j < end; j++)
+            scales[j] = scales[i];
+    }
+    for (int i = 0; i < count; i++)
+        scales[i] *= s->sign;
+}
+
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+
+/* Words of whole numbers at neighbouring depths, [depth * bits / WORD, width], to the panel's rows. A mask of all ones
+   leaves numbers their sign. */
+static inline __attribute__((always_inline)) void expand(float *restrict panel, const uint32_t *restrict words,
+                                                         const float *restrict scales, int width, int depth, int bits,
+                                                         int32_t mask) {
+    for (int d = 0; d < depth; d += WORD / bits, words += width)
+        for (int last = WORD - bits; last >= 0; last -= bits, panel += width)
+            for (int i = 0; i < width; i++)
+                panel[i] = (float)((int32_t)(words[i] << last) >> (WORD - bits) & mask) * scales[i];
+}
+
+/* The usual widths are constants, as panels' rows are short. */
+#define EXPAND(bits)                                                                                                   \
+    WIDE static void expand_##bits(float *panel, const uint32_t *words, const float *scales, int width, int depth,     \
+                                   int32_t mask) {                                                                     \
+        if (width == 32)                                                                                               \
+            expand(panel, words, scales, 32, depth, bits, mask);                                                       \
+        else if (width == 16)                                                                                          \
+            expand(panel, words, scales, 16, depth, bits, mask);                                                       \
+        else                                                                                                           \
+            expand(panel, words, scales, width, depth, bits, mask);                                                    \
+    }
+EXPAND(4)
+EXPAND(8)
+
+/* Whole numbers that are neighbours along the depth go into the panel's order as words, before they are floats: a
+   quarter of the shuffles, or an eighth. Returns how many depths are done: whole words, where these begin with a
+   byte. */
+static int pack_words(const struct scaled *s, float *panel, const float *scales, int width, int64_t batch,
+                      int64_t first, int count, int64_t k0, int depth) {
+    const struct dtype *type = dtype_of(s->matrix.type);
+    uint32_t words[GEMM_DEPTH / (WORD / 8) * GEMM_WIDTH];
+    int whole = depth * type->bits / WORD;
+    bool are_bytes =
+        type->bits == 8 || (s->matrix.stride % 2 == 0 && gemm_index(&s->matrix, batch, first, k0) % 2 == 0);
+    if (type->is_float || s->matrix.depth_stride != 1 || !are_bytes || whole == 0)
+        return 0;
+    if (count < width)
+        memset(words, 0, (size_t)(whole * width) * sizeof *words);
+    gemm_transpose(words, width, gemm_corner(&s->matrix, batch, first, k0),
+                   dtype_bytes(s->matrix.type, s->matrix.stride), count, whole);
+    int done = whole * WORD / type->bits;
+    (type->bits == 4 ? expand_4 : expand_8)(panel, words, scales, width, done,
+                                            type->is_signed ? -1 : (1 << type->bits) - 1);
+    return done;
+}
+
+/* `depth` rows of a panel. */
+WIDE static void multiply(float *restrict panel, const float *restrict scales, int width, int depth) {
+    for (int d = 0; d < depth; d++, panel += width)
+        for (int i = 0; i < width; i++)
+            panel[i] *= scales[i];
+}
+
+/* What a tensor of the type would hold. */
+static void round_all(weftDataType_t type, float *numbers, int count) {
+    uint16_t halves[ROUNDED];
+    for (int i = 0; i < count && type != WEFT_DATA_FLOAT; i += ROUNDED) {
+        int64_t some = min64(ROUNDED, count - i);
+        dtype_from_f32(type, halves, 0, numbers + i, some);
+        dtype_to_f32(numbers + i, type, halves, 0, some);
+    }
+}
+
+/* Depths that share their scales at a time. */
+void scaled_pack(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                 int depth) {
+    const struct scaled *s = source;
+    float scales[GEMM_WIDTH], *rows = panel;
+    for (int done = 0, shared; done < depth; done += shared, rows += shared * width) {
+        int64_t k = k0 + done;
+        shared = (int)min64(s->depth_block - k % s->depth_block, depth - done);
+        load_scales(s, scales, width, batch, first, count, k);
+        int packed = pack_words(s, rows, scales, width, batch, first, count, k, shared);
+        float *rest = rows + packed * width;
+        gemm_pack_matrix(&s->matrix, rest, width, batch, first, count, k + packed, shared - packed);
+        multiply(rest, scales, width, shared - packed);
+        round_all(s->type, rows, shared * width);
+    }
+}
