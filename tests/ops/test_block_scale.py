@@ -337,8 +337,8 @@ def test_factors_of_few_bits(weights, through, size, block, order, scale_type, i
     w = checks.random(shape, weights, *CODES.get(weights, ()), seed=1)
     blocks_of = [-(-extent // of) for extent, of in zip(shape[-2:], block, strict=True)]
     scale = checks.random((*shape[:-2], *blocks_of), scale_type, 0.01, 0.1, seed=2)
-    pitch = k + k % 2 + 2 if order == "columns" else n
-    strides = (*[pitch * n for _ in batch], *((1, pitch) if order == "columns" else (pitch, 1)))
+    pitch, lines = (k + k % 2 + 2, n) if order == "columns" else (n, k)
+    strides = (*[pitch * lines for _ in batch], *((1, pitch) if order == "columns" else (pitch, 1)))
     if is_left:  # the product transposed
         x, w, scale = (np.swapaxes(t, -1, -2) for t in (x, w, scale))
         block, strides = block[::-1], (*strides[:-2], strides[-1], strides[-2])
