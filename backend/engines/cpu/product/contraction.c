@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The contraction family: one matmul or convolution, and the pointwise operations that follow it, applied to each block
-   of the product while it is in the cache. matmul.c and convolution.c say what is multiplied as pieces, gemm.c and
-   direct.c multiply; here is what both kinds share: checks, price, epilogue. */
+   of the product while it is in the cache. What dequantises a matmul's factors goes with it, done as they are packed.
+   matmul.c and convolution.c say what is multiplied as pieces, gemm.c and direct.c multiply; here is what both kinds
+   share: checks, price, epilogue. */
 #include "engines/cpu/product/contraction.h"
 #include "base/dtype.h"
 #include "base/number.h"
