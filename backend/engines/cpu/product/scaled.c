@@ -57,26 +57,12 @@ static inline __attribute__((always_inline)) void expand(float *restrict panel, 
 EXPAND(4)
 EXPAND(8)
 
-/* Whole numbers that are neighbours along the depth go into the panel's order as words, before they are floats: a
-   quarter of the shuffles, or an eighth. Returns how many depths are done: whole words, where these begin with a
-   byte. */
-static int pack_words(const struct scaled *s, float *panel, const float *scales, int width, int64_t batch,
-                      int64_t first, int count, int64_t k0, int depth) {
-    const struct dtype *type = dtype_of(s->matrix.type);
-    uint32_t words[GEMM_DEPTH / (WORD / 8) * GEMM_WIDTH];
-    int whole = depth * type->bits / WORD;
-    bool are_bytes =
-        type->bits == 8 || (s->matrix.stride % 2 == 0 && gemm_index(&s->matrix, batch, first, k0) % 2 == 0);
-    if (type->is_float || s->matrix.depth_stride != 1 || !are_bytes || whole == 0)
-        return 0;
-    if (count < width)
-        memset(words, 0, (size_t)(whole * width) * sizeof *words);
-    gemm_transpose(words, width, gemm_corner(&s->matrix, batch, first, k0),
-                   dtype_bytes(s->matrix.type, s->matrix.stride), count, whole);
-    int done = whole * WORD / type->bits;
-    (type->bits == 4 ? expand_4 : expand_8)(panel, words, scales, width, done,
-                                            type->is_signed ? -1 : (1 << type->bits) - 1);
-    return done;
+/* The bytes of words at neighbouring depths, to rows of them. */
+WIDE static void split(uint8_t *restrict bytes, const uint32_t *restrict words, int width, int depth) {
+    for (int d = 0; d < depth; d += WORD / 8, words += width)
+        for (int first = 0; first < WORD; first += 8, bytes += width)
+            for (int i = 0; i < width; i++)
+                bytes[i] = (uint8_t)(words[i] >> first);
 }
 
 /* `depth` rows of a panel. */
@@ -84,6 +70,38 @@ WIDE static void multiply(float *restrict panel, const float *restrict scales, i
     for (int d = 0; d < depth; d++, panel += width)
         for (int i = 0; i < width; i++)
             panel[i] *= scales[i];
+}
+
+/* Whether words can be read from an element on: its neighbours along the depth lie together, from a whole byte on. */
+static bool has_words(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+    bool are_bytes = dtype_of(matrix->type)->bits == 8;
+    bool are_halves = matrix->stride % 2 == 0 && gemm_index(matrix, batch, first, k0) % 2 == 0;
+    return matrix->depth_stride == 1 && (are_bytes || (are_halves && matrix->type != WEFT_DATA_FP4_E2M1));
+}
+
+/* Neighbours along the depth go into the panel's order as words, before they are floats: that takes a quarter of the
+   shuffles, or an eighth. Returns how many depths are done, in whole words. */
+static int pack_words(const struct scaled *s, float *panel, const float *scales, int width, int64_t batch,
+                      int64_t first, int count, int64_t k0, int depth) {
+    const struct dtype *type = dtype_of(s->matrix.type);
+    uint32_t words[GEMM_DEPTH / (WORD / 8) * GEMM_WIDTH];
+    uint8_t bytes[GEMM_DEPTH * GEMM_WIDTH];
+    int rows = has_words(&s->matrix, batch, first, k0) ? depth * type->bits / WORD : 0;
+    int done = rows * WORD / type->bits;
+    if (count < width)
+        memset(words, 0, (size_t)(rows * width) * sizeof *words);
+    if (rows > 0)
+        gemm_transpose(words, width, gemm_corner(&s->matrix, batch, first, k0),
+                       dtype_bytes(s->matrix.type, s->matrix.stride), count, rows);
+    if (type->is_float) {
+        split(bytes, words, width, done);
+        dtype_to_f32(panel, s->matrix.type, bytes, 0, (int64_t)done * width);
+        multiply(panel, scales, width, done);
+    } else {
+        int32_t mask = type->is_signed ? -1 : (1 << type->bits) - 1;
+        (type->bits == 4 ? expand_4 : expand_8)(panel, words, scales, width, done, mask);
+    }
+    return done;
 }
 
 /* What a tensor of the type would hold. */
