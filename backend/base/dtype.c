@@ -536,8 +536,8 @@ WITH_F16C static void f16_to_f32(float *restrict dst, const char *restrict codes
     memcpy(dst + i, values, (size_t)(count - i) * sizeof *values);
 }
 
-/* Whole vectors of e4m3 or e5m2; returns how many elements that is. A code of e5m2 is the upper half of one of f16; that
-   of e4m3, whose exponents are biased by 8 less, is too small by 2^8 there, and has a NaN of its own. */
+/* Whole vectors of e4m3 or e5m2; returns how many elements that is. A code of e5m2 is the upper half of one of f16;
+   that of e4m3, whose exponents are biased by 8 less, is too small by 2^8 there, and has a NaN of its own. */
 WITH_F16C static int64_t fp8_to_f32(float *restrict dst, weftDataType_t type, const char *restrict codes,
                                     int64_t count) {
     const __m128i most = _mm_set1_epi16(0x7f), sign = _mm_set1_epi16((short)0x8000), nan = _mm_set1_epi16(0x7c00);
