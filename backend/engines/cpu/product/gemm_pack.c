@@ -2,6 +2,7 @@
 /* Packing operands in memory into panels of a product. It must not know tensors or operations. */
 #include "base/dtype.h"
 #include "base/number.h"
+#include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/gemm.h"
 #include "engines/cpu/product/tiles.h"
 
@@ -286,12 +287,14 @@ static void pack_pairs(const void *source, void *panel, int width, int64_t batch
         gemm_pack_halved(gemm_pack_matrix, source, panel, width, batch, first, count, k0, depth);
 }
 
-/* The upper halves of two rows of floats, `width` apart. */
-static void halve(uint32_t *pairs, const float *rows, int width, int count) {
+/* The upper halves of rows of floats, of two neighbours as a row of pairs. */
+WIDE static void halve(uint32_t *restrict pairs, const float *restrict rows, int width, int count, int depth) {
     typedef uint32_t word __attribute__((may_alias));
-    const word *low = (const word *)rows, *high = low + width;
-    for (int i = 0; i < count; i++)
-        pairs[i] = low[i] >> 16 | (high[i] & 0xffff0000);
+    for (int d = 0; d < depth; d += 2, pairs += width, rows += 2 * width) {
+        const word *low = (const word *)rows, *high = low + width;
+        for (int i = 0; i < count; i++)
+            pairs[i] = low[i] >> 16 | (high[i] & 0xffff0000);
+    }
 }
 
 /* Few depths at a time, which stay in the L1 cache. */
@@ -300,14 +303,13 @@ void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int widt
     enum { STRIP = 64 };
     float strip[STRIP * GEMM_WIDTH];
     uint32_t *pairs = panel;
-    for (int d = 0; d < depth; d += STRIP) {
+    for (int d = 0; d < depth; d += STRIP, pairs += STRIP / 2 * width) {
         int rows = (int)min64(STRIP, depth - d);
         /* The second row of a last pair. */
         if (rows % 2)
             memset(strip + rows * width, 0, (size_t)width * sizeof *strip);
         pack(source, strip, width, batch, first, count, k0 + d, rows);
-        for (int i = 0; i < rows; i += 2, pairs += width)
-            halve(pairs, strip + i * width, width, count);
+        halve(pairs, strip, width, count, rows);
     }
 }
 

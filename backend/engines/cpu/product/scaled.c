@@ -104,10 +104,22 @@ static int pack_words(const struct scaled *s, float *panel, const float *scales,
     return done;
 }
 
+/* To nearest even, as a tensor of BFLOAT16 holds them; NaN stays NaN. */
+WIDE static void round_bf16(float *numbers, int count) {
+    typedef uint32_t word __attribute__((may_alias));
+    word *bits = (word *)numbers;
+    for (int i = 0; i < count; i++) {
+        uint32_t rounded = bits[i] + 0x7fff + (bits[i] >> 16 & 1), quiet = bits[i] | 0x400000;
+        bits[i] = ((bits[i] & 0x7fffffff) > 0x7f800000 ? quiet : rounded) & 0xffff0000;
+    }
+}
+
 /* What a tensor of the type would hold. */
 static void round_all(weftDataType_t type, float *numbers, int count) {
     uint16_t halves[ROUNDED];
-    for (int i = 0; i < count && type != WEFT_DATA_FLOAT; i += ROUNDED) {
+    if (type == WEFT_DATA_BFLOAT16)
+        round_bf16(numbers, count);
+    for (int i = 0; i < count && type == WEFT_DATA_HALF; i += ROUNDED) {
         int64_t some = min64(ROUNDED, count - i);
         dtype_from_f32(type, halves, 0, numbers + i, some);
         dtype_to_f32(numbers + i, type, halves, 0, some);
