@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#define INLINE static inline __attribute__((always_inline))
+
 enum { WORD = 32 /* bits */, ROUNDED = 1024 /* elements that are rounded at a time */ };
 
 /* ---- Scales ------------------------------------------------------------------------------------------------------ */
@@ -32,44 +34,48 @@ static void load_scales(const struct scaled *s, float *scales, int width, int64_
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
+/* Calls a function whose first argument is the width of a panel: the usual ones are constants, as rows are short. */
+#define OF_WIDTH(function, ...)                                                                                        \
+    (width == 32 ? function(32, __VA_ARGS__) : width == 16 ? function(16, __VA_ARGS__) : function(width, __VA_ARGS__))
+
 /* Words of whole numbers at neighbouring depths, [depth * bits / WORD, width], to the panel's rows. A mask of all ones
    leaves numbers their sign. */
-static inline __attribute__((always_inline)) void expand(float *restrict panel, const uint32_t *restrict words,
-                                                         const float *restrict scales, int width, int depth, int bits,
-                                                         int32_t mask) {
+INLINE void expand_rows(int width, float *restrict panel, const uint32_t *restrict words, const float *restrict scales,
+                        int depth, int bits, int32_t mask) {
     for (int d = 0; d < depth; d += WORD / bits, words += width)
         for (int last = WORD - bits; last >= 0; last -= bits, panel += width)
             for (int i = 0; i < width; i++)
                 panel[i] = (float)((int32_t)(words[i] << last) >> (WORD - bits) & mask) * scales[i];
 }
 
-/* The usual widths are constants, as panels' rows are short. */
-#define EXPAND(bits)                                                                                                   \
-    WIDE static void expand_##bits(float *panel, const uint32_t *words, const float *scales, int width, int depth,     \
-                                   int32_t mask) {                                                                     \
-        if (width == 32)                                                                                               \
-            expand(panel, words, scales, 32, depth, bits, mask);                                                       \
-        else if (width == 16)                                                                                          \
-            expand(panel, words, scales, 16, depth, bits, mask);                                                       \
-        else                                                                                                           \
-            expand(panel, words, scales, width, depth, bits, mask);                                                    \
-    }
-EXPAND(4)
-EXPAND(8)
+WIDE static void expand(float *panel, const uint32_t *words, const float *scales, int width, int depth, int bits,
+                        int32_t mask) {
+    if (bits == 4)
+        OF_WIDTH(expand_rows, panel, words, scales, depth, 4, mask);
+    else
+        OF_WIDTH(expand_rows, panel, words, scales, depth, 8, mask);
+}
 
-/* The bytes of words at neighbouring depths, to rows of them. */
-WIDE static void split(uint8_t *restrict bytes, const uint32_t *restrict words, int width, int depth) {
+/* Bytes of words at neighbouring depths, to rows of them. */
+INLINE void split_rows(int width, uint8_t *restrict bytes, const uint32_t *restrict words, int depth) {
     for (int d = 0; d < depth; d += WORD / 8, words += width)
         for (int first = 0; first < WORD; first += 8, bytes += width)
             for (int i = 0; i < width; i++)
                 bytes[i] = (uint8_t)(words[i] >> first);
 }
 
-/* `depth` rows of a panel. */
-WIDE static void multiply(float *restrict panel, const float *restrict scales, int width, int depth) {
+WIDE static void split(uint8_t *bytes, const uint32_t *words, int width, int depth) {
+    OF_WIDTH(split_rows, bytes, words, depth);
+}
+
+INLINE void multiply_rows(int width, float *restrict panel, const float *restrict scales, int depth) {
     for (int d = 0; d < depth; d++, panel += width)
         for (int i = 0; i < width; i++)
             panel[i] *= scales[i];
+}
+
+WIDE static void multiply(float *panel, const float *scales, int width, int depth) {
+    OF_WIDTH(multiply_rows, panel, scales, depth);
 }
 
 /* Whether words can be read from an element on: its neighbours along the depth lie together, from a whole byte on. */
@@ -99,7 +105,7 @@ static int pack_words(const struct scaled *s, float *panel, const float *scales,
         multiply(panel, scales, width, done);
     } else {
         int32_t mask = type->is_signed ? -1 : (1 << type->bits) - 1;
-        (type->bits == 4 ? expand_4 : expand_8)(panel, words, scales, width, done, mask);
+        expand(panel, words, scales, width, done, type->bits, mask);
     }
     return done;
 }
