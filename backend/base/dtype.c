@@ -599,6 +599,24 @@ WITH_AVX512 static int64_t int8_from_f32(char *restrict codes, const float *rest
     return i;
 }
 
+/* Integers of 4 bits, two a byte: whole vectors; returns how many elements that is. Signs are bit 3. */
+WITH_AVX512 static int64_t nibble_vectors_to_f32(float *restrict dst, const uint8_t *restrict bytes, int64_t count,
+                                                 bool is_signed) {
+    const __m128i low = _mm_set1_epi8(15), sign = _mm_set1_epi8(is_signed ? 8 : 0);
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m128i both = _mm_loadl_epi64((const __m128i *)(const void *)(bytes + i / 2));
+        __m128i codes = _mm_unpacklo_epi8(_mm_and_si128(both, low), _mm_and_si128(_mm_srli_epi16(both, 4), low));
+        __m128i numbers = _mm_sub_epi8(_mm_xor_si128(codes, sign), sign);
+        _mm512_storeu_ps(dst + i, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers)));
+    }
+    return i;
+}
+
+static bool has_nibble_vectors(weftDataType_t type) {
+    return type != WEFT_DATA_FP4_E2M1 && __builtin_cpu_supports("avx512f");
+}
+
 /* Whole vectors of the types that have such a loop; 0: none, or an older processor. */
 static int64_t vectors_from_f32(weftDataType_t type, void *base, int64_t index, const float *src, int64_t count) {
     if ((type != WEFT_DATA_BFLOAT16 && type != WEFT_DATA_INT8) || !__builtin_cpu_supports("avx512f"))
@@ -609,6 +627,11 @@ static int64_t vectors_from_f32(weftDataType_t type, void *base, int64_t index, 
 #else
 static int64_t vectors_from_f32(weftDataType_t type, void *base, int64_t index, const float *src, int64_t count) {
     (void)type, (void)base, (void)index, (void)src, (void)count;
+    return 0;
+}
+static bool has_nibble_vectors(weftDataType_t type) { return (void)type, false; }
+static int64_t nibble_vectors_to_f32(float *dst, const uint8_t *bytes, int64_t count, bool is_signed) {
+    (void)dst, (void)bytes, (void)count, (void)is_signed;
     return 0;
 }
 static bool has_f16c(void) { return false; }
@@ -645,6 +668,10 @@ WIDEST static void nibbles_to_f32(float *restrict dst, weftDataType_t type, cons
     const uint8_t *bytes = (const uint8_t *)base + index / 2;
     if (index % 2 && count > 0)
         *dst++ = load_nibble(type, *bytes++ >> 4), count--;
+    if (has_nibble_vectors(type)) {
+        int64_t done = nibble_vectors_to_f32(dst, bytes, count, type == WEFT_DATA_INT4);
+        dst += done, bytes += done / 2, count -= done;
+    }
     if (type == WEFT_DATA_INT4)
         bytes_to_f32(WEFT_DATA_INT4, dst, bytes, count / 2);
     else if (type == WEFT_DATA_UINT4)
