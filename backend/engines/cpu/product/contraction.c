@@ -251,6 +251,11 @@ static void pack_halved_grouped(const void *source, void *panel, int width, int6
     gemm_pack_grouped(pack_halved, source, panel, width, batch, first, count, k0, depth);
 }
 
+static bool has_dots(const struct piece *piece) {
+    bool is_plain = piece->a.pack != scaled_pack && piece->b.pack == scaled_pack;
+    return is_plain && scaled_has_dots(&piece->gemm, &piece->b.scaled);
+}
+
 /* How gemm packs a factor, in groups of the kernel, and what packing reads. */
 static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, int group,
                              const void **source) {
@@ -268,6 +273,7 @@ static weftStatus_t describe(struct step *step, const struct contraction *contra
                              struct arena *arena) {
     const struct direct *direct = &contraction->pieces[0].direct;
     const struct gemm *gemm = &contraction->pieces[0].gemm;
+    const char *packed = has_dots(&contraction->pieces[0]) ? "dot products" : kernel->name;
     int behind = -1, pieces = contraction->piece_count;
     for (int i = 0; i < step->region.count; i++)
         behind += !node_is_dequantize(region_node(&step->region, i));
@@ -275,7 +281,7 @@ static weftStatus_t describe(struct step *step, const struct contraction *contra
         return arena_print(arena, &step->detail, "channels one by one, %d operations behind", behind);
     return arena_print(arena, &step->detail,
                        "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind",
-                       direct->is_on ? direct_kernel(0)->name : kernel->name, pieces, (long long)gemm->batch,
+                       direct->is_on ? direct_kernel(0)->name : packed, pieces, (long long)gemm->batch,
                        (long long)gemm->m, (long long)gemm->k, (long long)gemm->k, (long long)gemm->n, behind);
 }
 
@@ -300,6 +306,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         int64_t bytes = gemm_workspace_bytes(&piece->gemm, contraction->threads);
         if (piece->direct.is_on)
             bytes = max64(bytes, direct_workspace_bytes(&piece->direct));
+        if (has_dots(piece))
+            bytes = scaled_dots_bytes(&piece->gemm);
         step->workspace_bytes = max64(bytes, step->workspace_bytes);
     }
     TRY(threads_start());
@@ -342,7 +350,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
         struct sink sink = {contraction, &piece, values};
         bind(&piece, &contraction->pieces[i], values);
         piece.gemm.sink = &sink;
-        gemm_run(&piece.gemm, contraction->threads, workspace);
+        (has_dots(&piece) ? scaled_dots : gemm_run)(&piece.gemm, contraction->threads, workspace);
     }
     return WEFT_STATUS_SUCCESS;
 }

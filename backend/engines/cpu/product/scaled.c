@@ -4,13 +4,22 @@
 
 #include "base/dtype.h"
 #include "base/number.h"
+#include "engines/cpu/core/threads.h"
 #include "engines/cpu/core/vector.h"
+#include "engines/cpu/product/small.h"
 
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { WORD = 32 /* bits */, ROUNDED = 1024 /* elements that are rounded at a time */ };
+enum {
+    WORD = 32,        /* bits */
+    ROUNDED = 1024,   /* elements that are rounded at a time */
+    DOT_ROWS = 4,     /* of A, at most, that dot products are taken of */
+    DOT_COLUMNS = 64, /* of a task */
+    DOT_LINES = 8,    /* columns whose parts of a block are read one after another */
+    DOT_DEPTH = 32    /* of a block, at least */
+};
 
 /* ---- Scales ------------------------------------------------------------------------------------------------------ */
 
@@ -147,4 +156,74 @@ void scaled_pack(const void *source, void *panel, int width, int64_t batch, int6
         multiply(rest, scales, width, shared - packed);
         round_all(s->type, rows, shared * width);
     }
+}
+
+/* ---- Dot products ------------------------------------------------------------------------------------------------ */
+
+/* Of one product; on the stack. */
+struct dots {
+    const struct gemm *gemm;
+    const struct scaled *b;
+    const struct small_kernel *kernel;
+    float *rows; /* of A, [batch, m, k] */
+    int64_t tasks;
+};
+
+bool scaled_has_dots(const struct gemm *gemm, const struct scaled *b) {
+    return gemm->m > 0 && gemm->m <= DOT_ROWS && gemm->k > 0 && gemm->kernel->factors == WEFT_DATA_FLOAT &&
+           b->type == WEFT_DATA_FLOAT && b->matrix.depth_stride == 1 && min64(b->depth_block, gemm->k) >= DOT_DEPTH;
+}
+
+int64_t scaled_dots_bytes(const struct gemm *gemm) {
+    return gemm->batch * gemm->m * gemm->k * (int64_t)sizeof(float) + (int64_t)sizeof(float);
+}
+
+static void unpack_row(const struct dots *dots, int64_t row) {
+    const struct gemm *gemm = dots->gemm;
+    float *to = dots->rows + row * gemm->k;
+    for (int64_t k0 = 0; k0 < gemm->k; k0 += GEMM_DEPTH)
+        gemm->pack_a(gemm->a, to + k0, 1, row / gemm->m, row % gemm->m, 1, k0, (int)min64(GEMM_DEPTH, gemm->k - k0));
+}
+
+/* Adds the products with a part of a block, of `columns` columns from `first` on: sums are [m, DOT_COLUMNS]. */
+static void add_dots(const struct dots *dots, float *sums, int64_t batch, int64_t first, int columns, int64_t k0,
+                     int depth) {
+    const struct gemm_matrix *matrix = &dots->b->matrix;
+    const struct gemm *gemm = dots->gemm;
+    float numbers[DOT_LINES][GEMM_DEPTH], scales[DOT_LINES], products[DOT_ROWS * DOT_LINES];
+    struct small_few few = {(int)gemm->m, columns, depth, numbers, GEMM_DEPTH};
+    for (int i = 0; i < columns; i++)
+        dtype_to_f32(numbers[i], matrix->type, matrix->base, gemm_index(matrix, batch, first + i, k0), depth);
+    load_scales(dots->b, scales, DOT_LINES, batch, first, columns, k0);
+    dots->kernel->dots[SMALL_FLOAT](&few, dots->rows + batch * gemm->m * gemm->k + k0, gemm->k, products, DOT_LINES);
+    for (int64_t i = 0; i < gemm->m; i++)
+        for (int j = 0; j < columns; j++)
+            sums[i * DOT_COLUMNS + j] += scales[j] * products[i * DOT_LINES + j];
+}
+
+/* Some columns of an entry of the batch, a few at a time along all of the depth. */
+static void run_dots(void *context, int64_t task) {
+    const struct dots *dots = context;
+    const struct gemm *gemm = dots->gemm;
+    int64_t batch = task / dots->tasks, first = task % dots->tasks * DOT_COLUMNS, block = dots->b->depth_block;
+    int columns = (int)min64(DOT_COLUMNS, gemm->n - first);
+    float sums[DOT_ROWS * DOT_COLUMNS] = {0};
+    for (int j = 0; j < columns; j += DOT_LINES)
+        for (int64_t k0 = 0, depth; k0 < gemm->k; k0 += depth) {
+            depth = min64(min64(block - k0 % block, GEMM_DEPTH), gemm->k - k0);
+            add_dots(dots, sums + j, batch, first + j, (int)min64(DOT_LINES, columns - j), k0, (int)depth);
+        }
+    gemm->store(gemm->sink, sums, DOT_COLUMNS, batch, 0, (int)gemm->m, first, columns);
+}
+
+void scaled_dots(const struct gemm *gemm, int threads, void *workspace) {
+    struct dots dots = {
+        .gemm = gemm, .b = gemm->b, .kernel = small_kernel(0), .tasks = divide_up(gemm->n, DOT_COLUMNS)};
+    dots.rows = (float *)((char *)workspace + (-(uintptr_t)workspace & (sizeof(float) - 1)));
+    for (int64_t row = 0; row < gemm->batch * gemm->m; row++)
+        unpack_row(&dots, row);
+    if (threads > 1)
+        threads_for(gemm->batch * dots.tasks, run_dots, &dots);
+    for (int64_t task = 0; task < gemm->batch * dots.tasks && threads <= 1; task++)
+        run_dots(&dots, task);
 }

@@ -17,4 +17,11 @@ struct scaled {
 /* For FLOAT kernels. */
 gemm_pack scaled_pack;
 
+/* Few rows times such a B, whose columns lie along the depth: dot products with what lies together are quicker than
+   panels. Scales multiply the sums of their blocks. Whether that is so; the workspace, and the product, as gemm.h has
+   them. */
+bool scaled_has_dots(const struct gemm *gemm, const struct scaled *b);
+int64_t scaled_dots_bytes(const struct gemm *gemm);
+void scaled_dots(const struct gemm *gemm, int threads, void *workspace);
+
 #endif
