@@ -43,9 +43,13 @@ static void load_scales(const struct scaled *s, float *scales, int width, int64_
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-/* Calls a function whose first argument is the width of a panel: the usual ones are constants, as rows are short. */
+/* Calls a function whose first argument is the width of a panel. Rows are short: the usual widths, of A 12, are
+   constants. */
 #define OF_WIDTH(function, ...)                                                                                        \
-    (width == 32 ? function(32, __VA_ARGS__) : width == 16 ? function(16, __VA_ARGS__) : function(width, __VA_ARGS__))
+    (width == 32   ? function(32, __VA_ARGS__)                                                                         \
+     : width == 16 ? function(16, __VA_ARGS__)                                                                         \
+     : width == 12 ? function(12, __VA_ARGS__)                                                                         \
+                   : function(width, __VA_ARGS__))
 
 /* Words of whole numbers at neighbouring depths, [depth * bits / WORD, width], to the panel's rows. A mask of all ones
    leaves numbers their sign. */
