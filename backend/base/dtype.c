@@ -536,6 +536,26 @@ WITH_F16C static void f16_to_f32(float *restrict dst, const char *restrict codes
     memcpy(dst + i, values, (size_t)(count - i) * sizeof *values);
 }
 
+/* Whole vectors of e4m3 or e5m2; returns how many elements that is. A code of e5m2 is the upper half of one of f16;
+   that of e4m3, whose exponents are biased by 8 less, is too small by 2^8 there, and has a NaN of its own. */
+WITH_F16C static int64_t fp8_to_f32(float *restrict dst, weftDataType_t type, const char *restrict codes,
+                                    int64_t count) {
+    const __m128i most = _mm_set1_epi16(0x7f), sign = _mm_set1_epi16((short)0x8000), nan = _mm_set1_epi16(0x7c00);
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        __m128i code = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)(codes + i)));
+        __m128i half = _mm_slli_epi16(code, 8);
+        if (type == WEFT_DATA_FP8_E4M3) {
+            __m128i magnitude = _mm_and_si128(code, most);
+            __m128i special = _mm_and_si128(_mm_cmpeq_epi16(magnitude, most), nan);
+            half = _mm_or_si128(_mm_and_si128(half, sign), _mm_or_si128(_mm_slli_epi16(magnitude, 7), special));
+        }
+        __m256 scale = _mm256_set1_ps(type == WEFT_DATA_FP8_E4M3 ? 256 : 1);
+        _mm256_storeu_ps(dst + i, _mm256_mul_ps(_mm256_cvtph_ps(half), scale));
+    }
+    return i;
+}
+
 WITH_F16C static void f16_from_f32(char *restrict codes, const float *restrict src, int64_t count) {
     uint16_t last[8];
     float values[8] = {0};
@@ -609,8 +629,28 @@ WITH_AVX512 static int64_t int8_from_f32(char *restrict codes, const float *rest
     return i;
 }
 
+/* Integers of 4 bits, two a byte: whole vectors; returns how many elements that is. Signs are bit 3. */
+WITH_AVX512 static int64_t nibble_vectors_to_f32(float *restrict dst, const uint8_t *restrict bytes, int64_t count,
+                                                 bool is_signed) {
+    const __m128i low = _mm_set1_epi8(15), sign = _mm_set1_epi8(is_signed ? 8 : 0);
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m128i both = _mm_loadl_epi64((const __m128i *)(const void *)(bytes + i / 2));
+        __m128i codes = _mm_unpacklo_epi8(_mm_and_si128(both, low), _mm_and_si128(_mm_srli_epi16(both, 4), low));
+        __m128i numbers = _mm_sub_epi8(_mm_xor_si128(codes, sign), sign);
+        _mm512_storeu_ps(dst + i, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers)));
+    }
+    return i;
+}
+
+static bool has_nibble_vectors(weftDataType_t type) {
+    return type != WEFT_DATA_FP4_E2M1 && __builtin_cpu_supports("avx512f");
+}
+
 /* Whole vectors of the types that have such a loop; 0: none, or an older processor. */
 static int64_t vectors_to_f32(float *dst, weftDataType_t type, const void *base, int64_t index, int64_t count) {
+    if (dtype_is_fp8(type) && has_f16c())
+        return fp8_to_f32(dst, type, (const char *)base + index, count);
     if (type != WEFT_DATA_BFLOAT16 || !__builtin_cpu_supports("avx512f"))
         return 0;
     return bf16_to_f32(dst, (const char *)base + 2 * index, count);
@@ -631,6 +671,11 @@ static int64_t vectors_to_f32(float *dst, weftDataType_t type, const void *base,
 }
 static int64_t vectors_from_f32(weftDataType_t type, void *base, int64_t index, const float *src, int64_t count) {
     (void)type, (void)base, (void)index, (void)src, (void)count;
+    return 0;
+}
+static bool has_nibble_vectors(weftDataType_t type) { return (void)type, false; }
+static int64_t nibble_vectors_to_f32(float *dst, const uint8_t *bytes, int64_t count, bool is_signed) {
+    (void)dst, (void)bytes, (void)count, (void)is_signed;
     return 0;
 }
 static bool has_f16c(void) { return false; }
@@ -663,6 +708,10 @@ WIDEST static void nibbles_to_f32(float *restrict dst, weftDataType_t type, cons
     const uint8_t *bytes = (const uint8_t *)base + index / 2;
     if (index % 2 && count > 0)
         *dst++ = load_nibble(type, *bytes++ >> 4), count--;
+    if (has_nibble_vectors(type)) {
+        int64_t done = nibble_vectors_to_f32(dst, bytes, count, type == WEFT_DATA_INT4);
+        dst += done, bytes += done / 2, count -= done;
+    }
     if (type == WEFT_DATA_INT4)
         bytes_to_f32(WEFT_DATA_INT4, dst, bytes, count / 2);
     else if (type == WEFT_DATA_UINT4)

@@ -307,6 +307,56 @@ def test_few_rows_times_weights_of_few_bits(rows, columns, dtype, through, weigh
     )
 
 
+CODES = {"i4": (-8, 7), "u4": (0, 15), "i8": (-128, 127), "u8": (0, 255)}
+
+
+@pytest.mark.parametrize(
+    ("weights", "through", "size", "block", "order", "scale_type"),
+    [
+        ("i4", "f32", (1, 33, 70), [32, 1], "columns", "f32"),
+        ("u4", "f32", (5, 47, 131), [16, 3], "columns", "f16"),
+        ("i4", "bf16", (3, 40, 130), [13, 1], "columns", "bf16"),  # blocks begin within bytes
+        ("u4", "f16", (4, 30, 65), [65, 1], "rows", "f32"),
+        ("e2m1", "f32", (7, 21, 64), [16, 1], "columns", "e4m3"),
+        ("e2m1", "f32", (2, 18, 35), [5, 2], "rows", "f32"),
+        ("i8", "f32", (13, 70, 300), [128, 1], "columns", "f32"),
+        ("u8", "f32", (3, 12, 519), [7, 64], "rows", "e8m0"),
+        ("i8", "f16", (2, 5, 530), [1, 128], "columns", "f32"),
+        ("i8", "bf16", (70, 33, 66), [64, 1], "columns", "bf16"),
+        ("e4m3", "f32", (6, 200, 150), [128, 128], "columns", "f32"),
+        ("e5m2", "bf16", (40, 3, 64), [1, 2], "rows", "e8m0"),
+        ("i8", "f32", (3, 70, 300), [128, 3], "columns", "bf16"),
+        ("e4m3", "f32", (4, 71, 270), [270, 1], "columns", "f32"),
+        ("u4", "f32", (2, 9, 140), [35, 1], "columns", "f32"),
+    ],
+)
+@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("batch", [(), (1,), (2,)])
+def test_factors_of_few_bits(weights, through, size, block, order, scale_type, is_left, batch):
+    """Of any type, blocks, order in memory and side of the product; a batch of two shares them, or not."""
+    m, n, k = size
+    x = checks.random((*(2 for _ in batch), m, k), "bf16" if through == "bf16" else "f32")
+    shape = (*batch, k, n)
+    w = checks.random(shape, weights, *CODES.get(weights, ()), seed=1)
+    blocks_of = [-(-extent // of) for extent, of in zip(shape[-2:], block, strict=True)]
+    scale = checks.random((*shape[:-2], *blocks_of), scale_type, 0.01, 0.1, seed=2)
+    pitch, lines = (k + k % 2 + 2, n) if order == "columns" else (n, k)
+    strides = (*[pitch * lines for _ in batch], *((1, pitch) if order == "columns" else (pitch, 1)))
+    if is_left:  # the product transposed
+        x, w, scale = (np.swapaxes(t, -1, -2) for t in (x, w, scale))
+        block, strides = block[::-1], (*strides[:-2], strides[-1], strides[-2])
+    wide = checks.exact(checks.narrow(checks.exact(w) * spread(scale, w.shape, block), through))
+    a, b = (wide, checks.exact(x)) if is_left else (checks.exact(x), wide)
+
+    def build(g: Any, x: Any, w: Any, scale: Any) -> Any:
+        w = g.block_scale_dequantize(w, scale, block, is_negative_scale=True).set_data_type(through)
+        return g.abs(g.matmul(w, x) if is_left else g.matmul(x, w))
+
+    inputs = {"x": x, "w": (w, strides), "scale": scale}
+    most = float((np.abs(a) @ np.abs(b)).max())
+    checks.check(build, inputs, np.abs(a @ b), layouts=["packed"], magnitude=most)
+
+
 @pytest.mark.parametrize("wanted", [0, 1])
 def test_one_result_alone(wanted: int) -> None:
     """The other is virtual and nobody reads it."""

@@ -58,6 +58,33 @@ def test_prologue_is_a_step_of_its_own() -> None:
     assert steps_of(g) == [("cpu.contraction", ["product", "after"]), ("cpu.map", ["before"])][::-1]
 
 
+@pytest.mark.parametrize(
+    ("weights", "scale_type", "reader"),
+    [
+        ("packed", "f32", ""),
+        ("apart", "f64", ""),  # made in double
+        ("apart", "f32", "user"),
+        ("apart", "f32", "another"),
+    ],
+)
+def test_factors_are_dequantised_as_they_are_packed(weights: str, scale_type: str, reader: str) -> None:
+    """Where nothing else reads them."""
+    g = new_graph()
+    codes = [g.tensor([2, 4, 96], data_type="e4m3"), g.tensor([1, 96, 40], data_type="i4")]
+    scales = [g.tensor([2, 4, 1], data_type="f32"), g.tensor([1, 3, 40], data_type=scale_type)]
+    a = g.block_scale_dequantize(codes[0], scales[0], [1, 96], name="tokens")
+    b = g.block_scale_dequantize(codes[1], scales[1], [32, 1], name=weights).set_output(reader == "user")
+    g.relu(g.matmul(a, b, name="product"), name="after").set_output(True)
+    if reader == "another":
+        g.abs(b, name="read again").set_output(True)
+    apart = (
+        [] if weights == "packed" else [("cpu.element", [weights, *["read again"] * (reader == "another")])]
+    )
+    together = ["tokens", *([] if apart else [weights]), "product", "after"]
+    assert steps_of(g) == [*apart, ("cpu.contraction", together)]
+    assert "1 operations behind" in g.plan.explain()
+
+
 def test_map_takes_several_outputs_and_inputs() -> None:
     g = new_graph()
     x, y = g.tensor([3, 7], data_type="f32"), g.tensor([1, 7], data_type="bf16")

@@ -95,6 +95,20 @@ def test_few_rows_read_frozen_weights_where_they_lie() -> None:
     np.testing.assert_array_equal(plan(x=x), np.zeros_like(want))
 
 
+def test_weights_of_few_bits_stay_as_they_are() -> None:
+    """As floats they would be four times the bytes: nothing is kept, and each run reads them."""
+    x, w, scale = draw(5, 70), draw(70, 40, dtype="i1"), draw(2, 40)
+    g = weft.Graph(handle=HANDLE)
+    codes, scales = g.tensor_like(w, name="w"), g.tensor_like(scale, name="scale")
+    g.matmul(g.tensor_like(x, name="x"), g.block_scale_dequantize(codes, scales, [64, 1]), name="y")
+    plan = g.build().plan.freeze(w=w, scale=scale)
+    spread = np.repeat(scale, [64, 6], axis=0)
+    np.testing.assert_array_equal(plan(x=x), x @ (w * spread))
+    np.testing.assert_array_equal(plan(x=x, scale=-scale), -x @ (w * spread))
+    w[...] = 1
+    np.testing.assert_array_equal(plan(x=x), x @ spread)
+
+
 def refusal(message: str) -> Any:
     return pytest.raises(weft.WeftError, match=re.escape(message))
 

@@ -330,6 +330,7 @@ def _cpu_products() -> list[Case]:
         products.scaled_matmul("192", 192, 192, 192),
         products.block_scaled_matmul("192", 192, 192, 192),
         *(products.weight_only_matmul(dtype, 4, 192, 256) for dtype in ("i4", "i8")),
+        *(products.weight_only_matmul(dtype, m, 4096, 4096) for dtype in ("i4", "i8") for m in (1, 16)),
     ]
 
 

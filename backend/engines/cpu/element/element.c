@@ -81,7 +81,7 @@ static weftStatus_t find_element(struct element *e, const struct region *region)
     for (int k = 0; k < e->part_count; k++)
         e->parts[k].value = graph_find_value(region->graph, e->parts[k].tensor);
     e->scale.value = e->has_scale ? graph_find_value(region->graph, e->scale.tensor) : -1;
-    e->columns = e->y->dims.at[e->y->dims.count - 1];
+    e->columns = e->y->dims.at[e->column_dim];
     e->rows = e->columns ? tensor_elements(e->y) / e->columns : 0;
     return WEFT_STATUS_SUCCESS;
 }
@@ -114,9 +114,12 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     TRY(arena_alloc(arena, &all, sizeof *all));
     TRY(compile(all, &step->region));
     const struct element *e = &all->element;
-    for (int i = 0; i < (int)e->y->dims.count; i++)
-        axes[i] = (struct axis){.dim = i, .extent = e->y->dims.at[i], .step = 1};
-    walk_make(&all->walk, &all->program, axes, (int)e->y->dims.count, false);
+    int rank = (int)e->y->dims.count;
+    for (int i = 0; i < rank; i++) {
+        int dim = i == rank - 1 ? e->column_dim : i + (i >= e->column_dim);
+        axes[i] = (struct axis){.dim = dim, .extent = e->y->dims.at[dim], .step = 1};
+    }
+    walk_make(&all->walk, &all->program, axes, rank, false);
     /* Elements that share a byte are written by one task. */
     all->task_rows = all->program.shares_bytes ? max64(e->rows, 1) : max64(1, TASK_ELEMENTS / max64(e->columns, 1));
     all->tasks = divide_up(e->rows, all->task_rows);

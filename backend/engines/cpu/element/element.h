@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations whose elements are each made from their place: what makes a part of a row of them. Rows are all dims of
-   the result but the last, row-major, and columns are the last. */
+/* Operations whose elements are each made from their place: what makes a part of a row of them. Columns are one dim of
+   the result, rows all others, row-major. */
 #ifndef WEFT_ENGINES_CPU_ELEMENT_H
 #define WEFT_ENGINES_CPU_ELEMENT_H
 
@@ -28,6 +28,7 @@ struct element {
     struct element_source parts[ELEMENT_PARTS];
     int64_t starts[ELEMENT_PARTS + 1]; /* along the axis */
     double sign;                       /* of the scale */
+    int column_dim;                    /* the last, or where neighbours lie in memory */
     int64_t rows, columns;
 };
 

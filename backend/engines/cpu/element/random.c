@@ -17,6 +17,7 @@ static const double UNIFORM_NANOSECONDS = 2, NORMAL_NANOSECONDS = 12; /* of a nu
 weftStatus_t element_random(struct element *e) {
     const struct rng_op *op = (const struct rng_op *)e->op;
     e->y = op->y;
+    e->column_dim = (int)op->y->dims.count - 1;
     e->is_wide = true;
     e->nanoseconds =
         op->parameters->distribution == WEFT_RNG_DISTRIBUTION_NORMAL ? NORMAL_NANOSECONDS : UNIFORM_NANOSECONDS;

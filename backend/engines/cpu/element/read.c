@@ -30,7 +30,16 @@ static void add_part(struct element *e, const struct tensor *tensor, const int64
     part->offset = -e->starts[e->part_count - 1] * strides[e->axis];
     e->starts[e->part_count] = e->starts[e->part_count - 1] + extent;
     e->is_wide = e->is_wide || type_is_wide(tensor->type) || type_is_wide(e->y->type);
-    e->nanoseconds = strides[e->y->dims.count - 1] == 1 ? RUN_NANOSECONDS : SINGLE_NANOSECONDS;
+    e->nanoseconds = strides[e->column_dim] == 1 ? RUN_NANOSECONDS : SINGLE_NANOSECONDS;
+}
+
+/* Columns are the last dim, unless neighbours of both sides lie along another one. */
+static void choose_columns(struct element *e, const struct tensor *y, const int64_t *strides) {
+    e->y = y;
+    e->column_dim = (int)y->dims.count - 1;
+    for (int i = 0; i < (int)y->dims.count; i++)
+        if (y->strides.at[i] == 1 && strides[i] == 1 && y->dims.at[i] > 1)
+            e->column_dim = i;
 }
 
 /* Scales by their strides: where they lie in tiles, the reference finds them. */
@@ -39,7 +48,7 @@ weftStatus_t element_dequantize(struct element *e) {
     if (scale_is_tiled(op->scale))
         FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: its scales lie in tiles of F8_128x4", descriptor_label(e->op));
     struct dims block = block_scale_extents(e->op);
-    e->y = op->y;
+    choose_columns(e, op->y, op->x->strides.at);
     add_part(e, op->x, op->x->strides.at, op->x->dims.at[0]);
     e->scale = source_of(op->scale, op->scale->strides.at);
     for (int64_t i = 0; i < block.count; i++)
@@ -96,7 +105,7 @@ weftStatus_t element_move(struct element *e) {
         find_sliced((const struct slice_op *)e->op, strides, &offset);
     else
         TRY(find_reshaped((const struct reshape_op *)e->op, strides));
-    e->y = op->y;
+    choose_columns(e, op->y, strides);
     add_part(e, op->x, strides, op->y->dims.at[0]);
     e->parts[0].offset = offset;
     return WEFT_STATUS_SUCCESS;
@@ -110,6 +119,7 @@ weftStatus_t element_concat(struct element *e) {
         FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: more than %d inputs, or some that are in place already",
              descriptor_label(e->op), ELEMENT_PARTS);
     e->y = op->y;
+    e->column_dim = (int)op->y->dims.count - 1;
     e->axis = concat_axis(op);
     for (int64_t k = 0; k < op->inputs.count; k++) {
         const struct tensor *x = op->inputs.tensors[k];
@@ -129,10 +139,13 @@ weftStatus_t element_concat(struct element *e) {
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Of the first element of a row. */
-static int64_t place_of(const struct element_source *source, const struct tensor *y, int64_t row) {
+static int64_t place_of(const struct element_source *source, const struct element *e, int64_t row) {
     int64_t place = source->offset;
-    for (int64_t i = y->dims.count - 1; i-- > 0; row /= y->dims.at[i])
-        place += row % y->dims.at[i] / source->shares[i] * source->strides[i];
+    for (int64_t i = e->y->dims.count; i-- > 0;)
+        if (i != e->column_dim) {
+            place += row % e->y->dims.at[i] / source->shares[i] * source->strides[i];
+            row /= e->y->dims.at[i];
+        }
     return place;
 }
 
@@ -158,10 +171,10 @@ static void multiply(const struct element *e, void *to, double factor, int64_t c
 /* Block after block along the row. */
 static void apply_scales(const struct element *e, const void *scales, void *to, int64_t row, int64_t column,
                          int64_t count) {
-    int64_t last = e->y->dims.count - 1, share = e->scale.shares[last], first = place_of(&e->scale, e->y, row);
+    int64_t share = e->scale.shares[e->column_dim], first = place_of(&e->scale, e, row);
     for (int64_t done = 0; done < count;) {
         int64_t block = (column + done) / share, taken = min64((block + 1) * share - column - done, count - done);
-        double factor = dtype_load(e->scale.type, scales, first + block * e->scale.strides[last]);
+        double factor = dtype_load(e->scale.type, scales, first + block * e->scale.strides[e->column_dim]);
         multiply(e, advanced(e, to, done), e->sign * factor, taken);
         done += taken;
     }
@@ -170,22 +183,22 @@ static void apply_scales(const struct element *e, const void *scales, void *to, 
 /* A run of a row within one part. */
 static void read_part(const struct element *e, const struct element_source *part, void *const *values, void *to,
                       int64_t row, int64_t column, int64_t count) {
-    int64_t step = part->strides[e->y->dims.count - 1], at = place_of(part, e->y, row) + column * step;
+    int64_t step = part->strides[e->column_dim], at = place_of(part, e, row) + column * step;
     if (step == 1 || count == 1)
         load(e->is_wide, to, part, values[part->value], at, count);
     for (int64_t i = 0; i < count && step != 1 && count != 1; i++)
         load(e->is_wide, advanced(e, to, i), part, values[part->value], at + i * step, 1);
 }
 
-/* Where a row is along the axis. */
+/* Where a row of a concatenation is along the axis. */
 static int64_t coordinate_of(const struct element *e, int64_t row) {
-    for (int64_t i = e->y->dims.count - 2; i > e->axis; i--)
+    for (int64_t i = e->column_dim - 1; i > e->axis; i--)
         row /= e->y->dims.at[i];
     return row % e->y->dims.at[e->axis];
 }
 
 void element_read(const struct element *e, void *const *values, void *to, int64_t row, int64_t column, int64_t count) {
-    bool is_along = e->axis == e->y->dims.count - 1 && e->part_count > 1;
+    bool is_along = e->axis == e->column_dim && e->part_count > 1;
     int64_t coordinate = is_along || e->part_count == 1 ? 0 : coordinate_of(e, row);
     for (int k = 0; k < e->part_count; k++) {
         int64_t first = is_along ? max64(column, e->starts[k]) : column;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The contraction family: one matmul or convolution, and the pointwise operations that follow it, applied to each block
-   of the product while it is in the cache. matmul.c and convolution.c say what is multiplied as pieces, gemm.c and
-   direct.c multiply; here is what both kinds share: checks, price, epilogue. */
+   of the product while it is in the cache. What dequantises a matmul's factors goes with it, done as they are packed.
+   matmul.c and convolution.c say what is multiplied as pieces, gemm.c and direct.c multiply; here is what both kinds
+   share: checks, price, epilogue. */
 #include "engines/cpu/product/contraction.h"
 #include "base/dtype.h"
 #include "base/number.h"
@@ -10,6 +11,7 @@
 #include "engines/cpu/product/direct_kernel.h"
 #include "engines/cpu/product/few.h"
 #include "engines/product.h"
+#include "graph/ops/block_scale.h"
 #include "graph/ops/convolution.h"
 #include "graph/ops/matmul.h"
 
@@ -20,6 +22,7 @@ static const double FLOPS_PER_COLUMN = 3e9, DEPTHWISE_FLOPS = 20e9;
 /* Shared by all threads; START_SECONDS: of a step, before its first multiplication. */
 static const double BYTES_PER_SECOND = 16e9;
 static const double START_SECONDS = 2e-6;
+static const double DEQUANTIZE_NANOSECONDS = 0.2;                /* of an element, of one thread */
 static const double FLOAT_EXACT = 0x1p24, DOUBLE_EXACT = 0x1p53; /* whole numbers up to here are exact */
 
 /* NULL: neither, which region_find_product has excluded. */
@@ -37,20 +40,63 @@ static int result_of(const struct node *node) {
 
 /* ---- What a region must be --------------------------------------------------------------------------------------- */
 
-/* The product's operands come from memory: an operation before it would have to be packed again for every tile. */
+static bool node_is_dequantize(const struct node *node) { return op_of(node->op) == &block_scale_dequantize_op; }
+
+static bool goes_with(const struct node *node) { return node_is_pointwise(node) || node_is_dequantize(node); }
+
+/* What the CPU stores as plain numbers, and the region does not make. */
+static weftStatus_t check_stored(const struct region *region, const struct node *node, int i) {
+    const struct value *value = &region->graph->values[node->operands[i]];
+    const struct tensor *tensor = value->tensor;
+    if (!node->is_output[i] && region_makes(region, node->operands[i]))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
+             descriptor_label(node->op), descriptor_label(&tensor->base),
+             descriptor_label(region->graph->nodes[value->producer].op));
+    TRY(tensor_check_plain(tensor, node->op));
+    if (!dtype_of((weftDataType_t)tensor->type))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %d, which has no storage on the CPU.",
+             descriptor_label(node->op), descriptor_label(&tensor->base), tensor->type);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* A factor that is dequantised as it is packed: in float, for one matmul alone, from what lies in memory. */
+static weftStatus_t check_dequantized(const struct region *region, const struct node *product,
+                                      const struct node *node) {
+    const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)node->op;
+    int value = graph_find_value(region->graph, op->y);
+    struct dims block = block_scale_extents(node->op);
+    struct product multiplied = kind_of(product)->product(product);
+    if (op_of(product->op) != &matmul_op || !node_reads(product, value) || region->graph->values[value].readers > 1 ||
+        value_is_slot(&region->graph->values[value]))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: only a factor of one matmul, that nothing else reads, is dequantised as it is packed.",
+             descriptor_label(node->op));
+    for (int i = 0; i < node->operand_count; i++)
+        TRY(check_stored(region, node, i));
+    if (op->math == WEFT_DATA_DOUBLE || op->scale->type == WEFT_DATA_DOUBLE || product_is_wide(&multiplied))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: in double nothing is dequantised as a matmul packs it.",
+             descriptor_label(node->op));
+    bool are_matrices = !scale_is_tiled(op->scale);
+    for (int64_t i = 0; i < block.count - 2; i++)
+        are_matrices = are_matrices && block.at[i] == 1;
+    if (!are_matrices)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: its scales lie in tiles of F8_128x4, or its blocks span several matrices.",
+             descriptor_label(node->op));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The product's operands come from memory, as an operation before it would have to be done again for every tile: but
+   for numbers of few bits, which are dequantised so faster than they are written and read again. */
 static weftStatus_t check_operands(const struct region *region, const struct node *node) {
+    for (int i = 0; i < region->count; i++)
+        if (node_is_dequantize(region_node(region, i)))
+            TRY(check_dequantized(region, node, region_node(region, i)));
     for (int i = 0; i < node->operand_count; i++) {
-        const struct value *value = &region->graph->values[node->operands[i]];
-        const struct tensor *tensor = value->tensor;
-        if (!node->is_output[i] && region_makes(region, node->operands[i]))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                 "%s reads %s, which %s makes: operations are fused behind a product, not before it.",
-                 descriptor_label(node->op), descriptor_label(&tensor->base),
-                 descriptor_label(region->graph->nodes[value->producer].op));
-        TRY(tensor_check_plain(tensor, node->op));
-        if (!dtype_of((weftDataType_t)tensor->type))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %d, which has no storage on the CPU.",
-                 descriptor_label(node->op), descriptor_label(&tensor->base), tensor->type);
+        const struct node *maker = region_producer(region, region->graph->values[node->operands[i]].tensor);
+        if (node->is_output[i] || !maker || !node_is_dequantize(maker))
+            TRY(check_stored(region, node, i));
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -103,9 +149,9 @@ const struct gemm_kernel *product_kernel(const struct product *product) {
 
 /* All that accepts and build must agree on: which node multiplies, and the program of the others. */
 static weftStatus_t compile(struct program *program, const struct region *region, const struct node **node) {
-    TRY(region_find_product(node, region, node_is_pointwise));
+    TRY(region_find_product(node, region, goes_with));
     TRY(check_operands(region, *node));
-    TRY(kind_of(*node)->check(*node));
+    TRY(kind_of(*node)->check(region, *node));
     struct product product = kind_of(*node)->product(*node);
     TRY(product_check_exact((*node)->op, &product));
     /* The result is alpha * sum + beta * (what its memory held before). */
@@ -136,6 +182,13 @@ static double multiplying_seconds(const struct product *product, double flops) {
     return flops / (rows * columns) * packed / (FLOPS_PER_COLUMN * kernel->columns);
 }
 
+/* Numbers of few bits and their scales are read instead of what is made of them. */
+static void add_dequantizing(double *seconds, double *bytes, const struct node *node) {
+    const struct block_scale_dequantize_op *op = (const struct block_scale_dequantize_op *)node->op;
+    *seconds += (double)tensor_elements(op->x) * DEQUANTIZE_NANOSECONDS * 1e-9;
+    *bytes += (double)tensor_own_bytes(op->x) + (double)tensor_own_bytes(op->scale) - (double)tensor_own_bytes(op->y);
+}
+
 /* The dearer of arithmetic on all threads and of memory; operands are counted once, as caches hold what is packed. */
 static weftStatus_t accepts(const struct region *region, const struct device *device, double *seconds) {
     struct program program;
@@ -146,6 +199,9 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
     double elements = (double)tensor_elements(region->graph->values[result_of(node)].tensor);
     double computing = multiplying_seconds(&product, op_flops(node->op)) + elements * program.nanoseconds * 1e-9;
     double bytes = program.bytes + (double)tensor_own_bytes(product.a) + (double)tensor_own_bytes(product.b);
+    for (int i = 0; i < region->count; i++)
+        if (node_is_dequantize(region_node(region, i)))
+            add_dequantizing(&computing, &bytes, region_node(region, i));
     double moving = bytes / BYTES_PER_SECOND;
     *seconds = START_SECONDS + (computing / threads > moving ? computing / threads : moving);
     return WEFT_STATUS_SUCCESS;
@@ -196,6 +252,11 @@ static void pack_halved_grouped(const void *source, void *panel, int width, int6
     gemm_pack_grouped(pack_halved, source, panel, width, batch, first, count, k0, depth);
 }
 
+static bool has_dots(const struct piece *piece) {
+    bool is_plain = piece->a.pack != scaled_pack && piece->b.pack == scaled_pack;
+    return is_plain && scaled_has_dots(&piece->gemm, &piece->b.scaled);
+}
+
 /* How gemm packs a factor, in groups of the kernel, and what packing reads. */
 static gemm_pack *packing_of(const struct gemm_kernel *kernel, const struct factor *factor, int group,
                              const void **source) {
@@ -213,12 +274,15 @@ static weftStatus_t describe(struct step *step, const struct contraction *contra
                              struct arena *arena) {
     const struct direct *direct = &contraction->pieces[0].direct;
     const struct gemm *gemm = &contraction->pieces[0].gemm;
-    int behind = step->region.count - 1, pieces = contraction->piece_count;
+    const char *packed = has_dots(&contraction->pieces[0]) ? "dot products" : kernel->name;
+    int behind = -1, pieces = contraction->piece_count;
+    for (int i = 0; i < step->region.count; i++)
+        behind += !node_is_dequantize(region_node(&step->region, i));
     if (direct->is_on && direct->is_depthwise)
         return arena_print(arena, &step->detail, "channels one by one, %d operations behind", behind);
     return arena_print(arena, &step->detail,
                        "%s, %d x %lld products of [%lld,%lld] x [%lld,%lld], %d operations behind",
-                       direct->is_on ? direct_kernel(0)->name : kernel->name, pieces, (long long)gemm->batch,
+                       direct->is_on ? direct_kernel(0)->name : packed, pieces, (long long)gemm->batch,
                        (long long)gemm->m, (long long)gemm->k, (long long)gemm->k, (long long)gemm->n, behind);
 }
 
@@ -233,7 +297,7 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     contraction->threads = contraction->program.shares_bytes ? 1 : threads_count();
     struct product product = kind_of(node)->product(node);
     const struct gemm_kernel *kernel = product_kernel(&product);
-    TRY(kind_of(node)->plan(contraction, step->region.graph, node, kernel, arena));
+    TRY(kind_of(node)->plan(contraction, &step->region, node, kernel, arena));
     /* Pieces run one after another, so the largest workspace is enough for all. */
     for (int i = 0; i < contraction->piece_count; i++) {
         struct piece *piece = &contraction->pieces[i];
@@ -243,6 +307,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
         int64_t bytes = gemm_workspace_bytes(&piece->gemm, contraction->threads);
         if (piece->direct.is_on)
             bytes = max64(bytes, direct_workspace_bytes(&piece->direct));
+        if (has_dots(piece))
+            bytes = scaled_dots_bytes(&piece->gemm);
         step->workspace_bytes = max64(bytes, step->workspace_bytes);
     }
     TRY(threads_start());
@@ -250,11 +316,17 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     return describe(step, contraction, kernel, arena);
 }
 
+static void bind_factor(struct factor *factor, void *const *values) {
+    factor->base = values[factor->value];
+    if (factor->pack == scaled_pack)
+        factor->scaled.scales.base = values[factor->scale_value];
+}
+
 /* A copy, for the stack: plans are immutable, and addresses differ from execution to execution. */
 static void bind(struct piece *bound, const struct piece *piece, void *const *values) {
     *bound = *piece;
-    bound->a.base = values[bound->a.value];
-    bound->b.base = values[bound->b.value];
+    bind_factor(&bound->a, values);
+    bind_factor(&bound->b, values);
     const struct gemm_kernel *kernel = bound->gemm.kernel;
     bound->gemm.pack_a = packing_of(kernel, &bound->a, kernel->group_a, &bound->gemm.a);
     bound->gemm.pack_b = packing_of(kernel, &bound->b, kernel->group_b, &bound->gemm.b);
@@ -279,7 +351,7 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
         struct sink sink = {contraction, &piece, values};
         bind(&piece, &contraction->pieces[i], values);
         piece.gemm.sink = &sink;
-        gemm_run(&piece.gemm, contraction->threads, workspace);
+        (has_dots(&piece) ? scaled_dots : gemm_run)(&piece.gemm, contraction->threads, workspace);
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -296,15 +368,17 @@ static void release(struct step *step) {
 }
 
 /* All panels of a factor that is frozen, unless it is multiplied where it lies, or packed several times over: an image
-   under many taps, or a matrix that a batch shares. */
+   under many taps, or a matrix that a batch shares. Numbers of few bits stay as they are: panels of them are 4 to 8
+   times as large, and few rows would wait for these to be read. */
 static weftStatus_t keep_panels(struct piece *piece, const struct piece *bound, bool is_b, int64_t elements) {
-    struct kept *kept = is_b ? &piece->b.kept : &piece->a.kept;
+    struct factor *factor = is_b ? &piece->b : &piece->a;
     int64_t bytes = gemm_packed_bytes(&bound->gemm, is_b);
     int64_t packed = bytes * 8 / dtype_of(bound->gemm.kernel->factors)->bits;
-    if (bytes == 0 || packed >= 2 * elements || few_takes(&bound->gemm))
+    bool stays = factor->pack == scaled_pack || few_takes(&bound->gemm);
+    if (bytes == 0 || packed >= 2 * elements || stays)
         return WEFT_STATUS_SUCCESS;
-    TRY(kept_make(kept, is_b ? bound->b.base : bound->a.base, bytes));
-    gemm_pack_whole(&bound->gemm, is_b, kept->panels);
+    TRY(kept_make(&factor->kept, is_b ? bound->b.base : bound->a.base, bytes));
+    gemm_pack_whole(&bound->gemm, is_b, factor->kept.panels);
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -9,18 +9,20 @@
 #include "engines/cpu/product/gemm.h"
 #include "engines/cpu/product/kept.h"
 #include "engines/cpu/product/patches.h"
+#include "engines/cpu/product/scaled.h"
 
 /* A factor of a product: how gemm packs it, the value whose memory it is, and what is packed of it already. */
 struct factor {
     gemm_pack *pack;
     int group; /* of its panels: the kernel's, or, where those are not whole, B's instead of A's, or 1: floats */
-    int value;
+    int value, scale_value; /* the second where it is `scaled` */
     struct kept kept;
     union {
         const void *base; /* each of the others begins with it; filled in when it runs */
         struct gemm_matrix matrix;
         struct patches patches;
         struct filter filter;
+        struct scaled scaled;
     };
 };
 
@@ -53,10 +55,10 @@ struct product {
 
 /* What a kind of contraction answers. */
 struct contraction_kind {
-    weftStatus_t (*check)(const struct node *node);
+    weftStatus_t (*check)(const struct region *region, const struct node *node);
     struct product (*product)(const struct node *node);
     /* Lists the pieces; the program is compiled. */
-    weftStatus_t (*plan)(struct contraction *contraction, const struct graph *graph, const struct node *node,
+    weftStatus_t (*plan)(struct contraction *contraction, const struct region *region, const struct node *node,
                          const struct gemm_kernel *kernel, struct arena *arena);
 };
 

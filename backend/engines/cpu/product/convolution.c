@@ -63,7 +63,8 @@ static struct product product(const struct node *node) {
 }
 
 /* Elements below 8 bits have no address of their own, from which a rectangle could be packed. */
-static weftStatus_t check(const struct node *node) {
+static weftStatus_t check(const struct region *region, const struct node *node) {
+    (void)region;
     struct product p = product(node);
     const struct tensor *operands[] = {p.a, p.b};
     for (int i = 0; i < 2; i++)
@@ -512,10 +513,10 @@ static weftStatus_t plan_filter(struct planner *planner, struct arena *arena) {
 }
 
 /* What is planned is checked already: the last line is never reached. */
-static weftStatus_t plan(struct contraction *contraction, const struct graph *graph, const struct node *node,
+static weftStatus_t plan(struct contraction *contraction, const struct region *region, const struct node *node,
                          const struct gemm_kernel *kernel, struct arena *arena) {
     struct planner planner = {
-        .contraction = contraction, .graph = graph, .g = conv_geometry(node->op), .kernel = kernel};
+        .contraction = contraction, .graph = region->graph, .g = conv_geometry(node->op), .kernel = kernel};
     switch (planner.g.direction) {
     case CONV_FORWARD:
         return plan_forward(&planner, arena);

@@ -104,8 +104,13 @@ struct gemm_matrix {
 };
 gemm_pack gemm_pack_matrix, gemm_pack_matrix_double; /* for FLOAT kernels, for DOUBLE kernels */
 
-/* The element that a panel of a matrix begins with; elements are whole bytes. */
+/* The element that a panel of a matrix begins with: its index, and its address, where that is a whole byte. */
+int64_t gemm_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0);
 const char *gemm_corner(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0);
+
+/* Transposes rows [count, depth] of words of 4 bytes, `ld` bytes from row to row, into a panel [depth, width]. Words
+   may lie anywhere. */
+void gemm_transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth);
 
 /* Whether floats can be read where they lie: user memory promises no alignment. */
 bool gemm_has_floats(const struct gemm_matrix *matrix);

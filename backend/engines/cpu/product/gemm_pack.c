@@ -3,6 +3,7 @@
 #include "base/dtype.h"
 #include "base/number.h"
 #include "engines/cpu/core/square.h"
+#include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/gemm.h"
 #include "engines/cpu/product/tiles.h"
 
@@ -17,9 +18,8 @@ enum {
 
 typedef uint32_t word __attribute__((may_alias, aligned(1)));
 
-/* Index of the element at (first, k0) in one matrix of a batch. The batch index is taken apart from its fastest
-   dimension on. */
-static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+/* The batch index is taken apart from its fastest dimension on. */
+int64_t gemm_index(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
     int64_t index = first * matrix->stride + k0 * matrix->depth_stride;
     for (int i = matrix->batch_rank - 1; i >= 0; i--) {
         index += batch % matrix->batch_dims[i] * matrix->batch_strides[i];
@@ -29,7 +29,7 @@ static int64_t matrix_index(const struct gemm_matrix *matrix, int64_t batch, int
 }
 
 const char *gemm_corner(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
-    return (const char *)matrix->base + dtype_bytes(matrix->type, matrix_index(matrix, batch, first, k0));
+    return (const char *)matrix->base + dtype_bytes(matrix->type, gemm_index(matrix, batch, first, k0));
 }
 
 bool gemm_has_floats(const struct gemm_matrix *matrix) {
@@ -108,7 +108,7 @@ static bool has_squares(void) { return false; }
 #define transpose_halves transpose_plain
 #endif
 
-static void transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
+void gemm_transpose(void *panel, int width, const void *rows, int64_t ld, int count, int depth) {
     if (has_squares())
         transpose_words(panel, width, rows, ld, count, depth);
     else
@@ -119,8 +119,8 @@ static void transpose(void *panel, int width, const void *rows, int64_t ld, int 
 static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
                                   int depth) {
     if (gemm_has_floats(matrix)) {
-        transpose(panel, width, (const float *)matrix->base + index, matrix->stride * (int64_t)sizeof(float), count,
-                  depth);
+        gemm_transpose(panel, width, (const float *)matrix->base + index, matrix->stride * (int64_t)sizeof(float),
+                       count, depth);
         return;
     }
     if (matrix->type == WEFT_DATA_HALF && has_squares()) {
@@ -143,7 +143,7 @@ static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel
                     __builtin_prefetch(row + line, 0, 2);
                 dtype_to_f32(strip[j], matrix->type, matrix->base, at, depths);
             }
-            transpose(panel + (int64_t)d * width + i, width, strip, sizeof strip[0], rows, depths);
+            gemm_transpose(panel + (int64_t)d * width + i, width, strip, sizeof strip[0], rows, depths);
         }
     }
 }
@@ -168,7 +168,7 @@ static void copy_rows(float *panel, int width, const float *from, int64_t ld, in
 void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
                       int depth) {
     const struct gemm_matrix *matrix = source;
-    int64_t index = matrix_index(matrix, batch, first, k0);
+    int64_t index = gemm_index(matrix, batch, first, k0);
     float *dst = panel;
     /* Depth fastest in memory: rows are transposed into the panel. */
     if (matrix->depth_stride == 1) {
@@ -200,7 +200,7 @@ void gemm_pack_matrix(const void *source, void *panel, int width, int64_t batch,
 void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t batch, int64_t first, int count,
                              int64_t k0, int depth) {
     const struct gemm_matrix *matrix = source;
-    int64_t index = matrix_index(matrix, batch, first, k0);
+    int64_t index = gemm_index(matrix, batch, first, k0);
     double *dst = panel;
     for (int d = 0; d < depth; d++, index += matrix->depth_stride, dst += width)
         for (int i = 0; i < count; i++)
@@ -214,7 +214,7 @@ void gemm_pack_matrix_double(const void *source, void *panel, int width, int64_t
 static void pack_runs(const struct gemm_matrix *matrix, const char *corner, uint32_t *panel, int width, int count,
                       int depth, int bytes) {
     int whole = depth * bytes / 4, rest = depth * bytes % 4;
-    transpose(panel, width, corner, matrix->stride * bytes, count, whole);
+    gemm_transpose(panel, width, corner, matrix->stride * bytes, count, whole);
     for (int i = 0; i < count && rest; i++)
         memcpy(panel + (int64_t)whole * width + i, corner + i * matrix->stride * bytes + 4 * whole, (size_t)rest);
 }
@@ -340,11 +340,13 @@ static void pack_pairs(const void *source, void *panel, int width, int64_t batch
         gemm_pack_halved(gemm_pack_matrix, source, panel, width, batch, first, count, k0, depth);
 }
 
-/* The upper halves of two rows of floats, `width` apart. */
-static void halve(uint32_t *pairs, const float *rows, int width, int count) {
-    const word *low = (const word *)rows, *high = low + width;
-    for (int i = 0; i < count; i++)
-        pairs[i] = low[i] >> 16 | (high[i] & 0xffff0000);
+/* The upper halves of rows of floats, of two neighbours as a row of pairs. */
+WIDE static void halve(uint32_t *restrict pairs, const float *restrict rows, int width, int count, int depth) {
+    for (int d = 0; d < depth; d += 2, pairs += width, rows += 2 * width) {
+        const word *low = (const word *)rows, *high = low + width;
+        for (int i = 0; i < count; i++)
+            pairs[i] = low[i] >> 16 | (high[i] & 0xffff0000);
+    }
 }
 
 /* Few depths at a time, which stay in the L1 cache. */
@@ -352,14 +354,13 @@ void gemm_pack_halved(gemm_pack *pack, const void *source, void *panel, int widt
                       int count, int64_t k0, int depth) {
     float strip[STRIP * GEMM_WIDTH];
     uint32_t *pairs = panel;
-    for (int d = 0; d < depth; d += STRIP) {
+    for (int d = 0; d < depth; d += STRIP, pairs += STRIP / 2 * width) {
         int rows = (int)min64(STRIP, depth - d);
         /* The second row of a last pair. */
         if (rows % 2)
             memset(strip + rows * width, 0, (size_t)width * sizeof *strip);
         pack(source, strip, width, batch, first, count, k0 + d, rows);
-        for (int i = 0; i < rows; i += 2, pairs += width)
-            halve(pairs, strip + i * width, width, count);
+        halve(pairs, strip, width, count, rows);
     }
 }
 
@@ -374,7 +375,7 @@ static void pack_grouped(int group, gemm_pack *pack, const void *source, void *p
         if (depth - d < group)
             memset(strip, 0, sizeof strip);
         pack(source, strip, width, batch, first, count, k0 + d, (int)min64(group, depth - d));
-        transpose(to, TILE_GROUPS, strip, 4 * (int64_t)width, TILE_GROUPS, count);
+        gemm_transpose(to, TILE_GROUPS, strip, 4 * (int64_t)width, TILE_GROUPS, count);
     }
 }
 

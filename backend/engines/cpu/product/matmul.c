@@ -4,6 +4,7 @@
 #include "graph/ops/matmul.h"
 #include "base/number.h"
 #include "engines/cpu/product/contraction.h"
+#include "graph/ops/block_scale.h"
 
 static const double PACK_COST = 8; /* see struct product */
 
@@ -65,8 +66,24 @@ static bool find_batch(struct gemm_matrix *matrix, const struct tensor *operand,
     return true;
 }
 
+static weftStatus_t check_batch(const struct node *node, const struct tensor *operand) {
+    struct gemm_matrix matrix = {0};
+    if (!find_batch(&matrix, operand, op_at(node)->c))
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
+             "%s: the batch of %s has more than %d different strides. Make it "
+             "contiguous.",
+             descriptor_label(node->op), descriptor_label(&operand->base), WEFT_DIM_MAX);
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The operation that dequantises an operand in the region; NULL: it comes from memory. */
+static const struct block_scale_dequantize_op *dequantized(const struct region *region, const struct tensor *operand) {
+    const struct node *maker = region_producer(region, operand);
+    return maker ? (const struct block_scale_dequantize_op *)maker->op : NULL;
+}
+
 /* Overrides of M, N and K come with each run, and differ from entry to entry of the batch; panels are cut before. */
-static weftStatus_t check(const struct node *node) {
+static weftStatus_t check(const struct region *region, const struct node *node) {
     const struct matmul_op *op = op_at(node);
     const struct tensor *operands[] = {op->a, op->b};
     if (op->m_override || op->n_override || op->k_override)
@@ -75,43 +92,70 @@ static weftStatus_t check(const struct node *node) {
              "batch.",
              descriptor_label(node->op));
     for (int i = 0; i < 2; i++) {
-        struct gemm_matrix matrix = {0};
-        if (!find_batch(&matrix, operands[i], op->c))
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT,
-                 "%s: the batch of %s has more than %d different strides. Make it "
-                 "contiguous.",
-                 descriptor_label(node->op), descriptor_label(&operands[i]->base), WEFT_DIM_MAX);
+        const struct block_scale_dequantize_op *from = dequantized(region, operands[i]);
+        TRY(check_batch(node, from ? from->x : operands[i]));
+        TRY(check_batch(node, from ? from->scale : operands[i]));
     }
     return WEFT_STATUS_SUCCESS;
 }
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
-/* dim: along which rows (of A) or columns (of B) lie; depth_dim: along k. */
-static struct factor factor_of(const struct graph *graph, const struct tensor *tensor, const struct tensor *result,
-                               int64_t dim, int64_t depth_dim) {
-    struct factor factor = {.value = graph_find_value(graph, tensor)};
-    factor.matrix = (struct gemm_matrix){.type = (weftDataType_t)tensor->type,
-                                         .stride = tensor->strides.at[dim],
-                                         .depth_stride = tensor->strides.at[depth_dim]};
-    find_batch(&factor.matrix, tensor, result);
+/* Which dimensions of an operand rows (of A) or columns (of B), and k lie along. */
+struct sides {
+    int64_t dim, depth_dim;
+};
+
+static struct gemm_matrix matrix_of(const struct tensor *tensor, const struct tensor *result, struct sides sides) {
+    struct gemm_matrix matrix = {.type = (weftDataType_t)tensor->type,
+                                 .stride = tensor->strides.at[sides.dim],
+                                 .depth_stride = tensor->strides.at[sides.depth_dim]};
+    find_batch(&matrix, tensor, result);
+    return matrix;
+}
+
+/* What the region dequantises is packed from the numbers and scales that it is made of. */
+static struct factor factor_of(const struct region *region, const struct tensor *tensor, const struct tensor *result,
+                               struct sides sides, gemm_pack *pack, int group) {
+    const struct block_scale_dequantize_op *op = dequantized(region, tensor);
+    struct factor factor = {.pack = pack, .group = group, .value = graph_find_value(region->graph, tensor)};
+    if (!op) {
+        factor.matrix = matrix_of(tensor, result, sides);
+        return factor;
+    }
+    struct dims block = block_scale_extents(&op->base);
+    factor = (struct factor){.pack = scaled_pack,
+                             .group = 1,
+                             .value = graph_find_value(region->graph, op->x),
+                             .scale_value = graph_find_value(region->graph, op->scale)};
+    factor.scaled = (struct scaled){.matrix = matrix_of(op->x, result, sides),
+                                    .scales = matrix_of(op->scale, result, sides),
+                                    .block = block.at[sides.dim],
+                                    .depth_block = block.at[sides.depth_dim],
+                                    .type = (weftDataType_t)op->y->type,
+                                    .sign = op->is_negative ? -1 : 1};
     return factor;
+}
+
+/* One matrix for all of the batch, with or without a loop of stride 0. */
+static bool is_shared(const struct gemm_matrix *matrix) {
+    return matrix->batch_rank == 0 || (matrix->batch_rank == 1 && matrix->batch_strides[0] == 0);
 }
 
 /* Makes one product of a batch when all of it shares b and a's rows go on from entry to entry. More rows in one product
    pack b once. */
 static void merge_batch(struct piece *piece) {
     struct gemm_matrix *a = &piece->a.matrix, *b = &piece->b.matrix;
-    /* One matrix for all of the batch, with or without a loop of stride 0. */
-    bool is_shared = b->batch_rank == 0 || (b->batch_rank == 1 && b->batch_strides[0] == 0);
-    if (piece->gemm.batch < 2 || !is_shared || a->batch_rank != 1 || a->batch_strides[0] != a->stride * piece->gemm.m)
+    bool shares_b = is_shared(b) && (piece->b.pack != scaled_pack || is_shared(&piece->b.scaled.scales));
+    if (piece->gemm.batch < 2 || !shares_b || piece->a.pack == scaled_pack || a->batch_rank != 1 ||
+        a->batch_strides[0] != a->stride * piece->gemm.m)
         return;
     piece->gemm.m *= piece->gemm.batch;
     piece->gemm.batch = 1;
     a->batch_rank = b->batch_rank = 0;
 }
 
-static weftStatus_t plan(struct contraction *contraction, const struct graph *graph, const struct node *node,
+static weftStatus_t plan(struct contraction *contraction, const struct region *region, const struct node *node,
                          const struct gemm_kernel *kernel, struct arena *arena) {
     const struct matmul_op *op = op_at(node);
     const struct tensor *c = op->c;
@@ -128,12 +172,11 @@ static weftStatus_t plan(struct contraction *contraction, const struct graph *gr
         axes[i] = (struct axis){.dim = i, .extent = c->dims.at[i], .step = 1};
     for (int i = 0; i < rows; i++)
         piece->gemm.batch *= c->dims.at[i];
-    struct factor a = factor_of(graph, op->a, c, rows, columns);
-    struct factor b = factor_of(graph, op->b, c, columns, rows);
-    piece->a = transposed ? b : a;
-    piece->b = transposed ? a : b;
-    piece->a.pack = gemm_pack_of_a(kernel), piece->b.pack = gemm_pack_of_b(kernel);
-    piece->a.group = kernel->group_a, piece->b.group = kernel->group_b;
+    const struct sides sides_a = {rows, columns}, sides_b = {columns, rows};
+    piece->a = factor_of(region, transposed ? op->b : op->a, c, transposed ? sides_b : sides_a, gemm_pack_of_a(kernel),
+                         kernel->group_a);
+    piece->b = factor_of(region, transposed ? op->a : op->b, c, transposed ? sides_a : sides_b, gemm_pack_of_b(kernel),
+                         kernel->group_b);
     /* The walk's last loop must be gemm's columns. */
     if (transposed) {
         struct axis row = axes[rows];

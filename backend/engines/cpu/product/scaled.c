@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing numbers of few bits times their blocks' scales. */
+#include "engines/cpu/product/scaled.h"
+
+#include "base/dtype.h"
+#include "base/number.h"
+#include "engines/cpu/core/threads.h"
+#include "engines/cpu/core/vector.h"
+#include "engines/cpu/product/small.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    WORD = 32,        /* bits */
+    ROUNDED = 1024,   /* elements that are rounded at a time */
+    DOT_ROWS = 4,     /* of A, at most, that dot products are taken of */
+    DOT_COLUMNS = 64, /* of a task */
+    DOT_LINES = 8,    /* columns whose parts of a block are read one after another */
+    DOT_DEPTH = 32    /* of a block, at least */
+};
+
+/* ---- Scales ------------------------------------------------------------------------------------------------------ */
+
+/* Of `count` neighbours at a depth, each that of its block; 0 beyond. */
+static void load_scales(const struct scaled *s, float *scales, int width, int64_t batch, int64_t first, int count,
+                        int64_t depth) {
+    int64_t depth_block = depth / s->depth_block;
+    memset(scales, 0, (size_t)width * sizeof *scales);
+    if (s->block == 1)
+        gemm_pack_matrix(&s->scales, scales, width, batch, first, count, depth_block, 1);
+    for (int64_t i = 0, end; i < count && s->block > 1; i = end) {
+        int64_t block = (first + i) / s->block;
+        end = min64((block + 1) * s->block - first, count);
+        gemm_pack_matrix(&s->scales, scales + i, width, batch, block, 1, depth_block, 1);
+        for (int64_t j = i + 1; j < end; j++)
+            scales[j] = scales[i];
+    }
+    for (int i = 0; i < count; i++)
+        scales[i] *= s->sign;
+}
+
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+
+/* Calls a function whose first argument is the width of a panel. Rows are short: the usual widths, of A 12, are
+   constants. */
+#define OF_WIDTH(function, ...)                                                                                        \
+    (width == 32   ? function(32, __VA_ARGS__)                                                                         \
+     : width == 16 ? function(16, __VA_ARGS__)                                                                         \
+     : width == 12 ? function(12, __VA_ARGS__)                                                                         \
+                   : function(width, __VA_ARGS__))
+
+/* Words of whole numbers at neighbouring depths, [depth * bits / WORD, width], to the panel's rows. A mask of all ones
+   leaves numbers their sign. */
+INLINE void expand_rows(int width, float *restrict panel, const uint32_t *restrict words, const float *restrict scales,
+                        int depth, int bits, int32_t mask) {
+    for (int d = 0; d < depth; d += WORD / bits, words += width)
+        for (int last = WORD - bits; last >= 0; last -= bits, panel += width)
+            for (int i = 0; i < width; i++)
+                panel[i] = (float)((int32_t)(words[i] << last) >> (WORD - bits) & mask) * scales[i];
+}
+
+WIDE static void expand(float *panel, const uint32_t *words, const float *scales, int width, int depth, int bits,
+                        int32_t mask) {
+    if (bits == 4)
+        OF_WIDTH(expand_rows, panel, words, scales, depth, 4, mask);
+    else
+        OF_WIDTH(expand_rows, panel, words, scales, depth, 8, mask);
+}
+
+/* Bytes of words at neighbouring depths, to rows of them. */
+INLINE void split_rows(int width, uint8_t *restrict bytes, const uint32_t *restrict words, int depth) {
+    for (int d = 0; d < depth; d += WORD / 8, words += width)
+        for (int first = 0; first < WORD; first += 8, bytes += width)
+            for (int i = 0; i < width; i++)
+                bytes[i] = (uint8_t)(words[i] >> first);
+}
+
+WIDE static void split(uint8_t *bytes, const uint32_t *words, int width, int depth) {
+    OF_WIDTH(split_rows, bytes, words, depth);
+}
+
+INLINE void multiply_rows(int width, float *restrict panel, const float *restrict scales, int depth) {
+    for (int d = 0; d < depth; d++, panel += width)
+        for (int i = 0; i < width; i++)
+            panel[i] *= scales[i];
+}
+
+WIDE static void multiply(float *panel, const float *scales, int width, int depth) {
+    OF_WIDTH(multiply_rows, panel, scales, depth);
+}
+
+/* Whether words can be read from an element on: its neighbours along the depth lie together, from a whole byte on. */
+static bool has_words(const struct gemm_matrix *matrix, int64_t batch, int64_t first, int64_t k0) {
+    bool are_bytes = dtype_of(matrix->type)->bits == 8;
+    bool are_halves = matrix->stride % 2 == 0 && gemm_index(matrix, batch, first, k0) % 2 == 0;
+    return matrix->depth_stride == 1 && (are_bytes || (are_halves && matrix->type != WEFT_DATA_FP4_E2M1));
+}
+
+/* Neighbours along the depth go into the panel's order as words, before they are floats: that takes a quarter of the
+   shuffles, or an eighth. Returns how many depths are done, in whole words. */
+static int pack_words(const struct scaled *s, float *panel, const float *scales, int width, int64_t batch,
+                      int64_t first, int count, int64_t k0, int depth) {
+    const struct dtype *type = dtype_of(s->matrix.type);
+    uint32_t words[GEMM_DEPTH / (WORD / 8) * GEMM_WIDTH];
+    uint8_t bytes[GEMM_DEPTH * GEMM_WIDTH];
+    int rows = has_words(&s->matrix, batch, first, k0) ? depth * type->bits / WORD : 0;
+    int done = rows * WORD / type->bits;
+    if (count < width)
+        memset(words, 0, (size_t)(rows * width) * sizeof *words);
+    if (rows > 0)
+        gemm_transpose(words, width, gemm_corner(&s->matrix, batch, first, k0),
+                       dtype_bytes(s->matrix.type, s->matrix.stride), count, rows);
+    if (type->is_float) {
+        split(bytes, words, width, done);
+        dtype_to_f32(panel, s->matrix.type, bytes, 0, (int64_t)done * width);
+        multiply(panel, scales, width, done);
+    } else {
+        int32_t mask = type->is_signed ? -1 : (1 << type->bits) - 1;
+        expand(panel, words, scales, width, done, type->bits, mask);
+    }
+    return done;
+}
+
+/* To nearest even, as a tensor of BFLOAT16 holds them; NaN stays NaN. */
+WIDE static void round_bf16(float *numbers, int count) {
+    typedef uint32_t word __attribute__((may_alias));
+    word *bits = (word *)numbers;
+    for (int i = 0; i < count; i++) {
+        uint32_t rounded = bits[i] + 0x7fff + (bits[i] >> 16 & 1), quiet = bits[i] | 0x400000;
+        bits[i] = ((bits[i] & 0x7fffffff) > 0x7f800000 ? quiet : rounded) & 0xffff0000;
+    }
+}
+
+/* What a tensor of the type would hold. */
+static void round_all(weftDataType_t type, float *numbers, int count) {
+    uint16_t halves[ROUNDED];
+    if (type == WEFT_DATA_BFLOAT16)
+        round_bf16(numbers, count);
+    for (int i = 0; i < count && type == WEFT_DATA_HALF; i += ROUNDED) {
+        int64_t some = min64(ROUNDED, count - i);
+        dtype_from_f32(type, halves, 0, numbers + i, some);
+        dtype_to_f32(numbers + i, type, halves, 0, some);
+    }
+}
+
+/* Depths that share their scales at a time. */
+void scaled_pack(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
+                 int depth) {
+    const struct scaled *s = source;
+    float scales[GEMM_WIDTH], *rows = panel;
+    for (int done = 0, shared; done < depth; done += shared, rows += shared * width) {
+        int64_t k = k0 + done;
+        shared = (int)min64(s->depth_block - k % s->depth_block, depth - done);
+        load_scales(s, scales, width, batch, first, count, k);
+        int packed = pack_words(s, rows, scales, width, batch, first, count, k, shared);
+        float *rest = rows + packed * width;
+        gemm_pack_matrix(&s->matrix, rest, width, batch, first, count, k + packed, shared - packed);
+        multiply(rest, scales, width, shared - packed);
+        round_all(s->type, rows, shared * width);
+    }
+}
+
+/* ---- Dot products ------------------------------------------------------------------------------------------------ */
+
+/* Of one product; on the stack. */
+struct dots {
+    const struct gemm *gemm;
+    const struct scaled *b;
+    const struct small_kernel *kernel;
+    float *rows; /* of A, [batch, m, k] */
+    int64_t tasks;
+};
+
+bool scaled_has_dots(const struct gemm *gemm, const struct scaled *b) {
+    return gemm->m > 0 && gemm->m <= DOT_ROWS && gemm->k > 0 && gemm->kernel->factors == WEFT_DATA_FLOAT &&
+           b->type == WEFT_DATA_FLOAT && b->matrix.depth_stride == 1 && min64(b->depth_block, gemm->k) >= DOT_DEPTH;
+}
+
+int64_t scaled_dots_bytes(const struct gemm *gemm) {
+    return gemm->batch * gemm->m * gemm->k * (int64_t)sizeof(float) + (int64_t)sizeof(float);
+}
+
+static void unpack_row(const struct dots *dots, int64_t row) {
+    const struct gemm *gemm = dots->gemm;
+    float *to = dots->rows + row * gemm->k;
+    for (int64_t k0 = 0; k0 < gemm->k; k0 += GEMM_DEPTH)
+        gemm->pack_a(gemm->a, to + k0, 1, row / gemm->m, row % gemm->m, 1, k0, (int)min64(GEMM_DEPTH, gemm->k - k0));
+}
+
+/* Adds the products with a part of a block, of `columns` columns from `first` on: sums are [m, DOT_COLUMNS]. */
+static void add_dots(const struct dots *dots, float *sums, int64_t batch, int64_t first, int columns, int64_t k0,
+                     int depth) {
+    const struct gemm_matrix *matrix = &dots->b->matrix;
+    const struct gemm *gemm = dots->gemm;
+    float numbers[DOT_LINES][GEMM_DEPTH], scales[DOT_LINES], products[DOT_ROWS * DOT_LINES];
+    struct small_few few = {(int)gemm->m, columns, depth, numbers, GEMM_DEPTH};
+    for (int i = 0; i < columns; i++)
+        dtype_to_f32(numbers[i], matrix->type, matrix->base, gemm_index(matrix, batch, first + i, k0), depth);
+    load_scales(dots->b, scales, DOT_LINES, batch, first, columns, k0);
+    dots->kernel->dots[SMALL_FLOAT](&few, dots->rows + batch * gemm->m * gemm->k + k0, gemm->k, products, DOT_LINES);
+    for (int64_t i = 0; i < gemm->m; i++)
+        for (int j = 0; j < columns; j++)
+            sums[i * DOT_COLUMNS + j] += scales[j] * products[i * DOT_LINES + j];
+}
+
+/* Some columns of an entry of the batch, a few at a time along all of the depth. */
+static void run_dots(void *context, int64_t task) {
+    const struct dots *dots = context;
+    const struct gemm *gemm = dots->gemm;
+    int64_t batch = task / dots->tasks, first = task % dots->tasks * DOT_COLUMNS, block = dots->b->depth_block;
+    int columns = (int)min64(DOT_COLUMNS, gemm->n - first);
+    float sums[DOT_ROWS * DOT_COLUMNS] = {0};
+    for (int j = 0; j < columns; j += DOT_LINES)
+        for (int64_t k0 = 0, depth; k0 < gemm->k; k0 += depth) {
+            depth = min64(min64(block - k0 % block, GEMM_DEPTH), gemm->k - k0);
+            add_dots(dots, sums + j, batch, first + j, (int)min64(DOT_LINES, columns - j), k0, (int)depth);
+        }
+    gemm->store(gemm->sink, sums, DOT_COLUMNS, batch, 0, (int)gemm->m, first, columns);
+}
+
+void scaled_dots(const struct gemm *gemm, int threads, void *workspace) {
+    struct dots dots = {
+        .gemm = gemm, .b = gemm->b, .kernel = small_kernel(0), .tasks = divide_up(gemm->n, DOT_COLUMNS)};
+    dots.rows = (float *)((char *)workspace + (-(uintptr_t)workspace & (sizeof(float) - 1)));
+    for (int64_t row = 0; row < gemm->batch * gemm->m; row++)
+        unpack_row(&dots, row);
+    if (threads > 1)
+        threads_for(gemm->batch * dots.tasks, run_dots, &dots);
+    for (int64_t task = 0; task < gemm->batch * dots.tasks && threads <= 1; task++)
+        run_dots(&dots, task);
+}
