@@ -12,7 +12,7 @@
 
 /* Rows have constant lengths: all that unrolling would add is bytes. */
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O2")
+#pragma GCC optimize("O2", "vect-cost-model=dynamic")
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
