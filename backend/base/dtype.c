@@ -703,8 +703,8 @@ INLINE void bytes_to_f32(weftDataType_t type, float *restrict dst, const uint8_t
 }
 
 /* Elements of 4 bits. The first may be the upper half of a byte, the last the lower half of one. */
-WIDEST static void nibbles_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
-                                  int64_t count) {
+static void nibbles_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index,
+                           int64_t count) {
     const uint8_t *bytes = (const uint8_t *)base + index / 2;
     if (index % 2 && count > 0)
         *dst++ = load_nibble(type, *bytes++ >> 4), count--;
