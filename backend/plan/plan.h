@@ -26,7 +26,8 @@ struct permission {
 enum { REPLAYS_MAX = 8 };
 
 /* Rows of the descriptor come first, as a user sets or reads them; from `draft` on, what finalize makes. Only
-   spare_frame, replays and overrides change afterwards, the first two atomically, the last under its lock. */
+   spare_frame, replays and overrides change afterwards, the first two atomically, the last under its lock, and what
+   steps keep of frozen inputs, while nothing runs (plan_freeze). */
 struct plan {
     struct descriptor base;
     struct weftContext *handle;

@@ -255,15 +255,27 @@ static weftStatus_t set_frozen(const struct plan *plan, const uint64_t *addresse
     return WEFT_STATUS_SUCCESS;
 }
 
+/* All steps or none: without memory for one, nothing stays frozen. */
+static weftStatus_t freeze_steps(const struct draft *draft, void **values) {
+    weftStatus_t status = WEFT_STATUS_SUCCESS;
+    for (int s = 0; s < draft->cover.count && !status; s++)
+        if (draft->steps[s].family->freeze)
+            status = draft->steps[s].family->freeze(&draft->steps[s], values);
+    for (int v = 0; v < draft->graph->value_count && status; v++)
+        values[v] = NULL;
+    /* With NULL alone it frees, and cannot fail. */
+    for (int s = 0; s < draft->cover.count && status; s++)
+        if (draft->steps[s].family->freeze)
+            (void)draft->steps[s].family->freeze(&draft->steps[s], values);
+    return status;
+}
+
 weftStatus_t plan_freeze(struct plan *plan, const uint64_t *addresses) {
     struct frame *frame;
     TRY(take_frame(&frame, plan));
     weftStatus_t status = set_frozen(plan, addresses, frame->values);
-    for (int s = 0; s < plan->draft.cover.count && !status; s++) {
-        struct step *step = &plan->draft.steps[s];
-        if (step->family->freeze)
-            status = step->family->freeze(step, frame->values);
-    }
+    if (!status)
+        status = freeze_steps(&plan->draft, frame->values);
     give_frame(plan, frame);
     return status;
 }

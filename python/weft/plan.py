@@ -241,15 +241,15 @@ class Plan:
         """
         frame, stream = Frame(len(self.slots)), stream_of(self.handle)
         owners: list[Any] = []
-        self._frozen = {}
         gathered = self._gather((), named)
-        given = {i: gathered[i] for i in gathered if self.slots[i].uid not in self.values}
+        given = {self.index[name]: gathered[self.index[name]] for name in named}
         for i in given:
             slot = self.slots[i]
             try:
                 self._fill_slot(frame, i, slot, given, stream, None, owners)
             except BadParameterError as error:
                 raise slots.named("plan", slot, error) from None
+        # Until this succeeds, what is frozen stays so, and its memory must stay its own.
         backend.freeze(self.descriptor, frame.pointers, self._count)
         self._frozen, self._frozen_owners = given, owners
         return self

@@ -123,6 +123,16 @@ def test_what_cannot_be_frozen_is_refused() -> None:
         plan.freeze(w=arrays["x"])
 
 
+def test_what_was_frozen_stays_so_where_another_freeze_is_refused() -> None:
+    plan, arrays, _ = product("f4", False)
+    want, weights = plan(**arrays), arrays.pop("w")
+    plan.freeze(w=weights)
+    for wrong in ({"w": arrays["x"]}, {"y": want}):
+        with pytest.raises(weft.WeftError):
+            plan.freeze(**wrong)
+        np.testing.assert_array_equal(plan(**arrays), want)
+
+
 def test_a_scalar_by_value_is_read_at_each_run() -> None:
     g = weft.Graph(handle=HANDLE)
     x = g.tensor([1, 1], data_type="f32", name="x")

@@ -25,7 +25,7 @@ struct block {
     bool is_large;
 };
 
-/* Line j of the next block's reading, into the second cache: the first has no room for lines at powers of two. */
+/* Line j of what the next block reads, into L2: rows a power of two apart would evict each other from L1. */
 static inline void fetch_read(const struct block *block, int j, int bytes) {
     __builtin_prefetch(block->next_from + j * block->from_stride * bytes, 0, 2);
 }
