@@ -6,7 +6,7 @@
     python tools/gpu_check.py --parts sanitizers --tools memcheck
     python tools/gpu_check.py --parts suite --suite PATH/suite.py --cases 'norm/' --csv out.csv
 
-Needs torch with CUDA, pytest, expecttest for torch's samples, a built library, compute-sanitizer, and a C
+Needs torch and JAX with CUDA, pytest, expecttest for torch's samples, a built library, compute-sanitizer, and a C
 compiler for the host cost. Prints what failed, shortened, and at the end a line per part; exits with 1 if one
 failed.
 """
@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("tests", "large", "frontend", "torch", "sanitizers", "demo", "suite", "host cost")
+PARTS = ("tests", "large", "frontend", "torch", "jax", "sanitizers", "demo", "suite", "host cost")
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 PARTS_OF_TOOLS = 4  # processes for each
 PLACES = [str(ROOT / "python"), str(ROOT / "bindings"), os.environ.get("PYTHONPATH", "")]
 ENV = os.environ | {"WEFT_TEST_DEVICE": "cuda", "WEFT_DEVICE": "cuda", "PYTHONPATH": os.pathsep.join(PLACES)}
+ENV |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # JAX leaves the other processes their memory
 HOST = {"WEFT_TEST_DEVICE": "cpu", "WEFT_DEVICE": "cpu"}
 LARGE = "tests/gpu/test_large.py"
 SMALL = "tests/small_cases.py"
@@ -158,6 +159,11 @@ def beside_torch(given: argparse.Namespace) -> Iterator[Result]:
         yield Result("torch samples", None, 0, "expecttest is not installed, which torch's own tests import")
 
 
+def beside_jax(given: argparse.Namespace) -> Iterator[Result]:
+    """weft.jax on arrays of the GPU."""
+    yield run("jax", [*PYTEST, "tests/weft_jax", *parallel(given)], given, **EXACT)
+
+
 def large(given: argparse.Namespace) -> Iterator[Result]:
     """One after the other, since each takes much of the GPU's memory."""
     yield run("large", [*PYTEST, LARGE], given)
@@ -234,7 +240,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Runs the parts that were asked for, and sums them up."""
     given = arguments()
-    makers = (tests, large, frontend, beside_torch, sanitizers, demo, suite, host_cost)
+    makers = (tests, large, frontend, beside_torch, beside_jax, sanitizers, demo, suite, host_cost)
     run_part = dict(zip(PARTS, makers, strict=True))
     results = [
         found for part in (["tests"] if given.quick else given.parts) for found in run_part[part](given)

@@ -3,6 +3,7 @@ on the CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,13 @@ from weft.jax import planned
 
 X = np.linspace(-2, 2, 12).reshape(3, 4)
 W = np.linspace(-1, 1, 20).reshape(4, 5)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> Iterator[None]:
+    """Arrays are made where the plans are, beside a GPU, too."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 def net() -> weft.Plan:
@@ -61,7 +69,7 @@ def test_types_that_jax_has_not_by_itself() -> None:
 
 def both() -> Any:
     """An array that lies on two devices."""
-    mesh = jax.make_mesh((2,), ("x",))
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2])
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return jax.device_put(jnp.asarray(W), where)
 

@@ -87,8 +87,8 @@ def rms_norm(x: Any, scale: Any = None, *, epsilon: float = 1e-6) -> Any:
     """scale x / sqrt(mean of squares + epsilon), over the last dimension; arguments as for layer_norm.
 
     >>> import jax.numpy as jnp, weft.jax
-    >>> weft.jax.rms_norm(jnp.array([3.0, 3.0]), epsilon=0.0)
-    Array([1., 1.], dtype=float32)
+    >>> weft.jax.rms_norm(jnp.array([2.0, -2.0]), epsilon=0.0)
+    Array([ 1., -1.], dtype=float32)
     """
     x, scale = alike(x, scale)
     return _normalized("rms_norm", float(epsilon), x.reshape(-1, x.shape[-1]), scale, None).reshape(x.shape)
