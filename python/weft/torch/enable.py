@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections import Counter
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 
 from weft.errors import WeftError
+from weft.torch import calls
 from weft.torch.ops import OPERATORS, PLACES, Operator, StandIn
+
+_SERVED = "served"
 
 
 class Enabled:
@@ -19,6 +23,7 @@ class Enabled:
 
     def __init__(self, operators: Sequence[Operator], places: Sequence[str]) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._servers: list[tuple[str, Any]] = []
         self._library: Any = torch.library.Library("aten", "IMPL")
         for operator in operators:
             sources: list[Operator | StandIn] = [operator, *operator.stand_ins]
@@ -29,17 +34,28 @@ class Enabled:
     def _put(self, operator: Operator | StandIn, key: str) -> None:
         name = operator.twin._schema.name
         own = torch.library.get_kernel(operator.twin, key)
-        serve = _server(operator, own, self._counts)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
             short = name.removeprefix("aten::")
-            self._library.impl(short, serve, key, with_keyset=True, allow_override=True)
+            if isinstance(operator, StandIn):
+                serve = _server(operator, own, self._counts)
+                self._library.impl(short, serve, key, with_keyset=True, allow_override=True)
+            else:
+                # Kernels of a device look at no keys.
+                keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+                call = operator.standing_for(functools.partial(_server(operator, own, self._counts), keys))
+                self._servers.append((name, call))
+                self._library.impl(short, call, key, allow_override=True)
 
     def report(self) -> dict[str, dict[str, int]]:
         """Of each operator of torch's, how often Weft served it, and how often it did not, by reason."""
+        counts = self._counts.copy()
+        for name, call in self._servers if calls.FUNCTIONS else ():
+            counts[name, _SERVED] += calls.FUNCTIONS.served(call)
         told: dict[str, dict[str, int]] = {}
-        for (name, outcome), count in sorted(self._counts.items()):
-            told.setdefault(name, {})[outcome] = count
+        for (name, outcome), count in sorted(counts.items()):
+            if count:
+                told.setdefault(name, {})[outcome] = count
         return told
 
     def disable(self) -> None:
@@ -58,7 +74,7 @@ class Enabled:
 def _server(operator: Operator | StandIn, own: Any, counts: Counter[tuple[str, str]]) -> Callable[..., Any]:
     """What stands for one of torch's operators on one device."""
     name = operator.twin._schema.name
-    served = name, "served"
+    served = name, _SERVED
 
     def serve(keys: Any, *arguments: Any, **named: Any) -> Any:
         try:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from weft.errors import NotSupportedError
-from weft.torch.plans import PLANS, Draw, Ready, key_of, prepare
+from weft.errors import NotSupportedError, WeftError
+from weft.torch import calls
+from weft.torch.plans import PLANS, Draw, Prepared, Ready, key_of, prepare
 
 PLACES = ("cpu", "cuda")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -82,20 +83,45 @@ class Operator:
         """The operator with its gradient, of plain tensors; None without one."""
         self.transformed: Any = None
         """The same as a torch.autograd.Function that torch.func takes apart; None without one."""
+        self.call: Callable[..., Any] = self.standing_for(self)
+        """The operator, in libweft where that can."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results on real tensors; raises WeftError where Weft refuses."""
         arguments = self.filled(arguments, named)
-        key = key_of(self.name, arguments[0], arguments)
-        results = PLANS.find(key, lambda: self._prepare(arguments))(arguments)
+        results = self._ready(arguments)(arguments)
         return results[0] if self._is_single else results
+
+    def standing_for(self, slow: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of a function of the operator's arguments: runs the plan where libweft
+        can, and calls the function where it can't."""
+        return calls.FUNCTIONS.operator(self._find, slow) if calls.FUNCTIONS else slow
+
+    @functools.cached_property
+    def _find(self) -> Callable[..., Any]:
+        """Finds a call's plan for libweft; None where it is Python's, which then says why. One object: by it
+        libweft knows the operator."""
+
+        def find(*arguments: Any, **named: Any) -> Any:
+            try:
+                ready = self._ready(self.filled(arguments, named))
+            except WeftError:
+                return None
+            return ready.in_c if isinstance(ready, Prepared) else None
+
+        return find
+
+    def _ready(self, arguments: tuple[Any, ...]) -> Ready:
+        return PLANS.find(key_of(self.name, arguments[0], arguments), lambda: self._prepare(arguments))
 
     def apply(self, *arguments: Any) -> Any:
         """torch.ops.weft.NAME(*arguments), past torch's dispatcher where nobody looks on there."""
         needs_grad = _is_grad_enabled() and _needs_grad(*arguments)
         if is_watched(arguments[0]) or (needs_grad and self.function is None):
             return self.overload(*arguments)
-        return self.function(*self.filled(arguments)) if self.function and needs_grad else self(*arguments)
+        if self.function and needs_grad:
+            return self.function(*self.filled(arguments))
+        return self.call(*arguments)
 
     @functools.cached_property
     def overload(self) -> Any:
@@ -169,7 +195,7 @@ def operator(
         made = OPERATORS[name] = Operator(name, draw, twin, places if twin else (), schema, fake)
         _library.define(made.schema, tags=[torch.Tag.pt2_compliant_tag])
         for key in ("CPU", "CUDA"):
-            _library.impl(name, made, key)
+            _library.impl(name, made.call, key)
         torch.library.register_fake(f"weft::{name}", made.fake, lib=_library)
         if name.endswith("_backward"):
             torch.library.register_autograd(f"weft::{name}", _no_second(name), lib=_library)
@@ -222,7 +248,7 @@ def differentiable(name: str, keep: Callable[..., Any], grad: Callable[..., Any]
 
 def _function(operator: Operator, keep: Callable[..., Any], grad: Callable[..., Any]) -> Callable[..., Any]:
     def forward(ctx: Any, *arguments: Any) -> Any:
-        output = operator(*arguments)
+        output = operator.call(*arguments)
         keep(ctx, arguments, output)
         return output
 
@@ -248,7 +274,7 @@ def _short(operator: Operator, whole: Any) -> Callable[..., Any]:
             return whole.call_boxed(keys, *arguments)
         if operator.function and needs_grad:
             return operator.function(*operator.filled(arguments))
-        return operator(*arguments)
+        return operator.call(*arguments)
 
     return compute
 
