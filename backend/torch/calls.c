@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of weft.torch's operators. Python knows what a call means; a call like one that was made before is run here: its
+/* Calls of weft.torch's operators. Python knows what a call means; a call like one that was made before runs here: its
    plan is found by a key, torch allocates the results, and the plan runs. What is new, or beyond that, is Python's. All
    state is the process's own and guarded by the interpreter's lock. */
 #include "torch/key.h"

@@ -50,8 +50,9 @@ class Enabled:
     def report(self) -> dict[str, dict[str, int]]:
         """Of each operator of torch's, how often Weft served it, and how often it did not, by reason."""
         counts = self._counts.copy()
-        for name, call in self._servers if calls.FUNCTIONS else ():
-            counts[name, _SERVED] += calls.FUNCTIONS.served(call)
+        if calls.FUNCTIONS:
+            for name, call in self._servers:
+                counts[name, _SERVED] += calls.FUNCTIONS.served(call)
         told: dict[str, dict[str, int]] = {}
         for (name, outcome), count in sorted(counts.items()):
             if count:
