@@ -193,7 +193,7 @@ static struct object *run_prepared(const struct prepared *plan, struct object *a
 /* ---- Which plan ---- */
 
 struct entry {
-    struct object *prepared; /* capsule; None where it is Python's */
+    struct object *prepared; /* what the operator's `find` gave */
     uint64_t hash;
     int count;
     uint64_t words[]; /* the first is the operator's `find`, which is kept, so that no other has its address */
@@ -258,9 +258,9 @@ static struct object *found(struct object *self, struct object *arguments, struc
 
 struct operator {
     struct object *told;
-    struct object *find; /* function of a call's arguments: what prepare() made, or None */
-    struct object *slow; /* the same call in Python */
-    int64_t served;      /* calls that were done here */
+    struct object *find; /* function of a call's arguments: what prepare() made, a function that does it, or None */
+    struct object *slow; /* the same call in Python, which None leaves it to */
+    int64_t served;      /* calls that ran here */
 };
 
 static void end_operator(struct object *capsule) {
@@ -297,12 +297,12 @@ static bool make_key(struct key *key, const struct operator *operator, struct ob
     return fits;
 }
 
-/* The capsule for a key, None, or NULL with what Python raised; to be dropped. */
+/* What stands for a key, or NULL with what Python raised; to be dropped. */
 static struct object *find_prepared(const struct key *key, const struct operator *operator, struct object *arguments,
                                     struct object *named) {
     struct entry *kept = find_entry(key);
     if (kept) {
-        hits += kept->prepared != python.none;
+        hits += kept->prepared->type == python.capsule;
         python.keep(kept->prepared);
         return kept->prepared;
     }
@@ -312,18 +312,25 @@ static struct object *find_prepared(const struct key *key, const struct operator
     return prepared;
 }
 
+/* The results; NULL: Python raised, or without that the call is beyond what was found. */
+static struct object *call_found(struct operator *operator, struct object *found, struct object *arguments,
+                                 struct object *named) {
+    if (found->type != python.capsule)
+        return found == python.none ? NULL : python.call(found, arguments, named);
+    struct object *results = run_prepared(python.of_capsule(found, prepared_name), arguments);
+    operator->served += results != NULL;
+    return results;
+}
+
 static struct object *call(struct object *self, struct object *arguments, struct object *named) {
     struct operator *operator = python.of_capsule(self, operator_name);
     struct key key;
-    struct object *prepared = none(), *results = NULL;
+    struct object *results = NULL;
     if (make_key(&key, operator, arguments, named)) {
-        python.drop(prepared);
-        prepared = find_prepared(&key, operator, arguments, named);
+        struct object *found = find_prepared(&key, operator, arguments, named);
+        results = found ? call_found(operator, found, arguments, named) : NULL;
+        drop(found);
     }
-    if (prepared && prepared != python.none)
-        results = run_prepared(python.of_capsule(prepared, prepared_name), arguments);
-    drop(prepared);
-    operator->served += results != NULL;
     return results || python.error() ? results : python.call(operator->slow, arguments, named);
 }
 
@@ -343,7 +350,7 @@ static struct object *make_operator(struct object *self, struct object *told, st
     return made_function;
 }
 
-/* served(operator): how many of its calls were done here. */
+/* served(operator): how many of its calls ran here. */
 static struct object *served(struct object *self, struct object *arguments, struct object *named) {
     (void)self, (void)named;
     struct object *capsule = python.self_of_function(python.get_of_tuple(arguments, 0));

@@ -30,7 +30,9 @@ static bool add_bytes(struct key *key, const void *bytes, size_t size) {
 
 static bool add_tensor(struct key *key, void *tensor) {
     int64_t dim, *sizes, *strides;
-    int32_t dtype, type, index;
+    int32_t layout, dtype, type, index;
+    if (torch.get_layout(tensor, &layout) || layout) /* torch would print that others have no strides */
+        return false;
     if (torch.get_dim(tensor, &dim) || torch.get_dtype(tensor, &dtype) || torch.get_device_type(tensor, &type) ||
         torch.get_device_index(tensor, &index) || torch.get_sizes(tensor, &sizes) ||
         torch.get_strides(tensor, &strides))

@@ -22,6 +22,7 @@ static const struct name pythons[] = {
     {"PyUnicode_Type", &python.str},
     {"PyTuple_Type", &python.tuple},
     {"PyList_Type", &python.list},
+    {"PyCapsule_Type", &python.capsule},
     {"Py_IncRef", &python.keep},
     {"Py_DecRef", &python.drop},
     {"PyObject_Call", &python.call},
@@ -53,6 +54,7 @@ static const struct name torchs[] = {
     {"aoti_torch_get_strides", &torch.get_strides},
     {"aoti_torch_get_device_type", &torch.get_device_type},
     {"aoti_torch_get_device_index", &torch.get_device_index},
+    {"aoti_torch_get_layout", &torch.get_layout},
     {"aoti_torch_get_data_ptr", &torch.get_data},
 };
 

@@ -28,7 +28,7 @@ enum { METHOD_TAKES_NAMED = 3 }; /* a tuple of arguments, and a dict of named on
 
 /* What new_ makes and call() gives is the caller's to drop; what get_ gives is borrowed. */
 struct python {
-    struct object *none, *true_, *bool_, *int_, *float_, *str, *tuple, *list;
+    struct object *none, *true_, *bool_, *int_, *float_, *str, *tuple, *list, *capsule;
     void (*keep)(struct object *), (*drop)(struct object *);
     struct object *(*call)(struct object *called, struct object *arguments, struct object *named);
     struct object *(*error)(void); /* that was raised; NULL if none was */
@@ -55,6 +55,7 @@ struct torch {
     int (*get_dim)(void *tensor, int64_t *dim), (*get_dtype)(void *tensor, int32_t *dtype);
     int (*get_sizes)(void *tensor, int64_t **sizes), (*get_strides)(void *tensor, int64_t **strides);
     int (*get_device_type)(void *tensor, int32_t *type), (*get_device_index)(void *tensor, int32_t *index);
+    int (*get_layout)(void *tensor, int32_t *layout); /* 0: strided */
     int (*get_data)(void *tensor, void **data);
 };
 

@@ -34,9 +34,10 @@ class Functions(NamedTuple):
     """Makes a plan with all that a run needs of it: (plan, places, results, allocate, workspace, ordinal,
     owner). None if it has too many tensors."""
     operator: Callable[..., Any]
-    """A function that stands for another: (find, slow). find: what prepare made for a call, or None."""
+    """A function that stands for another: (find, slow). find: of a call's arguments what prepare made, or a
+    function that does it, of no more than what a key tells; None leaves it to slow."""
     served: Callable[[Any], int]
-    """How many calls of what operator made were done in libweft."""
+    """How many calls of what operator made ran in libweft."""
     found: Callable[[], int]
     """How often a plan was found there, of all."""
     forget: Callable[[], None]

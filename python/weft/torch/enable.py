@@ -33,19 +33,18 @@ class Enabled:
 
     def _put(self, operator: Operator | StandIn, key: str) -> None:
         name = operator.twin._schema.name
-        own = torch.library.get_kernel(operator.twin, key)
+        # Kernels of a device look at no keys, nor does what torch composes.
+        keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        own = functools.partial(torch.library.get_kernel(operator.twin, key).call_boxed, keys)
+        slow = _server(name, operator, own, self._counts)
+        if isinstance(operator, StandIn):
+            call = operator.standing_for(slow, _server(name, operator.serve, own, self._counts))
+        else:
+            call = operator.standing_for(slow)
+            self._servers.append((name, call))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
-            short = name.removeprefix("aten::")
-            if isinstance(operator, StandIn):
-                serve = _server(operator, own, self._counts)
-                self._library.impl(short, serve, key, with_keyset=True, allow_override=True)
-            else:
-                # Kernels of a device look at no keys.
-                keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-                call = operator.standing_for(functools.partial(_server(operator, own, self._counts), keys))
-                self._servers.append((name, call))
-                self._library.impl(short, call, key, allow_override=True)
+            self._library.impl(name.removeprefix("aten::"), call, key, allow_override=True)
 
     def report(self) -> dict[str, dict[str, int]]:
         """Of each operator of torch's, how often Weft served it, and how often it did not, by reason."""
@@ -72,17 +71,18 @@ class Enabled:
         self.disable()
 
 
-def _server(operator: Operator | StandIn, own: Any, counts: Counter[tuple[str, str]]) -> Callable[..., Any]:
-    """What stands for one of torch's operators on one device."""
-    name = operator.twin._schema.name
+def _server(
+    name: str, operator: Callable[..., Any], own: Callable[..., Any], counts: Counter[tuple[str, str]]
+) -> Callable[..., Any]:
+    """What stands for one of torch's operators on one device, in Python. own: torch's."""
     served = name, _SERVED
 
-    def serve(keys: Any, *arguments: Any, **named: Any) -> Any:
+    def serve(*arguments: Any, **named: Any) -> Any:
         try:
             results = operator(*arguments, **named)
         except WeftError as error:
             counts[name, str(error)] += 1
-            return own.call_boxed(keys, *arguments, **named)
+            return own(*arguments, **named)
         counts[served] += 1
         return results
 

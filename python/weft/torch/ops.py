@@ -159,18 +159,38 @@ class StandIn:
 
     def __init__(
         self, twin: Any, serve: Callable[..., Any], places: Sequence[str], is_composite: bool,
-        others: Sequence[torch.dtype] | None,
+        others: Sequence[torch.dtype] | None, check: Callable[..., None] | None,
     ) -> None:  # fmt: skip
         self.twin, self.serve, self.places, self.others = twin, serve, places, others
+        self._check = check
         # What torch composes of operators is served before autograd, which knows its parts alone.
         self.keys = ("Autograd", "") if is_composite else ("",)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results; raises WeftError where Weft refuses."""
+        self.check(*arguments, **named)
+        return self.serve(*arguments, **named)
+
+    def check(self, *arguments: Any, **named: Any) -> None:
+        """Refuses what is torch's to compute, by types and shapes."""
         given = (*arguments, *named.values()) if named else arguments
         if self.others is not None and (reason := refusal(given, self.others)):
             raise NotSupportedError(reason)
-        return self.serve(*arguments, **named)
+        if self._check is not None:
+            self._check(*arguments, **named)
+
+    def standing_for(self, slow: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of a function of the operator's arguments: checks each kind of them once,
+        and then calls a function that does not."""
+
+        def find(*arguments: Any, **named: Any) -> Any:
+            try:
+                self.check(*arguments, **named)
+            except WeftError:
+                return None
+            return checked
+
+        return calls.FUNCTIONS.operator(find, slow) if calls.FUNCTIONS else slow
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -222,14 +242,15 @@ def _no_second(name: str) -> Callable[..., Any]:
 
 def stands_for(
     name: str, twin: Any, places: Sequence[str] = PLACES, is_composite: bool = False,
-    others: Sequence[torch.dtype] | None = INDICES,
+    others: Sequence[torch.dtype] | None = INDICES, check: Callable[..., None] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Makes a function of a torch operator's arguments stand for it where operator NAME is enabled.
     is_composite: torch composes it of other operators. others: types of its tensors beside floats;
-    None where it calls operators of torch's alone, which ask for themselves."""
+    None where it calls operators of torch's alone, which ask for themselves. check: raises WeftError where
+    Weft refuses arguments for their types and shapes."""
 
     def add(serve: Callable[..., Any]) -> Callable[..., Any]:
-        OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, is_composite, others))
+        OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, is_composite, others, check))
         return serve
 
     return add
