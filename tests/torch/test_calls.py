@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
 from weft.torch import calls  # noqa: E402
+from weft_cffi._weft import ffi  # noqa: E402
 
 FUNCTIONS = calls.FUNCTIONS
 OPERATORS = weft_torch.OPERATORS
@@ -199,3 +200,38 @@ def test_without_libwefts_part_calls_are_pythons(monkeypatch) -> None:
 def test_an_interpreter_of_many_locks_is_not_known(monkeypatch) -> None:
     monkeypatch.setattr(calls.sysconfig, "get_config_var", lambda name: name == "Py_GIL_DISABLED")
     assert calls._functions() is None
+
+
+def test_on_a_gpu_a_call_asks_which_is_current_and_for_its_stream(monkeypatch) -> None:
+    """The way of a plan on a GPU, with memory of the host in place of the GPU's."""
+    current, asked = [3], []
+    monkeypatch.setattr(calls, "current_gpu", lambda: current[0])
+    monkeypatch.setattr(calls, "stream_of", lambda ordinal: asked.append(ordinal) or 0)
+    functions = calls._functions()
+    try:
+        x = rows(6, 10)
+        plan = OPERATORS["softmax"]._ready((x, 1, False))
+        address, places = int(ffi.cast("uintptr_t", plan.plan.descriptor.pointer)), (0, ~0)
+        made = []
+
+        def allocate(*how):
+            made.append(torch.empty_strided(how[0], how[1], dtype=how[2]))
+            return made[-1]
+
+        results, workspace = (((6, 10), (10, 1), torch.float32),), ((1 << 16,), (1,), torch.uint8)
+        prepared = functions.prepare(address, places, results, allocate, workspace, (3,), plan)
+        call = functions.operator(lambda *_: prepared, lambda *_: "Python's")
+        torch.testing.assert_close(call(x, 1), torch.softmax(x, 1))
+        assert [each.dtype for each in made] == [torch.float32, torch.uint8]
+        assert asked == [3]
+        current[0] = 4
+        assert call(x, 1) == "Python's"
+        current[0] = 3
+        made.clear()
+        monkeypatch.setattr(torch, "empty_strided", None)
+        with pytest.raises(TypeError, match="not callable"):
+            call(x, 1)
+        assert functions.served(call) == 1
+    finally:
+        monkeypatch.undo()
+        calls._functions()
