@@ -44,9 +44,9 @@ def _plain_keys() -> int:
     return int(functools.reduce(operator_module.or_, (each.raw_repr() for each in sets)))
 
 
-PLAIN = _plain_keys()
-"""What torch's dispatcher knows of tensors that are memory and nothing else: of no class that computes by
-itself, under no mode that looks on, in no transform."""
+NOT_PLAIN = ~_plain_keys()
+"""All but what torch's dispatcher knows of tensors that are memory and nothing else: of no class that
+computes by itself, under no mode that looks on, in no transform."""
 
 
 # Each call asks these.
@@ -57,7 +57,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 def is_watched(value: torch.Tensor) -> bool:
     """Whether torch has to see operators on a tensor: it traces or counts them, or transforms the tensor."""
-    return bool(_watchers() or _transforms() or _keys_of(value).raw_repr() & ~PLAIN)
+    return bool(_watchers() or _transforms() or _keys_of(value).raw_repr() & NOT_PLAIN)
 
 
 class Operator:
@@ -291,7 +291,7 @@ def _shorten(operator: Operator) -> None:
 def _short(operator: Operator, whole: Any) -> Callable[..., Any]:
     def compute(keys: Any, *arguments: Any) -> Any:
         needs_grad = _is_grad_enabled() and _needs_grad(*arguments)
-        if keys.raw_repr() & ~PLAIN or (needs_grad and operator.function is None):
+        if keys.raw_repr() & NOT_PLAIN or (needs_grad and operator.function is None):
             return whole.call_boxed(keys, *arguments)
         if operator.function and needs_grad:
             return operator.function(*operator.filled(arguments))
