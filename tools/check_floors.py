@@ -1,7 +1,7 @@
 """The floors of the backend, and the folders of the engine floor: a file includes its own floor and floors
 below, its own folder and those that the folder may see, and nothing sideways, back up or round in a circle.
 
-    6 xla  >  5 api  >  4 plan  >  3 engines  >  2 graph | runtime  >  1 base
+    6 xla, torch  >  5 api  >  4 plan  >  3 engines  >  2 graph | runtime  >  1 base
 
 The two pillars of floor 2 never include each other, and only a file of engines/ may see both. Device files
 (.cuh) obey, too, and so do the includes that C files print. A family is named by the file that defines it and
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-FLOORS = {"base": 1, "graph": 2, "runtime": 2, "engines": 3, "plan": 4, "api": 5, "xla": 6}
+FLOORS = {"base": 1, "graph": 2, "runtime": 2, "engines": 3, "plan": 4, "api": 5, "xla": 6, "torch": 6}
 PILLARS = {"graph", "runtime"}
 # Each folder of engines/, and the other ones of which it may include files: parts that families share come
 # first, families after them. What lies in engines/ itself serves all.

@@ -743,7 +743,7 @@ ffi = _cffi_backend.FFI('weft_cffi._weft',
         b'weftMeasureSteps',0, b'\x00\x00\x72\x23' b'weftQuerySupport',0, b'\x00\x00\x8D\x23'
         b'weftSetCallback',0, b'\x00\x00\x17\x23' b'weftSetSearchPaths',0, b'\x00\x00\x45\x23'
         b'weftSetStream',0, b'\x00\x00\x45\x23' b'weftSynchronize',0, b'\x00\x00\x05\x23'
-        b'weftXlaExecute',0),
+        b'weftTorchFunctions',0, b'\x00\x00\x05\x23' b'weftXlaExecute',0),
     _struct_unions = (( b'\x00\x00\x00\xA4\x00\x00\x00\x02' b'$weftAttribute_t', b'\x00\x00\x7B\x11' b'name',
         b'\x00\x00\x7C\x11' b'type', b'\x00\x00\x55\x11' b'count', b'\x00\x00\x4C\x11' b'elements'),(
         b'\x00\x00\x00\xB3\x00\x00\x00\x02' b'$weftDebug_t', b'\x00\x00\x8E\x11' b'weft_version',

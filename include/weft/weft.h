@@ -267,6 +267,15 @@ weftStatus_t weftSetSearchPaths(const char *paths);
     Returns an XLA_FFI_Error with Weft's sentence, or NULL. */
 void *weftXlaExecute(void *callFrame);
 
+/* ---- Operators of PyTorch ---------------------------------------------------------------------------------------- */
+
+/** Functions with which weft.torch calls operators at the least cost to the host; with the interpreter's lock held.
+    Weft's own.
+    facts: a tuple of Python's that weft.torch makes.
+    Returns a tuple of Python's, or NULL where the process has no interpreter of one lock, or no torch that Weft knows:
+    then weft.torch calls them in Python. */
+void *weftTorchFunctions(void *facts);
+
 /* ---- Logging ----------------------------------------------------------------------------------------------------- */
 
 /** What a log message is about. */

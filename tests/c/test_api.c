@@ -659,6 +659,14 @@ static void test_log(void) {
     drop(t);
 }
 
+/* ---- Operators of PyTorch ---------------------------------------------------------------------------------------- */
+
+static void test_torch(void) {
+    int facts = 0;
+    CHECK(!weftTorchFunctions(NULL), "nobody asks");
+    CHECK(!weftTorchFunctions(&facts), "there is no interpreter here");
+}
+
 int main(void) {
     test_version_and_names();
     test_last_error();
@@ -675,5 +683,6 @@ int main(void) {
     test_query_support();
     test_describe();
     test_log();
+    test_torch();
     return harness_end();
 }

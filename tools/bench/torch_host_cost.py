@@ -1,7 +1,9 @@
 """What operators cost the host with PyTorch: eager, under weft.torch.enable(), and as torch.ops.weft; forward
-alone, and with backward. On a few numbers, so that the calls are what counts; nothing waits for a GPU.
+alone ("fwd"), and with backward ("both"). On a few numbers, so that the calls are what counts; nothing waits
+for a GPU. With --split also the forward pass that notes what its gradient needs ("noted"): what "both" has
+beyond it is the backward pass.
 
-    python tools/bench/torch_host_cost.py [--device cpu] [--only softmax sdpa] [--csv FILE]
+    python tools/bench/torch_host_cost.py [--device cpu] [--only softmax sdpa] [--split] [--csv FILE]
 """
 
 from __future__ import annotations
@@ -123,19 +125,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     has_gpu = torch.cuda.is_available()
     ask.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_gpu else "cpu")
     ask.add_argument("--only", nargs="*", default=[], help="operators of the table")
+    ask.add_argument("--split", action="store_true", help="also the forward pass of training alone")
     ask.add_argument("--csv", type=Path)
     given = ask.parse_args(arguments)
     torch.set_num_threads(1)
     with torch.device(given.device):
         both = [rows(grad) | images(grad) for grad in (False, True)]
-    titles = [f"{kind} {way}" for kind in ("fwd", "both") for way in ("eager", "under", "own")]
-    table = [["operator", *titles]]
-    print(("{:18}" + "{:>12}" * 6).format(*table[0]))
+    kinds = ["fwd", *(["noted"] if given.split else []), "both"]
+    table = [["operator", *(f"{kind} {way}" for kind in kinds for way in ("eager", "under", "own"))]]
+    line = "{:18}" + "{:>12}" * 3 * len(kinds)
+    print(line.format(*table[0]))
     for name in given.only or both[0]:
         figures = measure(both[0][name], given.device, lambda call: call)
+        if given.split:
+            figures += measure(both[1][name], given.device, lambda call: call)
         figures += measure(both[1][name], given.device, trained)
         table.append([name, *(f"{each:.1f}" for each in figures)])
-        print(("{:18}" + "{:>12}" * 6).format(*table[-1]), flush=True)
+        print(line.format(*table[-1]), flush=True)
     if given.csv:
         with given.csv.open("w", newline="") as file:
             csv.writer(file).writerows(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections import Counter
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 
 from weft.errors import WeftError
+from weft.torch import calls
 from weft.torch.ops import OPERATORS, PLACES, Operator, StandIn
+
+_SERVED = "served"
 
 
 class Enabled:
@@ -19,6 +23,7 @@ class Enabled:
 
     def __init__(self, operators: Sequence[Operator], places: Sequence[str]) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._servers: list[tuple[str, Any]] = []
         self._library: Any = torch.library.Library("aten", "IMPL")
         for operator in operators:
             sources: list[Operator | StandIn] = [operator, *operator.stand_ins]
@@ -28,18 +33,29 @@ class Enabled:
 
     def _put(self, operator: Operator | StandIn, key: str) -> None:
         name = operator.twin._schema.name
-        own = torch.library.get_kernel(operator.twin, key)
-        serve = _server(operator, own, self._counts)
+        # Kernels of a device look at no keys, nor does what torch composes.
+        keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        own = functools.partial(torch.library.get_kernel(operator.twin, key).call_boxed, keys)
+        slow = _server(name, operator, own, self._counts)
+        if isinstance(operator, StandIn):
+            call = operator.standing_for(slow, _server(name, operator.serve, own, self._counts))
+        else:
+            call = operator.standing_for(slow)
+            self._servers.append((name, call))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
-            short = name.removeprefix("aten::")
-            self._library.impl(short, serve, key, with_keyset=True, allow_override=True)
+            self._library.impl(name.removeprefix("aten::"), call, key, allow_override=True)
 
     def report(self) -> dict[str, dict[str, int]]:
         """Of each operator of torch's, how often Weft served it, and how often it did not, by reason."""
+        counts = self._counts.copy()
+        if calls.FUNCTIONS:
+            for name, call in self._servers:
+                counts[name, _SERVED] += calls.FUNCTIONS.served(call)
         told: dict[str, dict[str, int]] = {}
-        for (name, outcome), count in sorted(self._counts.items()):
-            told.setdefault(name, {})[outcome] = count
+        for (name, outcome), count in sorted(counts.items()):
+            if count:
+                told.setdefault(name, {})[outcome] = count
         return told
 
     def disable(self) -> None:
@@ -55,17 +71,18 @@ class Enabled:
         self.disable()
 
 
-def _server(operator: Operator | StandIn, own: Any, counts: Counter[tuple[str, str]]) -> Callable[..., Any]:
-    """What stands for one of torch's operators on one device."""
-    name = operator.twin._schema.name
-    served = name, "served"
+def _server(
+    name: str, operator: Callable[..., Any], own: Callable[..., Any], counts: Counter[tuple[str, str]]
+) -> Callable[..., Any]:
+    """What stands for one of torch's operators on one device, in Python. own: torch's."""
+    served = name, _SERVED
 
-    def serve(keys: Any, *arguments: Any, **named: Any) -> Any:
+    def serve(*arguments: Any, **named: Any) -> Any:
         try:
             results = operator(*arguments, **named)
         except WeftError as error:
             counts[name, str(error)] += 1
-            return own.call_boxed(keys, *arguments, **named)
+            return own(*arguments, **named)
         counts[served] += 1
         return results
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from weft.errors import NotSupportedError
-from weft.torch.plans import PLANS, Draw, Ready, key_of, prepare
+from weft.errors import NotSupportedError, WeftError
+from weft.torch import calls
+from weft.torch.plans import PLANS, Draw, Prepared, Ready, key_of, prepare
 
 PLACES = ("cpu", "cuda")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -43,9 +44,9 @@ def _plain_keys() -> int:
     return int(functools.reduce(operator_module.or_, (each.raw_repr() for each in sets)))
 
 
-PLAIN = _plain_keys()
-"""What torch's dispatcher knows of tensors that are memory and nothing else: of no class that computes by
-itself, under no mode that looks on, in no transform."""
+NOT_PLAIN = ~_plain_keys()
+"""All but what torch's dispatcher knows of tensors that are memory and nothing else: of no class that
+computes by itself, under no mode that looks on, in no transform."""
 
 
 # Each call asks these.
@@ -56,7 +57,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 def is_watched(value: torch.Tensor) -> bool:
     """Whether torch has to see operators on a tensor: it traces or counts them, or transforms the tensor."""
-    return bool(_watchers() or _transforms() or _keys_of(value).raw_repr() & ~PLAIN)
+    return bool(_watchers() or _transforms() or _keys_of(value).raw_repr() & NOT_PLAIN)
 
 
 class Operator:
@@ -82,20 +83,45 @@ class Operator:
         """The operator with its gradient, of plain tensors; None without one."""
         self.transformed: Any = None
         """The same as a torch.autograd.Function that torch.func takes apart; None without one."""
+        self.call: Callable[..., Any] = self.standing_for(self)
+        """The operator, in libweft where that can."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results on real tensors; raises WeftError where Weft refuses."""
         arguments = self.filled(arguments, named)
-        key = key_of(self.name, arguments[0], arguments)
-        results = PLANS.find(key, lambda: self._prepare(arguments))(arguments)
+        results = self._ready(arguments)(arguments)
         return results[0] if self._is_single else results
+
+    def standing_for(self, slow: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of a function of the operator's arguments: runs the plan where libweft
+        can, and calls the function where it can't."""
+        return calls.FUNCTIONS.operator(self._find, slow) if calls.FUNCTIONS else slow
+
+    @functools.cached_property
+    def _find(self) -> Callable[..., Any]:
+        """Finds a call's plan for libweft; None where it is Python's, which then says why. One object: by it
+        libweft knows the operator."""
+
+        def find(*arguments: Any, **named: Any) -> Any:
+            try:
+                ready = self._ready(self.filled(arguments, named))
+            except WeftError:
+                return None
+            return ready.in_c if isinstance(ready, Prepared) else None
+
+        return find
+
+    def _ready(self, arguments: tuple[Any, ...]) -> Ready:
+        return PLANS.find(key_of(self.name, arguments[0], arguments), lambda: self._prepare(arguments))
 
     def apply(self, *arguments: Any) -> Any:
         """torch.ops.weft.NAME(*arguments), past torch's dispatcher where nobody looks on there."""
         needs_grad = _is_grad_enabled() and _needs_grad(*arguments)
         if is_watched(arguments[0]) or (needs_grad and self.function is None):
             return self.overload(*arguments)
-        return self.function(*self.filled(arguments)) if self.function and needs_grad else self(*arguments)
+        if self.function and needs_grad:
+            return self.function(*self.filled(arguments))
+        return self.call(*arguments)
 
     @functools.cached_property
     def overload(self) -> Any:
@@ -133,18 +159,38 @@ class StandIn:
 
     def __init__(
         self, twin: Any, serve: Callable[..., Any], places: Sequence[str], is_composite: bool,
-        others: Sequence[torch.dtype] | None,
+        others: Sequence[torch.dtype] | None, check: Callable[..., None] | None,
     ) -> None:  # fmt: skip
         self.twin, self.serve, self.places, self.others = twin, serve, places, others
+        self._check = check
         # What torch composes of operators is served before autograd, which knows its parts alone.
         self.keys = ("Autograd", "") if is_composite else ("",)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results; raises WeftError where Weft refuses."""
+        self.check(*arguments, **named)
+        return self.serve(*arguments, **named)
+
+    def check(self, *arguments: Any, **named: Any) -> None:
+        """Refuses what is torch's to compute, by types and shapes."""
         given = (*arguments, *named.values()) if named else arguments
         if self.others is not None and (reason := refusal(given, self.others)):
             raise NotSupportedError(reason)
-        return self.serve(*arguments, **named)
+        if self._check is not None:
+            self._check(*arguments, **named)
+
+    def standing_for(self, slow: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of a function of the operator's arguments: checks each kind of them once,
+        and then calls a function that does not."""
+
+        def find(*arguments: Any, **named: Any) -> Any:
+            try:
+                self.check(*arguments, **named)
+            except WeftError:
+                return None
+            return checked
+
+        return calls.FUNCTIONS.operator(find, slow) if calls.FUNCTIONS else slow
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -169,7 +215,7 @@ def operator(
         made = OPERATORS[name] = Operator(name, draw, twin, places if twin else (), schema, fake)
         _library.define(made.schema, tags=[torch.Tag.pt2_compliant_tag])
         for key in ("CPU", "CUDA"):
-            _library.impl(name, made, key)
+            _library.impl(name, made.call, key)
         torch.library.register_fake(f"weft::{name}", made.fake, lib=_library)
         if name.endswith("_backward"):
             torch.library.register_autograd(f"weft::{name}", _no_second(name), lib=_library)
@@ -196,14 +242,15 @@ def _no_second(name: str) -> Callable[..., Any]:
 
 def stands_for(
     name: str, twin: Any, places: Sequence[str] = PLACES, is_composite: bool = False,
-    others: Sequence[torch.dtype] | None = INDICES,
+    others: Sequence[torch.dtype] | None = INDICES, check: Callable[..., None] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Makes a function of a torch operator's arguments stand for it where operator NAME is enabled.
     is_composite: torch composes it of other operators. others: types of its tensors beside floats;
-    None where it calls operators of torch's alone, which ask for themselves."""
+    None where it calls operators of torch's alone, which ask for themselves. check: raises WeftError where
+    Weft refuses arguments for their types and shapes."""
 
     def add(serve: Callable[..., Any]) -> Callable[..., Any]:
-        OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, is_composite, others))
+        OPERATORS[name].stand_ins.append(StandIn(twin, serve, places, is_composite, others, check))
         return serve
 
     return add
@@ -222,7 +269,7 @@ def differentiable(name: str, keep: Callable[..., Any], grad: Callable[..., Any]
 
 def _function(operator: Operator, keep: Callable[..., Any], grad: Callable[..., Any]) -> Callable[..., Any]:
     def forward(ctx: Any, *arguments: Any) -> Any:
-        output = operator(*arguments)
+        output = operator.call(*arguments)
         keep(ctx, arguments, output)
         return output
 
@@ -244,11 +291,11 @@ def _shorten(operator: Operator) -> None:
 def _short(operator: Operator, whole: Any) -> Callable[..., Any]:
     def compute(keys: Any, *arguments: Any) -> Any:
         needs_grad = _is_grad_enabled() and _needs_grad(*arguments)
-        if keys.raw_repr() & ~PLAIN or (needs_grad and operator.function is None):
+        if keys.raw_repr() & NOT_PLAIN or (needs_grad and operator.function is None):
             return whole.call_boxed(keys, *arguments)
         if operator.function and needs_grad:
             return operator.function(*operator.filled(arguments))
-        return operator(*arguments)
+        return operator.call(*arguments)
 
     return compute
 

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from weft_cffi._weft import ffi
 
 from weft.devices import default_handle
 from weft.enums import device_kind, numerical_note, reshape_mode, scalar_type
 from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
-from weft.memory import current_stream
 from weft.plan import Plan
 from weft.tensor import Tensor
+from weft.torch import calls
 
 Draw = Callable[..., None]
 """Draws an operator's graph: takes a Drawing and the operator's arguments."""
@@ -169,11 +170,13 @@ class Prepared:
         self._elsewhere = functools.partial(_empty_on, torch.device(kind, self._ordinal))
         self._here = _QUICK[kind] or self._elsewhere
         self._workspace = plan.workspace_size if self._ordinal is not None else 0
+        self.in_c: Any = self._in_c() if calls.FUNCTIONS else None
+        """The same for libweft; None where it is Python's."""
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Runs on torch's current stream; nothing waits."""
         ordinal = self._ordinal
-        allocate = self._here if ordinal is None or _current_gpu() == ordinal else self._elsewhere
+        allocate = self._here if ordinal is None or calls.current_gpu() == ordinal else self._elsewhere
         made: list[Any] = [None if r is None else allocate(*r) for r in self._results]
         frame = self.plan.thread.frame
         pointers = frame.pointers
@@ -183,14 +186,30 @@ class Prepared:
             pointers[slot] = made[at].data_ptr()
         # torch's allocator has the workspace back after the call, for what comes behind it on the stream.
         held = allocate((self._workspace,), (1,), torch.uint8) if self._workspace else None
-        stream = 0 if ordinal is None else _current_stream(ordinal)
+        stream = 0 if ordinal is None else calls.stream_of(ordinal)
         self.plan.launch(frame, None if held is None else held.data_ptr(), stream)
         return tuple(made)
 
+    def _in_c(self) -> Any:
+        plan, places = self.plan, dict([*self._inputs, *((slot, ~at) for slot, at in self._outputs)])
+        if calls.FUNCTIONS is None or len(places) < len(plan.slots):
+            return None
+        workspace: Any = ((self._workspace,), (1,), torch.uint8) if self._workspace else None
+        if self._ordinal is None and plan.workspace_size:
+            workspace = functools.partial(_scratch, plan)
+        results = tuple(None if r is None else tuple(r) for r in self._results)
+        return calls.FUNCTIONS.prepare(
+            int(ffi.cast("uintptr_t", plan.descriptor.pointer)),
+            tuple(places[slot] for slot in range(len(places))),
+            results, self._here, workspace, None if self._ordinal is None else (self._ordinal,), plan,
+        )  # fmt: skip
 
-# As torch's compiler's code asks for them, at a third or a tenth of the cost of the public functions.
-_current_gpu = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or current_stream
+
+def _scratch(plan: Plan) -> int:
+    """The address of a plan's workspace in this thread's memory of the host."""
+    return int(ffi.cast("uintptr_t", plan.thread.frame.scratch.on_host(plan.workspace_size)))
+
+
 _QUICK = {
     kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")
 }
@@ -262,12 +281,15 @@ PLANS = Cache(4096)
 
 def cache_info() -> dict[str, int]:
     """How often a plan was found, how often one was built, and how many are kept."""
-    return {"hits": PLANS.hits, "misses": PLANS.misses, "size": len(PLANS), "capacity": PLANS.capacity}
+    hits = PLANS.hits + (calls.FUNCTIONS.found() if calls.FUNCTIONS else 0)
+    return {"hits": hits, "misses": PLANS.misses, "size": len(PLANS), "capacity": PLANS.capacity}
 
 
 def clear_cache() -> None:
     """Forgets all plans."""
     PLANS.clear()
+    if calls.FUNCTIONS:
+        calls.FUNCTIONS.forget()
 
 
 _TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter  # read eight times a call
@@ -294,14 +316,8 @@ def key_of(name: str, leading: torch.Tensor, arguments: Sequence[Any]) -> tuple[
 
 
 def flags() -> tuple[bool, ...]:
-    """Whether convolutions, and whether all operators are to be deterministic, whether convolutions, and
-    whether matrix products may narrow floats; read where torch's properties read it, at a tenth of their
-    cost."""
-    c = torch._C
-    return (
-        c._get_cudnn_deterministic(), c._get_deterministic_algorithms(), c._get_cudnn_allow_tf32(),
-        c._get_cublas_allow_tf32(),
-    )  # fmt: skip
+    """What torch's flags say now."""
+    return tuple(flag() for flag in calls.FLAGS)
 
 
 _NARROWED, _UNORDERED = numerical_note.DOWN_CONVERT_INPUTS, numerical_note.NONDETERMINISTIC

@@ -192,10 +192,14 @@ differentiable("sdpa", _keep_sdpa, _grad_sdpa)
 # ---- In place of torch's ----
 
 
+_KINDS = (
+    torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_cudnn_sdp_enabled,
+)  # fmt: skip
+
+
 def _only_spelled_out() -> bool:
     """Whether torch may compute attention only as products and a softmax, as its caller wants it."""
-    kinds = torch.backends.cuda
-    return not (kinds.flash_sdp_enabled() or kinds.mem_efficient_sdp_enabled() or kinds.cudnn_sdp_enabled())
+    return not any(is_enabled() for is_enabled in _KINDS)
 
 
 def _of_one_batch(*ends: Any) -> Sequence[Any]:

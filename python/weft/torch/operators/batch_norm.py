@@ -145,17 +145,24 @@ for _twin in (aten.native_batch_norm.default, aten._native_batch_norm_legit.defa
 _stands(aten._native_batch_norm_legit.no_stats, draw_without_running, _fake_without_running)
 
 
-# torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes: in cuDNN's own
-# place Weft could not serve a forward pass whose gradient is asked for after disable().
-@stands_for("batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True, others=None)
-def _own_batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
-    epsilon: float, _: bool,
-) -> Any:
-    """torch's own operator and not cuDNN's, which Weft stands for."""
+def _check(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any
+) -> None:
     if not x.numel():
         raise NotSupportedError("batch_norm: a tensor without elements.")
     sizes = {each.shape for each in (weight, bias, mean, variance) if each is not None}
     if not sizes <= {x.shape[1:2]} or (mean is None and not training):
         raise NotSupportedError("batch_norm: parameters or statistics of another number of channels.")
-    return torch.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)[0]
+
+
+# torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes: in cuDNN's own
+# place Weft could not serve a forward pass whose gradient is asked for after disable().
+@stands_for(
+    "batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True, others=None, check=_check
+)
+def _own_batch_norm(*arguments: Any) -> Any:
+    """torch's own operator and not cuDNN's, which Weft stands for."""
+    return _NATIVE(*arguments[:8])[0]
+
+
+_NATIVE = torch.native_batch_norm

@@ -46,13 +46,19 @@ def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Ten
     generator of the device, so that torch.manual_seed gives the same again."""
     if not training or not p:
         return x
-    seed = torch.randint(2**63 - 1, (), dtype=torch.int64, device=x.device)
-    result: torch.Tensor = torch.ops.weft.dropout(x, p, seed)
+    result: torch.Tensor = torch.ops.weft.dropout(x, p, _seed(x))
     return result
 
 
-@stands_for("dropout", aten.dropout.default, is_composite=True)
-def _in_place_of_torchs(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+def _seed(x: torch.Tensor) -> torch.Tensor:
+    return torch.randint(2**63 - 1, (), dtype=torch.int64, device=x.device)
+
+
+def _check(x: torch.Tensor, p: float, train: bool) -> None:
     if train and not x.numel():
         raise NotSupportedError("dropout: a tensor without elements.")
-    return dropout(x, p, train)
+
+
+@stands_for("dropout", aten.dropout.default, is_composite=True, check=_check)
+def _in_place_of_torchs(x: torch.Tensor, p: float, train: bool) -> Any:
+    return OPERATORS["dropout"].apply(x, p, _seed(x)) if train and p else x
