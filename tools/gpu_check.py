@@ -6,9 +6,9 @@
     python tools/gpu_check.py --parts sanitizers --tools memcheck
     python tools/gpu_check.py --parts suite --suite PATH/suite.py --cases 'norm/' --csv out.csv
 
-Needs torch and JAX with CUDA, pytest, expecttest for torch's samples, a built library, compute-sanitizer, and a C
-compiler for the host cost. Prints what failed, shortened, and at the end a line per part; exits with 1 if one
-failed.
+Needs torch and JAX with CUDA, pytest, expecttest for torch's samples, a built library, compute-sanitizer,
+and a C compiler for the host cost. Prints what failed, shortened, and at the end a line per part; exits with
+1 if one failed.
 """
 
 from __future__ import annotations

@@ -121,10 +121,10 @@ def compiled(case: Case) -> dict[tuple[str, str], Any]:
 
 
 def microseconds(programs: list[Any], arguments: Any, calls: int) -> list[float]:
-    """Of one call of each program: the best of five times three runs, in turn."""
+    """Of one call of each program: the best of 25 times three runs, in turn."""
     times: list[list[float]] = [[] for _ in programs]
     jax.block_until_ready([program(*arguments) for program in programs])
-    for _ in range(5):
+    for _ in range(25):
         for program, found in zip(programs, times, strict=True):
             begin = time.perf_counter()
             jax.block_until_ready([program(*arguments) for _ in range(3)])
