@@ -165,21 +165,40 @@ def test_types(name: str, dtype: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("dtype", "stats"), [("bf16", False), ("f16", False), ("f16", True)])
-@pytest.mark.parametrize(("share", "off"), [(0.1, 3e-5), (0.45, 3e-5), (0.6, 2**-11), (20, 2**-11)])
-def test_soft_caps(share: float, off: float, dtype: str, stats: bool) -> None:
-    """The largest score, in caps: below and above the half up to which Hopper's kernel has a polynomial.
-    off: what functions may be off by, of themselves, where no statistics are wanted."""
-    case = Case(batch=1, heads=(2, 2, 1), rows=70, columns=256, depth=64, value_depth=64, scale=0.05)
-    inputs = case.inputs(dtype)
-    products = inputs["q"].astype(float) @ inputs["k"].astype(float).swapaxes(2, 3)
-    largest = case.scale * np.abs(products).max()
-    cap = float(largest / share)  # else its type were that of NumPy: f64
-    case.modifier = Modifier(
-        lambda g, s, _: g.mul(g.tanh(g.mul(s, 1 / cap)), cap),
-        lambda s, *_: cap * np.tanh(s / cap),
-        lambda s, *_: 1 - np.tanh(s / cap) ** 2,
+def capped(case: Case, cap: float) -> Case:
+    """The case with a soft cap on its scores. Constants of graphs are floats."""
+    by = float(np.float32(1 / cap))
+    modifier = Modifier(
+        lambda g, s, _: g.mul(g.tanh(g.mul(s, by)), cap),
+        lambda s, *_: cap * np.tanh(s * by),
+        lambda s, *_: cap * by * (1 - np.tanh(s * by) ** 2),
     )
+    return replace(case, modifier=modifier)
+
+
+WIDE = Case(batch=1, heads=(2, 2, 1), rows=70, columns=256, depth=64, value_depth=64)
+
+
+def scaled(case: Case, inputs: dict[str, Any], largest: float) -> Case:
+    """The case with scores up to that one."""
+    products = inputs["q"].astype(float) @ inputs["k"].astype(float).swapaxes(2, 3)
+    return replace(case, scale=float(largest / np.abs(products).max()))
+
+
+@pytest.mark.parametrize(("dtype", "stats"), [("bf16", False), ("f16", False), ("f16", True)])
+@pytest.mark.parametrize(
+    ("largest", "cap", "off"),
+    [(2, 50, 3e-5), (7, 30, 3e-5), (14, 50, 2**-11), (40, 50, 2**-11), (120, 20, 2**-11), (9, 1, 2**-11)],
+)
+@pytest.mark.parametrize("mask", [{}, {"right": 0, "alignment": BOTTOM_RIGHT}])
+def test_soft_caps(
+    largest: float, cap: float, off: float, mask: dict[str, Any], dtype: str, stats: bool
+) -> None:
+    """Scores of which Hopper's kernel has a polynomial, those whose weights do not fit beside them, those
+    that are cut off, and caps that it has no polynomial for. off: what functions may be off by, of
+    themselves, where no statistics are wanted."""
+    inputs = WIDE.inputs(dtype)
+    case = capped(scaled(replace(WIDE, **mask), inputs, largest), cap)
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         made = g._sdpa_fwd(**tensors, **modify(case, g, tensors), **case.values(), name="a")
@@ -187,10 +206,38 @@ def test_soft_caps(share: float, off: float, dtype: str, stats: bool) -> None:
 
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
     lost = weights @ np.abs(repeat(inputs["v"], 2)).astype(float)
-    more = 2 * largest * (2e-6 if stats else off)
-    rounded = [(checks.roundoff(dtype) + more) * lost, 2e-6 * largest][: 1 + stats]
+    score = min(largest, cap)
+    more = 2 * score * (2e-6 if stats else off)
+    rounded = [(checks.roundoff(dtype) + more) * lost, 2e-6 * score][: 1 + stats]
     want, out = forward(case, inputs)[: 1 + stats], [dtype, "f32"][: 1 + stats]
     checks.check(build, inputs, want, out=out, rounded=rounded, magnitude=4, layouts=["packed"])
+
+
+@pytest.mark.parametrize(("largest", "cap"), [(2, 50), (120, 50), (120, 20), (9, 1)])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_gradients_of_soft_caps(largest: float, cap: float, dtype: str) -> None:
+    """Also of scores that are cut off, where the slope is next to nothing. A tanh may be off by 2^-11 of
+    itself, and a slope by twice that."""
+    inputs = WIDE.inputs(dtype)
+    case = capped(scaled(replace(WIDE, right=0, alignment=BOTTOM_RIGHT), inputs, largest), cap)
+    operands = backward_inputs(case, inputs, dtype)
+    want, lost = by_definition(case, operands)
+    flat = replace(case, modifier=replace(case.modifier, slope=lambda s, *_: np.ones_like(s)))
+    _, steep = by_definition(flat, operands)
+    score = min(largest, cap)
+    rounded = [
+        (checks.roundoff(dtype) + 2 * score * 2**-11) * each + 2**-10 * all_
+        for each, all_ in zip(lost, steep, strict=True)
+    ]
+    checks.check(
+        run_backward(case),
+        operands,
+        want,
+        out=[dtype] * 3,
+        rounded=rounded,
+        magnitude=200,
+        layouts=["packed"],
+    )
 
 
 # ---- Derivatives of the modes ------------------------------------------------------------------------------

@@ -123,6 +123,8 @@ weftStatus_t attention_check_modifier(const struct cuda_attention *c);
 void attention_print_modifier(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded);
 /* Behind it: modified_between(), factor_before() and factor_after(), which are the same in three. */
 void attention_print_modifier_factors(struct kernel_print *print, const struct cuda_attention *c);
+/* Whether nothing but a tanh lies between the factors. */
+bool attention_is_soft_cap(const struct cuda_attention *c);
 void attention_print_soft_cap(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded);
 void attention_print_between_gradient(struct kernel_print *print, const struct cuda_attention *c);
 /* modified_gradient(.., gradient): that of the scaled product from that of the score. */

@@ -190,14 +190,16 @@ static struct factors find_factors(const struct cuda_attention *c) {
     return f;
 }
 
-/* Whether nothing but a tanh lies between the factors. */
-static bool is_soft_cap(const struct cuda_attention *c, const struct factors *f) {
+bool attention_is_soft_cap(const struct cuda_attention *c) {
     const struct graph *graph = c->a->modifier.graph;
+    if (!graph)
+        return false;
+    struct factors f = find_factors(c);
     for (int n = 0; n < graph->node_count; n++) {
         const struct pointwise_op *op = (const struct pointwise_op *)graph->nodes[n].op;
-        if (made_by(graph, &graph->nodes[n]) == f->output)
+        if (made_by(graph, &graph->nodes[n]) == f.output)
             return op->pw->mode == WEFT_POINTWISE_TANH_FWD && is_of_floats(op) &&
-                   graph_find_value(graph, pointwise_operands(op).x) == f->input;
+                   graph_find_value(graph, pointwise_operands(op).x) == f.input;
     }
     return false;
 }
@@ -213,9 +215,7 @@ static void print_factor(struct text *code, const char *name, int value) {
 /* SOFT_CAP_TERMS: between the factors is a tanh, of which a polynomial of so many terms is near enough; 0: there is
    more, or none. */
 void attention_print_soft_cap(struct kernel_print *print, const struct cuda_attention *c, bool is_rounded) {
-    struct factors f = c->a->modifier.graph ? find_factors(c) : (struct factors){0};
-    bool is_alone = c->a->modifier.graph && is_soft_cap(c, &f);
-    print_constant(print, "SOFT_CAP_TERMS", !is_alone ? 0 : is_rounded ? 3 : 4);
+    print_constant(print, "SOFT_CAP_TERMS", !attention_is_soft_cap(c) ? 0 : is_rounded ? 3 : 5);
 }
 
 /* modified(score) is factor_after * modified_between(factor_before * score): kernels have factors of their own, with

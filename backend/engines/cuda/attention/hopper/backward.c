@@ -468,6 +468,17 @@ static void print_kept_share(struct kernel_print *print, const struct backward *
         attention_print_real(print, 1 - probability, "kept_share");
 }
 
+/* Whether constants that multiply all scores are known apart: where the modifier's gradient is derived. */
+static bool has_factors(const struct backward *b) { return b->has_slopes && b->c->a->modifier.gradient_output < 0; }
+static bool is_soft_cap(const struct backward *b) { return has_factors(b) && attention_is_soft_cap(b->c); }
+
+/* slope_factor_of(arguments): what multiplies all slopes and joins the scale of dQ and dK instead: of a soft cap both
+   factors. */
+static void print_slope_factor(struct kernel_print *print, const struct backward *b) {
+    text_add(&print->code, "template <class P> DEVICE float slope_factor_of(const P &%s) {\n    return %s;\n}\n\n",
+             is_soft_cap(b) ? "p" : "", is_soft_cap(b) ? "factor_before(p) * factor_after(p)" : "1.0f");
+}
+
 /* Before all passes: delta and lse2 of each query, and zeros where blocks will add. */
 static weftStatus_t build_rows(const struct backward *b, struct cuda_kernel *kernel, struct arena *arena) {
     struct kernel_print print;
@@ -528,6 +539,11 @@ static weftStatus_t build_gradient(const struct backward *b, const struct gradie
     print_constant(&print, "IS_OF_KEYS", s->is_of_keys);
     print_constant(&print, "HAS_PARTS", s->parts > 1);
     print_constant(&print, "SCALES", s->scales);
+    print_slope_factor(&print, b);
+    if (s->scales && is_soft_cap(b)) {
+        attention_print_modifier(&print, b->c, true);
+        attention_print_modifier_factors(&print, b->c);
+    }
     print_scratch(&print, "float", s->offset, "sums");
     print_divisor(&print, s->blocks, "blocks");
     print_divisor(&print, s->heads, "heads");
@@ -734,11 +750,12 @@ static void print_parts(struct kernel_print *print, const struct backward *b, co
         print_scratch(print, "float", parts_offset(b, true), "second_parts");
 }
 
-/* Constants that multiply all scores join those of the kernel, where the modifier's gradient is derived. */
+/* Constants that multiply all scores join those of the kernel. */
 static void print_factors(struct kernel_print *print, const struct backward *b) {
-    bool has_factors = b->has_slopes && b->c->a->modifier.gradient_output < 0;
-    print_constant(print, "HAS_FACTORS", has_factors);
-    if (!has_factors)
+    print_constant(print, "HAS_FACTORS", has_factors(b));
+    print_constant(print, "IS_SOFT_CAP", is_soft_cap(b));
+    print_slope_factor(print, b);
+    if (!has_factors(b))
         return;
     attention_print_modifier_factors(print, b->c);
     attention_print_between_gradient(print, b->c);
@@ -761,7 +778,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_constant(&print, "HAS_SUMS", b->has_sums);
     print_constant(&print, "STORES_QUERIES", b->stores_queries);
     print_constant(&print, "HAS_SLOPES", b->has_slopes);
-    attention_hopper_print_terms(&print, c, false);
+    attention_hopper_print_terms(&print, c, true);
     attention_print_modifier_gradient(&print, c);
     print_factors(&print, b);
     attention_print_block_mask(&print, c);

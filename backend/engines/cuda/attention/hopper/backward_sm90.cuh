@@ -39,6 +39,9 @@
              multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
              HAS_SLOPES beside sums of dQ, soft-cap, heads of 128 and 64, 8192: 2.2 to 1.4, 3.1 to 1.7 of the plain case
+             IS_SOFT_CAP, 4096, causal, H100: 1.10 and 1.51 of the plain case before MUFU's tanh and slopes in pairs,
+             1.06 and 1.16 with squares of tanh in 16 bits, which lost slopes of scores that are cut off: gradients were
+             off by 3.2e-2. Squares in float take 9 instructions of 637 more a step, and were not timed
              HAS_DROPOUT, heads of 128, 4096, causal, H100: growth in the statistics and draws without a loop took it
              from 1.65 to 1.48 of the plain case; ALiBi 1.01
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
@@ -423,7 +426,7 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
     const barriers b(base);
     cursor at(p, w);
     float dq[32];
-    [[maybe_unused]] const float scale = STORES_QUERIES ? scale_of(p) : 1.0f;
+    [[maybe_unused]] const float scale = STORES_QUERIES ? scale_of(p) * slope_factor_of(p) : 1.0f;
     if (threadIdx.x == 0 && w.steps > 0)
         load_first_steps(p, w, base, b);
     __syncwarp();
@@ -570,9 +573,16 @@ DEVICE float changed_score(const P &p, i32 batch, i32 head, i32 query, i32 key, 
     else
         return score_of<true>(p, batch, head, query, key, scaled, bias);
 }
-/* Its slope. Where the score hides a key, it may be anything: the weight is 0. */
+/* IS_SOFT_CAP: a tanh between factors, of which slopes are numbers whatever the score: they join weights, as pairs.
+   Dropout wants weights without. */
+constexpr bool SLOPES_JOIN = IS_SOFT_CAP && !HAS_DROPOUT;
+
+/* Its slope, but for slope_factor_of. Where the score hides a key, it may be anything: the weight is 0. */
 template <class P> DEVICE float slope_at(const P &p, i32 batch, i32 head, i32 query, i32 key, float scaled) {
-    if constexpr (HAS_FACTORS)
+    if constexpr (IS_SOFT_CAP) {
+        const float tanh = modified_between(p, batch, head, query, key, scaled);
+        return fmaf(-tanh, tanh, 1.0f);
+    } else if constexpr (HAS_FACTORS)
         return between_gradient(p, batch, head, query, key, scaled, first_factor(p) * last_factor(p));
     else
         return modified_gradient(p, batch, head, query, key, scaled, 1.0f);
@@ -624,6 +634,12 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
     }
 }
 
+/* Products of pairs, rounded to their type. */
+DEVICE u32 multiply_pairs(u32 a, u32 b) {
+    constexpr u32 NOTHING = 0x80008000; /* -0 */
+    return IS_BF16 ? ptx::fma_bf16x2(a, b, NOTHING) : ptx::fma_f16x2(a, b, NOTHING);
+}
+
 constexpr int KEPT_WORDS = BLOCK_PASS / 64;
 
 /* Of HALF own rows, and BLOCK_PASS that pass. */
@@ -667,10 +683,12 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], u32 (&weights)[BLOCK
                 low = low_half(left) * dp[i] - low_half(pair) * delta[2 * h];
                 high = high_half(left) * dp[i + 1] - high_half(pair) * delta[2 * h + 1];
             } else {
-                low = low_half(pair) * (grown(i) - delta[2 * h]);
-                high = high_half(pair) * (grown(i + 1) - delta[2 * h + 1]);
+                const u32 left = SLOPES_JOIN ? slopes[2 * c + h] : pair;
+                low = low_half(left) * (grown(i) - delta[2 * h]);
+                high = high_half(left) * (grown(i + 1) - delta[2 * h + 1]);
             }
-            if constexpr (HAS_SLOPES) { /* which may be infinite, or no number, where there is no weight */
+            if constexpr (HAS_SLOPES &&
+                          !SLOPES_JOIN) { /* which may be infinite, or no number, where there is no weight */
                 low = low == 0 ? 0.0f : low * low_half(slopes[2 * c + h]);
                 high = high == 0 ? 0.0f : high * high_half(slopes[2 * c + h]);
             }
@@ -863,7 +881,7 @@ DEVICE void start_scores(float (&s)[BLOCK_PASS / 2], const work &w, u32 base, co
     mma_commit();
 }
 
-/* P of a step from S, rounded. */
+/* P of a step from S, rounded; slopes: SLOPES_JOIN: times P. */
 template <class P>
 DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p,
                            const work &w, const consumer_step &at, const statistics_of_rows &statistics,
@@ -878,6 +896,10 @@ DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS
 #pragma unroll
     for (int c = 0; c < BLOCK_PASS / 4; ++c)
         weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
+    if constexpr (SLOPES_JOIN)
+#pragma unroll
+        for (int c = 0; c < BLOCK_PASS / 4; ++c)
+            slopes[c] = multiply_pairs(weights[c], slopes[c]);
 }
 
 /* All unrolled, keys of rounds are in uniform registers, and nothing goes to memory. */
@@ -1007,7 +1029,8 @@ template <int N> DEVICE void store_accumulators(float *to, const float (&sum)[N]
 template <class P> DEVICE void store_part(const P &p, const work &w, int half, const gradients &sum) {
     const i64 tile = ((i64)(w.batch * (i32)p.own_heads + w.part) * (i32)p.own_blocks * 2) + w.own / HALF + half;
     if constexpr (MAKES_FIRST)
-        store_accumulators(p.first_parts + tile * HALF * HEAD, sum.first, IS_FP8 ? 1.0f : scale_of(p));
+        store_accumulators(p.first_parts + tile * HALF * HEAD, sum.first,
+                           IS_FP8 ? 1.0f : scale_of(p) * slope_factor_of(p));
     if constexpr (MAKES_SECOND)
         store_accumulators(p.second_parts + tile * HALF * VALUE_HEAD, sum.second, 1.0f);
 }
@@ -1024,8 +1047,8 @@ DEVICE void store_gradients(const P &p, const work &w, u32 base, const barriers 
     if (HAS_SUMS && w.steps > 0)
         wait(b.ds_empty + 8 * (last % DS_STAGES), last / DS_STAGES & 1); /* K has been read */
     if constexpr (MAKES_FIRST)
-        store_gradient<FIRST_GRADIENT_IS_RAGGED>(sum.first, scale_of(p), base + OWN_FIRST + half * HALF * 128,
-                                                 p.first_gradient_map, w,
+        store_gradient<FIRST_GRADIENT_IS_RAGGED>(sum.first, scale_of(p) * slope_factor_of(p),
+                                                 base + OWN_FIRST + half * HALF * 128, p.first_gradient_map, w,
                                                  first_gradient_entry(p, w.batch, w.own_used()), half);
     if ((threadIdx.x & 127) == 0)
         wait_stores_read<0>();

@@ -73,7 +73,7 @@ DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i3
 template <class P, class T>
 DEVICE void store_staged(const P &p, const run<float, 4> (&x)[OCTETS], T *gradient, i32 first, i32 used, i32 rows) {
     __shared__ alignas(1024) unsigned char tile[PANELS * PANEL];
-    const float scale = SCALES ? scale_of(p) : 1.0f;
+    const float scale = SCALES ? scale_of(p) * slope_factor_of(p) : 1.0f;
 #pragma unroll
     for (int i = 0; i < OCTETS; i += 2)
         stage_octets(shared_address(tile), i, x[i], x[i + 1], scale);

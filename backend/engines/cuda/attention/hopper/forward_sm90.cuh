@@ -23,7 +23,7 @@
              see capped_exponent. BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded
              by a warp of its own, so that K and V never wait for a bias to be read; else elements are read from memory
    Bounds    clocks of a scheduler for 64 queries x 128 keys. Products 1,024, of heads of 64 512; 2^x 512; instructions
-             380, with ALiBi 460, a bias 530, a soft cap 640, dropout 1,330. L2 gives 32 KB, of heads of 64 11, and 16
+             380, with ALiBi 460, a bias 530, a soft cap 570, dropout 1,330. L2 gives 32 KB, of heads of 64 11, and 16
              more for a bias: 6.3 and 5.4 TB/s, which is all it has
    Dropout   which weights of a block are kept is found while its scores are made: two words a thread
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
@@ -41,8 +41,10 @@
              H200: CTAS, 16,384 heads of 64 tokens: 461 to 133 us, 8,192 of 128: 214 to 144 us; BIAS_STAGES, heads of
              128, 8192 keys: 1.76 to 1.40 of the plain case
              H100, 4096 keys, causal, heads of 128 and of 64, of the plain case: ALiBi 1.05, 1.05; bias 1.21, 1.21;
-             dropout 2.3, 3.0, before its bits went through whole words 4.1, 5.5; soft cap 1.13, 1.27, before its
-             polynomial joined exponents 1.30, 1.46, by MUFU's tanh 1.25, 1.58
+             dropout 2.3, 3.0, before its bits went through whole words 4.1, 5.5; soft cap 1.19, 1.28, by MUFU's
+             tanh in the exponents 1.31, 1.48; 1.08, 1.19 once nobody looked for the largest score, timed before holds
+             Clocks of a step there, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
+             products 750. An instruction takes it 1.7 clocks under the other consumer's products
              Where the compiler took warps for divergent: dropout 3 % slower, instructions 1.35 times as many
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower, each of seven
              instructions for one of MUFU; a bias that joins the exponents: as quick, since L2 has no more to give
@@ -269,20 +271,28 @@ template <class P> DEVICE void load_biases(const P &a, u32 group) {
 DEVICE u32 k_major(u32 address) { return address >> 4; }
 DEVICE u32 mn_major(u32 address, u32 panel_bytes) { return address >> 4 | panel_bytes >> 4 << 16; }
 
-/* JOINS_SOFT_CAP: scale tanh(by s) as a polynomial of s, of which no |by s| may be beyond 1/2. It is off by 2.8e-5 of
-   itself, and by 6.4e-7 where statistics are made of scores. */
+/* JOINS_SOFT_CAP: scale tanh(by s) as a polynomial of s: off by 2.8e-5 of itself, and by 1.5e-8 where statistics are
+   made of scores, while |by s| is below 1/2. Its last term is positive: beyond, it grows with s, and faster than the
+   tanh. So nobody looks at scores: those above 1/2 make weights that do not fit, which softmax finds, and those below
+   -1/2 make weights of 2^-4 of a row's sum at most, less than 2^-16 of its maximum where one was found, as long as
+   that one is no farther from 0 than `farthest`. */
 struct soft_cap {
     static constexpr int TERMS = SOFT_CAP_TERMS > 0 ? SOFT_CAP_TERMS : 1;
-    float factor[TERMS], limit; /* of s to the powers 1, 3, 5, 7; what |s| stays below */
+    static constexpr float LARGEST_EXPONENT = IS_FP8 ? 9 : IS_BF16 ? 16 : 15; /* of weights that fit */
+    float factor[TERMS], farthest; /* factor: of s to the powers 1, 3, 5, .. */
     DEVICE void set(float by, float scale) {
-        constexpr float ROUNDED[4] = {1, -0.33206912f, 0.11644037f, 0}; /* of tanh(x) / x in x^2 */
-        constexpr float EXACT[4] = {1, -0.333281586f, 0.132053480f, -0.0447502342f};
+        constexpr float ROUNDED[5] = {1, -0.33206913f, 0.11644045f}; /* of tanh(x) / x in x^2 */
+        constexpr float EXACT[5] = {1, -0.33333144f, 0.13325879f, -0.053045489f, 0.017241478f};
         float power = by * scale;
 #pragma unroll
         for (int k = 0; k < TERMS; ++k, power *= by * by)
             factor[k] = (TERMS == 3 ? ROUNDED[k] : EXACT[k]) * power;
-        /* Powers are to be floats; by is 1e-3 or so. */
-        limit = fabsf(by) > 1e-5f && fabsf(by) < 1e4f ? 0.5f * reciprocal_approx(fabsf(by)) : 0;
+        farthest = 0.46211716f * fabsf(scale) - LARGEST_EXPONENT;
+        if (!(farthest >= 4 && fabsf(by) > 1e-4f && fabsf(by) < 1e3f)) /* powers are to be floats; by is 1e-3 or so */
+            farthest = -1;
+    }
+    DEVICE bool holds(const row_pair &rows) const {
+        return !__any_sync(~0u, fmaxf(fabsf(rows.maximum[0]), fabsf(rows.maximum[1])) > farthest);
     }
 };
 
@@ -292,7 +302,6 @@ struct consumer {
     float product_scale; /* CHANGES_SCORES: of products, before what joins them */
     u32 bias_first;      /* BIAS_STAGES: see first_of_boxed_bias */
     soft_cap cap;
-    i32 is_steep;                               /* JOINS_SOFT_CAP: scores of the tile were beyond the polynomial */
     cursor<STAGES> block;                       /* the next block, whose scores are not made yet */
     cursor<Q_STAGES> q;                         /* the next tile */
     u32 parity;                                 /* of the next tile */
@@ -497,23 +506,20 @@ template <class P> DEVICE void add_terms(consumer &c, const P &a, const tile &t,
 /* ---- A soft cap of small scores, where these become exponents: in the shadow of 2^x, which keeps a warp from its next
    one for eight clocks. Before, its instructions would take time of their own ---- */
 
-constexpr bool JOINS_SOFT_CAP = SOFT_CAP_TERMS > 0 && BIAS == 0;
+/* ALiBi would make weights that fit of scores beyond the polynomial. */
+constexpr bool JOINS_SOFT_CAP = SOFT_CAP_TERMS > 0 && BIAS == 0 && !HAS_ALIBI && !ALWAYS_FINDS_MAXIMUM;
 
 struct capped_exponent {
     const scores &s;
     const soft_cap &cap;
-    float largest = 0;
-    DEVICE capped_exponent(const consumer &c) : s(c.s), cap(c.cap) {}
-    DEVICE float operator()(int i, float first) {
+    DEVICE float operator()(int i, float first) const {
         const float square = s[i] * s[i];
         float slope = cap.factor[soft_cap::TERMS - 1];
-        largest = fmaxf(largest, fabsf(s[i]));
 #pragma unroll
         for (int k = soft_cap::TERMS - 2; k >= 0; --k)
             slope = fmaf(slope, square, cap.factor[k]);
         return fmaf(s[i], slope, first);
     }
-    DEVICE bool has_lost() const { return !(largest < cap.limit); }
 };
 
 DEVICE alibi_of_rows find_alibi(float slope, i32 first_query, i32 block) {
@@ -665,7 +671,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             fence_register(c.product_scale); /* else it is made of a double in each step */
         }
         if constexpr (JOINS_SOFT_CAP)
-            c.cap.set(c.product_scale, c.scale), c.is_steep = false;
+            c.cap.set(c.product_scale, c.scale);
         if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !CHANGES_SCORES) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
@@ -685,7 +691,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
             release(k_empty(c.block.before().stage));
             const bool is_cut = is_masked(b, first_query, block);
-            const bool is_made = !JOINS_SOFT_CAP || is_cut || c.is_steep;
+            const bool is_made = !JOINS_SOFT_CAP || is_cut || !c.cap.holds(c.rows);
             if (CHANGES_SCORES && is_made)
                 add_terms(c, a, t, first_query, block);
             if (is_cut)
@@ -695,12 +701,10 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 release(v_empty(c.block.before().before().stage));
             if (PARKS_SUMS && c.summed == PROMOTED_BLOCKS)
                 promote(c);
-            capped_exponent capped(c);
+            const capped_exponent capped{c.s, c.cap};
             const auto finish_scores = [&] {
-                if (!is_made) {
+                if (!is_made)
                     add_terms(c, a, t, first_query, block);
-                    c.is_steep |= __any_sync(~0u, capped.has_lost());
-                }
                 if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
                     hide_by_bias(c.s, a, t, first_query, block);
             };

@@ -101,11 +101,11 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &expone
     }
 }
 
-/* Whether weights of any row of the warp do not fit, or its scores were none. */
-DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first, bool has_lost_scores) {
+/* Whether weights of any row of the warp do not fit. */
+DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first) {
     if constexpr (IS_FP8)
-        return __any_sync(~0u, has_lost_scores || fmaxf(top[0], top[1]) > LARGEST_E4M3);
-    bool beyond = has_lost_scores || !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
+        return __any_sync(~0u, fmaxf(top[0], top[1]) > LARGEST_E4M3);
+    bool beyond = !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
     if (is_first)
         beyond |= !(fminf(sum_of_quad(sum[0]), sum_of_quad(sum[1])) > LEAST_SUM);
     return __any_sync(~0u, beyond);
@@ -140,9 +140,8 @@ DEVICE void start_rows(row_pair &rows) {
         rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
-/* No product may be under way. exponent(i, first): of what is no score yet; is_made: all are. exponent.has_lost():
-   whether some were none. finish_scores(): makes scores, and adds what only the usual way sees. rescale_rest(by):
-   multiplies what else is summed, by rows. */
+/* No product may be under way. exponent(i, first): of what is no score yet; is_made: all are. finish_scores(): makes
+   scores, and adds what only the usual way sees. rescale_rest(by): multiplies what else is summed, by rows. */
 template <class J, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
                     bool is_first, bool is_made, J &exponent, const S &finish_scores, const F &rescale_rest) {
@@ -154,7 +153,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
             exponentiate(p, sum, top, made_exponent, alibi, rows.maximum);
         else
             exponentiate(p, sum, top, exponent, alibi, rows.maximum);
-        rows.finds_maximum = is_beyond(sum, top, is_first, !is_made && exponent.has_lost());
+        rows.finds_maximum = is_beyond(sum, top, is_first);
         if (rows.finds_maximum && is_first)
             rows.maximum[0] = rows.maximum[1] = -infinity();
         if (!rows.finds_maximum) {
