@@ -85,6 +85,11 @@ def test_tiles_without_a_step() -> None:
     check([[*PYTEST, *PIXELS]] * 2, [{"EMULATOR_SEED": seed, "FAKE_CUDA_LARGE": 16} for seed in (1, 2)])
 
 
+def test_scores_beyond_a_polynomial() -> None:
+    """Of a soft cap, where a kernel looks at weights alone."""
+    check([[*PYTEST, "tests/ops/test_attention_modifiers.py", "-k", "low_scores"]], [{}])
+
+
 def test_kernels_as_one_cuda_graph() -> None:
     check([[*PYTEST, "tests/plan/test_replay.py"]], [{}])
 

@@ -213,6 +213,28 @@ def test_soft_caps(
     checks.check(build, inputs, want, out=out, rounded=rounded, magnitude=4, layouts=["packed"])
 
 
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_soft_cap_of_low_scores(at: int) -> None:
+    """Thousands of keys beyond the polynomial weigh as much as one that stands out, and all next to nothing
+    before a maximum was found."""
+    case = Case(batch=1, heads=(1, 1, 1), rows=128, columns=4096, depth=64, value_depth=64, scale=1.0)
+    inputs = case.inputs("bf16")
+    for name in ("q", "k", "v"):
+        inputs[name][...] = 0
+    inputs["q"][..., 0], inputs["k"][..., 0] = 1, -22
+    inputs["k"][0, 0, at, 0] = -11
+    inputs["v"][...], inputs["v"][0, 0, at] = -1, 1
+    case = capped(case, 30)
+
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        made = g._sdpa_fwd(**tensors, **modify(case, g, tensors), **case.values(), name="a")
+        return made[0]
+
+    want = forward(case, inputs)[0]
+    rounded = [np.full(want.shape, checks.roundoff("bf16") + 2 * 19 * 2**-11)]
+    checks.check(build, inputs, [want], out=["bf16"], rounded=rounded, magnitude=4, layouts=["packed"])
+
+
 @pytest.mark.parametrize(("largest", "cap"), [(2, 50), (120, 50), (120, 20), (9, 1)])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_gradients_of_soft_caps(largest: float, cap: float, dtype: str) -> None:

@@ -152,7 +152,7 @@ class Bench:
         """A case: checked first, then timed."""
         memory = self.memory(case)
         timer, error, notes = self._ready(self._weft, case, *memory)
-        beside = None
+        beside, device = None, self.machine.name
         for peer in self._peers:
             if peer.name == BARE and case.bare is not None:
                 beside, _, refusal = self._ready(peer, case.bare, *self.memory(case.bare))
@@ -160,10 +160,11 @@ class Bench:
                 beside, _, refusal = self._ready(peer, case, *memory)
             notes += refusal
             if beside is not None:
+                device += f", {_version(peer)}"
                 break
         times = iter(in_turn([found for found in (timer, beside) if found], self.rounds))
         seconds, peers = (next(times) if found else None for found in (timer, beside))
-        return Row(case.name, seconds, peers, error, self.device, self.date, tuple(notes))
+        return Row(case.name, seconds, peers, error, device, self.date, tuple(notes))
 
     def side(self, case: Case) -> Side:
         """The case as Weft builds it."""

@@ -26,6 +26,7 @@ class Row:
     error: float | None = None
     """‖weft − exact‖ / ‖exact‖, of the worst output."""
     device: str = ""
+    """And the peer that ran the case."""
     date: str = ""
     notes: tuple[str, ...] = ()
     """Why a figure is missing."""

@@ -274,8 +274,8 @@ DEVICE u32 mn_major(u32 address, u32 panel_bytes) { return address >> 4 | panel_
 /* JOINS_SOFT_CAP: scale tanh(by s) as a polynomial of s: off by 2.8e-5 of itself, and by 1.5e-8 where statistics are
    made of scores, while |by s| is below 1/2. Its last term is positive: beyond, it grows with s, and faster than the
    tanh. So nobody looks at scores: those above 1/2 make weights that do not fit, which softmax finds, and those below
-   -1/2 make weights of 2^-4 of a row's sum at most, less than 2^-16 of its maximum where one was found, as long as
-   that one is no farther from 0 than `farthest`. */
+   -1/2 make weights of less than 2^-15 of a row's sum, as long as its maximum, where one was found, is no farther from
+   0 than `farthest`. */
 struct soft_cap {
     static constexpr int TERMS = SOFT_CAP_TERMS > 0 ? SOFT_CAP_TERMS : 1;
     static constexpr float LARGEST_EXPONENT = IS_FP8 ? 9 : IS_BF16 ? 16 : 15; /* of weights that fit */

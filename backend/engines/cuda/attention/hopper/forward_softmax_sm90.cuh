@@ -12,8 +12,10 @@ using scores = float[BLOCK_K / 2];
 using weights = u32[BLOCK_K * sizeof(in_t) / 8]; /* as A operands of 16 or 32 keys lie */
 using results = float[HEAD_V / 2];
 
-/* Sums of a block's weights within these bounds were made of weights that fit. */
-constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
+/* Sums of a block's weights within these bounds were made of weights that fit; of a soft cap, see soft_cap, of rows in
+   which weights of 2^-20 count for nothing. */
+constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f;
+constexpr float LEAST_SUM = IS_BF16 && SOFT_CAP_TERMS == 0 ? 1.0f / 65536 : 1.0f / 16;
 constexpr bool ALWAYS_FINDS_MAXIMUM = !IS_FP8 && (HAS_MAX || HAS_SUM_EXP);
 constexpr float LARGEST_E4M3 = 448, HEADROOM = IS_FP8 ? 6 : 0;
 constexpr bool NOTES_TOP = IS_FP8 || HAS_AMAX_S;
