@@ -1286,8 +1286,15 @@ CASES = {
         "attention_hopper",
         fp8_attention(200, 1700, 128, "bf16", low=0.5, use_causal_mask=False),
     ),
+    "attention on Hopper, FP8 256, promoted": Case(
+        "amax_clear forward_sm90",
+        "attention_hopper",
+        fp8_attention(70, 1700, 256, "e4m3", low=0.5, use_causal_mask=False),
+    ),
     "attention on Hopper, FP8 widened": Case(
-        "widen_sm90 amax_clear forward_sm90", "attention_hopper", fp8_attention(500, 800, 160, "e4m3")
+        "widen_sm90 amax_clear forward_sm90",
+        "attention_hopper",
+        fp8_attention(150, 200, 208, "e4m3", bias=lambda t: t(2, 4, 150, 200)),
     ),
     "attention on Hopper, FP8, ragged": Case(
         "forward_sm90", "attention_hopper", packed_attention(128, "e4m3", use_causal_mask=True)

@@ -250,23 +250,23 @@ def test_fp8_of_two_kinds(types: tuple[str, str, str]) -> None:
     check_fp8(scaled(40, 130, 64), types, "e4m3", "batch and head")
 
 
-WIDENED = {
+DEEP = {
     "e4m3": scaled(70, 800, 160, 1, right=400),
     "e5m2": scaled(130, 800, 256, 1, seq_len_kv=[780, 33], sink=True),
     "f16": scaled(20, 900, 64, value_depth=256, bias=(1, 4, 20, 900)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("out", WIDENED)
-def test_fp8_widened_on_hopper(out: str) -> None:
-    """Heads of so many values find no room to be promoted. The portable family is left out."""
+@pytest.mark.parametrize("out", DEEP)
+def test_fp8_of_deep_heads_on_hopper(out: str) -> None:
+    """Promoted, or widened where a bias finds no registers. The portable family is left out."""
     g = weft.Graph(device="sm_90")
     q = g.tensor([1, 1, 64, 64], data_type="bf16")
     g.sdpa(q, q, q)[0].set_output(True)
     g.build()
     without = 1 << g.get_families_for_engine(0).index("cuda.attention")
-    inputs = scaled_inputs(WIDENED[out], ("e4m3", "e5m2", "e4m3"), "batch and head")
-    compare_fp8(WIDENED[out], inputs, out, knobs={"WITHOUT_FAMILIES_EXT": without})
+    inputs = scaled_inputs(DEEP[out], ("e4m3", "e5m2", "e4m3"), "batch and head")
+    compare_fp8(DEEP[out], inputs, out, knobs={"WITHOUT_FAMILIES_EXT": without})
 
 
 def test_fp8_rows_of_every_size() -> None:
@@ -277,6 +277,18 @@ def test_fp8_rows_of_every_size() -> None:
     order = np.argsort(-np.abs(checks.exact(inputs["k"])).sum(-1), axis=-1)
     inputs["k"] = np.take_along_axis(inputs["k"], order[..., None], axis=2)
     inputs["descale_q"] = np.full((1, 1, 1, 1), 5, np.float32)
+    compare_fp8(case, inputs, "bf16")
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_fp8_of_many_keys(size: int) -> None:
+    """The promoted sums of rows whose last block exceeds all others, and of some that see no other one."""
+    case = scaled(70, 1700, size, 1, bias=(1, 2, 70, 1700))
+    inputs = scaled_inputs(case, ("e4m3", "e4m3", "e4m3"), "tensor")
+    order = np.argsort(-np.abs(checks.exact(inputs["k"])).sum(-1), axis=-1)
+    inputs["k"] = np.take_along_axis(inputs["k"], order[..., None], axis=2)
+    inputs["descale_q"] = np.full((1, 1, 1, 1), 5, np.float32)
+    inputs["bias"][..., ::3, 40:] = -np.inf
     compare_fp8(case, inputs, "bf16")
 
 

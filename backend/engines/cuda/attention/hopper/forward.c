@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sdpa_fwd on Hopper: forward_sm90.cuh, and before it, where whoever is free takes the next tile, what resets the
-   counter of tiles. FP8 with scales of blocks (MXFP8) is widened to bf16 before, and to f16 where its sums would find
-   no room to be promoted. */
+   counter of tiles. FP8 with scales of blocks (MXFP8) is widened to bf16 before, and to f16 where deep heads leave no
+   registers for a bias. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 #include "engines/cuda/families.h"
@@ -17,12 +17,11 @@ enum {
     BIAS_ELEMENT_BYTES = 2,
     BIAS_STAGES_MOST = 2,
     BARRIER_BYTES = 8,
-    SQUARE = 64,            /* keys and columns of V that are turned over together */
-    USED_BYTES = 16,        /* how many keys of a stage's values are in use */
-    PARKED_DEPTH_MAX = 128, /* values of a head whose sums of FP8 find room to be promoted */
-    UNPARKED_KEYS = 768,    /* so many sum up 1 % too small at most without */
-    CROWDED_DEPTH = 192,    /* values of a head of FP8 that leave registers for a bias */
-    DECODE_QUERIES = 16,    /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
+    SQUARE = 64,         /* keys and columns of V that are turned over together */
+    USED_BYTES = 16,     /* how many keys of a stage's values are in use */
+    PARKED_BYTES = 2,    /* of a sum of FP8 that is promoted */
+    CROWDED_DEPTH = 192, /* values of a head of FP8 that leave registers for a bias */
+    DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
     SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
@@ -33,7 +32,7 @@ static const double RASTER_BYTES = 24e6;     /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
-static const double FP8_EFFICIENCY = 0.67, FP8_SHALLOW_EFFICIENCY = 0.52;
+static const double FP8_EFFICIENCY = 0.72, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double SHORT_EFFICIENCY = 0.4;
 /* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.25;
@@ -57,13 +56,14 @@ static const struct forward_tile {
     {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1},
 };
 
-/* Of FP8: the producer's warps turn V over, and take more. Up to 128 values the float sums fit. */
+/* Of FP8: the producer's warps turn V over, and take more. Tiles of a block mask need consumers that take turns. */
 static const struct forward_tile fp8_tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1}, {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1},
-    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1},   {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1},
-    {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1}, {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1},
-    {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1}, {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1},
-    {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1}, {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1},
+    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1},
+    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1},
+    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1},
+    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1},
+    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1},
+    {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1},
 };
 
 /* Of short sequences: see CTAS. */
@@ -106,11 +106,6 @@ static bool has_block_scales(const struct cuda_attention *c) {
            attention_key_scales(c->a->descale_v, NULL) == ATTENTION_SCALES_BLOCKS;
 }
 
-/* Whether products of FP8 lose more than a percent, as so many keys are summed where the sums cannot be promoted. */
-static bool loses_sums(const struct cuda_attention *c) {
-    return c->value_depth > PARKED_DEPTH_MAX && c->keys > UNPARKED_KEYS;
-}
-
 /* Whether FP8 leaves no registers for a bias, which then is read from memory. */
 static bool is_crowded(const struct cuda_attention *c) { return c->value_depth > CROWDED_DEPTH && c->a->bias != NULL; }
 
@@ -118,7 +113,7 @@ static bool is_crowded(const struct cuda_attention *c) { return c->value_depth >
 static void begin(struct forward *f, const struct cuda_attention *c) {
     weftDataType_t type = has_block_scales(c) ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
     *f = (struct forward){.c = c, .op = c->forward, .widened.type = type};
-    if (!are_fp8(c) || !(has_block_scales(c) || loses_sums(c) || is_crowded(c)) || c->a->k_table || c->a->v_table)
+    if (!are_fp8(c) || !(has_block_scales(c) || is_crowded(c)) || c->a->k_table || c->a->v_table)
         return;
     attention_hopper_widen(&f->widened, c->a->q, c->a->descale_q);
     attention_hopper_widen(&f->widened, c->a->k, c->a->descale_k);
@@ -196,9 +191,6 @@ static int panels(int depth, const struct tensor *tensor) {
     return (int)divide_up(dtype_bytes((weftDataType_t)tensor->type, depth), ROW_BYTES);
 }
 
-/* Whether sums of FP8 are promoted: see forward_sm90.cuh. */
-static bool parks_sums(const struct forward *f) { return f->is_fp8 && f->tile->value_depth <= PARKED_DEPTH_MAX; }
-
 /* Q of each group, stages of K and V, O's panels of 16 rows for each warp, the parked sums of FP8, boxes of the bias,
    tiles that the scheduler has handed out, barriers. Must agree with forward_sm90.cuh, which is given the number. */
 static int64_t shared_bytes(const struct forward *f) {
@@ -210,7 +202,7 @@ static int64_t shared_bytes(const struct forward *f) {
     int64_t stage = k + v + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
     int64_t barriers = 2 * (f->q_stages + f->bias_stages) * t->groups;
     int64_t bias = (int64_t)f->bias_stages * t->groups * GROUP_QUERIES * t->keys * BIAS_ELEMENT_BYTES;
-    int64_t sums = parks_sums(f) ? (int64_t)GROUP_QUERIES * t->groups * f->value_depth * (int64_t)sizeof(float) : 0;
+    int64_t sums = f->is_fp8 ? (int64_t)GROUP_QUERIES * t->groups * f->value_depth * PARKED_BYTES : 0;
     return f->q_stages * q + t->stages * stage + o + sums + bias + TILES_IN_FLIGHT * t->groups * TILE_BYTES +
            barriers * BARRIER_BYTES;
 }
@@ -413,7 +405,6 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     print_constant(print, "BIAS_STAGES", f->bias_stages);
     print_constant(print, "CTAS", f->tile->ctas);
     print_constant(print, "PING_PONG", t->ping_pong);
-    print_constant(print, "PARKS_SUMS", parks_sums(f));
     print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
     print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
     print_constant(print, "SHARED_BYTES", shared_bytes(f));

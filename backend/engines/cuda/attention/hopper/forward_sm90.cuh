@@ -28,16 +28,15 @@
    Dropout   which weights of a block are kept is found while its scores are made: two words a thread
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
-   PARKS_SUMS  Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
-             small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they are added to floats in
-             shared memory, and begin anew. Heads of more than 128 values have no room for that: beyond 768 keys the
-             host widens them
+   Promotion Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
+             small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they join means by weights, f16
+             in shared memory, and begin anew
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
-   Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG PARKS_SUMS
-             BIAS_STAGES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
+   Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG BIAS_STAGES
+             CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
              scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
              multiply_values
-   Measured  tools/bench/results/h200-attention.csv, h100-attention.csv; promotion costs FP8 5 to 9 %
+   Measured  tools/bench/results/h200-attention.csv, h100-attention.csv
              H200: CTAS, 16,384 heads of 64 tokens: 461 to 133 us, 8,192 of 128: 214 to 144 us; BIAS_STAGES, heads of
              128, 8192 keys: 1.76 to 1.40 of the plain case
              H100, 4096 keys, causal, heads of 128 and of 64, of the plain case: ALiBi 1.05, 1.05; bias 1.21, 1.21;
@@ -46,11 +45,18 @@
              Clocks of a step there, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
              products 750. An instruction takes it 1.7 clocks under the other consumer's products
              Where the compiler took warps for divergent: dropout 3 % slower, instructions 1.35 times as many
+             FP8, 8192 keys, heads of 128 on H200: without turns 1,506 to 1,413 us; three weights compared at once 1,506
+             to 1,476; no promotion would be 1,369. Heads of 256 on H100: 1,452 us widened to f16, 1,240 promoted
+             FP8, clocks of a step of both consumers, with turns: 2,560, of which products take 1,024 and then both
+             softmaxes, side by side, 1,350. 283 W at 1.92 GHz: nothing is limited by power
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower, each of seven
              instructions for one of MUFU; a bias that joins the exponents: as quick, since L2 has no more to give
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with ALiBi 0.4 %
-             FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; without turns 2 to 3 % faster; 192 keys
-             without turns 6 to 8 % faster, but leave no shared memory to park sums; polynomials for 2^x 4 % slower */
+             FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; 192 keys without turns 6 to 8 % faster, but
+             left no shared memory to park sums; polynomials for 2^x 4 % slower
+             FP8: turns at the softmax, not at products: as quick, since the one warp of a scheduler takes 800 to 1,200
+             clocks for a softmax alone. Weights while the last ones are multiplied: the assembler hands the registers
+             of these out while a product reads them still, unless they are read once more behind the wait */
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
 constexpr u32 ROW_BYTES = 128;                                                    /* of a panel, swizzled */
@@ -64,9 +70,9 @@ constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), SQUARE_BYTES = 64 * 64;
 constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL, V_BYTES = V_PANELS * V_PANEL;
 constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
 constexpr u32 K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-constexpr u32 SUMS_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL;
+constexpr u32 MEANS_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL;
 constexpr u32 BIAS_PANEL = GROUP_Q * ROW_BYTES, BIAS_BYTES = BLOCK_K / 64 * BIAS_PANEL; /* of a consumer */
-constexpr u32 BIAS_AT = SUMS_AT + (PARKS_SUMS ? BLOCK_Q * HEAD_V * 4 : 0);
+constexpr u32 BIAS_AT = MEANS_AT + (IS_FP8 ? BLOCK_Q * HEAD_V * 2 : 0);
 constexpr u32 TILES_AT = BIAS_AT + BIAS_STAGES * GROUPS * BIAS_BYTES, TILE_BYTES = 32;
 constexpr u32 USED_AT = TILES_AT + 2 * GROUPS * TILE_BYTES, USED_BYTES = IS_FP8 ? 16 : 0;
 constexpr u32 BARRIERS_AT = USED_AT + STAGES * USED_BYTES, KV_BARRIERS = IS_FP8 ? 5 : 4;
@@ -311,44 +317,55 @@ struct consumer {
     weights p;
     results o;
     row_pair rows;
-    i32 summed;     /* PARKS_SUMS: blocks in o */
-    bool is_parked; /* sums of earlier blocks are in shared memory */
+    i32 summed;      /* FP8: blocks in o */
+    bool is_parked;  /* means of earlier blocks are in shared memory */
+    float parked[2]; /* the weights of these blocks, by rows */
 };
 
 /* ---- Promotion: sums of FP8 products leave their accumulator before it loses what is added. Each thread parks its
-   own, four by four ---- */
+   own, eight by eight, divided by the weights they were made with: such means are no larger than values, and fit f16 */
 
-DEVICE u32 parked_at(const consumer &c, int four) {
-    return shared_address(s_memory) + SUMS_AT + ((c.group * (HEAD_V / 8) + four) * 128 + threadIdx.x % 128) * 16;
+DEVICE u32 parked_at(const consumer &c, int eight) {
+    return shared_address(s_memory) + MEANS_AT + ((c.group * (HEAD_V / 16) + eight) * 128 + threadIdx.x % 128) * 16;
 }
 DEVICE void add_parked(consumer &c) {
     fence_registers(c.o);
 #pragma unroll
-    for (int i = 0; i < HEAD_V / 8; ++i) {
-        const words parked = load_words(parked_at(c, i));
+    for (int i = 0; i < HEAD_V / 16; ++i) {
+        const words means = load_words(parked_at(c, i));
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            c.o[4 * i + j] += __uint_as_float(parked.at[j]);
+        for (int j = 0; j < 8; ++j) {
+            const f16 mean{(u16)(means.at[j / 2] >> j % 2 * 16)};
+            c.o[8 * i + j] = fmaf(to_float(mean), c.parked[j / 2 % 2], c.o[8 * i + j]);
+        }
     }
     fence_registers(c.o);
 }
 /* The next product replaces what is in o. */
 DEVICE void promote(consumer &c) {
-    if (c.is_parked)
-        add_parked(c);
+    float by[2];
+    u32 kept[2]; /* of the means so far, in both halves */
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const float sum = sum_of_quad(c.rows.sum[h]);
+        by[h] = sum > 0 ? reciprocal_approx(sum) : 1.0f; /* 0: no key was seen */
+        kept[h] = rounded_pair<f16>(c.parked[h] * by[h], c.parked[h] * by[h]);
+        c.parked[h] = sum;
+    }
     fence_registers(c.o);
 #pragma unroll
-    for (int i = 0; i < HEAD_V / 8; ++i)
-        store_quad(parked_at(c, i), c.o[4 * i], c.o[4 * i + 1], c.o[4 * i + 2], c.o[4 * i + 3]);
-    c.is_parked = true, c.summed = 0;
-}
-DEVICE void rescale_parked(const consumer &c, const float (&by)[2]) {
-#pragma unroll 4
-    for (int i = 0; i < HEAD_V / 8; ++i) {
-        const words x = load_words(parked_at(c, i));
-        store_quad(parked_at(c, i), __uint_as_float(x.at[0]) * by[0], __uint_as_float(x.at[1]) * by[0],
-                   __uint_as_float(x.at[2]) * by[1], __uint_as_float(x.at[3]) * by[1]);
+    for (int i = 0; i < HEAD_V / 16; ++i) {
+        words means{};
+        if (c.is_parked)
+            means = load_words(parked_at(c, i));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float *x = c.o + 8 * i + 2 * j, to = by[j % 2];
+            means.at[j] = ptx::fma_f16x2(means.at[j], kept[j % 2], rounded_pair<f16>(x[0] * to, x[1] * to));
+        }
+        store_words_of_many(parked_at(c, i), means);
     }
+    c.is_parked = true, c.summed = 0;
 }
 
 DEVICE void take_turn(const consumer &c) {
@@ -378,7 +395,7 @@ DEVICE void issue_scores(consumer &c) {
 
 /* O += P V, of the block before the next one. */
 DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
-    const bool replaces = PARKS_SUMS ? c.summed == 0 : is_first;
+    const bool replaces = IS_FP8 ? c.summed == 0 : is_first;
     const u32 values = IS_FP8 ? k_major(v_at(stage)) : mn_major(v_at(stage), V_PANEL);
     mma_fence();
 #pragma unroll
@@ -665,7 +682,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             start_tile(c);
         }
         start_rows(c.rows);
-        c.summed = 0, c.is_parked = false;
+        c.summed = 0, c.is_parked = false, c.parked[0] = c.parked[1] = 0;
         if constexpr (CHANGES_SCORES) {
             c.product_scale = scale_of_products(a, t);
             fence_register(c.product_scale); /* else it is made of a double in each step */
@@ -699,7 +716,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             mma_wait<0>();
             if (!is_first)
                 release(v_empty(c.block.before().before().stage));
-            if (PARKS_SUMS && c.summed == PROMOTED_BLOCKS)
+            if (IS_FP8 && c.summed == PROMOTED_BLOCKS)
                 promote(c);
             const capped_exponent capped{c.s, c.cap};
             const auto finish_scores = [&] {
@@ -713,8 +730,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 alibi = find_alibi(slope, first_query, block);
             softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, is_made, capped, finish_scores,
                     [&](const float (&by)[2]) {
-                        if (PARKS_SUMS && c.is_parked)
-                            rescale_parked(c, by);
+                        if constexpr (IS_FP8)
+                            c.parked[0] *= by[0], c.parked[1] *= by[1];
                     });
             drop(c.p, kept);
             if (O_LEAVES_THROUGH_Q && is_first && holds_queries)
@@ -766,9 +783,9 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         }
         fence_registers(c.o);
         release(v_empty(now.stage));
-        if constexpr (PARKS_SUMS)
+        if constexpr (IS_FP8)
             mma_wait<0>(); /* again: ptxas sees none behind the branches, and would serialise all products */
-        if (PARKS_SUMS && c.is_parked)
+        if (IS_FP8 && c.is_parked)
             add_parked(c);
         store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at,
                    O_LEAVES_THROUGH_Q ? Q_PANEL : WARP_PANEL, c.amax);

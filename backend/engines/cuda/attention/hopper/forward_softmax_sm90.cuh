@@ -83,6 +83,12 @@ template <class T> DEVICE void set_weights(weights &p, int i, float low, float h
         p[i / 8 * 2 + i / 2 % 2] |= (u32)ptx::cvt_e4m3x2(high, low) << 16;
 }
 
+/* Weights are not negative: as integers they have the same order, and Hopper compares three integers at once. NaN is
+   the largest. */
+DEVICE float largest_weight(float x, float y, float z) {
+    return __int_as_float(max(max(__float_as_int(x), __float_as_int(y)), __float_as_int(z)));
+}
+
 /* Weights, their sums by rows, and the largest ones. exponent(i, first): of the thread's score i. */
 template <class S>
 DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &exponent, const alibi_of_rows &alibi,
@@ -98,7 +104,7 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &expone
         sum[h] += low;
         sum[h] += high;
         if constexpr (NOTES_TOP)
-            top[h] = fmaxf(top[h], fmaxf(low, high));
+            top[h] = largest_weight(top[h], low, high);
         set_weights<in_t>(p, i, low, high);
     }
 }
