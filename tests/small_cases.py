@@ -1294,7 +1294,7 @@ CASES = {
     "attention on Hopper, FP8 widened": Case(
         "widen_sm90 amax_clear forward_sm90",
         "attention_hopper",
-        fp8_attention(150, 200, 208, "e4m3", bias=lambda t: t(2, 4, 150, 200)),
+        fp8_attention(250, 300, 208, "e4m3", bias=lambda t: t(2, 4, 250, 300)),
     ),
     "attention on Hopper, FP8, ragged": Case(
         "forward_sm90", "attention_hopper", packed_attention(128, "e4m3", use_causal_mask=True)
