@@ -143,7 +143,8 @@ static void block_buffered(const struct block *block, int bytes) {
    every VECTOR / bytes columns, from the (4 * part)th on. */
 WITH_AVX512 INLINE void zip_lines(__m512i *zipped, const char *from, int64_t stride, int bytes) {
     __m512i line[4];
-    _Pragma("GCC unroll 4") for (int i = 0; i < 4 / bytes; i++) line[i] = _mm512_loadu_si512(from + i * stride);
+    for (int i = 0; i < 4 / bytes; i++)
+        line[i] = _mm512_loadu_si512(from + i * stride);
     if (bytes == 4) {
         zipped[0] = line[0];
     } else if (bytes == 2) {
