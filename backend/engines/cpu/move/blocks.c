@@ -285,15 +285,6 @@ int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int by
     return is_even && count * bytes >= TRANSPOSE_BYTES ? (int64_t)(-(uintptr_t)memory % LINE) / bytes : 0;
 }
 
-/* What a first block reads and writes itself. */
-static void fetch_block(struct block block, int bytes) {
-    block.next_to = block.to, block.next_from = block.from;
-    for (int j = 0; j < block.columns; j++)
-        fetch_read(&block, j, bytes);
-    for (int i = 0; i < block.rows; i++)
-        fetch_written(&block, i, bytes);
-}
-
 /* A corner of the plane. */
 static char *place_to(const struct plane *p, int64_t i, int64_t j) { return p->to + (i * p->to_stride + j) * p->bytes; }
 static const char *place_from(const struct plane *p, int64_t i, int64_t j) {
@@ -320,8 +311,6 @@ void transpose(const struct plane *p) {
                                   .next_to = is_last ? p->next_to : place_to(p, next_i, next_j),
                                   .next_from = is_last ? p->next_from : place_from(p, next_i, next_j),
                                   .is_large = p->is_large};
-            if (i == 0 && j == 0 && !p->is_fetched)
-                fetch_block(block, bytes);
             transpose_block(&block, bytes);
         }
     }

@@ -16,9 +16,8 @@ struct plane {
     const char *from;
     int64_t to_stride, from_stride, rows, columns;
     int bytes;
-    bool is_large;   /* past the caches, as what is written is larger than these */
-    bool is_fetched; /* it was the next one of the plane before */
-    char *next_to;   /* a plane like this one follows; NULL: none */
+    bool is_large; /* past the caches, as what is written is larger than these */
+    char *next_to; /* a plane like this one follows; NULL: none */
     const char *next_from;
 };
 

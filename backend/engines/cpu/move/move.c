@@ -407,8 +407,8 @@ static void copy_along(const struct copy *copy, char *to, const char *from, int6
 
 /* Strips meet where a cache line begins, so that no line is in two tasks. next_to, next_from: the next row's plane, or
    NULL. */
-static void transpose_strip(const struct copy *copy, char *to, const char *from, int64_t start, bool is_first,
-                            char *next_to, const char *next_from) {
+static void transpose_strip(const struct copy *copy, char *to, const char *from, int64_t start, char *next_to,
+                            const char *next_from) {
     int bytes = copy->bytes;
     int64_t head = copy->is_cut_across ? transpose_head(from, copy->from_along, copy->across, bytes)
                                        : transpose_head(to, copy->to_across, copy->along, bytes);
@@ -424,7 +424,6 @@ static void transpose_strip(const struct copy *copy, char *to, const char *from,
                           .columns = copy->is_cut_across ? copy->along : count,
                           .bytes = bytes,
                           .is_large = copy->is_large,
-                          .is_fetched = !is_first,
                           .next_to = next_to ? next_to + to_first : NULL,
                           .next_from = next_to ? next_from + from_first : NULL};
     transpose(&plane);
@@ -489,7 +488,7 @@ static void copy_runs_alike(const struct copy *copy, char *to, const char *from,
 
 /* Rows of a copy from `row` on, of each a strip from `start` on. */
 static void copy_rows(const struct job *job, const struct copy *copy, int64_t row, int64_t start) {
-    int64_t end = min64(row + copy->task_rows, copy->rows), first = row;
+    int64_t end = min64(row + copy->task_rows, copy->rows);
     char *to = job->values[copy->to_value];
     const char *from = job->values[copy->from_value];
     struct place place = place_of(copy, row);
@@ -504,8 +503,8 @@ static void copy_rows(const struct job *job, const struct copy *copy, int64_t ro
         }
         advance(&place, copy);
         if (copy->way == BLOCKS)
-            transpose_strip(copy, row_to, row_from, start, row == first,
-                            row + 1 < end ? to + place.to * copy->bytes : NULL, from + place.from * copy->from_bytes);
+            transpose_strip(copy, row_to, row_from, start, row + 1 < end ? to + place.to * copy->bytes : NULL,
+                            from + place.from * copy->from_bytes);
         else if (!are_runs)
             copy_along(copy, row_to + start * copy->to_along * copy->bytes,
                        row_from + start * copy->from_along * copy->from_bytes, min64(copy->strip, copy->along - start));
