@@ -160,99 +160,105 @@ WITH_AVX512 INLINE void zip_lines(__m512i *zipped, const char *from, int64_t str
     }
 }
 
-/* Rows of TRANSPOSE_BYTES that are fetched while a square is turned, a quarter as many as it has, one line with each
-   that it reads or writes: more at once would wait for each other, and the square for them. NULL: none. */
+/* Lines that are fetched while a square is turned, one with each that it reads or writes, as more at once would wait
+   for each other, and the square for them: a quarter as many rows of TRANSPOSE_BYTES as it has. */
 struct ahead {
     const char *read, *written;
 };
 
 /* A square of whole lines; strides in bytes. */
-WITH_AVX512 INLINE void turn_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
-                                    bool is_streamed, struct ahead ahead) {
+WITH_AVX512 INLINE void turn_lines(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
+                                   struct ahead ahead) {
     int parts = 4 / bytes, lane = VECTOR / bytes;
     __m512i r[4][16];
     _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
         __m512i zipped[4];
         zip_lines(zipped, from + k * parts * from_stride, from_stride, bytes);
         for (int n = k * parts; n < (k + 1) * parts; n++)
-            if (ahead.read)
-                __builtin_prefetch(ahead.read + n / 4 * from_stride + n % 4 * LINE, 0, 2);
+            __builtin_prefetch(ahead.read + n / 4 * from_stride + n % 4 * LINE, 0, 2);
         _Pragma("GCC unroll 4") for (int part = 0; part < parts; part++) r[part][k] = zipped[part];
     }
     _Pragma("GCC unroll 4") for (int part = 0; part < parts; part++) {
         square_transpose(r[part]);
         _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
-            char *at = to + (k / 4 * lane + 4 * part + k % 4) * to_stride;
-            if (ahead.written)
-                __builtin_prefetch(ahead.written + (part * 4 + k / 4) * to_stride + k % 4 * LINE, 1);
-            if (is_streamed)
-                _mm512_stream_si512((void *)at, r[part][k]);
-            else
-                _mm512_storeu_si512(at, r[part][k]);
+            __builtin_prefetch(ahead.written + (part * 4 + k / 4) * to_stride + k % 4 * LINE, 1);
+            _mm512_storeu_si512(to + (k / 4 * lane + 4 * part + k % 4) * to_stride, r[part][k]);
         }
     }
 }
 
-/* What is less than a square: its lines, and those that it becomes, stand in buffers whole. */
-WITH_AVX512 INLINE void turn_part(char *to, int64_t to_stride, const char *from, int64_t from_stride, int rows,
-                                  int columns, int bytes) {
+/* Some 5 KB of code, for each size once. */
+typedef void turn_square(char *to, int64_t to_stride, const char *from, int64_t from_stride, struct ahead ahead);
+#define TURN_SQUARE(bytes)                                                                                             \
+    WITH_AVX512 static void turn_##bytes(char *to, int64_t to_stride, const char *from, int64_t from_stride,           \
+                                         struct ahead ahead) {                                                         \
+        turn_lines(to, to_stride, from, from_stride, bytes, ahead);                                                    \
+    }
+TURN_SQUARE(1)
+TURN_SQUARE(2)
+TURN_SQUARE(4)
+
+/* What is less than a square: its lines, and those that it becomes, stand in buffers whole, which are fetched in vain.
+ */
+WITH_AVX512 static void turn_part(char *to, int64_t to_stride, const char *from, int64_t from_stride, int rows,
+                                  int columns, int bytes, turn_square *turn) {
     _Alignas(LINE) char read[LINE * LINE], written[LINE * LINE];
     __mmask64 row_bytes = ~UINT64_C(0) >> (LINE - columns * bytes),
               column_bytes = ~UINT64_C(0) >> (LINE - rows * bytes);
     for (int j = 0; j < LINE / bytes; j++)
         _mm512_store_si512(read + j * LINE, j < columns ? _mm512_maskz_loadu_epi8(column_bytes, from + j * from_stride)
                                                         : _mm512_setzero_si512());
-    turn_square(written, LINE, read, LINE, bytes, false, (struct ahead){0});
+    turn(written, LINE, read, LINE, (struct ahead){read, written});
     for (int i = 0; i < rows; i++)
         _mm512_mask_storeu_epi8(to + i * to_stride, row_bytes, _mm512_load_si512(written + i * LINE));
 }
 
+/* Past the caches: a square's lines go there from a buffer. */
+WITH_AVX512 static void turn_streamed(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
+                                      turn_square *turn, struct ahead ahead) {
+    _Alignas(LINE) char written[LINE * LINE];
+    ahead.written = written;
+    turn(written, LINE, from, from_stride, ahead);
+    for (int i = 0; i < LINE / bytes; i++)
+        _mm512_stream_si512((void *)(to + i * to_stride), _mm512_load_si512(written + i * LINE));
+}
+
 /* The share of one of the block's squares in what the next block, as large as this one, reads and writes: whole rows.
-   Those of TRANSPOSE_BYTES are left to turn_square. */
-INLINE struct ahead fetch_share(const struct block *block, int square, int squares, int bytes) {
-    struct ahead ahead = {0};
+   Those of TRANSPOSE_BYTES are left to the square, which else fetches what it has: `own`. */
+static struct ahead fetch_share(const struct block *block, int square, int squares, int bytes, struct ahead own) {
     int reads = (int)divide_up(block->columns, squares), writes = (int)divide_up(block->rows, squares);
-    bool has_next = block->next_to != NULL, is_written = has_next && !block->is_large;
-    if (has_next && block->rows * bytes == TRANSPOSE_BYTES)
-        ahead.read = block->next_from + square * reads * block->from_stride * bytes;
+    if (block->next_to && block->rows * bytes == TRANSPOSE_BYTES)
+        own.read = block->next_from + square * reads * block->from_stride * bytes;
     else
         for (int j = square * reads; j < (square + 1) * reads; j++)
             fetch_read(block, j, bytes);
-    if (is_written && block->columns * bytes == TRANSPOSE_BYTES)
-        ahead.written = block->next_to + square * writes * block->to_stride * bytes;
+    if (block->next_to && !block->is_large && block->columns * bytes == TRANSPOSE_BYTES)
+        own.written = block->next_to + square * writes * block->to_stride * bytes;
     else
         for (int i = square * writes; i < (square + 1) * writes; i++)
             fetch_written(block, i, bytes);
-    return ahead;
+    return own;
 }
 
-WITH_AVX512 INLINE void block_of(const struct block *block, int bytes) {
+static void block_avx512(const struct block *block, int bytes) {
     int side = LINE / bytes, square = 0;
     int squares = (int)divide_up(block->rows, side) * (int)divide_up(block->columns, side);
     int64_t to_stride = block->to_stride * bytes, from_stride = block->from_stride * bytes;
+    turn_square *turn = bytes == 1 ? turn_1 : bytes == 2 ? turn_2 : turn_4;
     for (int j = 0; j < block->columns; j += side)
         for (int i = 0; i < block->rows; i += side, square++) {
             char *to = block->to + i * to_stride + j * bytes;
             const char *from = block->from + j * from_stride + i * bytes;
             int rows = block->rows - i < side ? block->rows - i : side;
             int columns = block->columns - j < side ? block->columns - j : side;
-            struct ahead ahead = fetch_share(block, square, squares, bytes);
+            struct ahead ahead = fetch_share(block, square, squares, bytes, (struct ahead){from, to});
             if (rows < side || columns < side)
-                turn_part(to, to_stride, from, from_stride, rows, columns, bytes);
+                turn_part(to, to_stride, from, from_stride, rows, columns, bytes, turn);
             else if (block->is_large && ((uintptr_t)to | (uint64_t)to_stride) % LINE == 0)
-                turn_square(to, to_stride, from, from_stride, bytes, true, ahead);
+                turn_streamed(to, to_stride, from, from_stride, bytes, turn, ahead);
             else
-                turn_square(to, to_stride, from, from_stride, bytes, false, ahead);
+                turn(to, to_stride, from, from_stride, ahead);
         }
-}
-
-WITH_AVX512 static void block_avx512(const struct block *block, int bytes) {
-    if (bytes == 1)
-        block_of(block, 1);
-    else if (bytes == 2)
-        block_of(block, 2);
-    else
-        block_of(block, 4);
 }
 #endif
 
