@@ -568,8 +568,8 @@ WITH_F16C static void f16_from_f32(char *restrict codes, const float *restrict s
     memcpy(codes + 2 * i, last, (size_t)(count - i) * sizeof *last);
 }
 
-/* What compilers make of bf16's and int8's conversions takes two to five times as long as memory does. These take whole
-   vectors and return how many elements that is. */
+/* What compilers make of the conversions of bf16, and to int8, e4m3 and e5m2, takes two to five times as long as memory
+   does. These take whole vectors and return how many elements that is. */
 #define WITH_AVX512 __attribute__((target("avx512f")))
 #define WITH_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16")))
 
@@ -629,6 +629,36 @@ WITH_AVX512 static int64_t int8_from_f32(char *restrict codes, const float *rest
     return i;
 }
 
+/* What narrow_f32 finds for e4m3 and e5m2, of which the largest magnitude is what larger ones become. A power of two is
+   added whose last place is that of the code's mantissa, 2^(e - mantissa_bits), with e no less than the smallest
+   exponent: the addition rounds. The sum's low byte and the exponent, where a code has it, add up to the code, but for
+   what the smallest exponent contributes, which is even: the power of two has that in its last places. */
+WITH_AVX512 static int64_t fp8_from_f32(char *restrict codes, weftDataType_t type, const float *restrict src,
+                                        int64_t count) {
+    const struct dtype *row = &DTYPES[type];
+    const unsigned dropped = (unsigned)(23 - row->mantissa_bits);
+    const uint32_t smallest = (128 - bias_of(row)) << 23;
+    const __m512i most = _mm512_set1_epi32((int32_t)bits_of_f32((float)row->max));
+    const __m512i step = _mm512_set1_epi32((int32_t)((dropped << 23) + (256 - (smallest >> dropped & 255))));
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m512 values = _mm512_loadu_ps(src + i);
+        __m512i bits = _mm512_castps_si512(values), magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+        magnitude = _mm512_min_epi32(magnitude, most);
+        __m512i exponent = _mm512_and_si512(magnitude, _mm512_set1_epi32(0x7f800000));
+        exponent = _mm512_max_epi32(exponent, _mm512_set1_epi32((int32_t)smallest));
+        __m512 power = _mm512_castsi512_ps(_mm512_add_epi32(exponent, step));
+        __m512i sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(magnitude), power));
+        __m512i code = _mm512_add_epi32(sum, _mm512_srli_epi32(exponent, dropped));
+        __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+        _mm_storeu_si128((__m128i *)(void *)(codes + i), _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign)));
+        if (__builtin_expect(_mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q), 0))
+            for (int lane = 0; lane < 16; lane++)
+                codes[i + lane] = (char)narrow_f32(type, src[i + lane]);
+    }
+    return i;
+}
+
 /* Integers of 4 bits, two a byte: whole vectors; returns how many elements that is. Signs are bit 3. */
 WITH_AVX512 static int64_t nibble_vectors_to_f32(float *restrict dst, const uint8_t *restrict bytes, int64_t count,
                                                  bool is_signed) {
@@ -657,10 +687,14 @@ static int64_t vectors_to_f32(float *dst, weftDataType_t type, const void *base,
 }
 
 static int64_t vectors_from_f32(weftDataType_t type, void *base, int64_t index, const float *src, int64_t count) {
-    if ((type != WEFT_DATA_BFLOAT16 && type != WEFT_DATA_INT8) || !__builtin_cpu_supports("avx512f"))
+    if (!__builtin_cpu_supports("avx512f"))
         return 0;
     if (type == WEFT_DATA_INT8)
         return int8_from_f32((char *)base + index, src, count);
+    if (dtype_is_fp8(type))
+        return fp8_from_f32((char *)base + index, type, src, count);
+    if (type != WEFT_DATA_BFLOAT16)
+        return 0;
     return (__builtin_cpu_supports("avx512bf16") ? bf16_converted : bf16_from_f32)((char *)base + 2 * index, src,
                                                                                    count);
 }

@@ -114,6 +114,24 @@ static void check_planes(const struct direct_kernel *kernel, int lines, int widt
     CHECK(wrong == 0, "%s: gradients of %d lines of %d places: %d elements differ", kernel->name, lines, width, wrong);
 }
 
+/* Up to the next multiple of a vector something is written, beyond it nothing. */
+static void check_filtered(const struct direct_kernel *kernel, int taps, int count) {
+    int wrong = 0, written = (count + DIRECT_VECTOR - 1) / DIRECT_VECTOR * DIRECT_VECTOR;
+    int64_t offsets[MOST_SEGMENTS];
+    scatter_rows();
+    for (int t = 0; t < taps; t++)
+        offsets[t] = t * 37 % 50;
+    kernel->filter_plane(taps, x, offsets, w, 3, c, count);
+    for (int j = 0; j < count; j++) {
+        double sum = 0;
+        for (int t = 0; t < taps; t++)
+            sum += (double)w[t * 3] * x[offsets[t] + j];
+        wrong += differs(c[j], sum);
+    }
+    wrong += c[written] != UNTOUCHED;
+    CHECK(wrong == 0, "%s: %d taps over %d neighbours: %d elements differ", kernel->name, taps, count, wrong);
+}
+
 /* All shapes. */
 static void check_products(const struct direct_kernel *kernel) {
     int width = 0;
@@ -154,6 +172,7 @@ int main(void) {
             for (int taps = 0; taps <= MOST_SEGMENTS; taps += 2) {
                 check_channels(kernel, taps, CHANNELS[i]);
                 check_sums(kernel, 2 * taps, CHANNELS[i]);
+                check_filtered(kernel, taps, CHANNELS[i]);
             }
         for (int lines = 0; lines < 30; lines += 7)
             for (int width = 16; width < 64; width += 16)

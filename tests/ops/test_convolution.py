@@ -790,6 +790,25 @@ PARTS = [
             "convolution_mode": "CONVOLUTION",
         },
     ),
+    Case("depthwise, phases", (2, 21, 13, 18), (21, 1, 3, 3), {"pre_padding": [1, 1], "stride": [2, 2]}),
+    Case(
+        "depthwise, phases from either side",
+        (1, 12, 17, 9),
+        (12, 1, 5, 4),
+        {
+            "pre_padding": [-2, 3],
+            "post_padding": [4, -1],
+            "stride": [3, 2],
+            "convolution_mode": "CONVOLUTION",
+        },
+    ),
+    Case(
+        "depthwise, phases of a volume",
+        (1, 9, 4, 7, 8),
+        (9, 1, 3, 2, 3),
+        {"pre_padding": [1, 0, 2], "stride": [2, 3, 2], "dilation": [1, 2, 1]},
+    ),
+    Case("depthwise, phases too large", (1, 8, 200, 184), (8, 1, 2, 1), {"stride": [2, 1]}),
     Case("depthwise, skipped", (1, 20, 9, 9), (20, 1, 2, 2), {"stride": [3, 3]}),
 ]
 

@@ -44,6 +44,19 @@ def test_types_below_a_byte(dtype):
     checks.check_bits(cut([0, 1], [3, 5], [2, 3]), {"x": x}, x[::2, 1::3])
 
 
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("width", [2, 33, 64, 513])
+def test_every_second_and_whole_rows(dtype, width):
+    """By vectors, and what is left of them; rows shorter and longer than a few cache lines."""
+    x = checks.random((7, 6, width), dtype, -100, 100)
+    for start in (0, 1):
+        second = x[:, :, start::2]
+        checks.check_bits(
+            cut([0, 0, start], list(x.shape), [1, 1, 2]), {"x": x}, second, layouts=("packed", "padded")
+        )
+        checks.check_bits(cut([1, 2, start], [6, 5, width]), {"x": x}, x[1:6, 2:5, start:])
+
+
 def test_memory_order_of_the_input_is_kept():
     g = weft.Graph()
     y = g._strided_slice(g.tensor([2, 3, 4, 5], [60, 1, 15, 3], "f32"), [0, 1, 0, 0], [2, 3, 4, 5])

@@ -51,6 +51,16 @@ def test_rows_of_any_length(shape, dtype):
     checks.check_bits(transpose(order), {"x": x}, x.transpose(order), layouts=("packed", "padded"))
 
 
+@pytest.mark.parametrize("width", [3, 40, 64, 100, 300])
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "f64"])
+def test_runs(width, dtype):
+    """Of heads: rows that stay whole."""
+    x = checks.random((2, 9, 5, width), dtype, -100, 100)
+    checks.check_bits(
+        transpose([0, 2, 1, 3]), {"x": x}, x.transpose(0, 2, 1, 3), layouts=("packed", "padded")
+    )
+
+
 @pytest.mark.parametrize("shape", [(1030, 1029), (1029, 1030), (348161, 3), (4, 262145)])
 def test_larger_than_caches(shape):
     x = checks.random(shape, "f64")

@@ -98,18 +98,69 @@ static void transpose(bool is_wide, void *dst, const void *src, int rows, int co
 
 /* ---- Loads and stores -------------------------------------------------------------------------------------------- */
 
-/* Floats are copied by memcpy, as they may not be aligned. */
-static void load_scattered(const struct run *run, bool is_wide, char *dst, const struct place *place) {
-    for (int r = 0; r < run->rows; r++) {
-        int64_t index = place->index + r * place->row_stride;
-        for (int c = 0; c < run->columns; c++, dst += bytes_of(is_wide)) {
-            if (place->type == WEFT_DATA_FLOAT && !is_wide)
-                memcpy(dst, (const char *)place->base + (index + c * place->column_stride) * bytes_of(false),
-                       sizeof(float));
-            else
-                load_row(is_wide, dst, place, index + c * place->column_stride, 1);
-        }
+/* Elements one by one between a tensor and a block without gaps: nearer neighbours of the tensor first. Memory promises
+   no alignment. Inlined for each size, which is then a constant. */
+static inline __attribute__((always_inline)) void move_elements(const struct run *run, const struct place *place,
+                                                                char *block, bool is_store, size_t bytes) {
+    bool is_by_row = place->column_stride < place->row_stride;
+    int outer = is_by_row ? run->rows : run->columns, inner = is_by_row ? run->columns : run->rows;
+    int64_t size = (int64_t)bytes, row = is_by_row ? size : run->columns * size;
+    int64_t outer_bytes = (is_by_row ? place->row_stride : place->column_stride) * size;
+    int64_t inner_bytes = (is_by_row ? place->column_stride : place->row_stride) * size;
+    char *corner = (char *)place->base + place->index * size;
+    for (int o = 0; o < outer; o++) {
+        char *at = corner + o * outer_bytes, *element = block + o * (is_by_row ? run->columns * size : size);
+        for (int i = 0; i < inner; i++, at += inner_bytes, element += row)
+            memcpy(is_store ? at : element, is_store ? element : at, bytes);
     }
+}
+
+static void move_scattered(const struct run *run, const struct place *place, void *block, bool is_store) {
+    switch (dtype_of(place->type)->bits) {
+    case 8:
+        move_elements(run, place, block, is_store, 1);
+        break;
+    case 16:
+        move_elements(run, place, block, is_store, 2);
+        break;
+    case 32:
+        move_elements(run, place, block, is_store, 4);
+        break;
+    default:
+        move_elements(run, place, block, is_store, 8);
+        break;
+    }
+}
+
+/* Whole bytes are gathered as they are, and converted together. */
+static void load_scattered(const struct run *run, bool is_wide, char *dst, const struct place *place) {
+    unsigned char codes[PROGRAM_BLOCK * sizeof(double)];
+    if (dtype_of(place->type)->bits >= 8) {
+        bool is_same = place->type == type_of(is_wide);
+        move_scattered(run, place, is_same ? (void *)dst : codes, false);
+        if (!is_same)
+            load_row(is_wide, dst, &(struct place){.base = codes, .type = place->type}, 0,
+                     (int64_t)run->rows * run->columns);
+        return;
+    }
+    for (int r = 0; r < run->rows; r++)
+        for (int c = 0; c < run->columns; c++, dst += bytes_of(is_wide))
+            load_row(is_wide, dst, place, place->index + r * place->row_stride + c * place->column_stride, 1);
+}
+
+static void store_scattered(const struct run *run, bool is_wide, const char *src, const struct place *place) {
+    unsigned char codes[PROGRAM_BLOCK * sizeof(double)];
+    if (dtype_of(place->type)->bits >= 8) {
+        bool is_same = place->type == type_of(is_wide);
+        if (!is_same)
+            store_row(is_wide, &(struct place){.base = codes, .type = place->type}, 0, src,
+                      (int64_t)run->rows * run->columns);
+        move_scattered(run, place, is_same ? (void *)src : codes, true);
+        return;
+    }
+    for (int r = 0; r < run->rows; r++)
+        for (int c = 0; c < run->columns; c++, src += bytes_of(is_wide))
+            store_row(is_wide, place, place->index + r * place->row_stride + c * place->column_stride, src, 1);
 }
 
 /* Column by column, then transposed. */
@@ -179,22 +230,12 @@ static void store(const struct run *run, const struct instruction *instruction) 
         store_columns(run, is_wide, &place, src);
         return;
     }
-    for (int r = 0; r < run->rows; r++, src += run->columns * bytes_of(is_wide)) {
-        int64_t index = place.index + r * place.row_stride;
-        if (place.column_stride == 1) {
-            store_row(is_wide, &place, index, src, run->columns);
-            continue;
-        }
-        /* No run in either direction: element by element. */
-        for (int c = 0; c < run->columns; c++) {
-            const char *element = src + c * bytes_of(is_wide);
-            if (place.type == WEFT_DATA_FLOAT && !is_wide)
-                memcpy((char *)place.base + (index + c * place.column_stride) * bytes_of(false), element,
-                       sizeof(float));
-            else
-                store_row(is_wide, &place, index + c * place.column_stride, element, 1);
-        }
+    if (place.column_stride != 1) {
+        store_scattered(run, is_wide, src, &place);
+        return;
     }
+    for (int r = 0; r < run->rows; r++, src += run->columns * bytes_of(is_wide))
+        store_row(is_wide, &place, place.index + r * place.row_stride, src, run->columns);
 }
 
 /* ---- The other instructions -------------------------------------------------------------------------------------- */

@@ -72,7 +72,8 @@ static int block_columns_of(const struct walk *walk, const struct program *progr
     int column = walk->rank - 1;
     /* 32 columns: of such a block 32 rows, in floats two cache lines of each column. */
     for (int a = 0; a < program->access_count; a++)
-        if (program->accesses[a].value >= 0 && walk->strides[a][column] > 1 && walk->strides[a][column - 1] == 1)
+        if (program->accesses[a].value >= 0 && walk->strides[a][column] > 1 && walk->strides[a][column - 1] > 0 &&
+            walk->strides[a][column - 1] < walk->strides[a][column])
             return 32;
     return program->block;
 }

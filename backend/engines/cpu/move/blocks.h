@@ -10,15 +10,28 @@
 enum { TRANSPOSE_BYTES = 256 }; /* of a written row that a block has: four cache lines */
 
 /* to[i * to_stride + j] = from[j * from_stride + i] for i < rows and j < columns, elements of 1, 2, 4 or 8 bytes;
-   strides in elements. is_large: past the caches, as what is written is larger than these. */
-void transpose(void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t rows, int64_t columns,
-               int bytes, bool is_large);
+   strides in elements. */
+struct plane {
+    char *to;
+    const char *from;
+    int64_t to_stride, from_stride, rows, columns;
+    int bytes;
+    bool is_large; /* past the caches, as what is written is larger than these */
+    char *next_to; /* a plane like this one follows; NULL: none */
+    const char *next_from;
+};
+
+void transpose(const struct plane *plane);
 
 /* Elements before a cache line's begin, of rows of `count` elements that lie `stride` apart; 0 where their lines begin
    at different elements, or they are too short to be cut there. */
 int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes);
 
-void copy_run(char *to, const char *from, int64_t bytes);
+/* `rows` runs of `bytes` each, which begin `to_step` and `from_step` bytes apart. A run may be its own copy. */
+void copy_runs(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t rows, int64_t bytes);
+
+/* to[i] = from[2 * i] for i < count. */
+void copy_second(void *to, const void *from, int64_t count, int bytes);
 
 /* Between `few` (2, 3 or 4) planes and one memory that holds an element of each in turn: joined, to[i * few + j] =
    from[j * stride + i], and the other way round, to[j * stride + i] = from[i * few + j], for i < count. */

@@ -20,11 +20,11 @@ static const double START_SECONDS = 1e-6;
 
 enum {
     PARTS_MAX = 64,
-    FEW = 4,                /* planes that one loop goes through at once */
-    TASK_BYTES = 128 << 10, /* of a task, at least: some 2 us in caches, no less than waking a thread takes */
-    THREAD_TASKS = 4,       /* of a thread at most: each begins with lines that nobody fetched */
-    CAST_RUN = 1024,        /* elements of a conversion that is two */
-    LARGE_BYTES = 8 << 20   /* a result of which nothing stays in caches */
+    FEW = 4,               /* planes that one loop goes through at once */
+    TASK_BYTES = 64 << 10, /* of a task, at least: 1 us in caches, 4 us past them */
+    THREAD_TASKS = 4,      /* of a thread at most: each begins with lines that nobody fetched */
+    CAST_RUN = 1024,       /* elements of a conversion that is two */
+    LARGE_BYTES = 8 << 20  /* a result of which nothing stays in caches */
 };
 
 /* How elements go: neighbours in both memories, neighbours of each in turn (a block of them, or a few planes), or
@@ -195,7 +195,7 @@ static void cut_tasks(struct copy *copy) {
     int64_t side = TRANSPOSE_BYTES / copy->bytes, strips = divide_up(pieces, copy->rows);
     /* By written rows, unless they are few: threads that write parts of the same rows take lines from each other, as
        processors fetch ahead. */
-    copy->is_cut_across = copy->way == BLOCKS && copy->across >= strips * side;
+    copy->is_cut_across = copy->way == BLOCKS && copy->across >= min64(strips, threads_count()) * side;
     int64_t length = copy->is_cut_across ? copy->across : copy->along;
     copy->task_rows = divide_up(copy->rows, pieces);
     copy->strip = strips > 1 ? round_up(divide_up(length, strips), side) : length;
@@ -396,37 +396,37 @@ static void cast_run(const struct copy *copy, char *to, const char *from, int64_
 static void copy_along(const struct copy *copy, char *to, const char *from, int64_t along) {
     if (copy->from_type != copy->to_type)
         cast_run(copy, to, from, along);
-    else if (copy->way == RUNS)
-        copy_run(to, from, along * copy->bytes); /* to itself, where an input lies in the result */
     else if (copy->way == PLANES)
         interleave(to, from, copy->from_along == 1 ? copy->from_across : copy->to_across, (int)copy->across, along,
                    copy->bytes, copy->from_along == 1);
+    else if (copy->from_along == 2 && copy->to_along == 1)
+        copy_second(to, from, along, copy->bytes);
     else
         copy_elements(to, copy->to_along, from, copy->from_along, along, copy->bytes);
 }
 
-/* Strips meet where a cache line begins, so that no line is in two tasks. */
-static void transpose_strip(const struct copy *copy, char *to, const char *from, int64_t start) {
+/* Strips meet where a cache line begins, so that no line is in two tasks. next_to, next_from: the next row's plane, or
+   NULL. */
+static void transpose_strip(const struct copy *copy, char *to, const char *from, int64_t start, char *next_to,
+                            const char *next_from) {
     int bytes = copy->bytes;
     int64_t head = copy->is_cut_across ? transpose_head(from, copy->from_along, copy->across, bytes)
                                        : transpose_head(to, copy->to_across, copy->along, bytes);
     int64_t length = copy->is_cut_across ? copy->across : copy->along;
     int64_t first = start ? min64(start + head, length) : 0, count = min64(start + copy->strip + head, length) - first;
-    if (copy->is_cut_across)
-        transpose(to + first * copy->to_across * bytes, copy->to_across, from + first * bytes, copy->from_along, count,
-                  copy->along, bytes, copy->is_large);
-    else
-        transpose(to + first * bytes, copy->to_across, from + first * copy->from_along * bytes, copy->from_along,
-                  copy->across, count, bytes, copy->is_large);
-}
-
-/* A strip of a row's plane. */
-static void copy_plane(const struct copy *copy, char *to, const char *from, int64_t start) {
-    if (copy->way == BLOCKS)
-        transpose_strip(copy, to, from, start);
-    else
-        copy_along(copy, to + start * copy->to_along * copy->bytes, from + start * copy->from_along * copy->from_bytes,
-                   min64(copy->strip, copy->along - start));
+    int64_t to_first = first * (copy->is_cut_across ? copy->to_across : 1) * bytes;
+    int64_t from_first = first * (copy->is_cut_across ? 1 : copy->from_along) * bytes;
+    struct plane plane = {.to = to + to_first,
+                          .from = from + from_first,
+                          .to_stride = copy->to_across,
+                          .from_stride = copy->from_along,
+                          .rows = copy->is_cut_across ? count : copy->across,
+                          .columns = copy->is_cut_across ? copy->along : count,
+                          .bytes = bytes,
+                          .is_large = copy->is_large,
+                          .next_to = next_to ? next_to + to_first : NULL,
+                          .next_from = next_to ? next_from + from_first : NULL};
+    transpose(&plane);
 }
 
 /* Where a walk over the outer modes stands. */
@@ -456,11 +456,35 @@ static void advance(struct place *place, const struct copy *copy) {
     }
 }
 
+/* Rows along the fastest outer mode, of some that are left. */
+static int64_t rows_alike(const struct copy *copy, const struct place *place, int64_t left) {
+    int last = copy->rank - 1;
+    return last < 0 ? 1 : min64(left, copy->extents[last] - place->at[last]);
+}
+
+/* Past all but the last one of such rows. */
+static void skip(struct place *place, const struct copy *copy, int64_t rows) {
+    int last = copy->rank - 1;
+    if (last < 0)
+        return;
+    place->at[last] += rows - 1;
+    place->from += (rows - 1) * copy->from_strides[last];
+    place->to += (rows - 1) * copy->to_strides[last];
+}
+
 /* Of one execution; on the stack of `run`, which returns when all tasks are done. */
 struct job {
     const struct move *move;
     void *const *values;
 };
+
+/* Runs of equally many elements, which may be copied to themselves, where an input lies in the result. */
+static void copy_runs_alike(const struct copy *copy, char *to, const char *from, int64_t rows, int64_t start) {
+    int last = copy->rank - 1, bytes = copy->bytes;
+    int64_t to_step = last < 0 ? 0 : copy->to_strides[last], from_step = last < 0 ? 0 : copy->from_strides[last];
+    copy_runs(to + start * bytes, to_step * bytes, from + start * bytes, from_step * bytes, rows,
+              min64(copy->strip, copy->along - start) * bytes);
+}
 
 /* Rows of a copy from `row` on, of each a strip from `start` on. */
 static void copy_rows(const struct job *job, const struct copy *copy, int64_t row, int64_t start) {
@@ -468,8 +492,23 @@ static void copy_rows(const struct job *job, const struct copy *copy, int64_t ro
     char *to = job->values[copy->to_value];
     const char *from = job->values[copy->from_value];
     struct place place = place_of(copy, row);
-    for (; row < end; row++, advance(&place, copy))
-        copy_plane(copy, to + place.to * copy->bytes, from + place.from * copy->from_bytes, start);
+    bool are_runs = copy->way == RUNS && copy->from_type == copy->to_type;
+    for (int64_t rows = 1; row < end; row += rows) {
+        char *row_to = to + place.to * copy->bytes;
+        const char *row_from = from + place.from * copy->from_bytes;
+        if (are_runs) {
+            rows = rows_alike(copy, &place, end - row);
+            copy_runs_alike(copy, row_to, row_from, rows, start);
+            skip(&place, copy, rows);
+        }
+        advance(&place, copy);
+        if (copy->way == BLOCKS)
+            transpose_strip(copy, row_to, row_from, start, row + 1 < end ? to + place.to * copy->bytes : NULL,
+                            from + place.from * copy->from_bytes);
+        else if (!are_runs)
+            copy_along(copy, row_to + start * copy->to_along * copy->bytes,
+                       row_from + start * copy->from_along * copy->from_bytes, min64(copy->strip, copy->along - start));
+    }
 }
 
 static void run_task(void *context, int64_t task) {

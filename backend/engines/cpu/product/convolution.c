@@ -11,6 +11,8 @@
 #include "base/number.h"
 #include "engines/cpu/product/contraction.h"
 
+#include <string.h>
+
 /* Limits below which the other way is taken. None depends on the number of threads. */
 enum {
     FEW_POSITIONS = 128, /* of an image: packing the filter for each image would cost too much */
@@ -348,6 +350,30 @@ static void plan_image(struct planner *planner, struct piece *piece, struct imag
     plan_direct_image(planner, piece, plan, read.value, weights.value);
 }
 
+/* Whether single channels are made plane by plane: where positions of either image are neighbours, whose phases are all
+   of `whole`. */
+static bool plan_planes(struct planner *planner, struct piece *piece, const struct image_plan *whole,
+                        const struct direct_phase *phases, const int64_t *counts) {
+    struct direct *direct = &piece->direct;
+    const struct patches *p = &phases[0].patches;
+    bool are_neighbours = p->stride[2] == 1 && p->step[0] * p->step[1] * p->step[2] == 1;
+    if (!is_depthwise(&planner->g) || planner->kernel->type != WEFT_DATA_FLOAT || !are_neighbours ||
+        patches_count(whole->patches.positions) == 0 || !lies_turned(planner, whole) ||
+        !walk_merges(&planner->contraction->program, whole->axes, planner->g.spatial))
+        return false;
+    struct direct planned = {.order = DIRECT_POSITIONS,
+                             .image_value = graph_find_value(planner->graph, whole->source),
+                             .other_value = graph_find_value(planner->graph, planner->g.w.tensor),
+                             .planes = {.phases = phases}};
+    memcpy(planned.planes.counts, counts, sizeof planned.planes.counts);
+    memcpy(planned.planes.size, whole->patches.positions, sizeof planned.planes.size);
+    walk_image(planner, &planned.walk, whole, true, true);
+    direct_plan_planes(&planned, planner->g.n, planner->contraction->threads);
+    if (planned.is_on)
+        *direct = planned;
+    return planned.is_on;
+}
+
 /* ---- The three directions ---------------------------------------------------------------------------------------- */
 
 /* One piece. The filter's depth runs over taps and input channels, its rows over output channels. */
@@ -361,9 +387,13 @@ static weftStatus_t plan_forward(struct planner *planner, struct arena *arena) {
     int first = (int)g->y.tensor->dims.count - g->spatial;
     for (int i = 0; i < g->spatial; i++)
         plan.axes[i] = (struct axis){.dim = first + i, .extent = g->y.size[3 - g->spatial + i], .step = 1};
+    struct direct_phase *whole;
     TRY(arena_alloc(arena, &planner->contraction->pieces, sizeof(struct piece)));
+    TRY(arena_alloc(arena, &whole, sizeof *whole));
     planner->contraction->piece_count = 1;
-    plan_image(planner, planner->contraction->pieces, &plan);
+    *whole = (struct direct_phase){plan.patches, plan.filter};
+    if (!plan_planes(planner, planner->contraction->pieces, &plan, whole, (const int64_t[]){1, 1, 1}))
+        plan_image(planner, planner->contraction->pieces, &plan);
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -386,8 +416,8 @@ static struct phase phase_of(const struct conv_geometry *g, int i, int64_t place
     return phase;
 }
 
-/* The piece of dx at these places within a step of the stride; places: one along each dimension. */
-static void plan_phase(struct planner *planner, struct piece *piece, const int64_t *places) {
+/* dx as a whole, but for taps. */
+static struct image_plan data_plan(const struct planner *planner) {
     const struct conv_geometry *g = &planner->g;
     /* Against the forward filter, rows and depth have changed roles: depth over output channels, rows over input
        channels. */
@@ -396,9 +426,19 @@ static void plan_phase(struct planner *planner, struct piece *piece, const int64
                               .channels = g->c,
                               .patches = patches_of(planner, &g->y, g->k),
                               .filter = filter_of(planner, g->k, g->w.outer_stride, g->w.channel_stride)};
+    int first = (int)g->x.tensor->dims.count - g->spatial;
+    for (int i = 0; i < g->spatial; i++)
+        plan.axes[i] = (struct axis){.dim = first + i, .extent = g->x.size[3 - g->spatial + i], .step = 1};
+    memcpy(plan.patches.positions, g->x.size, sizeof g->x.size);
+    return plan;
+}
+
+/* The part of dx at these places within a step of the stride; places: one along each dimension. */
+static struct image_plan phase_plan(const struct planner *planner, const int64_t *places) {
+    const struct conv_geometry *g = &planner->g;
+    struct image_plan plan = data_plan(planner);
     struct patches *patches = &plan.patches;
     struct filter *filter = &plan.filter;
-    int first = (int)g->x.tensor->dims.count - g->spatial;
     for (int i = 0; i < 3; i++) {
         struct phase phase = phase_of(g, i, places[i]);
         /* Elements of dx along the dimension that belong to the phase. */
@@ -410,21 +450,37 @@ static void plan_phase(struct planner *planner, struct piece *piece, const int64
         /* The phase's taps as a filter of its own: it begins at the first and steps over those of other phases. */
         filter->first += phase.first * filter->tap_stride[i];
         filter->tap_stride[i] *= phase.step;
-        if (i >= 3 - g->spatial)
-            plan.axes[i - 3 + g->spatial] = (struct axis){
-                .dim = first + i - 3 + g->spatial, .extent = count, .first = places[i], .step = g->stride[i]};
+        if (i >= 3 - g->spatial) {
+            struct axis *axis = &plan.axes[i - 3 + g->spatial];
+            axis->extent = count, axis->first = places[i], axis->step = g->stride[i];
+        }
     }
-    plan_image(planner, piece, &plan);
+    return plan;
 }
 
-/* A piece for each phase, in row-major order of the places; all write different elements of dx. */
+/* A piece for each phase, in row-major order of the places; all write different elements of dx. Or one, of all planes.
+ */
 static weftStatus_t plan_data(struct planner *planner, struct arena *arena) {
     const struct conv_geometry *g = &planner->g;
-    int64_t phases[3], places[3];
+    struct contraction *contraction = planner->contraction;
+    struct image_plan whole = data_plan(planner);
+    struct direct_phase *all;
+    int64_t phases[3], places[3], count = 0;
     count_phases(g, phases);
-    TRY(arena_alloc(arena, &planner->contraction->pieces, (size_t)patches_count(phases) * sizeof(struct piece)));
-    for (bool more = index_begin(places, 3, phases); more; more = index_next(places, 3, phases))
-        plan_phase(planner, &planner->contraction->pieces[planner->contraction->piece_count++], places);
+    TRY(arena_alloc(arena, &contraction->pieces, (size_t)patches_count(phases) * sizeof(struct piece)));
+    TRY(arena_alloc(arena, &all, (size_t)patches_count(phases) * sizeof *all));
+    for (bool more = index_begin(places, 3, phases); more; more = index_next(places, 3, phases)) {
+        struct image_plan plan = phase_plan(planner, places);
+        all[count++] = (struct direct_phase){plan.patches, plan.filter};
+    }
+    if (plan_planes(planner, contraction->pieces, &whole, all, phases)) {
+        contraction->piece_count = 1;
+        return WEFT_STATUS_SUCCESS;
+    }
+    for (bool more = index_begin(places, 3, phases); more; more = index_next(places, 3, phases)) {
+        struct image_plan plan = phase_plan(planner, places);
+        plan_image(planner, &contraction->pieces[contraction->piece_count++], &plan);
+    }
     return WEFT_STATUS_SUCCESS;
 }
 

@@ -343,7 +343,10 @@ static void begin_task(struct task *task, int64_t index) {
     task->width = direct_width(d, task->channels);
 }
 
+/* Nothing of single channels whose planes are made: packing a task's few weights is nothing beside them. */
 weftStatus_t direct_keep_filter(struct direct *d, const void *filter) {
+    if (d->has_planes)
+        return WEFT_STATUS_SUCCESS;
     const struct direct_tiling *t = &d->tiling;
     struct direct bound = *d;
     int64_t tasks = d->groups * t->channel_tasks, parts = parts_of(d);
@@ -442,7 +445,7 @@ void direct_run(const struct direct *planned, const struct program *program, voi
     find_memory(&job);
     job.parts = job.buffers;
     job.buffers += direct_part_floats(&d);
-    threads_for(d.tiling.threads, run_tasks, &job);
+    threads_for(d.tiling.threads, d.has_planes ? direct_make_planes : run_tasks, &job);
     if (d.tiling.splits == 1)
         return;
     job.next = 0;

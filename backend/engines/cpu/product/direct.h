@@ -30,11 +30,27 @@ struct direct_tiling {
     int64_t panels, sums, turned, seen; /* floats, and for `seen` pointers, of a thread's buffers */
 };
 
+/* Places of an image that is made which see the other one through the same taps: a part of it at each place within a
+   step of a data gradient's stride, else all of it. */
+struct direct_phase {
+    struct patches patches;
+    struct filter filter;
+};
+
+/* An image of single channels that is made plane by plane. Of the other image a window is copied, with zeros wherever
+   taps look outside. */
+struct direct_planes {
+    const struct direct_phase *phases;
+    int64_t counts[3];           /* of phases along each dimension: places of a phase are so far apart */
+    int64_t size[3];             /* of the image that is made */
+    int64_t window[3], first[3]; /* the window's size; its first place, which may be outside of the image */
+};
+
 struct direct {
     bool is_on, is_filter; /* is_filter: the filter's gradient */
     bool sees_columns;     /* of a filter's gradient: rows of B are read where the image lies, too; nothing is packed */
     bool is_depthwise;     /* one channel per group: the groups are columns of one product, and channels elsewhere */
-    bool has_planes;       /* is_depthwise: of the filter's gradient, whose positions are neighbours */
+    bool has_planes;       /* is_depthwise: positions are neighbours, and vectors run along them */
     bool scatters;         /* an image that is made: its positions are neighbours, but not those of this phase */
     enum direct_columns order;
     int64_t groups, rows, columns, segments, depth; /* of one group's product */
@@ -43,7 +59,8 @@ struct direct {
     int image_value, other_value; /* other: the filter, or dy */
     struct stage image, dy;       /* `to` is what is read, a copy or not */
     struct filter filter;
-    struct kept kept; /* the filter's panels, [groups, tasks of channels, parts of the depth] */
+    struct direct_planes planes; /* has_planes: of an image that is made */
+    struct kept kept;            /* the filter's panels, [groups, tasks of channels, parts of the depth] */
     struct walk walk;
     struct direct_tiling tiling;
 };
@@ -61,6 +78,9 @@ void direct_plan_channels(struct direct *direct, const struct patches *patches, 
                           int64_t images, int threads);
 void direct_plan_channel_sums(struct direct *direct, const struct patches *x, const struct patches *dy, int64_t images,
                               int threads);
+
+/* The same where planes of both images are neighbours. The caller has filled in the planes' phases, counts and size. */
+void direct_plan_planes(struct direct *direct, int64_t images, int threads);
 
 int64_t direct_workspace_bytes(const struct direct *direct);
 

@@ -135,6 +135,32 @@
         memcpy(c, found, sizeof found);                                                                                \
     }
 
+/* Some vectors of neighbours from `at` on. */
+#define PLANE_VECTORS(lanes, vectors)                                                                                  \
+    {                                                                                                                  \
+        vector sum[vectors] = {{0}};                                                                                   \
+        for (int64_t t = 0; t < taps; t++) {                                                                           \
+            const float *x = image + offsets[t] + at, weight = weights[t * weights_ld];                                \
+            _Pragma("GCC unroll 16") for (int j = 0; j < vectors; j++) sum[j] +=                                       \
+                weight * *(const vector *)(x + j * lanes);                                                             \
+        }                                                                                                              \
+        _Pragma("GCC unroll 16") for (int j = 0; j < vectors; j++) * (vector *)(c + at + j * lanes) = sum[j];          \
+    }
+
+/* As many vectors at a time as there are, but for the last one. */
+#define FILTER_PLANE_KERNEL(function, attribute, lanes)                                                                \
+    attribute static void function(int64_t taps, const float *image, const int64_t *offsets, const float *weights,     \
+                                   int64_t weights_ld, float *c, int64_t count) {                                      \
+        typedef float vector __attribute__((vector_size(lanes * sizeof(float)), may_alias, aligned(sizeof(float))));   \
+        int64_t at = 0;                                                                                                \
+        for (; at + 7 * lanes < count; at += 8 * lanes)                                                                \
+            PLANE_VECTORS(lanes, 8)                                                                                    \
+        for (; at + 3 * lanes < count; at += 4 * lanes)                                                                \
+            PLANE_VECTORS(lanes, 4)                                                                                    \
+        for (; at < count; at += lanes)                                                                                \
+            PLANE_VECTORS(lanes, 1)                                                                                    \
+    }
+
 #define PACKED_KERNEL(function, attribute, lanes, height, vectors)                                                     \
     DIRECT_KERNEL(function, attribute, lanes, height, vectors, const float *, b, vectors *lanes)
 #define SEEN_KERNEL(function, attribute, lanes, height, vectors)                                                       \
@@ -153,6 +179,7 @@
     PACKED_KERNEL(name##_one, attribute, lanes, height, 1)                                                             \
     PACKED_KERNEL(name##_one_low, attribute, lanes, height / 2, 1)                                                     \
     PLANE_KERNEL(name##_sum_planes, attribute, lanes)                                                                  \
+    FILTER_PLANE_KERNEL(name##_filter_plane, attribute, lanes)                                                         \
     CHANNEL_KERNELS(name, attribute, lanes, height / 2)
 
 #define WIDE_SHAPE(name, lanes, height, vectors)                                                                       \
@@ -181,14 +208,16 @@ static const struct direct_kernel kernels[] = {
      {WIDE_SHAPE(avx512_four, 16, 6, 4), WIDE_SHAPE(avx512_two, 16, 8, 2), NARROW_SHAPE(avx512_one, 16, 8)},
      avx512_filter_channels,
      avx512_sum_channels,
-     avx512_sum_planes},
+     avx512_sum_planes,
+     avx512_filter_plane},
     {"avx2 6x16",
      8,
      3,
      {WIDE_SHAPE(avx2_two, 8, 6, 2), NARROW_SHAPE(avx2_one, 8, 6)},
      avx2_filter_channels,
      avx2_sum_channels,
-     avx2_sum_planes},
+     avx2_sum_planes,
+     avx2_filter_plane},
 #endif
     {"plain 6x8",
      4,
@@ -196,7 +225,8 @@ static const struct direct_kernel kernels[] = {
      {WIDE_SHAPE(plain_two, 4, 6, 2), NARROW_SHAPE(plain_one, 4, 6)},
      plain_filter_channels,
      plain_sum_channels,
-     plain_sum_planes},
+     plain_sum_planes,
+     plain_filter_plane},
 };
 
 /* Rank 1 and above are for tests, which run every kernel that the CPU has. */

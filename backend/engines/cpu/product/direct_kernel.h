@@ -35,6 +35,13 @@ enum { DIRECT_PLANE_TAPS = 9 };
 typedef void direct_sum_of_planes(int64_t lines, int64_t width, const float *const *seen, int64_t seen_ld,
                                   const float *dy, float *c);
 
+enum { DIRECT_VECTOR = 16 }; /* floats that the widest vector has */
+
+/* C[j] = sum over taps t of weights[t * weights_ld] * image[offsets[t] + j], of `count` neighbours j. Up to the next
+   multiple of DIRECT_VECTOR they are read and written. */
+typedef void direct_filter_plane(int64_t taps, const float *image, const int64_t *offsets, const float *weights,
+                                 int64_t weights_ld, float *c, int64_t count);
+
 enum { DIRECT_ROWS = 12 }; /* a multiple of half the rows of every shape, and of channel_rows */
 
 /* A panel's columns, and the rows that are multiplied by them at once: whole and half of them. */
@@ -52,6 +59,7 @@ struct direct_kernel {
     direct_filter_channels *filter_channels;
     direct_sum_channels *sum_channels;
     direct_sum_of_planes *sum_planes;
+    direct_filter_plane *filter_plane;
 };
 
 /* The kernels that this CPU runs, best first; NULL when rank is past the last one. */

@@ -341,7 +341,7 @@ int64_t direct_workspace_bytes(const struct direct *d) {
 
 /* Packing for a copy takes any address. */
 bool direct_reads(const struct direct *d, void *const *values) {
-    bool reads_image = !d->image.is_on, reads_dy = d->is_filter && !d->dy.is_on;
+    bool reads_image = !d->image.is_on && (d->is_filter || !d->has_planes), reads_dy = d->is_filter && !d->dy.is_on;
     return (!reads_image || (uintptr_t)values[d->image_value] % sizeof(float) == 0) &&
            (!reads_dy || (uintptr_t)values[d->other_value] % sizeof(float) == 0);
 }

@@ -79,4 +79,7 @@ void direct_sum_planes(void *job, int64_t thread);
 /* A filter's gradient of single channels. */
 void direct_run_sums(struct job *job);
 
+/* Planes of single channels that nobody has made yet, on one thread. */
+void direct_make_planes(void *job, int64_t thread);
+
 #endif

@@ -115,9 +115,13 @@ void gemm_transpose(void *panel, int width, const void *rows, int64_t ld, int co
         transpose_plain(panel, width, rows, ld, count, depth);
 }
 
-/* A matrix whose rows (of A; columns of B) are contiguous. */
+/* A matrix whose rows (of A; columns of B) are contiguous. One of them is a panel as it is. */
 static void pack_contiguous_depth(const struct gemm_matrix *matrix, float *panel, int width, int64_t index, int count,
                                   int depth) {
+    if (width == 1) {
+        dtype_to_f32(panel, matrix->type, matrix->base, index, depth);
+        return;
+    }
     if (gemm_has_floats(matrix)) {
         gemm_transpose(panel, width, (const float *)matrix->base + index, matrix->stride * (int64_t)sizeof(float),
                        count, depth);

@@ -6,6 +6,7 @@
 #include "base/number.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/core/vector.h"
+#include "engines/cpu/product/few_bits.h"
 #include "engines/cpu/product/small.h"
 
 #include <string.h>
@@ -18,12 +19,14 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    WORD = 32,        /* bits */
-    ROUNDED = 1024,   /* elements that are rounded at a time */
-    DOT_ROWS = 4,     /* of A, at most, that dot products are taken of */
-    DOT_COLUMNS = 64, /* of a task */
-    DOT_LINES = 8,    /* columns whose parts of a block are read one after another */
-    DOT_DEPTH = 32    /* of a block, at least */
+    WORD = 32,                /* bits */
+    ROUNDED = 1024,           /* elements that are rounded at a time */
+    DOT_ROWS = FEW_BITS_ROWS, /* of A, at most, that dot products are taken of */
+    DOT_COLUMNS = 64,         /* of a task */
+    DOT_BLOCKS = 32,          /* whose scales are floats at a time, at most */
+    DOT_FLOATS = 6 << 10,     /* of A beside them: 24 KiB */
+    DOT_LINES = 8,            /* columns whose parts of a block are read one after another */
+    DOT_DEPTH = 32            /* of a block, at least */
 };
 
 /* ---- Scales ------------------------------------------------------------------------------------------------------ */
@@ -176,6 +179,7 @@ struct dots {
     const struct small_kernel *kernel;
     float *rows; /* of A, [batch, m, k] */
     int64_t tasks;
+    bool is_whole; /* numbers become floats in registers, else in a buffer */
 };
 
 bool scaled_has_dots(const struct gemm *gemm, const struct scaled *b) {
@@ -187,11 +191,23 @@ int64_t scaled_dots_bytes(const struct gemm *gemm) {
     return gemm->batch * gemm->m * gemm->k * (int64_t)sizeof(float) + (int64_t)sizeof(float);
 }
 
+/* Whether numbers are of a type that few_bits.h takes, in whole groups, and columns begin with whole bytes. */
+static bool has_groups(const struct gemm *gemm, const struct scaled *b) {
+    const struct gemm_matrix *matrix = &b->matrix;
+    bool are_bytes = matrix->stride % 2 == 0;
+    for (int i = 0; i < matrix->batch_rank; i++)
+        are_bytes = are_bytes && matrix->batch_strides[i] % 2 == 0;
+    return few_bits_takes(matrix->type) && (are_bytes || dtype_of(matrix->type)->bits == 8) &&
+           gemm->k % FEW_BITS_GROUP == 0 && min64(b->depth_block, gemm->k) % FEW_BITS_GROUP == 0;
+}
+
 static void unpack_row(const struct dots *dots, int64_t row) {
     const struct gemm *gemm = dots->gemm;
     float *to = dots->rows + row * gemm->k;
     for (int64_t k0 = 0; k0 < gemm->k; k0 += GEMM_DEPTH)
         gemm->pack_a(gemm->a, to + k0, 1, row / gemm->m, row % gemm->m, 1, k0, (int)min64(GEMM_DEPTH, gemm->k - k0));
+    if (dots->is_whole)
+        few_bits_arrange(dots->b->matrix.type, to, gemm->k);
 }
 
 /* Adds the products with a part of a block, of `columns` columns from `first` on: sums are [m, DOT_COLUMNS]. */
@@ -210,6 +226,31 @@ static void add_dots(const struct dots *dots, float *sums, int64_t batch, int64_
             sums[i * DOT_COLUMNS + j] += scales[j] * products[i * DOT_LINES + j];
 }
 
+/* Adds the products of whole blocks, of all of a task's columns. */
+static void add_groups(const struct dots *dots, float *sums, int64_t batch, int64_t first, int columns, int64_t k0,
+                       int64_t depth) {
+    const struct gemm *gemm = dots->gemm;
+    const struct gemm_matrix *matrix = &dots->b->matrix;
+    int64_t block = dots->b->depth_block;
+    float scales[DOT_BLOCKS][DOT_COLUMNS];
+    struct few_bits few = {.type = matrix->type,
+                           .numbers = gemm_corner(matrix, batch, first, k0),
+                           .column_bytes = dtype_bytes(matrix->type, matrix->stride),
+                           .depth = depth,
+                           .block = block,
+                           .scales = scales[0],
+                           .scale_ld = DOT_COLUMNS};
+    for (int64_t i = 0; i * block < depth; i++)
+        load_scales(dots->b, scales[i], DOT_COLUMNS, batch, first, columns, k0 + i * block);
+    few_bits_dots(&few, columns, dots->rows + batch * gemm->m * gemm->k + k0, gemm->k, (int)gemm->m, sums, DOT_COLUMNS);
+}
+
+/* Of as many whole blocks as leave the rows of A in the L1 cache. */
+static int64_t dot_depth(const struct gemm *gemm, int64_t block) {
+    int64_t least = min64(block, gemm->k);
+    return least * max64(1, min64(DOT_BLOCKS, DOT_FLOATS / (gemm->m * least)));
+}
+
 /* Some columns of an entry of the batch, a few at a time along all of the depth. */
 static void run_dots(void *context, int64_t task) {
     const struct dots *dots = context;
@@ -217,7 +258,11 @@ static void run_dots(void *context, int64_t task) {
     int64_t batch = task / dots->tasks, first = task % dots->tasks * DOT_COLUMNS, block = dots->b->depth_block;
     int columns = (int)min64(DOT_COLUMNS, gemm->n - first);
     float sums[DOT_ROWS * DOT_COLUMNS] = {0};
-    for (int j = 0; j < columns; j += DOT_LINES)
+    for (int64_t k0 = 0, depth; k0 < gemm->k && dots->is_whole; k0 += depth) {
+        depth = min64(dot_depth(gemm, block), gemm->k - k0);
+        add_groups(dots, sums, batch, first, columns, k0, depth);
+    }
+    for (int j = 0; j < columns && !dots->is_whole; j += DOT_LINES)
         for (int64_t k0 = 0, depth; k0 < gemm->k; k0 += depth) {
             depth = min64(min64(block - k0 % block, GEMM_DEPTH), gemm->k - k0);
             add_dots(dots, sums + j, batch, first + j, (int)min64(DOT_LINES, columns - j), k0, (int)depth);
@@ -228,6 +273,7 @@ static void run_dots(void *context, int64_t task) {
 void scaled_dots(const struct gemm *gemm, int threads, void *workspace) {
     struct dots dots = {
         .gemm = gemm, .b = gemm->b, .kernel = small_kernel(0), .tasks = divide_up(gemm->n, DOT_COLUMNS)};
+    dots.is_whole = has_groups(gemm, dots.b);
     dots.rows = (float *)((char *)workspace + (-(uintptr_t)workspace & (sizeof(float) - 1)));
     for (int64_t row = 0; row < gemm->batch * gemm->m; row++)
         unpack_row(&dots, row);
