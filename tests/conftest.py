@@ -7,6 +7,11 @@ from collections import Counter
 
 import pytest
 
+# Threads that have no work sleep, as other tests run on the same cores: PyTorch's, which Weft takes where
+# they are, and NumPy's.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Graphs that name no device are planned for the one under test, also where there is a GPU.
 os.environ.setdefault("WEFT_DEVICE", os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 
