@@ -217,7 +217,7 @@ def rounded_forward(case: Case, inputs: dict[str, Any], dtype: str) -> np.ndarra
     top = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)
     weights = np.exp(s - np.where(np.isinf(top), 0, top))
     total = weights.sum(-1, keepdims=True) + np.exp(sink - np.where(np.isinf(top), 0, top))
-    o = np.einsum("bhij,bhjd->bhid", as_type(weights, dtype), repeat(inputs["v"], case.heads[0]))
+    o = as_type(weights, dtype) @ repeat(inputs["v"], case.heads[0])
     return as_type(o / np.where(total > 0, total, 1), dtype)
 
 
@@ -234,12 +234,12 @@ def rounded_backward(case: Case, operands: dict[str, Any], dtype: str) -> list[n
     with np.errstate(invalid="ignore"):
         weights = as_type(np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0))), dtype)
     mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
-    ds = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) - mean)
+    ds = weights * (d_o @ v.mT - mean)
     ds = as_type(ds * case.modified("slope", operands), dtype)
     return [
-        as_type(case.scale * np.einsum("bhij,bhjd->bhid", ds, k), dtype),
-        as_type(gather(case.scale * np.einsum("bhij,bhid->bhjd", ds, q), hk), dtype),
-        as_type(gather(np.einsum("bhij,bhid->bhjd", weights, d_o), hv), dtype),
+        as_type(case.scale * (ds @ k), dtype),
+        as_type(gather(case.scale * (ds.mT @ q), hk), dtype),
+        as_type(gather(weights.mT @ d_o, hv), dtype),
     ]
 
 
@@ -251,12 +251,12 @@ def summed(case: Case, operands: dict[str, Any]) -> list[float]:
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
     q, k, v = np.abs(checks.exact(operands["q"])), repeat(operands["k"], hq), repeat(operands["v"], hq)
     mean = np.abs(d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
-    ds = weights * (np.einsum("bhid,bhjd->bhij", np.abs(d_o), np.abs(v)) + mean)
+    ds = weights * (np.abs(d_o) @ np.abs(v).mT + mean)
     behind = ds * np.abs(case.modified("slope", operands))
     found = [
-        case.scale * np.einsum("bhij,bhjd->bhid", behind, np.abs(k)),
-        gather(case.scale * np.einsum("bhij,bhid->bhjd", behind, q), hk),
-        gather(np.einsum("bhij,bhid->bhjd", weights, np.abs(d_o)), hv),
+        case.scale * (behind @ np.abs(k)),
+        gather(case.scale * (behind.mT @ q), hk),
+        gather(weights.mT @ np.abs(d_o), hv),
     ]
     if case.bias and not case.is_mask:
         found.append(ds.sum(tuple(i for i in range(4) if case.bias[i] == 1), keepdims=True))
@@ -315,7 +315,7 @@ def run(number: int) -> str:
     """What is wrong with a case; empty when nothing is."""
     made = make(number)
     case, inputs = made.case, made.case.inputs(made.dtype)
-    products = np.einsum("bhid,bhjd->bhij", checks.exact(inputs["q"]), repeat(inputs["k"], case.heads[0]))
+    products = checks.exact(inputs["q"]) @ repeat(inputs["k"], case.heads[0]).mT
     case.scale = made.logits / max(float(np.abs(products).max(initial=0)), 1e-3)
     with np.errstate(all="ignore"):
         want, same = forward(case, inputs), rounded_forward(case, inputs, made.dtype)

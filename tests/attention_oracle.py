@@ -140,7 +140,7 @@ class Case:
     def modified(self, what: str, inputs: dict[str, Any], of: str = "") -> np.ndarray:
         """The modifier's value, or slope, at the scaled products; its slope by an operand."""
         q, k = checks.exact(inputs["q"]), repeat(inputs["k"], self.heads[0])
-        s = self.scale * np.einsum("bhid,bhjd->bhij", q, k)
+        s = self.scale * (q @ k.mT)
         if not self.modifier:
             return s if what == "value" else np.ones_like(s)
         evaluate = self.modifier.slopes[of] if of else getattr(self.modifier, what)
@@ -197,7 +197,7 @@ def softmax(s: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, ...]:
 def forward(case: Case, inputs: dict[str, Any], kept: Any = 1.0) -> list[np.ndarray]:
     """o, stats, max, sum_exp. kept: what dropout multiplies the weights by."""
     weights, *statistics = softmax(case.scores(inputs), case.sinks(inputs))
-    return [np.einsum("bhij,bhjd->bhid", weights * kept, repeat(inputs["v"], case.heads[0])), *statistics]
+    return [(weights * kept) @ repeat(inputs["v"], case.heads[0]), *statistics]
 
 
 def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = 1.0) -> dict[str, np.ndarray]:
@@ -206,14 +206,14 @@ def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = 1.
     sink = case.sinks(inputs)
     weights, stats, _, _ = softmax(case.scores(inputs), sink)
     d_o = np.where(np.arange(case.rows)[:, None] < case.lengths()[0], checks.exact(d_o), 0)
-    d_weights = np.einsum("bhid,bhjd->bhij", d_o, repeat(inputs["v"], hq)) * kept
+    d_weights = d_o @ repeat(inputs["v"], hq).mT * kept
     mean = (weights * d_weights).sum(-1, keepdims=True)
     ds_modified = weights * (d_weights - mean)
     ds = ds_modified * case.modified("slope", inputs)
     found = {
-        "dQ": case.scale * np.einsum("bhij,bhjd->bhid", ds, repeat(inputs["k"], hq)),
-        "dK": gather(case.scale * np.einsum("bhij,bhid->bhjd", ds, checks.exact(inputs["q"])), hk),
-        "dV": gather(np.einsum("bhij,bhid->bhjd", weights * kept, d_o), hv),
+        "dQ": case.scale * (ds @ repeat(inputs["k"], hq)),
+        "dK": gather(case.scale * (ds.mT @ checks.exact(inputs["q"])), hk),
+        "dV": gather((weights * kept).mT @ d_o, hv),
     }
     if case.bias and not case.is_mask:
         axes = tuple(i for i in range(4) if case.bias[i] == 1)
@@ -323,14 +323,14 @@ def by_definition(
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
         share = np.where(np.isinf(stats), 0, np.exp(np.minimum(sink - stats, 0)))
     mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
-    ds_modified = weights * (np.einsum("bhid,bhjd->bhij", d_o, v) * kept - mean)
+    ds_modified = weights * (d_o @ v.mT * kept - mean)
     ds = ds_modified * case.modified("slope", operands)
 
     def products(ds: np.ndarray, q: np.ndarray, k: np.ndarray, d_o: np.ndarray, scale: float) -> list[Any]:
         return [
-            scale * np.einsum("bhij,bhjd->bhid", ds, k),
-            gather(scale * np.einsum("bhij,bhid->bhjd", ds, q), hk),
-            gather(np.einsum("bhij,bhid->bhjd", weights * kept, d_o), hv),
+            scale * (ds @ k),
+            gather(scale * (ds.mT @ q), hk),
+            gather((weights * kept).mT @ d_o, hv),
         ]
 
     want = products(ds, q, k, d_o, case.scale)

@@ -7,6 +7,11 @@ from collections import Counter
 
 import pytest
 
+# Threads that have no work sleep, as other tests run on the same cores: PyTorch's, which Weft takes where
+# they are, and NumPy's.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Graphs that name no device are planned for the one under test, also where there is a GPU.
 os.environ.setdefault("WEFT_DEVICE", os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 
@@ -18,7 +23,7 @@ SAMPLE = os.environ.get("WEFT_TEST_SAMPLE", "1/1")
 # Files whose few tests take long, longest first: the number of their tests would have them begin too late.
 LONG = (
     *("test_emulated.py", "test_c.py", "test_hopper_tiles.py", "test_hopper_attention.py"),
-    *("test_foreign_cpu.py", "test_repository.py", "test_races.py", "test_small_cases.py"),
+    *("test_foreign_cpu.py", "test_repository.py", "test_races.py"),
     *("test_op_samples.py", "test_spelled_gradients.py", "test_cross_entropy.py", "test_compile.py"),
 )
 

@@ -158,6 +158,11 @@ def in_groups(w: Array, y: Array, groups: int) -> tuple[Array, Array]:
     return w.reshape(groups, -1, *w.shape[1:]), y.reshape(y.shape[0], groups, -1, *y.shape[2:])
 
 
+def pixels(images: Array) -> Array:
+    """Images of groups, [n, g, c, ...], as matrices [n, g, c, pixels]."""
+    return images.reshape(*images.shape[:3], math.prod(images.shape[3:]))
+
+
 def convolve(o: dict[str, Any], x: Array, w: Array, y: Array, result: str) -> Array:
     """One of image, filters and result from the two others; it is given as zeros."""
     groups = x.shape[1] // w.shape[1]
@@ -166,12 +171,11 @@ def convolve(o: dict[str, Any], x: Array, w: Array, y: Array, result: str) -> Ar
     filters, made = (each.copy() for each in in_groups(w, y, groups))
     for where, tap in zip(seen, at, strict=True):
         if result == "y":
-            made += np.einsum("ngc...,gkc->ngk...", image[where], filters[tap])
+            made += (filters[tap] @ pixels(image[where])).reshape(made.shape)
         elif result == "x":
-            image[where] += np.einsum("ngk...,gkc->ngc...", made, filters[tap])
+            image[where] += (filters[tap].mT @ pixels(made)).reshape(image[where].shape)
         else:
-            pixels = image[where].reshape(*image.shape[:3], -1)
-            filters[tap] += np.einsum("ngcp,ngkp->gkc", pixels, made.reshape(*made.shape[:3], -1))
+            filters[tap] += (pixels(made) @ pixels(image[where]).mT).sum(0)
     if result == "x":
         inner = (slice(p, p + n) for p, n in zip(o["pre_padding"], x.shape[2:], strict=True))
         return image.reshape(padded.shape)[(..., *inner)]

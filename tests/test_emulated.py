@@ -36,8 +36,10 @@ def check(words: list[list[str]], settings: list[dict[str, object]]) -> None:
 
 
 def test_every_kernel() -> None:
-    """Each half first by one of two processes, so that the other finds its programs compiled."""
+    """Compiled without a warning, to machine code too, and run. Each half first by one of two processes, so
+    that the other finds its programs compiled."""
     settings = [{"EMULATOR_SEED": 1}, {"EMULATOR_SEED": 2, "FAKE_CUDA_LARGE": 16}]
+    settings = [each | {"EMULATOR_ASSEMBLES": 1} for each in settings]
     for mine, other in (("1/2", "2/2"), ("2/2", "1/2")):
         check([[*SMALL_CASES, "--part", mine], [*SMALL_CASES, "--any-kernel", "--part", other]], settings)
 
@@ -60,8 +62,10 @@ def test_batch_norms_in_parts() -> None:
 
 
 def test_other_chips() -> None:
-    """Turing, Ampere, Ada and Blackwell, of which the emulator knows what all have in common with Hopper."""
-    chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": "7/144"} for arch in (75, 80, 89, 120)]
+    """Turing, Ampere, Ada and Blackwell, of which the emulator knows what all have in common with Hopper: the
+    tests of a sample on two each, an older one and a newer one, as programs are compiled for each anew."""
+    samples = {75: "7/288", 80: "151/288", 89: "7/288", 120: "151/288"}
+    chips = [{"FAKE_CUDA_ARCH": arch, "WEFT_TEST_SAMPLE": sample} for arch, sample in samples.items()]
     decoding = [*SMALL_CASES, "--any-kernel", "--only", "decoding"]  # without boxes of the copy engine
     check([*[[*PYTEST, "tests/ops"]] * len(chips), decoding], [*chips, {"FAKE_CUDA_ARCH": 80}])
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the CUDA families share. A test describes regions as models, has a family build a step for each on
    described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by
-   every copy of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), in processes without sanitizers, else by
-   the one that Weft would take; on all processors. Where that takes long, each copy compiles a case for one chip,
-   another copy for another; WEFT_TEST_ALL=1 compiles all for all. WEFT_TEST_VERBOSE=1 prints registers and grids. */
+   the copies of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), in processes without sanitizers, else by
+   the one that Weft would take; on all processors. It takes long, so copies take turns: each compiles a case for one
+   chip, another copy for another; of cases that are for one chip alone every second one. WEFT_TEST_ALL=1 has each
+   compile all for all. WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
 #define WEFT_TESTS_CUDA_FAMILY_H
 
@@ -168,12 +169,12 @@ struct wanted {
     char name[96], arch[16], entry[32], *text, *detail;
     struct kernel_needs needs;
     unsigned grid, block;
-    int turn; /* which copy of NVRTC compiles it; -1: all do */
+    int number, arch_index; /* of the case, and of its chip among those tested; -1: it is for this one alone */
 };
 
 static struct wanted *wanted;
-static int wanted_count, case_count, copy_index;
-static bool takes_turns, is_without_compiler;
+static int wanted_count, case_count, copy_index, copy_count = 1;
+static bool is_without_compiler;
 
 /* A program that may spill, by its name and the versions of NVRTC that it is known of; a list ends with no name. */
 struct spill {
@@ -200,7 +201,8 @@ static inline const int (*test_archs(int *count))[2] {
     return archs;
 }
 
-/* Wants the programs of a step compiled for its chip, which is the arch_index-th of those tested; -1: by every copy. */
+/* Wants the programs of a step compiled for its chip, which is the arch_index-th of those tested; -1: the case has no
+   other. */
 static inline void want(const char *name, const struct built *built, const struct device *device, int arch_index) {
     const struct cuda_step *state = state_of(built);
     for (int i = 0; i < state->count; i++) {
@@ -212,7 +214,8 @@ static inline void want(const char *name, const struct built *built, const struc
                                           .argument_bytes = (size_t)state->kernels[i].argument_count * 8},
                                 .grid = state->kernels[i].grid[0],
                                 .block = state->kernels[i].block,
-                                .turn = arch_index < 0 ? -1 : (case_count + arch_index) % 4};
+                                .number = case_count,
+                                .arch_index = arch_index};
         snprintf(next->name, sizeof next->name, "%.60s: %s", name, state->kernels[i].entry);
         snprintf(next->entry, sizeof next->entry, "%s", state->kernels[i].entry);
         device_arch(next->arch, device);
@@ -351,13 +354,19 @@ static inline void compile(const struct wanted *one, struct plain_nvrtc *plain) 
     status_clear();
 }
 
+/* Whether it is the turn of this copy of NVRTC. */
+static inline bool is_its_turn(const struct wanted *one) {
+    bool is_its_chip = (one->number + one->arch_index) % 4 == 2 * copy_index % 4;
+    return getenv("WEFT_TEST_ALL") || (one->arch_index < 0 ? one->number % copy_count == copy_index : is_its_chip);
+}
+
 static atomic_int next_wanted;
 
 /* A thread, with a compiler of its own. */
 static inline void *compile_some(void *plain) {
     int i;
     while ((i = atomic_fetch_add(&next_wanted, 1)) < wanted_count)
-        if ((!takes_turns || wanted[i].turn < 0 || wanted[i].turn == 2 * copy_index % 4) && !is_repeated(i))
+        if (is_its_turn(&wanted[i]) && !is_repeated(i))
             compile(&wanted[i], plain);
     return NULL;
 }
@@ -384,12 +393,12 @@ static inline void compile_with_one_copy(void) {
         plain_end(&compilers[i]);
 }
 
-/* The end of a test: what main returns. 77 where nothing failed and there was no compiler. By turns: each copy of NVRTC
-   compiles a case for one chip. */
-static inline int compile_wanted(bool by_turns) {
+/* The end of a test: what main returns. 77 where nothing failed and there was no compiler. */
+static inline int compile_wanted(void) {
     const char *folders = getenv("WEFT_TEST_NVRTC");
     char variable[1024];
-    takes_turns = by_turns && !getenv("WEFT_TEST_ALL");
+    for (const char *at = folders; at && (at = strchr(at, ':')) != NULL; at++)
+        copy_count++;
     if (!folders || !*folders)
         compile_with_one_copy();
     for (const char *at = folders; at && *at; at += strcspn(at, ":"), at += *at == ':', copy_index++) {

@@ -172,5 +172,5 @@ int main(void) {
     build_cases(cases, COUNT(cases), 0);
     build_cases(hopper_cases, COUNT(hopper_cases), 9);
     check_refusals(refusals, COUNT(refusals));
-    return compile_wanted(false);
+    return compile_wanted();
 }

@@ -549,5 +549,5 @@ int main(void) {
     check_refusals(refusals, COUNT(refusals));
     few_multiprocessors();
     results_spare_what_all_read();
-    return compile_wanted(true);
+    return compile_wanted();
 }

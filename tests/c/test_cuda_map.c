@@ -149,5 +149,5 @@ int main(void) {
     test_names_of_values();
     build_cases(cases, COUNT(cases), 0);
     check_refusals(refusals, COUNT(refusals));
-    return compile_wanted(false);
+    return compile_wanted();
 }

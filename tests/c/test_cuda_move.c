@@ -84,5 +84,5 @@ static const struct refused_case refusals[] = {
 int main(void) {
     build_cases(cases, COUNT(cases), 0);
     check_refusals(refusals, COUNT(refusals));
-    return compile_wanted(false);
+    return compile_wanted();
 }

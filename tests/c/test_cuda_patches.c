@@ -395,5 +395,5 @@ int main(void) {
     build_cases(patch_cases, COUNT(patch_cases), 9);
     nothing_is_launched();
     check_refusals(refusals, COUNT(refusals));
-    return compile_wanted(true);
+    return compile_wanted();
 }

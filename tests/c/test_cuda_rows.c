@@ -537,5 +537,5 @@ int main(void) {
     sweep_schedules();
     check_in_place(many_rows, true);
     check_in_place(few_long_rows, false);
-    return compile_wanted(true);
+    return compile_wanted();
 }

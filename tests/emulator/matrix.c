@@ -260,35 +260,55 @@ static const char *find_bad_shape(const struct matrix_product *p) {
 }
 
 /* As wgmma sums FP8: of every product, and of what was there, only what is not below 2^-13 of the largest one's power
-   of two is kept. */
-static float truncated_sum(float before, int k, const float *a, const float *b, int b_step) {
-    float terms[K_MAX + 1], largest = fabsf(before), sum = 0;
-    int exponent;
-    terms[k] = before;
-    for (int i = 0; i < k; i++) {
-        terms[i] = a[i] * b[i * b_step];
-        if (!(fabsf(terms[i]) <= largest))
-            largest = fabsf(terms[i]);
+   of two is kept. sums[n] of one row, what was there; largest numbers near the smallest of all are no case. */
+INLINE void truncate_row(int n, int k, const float *restrict a, const float *restrict b, float *restrict sums) {
+    float largest[N_MAX], inverse[N_MAX];
+    for (int j = 0; j < n; j++)
+        largest[j] = fabsf(sums[j]);
+    for (int i = 0; i < k; i++)
+        for (int j = 0; j < n; j++) {
+            float size = fabsf(a[i] * b[i * n + j]);
+            largest[j] = size > largest[j] || isnan(size) ? size : largest[j];
+        }
+    for (int j = 0; j < n; j++) {
+        float power = float_of_bits(bits_of_float(largest[j]) & 0x7f800000);
+        inverse[j] = power >= 0x1p-100f && power < INFINITY ? 0x1p13f / power : 0; /* 0: nothing is dropped */
+        sums[j] = inverse[j] > 0 ? truncf(sums[j] * inverse[j]) : sums[j];
     }
-    frexpf(largest, &exponent);
-    bool is_finite = largest > 0 && largest < INFINITY;
-    float unit = is_finite ? ldexpf(1, exponent - 1 - 13) : 1, inverse = 1 / unit;
-    for (int i = 0; i <= k; i++)
-        sum += is_finite ? (float)(int)(terms[i] * inverse) : terms[i];
-    return sum * unit;
+    for (int i = 0; i < k; i++)
+        for (int j = 0; j < n; j++) {
+            float term = a[i] * b[i * n + j];
+            sums[j] += inverse[j] > 0 ? truncf(term * inverse[j]) : term;
+        }
+    for (int j = 0; j < n; j++)
+        sums[j] = inverse[j] > 0 ? sums[j] / inverse[j] : sums[j];
 }
 
+#if defined(__x86_64__)
+AVX2 static void truncate_row_avx2(int n, int k, const float *a, const float *b, float *sums) {
+    truncate_row(n, k, a, b, sums);
+}
+#endif
+
 static void add_truncated(const struct matrix_product *p, const float *a, const float *b) {
-    for (int row = 0; row < ROWS; row++)
+    float sums[N_MAX] = {0};
+    for (int row = 0; row < ROWS; row++) {
+        uint32_t *places[N_MAX];
+        int in_warp = row % WARP_ROWS;
         for (int column = 0; column < p->n; column++) {
-            int in_warp = row % WARP_ROWS, place = column / 8 * 4 + in_warp / 8 * 2 + column % 2;
-            uint32_t *d = &p->d[row / WARP_ROWS][place][in_warp % 8 * 4 + column % 8 / 2];
-            float before = 0;
-            if (p->accumulates)
-                memcpy(&before, d, sizeof before);
-            before = truncated_sum(before, p->k, a + row * K_MAX, b + column, p->n);
-            memcpy(d, &before, sizeof before);
+            uint32_t *reg = p->d[row / WARP_ROWS][column / 8 * 4 + in_warp / 8 * 2 + column % 2];
+            places[column] = &reg[in_warp % 8 * 4 + column % 8 / 2];
+            sums[column] = p->accumulates ? float_of_bits(*places[column]) : 0;
         }
+#if defined(__x86_64__)
+        if (__builtin_cpu_supports("avx2"))
+            truncate_row_avx2(p->n, p->k, a + row * K_MAX, b, sums);
+        else
+#endif
+            truncate_row(p->n, p->k, a + row * K_MAX, b, sums);
+        for (int column = 0; column < p->n; column++)
+            *places[column] = bits_of_float(sums[column]);
+    }
 }
 
 const char *matrix_multiply(const struct matrix_product *p, const unsigned char *shared, size_t shared_bytes) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NVRTC as the emulator wants it, chosen by WEFT_NVRTC: whatever is asked for a chip comes as PTX for that chip, in the
-   place of machine code. EMULATOR_NVRTC names the copy that compiles. */
+   place of machine code. EMULATOR_NVRTC names the copy that compiles. EMULATOR_ASSEMBLES=1: it makes the machine code,
+   too, which takes half as long again, so that a program that the assembler refuses or warns of is seen. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -65,6 +66,8 @@ int nvrtcCompileProgram(void *program, int count, const char *const *options) {
     *(void **)&function = find("nvrtcCompileProgram");
     if (!function || count > OPTIONS_MAX)
         return INTERNAL_ERROR;
+    if (getenv("EMULATOR_ASSEMBLES"))
+        return function(program, count, options);
     for (int i = 0; i < count; i++) {
         changed[i] = options[i];
         if (strncmp(options[i], chip, strlen(chip)) == 0) {

@@ -162,7 +162,7 @@ def test_forward_types(dtype: str) -> None:
     inputs = case.inputs(dtype)
     want = forward(case, inputs)
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0])))
+    lost = weights @ np.abs(repeat(inputs["v"], case.heads[0]))
     rounded = [checks.roundoff(WEIGHTS[dtype]) * lost, None, None, None]
     for layouts in ["packed", "padded"], ["channels_last"]:
         found = checks.check(run_forward(case), inputs, want, magnitude=20, rounded=rounded, layouts=layouts)
@@ -282,7 +282,7 @@ def test_a_bias_in_boxes_where_no_maximum_is_wanted(name: str, dtype: str) -> No
     inputs["bias"][..., 130::50] = -INF
     inputs["bias"][..., 40:, 200] = 60
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 4)).astype(float))
+    lost = weights @ np.abs(repeat(inputs["v"], 4)).astype(float)
     rounded = rounded_factors([lost], WEIGHTS[dtype])
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
@@ -313,7 +313,7 @@ def check_both(case: Case, inputs: dict[str, Any], dtype: str) -> None:
     """Forward and backward of operands of 16 bits."""
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
     values = np.abs(repeat(inputs["v"], case.heads[0]))
-    lost = [np.einsum("bhij,bhjd->bhid", weights, values), None, None, None]
+    lost = [weights @ values, None, None, None]
     want, rounded = forward(case, inputs), rounded_factors(lost, WEIGHTS[dtype])
     checks.check(run_forward(case), inputs, want, magnitude=20, rounded=rounded, layouts=["packed"])
     operands = backward_inputs(case, inputs, dtype)
@@ -626,7 +626,7 @@ def check_large_forward_of(
     """o, stats and, of 4 outputs, max and sum_exp. operands: the inputs as they lie in memory."""
     want = forward(case, inputs)[:outputs]
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0])))
+    lost = weights @ np.abs(repeat(inputs["v"], case.heads[0]))
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         made = run_forward(case)(g, **tensors) if outputs == 4 else g._sdpa_fwd(**tensors, **case.values())
@@ -869,7 +869,7 @@ def test_deep_heads(depth: int, value_depth: int, dtype: str) -> None:
     case = Case(1, (2, 1, 1), 19, 35, depth, value_depth, depth**-0.5, (1, 2, 19, 35), right=16, sink=True)
     inputs = case.inputs(dtype)
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = [np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 2))), None, None, None]
+    lost = [weights @ np.abs(repeat(inputs["v"], 2)), None, None, None]
     rounded = rounded_factors(lost, WEIGHTS[dtype])
     checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20, rounded=rounded)
     operands = backward_inputs(case, inputs, dtype)

@@ -52,7 +52,7 @@ def served(build: Any, inputs: dict[str, Any], dtype: str = "f32") -> tuple[str,
 def rounded_weights(case: Case, inputs: dict[str, Any], dtype: str) -> dict[str, Any]:
     """How a result is compared: weights are rounded where the products are of 16 bits."""
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0])))
+    lost = weights @ np.abs(repeat(inputs["v"], case.heads[0]))
     return {"rounded": [checks.roundoff(dtype) * lost, None, None, None], "layouts": ["packed"]}
 
 

@@ -24,7 +24,7 @@ def check_decode(
     inputs = case.inputs(dtype)
     want = forward(case, inputs)
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0])))
+    lost = weights @ np.abs(repeat(inputs["v"], case.heads[0]))
     if spoil:
         rows, columns = (each.reshape(-1) for each in case.lengths())
         for b in range(case.batch):
@@ -138,7 +138,7 @@ def test_strided_caches() -> None:
     inputs = case.inputs("bf16")
     want = forward(case, inputs)
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 8)))
+    lost = weights @ np.abs(repeat(inputs["v"], 8))
     strided = inputs | {
         "k": (inputs["k"], (128 * 2 * 64, 64, 128, 1)),
         "v": (inputs["v"], (200 * 72, 100 * 72, 72, 1)),

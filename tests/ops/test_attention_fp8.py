@@ -43,7 +43,7 @@ def fp8_inputs(case: Case, types: tuple[str, ...], kept: Any = 1.0) -> tuple[dic
     for name, dtype in zip("qkv", types[:3], strict=True):
         add(name, given[name], dtype)
     weights, stats, *_ = softmax(case.scores(true), case.sinks(true))
-    add("o", np.einsum("bhij,bhjd->bhid", weights * kept, repeat(true["v"], case.heads[0])), types[3])
+    add("o", (weights * kept) @ repeat(true["v"], case.heads[0]), types[3])
     add("dO", checks.random(true["o"].shape, "f32", seed=5), types[4])
     true["stats"] = stats.astype(np.float32)
     given["stats"] = np.where(is_query, true["stats"], np.nan).astype(np.float32)
@@ -76,10 +76,10 @@ def by_definition(
     with np.errstate(invalid="ignore"):
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
     mean = (d_o * true["o"]).sum(-1, keepdims=True)
-    ds = case.scale * weights * (np.einsum("bhid,bhjd->bhij", d_o, v) * kept - mean)
-    sums = np.einsum("bhid,bhjd->bhij", np.abs(d_o), np.abs(v)) * kept
+    ds = case.scale * weights * (d_o @ v.mT * kept - mean)
+    sums = np.abs(d_o) @ np.abs(v).mT * kept
     sums = case.scale * weights * (sums + (np.abs(d_o) * np.abs(true["o"])).sum(-1, keepdims=True))
-    few = 4 * FEW * case.scale * np.abs(np.einsum("bhid,bhjd->bhij", np.abs(q), np.abs(k))).max(initial=1)
+    few = 4 * FEW * case.scale * np.abs(np.abs(q) @ np.abs(k).mT).max(initial=1)
     p, ds_factor = as_factor(weights * kept, types[0], "s"), as_factor(ds, types[4], "dP")
     off = few * sums + checks.roundoff("f16") * np.abs(ds)  # Hopper's kernels have the softmax as f16 before
     off_p = spread(weights * kept, (few + checks.roundoff("f16")) * weights * kept, types[0], "s")
@@ -87,9 +87,9 @@ def by_definition(
 
     def products(p: np.ndarray, g: np.ndarray, sign: Any) -> list[np.ndarray]:
         return [
-            np.einsum("bhij,bhjd->bhid", g, sign(k)),
-            gather(np.einsum("bhij,bhid->bhjd", g, sign(q)), hk),
-            gather(np.einsum("bhij,bhid->bhjd", p, sign(d_o)), hv),
+            g @ sign(k),
+            gather(g.mT @ sign(q), hk),
+            gather(p.mT @ sign(d_o), hv),
         ]
 
     want = products(p, ds_factor, lambda x: x)
@@ -231,7 +231,7 @@ def test_gradients_of_bias_and_sink() -> None:
     s, stats, v = some.scores(true), checks.exact(true["stats"]), true["v"]
     weights, share = np.exp(np.minimum(s - stats, 0)), np.exp(some.sinks(true) - stats)
     mean = (true["dO"] * true["o"]).sum(-1, keepdims=True)
-    ds = weights * (np.einsum("bhid,bhjd->bhij", true["dO"], v) - mean)
+    ds = weights * (true["dO"] @ v.mT - mean)
     want = ds.sum((0, 3), keepdims=True), -(share * mean).sum((0, 2), keepdims=True)
 
     def build(g: weft.Graph, **tensors: Any) -> Any:

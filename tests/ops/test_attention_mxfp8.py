@@ -96,7 +96,7 @@ def mx_inputs(case: Case, dtype: str = "e4m3") -> tuple[dict[str, Any], dict[str
         made = quantise(wide[source], is_key if source in "kv" else is_query, axis, dtype)
         given[name], given[f"descale_{name}"], true[name] = made
     weights, stats, *_ = softmax(case.scores(true), case.sinks(true))
-    o = np.einsum("bhij,bhjd->bhid", weights, repeat(true["v"], case.heads[0]))
+    o = weights @ repeat(true["v"], case.heads[0])
     for name, numbers in (("o", o), ("dO_f16", wide["dO"])):
         true[name] = np.where(is_query, checks.exact(checks.narrow(numbers, "bf16")), 0)
         given[name] = np.where(is_query, true[name], np.nan).astype(checks.narrow(0, "bf16").dtype)
@@ -127,7 +127,7 @@ def check_forward(case: Case, tiles: str = "", out: str = "bf16", dtype: str = "
     given = {name: each for name, each in given.items() if name.removeprefix("descale_") not in backward}
     want = forward(case, true)
     weights, *_ = softmax(case.scores(true), case.sinks(true))
-    sums = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(true["v"], case.heads[0])))
+    sums = weights @ np.abs(repeat(true["v"], case.heads[0]))
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         set_tiles(tensors, bool(tiles))
@@ -136,7 +136,7 @@ def check_forward(case: Case, tiles: str = "", out: str = "bf16", dtype: str = "
         return o, stats, *extra.values()
 
     q, k = np.abs(true["q"]), np.abs(repeat(true["k"], case.heads[0]))
-    products = np.einsum("bhid,bhjd->bhij", q, k)
+    products = q @ k.mT
     magnitude = float(case.scale * products.max(initial=1)) + float(sums.max(initial=0))
     found = checks.check(
         build, in_tiles(given, tiles == "turned") if tiles else given, [*want[:3], None, None],
@@ -223,7 +223,7 @@ def test_pages(size: int) -> None:
                 scales[page, :, : own.shape[1]] = own
     paged["descale_v"] = scales
     weights, *_ = softmax(some.scores(true), some.sinks(true))
-    sums = np.einsum("bhij,bhjd->bhid", weights, np.abs(true["v"]))
+    sums = weights @ np.abs(true["v"])
     checks.check(
         lambda g, **t: g._sdpa_fwd(**t, **some.values(), name="a")[0], paged, forward(some, true)[0],
         out="bf16", rounded=[2 * BF16 * sums], magnitude=100, layouts=["packed"],
@@ -240,16 +240,16 @@ def by_definition(case: Case, true: dict[str, Any], kept: Any) -> tuple[list[np.
     with np.errstate(invalid="ignore"):
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
     mean = (true["dO_f16"] * true["o"]).sum(-1, keepdims=True)
-    ds = case.scale * weights * (np.einsum("bhid,bhjd->bhij", true["dO"], v) * kept - mean)
+    ds = case.scale * weights * (true["dO"] @ v.mT * kept - mean)
 
     def products(p: np.ndarray, ds: np.ndarray, sign: Any) -> list[np.ndarray]:
         return [
-            np.einsum("bhij,bhjd->bhid", ds, sign(repeat(true["k_T"], hq))),
-            gather(np.einsum("bhij,bhid->bhjd", ds, sign(true["q_T"])), hk),
-            gather(np.einsum("bhij,bhid->bhjd", p, sign(true["dO_T"])), hv),
+            ds @ sign(repeat(true["k_T"], hq)),
+            gather(ds.mT @ sign(true["q_T"]), hk),
+            gather(p.mT @ sign(true["dO_T"]), hv),
         ]
 
-    sums = np.einsum("bhid,bhjd->bhij", np.abs(true["dO"]), np.abs(v)) * kept
+    sums = np.abs(true["dO"]) @ np.abs(v).mT * kept
     sums = sums + (np.abs(true["dO_f16"]) * np.abs(true["o"])).sum(-1, keepdims=True)
     few = FEW / BF16 * (np.abs(case.scale * weights * sums) - np.abs(ds))
     lost = products(weights * kept, np.abs(ds) + few, np.abs)

@@ -22,7 +22,7 @@ def check_paged(
     inputs = case.inputs(dtype)
     want = forward(case, inputs)
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], case.heads[0])))
+    lost = weights @ np.abs(repeat(inputs["v"], case.heads[0]))
     given = paged(case, inputs, k_page, v_page)
     for b, rows in enumerate(case.lengths()[0].ravel() if spoil else ()):
         given["q"][b, :, rows:] = np.nan
@@ -59,7 +59,7 @@ def test_types(dtype: str) -> None:
         inputs = case.inputs(dtype)
         given = paged(case, inputs, 4, 4)
         weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-        lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 4)))
+        lost = weights @ np.abs(repeat(inputs["v"], 4))
         options = replace(case, options={"paged_attention_max_seq_len_kv": 37})
         rounded = [checks.roundoff("f16") * lost, None, None, None]
         checks.check(run_forward(options), given, forward(case, inputs), magnitude=20, rounded=rounded)
@@ -129,7 +129,7 @@ def test_orders_of_containers() -> None:
     given["paged_attention_k_table"] = (given["paged_attention_k_table"], (1, 1, 3, 1))
     given["paged_attention_v_table"] = (given["paged_attention_v_table"].astype("i8"), (9, 1, 2, 1))
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(inputs["v"], 4)))
+    lost = weights @ np.abs(repeat(inputs["v"], 4))
     rounded = [checks.roundoff("bf16") * lost, None, None, None]
     checks.check(
         run_forward(case), given, forward(case, inputs), magnitude=20, rounded=rounded, layouts=["packed"]
@@ -153,7 +153,7 @@ def test_pages_outside_count_as_the_nearest(size: int, queries: int) -> None:
         narrowed = {key: checks.narrow(inputs[key], dtype) for key in "qkv"}
         packed = {key: checks.narrow(given[key], dtype) for key in "qkv"}
         weights, *_ = softmax(case.scores(narrowed), case.sinks(narrowed))
-        lost = np.einsum("bhij,bhjd->bhid", weights, np.abs(repeat(narrowed["v"], 4)))
+        lost = weights @ np.abs(repeat(narrowed["v"], 4))
         rounded = None if dtype == "f32" else [checks.roundoff(dtype) * lost, None, None, None]
         checks.check(
             run_forward(plain), given | packed, forward(case, narrowed), magnitude=20, rounded=rounded

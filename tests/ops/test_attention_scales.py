@@ -52,7 +52,7 @@ def true_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
 def score_magnitudes(case: Case, true: dict[str, Any]) -> np.ndarray:
     """What is summed in magnitude for each score."""
     q, k = np.abs(true["q"]), np.abs(repeat(true["k"], case.heads[0]))
-    return np.abs(case.scale) * np.einsum("bhid,bhjd->bhij", q, k)
+    return np.abs(case.scale) * (q @ k.mT)
 
 
 FP8 = ("e4m3", "e5m2")
@@ -66,11 +66,11 @@ def roundings(case: Case, true: dict[str, Any], rows_are_rounded: bool, is_fp8: 
     unit, sums = checks.roundoff("bf16"), score_magnitudes(case, true)
     weights, *_ = softmax(case.scores(true), case.sinks(true))
     values = np.abs(repeat(true["v"], case.heads[0]))
-    lost = np.einsum("bhij,bhjd->bhid", weights, values)
+    lost = weights @ values
     if is_fp8:
         off = checks.roundoff("e4m3") * weights + TAIL * weights.max(-1, keepdims=True, initial=0)
-        alike = np.abs(np.einsum("bhij,bhjd->bhid", weights, repeat(true["v"], case.heads[0])))
-        spread = np.sqrt(np.einsum("bhij,bhjd->bhid", off**2, values**2))
+        alike = np.abs(weights @ repeat(true["v"], case.heads[0]))
+        spread = np.sqrt((off**2) @ (values**2))
         return [checks.roundoff("e4m3") * alike + 4 * spread, None, None, None]
     if not rows_are_rounded:
         return [unit * lost, None, None, None]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from typing import Any, NamedTuple
@@ -109,12 +110,17 @@ def grouped(case: Case, w: Array, inner: Array, outer: Array) -> tuple[Array, Ar
     )
 
 
+def pixels(images: Array) -> Array:
+    """Images of groups, [n,g,c,..], as matrices [n,g,c,pixels]."""
+    return images.reshape(*images.shape[:3], math.prod(images.shape[3:]))
+
+
 def fprop(case: Case, x: Array, w: Array) -> Array:
     y = np.zeros(y_dims(case))
     whole, kept = padded(case, checks.exact(x))
     for at, where in taps(case):
         filters, image, result = grouped(case, checks.exact(w)[at], whole[kept][where], y)
-        result += np.einsum("gkc,ngc...->ngk...", filters, image)
+        result += (filters @ pixels(image)).reshape(result.shape)
     return y
 
 
@@ -123,7 +129,7 @@ def dgrad(case: Case, dy: Array, w: Array) -> Array:
     for at, where in taps(case):
         part = np.zeros_like(whole[kept][where])
         filters, image, loss = grouped(case, checks.exact(w)[at], part, checks.exact(dy))
-        image += np.einsum("gkc,ngk...->ngc...", filters, loss)
+        image += (filters.mT @ pixels(loss)).reshape(image.shape)
         whole[kept][where] += part
     pads = (..., *(slice(max(p, 0), -max(q, 0) or None) for _, _, p, q in case.axes))
     return whole[pads]
@@ -135,7 +141,7 @@ def wgrad(case: Case, x: Array, dy: Array) -> Array:
     for at, where in taps(case):
         part = np.zeros(case.w[:2])
         filters, image, loss = grouped(case, part, whole[kept][where], checks.exact(dy))
-        filters += np.einsum("ngko,ngco->gkc", *(a.reshape(*a.shape[:3], -1) for a in (loss, image)))
+        filters += (pixels(loss) @ pixels(image).mT).sum(0)
         dw[at] = part
     return dw
 

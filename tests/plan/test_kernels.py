@@ -1,5 +1,5 @@
 """Seeing a kernel: plan.kernels() and WEFT_DUMP_DIR. That no kernel is compiled with a warning, or beside a
-file that it does not reach, is seen on all small cases (test_small_cases)."""
+file that it does not reach, is seen on all small cases (test_emulated)."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The small cases that sanitizers watch: planned and compiled for a described GPU, one for every kernel."""
+"""The small cases that sanitizers watch, planned for a described GPU: one for every kernel. What they compile
+to is seen where the emulated GPU runs them (test_emulated)."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
-PROGRAM = Path(__file__).parents[1] / "small_cases.py"
+import emulated_gpu
+from commands import run
 
 
 def test_every_kernel_and_family_has_a_case() -> None:
-    command = [sys.executable, str(PROGRAM), "--plan"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "no case for: nothing; " in done.stdout
+    """By a compiler that compiles nothing, of which no cache may keep anything."""
+    compiler = emulated_gpu.build() / "fake/libnvrtc.so.13"
+    said = run(sys.executable, "tests/small_cases.py", "--plan", WEFT_NVRTC=compiler, WEFT_CACHE="off")
+    assert "no case for: nothing; " in said

@@ -6,10 +6,6 @@
 
 #include <string.h>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3")
-#endif
-
 enum { LINE_WORDS = PACKED / 2 };
 
 /* User memory promises no alignment. */

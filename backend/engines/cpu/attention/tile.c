@@ -8,7 +8,7 @@
 #include <string.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "fp-contract=fast")
+#pragma GCC optimize("fp-contract=fast")
 #endif
 
 /* ---- Terms of scores ---- */

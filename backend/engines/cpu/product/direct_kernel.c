@@ -8,7 +8,7 @@
 #include <string.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
+#pragma GCC optimize("fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
 #endif
 
 /* Sums stay in registers for all segments; pointers do, too. A row of B is `row_of_b`,

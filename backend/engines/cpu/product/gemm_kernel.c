@@ -9,7 +9,7 @@
 enum { LINE = 64 }; /* of the cache, bytes */
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
+#pragma GCC optimize("fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
 #endif
 
 /* Sums stay in registers for all of a panel's depth: 2 * height vectors of them, two of B, one of A broadcast. A macro,

@@ -9,7 +9,7 @@
 #include <stddef.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
+#pragma GCC optimize("fp-contract=fast") /* strict C11 would keep a * b + c from fusing */
 #endif
 
 /* Sums stay in registers for all of the depth, as in gemm.c; elements of A are broadcast, and so may lie anywhere.

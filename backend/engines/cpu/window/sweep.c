@@ -9,10 +9,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3")
-#endif
-
 enum { LINE = 64 }; /* bytes of a cache */
 
 /* What loops over a sweep keep in registers: results may be any memory, the sweep's own for all the compiler knows. */
