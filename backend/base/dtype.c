@@ -322,6 +322,12 @@ INLINE void store_integer(weftDataType_t type, void *base, int64_t index, int64_
     put_code(base, index, row->bits, (uint32_t)value & (uint32_t)((1ull << row->bits) - 1));
 }
 
+/* The upper half of a float; a signalling NaN comes back quiet, as conversions do it. */
+INLINE float widen_bf16(uint32_t code) {
+    uint32_t bits = code << 16;
+    return f32_of_bits((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : bits);
+}
+
 /* One element of any type. */
 
 INLINE double load(weftDataType_t type, const void *base, int64_t index) {
@@ -330,8 +336,9 @@ INLINE double load(weftDataType_t type, const void *base, int64_t index) {
         return f32_of_bits(get_code(base, index, 32));
     case WEFT_DATA_DOUBLE:
         return f64_of_bits(get_u64(base, index));
-    case WEFT_DATA_HALF:
     case WEFT_DATA_BFLOAT16:
+        return widen_bf16(get_code(base, index, 16));
+    case WEFT_DATA_HALF:
     case WEFT_DATA_FP8_E4M3:
     case WEFT_DATA_FP8_E5M2:
     case WEFT_DATA_FP4_E2M1:
@@ -436,12 +443,6 @@ void dtype_store_i64(weftDataType_t type, void *base, int64_t index, int64_t val
         store_integer(type, base, index, value);
     else
         store(type, base, index, type == WEFT_DATA_DOUBLE ? (double)value : double_of_odd(value));
-}
-
-/* The upper half of a float; a signalling NaN comes back quiet, as conversions do it. */
-INLINE float widen_bf16(uint32_t code) {
-    uint32_t bits = code << 16;
-    return f32_of_bits((bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : bits);
 }
 
 /* The same value as load's, without the way through double. */

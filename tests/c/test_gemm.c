@@ -207,17 +207,27 @@ struct gemm_case {
     enum layout a, b;
 };
 
+/* A matrix as doubles, depths side by side: [batch][count][depth]. */
+static double *widened(const struct gemm_matrix *matrix, int64_t batch, int64_t count, int64_t depth) {
+    double *values = malloc((size_t)(batch * count * depth + 1) * sizeof *values), *next = values;
+    for (int64_t at = 0; at < batch * count; at++)
+        for (int64_t k = 0; k < depth; k++)
+            *next++ = element(matrix, at / count, at % count, k);
+    return values;
+}
+
 /* The reference, and per element a bound on a sum of k rounded products: k * epsilon * sum |a*b|; bytes are exact. */
 static void check_values(const struct gemm_case *c, const struct gemm *gemm, const struct result *result) {
-    const struct gemm_matrix *a = gemm->a, *b = gemm->b;
+    double *a = widened(gemm->a, c->batch, c->m, c->k), *b = widened(gemm->b, c->batch, c->n, c->k);
     weftDataType_t type = gemm->kernel->type;
     double epsilon = type == WEFT_DATA_INT32 ? 0 : type == WEFT_DATA_DOUBLE ? 0x1p-52 : 0x1p-23;
     int wrong = 0;
     for (int64_t at = 0; at < c->batch * c->m * c->n && wrong < 3; at++) {
         int64_t batch = at / (c->m * c->n), i = at / c->n % c->m, j = at % c->n;
+        const double *row = a + (batch * c->m + i) * c->k, *column = b + (batch * c->n + j) * c->k;
         double want = 0, size = 0;
         for (int64_t k = 0; k < c->k; k++) {
-            double product = element(a, batch, i, k) * element(b, batch, j, k);
+            double product = row[k] * column[k];
             want += product;
             size += fabs(product);
         }
@@ -230,6 +240,8 @@ static void check_values(const struct gemm_case *c, const struct gemm *gemm, con
               gemm->kernel->name, (long long)c->batch, (long long)c->m, (long long)c->n, (long long)c->k, c->type_a,
               c->type_b, c->a, c->b, (long long)batch, (long long)i, (long long)j, got, want, result->stores[at]);
     }
+    free(a);
+    free(b);
 }
 
 static void refuse_pack(const void *source, void *panel, int width, int64_t batch, int64_t first, int count, int64_t k0,
