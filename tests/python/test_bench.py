@@ -297,9 +297,10 @@ def test_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.device.endswith(f", twin {weft.backend_version_string()}, torch 9.9")
     row = bench.row(products.matmul("t", "f32", 5, 7, 6))
     assert (row.weft, row.peer, row.ratio, row.notes) == (0.002, 0.002, 1.0, ())
+    assert row.device == f"{bench.machine.name}, twin {weft.backend_version_string()}"  # who ran it
     lacks = "twin: 'types.SimpleNamespace' object has no attribute 'reduction_mode'"
     row = bench.row(streams.sums("rows/sum", "f32", 3, 5, 2))  # asks for reduction_mode
-    assert (row.weft, row.peer) == (0.002, None)
+    assert (row.weft, row.peer, row.device) == (0.002, None, bench.machine.name)
     assert row.notes[0] == lacks
     assert row.notes[1].startswith("torch: sum() got an unexpected keyword argument 'keepdim'")
     torch.sum = lambda x, axis, keepdim, dtype, out: np.sum(
@@ -307,6 +308,7 @@ def test_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     row = bench.row(streams.sums("rows/sum", "f32", 3, 5, 2))
     assert (row.weft, row.peer, row.notes) == (0.002, 0.002, (lacks,))
+    assert row.device == f"{bench.machine.name}, torch 9.9"
     row = bench.row(
         Case(**vars(products.matmul("t", "f32", 5, 7, 6)) | {"build": lambda lib, g, t: lib.dance})
     )

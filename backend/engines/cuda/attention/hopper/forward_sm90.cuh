@@ -440,7 +440,7 @@ DEVICE void release_bias(consumer &c) {
 }
 
 /* Whether a bias of -inf is looked for element by element. Else the sum of a block's weights tells that one may have
-   met what is no number: it is none either, and the usual way of softmax looks again. */
+   met what is no number: it is none either, and softmax's slow path looks again. */
 constexpr bool GUARDS_HIDDEN = IS_FP8 || HAS_MODIFIER;
 
 /* Whether something joins products in registers; ALiBi joins exponents. */

@@ -1,7 +1,7 @@
 /* forward_softmax: scores of a block of keys become weights, for the forward kernel of sm_90.
    No maximum is looked for: exponents are relative to 0, or to the maximum of an earlier block. Floating point loses
    nothing by that while weights fit their type; whether they do, the sums tell, which are made anyway. Where a weight
-   may be too large, or the first sum of a row is so small that weights were lost, the warp takes the usual way for the
+   may be too large, or the first sum of a row is so small that weights were lost, the warp takes the slow path for the
    block: finds the maximum, rescales what was summed, and keeps that maximum.
    FP8       weights are E4M3, 2^HEADROOM at the maximum that exponents are relative to: so those of 2^-15 of it are not
              lost yet, and no block needs another maximum until one exceeds E4M3. The largest weight of each row tells,
@@ -149,7 +149,7 @@ DEVICE void start_rows(row_pair &rows) {
 }
 
 /* No product may be under way. exponent(i, first): of what is no score yet; is_made: all are. finish_scores(): makes
-   scores, and adds what only the usual way sees. rescale_rest(by): multiplies what else is summed, by rows. */
+   scores, and adds what only the slow path sees. rescale_rest(by): multiplies what else is summed, by rows. */
 template <class J, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
                     bool is_first, bool is_made, J &exponent, const S &finish_scores, const F &rescale_rest) {
