@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -14,6 +15,7 @@ import weft.torch as weft_torch  # noqa: E402
 from weft.torch import calls  # noqa: E402
 from weft_cffi._weft import ffi  # noqa: E402
 
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
 FUNCTIONS = calls.FUNCTIONS
 OPERATORS = weft_torch.OPERATORS
 
@@ -24,7 +26,9 @@ def found() -> int:
 
 
 def rows(*shape, dtype=torch.float32):
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    """Random numbers on the device under test."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(shape, dtype=dtype, generator=generator, device="cpu").to(DEVICE)
 
 
 CASES = {
@@ -209,13 +213,13 @@ def test_on_a_gpu_a_call_asks_which_is_current_and_for_its_stream(monkeypatch) -
     monkeypatch.setattr(calls, "stream_of", lambda ordinal: asked.append(ordinal) or 0)
     functions = calls._functions()
     try:
-        x = rows(6, 10)
+        x = rows(6, 10).cpu()
         plan = OPERATORS["softmax"]._ready((x, 1, False))
         address, places = int(ffi.cast("uintptr_t", plan.plan.descriptor.pointer)), (0, ~0)
         made = []
 
         def allocate(*how):
-            made.append(torch.empty_strided(how[0], how[1], dtype=how[2]))
+            made.append(torch.empty_strided(how[0], how[1], dtype=how[2], device="cpu"))
             return made[-1]
 
         results, workspace = (((6, 10), (10, 1), torch.float32),), ((1 << 16,), (1,), torch.uint8)

@@ -64,7 +64,7 @@ def test_rows_that_lie_apart_are_served() -> None:
     expected = torch.autograd.grad(F.linear(F.layer_norm(x, [5]), weight).square().sum(), x)
     with weft_torch.enable() as enabled:
         found = torch.autograd.grad(F.linear(F.layer_norm(x, [5]), weight).square().sum(), x)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-5)
     assert all(outcome.keys() == {"served"} for outcome in enabled.report().values())
     assert {"aten::mm", "aten::native_layer_norm_backward"} < enabled.report().keys()
 
