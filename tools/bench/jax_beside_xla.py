@@ -103,8 +103,9 @@ def forward(function: Callable[..., Any], firsts: Any, rest: Any, dy: Any) -> An
 
 
 def gradient(function: Callable[..., Any], firsts: Any, rest: Any, dy: Any) -> Any:
-    """The gradients of all calls."""
-    return [jax.vjp(function, x, *rest)[1](dy) for x in firsts]
+    """The results and the gradients of all calls, both of which training reads."""
+    made = [jax.vjp(function, x, *rest) for x in firsts]
+    return [(y, backward(dy)) for y, backward in made]
 
 
 # ---- Measuring ---------------------------------------------------------------------------------------------
