@@ -28,7 +28,8 @@ COLUMNS = (
     *("device", "date"),
 )
 LOSSES, STEPS = 6, 12
-"""Steps before timing, the last of which has the loss that is told; and those that are timed."""
+"""Steps before timing, the last of which has the loss that is told; and those that are timed, at least."""
+GROUP_SECONDS = 0.1  # that each of three groups of them takes, at least
 RATE = 1e-4  # of learning: the losses fall, and stay comparable from step to step
 
 
@@ -151,16 +152,23 @@ def _train(place: _Place, network: Any, x: Any, labels: Any, side: str, found: T
 
 
 def _median(place: _Place, step: Callable[[], object]) -> float:
-    """Seconds of a step; the host runs ahead of a GPU, as it does in training."""
-    groups = []
-    for _ in range(3):
-        place.wait()
-        start = time.perf_counter()
-        for _ in range(STEPS // 3):
-            step()
-        place.wait()
-        groups.append((time.perf_counter() - start) / (STEPS // 3))
-    return statistics.median(groups)
+    """Seconds of a step; the host runs ahead of a GPU, as it does in training. As many again come before, so
+    that short steps have found their pace."""
+    count = STEPS // 3
+    once = _seconds(place, step, count)
+    while once * count < GROUP_SECONDS:
+        count *= 2
+        once = _seconds(place, step, count)
+    return statistics.median(_seconds(place, step, count) for _ in range(3))
+
+
+def _seconds(place: _Place, step: Callable[[], object], count: int) -> float:
+    place.wait()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    place.wait()
+    return (time.perf_counter() - start) / count
 
 
 def _least_in_turn(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
