@@ -690,8 +690,8 @@ to the error; a gradient is judged at the stored numbers."""
 
 LARGEST_ERROR_OF_SUMS = 5e-2
 """Of gradients in bf16 behind several batch norms. Each takes a mean, about 1e-3 of its size, from a gradient
-that lies on bf16's grid; where it multiplies by a power of two or nearly, rounding puts most of that back, and
-sums over all positions see it. torch's are as far off."""
+on bf16's grid; where it multiplies by a power of two or nearly, rounding puts most of that back, and sums
+over all positions see it. torch's are as far off."""
 
 Prepare = Callable[[Tensors], Callable[[], Any]]
 """Given memory: what runs on it, and returns the results."""

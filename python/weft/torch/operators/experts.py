@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from weft.enums import reshape_mode, scalar_type
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
+from weft.torch.ops import OPERATORS, PLACES, Operator, differentiable, operator
 from weft.torch.plans import Drawing, _strides
 
 aten = torch.ops.aten
@@ -84,12 +85,26 @@ def _grad_grouped(ctx: Any, dy: Any) -> Any:
 differentiable("grouped_mm", _keep_grouped, _grad_grouped)
 
 
-@stands_for("grouped_mm", aten._grouped_mm.default)
-def _of_ends(tokens: Any, weight: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """torch tells where groups end, Weft where they begin."""
-    if tokens.ndim != 2 or weight.ndim != 3 or ends is None or bias is not None:
+# ---- torch's own, which is told where groups end ----
+
+
+def _fake_of_ends(tokens: Any, weight: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    if tokens.ndim != 2 or weight.ndim != 3 or ends is None or bias is not None or len(weight) < 2:
         raise NotSupportedError("grouped_mm: not [M, K] by [E, K, N] with ends. Leave it to torch.")
     if out_dtype not in (None, tokens.dtype):
         raise NotSupportedError(f"grouped_mm: a result of type {out_dtype}. Leave it to torch.")
-    first = torch.nn.functional.pad(ends[:-1], (1, 0))
-    return OPERATORS["grouped_mm"](tokens, weight, first)
+    return _fake_grouped(tokens, weight, ends)
+
+
+def _of_ends(d: Drawing, tokens: Any, weight: Any, ends: Any, *_: Any) -> None:
+    """All groups but the first begin where one ends."""
+    g = d.graph
+    zero = g.tensor_scalar(0, scalar_type.COMPILE_TIME_CONST, ends.dtype)
+    zero = g.reshape(zero, reshape_mode=reshape_mode.LOGICAL).set_dim([1, 1, 1])
+    others = g.slice(_first(d, ends), [slice(0, ends.numel() - 1), slice(0, 1), slice(0, 1)])
+    _product(d, 0, tokens, weight, g.concatenate([zero, others], 0), False)
+
+
+OPERATORS["grouped_mm"].stand_ins.append(
+    Operator("grouped_mm_of_ends", _of_ends, aten._grouped_mm.default, PLACES, fake=_fake_of_ends)
+)
