@@ -705,6 +705,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         }
         if constexpr (JOINS_SOFT_CAP)
             c.cap.set(c.product_scale, c.scale);
+        i32 joins_cap = JOINS_SOFT_CAP && c.cap.holds(c.rows); /* until a maximum is found that is too far */
         if constexpr ((IS_FP8 || HAS_HEAD_SCALES) && !CHANGES_SCORES) {
             c.scale = in_units(score_scale_of(a, t.batch, t.head));
             hidden_score = c.scale < 0 ? infinity() : -infinity();
@@ -724,7 +725,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         for (;; block = HAS_BLOCK_MASK ? uniform((u32)block_below(a, t, block)) : block - 1) {
             release(k_empty(c.block.before().stage));
             const bool is_cut = is_masked(b, first_query, block);
-            const bool is_made = !JOINS_SOFT_CAP || is_cut || !c.cap.holds(c.rows);
+            const bool is_made = is_cut || !joins_cap;
             if (CHANGES_SCORES && is_made)
                 add_terms(c, a, t, first_query, block);
             if (is_cut)
@@ -735,7 +736,9 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             if (IS_FP8 && c.summed == PROMOTED_BLOCKS)
                 promote(c);
             const capped_exponent capped{c.s, c.cap};
+            i32 found_maximum = false;
             const auto finish_scores = [&] {
+                found_maximum = true;
                 if (!is_made)
                     add_terms(c, a, t, first_query, block);
                 if constexpr (BIAS == 1 && !GUARDS_HIDDEN)
@@ -749,6 +752,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                         if constexpr (IS_FP8)
                             c.parked[0] *= by[0], c.parked[1] *= by[1];
                     });
+            if (JOINS_SOFT_CAP && found_maximum)
+                joins_cap = c.cap.holds(c.rows);
             drop(c.p, kept);
             if (O_LEAVES_THROUGH_Q && is_first && holds_queries)
                 release_queries(c);
