@@ -188,7 +188,8 @@ def scaled(case: Case, inputs: dict[str, Any], largest: float) -> Case:
 @pytest.mark.parametrize(("dtype", "stats"), [("bf16", False), ("f16", False), ("f16", True)])
 @pytest.mark.parametrize(
     ("largest", "cap", "off"),
-    [(2, 50, 3e-5), (7, 30, 3e-5), (14, 50, 2**-11), (40, 50, 2**-11), (120, 20, 2**-11), (9, 1, 2**-11)],
+    [(2, 50, 3e-5), (7, 30, 3e-5), (14, 50, 2**-11), (40, 50, 2**-11), (120, 20, 2**-11), (9, 1, 2**-11)]
+    + [(4, 16, 3e-5), (9, 16, 2**-11), (30, 18, 2**-11)],
 )
 @pytest.mark.parametrize("mask", [{}, {"right": 0, "alignment": BOTTOM_RIGHT}])
 def test_soft_caps(
@@ -214,17 +215,18 @@ def test_soft_caps(
 
 
 @pytest.mark.parametrize("at", [0, -1])
-def test_a_soft_cap_of_low_scores(at: int) -> None:
+@pytest.mark.parametrize(("cap", "low", "high"), [(30, -22, -11), (16, -16, -4)])
+def test_a_soft_cap_of_low_scores(cap: float, low: float, high: float, at: int) -> None:
     """Thousands of keys beyond the polynomial weigh as much as one that stands out, and all next to nothing
     before a maximum was found."""
     case = Case(batch=1, heads=(1, 1, 1), rows=128, columns=4096, depth=64, value_depth=64, scale=1.0)
     inputs = case.inputs("bf16")
     for name in ("q", "k", "v"):
         inputs[name][...] = 0
-    inputs["q"][..., 0], inputs["k"][..., 0] = 1, -22
-    inputs["k"][0, 0, at, 0] = -11
+    inputs["q"][..., 0], inputs["k"][..., 0] = 1, low
+    inputs["k"][0, 0, at, 0] = high
     inputs["v"][...], inputs["v"][0, 0, at] = -1, 1
-    case = capped(case, 30)
+    case = capped(case, cap)
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         made = g._sdpa_fwd(**tensors, **modify(case, g, tensors), **case.values(), name="a")

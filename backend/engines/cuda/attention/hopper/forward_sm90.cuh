@@ -278,14 +278,16 @@ DEVICE u32 k_major(u32 address) { return address >> 4; }
 DEVICE u32 mn_major(u32 address, u32 panel_bytes) { return address >> 4 | panel_bytes >> 4 << 16; }
 
 /* JOINS_SOFT_CAP: scale tanh(by s) as a polynomial of s: off by 2.8e-5 of itself, and by 1.5e-8 where statistics are
-   made of scores, while |by s| is below 1/2. Its last term is positive: beyond, it grows with s, and faster than the
-   tanh. So nobody looks at scores: those above 1/2 make weights that do not fit, which softmax finds, and those below
-   -1/2 make weights of less than 2^-15 of a row's sum, as long as its maximum, where one was found, is no farther from
-   0 than `farthest`. */
+   made of scores, while |by s| is below 1/2, where exponents end at `edge`. Its last term is positive: beyond, it grows
+   with s, and faster than the tanh. So nobody looks at scores: those above 1/2 make weights beyond `largest`, and of
+   those below -1/2, whose weights are too small, each lacks less than 2^-15 of a row's sum that is above 4 `least`, or
+   was made with a maximum. A maximum, where one was found, is no farther from 0 than `farthest`. */
 struct soft_cap {
     static constexpr int TERMS = SOFT_CAP_TERMS > 0 ? SOFT_CAP_TERMS : 1;
     static constexpr float LARGEST_EXPONENT = IS_FP8 ? 9 : IS_BF16 ? 16 : 15; /* of weights that fit */
-    float factor[TERMS], farthest; /* factor: of s to the powers 1, 3, 5, .. */
+    static constexpr float LEAST_EDGE = 10; /* of a cap of 15: below, most blocks would make larger sums */
+    float factor[TERMS];                    /* of s to the powers 1, 3, 5, .. */
+    float farthest, largest, least;         /* least: of a thread's columns */
     DEVICE void set(float by, float scale) {
         constexpr float ROUNDED[5] = {1, -0.33206913f, 0.11644045f}; /* of tanh(x) / x in x^2 */
         constexpr float EXACT[5] = {1, -0.33333144f, 0.13325879f, -0.053045489f, 0.017241478f};
@@ -293,8 +295,12 @@ struct soft_cap {
 #pragma unroll
         for (int k = 0; k < TERMS; ++k, power *= by * by)
             factor[k] = (TERMS == 3 ? ROUNDED[k] : EXACT[k]) * power;
-        farthest = 0.46211716f * fabsf(scale) - LARGEST_EXPONENT;
-        if (!(farthest >= 4 && fabsf(by) > 1e-4f && fabsf(by) < 1e3f)) /* powers are to be floats; by is 1e-3 or so */
+        const float edge = 0.46211716f * fabsf(scale);
+        farthest = edge - LARGEST_EXPONENT, largest = LARGEST_SUM;
+        least = exp2_approx(15 - edge) / 4;
+        if (farthest < 4) /* only what is relative to 0 */
+            farthest = IS_FP8 || !(edge >= LEAST_EDGE) ? -1 : 0, largest = fminf(LARGEST_SUM, exp2_approx(edge));
+        if (!(fabsf(by) > 1e-4f && fabsf(by) < 1e3f)) /* powers are to be floats; by is 1e-3 or so */
             farthest = -1;
     }
     DEVICE bool holds(const row_pair &rows) const {
@@ -536,6 +542,16 @@ struct capped_exponent {
         for (int k = soft_cap::TERMS - 2; k >= 0; --k)
             slope = fmaf(slope, square, cap.factor[k]);
         return fmaf(s[i], slope, first);
+    }
+    /* sum: of this block's weights. */
+    DEVICE bool loses(const float (&sum)[2], const row_pair &rows) const {
+        bool is_lost = false;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            is_lost |= !(sum[h] < cap.largest);
+            is_lost |= rows.maximum[h] == 0 && !(rows.sum[h] + sum[h] > cap.least);
+        }
+        return is_lost;
     }
 };
 

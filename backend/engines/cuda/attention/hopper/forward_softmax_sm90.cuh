@@ -12,10 +12,8 @@ using scores = float[BLOCK_K / 2];
 using weights = u32[BLOCK_K * sizeof(in_t) / 8]; /* as A operands of 16 or 32 keys lie */
 using results = float[HEAD_V / 2];
 
-/* Sums of a block's weights within these bounds were made of weights that fit; of a soft cap, see soft_cap, of rows in
-   which weights of 2^-20 count for nothing. */
-constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f;
-constexpr float LEAST_SUM = IS_BF16 && SOFT_CAP_TERMS == 0 ? 1.0f / 65536 : 1.0f / 16;
+/* Sums of a block's weights within these bounds were made of weights that fit. */
+constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
 constexpr bool ALWAYS_FINDS_MAXIMUM = !IS_FP8 && (HAS_MAX || HAS_SUM_EXP);
 constexpr float LARGEST_E4M3 = 448, HEADROOM = IS_FP8 ? 6 : 0;
 constexpr bool NOTES_TOP = IS_FP8 || HAS_AMAX_S;
@@ -109,11 +107,11 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &expone
     }
 }
 
-/* Whether weights of any row of the warp do not fit. */
-DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first) {
+/* Whether weights of any row of the warp do not fit, or were lost in a way that the caller knows. */
+DEVICE bool is_beyond(const float (&sum)[2], const float (&top)[2], bool is_first, bool is_lost) {
     if constexpr (IS_FP8)
         return __any_sync(~0u, fmaxf(top[0], top[1]) > LARGEST_E4M3);
-    bool beyond = !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
+    bool beyond = is_lost || !(sum[0] < LARGEST_SUM && sum[1] < LARGEST_SUM);
     if (is_first)
         beyond |= !(fminf(sum_of_quad(sum[0]), sum_of_quad(sum[1])) > LEAST_SUM);
     return __any_sync(~0u, beyond);
@@ -148,8 +146,8 @@ DEVICE void start_rows(row_pair &rows) {
         rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
-/* No product may be under way. exponent(i, first): of what is no score yet; is_made: all are. finish_scores(): makes
-   scores, and adds what only the slow path sees. rescale_rest(by): multiplies what else is summed, by rows. */
+/* No product may be under way. exponent(i, first): of what is no score yet, and its loses(); is_made: all are scores.
+   finish_scores(): makes scores, and adds what only the slow path sees. rescale_rest(by): multiplies what else is summed, by rows. */
 template <class J, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
                     bool is_first, bool is_made, J &exponent, const S &finish_scores, const F &rescale_rest) {
@@ -161,7 +159,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
             exponentiate(p, sum, top, made_exponent, alibi, rows.maximum);
         else
             exponentiate(p, sum, top, exponent, alibi, rows.maximum);
-        rows.finds_maximum = is_beyond(sum, top, is_first);
+        rows.finds_maximum = is_beyond(sum, top, is_first, !is_made && exponent.loses(sum, rows));
         if (rows.finds_maximum && is_first)
             rows.maximum[0] = rows.maximum[1] = -infinity();
         if (!rows.finds_maximum) {
