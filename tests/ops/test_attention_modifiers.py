@@ -188,8 +188,10 @@ def scaled(case: Case, inputs: dict[str, Any], largest: float) -> Case:
 @pytest.mark.parametrize(("dtype", "stats"), [("bf16", False), ("f16", False), ("f16", True)])
 @pytest.mark.parametrize(
     ("largest", "cap", "off"),
-    [(2, 50, 3e-5), (7, 30, 3e-5), (14, 50, 2**-11), (40, 50, 2**-11), (120, 20, 2**-11), (9, 1, 2**-11)]
-    + [(4, 16, 3e-5), (9, 16, 2**-11), (30, 18, 2**-11)],
+    [
+        *[(2, 50, 3e-5), (7, 30, 3e-5), (4, 16, 3e-5), (14, 50, 2**-11), (40, 50, 2**-11)],
+        *[(120, 20, 2**-11), (9, 1, 2**-11), (9, 16, 2**-11), (30, 18, 2**-11)],
+    ],
 )
 @pytest.mark.parametrize("mask", [{}, {"right": 0, "alignment": BOTTOM_RIGHT}])
 def test_soft_caps(
