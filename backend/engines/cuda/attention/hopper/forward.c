@@ -32,7 +32,7 @@ static const double RASTER_BYTES = 24e6;     /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
-static const double FP8_EFFICIENCY = 0.72, FP8_SHALLOW_EFFICIENCY = 0.52;
+static const double FP8_EFFICIENCY = 0.8, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double SHORT_EFFICIENCY = 0.4;
 /* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.25;
@@ -46,30 +46,31 @@ static const struct forward_tile {
     int keys, groups, stages, o_stages, consumer_registers, producer_registers;
     bool ping_pong;
     int ctas; /* that share a multiprocessor */
+    int kept; /* steps of queries in registers, whose products read half as much from shared memory */
 } tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1},  {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1},
-    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1},   {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1},
-    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1},
-    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1},
-    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1},  {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1},
-    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1},  {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1},
-    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1},
+    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0},  {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0},
+    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0},   {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0},
+    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 0}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1, 0},
+    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1, 0}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1, 0},
+    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1, 0},  {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1, 0},
+    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1, 0},  {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1, 0},
+    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1, 0},
 };
 
 /* Of FP8: the producer's warps turn V over, and take more. Tiles of a block mask need consumers that take turns. */
 static const struct forward_tile fp8_tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1},
-    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1},
-    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1},
-    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1},
-    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1},
-    {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1},
+    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1, 0},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1, 0},
+    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1, 0},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1, 4},
+    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1, 0}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1, 0},
+    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1, 0}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1, 0},
+    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1, 0}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1, 0},
+    {0, 256, 256, 64, 2, 3, 2, 224, 56, true, 1, 4},  {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1, 0},
 };
 
 /* Of short sequences: see CTAS. */
 static const struct forward_tile short_tiles[] = {
-    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3},
-    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2},
+    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3, 0},
+    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0},
 };
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
 
@@ -389,6 +390,12 @@ static void print_maps(struct kernel_print *print, const struct forward *f) {
     attention_hopper_print_entry(print, f->c, f->op->o, "o");
 }
 
+/* Heads that are less deep than their tile have fewer steps, of 32 bytes. */
+static int kept_steps(const struct forward *f) {
+    int steps = f->depth / (f->is_fp8 ? 32 : 16);
+    return f->tile->kept < steps ? f->tile->kept : steps;
+}
+
 static void print_tile(struct kernel_print *print, const struct forward *f) {
     const struct forward_tile *t = f->tile;
     weftDataType_t type = (weftDataType_t)as_read(f->c, f->c->a->q)->type;
@@ -405,6 +412,7 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     print_constant(print, "BIAS_STAGES", f->bias_stages);
     print_constant(print, "CTAS", f->tile->ctas);
     print_constant(print, "PING_PONG", t->ping_pong);
+    print_constant(print, "KEPT_STEPS", kept_steps(f));
     print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
     print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
     print_constant(print, "SHARED_BYTES", shared_bytes(f));
@@ -447,8 +455,8 @@ static void print_schedule(struct kernel_print *print, const struct forward *f) 
     print_scratch(print, "u32", 0, "counter");
 }
 
-/* S = Q K^T from shared memory, whose first step replaces what was there, and O += P V with P from registers. Weights
-   of FP8 are E4M3: they lie between 0 and 448. */
+/* S = Q K^T with Q from shared memory or kept in registers, whose first step replaces what was there, and O += P V with
+   P from registers. Weights of FP8 are E4M3: they lie between 0 and 448. */
 static void print_products(struct text *code, const struct forward *f) {
     const char *type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->q)->type);
     const char *k_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->k)->type);
@@ -457,12 +465,17 @@ static void print_products(struct text *code, const struct forward *f) {
                                        .adds = PRODUCT_ADDS};
     struct attention_product first = {
         "multiply_scores_first", type, f->tile->keys, .is_fresh = true, .is_fp8 = f->is_fp8, .b_type = k_type};
+    struct attention_product kept = scores, kept_first = first;
+    kept.name = "multiply_kept", kept_first.name = "multiply_kept_first";
+    kept.a = kept_first.a = PRODUCT_A_REGISTERS;
     struct attention_product values = {
         "multiply_values",        f->is_fp8 ? "e4m3" : type, f->value_depth,
         .a = PRODUCT_A_REGISTERS, .b_is_mn = !f->is_fp8,     .is_fp8 = f->is_fp8,
         .b_is_narrow = f->is_fp8, .b_type = v_type,          .adds = PRODUCT_ADDS_AT_RUN_TIME};
     attention_hopper_print_product(code, &scores);
     attention_hopper_print_product(code, &first);
+    attention_hopper_print_product(code, &kept);
+    attention_hopper_print_product(code, &kept_first);
     attention_hopper_print_product(code, &values);
 }
 
