@@ -33,7 +33,7 @@ static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
 static const double FP8_EFFICIENCY = 0.8, FP8_SHALLOW_EFFICIENCY = 0.52;
-static const double SHORT_EFFICIENCY = 0.4;
+static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5;
 /* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.25;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
@@ -67,9 +67,10 @@ static const struct forward_tile fp8_tiles[] = {
     {0, 256, 256, 64, 2, 3, 2, 224, 56, true, 1, 4},  {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1, 0},
 };
 
-/* Of short sequences: see CTAS. */
+/* Of short sequences: see CTAS. Four consumers have all queries of a head, which reads K and V once. */
 static const struct forward_tile short_tiles[] = {
     {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3, 0},
+    {0, 64, 64, 64, 4, 4, 0, 112, 32, false, 1, 0},
     {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0},
 };
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
@@ -224,6 +225,7 @@ static int64_t raster_heads(const struct cuda_attention *c) {
 /* The part of the products' rate that long rows of tiles reach. */
 static double efficiency(const struct forward *f) {
     return f->tile->ctas > 1      ? SHORT_EFFICIENCY
+           : f->tile->groups > 3  ? CROWDED_EFFICIENCY
            : !f->is_fp8           ? EFFICIENCY
            : f->value_depth <= 64 ? FP8_SHALLOW_EFFICIENCY
                                   : FP8_EFFICIENCY;
@@ -312,20 +314,19 @@ static void plan_tile(struct forward *f, const struct forward_tile *tile) {
     f->seconds = predict(f, c->device->cuda.multiprocessors);
 }
 
-/* The short tile where it is predicted to take less. Of few tiles none waits for another. */
-static void consider_short_tile(struct forward *f, int terms) {
+/* The short tile that is predicted to take least, where it takes less. Of few tiles none waits for another. */
+static void consider_short_tiles(struct forward *f, int terms) {
     struct forward shorter = *f;
-    int i = 0;
     if (f->c->keys > SHORT_KEYS || f->all_tiles <= f->c->device->cuda.multiprocessors || f->is_fp8)
         return;
-    /* By depths, as the other tables. */
-    while (i < SHORT_TILE_COUNT && !fits(&short_tiles[i], f, terms))
-        i++;
-    if (i == SHORT_TILE_COUNT)
-        return;
-    plan_tile(&shorter, &short_tiles[i]);
-    if (shorter.seconds < f->seconds)
-        *f = shorter;
+    for (int i = 0; i < SHORT_TILE_COUNT; i++) {
+        const struct forward_tile *tile = &short_tiles[i];
+        if (!fits(tile, f, terms) || (tile->groups > 1 && f->c->queries > GROUP_QUERIES * tile->groups))
+            continue;
+        plan_tile(&shorter, tile);
+        if (shorter.seconds < f->seconds)
+            *f = shorter;
+    }
 }
 
 /* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends.
@@ -342,7 +343,7 @@ static weftStatus_t plan_forward(struct forward *f) {
     while (!fits(tile, f, terms))
         tile++;
     plan_tile(f, tile);
-    consider_short_tile(f, terms);
+    consider_short_tiles(f, terms);
     f->raster_heads = raster_heads(c);
     if (f->all_tiles > INT32_MAX / 2)
         return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
