@@ -24,6 +24,7 @@ enum {
     DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
     SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
+    LONG_KEYS = 4096,   /* of fewer three consumers were not timed */
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
 
@@ -32,8 +33,8 @@ static const double RASTER_BYTES = 24e6;     /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
-static const double FP8_EFFICIENCY = 0.72, FP8_SHALLOW_EFFICIENCY = 0.52;
-static const double SHORT_EFFICIENCY = 0.4;
+static const double FP8_EFFICIENCY = 0.8, FP8_SHALLOW_EFFICIENCY = 0.52;
+static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5, LONG_EFFICIENCY = 0.64;
 /* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.25;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
@@ -46,32 +47,37 @@ static const struct forward_tile {
     int keys, groups, stages, o_stages, consumer_registers, producer_registers;
     bool ping_pong;
     int ctas; /* that share a multiprocessor */
+    int kept; /* steps of queries in registers, whose products read half as much from shared memory */
 } tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1},  {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1},
-    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1},   {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1},
-    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1},
-    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1},
-    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1},  {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1},
-    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1},  {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1},
-    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1},
+    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0},  {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0},
+    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0},   {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0},
+    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 0}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1, 0},
+    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1, 0}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1, 0},
+    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1, 0},  {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1, 0},
+    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1, 0},  {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1, 0},
+    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1, 0},
 };
 
 /* Of FP8: the producer's warps turn V over, and take more. Tiles of a block mask need consumers that take turns. */
 static const struct forward_tile fp8_tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1},
-    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1},
-    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1},
-    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1},
-    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1},
-    {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1},
+    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1, 0},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1, 0},
+    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1, 0},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1, 4},
+    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1, 0}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1, 0},
+    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1, 0}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1, 0},
+    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1, 0}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1, 0},
+    {0, 256, 256, 64, 2, 3, 2, 224, 56, true, 1, 4},  {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1, 0},
 };
 
-/* Of short sequences: see CTAS. */
+/* Of short sequences: see CTAS. Four consumers have all queries of a head, which reads K and V once. */
 static const struct forward_tile short_tiles[] = {
-    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3},
-    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2},
+    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3, 0},
+    {0, 64, 64, 64, 4, 4, 0, 112, 32, false, 1, 0},
+    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0},
 };
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
+
+/* Of long ones without bounds: three consumers read K and V two thirds as often. */
+static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4};
 
 struct forward {
     const struct cuda_attention *c;
@@ -207,25 +213,30 @@ static int64_t shared_bytes(const struct forward *f) {
            barriers * BARRIER_BYTES;
 }
 
+static bool is_bounded(const struct attention *a) {
+    return a->left_bound != ATTENTION_UNBOUNDED || a->right_bound != ATTENTION_UNBOUNDED || a->seq_len_kv ||
+           a->cu_seq_len_kv;
+}
+
 /* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. A multiple of the heads
    that share keys: these read the same K and V. Without bounds all tiles are as long, and nothing is gained by taking
    several heads together. */
 static int64_t raster_heads(const struct cuda_attention *c) {
-    bool is_bounded = c->a->left_bound != ATTENTION_UNBOUNDED || c->a->right_bound != ATTENTION_UNBOUNDED ||
-                      c->a->seq_len_kv || c->a->cu_seq_len_kv;
     int64_t share = c->heads / c->key_heads, heads = c->batches * c->heads;
     double bytes = (double)c->keys * (double)(dtype_bytes((weftDataType_t)as_read(c, c->a->k)->type, c->depth) +
                                               dtype_bytes((weftDataType_t)as_read(c, c->a->v)->type, c->value_depth));
     int64_t fit = share * (int64_t)(RASTER_BYTES / bytes);
-    return !is_bounded || fit < share ? share : fit < heads ? fit : heads;
+    return !is_bounded(c->a) || fit < share ? share : fit < heads ? fit : heads;
 }
 
 /* The part of the products' rate that long rows of tiles reach. */
 static double efficiency(const struct forward *f) {
-    return f->tile->ctas > 1      ? SHORT_EFFICIENCY
-           : !f->is_fp8           ? EFFICIENCY
-           : f->value_depth <= 64 ? FP8_SHALLOW_EFFICIENCY
-                                  : FP8_EFFICIENCY;
+    return f->tile->ctas > 1       ? SHORT_EFFICIENCY
+           : f->tile->groups > 3   ? CROWDED_EFFICIENCY
+           : f->tile == &long_tile ? LONG_EFFICIENCY
+           : !f->is_fp8            ? EFFICIENCY
+           : f->value_depth <= 64  ? FP8_SHALLOW_EFFICIENCY
+                                   : FP8_EFFICIENCY;
 }
 
 static double term_clocks(const struct attention *a) {
@@ -311,20 +322,26 @@ static void plan_tile(struct forward *f, const struct forward_tile *tile) {
     f->seconds = predict(f, c->device->cuda.multiprocessors);
 }
 
-/* The short tile where it is predicted to take less. Of few tiles none waits for another. */
-static void consider_short_tile(struct forward *f, int terms) {
-    struct forward shorter = *f;
-    int i = 0;
-    if (f->c->keys > SHORT_KEYS || f->all_tiles <= f->c->device->cuda.multiprocessors || f->is_fp8)
+/* Another tile, where it is predicted to take less. */
+static void consider(struct forward *f, const struct forward_tile *tile, int terms) {
+    struct forward other = *f;
+    if (!fits(tile, f, terms))
         return;
-    /* By depths, as the other tables. */
-    while (i < SHORT_TILE_COUNT && !fits(&short_tiles[i], f, terms))
-        i++;
-    if (i == SHORT_TILE_COUNT)
+    plan_tile(&other, tile);
+    if (other.seconds < f->seconds)
+        *f = other;
+}
+
+/* Of few tiles none waits for another. */
+static void consider_others(struct forward *f, int terms) {
+    const struct cuda_attention *c = f->c;
+    if (f->is_fp8 || f->all_tiles <= c->device->cuda.multiprocessors)
         return;
-    plan_tile(&shorter, &short_tiles[i]);
-    if (shorter.seconds < f->seconds)
-        *f = shorter;
+    if (c->keys >= LONG_KEYS && !is_bounded(c->a) && f->depth == long_tile.depth)
+        consider(f, &long_tile, terms);
+    for (int i = 0; i < SHORT_TILE_COUNT && c->keys <= SHORT_KEYS; i++)
+        if (short_tiles[i].groups == 1 || c->queries <= GROUP_QUERIES * short_tiles[i].groups)
+            consider(f, &short_tiles[i], terms);
 }
 
 /* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends.
@@ -341,7 +358,7 @@ static weftStatus_t plan_forward(struct forward *f) {
     while (!fits(tile, f, terms))
         tile++;
     plan_tile(f, tile);
-    consider_short_tile(f, terms);
+    consider_others(f, terms);
     f->raster_heads = raster_heads(c);
     if (f->all_tiles > INT32_MAX / 2)
         return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
@@ -389,6 +406,12 @@ static void print_maps(struct kernel_print *print, const struct forward *f) {
     attention_hopper_print_entry(print, f->c, f->op->o, "o");
 }
 
+/* Heads that are less deep than their tile have fewer steps, of 32 bytes. */
+static int kept_steps(const struct forward *f) {
+    int steps = f->depth / (f->is_fp8 ? 32 : 16);
+    return f->tile->kept < steps ? f->tile->kept : steps;
+}
+
 static void print_tile(struct kernel_print *print, const struct forward *f) {
     const struct forward_tile *t = f->tile;
     weftDataType_t type = (weftDataType_t)as_read(f->c, f->c->a->q)->type;
@@ -405,6 +428,7 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     print_constant(print, "BIAS_STAGES", f->bias_stages);
     print_constant(print, "CTAS", f->tile->ctas);
     print_constant(print, "PING_PONG", t->ping_pong);
+    print_constant(print, "KEPT_STEPS", kept_steps(f));
     print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
     print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
     print_constant(print, "SHARED_BYTES", shared_bytes(f));
@@ -447,8 +471,8 @@ static void print_schedule(struct kernel_print *print, const struct forward *f) 
     print_scratch(print, "u32", 0, "counter");
 }
 
-/* S = Q K^T from shared memory, whose first step replaces what was there, and O += P V with P from registers. Weights
-   of FP8 are E4M3: they lie between 0 and 448. */
+/* S = Q K^T with Q from shared memory or kept in registers, whose first step replaces what was there, and O += P V with
+   P from registers. Weights of FP8 are E4M3: they lie between 0 and 448. */
 static void print_products(struct text *code, const struct forward *f) {
     const char *type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->q)->type);
     const char *k_type = cuda_type_name((weftDataType_t)as_read(f->c, f->c->a->k)->type);
@@ -457,12 +481,17 @@ static void print_products(struct text *code, const struct forward *f) {
                                        .adds = PRODUCT_ADDS};
     struct attention_product first = {
         "multiply_scores_first", type, f->tile->keys, .is_fresh = true, .is_fp8 = f->is_fp8, .b_type = k_type};
+    struct attention_product kept = scores, kept_first = first;
+    kept.name = "multiply_kept", kept_first.name = "multiply_kept_first";
+    kept.a = kept_first.a = PRODUCT_A_REGISTERS;
     struct attention_product values = {
         "multiply_values",        f->is_fp8 ? "e4m3" : type, f->value_depth,
         .a = PRODUCT_A_REGISTERS, .b_is_mn = !f->is_fp8,     .is_fp8 = f->is_fp8,
         .b_is_narrow = f->is_fp8, .b_type = v_type,          .adds = PRODUCT_ADDS_AT_RUN_TIME};
     attention_hopper_print_product(code, &scores);
     attention_hopper_print_product(code, &first);
+    attention_hopper_print_product(code, &kept);
+    attention_hopper_print_product(code, &kept_first);
     attention_hopper_print_product(code, &values);
 }
 

@@ -11,6 +11,8 @@
              and ends
    PING_PONG two consumers issue products in turn, and one's softmax runs under the other's products. Without it, each
              passes over blocks that its own queries do not see
+   Kept      KEPT_STEPS of Q, of 32 bytes a row, go to registers once a tile: their products read half as much from
+             shared memory
    Memory    Q_STAGES of Q, STAGES of K and V, staging of O where it cannot leave through a Q, tiles, barriers
    Masks     a block is masked where a bound or the end of the keys cuts it. V past the length in use is cleared in
              shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA). V of keys that a bound, bias or
@@ -33,9 +35,9 @@
              in shared memory, and begin anew
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG BIAS_STAGES
-             CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
+             KEPT_STEPS CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
              scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
-             multiply_values
+             multiply_kept(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv
              H200: CTAS, 16,384 heads of 64 tokens: 461 to 133 us, 8,192 of 128: 214 to 144 us; BIAS_STAGES, heads of
              128, 8192 keys: 1.76 to 1.40 of the plain case
@@ -47,6 +49,10 @@
              Where the compiler took warps for divergent: dropout 3 % slower, instructions 1.35 times as many
              FP8, 8192 keys, heads of 128 on H200: without turns 1,506 to 1,413 us; three weights compared at once 1,506
              to 1,476; no promotion would be 1,369. Heads of 256 on H100: 1,452 us widened to f16, 1,240 promoted
+             H100: three consumers of 64 keys, half of Q kept, heads of 128, 8192 keys: 1,662 to 1,543 us (1.12 of
+             cuDNN), causal 894 to 887; four consumers, 4,096 heads of 256 tokens: 206 to 183 us, 8,192 of 128: 186 to 210 us
+             Kept steps, FP8, 8192 keys, H100: heads of 128 1,441 to 1,345 us, of 256, half kept and O staged, 1,165 to
+             1,092: 0.86 and 1.00 of cuDNN
              FP8, clocks of a step of both consumers, with turns: 2,560, of which products take 1,024 and then both
              softmaxes, side by side, 1,350. 283 W at 1.92 GHz: nothing is limited by power
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower, each of seven
@@ -54,6 +60,7 @@
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with ALiBi 0.4 %
              FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; 192 keys without turns 6 to 8 % faster, but
              left no shared memory to park sums; polynomials for 2^x 4 % slower
+             FP8: three consumers of 64 keys: 2 % slower. A turn until products are done: 1 to 3 % slower
              FP8: turns at the softmax, not at products: as quick, since the one warp of a scheduler takes 800 to 1,200
              clocks for a softmax alone. Weights while the last ones are multiplied: the assembler hands the registers
              of these out while a product reads them still, unless they are read once more behind the wait */
@@ -95,6 +102,7 @@ static_assert(!HAS_BLOCK_MASK || (PING_PONG && BLOCK_Q == 128 && 128 % BLOCK_K =
 static_assert(BIAS_STAGES == 0 || (BLOCK_K % 64 == 0 && !IS_FP8 && sizeof(bias_t) == 2),
               "a bias has whole panels, and the warps that load it nothing else to do");
 
+constexpr int QUERY_REGISTERS = 4 * KEPT_STEPS;
 constexpr bool HAS_HEAD_SCALES = Q_SCALES == 1 || K_SCALES == 1;
 constexpr i32 PROMOTED_BLOCKS = 768 / BLOCK_K; /* whose products one accumulator of FP8 sums */
 
@@ -312,13 +320,14 @@ struct consumer {
     u32 group;
     float scale;         /* of scores, times log2(e) */
     float product_scale; /* CHANGES_SCORES: of products, before what joins them */
-    u32 bias_first;      /* BIAS_STAGES: see first_of_boxed_bias */
+    u32 bias_first;      /* BIAS_STAGES: of 16 keys, in a box */
     soft_cap cap;
     cursor<STAGES> block;                       /* the next block, whose scores are not made yet */
     cursor<Q_STAGES> q;                         /* the next tile */
     u32 parity;                                 /* of the next tile */
     cursor<BIAS_STAGES ? BIAS_STAGES : 1> bias; /* the next block's */
     largest amax;
+    u32 queries[QUERY_REGISTERS ? QUERY_REGISTERS : 1]; /* of the first KEPT_STEPS */
     scores s;
     weights p;
     results o;
@@ -388,14 +397,44 @@ DEVICE tile await_tile(const consumer &c) {
     return receive_tile(tile_at(c.parity, c.group));
 }
 
+/* Where a lane's part of a row's first 32 bytes lies in a panel of a consumer's rows. */
+DEVICE u32 place_in_panel() {
+    const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
+    return row * ROW_BYTES + (lane / 16 ^ row % 8) * 16;
+}
+
+/* The tile's first columns go to registers, which no product may be reading. */
+DEVICE void keep_queries(consumer &c) {
+    if constexpr (KEPT_STEPS > 0) {
+        const u32 first = q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES + place_in_panel();
+#pragma unroll
+        for (int k = 0; k < KEPT_STEPS; ++k) {
+            u32 four[4];
+            load_matrices(four, (first ^ k % 4 * 32) + k / 4 * Q_PANEL);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                c.queries[4 * k + i] = four[i];
+        }
+        publish_to_async_proxy(); /* what is read before a copy overwrites it */
+    }
+}
+
 /* S = Q K^T */
 DEVICE void issue_scores(consumer &c) {
     const u32 queries = k_major(q_at(c.q.stage) + c.group * GROUP_Q * ROW_BYTES), keys = k_major(k_at(c.block.stage));
     mma_fence();
-    multiply_scores_first(c.s, queries, keys);
 #pragma unroll
-    for (int k = 1; k < HEAD_QK / STEP; ++k)
-        multiply_scores(c.s, queries + k / 4 * (Q_PANEL >> 4) + k % 4 * 2, keys + k / 4 * (K_PANEL >> 4) + k % 4 * 2);
+    for (int k = 0; k < HEAD_QK / STEP; ++k) {
+        const u32 q = queries + k / 4 * (Q_PANEL >> 4) + k % 4 * 2, keys_at = keys + k / 4 * (K_PANEL >> 4) + k % 4 * 2;
+        if (k < KEPT_STEPS && k == 0)
+            multiply_kept_first(c.s, c.queries, keys_at);
+        else if (k < KEPT_STEPS)
+            multiply_kept(c.s, c.queries + 4 * k, keys_at);
+        else if (k == 0)
+            multiply_scores_first(c.s, q, keys_at);
+        else
+            multiply_scores(c.s, q, keys_at);
+    }
     mma_commit();
 }
 
@@ -429,11 +468,6 @@ DEVICE void clear_values(const consumer &c, const tile &t, i32 block) {
     sync_threads(VALUES_CLEARED + c.group, 128);
 }
 
-/* Where a lane's part of the first 16 keys lies in a box of the bias. */
-DEVICE u32 first_of_boxed_bias() {
-    const u32 lane = lane_index(), row = warp_index() % 4 * 16 + lane % 16;
-    return row * ROW_BYTES + (lane / 16 ^ row % 8) * 16;
-}
 /* Pairs of neighbouring keys of the bias, in the order of the scores, of 16 keys from 16 i on; `first`: with the box's
    address. */
 DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 first, int i) {
@@ -633,6 +667,7 @@ DEVICE void mask(scores &s, const bounds &b, i32 first_query, i32 block, float h
 
 /* The first scores of a tile. */
 DEVICE void start_tile(consumer &c) {
+    keep_queries(c);
     wait(k_full(c.block.stage), c.block.phase);
     take_turn(c);
     issue_scores(c);
@@ -670,7 +705,7 @@ DEVICE float in_units(float scale) {
 
 DEVICE void multiply_tiles(const arguments &a, u32 group) {
     consumer c;
-    c.group = group, c.parity = 0, c.amax = largest{}, c.bias_first = first_of_boxed_bias();
+    c.group = group, c.parity = 0, c.amax = largest{}, c.bias_first = place_in_panel();
     c.scale = in_units(CHANGES_SCORES ? factor_of_scores(a) : scale_of(a));
     float hidden_score = c.scale < 0 ? infinity() : -infinity();
     /* A flag in 32 bits, set in one place: as a bool, copies of the code behind it left ptxas with a loop whose warps
@@ -787,6 +822,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
         fence_register(is_scored);
         wait(v_full(now.stage), now.phase);
         if (is_scored) {
+            keep_queries(c);
             wait(k_full(c.block.stage), c.block.phase);
             take_turn(c);
             issue_scores(c);

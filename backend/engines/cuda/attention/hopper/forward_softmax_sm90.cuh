@@ -147,7 +147,8 @@ DEVICE void start_rows(row_pair &rows) {
 }
 
 /* No product may be under way. exponent(i, first): of what is no score yet, and its loses(); is_made: all are scores.
-   finish_scores(): makes scores, and adds what only the slow path sees. rescale_rest(by): multiplies what else is summed, by rows. */
+   finish_scores(): makes scores, and adds what only the slow path sees. rescale_rest(by): multiplies what else is
+   summed, by rows. */
 template <class J, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
                     bool is_first, bool is_made, J &exponent, const S &finish_scores, const F &rescale_rest) {
