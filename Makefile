@@ -7,6 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+MAKEFLAGS += -j$(JOBS) # what does not need each other is made side by side: one pip leaves a core idle
 
 C_FOLDERS = backend include tests/c tests/emulator tests/fake_cuda tests/foreign samples
 C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
@@ -23,7 +24,7 @@ help:
 	@echo "make bindings   writes the generated files anew from the headers and the library"
 	@echo "make clean      removes build/ and the built library;   .venv stays"
 
-# ---- Set-up: done once, and again when pyproject.toml changes ----
+# ---- Set-up: done once, and again when pyproject.toml changes; one pip at a time ----
 
 TOO_OLD = "Weft needs Python 3.10 or newer; say which: make PYTHON=..."
 SITE = import site; print(site.getsitepackages()[0])
@@ -42,7 +43,7 @@ $(VENV)/.torch: $(VENV)/.ready
 	@$(PIP) install torch==2.13.0 expecttest
 	@touch $@
 
-$(VENV)/.jax: $(VENV)/.ready
+$(VENV)/.jax: $(VENV)/.ready | $(if $(TORCH),$(VENV)/.torch)
 	@echo "set-up: JAX into .venv"
 	@$(PIP) install jax==0.10.2
 	@touch $@
