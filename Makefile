@@ -29,11 +29,16 @@ help:
 TOO_OLD = "Weft needs Python 3.10 or newer; say which: make PYTHON=..."
 SITE = import site; print(site.getsitepackages()[0])
 
-$(VENV)/.ready: pyproject.toml
+# What compiles: the library is built while the other tools are installed.
+$(VENV)/.cmake: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and $(TOO_OLD))'
 	@echo "set-up: tools into .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade "pip>=25.1"
+	@$(PIP) install --group build
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.cmake
 	@$(PIP) install --group dev
 	@printf '%s\n' "$(CURDIR)/python" "$(CURDIR)/bindings" > "$$($(BIN)/python -c '$(SITE)')/weft.pth"
 	@touch $@
@@ -55,7 +60,7 @@ $(VENV)/.mutants: $(VENV)/.ready
 
 # ---- Building ----
 
-build: $(VENV)/.ready
+build: $(VENV)/.cmake
 	@$(CMAKE) -B build/release -DWEFT_PYTHON_LIB_DIR=python/weft/lib $(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/release -j$(JOBS) -- --quiet
 
@@ -63,25 +68,25 @@ build: $(VENV)/.ready
 # or ctest.
 SANITIZE ?= address,undefined
 SANITIZE_DIR = build/$(if $(filter thread,$(SANITIZE)),tsan,asan)
-sanitize: $(VENV)/.ready
+sanitize: $(VENV)/.cmake
 	@$(CMAKE) -B $(SANITIZE_DIR) -DCMAKE_BUILD_TYPE=Debug -DWEFT_SANITIZE=$(SANITIZE) -DWEFT_BUILD_TESTS=ON \
 		-DWEFT_WERROR=ON >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE_DIR) -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
 
 # The C tests for 64-bit ARM, which QEMU runs; ONLY as above.
-aarch64: $(VENV)/.ready
+aarch64: $(VENV)/.cmake
 	@$(CMAKE) -B build/aarch64 --toolchain cmake/aarch64.cmake -DWEFT_BUILD_TESTS=ON $(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/aarch64 -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
 
-bindings: build
+bindings: build $(VENV)/.ready
 	@$(BIN)/python tools/gen.py
 
 # ---- Running ----
 
-demo: build
+demo: build $(VENV)/.ready
 	@$(BIN)/python -m weft demo
 
-bench: build
+bench: build $(VENV)/.ready
 	@$(BIN)/python -m weft bench $(BENCH)
 
 test: WERROR = -DWEFT_WERROR=ON
