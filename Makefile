@@ -7,6 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+MAKEFLAGS += -j$(JOBS) # what does not need each other is made side by side: one pip leaves a core idle
 
 C_FOLDERS = backend include tests/c tests/emulator tests/fake_cuda tests/foreign samples
 C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')
@@ -23,16 +24,21 @@ help:
 	@echo "make bindings   writes the generated files anew from the headers and the library"
 	@echo "make clean      removes build/ and the built library;   .venv stays"
 
-# ---- Set-up: done once, and again when pyproject.toml changes ----
+# ---- Set-up: done once, and again when pyproject.toml changes; one pip at a time ----
 
 TOO_OLD = "Weft needs Python 3.10 or newer; say which: make PYTHON=..."
 SITE = import site; print(site.getsitepackages()[0])
 
-$(VENV)/.ready: pyproject.toml
+# What compiles: the library is built while the other tools are installed.
+$(VENV)/.cmake: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and $(TOO_OLD))'
 	@echo "set-up: tools into .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade "pip>=25.1"
+	@$(PIP) install --group build
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.cmake
 	@$(PIP) install --group dev
 	@printf '%s\n' "$(CURDIR)/python" "$(CURDIR)/bindings" > "$$($(BIN)/python -c '$(SITE)')/weft.pth"
 	@touch $@
@@ -42,7 +48,7 @@ $(VENV)/.torch: $(VENV)/.ready
 	@$(PIP) install torch==2.13.0 expecttest
 	@touch $@
 
-$(VENV)/.jax: $(VENV)/.ready
+$(VENV)/.jax: $(VENV)/.ready | $(if $(TORCH),$(VENV)/.torch)
 	@echo "set-up: JAX into .venv"
 	@$(PIP) install jax==0.10.2
 	@touch $@
@@ -54,7 +60,7 @@ $(VENV)/.mutants: $(VENV)/.ready
 
 # ---- Building ----
 
-build: $(VENV)/.ready
+build: $(VENV)/.cmake
 	@$(CMAKE) -B build/release -DWEFT_PYTHON_LIB_DIR=python/weft/lib $(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/release -j$(JOBS) -- --quiet
 
@@ -62,25 +68,25 @@ build: $(VENV)/.ready
 # or ctest.
 SANITIZE ?= address,undefined
 SANITIZE_DIR = build/$(if $(filter thread,$(SANITIZE)),tsan,asan)
-sanitize: $(VENV)/.ready
+sanitize: $(VENV)/.cmake
 	@$(CMAKE) -B $(SANITIZE_DIR) -DCMAKE_BUILD_TYPE=Debug -DWEFT_SANITIZE=$(SANITIZE) -DWEFT_BUILD_TESTS=ON \
 		-DWEFT_WERROR=ON >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE_DIR) -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
 
 # The C tests for 64-bit ARM, which QEMU runs; ONLY as above.
-aarch64: $(VENV)/.ready
+aarch64: $(VENV)/.cmake
 	@$(CMAKE) -B build/aarch64 --toolchain cmake/aarch64.cmake -DWEFT_BUILD_TESTS=ON $(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/aarch64 -j$(JOBS) $(addprefix --target ,$(ONLY)) -- --quiet
 
-bindings: build
+bindings: build $(VENV)/.ready
 	@$(BIN)/python tools/gen.py
 
 # ---- Running ----
 
-demo: build
+demo: build $(VENV)/.ready
 	@$(BIN)/python -m weft demo
 
-bench: build
+bench: build $(VENV)/.ready
 	@$(BIN)/python -m weft bench $(BENCH)
 
 test: WERROR = -DWEFT_WERROR=ON

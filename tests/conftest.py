@@ -23,9 +23,8 @@ SAMPLE = os.environ.get("WEFT_TEST_SAMPLE", "1/1")
 # Files whose few tests take long, longest first: the number of their tests would have them begin too late.
 LONG = (
     *("test_emulated.py", "test_c.py", "test_hopper_tiles.py", "test_hopper_attention.py"),
-    *("test_foreign_cpu.py", "test_repository.py", "test_races.py", "test_spelled_attention.py"),
-    *("test_bench.py", "test_spelled_gradients.py", "test_totals.py", "test_compile.py"),
-    *("test_cross_entropy.py", "test_op_samples.py", "test_operators.py"),
+    *("test_foreign_cpu.py", "test_repository.py", "test_races.py", "test_plans.py", "test_bench.py"),
+    *("test_totals.py", "test_compile.py", "test_op_samples.py", "test_operators.py"),
 )
 
 

@@ -15,6 +15,7 @@ sentence that names the block, the warp and the line of PTX. Tests run on it in 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 FOLDER = ROOT / "build/emulator"
 FLAGS = ["-std=gnu11", "-fPIC", "-g1", "-fno-strict-aliasing", "-ffp-contract=off"]
+if platform.machine() == "x86_64":  # halves and fused sums are instructions; a tenth of the time
+    FLAGS.append("-march=native")
 DRIVER = [*(TESTS / "emulator").glob("*.c"), TESTS / "fake_cuda/fake_cuda.c"]
 LIBRARIES = {
     "libcuda.so.1": [path for path in DRIVER if path.stem != "nvrtc_to_ptx"],

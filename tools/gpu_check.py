@@ -133,8 +133,9 @@ def run(title: str, command: Sequence[str], given: argparse.Namespace, **extra: 
 
 
 def tests(given: argparse.Namespace) -> Iterator[Result]:
-    """The tests of operations and plans on the GPU, and those that only a GPU shows."""
-    chosen = given.paths or ["tests/ops", "tests/plan", "tests/gpu", f"--ignore={LARGE}"]
+    """The tests of operations, plans and their code on the GPU, and those that only a GPU shows."""
+    folders = [f"tests/{name}" for name in ("ops", "plan", "machine_code", "gpu")]
+    chosen = given.paths or [*folders, f"--ignore={LARGE}"]
     chosen += ["-k", given.only] if given.only else []
     chosen += ["-m", "not slow"] if given.quick else []
     yield run("tests", [*PYTEST, *chosen, *parallel(given)], given)

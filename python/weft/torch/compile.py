@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import (  # type: ignore[import-untyped]
+from functorch.compile import (
     make_boxed_func,
     min_cut_rematerialization_partition,
 )

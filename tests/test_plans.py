@@ -1,0 +1,16 @@
+"""Plans, most of them for GPUs that are not here (tests/plan): their steps, prices and words."""
+
+from __future__ import annotations
+
+import sys
+
+import emulated_gpu
+from commands import run
+
+
+def test_plans() -> None:
+    """By a compiler that compiles nothing, as none of them looks at code, and no cache may keep anything of
+    it. In a process of their own, as each finds its compilers once."""
+    compiler = emulated_gpu.build() / "fake/libnvrtc.so.13"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/plan"]
+    run(*command, WEFT_NVRTC=compiler, WEFT_CACHE="off")
