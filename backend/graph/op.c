@@ -360,18 +360,19 @@ struct view view_of(const struct bindings *bindings, const struct tensor *tensor
 }
 
 int64_t view_offset(const struct view *view, const int64_t *index) {
+    const int64_t *dims = view->dims, *strides = view->strides, vector_count = view->vector_count;
     int64_t offset = 0, lane = 0;
-    for (int i = 0; i < view->rank; i++) {
+    for (int i = 0, rank = view->rank; i < rank; i++) {
         /* Extents of 1 broadcast: the index may be that of a larger tensor. */
-        int64_t at = view->dims[i] == 1 ? 0 : index[i];
-        if (view->vector_count > 1 && i == view->vector_dim) {
-            lane = at % view->vector_count;
-            at /= view->vector_count;
+        int64_t at = dims[i] == 1 ? 0 : index[i];
+        if (vector_count > 1 && i == view->vector_dim) {
+            lane = at % vector_count;
+            at /= vector_count;
         }
-        offset += at * view->strides[i];
+        offset += at * strides[i];
     }
     /* Strides count whole vectors; the lane is the place within one. */
-    return offset * view->vector_count + lane;
+    return offset * vector_count + lane;
 }
 
 double view_load(const struct view *view, const int64_t *index) {
