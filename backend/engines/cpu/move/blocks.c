@@ -78,6 +78,9 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
 
 /* ---- Blocks by way of a buffer ----------------------------------------------------------------------------------- */
 
+/* Columns that begin in one line, `step` bytes apart: one of them is fetched for all. */
+static int columns_of_line(int64_t step) { return step > 0 && step < LINE ? (int)(LINE / step) : 1; }
+
 /* fill_<count>: the block into other memory, or its own. What is less than a tile is the end of one that overlaps the
    tile before it; where the block is smaller than a tile, single elements. */
 #define FILL(element, count)                                                                                           \
@@ -87,7 +90,7 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
         const element *from = (const void *)block->from;                                                               \
         int64_t stride = block->from_stride;                                                                           \
         int rows = block->rows, columns = block->columns;                                                              \
-        for (int j = 0; j < columns; j++)                                                                              \
+        for (int j = 0; j < columns; j += columns_of_line(stride * (int64_t)sizeof(element)))                          \
             fetch_read(block, j, sizeof(element));                                                                     \
         if (rows < count || columns < count) {                                                                         \
             for (int i = 0; i < rows; i++)                                                                             \
