@@ -486,12 +486,18 @@ def _cpu_moves() -> list[Case]:
         *(streams.cast("f32", "f32", dims) for dims in (small, large)),
         streams.transpose("256x512", "f32", small, (1, 0)),
         streams.transpose("1024x1024_cpu", "f32", large, (1, 0)),
-        streams.transpose("512x512_bf16", "bf16", (512, 512), (1, 0)),
+        *(
+            streams.transpose(f"{n}x{n}_{dtype}", dtype, (n, n), (1, 0))
+            for n in (512, 1024)
+            for dtype in ("bf16", "i8")
+        ),
         streams.transpose("heads_1x128x8x64", "f32", (1, 128, 8, 64), (0, 2, 1, 3)),
         streams.transpose("heads_2x512x16x64", "f32", (2, 512, 16, 64), (0, 2, 1, 3)),
         streams.transpose("keys_1x8x128x64", "f32", (1, 8, 128, 64), (0, 1, 3, 2)),
         *(streams.layout("f32", dims, way) for dims in ((4, 16, 28, 28), images) for way in (True, False)),
         streams.layout("f32", (8, 3, 128, 128), True),
+        *(streams.layout("bf16", images, way, "_bf16") for way in (True, False)),
+        *(streams.layout("i8", images, way, "_i8") for way in (True, False)),
         streams.cut("inner_256x512", "f32", small, (whole, inner)),
         streams.cut("outer_256x512", "f32", small, (slice(64, 192), whole)),
         streams.cut("second_256x512", "f32", small, (whole, second)),

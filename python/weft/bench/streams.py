@@ -165,12 +165,13 @@ def transpose(tag: str, dtype: str, dims: tuple[int, ...], order: tuple[int, ...
 
 def layout(dtype: str, dims: tuple[int, ...], is_to_last: bool, tag: str = "") -> Case:
     """Images from planes to channels-last, or back."""
-    forms = Operand(dims, dtype), Operand(dims, dtype, NHWC)
+    scale = 20.0 if dtype == "i8" else 1.0
+    forms = Operand(dims, dtype, scale=scale), Operand(dims, dtype, NHWC, scale=scale)
     x, y = forms if is_to_last else forms[::-1]
     name = f"move/{'nchw_nhwc' if is_to_last else 'nhwc_nchw'}_{'x'.join(map(str, dims))}{tag}"
     return Case(
         name,
-        dtype,
+        "bf16" if dtype == "i8" else dtype,
         0.0,
         {"x": x},
         {"y": y},

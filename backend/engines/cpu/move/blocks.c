@@ -21,8 +21,9 @@ struct block {
     char *to;
     const char *from;
     int64_t to_stride, from_stride;
-    int rows, columns; /* at most read_bytes() and TRANSPOSE_BYTES */
-    char *next_to;     /* NULL: there is none */
+    int rows, columns;                   /* at most read_bytes() and TRANSPOSE_BYTES */
+    int64_t rows_before, columns_before; /* of the same plane */
+    char *next_to;                       /* NULL: there is none */
     const char *next_from;
     bool is_large;
 };
@@ -77,25 +78,33 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
 
 /* ---- Blocks by way of a buffer ----------------------------------------------------------------------------------- */
 
-/* fill_<count>: a buffer whose rows are TRANSPOSE_BYTES long: whole tiles, and what is left of them one by one. */
+/* Columns that begin in one line, `step` bytes apart: one of them is fetched for all. */
+static int columns_of_line(int64_t step) { return step > 0 && step < LINE ? (int)(LINE / step) : 1; }
+
+/* fill_<count>: the block into other memory, or its own. What is less than a tile is the end of one that overlaps the
+   tile before it; where the block is smaller than a tile, single elements. */
 #define FILL(element, count)                                                                                           \
     TILE(element, count)                                                                                               \
-    static void fill_##count(void *buffer, const struct block *block) {                                                \
-        enum { SIDE = TRANSPOSE_BYTES / (int)sizeof(element) };                                                        \
-        element *to = buffer;                                                                                          \
+    static void fill_##count(void *memory, int64_t to_stride, const struct block *block) {                             \
+        element *to = memory;                                                                                          \
         const element *from = (const void *)block->from;                                                               \
         int64_t stride = block->from_stride;                                                                           \
         int rows = block->rows, columns = block->columns;                                                              \
-        int whole_rows = rows - rows % count, whole_columns = columns - columns % count;                               \
-        for (int j = 0; j < whole_columns; j += count) {                                                               \
-            for (int k = j; k < j + count; k++)                                                                        \
-                fetch_read(block, k, sizeof(element));                                                                 \
-            for (int i = 0; i < whole_rows; i += count)                                                                \
-                tile_##count(to + i * SIDE + j, SIDE, from + j * stride + i, stride);                                  \
+        for (int j = 0; j < columns; j += columns_of_line(stride * (int64_t)sizeof(element)))                          \
+            fetch_read(block, j, sizeof(element));                                                                     \
+        if (rows < count || columns < count) {                                                                         \
+            for (int i = 0; i < rows; i++)                                                                             \
+                for (int j = 0; j < columns; j++)                                                                      \
+                    to[i * to_stride + j] = from[j * stride + i];                                                      \
+            return;                                                                                                    \
         }                                                                                                              \
-        for (int i = 0; i < rows; i++)                                                                                 \
-            for (int j = i < whole_rows ? whole_columns : 0; j < columns; j++)                                         \
-                to[i * SIDE + j] = from[j * stride + i];                                                               \
+        for (int j = 0; j < columns; j += count) {                                                                     \
+            int left = j < columns - count ? j : columns - count;                                                      \
+            for (int i = 0; i < rows; i += count) {                                                                    \
+                int top = i < rows - count ? i : rows - count;                                                         \
+                tile_##count(to + top * to_stride + left, to_stride, from + left * stride + top, stride);              \
+            }                                                                                                          \
+        }                                                                                                              \
     }
 
 FILL(uint64_t, 2)
@@ -116,16 +125,20 @@ static void write_row(char *to, const char *row, int bytes, bool is_large) {
     memcpy(to, row, (size_t)bytes);
 }
 
+static void fill(void *to, int64_t to_stride, const struct block *block, int bytes) {
+    if (bytes == 1)
+        fill_16(to, to_stride, block);
+    else if (bytes == 2)
+        fill_8(to, to_stride, block);
+    else if (bytes == 4)
+        fill_4(to, to_stride, block);
+    else
+        fill_2(to, to_stride, block);
+}
+
 static void block_buffered(const struct block *block, int bytes) {
     _Alignas(LINE) char buffer[LINE * TRANSPOSE_BYTES];
-    if (bytes == 1)
-        fill_16(buffer, block);
-    else if (bytes == 2)
-        fill_8(buffer, block);
-    else if (bytes == 4)
-        fill_4(buffer, block);
-    else
-        fill_2(buffer, block);
+    fill(buffer, TRANSPOSE_BYTES / bytes, block, bytes);
     for (int i = 0; i < block->rows; i++) {
         fetch_written(block, i, bytes);
         write_row(block->to + i * block->to_stride * bytes, buffer + i * TRANSPOSE_BYTES, block->columns * bytes,
@@ -198,21 +211,6 @@ TURN_SQUARE(1)
 TURN_SQUARE(2)
 TURN_SQUARE(4)
 
-/* What is less than a square: its lines, and those that it becomes, stand in buffers whole, which are fetched in vain.
- */
-WITH_AVX512 static void turn_part(char *to, int64_t to_stride, const char *from, int64_t from_stride, int rows,
-                                  int columns, int bytes, turn_square *turn) {
-    _Alignas(LINE) char read[LINE * LINE], written[LINE * LINE];
-    __mmask64 row_bytes = ~UINT64_C(0) >> (LINE - columns * bytes),
-              column_bytes = ~UINT64_C(0) >> (LINE - rows * bytes);
-    for (int j = 0; j < LINE / bytes; j++)
-        _mm512_store_si512(read + j * LINE, j < columns ? _mm512_maskz_loadu_epi8(column_bytes, from + j * from_stride)
-                                                        : _mm512_setzero_si512());
-    turn(written, LINE, read, LINE, (struct ahead){read, written});
-    for (int i = 0; i < rows; i++)
-        _mm512_mask_storeu_epi8(to + i * to_stride, row_bytes, _mm512_load_si512(written + i * LINE));
-}
-
 /* Past the caches: a square's lines go there from a buffer. */
 WITH_AVX512 static void turn_streamed(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
                                       turn_square *turn, struct ahead ahead) {
@@ -247,14 +245,13 @@ static void block_avx512(const struct block *block, int bytes) {
     turn_square *turn = bytes == 1 ? turn_1 : bytes == 2 ? turn_2 : turn_4;
     for (int j = 0; j < block->columns; j += side)
         for (int i = 0; i < block->rows; i += side, square++) {
-            char *to = block->to + i * to_stride + j * bytes;
-            const char *from = block->from + j * from_stride + i * bytes;
-            int rows = block->rows - i < side ? block->rows - i : side;
-            int columns = block->columns - j < side ? block->columns - j : side;
+            /* What is less than a square is the end of one that overlaps those before it. */
+            int top = i < block->rows - side ? i : block->rows - side;
+            int left = j < block->columns - side ? j : block->columns - side;
+            char *to = block->to + top * to_stride + left * bytes;
+            const char *from = block->from + left * from_stride + top * bytes;
             struct ahead ahead = fetch_share(block, square, squares, bytes, (struct ahead){from, to});
-            if (rows < side || columns < side)
-                turn_part(to, to_stride, from, from_stride, rows, columns, bytes, turn);
-            else if (block->is_large && ((uintptr_t)to | (uint64_t)to_stride) % LINE == 0)
+            if (block->is_large && ((uintptr_t)to | (uint64_t)to_stride) % LINE == 0)
                 turn_streamed(to, to_stride, from, from_stride, bytes, turn, ahead);
             else
                 turn(to, to_stride, from, from_stride, ahead);
@@ -278,8 +275,12 @@ static int read_bytes(int bytes) { return has_whole_lines(bytes) ? TRANSPOSE_BYT
 
 static void transpose_block(const struct block *block, int bytes) {
 #if defined __x86_64__
+    int side = LINE / bytes;
     if (has_whole_lines(bytes)) {
-        block_avx512(block, bytes);
+        if (block->rows_before + block->rows >= side && block->columns_before + block->columns >= side)
+            block_avx512(block, bytes);
+        else /* less than a square: a few channels, or what stands before a line's begin */
+            fill(block->to, block->to_stride, block, bytes);
         return;
     }
 #endif
@@ -314,6 +315,8 @@ void transpose(const struct plane *p) {
                                   .from_stride = p->from_stride,
                                   .rows = (int)(i_end - i),
                                   .columns = (int)(j_end - j),
+                                  .rows_before = i,
+                                  .columns_before = j,
                                   .next_to = is_last ? p->next_to : place_to(p, next_i, next_j),
                                   .next_from = is_last ? p->next_from : place_from(p, next_i, next_j),
                                   .is_large = p->is_large};
