@@ -154,6 +154,15 @@ def test_short_variants(length: int, name: str, tmp_path: Path, monkeypatch: pyt
     assert cubins.check_dumped(tmp_path) >= 1
 
 
+@pytest.mark.parametrize("options", [{}, {"stats": True, "sink": True, "max": True}])
+def test_long_variants(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE", "off")
+    for depths in (128, 128), (120, 24):
+        assert forward(*depths, dims=(4, 24, 4100, 4200), **options)[0] == "cuda.attention_hopper"
+    assert cubins.check_dumped(tmp_path) >= 2
+
+
 SCALES = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
 ALL_SCALES: dict[str, Any] = dict.fromkeys(SCALES, ((1, 1, 1, 1), "f32")) | {"amax": True}
 FP8_VARIANTS = [(64, 64, "causal"), (128, 128, "causal"), (80, 128, "padding"), (128, 128, "modified")]

@@ -24,6 +24,7 @@ enum {
     DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
     SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
+    LONG_KEYS = 4096,   /* of fewer three consumers were not timed */
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
 
@@ -33,7 +34,7 @@ static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
 static const double FP8_EFFICIENCY = 0.8, FP8_SHALLOW_EFFICIENCY = 0.52;
-static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5;
+static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5, LONG_EFFICIENCY = 0.64;
 /* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.25;
 static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
@@ -74,6 +75,9 @@ static const struct forward_tile short_tiles[] = {
     {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0},
 };
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
+
+/* Of long ones without bounds: three consumers read K and V two thirds as often. */
+static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4};
 
 struct forward {
     const struct cuda_attention *c;
@@ -209,26 +213,30 @@ static int64_t shared_bytes(const struct forward *f) {
            barriers * BARRIER_BYTES;
 }
 
+static bool is_bounded(const struct attention *a) {
+    return a->left_bound != ATTENTION_UNBOUNDED || a->right_bound != ATTENTION_UNBOUNDED || a->seq_len_kv ||
+           a->cu_seq_len_kv;
+}
+
 /* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. A multiple of the heads
    that share keys: these read the same K and V. Without bounds all tiles are as long, and nothing is gained by taking
    several heads together. */
 static int64_t raster_heads(const struct cuda_attention *c) {
-    bool is_bounded = c->a->left_bound != ATTENTION_UNBOUNDED || c->a->right_bound != ATTENTION_UNBOUNDED ||
-                      c->a->seq_len_kv || c->a->cu_seq_len_kv;
     int64_t share = c->heads / c->key_heads, heads = c->batches * c->heads;
     double bytes = (double)c->keys * (double)(dtype_bytes((weftDataType_t)as_read(c, c->a->k)->type, c->depth) +
                                               dtype_bytes((weftDataType_t)as_read(c, c->a->v)->type, c->value_depth));
     int64_t fit = share * (int64_t)(RASTER_BYTES / bytes);
-    return !is_bounded || fit < share ? share : fit < heads ? fit : heads;
+    return !is_bounded(c->a) || fit < share ? share : fit < heads ? fit : heads;
 }
 
 /* The part of the products' rate that long rows of tiles reach. */
 static double efficiency(const struct forward *f) {
-    return f->tile->ctas > 1      ? SHORT_EFFICIENCY
-           : f->tile->groups > 3  ? CROWDED_EFFICIENCY
-           : !f->is_fp8           ? EFFICIENCY
-           : f->value_depth <= 64 ? FP8_SHALLOW_EFFICIENCY
-                                  : FP8_EFFICIENCY;
+    return f->tile->ctas > 1       ? SHORT_EFFICIENCY
+           : f->tile->groups > 3   ? CROWDED_EFFICIENCY
+           : f->tile == &long_tile ? LONG_EFFICIENCY
+           : !f->is_fp8            ? EFFICIENCY
+           : f->value_depth <= 64  ? FP8_SHALLOW_EFFICIENCY
+                                   : FP8_EFFICIENCY;
 }
 
 static double term_clocks(const struct attention *a) {
@@ -314,19 +322,26 @@ static void plan_tile(struct forward *f, const struct forward_tile *tile) {
     f->seconds = predict(f, c->device->cuda.multiprocessors);
 }
 
-/* The short tile that is predicted to take least, where it takes less. Of few tiles none waits for another. */
-static void consider_short_tiles(struct forward *f, int terms) {
-    struct forward shorter = *f;
-    if (f->c->keys > SHORT_KEYS || f->all_tiles <= f->c->device->cuda.multiprocessors || f->is_fp8)
+/* Another tile, where it is predicted to take less. */
+static void consider(struct forward *f, const struct forward_tile *tile, int terms) {
+    struct forward other = *f;
+    if (!fits(tile, f, terms))
         return;
-    for (int i = 0; i < SHORT_TILE_COUNT; i++) {
-        const struct forward_tile *tile = &short_tiles[i];
-        if (!fits(tile, f, terms) || (tile->groups > 1 && f->c->queries > GROUP_QUERIES * tile->groups))
-            continue;
-        plan_tile(&shorter, tile);
-        if (shorter.seconds < f->seconds)
-            *f = shorter;
-    }
+    plan_tile(&other, tile);
+    if (other.seconds < f->seconds)
+        *f = other;
+}
+
+/* Of few tiles none waits for another. */
+static void consider_others(struct forward *f, int terms) {
+    const struct cuda_attention *c = f->c;
+    if (f->is_fp8 || f->all_tiles <= c->device->cuda.multiprocessors)
+        return;
+    if (c->keys >= LONG_KEYS && !is_bounded(c->a) && f->depth == long_tile.depth)
+        consider(f, &long_tile, terms);
+    for (int i = 0; i < SHORT_TILE_COUNT && c->keys <= SHORT_KEYS; i++)
+        if (short_tiles[i].groups == 1 || c->queries <= GROUP_QUERIES * short_tiles[i].groups)
+            consider(f, &short_tiles[i], terms);
 }
 
 /* The table ends with tiles for every depth and every term, in keys that divide a block mask's tile: the search ends.
@@ -343,7 +358,7 @@ static weftStatus_t plan_forward(struct forward *f) {
     while (!fits(tile, f, terms))
         tile++;
     plan_tile(f, tile);
-    consider_short_tiles(f, terms);
+    consider_others(f, terms);
     f->raster_heads = raster_heads(c);
     if (f->all_tiles > INT32_MAX / 2)
         return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
