@@ -41,11 +41,12 @@
              HAS_SLOPES beside sums of dQ, soft-cap, heads of 128 and 64, 8192: 2.2 to 1.4, 3.1 to 1.7 of the plain case
              IS_SOFT_CAP, 4096, causal, H100: 1.10 and 1.51 of the plain case before MUFU's tanh and slopes in pairs,
              1.06 and 1.16 with squares of tanh in 16 bits, which lost slopes of scores that are cut off: gradients were
-             off by 3.2e-2. Squares in float take 9 instructions of 637 more a step, and were not timed
+             off by 3.2e-2; 1.08 and 1.24 with squares in float
              HAS_DROPOUT, heads of 128, 4096, causal, H100: growth in the statistics and draws without a loop took it
              from 1.65 to 1.48 of the plain case; ALiBi 1.01
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
    Tried     adds from registers (red.v4): within noise
+             elements of a bias asked for while S is made: as quick with heads of 128, 3 % slower of 64
              P kept in float: 224 registers, too many beside warpgroup 0
              dQ as one product of 128 columns: 96 registers in warpgroup 0, too many
              two stages: 4 to 14 % slower
