@@ -412,8 +412,8 @@ def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
     layout = {"memory_format": torch.channels_last, "dtype": torch.bfloat16}
     with torch.device("cpu"):  # everywhere: what is asked for is the plan
         model, x = Level(64).to(**layout), torch.randn(2, 64, 16, 16).to(**layout)
-    eager, cover = copy.deepcopy(model), Cover()
-    found, expected = everything(compiled(model, cover), model, x), everything(eager, eager, x)
+        eager, cover = copy.deepcopy(model), Cover()
+        found, expected = everything(compiled(model, cover), model, x), everything(eager, eager, x)
     torch.testing.assert_close(found, expected, rtol=2**-4, atol=2**-2)
     assert not cover.left
     assert [why for _, why in cover.refused] == ["planned alone."] * 2

@@ -40,11 +40,11 @@
              multiply_kept(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv
              H200: CTAS, 16,384 heads of 64 tokens: 461 to 133 us, 8,192 of 128: 214 to 144 us; BIAS_STAGES, heads of
-             128, 8192 keys: 1.76 to 1.40 of the plain case. TURN_LASTS, H100, 4096 keys: 1.16 to 1.12; with
-             ALiBi or a soft cap it would be 3 % slower
+             128, 8192 keys: 1.76 to 1.40 of the plain case
              H100, 4096 keys, causal, heads of 128 and of 64, of the plain case: ALiBi 1.05, 1.05; bias 1.21, 1.21;
              dropout 2.3, 3.0, before its bits went through whole words 4.1, 5.5; soft cap 1.19, 1.28, by MUFU's
-             tanh in the exponents 1.31, 1.48; 1.12, 1.31 once nobody looked for the largest score
+             tanh in the exponents 1.31, 1.48; a cap of 50 1.12, 1.31 once nobody looked for the largest score, of 16
+             1.17
              Clocks of a step there, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
              products 750. An instruction takes it 1.7 clocks under the other consumer's products
              Where the compiler took warps for divergent: dropout 3 % slower, instructions 1.35 times as many
@@ -393,17 +393,6 @@ DEVICE void pass_turn(const consumer &c) {
     if constexpr (PING_PONG)
         arrive_threads(TURN + 1 - c.group, 256);
 }
-/* A turn ends once products are issued; where boxes of a bias join scores, once they are done, and meanwhile the other
-   consumer reads its bias. */
-constexpr bool TURN_LASTS = BIAS_STAGES > 0 && HEAD_QK <= 128;
-DEVICE void end_issue(const consumer &c) {
-    if constexpr (!TURN_LASTS)
-        pass_turn(c);
-}
-DEVICE void end_products(const consumer &c) {
-    if constexpr (TURN_LASTS)
-        pass_turn(c);
-}
 
 DEVICE tile await_tile(const consumer &c) {
     wait(q_full(c.q.stage, c.group), c.q.phase);
@@ -684,10 +673,9 @@ DEVICE void start_tile(consumer &c) {
     wait(k_full(c.block.stage), c.block.phase);
     take_turn(c);
     issue_scores(c);
-    end_issue(c);
+    pass_turn(c);
     c.block.advance();
     mma_wait<0>();
-    end_products(c);
     fence_registers(c.s);
 }
 
@@ -780,10 +768,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             if (is_cut)
                 mask(c.s, b, first_query, block, hidden_score);
             mma_wait<0>();
-            if (!is_first) {
-                end_products(c);
+            if (!is_first)
                 release(v_empty(c.block.before().before().stage));
-            }
             if (IS_FP8 && c.summed == PROMOTED_BLOCKS)
                 promote(c);
             const capped_exponent capped{c.s, c.cap};
@@ -816,7 +802,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             take_turn(c);
             issue_scores(c);
             issue_values(c, now.stage, is_first);
-            end_issue(c);
+            pass_turn(c);
             c.block.advance();
             if constexpr (HAS_DROPOUT)
                 find_block_kept(kept, a, t, first_query, HAS_BLOCK_MASK ? block_below(a, t, block) : block - 1);
@@ -843,19 +829,16 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             take_turn(c);
             issue_scores(c);
             issue_values(c, now.stage, is_first);
-            end_issue(c);
+            pass_turn(c);
             c.block.advance();
             mma_wait<0>();
-            end_products(c);
             fence_registers(c.s);
         } else {
             take_turn(c);
             issue_values(c, now.stage, is_first);
             if (group + 1 < GROUPS)
-                end_issue(c);
+                pass_turn(c);
             mma_wait<0>();
-            if (group + 1 < GROUPS)
-                end_products(c);
         }
         fence_registers(c.o);
         release(v_empty(now.stage));
