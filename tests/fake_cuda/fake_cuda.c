@@ -648,6 +648,14 @@ struct recording {
     struct recorded at[RECORDED_MAX];
 };
 
+/* An empty one. Its arguments are aligned more than calloc knows. */
+static struct recording *make_recording(void) {
+    struct recording *made = aligned_alloc(_Alignof(struct recording), sizeof *made);
+    if (made)
+        memset(made, 0, sizeof *made);
+    return made;
+}
+
 /* That of a stream which is captured; NULL: work runs at once. */
 static struct recording *recording_of(const void *stream) {
     for (struct item *item = alive; item; item = item->next)
@@ -728,7 +736,7 @@ static int cuStreamBeginCapture_v2(void *stream, int mode) {
     struct item *item = find_alive(stream, STREAM);
     if (!item || item->recording || mode < 0 || mode > 2)
         return leave(INVALID_VALUE);
-    item->recording = calloc(1, sizeof *item->recording);
+    item->recording = make_recording();
     return leave(item->recording ? OK : OUT_OF_MEMORY);
 }
 
@@ -750,7 +758,7 @@ static int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned 
     *executable = made;
     if (!made)
         return leave(INVALID_VALUE);
-    made->recording = calloc(1, sizeof *made->recording);
+    made->recording = make_recording();
     if (!made->recording)
         return leave(OUT_OF_MEMORY);
     *made->recording = *item->recording;
