@@ -7,7 +7,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CMAKE = $(BIN)/cmake -G Ninja -S . --log-level=WARNING
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-MAKEFLAGS += -j$(JOBS) # what does not need each other is made side by side: one pip leaves a core idle
+# Side by side what does not need each other, as one pip leaves a core idle; not beside what removes or writes files.
+MAKEFLAGS += $(if $(filter clean format bindings,$(MAKECMDGOALS)),,-j$(JOBS))
 
 C_FOLDERS = backend include tests/c tests/emulator tests/fake_cuda tests/foreign samples
 C_FILES = $(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cuh')

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import emulated_gpu
+import pytest
 from commands import run
 
 
@@ -13,4 +15,6 @@ def test_plans() -> None:
     it. In a process of their own, as each finds its compilers once."""
     compiler = emulated_gpu.build() / "fake/libnvrtc.so.13"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/plan"]
-    run(*command, WEFT_NVRTC=compiler, WEFT_CACHE="off")
+    said = run(*command, WEFT_NVRTC=compiler, WEFT_CACHE="off")
+    if skipped := re.findall("^not observed: (tests/.*)", said, re.MULTILINE):
+        pytest.skip("; ".join(skipped))  # so that they are named; the others passed

@@ -46,10 +46,8 @@ def packed(g: weft.Graph, tensor: weft.Tensor, dims: tuple[int, ...], offsets: w
 
 @pytest.mark.parametrize(("depth", "value_depth"), [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_ragged_variants(
-    depth: int, value_depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    depth: int, value_depth: int, dump: Path
 ) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
     g = weft.Graph(io_data_type="bf16", device_property=DeviceProperties(H200))
     lengths = {f"seq_len_{name}": g.tensor([3, 1, 1, 1], data_type="i32") for name in ("q", "kv")}
     offsets = g.tensor([4, 1, 1, 1], data_type="i32")
@@ -68,7 +66,7 @@ def test_ragged_variants(
             packed(g, gradient.set_output(True), tuple(like.get_dim()), offsets)
     g.build()
     assert {step["family"] for step in g.plan.report["steps"]} == wanted
-    assert cubins.check_dumped(tmp_path) >= 1
+    assert cubins.check_dumped(dump) >= 1
 
 
 TERMS = (
@@ -86,32 +84,26 @@ VARIANTS += [(192, size, "alibi") for size in (128, 192)]
 
 @pytest.mark.parametrize(("depth", "value_depth", "name"), VARIANTS)
 def test_forward_variants(
-    depth: int, value_depth: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    depth: int, value_depth: int, name: str, dump: Path
 ) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
     dtype = ["bf16", "f16"][(depth + len(name)) % 3 == 0]
     assert forward(depth, value_depth, dtype, **OPTIONS[name])[0] == "cuda.attention_hopper"
-    assert cubins.check_dumped(tmp_path) >= 1
+    assert cubins.check_dumped(dump) >= 1
 
 
 @pytest.mark.parametrize("name", ["causal", "everything"])
 @pytest.mark.parametrize("length", [128, 250])  # several tiles on a multiprocessor, or one for each head
-def test_short_variants(length: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
+def test_short_variants(length: int, name: str, dump: Path) -> None:
     dims = (16, 256, length, length)
     assert forward(64, 64, dims=dims, **OPTIONS[name])[0] == "cuda.attention_hopper"
-    assert cubins.check_dumped(tmp_path) >= 1
+    assert cubins.check_dumped(dump) >= 1
 
 
 @pytest.mark.parametrize("options", [{}, {"stats": True, "sink": True, "max": True}])
-def test_long_variants(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
+def test_long_variants(options: dict[str, Any], dump: Path) -> None:
     for depths in (128, 128), (120, 24):
         assert forward(*depths, dims=(4, 24, 4100, 4200), **options)[0] == "cuda.attention_hopper"
-    assert cubins.check_dumped(tmp_path) >= 2
+    assert cubins.check_dumped(dump) >= 2
 
 
 SCALES = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
@@ -125,16 +117,14 @@ FP8_VARIANTS += [(256, 256, "bias of odd rows"), (256, 256, "mask")]  # widened
 
 @pytest.mark.parametrize(("depth", "value_depth", "name"), FP8_VARIANTS)
 def test_forward_variants_of_fp8(
-    depth: int, value_depth: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    depth: int, value_depth: int, name: str, dump: Path
 ) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
     options = OPTIONS[name] | ({"out": "bf16"} if len(name) % 2 else {}) | ALL_SCALES
     if name == "dropout":
         del options["amax"]
     dtype, q_type = [("e4m3", "e5m2"), ("e5m2", "e4m3")][depth // 64 % 2]
     assert forward(depth, value_depth, dtype, q_type=q_type, **options)[0] == "cuda.attention_hopper"
-    assert cubins.check_dumped(tmp_path) >= 1
+    assert cubins.check_dumped(dump) >= 1
 
 
 BIAS = {"bias": ((1, 4, 2000, 2000), "bf16")}
@@ -160,14 +150,11 @@ def test_backward_terms(
     depth: int,
     is_deterministic: bool,
     options: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dump: Path,
 ) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
     suffix = "" if is_deterministic or depth > 128 else "_unordered"
     assert backward(depth, "bf16", is_deterministic, **options) == [f"cuda.attention_hopper{suffix}"]
-    assert cubins.check_dumped(tmp_path) >= 1
+    assert cubins.check_dumped(dump) >= 1
 
 
 @pytest.mark.parametrize(
@@ -187,14 +174,11 @@ def test_gradients_of_fp8(
     depth: int,
     is_deterministic: bool,
     options: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dump: Path,
 ) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
     suffix = "" if is_deterministic or depth in (64, 256) else "_unordered"
     assert fp8_backward(depth, is_deterministic, **options)[0] == f"cuda.attention_hopper{suffix}"
-    assert cubins.check_dumped(tmp_path) >= 1
+    assert cubins.check_dumped(dump) >= 1
 
 
 @pytest.mark.parametrize(
@@ -207,9 +191,7 @@ def test_gradients_of_fp8(
     ],
 )
 def test_gradients_of_mxfp8(
-    depth: int, value_depth: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    depth: int, value_depth: int, options: dict[str, Any], dump: Path
 ) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
     assert mxfp8_backward(depth, value_depth, **options)[0] == "cuda.attention_hopper"
-    assert cubins.check_dumped(tmp_path) >= 3
+    assert cubins.check_dumped(dump) >= 3

@@ -177,9 +177,7 @@ BYTES = [fp8, fp8_scaled, fp8_forward, block_scaled, int8, int8_scaled]
 
 
 @pytest.mark.parametrize("build", [*BUILDS, *PREPARED, *BYTES])
-def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
+def test_tiles(build: Build, dump: Path) -> None:
     served = 0
     for tile in range(1, TILES + 1):
         try:
@@ -188,7 +186,7 @@ def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         except weft.NotSupportedError:  # not every tile takes every layout
             continue
     assert served >= (5 if build in (block_scaled, totals) else 8)
-    cubins.check_dumped(tmp_path)
+    cubins.check_dumped(dump)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +194,7 @@ def test_tiles(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 )
 @pytest.mark.parametrize(("rows", "tile"), [(128, 25), (16, 26), (32, 27), (64, 28)])
 def test_tiles_split_over_clusters(
-    rows: int, tile: int, a: str, b: str, math: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: int, tile: int, a: str, b: str, math: str, dump: Path
 ) -> None:
     def few_rows(g: weft.Graph) -> Any:
         few = g.tensor([rows, 4096], [4096, 1], data_type=a)
@@ -204,10 +202,8 @@ def test_tiles_split_over_clusters(
         scale = g.tensor([1, 8192], [8192, 1], data_type="f32")
         return g.mul(g.matmul(few, many, compute_data_type=math), scale)
 
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
     assert "split over clusters" in compile_for_h200(few_rows, {"TILE_SIZE": tile})
-    cubins.check_dumped(tmp_path)
+    cubins.check_dumped(dump)
 
 
 # ---- Patches -----------------------------------------------------------------------------------------------
@@ -272,9 +268,7 @@ def joined_and_totalled(g: weft.Graph) -> Any:
         (joined_and_totalled, "auxiliary load, reductions"),
     ],
 )
-def test_tiles_of_patches(build: Build, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_DUMP_DIR", str(tmp_path))
-    monkeypatch.setenv("WEFT_CACHE", "off")
+def test_tiles_of_patches(build: Build, says: str, dump: Path) -> None:
     served = 0
     for tile in PATCHES:
         try:
@@ -282,4 +276,4 @@ def test_tiles_of_patches(build: Build, says: str, tmp_path: Path, monkeypatch: 
         except weft.NotSupportedError:  # not every tile leaves room for all
             continue
     assert served >= 2
-    cubins.check_dumped(tmp_path, diverges=True)  # patch_sm90 is the one kernel whose main loop does
+    cubins.check_dumped(dump, diverges=True)  # patch_sm90 is the one kernel whose main loop does

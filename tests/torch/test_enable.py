@@ -167,12 +167,14 @@ def test_dropout_is_one_operator() -> None:
     assert enabled.report() == {"aten::dropout": {"served": 2}}
 
 
-def test_groups_that_end_begin_where_others_do() -> None:
-    tokens, weight = torch.randn(8, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16()
-    ends = torch.tensor([3, 3, 8], dtype=torch.int32)
-    expected = torch.cat([tokens[:3] @ weight[0], tokens[3:] @ weight[2]])
+@pytest.mark.parametrize("ends", [[3, 3, 8], [8]])
+def test_groups_that_end_begin_where_others_do(ends) -> None:
+    tokens, weight = torch.randn(8, 16).bfloat16(), torch.randn(len(ends), 16, 8).bfloat16()
+    starts = zip([0, *ends], ends, weight, strict=False)
+    expected = torch.cat([tokens[start:end] @ each for start, end, each in starts])
     with weft_torch.enable(["grouped_mm"]) as enabled:
-        torch.testing.assert_close(torch._grouped_mm(tokens, weight, offs=ends), expected)
+        found = torch._grouped_mm(tokens, weight, offs=torch.tensor(ends, dtype=torch.int32))
+    torch.testing.assert_close(found, expected)
     assert enabled.report() == {"aten::_grouped_mm": {"served": 1}}
 
 

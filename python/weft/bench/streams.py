@@ -147,13 +147,18 @@ def log_softmax(dtype: str, rows: int, columns: int) -> Case:
 # ---- Movement: no operations -------------------------------------------------------------------------------
 
 
+def _moved(dtype: str) -> tuple[str, float]:
+    """The arithmetic whose bounds hold for copies of a type, and how large their numbers are."""
+    return ("bf16", 20.0) if dtype == "i8" else (dtype, 1.0)
+
+
 def transpose(tag: str, dtype: str, dims: tuple[int, ...], order: tuple[int, ...]) -> Case:
     """A packed copy with the dimensions in another order."""
-    scale = 20.0 if dtype == "i8" else 1.0
+    arithmetic, scale = _moved(dtype)
     places = tuple(range(len(order)))
     return Case(
         f"move/transpose_{tag}",
-        "bf16" if dtype == "i8" else dtype,
+        arithmetic,
         0.0,
         {"x": Operand(dims, dtype, scale=scale)},
         {"y": Operand(tuple(dims[i] for i in order), dtype)},
@@ -165,13 +170,13 @@ def transpose(tag: str, dtype: str, dims: tuple[int, ...], order: tuple[int, ...
 
 def layout(dtype: str, dims: tuple[int, ...], is_to_last: bool, tag: str = "") -> Case:
     """Images from planes to channels-last, or back."""
-    scale = 20.0 if dtype == "i8" else 1.0
+    arithmetic, scale = _moved(dtype)
     forms = Operand(dims, dtype, scale=scale), Operand(dims, dtype, NHWC, scale=scale)
     x, y = forms if is_to_last else forms[::-1]
     name = f"move/{'nchw_nhwc' if is_to_last else 'nhwc_nchw'}_{'x'.join(map(str, dims))}{tag}"
     return Case(
         name,
-        "bf16" if dtype == "i8" else dtype,
+        arithmetic,
         0.0,
         {"x": x},
         {"y": y},

@@ -89,7 +89,7 @@ differentiable("grouped_mm", _keep_grouped, _grad_grouped)
 
 
 def _fake_of_ends(tokens: Any, weight: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    if tokens.ndim != 2 or weight.ndim != 3 or ends is None or bias is not None or len(weight) < 2:
+    if tokens.ndim != 2 or weight.ndim != 3 or ends is None or bias is not None:
         raise NotSupportedError("grouped_mm: not [M, K] by [E, K, N] with ends. Leave it to torch.")
     if out_dtype not in (None, tokens.dtype):
         raise NotSupportedError(f"grouped_mm: a result of type {out_dtype}. Leave it to torch.")
@@ -101,8 +101,10 @@ def _of_ends(d: Drawing, tokens: Any, weight: Any, ends: Any, *_: Any) -> None:
     g = d.graph
     zero = g.tensor_scalar(0, scalar_type.COMPILE_TIME_CONST, ends.dtype)
     zero = g.reshape(zero, reshape_mode=reshape_mode.LOGICAL).set_dim([1, 1, 1])
-    others = g.slice(_first(d, ends), [slice(0, ends.numel() - 1), slice(0, 1), slice(0, 1)])
-    _product(d, 0, tokens, weight, g.concatenate([zero, others], 0), False)
+    starts = [zero]
+    if (others := ends.numel() - 1) > 0:
+        starts.append(g.slice(_first(d, ends), [slice(0, others), slice(0, 1), slice(0, 1)]))
+    _product(d, 0, tokens, weight, g.concatenate(starts, 0), False)
 
 
 OPERATORS["grouped_mm"].stand_ins.append(

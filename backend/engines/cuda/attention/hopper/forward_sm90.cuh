@@ -774,7 +774,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 promote(c);
             const capped_exponent capped{c.s, c.cap};
             i32 found_maximum = false;
-            const auto finish_scores = [&] {
+            const auto complete_scores = [&] {
                 found_maximum = true;
                 if (!is_made)
                     add_terms(c, a, t, first_query, block);
@@ -784,7 +784,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             alibi_of_rows alibi{};
             if constexpr (HAS_ALIBI)
                 alibi = find_alibi(slope, first_query, block);
-            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, is_made, capped, finish_scores,
+            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, is_made, capped, complete_scores,
                     [&](const float (&by)[2]) {
                         if constexpr (IS_FP8)
                             c.parked[0] *= by[0], c.parked[1] *= by[1];

@@ -147,11 +147,11 @@ DEVICE void start_rows(row_pair &rows) {
 }
 
 /* No product may be under way. exponent(i, first): of what is no score yet, and its loses(); is_made: all are scores.
-   finish_scores(): makes scores, and adds what only the slow path sees. rescale_rest(by): multiplies what else is
-   summed, by rows. */
+   complete_scores(): makes scores, and adds the terms of the slow path alone. rescale_rest(by): rescales other sums by
+   rows. */
 template <class J, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
-                    bool is_first, bool is_made, J &exponent, const S &finish_scores, const F &rescale_rest) {
+                    bool is_first, bool is_made, J &exponent, const S &complete_scores, const F &rescale_rest) {
     float sum[2];
     const auto made_exponent = [&](int i, float first) { return fmaf(s[i], scale, first); };
     if (!rows.finds_maximum) {
@@ -170,7 +170,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
     }
     if (rows.finds_maximum) {
         float maximum[2], rescale[2];
-        finish_scores();
+        complete_scores();
         find_maximum(rows, maximum, rescale, s, scale, alibi);
         exponentiate(p, sum, rows.top, made_exponent, alibi, maximum);
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];
