@@ -21,14 +21,15 @@ struct block {
     char *to;
     const char *from;
     int64_t to_stride, from_stride;
-    int rows, columns;                   /* at most read_bytes() and TRANSPOSE_BYTES */
-    int64_t rows_before, columns_before; /* of the same plane */
-    char *next_to;                       /* NULL: there is none */
+    int rows, columns; /* at most read_bytes() and written_bytes() */
+    char *next_to;     /* NULL: there is none */
     const char *next_from;
+    int next_rows, next_columns;
     bool is_large;
 };
 
-/* Row j of what the next block reads, into L2: rows a power of two apart would evict each other from L1. */
+/* Row j of what the next block, as large as this one, reads, into L2: rows a power of two apart would evict each other
+   from L1. */
 static inline void fetch_read(const struct block *block, int j, int bytes) {
     for (int at = 0; at < block->rows * bytes && block->next_to; at += LINE)
         __builtin_prefetch(block->next_from + j * block->from_stride * bytes + at, 0, 2);
@@ -148,6 +149,9 @@ static void block_buffered(const struct block *block, int bytes) {
 
 /* ---- Blocks of whole lines in registers -------------------------------------------------------------------------- */
 
+/* Lines of each row that a block of them reads, and writes: squares of at most 128 elements, as measured on a Xeon. */
+static inline int block_lines(int bytes) { return bytes == 1 ? 2 : TRANSPOSE_BYTES / LINE; }
+
 #if defined __x86_64__
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bw")))
 #define INLINE static inline __attribute__((always_inline))
@@ -173,8 +177,8 @@ WITH_AVX512 INLINE void zip_lines(__m512i *zipped, const char *from, int64_t str
     }
 }
 
-/* Lines that are fetched while a square is turned, one with each that it reads or writes, as more at once would wait
-   for each other, and the square for them: a quarter as many rows of TRANSPOSE_BYTES as it has. */
+/* What is fetched while a square is turned, a line with each that it reads or writes, as more at once would wait for
+   each other, and the square for them: block_lines neighbours of each row, of as few rows. */
 struct ahead {
     const char *read, *written;
 };
@@ -182,19 +186,20 @@ struct ahead {
 /* A square of whole lines; strides in bytes. */
 WITH_AVX512 INLINE void turn_lines(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
                                    struct ahead ahead) {
-    int parts = 4 / bytes, lane = VECTOR / bytes;
+    int parts = 4 / bytes, lane = VECTOR / bytes, lines = block_lines(bytes);
     __m512i r[4][16];
     _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
         __m512i zipped[4];
         zip_lines(zipped, from + k * parts * from_stride, from_stride, bytes);
         for (int n = k * parts; n < (k + 1) * parts; n++)
-            __builtin_prefetch(ahead.read + n / 4 * from_stride + n % 4 * LINE, 0, 2);
+            __builtin_prefetch(ahead.read + n / lines * from_stride + n % lines * LINE, 0, 2);
         _Pragma("GCC unroll 4") for (int part = 0; part < parts; part++) r[part][k] = zipped[part];
     }
     _Pragma("GCC unroll 4") for (int part = 0; part < parts; part++) {
         square_transpose(r[part]);
         _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) {
-            __builtin_prefetch(ahead.written + (part * 4 + k / 4) * to_stride + k % 4 * LINE, 1);
+            int n = part * 16 + k;
+            __builtin_prefetch(ahead.written + n / lines * to_stride + n % lines * LINE, 1);
             _mm512_storeu_si512(to + (k / 4 * lane + 4 * part + k % 4) * to_stride, r[part][k]);
         }
     }
@@ -221,41 +226,53 @@ WITH_AVX512 static void turn_streamed(char *to, int64_t to_stride, const char *f
         _mm512_stream_si512((void *)(to + i * to_stride), _mm512_load_si512(written + i * LINE));
 }
 
-/* The share of one of the block's squares in what the next block, as large as this one, reads and writes: whole rows.
-   Those of TRANSPOSE_BYTES are left to the square, which else fetches what it has: `own`. */
-static struct ahead fetch_share(const struct block *block, int square, int squares, int bytes, struct ahead own) {
-    int reads = (int)divide_up(block->columns, squares), writes = (int)divide_up(block->rows, squares);
-    if (block->next_to && block->rows * bytes == TRANSPOSE_BYTES)
-        own.read = block->next_from + square * reads * block->from_stride * bytes;
-    else
-        for (int j = square * reads; j < (square + 1) * reads; j++)
-            fetch_read(block, j, bytes);
-    if (block->next_to && !block->is_large && block->columns * bytes == TRANSPOSE_BYTES)
-        own.written = block->next_to + square * writes * block->to_stride * bytes;
-    else
-        for (int i = square * writes; i < (square + 1) * writes; i++)
-            fetch_written(block, i, bytes);
-    return own;
+/* Memory that later squares read or write: `rows` rows of `bytes`. */
+struct area {
+    const char *memory;
+    int64_t stride; /* bytes */
+    int rows, bytes;
+};
+
+/* The n-th share of an area that `squares` squares fetch, each what struct ahead has; `own` where there are fewer. What
+   is beyond their number is fetched here. */
+static const char *fetch_share(const struct area *area, int n, int squares, int bytes, const char *own) {
+    int lines = block_lines(bytes), rows = LINE / bytes / lines;
+    int shares = (int)divide_up(area->rows, rows);
+    for (int k = n + squares; k < shares; k += squares)
+        for (int i = k * rows; i < (k + 1) * rows; i++)
+            for (int at = 0; at < area->bytes; at += LINE)
+                __builtin_prefetch(area->memory + i * area->stride + at, 0, 2);
+    return n < shares ? area->memory + n * rows * area->stride : own;
 }
 
+/* Square after square of the rows that are written. These are fetched one row of squares ahead, so that they are in L1
+   still; what is read, a block ahead. */
 static void block_avx512(const struct block *block, int bytes) {
-    int side = LINE / bytes, square = 0;
-    int squares = (int)divide_up(block->rows, side) * (int)divide_up(block->columns, side);
+    int side = LINE / bytes, square = 0, across = (int)divide_up(block->columns, side);
+    int squares = (int)divide_up(block->rows, side) * across;
     int64_t to_stride = block->to_stride * bytes, from_stride = block->from_stride * bytes;
     turn_square *turn = bytes == 1 ? turn_1 : bytes == 2 ? turn_2 : turn_4;
-    for (int j = 0; j < block->columns; j += side)
-        for (int i = 0; i < block->rows; i += side, square++) {
+    struct area read = {block->next_from, from_stride, block->next_columns, block->next_rows * bytes};
+    for (int i = 0; i < block->rows; i += side) {
+        int rows_left = block->rows - i - side;
+        struct area written = {block->to + (i + side) * to_stride, to_stride, rows_left, block->columns * bytes};
+        if (rows_left <= 0)
+            written = (struct area){block->next_to, to_stride, block->next_rows, block->next_columns * bytes};
+        written.rows = block->is_large ? 0 : (int)min64(written.rows, side);
+        for (int j = 0; j < block->columns; j += side, square++) {
             /* What is less than a square is the end of one that overlaps those before it. */
             int top = i < block->rows - side ? i : block->rows - side;
             int left = j < block->columns - side ? j : block->columns - side;
             char *to = block->to + top * to_stride + left * bytes;
             const char *from = block->from + left * from_stride + top * bytes;
-            struct ahead ahead = fetch_share(block, square, squares, bytes, (struct ahead){from, to});
+            struct ahead ahead = {fetch_share(&read, square, squares, bytes, from),
+                                  fetch_share(&written, j / side, across, bytes, to)};
             if (block->is_large && ((uintptr_t)to | (uint64_t)to_stride) % LINE == 0)
                 turn_streamed(to, to_stride, from, from_stride, bytes, turn, ahead);
             else
                 turn(to, to_stride, from, from_stride, ahead);
         }
+    }
 }
 #endif
 
@@ -270,26 +287,27 @@ static bool has_whole_lines(int bytes) {
 #endif
 }
 
-/* Of each row that a block reads; a buffer holds one line of each. */
-static int read_bytes(int bytes) { return has_whole_lines(bytes) ? TRANSPOSE_BYTES : LINE; }
+/* Bytes of each row that a block reads, and writes; a buffer holds one line of each row that is read. */
+static int read_bytes(int bytes) { return has_whole_lines(bytes) ? block_lines(bytes) * LINE : LINE; }
+static int written_bytes(int bytes) { return has_whole_lines(bytes) ? block_lines(bytes) * LINE : TRANSPOSE_BYTES; }
 
-static void transpose_block(const struct block *block, int bytes) {
+static void transpose_block(const struct block *block, bool has_square, int bytes) {
 #if defined __x86_64__
-    int side = LINE / bytes;
     if (has_whole_lines(bytes)) {
-        if (block->rows_before + block->rows >= side && block->columns_before + block->columns >= side)
+        if (has_square)
             block_avx512(block, bytes);
-        else /* less than a square: a few channels, or what stands before a line's begin */
+        else /* a few channels */
             fill(block->to, block->to_stride, block, bytes);
         return;
     }
 #endif
+    (void)has_square;
     block_buffered(block, bytes);
 }
 
-int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes) {
-    bool is_even = stride * bytes % LINE == 0;
-    return is_even && count * bytes >= TRANSPOSE_BYTES ? (int64_t)(-(uintptr_t)memory % LINE) / bytes : 0;
+int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes, bool is_read) {
+    bool is_even = stride * bytes % LINE == 0, matters = !is_read || !has_whole_lines(bytes);
+    return is_even && matters && count * bytes >= TRANSPOSE_BYTES ? (int64_t)(-(uintptr_t)memory % LINE) / bytes : 0;
 }
 
 /* A corner of the plane. */
@@ -298,29 +316,40 @@ static const char *place_from(const struct plane *p, int64_t i, int64_t j) {
     return p->from + (j * p->from_stride + i) * p->bytes;
 }
 
+/* Where a block ends that begins at `start` of `count` elements and has `most` of them: where a cache line does. The
+   first one has the `head` elements before a line's begin, too. */
+static int64_t block_end(int64_t start, int64_t head, int64_t most, int64_t count, int bytes) {
+    return min64(start == 0 && head ? head + most - LINE / bytes : start + most, count);
+}
+
 void transpose(const struct plane *p) {
     int bytes = p->bytes;
-    int64_t head_rows = transpose_head(p->from, p->from_stride, p->rows, bytes), most_rows = read_bytes(bytes) / bytes;
-    int64_t head_columns = transpose_head(p->to, p->to_stride, p->columns, bytes);
+    int64_t head_rows = transpose_head(p->from, p->from_stride, p->rows, bytes, true);
+    int64_t head_columns = transpose_head(p->to, p->to_stride, p->columns, bytes, false);
+    int64_t most_rows = read_bytes(bytes) / bytes, most_columns = written_bytes(bytes) / bytes;
+    bool has_square = min64(p->rows, p->columns) * bytes >= LINE;
     for (int64_t j = 0, j_end; j < p->columns; j = j_end) {
-        j_end = min64(j == 0 && head_columns ? head_columns : j + TRANSPOSE_BYTES / bytes, p->columns);
+        j_end = block_end(j, head_columns, most_columns, p->columns, bytes);
         for (int64_t i = 0, i_end; i < p->rows; i = i_end) {
-            i_end = min64(i == 0 && head_rows ? head_rows : i + most_rows, p->rows);
+            i_end = block_end(i, head_rows, most_rows, p->rows, bytes);
             /* Behind the last row the next columns' first, behind the plane's last one the next plane's. */
             bool is_last = i_end == p->rows && j_end == p->columns;
-            int64_t next_i = i_end < p->rows ? i_end : 0, next_j = i_end < p->rows ? j : j_end;
+            int64_t next_i = i_end < p->rows ? i_end : 0, next_j = is_last ? 0 : i_end < p->rows ? j : j_end;
+            char *next_to = is_last ? p->next_to : place_to(p, next_i, next_j);
+            int64_t next_rows = block_end(next_i, head_rows, most_rows, p->rows, bytes) - next_i;
+            int64_t next_columns = block_end(next_j, head_columns, most_columns, p->columns, bytes) - next_j;
             struct block block = {.to = place_to(p, i, j),
                                   .from = place_from(p, i, j),
                                   .to_stride = p->to_stride,
                                   .from_stride = p->from_stride,
                                   .rows = (int)(i_end - i),
                                   .columns = (int)(j_end - j),
-                                  .rows_before = i,
-                                  .columns_before = j,
-                                  .next_to = is_last ? p->next_to : place_to(p, next_i, next_j),
+                                  .next_to = next_to,
                                   .next_from = is_last ? p->next_from : place_from(p, next_i, next_j),
+                                  .next_rows = next_to ? (int)next_rows : 0,
+                                  .next_columns = next_to ? (int)next_columns : 0,
                                   .is_large = p->is_large};
-            transpose_block(&block, bytes);
+            transpose_block(&block, has_square, bytes);
         }
     }
 #if defined __x86_64__

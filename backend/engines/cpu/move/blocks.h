@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TRANSPOSE_BYTES = 256 }; /* of a written row that a block has: four cache lines */
+enum { TRANSPOSE_BYTES = 256 }; /* of a written row that a block has at most: four cache lines */
 
 /* to[i * to_stride + j] = from[j * from_stride + i] for i < rows and j < columns, elements of 1, 2, 4 or 8 bytes;
    strides in elements. */
@@ -24,8 +24,9 @@ struct plane {
 void transpose(const struct plane *plane);
 
 /* Elements before a cache line's begin, of rows of `count` elements that lie `stride` apart; 0 where their lines begin
-   at different elements, or they are too short to be cut there. */
-int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes);
+   at different elements, they are too short to be cut there, or need not be, as AVX-512 reads rows anywhere:
+   a line in two blocks costs less than one more block. */
+int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes, bool is_read);
 
 /* `rows` runs of `bytes` each, which begin `to_step` and `from_step` bytes apart. A run may be its own copy. */
 void copy_runs(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t rows, int64_t bytes);

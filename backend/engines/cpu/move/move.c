@@ -405,13 +405,13 @@ static void copy_along(const struct copy *copy, char *to, const char *from, int6
         copy_elements(to, copy->to_along, from, copy->from_along, along, copy->bytes);
 }
 
-/* Strips meet where a cache line begins, so that no line is in two tasks. next_to, next_from: the next row's plane, or
-   NULL. */
+/* Strips meet where a cache line begins, so that no line that is written is in two tasks. next_to, next_from: the next
+   row's plane, or NULL. */
 static void transpose_strip(const struct copy *copy, char *to, const char *from, int64_t start, char *next_to,
                             const char *next_from) {
     int bytes = copy->bytes;
-    int64_t head = copy->is_cut_across ? transpose_head(from, copy->from_along, copy->across, bytes)
-                                       : transpose_head(to, copy->to_across, copy->along, bytes);
+    int64_t head = copy->is_cut_across ? transpose_head(from, copy->from_along, copy->across, bytes, true)
+                                       : transpose_head(to, copy->to_across, copy->along, bytes, false);
     int64_t length = copy->is_cut_across ? copy->across : copy->along;
     int64_t first = start ? min64(start + head, length) : 0, count = min64(start + copy->strip + head, length) - first;
     int64_t to_first = first * (copy->is_cut_across ? copy->to_across : 1) * bytes;
