@@ -11,7 +11,6 @@ enum {
     GROUP_QUERIES = 64,
     ROW_BYTES = 128, /* of a panel of 64 columns */
     DEPTH_MAX = 256,
-    SHARED_MAX = 232448, /* all that a block can have */
     TILES_IN_FLIGHT = 2,
     TILE_BYTES = 32,
     BIAS_ELEMENT_BYTES = 2,
@@ -266,17 +265,9 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 
-/* Whether the copy engine can bring the bias in boxes of 64 keys: of 16 bits, one for each query and key, in rows of
-   whole 16 bytes. Stride 0 is no stride to the copy engine. */
+/* Whether blocks of keys have whole boxes of the bias. */
 static bool has_boxed_bias(const struct forward *f, const struct forward_tile *t) {
-    const struct tensor *bias = f->c->a->bias;
-    if (!bias || f->is_fp8 || t->keys % 64 != 0 || !dtype_is_half((weftDataType_t)bias->type))
-        return false;
-    bool fits = bias->dims.at[2] == f->c->queries && bias->dims.at[3] == f->c->keys &&
-                attention_run(bias) * BIAS_ELEMENT_BYTES == 16;
-    for (int i = 0; i < 3; i++)
-        fits = fits && (bias->dims.at[i] == 1 || bias->strides.at[i] > 0);
-    return fits;
+    return !f->is_fp8 && t->keys % 64 == 0 && attention_hopper_has_boxed_bias(f->c);
 }
 
 /* Whether all that is made of scores has 16 bits or fewer: weights, and no statistics, which are floats. */
