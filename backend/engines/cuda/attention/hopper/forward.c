@@ -45,38 +45,39 @@ static const struct forward_tile {
     int depth, value_depth; /* most */
     int keys, groups, stages, o_stages, consumer_registers, producer_registers;
     bool ping_pong;
-    int ctas; /* that share a multiprocessor */
-    int kept; /* steps of queries in registers, whose products read half as much from shared memory */
+    int ctas;  /* that share a multiprocessor */
+    int kept;  /* steps of queries in registers, whose products read half as much from shared memory */
+    int early; /* scores of a thread that become weights while the last products run: without a bias or dropout */
 } tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0},  {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0},
-    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0},   {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0},
-    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 0}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1, 0},
-    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1, 0}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1, 0},
-    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1, 0},  {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1, 0},
-    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1, 0},  {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1, 0},
-    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1, 0},
+    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},   {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},
+    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0, 0},    {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0, 0},
+    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 0, 32}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1, 0, 0},
+    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1, 0, 32}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1, 0, 0},
+    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1, 0, 0},   {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1, 0, 0},
+    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1, 0, 0},   {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1, 0, 0},
+    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1, 0, 0},
 };
 
 /* Of FP8: the producer's warps turn V over, and take more. Tiles of a block mask need consumers that take turns. */
 static const struct forward_tile fp8_tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1, 0},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1, 0},
-    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1, 0},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1, 4},
-    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1, 0}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1, 0},
-    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1, 0}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1, 0},
-    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1, 0}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1, 0},
-    {0, 256, 256, 64, 2, 3, 2, 224, 56, true, 1, 4},  {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1, 0},
+    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1, 0, 0},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1, 0, 0},
+    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1, 0, 0},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1, 4, 0},
+    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1, 0, 0}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1, 0, 0},
+    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1, 0, 0}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1, 0, 0},
+    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1, 0, 0}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1, 0, 0},
+    {0, 256, 256, 64, 2, 3, 2, 224, 56, true, 1, 4, 0},  {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1, 0, 0},
 };
 
 /* Of short sequences: see CTAS. Four consumers have all queries of a head, which reads K and V once. */
 static const struct forward_tile short_tiles[] = {
-    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3, 0},
-    {0, 64, 64, 64, 4, 4, 0, 112, 32, false, 1, 0},
-    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0},
+    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3, 0, 0},
+    {0, 64, 64, 64, 4, 4, 0, 112, 32, false, 1, 0, 0},
+    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0, 0},
 };
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
 
 /* Of long ones without bounds: three consumers read K and V two thirds as often. */
-static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4};
+static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
 
 struct forward {
     const struct cuda_attention *c;
@@ -403,6 +404,11 @@ static int kept_steps(const struct forward *f) {
     return f->tile->kept < steps ? f->tile->kept : steps;
 }
 
+/* Elements of a bias, and what dropout keeps, are found meanwhile, and take the registers. */
+static int early_scores(const struct forward *f) {
+    return f->c->a->bias || f->c->a->dropout_probability > 0 ? 0 : f->tile->early;
+}
+
 static void print_tile(struct kernel_print *print, const struct forward *f) {
     const struct forward_tile *t = f->tile;
     weftDataType_t type = (weftDataType_t)as_read(f->c, f->c->a->q)->type;
@@ -420,6 +426,7 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     print_constant(print, "CTAS", f->tile->ctas);
     print_constant(print, "PING_PONG", t->ping_pong);
     print_constant(print, "KEPT_STEPS", kept_steps(f));
+    print_constant(print, "EARLY", early_scores(f));
     print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
     print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
     print_constant(print, "SHARED_BYTES", shared_bytes(f));
