@@ -41,26 +41,27 @@ static const struct {
     [MAKES_QUERIES] = {"dQ", 0.6, false, true, false},
 };
 
-/* By the padded depths, the smaller ones first. stages: of q and k that pass, and of v and dO. Registers: what the two
-   consumers, and the producer, move to. has_slopes: they suffice for those of a score modifier, too. */
+/* By the padded depths, the smaller ones first, then the quicker ones. stages: of q and k that pass, and of v and dO;
+   two leave room for boxes of a bias. Registers: what the two consumers, and the producer, move to. has_slopes: they
+   suffice for those of a score modifier, too. */
 static const struct backward_tile {
     enum makes makes;
     bool has_slopes;
     int head, value_head, block_pass, stages, second_stages, consumer_registers, producer_registers;
 } tiles[] = {
-    {MAKES_ALL, false, 64, 64, 128, 3, 3, 216, 72},       {MAKES_ALL, true, 64, 64, 64, 3, 3, 216, 72},
-    {MAKES_ALL, false, 128, 128, 64, 3, 3, 208, 88},      {MAKES_ALL, true, 128, 128, 64, 3, 3, 216, 72},
-    {MAKES_KEYS, false, 64, 64, 128, 4, 4, 240, 24},      {MAKES_KEYS, true, 64, 64, 64, 4, 4, 240, 24},
-    {MAKES_KEYS, true, 128, 128, 64, 4, 4, 240, 24},      {MAKES_KEYS, false, 192, 128, 64, 3, 3, 240, 24},
-    {MAKES_DK, true, 64, 64, 64, 4, 4, 240, 24},          {MAKES_DK, true, 128, 128, 64, 4, 4, 240, 24},
-    {MAKES_DK, true, 192, 128, 64, 3, 3, 240, 24},        {MAKES_DK, true, 192, 192, 64, 3, 2, 240, 24},
-    {MAKES_DK, true, 256, 256, 64, 2, 1, 240, 24},        {MAKES_DV, true, 64, 64, 64, 4, 4, 240, 24},
-    {MAKES_DV, true, 128, 128, 64, 4, 4, 240, 24},        {MAKES_DV, true, 192, 128, 64, 4, 4, 240, 24},
-    {MAKES_DV, true, 192, 192, 64, 3, 3, 240, 24},        {MAKES_DV, true, 256, 256, 64, 2, 2, 240, 24},
-    {MAKES_QUERIES, false, 64, 64, 128, 4, 4, 240, 24},   {MAKES_QUERIES, true, 64, 64, 64, 4, 4, 240, 24},
-    {MAKES_QUERIES, false, 128, 128, 128, 2, 2, 240, 24}, {MAKES_QUERIES, true, 128, 128, 64, 4, 4, 240, 24},
-    {MAKES_QUERIES, true, 192, 128, 64, 3, 3, 240, 24},   {MAKES_QUERIES, true, 192, 192, 64, 3, 2, 240, 24},
-    {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
+    {MAKES_ALL, false, 64, 64, 128, 3, 3, 216, 72},     {MAKES_ALL, false, 64, 64, 128, 2, 2, 216, 72},
+    {MAKES_ALL, true, 64, 64, 64, 3, 3, 216, 72},       {MAKES_ALL, false, 128, 128, 64, 3, 3, 208, 88},
+    {MAKES_ALL, true, 128, 128, 64, 3, 3, 216, 72},     {MAKES_KEYS, false, 64, 64, 128, 4, 4, 240, 24},
+    {MAKES_KEYS, true, 64, 64, 64, 4, 4, 240, 24},      {MAKES_KEYS, true, 128, 128, 64, 4, 4, 240, 24},
+    {MAKES_KEYS, false, 192, 128, 64, 3, 3, 240, 24},   {MAKES_DK, true, 64, 64, 64, 4, 4, 240, 24},
+    {MAKES_DK, true, 128, 128, 64, 4, 4, 240, 24},      {MAKES_DK, true, 192, 128, 64, 3, 3, 240, 24},
+    {MAKES_DK, true, 192, 192, 64, 3, 2, 240, 24},      {MAKES_DK, true, 256, 256, 64, 2, 1, 240, 24},
+    {MAKES_DV, true, 64, 64, 64, 4, 4, 240, 24},        {MAKES_DV, true, 128, 128, 64, 4, 4, 240, 24},
+    {MAKES_DV, true, 192, 128, 64, 4, 4, 240, 24},      {MAKES_DV, true, 192, 192, 64, 3, 3, 240, 24},
+    {MAKES_DV, true, 256, 256, 64, 2, 2, 240, 24},      {MAKES_QUERIES, false, 64, 64, 128, 4, 4, 240, 24},
+    {MAKES_QUERIES, true, 64, 64, 64, 4, 4, 240, 24},   {MAKES_QUERIES, false, 128, 128, 128, 2, 2, 240, 24},
+    {MAKES_QUERIES, true, 128, 128, 64, 4, 4, 240, 24}, {MAKES_QUERIES, true, 192, 128, 64, 3, 3, 240, 24},
+    {MAKES_QUERIES, true, 192, 192, 64, 3, 2, 240, 24}, {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
 };
 
 /* dK and dQ of MXFP8: what passes is there twice, for S and for the gradient. */

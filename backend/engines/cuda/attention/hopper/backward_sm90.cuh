@@ -46,8 +46,8 @@
              off by 3.2e-2; 1.08 and 1.24 with squares in float
              HAS_DROPOUT, heads of 128, 4096, causal, H100: growth in the statistics and draws without a loop took it
              from 1.65 to 1.48 of the plain case; ALiBi 1.01
-             HAS_BOXED_BIAS, 4096, causal, H100: heads of 128 1,838 to 1,503 us, 1.10 of the plain case, heads of 64
-             2,349 to 1,923, 1.30
+             HAS_BOXED_BIAS, 4096, causal, H100: heads of 128 1,838 to 1,503 us, 1.10 of the plain case; heads of 64,
+             H200: 2,372 to 1,836, 1.29, with three stages of 64 queries 1,882
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
    Tried     adds from registers (red.v4): within noise
              elements of a bias asked for while S is made: as quick with heads of 128, 3 % slower of 64
