@@ -24,11 +24,12 @@ enum {
     DECODE_KEYS = 256,
     SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
     LONG_KEYS = 4096,   /* of fewer three consumers were not timed */
+    FEW_TILES = 4,      /* of a head, which loads K and V as fast as memory gives them */
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
 
 static const double DYNAMIC_SECONDS = 80e-6; /* from which on it pays for the launch that resets its counter */
-static const double RASTER_BYTES = 24e6;     /* of K and V that stay in L2 */
+static const double RASTER_BYTES = 34e6;     /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
@@ -52,7 +53,7 @@ static const struct forward_tile {
     {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},   {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},
     {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0, 0},    {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0, 0},
     {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 0, 32}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1, 0, 0},
-    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1, 0, 32}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1, 0, 0},
+    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1, 0, 40}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1, 0, 0},
     {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1, 0, 0},   {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1, 0, 0},
     {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1, 0, 0},   {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1, 0, 0},
     {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1, 0, 0},
@@ -75,6 +76,9 @@ static const struct forward_tile short_tiles[] = {
     {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0, 0},
 };
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
+
+/* Of a soft cap, whose weights take longer than their products: consumers that take no turns make them side by side. */
+static const struct forward_tile soft_cap_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, false, 1, 2, 0};
 
 /* Of long ones without bounds: three consumers read K and V two thirds as often. */
 static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
@@ -218,15 +222,19 @@ static bool is_bounded(const struct attention *a) {
            a->cu_seq_len_kv;
 }
 
-/* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. A multiple of the heads
-   that share keys: these read the same K and V. Without bounds all tiles are as long, and nothing is gained by taking
-   several heads together. */
-static int64_t raster_heads(const struct cuda_attention *c) {
-    int64_t share = c->heads / c->key_heads, heads = c->batches * c->heads;
+/* Heads whose tiles are taken together, those that see most keys first: a multiple of those that share keys, which read
+   the same K and V. As many as stay in L2, in sets of one size: a smaller last one would begin its longest tiles when
+   others end. Of few tiles only as many as there are multiprocessors, so that loads do not come all at once. Without
+   bounds all tiles are as long, and nothing is gained by taking several heads together. */
+static int64_t raster_heads(const struct forward *f) {
+    const struct cuda_attention *c = f->c;
+    int64_t share = c->heads / c->key_heads, key_heads = c->batches * c->key_heads;
     double bytes = (double)c->keys * (double)(dtype_bytes((weftDataType_t)as_read(c, c->a->k)->type, c->depth) +
                                               dtype_bytes((weftDataType_t)as_read(c, c->a->v)->type, c->value_depth));
-    int64_t fit = share * (int64_t)(RASTER_BYTES / bytes);
-    return !is_bounded(c->a) || fit < share ? share : fit < heads ? fit : heads;
+    int64_t fit = bytes < RASTER_BYTES ? (int64_t)(RASTER_BYTES / bytes) : 1;
+    if (f->tiles <= FEW_TILES)
+        fit = min64(fit, divide_up(c->device->cuda.multiprocessors, f->tiles * share));
+    return !is_bounded(c->a) ? share : share * divide_up(key_heads, divide_up(key_heads, fit));
 }
 
 /* The part of the products' rate that long rows of tiles reach. */
@@ -349,9 +357,12 @@ static weftStatus_t plan_forward(struct forward *f) {
     /* The first that fits is the best: tables are ordered by depths, then by the terms that registers hold. */
     while (!fits(tile, f, terms))
         tile++;
+    bool is_soft_cap = attention_is_soft_cap(c) && !f->is_fp8 && tile->depth == soft_cap_tile.depth;
+    if (is_soft_cap && fits(&soft_cap_tile, f, terms))
+        tile = &soft_cap_tile;
     plan_tile(f, tile);
     consider_others(f, terms);
-    f->raster_heads = raster_heads(c);
+    f->raster_heads = raster_heads(f);
     if (f->all_tiles > INT32_MAX / 2)
         return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
     f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors * f->tile->ctas && f->seconds > DYNAMIC_SECONDS;

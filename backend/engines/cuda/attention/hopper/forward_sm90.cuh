@@ -46,7 +46,9 @@
              tanh in the exponents 1.31, 1.48; a cap of 50 1.12, 1.31 once nobody looked for the largest score, of 16
              1.17
              EARLY of 32 there, heads of 128: 469 to 450 us, 8192 keys 904 to 863, 64 heads that share 8 1,712 to 1,587
-             (1.25 of cuDNN); heads of 192 and 128 612 to 573
+             (1.25 of cuDNN); heads of 192 and 128 612 to 573, EARLY of 40 and sets of heads of one size: to 542; these
+             sets, 8192, 16384 and 32768 keys, heads of 128: 938 to 861, 1,757 to 1,662, 1,782 to 1,639
+             Soft cap, heads of 128, consumers without turns: 570 to 536 us
              Clocks of a step there, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
              products 750. An instruction takes it 1.7 clocks under the other consumer's products
              Where the compiler took warps for divergent: dropout 3 % slower, instructions 1.35 times as many
