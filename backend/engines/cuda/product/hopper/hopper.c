@@ -299,6 +299,13 @@ static void plan_epilogue(struct hopper *h) {
     plan_aux_load(h);
 }
 
+/* Inputs of the graph need not wait for the kernel before, where that is one of this plan's: it has waited for whatever
+   may have written them. What comes before the plan may write them still. */
+static void plan_early(struct hopper *h, const struct step *step) {
+    for (int f = 0; f < OPERANDS && cuda_follows(step) && !contraction_has_overrides(&h->c); f++)
+        h->is_early[f] = !h->parts[f] && graph_is_input(h->c.region->graph, h->c.operand[f].tensor);
+}
+
 /* Constants that all parts of the kernel name, also those of families that print coordinates of their own. */
 void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     const struct hopper_tile *tile = h->tile;
@@ -307,6 +314,9 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "ROW_BLOCKS", tile->row_blocks);
     print_constant(print, "STAGES", h->stages);
     print_constant(print, "CLUSTER", tile->cluster);
+    print_constant(print, "IS_HALF", tile->is_half);
+    print_constant(print, "A_IS_EARLY", h->is_early[OPERAND_A]);
+    print_constant(print, "B_IS_EARLY", h->is_early[OPERAND_B]);
     print_constant(print, "IS_STAGED", h->store != NULL);
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
@@ -455,6 +465,7 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
         TRY(contraction_add_combine(step, &h.c, arena));
     plan_epilogue(&h); /* after the other kernel, which has runs of its own */
     plan_reductions(&h, device);
+    plan_early(&h, step);
     TRY(build_tiles(kernel, &h, device, arena));
     TRY(reductions_build(step, &h.c, h.lines, arena));
     return describe(step, &h, arena);

@@ -50,6 +50,7 @@ struct hopper_tile {
     int row_blocks;    /* of 64 rows, for each consumer warpgroup */
     int stages;        /* of 128 bytes along k, where the epilogue leaves room for them */
     int cluster;       /* blocks along the rows that share the tile of B */
+    bool is_half;      /* of the registers and shared memory of a multiprocessor: the next kernel's block fits beside */
     double efficiency; /* share of the chip's rate under its power limit, many tiles of long k */
     enum schedule schedule;
 };
@@ -90,6 +91,7 @@ struct hopper {
     bool is_by_images;
     struct block_scales scales[OPERANDS];
     const struct hopper_tile *tile;
+    bool is_early[OPERANDS];               /* its first slots are loaded before the kernel before has ended */
     bool stores_boxes;                     /* the staged result is a matrix for the copy engine */
     const struct epilogue_operand *second; /* the other one of two of 16 bits that leave so, as matrices */
     const struct epilogue_operand
@@ -137,7 +139,7 @@ void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
 /* ---- plan.c: tile and splits ---- */
 
 enum {
-    HOPPER_TILE_ROWS = 31,   /* of the table */
+    HOPPER_TILE_ROWS = 33,   /* of the table */
     HOPPER_SPLITS_MAX = 128, /* of k, each a block of its own */
     HOPPER_K_BYTES = 128,    /* of k in a step: a row of the 128-byte swizzle */
     HOPPER_PANEL = 64,       /* elements of an MN-major operand that lie side by side in shared memory */

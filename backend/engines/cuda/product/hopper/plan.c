@@ -88,6 +88,17 @@ static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
      .cluster = 1,
      .efficiency = 0.96,
      .schedule = SCHEDULE_PINGPONG},
+    /* 32 */
+    {.rows = 128, .columns = 64, .row_blocks = 1, .stages = 4, .cluster = 1, .is_half = true, .efficiency = 0.80},
+    /* 33 */
+    {.rows = 128,
+     .columns = 64,
+     .row_blocks = 1,
+     .stages = 4,
+     .cluster = 1,
+     .is_half = true,
+     .efficiency = 0.80,
+     .schedule = SCHEDULE_CLUSTER_SPLIT},
 };
 
 /* The chip. Clocks are those of a multiprocessor. Fitted: the chip lowers its clock under its power limit, so long
@@ -388,6 +399,8 @@ static bool fits(const struct hopper *h, const struct device *device, const stru
     if (!lead_is_row && tile->columns % 32 != 0) /* which a quad of lanes exchanges */
         return false;
     if (tile->columns <= 32 && !lead_is_row && modes_extent(&h->c.modes[COLUMN]) > 32) /* others are faster */
+        return false;
+    if (tile->is_half && !(is_skinny(h, tile) && lead_is_row && !h->promotes && h->c.before_count == 0))
         return false;
     if (tile->cluster > 1 && h->view[OPERAND_B].is_image) /* im2col boxes are not shared */
         return false;

@@ -52,8 +52,6 @@ template <class P> DEVICE void run_roles(const P &p) {
         cluster_wait();
     else
         __syncthreads();
-    let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
-    wait_for_previous_kernel();
     if (warp < 4) {
         shrink_registers<PRODUCER_REGISTERS>();
         if (warp == 0 && elect_one())
@@ -63,6 +61,8 @@ template <class P> DEVICE void run_roles(const P &p) {
             cluster_wait();
         }
     } else {
+        wait_for_previous_kernel();
+        let_next_kernel_start();
         grow_registers<CONSUMER_REGISTERS>();
         consume(p, at, warp - 4);
     }
