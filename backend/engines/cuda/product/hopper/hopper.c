@@ -292,8 +292,8 @@ static void plan_epilogue(struct hopper *h) {
     plan_second(h);
     if (h->store)
         h->c.epilogue.run = 2; /* as the sums lie */
-    else if (h->c.epilogue.lead == ROW)
-        h->c.epilogue.run = 1; /* neighbours of a column are in other threads */
+    else if (h->c.epilogue.lead == ROW) /* else neighbours of a column stay in other threads */
+        h->c.epilogue.run = hopper_gathers_rows(h) ? h->c.epilogue.run : 1;
     else if (h->c.epilogue.reduction_count > 0)
         h->c.epilogue.run = h->c.epilogue.run > 1 ? 2 : 1;
     plan_aux_load(h);
@@ -314,7 +314,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "ROW_BLOCKS", tile->row_blocks);
     print_constant(print, "STAGES", h->stages);
     print_constant(print, "CLUSTER", tile->cluster);
-    print_constant(print, "IS_HALF", tile->is_half);
+    print_constant(print, "READS_TILE", hopper_reads_tile(h));
     print_constant(print, "A_IS_EARLY", h->is_early[OPERAND_A]);
     print_constant(print, "B_IS_EARLY", h->is_early[OPERAND_B]);
     print_constant(print, "IS_STAGED", h->store != NULL);

@@ -50,7 +50,6 @@ struct hopper_tile {
     int row_blocks;    /* of 64 rows, for each consumer warpgroup */
     int stages;        /* of 128 bytes along k, where the epilogue leaves room for them */
     int cluster;       /* blocks along the rows that share the tile of B */
-    bool is_half;      /* of the registers and shared memory of a multiprocessor: the next kernel's block fits beside */
     double efficiency; /* share of the chip's rate under its power limit, many tiles of long k */
     enum schedule schedule;
 };
@@ -139,7 +138,7 @@ void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
 /* ---- plan.c: tile and splits ---- */
 
 enum {
-    HOPPER_TILE_ROWS = 33,   /* of the table */
+    HOPPER_TILE_ROWS = 31,   /* of the table */
     HOPPER_SPLITS_MAX = 128, /* of k, each a block of its own */
     HOPPER_K_BYTES = 128,    /* of k in a step: a row of the 128-byte swizzle */
     HOPPER_PANEL = 64,       /* elements of an MN-major operand that lie side by side in shared memory */
@@ -156,9 +155,14 @@ int64_t hopper_tiles_along(const struct hopper *h, enum index index);
 int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n);
 /* What sums meet in memory on their way. */
 int hopper_operands(const struct hopper *h);
+/* Whether registers hold all that a narrow tile meets, an element in each, beside its sums from the first product on: no
+   other tile's products hide reading it. */
+bool hopper_reads_tile(const struct hopper *h);
 
 /* Whether registers hold the sums, and beside them those of a step of one block of rows. */
 bool hopper_can_promote(const struct hopper_tile *tile);
+/* Whether threads gather neighbours of a column, where they are neighbours in memory. */
+bool hopper_gathers_rows(const struct hopper *h);
 /* What `units` of work for a cluster take, each of `steps` along k and `epilogue` instructions per element of
    the result, when `moving` is the time that all bytes need. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,

@@ -4,18 +4,16 @@
    Barriers  arrived[s], released[s]: slot s is full, may be refilled;   own_barrier[i]: the schedule's;
              aux_arrived[w]: the auxiliary load of consumer warp w is there
    Demands   CONSUMER_GROUPS TILE_GROUPS CLUSTER_SPLITS OWN_BARRIERS ADDRESS_REGISTERS NEEDS_MOST_REGISTERS of the
-             kernel, and the printed BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER IS_HALF STORED_BYTES A_IS_MN_MAJOR B_IS_MN_MAJOR
+             kernel, and the printed BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER STORED_BYTES A_IS_MN_MAJOR B_IS_MN_MAJOR
              IS_STAGED AUX_LOAD */
 
 constexpr int GROUP_ROWS = ROW_BLOCKS * 64; /* of a tile, that one consumer warpgroup makes */
 constexpr int CONSUMER_WARPS = CONSUMER_GROUPS * 4, THREADS = (1 + CONSUMER_GROUPS) * 128;
 constexpr int CLUSTER_BLOCKS = CLUSTER * CLUSTER_SPLITS;
-constexpr int BLOCKS_AT_ONCE = IS_HALF ? 2 : 1; /* on a multiprocessor, of this kernel or the next */
 
-/* Registers of a thread. Three consumer warpgroups leave few; one producer thread needs few; half of a multiprocessor
-   has half of them. */
-constexpr int PRODUCER_REGISTERS = IS_HALF ? 24 : CONSUMER_GROUPS > 2 ? 32 : NEEDS_MOST_REGISTERS ? 40 : 56;
-constexpr int CONSUMER_REGISTERS = IS_HALF ? 104 : CONSUMER_GROUPS > 2 ? 160 : NEEDS_MOST_REGISTERS ? 232 : 224;
+/* Registers of a thread. Three consumer warpgroups leave few; one producer thread needs few. */
+constexpr int PRODUCER_REGISTERS = CONSUMER_GROUPS > 2 ? 32 : NEEDS_MOST_REGISTERS ? 40 : 56;
+constexpr int CONSUMER_REGISTERS = CONSUMER_GROUPS > 2 ? 160 : NEEDS_MOST_REGISTERS ? 232 : 224;
 /* Beside accumulators and addresses. */
 constexpr int ACCUMULATOR_SPARE_REGISTERS = CONSUMER_REGISTERS - ROW_BLOCKS * BLOCK_N / 2 - ADDRESS_REGISTERS;
 
@@ -49,7 +47,7 @@ static_assert(B_BOXES % CLUSTER == 0, "each block of a cluster loads its share o
 static_assert(BARRIERS_END + (AUX_LOAD ? CONSUMER_WARPS * 8 : 0) <= 232448, "227 KB is all a block can have");
 /* Registers move within what the launch gave this block; beyond it growing never returns. */
 static_assert(PRODUCER_REGISTERS + CONSUMER_GROUPS * CONSUMER_REGISTERS <=
-                  (1 + CONSUMER_GROUPS) * (65536 / BLOCKS_AT_ONCE / THREADS / 8 * 8),
+                  (1 + CONSUMER_GROUPS) * (65536 / THREADS / 8 * 8),
               "growing would hang");
 
 extern __shared__ __align__(1024) unsigned char s_memory[]; /* the swizzle needs 1024-byte aligned slots */

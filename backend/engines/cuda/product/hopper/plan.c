@@ -88,17 +88,6 @@ static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
      .cluster = 1,
      .efficiency = 0.96,
      .schedule = SCHEDULE_PINGPONG},
-    /* 32 */
-    {.rows = 128, .columns = 64, .row_blocks = 1, .stages = 4, .cluster = 1, .is_half = true, .efficiency = 0.80},
-    /* 33 */
-    {.rows = 128,
-     .columns = 64,
-     .row_blocks = 1,
-     .stages = 4,
-     .cluster = 1,
-     .is_half = true,
-     .efficiency = 0.80,
-     .schedule = SCHEDULE_CLUSTER_SPLIT},
 };
 
 /* The chip. Clocks are those of a multiprocessor. Fitted: the chip lowers its clock under its power limit, so long
@@ -117,6 +106,8 @@ static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter one of compu
 
 /* A kernel, and the one that combines splits. */
 static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
+/* Of matrices whose few rows leave half of a tile empty, where the swapped product's tiles are full. */
+static const double HALF_EMPTY_SECONDS = 3e-6;
 static const double CLUSTER_CLOCKS = 1500; /* before the blocks of a cluster see each other's barriers */
 
 /* The epilogue of a tile, which only another tile's products hide. */
@@ -245,6 +236,18 @@ static struct hopper_tile preparing(const struct hopper *h, const struct hopper_
     return made;
 }
 
+/* 288: of 224 registers (pipeline.cuh) 144 are left beside addresses and those of a piece; a thread has half as many
+   sums as the tile has columns, and of an operand as many elements, 4 of which epilogue_fetched_words counts as 4. */
+bool hopper_reads_tile(const struct hopper *h) {
+    int words = epilogue_fetched_words(&h->c.epilogue);
+    return h->c.epilogue.lead == ROW && h->splits == 1 && h->c.epilogue.reduction_count == 0 &&
+           h->tile->row_blocks == 1 && words > 0 && h->tile->columns * (1 + words / 4) <= 288;
+}
+
+bool hopper_gathers_rows(const struct hopper *h) {
+    return h->c.epilogue.lead == ROW && h->c.epilogue.run >= 4 && h->c.epilogue.reduction_count == 0;
+}
+
 /* What it takes more that a warp stores pieces shorter than a sector of L2, or elements apart, and reads epilogue
    operands where the sums lie. Staged results leave whole, and cost nothing more. */
 static double scattered_seconds(const struct hopper *h, const struct device *device) {
@@ -258,10 +261,10 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
         enum index other = epilogue->lead == ROW ? COLUMN : ROW;
         bool is_whole = stride != 0 && epilogue->mode_count[other] > 0 && operand->strides[other][0] != 0;
         if (operand->role == EPILOGUE_LOAD || operand->role == EPILOGUE_OLD)
-            clocks += is_whole ? LOAD_CLOCKS : 0;
+            clocks += is_whole && !hopper_reads_tile(h) ? LOAD_CLOCKS : 0;
         else if (operand->role == EPILOGUE_STORE && stride != 1)
             clocks += ALONE_CLOCKS;
-        else if (operand->role == EPILOGUE_STORE && epilogue->lead == ROW)
+        else if (operand->role == EPILOGUE_STORE && epilogue->lead == ROW && !hopper_gathers_rows(h))
             clocks += 8 * dtype_bytes(operand->type, 1) < SECTOR_BYTES ? SHORT_COLUMN_CLOCKS : 0;
         else if (operand->role == EPILOGUE_STORE && epilogue->run == 1) /* an access for each, of whatever type */
             clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / 2 : 0;
@@ -400,8 +403,6 @@ static bool fits(const struct hopper *h, const struct device *device, const stru
         return false;
     if (tile->columns <= 32 && !lead_is_row && modes_extent(&h->c.modes[COLUMN]) > 32) /* others are faster */
         return false;
-    if (tile->is_half && !(is_skinny(h, tile) && lead_is_row && !h->promotes && h->c.before_count == 0))
-        return false;
     if (tile->cluster > 1 && h->view[OPERAND_B].is_image) /* im2col boxes are not shared */
         return false;
     return scheme_fits(h, device, tile) && epilogue_fits(h, tile) && panels_fit(h, tile);
@@ -433,12 +434,13 @@ static void consider(struct hopper *h, const struct device *device, const struct
     if (tile->cluster * tile_splits(tile) > device->cuda.cluster_most)
         return;
     const struct hopper_tile used = used_tile(h, tile);
+    bool is_empty = h->is_matrix && 2 * modes_extent(&h->c.modes[ROW]) <= tile->rows;
     double units = (double)hopper_tiles(h, tile);
     double least = least_seconds(&used, device, units, demand->steps, demand->moving);
     int first = demand->splits > 0 ? demand->splits : 1;
     int last = demand->splits > 0 ? demand->splits : can_split(tile) ? HOPPER_SPLITS_MAX : 1;
     for (int splits = first; splits <= last; splits++) {
-        double combining = combine_seconds(demand->elements, splits);
+        double combining = combine_seconds(demand->elements, splits) + (is_empty ? HALF_EMPTY_SECONDS : 0);
         double steps = splits > 1 ? (double)divide_up(h->steps, splits) : demand->steps;
         if (demand->splits == 0 && !split_fits(h, demand->elements, splits))
             return;

@@ -16,7 +16,7 @@ constexpr bool NEEDS_MOST_REGISTERS = ROW_BLOCKS * BLOCK_N > 256;
 #include "product/hopper/schedule_cluster_split.cuh"
 #include "product/hopper/roles.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     product_cluster_split_sm90(const __grid_constant__ arguments p) {
     run_roles(p);
 }

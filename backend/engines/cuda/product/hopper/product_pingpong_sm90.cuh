@@ -16,6 +16,6 @@ constexpr bool NEEDS_MOST_REGISTERS = true;
 #include "product/hopper/schedule_pingpong.cuh"
 #include "product/hopper/roles.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) product_pingpong_sm90(const __grid_constant__ arguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) product_pingpong_sm90(const __grid_constant__ arguments p) {
     run_roles(p);
 }
