@@ -291,7 +291,7 @@ static void plan_epilogue(struct hopper *h) {
     h->stores_boxes = stores_boxes(h);
     plan_second(h);
     if (h->store)
-        h->c.epilogue.run = 2; /* as the sums lie */
+        h->c.epilogue.run = 2;          /* as the sums lie */
     else if (h->c.epilogue.lead == ROW) /* else neighbours of a column stay in other threads */
         h->c.epilogue.run = hopper_gathers_rows(h) ? h->c.epilogue.run : 1;
     else if (h->c.epilogue.reduction_count > 0)

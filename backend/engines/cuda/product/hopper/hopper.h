@@ -155,8 +155,8 @@ int64_t hopper_tiles_along(const struct hopper *h, enum index index);
 int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n);
 /* What sums meet in memory on their way. */
 int hopper_operands(const struct hopper *h);
-/* Whether registers hold all that a narrow tile meets, an element in each, beside its sums from the first product on: no
-   other tile's products hide reading it. */
+/* Whether registers hold all that a narrow tile meets, an element in each, beside its sums from the first product on:
+   no other tile's products hide reading it. */
 bool hopper_reads_tile(const struct hopper *h);
 
 /* Whether registers hold the sums, and beside them those of a step of one block of rows. */

@@ -1,6 +1,6 @@
-/* roles: the body of the Hopper products: barriers, then warpgroup 0 produces and the others consume. Kernels that
-   follow may start early (programmatic dependent launch); where the tiles of groups or overrides are is memory of the
-   kernel before */
+/* roles: the body of the Hopper products: barriers, then warpgroup 0 produces and the others consume. A kernel that
+   follows may start as soon as this one has waited for the kernel before (programmatic dependent launch); where the
+   tiles of groups or overrides are is memory of that one */
 
 /* The consumers' work, with the reductions on the way. */
 template <class P> DEVICE void consume(const P &p, const tile_scheduler &at, u32 consumer_warp) {
