@@ -315,8 +315,6 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "STAGES", h->stages);
     print_constant(print, "CLUSTER", tile->cluster);
     print_constant(print, "READS_TILE", hopper_reads_tile(h));
-    print_constant(print, "A_IS_EARLY", h->is_early[OPERAND_A]);
-    print_constant(print, "B_IS_EARLY", h->is_early[OPERAND_B]);
     print_constant(print, "IS_STAGED", h->store != NULL);
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
@@ -352,7 +350,8 @@ weftStatus_t hopper_build_kernel(struct kernel_print *print, struct cuda_kernel 
     return kernel_finish(print, kernel, "product/hopper/product_sm90.cuh", "product_sm90", arena);
 }
 
-/* Sizes and divisors by which product/hopper/tile_scheduler.cuh splits the number of a tile. */
+/* Sizes and divisors by which product/hopper/tile_scheduler.cuh splits the number of a tile, and which operands are
+   there early: numbers, so that layers share a program wherever they stand in a plan. */
 void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, const struct device *device,
                             int64_t batches, int64_t rows, int64_t columns) {
     const struct hopper_tile *tile = h->tile;
@@ -368,6 +367,8 @@ void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, 
     print_number(print, raster_rows, "raster_rows");
     print_divisor(print, raster_rows * tiles_n, "tiles_per_raster_group");
     print_divisor(print, batches, "batches");
+    print_number(print, h->is_early[OPERAND_A], "a_is_early");
+    print_number(print, h->is_early[OPERAND_B], "b_is_early");
 }
 
 /* Where each span's partial sums go, and how many lines of them a batch entry has. */
@@ -438,8 +439,8 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
     return arena_print(
         arena, &step->detail,
-        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s, %d operations behind", tile->rows,
-        tile->columns, h->is_swapped ? " swapped" : "",
+        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s%s, %d operations behind",
+        tile->rows, tile->columns, h->is_swapped ? " swapped" : "",
         tile_splits(tile) > 1    ? " split over clusters"
         : tile_is_pingpong(tile) ? " in ping-pong"
                                  : "",
@@ -448,7 +449,8 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
         : h->c.before_count > 0 ? ", prologue"
         : h->promotes           ? ", promoted"
                                 : "",
-        h->store ? ", staged" : "", h->c.epilogue.reduction_count ? ", reductions" : "", behind);
+        h->store ? ", staged" : "", h->c.epilogue.reduction_count ? ", reductions" : "",
+        h->is_early[OPERAND_A] || h->is_early[OPERAND_B] ? ", inputs ahead" : "", behind);
 }
 
 /* The kernel of tiles, then what combines splits or partial sums of reductions. */

@@ -1,6 +1,6 @@
 /* producer: one thread keeps STAGES slots full; load_a and load_b are printed, a TMA copy of one box each
-   Demands   A_IS_EARLY B_IS_EARLY: the operand was there before the plan began, so its first slots need not wait for
-             the kernel before */
+   Early     an operand that was there before the plan began (p.a_is_early, p.b_is_early): its first slots need not wait
+             for the kernel before */
 
 DEVICE void fill_a(const arguments &p, const tile_scheduler &at, const k_cursor &k, u32 slot) {
 #pragma unroll
@@ -17,13 +17,13 @@ DEVICE void fill_b(const arguments &p, const tile_scheduler &at, const k_cursor 
 
 /* The first slots of a block's first tile. Returns how many. */
 DEVICE i32 fill_early(const arguments &p, const tile_scheduler &at) {
-    const i32 steps = A_IS_EARLY || B_IS_EARLY ? at.steps(p) : 0, count = steps < STAGES ? steps : STAGES;
+    const i32 steps = p.a_is_early || p.b_is_early ? at.steps(p) : 0, count = steps < STAGES ? steps : STAGES;
     k_cursor k(p, at, at.first_step(p));
     for (i32 slot = 0; slot < count; ++slot, k.advance(p, at)) {
         arrive_expecting(arrived(slot), SLOT_BYTES);
-        if constexpr (A_IS_EARLY)
+        if (p.a_is_early)
             fill_a(p, at, k, slot);
-        if constexpr (B_IS_EARLY)
+        if (p.b_is_early)
             fill_b(p, at, k, slot);
     }
     return count;
@@ -36,14 +36,13 @@ DEVICE void load_tiles(const arguments &p, tile_scheduler at) {
     for (; at.more(p); at.advance(p)) {
         k_cursor k(p, at, at.first_step(p));
         for (i32 step = at.steps(p); step > 0; --step, --early) {
-            const bool is_begun = (A_IS_EARLY || B_IS_EARLY) && early > 0;
-            if (!is_begun) {
+            if (early <= 0) {
                 wait(released(fill.slot), fill.phase ^ 1);
                 arrive_expecting(arrived(fill.slot), SLOT_BYTES); /* boxes that hang over an edge still count in full */
             }
-            if (!A_IS_EARLY || !is_begun)
+            if (early <= 0 || !p.a_is_early)
                 fill_a(p, at, k, fill.slot);
-            if (!B_IS_EARLY || !is_begun)
+            if (early <= 0 || !p.b_is_early)
                 fill_b(p, at, k, fill.slot);
             k.advance(p, at);
             fill.advance();
