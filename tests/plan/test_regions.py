@@ -45,9 +45,9 @@ def test_what_nobody_needs_reads_nothing(reads: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "ahead"), [("", [1]), ("empty", [1]), ("softmax", [0, 1])])
-def test_inputs_are_loaded_ahead_where_a_kernel_of_the_plan_comes_before(first: str, ahead: list[int]) -> None:
+def test_inputs_load_ahead_where_a_kernel_of_the_plan_comes_before(first: str, ahead: list[int]) -> None:
     """What comes before the plan may write them still, and an empty step has no kernel."""
-    g = graph(io_data_type="bf16")
+    g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
     x, w, v = g.tensor([256, 512]), g.tensor([512, 1024], [1, 512]), g.tensor([1024, 256], [1, 1024])
     if first == "empty":
         g.relu(g.tensor([0, 8])).set_output(True)
