@@ -51,7 +51,7 @@ def test_inputs_load_ahead_where_a_kernel_of_the_plan_comes_before(first: str, a
     x, w, v = g.tensor([256, 512]), g.tensor([512, 1024], [1, 512]), g.tensor([1024, 256], [1, 1024])
     if first == "empty":
         g.relu(g.tensor([0, 8])).set_output(True)
-    g.matmul(g.matmul(g.softmax(x) if first == "softmax" else x, w), v)
+    g.matmul(g.matmul(g.softmax(x) if first == "softmax" else x, w), v).set_output(True)
     details = [step["detail"] for step in g.build().plan.report["steps"] if step["family"] == "cuda.hopper"]
     assert [i for i, detail in enumerate(details) if ", inputs ahead" in detail] == ahead
 
