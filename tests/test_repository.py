@@ -16,7 +16,7 @@ from commands import ROOT, run
 
 HEADERS = sorted((ROOT / "include/weft").glob("*.h"))
 LIBRARY = ROOT / "python/weft/lib/libweft.so.1"
-MAX_BYTES = 4_100_000
+MAX_BYTES = 4_150_000
 CC, CXX = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
 
 needs_cxx = pytest.mark.skipif(not shutil.which(CXX), reason="no C++ compiler")
@@ -116,7 +116,7 @@ def test_floor_checker_sees_circles_and_calls(tmp_path: Path) -> None:
 # Functions whose text is more than one instruction: a predicate, a label, a carry, or a register that is to
 # live no longer, cannot leave it.
 COMPOUNDS = {"elect_one", "try_wait", "wait_in_place", "arrive_at_peer", "arrive_where", "stay_in_order"}
-COMPOUNDS |= {"select_where_equal", "add_where_equal", "shift_carry_in"}
+COMPOUNDS |= {"select", "select_where_equal", "add_where_equal", "shift_carry_in"}
 # They print the product of a warpgroup, which names each register of a tile; and embed files.
 PRINTERS = {"product/hopper/print.c", "attention/hopper/print.c", "core/sources.c"}
 

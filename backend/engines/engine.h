@@ -57,10 +57,11 @@ static inline int64_t knob_value(const struct knob_choices *knobs, weftBackendKn
 struct step {
     const struct family *family;
     struct region region;
-    void *state;             /* the family's own, in the plan's arena */
-    int64_t workspace_bytes; /* scratch that run wants, aligned to 64 */
-    double seconds;          /* predicted */
-    const char *detail;      /* what runs, in words: "6x16 tiles, K panels of 384"; may be NULL */
+    const struct step *before; /* it in its plan; NULL: it is the first */
+    void *state;               /* the family's own, in the plan's arena */
+    int64_t workspace_bytes;   /* scratch that run wants, aligned to 64 */
+    double seconds;            /* predicted */
+    const char *detail;        /* what runs, in words: "6x16 tiles, K panels of 384"; may be NULL */
 };
 
 struct family {

@@ -60,6 +60,9 @@ static inline bool value_is_slot(const struct value *value) {
     return !value->tensor->is_virtual && !value->tensor->is_constant;
 }
 
+/* Whether a tensor has memory from the variant pack that no operation of the graph writes. */
+bool graph_is_input(const struct graph *graph, const struct tensor *tensor);
+
 /* Whether the user or a node that is needed reads something that a node makes. */
 bool graph_needs(const struct graph *graph, const struct node *node);
 

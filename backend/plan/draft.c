@@ -324,7 +324,10 @@ static weftStatus_t draft_steps(struct draft *draft, const struct knob_choices *
     for (int s = 0; s < draft->cover.count; s++) {
         const struct part *part = &draft->cover.parts[s];
         struct step *step = &draft->steps[s];
-        *step = (struct step){.family = part->family, .region = part->region, .seconds = part->seconds};
+        *step = (struct step){.family = part->family,
+                              .region = part->region,
+                              .before = s > 0 ? step - 1 : NULL,
+                              .seconds = part->seconds};
         TRY(part->family->build(step, &draft->device, knobs, arena));
         draft->seconds += step->seconds;
     }

@@ -136,6 +136,8 @@ BIAS = {"bias": ((1, 4, 2000, 2000), "bf16")}
         (64, False, BIAS),
         (128, False, BIAS),
         (128, True, BIAS),
+        (64, False, {"score_mod": soft_cap, "use_alibi_mask": True, **BIAS}),
+        (128, False, {"score_mod": soft_cap, "use_alibi_mask": True, **BIAS}),
         (64, True, {"score_mod": soft_cap, "use_alibi_mask": True}),
         (128, True, {"score_mod": soft_cap, **BIAS}),
         (64, False, {"use_causal_mask": True, "block_mask": ((1, 4, 16, 2), "u8")}),

@@ -251,6 +251,25 @@ def test_fused_bias_activation_residual():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("reads", [0, 1, 2])
+@pytest.mark.parametrize("dims", [(64, 256, 576), (33, 72, 520), (7, 136, 1600), (200, 256, 200)])
+def test_products_behind_a_step(dims, reads):
+    """Weights are there before the step that makes the other operand has ended; whole numbers, so that the
+    intermediate is exact."""
+    (m, n, k), random = dims, np.random.default_rng(0)
+    whole = {"a": (m, 48), "w": (48, k), "b": (k, n), "r": (m, n)}
+    arrays = {name: random.integers(-1, 2, shape).astype(np.float64) for name, shape in whole.items()}
+    a, w, b, r = arrays.values()
+
+    def build(g, a, w, b, r):
+        y = g.matmul(g.matmul(a, w), b)
+        return y if reads == 0 else g.add(y, r) if reads == 1 else g.mul(g.add(y, r), g.relu(r))
+
+    want = a @ w @ b if reads == 0 else a @ w @ b + r if reads == 1 else (a @ w @ b + r) * np.maximum(r, 0)
+    inputs = {name: checks.narrow(x, "bf16") for name, x in arrays.items()}
+    checks.check(build, inputs, want, out="bf16", layouts=["packed"])
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("dims", [(3, 5, 7), (64, 64, 64), (128, 8, 16)])
 def test_sums_are_exact_for_what_reads_them_behind(dtype, dims):

@@ -44,6 +44,18 @@ def test_what_nobody_needs_reads_nothing(reads: str) -> None:
     assert unread.get_is_virtual()
 
 
+@pytest.mark.parametrize(("first", "ahead"), [("", [1]), ("empty", [1]), ("softmax", [0, 1])])
+def test_inputs_load_ahead_where_a_kernel_of_the_plan_comes_before(first: str, ahead: list[int]) -> None:
+    """What comes before the plan may write them still, and an empty step has no kernel."""
+    g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
+    x, w, v = g.tensor([256, 512]), g.tensor([512, 1024], [1, 512]), g.tensor([1024, 256], [1, 1024])
+    if first == "empty":
+        g.relu(g.tensor([0, 8])).set_output(True)
+    g.matmul(g.matmul(g.softmax(x) if first == "softmax" else x, w), v).set_output(True)
+    details = [step["detail"] for step in g.build().plan.report["steps"] if step["family"] == "cuda.hopper"]
+    assert [i for i, detail in enumerate(details) if ", inputs ahead" in detail] == ahead
+
+
 @pytest.mark.parametrize("limit", [None, 4 * 64 * 64])
 def test_sums_in_one_piece_where_the_workspace_has_no_room_for_parts(limit: int | None) -> None:
     g = graph(io_data_type="bf16")

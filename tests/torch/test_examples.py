@@ -56,17 +56,21 @@ def test_graph_by_hand(example, capsys) -> None:
 
 
 def test_several_processes_learn_what_one_learns(example, tmp_path) -> None:
-    several = example("several_gpus")
-    if torch.cuda.is_available():
-        pytest.skip("beside GPUs their batch norm is synchronised, which one process on a CPU has no twin of")
-    results = tmp_path / "state.pt"
+    """On GPUs, whose convolutions are of TF32, beside one: all statistics of batch norm are its own there."""
+    several, results = example("several_gpus"), tmp_path / "state.pt"
     several.main("ddp", "fsdp", results=str(results))
+    on_gpus = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpus else "cpu")
     torch.manual_seed(0)
-    alone = several.Model(synchronised=False)
-    several.train(alone, 0, 1, torch.device("cpu"))
+    with torch.device("cpu"):  # where the processes draw their numbers
+        alone = several.Model(synchronised=on_gpus).to(device)
+        several.train(alone, 0, 1, device)
+    wanted = {name: value.cpu() for name, value in alone.state_dict().items()}
+    near = {"rtol": 5e-3, "atol": 1e-3} if on_gpus else {"rtol": 1e-4, "atol": 1e-5}
     for found in torch.load(results).values():
-        assert found["report"]["aten::scaled_dot_product_attention"] == {"served": several.STEPS}
-        torch.testing.assert_close(found["state"], dict(alone.state_dict()), rtol=1e-4, atol=1e-5)
+        served = {name: counts.get("served") for name, counts in found["report"].items()}
+        assert several.STEPS in [count for name, count in served.items() if "scaled_dot_product" in name]
+        torch.testing.assert_close(found["state"], wanted, **near)
 
 
 def test_the_page_lists_every_example() -> None:

@@ -68,6 +68,15 @@ struct cuda_step {
     struct cuda_kernel kernels[KERNELS_MAX];
 };
 
+/* Whether a kernel of the same plan comes before a step. In every step one kernel lets the next start only once it has
+   waited itself (programmatic dependent launch): so what ran before the plan has ended, and inputs are there. */
+static inline bool cuda_follows(const struct step *step) {
+    for (const struct step *before = step->before; before; before = before->before)
+        if (((const struct cuda_step *)before->state)->count > 0)
+            return true;
+    return false;
+}
+
 /* ---- Printing ---- */
 
 /* A kernel under construction. `failed` of its texts and its count are asked once, by kernel_finish. */

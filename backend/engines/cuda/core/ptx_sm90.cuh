@@ -333,6 +333,14 @@ template <int PENDING> DEVICE void mma_wait() {
 DEVICE void fence_register(float &r) { asm volatile("" : "+f"(r)::"memory"); }
 DEVICE void fence_register(i32 &r) { asm volatile("" : "+r"(r)::"memory"); }
 DEVICE void fence_register(u32 &r) { asm volatile("" : "+r"(r)::"memory"); }
+/* Both are read here, whatever the compiler knows of what becomes of the result. */
+DEVICE u32 select(bool is_first, u32 x, u32 y) {
+    u32 r;
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.b32 %0, %1, %2, p; }"
+                 : "=r"(r)
+                 : "r"(x), "r"(y), "r"((u32)is_first));
+    return r;
+}
 /* The assembler puts an arrival off behind hundreds of instructions that do not wait for it, but not behind a branch:
    this one, which is hardly ever taken. */
 DEVICE void stay_in_order() {

@@ -41,26 +41,27 @@ static const struct {
     [MAKES_QUERIES] = {"dQ", 0.6, false, true, false},
 };
 
-/* By the padded depths, the smaller ones first. stages: of q and k that pass, and of v and dO. Registers: what the two
-   consumers, and the producer, move to. has_slopes: they suffice for those of a score modifier, too. */
+/* By the padded depths, the smaller ones first, then the quicker ones. stages: of q and k that pass, and of v and dO;
+   two leave room for boxes of a bias. Registers: what the two consumers, and the producer, move to. has_slopes: they
+   suffice for those of a score modifier, too. */
 static const struct backward_tile {
     enum makes makes;
     bool has_slopes;
     int head, value_head, block_pass, stages, second_stages, consumer_registers, producer_registers;
 } tiles[] = {
-    {MAKES_ALL, false, 64, 64, 128, 3, 3, 216, 72},       {MAKES_ALL, true, 64, 64, 64, 3, 3, 216, 72},
-    {MAKES_ALL, false, 128, 128, 64, 3, 3, 208, 88},      {MAKES_ALL, true, 128, 128, 64, 3, 3, 216, 72},
-    {MAKES_KEYS, false, 64, 64, 128, 4, 4, 240, 24},      {MAKES_KEYS, true, 64, 64, 64, 4, 4, 240, 24},
-    {MAKES_KEYS, true, 128, 128, 64, 4, 4, 240, 24},      {MAKES_KEYS, false, 192, 128, 64, 3, 3, 240, 24},
-    {MAKES_DK, true, 64, 64, 64, 4, 4, 240, 24},          {MAKES_DK, true, 128, 128, 64, 4, 4, 240, 24},
-    {MAKES_DK, true, 192, 128, 64, 3, 3, 240, 24},        {MAKES_DK, true, 192, 192, 64, 3, 2, 240, 24},
-    {MAKES_DK, true, 256, 256, 64, 2, 1, 240, 24},        {MAKES_DV, true, 64, 64, 64, 4, 4, 240, 24},
-    {MAKES_DV, true, 128, 128, 64, 4, 4, 240, 24},        {MAKES_DV, true, 192, 128, 64, 4, 4, 240, 24},
-    {MAKES_DV, true, 192, 192, 64, 3, 3, 240, 24},        {MAKES_DV, true, 256, 256, 64, 2, 2, 240, 24},
-    {MAKES_QUERIES, false, 64, 64, 128, 4, 4, 240, 24},   {MAKES_QUERIES, true, 64, 64, 64, 4, 4, 240, 24},
-    {MAKES_QUERIES, false, 128, 128, 128, 2, 2, 240, 24}, {MAKES_QUERIES, true, 128, 128, 64, 4, 4, 240, 24},
-    {MAKES_QUERIES, true, 192, 128, 64, 3, 3, 240, 24},   {MAKES_QUERIES, true, 192, 192, 64, 3, 2, 240, 24},
-    {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
+    {MAKES_ALL, false, 64, 64, 128, 3, 3, 216, 72},     {MAKES_ALL, false, 64, 64, 128, 2, 2, 216, 72},
+    {MAKES_ALL, true, 64, 64, 64, 3, 3, 216, 72},       {MAKES_ALL, false, 128, 128, 64, 3, 3, 208, 88},
+    {MAKES_ALL, true, 128, 128, 64, 3, 3, 216, 72},     {MAKES_KEYS, false, 64, 64, 128, 4, 4, 240, 24},
+    {MAKES_KEYS, true, 64, 64, 64, 4, 4, 240, 24},      {MAKES_KEYS, true, 128, 128, 64, 4, 4, 240, 24},
+    {MAKES_KEYS, false, 192, 128, 64, 3, 3, 240, 24},   {MAKES_DK, true, 64, 64, 64, 4, 4, 240, 24},
+    {MAKES_DK, true, 128, 128, 64, 4, 4, 240, 24},      {MAKES_DK, true, 192, 128, 64, 3, 3, 240, 24},
+    {MAKES_DK, true, 192, 192, 64, 3, 2, 240, 24},      {MAKES_DK, true, 256, 256, 64, 2, 1, 240, 24},
+    {MAKES_DV, true, 64, 64, 64, 4, 4, 240, 24},        {MAKES_DV, true, 128, 128, 64, 4, 4, 240, 24},
+    {MAKES_DV, true, 192, 128, 64, 4, 4, 240, 24},      {MAKES_DV, true, 192, 192, 64, 3, 3, 240, 24},
+    {MAKES_DV, true, 256, 256, 64, 2, 2, 240, 24},      {MAKES_QUERIES, false, 64, 64, 128, 4, 4, 240, 24},
+    {MAKES_QUERIES, true, 64, 64, 64, 4, 4, 240, 24},   {MAKES_QUERIES, false, 128, 128, 128, 2, 2, 240, 24},
+    {MAKES_QUERIES, true, 128, 128, 64, 4, 4, 240, 24}, {MAKES_QUERIES, true, 192, 128, 64, 3, 3, 240, 24},
+    {MAKES_QUERIES, true, 192, 192, 64, 3, 2, 240, 24}, {MAKES_QUERIES, true, 256, 256, 64, 2, 1, 240, 24},
 };
 
 /* dK and dQ of MXFP8: what passes is there twice, for S and for the gradient. */
@@ -217,11 +218,35 @@ static weftStatus_t check_ragged(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Whether what passes is there twice. */
+static bool is_copied(const struct backward *b, const struct backward_tile *t) {
+    return b->has_copies && kinds[t->makes].makes_first;
+}
+
+/* Whether a tile's bias comes in boxes: beside sums of dQ, where boxes find room. */
+static bool has_boxes(const struct backward *b, const struct backward_tile *t) {
+    return t->makes == MAKES_ALL && !b->is_fp8 && attention_hopper_has_boxed_bias(b->c);
+}
+
+/* As the kernel places it. */
+static int64_t shared_bytes(const struct backward *b, const struct backward_tile *t) {
+    int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes of a row */
+    int64_t own = first + (kinds[t->makes].makes_first ? second : 0);
+    int64_t statistics = kinds[t->makes].own_is_key ? 2 * t->block_pass * 4 : 0;
+    int64_t barriers = 8 * (3 + 2 * t->stages + 2 * t->second_stages + 2 * DS_STAGES + (has_boxes(b, t) ? 2 : 0));
+    int64_t parts_staged = t->block_pass > 64 || has_boxes(b, t) ? 1 : 2;
+    int64_t sums = DS_STAGES * BLOCK_OWN * t->block_pass * 2 + parts_staged * PART_BYTES;
+    int64_t bias = has_boxes(b, t) ? BLOCK_OWN * t->block_pass * 2 : 0;
+    int64_t passes = is_copied(b, t) ? 2 * first : first;
+    return BLOCK_OWN * own + t->stages * (t->block_pass * passes + statistics) +
+           t->second_stages * t->block_pass * second + (t->makes == MAKES_ALL ? sums : 0) + bias + barriers;
+}
+
 /* Queries that fill half of a step are a whole one of the tile with steps half as long. */
 static bool fits(const struct backward_tile *t, const struct backward *b) {
     bool is_half_empty = t->makes == MAKES_ALL && t->block_pass > 64 && b->c->queries <= 64;
     return !is_half_empty && t->has_slopes >= b->has_slopes && t->head >= b->c->depth &&
-           t->value_head >= b->c->value_depth;
+           t->value_head >= b->c->value_depth && shared_bytes(b, t) <= SHARED_MAX;
 }
 
 /* NULL: there is none. The first that has room is the best one: rows are ordered by heads. */
@@ -618,11 +643,6 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
     return attention_grid(kernel, b->c, b->c->heads, SINK_THREADS / 32);
 }
 
-/* Whether what passes is there twice. */
-static bool is_copied(const struct backward *b, const struct backward_tile *t) {
-    return b->has_copies && kinds[t->makes].makes_first;
-}
-
 /* Own and passing side change places between passes of keys and of queries; the kernel sees `first` and `second`
    alone. */
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
@@ -654,6 +674,9 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
             attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
     if (b->stores_queries)
         attention_hopper_print_map(print, c, b->op->dq, PART_ROWS, "dq_map");
+    print_constant(print, "HAS_BOXED_BIAS", has_boxes(b, t));
+    if (has_boxes(b, t))
+        attention_hopper_print_map(print, c, c->a->bias, t->block_pass, "bias_map");
     for (int i = 0; i < BOXES; i++)
         if (!lacks[i])
             attention_hopper_print_entry(print, c, boxes[i].tensor, boxes[i].entry);
@@ -679,19 +702,6 @@ static void print_products(struct text *code, const struct backward *b, const st
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         attention_hopper_print_product(code, &products[i]);
-}
-
-/* As the kernel places it. */
-static int64_t shared_bytes(const struct backward *b, const struct backward_tile *t) {
-    int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes of a row */
-    int64_t own = first + (kinds[t->makes].makes_first ? second : 0);
-    int64_t statistics = kinds[t->makes].own_is_key ? 2 * t->block_pass * 4 : 0;
-    int64_t barriers = 8 * (3 + 2 * t->stages + 2 * t->second_stages + 2 * DS_STAGES);
-    int64_t parts_staged = t->block_pass > 64 ? 1 : 2;
-    int64_t sums = DS_STAGES * BLOCK_OWN * t->block_pass * 2 + parts_staged * PART_BYTES;
-    int64_t passes = is_copied(b, t) ? 2 * first : first;
-    return BLOCK_OWN * own + t->stages * (t->block_pass * passes + statistics) +
-           t->second_stages * t->block_pass * second + (t->makes == MAKES_ALL ? sums : 0) + barriers;
 }
 
 static void print_tile(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {

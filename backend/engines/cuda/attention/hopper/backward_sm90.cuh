@@ -24,6 +24,8 @@
              HAS_SUMS: two dS, staging of dQ
    Order     HAS_SUMS: dQ depends on the order in which blocks add: runs differ by rounding. Blocks of one head run side
              by side, those that have most steps first, heads_per_set heads at a time, so that what passes stays in L2
+   Terms     a score modifier and a bias make scores in registers. HAS_BOXED_BIAS: a step's bias comes as a box of each
+             consumer, which reads it turned over; else elements are read from memory
    Masks     a step masks where its tile lies across a bound or the end of the keys; steps in which nobody sees anybody
              are not made, nor those in tiles of a block mask that do not take part
    Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors,
@@ -34,9 +36,9 @@
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS STORES_QUERIES HEAD VALUE_HEAD
              BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES
-             HAS_SLOPES HAS_FACTORS HAS_PARTS HAS_AGAIN MAKES_USED_ALONE IS_FP8, those of scores, terms, block masks
-             and dropout; printed entries of the maps; printed products: multiply_scores(_first), multiply_first,
-             multiply_second, multiply_sums(_first)
+             HAS_SLOPES HAS_FACTORS HAS_PARTS HAS_AGAIN HAS_BOXED_BIAS MAKES_USED_ALONE IS_FP8, those of scores,
+             terms, block masks and dropout; printed entries of the maps; printed products: multiply_scores(_first),
+             multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
              HAS_SLOPES beside sums of dQ, soft-cap, heads of 128 and 64, 8192: 2.2 to 1.4, 3.1 to 1.7 of the plain case
              IS_SOFT_CAP, 4096, causal, H100: 1.10 and 1.51 of the plain case before MUFU's tanh and slopes in pairs,
@@ -44,6 +46,8 @@
              off by 3.2e-2; 1.08 and 1.24 with squares in float
              HAS_DROPOUT, heads of 128, 4096, causal, H100: growth in the statistics and draws without a loop took it
              from 1.65 to 1.48 of the plain case; ALiBi 1.01
+             HAS_BOXED_BIAS, 4096, causal, H100: heads of 128 1,838 to 1,503 us, 1.10 of the plain case; heads of 64,
+             H200: 2,372 to 1,836, 1.29, with three stages of 64 queries 1,882
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
    Tried     adds from registers (red.v4): within noise
              elements of a bias asked for while S is made: as quick with heads of 128, 3 % slower of 64
@@ -68,15 +72,16 @@ constexpr u32 ONCE_BYTES = PANELS * PASS_PANEL, FIRST_BYTES = HAS_AGAIN ? 2 * ON
 constexpr u32 SECOND_BYTES = VALUE_PANELS * PASS_PANEL;
 constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* of a stage */
 constexpr int DS_STAGES = 2, PARTS = PANELS * PASS_PANELS,
-              PARTS_STAGED = PASS_PANELS > 1 ? 1 : 2; /* parts of dQ: 64 x 64 */
+              PARTS_STAGED = PASS_PANELS > 1 || HAS_BOXED_BIAS ? 1 : 2; /* parts of dQ: 64 x 64 */
 constexpr u32 DS_BYTES = PASS_PANELS * DS_PANEL, PART_BYTES = 64 * 64 * 4;
 constexpr u32 SUMS_BYTES = HAS_SUMS ? DS_STAGES * DS_BYTES + PARTS_STAGED * PART_BYTES : 0;
+constexpr u32 BIAS_PANEL = BLOCK_PASS * 128, BIAS_BYTES = HAS_BOXED_BIAS ? 2 * BIAS_PANEL : 0; /* of a consumer */
 
 constexpr u32 OWN_FIRST = 0, OWN_SECOND = OWN_FIRST + OWN_FIRST_BYTES, FIRST = OWN_SECOND + OWN_SECOND_BYTES;
 constexpr u32 SECOND = FIRST + STAGES * FIRST_BYTES, DS = SECOND + SECOND_STAGES * SECOND_BYTES;
-constexpr u32 DQ = DS + DS_STAGES * DS_BYTES, STATISTICS = DS + SUMS_BYTES;
+constexpr u32 DQ = DS + DS_STAGES * DS_BYTES, BIAS_BOXES = DS + SUMS_BYTES, STATISTICS = BIAS_BOXES + BIAS_BYTES;
 constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES,
-              BARRIER_COUNT = 3 + 2 * STAGES + 2 * SECOND_STAGES + 2 * DS_STAGES;
+              BARRIER_COUNT = 3 + 2 * STAGES + 2 * SECOND_STAGES + 2 * DS_STAGES + (HAS_BOXED_BIAS ? 2 : 0);
 
 /* ---- What this kernel demands ---- */
 
@@ -84,6 +89,7 @@ static_assert(BLOCK_OWN == 128 && BLOCK_PASS % 64 == 0 && HEAD % 64 == 0 && VALU
 static_assert(!HAS_SUMS || (OWN_IS_KEY && PARTS <= 2), "warpgroup 0 has registers for two parts, in turn");
 static_assert(!HAS_SUMS || (MAKES_FIRST && MAKES_SECOND && STAGES == SECOND_STAGES), "it follows one count of stages");
 static_assert(SECOND_STAGES == STAGES || !MAKES_SECOND, "else they are read to the end of a step");
+static_assert(!HAS_BOXED_BIAS || (HAS_SUMS && sizeof(bias_t) == 2), "who makes dQ loads the bias of the next step");
 static_assert(MAKES_FIRST || HEAD >= VALUE_HEAD, "dV leaves through own K");
 static_assert(!HAS_AGAIN || !HAS_SUMS, "dQ of the same dS would want own K twice");
 static_assert(!HAS_PARTS || OWN_IS_KEY, "a head of queries has one of keys");
@@ -101,11 +107,13 @@ enum named_barrier : u32 { ALL_THREADS, PART_STAGED, GRADIENT_STAGED, PASS_CLEAR
 /* Their addresses. */
 struct barriers {
     u32 own_first, own_second, first_full, first_empty, second_full, second_empty, ds_full, ds_empty, own_empty;
+    u32 bias_full, bias_empty; /* HAS_BOXED_BIAS */
     DEVICE barriers(u32 base)
         : own_first(base + BARRIERS), own_second(own_first + 8), first_full(own_second + 8),
           first_empty(first_full + 8 * STAGES), second_full(first_empty + 8 * STAGES),
           second_empty(second_full + 8 * SECOND_STAGES), ds_full(second_empty + 8 * SECOND_STAGES),
-          ds_empty(ds_full + 8 * DS_STAGES), own_empty(ds_empty + 8 * DS_STAGES) {}
+          ds_empty(ds_full + 8 * DS_STAGES), own_empty(ds_empty + 8 * DS_STAGES), bias_full(own_empty + 8),
+          bias_empty(bias_full + 8) {}
 };
 
 template <int N> DEVICE void fence_registers(float (&r)[N]) {
@@ -300,11 +308,31 @@ DEVICE void load_step(const arguments &p, const work &w, u32 base, const barrier
                             second_head(p, w, at), w.second_at);
 }
 
+/* HAS_BOXED_BIAS: of a step, by consumers: their keys of the queries that pass. */
+template <class P> DEVICE void load_bias(const P &p, const work &w, u32 base, const barriers &b, const cursor &at) {
+    arrive_expecting(b.bias_full, BIAS_BYTES);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+        load_box(base + BIAS_BOXES + half * BIAS_PANEL, p.bias_map, b.bias_full, w.own + half * HALF,
+                 at.block * BLOCK_PASS, p.bias_head ? at.head : 0, p.bias_batch ? w.batch : 0);
+}
+/* Of the step behind step i, once the consumers have read that of step i. */
+template <class P>
+DEVICE void load_next_bias(const P &p, const work &w, u32 base, const barriers &b, cursor at, i32 i) {
+    if (i + 1 == w.steps)
+        return;
+    at.advance(p, w);
+    wait(b.bias_empty, i & 1);
+    load_bias(p, w, base, b, at);
+}
+
 DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const barriers &b) {
     cursor at(p, w);
     load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w, w.head,
                               own_first_entry(p, w.batch, w.own_used()));
     load_step(p, w, base, b, at, 0, 0);
+    if constexpr (HAS_BOXED_BIAS)
+        load_bias(p, w, base, b, at);
     if constexpr (MAKES_FIRST)
         load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w, w.head,
                                    own_second_entry(p, w.batch, w.own_used()));
@@ -434,6 +462,11 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
     i32 stage = 0; /* of step i */
     for (i32 i = 0; i < w.steps; ++i) {
         const u32 slot = i % DS_STAGES;
+        if constexpr (HAS_BOXED_BIAS) {
+            if (threadIdx.x == 0)
+                load_next_bias(p, w, base, b, at, i);
+            __syncwarp();
+        }
         wait(b.ds_full + 8 * slot, i / DS_STAGES & 1);
         if (i == 0)
             wait(b.own_first, 0);
@@ -589,12 +622,18 @@ template <class P> DEVICE float slope_at(const P &p, i32 batch, i32 head, i32 qu
         return modified_gradient(p, batch, head, query, key, scaled, 1.0f);
 }
 
+/* Pairs of the bias of 16 queries from 8c on, in the order of accumulators; s_bias: this consumer's box. */
+DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 s_bias, int c) {
+    const u32 lane = lane_index(), key = 2 * (warp_index() & 3) + lane / 8 % 2; /* of eight */
+    load_matrices_transposed(pairs, s_bias + (lane / 16 * 8 + lane % 8) * 128 + (key ^ lane % 8) * 16 + c * 1024);
+}
+
 /* The same where a modifier or a bias joins. What is beyond the tensors reads the last element, and is masked, or has
    statistics of +inf. head: of queries. */
 template <class P>
 DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p, i32 batch, i32 head,
-                                   const statistics_of_rows &own_statistics, u32 s_lse2, float scale, float slope2,
-                                   i32 own, i32 pass) {
+                                   const statistics_of_rows &own_statistics, u32 s_lse2, u32 s_bias, float scale,
+                                   float slope2, i32 own, i32 pass) {
     const tile_place at;
     [[maybe_unused]] const float distance = (float)(pass + at.column - own - at.row);
     [[maybe_unused]] const float growth = OWN_IS_KEY ? slope2 : -slope2;
@@ -604,6 +643,7 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
     scale *= first_factor(p);
     i32 rows[2];
     bias_offset bias[2];
+    [[maybe_unused]] u32 pairs[4];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         rows[h] = min(own + at.row + 8 * h, last_row);
@@ -613,14 +653,22 @@ DEVICE void make_weights_of_scores(float (&s)[BLOCK_PASS / 2], slope_pairs &slop
     for (int c = 0; c < BLOCK_PASS / 8; ++c) {
         float lse2[4];
         [[maybe_unused]] float slope[4];
+        [[maybe_unused]] float boxed[2][2];
+        if constexpr (HAS_BOXED_BIAS) {
+            if (c % 2 == 0)
+                load_boxed_bias(pairs, s_bias, c);
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                unpack_bias(boxed[h], pairs[c % 2 * 2 + h]);
+        }
         statistics_of_rows::load(lse2, s_lse2 + c * 32, own_statistics.lse2);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const i32 column = min(pass + at.column + 8 * c + e % 2, last_column);
             const i32 query = OWN_IS_KEY ? column : rows[e / 2], key = OWN_IS_KEY ? rows[e / 2] : column;
             const float scaled = s[4 * c + e] * scale;
-            const float score =
-                changed_score(p, batch, head, query, key, scaled, bias_at<OWN_IS_KEY>(p, bias[e / 2], column));
+            const float joins = HAS_BOXED_BIAS ? boxed[e / 2][e % 2] : bias_at<OWN_IS_KEY>(p, bias[e / 2], column);
+            const float score = changed_score(p, batch, head, query, key, scaled, joins);
             if constexpr (HAS_SLOPES)
                 slope[e] = slope_at(p, batch, head, query, key, scaled);
             float shift = lse2[e];
@@ -864,7 +912,11 @@ DEVICE void pass_over_first_step(u32 (&ds)[BLOCK_PASS / 4], u32 ds_row, const ba
         __syncwarp();
     }
     wait(b.second_full, 0);
+    if constexpr (HAS_BOXED_BIAS)
+        wait(b.bias_full, 0);
     if (lane_index() == 0) {
+        if constexpr (HAS_BOXED_BIAS)
+            arrive(b.bias_empty);
         if constexpr (HAS_SUMS)
             arrive(b.ds_full);
         arrive(b.second_empty);
@@ -886,12 +938,18 @@ DEVICE void start_scores(float (&s)[BLOCK_PASS / 2], const work &w, u32 base, co
 template <class P>
 DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS / 2], slope_pairs &slopes, const P &p,
                            const work &w, const consumer_step &at, const statistics_of_rows &statistics,
-                           u32 s_statistics, float scale2, i32 own) {
+                           u32 s_statistics, u32 s_bias, const barriers &b, float scale2, i32 own) {
+    if constexpr (HAS_BOXED_BIAS)
+        wait(b.bias_full, at.number & 1);
     if constexpr (HAS_SCORES)
-        make_weights_of_scores(s, slopes, p, w.batch, at.head, statistics, s_statistics, score_scale_of(p),
+        make_weights_of_scores(s, slopes, p, w.batch, at.head, statistics, s_statistics, s_bias, score_scale_of(p),
                                slope2_of(p, at.head), own, at.pass);
     else
         make_weights(s, statistics, s_statistics, scale2, slope2_of(p, at.head), own, at.pass);
+    if constexpr (HAS_BOXED_BIAS) {
+        publish_to_async_proxy(); /* what is read before a copy overwrites it */
+        arrive_where(b.bias_empty, lane_index() == 0);
+    }
     if (needs_mask(w, own, at.pass))
         mask_weights(s, w, own, at.pass);
 #pragma unroll
@@ -964,7 +1022,8 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         const u32 s_statistics = base + STATISTICS + at.stage * STATISTICS_BYTES + (lane & 3) * 8;
         mma_wait<0>();
         fence_registers(s);
-        finish_weights(weights, s, slopes, p, w, at, statistics, s_statistics, scale2, own);
+        finish_weights(weights, s, slopes, p, w, at, statistics, s_statistics, base + BIAS_BOXES + half * BIAS_PANEL, b,
+                       scale2, own);
         wait(b.second_full + 8 * at.second_stage(), at.second_phase());
         if constexpr (MAKES_FIRST) {
             mma_fence();
@@ -1142,6 +1201,10 @@ DEVICE void init_barriers(const barriers &b) {
     }
     if (RELOADS)
         barrier_init(b.own_empty, CONSUMER_WARPS);
+    if (HAS_BOXED_BIAS) {
+        barrier_init(b.bias_full, 1);
+        barrier_init(b.bias_empty, CONSUMER_WARPS);
+    }
     barrier_init_fence();
 }
 

@@ -11,7 +11,6 @@ enum {
     GROUP_QUERIES = 64,
     ROW_BYTES = 128, /* of a panel of 64 columns */
     DEPTH_MAX = 256,
-    SHARED_MAX = 232448, /* all that a block can have */
     TILES_IN_FLIGHT = 2,
     TILE_BYTES = 32,
     BIAS_ELEMENT_BYTES = 2,
@@ -25,11 +24,12 @@ enum {
     DECODE_KEYS = 256,
     SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
     LONG_KEYS = 4096,   /* of fewer three consumers were not timed */
+    FEW_TILES = 4,      /* of a head, which loads K and V as fast as memory gives them */
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
 
 static const double DYNAMIC_SECONDS = 80e-6; /* from which on it pays for the launch that resets its counter */
-static const double RASTER_BYTES = 24e6;     /* of K and V that stay in L2 */
+static const double RASTER_BYTES = 34e6;     /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
@@ -46,38 +46,42 @@ static const struct forward_tile {
     int depth, value_depth; /* most */
     int keys, groups, stages, o_stages, consumer_registers, producer_registers;
     bool ping_pong;
-    int ctas; /* that share a multiprocessor */
-    int kept; /* steps of queries in registers, whose products read half as much from shared memory */
+    int ctas;  /* that share a multiprocessor */
+    int kept;  /* steps of queries in registers, whose products read half as much from shared memory */
+    int early; /* scores of a thread that become weights while the last products run: without a bias or dropout */
 } tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0},  {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0},
-    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0},   {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0},
-    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 0}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1, 0},
-    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1, 0}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1, 0},
-    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1, 0},  {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1, 0},
-    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1, 0},  {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1, 0},
-    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1, 0},
+    {0, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},   {1, 64, 64, 128, 3, 4, 0, 160, 32, false, 1, 0, 0},
+    {1, 64, 64, 128, 2, 3, 0, 232, 40, true, 1, 0, 0},    {5, 64, 64, 96, 2, 3, 0, 232, 40, true, 1, 0, 0},
+    {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 0, 32}, {5, 128, 128, 96, 2, 2, 0, 232, 40, true, 1, 0, 0},
+    {1, 192, 128, 128, 2, 2, 1, 232, 40, true, 1, 0, 40}, {5, 192, 128, 96, 2, 2, 1, 232, 40, true, 1, 0, 0},
+    {1, 192, 192, 96, 2, 2, 1, 232, 40, true, 1, 0, 0},   {5, 192, 192, 64, 2, 2, 1, 232, 40, true, 1, 0, 0},
+    {1, 256, 256, 64, 2, 2, 2, 232, 40, true, 1, 0, 0},   {5, 256, 256, 48, 2, 2, 2, 232, 40, true, 1, 0, 0},
+    {5, 256, 256, 32, 2, 2, 2, 232, 40, true, 1, 0, 0},
 };
 
 /* Of FP8: the producer's warps turn V over, and take more. Tiles of a block mask need consumers that take turns. */
 static const struct forward_tile fp8_tiles[] = {
-    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1, 0},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1, 0},
-    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1, 0},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1, 4},
-    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1, 0}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1, 0},
-    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1, 0}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1, 0},
-    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1, 0}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1, 0},
-    {0, 256, 256, 64, 2, 3, 2, 224, 56, true, 1, 4},  {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1, 0},
+    {0, 64, 64, 128, 3, 4, 0, 152, 56, false, 1, 0, 0},  {1, 64, 64, 128, 2, 4, 0, 216, 72, true, 1, 0, 0},
+    {5, 64, 64, 64, 2, 4, 0, 216, 72, true, 1, 0, 0},    {1, 128, 128, 128, 2, 4, 0, 216, 72, false, 1, 4, 0},
+    {1, 128, 128, 128, 2, 4, 0, 216, 72, true, 1, 0, 0}, {5, 128, 128, 64, 2, 4, 0, 216, 72, true, 1, 0, 0},
+    {1, 192, 128, 128, 2, 2, 0, 216, 72, true, 1, 0, 0}, {5, 192, 128, 64, 2, 4, 0, 216, 72, true, 1, 0, 0},
+    {0, 192, 192, 128, 2, 2, 0, 216, 72, true, 1, 0, 0}, {5, 192, 192, 64, 2, 3, 0, 216, 72, true, 1, 0, 0},
+    {0, 256, 256, 64, 2, 3, 2, 224, 56, true, 1, 4, 0},  {5, 256, 256, 64, 2, 3, 0, 216, 72, true, 1, 0, 0},
 };
 
 /* Of short sequences: see CTAS. Four consumers have all queries of a head, which reads K and V once. */
 static const struct forward_tile short_tiles[] = {
-    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3, 0},
-    {0, 64, 64, 64, 4, 4, 0, 112, 32, false, 1, 0},
-    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0},
+    {0, 64, 64, 64, 1, 3, 0, 128, 32, false, 3, 0, 0},
+    {0, 64, 64, 64, 4, 4, 0, 112, 32, false, 1, 0, 0},
+    {0, 128, 128, 64, 1, 2, 0, 216, 40, false, 2, 0, 0},
 };
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
 
+/* Of a soft cap, whose weights take longer than their products: consumers that take no turns make them side by side. */
+static const struct forward_tile soft_cap_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, false, 1, 2, 0};
+
 /* Of long ones without bounds: three consumers read K and V two thirds as often. */
-static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4};
+static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
 
 struct forward {
     const struct cuda_attention *c;
@@ -218,15 +222,19 @@ static bool is_bounded(const struct attention *a) {
            a->cu_seq_len_kv;
 }
 
-/* Heads whose tiles are taken together, those that see most keys first: as many as stay in L2. A multiple of the heads
-   that share keys: these read the same K and V. Without bounds all tiles are as long, and nothing is gained by taking
-   several heads together. */
-static int64_t raster_heads(const struct cuda_attention *c) {
-    int64_t share = c->heads / c->key_heads, heads = c->batches * c->heads;
+/* Heads whose tiles are taken together, those that see most keys first: a multiple of those that share keys, which read
+   the same K and V. As many as stay in L2, in sets of one size: a smaller last one would begin its longest tiles when
+   others end. Of few tiles only as many as there are multiprocessors, so that loads do not come all at once. Without
+   bounds all tiles are as long, and nothing is gained by taking several heads together. */
+static int64_t raster_heads(const struct forward *f) {
+    const struct cuda_attention *c = f->c;
+    int64_t share = c->heads / c->key_heads, key_heads = c->batches * c->key_heads;
     double bytes = (double)c->keys * (double)(dtype_bytes((weftDataType_t)as_read(c, c->a->k)->type, c->depth) +
                                               dtype_bytes((weftDataType_t)as_read(c, c->a->v)->type, c->value_depth));
-    int64_t fit = share * (int64_t)(RASTER_BYTES / bytes);
-    return !is_bounded(c->a) || fit < share ? share : fit < heads ? fit : heads;
+    int64_t fit = bytes < RASTER_BYTES ? (int64_t)(RASTER_BYTES / bytes) : 1;
+    if (f->tiles <= FEW_TILES)
+        fit = min64(fit, divide_up(c->device->cuda.multiprocessors, f->tiles * share));
+    return !is_bounded(c->a) ? share : share * divide_up(key_heads, divide_up(key_heads, fit));
 }
 
 /* The part of the products' rate that long rows of tiles reach. */
@@ -266,17 +274,9 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 
-/* Whether the copy engine can bring the bias in boxes of 64 keys: of 16 bits, one for each query and key, in rows of
-   whole 16 bytes. Stride 0 is no stride to the copy engine. */
+/* Whether blocks of keys have whole boxes of the bias. */
 static bool has_boxed_bias(const struct forward *f, const struct forward_tile *t) {
-    const struct tensor *bias = f->c->a->bias;
-    if (!bias || f->is_fp8 || t->keys % 64 != 0 || !dtype_is_half((weftDataType_t)bias->type))
-        return false;
-    bool fits = bias->dims.at[2] == f->c->queries && bias->dims.at[3] == f->c->keys &&
-                attention_run(bias) * BIAS_ELEMENT_BYTES == 16;
-    for (int i = 0; i < 3; i++)
-        fits = fits && (bias->dims.at[i] == 1 || bias->strides.at[i] > 0);
-    return fits;
+    return !f->is_fp8 && t->keys % 64 == 0 && attention_hopper_has_boxed_bias(f->c);
 }
 
 /* Whether all that is made of scores has 16 bits or fewer: weights, and no statistics, which are floats. */
@@ -357,9 +357,12 @@ static weftStatus_t plan_forward(struct forward *f) {
     /* The first that fits is the best: tables are ordered by depths, then by the terms that registers hold. */
     while (!fits(tile, f, terms))
         tile++;
+    bool is_soft_cap = attention_is_soft_cap(c) && !f->is_fp8 && tile->depth == soft_cap_tile.depth;
+    if (is_soft_cap && fits(&soft_cap_tile, f, terms))
+        tile = &soft_cap_tile;
     plan_tile(f, tile);
     consider_others(f, terms);
-    f->raster_heads = raster_heads(c);
+    f->raster_heads = raster_heads(f);
     if (f->all_tiles > INT32_MAX / 2)
         return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
     f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors * f->tile->ctas && f->seconds > DYNAMIC_SECONDS;
@@ -412,6 +415,11 @@ static int kept_steps(const struct forward *f) {
     return f->tile->kept < steps ? f->tile->kept : steps;
 }
 
+/* Elements of a bias, and what dropout keeps, are found meanwhile, and take the registers. */
+static int early_scores(const struct forward *f) {
+    return f->c->a->bias || f->c->a->dropout_probability > 0 ? 0 : f->tile->early;
+}
+
 static void print_tile(struct kernel_print *print, const struct forward *f) {
     const struct forward_tile *t = f->tile;
     weftDataType_t type = (weftDataType_t)as_read(f->c, f->c->a->q)->type;
@@ -429,6 +437,7 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     print_constant(print, "CTAS", f->tile->ctas);
     print_constant(print, "PING_PONG", t->ping_pong);
     print_constant(print, "KEPT_STEPS", kept_steps(f));
+    print_constant(print, "EARLY", early_scores(f));
     print_constant(print, "CONSUMER_REGISTERS", t->consumer_registers);
     print_constant(print, "PRODUCER_REGISTERS", t->producer_registers);
     print_constant(print, "SHARED_BYTES", shared_bytes(f));

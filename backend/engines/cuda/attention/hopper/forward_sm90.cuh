@@ -35,7 +35,7 @@
              in shared memory, and begin anew
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
    Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG BIAS_STAGES
-             KEPT_STEPS CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
+             KEPT_STEPS EARLY CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
              scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
              multiply_kept(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv
@@ -45,6 +45,10 @@
              dropout 2.3, 3.0, before its bits went through whole words 4.1, 5.5; soft cap 1.19, 1.28, by MUFU's
              tanh in the exponents 1.31, 1.48; a cap of 50 1.12, 1.31 once nobody looked for the largest score, of 16
              1.17
+             EARLY of 32 there, heads of 128: 469 to 450 us, 8192 keys 904 to 863, 64 heads that share 8 1,712 to 1,587
+             (1.25 of cuDNN); heads of 192 and 128 612 to 573, EARLY of 40 and sets of heads of one size: to 542; these
+             sets, 8192, 16384 and 32768 keys, heads of 128: 938 to 861, 1,757 to 1,662, 1,782 to 1,639
+             Soft cap, heads of 128, consumers without turns: 570 to 536 us
              Clocks of a step there, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
              products 750. An instruction takes it 1.7 clocks under the other consumer's products
              Where the compiler took warps for divergent: dropout 3 % slower, instructions 1.35 times as many
@@ -59,6 +63,8 @@
              softmaxes, side by side, 1,350. 283 W at 1.92 GHz: nothing is limited by power
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower, each of seven
              instructions for one of MUFU; a bias that joins the exponents: as quick, since L2 has no more to give
+             EARLY, H100: of 24 or 40 as quick as of none, of 64 3 % slower; beside a bias 4 % slower, with three
+             consumers 4 %, heads of 64 3 to 6 %; FP8 as quick. Sums of weights as products (mma.sync): 34 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with ALiBi 0.4 %
              FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; 192 keys without turns 6 to 8 % faster, but
              left no shared memory to park sums; polynomials for 2^x 4 % slower
@@ -767,13 +773,15 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
                 add_terms(c, a, t, first_query, block);
             if (is_cut)
                 mask(c.s, b, first_query, block, hidden_score);
-            mma_wait<0>();
-            if (!is_first)
-                release(v_empty(c.block.before().before().stage));
-            if (IS_FP8 && c.summed == PROMOTED_BLOCKS)
-                promote(c);
             const capped_exponent capped{c.s, c.cap};
             i32 found_maximum = false;
+            const auto await_products = [&] {
+                mma_wait<0>();
+                if (!is_first)
+                    release(v_empty(c.block.before().before().stage));
+                if (IS_FP8 && c.summed == PROMOTED_BLOCKS)
+                    promote(c);
+            };
             const auto complete_scores = [&] {
                 found_maximum = true;
                 if (!is_made)
@@ -784,7 +792,7 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             alibi_of_rows alibi{};
             if constexpr (HAS_ALIBI)
                 alibi = find_alibi(slope, first_query, block);
-            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, is_made, capped, complete_scores,
+            softmax(c.p, c.rows, c.o, c.s, c.scale, alibi, is_first, is_made, capped, await_products, complete_scores,
                     [&](const float (&by)[2]) {
                         if constexpr (IS_FP8)
                             c.parked[0] *= by[0], c.parked[1] *= by[1];

@@ -6,6 +6,8 @@
    FP8       weights are E4M3, 2^HEADROOM at the maximum that exponents are relative to: so those of 2^-15 of it are not
              lost yet, and no block needs another maximum until one exceeds E4M3. The largest weight of each row tells,
              which costs nothing beside 2^x; the first block's maximum is found
+   EARLY     so many of a thread's scores become weights while products still read the last ones, in registers of their
+             own: on the quick path alone, which finds out behind the wait that it was one
    Layout    [4j + 2h + e] of any accumulator is row 16 warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e */
 
 using scores = float[BLOCK_K / 2];
@@ -48,7 +50,7 @@ DEVICE float joined(float slope, int i, float first) {
     return HAS_ALIBI ? fmaf(slope, (float)(i / 4 * 8 + i % 2), first) : first;
 }
 
-template <int N> DEVICE void fence_registers(float (&r)[N]) {
+template <class T, int N> DEVICE void fence_registers(T (&r)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
         fence_register(r[i]);
@@ -87,15 +89,15 @@ DEVICE float largest_weight(float x, float y, float z) {
     return __int_as_float(max(max(__float_as_int(x), __float_as_int(y)), __float_as_int(z)));
 }
 
-/* Weights, their sums by rows, and the largest ones. exponent(i, first): of the thread's score i. */
-template <class S>
+/* Weights FROM to TO - 1, which join the sums of their rows, and the largest ones. exponent(i, first): of the thread's
+   score i. */
+template <int FROM, int TO, class S>
 DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &exponent, const alibi_of_rows &alibi,
                          const float (&maximum)[2]) {
     const float first[2] = {HAS_ALIBI ? alibi.first[0] - maximum[0] : -maximum[0],
                             HAS_ALIBI ? alibi.first[1] - maximum[1] : -maximum[1]};
-    sum[0] = sum[1] = 0;
 #pragma unroll
-    for (int i = 0; i < BLOCK_K / 2; i += 2) {
+    for (int i = FROM; i < TO; i += 2) {
         const int h = i / 2 % 2;
         const float low = exp2_approx(exponent(i, joined(alibi.slope, i, first[h])));
         const float high = exp2_approx(exponent(i + 1, joined(alibi.slope, i + 1, first[h])));
@@ -146,20 +148,41 @@ DEVICE void start_rows(row_pair &rows) {
         rows.maximum[h] = FINDS_MAXIMUM ? -infinity() : 0.0f, rows.sum[h] = rows.top[h] = 0;
 }
 
-/* No product may be under way. exponent(i, first): of what is no score yet, and its loses(); is_made: all are scores.
-   complete_scores(): makes scores, and adds the terms of the slow path alone. rescale_rest(by): rescales other sums by
-   rows. */
-template <class J, class S, class F>
+/* The early weights. The assembler takes the registers of an operand for free once its product is issued: so what is
+   there is asked for once more, behind the wait. keeps: whether it matters what is there. */
+DEVICE void take_early(weights &p, const weights &early, bool keeps) {
+#pragma unroll
+    for (int i = 0; i < EARLY * (int)sizeof(in_t) / 4; ++i)
+        p[i] = select(keeps, p[i], early[i]);
+}
+
+/* exponent(i, first): of what is no score yet, and its loses(); is_made: all are scores. await_products(): none is
+   under way behind it, and p and o are free. complete_scores(): makes scores, and adds the terms of the slow path
+   alone. rescale_rest(by): rescales other sums by rows. */
+template <class J, class W, class S, class F>
 DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, float scale, const alibi_of_rows &alibi,
-                    bool is_first, bool is_made, J &exponent, const S &complete_scores, const F &rescale_rest) {
-    float sum[2];
+                    bool is_first, bool is_made, J &exponent, const W &await_products, const S &complete_scores,
+                    const F &rescale_rest) {
+    float sum[2] = {}, top[2] = {rows.top[0], rows.top[1]};
+    weights early;
     const auto made_exponent = [&](int i, float first) { return fmaf(s[i], scale, first); };
-    if (!rows.finds_maximum) {
-        float top[2] = {rows.top[0], rows.top[1]};
+    if (EARLY > 0 && !rows.finds_maximum) {
         if (is_made)
-            exponentiate(p, sum, top, made_exponent, alibi, rows.maximum);
+            exponentiate<0, EARLY>(early, sum, top, made_exponent, alibi, rows.maximum);
         else
-            exponentiate(p, sum, top, exponent, alibi, rows.maximum);
+            exponentiate<0, EARLY>(early, sum, top, exponent, alibi, rows.maximum);
+#pragma unroll
+        for (int i = 0; i < EARLY * (int)sizeof(in_t) / 4; ++i)
+            fence_register(early[i]);
+        fence_registers(sum);
+    }
+    await_products();
+    take_early(p, early, rows.finds_maximum);
+    if (!rows.finds_maximum) {
+        if (is_made)
+            exponentiate<EARLY, BLOCK_K / 2>(p, sum, top, made_exponent, alibi, rows.maximum);
+        else
+            exponentiate<EARLY, BLOCK_K / 2>(p, sum, top, exponent, alibi, rows.maximum);
         rows.finds_maximum = is_beyond(sum, top, is_first, !is_made && exponent.loses(sum, rows));
         if (rows.finds_maximum && is_first)
             rows.maximum[0] = rows.maximum[1] = -infinity();
@@ -172,7 +195,8 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
         float maximum[2], rescale[2];
         complete_scores();
         find_maximum(rows, maximum, rescale, s, scale, alibi);
-        exponentiate(p, sum, rows.top, made_exponent, alibi, maximum);
+        sum[0] = sum[1] = 0;
+        exponentiate<0, BLOCK_K / 2>(p, sum, rows.top, made_exponent, alibi, maximum);
         rows.sum[0] += sum[0], rows.sum[1] += sum[1];
         if (!is_first) {
             fence_registers(o);

@@ -32,6 +32,8 @@ weftStatus_t attention_hopper_build_widening(const struct cuda_attention *c, str
 
 /* ---- print.c ---- */
 
+enum { SHARED_MAX = 232448 }; /* all bytes that a block can have */
+
 weftStatus_t attention_hopper_check_device(const struct device *device);
 
 /* Rows of 16 bits that the copy engine takes: contiguous, strides and addresses multiples of 16 bytes. */
@@ -51,6 +53,10 @@ void attention_hopper_print_map(struct kernel_print *print, const struct cuda_at
    entry in its map, and NAME_IS_RAGGED. */
 void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_attention *c,
                                   const struct tensor *tensor, const char *name);
+
+/* Whether the copy engine can bring the bias in boxes of 64 keys: of 16 bits, one for each query and key, in rows of
+   whole 16 bytes. Stride 0 is no stride to the copy engine. */
+bool attention_hopper_has_boxed_bias(const struct cuda_attention *c);
 
 /* The scale, lengths, and which bounds hide something. */
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c);

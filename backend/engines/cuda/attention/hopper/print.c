@@ -82,6 +82,17 @@ void attention_hopper_print_map(struct kernel_print *print, const struct cuda_at
     attention_hopper_print_box_map(print, c, tensor, rows, 128, name);
 }
 
+bool attention_hopper_has_boxed_bias(const struct cuda_attention *c) {
+    const struct tensor *bias = c->a->bias;
+    if (!bias || !dtype_is_half((weftDataType_t)bias->type))
+        return false;
+    bool fits =
+        bias->dims.at[2] == c->queries && bias->dims.at[3] == c->keys && bytes_of(bias, attention_run(bias)) == 16;
+    for (int i = 0; i < 3; i++)
+        fits = fits && (bias->dims.at[i] == 1 || bias->strides.at[i] > 0);
+    return fits;
+}
+
 /* What ragged_entry needs: offsets of entries in elements, rows of the tensor as the map counts them, and the elements
    from one row to the next. */
 static void print_offsets(struct kernel_print *print, const struct cuda_attention *c, const struct tensor *tensor,

@@ -3,14 +3,22 @@
    Demands   IS_STAGED HAS_PHASES HAS_OVERRIDES HAS_GROUPS, and what the two files do */
 #include "product/hopper/epilogue_direct.cuh"
 
-/* What is read ahead of the epilogue, while the last products of the tile are under way. */
+/* What is read ahead of the epilogue: before the first products of the tile where all of it fits, or while the last
+   ones are under way. */
 template <class P, bool STAGED = IS_STAGED> struct epilogue_operands {
     operands_ahead<P, ROW_BLOCKS> ahead;
-    DEVICE epilogue_operands(const P &p, const tile_coordinates &at, i32 warp_row)
-        : ahead(p, at.z, warp_row, at.row_end, at.column) {}
+    DEVICE void read_first(const P &, const tile_coordinates &, i32) {}
+    DEVICE void read_ahead(const P &p, const tile_coordinates &at, i32 warp_row) {
+        ahead = operands_ahead<P, ROW_BLOCKS>(p, at.z, warp_row, at.row_end, at.column);
+    }
 };
 template <class P> struct epilogue_operands<P, false> {
-    DEVICE epilogue_operands(const P &, const tile_coordinates &, i32) {}
+    piece_operands<P> pieces;
+    DEVICE void read_first(const P &p, const tile_coordinates &at, i32 row) {
+        if constexpr (READS_TILE)
+            pieces.read(p, at, row, 0);
+    }
+    DEVICE void read_ahead(const P &, const tile_coordinates &, i32) {}
 };
 
 DEVICE i32 first_row_of(const tile_coordinates &at, u32 consumer_warp) {
@@ -35,7 +43,7 @@ DEVICE void store_tile(accumulators &r_c, const P &p, const tile_scheduler &at, 
         if constexpr (IS_STAGED)
             stage_block(r_c[block], p, operands.ahead, block, to, reductions);
         else
-            store_block(r_c[block], p, at, row, reductions);
+            store_block(r_c[block], p, at, row, operands.pieces, reductions);
         reductions.end_rows(p, at, row + consumer_warp % 4 * 16);
     }
     reductions.end_tile(p, at, consumer_warp / 4);

@@ -1,7 +1,8 @@
 /* epilogue_direct: results from registers to memory, or partial sums to the workspace (IS_SPLIT: combine_splits.cuh
-   runs the epilogue then, always in the same order). Quads of lanes exchange sums, so that a thread has 8 neighbours of
-   one row; or pairs stay as they lie
-   Demands   BLOCK_N RUN LEAD_IS_ROW IS_SPLIT HAS_REDUCTIONS SPARE_REGISTERS; fetch and epilogue are printed
+   runs the epilogue then, always in the same order). Lanes exchange sums, so that a thread has 8 neighbours of one row,
+   or of one column where those are neighbours in memory; before reductions, and where accesses are short, pairs
+   stay as they lie
+   Demands   BLOCK_N RUN LEAD_IS_ROW READS_TILE IS_SPLIT HAS_REDUCTIONS SPARE_REGISTERS; fetch and epilogue are printed
    Tried     launching combine_splits.cuh early: 10 % slower */
 
 /* Where a run of sums goes, and what it meets there. A template, so that what was not printed is not looked up. */
@@ -27,53 +28,67 @@ template <class P> struct destination<P, true> {
     }
 };
 
-/* A thread's sums in pieces of neighbours: 8 of a row, after an exchange in its quad; or the pairs as they lie. */
-constexpr bool STAYS_IN_PAIRS = LEAD_IS_ROW || HAS_REDUCTIONS;
+/* A thread's sums in pieces of neighbours: 8, after an exchange between lanes; or the pairs as they lie. */
+constexpr bool STAYS_IN_PAIRS = HAS_REDUCTIONS || (LEAD_IS_ROW && RUN == 1), IS_ALONG_ROWS = LEAD_IS_ROW && RUN > 1;
 constexpr int PIECE = STAYS_IN_PAIRS ? 2 : 8, PIECES = BLOCK_N / 2 / PIECE, RUNS = PIECE / RUN;
-/* How many pieces' operands are read ahead of the sums: what registers allow. */
-constexpr int PIECES_AHEAD = SPARE_REGISTERS >= 80 && PIECES % 4 == 0 ? 4 : SPARE_REGISTERS >= 50 ? 2 : 1;
-static_assert(STAYS_IN_PAIRS || BLOCK_N % 32 == 0, "a quad of lanes exchanges 32 columns");
+/* How many pieces' operands are read ahead of the sums: what registers allow; or all before the first product. */
+constexpr int PIECES_AHEAD = READS_TILE                                 ? PIECES
+                             : SPARE_REGISTERS >= 80 && PIECES % 4 == 0 ? 4
+                             : SPARE_REGISTERS >= 50 && PIECES % 2 == 0 ? 2
+                                                                        : 1;
+static_assert(STAYS_IN_PAIRS || BLOCK_N % (IS_ALONG_ROWS ? 16 : 32) == 0, "lanes exchange 16 or 32 columns");
 
-/* Register 4j + 2h + e is row 16 * warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e. */
+/* Register 4j + 2h + e is row 16 * warp + lane / 4 + 8h, column 8j + 2 (lane % 4) + e; see gather_piece. */
 struct piece {
     i32 row, column;
     DEVICE piece(i32 block_row, i32 block_column, int number)
-        : row(block_row + (warp_index() % 4) * 16 + lane_index() / 4 + number % 2 * 8),
-          column(block_column + number / 2 * (STAYS_IN_PAIRS ? 8 : 32) + lane_index() % 4 * PIECE) {}
+        : row(block_row + (warp_index() % 4) * 16), column(block_column) {
+        const i32 lane = lane_index();
+        if constexpr (IS_ALONG_ROWS) {
+            row += lane / 8 % 2 * 8;
+            column += number * 16 + lane / 16 * 8 + lane % 4 * 2 + lane / 4 % 2;
+        } else {
+            row += lane / 4 + number % 2 * 8;
+            column += number / 2 * (STAYS_IN_PAIRS ? 8 : 32) + lane % 4 * PIECE;
+        }
+    }
+    DEVICE i32 row_of(int r) const { return IS_ALONG_ROWS ? row + r * RUN : row; }
+    DEVICE i32 column_of(int r) const { return IS_ALONG_ROWS ? column : column + r * RUN; }
     template <class P> DEVICE bool is_inside(const P &p, const tile_coordinates &at, int r) const {
-        return row < at.row_end && column + r * RUN < (i32)p.columns;
+        return row_of(r) < at.row_end && column_of(r) < (i32)p.columns;
     }
 };
 
-/* Before: slot s of lane q in a quad is pair q of octet s. After: slot s of lane q is pair s of octet q, 8 neighbours
-     in all. */
-DEVICE void gather_octet(sum_t (&pair)[4][2]) {
+/* The numbers of registers and of lanes change one bit for another. */
+template <int N> DEVICE void exchange(sum_t (&r)[N], int register_bit, int lane_bit) {
 #pragma unroll
-    for (int bit = 1; bit <= 2; bit <<= 1)
-#pragma unroll
-        for (int s = 0; s < 4; ++s)
-#pragma unroll
-            for (int e = 0; e < 2 && !(s & bit); ++e) {
-                const bool is_high = lane_index() & bit;
-                const sum_t received = __shfl_xor_sync(~0u, is_high ? pair[s][e] : pair[s | bit][e], bit);
-                (is_high ? pair[s][e] : pair[s | bit][e]) = received;
-            }
+    for (int i = 0; i < N; ++i)
+        if (!(i & register_bit)) {
+            const bool is_high = lane_index() & lane_bit;
+            const sum_t received = __shfl_xor_sync(~0u, is_high ? r[i] : r[i | register_bit], lane_bit);
+            (is_high ? r[i] : r[i | register_bit]) = received;
+        }
 }
 
-/* The sums of a piece, neighbours side by side. */
-DEVICE void gather_piece(sum_t (&sums)[PIECE], const sum_t (&r_c)[BLOCK_N / 2], int number) {
+/* The sums of a piece, neighbours side by side: of 16 columns and both halves of the warp's rows, lane / 4 becomes the
+   number of the register; or lane % 4 does of 32 columns and one half. */
+template <int N> DEVICE void gather_piece(sum_t (&sums)[N], const sum_t (&r_c)[BLOCK_N / 2], int number) {
     if constexpr (STAYS_IN_PAIRS) {
         sums[0] = r_c[number * 2];
         sums[1] = r_c[number * 2 + 1];
+    } else if constexpr (IS_ALONG_ROWS) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            sums[i] = r_c[number * 8 + i];
+        exchange(sums, 1, 4);
+        exchange(sums, 2, 8);
+        exchange(sums, 4, 16);
     } else {
-        sum_t octet[4][2];
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            octet[i / 2][i % 2] = r_c[(number / 2 * 4 + i / 2) * 4 + number % 2 * 2 + i % 2];
-        gather_octet(octet);
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            sums[i] = octet[i / 2][i % 2];
+            sums[i] = r_c[(number / 2 * 4 + i / 2) * 4 + number % 2 * 2 + i % 2];
+        exchange(sums, 2, 1);
+        exchange(sums, 4, 2);
     }
 }
 
@@ -88,26 +103,34 @@ DEVICE void store_run_of(const P &p, const tile_coordinates &at, const piece &to
     if constexpr (HAS_REDUCTIONS) {
         decltype(epilogue(p, at.z, to.row, to.column, sum, in)) out = {};
         if (to.is_inside(p, at, r))
-            out = epilogue(p, at.z, to.row, to.column + r * RUN, sum, in);
-        reductions.add(p, at.z, to.row, to.column + r * RUN, number / 2, number % 2, out, r * RUN);
+            out = epilogue(p, at.z, to.row_of(r), to.column_of(r), sum, in);
+        reductions.add(p, at.z, to.row_of(r), to.column_of(r), number / 2, number % 2, out, r * RUN);
     } else if (to.is_inside(p, at, r)) {
-        destination<P>::write(p, at, to.row, to.column + r * RUN, sum, in);
+        destination<P>::write(p, at, to.row_of(r), to.column_of(r), sum, in);
     }
 }
 
-/* A block of 64 rows of the tile. */
-template <class P, class R>
-DEVICE void store_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, const tile_coordinates &at, i32 row,
-                        R &reductions) {
-#pragma unroll
-    for (int first = 0; first < PIECES; first += PIECES_AHEAD) {
-        typename destination<P>::fetched in[PIECES_AHEAD][RUNS];
+/* What so many pieces of a block of 64 rows meet. */
+template <class P> struct piece_operands {
+    typename destination<P>::fetched in[PIECES_AHEAD][RUNS];
+    DEVICE void read(const P &p, const tile_coordinates &at, i32 row, int first) {
 #pragma unroll
         for (int i = 0; i < PIECES_AHEAD * RUNS; ++i) {
             const piece to(row, at.column, first + i / RUNS);
             if (to.is_inside(p, at, i % RUNS))
-                in[i / RUNS][i % RUNS] = destination<P>::read(p, at, to.row, to.column + i % RUNS * RUN);
+                in[i / RUNS][i % RUNS] = destination<P>::read(p, at, to.row_of(i % RUNS), to.column_of(i % RUNS));
         }
+    }
+};
+
+/* A block of 64 rows of the tile. */
+template <class P, class R>
+DEVICE void store_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, const tile_coordinates &at, i32 row,
+                        piece_operands<P> &operands, R &reductions) {
+#pragma unroll
+    for (int first = 0; first < PIECES; first += PIECES_AHEAD) {
+        if constexpr (!READS_TILE)
+            operands.read(p, at, row, first);
 #pragma unroll
         for (int i = 0; i < PIECES_AHEAD; ++i) {
             const piece to(row, at.column, first + i);
@@ -115,7 +138,7 @@ DEVICE void store_block(const sum_t (&r_c)[BLOCK_N / 2], const P &p, const tile_
             gather_piece(sums, r_c, first + i);
 #pragma unroll
             for (int r = 0; r < RUNS; ++r)
-                store_run_of(p, at, to, first + i, r, sums, in[i][r], reductions);
+                store_run_of(p, at, to, first + i, r, sums, operands.in[i][r], reductions);
         }
     }
 }

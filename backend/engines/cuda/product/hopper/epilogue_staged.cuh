@@ -88,6 +88,7 @@ template <class P, int BLOCKS> struct operands_ahead {
     index z;
     i32 row, row_end, column; /* where the first block's rows of this warp begin */
 
+    DEVICE operands_ahead() {}
     DEVICE operands_ahead(const P &p, index z, i32 row, i32 row_end, i32 column)
         : z(z), row(row), row_end(row_end), column(column) {
 #pragma unroll

@@ -291,12 +291,19 @@ static void plan_epilogue(struct hopper *h) {
     h->stores_boxes = stores_boxes(h);
     plan_second(h);
     if (h->store)
-        h->c.epilogue.run = 2; /* as the sums lie */
-    else if (h->c.epilogue.lead == ROW)
-        h->c.epilogue.run = 1; /* neighbours of a column are in other threads */
+        h->c.epilogue.run = 2;          /* as the sums lie */
+    else if (h->c.epilogue.lead == ROW) /* else neighbours of a column stay in other threads */
+        h->c.epilogue.run = hopper_gathers_rows(h) ? h->c.epilogue.run : 1;
     else if (h->c.epilogue.reduction_count > 0)
         h->c.epilogue.run = h->c.epilogue.run > 1 ? 2 : 1;
     plan_aux_load(h);
+}
+
+/* Inputs of the graph need not wait for the kernel before, where that is one of this plan's: it has waited for whatever
+   may have written them. What comes before the plan may write them still. */
+static void plan_early(struct hopper *h, const struct step *step) {
+    for (int f = 0; f < OPERANDS && cuda_follows(step) && !contraction_has_overrides(&h->c); f++)
+        h->is_early[f] = !h->parts[f] && graph_is_input(h->c.region->graph, h->c.operand[f].tensor);
 }
 
 /* Constants that all parts of the kernel name, also those of families that print coordinates of their own. */
@@ -307,6 +314,7 @@ void hopper_print_tile(struct kernel_print *print, const struct hopper *h) {
     print_constant(print, "ROW_BLOCKS", tile->row_blocks);
     print_constant(print, "STAGES", h->stages);
     print_constant(print, "CLUSTER", tile->cluster);
+    print_constant(print, "READS_TILE", hopper_reads_tile(h));
     print_constant(print, "IS_STAGED", h->store != NULL);
     print_constant(print, "STORES_BOXES", h->stores_boxes);
     print_constant(print, "RESULT_BYTES", hopper_result_bytes(h));
@@ -342,7 +350,8 @@ weftStatus_t hopper_build_kernel(struct kernel_print *print, struct cuda_kernel 
     return kernel_finish(print, kernel, "product/hopper/product_sm90.cuh", "product_sm90", arena);
 }
 
-/* Sizes and divisors by which product/hopper/tile_scheduler.cuh splits the number of a tile. */
+/* Sizes and divisors by which product/hopper/tile_scheduler.cuh splits the number of a tile, and which operands are
+   there early: numbers, so that layers share a program wherever they stand in a plan. */
 void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, const struct device *device,
                             int64_t batches, int64_t rows, int64_t columns) {
     const struct hopper_tile *tile = h->tile;
@@ -358,6 +367,8 @@ void hopper_print_scheduler(struct kernel_print *print, const struct hopper *h, 
     print_number(print, raster_rows, "raster_rows");
     print_divisor(print, raster_rows * tiles_n, "tiles_per_raster_group");
     print_divisor(print, batches, "batches");
+    print_number(print, h->is_early[OPERAND_A], "a_is_early");
+    print_number(print, h->is_early[OPERAND_B], "b_is_early");
 }
 
 /* Where each span's partial sums go, and how many lines of them a batch entry has. */
@@ -428,8 +439,8 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
     bool has_image = h->view[OPERAND_A].is_image || h->view[OPERAND_B].is_image;
     return arena_print(
         arena, &step->detail,
-        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s, %d operations behind", tile->rows,
-        tile->columns, h->is_swapped ? " swapped" : "",
+        "wgmma, tiles of %dx%d%s%s, %d stages, clusters of %d, %d splits, %s%s%s%s%s%s, %d operations behind",
+        tile->rows, tile->columns, h->is_swapped ? " swapped" : "",
         tile_splits(tile) > 1    ? " split over clusters"
         : tile_is_pingpong(tile) ? " in ping-pong"
                                  : "",
@@ -438,7 +449,8 @@ static weftStatus_t describe(struct step *step, const struct hopper *h, struct a
         : h->c.before_count > 0 ? ", prologue"
         : h->promotes           ? ", promoted"
                                 : "",
-        h->store ? ", staged" : "", h->c.epilogue.reduction_count ? ", reductions" : "", behind);
+        h->store ? ", staged" : "", h->c.epilogue.reduction_count ? ", reductions" : "",
+        h->is_early[OPERAND_A] || h->is_early[OPERAND_B] ? ", inputs ahead" : "", behind);
 }
 
 /* The kernel of tiles, then what combines splits or partial sums of reductions. */
@@ -455,6 +467,7 @@ static weftStatus_t build_any(struct step *step, const struct device *device, co
         TRY(contraction_add_combine(step, &h.c, arena));
     plan_epilogue(&h); /* after the other kernel, which has runs of its own */
     plan_reductions(&h, device);
+    plan_early(&h, step);
     TRY(build_tiles(kernel, &h, device, arena));
     TRY(reductions_build(step, &h.c, h.lines, arena));
     return describe(step, &h, arena);

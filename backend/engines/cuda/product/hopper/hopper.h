@@ -90,6 +90,7 @@ struct hopper {
     bool is_by_images;
     struct block_scales scales[OPERANDS];
     const struct hopper_tile *tile;
+    bool is_early[OPERANDS];               /* its first slots are loaded before the kernel before has ended */
     bool stores_boxes;                     /* the staged result is a matrix for the copy engine */
     const struct epilogue_operand *second; /* the other one of two of 16 bits that leave so, as matrices */
     const struct epilogue_operand
@@ -154,9 +155,14 @@ int64_t hopper_tiles_along(const struct hopper *h, enum index index);
 int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n);
 /* What sums meet in memory on their way. */
 int hopper_operands(const struct hopper *h);
+/* Whether registers hold all that a narrow tile meets, an element in each, beside its sums from the first product on:
+   no other tile's products hide reading it. */
+bool hopper_reads_tile(const struct hopper *h);
 
 /* Whether registers hold the sums, and beside them those of a step of one block of rows. */
 bool hopper_can_promote(const struct hopper_tile *tile);
+/* Whether threads gather neighbours of a column, where they are neighbours in memory. */
+bool hopper_gathers_rows(const struct hopper *h);
 /* What `units` of work for a cluster take, each of `steps` along k and `epilogue` instructions per element of
    the result, when `moving` is the time that all bytes need. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,

@@ -206,8 +206,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) patch_wgrad_sm90(const 
         barrier_init_fence();
     }
     __syncthreads();
-    let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
     wait_for_previous_kernel();
+    let_next_kernel_start();
     if (warp < 4) {
         shrink_registers<40>();
         if (warp == 0 && elect_one())

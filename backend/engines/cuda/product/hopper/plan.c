@@ -106,6 +106,8 @@ static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter one of compu
 
 /* A kernel, and the one that combines splits. */
 static const double LAUNCH_SECONDS = 1e-6, COMBINE_SECONDS = 2.5e-6;
+/* Of few rows that leave half of each tile empty: 64 rows by 4096 x 4096 take 18.7 us so, 15.8 swapped (H100). */
+static const double HALF_EMPTY_SECONDS = 3e-6;
 static const double CLUSTER_CLOCKS = 1500; /* before the blocks of a cluster see each other's barriers */
 
 /* The epilogue of a tile, which only another tile's products hide. */
@@ -234,6 +236,18 @@ static struct hopper_tile preparing(const struct hopper *h, const struct hopper_
     return made;
 }
 
+/* 288: of 224 registers (pipeline.cuh) 144 are left beside addresses and those of a piece; a thread has half as many
+   sums as the tile has columns, and of an operand as many elements, 4 of which epilogue_fetched_words counts as 4. */
+bool hopper_reads_tile(const struct hopper *h) {
+    int words = epilogue_fetched_words(&h->c.epilogue);
+    return h->c.epilogue.lead == ROW && h->splits == 1 && h->c.epilogue.reduction_count == 0 &&
+           h->tile->row_blocks == 1 && words > 0 && h->tile->columns * (1 + words / 4) <= 288;
+}
+
+bool hopper_gathers_rows(const struct hopper *h) {
+    return h->c.epilogue.lead == ROW && h->c.epilogue.run >= 4 && h->c.epilogue.reduction_count == 0;
+}
+
 /* What it takes more that a warp stores pieces shorter than a sector of L2, or elements apart, and reads epilogue
    operands where the sums lie. Staged results leave whole, and cost nothing more. */
 static double scattered_seconds(const struct hopper *h, const struct device *device) {
@@ -247,10 +261,10 @@ static double scattered_seconds(const struct hopper *h, const struct device *dev
         enum index other = epilogue->lead == ROW ? COLUMN : ROW;
         bool is_whole = stride != 0 && epilogue->mode_count[other] > 0 && operand->strides[other][0] != 0;
         if (operand->role == EPILOGUE_LOAD || operand->role == EPILOGUE_OLD)
-            clocks += is_whole ? LOAD_CLOCKS : 0;
+            clocks += is_whole && !hopper_reads_tile(h) ? LOAD_CLOCKS : 0;
         else if (operand->role == EPILOGUE_STORE && stride != 1)
             clocks += ALONE_CLOCKS;
-        else if (operand->role == EPILOGUE_STORE && epilogue->lead == ROW)
+        else if (operand->role == EPILOGUE_STORE && epilogue->lead == ROW && !hopper_gathers_rows(h))
             clocks += 8 * dtype_bytes(operand->type, 1) < SECTOR_BYTES ? SHORT_COLUMN_CLOCKS : 0;
         else if (operand->role == EPILOGUE_STORE && epilogue->run == 1) /* an access for each, of whatever type */
             clocks += bytes < ACCESS_BYTES ? SHORT_CLOCKS * ACCESS_BYTES / 2 : 0;
@@ -291,6 +305,12 @@ bool hopper_can_promote(const struct hopper_tile *tile) {
 static bool is_skinny(const struct hopper *h, const struct hopper_tile *tile) {
     return h->is_matrix &&
            (modes_extent(&h->c.modes[ROW]) <= tile->rows || modes_extent(&h->c.modes[COLUMN]) <= tile->columns);
+}
+
+/* Of a matrix whose swapped product would fill its tiles. */
+static bool is_half_empty(const struct hopper *h, const struct hopper_tile *tile) {
+    return h->is_matrix && 2 * modes_extent(&h->c.modes[ROW]) <= tile->rows &&
+           modes_extent(&h->c.modes[COLUMN]) > tile->rows;
 }
 
 /* Where k is worth halves: the other operand is read once anyhow; or an image has so few tiles that half of the
@@ -425,7 +445,8 @@ static void consider(struct hopper *h, const struct device *device, const struct
     int first = demand->splits > 0 ? demand->splits : 1;
     int last = demand->splits > 0 ? demand->splits : can_split(tile) ? HOPPER_SPLITS_MAX : 1;
     for (int splits = first; splits <= last; splits++) {
-        double combining = combine_seconds(demand->elements, splits);
+        double combining =
+            combine_seconds(demand->elements, splits) + (is_half_empty(h, tile) ? HALF_EMPTY_SECONDS : 0);
         double steps = splits > 1 ? (double)divide_up(h->steps, splits) : demand->steps;
         if (demand->splits == 0 && !split_fits(h, demand->elements, splits))
             return;

@@ -1,21 +1,49 @@
-/* producer: one thread keeps STAGES slots full; load_a and load_b are printed, a TMA copy of one box each */
+/* producer: one thread keeps STAGES slots full; load_a and load_b are printed, a TMA copy of one box each
+   Early     an operand that was there before the plan began (p.a_is_early, p.b_is_early): its first slots need not wait
+             for the kernel before */
 
-DEVICE void load_tiles(const arguments &p, tile_scheduler at) {
+DEVICE void fill_a(const arguments &p, const tile_scheduler &at, const k_cursor &k, u32 slot) {
+#pragma unroll
+    for (int box = 0; box < A_BOXES; ++box)
+        load_a(p, at, k, at.row + box * (BLOCK_M / A_BOXES), a_slot(slot) + box * A_BOX_BYTES, arrived(slot));
+}
+DEVICE void fill_b(const arguments &p, const tile_scheduler &at, const k_cursor &k, u32 slot) {
     constexpr int B_SHARE = B_BOXES / CLUSTER;
     const int first_box = CLUSTER > 1 ? cluster_rank() * B_SHARE : 0;
+#pragma unroll
+    for (int box = first_box; box < first_box + B_SHARE; ++box)
+        load_b(p, at, k, at.column + box * (BLOCK_N / B_BOXES), b_slot(slot) + box * B_BOX_BYTES, arrived(slot));
+}
+
+/* The first slots of a block's first tile. Returns how many. */
+DEVICE i32 fill_early(const arguments &p, const tile_scheduler &at) {
+    const i32 steps = p.a_is_early || p.b_is_early ? at.steps(p) : 0, count = steps < STAGES ? steps : STAGES;
+    k_cursor k(p, at, at.first_step(p));
+    for (i32 slot = 0; slot < count; ++slot, k.advance(p, at)) {
+        arrive_expecting(arrived(slot), SLOT_BYTES);
+        if (p.a_is_early)
+            fill_a(p, at, k, slot);
+        if (p.b_is_early)
+            fill_b(p, at, k, slot);
+    }
+    return count;
+}
+
+DEVICE void load_tiles(const arguments &p, tile_scheduler at) {
+    i32 early = fill_early(p, at); /* steps whose slot has something already */
+    wait_for_previous_kernel();
     pipeline_cursor fill;
     for (; at.more(p); at.advance(p)) {
         k_cursor k(p, at, at.first_step(p));
-        for (i32 step = at.steps(p); step > 0; --step) {
-            const u32 a = a_slot(fill.slot), b = b_slot(fill.slot), full = arrived(fill.slot);
-            wait(released(fill.slot), fill.phase ^ 1);
-            arrive_expecting(full, SLOT_BYTES); /* boxes that hang over an edge still count in full */
-#pragma unroll
-            for (int box = 0; box < A_BOXES; ++box)
-                load_a(p, at, k, at.row + box * (BLOCK_M / A_BOXES), a + box * A_BOX_BYTES, full);
-#pragma unroll
-            for (int box = first_box; box < first_box + B_SHARE; ++box)
-                load_b(p, at, k, at.column + box * (BLOCK_N / B_BOXES), b + box * B_BOX_BYTES, full);
+        for (i32 step = at.steps(p); step > 0; --step, --early) {
+            if (early <= 0) {
+                wait(released(fill.slot), fill.phase ^ 1);
+                arrive_expecting(arrived(fill.slot), SLOT_BYTES); /* boxes that hang over an edge still count in full */
+            }
+            if (early <= 0 || !p.a_is_early)
+                fill_a(p, at, k, fill.slot);
+            if (early <= 0 || !p.b_is_early)
+                fill_b(p, at, k, fill.slot);
             k.advance(p, at);
             fill.advance();
         }

@@ -1,6 +1,6 @@
-/* roles: the body of the Hopper products: barriers, then warpgroup 0 produces and the others consume. Kernels that
-   follow may start early (programmatic dependent launch); where the tiles of groups or overrides are is memory of the
-   kernel before */
+/* roles: the body of the Hopper products: barriers, then warpgroup 0 produces and the others consume. A kernel that
+   follows may start as soon as this one has waited for the kernel before (programmatic dependent launch); where the
+   tiles of groups or overrides are is memory of that one */
 
 /* The consumers' work, with the reductions on the way. */
 template <class P> DEVICE void consume(const P &p, const tile_scheduler &at, u32 consumer_warp) {
@@ -52,8 +52,6 @@ template <class P> DEVICE void run_roles(const P &p) {
         cluster_wait();
     else
         __syncthreads();
-    let_next_kernel_start(); /* its prologue may run now; it waits before it touches memory */
-    wait_for_previous_kernel();
     if (warp < 4) {
         shrink_registers<PRODUCER_REGISTERS>();
         if (warp == 0 && elect_one())
@@ -63,6 +61,8 @@ template <class P> DEVICE void run_roles(const P &p) {
             cluster_wait();
         }
     } else {
+        wait_for_previous_kernel();
+        let_next_kernel_start();
         grow_registers<CONSUMER_REGISTERS>();
         consume(p, at, warp - 4);
     }

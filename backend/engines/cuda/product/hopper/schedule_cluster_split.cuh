@@ -45,9 +45,12 @@ template <class P, class R> DEVICE void consume_tiles(const P &p, tile_scheduler
     if (!at.more(p))
         return;
     const i32 steps = at.steps(p);
-    const u32 last_slot = main_loop::multiply(r_c, p, use, at, consumer_warp, steps);
     const i32 first_row = first_row_of(at, consumer_warp);
-    epilogue_operands<P> operands(p, at, first_row + consumer_warp % 4 * 16);
+    epilogue_operands<P> operands;
+    if (consumer_warp / 4 == cluster_rank())
+        operands.read_first(p, at, first_row);
+    const u32 last_slot = main_loop::multiply(r_c, p, use, at, consumer_warp, steps);
+    operands.read_ahead(p, at, first_row + consumer_warp % 4 * 16);
     main_loop::complete(r_c, last_slot, steps);
     cluster_wait(); /* for the other block's barriers, which have long been there */
     if (consumer_warp / 4 != cluster_rank()) {

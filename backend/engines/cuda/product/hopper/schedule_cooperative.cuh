@@ -12,9 +12,11 @@ template <class P, class R> DEVICE void consume_tiles(const P &p, tile_scheduler
         if constexpr (AUX_LOAD)
             if (!main_loop::LOADS_AUX || steps <= 0)
                 load_aux(p, at, consumer_warp);
-        const u32 last_slot = main_loop::multiply(r_c, p, use, at, consumer_warp, steps);
         const i32 first_row = first_row_of(at, consumer_warp);
-        epilogue_operands<P> operands(p, at, first_row + consumer_warp % 4 * 16);
+        epilogue_operands<P> operands;
+        operands.read_first(p, at, first_row);
+        const u32 last_slot = main_loop::multiply(r_c, p, use, at, consumer_warp, steps);
+        operands.read_ahead(p, at, first_row + consumer_warp % 4 * 16);
         main_loop::complete(r_c, last_slot, steps);
         if constexpr (AUX_LOAD)
             wait(aux_arrived(consumer_warp), aux_loads++ & 1);
