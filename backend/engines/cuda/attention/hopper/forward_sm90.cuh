@@ -65,6 +65,7 @@
              instructions for one of MUFU; a bias that joins the exponents: as quick, since L2 has no more to give
              EARLY, H100: of 24 or 40 as quick as of none, of 64 3 % slower; beside a bias 4 % slower, with three
              consumers 4 %, heads of 64 3 to 6 %; FP8 as quick. Sums of weights as products (mma.sync): 34 % slower
+             turns that last until products are done, beside a bias: 4 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with ALiBi 0.4 %
              FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; 192 keys without turns 6 to 8 % faster, but
              left no shared memory to park sums; polynomials for 2^x 4 % slower
