@@ -255,9 +255,9 @@ static void block_avx512(const struct block *block, int bytes) {
     struct area read = {block->next_from, from_stride, block->next_columns, block->next_rows * bytes};
     for (int i = 0; i < block->rows; i += side) {
         int rows_left = block->rows - i - side;
-        struct area written = {block->to + (i + side) * to_stride, to_stride, rows_left, block->columns * bytes};
-        if (rows_left <= 0)
-            written = (struct area){block->next_to, to_stride, block->next_rows, block->next_columns * bytes};
+        struct area written = {block->next_to, to_stride, block->next_rows, block->next_columns * bytes};
+        if (rows_left > 0)
+            written = (struct area){block->to + (i + side) * to_stride, to_stride, rows_left, block->columns * bytes};
         written.rows = block->is_large ? 0 : (int)min64(written.rows, side);
         for (int j = 0; j < block->columns; j += side, square++) {
             /* What is less than a square is the end of one that overlaps those before it. */

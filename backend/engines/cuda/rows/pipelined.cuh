@@ -27,18 +27,12 @@
              sums of columns by single blocks: 116, by pairs 111 (B 4096x16384), by pairs with rows apart 107, that
                share 101
              stages for each warp there: 109; stages for a group without sums: 72 for 69 (S 1024x65536)
-             no row asked of L2 behind the stages: 108 for 106; two rows: 111
-             copies that leave L2 first: 5 to 17 % slower; sums given up unwritten once read: 105.2 for 105.6
-             sums of columns of shorter rows: 103 in staged.cuh (16384x4096), 115 here: with the same rows, 12 of 132
-             multiprocessors end after 48, most after 62, the last after 78
-             rows asked of a counter, so that all end together (R): 73 for 73, 72 for 73 (2048x32768), 74 for 71
-               (256x262144)
+             copies that leave L2 first: 5 to 17 % slower
+             sums of columns of shorter rows: 103 in staged.cuh (16384x4096), 115 here
              rows of 16384 without sums of columns: 72, 66 in registers.cuh
              stages at odd multiples of 16 bytes: 8 to 20 % slower, of 32: as fast
              four blocks for rows of 65536: 74, two 71 (S); for 16384 with sums 144, two 108; 6 rows on their way for 3:
-               111
-             a second wave of blocks with fewer rows: 120 for 113, 78 for 79 without sums
-             no fence before a stage is filled: as fast */
+               111 */
 
 constexpr int WARPS = GROUP / 32;                       // of a group
 constexpr int PARTIALS = WARPS * CLUSTER;               // of a row

@@ -41,13 +41,9 @@
              multiply_first, multiply_second, multiply_sums(_first)
    Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
              HAS_SLOPES beside sums of dQ, soft-cap, heads of 128 and 64, 8192: 2.2 to 1.4, 3.1 to 1.7 of the plain case
-             IS_SOFT_CAP, 4096, causal, H100: 1.10 and 1.51 of the plain case before MUFU's tanh and slopes in pairs,
-             1.06 and 1.16 with squares of tanh in 16 bits, which lost slopes of scores that are cut off: gradients were
-             off by 3.2e-2; 1.08 and 1.24 with squares in float
-             HAS_DROPOUT, heads of 128, 4096, causal, H100: growth in the statistics and draws without a loop took it
-             from 1.65 to 1.48 of the plain case; ALiBi 1.01
-             HAS_BOXED_BIAS, 4096, causal, H100: heads of 128 1,838 to 1,503 us, 1.10 of the plain case; heads of 64,
-             H200: 2,372 to 1,836, 1.29, with three stages of 64 queries 1,882
+             4096 causal keys, H100, heads of 128 and 64, of the plain case: IS_SOFT_CAP 1.08, 1.24; squares of tanh
+             in 16 bits lost slopes of scores that are cut off. HAS_DROPOUT 1.48, ALiBi 1.01
+             HAS_BOXED_BIAS: 1,838 to 1,503 us, 1.10 of the plain case; heads of 64, H200: 2,372 to 1,836, 1.29
              HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
    Tried     adds from registers (red.v4): within noise
              elements of a bias asked for while S is made: as quick with heads of 128, 3 % slower of 64

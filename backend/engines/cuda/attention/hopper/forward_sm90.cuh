@@ -38,41 +38,24 @@
              KEPT_STEPS EARLY CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
              scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
              multiply_kept(_first), multiply_values
-   Measured  tools/bench/results/h200-attention.csv, h100-attention.csv
-             H200: CTAS, 16,384 heads of 64 tokens: 461 to 133 us, 8,192 of 128: 214 to 144 us; BIAS_STAGES, heads of
-             128, 8192 keys: 1.76 to 1.40 of the plain case
-             H100, 4096 keys, causal, heads of 128 and of 64, of the plain case: ALiBi 1.05, 1.05; bias 1.21, 1.21;
-             dropout 2.3, 3.0, before its bits went through whole words 4.1, 5.5; soft cap 1.19, 1.28, by MUFU's
-             tanh in the exponents 1.31, 1.48; a cap of 50 1.12, 1.31 once nobody looked for the largest score, of 16
-             1.17
-             EARLY of 32 there, heads of 128: 469 to 450 us, 8192 keys 904 to 863, 64 heads that share 8 1,712 to 1,587
-             (1.25 of cuDNN); heads of 192 and 128 612 to 573, EARLY of 40 and sets of heads of one size: to 542; these
-             sets, 8192, 16384 and 32768 keys, heads of 128: 938 to 861, 1,757 to 1,662, 1,782 to 1,639
-             Soft cap, heads of 128, consumers without turns: 570 to 536 us
-             Clocks of a step there, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
-             products 750. An instruction takes it 1.7 clocks under the other consumer's products
-             Where the compiler took warps for divergent: dropout 3 % slower, instructions 1.35 times as many
-             FP8, 8192 keys, heads of 128 on H200: without turns 1,506 to 1,413 us; three weights compared at once 1,506
-             to 1,476; no promotion would be 1,369. Heads of 256 on H100: 1,452 us widened to f16, 1,240 promoted
-             H100: three consumers of 64 keys, half of Q kept, heads of 128, 8192 keys: 1,662 to 1,543 us (1.12 of
-             cuDNN), causal 894 to 887; four consumers, 4,096 heads of 256 tokens: 206 to 183 us, 8,192 of 128: 186 to
-             210 us
-             Kept steps, FP8, 8192 keys, H100: heads of 128 1,441 to 1,345 us, of 256, half kept and O staged, 1,165 to
-             1,092: 0.86 and 1.00 of cuDNN
-             FP8, clocks of a step of both consumers, with turns: 2,560, of which products take 1,024 and then both
-             softmaxes, side by side, 1,350. 283 W at 1.92 GHz: nothing is limited by power
-   Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower, each of seven
-             instructions for one of MUFU; a bias that joins the exponents: as quick, since L2 has no more to give
-             EARLY, H100: of 24 or 40 as quick as of none, of 64 3 % slower; beside a bias 4 % slower, with three
-             consumers 4 %, heads of 64 3 to 6 %; FP8 as quick. Sums of weights as products (mma.sync): 34 % slower
-             turns that last until products are done, beside a bias: 4 % slower
+   Measured  tools/bench/results/h200-attention.csv, h100-attention.csv. H100, 4096 causal keys, where nothing else is
+             said; of the plain case, heads of 128 and 64: ALiBi 1.01, 1.11; bias 1.14, 1.19; soft cap 1.15, 1.32;
+             dropout 2.2, 3.0
+             EARLY of 32, heads of 128: 469 to 450 us; of 40, heads of 192 and 128, and sets of heads of one size: 612
+             to 542; these sets, 8192 keys, heads of 128: 938 to 861. A soft cap's consumers without turns: 570 to 536
+             Clocks of a step, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
+             products 750
+             CTAS, H200, 16,384 heads of 64 tokens: 461 to 133 us; four consumers, 4,096 heads of 256: 206 to 183
+             Three consumers of 64 keys, half of Q kept, heads of 128, 8192 keys, no mask: 1,662 to 1,543 us
+             FP8, 8192 keys, heads of 128: kept steps 1,441 to 1,345 us; on H200 without turns 1,506 to 1,413. Clocks of
+             a step of both consumers: 2,560, of which products take 1,024 and then both softmaxes 1,350
+   Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower; a bias that joins the
+             exponents: as quick, since L2 has no more to give; sums of weights by mma.sync: 34 % slower
+             EARLY of 24 or 40 as quick as of none, of 64 3 % slower; beside a bias and with three consumers 4 %, heads
+             of 64 3 to 6 %; FP8 as quick. Turns that last until products are done, beside a bias: 4 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with ALiBi 0.4 %
-             FP8 on H100 before promotion, depth 128: 812 TFLOPS of 8k keys; 192 keys without turns 6 to 8 % faster, but
-             left no shared memory to park sums; polynomials for 2^x 4 % slower
-             FP8: three consumers of 64 keys: 2 % slower. A turn until products are done: 1 to 3 % slower
-             FP8: turns at the softmax, not at products: as quick, since the one warp of a scheduler takes 800 to 1,200
-             clocks for a softmax alone. Weights while the last ones are multiplied: the assembler hands the registers
-             of these out while a product reads them still, unless they are read once more behind the wait */
+             FP8: 192 keys without turns 6 to 8 % faster, but leave no shared memory to park sums; three consumers of 64
+             keys 2 % slower, a turn until products are done 1 to 3 %; turns at the softmax as quick */
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
 constexpr u32 ROW_BYTES = 128;                                                    /* of a panel, swizzled */

@@ -17,10 +17,10 @@
              clusters of 4, four consumer warpgroups: within noise or slower
              sharing filters in clusters: slower for images;   sharing A in clusters: no gain for few rows
              releasing arrivals at peers: half the speed
-             rasterisation groups of one height for all: 1 to 3 % slower where operands do not stay in L2 few rows:
-             first steps at different k in each tile, 1 to 10 % slower; two blocks on a multiprocessor, of one kernel or
-             of two that follow each other, 2 % slower, as each has half of the stages; two or four steps loaded
-             together, within noise */
+             rasterisation groups of one height for all: 1 to 3 % slower where operands do not stay in L2
+             few rows: first steps at different k in each tile, 1 to 10 % slower; two blocks on a multiprocessor, of one
+             kernel or of two that follow each other, 2 % slower, as each has half of the stages; two or four steps
+             loaded together, within noise */
 
 constexpr int CONSUMER_GROUPS = BLOCK_M / (ROW_BLOCKS * 64), TILE_GROUPS = CONSUMER_GROUPS, CLUSTER_SPLITS = 1;
 constexpr int OWN_BARRIERS = 0, ADDRESS_REGISTERS = CLUSTER > 1 ? 44 : 40;
