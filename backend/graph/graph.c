@@ -249,11 +249,6 @@ static weftStatus_t sort_nodes(struct graph *graph, struct arena *scratch) {
 
 /* ---- Readers ----------------------------------------------------------------------------------------------------- */
 
-bool graph_is_input(const struct graph *graph, const struct tensor *tensor) {
-    int value = graph_find_value(graph, tensor);
-    return value >= 0 && graph->values[value].producer < 0 && value_is_slot(&graph->values[value]);
-}
-
 /* Whether a node must run: some output is the user's, or a node that runs reads it. Readers of what it writes must have
    been counted. */
 bool graph_needs(const struct graph *graph, const struct node *node) {

@@ -60,8 +60,8 @@ static inline bool value_is_slot(const struct value *value) {
     return !value->tensor->is_virtual && !value->tensor->is_constant;
 }
 
-/* Whether a tensor has memory from the variant pack that no operation of the graph writes. */
-bool graph_is_input(const struct graph *graph, const struct tensor *tensor);
+/* Of these, one that no operation of the graph writes. */
+static inline bool value_is_input(const struct value *value) { return value->producer < 0 && value_is_slot(value); }
 
 /* Whether the user or a node that is needed reads something that a node makes. */
 bool graph_needs(const struct graph *graph, const struct node *node);

@@ -52,7 +52,7 @@ static int each_input(struct plan *plan, struct slot *out, void (*visit)(struct 
     for (int n = 0; n < region->count; n++)
         for (int k = 0; k < region_node(region, n)->operand_count; k++) {
             int value = region_node(region, n)->operands[k];
-            bool is_input = graph->values[value].producer < 0 && value_is_slot(&graph->values[value]);
+            bool is_input = value_is_input(&graph->values[value]);
             count += is_input;
             if (is_input && visit)
                 visit(plan, out, value);

@@ -302,8 +302,9 @@ static void plan_epilogue(struct hopper *h) {
 /* Inputs of the graph need not wait for the kernel before, where that is one of this plan's: it has waited for whatever
    may have written them. What comes before the plan may write them still. */
 static void plan_early(struct hopper *h, const struct step *step) {
+    const struct value *values = h->c.region->graph->values;
     for (int f = 0; f < OPERANDS && cuda_follows(step) && !contraction_has_overrides(&h->c); f++)
-        h->is_early[f] = !h->parts[f] && graph_is_input(h->c.region->graph, h->c.operand[f].tensor);
+        h->is_early[f] = !h->parts[f] && value_is_input(&values[h->c.operand[f].value]);
 }
 
 /* Constants that all parts of the kernel name, also those of families that print coordinates of their own. */
