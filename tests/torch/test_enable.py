@@ -53,10 +53,11 @@ def test_what_weft_leaves_falls_through_with_a_reason() -> None:
     x = torch.randn(1, 2, 5, 5)
     expected = F.avg_pool2d(x, 2, ceil_mode=True)
     with weft_torch.enable(["avg_pool", "softmax"]) as enabled:
-        torch.testing.assert_close(F.avg_pool2d(x, 2, ceil_mode=True), expected)
+        for _ in range(3):
+            torch.testing.assert_close(F.avg_pool2d(x, 2, ceil_mode=True), expected)
         assert torch.softmax(torch.empty(0, 3), 1).shape == (0, 3)
     reason = "avg_pool: windows of ceil_mode end beyond the padding. Leave it to torch."
-    assert enabled.report() == {"aten::avg_pool2d": {reason: 1}, "aten::_softmax": {"served": 1}}
+    assert enabled.report() == {"aten::avg_pool2d": {reason: 3}, "aten::_softmax": {"served": 1}}
 
 
 def test_rows_that_lie_apart_are_served() -> None:
