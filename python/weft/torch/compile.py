@@ -207,17 +207,25 @@ def backend(
     return aot_autograd(**both, inference_compiler=infer, partition_fn=split)(module, examples)
 
 
-def explain(model: Callable[..., Any], *arguments: Any, backward: bool = True) -> Cover:
+def explain(
+    model: Callable[..., Any], *arguments: Any, backward: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Cover:  # fmt: skip
     """How Weft covers a model on these arguments: str() of it is the text, `graphs` can be plotted.
 
     Args:
         model: a module or a function of tensors.
         arguments: what it is called with.
         backward: whether gradients are covered too, of the sum of the results.
+        options: as backend's.
     """
     cover = Cover()
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend=lambda module, examples: backend(module, examples, cover))
+
+    def noting(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
+        return backend(module, examples, cover, options)
+
+    compiled = torch.compile(model, backend=noting)
     result = compiled(*arguments)
     first = result[0] if isinstance(result, (tuple, list)) else result
     if backward and isinstance(first, torch.Tensor) and first.requires_grad:
