@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLOTS_MAX = 64, PLACES = 4096, PROBES = 8 };
+enum { SLOTS_MAX = 256, PLACES = 4096, PROBES = 8 };
 
 /* What torch tells of itself at the first call. */
 static struct {
@@ -240,11 +240,17 @@ static void keep_entry(const struct key *key, struct object *prepared) {
     replace_entry(place, made);
 }
 
+/* Forgets what an operator's `find` gave; of NULL, of any. */
+static void forget_of(const struct object *find) {
+    for (int i = 0; i < PLACES; i++)
+        if (table[i] && (!find || find_of(table[i]->words) == find))
+            replace_entry(&table[i], NULL);
+}
+
 /* forget(): plans that were cleared are found no more. */
 static struct object *forget(struct object *self, struct object *arguments, struct object *named) {
     (void)self, (void)arguments, (void)named;
-    for (int i = 0; i < PLACES; i++)
-        replace_entry(&table[i], NULL);
+    forget_of(NULL);
     return none();
 }
 
@@ -265,6 +271,7 @@ struct operator {
 
 static void end_operator(struct object *capsule) {
     struct operator *operator = python.of_capsule(capsule, operator_name);
+    forget_of(operator->find);
     python.drop(operator->told);
     free(operator);
 }

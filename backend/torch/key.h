@@ -5,7 +5,7 @@
 
 #include "torch/python.h"
 
-enum { KEY_WORDS_MAX = 126 };
+enum { KEY_WORDS_MAX = 1022 };
 
 struct key {
     uint64_t hash;

@@ -4660,7 +4660,8 @@ class Ops:
         Args:
             token: tokens, [1, M, K].
             weight: one matrix per expert, [E, K, N].
-            first_token_offset: first row of each expert, ascending, INT32 or INT64, [E, 1, 1].
+            first_token_offset: first row of each expert, or of each but the first, which then is 0;
+                ascending, INT32 or INT64, [E, 1, 1].
             token_index: of each row the token that it is made of (GATHER) or goes to (SCATTER), INT32 or
                 INT64, [1, rows, 1]; optional.
             token_ks: which of its token's top_k places each row goes to, INT32 or INT64; SCATTER, [1, M, 1];
@@ -4719,7 +4720,8 @@ class Ops:
         Args:
             doutput: gradient of the output, [1, M, N].
             token: tokens of the forward pass, [1, M, K].
-            first_token_offset: first row of each expert, ascending, INT32 or INT64, [E, 1, 1].
+            first_token_offset: first row of each expert, or of each but the first, which then is 0;
+                ascending, INT32 or INT64, [E, 1, 1].
             compute_data_type: type to calculate in; default the graph's, else INT32 for integers of 8 bits,
                 INT64 for wider ones, FLOAT for others.
             name: the operation's name in messages and pictures.

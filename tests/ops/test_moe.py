@@ -326,6 +326,29 @@ def test_weight_gradient_has_the_strides_of_column_major_weights():
     assert (dweight.get_dim(), dweight.get_stride()) == ([2, 3, 5], [15, 1, 3])
 
 
+# ---- Offsets of all experts but the first ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offsets", [(0, 11, 11, 33), (0, 44), (0,)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_first_offset_may_be_left_out(offsets, dtype):
+    count, starts = len(offsets), firsts(*offsets)
+    token, doutput = checks.random((1, 44, 24), dtype), checks.random((1, 44, 40), dtype, seed=1)
+    weight = checks.random((count, 24, 40), dtype, seed=2)
+    checks.check(
+        lambda g, t, w, f: g.moe_grouped_matmul(t, w, f),
+        {"t": token, "w": weight, "f": starts[1:]},
+        product(token, weight, starts)[None],
+        magnitude=magnitude(24),
+    )
+    checks.check(
+        lambda g, d, t, f: g.moe_grouped_matmul_bwd(d, t, f).set_dim([count, 24, 40]),
+        {"d": doutput, "t": token, "f": starts[1:]},
+        gradient(doutput, token, starts),
+        magnitude=magnitude(44),
+    )
+
+
 # ---- Refusals ----------------------------------------------------------------------------------------------
 
 
@@ -358,7 +381,8 @@ def forward(g, t, w, f, **rest):
         (
             {"f": ([3, 1, 1], "i32")},
             {},
-            "weight is [2,5,3], of 2 experts, first_token_offset is [3,1,1]. Give it one offset per expert.",
+            "weight is [2,5,3], of 2 experts, first_token_offset is [3,1,1]. Give it one offset per expert, "
+            "or leave out the first.",
         ),
         (
             {"f": ([2, 2, 1], "i32")},

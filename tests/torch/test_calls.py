@@ -99,8 +99,8 @@ UNKNOWN = {
     "sparse": torch.eye(2).to_sparse(),
     "a list of tensors": [rows(2)],
     "complex": 1j,
-    "more than a key holds": [0] * 200,
-    "longer than a key": "x" * 2000,
+    "more than a key holds": [0] * 2000,
+    "longer than a key": "x" * 20000,
 }
 
 
@@ -126,6 +126,16 @@ def test_a_function_that_was_found_is_called_and_raises_as_it_does() -> None:
     failing = FUNCTIONS.operator(refuse, lambda x: x)
     with pytest.raises(KeyError, match="2"):
         failing(2)
+
+
+def test_an_operator_that_is_gone_is_forgotten() -> None:
+    def find(_):
+        return abs
+
+    held, operator = weakref.ref(find), FUNCTIONS.operator(find, str)
+    assert operator(-2) == operator(-2) == 2
+    del find, operator
+    assert held() is None
 
 
 def test_of_many_kinds_of_calls_some_are_kept_and_none_is_mixed_up() -> None:

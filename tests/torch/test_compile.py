@@ -126,9 +126,11 @@ def everything(run, model, x):
     return [y, x.grad, *(each.grad for each in model.parameters()), *model.buffers()]
 
 
-def compiled(model, cover, **how):
+def compiled(model, cover, inductor=False, **how):
+    """inductor: whether it compiles what Weft leaves, which takes it seconds."""
     torch._dynamo.reset()
-    return torch.compile(model, backend=lambda m, e: weft_compile.backend(m, e, cover), **how)
+    options = {"inductor": inductor}
+    return torch.compile(model, backend=lambda m, e: weft_compile.backend(m, e, cover, options), **how)
 
 
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
@@ -207,7 +209,7 @@ def test_statistics_are_padded_as_torchs_attention_of_a_gpu_has_them(rows: int) 
         torch.testing.assert_close(lse[:, :, :rows], scores.logsumexp(-1))
         assert (lse[:, :, rows:] == torch.inf).all()
         cover_alone, alone = region_of(attend, 1, *[...] * 3, None, False, 0.0, True)
-        torch.testing.assert_close(alone(q, k, v), (o,))
+        torch.testing.assert_close(alone(q, k, v), o)
         how = 0.0, [True, True, True, False], True
         cover_back, back = region_of(backward, 3, *[...] * 4, None, *[...] * 4, *how)
         seed = torch.zeros((), dtype=torch.int64)
@@ -490,6 +492,71 @@ def test_what_weft_leaves_is_torchs_with_a_reason() -> None:
     torch.testing.assert_close(compiled(model, cover)(x), model(x))
     assert cover.left["cumsum.default", "no operator of Weft's"] == 1
     assert "torch computes 1 x cumsum.default: no operator of Weft's" in str(cover)
+
+
+class Left(torch.nn.Module):
+    """Regions around what Weft leaves, a buffer that is updated, a view of the input, a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 6) / 2)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x):
+        y = torch.softmax(x @ self.weight, -1)
+        self.seen.add_(y.detach().sum(0).cumsum(0))
+        added = y.cumsum(1).flip(1) + torch.tensor([0.5, 1, 2, 3, 4, 5], device=x.device)
+        return torch.relu(added.sort(1).values @ self.weight) * 2, x[:, 1:], y.argmax(1)
+
+
+def test_inductor_compiles_what_weft_leaves() -> None:
+    """Of batches of any size, once."""
+    torch.manual_seed(5)
+    model, cover = Left(), Cover()
+    eager, run = copy.deepcopy(model), compiled(model, cover, inductor=True, dynamic=True)
+    for batch in (4, 3, 7):
+        given, other = (torch.linspace(-2, 3, batch * 6).view(batch, 6).requires_grad_() for _ in range(2))
+        found, expected = run(given), eager(other)
+        torch.testing.assert_close(found, expected)
+        assert found[1].data_ptr() == given[:, 1:].data_ptr()
+        (found[0].square().sum() + found[1].sum()).backward()
+        (expected[0].square().sum() + expected[1].sum()).backward()
+        torch.testing.assert_close(given.grad, other.grad)
+        torch.testing.assert_close([*model.buffers()], [*eager.buffers()])
+        torch.testing.assert_close(model.weight.grad, eager.weight.grad, rtol=1e-5, atol=1e-5)
+    assert (cover.compiled, cover.apart) == (2, [])
+    assert "\nInductor compiles what torch computes in 2 graphs\n" in str(cover)
+    assert len(cover.graphs) == 3 * len(cover.regions)
+    assert not cover.refused
+
+
+def test_without_inductor_what_weft_leaves_runs_one_by_one(monkeypatch) -> None:
+    def refuse(*_):
+        raise RuntimeError("no compiler here.")
+
+    monkeypatch.setattr(weft_compile.inductor, "compile", refuse)
+    model, x, cover = Left(), torch.randn(4, 6), Cover()
+    with torch.no_grad():
+        eager = copy.deepcopy(model)
+        torch.testing.assert_close(compiled(model, cover, inductor=True)(x), eager(x))
+        torch.testing.assert_close(model.seen, eager.seen)
+    told = "\nwhat torch computes in a graph runs one by one: RuntimeError: no compiler here.\n"
+    assert told in str(cover)
+
+
+def test_an_operator_that_is_left_alone_is_called() -> None:
+    """It has none to be fused with."""
+    x, alone = torch.randn(4, 6), Cover()
+    run = compiled(lambda x: x.relu().cumsum(0), alone, inductor=True)
+    torch.testing.assert_close(run(x), x.relu().cumsum(0))
+    assert (alone.compiled, alone.apart) == (0, [])
+    assert sum(alone.left.values()) == 1
+
+
+def test_options_that_are_none() -> None:
+    run = torch.compile(torch.relu, backend=weft_torch.backend, options={"fuse": True})
+    with pytest.raises(Exception, match=r"no option is named 'fuse'\. There is \"inductor\"\."):
+        run(torch.ones(3))
 
 
 def test_a_region_that_weft_does_not_build_is_torchs() -> None:

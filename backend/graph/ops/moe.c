@@ -5,8 +5,9 @@
      GATHER   output[r] = token[token_index[r]] * weight[e]
      SCATTER  output[token_index[r] * top_k + token_ks[r]] = token[r] * weight[e]
    moe_grouped_matmul_bwd: dweight[e] = sum over rows r of expert e of token[r] * doutput[r]
-   Offsets ascend; the last expert ends with the last row. Rows before the first offset belong to no expert. Rows of the
-   output that get no product are 0, and an index that points outside is as a row that is not there. To SCATTER, each
+   Offsets ascend; the last expert ends with the last row. One offset less than experts are those of all but the first
+   expert, which begins with row 0. Rows before the first offset belong to no expert. Rows of the output that get no
+   product are 0, and an index that points outside is as a row that is not there. To SCATTER, each
    row needs a place of its own: of rows that share one, which stays is not said. */
 #include "graph/ops/moe.h"
 
@@ -20,6 +21,9 @@ static weftStatus_t check_whole_numbers(const struct descriptor *op, const char 
     return WEFT_STATUS_SUCCESS;
 }
 
+static const char offsets_doc[] =
+    "first row of each expert, or of each but the first, which then is 0; ascending, INT32 or INT64";
+
 /* [1, rows, columns]: the leading 1 is cuDNN's, whose batch and sequence are merged. */
 static weftStatus_t check_rows(const struct descriptor *op, const char *key, const struct tensor *tensor) {
     TRY(check_rank(op, key, tensor, 3, 3));
@@ -30,16 +34,38 @@ static weftStatus_t check_rows(const struct descriptor *op, const char *key, con
     return WEFT_STATUS_SUCCESS;
 }
 
-/* [E, 1, 1]. There is no offset behind the last expert: it ends with the last row. */
+/* [E, 1, 1] or [E - 1, 1, 1]. There is no offset behind the last expert: it ends with the last row. */
 static weftStatus_t check_offsets(const struct descriptor *op, const struct tensor *offsets) {
     TRY(check_rank(op, "first_token_offset", offsets, 3, 3));
     TRY(check_dims(op, "first_token_offset", offsets, 3, (int64_t[]){offsets->dims.at[0], 1, 1}));
     return check_whole_numbers(op, "first_token_offset", offsets);
 }
 
+/* One offset for each expert, or for each but the first. `weight`: of which there is one matrix for each. */
+static weftStatus_t check_offset_count(const struct descriptor *op, const char *key, const struct tensor *weight,
+                                       const struct tensor *offsets) {
+    int64_t experts = weight->dims.at[0], left_out = moe_left_out(offsets, experts);
+    if (left_out != 0 && left_out != 1)
+        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
+             "%s: %s is %s, of %lld experts, first_token_offset is %s. Give it one offset per expert, or leave out the "
+             "first.",
+             descriptor_label(op), key, tensor_dims_text(weight), (long long)experts, tensor_dims_text(offsets));
+    return WEFT_STATUS_SUCCESS;
+}
+
+/* The offsets of so many experts. */
+struct offsets {
+    struct view at;
+    int64_t experts;
+};
+
 /* The first row of an expert, or of the end of the last one; never outside 0 .. rows. */
-static int64_t first_row(const struct view *offsets, int64_t expert, int64_t rows) {
-    int64_t first = expert < offsets->dims[0] ? view_load_int(offsets, (int64_t[]){expert, 0, 0}) : rows;
+static int64_t first_row(const struct offsets *offsets, int64_t expert, int64_t rows) {
+    int64_t place = expert - (offsets->experts - offsets->at.dims[0]), first = rows;
+    if (place < 0)
+        return 0;
+    if (expert < offsets->experts)
+        first = view_load_int(&offsets->at, (int64_t[]){place, 0, 0});
     return first < 0 ? 0 : first > rows ? rows : first;
 }
 
@@ -70,7 +96,7 @@ static const struct row rows[] = {
                .required = true, .shape = "[E, K, N]", .doc = "one matrix per expert"),
     TENSOR_ROW(ROLE_INPUT, struct moe_op, first_token_offset,
                WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_FIRST_TOKEN_OFFSET_DESC, "first_token_offset", .required = true,
-               .shape = "[E, 1, 1]", .doc = "first row of each expert, ascending, INT32 or INT64"),
+               .shape = "[E, 1, 1]", .doc = offsets_doc),
     TENSOR_ROW(ROLE_OUTPUT, struct moe_op, output, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_OUTPUT_DESC, "output",
                .required = true, .shape = "[1, rows, N]",
                .doc = "product; rows are M, or those of token_index to GATHER"),
@@ -105,12 +131,7 @@ static weftStatus_t check_inputs(const struct moe_op *op) {
              "strides if it is [E,N,K].",
              descriptor_label(&op->base), tensor_dims_text(token), (long long)token->dims.at[2],
              tensor_dims_text(weight), (long long)weight->dims.at[1]);
-    if (op->first_token_offset->dims.at[0] != weight->dims.at[0])
-        FAIL(WEFT_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-             "%s: weight is %s, of %lld experts, first_token_offset is %s. Give it one offset per expert.",
-             descriptor_label(&op->base), tensor_dims_text(weight), (long long)weight->dims.at[0],
-             tensor_dims_text(op->first_token_offset));
-    return WEFT_STATUS_SUCCESS;
+    return check_offset_count(&op->base, "weight", weight, op->first_token_offset);
 }
 
 /* What each mode needs, and what it would ignore. */
@@ -198,7 +219,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     struct forward_views v = {view_of(bindings, op->token), view_of(bindings, op->weight),
                               view_of(bindings, op->output), view_of(bindings, op->token_index),
                               view_of(bindings, op->token_ks)};
-    struct view offsets = view_of(bindings, op->first_token_offset);
+    const struct offsets offsets = {view_of(bindings, op->first_token_offset), op->weight->dims.at[0]};
     /* `count` rows are multiplied: those of token, or of token_index to GATHER. */
     int64_t index[WEFT_DIM_MAX], count = moe_rows(op);
     /* Nobody wants the result, or no pointer was given for it. */
@@ -207,7 +228,7 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     /* Rows that no product reaches are 0, and SCATTER does not reach all. */
     for (bool more = index_begin(index, 3, v.output.dims); more; more = index_next(index, 3, v.output.dims))
         view_store(&v.output, index, 0);
-    for (int64_t expert = 0; expert < offsets.dims[0]; expert++) {
+    for (int64_t expert = 0; expert < offsets.experts; expert++) {
         /* Experts whose offsets do not ascend have no rows. */
         int64_t until = first_row(&offsets, expert + 1, count);
         for (int64_t r = first_row(&offsets, expert, count); r < until; r++) {
@@ -254,7 +275,7 @@ static const struct row bwd_rows[] = {
                .required = true, .shape = "[1, M, K]", .doc = "tokens of the forward pass"),
     TENSOR_ROW(ROLE_INPUT, struct moe_bwd_op, first_token_offset,
                WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_FIRST_TOKEN_OFFSET_DESC, "first_token_offset",
-               .required = true, .shape = "[E, 1, 1]", .doc = "first row of each expert, ascending, INT32 or INT64"),
+               .required = true, .shape = "[E, 1, 1]", .doc = offsets_doc),
     TENSOR_ROW(ROLE_OUTPUT, struct moe_bwd_op, dweight, WEFT_ATTR_OPERATION_MOE_GROUPED_MATMUL_BWD_DWEIGHT_DESC,
                "dweight", .required = true, .shape = "[E, K, N]",
                .doc = "gradient of the weights, packed with K fastest where no strides are set"),
@@ -285,21 +306,25 @@ static weftStatus_t bwd_infer(struct descriptor *descriptor) {
              descriptor_label(descriptor), tensor_dims_text(token), (long long)token->dims.at[1],
              tensor_dims_text(doutput), (long long)doutput->dims.at[1]);
     int64_t depth = token->dims.at[2];
-    /* One matrix for each expert, as the forward weight has. */
-    const int64_t dims[] = {op->first_token_offset->dims.at[0], depth, doutput->dims.at[2]};
+    /* One matrix for each expert, as the forward weight has; where it is not said how many, each has an offset. */
+    bool is_set = op->dweight->dims.count == 3;
+    int64_t experts = is_set ? op->dweight->dims.at[0] : op->first_token_offset->dims.at[0];
+    const int64_t dims[] = {experts, depth, doutput->dims.at[2]};
     /* Strides that only order the dimensions: experts slowest, K fastest. */
     const struct tensor turned = {.dims = {3, {dims[0], dims[1], dims[2]}}, .strides = {3, {INT64_MAX, 1, 2}}};
     tensor_infer_dims(op->dweight, 3, dims);
     tensor_infer_strides(op->dweight, &turned);
     tensor_infer_type(op->dweight, result_type(op->dweight, token, doutput, moe_bwd_math(op)));
-    return check_dims(descriptor, "dweight", op->dweight, 3, dims);
+    TRY(check_dims(descriptor, "dweight", op->dweight, 3, dims));
+    return check_offset_count(descriptor, "dweight", op->dweight, op->first_token_offset);
 }
 
 /* Element by element of dweight: a sum over the rows of its expert. */
 static void bwd_reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct moe_bwd_op *op = (const struct moe_bwd_op *)descriptor;
     struct view token = view_of(bindings, op->token), doutput = view_of(bindings, op->doutput);
-    struct view dweight = view_of(bindings, op->dweight), offsets = view_of(bindings, op->first_token_offset);
+    struct view dweight = view_of(bindings, op->dweight);
+    const struct offsets offsets = {view_of(bindings, op->first_token_offset), op->dweight->dims.at[0]};
     int64_t index[WEFT_DIM_MAX], count = token.dims[1];
     if (!dweight.data)
         return;

@@ -25,6 +25,11 @@ weftDataType_t moe_bwd_math(const struct moe_bwd_op *op);
 extern const struct op moe_op;
 extern const struct op moe_bwd_op;
 
+/* 1 where first_token_offset leaves out that of the first expert, which is 0 then; else 0. */
+static inline int64_t moe_left_out(const struct tensor *offsets, int64_t experts) {
+    return experts - offsets->dims.at[0];
+}
+
 /* Rows that experts share among themselves: those of token, or those that GATHER picks. */
 static inline int64_t moe_rows(const struct moe_op *op) {
     const struct tensor *rows = op->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER ? op->token_index : op->token;

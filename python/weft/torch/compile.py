@@ -1,12 +1,15 @@
 """torch.compile(model, backend="weft"): the ATen graphs of forward and backward, covered by Weft's graphs.
 
 AOTAutograd makes the graphs; torch's partitioner gathers what Weft draws into regions, each of which becomes
-one graph of Weft's for each set of shapes it meets. What is left runs as torch runs it.
+one graph of Weft's for each set of shapes it meets. What is left is Inductor's to compile, or runs as eager
+torch runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,20 +24,25 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from weft.errors import WeftError
 from weft.graphs import Graph
+from weft.torch import inductor
 from weft.torch.nodes import BLANK, DRAWN, OWN
 from weft.torch.ops import FLOATS, INDICES
-from weft.torch.regions import GETS, MOVES, Cover, Region, RegionDrawing, draw, name_of
+from weft.torch.regions import GETS, MOVES, SHOWS, Cover, Region, RegionDrawing, draw, name_of
 from weft.torch.rewrites import rewrite
 
 # ---- Which operators ----
 
 
+def _tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of what a node makes."""
+    several = value if isinstance(value, (tuple, list)) else [value]
+    return [each for each in several if isinstance(each, torch.Tensor)]
+
+
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     """The fake tensors that a node takes and gives; of an element taken out of a tuple, the element."""
     takes = () if node.target in GETS else node.all_input_nodes
-    values = [each.meta["val"] for each in (node, *takes)]
-    flat = [each for value in values for each in (value if isinstance(value, (tuple, list)) else [value])]
-    return [each for each in flat if isinstance(each, torch.Tensor)]
+    return [tensor for each in (node, *takes) for tensor in _tensors_of(each.meta["val"])]
 
 
 def refusal(node: torch.fx.Node) -> str:
@@ -100,44 +108,93 @@ class _Support(OperatorSupportBase):  # type: ignore[misc]
 # ---- The backend ----
 
 
-def _covered(module: torch.fx.GraphModule, cover: Cover) -> torch.fx.GraphModule:
-    """The module with regions in place of what Weft draws."""
+def _covered(module: torch.fx.GraphModule, cover: Cover) -> tuple[torch.fx.GraphModule, int]:
+    """The module with regions in place of what Weft draws, and how many operators it leaves."""
     support = _Support(cover)
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     parts = [part for part in partitioner.propose_partitions() if _computes(part.nodes)]
     fused = partitioner.fuse_partitions(parts)
-    for name, child in list(fused.named_children()):
-        if name.startswith("fused_"):
-            region = Region(child, cover)
+    left = sum(_is_left(node) for node in fused.graph.nodes)
+    for node in list(fused.graph.nodes):
+        if node.op == "call_module" and node.target.startswith("fused_"):
+            region = Region(getattr(fused, node.target), cover)
             cover.regions.append(region)
-            setattr(fused, name, _Served(region))
+            _place(node, region)
+    fused.graph.eliminate_dead_code()
+    fused.delete_all_unused_submodules()
     fused.recompile()
-    return fused
+    return fused, left
 
 
 def _computes(nodes: Any) -> bool:
     return any(node.target not in MOVES and node.target not in GETS for node in nodes)
 
 
-class _Served(torch.nn.Module):  # type: ignore[misc]
-    """A region where a module is called."""
-
-    def __init__(self, region: Region) -> None:
-        super().__init__()
-        self._region = region
-
-    def forward(self, *arguments: Any) -> Any:
-        results = self._region(*arguments)
-        is_many = isinstance(results, tuple) and len(results) == 1
-        return results[0] if is_many else results
+def _is_left(node: torch.fx.Node) -> bool:
+    """Whether a node makes tensors that are no views."""
+    is_view = node.target in SHOWS or node.target in GETS
+    return node.op == "call_function" and not is_view and bool(_tensors_of(node.meta.get("val")))
 
 
-def backend(module: torch.fx.GraphModule, examples: Sequence[Any], cover: Cover | None = None) -> Any:
-    """A backend of torch.compile. cover: where to note what becomes of the graphs."""
-    noted = Cover() if cover is None else cover
+def _place(node: torch.fx.Node, region: Region) -> None:
+    """Puts a region, and the views of what it computes, in place of the module that a node calls."""
+    graph = node.graph
+    given = [each for each in region.module.graph.nodes if each.op == "placeholder"]
+    with graph.inserting_before(node):
+        made = graph.call_function(inductor.Standing(region), node.args)
+        several = len(region.bases) != 1
+        parts = [graph.call_function(operator.getitem, (made, i)) for i in range(len(region.bases) * several)]
+        shown = dict(zip([*given, *region.bases], [*node.args, *(parts or [made])], strict=True))
+        for each in region.views:
+            shown[each] = graph.node_copy(each, lambda n: shown[n])
+    ends = torch.fx.map_arg(region.ends, shown.get)
+    if isinstance(ends, (tuple, list)):
+        for user in list(node.users):
+            user.replace_all_uses_with(ends[user.args[1]])
+            graph.erase_node(user)
+    else:
+        node.replace_all_uses_with(ends)
+    graph.erase_node(node)
 
-    def compile_one(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
-        return make_boxed_func(_covered(graph, noted).forward)
+
+_WORTH = 2
+"""Inductor compiles what is left of at least so many operators: one alone has none to be fused with."""
+
+
+def _compiled(
+    module: torch.fx.GraphModule, given: Sequence[Any], cover: Cover, how: Mapping[str, Any]
+) -> Any:
+    """A graph of ATen's, covered, as a function of a list of arguments."""
+    covered, left = _covered(module, cover)
+    if left >= _WORTH and how.get("inductor", True):
+        try:
+            compiled = inductor.compile(covered, given)
+        except Exception as refusal:  # Inductor's are of any kind
+            words = textwrap.shorten(str(refusal), 300, placeholder=" ...")
+            cover.apart.append(f"{type(refusal).__name__}: {words}")
+        else:
+            cover.compiled += 1
+            return compiled
+    return make_boxed_func(covered.forward)
+
+
+def backend(
+    module: torch.fx.GraphModule, examples: Sequence[Any], cover: Cover | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:  # fmt: skip
+    """A backend of torch.compile.
+
+    Args:
+        module, examples: what torch.compile gives it.
+        cover: where to note what becomes of the graphs.
+        options: those of torch.compile. "inductor": whether Inductor compiles what Weft leaves, default True.
+    """
+    noted, how = Cover() if cover is None else cover, options or {}
+    if unknown := how.keys() - {"inductor"}:
+        raise ValueError(f'backend "weft": no option is named {min(unknown)!r}. There is "inductor".')
+
+    def compile_one(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Any:
+        return _compiled(graph, given, noted, how)
 
     def infer(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Any:
         return compile_one(rewrite(graph), given)
@@ -150,17 +207,25 @@ def backend(module: torch.fx.GraphModule, examples: Sequence[Any], cover: Cover 
     return aot_autograd(**both, inference_compiler=infer, partition_fn=split)(module, examples)
 
 
-def explain(model: Callable[..., Any], *arguments: Any, backward: bool = True) -> Cover:
+def explain(
+    model: Callable[..., Any], *arguments: Any, backward: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Cover:  # fmt: skip
     """How Weft covers a model on these arguments: str() of it is the text, `graphs` can be plotted.
 
     Args:
         model: a module or a function of tensors.
         arguments: what it is called with.
         backward: whether gradients are covered too, of the sum of the results.
+        options: as backend's.
     """
     cover = Cover()
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend=lambda module, examples: backend(module, examples, cover))
+
+    def noting(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
+        return backend(module, examples, cover, options)
+
+    compiled = torch.compile(model, backend=noting)
     result = compiled(*arguments)
     first = result[0] if isinstance(result, (tuple, list)) else result
     if backward and isinstance(first, torch.Tensor) and first.requires_grad:

@@ -37,10 +37,14 @@ class Enabled:
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
         own = functools.partial(torch.library.get_kernel(operator.twin, key).call_boxed, keys)
         slow = _server(name, operator, own, self._counts)
+
+        def left(error: WeftError) -> Callable[..., Any]:
+            return _counted(own, self._counts, (name, str(error)))
+
         if isinstance(operator, StandIn):
-            call = operator.standing_for(slow, _server(name, operator.serve, own, self._counts))
+            call = operator.standing_for(slow, left, _server(name, operator.serve, own, self._counts))
         else:
-            call = operator.standing_for(slow)
+            call = operator.standing_for(slow, left)
             self._servers.append((name, call))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
@@ -87,6 +91,18 @@ def _server(
         return results
 
     return serve
+
+
+def _counted(
+    own: Callable[..., Any], counts: Counter[tuple[str, str]], outcome: tuple[str, str]
+) -> Callable[..., Any]:
+    """One of torch's operators, whose calls are counted."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        counts[outcome] += 1
+        return own(*arguments, **named)
+
+    return call
 
 
 def enable(ops: Sequence[str] | None = None, where: Sequence[str] = ("cpu", "cuda")) -> Enabled:

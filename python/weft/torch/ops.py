@@ -60,6 +60,14 @@ def is_watched(value: torch.Tensor) -> bool:
     return bool(_watchers() or _transforms() or _keys_of(value).raw_repr() & NOT_PLAIN)
 
 
+Left = Callable[[WeftError], Callable[..., Any] | None]
+"""Of a refusal, what is called for all such arguments; None: what raises it again each time."""
+
+
+def _no_other(_: WeftError) -> None:
+    """Where nothing else computes what Weft refuses."""
+
+
 class Operator:
     """One operator: torch.ops.weft.NAME, and what may stand for torch's own."""
 
@@ -92,24 +100,18 @@ class Operator:
         results = self._ready(arguments)(arguments)
         return results[0] if self._is_single else results
 
-    def standing_for(self, slow: Callable[..., Any]) -> Callable[..., Any]:
+    def standing_for(self, slow: Callable[..., Any], left: Left = _no_other) -> Callable[..., Any]:
         """What is called in place of a function of the operator's arguments: runs the plan where libweft
-        can, and calls the function where it can't."""
-        return calls.FUNCTIONS.operator(self._find, slow) if calls.FUNCTIONS else slow
-
-    @functools.cached_property
-    def _find(self) -> Callable[..., Any]:
-        """Finds a call's plan for libweft; None where it is Python's, which then says why. One object: by it
-        libweft knows the operator."""
+        can, and calls the function where it can't. left: what is called where Weft refuses."""
 
         def find(*arguments: Any, **named: Any) -> Any:
             try:
                 ready = self._ready(self.filled(arguments, named))
-            except WeftError:
-                return None
+            except WeftError as error:
+                return left(error)
             return ready.in_c if isinstance(ready, Prepared) else None
 
-        return find
+        return calls.FUNCTIONS.operator(find, slow) if calls.FUNCTIONS else slow
 
     def _ready(self, arguments: tuple[Any, ...]) -> Ready:
         return PLANS.find(key_of(self.name, arguments[0], arguments), lambda: self._prepare(arguments))
@@ -179,15 +181,17 @@ class StandIn:
         if self._check is not None:
             self._check(*arguments, **named)
 
-    def standing_for(self, slow: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
+    def standing_for(
+        self, slow: Callable[..., Any], left: Left, checked: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """What is called in place of a function of the operator's arguments: checks each kind of them once,
-        and then calls a function that does not."""
+        and then calls a function that does not. left: what is called where Weft refuses."""
 
         def find(*arguments: Any, **named: Any) -> Any:
             try:
                 self.check(*arguments, **named)
-            except WeftError:
-                return None
+            except WeftError as error:
+                return left(error)
             return checked
 
         return calls.FUNCTIONS.operator(find, slow) if calls.FUNCTIONS else slow

@@ -220,7 +220,8 @@ def _empty_on(device: torch.device, shape: Any, stride: Any, dtype: torch.dtype)
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
-Ready = Prepared | Empty
+Ready = Callable[[Sequence[Any]], tuple[Any, ...]]
+"""What runs on arguments of one kind, such as Prepared and Empty, and gives the results."""
 
 
 # ---- Which plan ----

@@ -17,7 +17,7 @@ from weft.enums import device_kind, reshape_mode
 from weft.errors import NotSupportedError, WeftError
 from weft.graphs import Graph
 from weft.tensor import Tensor
-from weft.torch import plans
+from weft.torch import calls, plans
 from weft.torch.nodes import BLANK, DRAWN, OWN, VIEWS
 from weft.torch.plans import CONVOLVES, MULTIPLIES, Cache, Drawing, Prepared, Ready, _strides
 
@@ -207,6 +207,10 @@ class Cover:
     """Regions that torch computes as Weft builds none, and why."""
     graphs: list[Graph] = field(default_factory=list)
     """Weft's graphs, built."""
+    compiled: int = 0
+    """In how many graphs Inductor compiles what Weft leaves."""
+    apart: list[str] = field(default_factory=list)
+    """Why in others, each with several such operators, these run one by one."""
 
     def __str__(self) -> str:
         count = sum(len(each.operators()) for each in self.regions)
@@ -214,6 +218,8 @@ class Cover:
         lines += [f"  {i}: {', '.join(each.operators())}" for i, each in enumerate(self.regions)]
         lines += [f"torch computes {n} x {name}: {why}" for (name, why), n in sorted(self.left.items())]
         lines += [f"torch computes {', '.join(names)}: {why}" for names, why in self.refused]
+        lines += [f"Inductor compiles what torch computes in {self.compiled} graphs"] * bool(self.compiled)
+        lines += [f"what torch computes in a graph runs one by one: {why}" for why in self.apart]
         return "\n".join([*lines, *(graph.explain() for graph in self.graphs)])
 
 
@@ -239,54 +245,73 @@ def _flags_of(tensors: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
 
 
 class Region:
-    """A part of a graph that Weft covers; called like the module that it stands for."""
+    """A part of a graph that Weft covers. Views of what it computes are no part of it: torch shows them for
+    nothing."""
 
     def __init__(self, module: torch.fx.GraphModule, cover: Cover) -> None:
         self.module, self._cover = module, cover
-        self._bases, tail = _views_apart(module.graph)
-        self._tail = tail.forward  # it has no hooks, for which a call of a module looks
+        """The part, of which only what Weft has to compute is left."""
+        self.bases, self.views, self.ends = _views_apart(module)
+        """What it computes, what is shown of that and of its arguments, and which of all the graph reads."""
+        given = [each for each in module.graph.nodes if each.op == "placeholder"]
+        self.numbers = [not isinstance(each.meta.get("val", _TENSOR), torch.Tensor) for each in given]
+        """Whether an argument is a number, a size that is a symbol, instead of a tensor."""
         names = {_own_name(each.target) for each in module.graph.nodes if each.op == "call_function"}
         self._products = bool(names & CONVOLVES), bool(names & MULTIPLIES)
         self._plans = Cache(CAPACITY)
         self._first: _Again | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """The results; torch's own where Weft builds no graph."""
+        """What it computes, one tensor or several; torch's own where Weft builds no graph."""
         first = self._first
         if first is not None and first.fits(arguments):
-            return self._tail(*arguments, *first.prepared(arguments))
+            return self._alone(first.prepared(arguments))
+        found = self._ready(arguments)
+        if self._first is None and not any(self.numbers):
+            self._first = _Again(arguments, found)
+        return self._alone(found(arguments))
+
+    def _alone(self, results: tuple[Any, ...]) -> Any:
+        return results[0] if len(self.bases) == 1 else results
+
+    def quick(self) -> Callable[..., Any]:
+        """The same in libweft, where that can."""
+        return calls.FUNCTIONS.operator(self._find, self) if calls.FUNCTIONS else self
+
+    def _find(self, *arguments: Any) -> Any:
+        """What runs on such arguments, for libweft; None where that is Python's."""
+        ready = self._ready(arguments)
+        return ready.in_c if isinstance(ready, Prepared) else None
+
+    def _ready(self, arguments: Sequence[Any]) -> Ready:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         key = plans.key_of("", _leading(tensors), arguments)
-        try:
-            found = self._plans.find(key, lambda: self._make(arguments))
-        except WeftError:
-            return self.module(*arguments)
-        if self._first is None and len(tensors) == len(arguments):
-            self._first = _Again(tensors, found)
-        return self._tail(*arguments, *found(arguments))
+        return self._plans.find(key, lambda: self._make(arguments))
 
-    def _make(self, arguments: Sequence[Any]) -> Prepared:
+    def _make(self, arguments: Sequence[Any]) -> Ready:
         try:
             return self._prepare(arguments)
         except WeftError as error:
             self._cover.refused.append((self.operators(), str(error)))
-            raise
+            return _InTorch(self, arguments)
 
     def operators(self) -> list[str]:
         """The names of the operators that compute, in order."""
         nodes = (n for n in self.module.graph.nodes if n.op == "call_function")
         return [name_of(n.target) for n in nodes if n.target not in GETS and n.target not in MOVES]
 
+    def expected(self, *arguments: Any) -> list[Any]:
+        """What it computes of fake tensors; None where that is no tensor, as of operators that tell sizes."""
+        return _layouts(self.module(*arguments))
+
     def _prepare(self, arguments: Sequence[Any]) -> Prepared:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         graph = _graph_of(tensors, self._products)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fakes = [mode.from_tensor(e.detach()) if isinstance(e, torch.Tensor) else e for e in arguments]
+            fakes = _fakes(mode, arguments)
             drawing = RegionDrawing(graph, [each for each in fakes if isinstance(each, torch.Tensor)])
-            drawer = _Drawer(self.module, drawing)
-            drawer.run(*fakes)
-            values = [drawer.env[node] for node in self._bases]
-            layouts = [_unshared(each) if isinstance(each, torch.Tensor) else None for each in values]
+            values = _Drawer(self.module, drawing).run(*fakes)
+            layouts = _layouts(values)
         for i, (value, layout) in enumerate(zip(values, layouts, strict=True)):
             if layout is not None:
                 drawing.finish(i, value, layout)
@@ -298,6 +323,34 @@ class Region:
         prepared = Prepared(graph.build().plan, drawing.ends, layouts, arguments)
         self._cover.graphs.append(graph)
         return prepared
+
+
+class _InTorch:
+    """A region that Weft refuses: runs operator by operator, to results that lie as Weft's would."""
+
+    def __init__(self, region: Region, arguments: Sequence[Any]) -> None:
+        self._module = region.module
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            self._layouts = region.expected(*_fakes(mode, arguments))
+
+    def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The results."""
+        return tuple(map(_laid, self._module(*arguments), self._layouts))
+
+
+def _laid(value: Any, layout: Any) -> Any:
+    if layout is None or value.stride() == layout.stride():
+        return value
+    how = {"dtype": value.dtype, "device": value.device}
+    return torch.empty_strided(value.shape, layout.stride(), **how).copy_(value)
+
+
+def _layouts(values: Sequence[Any]) -> list[Any]:
+    return [_unshared(each) if isinstance(each, torch.Tensor) else None for each in values]
+
+
+def _fakes(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
+    return [mode.from_tensor(e.detach()) if isinstance(e, torch.Tensor) else e for e in arguments]
 
 
 def _own_name(target: Any) -> str:
@@ -327,34 +380,30 @@ def _graph_of(tensors: Sequence[torch.Tensor], products: tuple[bool, bool]) -> G
     return graph
 
 
-def _views_apart(graph: torch.fx.Graph) -> tuple[list[torch.fx.Node], torch.fx.GraphModule]:
-    """What Weft has to compute, and a module that makes the results of it: views, which torch shows for
-    nothing. It takes the region's arguments, then what Weft computed."""
-    bases: list[torch.fx.Node] = []
-    shown: dict[torch.fx.Node, Any] = {}
-    tail, given = torch.fx.Graph(), [n for n in graph.nodes if n.op == "placeholder"]
-    for node in given:
-        shown[node] = tail.placeholder(node.name)
-    ends = next(n for n in graph.nodes if n.op == "output").args[0]
-    views: dict[torch.fx.Node, None] = {}  # in the order of the graph
+def _views_apart(module: torch.fx.GraphModule) -> tuple[list[Any], list[Any], Any]:
+    """Has a region's module give what Weft has to compute: that, the views of it and of arguments, in the
+    order of the graph, and what the module gave before."""
+    bases: dict[Any, None] = {}
+    views: dict[Any, None] = {}
+    output = next(each for each in module.graph.nodes if each.op == "output")
+    ends = output.args[0]
 
-    def note(node: torch.fx.Node) -> None:
+    def note(node: Any) -> None:
         if _is_view(node):
             for each in node.all_input_nodes:
                 note(each)
             views[node] = None
-        elif node not in given and node not in bases:
-            bases.append(node)
+        elif node.op != "placeholder":
+            bases[node] = None
 
-    for end in ends if isinstance(ends, (tuple, list)) else [ends]:
-        if isinstance(end, torch.fx.Node):
-            note(end)
-    for node in bases:
-        shown[node] = tail.placeholder(f"made_{node.name}")
-    for node in views:
-        shown[node] = tail.node_copy(node, lambda n: shown[n])
-    tail.output(torch.fx.map_arg(ends, lambda n: shown[n]))
-    return bases, torch.fx.GraphModule(torch.nn.Module(), tail)
+    torch.fx.map_arg(ends, note)
+    output.args = (tuple(bases),)
+    module.recompile()
+    return [*bases], [*views], ends
+
+
+_TENSOR = torch.empty(0)
+"""Stands for what a node makes where nobody noted it."""
 
 
 def _is_view(node: torch.fx.Node) -> bool:

@@ -379,12 +379,9 @@ def _grouped(node: Any) -> None:
 
 
 def _first(node: Any, ends: Any) -> Any:
-    """Where groups begin that end there; made once."""
-    pad = aten.constant_pad_nd.default
-    parts = (each for each in ends.users if each.target == aten.slice.Tensor and each.args[1:] == (0, 0, -1))
-    made = (each for part in parts for each in part.users if each.target == pad)
-    found = next((each for each in made if each.args[1:] == ([1, 0],)), None)
-    return found or _call(node, pad, _call(node, aten.slice.Tensor, ends, 0, 0, -1), [1, 0])
+    """Where groups begin that end there, but for the first one, which begins with row 0; made once."""
+    made = (each for each in ends.users if each.target == aten.slice.Tensor and each.args[1:] == (0, 0, -1))
+    return next(made, None) or _call(node, aten.slice.Tensor, ends, 0, 0, -1)
 
 
 def _forward_of(node: Any) -> Any:

@@ -29,7 +29,7 @@ struct grouped {
     bool is_backward;
     int32_t mode;
     int64_t top_k, experts, tokens, rows, m, n, k; /* rows: that experts share; m: of a gradient; k: of a product */
-    int64_t result_rows;
+    int64_t result_rows, left_out;                 /* offsets */
     struct part a, b, first, index, place;
 };
 
@@ -55,6 +55,7 @@ static void describe_forward(struct grouped *g, const struct moe_op *op, const s
     g->a = part_of(graph, op->token);
     g->b = part_of(graph, op->weight);
     g->first = part_of(graph, op->first_token_offset);
+    g->left_out = moe_left_out(op->first_token_offset, g->experts);
     g->index = part_of(graph, op->token_index);
     g->place = part_of(graph, op->token_ks);
 }
@@ -68,6 +69,7 @@ static void describe_backward(struct grouped *g, const struct moe_bwd_op *op, co
     g->a = part_of(graph, op->token);
     g->b = part_of(graph, op->doutput);
     g->first = part_of(graph, op->first_token_offset);
+    g->left_out = moe_left_out(op->first_token_offset, g->experts);
 }
 
 /* Both kinds as what is multiplied; the result. */
@@ -191,7 +193,11 @@ static int64_t number_at(const struct job *job, const struct part *part, int64_t
 /* Offsets may point outside, and need not ascend. */
 static int64_t first_row(const struct job *job, int64_t expert) {
     const struct grouped *g = job->g;
-    int64_t first = expert < g->experts ? number_at(job, &g->first, expert * g->first.experts) : g->rows;
+    int64_t place = expert - g->left_out, first = g->rows;
+    if (place < 0)
+        return 0;
+    if (expert < g->experts)
+        first = number_at(job, &g->first, place * g->first.experts);
     return max64(0, min64(first, g->rows));
 }
 

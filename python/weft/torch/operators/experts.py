@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from weft.enums import reshape_mode, scalar_type
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, PLACES, Operator, differentiable, operator
@@ -17,26 +16,36 @@ aten = torch.ops.aten
 
 
 def _fake_grouped(tokens: Any, weight: Any, first: Any) -> Any:
-    if tokens.ndim != 2 or weight.ndim != 3 or first.shape != weight.shape[:1]:
+    is_fit = tokens.ndim == 2 and weight.ndim == 3 and first.ndim == 1
+    if not is_fit or weight.shape[0] - first.shape[0] not in (0, 1):
         raise NotSupportedError(
-            "grouped_mm: tokens have to be [M, K], weight [E, K, N], first [E]; they are "
+            "grouped_mm: tokens have to be [M, K], weight [E, K, N], first [E] or [E - 1]; they are "
             f"{[*tokens.shape]}, {[*weight.shape]}, {[*first.shape]}."
         )
     return tokens.new_empty([tokens.shape[0], weight.shape[2]])
 
 
-def _rows(d: Drawing, value: torch.Tensor) -> Tensor:
-    return d.read(value, [1, *value.shape], [value.numel(), *_strides(value)])
+def _rows(d: Drawing, value: torch.Tensor, is_transposed: bool = False) -> Tensor:
+    order = -1 if is_transposed else 1
+    return d.read(value, [1, *value.shape[::order]], [value.numel(), *_strides(value)[::order]])
+
+
+def _sums_in(d: Drawing) -> dict[str, torch.dtype]:
+    return {"compute_data_type": torch.float64 if d.is_double else torch.float32}
 
 
 def _product(d: Drawing, i: int, tokens: Any, weight: Any, first: Tensor, is_transposed: bool) -> None:
     dims, steps = [*weight.shape], [*_strides(weight)]
     if is_transposed:
         dims, steps = [dims[0], *dims[:0:-1]], [steps[0], *steps[:0:-1]]
-    compute = torch.float64 if d.is_double else torch.float32
-    how = {"compute_data_type": compute}
-    y = d.graph.moe_grouped_matmul(_rows(d, tokens), d.read(weight, dims, steps), first, **how)
-    d.write(i, y, [1, *d.outputs[i].shape])
+    y = d.graph.moe_grouped_matmul(_rows(d, tokens), d.read(weight, dims, steps), first, **_sums_in(d))
+    rows, columns = d.outputs[i].shape
+    d.write(i, y, [1, rows, columns], [rows * columns, *_strides(d.outputs[i])])
+
+
+def _gradient(d: Drawing, i: int, dy: Any, tokens: Tensor, first: Tensor) -> None:
+    dweight = d.graph.moe_grouped_matmul_bwd(_rows(d, dy), tokens, first, **_sums_in(d))
+    d.write(i, dweight.set_dim([*d.outputs[i].shape]))
 
 
 def _first(d: Drawing, first: torch.Tensor) -> Tensor:
@@ -68,8 +77,7 @@ def _grouped_mm_backward(
     if wanted[0]:
         _product(d, 0, dy, weight, starts, True)
     if wanted[1]:
-        compute = {"compute_data_type": torch.float64 if d.is_double else torch.float32}
-        d.write(1, d.graph.moe_grouped_matmul_bwd(_rows(d, dy), _rows(d, tokens), starts, **compute))
+        _gradient(d, 1, dy, _rows(d, tokens), starts)
 
 
 def _keep_grouped(ctx: Any, inputs: Any, output: Any) -> None:
@@ -88,23 +96,28 @@ differentiable("grouped_mm", _keep_grouped, _grad_grouped)
 # ---- torch's own, which is told where groups end ----
 
 
-def _fake_of_ends(tokens: Any, weight: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    if tokens.ndim != 2 or weight.ndim != 3 or ends is None or bias is not None:
-        raise NotSupportedError("grouped_mm: not [M, K] by [E, K, N] with ends. Leave it to torch.")
-    if out_dtype not in (None, tokens.dtype):
+def _fake_of_ends(a: Any, b: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    if a.ndim != 2 or b.ndim not in (2, 3) or ends is None or bias is not None:
+        raise NotSupportedError(
+            "grouped_mm: not [M, K] by [E, K, N] or [K, M] by [M, N], with ends. Leave it to torch."
+        )
+    if out_dtype not in (None, a.dtype):
         raise NotSupportedError(f"grouped_mm: a result of type {out_dtype}. Leave it to torch.")
-    return _fake_grouped(tokens, weight, ends)
+    if b.ndim == 3:
+        _fake_grouped(a, b, ends)
+    # Rows of torch's results begin at multiples of 16 bytes.
+    columns, unit = b.shape[-1], 16 // a.element_size()
+    sizes = [a.shape[0]] if b.ndim == 3 else [ends.numel(), a.shape[0]]
+    return a.new_empty([*sizes, -(-columns // unit) * unit])[..., :columns]
 
 
-def _of_ends(d: Drawing, tokens: Any, weight: Any, ends: Any, *_: Any) -> None:
+def _of_ends(d: Drawing, a: Any, b: Any, ends: Any, *_: Any) -> None:
     """All groups but the first begin where one ends."""
-    g = d.graph
-    zero = g.tensor_scalar(0, scalar_type.COMPILE_TIME_CONST, ends.dtype)
-    zero = g.reshape(zero, reshape_mode=reshape_mode.LOGICAL).set_dim([1, 1, 1])
-    starts = [zero]
-    if (others := ends.numel() - 1) > 0:
-        starts.append(g.slice(_first(d, ends), [slice(0, others), slice(0, 1), slice(0, 1)]))
-    _product(d, 0, tokens, weight, g.concatenate(starts, 0), False)
+    first = d.read(ends, [ends.numel() - 1, 1, 1], [*_strides(ends), 1, 1])
+    if b.ndim == 3:
+        _product(d, 0, a, b, first, False)
+    else:
+        _gradient(d, 0, b, _rows(d, a, True), first)
 
 
 OPERATORS["grouped_mm"].stand_ins.append(

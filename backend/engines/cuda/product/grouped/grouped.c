@@ -135,7 +135,7 @@ weftStatus_t grouped_find(struct grouped *g, const struct region *region, const 
         shape_forward(g, (const struct moe_op *)g->c.node->op);
     else
         shape_gradient(g, (const struct moe_bwd_op *)g->c.node->op);
-    g->experts = g->most = g->offset->dims.at[0];
+    g->experts = g->most = g->forward ? g->forward->weight->dims.at[0] : g->y->dims.at[0];
     g->c.arithmetic = contraction_arithmetic(&g->c, device);
     return WEFT_STATUS_SUCCESS;
 }
@@ -187,6 +187,7 @@ static void print_indices(struct kernel_print *print, const struct moe_op *op) {
 void grouped_print(struct kernel_print *print, const struct grouped *g) {
     print_constant(print, "GATHERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_GATHER);
     print_constant(print, "SCATTERS", g->forward && g->forward->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER);
+    print_constant(print, "LEFT_OUT", moe_left_out(g->offset, g->experts));
     text_add(&print->constants, "#include \"product/grouped/groups.cuh\"\n");
     print_type(print, "y_t", (weftDataType_t)g->y->type);
     print_tensor(print, g->offset, "offset");

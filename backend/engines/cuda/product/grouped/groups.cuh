@@ -1,6 +1,6 @@
 /* groups: the rows of experts, as first_token_offset gives them on the device. Rows before the first expert's are a
    group of their own, -1, which has no weight.
-   Params    GATHERS SCATTERS */
+   Params    GATHERS SCATTERS LEFT_OUT: 1 where there is no offset of the first expert, whose rows begin with row 0 */
 
 /* A tile of rows of one group; rows 0: none. */
 struct group_tile {
@@ -10,9 +10,10 @@ struct group_tile {
 
 /* The first row of a group, or of the end of the last one; never outside 0 .. group_rows, whatever the offsets are. */
 template <class P> DEVICE i64 group_start(const P &p, i64 expert) {
-    if (expert < 0)
+    if (expert < LEFT_OUT)
         return 0;
-    const i64 first = expert < p.experts ? (i64)to_integer(*(p.offset + expert * p.offset_stride)) : p.group_rows;
+    const i64 place = (expert - LEFT_OUT) * p.offset_stride;
+    const i64 first = expert < p.experts ? (i64)to_integer(*(p.offset + place)) : p.group_rows;
     return first < 0 ? 0 : first > p.group_rows ? p.group_rows : first;
 }
 
