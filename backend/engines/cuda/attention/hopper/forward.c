@@ -80,6 +80,9 @@ enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
 /* Of a soft cap, whose weights take longer than their products: consumers that take no turns make them side by side. */
 static const struct forward_tile soft_cap_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, false, 1, 2, 0};
 
+/* Of a bias in boxes, which would take what shared memory has left: so products read no queries there. */
+static const struct forward_tile bias_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 8, 0};
+
 /* Of long ones without bounds: three consumers read K and V two thirds as often. */
 static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
 
@@ -360,6 +363,9 @@ static weftStatus_t plan_forward(struct forward *f) {
     bool is_soft_cap = attention_is_soft_cap(c) && !f->is_fp8 && tile->depth == soft_cap_tile.depth;
     if (is_soft_cap && fits(&soft_cap_tile, f, terms))
         tile = &soft_cap_tile;
+    bool is_boxed_bias = has_boxed_bias(f, &bias_tile) && tile->depth == bias_tile.depth;
+    if (is_boxed_bias && fits(&bias_tile, f, terms))
+        tile = &bias_tile;
     plan_tile(f, tile);
     consider_others(f, terms);
     f->raster_heads = raster_heads(f);

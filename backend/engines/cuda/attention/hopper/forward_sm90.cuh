@@ -25,8 +25,9 @@
              see capped_exponent. BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded
              by a warp of its own, so that K and V never wait for a bias to be read; else elements are read from memory
    Bounds    clocks of a scheduler for 64 queries x 128 keys. Products 1,024, of heads of 64 512; 2^x 512; instructions
-             380, with ALiBi 460, a bias 530, a soft cap 570, dropout 1,330. L2 gives 32 KB, of heads of 64 11, and 16
-             more for a bias: 6.3 and 5.4 TB/s, which is all it has
+             380, with ALiBi 460, a bias 530, a soft cap 570, dropout 1,330. Shared memory, of 128 bytes a clock: 900,
+             beside a bias 1,150, of which Q in registers saves 128; of heads of 64 400 and 660. L2 gives 32 KB, of
+             heads of 64 11, and 16 more for a bias: 6.3 and 5.4 TB/s, which is all it has
    Dropout   which weights of a block are kept is found while its scores are made: two words a thread
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
@@ -39,8 +40,8 @@
              scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
              multiply_kept(_first), multiply_values
    Measured  tools/bench/results/h200-attention.csv, h100-attention.csv. H100, 4096 causal keys, where nothing else is
-             said; of the plain case, heads of 128 and 64: ALiBi 1.01, 1.11; bias 1.14, 1.19; soft cap 1.15, 1.32;
-             dropout 2.2, 3.0
+             said; of the plain case, heads of 128 and 64: ALiBi 1.01, 1.11; bias 1.12, 1.19; soft cap 1.15, 1.32;
+             dropout 2.2, 3.0. A bias's Q in registers, and its loader's fence in place of consumers': 551 to 524 us
              EARLY of 32, heads of 128: 469 to 450 us; of 40, heads of 192 and 128, and sets of heads of one size: 612
              to 542; these sets, 8192 keys, heads of 128: 938 to 861. A soft cap's consumers without turns: 570 to 536
              Clocks of a step, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
@@ -50,7 +51,8 @@
              FP8, 8192 keys, heads of 128: kept steps 1,441 to 1,345 us; on H200 without turns 1,506 to 1,413. Clocks of
              a step of both consumers: 2,560, of which products take 1,024 and then both softmaxes 1,350
    Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower; a bias that joins the
-             exponents: as quick, since L2 has no more to give; sums of weights by mma.sync: 34 % slower
+             exponents: as quick, since L2 has no more to give; tiles of 64 keys for it 3 to 7 % slower; a polynomial of
+             two terms for caps from 50: 3 % quicker at most; sums of weights by mma.sync: 34 % slower
              EARLY of 24 or 40 as quick as of none, of 64 3 % slower; beside a bias and with three consumers 4 %, heads
              of 64 3 to 6 %; FP8 as quick. Turns that last until products are done, beside a bias: 4 % slower
              three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with ALiBi 0.4 %
@@ -260,6 +262,7 @@ template <class P> DEVICE void load_biases(const P &a, u32 group) {
         for (i32 block = own.last - 1; block >= own.first; block = block_below(a, t, block), at.advance()) {
             const u32 full = bias_full(at.stage, group);
             wait(bias_empty(at.stage, group), at.phase ^ 1);
+            publish_to_async_proxy(); /* what consumers read before; by them, it would hold up their products */
             arrive_expecting(full, BIAS_BYTES);
 #pragma unroll
             for (int i = 0; i < BLOCK_K / 64; ++i)
@@ -466,7 +469,6 @@ DEVICE void load_boxed_bias(u32 (&pairs)[4], u32 first, int i) {
     load_matrices(pairs, (first ^ i % 4 * 32) + i / 4 * BIAS_PANEL);
 }
 DEVICE void release_bias(consumer &c) {
-    publish_to_async_proxy(); /* what is read before a copy overwrites it */
     arrive_where(bias_empty(c.bias.stage, c.group), lane_index() == 0);
     c.bias.advance();
 }
