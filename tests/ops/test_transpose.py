@@ -70,7 +70,9 @@ def test_larger_than_caches(shape):
 
 
 @pytest.mark.skipif(checks.DEVICE != "cpu", reason="it is about cache lines of the CPU")
-@pytest.mark.parametrize("shape", [(208, 320), (9600, 5), (7, 10240), (1024, 448)])
+@pytest.mark.parametrize(
+    "shape", [(208, 320), (9600, 5), (7, 10240), (1024, 448), (1024, 1088), (2176, 1024)]
+)
 @pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "f8"])
 def test_rows_whose_lines_begin_anywhere(dtype, shape):
     """Tasks and blocks begin where lines do, whichever element of one the memory begins at."""

@@ -3,7 +3,7 @@
    written, whose memory the block before has fetched: both memories are touched by whole lines, once, as far apart as
    their rows lie. What bounds it is how many lines come at once; shuffles are hidden behind them. Neighbouring lines
    come sooner, as processors fetch some by themselves: measured on a Xeon, from the third-level cache, a line of each
-   row in 4.8 to 6.7 ns, each of four in 2.2. */
+   row in 4.8 to 6.7 ns, each of four in 2.2. Few rows are streams, which they fetch best. */
 #include "engines/cpu/move/blocks.h"
 
 #include <string.h>
@@ -15,16 +15,22 @@
 /* Bytes. Every x86-64 and every 64-bit ARM has such vectors. */
 enum { VECTOR = 16, LINE = 64 };
 
+/* Bytes of a row that a block of a narrow plane has at most: its tiles stay in L1. */
+enum { NARROW_BYTES = 1024 };
+
 /* A block of rows x columns, to[i * to_stride + j] = from[j * from_stride + i], strides in elements, and what the next
    one reads and writes. */
 struct block {
     char *to;
     const char *from;
     int64_t to_stride, from_stride;
-    int rows, columns; /* at most read_bytes() and written_bytes() */
-    char *next_to;     /* NULL: there is none */
+    int rows, columns;
+    char *next_to; /* NULL: there is none */
     const char *next_from;
     int next_rows, next_columns;
+    /* So many of the last rows, or columns, lie ring_rows, or ring_columns, before: see find_range. */
+    int wrapped_rows, wrapped_columns;
+    int64_t ring_rows, ring_columns;
     bool is_large;
 };
 
@@ -77,10 +83,7 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
         _Pragma("GCC unroll 16") for (int i = 0; i < count; i++) * (unaligned *)(to + i * to_stride) = rows[i];        \
     }
 
-/* ---- Blocks by way of a buffer ----------------------------------------------------------------------------------- */
-
-/* Columns that begin in one line, `step` bytes apart: one of them is fetched for all. */
-static int columns_of_line(int64_t step) { return step > 0 && step < LINE ? (int)(LINE / step) : 1; }
+/* ---- Blocks of tiles --------------------------------------------------------------------------------------------- */
 
 /* fill_<count>: the block into other memory, or its own. What is less than a tile is the end of one that overlaps the
    tile before it; where the block is smaller than a tile, single elements. */
@@ -91,8 +94,6 @@ static int columns_of_line(int64_t step) { return step > 0 && step < LINE ? (int
         const element *from = (const void *)block->from;                                                               \
         int64_t stride = block->from_stride;                                                                           \
         int rows = block->rows, columns = block->columns;                                                              \
-        for (int j = 0; j < columns; j += columns_of_line(stride * (int64_t)sizeof(element)))                          \
-            fetch_read(block, j, sizeof(element));                                                                     \
         if (rows < count || columns < count) {                                                                         \
             for (int i = 0; i < rows; i++)                                                                             \
                 for (int j = 0; j < columns; j++)                                                                      \
@@ -113,6 +114,17 @@ FILL(uint32_t, 4)
 FILL(uint16_t, 8)
 FILL(uint8_t, 16)
 
+static void fill(void *to, int64_t to_stride, const struct block *block, int bytes) {
+    if (bytes == 1)
+        fill_16(to, to_stride, block);
+    else if (bytes == 2)
+        fill_8(to, to_stride, block);
+    else if (bytes == 4)
+        fill_4(to, to_stride, block);
+    else
+        fill_2(to, to_stride, block);
+}
+
 /* Past the caches where the place is aligned: a line that is written whole need not be read first. */
 static void write_row(char *to, const char *row, int bytes, bool is_large) {
 #if defined __x86_64__
@@ -126,19 +138,14 @@ static void write_row(char *to, const char *row, int bytes, bool is_large) {
     memcpy(to, row, (size_t)bytes);
 }
 
-static void fill(void *to, int64_t to_stride, const struct block *block, int bytes) {
-    if (bytes == 1)
-        fill_16(to, to_stride, block);
-    else if (bytes == 2)
-        fill_8(to, to_stride, block);
-    else if (bytes == 4)
-        fill_4(to, to_stride, block);
-    else
-        fill_2(to, to_stride, block);
-}
+/* Columns that begin in one line, `step` bytes apart: one of them is fetched for all. */
+static int columns_of_line(int64_t step) { return step > 0 && step < LINE ? (int)(LINE / step) : 1; }
 
 static void block_buffered(const struct block *block, int bytes) {
     _Alignas(LINE) char buffer[LINE * TRANSPOSE_BYTES];
+    int step = columns_of_line(block->from_stride * bytes);
+    for (int j = 0; j < block->columns; j += step)
+        fetch_read(block, j, bytes);
     fill(buffer, TRANSPOSE_BYTES / bytes, block, bytes);
     for (int i = 0; i < block->rows; i++) {
         fetch_written(block, i, bytes);
@@ -149,19 +156,23 @@ static void block_buffered(const struct block *block, int bytes) {
 
 /* ---- Blocks of whole lines in registers -------------------------------------------------------------------------- */
 
-/* Lines of each row that a block of them reads, and writes: squares of at most 128 elements, as measured on a Xeon. */
-static inline int block_lines(int bytes) { return bytes == 1 ? 2 : TRANSPOSE_BYTES / LINE; }
+/* Lines of each row that a block of them reads, and writes, as a power of 2: measured on a Xeon. */
+static inline int block_shift(int bytes) { return bytes == 4 ? 2 : 1; }
+static inline int block_lines(int bytes) { return 1 << block_shift(bytes); }
 
 #if defined __x86_64__
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bw")))
 #define INLINE static inline __attribute__((always_inline))
+
+/* Read once: else both halves' shuffles would read it where registers are few. */
+typedef volatile long long whole_line __attribute__((vector_size(LINE), aligned(1), may_alias));
 
 /* Of 4 / bytes lines, which together have 4 bytes of each column, these bytes side by side; zipped[part] has four of
    every VECTOR / bytes columns, from the (4 * part)th on. */
 WITH_AVX512 INLINE void zip_lines(__m512i *zipped, const char *from, int64_t stride, int bytes) {
     __m512i line[4];
     for (int i = 0; i < 4 / bytes; i++)
-        line[i] = _mm512_loadu_si512(from + i * stride);
+        line[i] = (__m512i) * (const whole_line *)(from + i * stride);
     if (bytes == 4) {
         zipped[0] = line[0];
     } else if (bytes == 2) {
@@ -216,59 +227,72 @@ TURN_SQUARE(1)
 TURN_SQUARE(2)
 TURN_SQUARE(4)
 
-/* Past the caches: a square's lines go there from a buffer. */
-WITH_AVX512 static void turn_streamed(char *to, int64_t to_stride, const char *from, int64_t from_stride, int bytes,
-                                      turn_square *turn, struct ahead ahead) {
-    _Alignas(LINE) char written[LINE * LINE];
-    ahead.written = written;
-    turn(written, LINE, from, from_stride, ahead);
-    for (int i = 0; i < LINE / bytes; i++)
-        _mm512_stream_si512((void *)(to + i * to_stride), _mm512_load_si512(written + i * LINE));
+/* `count` bytes, of a line at most. */
+INLINE uint64_t bytes_mask(int count) { return ~UINT64_C(0) >> (LINE - count); }
+
+/* By way of buffers: a square of which rows or columns wrap, so that a part of each line lies elsewhere, or whose lines
+   go past the caches. */
+WITH_AVX512 static void turn_buffered(char *to, const char *from, const struct block *block, bool has_rows,
+                                      bool has_columns, bool is_streamed, int bytes, turn_square *turn,
+                                      struct ahead ahead) {
+    _Alignas(LINE) char read[LINE * LINE], written[LINE * LINE];
+    int64_t to_stride = block->to_stride * bytes, from_stride = block->from_stride * bytes;
+    int64_t rows_back = has_rows ? block->ring_rows : 0, columns_back = has_columns ? block->ring_columns : 0;
+    int side = LINE / bytes, shift = block_shift(bytes), lines = (1 << shift) - 1, k = 0;
+    int rows = has_rows ? side - block->wrapped_rows : side;
+    int columns = has_columns ? side - block->wrapped_columns : side;
+    __mmask64 behind = bytes_mask(rows * bytes);
+    do {
+        from -= k == columns ? columns_back * from_stride : 0;
+        __m512i line = _mm512_maskz_loadu_epi8(behind, from);
+        line = _mm512_mask_loadu_epi8(line, ~behind, from - rows_back * bytes);
+        _mm512_store_si512(read + k * LINE, line);
+        __builtin_prefetch(ahead.read + (k >> shift) * from_stride + (k & lines) * LINE, 0, 2);
+        from += from_stride;
+    } while (++k < side);
+    turn(written, LINE, read, LINE, (struct ahead){read, written});
+    behind = bytes_mask(columns * bytes);
+    for (int i = 0; i < side; i++, to += to_stride) {
+        to -= i == rows ? rows_back * to_stride : 0;
+        __m512i line = _mm512_load_si512(written + i * LINE);
+        if (is_streamed) {
+            _mm512_stream_si512((void *)to, line);
+        } else {
+            __builtin_prefetch(ahead.written + (i >> shift) * to_stride + (i & lines) * LINE, 1);
+            _mm512_mask_storeu_epi8(to, behind, line);
+            _mm512_mask_storeu_epi8(to - columns_back * bytes, ~behind, line);
+        }
+    }
 }
 
-/* Memory that later squares read or write: `rows` rows of `bytes`. */
-struct area {
-    const char *memory;
-    int64_t stride; /* bytes */
-    int rows, bytes;
-};
-
-/* The n-th share of an area that `squares` squares fetch, each what struct ahead has; `own` where there are fewer. What
-   is beyond their number is fetched here. */
-static const char *fetch_share(const struct area *area, int n, int squares, int bytes, const char *own) {
-    int lines = block_lines(bytes), rows = LINE / bytes / lines;
-    int shares = (int)divide_up(area->rows, rows);
-    for (int k = n + squares; k < shares; k += squares)
-        for (int i = k * rows; i < (k + 1) * rows; i++)
-            for (int at = 0; at < area->bytes; at += LINE)
-                __builtin_prefetch(area->memory + i * area->stride + at, 0, 2);
-    return n < shares ? area->memory + n * rows * area->stride : own;
+/* Of memory that later squares read or write, `count` rows, the n-th share: `rows` of them; `own` where fewer. */
+static const char *fetch_share(const char *memory, int64_t stride, int count, int n, int rows, const char *own) {
+    return n * rows < count ? memory + n * rows * stride : own;
 }
 
 /* Square after square of the rows that are written. These are fetched one row of squares ahead, so that they are in L1
    still; what is read, a block ahead. */
 static void block_avx512(const struct block *block, int bytes) {
-    int side = LINE / bytes, square = 0, across = (int)divide_up(block->columns, side);
-    int squares = (int)divide_up(block->rows, side) * across;
+    int side = LINE / bytes, square = 0, share = side / block_lines(bytes);
     int64_t to_stride = block->to_stride * bytes, from_stride = block->from_stride * bytes;
     turn_square *turn = bytes == 1 ? turn_1 : bytes == 2 ? turn_2 : turn_4;
-    struct area read = {block->next_from, from_stride, block->next_columns, block->next_rows * bytes};
     for (int i = 0; i < block->rows; i += side) {
-        int rows_left = block->rows - i - side;
-        struct area written = {block->next_to, to_stride, block->next_rows, block->next_columns * bytes};
-        if (rows_left > 0)
-            written = (struct area){block->to + (i + side) * to_stride, to_stride, rows_left, block->columns * bytes};
-        written.rows = block->is_large ? 0 : (int)min64(written.rows, side);
-        for (int j = 0; j < block->columns; j += side, square++) {
+        bool is_last = i + side >= block->rows;
+        const char *written = is_last ? block->next_to : block->to + (i + side) * to_stride;
+        int written_rows = block->is_large ? 0 : is_last ? block->next_rows : block->rows - i - side;
+        for (int j = 0, nth = 0; j < block->columns; j += side, nth++, square++) {
             /* What is less than a square is the end of one that overlaps those before it. */
             int top = i < block->rows - side ? i : block->rows - side;
             int left = j < block->columns - side ? j : block->columns - side;
             char *to = block->to + top * to_stride + left * bytes;
             const char *from = block->from + left * from_stride + top * bytes;
-            struct ahead ahead = {fetch_share(&read, square, squares, bytes, from),
-                                  fetch_share(&written, j / side, across, bytes, to)};
-            if (block->is_large && ((uintptr_t)to | (uint64_t)to_stride) % LINE == 0)
-                turn_streamed(to, to_stride, from, from_stride, bytes, turn, ahead);
+            struct ahead ahead = {fetch_share(block->next_from, from_stride, block->next_columns, square, share, from),
+                                  fetch_share(written, to_stride, written_rows, nth, share, to)};
+            bool has_rows = block->wrapped_rows && i + side >= block->rows;
+            bool has_columns = block->wrapped_columns && j + side >= block->columns;
+            bool is_streamed = block->is_large && !has_columns && ((uintptr_t)to | (uint64_t)to_stride) % LINE == 0;
+            if (has_rows || has_columns || is_streamed)
+                turn_buffered(to, from, block, has_rows, has_columns, is_streamed, bytes, turn, ahead);
             else
                 turn(to, to_stride, from, from_stride, ahead);
         }
@@ -287,27 +311,18 @@ static bool has_whole_lines(int bytes) {
 #endif
 }
 
-/* Bytes of each row that a block reads, and writes; a buffer holds one line of each row that is read. */
-static int read_bytes(int bytes) { return has_whole_lines(bytes) ? block_lines(bytes) * LINE : LINE; }
-static int written_bytes(int bytes) { return has_whole_lines(bytes) ? block_lines(bytes) * LINE : TRANSPOSE_BYTES; }
-
-static void transpose_block(const struct block *block, bool has_square, int bytes) {
+static void transpose_block(const struct block *block, bool has_square, bool is_narrow, int bytes) {
 #if defined __x86_64__
-    if (has_whole_lines(bytes)) {
-        if (has_square)
-            block_avx512(block, bytes);
-        else /* a few channels */
-            fill(block->to, block->to_stride, block, bytes);
+    if (has_square) {
+        block_avx512(block, bytes);
         return;
     }
 #endif
     (void)has_square;
-    block_buffered(block, bytes);
-}
-
-int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes, bool is_read) {
-    bool is_even = stride * bytes % LINE == 0, matters = !is_read || !has_whole_lines(bytes);
-    return is_even && matters && count * bytes >= TRANSPOSE_BYTES ? (int64_t)(-(uintptr_t)memory % LINE) / bytes : 0;
+    if (is_narrow)
+        fill(block->to, block->to_stride, block, bytes);
+    else
+        block_buffered(block, bytes);
 }
 
 /* A corner of the plane. */
@@ -316,44 +331,83 @@ static const char *place_from(const struct plane *p, int64_t i, int64_t j) {
     return p->from + (j * p->from_stride + i) * p->bytes;
 }
 
-/* Where a block ends that begins at `start` of `count` elements and has `most` of them: where a cache line does. The
-   first one has the `head` elements before a line's begin, too. */
-static int64_t block_end(int64_t start, int64_t head, int64_t most, int64_t count, int bytes) {
-    return min64(start == 0 && head ? head + most - LINE / bytes : start + most, count);
+/* Of a plane's rows, or columns, those of a strip, from `first` on. The first block has `fewer` than the others, so
+   that these begin where a cache line does; or the last `wrapped` ones are the plane's first ones. */
+struct range {
+    int64_t first, count, fewer, wrapped;
+};
+
+/* Where a block ends that begins at `start`, of `most` elements at most. */
+static int64_t block_end(const struct range *range, int64_t start, int64_t most) {
+    return min64(start + most - (start ? 0 : range->fewer), range->count);
 }
 
-void transpose(const struct plane *p) {
-    int bytes = p->bytes;
-    int64_t head_rows = transpose_head(p->from, p->from_stride, p->rows, bytes, true);
-    int64_t head_columns = transpose_head(p->to, p->to_stride, p->columns, bytes, false);
-    int64_t most_rows = read_bytes(bytes) / bytes, most_columns = written_bytes(bytes) / bytes;
-    bool has_square = min64(p->rows, p->columns) * bytes >= LINE;
-    for (int64_t j = 0, j_end; j < p->columns; j = j_end) {
-        j_end = block_end(j, head_columns, most_columns, p->columns, bytes);
-        for (int64_t i = 0, i_end; i < p->rows; i = i_end) {
-            i_end = block_end(i, head_rows, most_rows, p->rows, bytes);
-            /* Behind the last row the next columns' first, behind the plane's last one the next plane's. */
-            bool is_last = i_end == p->rows && j_end == p->columns;
-            int64_t next_i = i_end < p->rows ? i_end : 0, next_j = is_last ? 0 : i_end < p->rows ? j : j_end;
-            char *next_to = is_last ? p->next_to : place_to(p, next_i, next_j);
-            int64_t next_rows = block_end(next_i, head_rows, most_rows, p->rows, bytes) - next_i;
-            int64_t next_columns = block_end(next_j, head_columns, most_columns, p->columns, bytes) - next_j;
-            struct block block = {.to = place_to(p, i, j),
-                                  .from = place_from(p, i, j),
-                                  .to_stride = p->to_stride,
-                                  .from_stride = p->from_stride,
-                                  .rows = (int)(i_end - i),
-                                  .columns = (int)(j_end - j),
-                                  .next_to = next_to,
-                                  .next_from = is_last ? p->next_from : place_from(p, next_i, next_j),
-                                  .next_rows = next_to ? (int)next_rows : 0,
-                                  .next_columns = next_to ? (int)next_columns : 0,
-                                  .is_large = p->is_large};
-            transpose_block(&block, has_square, bytes);
-        }
+/* Of `length` elements that follow each other, `stride` from one row to the next. Where all rows begin alike in their
+   cache lines, and are long, blocks and strips begin where lines do. If the plane is whole lines, what is before the
+   first one's begin and behind the last one is a line together: it wraps. Such a square takes as long as two, so short
+   rows begin there only if they `must`, as those do that are written: AVX-512 reads anywhere for less. */
+static struct range find_range(const void *memory, int64_t stride, int64_t length, int bytes, bool wraps, bool must,
+                               int64_t start, int64_t strip) {
+    enum { WRAPPED_BYTES = 1024 };
+    bool is_even = stride * bytes % LINE == 0 && length * bytes >= TRANSPOSE_BYTES;
+    wraps = wraps && length * bytes >= WRAPPED_BYTES;
+    int64_t head = is_even && (wraps || must) ? (int64_t)(-(uintptr_t)memory % LINE) / bytes : 0;
+    if (wraps) {
+        int64_t count = min64(strip, length - start);
+        return (struct range){start + head, count, 0, start + count == length ? head : 0};
+    }
+    int64_t first = start ? min64(start + head, length) : 0;
+    int64_t fewer = head && start == 0 ? LINE / bytes - head : 0;
+    return (struct range){first, min64(start + strip + head, length) - first, fewer, 0};
+}
+
+void transpose(const struct plane *whole, bool is_rows, int64_t start, int64_t strip) {
+    int bytes = whole->bytes;
+    bool has_lines = has_whole_lines(bytes), wraps = has_lines && (whole->rows | whole->columns) * bytes % LINE == 0;
+    struct range across = find_range(whole->from, whole->from_stride, whole->rows, bytes, wraps, !has_lines,
+                                     is_rows ? start : 0, is_rows ? strip : whole->rows);
+    struct range along = find_range(whole->to, whole->to_stride, whole->columns, bytes, wraps, true,
+                                    is_rows ? 0 : start, is_rows ? whole->columns : strip);
+    bool is_narrow = min64(across.count, along.count) * bytes < LINE, has_square = has_lines && !is_narrow;
+    struct plane part = *whole;
+    part.to = place_to(whole, across.first, along.first), part.from = place_from(whole, across.first, along.first);
+    part.rows = across.count, part.columns = along.count;
+    if (whole->next_to) {
+        part.next_to = whole->next_to + (part.to - whole->to);
+        part.next_from = whole->next_from + (part.from - whole->from);
+    }
+    /* Bytes of each row that a block reads, and writes; a buffer holds a line of each row that is read. */
+    int read = has_square ? block_lines(bytes) * LINE : is_narrow ? NARROW_BYTES : LINE;
+    int written = has_square ? read : is_narrow ? NARROW_BYTES : TRANSPOSE_BYTES;
+    int64_t most_rows = read / bytes, most_columns = written / bytes;
+    int64_t i_end = block_end(&across, 0, most_rows), j_end = block_end(&along, 0, most_columns);
+    struct block block = {.next_to = part.to,
+                          .next_from = part.from,
+                          .to_stride = part.to_stride,
+                          .from_stride = part.from_stride,
+                          .next_rows = (int)i_end,
+                          .next_columns = (int)j_end,
+                          .ring_rows = whole->rows,
+                          .ring_columns = whole->columns,
+                          .is_large = part.is_large};
+    int64_t i, j = 0;
+    for (bool is_last = i_end <= 0 || j_end <= 0; !is_last;) {
+        block.to = block.next_to, block.from = block.next_from;
+        block.rows = block.next_rows, block.columns = block.next_columns;
+        block.wrapped_rows = i_end == part.rows ? (int)across.wrapped : 0;
+        block.wrapped_columns = j_end == part.columns ? (int)along.wrapped : 0;
+        /* Behind the last row the next columns' first, behind the plane's last one the next plane's. */
+        i = i_end < part.rows ? i_end : 0, j = i ? j : j_end;
+        is_last = j == part.columns, j = is_last ? 0 : j;
+        i_end = block_end(&across, i, most_rows), j_end = block_end(&along, j, most_columns);
+        block.next_to = is_last ? part.next_to : place_to(&part, i, j);
+        block.next_from = is_last ? part.next_from : place_from(&part, i, j);
+        block.next_rows = block.next_to ? (int)(i_end - i) : 0;
+        block.next_columns = block.next_to ? (int)(j_end - j) : 0;
+        transpose_block(&block, has_square, is_narrow, bytes);
     }
 #if defined __x86_64__
-    if (p->is_large)
+    if (part.is_large)
         _mm_sfence(); /* stores past the caches are ordered by nothing else */
 #endif
 }

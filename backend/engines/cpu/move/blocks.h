@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TRANSPOSE_BYTES = 256 }; /* of a written row that a block has at most: four cache lines */
+enum { TRANSPOSE_BYTES = 256 }; /* four cache lines: of a written row that a block with a buffer has */
 
 /* to[i * to_stride + j] = from[j * from_stride + i] for i < rows and j < columns, elements of 1, 2, 4 or 8 bytes;
    strides in elements. */
@@ -21,12 +21,9 @@ struct plane {
     const char *next_from;
 };
 
-void transpose(const struct plane *plane);
-
-/* Elements before a cache line's begin, of rows of `count` elements that lie `stride` apart; 0 where their lines begin
-   at different elements, they are too short to be cut there, or need not be, as AVX-512 reads rows anywhere:
-   a line in two blocks costs less than one more block. */
-int64_t transpose_head(const void *memory, int64_t stride, int64_t count, int bytes, bool is_read);
+/* Of its rows, or of its columns, a strip: from about the start-th on `strip` of them, a multiple of TRANSPOSE_BYTES
+   unless it is all. Strips meet where a cache line begins, so that no line that is written is in two tasks. */
+void transpose(const struct plane *plane, bool is_rows, int64_t start, int64_t strip);
 
 /* `rows` runs of `bytes` each, which begin `to_step` and `from_step` bytes apart. A run may be its own copy. */
 void copy_runs(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t rows, int64_t bytes);

@@ -405,28 +405,20 @@ static void copy_along(const struct copy *copy, char *to, const char *from, int6
         copy_elements(to, copy->to_along, from, copy->from_along, along, copy->bytes);
 }
 
-/* Strips meet where a cache line begins, so that no line that is written is in two tasks. next_to, next_from: the next
-   row's plane, or NULL. */
+/* next_to, next_from: the next row's plane, or NULL. */
 static void transpose_strip(const struct copy *copy, char *to, const char *from, int64_t start, char *next_to,
                             const char *next_from) {
-    int bytes = copy->bytes;
-    int64_t head = copy->is_cut_across ? transpose_head(from, copy->from_along, copy->across, bytes, true)
-                                       : transpose_head(to, copy->to_across, copy->along, bytes, false);
-    int64_t length = copy->is_cut_across ? copy->across : copy->along;
-    int64_t first = start ? min64(start + head, length) : 0, count = min64(start + copy->strip + head, length) - first;
-    int64_t to_first = first * (copy->is_cut_across ? copy->to_across : 1) * bytes;
-    int64_t from_first = first * (copy->is_cut_across ? 1 : copy->from_along) * bytes;
-    struct plane plane = {.to = to + to_first,
-                          .from = from + from_first,
+    struct plane plane = {.to = to,
+                          .from = from,
                           .to_stride = copy->to_across,
                           .from_stride = copy->from_along,
-                          .rows = copy->is_cut_across ? count : copy->across,
-                          .columns = copy->is_cut_across ? copy->along : count,
-                          .bytes = bytes,
+                          .rows = copy->across,
+                          .columns = copy->along,
+                          .bytes = copy->bytes,
                           .is_large = copy->is_large,
-                          .next_to = next_to ? next_to + to_first : NULL,
-                          .next_from = next_to ? next_from + from_first : NULL};
-    transpose(&plane);
+                          .next_to = next_to,
+                          .next_from = next_from};
+    transpose(&plane, copy->is_cut_across, start, copy->strip);
 }
 
 /* Where a walk over the outer modes stands. */
