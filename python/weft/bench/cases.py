@@ -487,9 +487,13 @@ def _cpu_moves() -> list[Case]:
         streams.transpose("256x512", "f32", small, (1, 0)),
         streams.transpose("1024x1024_cpu", "f32", large, (1, 0)),
         *(
-            streams.transpose(f"{n}x{n}_{dtype}", dtype, (n, n), (1, 0))
+            case
             for n in (512, 1024)
             for dtype in ("bf16", "i8")
+            for case in (
+                streams.cast(dtype, dtype, (n, n), f"_{dtype}"),
+                streams.transpose(f"{n}x{n}_{dtype}", dtype, (n, n), (1, 0)),
+            )
         ),
         streams.transpose("heads_1x128x8x64", "f32", (1, 128, 8, 64), (0, 2, 1, 3)),
         streams.transpose("heads_2x512x16x64", "f32", (2, 512, 16, 64), (0, 2, 1, 3)),

@@ -238,12 +238,12 @@ def cut(tag: str, dtype: str, dims: tuple[int, ...], slices: Sequence[slice]) ->
 _CAST_ERRORS = {"e4m3": 5e-2, "i8": 5e-2}  # of results: 3 bits of a mantissa, and 1 of numbers around 20
 
 
-def cast(source: str, target: str, dims: tuple[int, ...]) -> Case:
+def cast(source: str, target: str, dims: tuple[int, ...], tag: str = "") -> Case:
     """A copy into another data type; into the same one it is the ceiling of all that moves."""
     is_whole = "i8" in (source, target)
     name = "copy" if source == target else f"cast_{source}_{target}"
     return Case(
-        f"move/{name}_{'x'.join(map(str, dims))}",
+        f"move/{name}_{'x'.join(map(str, dims))}{tag}",
         "f32" if target == "f32" else "bf16",
         0.0,
         {"x": Operand(dims, source, scale=20.0 if is_whole else 1.0)},
