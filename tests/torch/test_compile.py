@@ -230,6 +230,25 @@ def test_copies_lie_as_torch_says() -> None:
     assert [each.stride() for each in found] == [each.stride() for each in expected]
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_product_ends_in_the_sum_of_what_it_shows_in_another_order(is_last: bool) -> None:
+    """Twice, where the first sum is shown so again; of channels that lie first each sum stays a step."""
+
+    def model(x, w):
+        for _ in range(2):
+            x = x + (F.relu(x).permute(0, 2, 3, 1) @ w).permute(0, -1, 1, 2)
+        return x
+
+    form = torch.channels_last if is_last else torch.contiguous_format
+    x, w, cover = torch.randn(2, 8, 3, 5).to(memory_format=form), torch.randn(8, 8), Cover()
+    with torch.no_grad():
+        found, expected = compiled(model, cover)(x, w), model(x, w)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    steps = [step["family"] for step in cover.graphs[0].plan.report["steps"]]
+    assert (steps == ["cpu.map", "cpu.contraction"] * 2) == is_last
+
+
 def test_other_lengths_are_graphs_of_their_own() -> None:
     model, _ = made("transformer")
     cover = Cover()
@@ -265,10 +284,14 @@ def slices(x):
 
 WHOLE = {
     "repetitions": (
-        lambda x: x.repeat(2, 1, 3, 2, 1) * 2, (4, 3, 2), ["mul.Tensor", *["sum.dim_IntList"] * 3]
+        lambda x: x.repeat(2, 1, 3, 2, 1) * 2,
+        (4, 3, 2),
+        ["mul.Tensor", *["sum.dim_IntList"] * 3],
     ),
     "leaky relu": (
-        lambda x: F.leaky_relu(x * 2, -0.5), (2, 4, 7, 6), ["leaky_relu_backward.default", "mul.Tensor"]
+        lambda x: F.leaky_relu(x * 2, -0.5),
+        (2, 4, 7, 6),
+        ["leaky_relu_backward.default", "mul.Tensor"],
     ),
     "selects": (parts_of_one, (2, 6, 60), ["mul.Tensor", "mul.Tensor", "cat.default"]),
     "slices": (slices, (2, 6, 60), ["mul.Tensor", "mul.Tensor", "cat.default"]),

@@ -98,6 +98,11 @@ def _are_side_by_side(parts: Sequence[Any]) -> bool:
 
 
 def _sum(node: Any) -> None:
+    _join_parts(node)
+    _sum_as_made(node)
+
+
+def _join_parts(node: Any) -> None:
     terms = _terms(node)
     parts = [_part(each) if isinstance(each, Node) else None for each in terms]
     if len(terms) < 2 or None in parts:
@@ -113,6 +118,37 @@ def _sum(node: Any) -> None:
         for each in terms
     ]
     node.replace_all_uses_with(_call(node, aten.cat.default, whole, dim))
+
+
+# ---- Sums with what is shown in another order ----
+
+
+def _sum_as_made(node: Any) -> None:
+    """Sums in the order in which one term was made, as a product that makes it can, and shows the sum in the
+    other."""
+    both = [*node.args[:2]]
+    if node.kwargs or not all(isinstance(each, Node) for each in both):
+        return
+    shown = next((each for each in both[::-1] if _is_shown_once(each)), None)
+    if shown is None or _value(both[0]).shape != _value(both[1]).shape:
+        return
+    order = [i % _value(shown).ndim for i in shown.args[1]]
+    terms = [_as_made(node, each, order) for each in both]
+    found = _call(node, aten.permute.default, _call(node, aten.add.Tensor, *terms), order)
+    if _value(found).stride() == _value(node).stride():
+        node.replace_all_uses_with(found)
+
+
+def _is_shown_once(node: Any) -> bool:
+    return node.target == aten.permute.default and len(node.users) == 1
+
+
+def _as_made(node: Any, value: Any, order: Sequence[int]) -> Any:
+    """What a value shows in this order."""
+    is_shown = value.target == aten.permute.default
+    if is_shown and [i % len(order) for i in value.args[1]] == [*order]:
+        return value.args[0]
+    return _call(node, aten.permute.default, value, [order.index(i) for i in range(len(order))])
 
 
 # ---- Nearest neighbours: elements again and again ----
