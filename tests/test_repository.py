@@ -50,7 +50,7 @@ def test_floors_hold() -> None:
         ("engines/cuda/core/a.h", '#include "engines/cuda/map/m.h"', "cuda/core/ may see no other folder."),
         ("engines/cuda/core/a.cuh", '#include "rows/rows.cuh"', "cuda/core/ may see no other folder."),
         ("engines/cuda/rows/a.cuh", '#include "core/math.cuh"', ""),
-        ("engines/cuda/rows/a.cuh", '#include "map/m.cuh"', 'm.cuh": cuda/rows/ may see cuda, cuda/core.'),
+        ("engines/cuda/rows/a.cuh", '#include "map/m.cuh"', "m.cuh\": cuda/rows/ may see cuda, cuda/core."),
         ("engines/cuda/rows/a.c", 'f("#include \\"map/m.cuh\\"\\n");', 'includes "engines/cuda/map/m.cuh"'),
         ("engines/cuda/rows/a.c", 'finish(&print, "window/w.cuh");', 'includes "engines/cuda/window/w.cuh"'),
         ("engines/cuda/product/a.h", '#include "engines/cuda/product/hopper/h.h"', "/product/ may see cuda"),

@@ -113,6 +113,7 @@ class Handle:
     def pointer(self) -> Any:
         """The C handle."""
         if self._pointer is None:
+
             raise BadParameterError("handle: it was destroyed. Make a new one with create_handle().")
         return self._pointer
 
@@ -280,7 +281,9 @@ def freeze(plan: Descriptor, pointers: Any, count: int) -> None:
     check(library().weftFreeze(plan.pointer, count, pointers))
 
 
-def measure(plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int) -> float:
+def measure(
+    plan: Descriptor, pointers: Any, count: int, workspace: int, stream: int, repeats: int
+) -> float:
     """The mean seconds of some runs, by events of the stream on a GPU and by the clock on the CPU."""
     seconds = ffi.new("double *")
     memory, queue = ffi.cast("void *", workspace), ffi.cast("void *", stream)

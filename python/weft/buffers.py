@@ -440,7 +440,6 @@ def _describe_dlpack(value: Any, stream: int | None) -> Buffer:
 
 # ---- What execution needs to know, quickly -----------------------------------------------------------------
 
-
 class Memory(NamedTuple):
     """What execution asks of an array."""
 

@@ -215,7 +215,9 @@ class Lowering:
         found = self.tensor(tensor).get(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE")
         return [data_type(number) for number in found if number >= 0]
 
-    def _row(self, rows: Sequence[Row], value: Any, operation: Operation) -> tuple[Row, Sequence[Any]]:
+    def _row(
+        self, rows: Sequence[Row], value: Any, operation: Operation
+    ) -> tuple[Row, Sequence[Any]]:
         """Which of an attribute's rows takes a value, and the value as its elements."""
         if len(rows) == 1 and isinstance(value, Tensor):
             return rows[0], [self.tensor(value)]

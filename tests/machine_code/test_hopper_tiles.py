@@ -193,7 +193,9 @@ def test_tiles(build: Build, dump: Path) -> None:
     ("a", "b", "math"), [("bf16", "bf16", "f32"), ("e4m3", "e4m3", "f32"), ("u8", "i8", "i32")]
 )
 @pytest.mark.parametrize(("rows", "tile"), [(128, 25), (16, 26), (32, 27), (64, 28)])
-def test_tiles_split_over_clusters(rows: int, tile: int, a: str, b: str, math: str, dump: Path) -> None:
+def test_tiles_split_over_clusters(
+    rows: int, tile: int, a: str, b: str, math: str, dump: Path
+) -> None:
     def few_rows(g: weft.Graph) -> Any:
         few = g.tensor([rows, 4096], [4096, 1], data_type=a)
         many = g.tensor([4096, 8192], [1, 4096], data_type=b)

@@ -435,6 +435,7 @@ def test_calls_that_xla_cannot_run(xla: list[dict[int, Any]]) -> None:
     assert isinstance(g.plan(x=y), weft.DeviceArray)
 
 
+
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     """As much of CuPy as is asked for arrays and streams, on the fake driver's memory."""

@@ -578,9 +578,9 @@ def test_numbers_of_numpy_are_scalars() -> None:
     ):
         g.execute({x: values, s: 3, y: out})
     with refusal(
-        "execute: input 'x' (uid 1): float32 is a number without memory of its own. Give an array of one "
-        "element."
-    ):
+            "execute: input 'x' (uid 1): float32 is a number without memory of its own. Give an array of one "
+            "element."
+        ):
         g.execute({x: np.float32(1), s: 1.0, y: out})
 
 

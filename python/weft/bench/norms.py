@@ -89,7 +89,9 @@ def _build_backward(kind: str, _: Any, g: Any, t: Tensors) -> Tensors:
     }
 
 
-def batch_norm(dtype: str, n: int, channels: int, size: int, is_backward: bool, is_last: bool = True) -> Case:
+def batch_norm(
+    dtype: str, n: int, channels: int, size: int, is_backward: bool, is_last: bool = True
+) -> Case:
     """Batch normalisation of images in training; is_last: they lie channels-last."""
     whole = Operand((n, channels, size, size), dtype, NHWC if is_last else ())
     each = Operand((1, channels, 1, 1), "f32")

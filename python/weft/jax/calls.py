@@ -31,7 +31,9 @@ primitive.multiple_results = True
 
 def call(operator: Operator, *arrays: Any, attributes: tuple[Any, ...] = ()) -> list[Any]:
     """The results of an operator on JAX's arrays."""
-    made: list[Any] = primitive.bind(*arrays, call=Call(operator, attributes, _wants_all_bits()))
+    made: list[Any] = primitive.bind(
+        *arrays, call=Call(operator, attributes, _wants_all_bits())
+    )
     return made
 
 

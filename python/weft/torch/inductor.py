@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -63,7 +63,7 @@ def _compute(tensors: Sequence[Any], numbers: Sequence[Any], which: int) -> Sequ
 def _expected(tensors: Sequence[Any], numbers: Sequence[Any], which: int) -> Sequence[Any]:
     region = _STANDING[which].region
     results = region.expected(*_arguments(region, tensors, numbers))
-    if None in results:
+    if any(each is None for each in results):
         raise NotSupportedError("a region gives what is no tensor.")
     return results
 
@@ -102,6 +102,16 @@ class _Compiled:
         return self._code(arguments)
 
 
+@contextmanager
+def _with_constants(mode: Any) -> Iterator[None]:
+    """Constants of a graph are no fake tensors."""
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
 _HOW = {
     "fallback_random": True,  # random numbers are torch's own, as where Inductor does not compile
     "fx_graph_cache": False,  # a region's number is another one's in the next process
@@ -118,8 +128,7 @@ def compile(module: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[[lis
 
     mode: Any = detect_fake_mode(given)
     trace = make_fx(_AsOperators(module).run, select_decomp_table(), _allow_non_fake_inputs=True)
-    # Constants of the graph are no fake tensors.
-    with mode, patch.object(mode, "allow_non_fake_inputs", True), torch.no_grad(), enable_python_dispatcher():
+    with mode, _with_constants(mode), torch.no_grad(), enable_python_dispatcher():
         traced = trace(*given)
     output = next(each for each in traced.graph.nodes if each.op == "output")
     # All results lie as torch says, whoever reads them.

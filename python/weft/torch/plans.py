@@ -210,7 +210,9 @@ def _scratch(plan: Plan) -> int:
     return int(ffi.cast("uintptr_t", plan.thread.frame.scratch.on_host(plan.workspace_size)))
 
 
-_QUICK = {kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
+_QUICK = {
+    kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")
+}
 """What makes tensors of a shape, strides and a type; on the current GPU."""
 
 

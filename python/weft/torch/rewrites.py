@@ -99,7 +99,8 @@ def _are_side_by_side(parts: Sequence[Any]) -> bool:
 
 def _sum(node: Any) -> None:
     _join_parts(node)
-    _sum_as_made(node)
+    if node.users:
+        _sum_as_made(node)
 
 
 def _join_parts(node: Any) -> None:
@@ -127,7 +128,8 @@ def _sum_as_made(node: Any) -> None:
     """Sums in the order in which one term was made, as a product that makes it can, and shows the sum in the
     other."""
     both = [*node.args[:2]]
-    if node.kwargs or not all(isinstance(each, Node) for each in both):
+    are_tensors = all(isinstance(e, Node) and isinstance(_value(e), torch.Tensor) for e in both)
+    if node.kwargs or not are_tensors:
         return
     shown = next((each for each in both[::-1] if _is_shown_once(each)), None)
     if shown is None or _value(both[0]).shape != _value(both[1]).shape:

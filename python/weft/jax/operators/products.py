@@ -117,7 +117,9 @@ def _summed(value: Any, shape: tuple[int, ...]) -> Any:
 # ---- linear ------------------------------------------------------------------------------------------------
 
 
-def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, residual: Any = None) -> Any:
+def linear(
+    x: Any, w: Any, bias: Any = None, *, activation: str | None = None, residual: Any = None
+) -> Any:
     """activation(x w + bias) + residual, in one kernel.
 
     Args:

@@ -78,16 +78,8 @@ def _options(
 
 
 def attend(
-    d: Drawing,
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
-    dropout: float = 0,
-    causal: bool = False,
-    scale: float | None = None,
-    seed: Any = None,
-    with_statistics: bool = True,
+    d: Drawing, q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0, causal: bool = False,
+    scale: float | None = None, seed: Any = None, with_statistics: bool = True,
 ) -> None:
     """Draws attention: result 0, and statistics as result 1."""
     how = _options(d, q, mask, dropout, causal, scale, seed)
@@ -99,19 +91,8 @@ def attend(
 
 
 def attend_backward(
-    d: Drawing,
-    do: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    mask: Any = None,
-    dropout: float = 0,
-    causal: bool = False,
-    scale: float | None = None,
-    seed: Any = None,
-    wants_mask: bool = False,
+    d: Drawing, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any = None, dropout: float = 0,
+    causal: bool = False, scale: float | None = None, seed: Any = None, wants_mask: bool = False,
 ) -> None:
     """Draws the gradients of q, k, v, and of the mask as result 3."""
     how = _options(d, q, mask, dropout, causal, scale, seed)

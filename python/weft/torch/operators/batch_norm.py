@@ -48,14 +48,7 @@ def _fake_batch_norm(
     fake=_fake_batch_norm,
 )
 def _batch_norm(
-    d: Drawing,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    training: bool,
-    momentum: float,
+    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
     epsilon: float,
 ) -> None:
     for i, result in enumerate(_after(d, x, weight, bias, mean, variance, training, momentum, epsilon)):
@@ -64,14 +57,7 @@ def _batch_norm(
 
 
 def _after(
-    d: Drawing,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    training: bool,
-    momentum: float,
+    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
     epsilon: float,
 ) -> Sequence[Tensor]:
     """Draws results 0 to 2; all of the graph's, the running statistics behind the step last."""
@@ -91,17 +77,8 @@ def _after(
 
 @operator("batch_norm_backward", aten.native_batch_norm_backward.default)
 def _batch_norm_backward(
-    d: Drawing,
-    dy: Any,
-    x: Any,
-    weight: Any,
-    mean: Any,
-    variance: Any,
-    saved: Any,
-    rstd: Any,
-    training: bool,
-    epsilon: float,
-    wanted: Sequence[bool],
+    d: Drawing, dy: Any, x: Any, weight: Any, mean: Any, variance: Any, saved: Any, rstd: Any,
+    training: bool, epsilon: float, wanted: Sequence[bool],
 ) -> None:
     g, loss, image = d.graph, d.read(dy), d.read(x)
     results: Sequence[Any]
@@ -139,7 +116,9 @@ differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm)
 # ---- Under torch's own ----
 
 
-def _in_place(d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any) -> None:
+def _in_place(
+    d: Drawing, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any
+) -> None:
     """As native_batch_norm: the running statistics are updated where they are."""
     after = _after(d, x, weight, bias, mean, variance, *how)
     if after:
@@ -166,7 +145,9 @@ for _twin in (aten.native_batch_norm.default, aten._native_batch_norm_legit.defa
 _stands(aten._native_batch_norm_legit.no_stats, draw_without_running, _fake_without_running)
 
 
-def _check(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> None:
+def _check(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any
+) -> None:
     if not x.numel():
         raise NotSupportedError("batch_norm: a tensor without elements.")
     sizes = {each.shape for each in (weight, bias, mean, variance) if each is not None}
@@ -176,7 +157,9 @@ def _check(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: b
 
 # torch composes batch norm on a GPU of cuDNN's, whose gradient reads what cuDNN alone writes: in cuDNN's own
 # place Weft could not serve a forward pass whose gradient is asked for after disable().
-@stands_for("batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True, others=None, check=_check)
+@stands_for(
+    "batch_norm", aten.batch_norm.default, ("cuda",), is_composite=True, others=None, check=_check
+)
 def _own_batch_norm(*arguments: Any) -> Any:
     """torch's own operator and not cuDNN's, which Weft stands for."""
     return _NATIVE(*arguments[:8])[0]

@@ -26,16 +26,8 @@ def _geometry(x: torch.Tensor, stride: Any, padding: Any, dilation: Any) -> dict
 
 @operator("conv", aten.convolution.default)
 def _conv(
-    d: Drawing,
-    x: Any,
-    w: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    _: Any,
-    __: int,
+    d: Drawing, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    _: Any, __: int,
 ) -> None:
     geometry = _geometry(x, stride, padding, dilation)
     if transposed:
@@ -50,18 +42,8 @@ def _conv(
 
 @operator("conv_backward", aten.convolution_backward.default)
 def _conv_backward(
-    d: Drawing,
-    dy: Any,
-    x: Any,
-    w: Any,
-    _: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    __: Any,
-    ___: int,
-    wanted: Sequence[bool],
+    d: Drawing, dy: Any, x: Any, w: Any, _: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    __: Any, ___: int, wanted: Sequence[bool],
 ) -> None:
     geometry, loss = _geometry(x, stride, padding, dilation), d.read(dy)
     if wanted[0]:

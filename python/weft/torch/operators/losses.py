@@ -143,16 +143,8 @@ def _fake_backward(dloss: Any, x: Any, *_: Any) -> Any:
     fake=_fake_backward,
 )
 def _cross_entropy_backward(
-    d: Drawing,
-    dloss: Any,
-    x: Any,
-    target: Any,
-    weight: Any,
-    reduction: int,
-    ignored: int,
-    smoothing: float,
-    total: Any,
-    lse: Any,
+    d: Drawing, dloss: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float,
+    total: Any, lse: Any,
 ) -> None:
     classes = _classes(x)
     g, scores = d.graph, d.read(x, *_shown(x))

@@ -43,14 +43,7 @@ def _layer_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, bias: Any
 
 @operator("layer_norm_backward", aten.native_layer_norm_backward.default)
 def _layer_norm_backward(
-    d: Drawing,
-    dy: Any,
-    x: Any,
-    shape: Sequence[int],
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    _: Any,
+    d: Drawing, dy: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, _: Any,
     wanted: Sequence[bool],
 ) -> None:
     rows = _rows(x, shape)
@@ -103,16 +96,7 @@ def _group_norm(
 
 @operator("group_norm_backward", aten.native_group_norm_backward.default, fake=_fake_group_norm_backward)
 def _group_norm_backward(
-    d: Drawing,
-    dy: Any,
-    x: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    n: int,
-    c: int,
-    hw: int,
-    groups: int,
+    d: Drawing, dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
     wanted: Sequence[bool],
 ) -> None:
     if x.device.type == "cpu":  # all three in one sweep; a GPU would read both images again for the sums
