@@ -155,7 +155,7 @@ def frontend(given: argparse.Namespace) -> Iterator[Result]:
 
 def beside_torch(given: argparse.Namespace) -> Iterator[Result]:
     """weft.torch on tensors of the GPU; torch's own samples of its operators, through weft.torch.enable()."""
-    yield run("torch", [*PYTEST, "tests/torch", *parallel(given)], given)
+    yield run("torch", [*PYTEST, "tests/weft_torch", *parallel(given)], given)
     if not importlib.util.find_spec("expecttest"):
         yield Result("torch samples", None, 0, "expecttest is not installed, which torch's own tests import")
 
