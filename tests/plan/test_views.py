@@ -45,6 +45,27 @@ def test_an_output_is_copied():
     checks.check(lambda g, x: g.reshape(x).set_dim([24]), {"x": x}, want, layouts=["packed"])
 
 
+def test_what_is_made_of_a_transpose_lies_as_it_does():
+    """As images of a norm over their channels do; what leaves the graph by a transpose is row-major."""
+    x = checks.random((2, 5, 7, 3))
+
+    def build(g, x):
+        image = g.transpose(g.neg(x), [0, 3, 1, 2])
+        return g.reduction(g.relu(image), mode="ADD").set_dim([2, 3, 1, 1]), g.transpose(x, [0, 3, 1, 2])
+
+    shown = checks.exact(x).transpose(0, 3, 1, 2)
+    want = [np.maximum(-shown, 0).sum((2, 3), keepdims=True), shown]
+    checks.check(build, {"x": x}, want, layouts=["packed"], magnitude=200)
+    g = weft.Graph(handle=checks.handle())
+    image = g.transpose(g.neg(g.tensor_like(x, name="x")), [0, 3, 1, 2])
+    positive, shown = g.relu(image), g.transpose(g.tensor_like(x, name="again"), [0, 3, 1, 2])
+    total = g.reduction(positive, mode="ADD").set_dim([2, 3, 1, 1])
+    for each in (total, shown):
+        each.set_output(True)
+    g.validate()
+    assert (positive.get_stride(), shown.get_stride()) == ([105, 1, 21, 3], [105, 35, 7, 1])
+
+
 def test_memory_lives_until_the_view_is_read():
     """Between the view's making and its reading other intermediates come and go; none may take its place."""
     x = checks.random((64, 8))

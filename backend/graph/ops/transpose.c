@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transpose: dimension i of y is dimension permutation[i] of x. Without strides of its own an output is packed in
-   row-major order: the elements move, unless the planner finds y as a view of x (`look`) or x in the place of y
-   (`fit`). A result of another data type is converted. */
+/* transpose: dimension i of y is dimension permutation[i] of x. Without strides of its own a y that leaves the graph is
+   packed in row-major order: the elements move, unless the planner finds x in the place of y (`fit`). One that stays is
+   as x lies, and a view of it (`look`). A result of another data type is converted. */
 #include "graph/ops/transpose.h"
 #include "graph/ops/move.h"
 
@@ -21,6 +21,22 @@ static const struct method methods[] = {
      "input:x permutation", "y"},
     {0},
 };
+
+/* y's dimension i walks as x's dimension permutation[i]: a transpose is always a view. */
+static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
+    const struct transpose_op *op = (const struct transpose_op *)descriptor;
+    *y = *x;
+    for (int64_t i = 0; i < x->strides.count; i++)
+        y->strides.at[i] = x->strides.at[op->permutation.at[i]];
+    return true;
+}
+
+/* In the order of x's memory, that what is computed of y lies as x does. */
+static void infer_strides(struct transpose_op *op) {
+    struct placement seen;
+    look(&op->base, &(struct placement){.strides = op->x->strides}, &seen);
+    tensor_infer_strides(op->y, &(struct tensor){.dims = op->y->dims, .strides = seen.strides});
+}
 
 /* y: the extents of x in the order of the permutation, which must name each dimension once. */
 static weftStatus_t infer(struct descriptor *descriptor) {
@@ -44,18 +60,11 @@ static weftStatus_t infer(struct descriptor *descriptor) {
              descriptor_label(descriptor), numbers_text(op->permutation.at, op->permutation.count), (long long)rank,
              tensor_dims_text(op->x), (long long)rank - 1);
     tensor_infer_dims(op->y, dims.count, dims.at);
-    /* Unset strides are left to the check of outputs, which packs them row-major. */
+    /* Unset strides of what leaves the graph are left to the check of outputs, which packs them row-major. */
+    if (op->y->is_virtual && op->x->vector_count == 1)
+        infer_strides(op);
     tensor_infer_type(op->y, (weftDataType_t)op->x->type);
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
-}
-
-/* y's dimension i walks as x's dimension permutation[i]: a transpose is always a view. */
-static bool look(const struct descriptor *descriptor, const struct placement *x, struct placement *y) {
-    const struct transpose_op *op = (const struct transpose_op *)descriptor;
-    *y = *x;
-    for (int64_t i = 0; i < x->strides.count; i++)
-        y->strides.at[i] = x->strides.at[op->permutation.at[i]];
-    return true;
 }
 
 /* The inverse: where x must lie so that y lies as asked. */

@@ -372,7 +372,7 @@ static bool follow_transpose(struct spelled_view *view, const struct transpose_o
     for (int64_t i = 0; i < op->permutation.count; i++)
         inverse[op->permutation.at[i]] = i;
     /* Rows of the result are written as vectors: columns must stay side by side. */
-    if (!is_plain(op->y) || op->y->strides.at[inverse[order[last]]] != 1)
+    if (!is_plain(op->y) || (op->y->strides.at[inverse[order[last]]] != 1 && !op->y->is_virtual))
         return false;
     for (int64_t i = 0; i <= last; i++) {
         order[i] = inverse[order[i]];
@@ -480,8 +480,12 @@ static bool is_identity(const int64_t *order, int64_t rank) {
     return is;
 }
 
-/* Step by step while one operation alone reads the result. It ends where somebody else does, where the columns would no
-   longer be side by side, which the kernels write as runs, and where a narrower type was set on the way. */
+/* Whether the kernels can write a result as runs: its columns lie side by side. */
+static bool has_rows(const struct spelled_view *view) { return view->strides.at[view->dims.count - 1] == 1; }
+
+/* Step by step while one operation alone reads the result. It ends where somebody else does, where a narrower type was
+   set on the way, and with the last result whose columns are side by side: of transposes the first may put them apart
+   and the next one back. */
 weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_view *view, bool is_transposed,
                                  double *factor) {
     int64_t order[WEFT_DIM_MAX], rank = view->dims.count;
@@ -491,22 +495,30 @@ weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_vie
         spelled_swap_last(view);
         swap_numbers(&order[rank - 2], &order[rank - 1]);
     }
+    /* What is given back to: view, factor, and operations that were taken. */
+    struct spelled_view last = *view;
+    double known = factor ? *factor : 1;
+    int taken = s->count;
     for (int node; (node = spelled_sole_reader(s, view->tensor)) >= 0 && spelled_is_private(s, view->tensor, node);) {
         bool is_shared = false;
         if (s->is_gradient && is_identity(order, rank))
             TRY(look_behind_copies(s, view, node, &is_shared));
-        if (is_shared)
-            continue;
-        const struct tensor *from = view->tensor;
-        struct spelled_view before = *view;
-        if (!look_ahead(s, view, node, factor, order))
-            return WEFT_STATUS_SUCCESS;
-        if (view->tensor->type != from->type &&
-            !spelled_is_exact(s, from)) { /* it would be rounded once, and not twice */
-            *view = before;
-            return WEFT_STATUS_SUCCESS;
+        if (!is_shared) {
+            const struct tensor *from = view->tensor;
+            if (!look_ahead(s, view, node, factor, order) ||
+                (view->tensor->type != from->type && !spelled_is_exact(s, from))) /* rounded once, and not twice */
+                break;
+            TRY(spelled_take(s, node));
         }
-        TRY(spelled_take(s, node));
+        if (!has_rows(view) && has_rows(&last))
+            continue;
+        last = *view;
+        known = factor ? *factor : 1;
+        taken = s->count;
     }
+    *view = last;
+    if (factor)
+        *factor = known;
+    s->count = taken;
     return WEFT_STATUS_SUCCESS;
 }
