@@ -66,6 +66,30 @@ def test_what_is_made_of_a_transpose_lies_as_it_does():
     assert (positive.get_stride(), shown.get_stride()) == ([105, 1, 21, 3], [105, 35, 7, 1])
 
 
+def test_a_broadcast_has_no_say_in_the_order_of_memory():
+    """Any would do for it: a sum with images whose channels lie side by side does as they do."""
+    image, few = checks.random((2, 3, 5, 7)), checks.random((2, 3, 1, 1), seed=1)
+
+    def build(g, image, few):
+        mean = g.mul(g.identity(few).set_dim([2, 3, 5, 7]), 0.5)
+        turned = g.transpose(g.reshape(mean).set_dim([6, 5, 7]), [2, 1, 0])
+        return g.add(mean, image), g.sub(turned, g.reshape(g.abs(image)).set_dim([7, 5, 6]))
+
+    exact, wide = checks.exact(image), 0.5 * np.broadcast_to(checks.exact(few), (2, 3, 5, 7))
+    want = [wide + exact, wide.reshape(6, 5, 7).transpose(2, 1, 0) - np.abs(exact).reshape(7, 5, 6)]
+    checks.check(build, {"image": image, "few": few}, want, magnitude=30)
+    g = weft.Graph(handle=checks.handle(), io_data_type="f32")
+    x = g.tensor([2, 3, 5, 7], [105, 1, 21, 3], name="image")
+    mean = g.mul(g.identity(g.tensor([2, 3, 1, 1], name="few")).set_dim([2, 3, 5, 7]), 0.5)
+    first, last = g.add(mean, x), g.add(g.add(x, x), mean)
+    turned = g.neg(g.transpose(mean, [0, 2, 3, 1]))
+    for each in (g.add(first, last), turned):
+        each.set_output(True)
+    g.validate()
+    assert first.get_stride() == last.get_stride() == [105, 1, 21, 3]
+    assert turned.get_stride() == [105, 21, 3, 1]
+
+
 def test_memory_lives_until_the_view_is_read():
     """Between the view's making and its reading other intermediates come and go; none may take its place."""
     x = checks.random((64, 8))

@@ -314,15 +314,21 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
     return WEFT_STATUS_SUCCESS;
 }
 
-/* The operand whose memory order the output takes: the first one of full size. */
-static const struct tensor *order_of(const struct pointwise_operands *operands, const struct dims *whole) {
-    const struct tensor *inputs[] = {operands->x, operands->b, operands->t};
-    /* Only its dims are compared. */
-    struct tensor full = {.dims = *whole};
+/* The operand whose memory order the output takes: the first one of its size, of those that have an order if any does.
+   NULL: none is of its size. */
+static const struct tensor *order_of(const struct pointwise_operands *operands, const struct tensor *out) {
+    const struct tensor *inputs[] = {operands->x, operands->b, operands->t}, *found = NULL;
     for (int k = 0; k < 3; k++)
-        if (inputs[k] && tensor_same_dims(inputs[k], &full))
-            return inputs[k];
-    return operands->x;
+        if (inputs[k] && tensor_same_dims(inputs[k], out) && (!found || found->has_no_order))
+            found = found && inputs[k]->has_no_order ? found : inputs[k];
+    return found;
+}
+
+static void infer_strides(struct tensor *out, const struct pointwise_operands *operands) {
+    const struct tensor *like = order_of(operands, out);
+    if (out->strides.count == 0)
+        out->has_no_order = !like || like->has_no_order;
+    tensor_infer_strides(out, like ? like : operands->x);
 }
 
 /* The operands' types promoted, but a scalar only lends its sort: a float32 factor on a bfloat16 tensor leaves
@@ -360,7 +366,7 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     struct dims whole;
     TRY(broadcast(op, &whole));
     tensor_infer_dims(out, whole.count, whole.at);
-    tensor_infer_strides(out, order_of(&operands, &whole));
+    infer_strides(out, &operands);
     /* Comparisons and logic make booleans whatever they compare. */
     bool boolean_math = dtype_is_boolean(pointwise_math(op));
     if (mode->is_logical || boolean_math)

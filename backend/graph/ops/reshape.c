@@ -113,10 +113,11 @@ static void infer_strides(struct reshape_op *op) {
     struct tensor like = {.dims = op->y->dims};
     struct placement found;
     bool follows = op->y->is_virtual && op->mode == WEFT_RESHAPE_LOGICAL && op->x->vector_count == 1 &&
-                   tensor_elements(op->x) == tensor_elements(op->y) &&
+                   !op->x->has_no_order && tensor_elements(op->x) == tensor_elements(op->y) &&
                    reshape_layout(&op->x->dims, &(struct placement){.strides = op->x->strides}, &op->y->dims, &found);
     if (follows)
         like.strides = found.strides;
+    op->y->has_no_order = op->x->has_no_order && op->y->strides.count == 0;
     tensor_infer_strides(op->y, follows ? &like : NULL);
 }
 

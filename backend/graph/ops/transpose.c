@@ -31,11 +31,13 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
     return true;
 }
 
-/* In the order of x's memory, that what is computed of y lies as x does. */
+/* In the order of x's memory, if it has one, that what is computed of y lies as x does. */
 static void infer_strides(struct transpose_op *op) {
     struct placement seen;
     look(&op->base, &(struct placement){.strides = op->x->strides}, &seen);
-    tensor_infer_strides(op->y, &(struct tensor){.dims = op->y->dims, .strides = seen.strides});
+    const struct tensor like = {.dims = op->y->dims, .strides = seen.strides};
+    op->y->has_no_order = op->x->has_no_order && op->y->strides.count == 0;
+    tensor_infer_strides(op->y, op->x->has_no_order ? NULL : &like);
 }
 
 /* y: the extents of x in the order of the permutation, which must name each dimension once. */
