@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import operator
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -301,6 +303,14 @@ WHOLE = {
         (1, 2, 2, 2, 3),
         ["mul.Tensor", "sum.dim_IntList"],
     ),
+    "a mean of each channel": (
+        lambda x: x * torch.sigmoid(F.adaptive_avg_pool2d(x, 1) * 2),
+        (2, 4, 5, 3),
+        [
+            *("mul.Tensor", "mul.Tensor", "sum.dim_IntList", "sigmoid_backward.default"),
+            *("mul.Tensor", "div.Scalar", "add.Tensor"),
+        ],
+    ),
     "maxima": (
         lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True) * 2,
         (2, 4, 7, 6),
@@ -485,6 +495,38 @@ def test_experts_are_in_regions_both_ways() -> None:
         ["mul.Tensor", "silu_backward.default", *products],
     ]
     assert not cover.refused
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: torch.as_strided(x * 2, (3, 4), (2, 3)) + 1,  # some elements twice
+        lambda x: torch.as_strided(x * 2, (4, 5), (1, 4)) + 1,  # in another order
+        lambda x: torch.as_strided(x * 2, (2, 3), (3, 1), 5) + 1,  # a part
+        lambda x: torch.as_strided_scatter(x * 2, torch.ones(2, 3), (2, 3), (3, 1), 4) + 1,
+        lambda x: torch.as_strided_scatter(x * 2, torch.ones(5, 4).T, (4, 5), (1, 4)) + 1,
+        lambda x: torch.ops.aten.copy(x * 2, torch.ones(5)) + 1,
+        lambda x: torch.ops.aten.copy(x * 2, torch.full((4, 5), 1.5, dtype=torch.float64)) + 1,
+    ],
+)
+def test_other_strides_are_torchs(model: Callable[[Any], Any]) -> None:
+    x, cover = torch.randn(4, 5), Cover()
+    torch.testing.assert_close(compiled(model, cover)(x), model(x))
+
+
+def test_strides_that_say_anew_how_elements_lie_are_views() -> None:
+    aten, x = torch.ops.aten, torch.randn(2, 6)
+
+    def pieces(x):
+        y = aten.as_strided(x * 2, [2, 3, 2, 1], [6, 2, 1, 7])
+        zeros = aten.new_zeros(x, [12])
+        part = aten.copy(aten.as_strided(zeros, [2, 6], [6, 1]), x)
+        return y + 1, aten.as_strided_scatter(zeros, part, [2, 6], [6, 1], 0) + 1
+
+    graph = rewrite(torch.fx.experimental.proxy_tensor.make_fx(pieces, tracing_mode="fake")(x))
+    targets = {each.target for each in graph.graph.nodes}
+    assert not targets & {aten.as_strided.default, aten.as_strided_scatter.default, aten.copy.default}
+    torch.testing.assert_close(graph(x), pieces(x))
 
 
 def test_silus_gradient_is_one_operation() -> None:

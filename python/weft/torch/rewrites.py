@@ -433,6 +433,37 @@ def _forward_of(node: Any) -> Any:
     return next(fits, None)
 
 
+# ---- Strides that only say anew how elements lie, as a mean's over images with their channels last do ----
+
+
+def _lies_so(value: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> bool:
+    """Whether all elements, in their order, have these strides; nobody steps along an extent of 1."""
+    steps = steps_in(value, size) if value.numel() == math.prod(size) else None
+    if steps is None or offset not in (None, value.storage_offset()):
+        return False
+    return all(n == 1 or a == b for n, a, b in zip(size, stride, steps, strict=True))
+
+
+def _strided(node: Any) -> None:
+    x, size, stride, offset = _given(node)
+    if _lies_so(_value(x), size, stride, offset) and all(each.op != "output" for each in node.users):
+        is_same = list(_value(x).shape) == list(size)
+        node.replace_all_uses_with(x if is_same else _call(node, aten.view.default, x, size))
+
+
+def _scatter(node: Any) -> None:
+    whole, part, size, stride, offset = _given(node)
+    shape = [*_value(whole).shape]
+    if _lies_so(_value(whole), size, stride, offset) and steps_in(_value(part), shape) is not None:
+        node.replace_all_uses_with(_call(node, aten.view.default, part, shape))
+
+
+def _copy(node: Any) -> None:
+    made, given = _value(node), _value(node.args[1])
+    if (made.dtype, made.shape, made.stride()) == (given.dtype, given.shape, given.stride()):
+        node.replace_all_uses_with(node.args[1])
+
+
 _REWRITES: dict[Any, Rewrite] = {
     aten.add.Tensor: _sum,
     aten.mul.Tensor: _product,
@@ -442,4 +473,7 @@ _REWRITES: dict[Any, Rewrite] = {
     aten.max_pool3d_with_indices.default: _pool(3),
     aten.native_dropout.default: _dropout,
     aten._grouped_mm.default: _grouped,
+    aten.as_strided.default: _strided,
+    aten.as_strided_scatter.default: _scatter,
+    aten.copy.default: _copy,
 }
