@@ -8,10 +8,13 @@
 #include "engines/cpu/product/contraction.h"
 #include "graph/ops/moe.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* Of a thread, in a second; and of all threads. */
 static const double FLOPS_PER_COLUMN = 3e9, BYTES_PER_SECOND = 16e9, START_SECONDS = 3e-6;
+
+enum { FEW_TOKENS = 64 }; /* of an expert, on average */
 
 /* A tensor whose rows an expert has some of, or of which it has one matrix; strides in elements. */
 struct part {
@@ -26,6 +29,7 @@ struct grouped {
     const struct gemm_kernel *kernel;
     gemm_pack *pack_a, *pack_b;
     int threads;
+    int64_t thread_bytes; /* of the workspace, where each thread makes products of its own */
     bool is_backward;
     int32_t mode;
     int64_t top_k, experts, tokens, rows, m, n, k; /* rows: that experts share; m: of a gradient; k: of a product */
@@ -150,6 +154,12 @@ static weftStatus_t accepts(const struct region *region, const struct device *de
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
+/* Whether writing gradients takes longer than computing them. Threads then write far apart: memory that is new to the
+   process is mapped page by page, and threads that ask for neighbouring pages wait for each other. */
+static bool goes_by_experts(const struct grouped *g) {
+    return g->is_backward && g->threads > 1 && g->experts >= g->threads && g->rows <= FEW_TOKENS * g->experts;
+}
+
 static weftStatus_t build(struct step *step, const struct device *device, const struct knob_choices *knobs,
                           struct arena *arena) {
     (void)device, (void)knobs;
@@ -170,7 +180,8 @@ static weftStatus_t build(struct step *step, const struct device *device, const 
     g->threads = g->program.shares_bytes ? 1 : threads_count();
     g->pack_a = gemm_pack_of_a(g->kernel), g->pack_b = gemm_pack_of_b(g->kernel);
     struct gemm most = {.kernel = g->kernel, .m = g->is_backward ? g->m : g->rows, .n = g->n, .k = g->k};
-    step->workspace_bytes = gemm_workspace_most(&most, g->threads);
+    g->thread_bytes = gemm_workspace_most(&most, 1);
+    step->workspace_bytes = goes_by_experts(g) ? g->threads * g->thread_bytes : gemm_workspace_most(&most, g->threads);
     TRY(threads_start());
     step->state = g;
     return arena_print(arena, &step->detail, "%s, a product for each of %lld experts, %d operations behind",
@@ -245,14 +256,29 @@ static int64_t place_of(const struct job *job, int64_t row) {
     return fits && token <= (g->result_rows - 1 - k) / g->top_k ? token * g->top_k + k : -1;
 }
 
+/* Of all experts' results, which row one of this expert is, before SCATTER. */
+static int64_t result_row(const struct job *job, int64_t row) {
+    return job->g->is_backward ? job->expert * job->g->m + row : job->first + row;
+}
+
+static struct gemm_place find_place(const void *sink, int64_t batch, int64_t row, int rows, int64_t column) {
+    (void)batch;
+    const struct job *job = sink;
+    const struct grouped *g = job->g;
+    if (g->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER)
+        return (struct gemm_place){0};
+    struct stored stored = walk_stored(&g->program, &g->walk, job->values, result_row(job, row), rows, column);
+    bool is_plain = stored.is_given && stored.at && (uintptr_t)stored.at % (uintptr_t)stored.column_bytes == 0;
+    return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
+}
+
 static void store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,
                   int columns) {
     (void)batch;
     const struct job *job = sink;
     const struct grouped *g = job->g;
     bool scatters = g->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
-    int64_t first = g->is_backward ? job->expert * g->m + row : job->first + row;
-    int64_t size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    int64_t first = result_row(job, row), size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     for (int i = 0; i < (scatters ? rows : 1); i++) {
         int64_t place = scatters ? place_of(job, first + i) : first;
         struct block part = {(char *)block + i * ld * size, ld};
@@ -280,7 +306,7 @@ static bool reaches_all(const struct job *job) {
     return all;
 }
 
-static void multiply(struct job *job, void *workspace) {
+static void multiply(struct job *job, int threads, void *workspace) {
     const struct grouped *g = job->g;
     int64_t count = max64(0, first_row(job, job->expert + 1) - job->first);
     struct gemm_matrix a = matrix_of(job, &g->a, job->first * g->a.rows);
@@ -290,9 +316,27 @@ static void multiply(struct job *job, void *workspace) {
     struct gemm gemm = {.kernel = g->kernel, .batch = 1, .m = g->is_backward ? g->m : count, .n = g->n};
     gemm.k = g->is_backward ? count : g->k;
     gemm.pack_a = g->is_backward ? g->pack_a : pack_rows;
-    gemm.pack_b = g->pack_b, gemm.store = store;
+    gemm.pack_b = g->pack_b, gemm.store = store, gemm.find = find_place;
     gemm.a = g->is_backward ? (const void *)&a : job, gemm.b = &b, gemm.sink = job;
-    gemm_run(&gemm, g->threads, workspace);
+    gemm_run(&gemm, threads, workspace);
+}
+
+/* All experts, of which each thread takes the next one; on the stack of `run`. */
+struct experts {
+    const struct grouped *g;
+    void *const *values;
+    char *workspace;
+    atomic_llong next;
+};
+
+static void take_experts(void *context, int64_t thread) {
+    struct experts *all = context;
+    struct job job = {.g = all->g, .values = all->values};
+    char *workspace = all->workspace + thread * all->g->thread_bytes;
+    while ((job.expert = atomic_fetch_add(&all->next, 1)) < all->g->experts) {
+        job.first = first_row(&job, job.expert);
+        multiply(&job, 1, workspace);
+    }
 }
 
 static weftStatus_t run(const struct step *step, void *const *values, void *workspace, weftStream_t stream) {
@@ -300,9 +344,14 @@ static weftStatus_t run(const struct step *step, void *const *values, void *work
     struct job job = {.g = step->state, .values = values};
     if (!job.g->is_backward && !reaches_all(&job))
         store_zeros(&job);
+    if (goes_by_experts(job.g)) {
+        struct experts all = {.g = job.g, .values = values, .workspace = workspace};
+        threads_for(job.g->threads, take_experts, &all);
+        return WEFT_STATUS_SUCCESS;
+    }
     for (job.expert = 0; job.expert < job.g->experts; job.expert++) {
         job.first = first_row(&job, job.expert);
-        multiply(&job, workspace);
+        multiply(&job, job.g->threads, workspace);
     }
     return WEFT_STATUS_SUCCESS;
 }
