@@ -278,7 +278,8 @@ static void store(const void *sink, void *block, int64_t ld, int64_t batch, int6
     const struct job *job = sink;
     const struct grouped *g = job->g;
     bool scatters = g->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER;
-    int64_t first = result_row(job, row), size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
+    int64_t first = result_row(job, row),
+            size = g->kernel->type == WEFT_DATA_DOUBLE ? (int64_t)sizeof(double) : (int64_t)sizeof(float);
     for (int i = 0; i < (scatters ? rows : 1); i++) {
         int64_t place = scatters ? place_of(job, first + i) : first;
         struct block part = {(char *)block + i * ld * size, ld};
