@@ -301,7 +301,9 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
         return;
     int64_t rank = tensor->dims.count;
     /* Vectors have a packed order of their own, which no plain tensor's strides describe. */
-    bool follow = like && like != tensor && like->strides.count == rank && tensor->vector_count == 1;
+    bool follow = like && like != tensor && like->strides.count == rank && tensor->vector_count == 1 &&
+                  (tensor->is_virtual || !like->is_turned);
+    tensor->is_turned = follow && like->is_turned;
     /* An insertion sort: ranks are small, and of equal strides the order must stay. */
     int64_t order[WEFT_DIM_MAX]; /* dims from the fastest to the slowest */
     for (int64_t i = 0; i < rank; i++) {

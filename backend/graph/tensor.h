@@ -21,6 +21,7 @@ struct tensor {
     bool is_virtual, is_by_value;
     bool is_free;      /* the user set no type: exact within a kernel, of its type only where it is stored */
     bool has_no_order; /* its strides were inferred of a broadcast, for which any would do */
+    bool is_turned;    /* they were inferred of a transpose: nothing that leaves the graph follows them */
     /* It has no memory: who reads it reads the parts that the concatenation joins which makes it. All have its type and
        its stride along the axis; other strides are the first part's, and by one factor those of the next. Such tensors
        are made for planning alone (graph/views.h). */

@@ -52,6 +52,12 @@ def test_a_graph_that_was_drawn_before() -> None:
     )
 
 
+def test_what_follows_a_transpose_is_packed() -> None:
+    g = weft.Graph("turned")
+    g.neg(g.transpose(g.tensor([3, 4], data_type="f64", name="x"), [1, 0]))
+    close(jax.jit(weft_jax.graph(g))(normal(3, 4)), -normal(3, 4).T)
+
+
 def test_a_graph_of_other_strides_is_refused() -> None:
     g = weft.Graph("turned")
     g.neg(g.tensor([3, 4], stride=[1, 3], data_type="f32", name="x", uid=1))

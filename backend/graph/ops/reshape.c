@@ -110,7 +110,7 @@ static bool reshape_layout(const struct dims *from, const struct placement *know
 /* In the order of x's memory where strides can say so, that what is computed of y lies as x does. What leaves the graph
    is row-major, in which packed tensors keep the order of their elements in either mode. */
 static void infer_strides(struct reshape_op *op) {
-    struct tensor like = {.dims = op->y->dims};
+    struct tensor like = {.dims = op->y->dims, .is_turned = op->x->is_turned};
     struct placement found;
     bool follows = op->y->is_virtual && op->mode == WEFT_RESHAPE_LOGICAL && op->x->vector_count == 1 &&
                    !op->x->has_no_order && tensor_elements(op->x) == tensor_elements(op->y) &&

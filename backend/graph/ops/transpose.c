@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transpose: dimension i of y is dimension permutation[i] of x. Without strides of its own a y that leaves the graph is
-   packed in row-major order: the elements move, unless the planner finds x in the place of y (`fit`). One that stays is
-   as x lies, and a view of it (`look`). A result of another data type is converted. */
+   packed in row-major order, and so is what leaves it further on: the elements move, unless the planner finds x in the
+   place of y (`fit`). What stays lies as x does, y as a view of it (`look`). A result of another data type is
+   converted. */
 #include "graph/ops/transpose.h"
 #include "graph/ops/move.h"
 
@@ -35,7 +36,7 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
 static void infer_strides(struct transpose_op *op) {
     struct placement seen;
     look(&op->base, &(struct placement){.strides = op->x->strides}, &seen);
-    const struct tensor like = {.dims = op->y->dims, .strides = seen.strides};
+    const struct tensor like = {.dims = op->y->dims, .strides = seen.strides, .is_turned = true};
     op->y->has_no_order = op->x->has_no_order && op->y->strides.count == 0;
     tensor_infer_strides(op->y, op->x->has_no_order ? NULL : &like);
 }
