@@ -89,13 +89,15 @@ static bool is_before(const struct contraction *c, const struct node *node) {
 }
 
 /* Whether what a pointwise node makes becomes the operand, and nothing else: its value is `prepared`, or is read by
-   nodes that are before the product already. An error where it is read elsewhere, too, as it never reaches memory. */
+   nodes that are before the product already. An error where it is read elsewhere, too, or is both operands, as it never
+   reaches memory. */
 static weftStatus_t check_before(const struct contraction *c, const struct node *node, int prepared, bool *is) {
     int out = 0;
     while (!node->is_output[out])
         out++;
     out = node->operands[out];
-    bool is_shared = region_exports(c->region, out);
+    bool is_both = c->operand[OPERAND_A].value == c->operand[OPERAND_B].value;
+    bool is_shared = region_exports(c->region, out) || (out == prepared && is_both);
     *is = out == prepared;
     for (int i = 0; i < c->region->count; i++) {
         const struct node *reader = region_node(c->region, i);
