@@ -505,6 +505,7 @@ def test_experts_are_in_regions_both_ways() -> None:
         lambda x: torch.as_strided(x * 2, (2, 3), (3, 1), 5) + 1,  # a part
         lambda x: torch.as_strided_scatter(x * 2, torch.ones(2, 3), (2, 3), (3, 1), 4) + 1,
         lambda x: torch.as_strided_scatter(x * 2, torch.ones(5, 4).T, (4, 5), (1, 4)) + 1,
+        lambda x: torch.as_strided_scatter(x * 2, torch.ones(4, 5).double(), (4, 5), (5, 1)) + 1,
         lambda x: torch.ops.aten.copy(x * 2, torch.ones(5)) + 1,
         lambda x: torch.ops.aten.copy(x * 2, torch.full((4, 5), 1.5, dtype=torch.float64)) + 1,
     ],

@@ -495,7 +495,7 @@ weftStatus_t spelled_look_behind(struct spelled_attention *s, struct spelled_vie
         spelled_swap_last(view);
         swap_numbers(&order[rank - 2], &order[rank - 1]);
     }
-    /* What is given back to: view, factor, and operations that were taken. */
+    /* The last result that can be written, and how many operations it took: those behind it are given back. */
     struct spelled_view last = *view;
     double known = factor ? *factor : 1;
     int taken = s->count;

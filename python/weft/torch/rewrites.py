@@ -453,8 +453,9 @@ def _strided(node: Any) -> None:
 
 def _scatter(node: Any) -> None:
     whole, part, size, stride, offset = _given(node)
-    shape = [*_value(whole).shape]
-    if _lies_so(_value(whole), size, stride, offset) and steps_in(_value(part), shape) is not None:
+    shape, is_same_type = [*_value(whole).shape], _value(part).dtype == _value(whole).dtype
+    lies_so = is_same_type and _lies_so(_value(whole), size, stride, offset)
+    if lies_so and steps_in(_value(part), shape) is not None:
         node.replace_all_uses_with(_call(node, aten.view.default, part, shape))
 
 
