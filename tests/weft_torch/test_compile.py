@@ -513,6 +513,8 @@ def test_experts_are_in_regions_both_ways() -> None:
 def test_other_strides_are_torchs(model: Callable[[Any], Any]) -> None:
     x, cover = torch.randn(4, 5), Cover()
     torch.testing.assert_close(compiled(model, cover)(x), model(x))
+    names = {name for name, _ in cover.left}
+    assert names & {"as_strided.default", "as_strided_scatter.default", "copy.default"}, names
 
 
 def test_strides_that_say_anew_how_elements_lie_are_views() -> None:

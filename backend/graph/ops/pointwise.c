@@ -318,9 +318,11 @@ static weftStatus_t broadcast(const struct pointwise_op *op, struct dims *whole)
    NULL: none is of its size. */
 static const struct tensor *order_of(const struct pointwise_operands *operands, const struct tensor *out) {
     const struct tensor *inputs[] = {operands->x, operands->b, operands->t}, *found = NULL;
-    for (int k = 0; k < 3; k++)
-        if (inputs[k] && tensor_same_dims(inputs[k], out) && (!found || found->has_no_order))
-            found = found && inputs[k]->has_no_order ? found : inputs[k];
+    for (int k = 0; k < 3; k++) {
+        bool is_first = inputs[k] && (!found || (found->has_no_order && !inputs[k]->has_no_order));
+        if (is_first && tensor_same_dims(inputs[k], out))
+            found = inputs[k];
+    }
     return found;
 }
 

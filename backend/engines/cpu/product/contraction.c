@@ -224,13 +224,18 @@ static void finish_block(const void *context, void *block, int64_t ld, int64_t b
                 batch * sink->piece->gemm.m + row, rows, column, columns);
 }
 
-static struct gemm_place find_place(const void *context, int64_t batch, int64_t row, int rows, int64_t column) {
-    const struct sink *sink = context;
-    struct stored stored = walk_stored(&sink->contraction->program, &sink->piece->walk, sink->values,
-                                       batch * sink->piece->gemm.m + row, rows, column);
+struct gemm_place contraction_place(const struct program *program, const struct walk *walk, void *const *values,
+                                    int64_t row, int rows, int64_t column) {
+    struct stored stored = walk_stored(program, walk, values, row, rows, column);
     /* User memory promises no alignment. */
     bool is_plain = stored.is_given && stored.at && (uintptr_t)stored.at % (uintptr_t)stored.column_bytes == 0;
     return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
+}
+
+static struct gemm_place find_place(const void *context, int64_t batch, int64_t row, int rows, int64_t column) {
+    const struct sink *sink = context;
+    return contraction_place(&sink->contraction->program, &sink->piece->walk, sink->values,
+                             batch * sink->piece->gemm.m + row, rows, column);
 }
 
 /* Factors whose panels are made in two steps, for a kernel of BFLOAT16: floats are cut in half, groups of B become

@@ -67,6 +67,9 @@ bool product_is_wide(const struct product *product);
 /* The kernel that multiplies, and whether whole numbers are summed exactly by it. */
 const struct gemm_kernel *product_kernel(const struct product *product);
 weftStatus_t product_check_exact(const struct descriptor *op, const struct product *product);
+/* Where a program stores rows of the product: sums are made there if it stores them as they are. */
+struct gemm_place contraction_place(const struct program *program, const struct walk *walk, void *const *values,
+                                    int64_t row, int rows, int64_t column);
 
 extern const struct contraction_kind matmul_contraction, conv_contraction;
 

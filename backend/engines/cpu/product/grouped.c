@@ -267,9 +267,7 @@ static struct gemm_place find_place(const void *sink, int64_t batch, int64_t row
     const struct grouped *g = job->g;
     if (g->mode == WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER)
         return (struct gemm_place){0};
-    struct stored stored = walk_stored(&g->program, &g->walk, job->values, result_row(job, row), rows, column);
-    bool is_plain = stored.is_given && stored.at && (uintptr_t)stored.at % (uintptr_t)stored.column_bytes == 0;
-    return (struct gemm_place){stored.at, stored.row_bytes, stored.column_bytes, is_plain};
+    return contraction_place(&g->program, &g->walk, job->values, result_row(job, row), rows, column);
 }
 
 static void store(const void *sink, void *block, int64_t ld, int64_t batch, int64_t row, int rows, int64_t column,

@@ -108,8 +108,8 @@ static weftStatus_t check_before(const struct contraction *c, const struct node 
     }
     /* Otherwise the node belongs behind the product or elsewhere. */
     if (*is && is_shared)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "%s: what it makes must be read by the product alone.",
-             descriptor_label(node->op));
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+             "%s: what it makes must be read by the product alone, as one operand.", descriptor_label(node->op));
     return WEFT_STATUS_SUCCESS;
 }
 
