@@ -955,6 +955,9 @@ CASES = {
         matmul(16, 200, 1040, "e4m3", "bf16", True),
         knobs={"TILE_SIZE": 26},
     ),
+    "matmul of few rows, shared": Case(
+        "product_sm90", "hopper", matmul(50, 1160, 520, transposed=True), knobs={"TILE_SIZE": 32}
+    ),
     "matmul in ping-pong": Case(
         "product_pingpong_sm90", "hopper", matmul(504, 704, 520, transposed=True), knobs={"TILE_SIZE": 30}
     ),

@@ -14,7 +14,7 @@ import weft
 from weft.devices import DeviceProperties
 
 H200 = '{"kind":"cuda","arch":"sm_90"}'
-TILES = 31
+TILES = 33
 
 Build = Callable[[weft.Graph], Any]
 
@@ -171,6 +171,13 @@ def compile_for_h200(build: Build, knobs: dict[int | str, int]) -> str:
     return str(g.plan.report)
 
 
+def few_rows(g: weft.Graph, rows: int, columns: int, a: str, b: str, math: str) -> Any:
+    few = g.tensor([rows, 4096], [4096, 1], data_type=a)
+    many = g.tensor([4096, columns], [1, 4096], data_type=b)
+    scale = g.tensor([1, columns], [columns, 1], data_type="f32")
+    return g.mul(g.matmul(few, many, compute_data_type=math), scale)
+
+
 BUILDS = [linear, plain, unstaged, transposed, forward, data, filter_, statistics, data_statistics, totals]
 PREPARED = [prepared_forward, prepared_data, prepared_filter]
 BYTES = [fp8, fp8_scaled, fp8_forward, block_scaled, int8, int8_scaled]
@@ -196,13 +203,21 @@ def test_tiles(build: Build, dump: Path) -> None:
 def test_tiles_split_over_clusters(
     rows: int, tile: int, a: str, b: str, math: str, dump: Path
 ) -> None:
-    def few_rows(g: weft.Graph) -> Any:
-        few = g.tensor([rows, 4096], [4096, 1], data_type=a)
-        many = g.tensor([4096, 8192], [1, 4096], data_type=b)
-        scale = g.tensor([1, 8192], [8192, 1], data_type="f32")
-        return g.mul(g.matmul(few, many, compute_data_type=math), scale)
+    plan = compile_for_h200(lambda g: few_rows(g, rows, 8192, a, b, math), {"TILE_SIZE": tile})
+    assert "split over clusters" in plan
+    cubins.check_dumped(dump)
 
-    assert "split over clusters" in compile_for_h200(few_rows, {"TILE_SIZE": tile})
+
+@pytest.mark.parametrize(("rows", "tile"), [(64, 32), (32, 33)])
+def test_tiles_that_share_columns(rows: int, tile: int, dump: Path) -> None:
+    """They are chosen where nearly all multiprocessors are at work, for one or two waves."""
+
+    def plan(columns: int, knobs: dict[int | str, int]) -> str:
+        return compile_for_h200(lambda g: few_rows(g, rows, columns, "bf16", "bf16", "f32"), knobs)
+
+    for columns, shares in ((14336, True), (24576, True), (8192, False), (16384, False), (57344, False)):
+        assert ("clusters of 4" in plan(columns, {})) == shares
+    assert "clusters of 4" in plan(8192, {"TILE_SIZE": tile})
     cubins.check_dumped(dump)
 
 

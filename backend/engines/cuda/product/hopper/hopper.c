@@ -248,7 +248,7 @@ static bool stores_boxes(const struct hopper *h) {
 
 /* Clusters that work at one time: a whole number of rows of tiles where each keeps to its column. */
 static int64_t clusters_at_work(const struct hopper *h, const struct device *device, int64_t tiles) {
-    int64_t clusters = device->cuda.multiprocessors / h->tile->cluster;
+    int64_t clusters = hopper_clusters(h->tile, device);
     clusters = tiles < clusters ? tiles : clusters;
     return h->keeps_column ? clusters - clusters % hopper_tiles_along(h, COLUMN) : clusters;
 }
@@ -257,7 +257,7 @@ static int64_t clusters_at_work(const struct hopper *h, const struct device *dev
    a line of rows per column of tiles; and what each warp has seen of all. */
 static void plan_reductions(struct hopper *h, const struct device *device) {
     const struct reduced_span *spans = h->c.epilogue.spans;
-    int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, tiles_n = hopper_tiles_along(h, COLUMN);
+    int64_t clusters = hopper_clusters(h->tile, device), tiles_n = hopper_tiles_along(h, COLUMN);
     int64_t batches = modes_extent(&h->c.modes[BATCH]);
     /* Clusters must be a multiple of the tiles of a row, so that each meets its column again; that may leave some
        idle. */

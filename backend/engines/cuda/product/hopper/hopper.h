@@ -138,7 +138,7 @@ void hopper_print_scales(struct kernel_print *print, const struct hopper *h);
 /* ---- plan.c: tile and splits ---- */
 
 enum {
-    HOPPER_TILE_ROWS = 31,   /* of the table */
+    HOPPER_TILE_ROWS = 33,   /* of the table */
     HOPPER_SPLITS_MAX = 128, /* of k, each a block of its own */
     HOPPER_K_BYTES = 128,    /* of k in a step: a row of the 128-byte swizzle */
     HOPPER_PANEL = 64,       /* elements of an MN-major operand that lie side by side in shared memory */
@@ -146,6 +146,8 @@ enum {
 
 /* Fills in the rest; the tile stays NULL where none fits. */
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs);
+/* Clusters, or of a cluster split its halves, that the chip runs at one time. */
+int64_t hopper_clusters(const struct hopper_tile *tile, const struct device *device);
 /* Tiles of whole clusters, over the batch. */
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile);
 int64_t hopper_tiles_along(const struct hopper *h, enum index index);

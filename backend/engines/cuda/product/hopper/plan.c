@@ -88,6 +88,8 @@ static const struct hopper_tile tiles[HOPPER_TILE_ROWS] = {
      .cluster = 1,
      .efficiency = 0.96,
      .schedule = SCHEDULE_PINGPONG},
+    /* 32 */ {.rows = 128, .columns = 64, .row_blocks = 1, .stages = 8, .cluster = 4, .efficiency = 0.80},
+    /* 33 */ {.rows = 128, .columns = 32, .row_blocks = 1, .stages = 9, .cluster = 4, .efficiency = 0.40},
 };
 
 /* The chip. Clocks are those of a multiprocessor. Fitted: the chip lowers its clock under its power limit, so long
@@ -102,6 +104,7 @@ static const double INSTRUCTIONS_PER_CLOCK = 128; /* of single threads */
 static const double FILL_BYTES_PER_CLOCK = 77;    /* from L2, when not all ask at once */
 static const double L2_BYTES_PER_SECOND = 4.5e12; /* of all multiprocessors */
 static const double MEMORY_SHARE = 0.85;          /* of the bandwidth that copies reach */
+static const double SHARING_MEMORY_SHARE = 0.94;  /* of clusters of four, which ask L2 for less */
 static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter one of computing and moving */
 
 /* A kernel, and the one that combines splits. */
@@ -137,6 +140,12 @@ enum {
     FETCHED_WORDS_MAX_WITH_REDUCTIONS = 2,
 };
 
+/* Groups of multiprocessors (GPCs) are no multiples of four: an eighth of the clusters of four finds no place. */
+int64_t hopper_clusters(const struct hopper_tile *tile, const struct device *device) {
+    int64_t clusters = device->cuda.multiprocessors / tile->cluster;
+    return tile->cluster == 4 ? clusters * 7 / 8 : clusters;
+}
+
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
     return modes_extent(&h->c.modes[BATCH]) *
            divide_up(modes_extent(&h->c.modes[ROW]), (int64_t)tile->rows * tile->cluster) *
@@ -150,7 +159,7 @@ int64_t hopper_tiles_along(const struct hopper *h, enum index index) {
 
 /* Brute force: the height of a group is at most the number of clusters. Ties go to the lower height. */
 int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, int64_t tiles_m, int64_t tiles_n) {
-    int64_t clusters = device->cuda.multiprocessors / h->tile->cluster, least = INT64_MAX, best = 1;
+    int64_t clusters = hopper_clusters(h->tile, device), least = INT64_MAX, best = 1;
     for (int64_t height = 1; height <= tiles_m && height <= clusters && !h->keeps_column; height++) {
         /* The tiles that are at work at one time, and the rows of A and columns of B that these read: the fewest fit L2
            best. */
@@ -167,8 +176,8 @@ int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, 
 }
 
 /* Of what computes and what moves bytes at the same time. */
-static double overlapped_seconds(double computing, double moving) {
-    moving /= MEMORY_SHARE;
+static double overlapped_seconds(const struct hopper_tile *tile, double computing, double moving) {
+    moving /= tile->cluster == 4 ? SHARING_MEMORY_SHARE : MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
 }
@@ -182,16 +191,11 @@ static double step_clocks(const struct hopper_tile *tile) {
     return step > fill ? step : fill;
 }
 
-/* Clusters that the chip runs at a time; those of multiprocessors that none fits are left out. */
-static double clusters_of(const struct hopper_tile *tile, const struct device *device) {
-    return (double)(device->cuda.multiprocessors / (tile->cluster * tile_splits(tile)));
-}
-
 /* In a ping-pong two tiles are under way in a block: one multiplies while the other's epilogue runs, so a turn is the
    longer of the two; where the epilogue is the longer one, half of what both take. The last epilogue is seen whole. */
 double hopper_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                       double epilogue, double moving) {
-    double clusters = clusters_of(tile, device);
+    double clusters = (double)(hopper_clusters(tile, device) / tile_splits(tile));
     /* The last wave is as long as a full one, however few tiles it has. */
     double waves = (double)divide_up((int64_t)units, clusters), area = (double)tile->rows * tile->columns;
     double summing = steps / tile_splits(tile) * step_clocks(tile), at_work = tile_is_pingpong(tile) ? 2 * area : area;
@@ -201,15 +205,16 @@ double hopper_seconds(const struct hopper_tile *tile, const struct device *devic
                     (tile_is_pingpong(tile) ? waves * turn + end : waves * (summing + end));
     /* Idle multiprocessors leave power, and so clock, to the others. */
     double idle = waves > 0 ? 1 - units / (waves * clusters) : 0, clock = POWERED_CLOCK / (1 - IDLE_POWER * idle);
-    return overlapped_seconds(clocks / (clock < MOST_CLOCK ? clock : MOST_CLOCK), moving);
+    return overlapped_seconds(tile, clocks / (clock < MOST_CLOCK ? clock : MOST_CLOCK), moving);
 }
 
 /* What no split of the sums takes less than: all multiprocessors are at work all the time, and nothing ends. A lower
    bound that grows with neither waves nor ends: consider() stops trying more splits by it. */
 static double least_seconds(const struct hopper_tile *tile, const struct device *device, double units, double steps,
                             double moving) {
-    double clocks = units * steps / tile_splits(tile) * step_clocks(tile) / clusters_of(tile, device);
-    return overlapped_seconds(clocks / POWERED_CLOCK, moving);
+    double clusters = (double)(hopper_clusters(tile, device) / tile_splits(tile));
+    double clocks = units * steps / tile_splits(tile) * step_clocks(tile) / clusters;
+    return overlapped_seconds(tile, clocks / POWERED_CLOCK, moving);
 }
 
 /* Two warpgroups of few columns each do not hide from each other what promotion takes, nor what several scales of a
@@ -321,6 +326,17 @@ static bool pays_split(const struct hopper *h, const struct device *device, cons
     return is_small || is_skinny(h, tile);
 }
 
+/* Where clusters of four share the few columns of a skinny product: its other operand then has L2 nearly for itself.
+   Blocks of a cluster wait for each other, so that each loads more slowly: nearly all multiprocessors must be at work,
+   for one or two waves. 64 rows by 4096 x 14336: 33.5 to 31.1 us, by 8192 x 28672 121 to 111; of four waves 118 to 134
+   (H200). */
+static bool pays_sharing(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
+    int64_t units = hopper_tiles(h, tile), clusters = hopper_clusters(tile, device);
+    bool is_full = units <= 2 * clusters && 20 * units >= 17 * clusters * (units > clusters ? 2 : 1);
+    return is_full && is_skinny(h, tile) && 2 * modes_extent(&h->c.modes[COLUMN]) > tile->columns && !h->promotes &&
+           h->c.before_count == 0;
+}
+
 /* Registers for operands: one that lies like the result is copied instead. 4: what epilogue_fetched_words counted for
    that operand. */
 static int fetched_words(const struct hopper *h) {
@@ -414,6 +430,11 @@ static bool fits(const struct hopper *h, const struct device *device, const stru
     return scheme_fits(h, device, tile) && epilogue_fits(h, tile) && panels_fit(h, tile);
 }
 
+/* Of tiles that fit: whether to choose it unasked. */
+static bool pays(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
+    return tile->cluster < 4 || pays_sharing(h, device, tile);
+}
+
 /* Where it pays: many splits have many blocks, and no second tile for a ping-pong. */
 static bool can_split(const struct hopper_tile *tile) {
     return !is_deep(tile) && tile_splits(tile) == 1 && !tile_is_pingpong(tile);
@@ -492,7 +513,7 @@ void hopper_plan(struct hopper *h, const struct device *device, const struct kno
         chosen = 0;
     h->tile = NULL;
     for (int t = 0; t < HOPPER_TILE_ROWS; t++)
-        if (fits(h, device, &tiles[t]) && (chosen == 0 || chosen == t + 1))
+        if (fits(h, device, &tiles[t]) && (chosen == 0 ? pays(h, device, &tiles[t]) : chosen == t + 1))
             consider(h, device, &tiles[t], &demand);
     if (!h->tile)
         return;
