@@ -23,21 +23,22 @@ enum {
     DECODE_QUERIES = 16, /* so few leave most of a tile empty, and blocks of keys to one multiprocessor */
     DECODE_KEYS = 256,
     SHORT_KEYS = 256,   /* of more the wide tiles make better use of what they load */
-    LONG_KEYS = 4096,   /* of fewer three consumers were not timed */
     FEW_TILES = 4,      /* of a head, which loads K and V as fast as memory gives them */
     DYNAMIC_ROUNDS = 4, /* of tiles on each multiprocessor, from which on a schedule at run time pays */
 };
 
-static const double DYNAMIC_SECONDS = 80e-6; /* from which on it pays for the launch that resets its counter */
-static const double RASTER_BYTES = 34e6;     /* of K and V that stay in L2 */
+/* From which on it pays for the launch that resets its counter: with bounds tiles take different times. */
+static const double DYNAMIC_SECONDS = 80e-6, BOUNDED_DYNAMIC_SECONDS = 40e-6;
+static const double RASTER_BYTES = 34e6; /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
 static const double FP8_EFFICIENCY = 0.8, FP8_SHALLOW_EFFICIENCY = 0.52;
-static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5, LONG_EFFICIENCY = 0.64;
+static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5, THREE_EFFICIENCY = 0.64;
 /* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.25;
-static const double TILE_SECONDS = 1.6e-6; /* before the first product of a tile and behind its last one */
+/* Before the first product of a tile and behind its last one; under the others' products, where three take no turns. */
+static const double TILE_SECONDS = 1.6e-6, THREE_TILE_SECONDS = 0.6e-6;
 
 /* By the padded depths, narrowest first. Registers: what consumers and the producer move to. terms: of what joins
    the products, at most so many find registers. */
@@ -83,8 +84,9 @@ static const struct forward_tile soft_cap_tile = {1, 128, 128, 128, 2, 2, 0, 232
 /* Of a bias in boxes, which would take what shared memory has left: so products read no queries there. */
 static const struct forward_tile bias_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 8, 0};
 
-/* Of long ones without bounds: three consumers read K and V two thirds as often. */
-static const struct forward_tile long_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
+/* Of scores that nothing joins: three consumers read K and V two thirds as often, and begin and end their tiles under
+   each other's products. */
+static const struct forward_tile three_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
 
 struct forward {
     const struct cuda_attention *c;
@@ -242,12 +244,16 @@ static int64_t raster_heads(const struct forward *f) {
 
 /* The part of the products' rate that long rows of tiles reach. */
 static double efficiency(const struct forward *f) {
-    return f->tile->ctas > 1       ? SHORT_EFFICIENCY
-           : f->tile->groups > 3   ? CROWDED_EFFICIENCY
-           : f->tile == &long_tile ? LONG_EFFICIENCY
-           : !f->is_fp8            ? EFFICIENCY
-           : f->value_depth <= 64  ? FP8_SHALLOW_EFFICIENCY
-                                   : FP8_EFFICIENCY;
+    return f->tile->ctas > 1        ? SHORT_EFFICIENCY
+           : f->tile->groups > 3    ? CROWDED_EFFICIENCY
+           : f->tile == &three_tile ? THREE_EFFICIENCY
+           : !f->is_fp8             ? EFFICIENCY
+           : f->value_depth <= 64   ? FP8_SHALLOW_EFFICIENCY
+                                    : FP8_EFFICIENCY;
+}
+
+static double tile_seconds(const struct forward *f) {
+    return f->tile == &three_tile ? THREE_TILE_SECONDS : TILE_SECONDS;
 }
 
 static double term_clocks(const struct attention *a) {
@@ -273,7 +279,7 @@ static double predict(const struct forward *f, int64_t multiprocessors) {
         bytes += (double)tensor_own_bytes(c->graph->values[node->operands[i]].tensor);
     /* Operands and results move once: heads that share keys read them from L2. */
     double moving = bytes / (double)c->device->cuda.bandwidth;
-    double computing = (double)each * (flops / rate + terms) + (double)divide_up(each, f->tile->ctas) * TILE_SECONDS;
+    double computing = (double)each * (flops / rate + terms) + (double)divide_up(each, f->tile->ctas) * tile_seconds(f);
     return START_SECONDS + attention_hopper_predict_widening(c) + (moving > computing ? moving : computing);
 }
 
@@ -340,8 +346,8 @@ static void consider_others(struct forward *f, int terms) {
     const struct cuda_attention *c = f->c;
     if (f->is_fp8 || f->all_tiles <= c->device->cuda.multiprocessors)
         return;
-    if (c->keys >= LONG_KEYS && !is_bounded(c->a) && f->depth == long_tile.depth)
-        consider(f, &long_tile, terms);
+    if (c->keys > SHORT_KEYS && c->a->left_bound == ATTENTION_UNBOUNDED && f->depth == three_tile.depth)
+        consider(f, &three_tile, terms);
     for (int i = 0; i < SHORT_TILE_COUNT && c->keys <= SHORT_KEYS; i++)
         if (short_tiles[i].groups == 1 || c->queries <= GROUP_QUERIES * short_tiles[i].groups)
             consider(f, &short_tiles[i], terms);
@@ -371,7 +377,8 @@ static weftStatus_t plan_forward(struct forward *f) {
     f->raster_heads = raster_heads(f);
     if (f->all_tiles > INT32_MAX / 2)
         return refuse(c, "Hopper's forward kernel counts tiles in 31 bits");
-    f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors * f->tile->ctas && f->seconds > DYNAMIC_SECONDS;
+    f->is_dynamic = f->all_tiles > DYNAMIC_ROUNDS * multiprocessors * f->tile->ctas &&
+                    f->seconds > (is_bounded(c->a) ? BOUNDED_DYNAMIC_SECONDS : DYNAMIC_SECONDS);
     return WEFT_STATUS_SUCCESS;
 }
 
