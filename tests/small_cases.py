@@ -1195,6 +1195,9 @@ CASES = {
         attention(dims=(3, 200, 300, 64), use_causal_mask=True),
         knobs={"KERNEL_CFG": 2},
     ),
+    "attention on Hopper, three consumers": Case(
+        "forward_sm90", "attention_hopper", attention(dims=(34, 130, 258, 128), use_causal_mask=True)
+    ),
     "attention on Hopper, padded window": Case(
         "forward_sm90",
         "attention_hopper",
