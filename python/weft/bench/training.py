@@ -29,7 +29,7 @@ COLUMNS = (
 )
 LOSSES, STEPS = 6, 12
 """Steps before timing, the last of which has the loss that is told; and those that are timed, at least."""
-GROUP_SECONDS = 0.1  # that each of three groups of them takes, at least
+GROUPS, GROUP_SECONDS = 5, 0.1  # of steps on a GPU, and how long each takes, at least
 RATE = 1e-4  # of learning: the losses fall, and stay comparable from step to step
 
 
@@ -67,6 +67,10 @@ class _Place:
         if self.kind == "cuda":
             self.torch.cuda.synchronize()
 
+    def allocated(self) -> int:
+        """Bytes of a GPU that tensors hold now."""
+        return int(self.torch.cuda.memory_allocated()) if self.kind == "cuda" else 0
+
 
 def names() -> list[str]:
     """The models."""
@@ -87,8 +91,8 @@ def _torch() -> Any:
 
 
 def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
-    """Each side trains its copy of one model on the same data. On a GPU one side after another, whose memory
-    is told apart; on the CPU, which others use at the same time, all in turn."""
+    """Each side trains its copy of one model on the same data, one after another, whose memory is told apart
+    on a GPU. Then all are timed in turn: processors grow hot, and have others to serve."""
     torch, found = _torch(), Trained(name)
     place, model = _Place(torch, kind), importlib.import_module("weft.bench.models").MODELS[name]
     torch.manual_seed(5)
@@ -99,17 +103,18 @@ def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
         network, x = network.to(memory_format=form), x.to(memory_format=form)
     labels = torch.arange(x.shape[0], device=kind) % model.classes if model.classes else None
     steps: dict[str, Callable[[], Any]] = {}
+    start = place.allocated()
     for side in sides:
         try:
             with _under(side) as run:
+                of_others = place.allocated() - start
                 steps[side] = _train(place, run(copy.deepcopy(network)), x, labels, side, found)
                 if kind == "cuda":
-                    found.seconds[side] = _median(place, steps.pop(side))
-                    found.bytes[side] = torch.cuda.max_memory_allocated()
+                    found.bytes[side] = torch.cuda.max_memory_allocated() - of_others
         except Exception as refusal:  # each side raises its own kinds
             words = textwrap.shorten(str(refusal), 300, placeholder=" …")
             found.notes.append(f"{side}: {type(refusal).__name__}: {words}")
-    found.seconds |= _least_in_turn(steps)
+    found.seconds |= (_medians_in_turn if kind == "cuda" else _least_in_turn)(place, steps)
     torch._dynamo.reset()
     return found
 
@@ -151,15 +156,21 @@ def _train(place: _Place, network: Any, x: Any, labels: Any, side: str, found: T
     return step
 
 
-def _median(place: _Place, step: Callable[[], object]) -> float:
-    """Seconds of a step; the host runs ahead of a GPU, as it does in training. As many again come before, so
-    that short steps have found their pace."""
-    count = STEPS // 3
-    once = _seconds(place, step, count)
-    while once * count < GROUP_SECONDS:
-        count *= 2
-        once = _seconds(place, step, count)
-    return statistics.median(_seconds(place, step, count) for _ in range(3))
+def _medians_in_turn(place: _Place, steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of each side's step; the host runs ahead of a GPU, as it does in training. A turn begins with
+    steps that are not timed: operators under enable() find their plans anew."""
+    groups: dict[str, list[float]] = {side: [] for side in steps}
+    counts = dict.fromkeys(steps, STEPS // 3)
+    for _ in range(GROUPS + 1):  # the first tells how many steps a group has
+        for side, step in steps.items():
+            with _under(side):
+                _seconds(place, step, STEPS // 3)
+                once = _seconds(place, step, counts[side])
+                while once * counts[side] < GROUP_SECONDS:
+                    counts[side] *= 2
+                    once = _seconds(place, step, counts[side])
+                groups[side].append(once)
+    return {side: statistics.median(times[1:]) for side, times in groups.items()}
 
 
 def _seconds(place: _Place, step: Callable[[], object], count: int) -> float:
@@ -171,7 +182,7 @@ def _seconds(place: _Place, step: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def _least_in_turn(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def _least_in_turn(place: _Place, steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds of each side's quickest step, of as many."""
     least = dict.fromkeys(steps, math.inf)
     for _ in range(STEPS):
@@ -179,6 +190,7 @@ def _least_in_turn(steps: Mapping[str, Callable[[], object]]) -> dict[str, float
             with _under(side):
                 start = time.perf_counter()
                 step()
+                place.wait()
                 least[side] = min(least[side], time.perf_counter() - start)
     return least
 
