@@ -55,6 +55,8 @@ struct hopper_tile {
 };
 
 static inline bool tile_is_pingpong(const struct hopper_tile *tile) { return tile->schedule == SCHEDULE_PINGPONG; }
+/* Clusters of four are for skinny products alone: plan.c, pays_sharing(). */
+static inline bool tile_is_skinny(const struct hopper_tile *tile) { return tile->cluster == 4; }
 /* Blocks of a cluster that sum a share of k each. */
 static inline int tile_splits(const struct hopper_tile *tile) {
     return tile->schedule == SCHEDULE_CLUSTER_SPLIT ? 2 : 1;

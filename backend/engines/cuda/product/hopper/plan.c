@@ -104,7 +104,7 @@ static const double INSTRUCTIONS_PER_CLOCK = 128; /* of single threads */
 static const double FILL_BYTES_PER_CLOCK = 77;    /* from L2, when not all ask at once */
 static const double L2_BYTES_PER_SECOND = 4.5e12; /* of all multiprocessors */
 static const double MEMORY_SHARE = 0.85;          /* of the bandwidth that copies reach */
-static const double SHARING_MEMORY_SHARE = 0.94;  /* of clusters of four, which ask L2 for less */
+static const double SKINNY_MEMORY_SHARE = 0.94;   /* of clusters of four, which ask L2 for less */
 static const double UNHIDDEN_SHARE = 0.2;         /* of the shorter one of computing and moving */
 
 /* A kernel, and the one that combines splits. */
@@ -143,7 +143,7 @@ enum {
 /* Groups of multiprocessors (GPCs) are no multiples of four: an eighth of the clusters of four finds no place. */
 int64_t hopper_clusters(const struct hopper_tile *tile, const struct device *device) {
     int64_t clusters = device->cuda.multiprocessors / tile->cluster;
-    return tile->cluster == 4 ? clusters * 7 / 8 : clusters;
+    return tile_is_skinny(tile) ? clusters * 7 / 8 : clusters;
 }
 
 int64_t hopper_tiles(const struct hopper *h, const struct hopper_tile *tile) {
@@ -177,7 +177,7 @@ int64_t hopper_raster_rows(const struct hopper *h, const struct device *device, 
 
 /* Of what computes and what moves bytes at the same time. */
 static double overlapped_seconds(const struct hopper_tile *tile, double computing, double moving) {
-    moving /= tile->cluster == 4 ? SHARING_MEMORY_SHARE : MEMORY_SHARE;
+    moving /= tile_is_skinny(tile) ? SKINNY_MEMORY_SHARE : MEMORY_SHARE;
     double longer = computing > moving ? computing : moving, shorter = computing + moving - longer;
     return LAUNCH_SECONDS + longer + UNHIDDEN_SHARE * shorter;
 }
@@ -432,7 +432,7 @@ static bool fits(const struct hopper *h, const struct device *device, const stru
 
 /* Of tiles that fit: whether to choose it unasked. */
 static bool pays(const struct hopper *h, const struct device *device, const struct hopper_tile *tile) {
-    return tile->cluster < 4 || pays_sharing(h, device, tile);
+    return !tile_is_skinny(tile) || pays_sharing(h, device, tile);
 }
 
 /* Where it pays: many splits have many blocks, and no second tile for a ping-pong. */
