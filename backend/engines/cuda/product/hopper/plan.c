@@ -427,6 +427,8 @@ static bool fits(const struct hopper *h, const struct device *device, const stru
         return false;
     if (tile->cluster > 1 && h->view[OPERAND_B].is_image) /* im2col boxes are not shared */
         return false;
+    if (hopper_clusters(tile, device) == 0) /* a slice of a chip */
+        return false;
     return scheme_fits(h, device, tile) && epilogue_fits(h, tile) && panels_fit(h, tile);
 }
 
