@@ -247,8 +247,8 @@ def test_a_product_ends_in_the_sum_of_what_it_shows_in_another_order(is_last: bo
         found, expected = compiled(model, cover)(x, w), model(x, w)
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride()
-    steps = [step["family"] for step in cover.graphs[0].plan.report["steps"]]
-    assert (steps == ["cpu.map", "cpu.contraction"] * 2) == is_last
+    steps = [step["family"].split(".")[1] for step in cover.graphs[0].plan.report["steps"]]
+    assert (steps == ["map", "contraction"] * 2) == is_last
 
 
 def test_other_lengths_are_graphs_of_their_own() -> None:
