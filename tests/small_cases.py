@@ -169,7 +169,9 @@ def conv(
                 t.out(t.g.reduction(made, mode="AMAX"), *[1] * len(y), dtype="f32")
         elif kind == "dgrad":
             dy, w = t(*y, last=last, dtype=dtype), t(*filters, last=last, dtype=dtype)
-            t.out(t.g.conv_dgrad(dy, w, **options), *image, last=last, dtype=dtype)
+            dx = t.g.conv_dgrad(dy, w, **options)
+            dx = t.g.swish_backward(dx.set_dim(image), t(*image, last=last, dtype=dtype)) if joined else dx
+            t.out(dx, *image, last=last, dtype=dtype)
         else:
             x, dy = t(*image, last=last, dtype=dtype), t(*y, last=last, dtype=dtype)
             x = t.g.relu(t.g.add(x, t(1, image[1], *[1] * len(size)))).set_data_type(dtype) if prepared else x
@@ -1110,8 +1112,9 @@ CASES = {
     "stem of 8": Case("stem_sm90", "stem_sm90", conv("fprop", (2, 8, 64, 64), (64, 8, 7, 7), 2, 3)),
     "depthwise": Case("depthwise", "depthwise", depthwise("fprop", 3, 64)),
     "depthwise, flipped": Case("depthwise", "depthwise", depthwise("fprop", 3, 64, flipped=True)),
-    "depthwise dgrad": Case("depthwise", "depthwise", depthwise("dgrad", 3, 64)),
+    "depthwise dgrad": Case("depthwise", "depthwise", depthwise("dgrad", 3, 64, joined=True)),
     "depthwise 7x7": Case("depthwise_mma", "depthwise", depthwise("fprop", 7, 64)),
+    "depthwise 7x7 dgrad": Case("depthwise_mma", "depthwise", depthwise("dgrad", 7, 64, joined=True)),
     "depthwise wgrad": Case("depthwise_wgrad combine_splits", "depthwise", depthwise("wgrad", 3, 64)),
     # causal convolutions
     "causal": Case("forward", "causal", sequences(3, 80, 4)),

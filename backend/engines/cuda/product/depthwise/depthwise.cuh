@@ -13,6 +13,8 @@
    Limits    taps, sums and a strip of inputs must fit in registers: the host asks before it prints
    Measured  2026-11-21, H200, N32 C384 28x28 7x7 float: 50 us, 19 TFLOP/s; figures of more shapes in
              tools/bench/results/h200-depthwise.csv
+             what joins results, read one by one behind their stores: N128 C144 56x56 3x3 bf16, the gradient of a swish
+             behind the data gradient, 748 us (H200)
    Tried     a band of 7 rows of 7x7 unrolled, 62 KB of text: 56 us, one row at a time: 54, two: 50; of 3x3, N64 C144
              56x56 bf16, three rows at a time: 55, one: 69
    Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS
@@ -63,8 +65,9 @@ DEVICE void add_row(float (&sums)[SLOTS][STRIP], const float (&x)[STRIP_INPUTS],
     }
 }
 
-/* Most strips lie inside the image as a whole, and need no question per output. */
-DEVICE void epilogue_row(const float (&sums)[STRIP], const arguments &p, const patch &at, i32 channel, i32 row) {
+/* f(q, pixel): of the outputs of a thread's strip in a row. Most strips lie inside the image as a whole, and need no
+   question per output. */
+template <class F> DEVICE void for_outputs(const arguments &p, const patch &at, i32 channel, i32 row, F f) {
     const i32 column = at.column + own_strip() * STRIP;
     const index line =
         (((index)at.n * (index)p.depth_out + at.depth) * (index)p.height_out + row) * (index)p.width_out + column;
@@ -73,14 +76,37 @@ DEVICE void epilogue_row(const float (&sums)[STRIP], const arguments &p, const p
         if (is_whole) {
 #pragma unroll
             for (int q = 0; q < STRIP; q++)
-                epilogue(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+                f(q, line + q);
         } else {
 #pragma unroll
             for (int q = 0; q < STRIP; q++)
                 if ((u32)(column + q) < (u32)p.width_out)
-                    epilogue(p, 0, line + q, channel, run<sum_t, 1>{sums[q]});
+                    f(q, line + q);
         }
     }
+}
+
+/* What a strip of outputs meets is read as a whole where registers hold it beside taps, sums and inputs, as behind a
+   store the compiler would let each read wait for it; what is one word for two outputs even before their last inputs
+   are summed. */
+constexpr bool HAS_ROOM = TAPS + SLOTS * STRIP + STRIP_INPUTS <= 104;
+constexpr bool READS_WHOLE = HAS_ROOM && FETCHED_WORDS > 0 && FETCHED_WORDS <= 8;
+constexpr bool READS_AHEAD = READS_WHOLE && FETCHED_WORDS <= 4;
+
+DEVICE void fetch_row(fetched (&in)[STRIP], const arguments &p, const patch &at, i32 channel, i32 row) {
+    for_outputs(p, at, channel, row, [&](int q, index pixel) { in[q] = fetch(p, 0, pixel, channel); });
+}
+
+DEVICE void epilogue_row(const float (&sums)[STRIP], fetched (&in)[STRIP], const arguments &p, const patch &at,
+                         i32 channel, i32 row) {
+    if constexpr (READS_WHOLE && !READS_AHEAD)
+        fetch_row(in, p, at, channel, row);
+    for_outputs(p, at, channel, row, [&](int q, index pixel) {
+        if constexpr (READS_WHOLE)
+            epilogue(p, 0, pixel, channel, run<sum_t, 1>{sums[q]}, in[q]);
+        else
+            epilogue(p, 0, pixel, channel, run<sum_t, 1>{sums[q]});
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __grid_constant__ arguments p) {
@@ -111,6 +137,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
             move_rows(sums);
 #pragma unroll
             for (int u = 0; u < PERIOD; u++) {
+                const i32 ended = output + slot_of(u, SPAN_H - 1);
+                fetched in[STRIP] = {};
+                if (READS_AHEAD && has_output(u, SPAN_H - 1))
+                    fetch_row(in, p, at, channel + own_channel(), ended);
                 if (u % SPREAD_H == 0 && (u32)(top + k * INPUT_ROWS + row + u / SPREAD_H) < (u32)p.height_in) {
 #pragma unroll
                     for (int d = 0; d < TAPS_D; d++) {
@@ -121,8 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise(const __
                     }
                 }
                 if (has_output(u, SPAN_H - 1))
-                    epilogue_row(sums[slot_of(u, SPAN_H - 1)], p, at, channel + own_channel(),
-                                 output + slot_of(u, SPAN_H - 1));
+                    epilogue_row(sums[slot_of(u, SPAN_H - 1)], in, p, at, channel + own_channel(), ended);
             }
         }
     }

@@ -141,14 +141,16 @@ DEVICE way_out find_way_out(const arguments &p, const patch &at, i32 channel, in
                    n < (u32)p.images && column < (i32)p.width_out && channel + c < (i32)p.channels};
 }
 
-/* `first` is this thread's first way out: the only one where runs are of 8 channels. */
+/* `first` is this thread's first way out: the only one where runs are of 8 channels; `in`: what it meets. */
 DEVICE void finish_row(const float *from, const arguments &p, const patch &at, i32 channel, i32 row,
-                       const way_out &first) {
+                       const way_out &first, const fetched &in) {
 #pragma unroll
     for (int e = 0; e < LINES * STRIP * CHANNELS / RUN; e += THREADS) {
         const way_out way = e == 0 ? first : find_way_out(p, at, channel, e + threadIdx.x);
+        const index pixel = way.position + row * (index)p.width_out;
         if (way.inside)
-            epilogue(p, 0, way.position + row * (index)p.width_out, way.channel, load_run<float, RUN>(from + way.from));
+            epilogue(p, 0, pixel, way.channel, load_run<float, RUN>(from + way.from),
+                     e == 0 ? in : fetch(p, 0, pixel, way.channel));
     }
 }
 
@@ -185,18 +187,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_mma(cons
             move_rows(sum);
 #pragma unroll
             for (int u = 0; u < PERIOD; u++) {
+                const i32 output = begin + slot_of(u, SPAN_H - 1);
+                const bool ends = has_output(u, SPAN_H - 1) && output >= at.begin && output < at.end;
+                fetched in = {}; /* read before the last inputs are summed */
+                if (FETCHED_WORDS > 0 && ends && first.inside)
+                    in = fetch(p, 0, first.position + output * (index)p.width_out, first.channel);
                 if (u % SPREAD_H == 0 && (u32)(top + k * INPUT_ROWS + row + u / SPREAD_H) < (u32)p.height_in) {
                     u32 a[2][4];
                     read_row(a, inputs, row + u / SPREAD_H);
                     add_row(sum, a, taps, u);
                 }
-                const i32 output = begin + slot_of(u, SPAN_H - 1);
-                if (!has_output(u, SPAN_H - 1) || output < at.begin || output >= at.end)
+                if (!ends)
                     continue;
                 float *passing = s.rows[output & 1]; /* the other one may still be read */
                 put_row(passing, sum[slot_of(u, SPAN_H - 1)]);
                 __syncthreads();
-                finish_row(passing, p, at, channel, output, first);
+                finish_row(passing, p, at, channel, output, first, in);
             }
         }
     }
