@@ -99,8 +99,9 @@ def test_short_variants(length: int, name: str, dump: Path) -> None:
     assert cubins.check_dumped(dump) >= 1
 
 
-@pytest.mark.parametrize("options", [{}, {"stats": True, "sink": True, "max": True}])
+@pytest.mark.parametrize("options", [{}, {"stats": True, "sink": True, "max": True}, OPTIONS["padding"]])
 def test_long_variants(options: dict[str, Any], dump: Path) -> None:
+    """Of three consumers."""
     for depths in (128, 128), (120, 24):
         assert forward(*depths, dims=(4, 24, 4100, 4200), **options)[0] == "cuda.attention_hopper"
     assert cubins.check_dumped(dump) >= 2

@@ -263,6 +263,18 @@ def behind_a_data_gradient(norm: Callable[..., Any], kind: str, g: Any, **t: Any
     return (*results, made) if kind == "residual" else results
 
 
+@pytest.mark.parametrize(("channels", "tile"), [(64, 64), (96, 128), (144, 64), (256, 128)])
+def test_gradients_beyond_the_cache_read_whole_lines(channels: int, tile: int) -> None:
+    g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
+    dims = (128, channels, 56, 56)
+    dy, x = (g.tensor(dims, checks.strides_of(dims, "channels_last")) for _ in range(2))
+    each = [g.tensor([1, channels, 1, 1], data_type="f32") for _ in range(3)]
+    for result in g.batchnorm_backward(dy, x, *each):
+        result.set_output(True)
+    (step,) = g.build().plan.report["steps"]
+    assert step["detail"].startswith(f"tiles of {tile} channels")
+
+
 def operands_of(images: int, filters: int, channels: int, side: int, size: int) -> dict[str, tuple[int, ...]]:
     image, each = (images, channels, side, side), (1, channels, 1, 1)
     return {

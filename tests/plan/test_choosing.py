@@ -111,6 +111,21 @@ def test_what_others_read_of_a_region_on_copies_is_stored() -> None:
     assert families(g) == ["cuda.packed"] * 3
 
 
+@pytest.mark.parametrize("is_across_first", [True, False])
+def test_what_joins_two_data_gradients_is_behind_the_one_without_phases(is_across_first: bool) -> None:
+    """Between phases it would be read where the sums lie."""
+    g, dims, made = graph(intermediate_data_type="bf16"), (64, 256, 56, 56), []
+    for is_across in (is_across_first, not is_across_first):
+        filters, side = (512, 28) if is_across else (128, 56)
+        dy, w = image(g, 64, filters, side, side), image(g, filters, 256, 1, 1)
+        dx = g.conv_dgrad(dy, w, stride=[2, 2] if is_across else [1, 1], name=["along", "across"][is_across])
+        made.append(dx.set_dim(dims))
+    g.relu_backward(g.add(*made), image(g, *dims)).set_output(True)
+    alone, joined = (step["operations"] for step in g.build().plan.report["steps"])
+    assert [operation["name"] for operation in alone] == ["conv_dgrad 'across'"]
+    assert (joined[0]["name"], len(joined)) == ("conv_dgrad 'along'", 3)
+
+
 def product_on(multiprocessors: int | None, device: str = "sm_90") -> weft.Graph:
     g = weft.Graph(device=device, io_data_type="bf16", sm_count=multiprocessors)
     return g.matmul(g.tensor([1, 4096, 4096]), g.tensor([1, 4096, 4096])).set_output(True).graph

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import weft
 from hopper_attention import CAUSAL, forward, fp8_backward, mxfp8_backward
 
 
@@ -34,6 +35,27 @@ def test_what_forward_declines(options: dict[str, Any], sentence: str) -> None:
     family, reasons = forward(options.pop("depth", 64), options.pop("value_depth", 64), **options)
     assert family == "cuda.attention"
     assert sentence in reasons
+
+
+@pytest.mark.parametrize(
+    ("dims", "options", "tile"),
+    [
+        ((32, 16, 512, 512), {}, "192 queries x 64 keys, dynamic"),
+        ((32, 16, 512, 512), CAUSAL, "192 queries x 64 keys, dynamic"),
+        ((32, 16, 64, 4096), {}, "128 queries x 128 keys"),  # a third of three would work
+        ((32, 16, 256, 256), CAUSAL, "128 queries x 128 keys"),
+        ((1, 16, 1024, 1024), CAUSAL, "128 queries x 128 keys"),  # no tile waits for another
+        ((4, 16, 4096, 4096), {**CAUSAL, "diagonal_band_left_bound": 1024}, "128 queries x 128 keys"),
+        ((4, 16, 4096, 4096), {**CAUSAL, "use_alibi_mask": True}, "128 queries x 128 keys"),
+    ],
+)
+def test_consumers_of_heads_of_128(dims: tuple[int, ...], options: dict[str, Any], tile: str) -> None:
+    g = weft.Graph(device="sm_90", io_data_type="bf16", compute_data_type="f32")
+    batch, heads, rows, columns = dims
+    q, k = g.tensor([batch, heads, rows, 128]), g.tensor([batch, heads, columns, 128])
+    g._sdpa_fwd(q, k, k, attn_scale_value=0.1, **options)[0].set_output(True)
+    (step,) = g.build().plan.report["steps"]
+    assert tile in step["detail"]
 
 
 def test_few_queries_are_decoding() -> None:

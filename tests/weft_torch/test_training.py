@@ -1,6 +1,7 @@
 """`python -m weft bench models`: what it trains, and the table it writes, at the smallest size."""
 
 import csv
+import itertools
 import sys
 
 import pytest
@@ -43,6 +44,27 @@ def test_what_a_side_refuses_is_told(monkeypatch):
     found = training.measure("broken", "cpu", ("eager",))  # 5 x 5 pixels do not make 64 features
     assert not found.seconds
     assert found.notes[0].startswith("eager: RuntimeError: ")
+
+
+def test_sides_are_timed_in_turn(monkeypatch):
+    """One that fails on the way is left out and told, and the others go on."""
+    calls = []
+
+    def fail():
+        calls.append("inductor")
+        if len(calls) > 6 * training.STEPS:
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr(training, "GROUP_SECONDS", 0)
+    found = training.Trained("none")
+    steps = {"eager": lambda: calls.append("eager"), "inductor": fail, "weft": lambda: calls.append("weft")}
+    training._time_groups(training._Place(torch, "cpu"), steps, found)
+    turns = [side for side, _ in itertools.groupby(calls)]
+    assert turns[:6] == ["eager", "inductor", "weft"] * 2
+    assert turns[-4:] == ["eager", "weft"] * 2
+    assert turns.count("weft") == training.GROUPS + 1
+    assert found.seconds.keys() == {"eager", "weft"}
+    assert found.notes == ["inductor: RuntimeError: no memory"]
 
 
 def test_options_that_models_do_not_take():

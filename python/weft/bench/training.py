@@ -45,6 +45,15 @@ class Trained:
     losses: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    @contextmanager
+    def noting(self, side: str) -> Iterator[None]:
+        """What a side raises, each its own kinds, becomes a note: the others go on."""
+        try:
+            yield
+        except Exception as refusal:
+            words = textwrap.shorten(str(refusal), 300, placeholder=" …")
+            self.notes.append(f"{side}: {type(refusal).__name__}: {words}")
+
     def ratio(self, ours: str, theirs: str) -> float | None:
         """Their time in units of ours."""
         if ours in self.seconds and theirs in self.seconds:
@@ -105,16 +114,15 @@ def measure(name: str, kind: str, sides: Sequence[str] = SIDES) -> Trained:
     steps: dict[str, Callable[[], Any]] = {}
     start = place.allocated()
     for side in sides:
-        try:
-            with _under(side) as run:
-                of_others = place.allocated() - start
-                steps[side] = _train(place, run(copy.deepcopy(network)), x, labels, side, found)
-                if kind == "cuda":
-                    found.bytes[side] = torch.cuda.max_memory_allocated() - of_others
-        except Exception as refusal:  # each side raises its own kinds
-            words = textwrap.shorten(str(refusal), 300, placeholder=" …")
-            found.notes.append(f"{side}: {type(refusal).__name__}: {words}")
-    found.seconds |= (_medians_in_turn if kind == "cuda" else _least_in_turn)(place, steps)
+        with found.noting(side), _under(side) as run:
+            of_others = place.allocated() - start
+            steps[side] = _train(place, run(copy.deepcopy(network)), x, labels, side, found)
+            if kind == "cuda":
+                found.bytes[side] = torch.cuda.max_memory_allocated() - of_others
+    if kind == "cuda":
+        _time_groups(place, steps, found)
+    else:
+        found.seconds |= _least_in_turn(steps)
     torch._dynamo.reset()
     return found
 
@@ -156,21 +164,22 @@ def _train(place: _Place, network: Any, x: Any, labels: Any, side: str, found: T
     return step
 
 
-def _medians_in_turn(place: _Place, steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each side's step; the host runs ahead of a GPU, as it does in training. A turn begins with
-    steps that are not timed: operators under enable() find their plans anew."""
+def _time_groups(place: _Place, steps: Mapping[str, Callable[[], object]], found: Trained) -> None:
+    """The median of each side's groups of steps, which alternate; the host runs ahead of a GPU, as it does in
+    training. A turn begins with steps that are not timed: operators under enable() find their plans anew."""
     groups: dict[str, list[float]] = {side: [] for side in steps}
     counts = dict.fromkeys(steps, STEPS // 3)
     for _ in range(GROUPS + 1):  # the first tells how many steps a group has
-        for side, step in steps.items():
-            with _under(side):
-                _seconds(place, step, STEPS // 3)
-                once = _seconds(place, step, counts[side])
+        for side in list(groups):
+            with found.noting(side), _under(side):
+                times = groups.pop(side)  # a side that fails is left out from then on
+                _seconds(place, steps[side], STEPS // 3)
+                once = _seconds(place, steps[side], counts[side])
                 while once * counts[side] < GROUP_SECONDS:
                     counts[side] *= 2
-                    once = _seconds(place, step, counts[side])
-                groups[side].append(once)
-    return {side: statistics.median(times[1:]) for side, times in groups.items()}
+                    once = _seconds(place, steps[side], counts[side])
+                groups[side] = [*times, once]
+    found.seconds |= {side: statistics.median(times[1:]) for side, times in groups.items()}
 
 
 def _seconds(place: _Place, step: Callable[[], object], count: int) -> float:
@@ -182,7 +191,7 @@ def _seconds(place: _Place, step: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def _least_in_turn(place: _Place, steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def _least_in_turn(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds of each side's quickest step, of as many."""
     least = dict.fromkeys(steps, math.inf)
     for _ in range(STEPS):
@@ -190,7 +199,6 @@ def _least_in_turn(place: _Place, steps: Mapping[str, Callable[[], object]]) -> 
             with _under(side):
                 start = time.perf_counter()
                 step()
-                place.wait()
                 least[side] = min(least[side], time.perf_counter() - start)
     return least
 

@@ -13,10 +13,10 @@
    Limits    taps, sums and a strip of inputs must fit in registers: the host asks before it prints
    Measured  2026-11-21, H200, N32 C384 28x28 7x7 float: 50 us, 19 TFLOP/s; figures of more shapes in
              tools/bench/results/h200-depthwise.csv
-             what joins results, read one by one behind their stores: N128 C144 56x56 3x3 bf16, the gradient of a swish
-             behind the data gradient, 748 us (H200)
    Tried     a band of 7 rows of 7x7 unrolled, 62 KB of text: 56 us, one row at a time: 54, two: 50; of 3x3, N64 C144
              56x56 bf16, three rows at a time: 55, one: 69
+             what joins results, read one by one behind their stores: N128 C144 56x56 3x3 bf16, the gradient of a swish
+             behind the data gradient, 748 us (H200)
    Params    TAPS_* STEP_* SPREAD_* DILATION_* HAS_DEPTH STRIP STRIPS CHANNELS CHANNELS_LAST IMAGE_RUN BAND_PERIODS
              UNROLLED STAGES THREADS BLOCKS image_t filter_t sum_t index */
 #include "core/async.cuh"
