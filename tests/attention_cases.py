@@ -120,6 +120,8 @@ def make_ragged(number: int) -> Made:
         case = replace(case, bias=(one(1, batch), *case.bias[1:]))
     if case.block_mask:
         case = replace(case, block_mask=(one(1, batch), case.block_mask[1]))
+    if case.drop_mask:
+        case = replace(case, drop_mask=(1, *case.drop_mask[1:]))
     pages = one((0, 0), (0, 0), (1, 16), (16, 16), (64, 128))
     padded = one((), STATISTICS)
     return replace(
@@ -172,7 +174,11 @@ def make_padded(number: int) -> Made:
         case = replace(case, modifier=MODIFIERS[one(*MODIFIERS)](case))
     pages = (0, 0) if case.seq_len_kv is None else one((0, 0), (1, 16), (16, 0), (64, 128))
     layout, dtype = one("packed", "padded"), one("bf16", "bf16", "f16", "f32")
-    return Made(case, dtype, one(1.0, 8.0, 30.0, 120.0), one(*ORDERS), one(0, 8, 24), pages, layout)
+    made = Made(case, dtype, one(1.0, 8.0, 30.0, 120.0), one(*ORDERS), one(0, 8, 24), pages, layout)
+    if one(True, False, False, False):
+        dims = (one(1, batch), one(1, heads), one(1, case.rows), one(1, case.columns, case.columns))
+        made.case = replace(case, drop_mask=dims, drop_type=one("bool8", "bool8", "f32"), drop_scale=1.25)
+    return made
 
 
 # ---- Memory ------------------------------------------------------------------------------------------------
@@ -201,6 +207,9 @@ def spoil(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
                 found[name][b, :, rows:] = np.nan
         for name in "kv":
             found[name][b, :, columns:] = np.nan
+    mask = found.get("dropout_mask")
+    if mask is not None and mask.dtype != bool and mask.shape[2:] == (case.rows, case.columns):
+        mask[:] = np.where(case.visible(inputs).any((0, 1)), mask, np.nan)
     return found
 
 
@@ -217,7 +226,7 @@ def rounded_forward(case: Case, inputs: dict[str, Any], dtype: str) -> np.ndarra
     top = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)
     weights = np.exp(s - np.where(np.isinf(top), 0, top))
     total = weights.sum(-1, keepdims=True) + np.exp(sink - np.where(np.isinf(top), 0, top))
-    o = as_type(weights, dtype) @ repeat(inputs["v"], case.heads[0])
+    o = as_type(weights, dtype) * case.kept(inputs) @ repeat(inputs["v"], case.heads[0])
     return as_type(o / np.where(total > 0, total, 1), dtype)
 
 
@@ -234,12 +243,13 @@ def rounded_backward(case: Case, operands: dict[str, Any], dtype: str) -> list[n
     with np.errstate(invalid="ignore"):
         weights = as_type(np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0))), dtype)
     mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
-    ds = weights * (d_o @ v.mT - mean)
+    kept = case.kept(operands)
+    ds = weights * (d_o @ v.mT * kept - mean)
     ds = as_type(ds * case.modified("slope", operands), dtype)
     return [
         as_type(case.scale * (ds @ k), dtype),
         as_type(gather(case.scale * (ds.mT @ q), hk), dtype),
-        as_type(gather(weights.mT @ d_o, hv), dtype),
+        as_type(gather((weights * kept).mT @ d_o, hv), dtype),
     ]
 
 
@@ -251,12 +261,13 @@ def summed(case: Case, operands: dict[str, Any]) -> list[float]:
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
     q, k, v = np.abs(checks.exact(operands["q"])), repeat(operands["k"], hq), repeat(operands["v"], hq)
     mean = np.abs(d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
-    ds = weights * (np.abs(d_o) @ np.abs(v).mT + mean)
+    kept = np.abs(case.kept(operands))
+    ds = weights * (np.abs(d_o) @ np.abs(v).mT * kept + mean)
     behind = ds * np.abs(case.modified("slope", operands))
     found = [
         case.scale * (behind @ np.abs(k)),
         gather(case.scale * (behind.mT @ q), hk),
-        gather(weights.mT @ np.abs(d_o), hv),
+        gather((weights * kept).mT @ np.abs(d_o), hv),
     ]
     if case.bias and not case.is_mask:
         found.append(ds.sum(tuple(i for i in range(4) if case.bias[i] == 1), keepdims=True))

@@ -52,6 +52,9 @@ class Case:
     alibi: bool = False
     sink: bool = False
     dropout: float = 0
+    drop_mask: tuple[int, int, int, int] | None = None  # dims of a mask that the caller draws
+    drop_type: str = "bool8"  # of the mask: booleans, or numbers, which multiply
+    drop_scale: float | None = None  # what those grow by that are kept
     modifier: Modifier | None = None
     block_mask: tuple[int, int] | None = None  # extents of batch and head
     mask_has_bits: bool = False
@@ -67,6 +70,10 @@ class Case:
         }
         if self.bias:
             found["bias"] = checks.random(self.bias, "bool8" if self.is_mask else dtype, seed=3)
+        if self.drop_mask:
+            found["dropout_mask"] = checks.random(self.drop_mask, self.drop_type, seed=7)
+        if self.drop_scale is not None:
+            found["dropout_scale"] = np.full((1, 1, 1, 1), self.drop_scale, np.float32)
         for name, lengths in (("seq_len_q", self.seq_len_q), ("seq_len_kv", self.seq_len_kv)):
             if lengths is not None and self.has_sums:
                 found[f"cu_{name}"] = np.cumsum([3, *lengths], dtype=np.int32).reshape(b + 1, 1, 1, 1)
@@ -97,6 +104,11 @@ class Case:
         if self.mask_has_bits:
             mask = np.unpackbits(mask, axis=-1, bitorder="little")[..., : self.tile_counts()[1]]
         return np.repeat(np.repeat(mask != 0, 128, 2), 128, 3)[..., : self.rows, : self.columns]
+
+    def kept(self, inputs: dict[str, Any]) -> Any:
+        """What the mask of dropout multiplies weights by; 1 without one."""
+        scale = 1.0 if self.drop_scale is None else self.drop_scale
+        return checks.exact(inputs["dropout_mask"]) * scale if self.drop_mask else 1.0
 
     def values(self) -> dict[str, Any]:
         """The options of the graph's method."""
@@ -194,14 +206,17 @@ def softmax(s: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, ...]:
     return weights / np.where(total > 0, total, 1), stats, top, total
 
 
-def forward(case: Case, inputs: dict[str, Any], kept: Any = 1.0) -> list[np.ndarray]:
-    """o, stats, max, sum_exp. kept: what dropout multiplies the weights by."""
+def forward(case: Case, inputs: dict[str, Any], kept: Any = None) -> list[np.ndarray]:
+    """o, stats, max, sum_exp. kept: what dropout multiplies the weights by, here and below; None: a mask of
+    the case's own."""
+    kept = case.kept(inputs) if kept is None else kept
     weights, *statistics = softmax(case.scores(inputs), case.sinks(inputs))
     return [(weights * kept) @ repeat(inputs["v"], case.heads[0]), *statistics]
 
 
-def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = 1.0) -> dict[str, np.ndarray]:
+def backward(case: Case, inputs: dict[str, Any], d_o: np.ndarray, kept: Any = None) -> dict[str, np.ndarray]:
     """All gradients, by the softmax's own Jacobian: no use is made of o."""
+    kept = case.kept(inputs) if kept is None else kept
     hq, hk, hv = case.heads
     sink = case.sinks(inputs)
     weights, stats, _, _ = softmax(case.scores(inputs), sink)
@@ -300,7 +315,7 @@ def run_backward(case: Case) -> Any:
 
 
 def backward_inputs(
-    case: Case, inputs: dict[str, Any], dtype: str = "f64", kept: Any = 1.0
+    case: Case, inputs: dict[str, Any], dtype: str = "f64", kept: Any = None
 ) -> dict[str, Any]:
     """The operands of the backward pass: the forward pass's and what it wrote."""
     o, stats, _, _ = forward(case, inputs, kept)
@@ -310,11 +325,11 @@ def backward_inputs(
 
 
 def by_definition(
-    case: Case, operands: dict[str, Any], kept: Any = 1.0
+    case: Case, operands: dict[str, Any], kept: Any = None
 ) -> tuple[list[np.ndarray], list[Any]]:
     """Gradients, in the order of run_backward, from the rounded result and statistics that the backward pass
-    is given; and of each what is summed in magnitude, where its factors may be rounded. kept: what dropout
-    multiplies the weights by."""
+    is given; and of each what is summed in magnitude, where its factors may be rounded."""
+    kept = case.kept(operands) if kept is None else kept
     hq, hk, hv = case.heads
     s, sink = case.scores(operands), case.sinks(operands)
     stats, d_o = checks.exact(operands["stats"]), checks.exact(operands["dO"])
@@ -326,15 +341,12 @@ def by_definition(
     ds_modified = weights * (d_o @ v.mT * kept - mean)
     ds = ds_modified * case.modified("slope", operands)
 
-    def products(ds: np.ndarray, q: np.ndarray, k: np.ndarray, d_o: np.ndarray, scale: float) -> list[Any]:
-        return [
-            scale * (ds @ k),
-            gather(scale * (ds.mT @ q), hk),
-            gather((weights * kept).mT @ d_o, hv),
-        ]
+    def products(scale: float, *factors: np.ndarray) -> list[Any]:
+        ds, q, k, d_o, p = factors
+        return [scale * (ds @ k), gather(scale * (ds.mT @ q), hk), gather(p.mT @ d_o, hv)]
 
-    want = products(ds, q, k, d_o, case.scale)
-    lost = products(np.abs(ds), np.abs(q), np.abs(k), np.abs(d_o), abs(case.scale))
+    factors = ds, q, k, d_o, weights * kept
+    want, lost = products(case.scale, *factors), products(abs(case.scale), *map(np.abs, factors))
     if case.bias and not case.is_mask:
         want.append(ds_modified.sum(tuple(i for i in range(4) if case.bias[i] == 1), keepdims=True))
     if case.sink:

@@ -561,6 +561,11 @@ def scores_of(o: dict[str, Any], q: Array, k: Array, bias: Array | None, lengths
     return np.where(seen, s, -np.inf)
 
 
+def kept(weights: Array, mask: Array | None) -> Array:
+    """What a mask of dropout leaves of weights; one of 0 stays 0."""
+    return weights if mask is None else np.where(weights == 0, 0, weights * mask)
+
+
 def sdpa_fwd(
     o: dict[str, Any],
     q: Array,
@@ -568,6 +573,7 @@ def sdpa_fwd(
     v: Array,
     bias: Array | None = None,
     sink_token: Array | None = None,
+    dropout_mask: Array | None = None,
     **lengths: Array,
 ) -> Results:
     s = scores_of(o, q, k, bias, lengths)
@@ -578,7 +584,8 @@ def sdpa_fwd(
     total = weights.sum(-1, keepdims=True) + np.exp(sink - finite)
     with np.errstate(divide="ignore"):
         stats = most + np.log(total)
-    out = weights / np.where(total > 0, total, 1) @ np.repeat(v, q.shape[1] // v.shape[1], 1)
+    weights = kept(weights, dropout_mask) / np.where(total > 0, total, 1)
+    out = weights @ np.repeat(v, q.shape[1] // v.shape[1], 1)
     return {"o": out, "stats": np.where(total > 0, stats, -np.inf)}
 
 
@@ -597,11 +604,13 @@ def sdpa_bwd(
     stats: Array,
     bias: Array | None = None,
     sink_token: Array | None = None,
+    dropout_mask: Array | None = None,
     **lengths: Array,
 ) -> Results:
     s, heads = scores_of(given, q, k, bias, lengths), q.shape[1]
     p = np.where(np.isinf(s), 0, np.exp(s - np.where(np.isinf(stats), 0, stats)))
     dp = dO @ np.repeat(v, heads // v.shape[1], 1).swapaxes(-1, -2)
+    dp = dp if dropout_mask is None else np.where(p == 0, 0, dp * dropout_mask)
     ds = given["attn_scale_value"] * p * (dp - (dO * o).sum(-1, keepdims=True))
     summed = given["attn_scale_value"] * p * (np.abs(dp) + np.abs(dO * o).sum(-1, keepdims=True))
     keys = np.repeat(k, heads // k.shape[1], 1)
@@ -610,7 +619,7 @@ def sdpa_bwd(
         "summed dQ": summed @ np.abs(keys),
         "dK": gathered(ds.swapaxes(-1, -2) @ q, k.shape[1]),
         "summed dK": gathered(summed.swapaxes(-1, -2) @ np.abs(q), k.shape[1]),
-        "dV": gathered(p.swapaxes(-1, -2) @ dO, v.shape[1]),
+        "dV": gathered(kept(p, dropout_mask).swapaxes(-1, -2) @ dO, v.shape[1]),
     }
 
 

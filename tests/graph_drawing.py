@@ -628,6 +628,9 @@ class Drawing:
                 operands[key] = self.input((batch, 1, 1, 1), "i32", used)
         if len(operands) + len(options) == 4 and self.one_in(3):
             operands["sink_token"] = self.input((1, heads, 1, 1), "f32")
+        if self.one_in(5):
+            kind = self.r.choice(["bool8", self.type()])
+            operands["dropout_mask"] = self.broadcast((batch, heads, rows, columns), kind)
         o_dims, row = (*self.of(q)[:3], self.of(v)[3]), (batch, heads, rows, 1)
         is_back = self.one_in(2.5)
         results = {"o": o_dims} | ({"stats": row} if is_back or self.one_in(3) else {})

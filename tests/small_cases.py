@@ -1274,6 +1274,15 @@ CASES = {
             dropout=lambda t: (0.25, *(t(1, 1, 1, 1, dtype="i32", values=ONE) for _ in "so")),
         ),
     ),
+    "attention on Hopper, dropout by a mask": Case(
+        "forward_sm90",
+        "attention_hopper",
+        attention(
+            dims=(4, 200, 283, 64),
+            attn_scale=0.1,
+            dropout=lambda t: (t(1, 4, 200, 283, dtype="bool8"), t(1, 1, 1, 1, dtype="f32", low=0.5)),
+        ),
+    ),
     "attention on Hopper, FP8": Case(
         "amax_clear forward_sm90", "attention_hopper", fp8_attention(200, 300, 128, "e4m3")
     ),
@@ -1361,6 +1370,16 @@ CASES = {
     ),
     "attention gradient on Hopper, sink": Case(
         "backward_rows_sm90 backward_sm90 backward_sink_sm90", "attention_hopper", attention_gradient_of_sink
+    ),
+    "attention gradient on Hopper, unordered dropout by a mask": Case(
+        "backward_rows_sm90 backward_sm90 backward_sums_sm90",
+        "attention_hopper_unordered",
+        attention_gradient_of_boxes(
+            64,
+            "bf16",
+            dropout=lambda t: (t(2, 1, 200, 150, dtype="bool8"), t(1, 1, 1, 1, dtype="f32", low=0.5)),
+        ),
+        engine="cuda.unordered",
     ),
     "attention gradient on Hopper, padded": Case(
         "backward_rows_sm90 backward_sm90",
@@ -1478,6 +1497,11 @@ CASES = {
         "backward", "attention", masked_attention_gradient(True, 60)
     ),
     "attention, dropout": Case("forward dropout_dump", "attention", attention_dropout),
+    "attention, dropout by a mask": Case(
+        "forward",
+        "attention",
+        attention(dims=(2, 70, 96, 60), dropout=lambda t: (t(2, 1, 70, 96, dtype="f16"),)),
+    ),
     "attention gradient, all": Case("backward backward_bias backward_sink", "attention", wide_gradients),
     # rows and channels
     "layer norm": Case("registers", "rows", norm("fwd", 70, 96)),

@@ -875,6 +875,12 @@ class attribute_name(IntEnum):
     """INT64, optional: Skv where page tables say where keys are; unset: all that these reach."""
     OPERATION_SDPA_FWD_SUBGRAPH_OPERANDS_EXT = 10065
     """TENSOR descriptors: what the sub-graph reads beside the scores. Found by itself."""
+    OPERATION_SDPA_FWD_DROPOUT_MASK_DESC_EXT = 10066
+    """TENSOR descriptor, optional: what weights are multiplied by, [B, Hq, Sq, Skv] with any extent 1,
+    instead of a mask that DROPOUT_SEED_DESC draws: numbers, or booleans, which are 1 and 0."""
+    OPERATION_SDPA_FWD_DROPOUT_SCALE_DESC_EXT = 10067
+    """TENSOR descriptor, optional: scalar, not negative, that weights which dropout keeps are multiplied by;
+    otherwise 1 / (1 - DROPOUT_PROBABILITY)."""
     OPERATION_SDPA_BWD_QDESC = 2851
     """TENSOR descriptor: queries, [B, Hq, Sq, Dqk]."""
     OPERATION_SDPA_BWD_KDESC = 2852
@@ -956,6 +962,10 @@ class attribute_name(IntEnum):
     """TENSOR descriptors, optional: outputs, these gradients, each summed over its extents of 1."""
     OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT = 10085
     """TENSOR descriptor, optional: the block mask of the forward pass."""
+    OPERATION_SDPA_BWD_DROPOUT_MASK_DESC_EXT = 10086
+    """TENSOR descriptor, optional: what the forward pass multiplied weights by, instead of a seed."""
+    OPERATION_SDPA_BWD_DROPOUT_SCALE_DESC_EXT = 10087
+    """TENSOR descriptor, optional: scalar that the forward pass multiplied kept weights by."""
     OPERATION_SDPA_BWD_DESCALE_QDESC_EXT = 10200
     """TENSOR descriptor, optional: what q is multiplied by first: as in the forward pass, or one for each
     block of 32 elements, [B, Hq, Sq, ceil(Dqk / 32)]."""

@@ -785,11 +785,10 @@ template <class Self, template <class> class Options> class Attention_attributes
     Self &set_dropout(float probability, const Operand &seed, const Operand &offset) {
         return this->set_dropout_probability(probability).set_dropout_seed(seed).set_dropout_offset(offset);
     }
-    /** Not offered: validate() says so. */
-    Self &set_dropout(const Tensor &, const Tensor &, const Tensor & = nullptr) {
-        this->refuse(
-            "set_dropout() with a mask that the caller draws does not exist. Give probability, seed and offset.");
-        return this->self();
+    /** A mask that the caller draws, [B, Hq, Sq, Skv] or 1s, and a scalar by which weights grow that are kept; of
+        gradients its inverse may be given, too, and is not read. */
+    Self &set_dropout(const Operand &mask, const Operand &scale, const Tensor & = nullptr) {
+        return this->set_dropout_mask(mask).set_dropout_scale(scale);
     }
     Self &set_implementation(AttentionImplementation_t) { return this->self(); }
     Self &set_score_mod(Score_modifier modifier) {

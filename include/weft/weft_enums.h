@@ -896,6 +896,13 @@ typedef enum {
              reach. */
     WEFT_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OPERANDS_EXT = 10065,
         /**< TENSOR descriptors: what the sub-graph reads beside the scores. Found by itself. */
+    WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_MASK_DESC_EXT = 10066,
+        /**< TENSOR descriptor, optional: what weights are multiplied by, [B, Hq, Sq, Skv] with any
+             extent 1, instead of a mask that DROPOUT_SEED_DESC draws: numbers, or booleans, which
+             are 1 and 0. */
+    WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_SCALE_DESC_EXT = 10067,
+        /**< TENSOR descriptor, optional: scalar, not negative, that weights which dropout keeps are
+             multiplied by; otherwise 1 / (1 - DROPOUT_PROBABILITY). */
 
     /* OPERATION_SDPA_BWD: gradients of attention. */
     WEFT_ATTR_OPERATION_SDPA_BWD_QDESC = 2851, /**< TENSOR descriptor: queries, [B, Hq, Sq, Dqk]. */
@@ -987,6 +994,11 @@ typedef enum {
              of 1. */
     WEFT_ATTR_OPERATION_SDPA_BWD_BLOCK_MASK_DESC_EXT = 10085,
         /**< TENSOR descriptor, optional: the block mask of the forward pass. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_MASK_DESC_EXT = 10086,
+        /**< TENSOR descriptor, optional: what the forward pass multiplied weights by, instead of a
+             seed. */
+    WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_SCALE_DESC_EXT = 10087,
+        /**< TENSOR descriptor, optional: scalar that the forward pass multiplied kept weights by. */
     WEFT_ATTR_OPERATION_SDPA_BWD_DESCALE_QDESC_EXT = 10200,
         /**< TENSOR descriptor, optional: what q is multiplied by first: as in the forward pass, or one for
              each block of 32 elements, [B, Hq, Sq, ceil(Dqk / 32)]. */

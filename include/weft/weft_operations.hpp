@@ -1529,6 +1529,16 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_OFFSET_DESC, "dropout_offset", values);
         return this->self();
     }
+    /** what weights are multiplied by, instead of a seed; a boolean one keeps where true */
+    Self &set_dropout_mask(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_MASK_DESC_EXT, "dropout_mask", values);
+        return this->self();
+    }
+    /** what kept weights are multiplied by, not negative; unset: 1 / (1 - p) */
+    Self &set_dropout_scale(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_SCALE_DESC_EXT, "dropout_scale", values);
+        return this->self();
+    }
     /** 1 where dropout keeps a weight, else 0 */
     Self &set_rng_dump(const Tensor &values) {
         this->receive(WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_RNG_DUMP_DESC, "rng_dump", values);
@@ -1698,6 +1708,16 @@ template <class Self> class Sdpa_bwd_options : public detail::Attributes<Self> {
     /** offset of the forward pass, INT32 or INT64; unset: 0 */
     Self &set_dropout_offset(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_OFFSET_DESC, "dropout_offset", values);
+        return this->self();
+    }
+    /** the mask of the forward pass */
+    Self &set_dropout_mask(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_MASK_DESC_EXT, "dropout_mask", values);
+        return this->self();
+    }
+    /** the scale of the forward pass */
+    Self &set_dropout_scale(const Operand &values) {
+        this->give(WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_SCALE_DESC_EXT, "dropout_scale", values);
         return this->self();
     }
     /** upper bound of the queries of all batches together, a hint */

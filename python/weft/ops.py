@@ -4282,6 +4282,8 @@ class Ops:
         dropout_probability: float | None = None,
         dropout_seed: Operand | None = None,
         dropout_offset: Operand | None = None,
+        dropout_mask: Operand | None = None,
+        dropout_scale: Operand | None = None,
         rng_dump: Operand | None = None,
         score_max: Operand | None = None,
         score_sum_exp: Operand | None = None,
@@ -4330,6 +4332,10 @@ class Ops:
                 default 0.
             dropout_seed: seed of dropout, INT32 or INT64, [1, 1, 1, 1]; optional.
             dropout_offset: which of the seed's sequences, INT32 or INT64; unset: 0, [1, 1, 1, 1].
+            dropout_mask: what weights are multiplied by, instead of a seed; a boolean one keeps where true,
+                [B, Hq, Sq, Skv] or 1s; optional.
+            dropout_scale: what kept weights are multiplied by, not negative; unset: 1 / (1 - p), [1, 1, 1,
+                1].
             rng_dump: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
             score_max: largest score of each row, sink included, [B, Hq, Sq, 1]; optional.
             score_sum_exp: sum of e^(score - score_max) of each row, sink included, [B, Hq, Sq, 1]; optional.
@@ -4395,6 +4401,8 @@ class Ops:
             "dropout_probability": dropout_probability,
             "dropout_seed": dropout_seed,
             "dropout_offset": dropout_offset,
+            "dropout_mask": dropout_mask,
+            "dropout_scale": dropout_scale,
             "rng_dump": rng_dump,
             "score_max": score_max,
             "score_sum_exp": score_sum_exp,
@@ -4444,6 +4452,8 @@ class Ops:
         dropout_probability: float | None = None,
         dropout_seed: Operand | None = None,
         dropout_offset: Operand | None = None,
+        dropout_mask: Operand | None = None,
+        dropout_scale: Operand | None = None,
         max_total_seq_len_q: int | None = None,
         max_total_seq_len_kv: int | None = None,
         is_deterministic: bool | None = None,
@@ -4510,6 +4520,8 @@ class Ops:
             dropout_probability: chance that the forward pass dropped a weight, 0..1; default 0.
             dropout_seed: seed of the forward pass, INT32 or INT64, [1, 1, 1, 1]; optional.
             dropout_offset: offset of the forward pass, INT32 or INT64; unset: 0, [1, 1, 1, 1].
+            dropout_mask: the mask of the forward pass, [B, Hq, Sq, Skv] or 1s; optional.
+            dropout_scale: the scale of the forward pass, [1, 1, 1, 1]; optional.
             max_total_seq_len_q: upper bound of the queries of all batches together, a hint; optional.
             max_total_seq_len_kv: upper bound of the keys of all batches together, a hint; optional.
             is_deterministic: true: two runs agree to the bit; optional.
@@ -4600,6 +4612,8 @@ class Ops:
             "dropout_probability": dropout_probability,
             "dropout_seed": dropout_seed,
             "dropout_offset": dropout_offset,
+            "dropout_mask": dropout_mask,
+            "dropout_scale": dropout_scale,
             "max_total_seq_len_q": max_total_seq_len_q,
             "max_total_seq_len_kv": max_total_seq_len_kv,
             "is_deterministic": is_deterministic,

@@ -56,6 +56,21 @@ def _check_padding(where: str, is_padded: bool, *lengths: tuple[Any, Any]) -> No
         )
 
 
+def _dropout_values(where: str, dropout: tuple[Any, ...] | None) -> dict[str, Any]:
+    """What dropout is made of, by row key: drawn, or by a mask."""
+    if dropout is None:
+        return {}
+    is_mask = isinstance(dropout[0], Tensor) or getattr(dropout[0], "ndim", 0) > 0
+    names = ("mask", "scale") if is_mask else ("probability", "seed", "offset")
+    keys = [f"dropout_{name}" for name in names]
+    if len(dropout) > len(keys):
+        raise BadParameterError(
+            f"{where}: dropout is {len(dropout)} values. Give (probability, seed, offset), or (mask, scale)."
+        )
+    values = dict(zip(keys, dropout, strict=False))
+    return values if is_mask else values | {"dropout_probability": float(dropout[0])}
+
+
 def _slice_of(item: slice | int, where: str) -> slice:
     """A slice from itself or from one index, whose dimension stays."""
     if isinstance(item, slice):
@@ -1095,9 +1110,4 @@ class Sugar(Ops):
         values["diagonal_alignment"] = int(alignment) or None
         values["diagonal_band_left_bound"] = sliding_window_length if left_bound is None else left_bound
         values["diagonal_band_right_bound"] = right_bound
-        if dropout is not None:
-            if isinstance(dropout[0], Tensor):
-                _refuse(where, {"dropout with a mask tensor": dropout})
-            values["dropout_probability"] = float(dropout[0])
-            values |= dict(zip(("dropout_seed", "dropout_offset"), dropout[1:], strict=False))
-        return values
+        return values | _dropout_values(where, dropout)

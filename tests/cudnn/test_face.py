@@ -121,11 +121,6 @@ def test_wrong_arguments(call: Any, sentence: str) -> None:
     ("call", "sentence"),
     [
         (
-            lambda g, x: g.sdpa_fp8(*[x] * 9, dropout=(x, x)),
-            "sdpa_fp8: dropout with a mask tensor is given, a feature of attention that does not exist yet. "
-            "Leave it out.",
-        ),
-        (
             lambda g, x: g.sdpa(x, x, x, softmax_precision=T.HALF, name="attn"),
             "sdpa 'attn': softmax_precision is HALF, and Weft's softmax is of FLOAT. Leave it out.",
         ),

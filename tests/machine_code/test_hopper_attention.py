@@ -26,6 +26,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "alibi": {**CAUSAL, "use_alibi_mask": True},
     "modified": {**CAUSAL, "modified": True},
     "dropout": {**CAUSAL, "dropout_probability": 0.1, "dropout_seed": ((1, 1, 1, 1), "i64")},
+    "dropout by a mask": {
+        **CAUSAL,
+        "dropout_mask": ((2, 4, 2000, 2000), "bool8"),
+        "dropout_scale": ((1, 1, 1, 1), "f32"),
+    },
+    "dropout by a mask of odd rows": {
+        "dropout_mask": ((2, 1, 2000, 1), "bool8"),
+        "bias": ((1, 4, 2000, 2000), "bf16"),
+    },
     "everything": {
         **CAUSAL,
         "diagonal_band_left_bound": 9,
@@ -76,6 +85,8 @@ TERMS = (
     "mask",
     "modified",
     "dropout",
+    "dropout by a mask",
+    "dropout by a mask of odd rows",
 )  # beside products, in tiles of their own
 VARIANTS = [(*depths, name) for name in OPTIONS if name not in TERMS for depths in DEPTHS]
 VARIANTS += [(size, size, name) for name in TERMS for size in (64, 128, 256)]

@@ -432,6 +432,57 @@ def test_dropout(probability: float, columns: int) -> None:
     checks.check(run_backward(case), operands, list(grads.values()), magnitude=200)
 
 
+@pytest.mark.parametrize("dims", [(2, 4, 7, 9), (1, 4, 1, 9), (2, 1, 7, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("mask", ["bool8", "bool1", "f32", "bf16", "e4m3", "i8", "f64"])
+def test_dropout_by_a_mask(mask: str, dims: tuple[int, int, int, int]) -> None:
+    """Numbers multiply weights; where a query sees no key, the mask may hold anything."""
+    case = Case(heads=(4, 2, 1), right=1, sink=True, drop_mask=dims, drop_type=mask, drop_scale=1.25)
+    inputs = case.inputs()
+    if mask in ("f32", "f64") and dims[3] > 1:
+        inputs["dropout_mask"][..., 8] = np.nan
+        case = replace(case, seq_len_kv=[8, 5])
+        inputs |= {"seq_len_kv": np.array([8, 5], np.int32).reshape(2, 1, 1, 1)}
+    with np.errstate(invalid="ignore"):
+        kept = np.nan_to_num(case.kept(inputs))
+    checks.check(run_forward(case), inputs, forward(case, inputs, kept), magnitude=40)
+    operands = backward_inputs(case, inputs, kept=kept)
+    grads = backward(case, inputs, operands["dO"], kept)
+    checks.check(run_backward(case), operands, list(grads.values()), magnitude=400)
+
+
+def test_a_mask_that_keeps_nothing() -> None:
+    """And one of weights that do not grow: dropout_scale may be 0, or left out."""
+    for scale in 0.0, None:
+        case = Case(heads=(2, 2, 2), bias=(1, 2, 7, 9), drop_mask=(2, 2, 7, 9), drop_scale=scale)
+        inputs = case.inputs()
+        inputs["dropout_mask"][1] = False
+        checks.check(run_forward(case), inputs, forward(case, inputs), magnitude=20)
+        operands = backward_inputs(case, inputs)
+        grads = backward(case, inputs, operands["dO"])
+        checks.check(run_backward(case), operands, list(grads.values()), magnitude=200)
+
+
+def test_a_mask_that_is_given_is_not_dumped() -> None:
+    def build(g: weft.Graph, **tensors: Any) -> Any:
+        return g._sdpa_fwd(**tensors, rng_dump=g.tensor(name="dump"), name="a")
+
+    tensors = {"q": Q, "k": K, "v": V, "dropout_mask": ([2, 4, 7, 9], "bool8")}
+    sentence = "sdpa_fwd 'a': rng_dump is what is drawn, and dropout_mask is given. Leave one out."
+    checks.refuses(build, tensors, sentence, weft.BadParameterError)
+
+
+def test_drawn_dropout_that_grows_otherwise() -> None:
+    case = Case(heads=(2, 2, 2), columns=8, dropout=0.5, drop_scale=3.0)
+    inputs = case.inputs()
+    kept = (kept_by(case, 11, 3) != 0) * 3.0
+    drawn = {"dropout_seed": np.array([[[[11]]]]), "dropout_offset": np.array([[[[3]]]])}
+    drawn["dropout_scale"] = np.full((1, 1, 1, 1), 3.0, np.float32)
+    checks.check(run_forward(case), inputs | drawn, forward(case, inputs, kept), magnitude=40)
+    operands = backward_inputs(case, inputs, kept=kept) | drawn
+    grads = backward(case, inputs, operands["dO"], kept)
+    checks.check(run_backward(case), operands, list(grads.values()), magnitude=400)
+
+
 # ---- Backward ----------------------------------------------------------------------------------------------
 
 
@@ -762,7 +813,7 @@ def check_large_tiles(case: Case, dtype: str, logits: float = 0, layouts: list[s
     if logits:
         whole = replace(case, scale=1, left=None, right=None)
         case = replace(case, scale=logits / np.abs(whole.scores(inputs)).max())
-    kept, drawn = drawn_by(case, 2**40 + 11, 3) if case.dropout else (1.0, {})
+    kept, drawn = drawn_by(case, 2**40 + 11, 3) if case.dropout else (case.kept(inputs), {})
     operands = backward_inputs(case, inputs, dtype, kept)
     want, lost = by_definition(case, operands, kept)
     spoil_padding(case, operands)
@@ -787,6 +838,10 @@ TERMS = {
     "dropout": Case(batch=2, heads=(2, 2, 2), dropout=0.3),
     "dropout, causal, grouped": Case(batch=1, heads=(4, 2, 2), dropout=0.1, right=0),
     "dropout of everything": Case(batch=1, dropout=1),
+    "dropout by a mask, causal, grouped": Case(
+        batch=2, heads=(4, 2, 2), right=0, drop_mask=(2, 4, 0, 0), drop_scale=1.25
+    ),
+    "dropout by a mask for all heads": Case(batch=2, heads=(2, 2, 2), drop_mask=(2, 1, 0, 0)),
     "sink, grouped": Case(batch=3, heads=(4, 1, 1), sink=True),
     "all": Case(
         batch=3,
@@ -811,6 +866,8 @@ def test_backward_of_terms_of_scores(
 ) -> None:
     """Each alone, and together."""
     case = replace(TERMS[name], rows=rows, columns=columns, depth=depth, value_depth=value_depth, scale=0.1)
+    if case.drop_mask:
+        case = replace(case, drop_mask=(*case.drop_mask[:2], rows, columns))
     check_large_tiles(case, ["bf16", "f16"][(rows + depth + len(name)) % 2])
 
 
@@ -972,6 +1029,20 @@ def test_refusals_of_values() -> None:
     )
     refuse(
         "sdpa_fwd 'a': dropout_probability is 1.5. Give one in 0..1.", options={"dropout_probability": 1.5}
+    )
+    mask, one = ([2, 4, 7, 9], "bool8"), ([1, 1, 1, 1], "f32")
+    refuse(
+        "sdpa_fwd 'a': dropout is given twice, as dropout_mask and as dropout_probability. Give one.",
+        options={"dropout_probability": 0.5},
+        dropout_mask=mask,
+    )
+    refuse(
+        "sdpa_fwd 'a': dropout is given twice, as dropout_mask and as dropout_seed. Give one.",
+        dropout_mask=mask,
+        dropout_seed=([1, 1, 1, 1], "i64"),
+    )
+    refuse(
+        "sdpa_fwd 'a': dropout_scale is set, but no weight is dropped. Leave it unset.", dropout_scale=one
     )
     refuse(
         "sdpa_fwd 'a': attribute diagonal_alignment is 2, legal are 0..1. Give one of these.",

@@ -52,7 +52,7 @@ def served(build: Any, inputs: dict[str, Any], dtype: str = "f32") -> tuple[str,
 def rounded_weights(case: Case, inputs: dict[str, Any], dtype: str) -> dict[str, Any]:
     """How a result is compared: weights are rounded where the products are of 16 bits."""
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
-    lost = weights @ np.abs(repeat(inputs["v"], case.heads[0]))
+    lost = weights * np.abs(case.kept(inputs)) @ np.abs(repeat(inputs["v"], case.heads[0]))
     return {"rounded": [checks.roundoff(dtype) * lost, None, None, None], "layouts": ["packed"]}
 
 
@@ -96,6 +96,16 @@ def test_queries_of_several_heads_share_keys(heads: tuple[int, int, int], dtype:
     case = Case(batch=2, heads=heads, rows=2, columns=1500, depth=19, value_depth=70)
     case = replace(case, seq_len_kv=[1500, 17], bias=(2, heads[0], 1, 1500), sink=True)
     check_forward(case, dtype, magnitude=400)
+
+
+@pytest.mark.parametrize("mask", ["bool8", "f32"])
+@pytest.mark.parametrize(("rows", "dtype"), [(1, "f32"), (2, "bf16"), (40, "f32"), (40, "bf16")])
+def test_dropout_by_a_mask(rows: int, dtype: str, mask: str) -> None:
+    """Of few queries, too, whose weights are rows."""
+    case = Case(2, (4, 2, 2), rows, 300, 16, 64, drop_mask=(2, 1, rows, 300), drop_type=mask, drop_scale=2.0)
+    check_forward(case, dtype, magnitude=100)
+    if rows == 40:
+        check_backward(case, dtype)
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(1, "f32"), (40, "f32"), (40, "bf16")])

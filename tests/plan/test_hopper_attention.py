@@ -23,6 +23,7 @@ def test_a_new_length_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("options", "sentence"),
     [
         ({"rng_dump": ((2, 4, 2000, 2000), "f32")}, "dumps no dropout mask"),
+        ({"dropout_mask": ((2, 1, 2000, 2000), "bf16")}, "drops weights by a mask of booleans alone"),
         ({"q_type": "f16"}, "has data type bf16, q f16; here all are f16 or all bf16"),
         ({"descale_q": ((1, 1, 1, 1), "f32")}, "multiplies FP8 alone by scales"),
         ({"dtype": "e4m3", "descale_k": ((1, 1, 2000, 1), "f32")}, "has a scale of a head, not of a row"),

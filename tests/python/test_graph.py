@@ -972,12 +972,12 @@ def test_attention_refuses_contradictions(options: dict[str, Any], message: str)
         g.sdpa(q, q, q, name="a", **options)
 
 
-def test_attention_names_features_that_do_not_exist() -> None:
+def test_dropout_is_drawn_or_a_mask() -> None:
     g = weft.Graph(io_data_type="f32")
     q = g.tensor([1, 1, 2, 4])
-    message = "dropout with a mask tensor is given, a feature of attention that does not exist yet"
-    with pytest.raises(weft.NotSupportedError, match=message):
-        g.sdpa(q, q, q, name="a", dropout=(q, q))
+    message = "sdpa 'a': dropout is 3 values. Give (probability, seed, offset), or (mask, scale)."
+    with pytest.raises(weft.BadParameterError, match=says(message)):
+        g.sdpa(q, q, q, name="a", dropout=(q, 2.0, 0.5))
 
 
 @pytest.mark.parametrize("causal", [False, True])

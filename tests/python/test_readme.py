@@ -149,13 +149,6 @@ def test_tree_names_every_folder() -> None:
 MISSING = README.partition("## What is not there yet")[2].replace("\n  ", " ")
 
 
-def masked_by_the_caller() -> weft.Graph:
-    g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
-    q, mask = g.tensor([1, 1, 4, 8]), g.tensor([1, 1, 4, 4], data_type="bool8")
-    g.sdpa(q, q, q, dropout=(mask, g.tensor([1, 1, 1, 1])))[0].set_output(True)
-    return g
-
-
 def ragged() -> weft.Graph:
     g = weft.Graph(handle=weft.create_handle("cpu"), io_data_type="f32")
     g.relu(g.tensor([4, 8]).set_ragged_offset(g.tensor([5, 1], data_type="i32"))).set_output(True)
@@ -176,7 +169,6 @@ def shared_statistics() -> weft.Graph:
 
 
 REFUSED: dict[str, Callable[[], weft.Graph]] = {
-    "dropout by a mask that the caller draws": masked_by_the_caller,
     "ragged tensors": ragged,
     "statistics of batch norm shared between devices": shared_statistics,
     "data in orders of their own": reordered,

@@ -9,7 +9,8 @@
    or keys - queries in use (BOTTOM_RIGHT), j <= i + shift + right and j > i + shift - left. A key that is not seen, by
    a bias of -inf too, is not read. Rows without a key give o = 0, stats = max = -inf, sum_exp = 0 (with a sink: its
    own) and no gradient; rows beyond the queries in use do so with a sink too. Dropout keeps a weight where the rng op
-   of the same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]. */
+   of the same seed and offset gives BERNOULLI(1 - p) over [B, Hq, Sq, Skv]; a mask multiplies it instead, and is not
+   read where a key is not seen. What is kept grows by dropout_scale, or by 1 / (1 - p). */
 #include "graph/ops/attention.h"
 #include "base/number.h"
 #include "base/philox.h"
@@ -90,6 +91,12 @@ static const struct row forward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.dropout_offset, WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_OFFSET_DESC,
                "dropout_offset", .shape = "[1, 1, 1, 1]",
                .doc = "which of the seed's sequences, INT32 or INT64; unset: 0"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.dropout_mask, WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_MASK_DESC_EXT,
+               "dropout_mask", .shape = "[B, Hq, Sq, Skv] or 1s",
+               .doc = "what weights are multiplied by, instead of a seed; a boolean one keeps where true"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.dropout_scale, WEFT_ATTR_OPERATION_SDPA_FWD_DROPOUT_SCALE_DESC_EXT,
+               "dropout_scale", .shape = "[1, 1, 1, 1]",
+               .doc = "what kept weights are multiplied by, not negative; unset: 1 / (1 - p)"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct sdpa_fwd_op, unfuse_fma, WEFT_ATTR_OPERATION_SDPA_FWD_UNFUSE_FMA, "unfuse_fma",
               .doc = "true: scores are scaled, rounded and then shifted, instead of in one fused step"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct sdpa_fwd_op, a.math, WEFT_ATTR_OPERATION_SDPA_FWD_COMP_TYPE_EXT,
@@ -206,6 +213,10 @@ static const struct row backward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.dropout_offset, WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_OFFSET_DESC,
                "dropout_offset", .shape = "[1, 1, 1, 1]",
                .doc = "offset of the forward pass, INT32 or INT64; unset: 0"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.dropout_mask, WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_MASK_DESC_EXT,
+               "dropout_mask", .shape = "[B, Hq, Sq, Skv] or 1s", .doc = "the mask of the forward pass"),
+    TENSOR_ROW(ROLE_INPUT, struct sdpa_bwd_op, a.dropout_scale, WEFT_ATTR_OPERATION_SDPA_BWD_DROPOUT_SCALE_DESC_EXT,
+               "dropout_scale", .shape = "[1, 1, 1, 1]", .doc = "the scale of the forward pass"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct sdpa_bwd_op, a.math, WEFT_ATTR_OPERATION_SDPA_BWD_COMP_TYPE_EXT,
               "compute_data_type", .doc = "type that products and softmax are calculated in"),
     /* Hints for kernels, without which results are the same but for the order of sums. */
@@ -319,8 +330,9 @@ static const struct method forward_methods[] = {
     {"sdpa_fwd", "attention with every attribute by its name : o = dropout(softmax(mask(scale q k^T + bias))) v", NULL,
      "q k v attn_scale=None attn_scale_value=None bias=None seq_len_q=None seq_len_kv=None "
      "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
-     "sink_token=None dropout_probability=None dropout_seed=None dropout_offset=None rng_dump=None score_max=None "
-     "score_sum_exp=None unfuse_fma=None block_mask=None paged_attention_k_table=None paged_attention_v_table=None "
+     "sink_token=None dropout_probability=None dropout_seed=None dropout_offset=None dropout_mask=None "
+     "dropout_scale=None rng_dump=None score_max=None score_sum_exp=None unfuse_fma=None block_mask=None "
+     "paged_attention_k_table=None paged_attention_v_table=None "
      "paged_attention_max_seq_len_kv=None descale_q=None descale_k=None descale_v=None descale_s=None scale_s=None "
      "scale_o=None amax_s=None amax_o=None "
      "cu_seq_len_q=None cu_seq_len_kv=None subgraph=None subgraph_input_uid=None "
@@ -335,7 +347,8 @@ static const struct method backward_methods[] = {
      "q k v o dO stats attn_scale=None attn_scale_value=None bias=None dBias=None seq_len_q=None seq_len_kv=None "
      "diagonal_band_left_bound=None diagonal_band_right_bound=None diagonal_alignment=None use_alibi_mask=None "
      "sink_token=None dSink_token=None dropout_probability=None dropout_seed=None dropout_offset=None "
-     "max_total_seq_len_q=None max_total_seq_len_kv=None is_deterministic=None subgraph=None subgraph_input_uid=None "
+     "dropout_mask=None dropout_scale=None max_total_seq_len_q=None max_total_seq_len_kv=None is_deterministic=None "
+     "subgraph=None subgraph_input_uid=None "
      "subgraph_output_uid=None block_mask=None cu_seq_len_q=None cu_seq_len_kv=None "
      "subgraph_gradient_input_uid=None subgraph_gradient_output_uid=None "
      "subgraph_gradient_uids=None subgraph_gradients=None descale_q=None descale_k=None descale_v=None descale_o=None "
@@ -465,6 +478,21 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct att
     return check_shared_heads(op, a, "v", a->v);
 }
 
+/* A mask leaves nothing to draw. */
+static weftStatus_t check_mask_alone(const struct descriptor *op, const struct attention *a) {
+    const char *other = a->dropout_probability > 0 ? "dropout_probability"
+                        : a->dropout_seed          ? "dropout_seed"
+                        : a->dropout_offset        ? "dropout_offset"
+                                                   : NULL;
+    if (a->dropout_mask && other)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: dropout is given twice, as dropout_mask and as %s. Give one.",
+             descriptor_label(op), other);
+    if (a->dropout_scale && !attention_drops(a))
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: dropout_scale is set, but no weight is dropped. Leave it unset.",
+             descriptor_label(op));
+    return check_scalar(op, "dropout_scale", a->dropout_scale);
+}
+
 /* A chance needs a seed; an offset may be left unset. */
 static weftStatus_t check_dropout(const struct descriptor *op, const struct attention *a) {
     TRY(check_integers(op, "dropout_seed", a->dropout_seed, NULL));
@@ -472,7 +500,8 @@ static weftStatus_t check_dropout(const struct descriptor *op, const struct atte
     if (!(a->dropout_probability >= 0 && a->dropout_probability <= 1))
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND, "%s: dropout_probability is %g. Give one in 0..1.",
              descriptor_label(op), a->dropout_probability);
-    if (a->dropout_probability > 0 && !a->dropout_seed)
+    TRY(check_mask_alone(op, a));
+    if (attention_draws(a) && !a->dropout_seed)
         FAIL(WEFT_STATUS_BAD_PARAM, "%s: dropout_probability is %g, but there is no dropout_seed. Set it.",
              descriptor_label(op), a->dropout_probability);
     return WEFT_STATUS_SUCCESS;
@@ -523,8 +552,8 @@ static weftStatus_t check_ragged(const struct descriptor *op, const struct atten
 
 /* The others are padded. */
 static weftStatus_t check_padded(const struct descriptor *op, const struct attention *a) {
-    const struct tensor *padded[] = {a->bias,         a->seq_len_q,     a->seq_len_kv, a->sink,
-                                     a->cu_seq_len_q, a->cu_seq_len_kv, a->block_mask, a->scale};
+    const struct tensor *padded[] = {a->bias,         a->seq_len_q,     a->seq_len_kv, a->sink,        a->scale,
+                                     a->cu_seq_len_q, a->cu_seq_len_kv, a->block_mask, a->dropout_mask};
     for (size_t i = 0; i < sizeof padded / sizeof *padded; i++)
         if (padded[i] && padded[i]->ragged_offset)
             FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets. Give a padded tensor.",
@@ -565,6 +594,7 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
     /* Never stored: a tensor of their dims to compare others with. */
     struct tensor scores = {.dims = {4, {q[0], q[1], q[2], attention_keys(a)}}};
     TRY(check_broadcasts(op, "bias", a->bias, &scores));
+    TRY(check_broadcasts(op, "dropout_mask", a->dropout_mask, &scores));
     TRY(score_modifier_check(&a->modifier, op, &scores));
     TRY(check_block_mask(op, a));
     TRY(check_padded(op, a));
@@ -658,6 +688,9 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     TRY(check_one_scale(descriptor, "scale_o", op->scale_o));
     TRY(check_scalar(descriptor, "amax_s", op->amax_s));
     TRY(check_scalar(descriptor, "amax_o", op->amax_o));
+    if (op->rng_dump && op->a.dropout_mask)
+        FAIL(WEFT_STATUS_BAD_PARAM, "%s: rng_dump is what is drawn, and dropout_mask is given. Leave one out.",
+             descriptor_label(descriptor));
     return check_dims(descriptor, "rng_dump", op->rng_dump, 4,
                       (const int64_t[]){q[0], q[1], q[2], attention_keys(&op->a)});
 }
@@ -809,8 +842,8 @@ struct run {
     const struct attention *a;
     int64_t batches, heads, rows, columns, depth, value_depth;
     const struct bindings *bindings;
-    struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, sink, block_mask;
-    double scale;
+    struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, sink, block_mask, dropout_mask;
+    double scale, growth; /* growth: of kept weights */
     uint64_t seed, offset;
 };
 
@@ -832,8 +865,10 @@ static struct run run_of(const struct attention *a, const struct bindings *bindi
         .cu_seq_len_kv = view_of(bindings, a->cu_seq_len_kv),
         .sink = view_of(bindings, a->sink),
         .block_mask = view_of(bindings, a->block_mask),
+        .dropout_mask = view_of(bindings, a->dropout_mask),
         /* The tensor wins; check_attention has seen that not both are set. */
         .scale = view_scalar(bindings, a->scale, a->scale_value),
+        .growth = view_scalar(bindings, a->dropout_scale, attention_growth(a)),
         .seed = (uint64_t)rng_scalar(bindings, a->dropout_seed, 0),
         .offset = (uint64_t)rng_scalar(bindings, a->dropout_offset, 0),
     };
@@ -914,17 +949,23 @@ static double score(const struct run *run, const struct head *head, const double
     return modified == -INFINITY ? modified : modified + bias + head->slope * (double)(column - row);
 }
 
-/* What dropout multiplies a weight by. One call of Philox gives four words, for four keys of a row that stand side by
+/* Whether what is drawn keeps a weight. One call of Philox gives four words, for four keys of a row that stand side by
    side; the upper 24 bits of one decide. */
-static double kept(const struct run *run, const struct head *head, int64_t row, int64_t column) {
-    double keeps = 1 - run->a->dropout_probability;
-    if (keeps == 1)
-        return 1;
+static bool draws(const struct run *run, const struct head *head, int64_t row, int64_t column) {
     /* The row of [B, Hq, Sq, Skv] whose element this weight is, as the rng operation counts rows. */
     uint64_t line = (uint64_t)((head->batch * run->heads + head->index) * run->rows + row);
     uint64_t block = philox_index(line, (uint64_t)column, (uint64_t)run->columns);
     unsigned word = philox_words(run->seed, run->offset, block).word[column % 4];
-    return word >> 8 < philox_threshold(keeps) ? 1 / keeps : 0;
+    return word >> 8 < philox_threshold(1 - run->a->dropout_probability);
+}
+
+/* What dropout multiplies a weight by. */
+static double kept(const struct run *run, const struct head *head, int64_t row, int64_t column) {
+    if (run->dropout_mask.data) {
+        const int64_t index[] = {head->batch, head->index, row, column};
+        return run->growth * view_load(&run->dropout_mask, index); /* booleans are 0 and 1 */
+    }
+    return !attention_draws(run->a) ? 1 : draws(run, head, row, column) ? run->growth : 0;
 }
 
 /* An operand, of which index {batch, ..} finds the entry where the tensor's ragged offset says, if it has one. The
@@ -1138,7 +1179,7 @@ static void add_values(const struct run *run, const struct head *head, struct fo
             o[d] += weight * views->weight_scale * scratch->v[j * run->value_depth + d];
         /* 1 where dropout keeps a weight, whether the key is seen or not. */
         if (views->dump.data)
-            view_store(&views->dump, (const int64_t[]){head->batch, head->index, row, j}, kept(run, head, row, j) != 0);
+            view_store(&views->dump, (const int64_t[]){head->batch, head->index, row, j}, draws(run, head, row, j));
     }
     /* The largest magnitude is told before scale_o, as that is to be chosen by it. */
     for (int64_t d = 0; d < run->value_depth; d++) {

@@ -21,6 +21,8 @@ struct attention {
     struct tensor *sink;                   /* [1, Hq, 1, 1] */
     struct tensor *block_mask;             /* [B or 1, Hq or 1, tiles of queries, tiles of keys, or bytes of 8] */
     struct tensor *dropout_seed, *dropout_offset;
+    struct tensor *dropout_mask;  /* instead of a seed: multiplies weights; [B, Hq, Sq, Skv] or 1s */
+    struct tensor *dropout_scale; /* instead of 1 / (1 - p): multiplies those that are kept */
     double scale_value, dropout_probability;
     int64_t left_bound, right_bound; /* ATTENTION_UNBOUNDED: hides nothing */
     int64_t alignment;               /* weftDiagonalAlignment_t */
@@ -74,6 +76,15 @@ static inline bool attention_mask_has_bits(const struct attention *a) { return a
 
 /* Skv. */
 int64_t attention_keys(const struct attention *a);
+
+/* Whether weights are multiplied by what is drawn, or by that or a mask. */
+static inline bool attention_draws(const struct attention *a) { return a->dropout_probability > 0; }
+static inline bool attention_drops(const struct attention *a) { return attention_draws(a) || a->dropout_mask; }
+
+/* What kept weights are multiplied by where no tensor says it; 0: none is kept. */
+static inline double attention_growth(const struct attention *a) {
+    return a->dropout_probability < 1 ? 1 / (1 - a->dropout_probability) : 0;
+}
 
 /* What the softmax, or the gradient of q k^T, becomes where it is a factor: q's, or dO's, type where that is FP8 and
    has a scale, and itself, TENSOR_NO_TYPE, elsewhere. */

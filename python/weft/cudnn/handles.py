@@ -88,7 +88,7 @@ def sdpa_capabilities(handle: Handle | None = None) -> dict[str, Any]:
         "paged_forward": True,
         "paged_backward": False,
         "ragged": True,
-        "dropout": "by seed and offset",
+        "dropout": "by seed and offset, or by a mask",
         "score_mod": True,
         "block_mask": True,
         "sink_token": True,

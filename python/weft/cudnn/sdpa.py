@@ -12,7 +12,6 @@ from typing import Any
 from weft import buffers, enums
 from weft.arguments import label
 from weft.backend import operations
-from weft.cudnn import dropped
 from weft.cudnn.enums import NodeType, to_weft, weft_type
 from weft.cudnn.names import Node
 from weft.cudnn.operations import Operations, set_dims
@@ -114,9 +113,7 @@ class Attention(Operations):
         values = {key: self._array(where, key, value) for key, value in given.items() if value is not None}
         log2_stats = values.pop("stats_use_log2", False)
         prepared, compute = self._in_wefts_form(where, dict(values)), weft_type(compute)
-        is_drawn = method in ("sdpa", "sdpa_backward") and dropped.is_drawn(values.get("dropout"))
-        call = self._call_dropped if is_drawn else self._call
-        made = call(method, where, prepared, compute, name)
+        made = self._call(method, where, prepared, compute, name)
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
         made = self._to_base_2(made) if log2_stats and made[1] is not None else made
         inputs = {key: v for key, v in values.items() if isinstance(v, Tensor)}
@@ -137,25 +134,6 @@ class Attention(Operations):
             operation.values[key] = self._as_operand(value, row, where, key)
         return made
 
-    def _call_dropped(
-        self, method: str, where: str, values: Mapping[str, Any], compute: Any, name: str
-    ) -> Any:
-        """The same with dropout by a mask; the result has q's type where nothing else says one."""
-
-        def attend(given: dict[str, Any]) -> Any:
-            return self._call(method, where, given, compute, "")
-
-        kept = self._kept(values["dropout"][0])
-        if method == "sdpa_backward":
-            return dropped.backward(self, attend, where, values, kept)
-        o, stats = dropped.forward(self, attend, where, values, kept, name)
-        o._data_type = None if self._io_type is not None else values["q"]._data_type
-        return o, stats if values.get("generate_stats", values.get("is_inference") is False) else None
-
-    def _kept(self, mask: Tensor) -> Tensor:
-        """The logarithm of a mask of dropout."""
-        return self._masked(mask) if self._is_boolean(mask) else Graph.log(self, mask)
-
     def _array(self, where: str, key: str, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(self._array(where, key, each) for each in value)
@@ -169,6 +147,9 @@ class Attention(Operations):
         if "kv_mask" in values:
             values["kv_mask"] = self._key_mask(where, values["kv_mask"])
         self._add_masks(values)
+        dropout = values.get("dropout")
+        if isinstance(dropout, tuple) and dropout and isinstance(dropout[0], Tensor):
+            values["dropout"] = dropout[:2]  # of gradients the inverse of the scale, too, which follows
         return {key: to_weft(value) for key, value in values.items()}
 
     def _promote_lengths(self, values: dict[str, Any]) -> None:

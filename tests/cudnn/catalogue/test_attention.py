@@ -334,11 +334,14 @@ def test_gradients_of_dropout_by_a_mask(place: Any) -> None:
     given = (q, k, v, o, dO, stats, bias, mask, scale, inverse)
     g = graph(place, T.FLOAT)
     tensors = Q, K, V, O, D, S, B, *dropout = list(map(g.tensor_like, given))
+    of_bias = g.tensor(dim=[1, 2, 16, 16], stride=[512, 256, 16, 1], data_type=T.FLOAT)
     made = g.sdpa_backward(
-        Q, K, V, O, D, S, attn_scale=0.35, bias=B, use_causal_mask=True, dropout=tuple(dropout), name="back"
-    )
+        Q, K, V, O, D, S, attn_scale=0.35, bias=B, dBias=of_bias, use_causal_mask=True,
+        dropout=tuple(dropout), name="back",
+    )  # fmt: skip
     for tensor in made:
         tensor.set_output(True).set_data_type(T.FLOAT)
+    made = [*made, of_bias]
     g.build()
     buffers = list(map(place.like, made))
     place.run(g, dict(zip([*tensors, *made], [*given, *buffers], strict=True)))
@@ -346,22 +349,29 @@ def test_gradients_of_dropout_by_a_mask(place: Any) -> None:
     place.close(buffers[0], 0.35 * of_scores @ wk)
     place.close(buffers[1], 0.35 * of_scores.swapaxes(-1, -2) @ wq)
     place.close(buffers[2], (weights * kept).swapaxes(-1, -2) @ slope)
+    place.close(buffers[3], of_scores.sum(0, keepdims=True))
     assert g.find_tensor("back::dK") is made[1]
 
 
-def test_what_dropout_by_a_mask_needs(place: Any) -> None:
-    g = graph(place)
-    x, one = g.tensor([1, 1, 8, 8], [64, 64, 8, 1]), g.tensor([1, 1, 1, 1], [1, 1, 1, 1], T.FLOAT)
-    with pytest.raises(weft.BadParameterError) as refused:
-        g.sdpa_backward(x, x, x, x, x, x, dropout=(x, one), name="back")
-    assert str(refused.value) == (
-        "sdpa_backward 'back': dropout is 2 values that begin with a mask. Give tensors: mask, scale, "
-        "1 / scale."
+def test_dropout_of_fp8_by_a_mask(place: Any) -> None:
+    q, k, v = operands(place, "e4m3", q=16)
+    mask, scale = drawn(place, "bool8")
+    g = graph(place, T.FP8_E4M3)
+    tensors = Q, K, V, MASK, SCALE = [g.tensor_like(x) for x in (q, k, v, mask, scale)]
+    one = g.tensor(dim=[1, 1, 1, 1], stride=[1, 1, 1, 1], data_type=T.FLOAT)
+    O, _, _, largest = g.sdpa_fp8(
+        Q, K, V, *[one] * 6, is_inference=True, attn_scale=0.35, dropout=(MASK, SCALE)
     )
-    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match="dBias is given, and dropout by a mask"):
-        g.sdpa_backward(x, x, x, x, x, x, dBias=x, dropout=(x, one, one))
-    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match=r"^sdpa_fp8: dropout with a mask tensor is"):
-        g.sdpa_fp8(x, x, x, *[one] * 6, dropout=(x, one))
+    O.set_output(True).set_data_type(T.BFLOAT16)
+    largest.set_output(True).set_data_type(T.FLOAT)
+    g.build()
+    o, most = place.like(O), place.like(largest)
+    pack = dict(zip(tensors, (q, k, v, mask, scale), strict=True))
+    place.run(g, pack | {one: place.put(np.ones((1, 1, 1, 1)), "f32"), O: o, largest: most})
+    _, _, weights = attended(*map(place.get, (q, k, v)), 0.35)
+    want = (weights * place.get(mask) / 0.75) @ place.get(v)
+    place.close(o, want, "e4m3")
+    place.close(most, np.abs(want).max().reshape(1, 1, 1, 1), "e4m3")
 
 
 @pytest.mark.parametrize("dims", [(2, 1, 1, 16), (2, 16)])

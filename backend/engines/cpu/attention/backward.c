@@ -231,8 +231,8 @@ static void differentiate(const struct backward_job *job, const struct backward_
     small_product(plan->kernel, t->keys, panel->count, plan->sizes.value_depth,
                   (struct small_factor){b->v, b->v_row, 1}, (struct small_factor){from->do_columns, 0, PANEL}, b->dp,
                   PANEL, false);
-    if (scores->keeps < 1) {
-        tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
+    if (scores->drops) {
+        scores_find_kept(scores, panel, t->key, t->keys, b->room);
         tile_multiply(b->dp, t->keys, b->room);
     }
     tile_gradient(b->dp, t->keys, b->p, from->mean);
@@ -240,7 +240,7 @@ static void differentiate(const struct backward_job *job, const struct backward_
         add_bias_gradient(job, panel, b->dp, t->key, t->keys, bias_sums);
     if (scores->modifier)
         modifier_carry(scores, panel, t->key, t->keys, b->products, b->p, b->dp, b->modified);
-    if (scores->keeps < 1)
+    if (scores->drops)
         tile_multiply(b->p, t->keys, b->room);
 }
 

@@ -311,8 +311,8 @@ static void visit_tile(const struct forward_job *job, const struct forward_buffe
     scores_finish(scores, panel, seen, t->key, t->keys, b->tile, b->room);
     if (tile_softmax(b->tile, t->keys, b->max + p * PANEL, b->sum + p * PANEL, factor))
         tile_scale(b->o + p * b->o_floats, plan->sizes.value_depth, factor);
-    if (scores->keeps < 1) {
-        tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
+    if (scores->drops) {
+        scores_find_kept(scores, panel, t->key, t->keys, b->room);
         tile_multiply(b->tile, t->keys, b->room);
     }
     add_values(plan, b, p, t);
@@ -342,15 +342,15 @@ static void visit_tile_of_few(const struct forward_job *job, const struct forwar
     keys.count = values.count = panel->count;
     plan->kernel->dots[t->k_type](&keys, b->q + p * b->q_floats, b->k_row, b->rows, KEY_TILE);
     finish_rows(scores, b, panel, t, seen);
-    if (scores->keeps < 1)
-        tile_drop(b->room, t->keys, &scores->dropout, panel->line, t->key);
+    if (scores->drops)
+        scores_find_kept(scores, panel, t->key, t->keys, b->room);
     for (int c = 0; c < panel->count; c++) {
         float factor, *weights = b->rows + c * KEY_TILE;
         bool is_changed = row_softmax(weights, t->keys, &b->max[p * PANEL + c], &b->sum[p * PANEL + c], &factor);
         for (int64_t d = 0; is_changed && d < depth; d++)
             o[c * b->v_row + d] *= factor;
-        for (int64_t k = 0; scores->keeps < 1 && k < t->keys; k++)
-            weights[k] *= b->room[k * PANEL + c];
+        for (int64_t k = 0; scores->drops && k < t->keys; k++)
+            weights[k] = weights[k] == 0 ? 0 : weights[k] * b->room[k * PANEL + c];
     }
     plan->kernel->combine[t->v_type](&values, b->rows, KEY_TILE, o, b->v_row);
 }

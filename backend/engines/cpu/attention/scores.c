@@ -30,7 +30,6 @@ struct attention_sizes attention_sizes_of(const struct attention *a) {
 
 struct scores scores_of(const struct attention *a, const struct attention_sizes *sizes,
                         const struct bindings *bindings) {
-    double keeps = 1 - a->dropout_probability;
     return (struct scores){
         .a = a,
         .sizes = sizes,
@@ -41,13 +40,14 @@ struct scores scores_of(const struct attention *a, const struct attention_sizes 
         .cu_seq_len_q = view_of(bindings, a->cu_seq_len_q),
         .cu_seq_len_kv = view_of(bindings, a->cu_seq_len_kv),
         .block_mask = view_of(bindings, a->block_mask),
+        .dropout_mask = view_of(bindings, a->dropout_mask),
         .scale = (float)view_scalar(bindings, a->scale, a->scale_value),
-        .keeps = keeps,
+        .drops = attention_drops(a),
         .dropout = {.seed = (uint64_t)rng_scalar(bindings, a->dropout_seed, 0),
                     .offset = (uint64_t)rng_scalar(bindings, a->dropout_offset, 0),
                     .quads = (uint64_t)divide_up(sizes->keys, 4),
-                    .threshold = philox_threshold(keeps),
-                    .factor = keeps > 0 ? (float)(1 / keeps) : 0},
+                    .threshold = philox_threshold(1 - a->dropout_probability),
+                    .factor = (float)view_scalar(bindings, a->dropout_scale, attention_growth(a))},
     };
 }
 
@@ -224,4 +224,18 @@ void scores_finish(const struct scores *scores, const struct panel *panel, const
     }
     if (!seen->is_whole)
         tile_hide(tile, keys, seen->low, seen->high);
+}
+
+void scores_find_kept(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys,
+                      float *factors) {
+    const struct view *mask = &scores->dropout_mask;
+    if (!mask->data) {
+        tile_drop(factors, keys, &scores->dropout, panel->line, key);
+        return;
+    }
+    float growth[PANEL];
+    for (int c = 0; c < PANEL; c++)
+        growth[c] = scores->dropout.factor;
+    panel_spread(panel, mask, key, keys, factors);
+    tile_scale(factors, keys, growth);
 }

@@ -25,9 +25,9 @@ struct scores {
     const struct walk *walk;        /* of it: keys are its rows, queries its columns */
     void *const *modifier_values;
     struct bindings bindings;
-    struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, block_mask;
+    struct view bias, seq_len_q, seq_len_kv, cu_seq_len_q, cu_seq_len_kv, block_mask, dropout_mask;
     float scale;
-    double keeps; /* chance that dropout keeps a weight */
+    bool drops;
     struct tile_dropout dropout;
 };
 
@@ -63,6 +63,10 @@ void panel_look(struct seen *seen, const struct panel *panel, const struct score
 /* From products of scaled queries with keys to scores, -inf where a key is not seen. room: another tile. */
 void scores_finish(const struct scores *scores, const struct panel *panel, const struct seen *seen, int64_t key,
                    int64_t keys, float *tile, float *room);
+
+/* What dropout multiplies the weights of a tile by. */
+void scores_find_kept(const struct scores *scores, const struct panel *panel, int64_t key, int64_t keys,
+                      float *factors);
 
 /* A tensor that broadcasts to the scores, or a scalar, as a tile of floats; columns that are not there get 0. */
 void panel_spread(const struct panel *panel, const struct view *view, int64_t key, int64_t keys, float *to);

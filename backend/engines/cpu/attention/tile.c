@@ -47,7 +47,7 @@ WIDE void tile_slope(float *scores, int64_t keys, const float *slope, const int6
 WIDE void tile_multiply(float *numbers, int64_t keys, const float *by) {
     INDEPENDENT
     for (int64_t i = 0; i < keys * PANEL; i++)
-        numbers[i] *= by[i];
+        numbers[i] = fast_pick(numbers[i] == 0, 0, numbers[i] * by[i]);
 }
 
 /* ---- Softmax ---- */

@@ -19,6 +19,7 @@ void tile_keep(float *scores, int64_t keys, const float *keep);
 void tile_add(float *scores, int64_t keys, const float *bias);
 /* Adds slope (key - row), `first` being the key of the first line. */
 void tile_slope(float *scores, int64_t keys, const float *slope, const int64_t *row, int64_t first);
+/* 0 stays 0, whatever it meets. */
 void tile_multiply(float *numbers, int64_t keys, const float *by);
 
 /* Scores become weights e^(score - max), 0 for -inf. max and sum of a column are those of tiles before, and then of

@@ -50,7 +50,7 @@ static bool loads_scaled(const struct cuda_attention *c) {
 
 /* parts: of the weights, as hi and lo where they are rounded. */
 bool attention_is_rich(const struct cuda_attention *c, int parts) {
-    return parts > 1 || loads_scaled(c) || c->a->bias || c->a->modifier.graph || c->a->dropout_probability > 0 ||
+    return parts > 1 || loads_scaled(c) || c->a->bias || c->a->modifier.graph || attention_drops(c->a) ||
            c->arithmetic->sum_bytes > 4;
 }
 
@@ -237,7 +237,7 @@ static weftStatus_t check_amax(const struct cuda_attention *c) {
             FAIL(WEFT_STATUS_NOT_SUPPORTED_DATA_TYPE, "%s: %s has data type %s. Kernels make FLOAT.",
                  descriptor_label(region_node(c->region, 0)->op), descriptor_label(&outputs[i]->base),
                  dtype_of((weftDataType_t)outputs[i]->type)->name);
-    if (c->forward && c->forward->amax_s && c->a->dropout_probability > 0)
+    if (c->forward && c->forward->amax_s && attention_drops(c->a))
         FAIL(WEFT_STATUS_NOT_SUPPORTED, "%s: amax_s of a softmax with dropout; the reference family takes it.",
              descriptor_label(region_node(c->region, 0)->op));
     return WEFT_STATUS_SUCCESS;
@@ -256,7 +256,8 @@ weftStatus_t attention_analyse(struct cuda_attention *c, const struct region *re
     c->a = is_forward ? &c->forward->a : &c->backward->a;
     for (int i = 0; i < node->operand_count; i++) {
         const struct tensor *tensor = c->graph->values[node->operands[i]].tensor;
-        TRY(check_operand(node->op, tensor, tensor == c->a->bias || attention_modifies_with(c, tensor)));
+        TRY(check_operand(node->op, tensor,
+                          tensor == c->a->bias || tensor == c->a->dropout_mask || attention_modifies_with(c, tensor)));
     }
     TRY(attention_check_modifier(c));
     TRY(check_amax(c));
@@ -304,7 +305,7 @@ double attention_predict_flops(const struct cuda_attention *c, double flops) {
 /* Of so many scores. */
 static double predict_terms(const struct cuda_attention *c, double scores) {
     double clocks = (c->a->bias ? BIAS_CLOCKS : 0) + (c->a->modifier.graph ? MODIFIER_CLOCKS : 0) +
-                    (c->a->alibi ? ALIBI_CLOCKS : 0) + (c->a->dropout_probability > 0 ? DROPOUT_CLOCKS : 0);
+                    (c->a->alibi ? ALIBI_CLOCKS : 0) + (attention_drops(c->a) ? DROPOUT_CLOCKS : 0);
     return scores * clocks / (c->device->cuda.clock_khz * 1e3 * c->device->cuda.multiprocessors);
 }
 

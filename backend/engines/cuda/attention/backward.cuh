@@ -102,7 +102,7 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
                 }
             if constexpr (MAKES_SECOND)
                 if (is_used || !is_ragged(a.second_batch)) {
-                    const sum_t growth = (HAS_WEIGHT_SCALE ? (sum_t)1 : growth_of(a)) * second_descale(a);
+                    const sum_t growth = (HAS_WEIGHT_SCALE ? (sum_t)1 : growth_of<sum_t>(a)) * second_descale(a);
                     second_t *to =
                         a.second + at.batch * a.second_batch + at.own_head * a.second_head + row * a.second_row;
 #pragma unroll
@@ -118,7 +118,7 @@ DEVICE void store_gradients(const P &a, const position &at, const lengths &used,
 /* A weight, or ds, as a factor of gradients. */
 template <class P> DEVICE sum_t as_weight_factor(const P &a, sum_t p) {
     if constexpr (HAS_WEIGHT_SCALE)
-        return rounded<weight_factor_t>(p * growth_of(a) * weight_scale(a));
+        return rounded<weight_factor_t>(p * growth_of<sum_t>(a) * weight_scale(a));
     else
         return p;
 }
@@ -169,7 +169,8 @@ DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows,
             for (int j = 0; j < N; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    left[m][j][e] = is_kept(kept[m], j, e) ? as_weight_factor(a, s[m][j][e]) : (sum_t)0;
+                    left[m][j][e] =
+                        as_weight_factor(a, dropped(a, rows, m, first, kept[m], j, e, s[m][j][e], s[m][j][e]));
         weights.set(left, scratch);
         tiles::template results<VALUE_DEPTH + PAD, SECOND>(made.second, weights,
                                                            now.second + (IS_SLICED ? 0 : at.chunk * SECOND));
@@ -179,7 +180,7 @@ DEVICE void add_tile(const P &a, const position &at, const scores_of_rows &rows,
             tiles::scores(g, rows.second, now.second);
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
-            find_score_gradients(rows, m, now, kept[m], s[m], g[m]);
+            find_score_gradients(a, rows, m, first, now, kept[m], s[m], g[m]);
             carry_back(a, products[m], rows.own[m], first, g[m]);
             make_ds_factors(a, g[m], amax);
         }

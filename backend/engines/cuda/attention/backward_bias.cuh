@@ -82,7 +82,7 @@ DEVICE void add_tile(const P &a, i64 batch, i64 head, int query, int key, memory
         score_tile(a, rows.own[m], key, false, rows.scale, s[m]);
         find_probabilities(rows, m, shared.other, s[m]);
         find_kept(a, rows, m, key, kept);
-        find_score_gradients(rows, m, shared.other, kept, s[m], g[m]);
+        find_score_gradients(a, rows, m, key, shared.other, kept, s[m], g[m]);
         if constexpr (IS_OPERAND)
             products.carry(rows.own[m], key, g[m], [&](const own_row &row, int i, int j, sum_t product, sum_t ds) {
                 return operand_gradient(a, row.batch, row.head, i, j, product, ds);

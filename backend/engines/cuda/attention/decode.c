@@ -364,7 +364,7 @@ static weftStatus_t check_decode(const struct cuda_attention *c) {
     if (!c->has_async || !c->arithmetic->is_mma)
         return refuse(c, "decoding multiplies f16 or bf16 on compute capability 8.0 or newer");
     TRY(check_scales(c));
-    if (c->a->dropout_probability > 0 || attention_wants(c, c->forward->rng_dump))
+    if (attention_drops(c->a) || attention_wants(c, c->forward->rng_dump))
         return refuse(c, "decoding drops no weights");
     if (attention_is_ragged(c))
         return refuse(c, "decoding reads no ragged offsets");

@@ -1,6 +1,8 @@
-/* dropout: which weights are kept. A block of random words serves four neighbouring keys of a query. Demands
-     HAS_DROPOUT
-   HAS_DROPOUT_OFFSET, core/philox.cuh, and of the arguments dropout_seed, dropout_offset and threshold. */
+/* dropout: which weights are kept. A block of random words serves four neighbouring keys of a query; or a mask says it.
+   Demands HAS_DROPOUT HAS_DROPOUT_OFFSET HAS_DROPOUT_SCALE HAS_DROPOUT_MASK, core/philox.cuh, and of the arguments
+   dropout_seed, dropout_offset and threshold, or dropout_mask and its strides, and dropout_scale or growth. */
+
+constexpr bool DRAWS_DROPOUT = HAS_DROPOUT && !HAS_DROPOUT_MASK;
 
 struct rng_state {
     u64 seed, offset;
@@ -8,7 +10,7 @@ struct rng_state {
 };
 
 template <class P> DEVICE rng_state rng_state_of(const P &a) {
-    if constexpr (HAS_DROPOUT) {
+    if constexpr (DRAWS_DROPOUT) {
         rng_state c{(u64)to_integer(*a.dropout_seed), 0, (u32)a.threshold};
         if constexpr (HAS_DROPOUT_OFFSET)
             c.offset = (u64)to_integer(*a.dropout_offset);
@@ -26,4 +28,14 @@ DEVICE u32 keep_bits(const rng_state &c, u64 block) {
     for (int i = 0; i < 4; i++)
         bits |= (u32)(random.word[i] >> 8 < c.threshold) << i;
     return bits;
+}
+
+/* What kept weights are multiplied by. */
+template <class N, class P> DEVICE N growth_of(const P &a) {
+    if constexpr (!HAS_DROPOUT)
+        return 1;
+    else if constexpr (HAS_DROPOUT_SCALE)
+        return as<N>::of(*a.dropout_scale);
+    else
+        return (N)__longlong_as_double(a.growth);
 }

@@ -16,7 +16,7 @@ template <class P> DEVICE void dump(const P &a) {
     for (i64 block = (i64)blockIdx.x * THREADS + threadIdx.x; block < blocks; block += (i64)gridDim.x * THREADS) {
         const i64 line = block / across, query = line % a.queries, head = line / a.queries % a.heads,
                   batch = line / a.queries / a.heads;
-        const u32 kept = HAS_DROPOUT ? keep_bits(rng, (u64)block) : 15u;
+        const u32 kept = DRAWS_DROPOUT ? keep_bits(rng, (u64)block) : 15u;
         for (int i = 0; i < 4; i++) {
             const i64 key = block % across * 4 + i;
             if (key < a.keys)

@@ -198,9 +198,7 @@ DEVICE void store_rows(const P &a, const position &at, const lengths &used, row_
         } else {
             sum_t factor = end_row(a, at.batch, to.head, to.query, used, rows.maximum[h], sum, leads);
             amax.note_row(factor);
-            factor *= value_scale_of(a, at.batch, to.head);
-            if constexpr (HAS_DROPOUT)
-                factor *= (sum_t)__longlong_as_double(a.growth);
+            factor *= value_scale_of(a, at.batch, to.head) * growth_of<sum_t>(a);
 #pragma unroll
             for (int j = 0; j < VALUES / 8; j++)
                 amax.note(o[j][2 * h] * factor), amax.note(o[j][2 * h + 1] * factor);

@@ -25,13 +25,6 @@ struct alignas(16) owned {
         slice[IS_SLICED ? COLUMNS * ((DEPTH > VALUE_DEPTH ? DEPTH : VALUE_DEPTH) + PAD) : PAD]; /* of what passes */
 };
 
-template <class P> DEVICE sum_t growth_of(const P &a) {
-    if constexpr (HAS_DROPOUT)
-        return (sum_t)__longlong_as_double(a.growth);
-    else
-        return (sum_t)1;
-}
-
 /* ---- Bringing ---- */
 
 /* An operand of one head, read RUN_ neighbours at a time. S: element_scales, or no_scales. */
@@ -194,7 +187,7 @@ struct scores_of_rows {
 
     template <class P> DEVICE void start(const P &a, const owned &tile, int warp_first) {
         scale = in_units(scale_of(a) * score_descale(a));
-        growth = growth_of(a);
+        growth = growth_of<sum_t>(a);
         dp_scale = growth * dp_descale(a);
         rng = rng_state_of(a);
         blocks_per_query = (u64)((a.keys + 3) / 4);
@@ -269,27 +262,35 @@ template <class P>
 DEVICE void find_kept(const P &a, const scores_of_rows &rows, int m, int first, u32 (&kept)[KEPT_WORDS]) {
 #pragma unroll
     for (int w = 0; w < KEPT_WORDS; w++)
-        kept[w] = HAS_DROPOUT ? 0 : 0xffffffffu;
-    if constexpr (HAS_DROPOUT) {
+        kept[w] = DRAWS_DROPOUT ? 0 : 0xffffffffu;
+    if constexpr (DRAWS_DROPOUT) {
 #pragma unroll
         for (int j = 0; j < N; j++)
             kept[j / 8] |= kept_of(rows.rng, rows.own[m], first + 8 * j, rows.blocks_per_query) << j % 8 * 4;
     }
 }
-DEVICE bool is_kept(const u32 (&kept)[KEPT_WORDS], int j, int e) {
-    return !HAS_DROPOUT || (kept[j / 8] >> (j % 8 * 4 + e) & 1);
+/* What dropout leaves of x, which goes with the weight p = P[j][e]; without growth. A mask is read where there is a
+   weight. */
+template <class P>
+DEVICE sum_t dropped(const P &a, const scores_of_rows &rows, int m, int first, const u32 (&kept)[KEPT_WORDS], int j,
+                     int e, sum_t p, sum_t x) {
+    if constexpr (HAS_DROPOUT_MASK)
+        return p == 0 ? (sum_t)0 : x * mask_of(a, rows.own[m][e / 2], first + score_column(j) + e % 2);
+    else
+        return !HAS_DROPOUT || (kept[j / 8] >> (j % 8 * 4 + e) & 1) ? x : (sum_t)0;
 }
 
 /* dp becomes ds. */
-DEVICE void find_score_gradients(const scores_of_rows &rows, int m, const passing &now, const u32 (&kept)[KEPT_WORDS],
-                                 const sum_t (&p)[N][4], sum_t (&g)[N][4]) {
+template <class P>
+DEVICE void find_score_gradients(const P &a, const scores_of_rows &rows, int m, int first, const passing &now,
+                                 const u32 (&kept)[KEPT_WORDS], const sum_t (&p)[N][4], sum_t (&g)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const sum_t dot = OWN_IS_KEY ? now.dots[score_column(j) + e % 2] : rows.dot[m][e / 2];
-            const sum_t dp =
-                is_kept(kept, j, e) ? (HAS_DROPOUT || HAS_DP_DESCALE ? g[j][e] * rows.dp_scale : g[j][e]) : (sum_t)0;
+            const sum_t grown = HAS_DROPOUT || HAS_DP_DESCALE ? g[j][e] * rows.dp_scale : g[j][e];
+            const sum_t dp = dropped(a, rows, m, first, kept, j, e, p[j][e], grown);
             g[j][e] = p[j][e] == 0 ? (sum_t)0 : p[j][e] * (dp - dot);
         }
 }

@@ -32,9 +32,7 @@ template <class P> DEVICE void merge(const P &a, i64 line, largest &amax) {
         sum += a.split_sum[s * a.lines + line] * rescale_of(a, line, s, shift);
     sum_t factor = end_row(a, batch, head, query, used, most, sum, lane() == 0);
     amax.note_row(factor);
-    factor *= value_scale_of(a, batch, head);
-    if constexpr (HAS_DROPOUT)
-        factor *= (sum_t)__longlong_as_double(a.growth);
+    factor *= value_scale_of(a, batch, head) * growth_of<sum_t>(a);
     if constexpr (HAS_O)
         if (is_ragged(a.o_batch) && query >= used.queries)
             return; /* the row belongs to others */

@@ -46,10 +46,16 @@ template <int N, class P>
 DEVICE void drop(const P &a, const rng_state &rng, const row_state &rows, int first, sum_t (&s)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const u32 kept = kept_of(rng, rows.own, first + 8 * j, 0);
+        u32 kept = 0xf;
+        if constexpr (DRAWS_DROPOUT)
+            kept = kept_of(rng, rows.own, first + 8 * j, 0);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
+        for (int e = 0; e < 4; e++) {
+            if constexpr (HAS_DROPOUT_MASK)
+                if (s[j][e] != 0)
+                    s[j][e] *= mask_of(a, rows.own[e / 2], first + score_column(j) + e % 2);
             if (!(kept >> e & 1))
                 s[j][e] = 0;
+        }
     }
 }

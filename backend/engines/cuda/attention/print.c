@@ -202,20 +202,37 @@ void attention_print_scales(struct kernel_print *print, const struct cuda_attent
     print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
 }
 
-/* threshold: a random word below it keeps the weight; growth: 1 / kept share, 0 where none is kept. */
+/* The mask's type, address and strides. DROPOUT_MASK_IS_PAIR: two neighbouring keys are one load. */
+static void print_dropout_mask(struct kernel_print *print, const struct cuda_attention *c) {
+    static const char *const axes[] = {"batch", "head", "query", "key"};
+    const struct tensor *mask = c->a->dropout_mask;
+    print_constant(print, "HAS_DROPOUT_MASK", mask != NULL);
+    print_constant(print, "DROPOUT_MASK_IS_PAIR",
+                   mask && cuda_type_name((weftDataType_t)mask->type) && mask->dims.at[3] == c->keys &&
+                       attention_run(mask) % 2 == 0);
+    if (mask)
+        attention_print_tensor(print, c, mask, "dropout_mask", axes);
+    else
+        text_add(&print->constants, "using dropout_mask_t = float;\n"); /* the kernel's text names it */
+}
+
+/* threshold: a random word below it keeps the weight. */
 void attention_print_dropout(struct kernel_print *print, const struct cuda_attention *c) {
-    double keeps = 1 - c->a->dropout_probability;
-    print_constant(print, "HAS_DROPOUT", keeps != 1);
-    print_constant(print, "HAS_DROPOUT_OFFSET", keeps != 1 && c->a->dropout_offset);
-    if (keeps == 1)
+    const struct attention *a = c->a;
+    print_constant(print, "HAS_DROPOUT", attention_drops(a));
+    print_constant(print, "HAS_DROPOUT_OFFSET", attention_draws(a) && a->dropout_offset);
+    attention_print_scale(print, c, a->dropout_scale, "dropout_scale", "HAS_DROPOUT_SCALE");
+    print_dropout_mask(print, c);
+    if (attention_drops(a) && !a->dropout_scale)
+        attention_print_real(print, attention_growth(a), "growth");
+    if (!attention_draws(a))
         return;
-    print_pointer(print, (weftDataType_t)c->a->dropout_seed->type, graph_find_value(c->graph, c->a->dropout_seed), 0,
+    print_pointer(print, (weftDataType_t)a->dropout_seed->type, graph_find_value(c->graph, a->dropout_seed), 0,
                   "dropout_seed");
-    if (c->a->dropout_offset)
-        print_pointer(print, (weftDataType_t)c->a->dropout_offset->type,
-                      graph_find_value(c->graph, c->a->dropout_offset), 0, "dropout_offset");
-    print_number(print, philox_threshold(keeps), "threshold");
-    attention_print_real(print, keeps > 0 ? 1 / keeps : 0, "growth");
+    if (a->dropout_offset)
+        print_pointer(print, (weftDataType_t)a->dropout_offset->type, graph_find_value(c->graph, a->dropout_offset), 0,
+                      "dropout_offset");
+    print_number(print, philox_threshold(1 - a->dropout_probability), "threshold");
 }
 
 /* Running sums take the place of lengths: entry b has sums[b + 1] - sums[b]. */

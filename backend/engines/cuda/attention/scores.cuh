@@ -103,15 +103,19 @@ struct own_row {
     sum_t slope;
     i64 bias; /* offset of its first score's bias */
     u64 line; /* of a query: its first block of random words; of a key: that of query 0 */
+    i64 mask; /* offset of its first score's mask of dropout */
 };
 
 template <class P> DEVICE own_row own_row_of(const P &a, const lengths &used, i64 batch, i64 head, int index) {
-    own_row own{batch, head, index, seen_by(a, used, index), 0, 0, 0};
+    own_row own{batch, head, index, seen_by(a, used, index), 0, 0, 0, 0};
     if constexpr (HAS_ALIBI)
         own.slope = in_units(alibi_slope<sum_t>((int)head, (int)a.heads));
     if constexpr (BIAS != 0)
         own.bias = batch * a.bias_batch + head * a.bias_head + index * (OWN_IS_KEY ? a.bias_key : a.bias_query);
-    if constexpr (HAS_DROPOUT)
+    if constexpr (HAS_DROPOUT_MASK)
+        own.mask = batch * a.dropout_mask_batch + head * a.dropout_mask_head +
+                   index * (OWN_IS_KEY ? a.dropout_mask_key : a.dropout_mask_query);
+    if constexpr (DRAWS_DROPOUT)
         own.line = (u64)((batch * a.heads + head) * a.queries + (OWN_IS_KEY ? 0 : index)) * ((a.keys + 3) / 4);
     return own;
 }
@@ -157,7 +161,13 @@ DEVICE void score_tile(const P &a, const own_row (&own)[2], int first, bool is_w
         }
 }
 
-/* ---- Dropout: a block of random words serves four neighbouring keys of a query ---- */
+/* ---- Dropout: a block of random words serves four neighbouring keys of a query; or a mask multiplies ---- */
+
+/* The mask of a score that is seen. */
+template <class P> DEVICE sum_t mask_of(const P &a, const own_row &own, int other) {
+    const i64 place = own.mask + other * (OWN_IS_KEY ? a.dropout_mask_query : a.dropout_mask_key);
+    return as<sum_t>::of(load_run<dropout_mask_t, 1>(a.dropout_mask + place).at[0]);
+}
 
 /* Bit e: whether s[j][e] is kept, of the block of 8 columns from `first`. Each lane draws one block of words, and lanes
    that need parts of it ask for them. */

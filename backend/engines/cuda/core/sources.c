@@ -43,6 +43,8 @@
          "attention/hopper/forward_tiles_sm90.cuh")                                                                    \
     FILE(attention_hopper_forward_values_sm90, "attention/hopper/forward_values_sm90.cuh",                             \
          "attention/hopper/forward_values_sm90.cuh")                                                                   \
+    FILE(attention_hopper_kept_share_sm90, "attention/hopper/kept_share_sm90.cuh",                                     \
+         "attention/hopper/kept_share_sm90.cuh")                                                                       \
     FILE(attention_hopper_score_terms_sm90, "attention/hopper/score_terms_sm90.cuh",                                   \
          "attention/hopper/score_terms_sm90.cuh")                                                                      \
     FILE(attention_hopper_widen_sm90, "attention/hopper/widen_sm90.cuh", "attention/hopper/widen_sm90.cuh")            \

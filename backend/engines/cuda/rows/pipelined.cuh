@@ -20,19 +20,7 @@
    Limits    WIDTH divides the extent that vectors lie along; GROUP is whole warps; CLUSTER > 1 wants one group
    Params    WIDTH GROUP ACROSS CLUSTER THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE STAGES WARPS_PER_STAGE SLOT_VECTORS
              KEPT_BYTES SAMPLES PREFETCHES_EARLY TRIGGER COLUMN_SUMS position
-   Tried     all on an H200, in us; F: layer norm, R: RMS norm, B: gradient of layer norm, S: softmax
-             32 warps: 73, 71 with 16 (R 1024x65536); 116, 112 (B 4096x16384)
-             a block for each row, two side by side: 90, one row behind the other 76 (F 1024x65536)
-             rows in registers of a cluster, one block for each part: 97, here 76
-             sums of columns by single blocks: 116, by pairs 111 (B 4096x16384), by pairs with rows apart 107, that
-               share 101
-             stages for each warp there: 109; stages for a group without sums: 72 for 69 (S 1024x65536)
-             copies that leave L2 first: 5 to 17 % slower
-             sums of columns of shorter rows: 103 in staged.cuh (16384x4096), 115 here
-             rows of 16384 without sums of columns: 72, 66 in registers.cuh
-             stages at odd multiples of 16 bytes: 8 to 20 % slower, of 32: as fast
-             four blocks for rows of 65536: 74, two 71 (S); for 16384 with sums 144, two 108; 6 rows on their way for 3:
-               111 */
+   Measured  docs/kernels.md, with what was tried */
 
 constexpr int WARPS = GROUP / 32;                       // of a group
 constexpr int PARTIALS = WARPS * CLUSTER;               // of a row

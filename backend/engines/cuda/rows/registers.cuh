@@ -16,16 +16,7 @@
              warps; CLUSTER > 1 wants one group of whole warps in a block
    Params    WIDTH GROUP ACROSS CLUSTER THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE UNALIGNED MARGIN GUARANTEED SAMPLES
              KEEPS_BROADCAST CONVERTS_AGAIN PREFETCH_DISTANCE PREFETCHES_EARLY TRIGGER position
-   Tried     all on an H200
-             blocks that take row after row where no columns are summed: 10 % slower
-             vectors converted as they are loaded: threads wait for the next row before they need it, 10 %
-             moments that join (Chan) in rows of 16384: 72 us, 69 as sums around samples, 70 in two passes
-             softmax of such rows in one pass: 80 us, 72 in two
-             eight vectors for each of half the threads: 2 to 6 % slower
-             more than 1024 threads on a multiprocessor spill: 25 to 70 % slower
-             PREFETCH_DISTANCE with more blocks side by side: 19.3 us for 18.1 (RMS norm of 16384x1024), sums 33.6 for
-               30.5
-             two waves ahead: 67.9 us, 67.3 one (layer norm of 4096x16384), 69.2 none */
+   Measured  docs/kernels.md, with what was tried */
 
 static_assert(!COLUMNS && COLUMN_SUMS == 0 && STEPS > 0, "rows in registers, which nobody sums");
 

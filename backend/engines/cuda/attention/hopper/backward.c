@@ -111,6 +111,8 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
                       "is given is no multiple of what it takes");
     if (!c->lines || !c->keys || !c->depth || !c->value_depth)
         return refuse(c, "there is nothing to multiply");
+    if (attention_hopper_multiplies_by_mask(c))
+        return refuse(c, "Hopper's backward kernel drops weights by a mask of booleans alone");
     if (c->backward->stats->type != WEFT_DATA_FLOAT)
         return refuse(c, "Hopper's backward kernel reads statistics as float");
     return WEFT_STATUS_SUCCESS;
@@ -168,7 +170,7 @@ static weftStatus_t check_fp8(const struct cuda_attention *c, bool has_copies) {
         return refuse(c, "Hopper's backward kernel has one scale of an operand, or those of all blocks");
     if (!has_copies && (!op->scale_s || !op->scale_dp))
         return refuse(c, "Hopper's backward kernel makes factors of FP8 with scale_s and scale_dP alone");
-    if (c->a->bias || c->a->modifier.graph || c->a->dropout_probability > 0)
+    if (c->a->bias || c->a->modifier.graph || attention_drops(c->a))
         return refuse(c, "a bias, a score modifier and dropout take more registers than there are beside FP8's scales");
     if (attention_wants(c, op->dsink))
         return refuse(c, "Hopper's backward kernel makes no gradient of the sink with FP8's scales");
@@ -280,7 +282,7 @@ static weftStatus_t add_pass(struct backward *b, enum makes makes) {
 static weftStatus_t add_passes_of_keys(struct backward *b, bool wants_k, bool wants_v) {
     const struct attention *a = b->c->a;
     /* Beside random bits, f16, a bias or a block mask takes the registers that the second gradient would want. */
-    bool is_rich = a->dropout_probability > 0 && (a->q->type == WEFT_DATA_HALF || a->bias || a->block_mask);
+    bool is_rich = attention_drops(a) && (a->q->type == WEFT_DATA_HALF || a->bias || a->block_mask);
     bool is_together = wants_k && wants_v && b->c->key_heads == b->c->value_heads && !b->has_copies;
     if (is_together && !(is_rich && b->c->depth > DEPTH_OF_BOTH) && find_tile(b, MAKES_KEYS))
         return add_pass(b, MAKES_KEYS);
@@ -302,9 +304,9 @@ static weftStatus_t plan_passes(struct backward *b) {
         return refuse(b->c, "here dQ, dK and dV are made together, and of MXFP8 from copies of their own");
     if (b->has_sums && b->c->key_heads != b->c->value_heads)
         return refuse(b->c, "here dK and dV are made together, and k and v have other numbers of heads");
-    if (b->has_sums && b->c->a->dropout_probability > 0 && b->c->a->q->type == WEFT_DATA_HALF)
+    if (b->has_sums && attention_drops(b->c->a) && b->c->a->q->type == WEFT_DATA_HALF)
         return refuse(b->c, "dropout of f16 takes more registers than there are beside the sums of dQ");
-    if (b->has_sums && b->c->a->dropout_probability > 0 && (b->c->a->bias || b->c->a->modifier.graph))
+    if (b->has_sums && attention_drops(b->c->a) && (b->c->a->bias || b->c->a->modifier.graph))
         return refuse(b->c, "dropout and a bias take more registers than there are beside the sums of dQ");
     if (b->has_sums && b->is_fp8 && b->c->depth <= 64 && b->c->value_depth <= 64)
         return refuse(b->c, "dK, dV and sums of dQ of heads up to 64 take more registers than FP8's scales leave");
@@ -487,10 +489,10 @@ static void print_shared(struct kernel_print *print, const struct backward *b) {
 
 /* What dropout makes of statistics: see backward_rows_sm90.cuh. */
 static void print_kept_share(struct kernel_print *print, const struct backward *b) {
-    double probability = b->c->a->dropout_probability;
-    print_constant(print, "HAS_DROPOUT", probability > 0);
-    if (probability > 0)
-        attention_print_real(print, 1 - probability, "kept_share");
+    print_constant(print, "HAS_DROPOUT", attention_drops(b->c->a));
+    attention_print_scale(print, b->c, b->c->a->dropout_scale, "dropout_scale", "HAS_DROPOUT_SCALE");
+    if (attention_drops(b->c->a) && !b->c->a->dropout_scale)
+        attention_print_real(print, 1 - b->c->a->dropout_probability, "kept_share");
 }
 
 /* Whether constants that multiply all scores are known apart: where the modifier's gradient is derived. */

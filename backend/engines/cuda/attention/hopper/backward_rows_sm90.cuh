@@ -7,10 +7,12 @@
    Memory    statistics: [batch][head][block of queries][lse2, delta][BLOCK_Q]
              sums:       [batch][head][block of queries][BLOCK_Q * HEAD]
    Limits    O and dO: 16-byte aligned rows of whole chunks. Rows past the queries in use are not read
-   Params    in_t IS_BF16 IS_FP8 HAS_DROPOUT HAS_SUMS BLOCK_Q HEAD VALUE_HEAD THREADS and those of the scores */
+   Params    in_t IS_BF16 IS_FP8 HAS_DROPOUT HAS_DROPOUT_SCALE HAS_SUMS BLOCK_Q HEAD VALUE_HEAD THREADS and those of the
+             scores */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 #include "attention/hopper/backward_fp8_sm90.cuh"
+#include "attention/hopper/kept_share_sm90.cuh"
 
 constexpr int LANES = VALUE_HEAD <= 64    ? 8
                       : VALUE_HEAD <= 128 ? 16
@@ -27,7 +29,7 @@ template <class P> DEVICE float finish_row(const P &p, i32 batch, i32 head, i32 
     if constexpr (IS_FP8)
         lse2 -= log2f(scale_s_of(p)), dot *= delta_scale_of(p);
     if constexpr (HAS_DROPOUT) {
-        const float share = (float)__longlong_as_double(p.kept_share);
+        const float share = kept_share_of(p);
         lse2 = share > 0 ? lse2 + log2f(share) : infinite, dot *= share;
     }
     return stats == -infinite ? 0.0f : dot;

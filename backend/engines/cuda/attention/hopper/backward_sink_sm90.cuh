@@ -2,13 +2,13 @@
    Tile      a block makes one head: each thread sums every THREADS-th row, then pairs are summed: one order
    Memory    statistics as backward_rows_sm90 leaves them
    Dropout   these are over the kept share, so that a weight is at most its inverse
-   Params    BLOCK_Q THREADS HAS_DROPOUT, types of the sinks */
+   Params    BLOCK_Q THREADS HAS_DROPOUT HAS_DROPOUT_SCALE, types of the sinks */
+
+#include "attention/hopper/kept_share_sm90.cuh"
 
 /* The logarithm of the largest weight that a sink has in statistics. */
 template <class P> DEVICE float most_of(const P &p) {
-    float share = 1;
-    if constexpr (HAS_DROPOUT)
-        share = (float)__longlong_as_double(p.kept_share);
+    const float share = kept_share_of(p);
     return share > 0 ? -log2f(share) : 0.0f;
 }
 

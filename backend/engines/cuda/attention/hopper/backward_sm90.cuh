@@ -39,19 +39,7 @@
              HAS_SLOPES HAS_FACTORS HAS_PARTS HAS_AGAIN HAS_BOXED_BIAS MAKES_USED_ALONE IS_FP8, those of scores,
              terms, block masks and dropout; printed entries of the maps; printed products: multiply_scores(_first),
              multiply_first, multiply_second, multiply_sums(_first)
-   Measured  tools/bench/results/h200-attention.csv. The adds into L2 take 13 to 30 %: without, 715 TFLOP/s at 8192
-             HAS_SLOPES beside sums of dQ, soft-cap, heads of 128 and 64, 8192: 2.2 to 1.4, 3.1 to 1.7 of the plain case
-             4096 causal keys, H100, heads of 128 and 64, of the plain case: IS_SOFT_CAP 1.08, 1.24; squares of tanh
-             in 16 bits lost slopes of scores that are cut off. HAS_DROPOUT 1.48, ALiBi 1.01
-             HAS_BOXED_BIAS: 1,838 to 1,503 us, 1.10 of the plain case; heads of 64, H200: 2,372 to 1,836, 1.29
-             HAS_PARTS, 64 heads of 8192, causal, H100: 8 of keys 6.4 to 4.7 ms, 1 of keys 16.0 to 5.0 ms
-   Tried     adds from registers (red.v4): within noise
-             elements of a bias asked for while S is made: as quick with heads of 128, 3 % slower of 64
-             P kept in float: 224 registers, too many beside warpgroup 0
-             dQ as one product of 128 columns: 96 registers in warpgroup 0, too many
-             two stages: 4 to 14 % slower
-             each block starting at another block of queries, so that none add to one tile at once: within noise
-             a fixed order of adds: 3 to 38 % slower, 90 % where heads are grouped */
+   Measured  docs/kernels.md, with what was tried */
 
 #include "attention/block_mask.cuh"
 #include "attention/hopper/dropout_sm90.cuh"

@@ -2,6 +2,7 @@
    attention/dropout.cuh
    Layout    a word tells of 32 elements. Element 4c + e, of row + 8 (e / 2) and column 8c + e % 2, is bit
              2c + e / 2 + 16 (e % 2): one shift takes the bits of a pair of weights to the signs of its halves
+   Mask      of booleans, element by element, or two neighbouring keys at a time; read where there are scores
    Draws     a lane draws blocks of four random words for others, too, and bits are exchanged once for eight blocks
    Cost      of a block 20 products, 20 exclusive ors and two instructions for each word; of a pair of weights three.
              Keys of rounds are in uniform registers */
@@ -52,10 +53,42 @@ template <bool ROWS_ARE_KEYS, class P> DEVICE u64 first_draw(const P &p, i32 bat
                          : line + (u64)(row + (i32)odd * 8) * words_per_query + (u64)(column / 4);
 }
 
+/* The same of a mask; what is beyond the scores reads the last one. */
+template <bool ROWS_ARE_KEYS, int COLUMNS, class P>
+DEVICE u32 read_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
+    const dropout_mask_t *mask = p.dropout_mask + (batch * p.dropout_mask_batch + head * p.dropout_mask_head);
+    const i64 row_step = ROWS_ARE_KEYS ? p.dropout_mask_key : p.dropout_mask_query;
+    const i64 column_step = ROWS_ARE_KEYS ? p.dropout_mask_query : p.dropout_mask_key;
+    const i32 last_row = (i32)(ROWS_ARE_KEYS ? p.keys : p.queries) - 1;
+    const i32 last_column = (i32)(ROWS_ARE_KEYS ? p.queries : p.keys) - 1;
+    u32 kept = 0;
+#pragma unroll 4
+    for (int c = 0; c < COLUMNS / 8; ++c)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const dropout_mask_t *at = mask + min(row + 8 * h, last_row) * row_step;
+            float pair[2];
+            if constexpr (!ROWS_ARE_KEYS && DROPOUT_MASK_IS_PAIR) {
+                const auto two = load_run<dropout_mask_t, 2>(at + min(column + 8 * c, last_column - 1));
+                pair[0] = to_float(two.at[0]), pair[1] = to_float(two.at[1]);
+            } else {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const i64 place = min(column + 8 * c + e, last_column) * column_step;
+                    pair[e] = to_float(load_run<dropout_mask_t, 1>(at + place).at[0]);
+                }
+            }
+            kept |= (u32)(pair[0] != 0) << (2 * c + h) | (u32)(pair[1] != 0) << (2 * c + h + 16);
+        }
+    return kept;
+}
+
 /* A word of elements, the first of which is at (row, column), of so many columns. UNROLLED: more take registers, fewer
    a branch. */
 template <bool ROWS_ARE_KEYS, int UNROLLED, int COLUMNS = 64, class P>
 DEVICE u32 find_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
+    if constexpr (HAS_DROPOUT_MASK)
+        return read_kept<ROWS_ARE_KEYS, COLUMNS>(p, batch, head, row, column);
     const rng_state rng = rng_state_of(p);
     const u64 first = first_draw<ROWS_ARE_KEYS>(p, batch, head, row, column);
     const u64 step = ROWS_ARE_KEYS ? (u64)(p.keys + 3) / 4 * 8 : 2;
@@ -80,10 +113,4 @@ template <int WORDS> DEVICE void drop_pair(u32 &weights, const u32 (&kept)[WORDS
 template <int WORDS> DEVICE void drop_four(u32 &weights, const u32 (&kept)[WORDS], int i) {
     weights &= (is_kept(kept, i) ? 0xffu : 0u) | (is_kept(kept, i + 1) ? 0xff00u : 0u) |
                (is_kept(kept, i + 4) ? 0xff0000u : 0u) | (is_kept(kept, i + 5) ? 0xff000000u : 0u);
-}
-template <class P> DEVICE float growth_of(const P &p) {
-    if constexpr (HAS_DROPOUT)
-        return (float)__longlong_as_double(p.growth);
-    else
-        return 1.0f;
 }

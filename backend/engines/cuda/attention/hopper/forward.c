@@ -171,6 +171,8 @@ static weftStatus_t check_features(const struct cuda_attention *c) {
         return refuse(c, "Hopper's forward kernel has a scale of a head, not of a row or a block");
     if (attention_wants(c, op->rng_dump))
         return refuse(c, "Hopper's forward kernel dumps no dropout mask");
+    if (attention_hopper_multiplies_by_mask(c))
+        return refuse(c, "Hopper's forward kernel drops weights by a mask of booleans alone");
     if (!attention_wants(c, op->o))
         return refuse(c, "Hopper's forward kernel makes o, which is not wanted");
     if (c->depth > DEPTH_MAX || c->value_depth > DEPTH_MAX)
@@ -258,7 +260,7 @@ static double tile_seconds(const struct forward *f) {
 
 static double term_clocks(const struct attention *a) {
     return (a->bias ? BIAS_CLOCKS : 0) + (a->modifier.graph ? MODIFIER_CLOCKS : 0) + (a->alibi ? ALIBI_CLOCKS : 0) +
-           (a->dropout_probability > 0 ? DROPOUT_CLOCKS : 0);
+           (attention_drops(a) ? DROPOUT_CLOCKS : 0);
 }
 
 /* By rounds of tiles over all multiprocessors: a started round counts whole. CTAs that share one take turns at
@@ -314,7 +316,7 @@ static int bias_stages(struct forward *f) {
 
 /* What joins the products, as tiles count it. Beside FP8 drawing takes the registers of two. */
 static int count_terms(const struct attention *a, bool is_fp8) {
-    return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + (is_fp8 ? 2 : 1) * (a->dropout_probability > 0);
+    return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + (is_fp8 ? 2 : 1) * attention_drops(a);
 }
 
 /* What follows from the tile. O leaves through Q's room where it has no more panels; else it has some of its own, and Q
@@ -430,7 +432,7 @@ static int kept_steps(const struct forward *f) {
 
 /* Elements of a bias, and what dropout keeps, are found meanwhile, and take the registers. */
 static int early_scores(const struct forward *f) {
-    return f->c->a->bias || f->c->a->dropout_probability > 0 ? 0 : f->tile->early;
+    return f->c->a->bias || attention_drops(f->c->a) ? 0 : f->tile->early;
 }
 
 static void print_tile(struct kernel_print *print, const struct forward *f) {

@@ -98,7 +98,7 @@ DEVICE void store_tile(const arguments &a, const tile &t, const results &o, cons
         float maximum = rows.maximum[h], sum = sum_of_quad(rows.sum[h]);
         const float shrink = find_largest_score(rows, h, maximum, sum);
         const float weight = end_row(a, t, query, maximum, sum, lane % 4 == 0 && is_there);
-        by[h] = weight * shrink * growth_of(a) * value_scale_of(a, t.batch, t.head);
+        by[h] = weight * shrink * growth_of<float>(a) * value_scale_of(a, t.batch, t.head);
         amax.note_row(is_there ? weight : 0.0f);
         float most = 0;
 #pragma unroll

@@ -39,28 +39,7 @@
              KEPT_STEPS EARLY CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
              scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
              multiply_kept(_first), multiply_values
-   Measured  tools/bench/results/h200-attention.csv, h100-attention.csv. H100, 4096 causal keys, where nothing else is
-             said; of the plain case, heads of 128 and 64: ALiBi 1.01, 1.11; bias 1.12, 1.19; soft cap 1.15, 1.32;
-             dropout 2.2, 3.0. A bias's Q in registers, and its loader's fence in place of consumers': 551 to 524 us
-             EARLY of 32, heads of 128: 469 to 450 us; of 40, heads of 192 and 128, and sets of heads of one size: 612
-             to 542; these sets, 8192 keys, heads of 128: 938 to 861. A soft cap's consumers without turns: 570 to 536
-             Clocks of a step, heads of 128: softmax 1,100, with a soft cap 1,440, by MUFU's tanh 1,960; issuing
-             products 750
-             CTAS, H200, 16,384 heads of 64 tokens: 461 to 133 us; four consumers, 4,096 heads of 256: 206 to 183
-             Three consumers of 64 keys, half of Q kept, heads of 128, 8192 keys, no mask: 1,662 to 1,543 us
-             Of two consumers' time, 16,384 queries on H200, no mask and causal: 384 keys 0.83, 0.99; 512 0.91, 0.89;
-             1024 0.97, 0.97; 2048 0.94, 0.97; 4096 1.01, 1.00; 16384 1.00, 0.98; grouped heads 0.96; ALiBi 1.03
-             FP8, 8192 keys, heads of 128: kept steps 1,441 to 1,345 us; on H200 without turns 1,506 to 1,413. Clocks of
-             a step of both consumers: 2,560, of which products take 1,024 and then both softmaxes 1,350
-   Tried     the maximum of every block: 12 % slower; polynomials for a part of 2^x: 8 % slower; a bias that joins the
-             exponents: as quick, since L2 has no more to give; tiles of 64 keys for it 3 to 7 % slower; a polynomial of
-             two terms for caps from 50: 3 % quicker at most; sums of weights by mma.sync: 34 % slower
-             EARLY of 24 or 40 as quick as of none, of 64 3 % slower; beside a bias and with three consumers 4 %, a
-             soft cap 3 %, heads of 64 3 to 6 %; FP8 as quick
-             turns that last until products are done, beside a bias: 4 % slower
-             three stages of Q: 3 % slower; no turns at depth 128: 3 % slower, with ALiBi 0.4 %
-             FP8: 192 keys without turns 6 to 8 % faster, but leave no shared memory to park sums; three consumers of 64
-             keys 2 % slower, a turn until products are done 1 to 3 %; turns at the softmax as quick */
+   Measured  docs/kernels.md, with what was tried */
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
 constexpr u32 ROW_BYTES = 128;                                                    /* of a panel, swizzled */

@@ -58,6 +58,9 @@ void attention_hopper_print_entry(struct kernel_print *print, const struct cuda_
    whole 16 bytes. Stride 0 is no stride to the copy engine. */
 bool attention_hopper_has_boxed_bias(const struct cuda_attention *c);
 
+/* Whether dropout has a mask of numbers, that are not bits. */
+bool attention_hopper_multiplies_by_mask(const struct cuda_attention *c);
+
 /* The scale, lengths, and which bounds hide something. */
 void attention_hopper_print_scores(struct kernel_print *print, const struct cuda_attention *c);
 

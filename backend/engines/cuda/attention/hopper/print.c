@@ -82,6 +82,10 @@ void attention_hopper_print_map(struct kernel_print *print, const struct cuda_at
     attention_hopper_print_box_map(print, c, tensor, rows, 128, name);
 }
 
+bool attention_hopper_multiplies_by_mask(const struct cuda_attention *c) {
+    return c->a->dropout_mask && !dtype_is_boolean((weftDataType_t)c->a->dropout_mask->type);
+}
+
 bool attention_hopper_has_boxed_bias(const struct cuda_attention *c) {
     const struct tensor *bias = c->a->bias;
     if (!bias || !dtype_is_half((weftDataType_t)bias->type))
