@@ -12,6 +12,7 @@ from typing import Any
 from weft import buffers, enums
 from weft.arguments import label
 from weft.backend import operations
+from weft.cudnn import dropped
 from weft.cudnn.enums import NodeType, to_weft, weft_type
 from weft.cudnn.names import Node
 from weft.cudnn.operations import Operations, set_dims
@@ -113,7 +114,9 @@ class Attention(Operations):
         values = {key: self._array(where, key, value) for key, value in given.items() if value is not None}
         log2_stats = values.pop("stats_use_log2", False)
         prepared, compute = self._in_wefts_form(where, dict(values)), weft_type(compute)
-        made = self._call(method, where, prepared, compute, name)
+        is_spelled = method in ("sdpa", "sdpa_backward") and self._drops_by_numbers(prepared)
+        call = self._call_dropped if is_spelled else self._call
+        made = call(method, where, prepared, compute, name)
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
         made = self._to_base_2(made) if log2_stats and made[1] is not None else made
         inputs = {key: v for key, v in values.items() if isinstance(v, Tensor)}
@@ -126,6 +129,8 @@ class Attention(Operations):
 
     def _call(self, method: str, where: str, values: Mapping[str, Any], compute: Any, name: str) -> Any:
         """Weft's method, and what its operation has besides."""
+        if mask_of(values) is not None:
+            values = {**values, "dropout": values["dropout"][:2]}  # gradients have the scale's inverse, too
         known, rows = _known(method, where, values)
         made = getattr(Graph, method)(self, **known, compute_data_type=compute, name=name)
         operation = next(o for o in reversed(self._operations) if o.kind.startswith("sdpa"))
@@ -133,6 +138,25 @@ class Attention(Operations):
             row = operations()[operation.kind].rows[key]
             operation.values[key] = self._as_operand(value, row, where, key)
         return made
+
+    def _drops_by_numbers(self, values: Mapping[str, Any]) -> bool:
+        """Whether dropout is a mask of floating numbers, and all of what is wanted can be spelled with it."""
+        mask = mask_of(values)
+        return mask is not None and "dBias" not in values and not self._is_boolean(mask)
+
+    def _call_dropped(
+        self, method: str, where: str, values: Mapping[str, Any], compute: Any, name: str
+    ) -> Any:
+        """The same with dropout by numbers; the result has q's type where nothing else says one."""
+
+        def attend(given: dict[str, Any]) -> Any:
+            return self._call(method, where, given, compute, "")
+
+        if method == "sdpa_backward":
+            return dropped.backward(self, attend, where, values)
+        o, stats = dropped.forward(self, attend, where, values, name)
+        o._data_type = None if self._io_type is not None else values["q"]._data_type
+        return o, stats if values.get("generate_stats", values.get("is_inference") is False) else None
 
     def _array(self, where: str, key: str, value: Any) -> Any:
         if isinstance(value, tuple):
@@ -147,9 +171,6 @@ class Attention(Operations):
         if "kv_mask" in values:
             values["kv_mask"] = self._key_mask(where, values["kv_mask"])
         self._add_masks(values)
-        dropout = values.get("dropout")
-        if isinstance(dropout, tuple) and dropout and isinstance(dropout[0], Tensor):
-            values["dropout"] = dropout[:2]  # of gradients the inverse of the scale, too, which follows
         return {key: to_weft(value) for key, value in values.items()}
 
     def _promote_lengths(self, values: dict[str, Any]) -> None:
@@ -198,6 +219,12 @@ class Attention(Operations):
     def _to_base_2(self, made: Sequence[Any]) -> tuple[Any, ...]:
         """Statistics as logarithms to base 2."""
         return made[0], Graph.mul(self, made[1], log2(e)), *made[2:]
+
+
+def mask_of(values: Mapping[str, Any]) -> Tensor | None:
+    """The mask that dropout is given by; None where it is drawn, or there is none."""
+    dropout = values.get("dropout")
+    return dropout[0] if isinstance(dropout, tuple) and dropout and isinstance(dropout[0], Tensor) else None
 
 
 _NODES = {

@@ -321,9 +321,12 @@ def test_dropout_by_a_mask(place: Any, of_mask: str) -> None:
     assert g.find_tensor("drop::O") is O
 
 
-def test_gradients_of_dropout_by_a_mask(place: Any) -> None:
+@pytest.mark.parametrize(
+    ("of_mask", "has_bias_gradient"), [("f32", False), ("f32", True), ("bool8", True)]
+)
+def test_gradients_of_dropout_by_a_mask(place: Any, of_mask: str, has_bias_gradient: bool) -> None:
     q, k, v = operands(place, "f32", q=16)
-    mask, scale = drawn(place, "f32")
+    mask, scale = drawn(place, of_mask)
     dO, bias = place.random((2, 2, 16, 8), "f32", 7), place.random((1, 2, 16, 16), "f32", 4)
     wq, wk, wv, slope = map(place.get, (q, k, v, dO))
     _, of_rows, weights = attended(wq, wk, wv, 0.35, place.get(bias), np.tri(16, dtype=bool))
@@ -335,13 +338,14 @@ def test_gradients_of_dropout_by_a_mask(place: Any) -> None:
     g = graph(place, T.FLOAT)
     tensors = Q, K, V, O, D, S, B, *dropout = list(map(g.tensor_like, given))
     of_bias = g.tensor(dim=[1, 2, 16, 16], stride=[512, 256, 16, 1], data_type=T.FLOAT)
+    more = {"dBias": of_bias} if has_bias_gradient else {}
     made = g.sdpa_backward(
-        Q, K, V, O, D, S, attn_scale=0.35, bias=B, dBias=of_bias, use_causal_mask=True,
-        dropout=tuple(dropout), name="back",
+        Q, K, V, O, D, S, attn_scale=0.35, bias=B, use_causal_mask=True, dropout=tuple(dropout),
+        name="back", **more,
     )  # fmt: skip
     for tensor in made:
         tensor.set_output(True).set_data_type(T.FLOAT)
-    made = [*made, of_bias]
+    made = [*made, *more.values()]
     g.build()
     buffers = list(map(place.like, made))
     place.run(g, dict(zip([*tensors, *made], [*given, *buffers], strict=True)))
@@ -349,8 +353,20 @@ def test_gradients_of_dropout_by_a_mask(place: Any) -> None:
     place.close(buffers[0], 0.35 * of_scores @ wk)
     place.close(buffers[1], 0.35 * of_scores.swapaxes(-1, -2) @ wq)
     place.close(buffers[2], (weights * kept).swapaxes(-1, -2) @ slope)
-    place.close(buffers[3], of_scores.sum(0, keepdims=True))
+    if has_bias_gradient:
+        place.close(buffers[3], of_scores.sum(0, keepdims=True))
     assert g.find_tensor("back::dK") is made[1]
+
+
+def test_what_dropout_by_numbers_needs(place: Any) -> None:
+    g = graph(place)
+    x, one = g.tensor([1, 1, 8, 8], [64, 64, 8, 1]), g.tensor([1, 1, 1, 1], [1, 1, 1, 1], T.FLOAT)
+    with pytest.raises(weft.BadParameterError) as refused:
+        g.sdpa_backward(x, x, x, x, x, x, dropout=(x, one), name="back")
+    assert str(refused.value) == (
+        "sdpa_backward 'back': dropout is 2 values that begin with a mask. Give tensors: mask, scale, "
+        "1 / scale."
+    )
 
 
 def test_dropout_of_fp8_by_a_mask(place: Any) -> None:

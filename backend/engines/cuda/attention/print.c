@@ -202,14 +202,14 @@ void attention_print_scales(struct kernel_print *print, const struct cuda_attent
     print_number(print, c->heads / max64(c->value_heads, 1), "value_share");
 }
 
-/* The mask's type, address and strides. DROPOUT_MASK_IS_PAIR: two neighbouring keys are one load. */
+/* The mask's type, address and strides. DROPOUT_MASK_IN_WORDS: four neighbouring keys are a word of bytes. */
 static void print_dropout_mask(struct kernel_print *print, const struct cuda_attention *c) {
     static const char *const axes[] = {"batch", "head", "query", "key"};
     const struct tensor *mask = c->a->dropout_mask;
     print_constant(print, "HAS_DROPOUT_MASK", mask != NULL);
-    print_constant(print, "DROPOUT_MASK_IS_PAIR",
-                   mask && cuda_type_name((weftDataType_t)mask->type) && mask->dims.at[3] == c->keys &&
-                       attention_run(mask) % 2 == 0);
+    print_constant(print, "DROPOUT_MASK_IN_WORDS",
+                   mask && mask->type == WEFT_DATA_BYTE_BOOLEAN && mask->dims.at[3] == c->keys &&
+                       attention_run(mask) % 4 == 0);
     if (mask)
         attention_print_tensor(print, c, mask, "dropout_mask", axes);
     else

@@ -2,7 +2,8 @@
    attention/dropout.cuh
    Layout    a word tells of 32 elements. Element 4c + e, of row + 8 (e / 2) and column 8c + e % 2, is bit
              2c + e / 2 + 16 (e % 2): one shift takes the bits of a pair of weights to the signs of its halves
-   Mask      of booleans, element by element, or two neighbouring keys at a time; read where there are scores
+   Mask      of booleans: a lane reads four neighbouring bytes where it would draw a block, or, where rows are no whole
+             words, each of its elements
    Draws     a lane draws blocks of four random words for others, too, and bits are exchanged once for eight blocks
    Cost      of a block 20 products, 20 exclusive ors and two instructions for each word; of a pair of weights three.
              Keys of rounds are in uniform registers */
@@ -22,6 +23,12 @@ struct drawn_bits {
         push_bit(even, random.word[0], above);
         push_bit(odd, random.word[3], above);
         push_bit(odd, random.word[1], above);
+    }
+    /* Of four bytes, each of which drops where it is 0. */
+    DEVICE void push(u32 bytes) {
+        const u32 dropped = ~(((bytes & 0x7f7f7f7f) + 0x7f7f7f7f) | bytes) & 0x80808080;
+        even = even << 2 | (dropped >> 22 & 2) | (dropped >> 7 & 1);
+        odd = odd << 2 | (dropped >> 30 & 2) | (dropped >> 15 & 1);
     }
     static DEVICE void push_bit(u32 &bits, u32 word, u32 above) { bits = ptx::shift_carry_in(bits, word, above); }
     DEVICE u32 word(bool drops_all) const { return drops_all ? ~0u : even | odd << 16; }
@@ -53,42 +60,50 @@ template <bool ROWS_ARE_KEYS, class P> DEVICE u64 first_draw(const P &p, i32 bat
                          : line + (u64)(row + (i32)odd * 8) * words_per_query + (u64)(column / 4);
 }
 
-/* The same of a mask; what is beyond the scores reads the last one. */
+/* What a lane asks of a mask is what it would draw: four keys of a query in a word of bytes. What is beyond the scores
+   reads the last ones. */
 template <bool ROWS_ARE_KEYS, int COLUMNS, class P>
-DEVICE u32 read_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
+DEVICE u32 read_words(const P &p, i32 batch, i32 head, i32 row, i32 column) {
+    const u32 w = lane_index() / 4 % 4, odd = lane_index() & 1;
+    const i32 query = ROWS_ARE_KEYS ? column + (i32)(w % 2) : row + (i32)odd * 8;
+    const i32 key = (ROWS_ARE_KEYS ? row + (i32)(w / 2) * 8 : column) & ~3;
     const dropout_mask_t *mask = p.dropout_mask + (batch * p.dropout_mask_batch + head * p.dropout_mask_head);
-    const i64 row_step = ROWS_ARE_KEYS ? p.dropout_mask_key : p.dropout_mask_query;
-    const i64 column_step = ROWS_ARE_KEYS ? p.dropout_mask_query : p.dropout_mask_key;
-    const i32 last_row = (i32)(ROWS_ARE_KEYS ? p.keys : p.queries) - 1;
-    const i32 last_column = (i32)(ROWS_ARE_KEYS ? p.queries : p.keys) - 1;
+    u32 bytes[COLUMNS / 8];
+#pragma unroll
+    for (int c = 0; c < COLUMNS / 8; ++c) {
+        const i32 q = min(query + (ROWS_ARE_KEYS ? 8 * c : 0), (i32)p.queries - 1);
+        bytes[c] =
+            *(const u32 *)(mask + q * p.dropout_mask_query + min(key + (ROWS_ARE_KEYS ? 0 : 8 * c), (i32)p.keys - 4));
+    }
+    drawn_bits bits;
+#pragma unroll
+    for (int c = COLUMNS / 8 - 1; c >= 0; --c)
+        bits.push(bytes[c]);
+    return bits.word(false);
+}
+
+/* The same element by element, of other masks, without an exchange. */
+template <bool ROWS_ARE_KEYS, int COLUMNS, class P>
+DEVICE u32 read_elements(const P &p, i32 batch, i32 head, i32 row, i32 column) {
+    const dropout_mask_t *mask = p.dropout_mask + (batch * p.dropout_mask_batch + head * p.dropout_mask_head);
     u32 kept = 0;
 #pragma unroll 4
     for (int c = 0; c < COLUMNS / 8; ++c)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const dropout_mask_t *at = mask + min(row + 8 * h, last_row) * row_step;
-            float pair[2];
-            if constexpr (!ROWS_ARE_KEYS && DROPOUT_MASK_IS_PAIR) {
-                const auto two = load_run<dropout_mask_t, 2>(at + min(column + 8 * c, last_column - 1));
-                pair[0] = to_float(two.at[0]), pair[1] = to_float(two.at[1]);
-            } else {
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const i64 place = min(column + 8 * c + e, last_column) * column_step;
-                    pair[e] = to_float(load_run<dropout_mask_t, 1>(at + place).at[0]);
-                }
-            }
-            kept |= (u32)(pair[0] != 0) << (2 * c + h) | (u32)(pair[1] != 0) << (2 * c + h + 16);
+        for (int e = 0; e < 4; ++e) {
+            const i32 across = row + e / 2 * 8, along = column + 8 * c + e % 2;
+            const i32 query = min(ROWS_ARE_KEYS ? along : across, (i32)p.queries - 1);
+            const i32 key = min(ROWS_ARE_KEYS ? across : along, (i32)p.keys - 1);
+            const auto one =
+                load_run<dropout_mask_t, 1>(mask + query * p.dropout_mask_query + key * p.dropout_mask_key);
+            kept |= (u32)(to_float(one.at[0]) != 0) << (2 * c + e / 2 + 16 * (e % 2));
         }
     return kept;
 }
 
-/* A word of elements, the first of which is at (row, column), of so many columns. UNROLLED: more take registers, fewer
-   a branch. */
-template <bool ROWS_ARE_KEYS, int UNROLLED, int COLUMNS = 64, class P>
-DEVICE u32 find_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
-    if constexpr (HAS_DROPOUT_MASK)
-        return read_kept<ROWS_ARE_KEYS, COLUMNS>(p, batch, head, row, column);
+/* UNROLLED: more take registers, fewer a branch. */
+template <bool ROWS_ARE_KEYS, int UNROLLED, int COLUMNS, class P>
+DEVICE u32 draw_words(const P &p, i32 batch, i32 head, i32 row, i32 column) {
     const rng_state rng = rng_state_of(p);
     const u64 first = first_draw<ROWS_ARE_KEYS>(p, batch, head, row, column);
     const u64 step = ROWS_ARE_KEYS ? (u64)(p.keys + 3) / 4 * 8 : 2;
@@ -96,8 +111,22 @@ DEVICE u32 find_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
 #pragma unroll UNROLLED
     for (int c = COLUMNS / 8 - 1; c >= 0; --c)
         bits.push(philox_words(rng.seed, rng.offset, first + c * step), 0u - (rng.threshold << 8));
-    const u32 drawn = bits.word(rng.threshold == 0);
-    return ~(ROWS_ARE_KEYS ? exchange_of_keys(drawn) : exchange_of_queries(drawn));
+    return bits.word(rng.threshold == 0);
+}
+
+/* A word of elements, the first of which is at (row, column), of so many columns. */
+template <bool ROWS_ARE_KEYS, int UNROLLED, int COLUMNS = 64, class P>
+DEVICE u32 find_kept(const P &p, i32 batch, i32 head, i32 row, i32 column) {
+    if constexpr (HAS_DROPOUT_MASK && !DROPOUT_MASK_IN_WORDS) {
+        return read_elements<ROWS_ARE_KEYS, COLUMNS>(p, batch, head, row, column);
+    } else {
+        u32 dropped;
+        if constexpr (HAS_DROPOUT_MASK)
+            dropped = read_words<ROWS_ARE_KEYS, COLUMNS>(p, batch, head, row, column);
+        else
+            dropped = draw_words<ROWS_ARE_KEYS, UNROLLED, COLUMNS>(p, batch, head, row, column);
+        return ~(ROWS_ARE_KEYS ? exchange_of_keys(dropped) : exchange_of_queries(dropped));
+    }
 }
 
 DEVICE constexpr int bit_of(int i) { return i / 2 % 16 + i % 2 * 16; }
