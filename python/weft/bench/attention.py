@@ -183,6 +183,29 @@ def dropped(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) 
     )
 
 
+def masked_dropout(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
+    """A tenth of the weights is dropped by a mask of booleans that is the same for all heads. Bare: without."""
+    plain = sdpa(tag, arithmetic, a, is_backward)
+    dims = (a.batch, 1, a.queries, a.keys)
+    inputs = dict(plain.inputs) | {"mask": Operand(dims, "bool8"), "growth": Operand(_SCALAR, "f32")}
+
+    def build(_: Any, g: Any, t: Tensors) -> Tensors:
+        known = {name: t[name] for name in plain.inputs} | _options(a)
+        known["dropout"] = (t["mask"], t["growth"])
+        made = g.sdpa_backward(**known) if is_backward else g.sdpa(generate_stats=False, **known)
+        return dict(zip(plain.outputs, made, strict=False))
+
+    def follows(xp: Any, t: dict[str, Any]) -> dict[str, Any]:
+        number = xp.arange(math.prod(dims), dtype=xp.float64) * 7
+        mask = xp.where(number - 10 * xp.floor(number / 10) > 0, 1.0, 0.0).reshape(dims)
+        drawn = {"mask": mask, "growth": xp.full(_SCALAR, 1 / 0.9, dtype=xp.float64)}
+        return drawn | oracle.sdpa_forward(xp, t | drawn, a) if is_backward else drawn
+
+    judge = partial(oracle.sdpa_backward if is_backward else oracle.sdpa_forward, a=a)
+    name = f"{plain.name}_dropout_mask"
+    return replace(plain, name=name, inputs=inputs, build=build, oracle=judge, derive=follows, bare=plain)
+
+
 def _lengths(a: Attention) -> list[int]:
     """Of mixed sequences, in no order: from a share of the longest up to it, half of it in the mean."""
     return [a.queries * (i * 5 % a.batch + 1) // a.batch for i in range(a.batch)]

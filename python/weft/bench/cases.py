@@ -105,6 +105,7 @@ def _gpu_attention() -> list[Case]:
         for kind in ("bias", "softcap", "alibi"):
             made.append(products.sdpa_modified(tag, "bf16", modified, kind, is_backward))
         made.append(attention.dropped(tag, "bf16", modified, is_backward))
+        made.append(attention.masked_dropout(tag, "bf16", modified, is_backward))
         made.append(attention.ragged(f"{way}_d128_s2048_causal", "bf16", mixed, is_backward))
     for width, length, mask in _GPU_FP8_ATTENTION:
         heads, batch = 2048 // width, 16384 // length

@@ -274,8 +274,13 @@ def _probabilities(
     return weights / total, most + xp.log(total)
 
 
+def _kept(t: Arrays, batch: int, part: slice) -> Any:
+    """What queries' weights are multiplied by: a mask of dropout, for all heads, and its growth."""
+    return t["mask"][batch, 0, part] * t["growth"][0, 0] if "mask" in t else 1.0
+
+
 def sdpa_forward(xp: Any, t: Arrays, a: Attention, kind: str = "") -> Arrays:
-    """o = softmax(q k^T scale) v, and the statistics that the backward pass reads."""
+    """o = dropout(softmax(q k^T scale)) v, and the statistics that the backward pass reads."""
     o = xp.zeros((a.batch, a.heads, a.queries, a.value_width), dtype=xp.float64)
     stats = xp.zeros((a.batch, a.heads, a.queries, 1), dtype=xp.float64)
     for b, h, part in itertools.product(range(a.batch), range(a.heads), _parts(a)):
@@ -284,7 +289,7 @@ def sdpa_forward(xp: Any, t: Arrays, a: Attention, kind: str = "") -> Arrays:
         modify = partial(modified_scores, xp, kind, **where) if kind else None
         q, k = t["q"][b, h, part], t["k"][b, shared]
         p, stats[b, h, part] = _probabilities(xp, q, k, a, part.start, modify)
-        o[b, h, part] = p @ t["v"][b, shared]
+        o[b, h, part] = p * _kept(t, b, part) @ t["v"][b, shared]
     return {"o": o, "stats": stats}
 
 
@@ -303,14 +308,15 @@ def sdpa_backward(xp: Any, t: Arrays, a: Attention, kind: str = "") -> Arrays:
         q, k, v, d_o = t["q"][b, h, part], t["k"][at], t["v"][at], t["dO"][b, h, part]
         modify = partial(modified_scores, xp, kind, t=t, a=a, head=h, first=part.start) if kind else None
         p, _ = _probabilities(xp, q, k, a, part.start, modify)
-        d_p = d_o @ xp.swapaxes(v, 0, 1)
+        kept = _kept(t, b, part)
+        d_p = d_o @ xp.swapaxes(v, 0, 1) * kept
         along = (d_o * t["o"][b, h, part]).sum(axis=-1, keepdims=True)
         d_s = p * (d_p - along) * a.scale
         if kind == "softcap":
             d_s = d_s * (1 - xp.tanh(q @ xp.swapaxes(k, 0, 1) * (a.scale / SOFTCAP)) ** 2)
         found["dQ"][b, h, part] = d_s @ k
         found["dK"][at] += xp.swapaxes(d_s, 0, 1) @ q
-        found["dV"][at] += xp.swapaxes(p, 0, 1) @ d_o
+        found["dV"][at] += xp.swapaxes(p * kept, 0, 1) @ d_o
     return found
 
 

@@ -1,7 +1,7 @@
-"""Dropout of attention by a mask of floating numbers, spelled in two attentions without: Hopper's kernels add
-a bias quickly, and drop weights by a mask of booleans alone. A weight times a mask is that of a score to which
-the mask's logarithm is added: only what weights are divided by is another then, and is put right for each
-row."""
+"""Dropout of attention by a mask of floating numbers, spelled in two attentions without: Hopper's kernels
+add a bias quickly, and drop weights by a mask of booleans alone. A weight times a mask is that of a score to
+which the mask's logarithm is added: only what weights are divided by is another then, and is put right for
+each row."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e
 static const double FP8_EFFICIENCY = 0.8, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5, THREE_EFFICIENCY = 0.64;
 /* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
-static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006, DROPOUT_CLOCKS = 0.25;
+static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006;
+static const double DRAWN_CLOCKS = 0.25, MASK_CLOCKS = 0.14;
 /* Before the first product of a tile and behind its last one; under the others' products, where three take no turns. */
 static const double TILE_SECONDS = 1.6e-6, THREE_TILE_SECONDS = 0.6e-6;
 
@@ -260,7 +261,7 @@ static double tile_seconds(const struct forward *f) {
 
 static double term_clocks(const struct attention *a) {
     return (a->bias ? BIAS_CLOCKS : 0) + (a->modifier.graph ? MODIFIER_CLOCKS : 0) + (a->alibi ? ALIBI_CLOCKS : 0) +
-           (attention_drops(a) ? DROPOUT_CLOCKS : 0);
+           (attention_draws(a) ? DRAWN_CLOCKS : 0) + (a->dropout_mask ? MASK_CLOCKS : 0);
 }
 
 /* By rounds of tiles over all multiprocessors: a started round counts whole. CTAs that share one take turns at
