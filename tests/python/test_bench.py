@@ -156,7 +156,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind, whole_blocks = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2, 2 * 7 + 1
-    others = behind + 14 + 4 + 8 + 12 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 68 + 33
+    others = behind + 14 + 4 + 8 + 12 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 70 + 33
     assert len(gpu) == others + whole_blocks
 
 
@@ -224,6 +224,10 @@ SMALL = [
         for is_bwd in (False, True)
     ),
     *(attention.ragged("t", "f32", Attention(3, 2, 2, 6, 6, 4, 4, True), is_bwd) for is_bwd in (False, True)),
+    *(
+        attention.masked_dropout("t", "f32", Attention(2, 4, 2, 6, 6, 4, 4, True), is_bwd)
+        for is_bwd in (False, True)
+    ),
     *(attention.paged("decode", "f32", Attention(2, 4, 2, 1, 12, 4, 4), page) for page in (1, 4)),
     attention.block_masked("t", "f32", Attention(1, 1, 1, 256, 384, 4, 4)),
 ]

@@ -184,7 +184,7 @@ def dropped(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) 
 
 
 def masked_dropout(tag: str, arithmetic: str, a: Attention, is_backward: bool = False) -> Case:
-    """A tenth of the weights is dropped by a mask of booleans that is the same for all heads. Bare: without."""
+    """A tenth of the weights is dropped by a mask of booleans, the same for all heads. Bare: without."""
     plain = sdpa(tag, arithmetic, a, is_backward)
     dims = (a.batch, 1, a.queries, a.keys)
     inputs = dict(plain.inputs) | {"mask": Operand(dims, "bool8"), "growth": Operand(_SCALAR, "f32")}
