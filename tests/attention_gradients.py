@@ -11,8 +11,7 @@ import attention_spelling as spelling
 import checks
 import numpy as np
 import weft
-from attention_spelling import INF, MASKS, SEED, Spelling
-from random_words import units
+from attention_spelling import INF, MASKS, Spelling
 
 
 @dataclass
@@ -37,8 +36,9 @@ class Gradients:
         d_o = checks.random(s.dims(s.rows, s.value_depth, s.heads[0]), dtype, seed=7, low=-1, high=1)
         made["d_o"] = np.ascontiguousarray(d_o.swapaxes(1, 2)) if s.side_by_side else d_o
         if self.weights == "statistics":
-            (o, lse, *_), _ = spelling.expected(Spelling(**{**vars(s), "stats": True, "dropout": 0}), made)
-            if s.dropout:
+            whole = {"stats": True, "dropout": 0, "drop_mask": None}
+            (o, lse, *_), _ = spelling.expected(Spelling(**{**vars(s), **whole}), made)
+            if s.dropout or s.drop_mask:
                 (o, *_), _ = spelling.expected(s, made)
             made["o"] = checks.narrow(o, dtype)
             made["lse"] = np.float32(lse) if dtype != "f64" else lse
@@ -171,17 +171,15 @@ def build(n: Gradients) -> Callable[..., Any]:
             d_o = d_o4 = g.transpose(d_o, [0, 2, 1, 3])
         d_o = _flat(n, g, d_o, s.value_depth)
         made = _forward(n, g, q, k, given)
-        p, growth = made["p"], 1 / (1 - s.dropout)
+        p, (kept, growth) = made["p"], spelling.kept_by(s, g, given)
         dropped, o = p, given.get("o")
-        if s.dropout:
-            kept = g.rng(SEED, bernoulli_probability=1 - s.dropout)
-            kept.set_dim(s.dims(s.rows, s.columns, s.heads[0]))
+        if kept is not None:
             dropped = g.mul(g.mul(p, kept), growth)
         if n.weights == "softmax" and (n.o or n.sums == "o"):
             o = g.matmul(_flat(n, g, dropped, s.columns), v, name="values")
             o = spelling._reshaped(g, o, *s.dims(s.rows, s.value_depth, s.heads[0])) if s.batched else o
         dp = _whole(n, g, g.matmul(d_o, _swapped(n, g, v), name="dP"))
-        if s.dropout:
+        if kept is not None:
             dp = g.mul(g.mul(dp, growth), kept)
         ds = _softmax_back(n, g, p, dp, d_o4, o)
         if n.zeros:
@@ -257,11 +255,11 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
     p = e / np.where(total == 0, 1, total)
     if n.weights == "statistics":
         p = np.exp(x - checks.exact(inputs["lse"]))
-    kept = (units(x.shape, seed=SEED) < 1 - s.dropout) / (1 - s.dropout) if s.dropout else np.ones(x.shape)
+    kept = spelling.kept_of(s, inputs, x.shape)
     dp = (d_o @ v.swapaxes(-1, -2)) * kept
     size = np.where(np.isfinite(x) & (p > 0), np.abs(x), 0)
     p_most = p * (1 + size + (p * size).sum(-1, keepdims=True))
-    dp_most = (np.abs(d_o) @ np.abs(v).swapaxes(-1, -2)) * kept
+    dp_most = (np.abs(d_o) @ np.abs(v).swapaxes(-1, -2)) * np.abs(kept)
     sums = (p * dp).sum(-1, keepdims=True)
     if "o" in inputs or (n.sums == "o" and n.o):  # as it is stored
         o = inputs["o"] if "o" in inputs else checks.narrow((p * kept) @ v, dtype)
@@ -275,7 +273,7 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
     results = {
         "dq": (dx @ k, dx_most @ np.abs(k)),
         "dk": (t(dx) @ q, t(dx_most) @ np.abs(q)),
-        "dv": (t(p * kept) @ d_o, t(p_most * kept) @ np.abs(d_o)),
+        "dv": (t(p * kept) @ d_o, t(p_most * np.abs(kept)) @ np.abs(d_o)),
     }
     found = [results[name] for name in n.wanted]
     shapes = {name: inputs[name[1]].shape for name in n.wanted}
@@ -292,7 +290,7 @@ def expected(n: Gradients, inputs: dict[str, Any], dtype: str) -> tuple[list[Any
     if s.bias:
         found.append((_fold(ds, s.bias[4 - s.rank :]), _fold(ds_most, s.bias[4 - s.rank :])))
     if n.o:
-        found.append(((p * kept) @ v, (p_most * kept) @ np.abs(v)))
+        found.append(((p * kept) @ v, (p_most * np.abs(kept)) @ np.abs(v)))
     if n.stored:
         found.append((p, p_most))
     return [value for value, _ in found], [most for _, most in found]

@@ -39,6 +39,7 @@ class Spelling:
     sink: bool = False
     stats: bool = False  # max, sum and the logarithm of the sum are wanted
     dropout: float = 0
+    drop_mask: str | None = None  # the type of a mask that is given, for all heads
     types: dict[str, str] = field(default_factory=dict)  # set for "product", "scores" and "weights"
 
     def dims(self, rows: int, columns: int, heads: int) -> tuple[int, ...]:
@@ -72,10 +73,16 @@ class Spelling:
             mask = checks.random(self.dims(self.rows, self.columns, hq)[-2:], "bool", seed=5)
             mask[:, 0] = True  # a row that sees nothing is not one softmax but another
             made["mask"] = mask.reshape((1,) * (self.rank - 2) + mask.shape)
+        if self.drop_mask:
+            drop = checks.random(self.dims(self.rows, self.columns, hq)[-2:], self.drop_mask, seed=8)
+            made["drop"] = drop.reshape((1,) * (self.rank - 2) + drop.shape)
         if self.sink:
             made["sink"] = checks.random((1, hq, 1, 1), "f32", seed=6)
         return made
 
+
+DROPOUTS: list[dict[str, Any]] = [{}, {}, {}, {"dropout": 0.25}, {"dropout": 0.5}]
+DROPOUTS += [{"drop_mask": "bool8"}, {"drop_mask": "f32"}]
 
 # ---- Masks: as operations on scores, and which scores stay -------------------------------------------------
 
@@ -225,16 +232,33 @@ def _softmax(s: Spelling, g: weft.Graph, x: Any, given: dict[str, Any]) -> tuple
     return p, [g.add(largest, g.log(total)), largest, total] if s.stats else []
 
 
+def kept_by(s: Spelling, g: weft.Graph, given: dict[str, Any]) -> tuple[Any, float]:
+    """What weights are multiplied by, and what those that are kept grow by; None: nothing drops any."""
+    if s.drop_mask:
+        is_truth = s.drop_mask.startswith("bool")
+        return g.identity(given["drop"]).set_data_type("f32") if is_truth else given["drop"], 1.25
+    if not s.dropout:
+        return None, 1
+    kept = g.rng(SEED, bernoulli_probability=1 - s.dropout)
+    return kept.set_dim(s.dims(s.rows, s.columns, s.heads[0])), 1 / (1 - s.dropout)
+
+
+def kept_of(s: Spelling, inputs: dict[str, Any], shape: tuple[int, ...]) -> Any:
+    """The same as numbers, that do grow."""
+    if s.drop_mask:
+        return np.broadcast_to(checks.exact(inputs["drop"]), shape) * 1.25
+    return (units(shape, seed=SEED) < 1 - s.dropout) / (1 - s.dropout) if s.dropout else np.ones(shape)
+
+
 def build(s: Spelling) -> Callable[..., Any]:
     """A graph of it: the result, and the statistics that are wanted."""
 
     def make(g: weft.Graph, q: Any, k: Any, v: Any, **given: Any) -> Any:
         q, k, v = _transposed(s, g, q, k, v)
         p, stats = _softmax(s, g, _scores(s, g, q, k, given), given)
-        if s.dropout:
-            kept = g.rng(SEED, bernoulli_probability=1 - s.dropout)
-            kept.set_dim(s.dims(s.rows, s.columns, s.heads[0]))
-            p = g.mul(g.mul(p, kept), 1 / (1 - s.dropout))
+        kept, growth = kept_by(s, g, given)
+        if kept is not None:
+            p = g.mul(g.mul(p, kept), growth)
         p = _batches(s, g, _typed(s, p, "weights"), s.heads[0], s.rows, s.columns)
         o = g.matmul(p, v, name="values")
         if s.batched:
@@ -292,11 +316,10 @@ def expected(s: Spelling, inputs: dict[str, Any]) -> tuple[list[Any], Any]:
     e = np.exp(x - largest)
     total = e.sum(-1, keepdims=True) + np.exp(sink - largest)
     p = e / np.where(total == 0, 1, total)
-    if s.dropout:
-        p = p * (units(x.shape, seed=SEED) < 1 - s.dropout) / (1 - s.dropout)
+    p = p * kept_of(s, inputs, x.shape)
     statistics = [largest + np.log(total), largest, total] if s.stats else []
     result = _as_written(s, _rounded(s, p, "weights") @ v)
-    return [result, *statistics], _as_written(s, p @ np.abs(v))
+    return [result, *statistics], _as_written(s, np.abs(p) @ np.abs(v))
 
 
 # ---- What is nearly attention ------------------------------------------------------------------------------

@@ -662,6 +662,9 @@ class Drawing:
                 "pointwise", {"x": s, "b": self.broadcast(self.of(s))}, {"y": self.of(s)}, {"mode": "ADD"}
             )
         (p,) = self.add("softmax", {"x": s}, {"y": self.of(s)}, {"axis": last + 1})
+        if self.one_in(4):
+            mask = self.broadcast(self.of(s))
+            (p,) = self.add("pointwise", {"x": p, "b": mask}, {"y": self.of(s)}, {"mode": "MUL"})
         v = self.like((*batch, columns, self.extent()), self.matching(q))
         (o,) = self.add("matmul", {"A": p, "B": v}, {"C": (*batch, rows, self.of(v)[-1])})
         if last == 2 and self.one_in(2):

@@ -10,7 +10,7 @@ from typing import Any
 import checks
 import numpy as np
 import pytest
-from attention_spelling import MASKS, NEAR_MISSES, NEARLY, Spelling, build, expected
+from attention_spelling import DROPOUTS, MASKS, NEAR_MISSES, NEARLY, Spelling, build, expected
 from random_words import units
 
 PARTS = {
@@ -38,6 +38,8 @@ PARTS = {
     "softmax by division": Spelling(softmax="div", stats=True),
     "softmax by a reciprocal": Spelling(softmax="reciprocal", cap=True),
     "dropout": Spelling(dropout=0.25, mask="causal"),
+    "dropout by a mask": Spelling(drop_mask="bool8", mask="causal"),
+    "dropout by numbers": Spelling(drop_mask="f32", heads=(4, 2), rank=5),
     "one query": Spelling(rows=1, columns=40, heads=(4, 2)),
     "no keys hidden": Spelling(rows=9, columns=7, bias=(1, 1, 9, 7)),
 }
@@ -166,7 +168,7 @@ def _mutant(seed: int) -> Spelling:
         softmax="operation" if is_softmax else draw.choice(["div", "reciprocal"]),
         sink=is_softmax and rank == 4 and draw.random() < 0.2,
         stats=draw.random() < 0.3,
-        dropout=draw.choice([0, 0, 0, 0.25, 0.5]),
+        **draw.choice(DROPOUTS),
     )
 
 

@@ -9,7 +9,7 @@ import checks
 import numpy as np
 import pytest
 from attention_gradients import KEEPS, Gradients, build, expected
-from attention_spelling import Spelling
+from attention_spelling import DROPOUTS, Spelling
 
 PARTS = {
     "plain": Gradients(Spelling(scale=None)),
@@ -40,6 +40,8 @@ PARTS = {
     "hidden by a number": Gradients(Spelling(mask="causal by a number"), zeros=True),
     "hidden by a small number": Gradients(Spelling(mask="causal by a small number"), zeros=True),
     "dropout": Gradients(Spelling(dropout=0.25, mask="causal"), o=True),
+    "dropout by a mask": Gradients(Spelling(drop_mask="bool8", mask="causal"), o=True),
+    "dropout by numbers and sums of o": Gradients(Spelling(drop_mask="f32"), sums="o"),
     "dropout and sums of o": Gradients(Spelling(dropout=0.5), sums="o"),
     "one matrix": Gradients(Spelling(rank=2, heads=(1, 1), mask="causal")),
     "three dimensions": Gradients(Spelling(rank=3, heads=(3, 3), bias=(1, 3, 7, 9), mask="window"), o=True),
@@ -130,7 +132,7 @@ def _mutant(seed: int) -> Gradients:
         bias=bias if rank in (3, 4) and draw.random() < 0.4 else None,
         mask=draw.choice([None, "causal", *KEEPS]),
         softmax=draw.choice(["operation", "operation", "div", "reciprocal"]),
-        dropout=draw.choice([0, 0, 0, 0.25, 0.5]),
+        **draw.choice(DROPOUTS),
     )
     is_given = draw.random() < 0.25
     sums = "o" if is_given else draw.choice(["weights", "weights", "apart", "o"])

@@ -56,6 +56,26 @@ def test_one_step_on_hopper(softmax: str, intermediate: str | None) -> None:
     assert re.match(r"sdpa_fwd of \d+ operations, causal, cuda.attention_hopper: wgmma", detail), detail
 
 
+def test_dropout_by_a_mask_is_one_step_on_hopper() -> None:
+    g = graph(intermediate_data_type="f32")
+    s = Spelling(**LARGE, mask="causal", drop_mask="bool8")
+    mask = g.tensor([1, 1, s.rows, s.columns], data_type="bool8")
+    ((family, detail),) = planned(g, build(s)(g, **inputs_of(s, g), drop=mask))
+    assert family == FAMILY
+    assert re.match(r"sdpa_fwd of \d+ operations, causal, dropout, cuda.attention_hopper:", detail), detail
+
+
+def test_a_mask_that_turns_weights_over_is_no_dropout() -> None:
+    g = graph(intermediate_data_type="f32")
+    q, mask = g.tensor([4, 16, 1024, 128]), g.tensor([4, 1, 1024, 1024])
+    p = g.mul(g.mul(g.softmax(g.matmul(q, g.transpose(q, [0, 1, 3, 2]))), mask), -2.0)
+    g.matmul(p, q).set_output(True)
+    steps = g.build().plan.report["steps"]
+    assert FAMILY not in [step["family"] for step in steps]
+    reasons = " ".join(each["reason"] for step in steps for each in step["declined"])
+    assert "multiplies weights that dropout keeps by a negative number" in reasons
+
+
 BOUNDED = {
     **dict.fromkeys([name for name in MASKS if name.startswith("causal")], ", causal,"),
     **dict.fromkeys(["shifted", "window", "outside of a window"], ", bounded,"),

@@ -38,7 +38,9 @@ struct spelled_attention {
     bool hides_by_number;           /* bounds were a number so low that it hides, not -inf */
     const struct tensor *scale, *bias, *sink;
     const struct tensor *stats, *max, *sum_exp; /* NULL: nobody wants them */
-    const struct rng_op *dropout;               /* NULL: none */
+    const struct rng_op *dropout;               /* NULL: none, or by a mask */
+    const struct tensor *drop_mask;             /* that lies in memory; NULL: none */
+    double growth;                              /* of the weights that a mask keeps */
     double scale_value;
     int64_t left_bound, right_bound;
     weftDataType_t math;

@@ -37,11 +37,39 @@ static const struct rng_op *find_dropout(struct spelled_attention *s, const stru
     return NULL;
 }
 
+/* The mask as it lies in memory before the attention, of numbers, or of booleans that are made numbers here. */
+static const struct tensor *find_mask(struct spelled_attention *s, const struct tensor *mask) {
+    const struct pointwise_op *conversion = spelled_made_by(s, mask, WEFT_POINTWISE_IDENTITY);
+    if (conversion && dtype_is_boolean((weftDataType_t)conversion->x->type) && !spelled_take(s, spelled_maker(s, mask)))
+        mask = conversion->x;
+    return spelled_maker(s, mask) < 0 && !mask->is_by_value && !mask->is_constant ? mask : NULL;
+}
+
+/* The same of a mask that nothing here draws. */
+static bool drops_by_mask(struct spelled_attention *s, const struct pointwise_op *op, const struct tensor **weights,
+                          double *growth) {
+    const struct tensor *sides[] = {op->x, op->b};
+    for (int i = 0; i < 2 && op->pw->mode == WEFT_POINTWISE_MUL; i++) {
+        int count = s->count;
+        s->drop_mask = spelled_maker(s, sides[i]) >= 0 ? find_mask(s, sides[1 - i]) : NULL;
+        if (!s->drop_mask) {
+            s->count = count;
+            continue;
+        }
+        *growth *= op->alpha1 * op->alpha2;
+        *weights = sides[i];
+        return true;
+    }
+    return false;
+}
+
 /* Either operand may be the mask. A second dropout on the same weights is none of attention: it is not looked for. */
 bool spelled_drops(struct spelled_attention *s, const struct pointwise_op *op, const struct tensor **weights,
                    double *growth) {
     const struct tensor *sides[] = {op->x, op->b};
-    for (int i = 0; i < 2 && !s->dropout && op->pw->mode == WEFT_POINTWISE_MUL; i++) {
+    if (s->dropout || s->drop_mask)
+        return false;
+    for (int i = 0; i < 2 && op->pw->mode == WEFT_POINTWISE_MUL; i++) {
         /* The mask may be either side; what a vain search on one of them took is given back. */
         int count = s->count;
         double grown = *growth * op->alpha1 * op->alpha2;
@@ -54,14 +82,30 @@ bool spelled_drops(struct spelled_attention *s, const struct pointwise_op *op, c
         *weights = sides[i];
         return true;
     }
-    return false;
+    return drops_by_mask(s, op, weights, growth);
+}
+
+/* A mask broadcasts to the scores. */
+static weftStatus_t check_mask(struct spelled_attention *s, int node, double growth) {
+    const struct dims *dims = &s->drop_mask->dims, *scores = &s->scores->dims;
+    bool fits = dims->count == scores->count;
+    for (int i = 0; i < scores->count && fits; i++)
+        fits = dims->at[i] == 1 || dims->at[i] == scores->at[i];
+    if (!fits)
+        return spelled_refuse_tensor(s->drop_mask, "multiplies weights, and does not broadcast to the scores");
+    if (!(growth >= 0))
+        return spelled_refuse(s, node, "multiplies weights that dropout keeps by a negative number");
+    s->growth = growth;
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* Bernoulli's, of as many numbers as there are scores, so that both draw the same number for a score, and what stays
    grows by as much as is dropped. The generator's probability is that of a one, attention's that of a zero: in double
    precision both must come to the same threshold of its words. */
-weftStatus_t spelled_check_dropout(const struct spelled_attention *s, int node, double growth) {
+weftStatus_t spelled_check_dropout(struct spelled_attention *s, int node, double growth) {
     static const double CLOSE = 1e-6; /* frameworks round 1 / (1 - p) to FLOAT */
+    if (s->drop_mask)
+        return check_mask(s, node, growth);
     if (!s->dropout && growth != 1)
         return spelled_refuse(s, node, "multiplies weights by a number, and there is no dropout");
     if (!s->dropout)

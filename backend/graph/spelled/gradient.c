@@ -314,7 +314,7 @@ static weftStatus_t check_dropped(const struct gradient *g, int product, const s
                                   const struct tensor *other) {
     struct spelled_attention trial = *g->s; /* what is found again is there already */
     double growth = 1, factor;
-    trial.dropout = NULL;
+    trial.dropout = NULL, trial.drop_mask = NULL;
     for (int node; read != g->weights;) {
         const struct tensor *before;
         node = spelled_maker(&trial, read);
@@ -334,7 +334,8 @@ static weftStatus_t check_dropped(const struct gradient *g, int product, const s
             return spelled_refuse(g->s, product, "multiplies something else than the weights");
         read = before;
     }
-    if (trial.dropout != g->s->dropout)
+    if (trial.dropout != g->s->dropout || trial.drop_mask != g->s->drop_mask ||
+        (trial.drop_mask && growth != g->s->growth))
         return spelled_refuse(g->s, product, "has other dropout than the gradient of the weights");
     return spelled_check_dropout(&trial, product, growth);
 }

@@ -73,7 +73,7 @@ const struct reduction_op *spelled_reduced_by(const struct spelled_attention *s,
 bool spelled_drops(struct spelled_attention *s, const struct pointwise_op *op, const struct tensor **weights,
                    double *growth);
 /* Dropout as attention has it, or none and no growth. */
-weftStatus_t spelled_check_dropout(const struct spelled_attention *s, int node, double growth);
+weftStatus_t spelled_check_dropout(struct spelled_attention *s, int node, double growth);
 /* Factors of products are rounded to a type that was set only where that is the type of the other factor. */
 weftStatus_t spelled_check_weights(const struct spelled_attention *s, const struct tensor *weights,
                                    const struct tensor *other);

@@ -171,13 +171,14 @@ static weftStatus_t add_scalar(struct writer *w, struct tensor **made, const str
     return tensor ? add(w, made, tensor, tensor) : WEFT_STATUS_SUCCESS;
 }
 
-/* A seed that is an attribute of the generator, as a constant that the whole graph has not. */
-static weftStatus_t add_seed(struct writer *w, struct tensor **made, int64_t seed, const struct tensor *like) {
+/* A number that is an attribute of an operation, as a constant that the whole graph has not. */
+static weftStatus_t add_constant(struct writer *w, struct tensor **made, weftDataType_t type, const void *number,
+                                 const struct tensor *like) {
     TRY(add(w, made, like, NULL));
-    (*made)->type = WEFT_DATA_INT64;
+    (*made)->type = type;
     (*made)->is_constant = (*made)->is_by_value = true;
     (*made)->dims = (*made)->strides = (struct dims){.count = 4, .at = {1, 1, 1, 1}};
-    memcpy((*made)->constant, &seed, sizeof seed);
+    memcpy((*made)->constant, number, (size_t)dtype_bytes(type, 1));
     return WEFT_STATUS_SUCCESS;
 }
 
@@ -432,9 +433,19 @@ static weftStatus_t finish_modifier(struct score_modifier *m, const struct score
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
 
+/* The mask that lies in memory, and what the weights that it keeps are multiplied by. */
+static weftStatus_t write_mask(struct attention *a, struct writer *w) {
+    const struct tensor *mask = w->s->drop_mask;
+    TRY(add_like_scores(w, &a->dropout_mask, mask));
+    float growth = (float)w->s->growth;
+    return mask && growth != 1 ? add_constant(w, &a->dropout_scale, WEFT_DATA_FLOAT, &growth, mask)
+                               : WEFT_STATUS_SUCCESS;
+}
+
 /* Seed and offset as the generator has them: both draw the same numbers. */
 static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
     const struct rng_op *rng = w->s->dropout;
+    TRY(write_mask(a, w));
     if (!rng)
         return WEFT_STATUS_SUCCESS;
     /* rng gives the chance to keep, attention takes that to drop. */
@@ -443,7 +454,7 @@ static weftStatus_t write_dropout(struct attention *a, struct writer *w) {
     if (rng->seed_tensor)
         TRY(add_scalar(w, &a->dropout_seed, rng->seed_tensor));
     else
-        TRY(add_seed(w, &a->dropout_seed, rng->seed, rng->y));
+        TRY(add_constant(w, &a->dropout_seed, WEFT_DATA_INT64, &rng->seed, rng->y));
     return add_scalar(w, &a->dropout_offset, rng->offset);
 }
 

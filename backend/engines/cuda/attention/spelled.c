@@ -144,7 +144,7 @@ static weftStatus_t describe(const char **detail, const struct spelled *s, struc
                        : is_mask ? ", mask"
                                  : ", bias",
                        attention_of(s->graph->nodes[s->count - 1].op)->modifier.graph ? ", score modifier" : "",
-                       a->dropout ? ", dropout" : "");
+                       a->dropout || a->drop_mask ? ", dropout" : "");
 }
 
 /* In the workspace, where everything begins at a multiple of 64. */

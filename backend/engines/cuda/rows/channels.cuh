@@ -15,18 +15,7 @@
              none, and takes more than half of the multiprocessors, so no two of them overlap
    Limits    ACROSS is a power of two up to 32; a vector has 4 channels at least; pass 0 ends in all reductions
    Params    WIDTH ACROSS GROUP THREADS UNROLL STAGES REFILLED SLOT_VECTORS KEPT_BYTES VECTOR_STEP
-   Measured  H200, bf16, forward and backward
-             128x64x112x112: 151 us, 239
-             128x256x56x56: 151 us, 238
-             128x2048x7x7: 18.6 us, 28
-   Tried     all on an H200
-             each thread copying its own vectors: 154 us, not 151
-             one of the consumers asking for copies: 168 us
-             means joined by Chan's formula, and rows opened by every thread: 8 us more at the meeting
-             batches that stay in registers: 1 us less of 168
-             half of L2 asked to keep what is more than it holds: backward 239 -> 254 us
-             two tiles for a block, one worked on while the other meets: slower
-             tiles of a line of memory rather than two for large x: 155 us, not 151 */
+   Measured  docs/kernels.md, with what was tried */
 
 constexpr int CHANNELS = ACROSS * WIDTH; // channels of a tile
 constexpr int WARPS = THREADS / 32;      // that calculate; one more copies

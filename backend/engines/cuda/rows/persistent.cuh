@@ -9,16 +9,7 @@
    Limits    as registers.cuh
    Params    WIDTH GROUP ACROSS CLUSTER THREADS MIN_BLOCKS STEPS PASSES IS_WHOLE UNALIGNED MARGIN GUARANTEED SAMPLES
              COLUMN_SUMS PREFETCHES_EARLY TRIGGER position
-   Tried     all on an H200
-             rows of 16384 on two blocks: 139 us, 122 on one
-             what all rows read in shared memory: 2 % slower than in registers
-             columns summed in a launch of their own, beside that of the rows (1024x1024): 5.1 to 5.5 us, 5.2 one after
-               the
-             other
-             a second wave of blocks with fewer rows, for multiprocessors that are through early: 104 us, 102 without it
-             (gradient of RMS norm, 16384x4096)
-             the next launch let in as rows begin: 7.8 us for 5.4 (gradient of layer norm, 1024x1024), rows of all 1024
-             threads at once: 8.5 */
+   Measured  docs/kernels.md, with what was tried */
 
 static_assert(!COLUMNS && STEPS > 0, "rows in registers");
 

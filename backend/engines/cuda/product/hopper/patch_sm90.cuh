@@ -24,17 +24,7 @@
              PATCH_SLOTS FILTER_SLOTS RESULT_SLOTS IS_RESIDENT A_IS_MN_MAJOR IS_PLANAR HAS_PHASES
              HAS_PROLOGUE CHANNELS_ARE_WHOLE AUX_LOAD REDUCES_STORED RUN index sum_t, and
              multiply_accumulate (m64 x PIXELS x 32 bytes)
-   Measured  H200, bf16, 3x3 of 64 filters on 128x64x56x56: 41.5 us; bias and relu 42.9; scale, bias, a residual and
-             relu 50.5; amax 45; genstats 48, behind scale, bias and relu 48, between both 58; its data gradient through
-             relu with sums of batch norm 58
-             1x1 of 64 to 256 the same, 139
-             H100, bf16, 3x3x3 of 32 on 2x32x64^3: 56 us, of 16 on 2x16x128^3 229 (cuDNN 150 and 1,032).
-             `python -m weft bench fused --only 'conv|dgrad'`
-   Tried     storing by the consumers: 2,000 clocks per tile slower
-             starting one warpgroup some taps late: no gain
-             convolutions forward with strides, each phase of the image a part of k: 3x3 of 128 a quarter slower than
-             product_sm90 one tap, without reductions: with a residual 127 us for product_sm90's 122, with nothing as
-             fast */
+   Measured  docs/kernels.md, with what was tried */
 
 constexpr int CONSUMER_GROUPS = 2, THREADS = (1 + CONSUMER_GROUPS) * 128;
 #include "product/hopper/patch_memory.cuh"

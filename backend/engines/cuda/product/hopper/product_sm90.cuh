@@ -13,15 +13,7 @@
              product_cluster_split_sm90.cuh, product_cluster_split_promoted_sm90.cuh: other schedules
    Limits    16-byte aligned strides; ragged extents read as zeros; what lies outside C is not stored
    Params    BLOCK_M BLOCK_N ROW_BLOCKS STAGES CLUSTER sum_t index, and multiply_accumulate (m64 x BLOCK_N x 32 bytes)
-   Tried     L2 policies on A, B and C, 256-byte promotion, k forwards and backwards by turns: within noise or slower
-             clusters of 4, where nothing is skinny, four consumer warpgroups: within noise or slower
-             sharing filters in clusters: slower for images;   few rows: clusters of 2, no gain; of 4 beside a cluster
-             split, two thirds of the speed
-             releasing arrivals at peers: half the speed
-             rasterisation groups of one height for all: 1 to 3 % slower where operands do not stay in L2
-             few rows: first steps at different k in each tile, 1 to 10 % slower; two blocks on a multiprocessor, of one
-             kernel or of two that follow each other, 2 % slower, as each has half of the stages; two or four steps
-             loaded together, within noise */
+   Measured  docs/kernels.md, with what was tried */
 
 constexpr int CONSUMER_GROUPS = BLOCK_M / (ROW_BLOCKS * 64), TILE_GROUPS = CONSUMER_GROUPS, CLUSTER_SPLITS = 1;
 constexpr int OWN_BARRIERS = 0, ADDRESS_REGISTERS = CLUSTER > 1 ? 44 : 40;
