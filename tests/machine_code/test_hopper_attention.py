@@ -209,3 +209,16 @@ def test_gradients_of_mxfp8(
 ) -> None:
     assert mxfp8_backward(depth, value_depth, **options)[0] == "cuda.attention_hopper"
     assert cubins.check_dumped(dump) >= 3
+
+
+def test_parts_of_a_soft_cap(dump: Path) -> None:
+    """Many heads of queries share one of keys: dK and dV are sums of parts, of which dV has no factor."""
+    g = weft.Graph(io_data_type="bf16", device_property=DeviceProperties(H200))
+    q, k = g.tensor([1, 8, 300, 64]), g.tensor([1, 1, 300, 64])
+    stats = g.tensor([1, 8, 300, 1], data_type="f32")
+    g.sdpa_backward(q, k, k, q, q, stats, score_mod=soft_cap, attn_scale=0.1)
+    g.build()
+    (step,) = g.plan.report["steps"]
+    assert step["family"] == "cuda.attention_hopper_unordered"
+    assert any("sums" in path.name for path in dump.iterdir())
+    assert cubins.check_dumped(dump) >= 1

@@ -499,11 +499,14 @@ static void print_kept_share(struct kernel_print *print, const struct backward *
 static bool has_factors(const struct backward *b) { return b->has_slopes && b->c->a->modifier.gradient_output < 0; }
 static bool is_soft_cap(const struct backward *b) { return has_factors(b) && attention_is_soft_cap(b->c); }
 
+/* Whether a tanh of one instruction, off by 2^-11 of a score, is near enough: weights of f16 have as many bits. */
+static bool is_rounded(const struct cuda_attention *c) { return c->a->q->type != WEFT_DATA_HALF; }
+
 /* slope_factor_of(arguments): what multiplies all slopes and joins the scale of dQ and dK instead: of a soft cap both
    factors. */
-static void print_slope_factor(struct kernel_print *print, const struct backward *b) {
+static void print_slope_factor(struct kernel_print *print, bool has_both) {
     text_add(&print->code, "template <class P> DEVICE float slope_factor_of(const P &%s) {\n    return %s;\n}\n\n",
-             is_soft_cap(b) ? "p" : "", is_soft_cap(b) ? "factor_before(p) * factor_after(p)" : "1.0f");
+             has_both ? "p" : "", has_both ? "factor_before(p) * factor_after(p)" : "1.0f");
 }
 
 /* Before all passes: delta and lse2 of each query, and zeros where blocks will add. */
@@ -566,7 +569,7 @@ static weftStatus_t build_gradient(const struct backward *b, const struct gradie
     print_constant(&print, "IS_OF_KEYS", s->is_of_keys);
     print_constant(&print, "HAS_PARTS", s->parts > 1);
     print_constant(&print, "SCALES", s->scales);
-    print_slope_factor(&print, b);
+    print_slope_factor(&print, s->scales && is_soft_cap(b));
     if (s->scales && is_soft_cap(b)) {
         attention_print_modifier(&print, b->c, true);
         attention_print_modifier_factors(&print, b->c);
@@ -766,7 +769,7 @@ static void print_parts(struct kernel_print *print, const struct backward *b, co
 static void print_factors(struct kernel_print *print, const struct backward *b) {
     print_constant(print, "HAS_FACTORS", has_factors(b));
     print_constant(print, "IS_SOFT_CAP", is_soft_cap(b));
-    print_slope_factor(print, b);
+    print_slope_factor(print, is_soft_cap(b));
     if (!has_factors(b))
         return;
     attention_print_modifier_factors(print, b->c);
@@ -790,7 +793,7 @@ static weftStatus_t build_pass(const struct backward *b, const struct backward_t
     print_constant(&print, "HAS_SUMS", b->has_sums);
     print_constant(&print, "STORES_QUERIES", b->stores_queries);
     print_constant(&print, "HAS_SLOPES", b->has_slopes);
-    attention_hopper_print_terms(&print, c, true);
+    attention_hopper_print_terms(&print, c, is_rounded(c));
     attention_print_modifier_gradient(&print, c);
     print_factors(&print, b);
     attention_print_block_mask(&print, c);
