@@ -278,11 +278,17 @@ def summed(case: Case, operands: dict[str, Any]) -> list[float]:
 
 
 def wrong(
-    name: str, got: np.ndarray, want: np.ndarray, same: np.ndarray | None, dtype: str, most_summed: float = 0
+    name: str,
+    got: np.ndarray,
+    want: np.ndarray,
+    same: np.ndarray | None,
+    dtype: str,
+    depth: int,
+    most_summed: float = 0,
 ) -> str:
-    """Where a result is farther off than twice the same precision, a rounding of the largest number, eight
-    roundings in float of a score of 128 (2^-17 each: its exponential is off by as much), and some of what is
-    summed."""
+    """Where a result is farther off than twice the same precision, a rounding of the largest number, as many
+    roundings in float of a score of 128 as the root of the products it sums, eight at least (2^-17 each: its
+    exponential is off by as much), and some of what is summed."""
     got, want = checks.exact(got), np.asarray(want, np.float64)
     finite = np.isfinite(want)
     if not np.array_equal(np.where(finite, 0, want), np.where(finite & np.isfinite(got), 0, got)):
@@ -290,7 +296,8 @@ def wrong(
     most = np.abs(want[finite]).max(initial=0)
     error = np.abs(got - want)[finite].max(initial=0)
     usual = 0.0 if same is None else np.abs(same - want)[finite].max(initial=0)
-    allowed = 2 * usual + (checks.roundoff(dtype) + 2.0**-14) * most + 2.0**-18 * most_summed + 1e-6
+    of_scores = max(8, depth**0.5) * 2.0**-17
+    allowed = 2 * usual + (checks.roundoff(dtype) + of_scores) * most + 2.0**-18 * most_summed + 1e-6
     return "" if error <= allowed else f"{name} is off by {error:.3g} of {most:.3g}, allowed is {allowed:.3g}"
 
 
@@ -335,9 +342,9 @@ def run(number: int) -> str:
         options = {"paged_attention_max_seq_len_kv": case.columns} if any(made.pages) else {}
         build = run_forward(replace(case, options=options))
         for engine, (o, *statistics) in results(build, made, operands, want, FORWARD).items():
-            found.append((engine, wrong("o", o, want[0], same, made.dtype)))
+            found.append((engine, wrong("o", o, want[0], same, made.dtype, case.depth)))
             for name, got, expected in zip(("stats", "max", "sum_exp"), statistics, want[1:], strict=True):
-                found.append((engine, wrong(name, got, expected, None, "f32")))
+                found.append((engine, wrong(name, got, expected, None, "f32", case.depth)))
         clean = backward_inputs(case, inputs, made.dtype)
         gradients, _ = by_definition(case, clean)
         near, magnitudes = rounded_backward(case, clean, made.dtype), summed(case, clean)
@@ -347,7 +354,8 @@ def run(number: int) -> str:
                 usual = near[i] if i < 3 else None
                 name = ("dQ", "dK", "dV")[i] if i < 3 else f"gradient {i}"
                 slack = made.dtype if i < 3 else "bf16"
-                found.append((engine, wrong(name, each, gradients[i], usual, slack, magnitudes[i])))
+                text = wrong(name, each, gradients[i], usual, slack, case.depth, magnitudes[i])
+                found.append((engine, text))
     return "; ".join(f"{engine}: {text}" for engine, text in found if text)
 
 
