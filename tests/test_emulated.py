@@ -94,6 +94,11 @@ def test_scores_beyond_a_polynomial() -> None:
     check([[*PYTEST, "tests/ops/test_attention_modifiers.py", "-k", "low_scores"]], [{}])
 
 
+def test_gradients_of_a_soft_cap_in_f16() -> None:
+    """Whose tanh is exact: generated cases that a tanh of one instruction failed."""
+    check([["tests/attention_cases.py", number] for number in ("5007", "1000559")], [{}] * 2)
+
+
 def test_kernels_as_one_cuda_graph() -> None:
     check([[*PYTEST, "tests/plan/test_replay.py"]], [{}])
 
