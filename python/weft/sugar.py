@@ -60,15 +60,17 @@ def _dropout_values(where: str, dropout: tuple[Any, ...] | None) -> dict[str, An
     """What dropout is made of, by row key: drawn, or by a mask."""
     if dropout is None:
         return {}
-    is_mask = isinstance(dropout[0], Tensor) or getattr(dropout[0], "ndim", 0) > 0
+    first = dropout[0] if isinstance(dropout, tuple | list) and dropout else None
+    is_mask = isinstance(first, Tensor) or getattr(first, "ndim", 0) > 0
     names = ("mask", "scale") if is_mask else ("probability", "seed", "offset")
     keys = [f"dropout_{name}" for name in names]
-    if len(dropout) > len(keys):
+    if first is None or len(dropout) > len(keys):
+        given = f"{len(dropout)} values" if isinstance(dropout, tuple | list) else repr(dropout)
         raise BadParameterError(
-            f"{where}: dropout is {len(dropout)} values. Give (probability, seed, offset), or (mask, scale)."
+            f"{where}: dropout is {given}. Give (probability, seed, offset), or (mask, scale)."
         )
     values = dict(zip(keys, dropout, strict=False))
-    return values if is_mask else values | {"dropout_probability": float(dropout[0])}
+    return values if is_mask else values | {"dropout_probability": float(first)}
 
 
 def _slice_of(item: slice | int, where: str) -> slice:

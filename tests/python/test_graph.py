@@ -975,9 +975,10 @@ def test_attention_refuses_contradictions(options: dict[str, Any], message: str)
 def test_dropout_is_drawn_or_a_mask() -> None:
     g = weft.Graph(io_data_type="f32")
     q = g.tensor([1, 1, 2, 4])
-    message = "sdpa 'a': dropout is 3 values. Give (probability, seed, offset), or (mask, scale)."
-    with pytest.raises(weft.BadParameterError, match=says(message)):
-        g.sdpa(q, q, q, name="a", dropout=(q, 2.0, 0.5))
+    for dropout, given in ((q, 2.0, 0.5), "3 values"), ((), "0 values"), (0.1, "0.1"):
+        message = f"sdpa 'a': dropout is {given}. Give (probability, seed, offset), or (mask, scale)."
+        with pytest.raises(weft.BadParameterError, match=says(message)):
+            g.sdpa(q, q, q, name="a", dropout=dropout)
 
 
 @pytest.mark.parametrize("causal", [False, True])
