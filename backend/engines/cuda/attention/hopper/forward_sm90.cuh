@@ -271,15 +271,20 @@ struct soft_cap {
     static constexpr int TERMS = SOFT_CAP_TERMS > 0 ? SOFT_CAP_TERMS : 1;
     static constexpr float LARGEST_EXPONENT = IS_FP8 ? 9 : IS_BF16 ? 16 : 15; /* of weights that fit */
     static constexpr float LEAST_EDGE = 10; /* of a cap of 15: below, most blocks would make larger sums */
-    float factor[TERMS];                    /* of s to the powers 1, 3, 5, .. */
+    float factor[TERMS];                    /* of s to the powers 1, 3, 5, ..; three: a, b and c of c s ((s^2 + a)^2 + b) */
     float farthest, largest, least;         /* least: of a thread's columns */
     DEVICE void set(float by, float scale) {
-        constexpr float ROUNDED[5] = {1, -0.33206913f, 0.11644045f}; /* of tanh(x) / x in x^2 */
+        /* Of tanh(x) / x in x^2. */
         constexpr float EXACT[5] = {1, -0.33333144f, 0.13325879f, -0.053045489f, 0.017241478f};
+        const float square = by * by;
         float power = by * scale;
+        if constexpr (TERMS == 3) {
+            factor[0] = -1.4259183f / square, factor[1] = 6.5548379f / (square * square);
+            factor[2] = 0.11644045f * power * square * square;
+        } else
 #pragma unroll
-        for (int k = 0; k < TERMS; ++k, power *= by * by)
-            factor[k] = (TERMS == 3 ? ROUNDED[k] : EXACT[k]) * power;
+            for (int k = 0; k < TERMS; ++k, power *= square)
+                factor[k] = EXACT[k] * power;
         const float edge = 0.46211716f * fabsf(scale);
         farthest = edge - LARGEST_EXPONENT, largest = LARGEST_SUM;
         least = exp2_approx(15 - edge) / 4;
@@ -546,6 +551,10 @@ struct capped_exponent {
     const scores &s;
     const soft_cap &cap;
     DEVICE float operator()(int i, float first) const {
+        if constexpr (soft_cap::TERMS == 3) { /* what is squared hardly changes, which takes less power */
+            const float square = fmaf(s[i], s[i], cap.factor[0]);
+            return fmaf(s[i] * cap.factor[2], fmaf(square, square, cap.factor[1]), first);
+        }
         const float square = s[i] * s[i];
         float slope = cap.factor[soft_cap::TERMS - 1];
 #pragma unroll
