@@ -271,7 +271,7 @@ struct soft_cap {
     static constexpr int TERMS = SOFT_CAP_TERMS > 0 ? SOFT_CAP_TERMS : 1;
     static constexpr float LARGEST_EXPONENT = IS_FP8 ? 9 : IS_BF16 ? 16 : 15; /* of weights that fit */
     static constexpr float LEAST_EDGE = 10; /* of a cap of 15: below, most blocks would make larger sums */
-    float factor[TERMS];                    /* of s to the powers 1, 3, 5, ..; three: a, b and c of c s ((s^2 + a)^2 + b) */
+    float factor[TERMS];                    /* of s to the powers 1, 3, 5, ..; of three: in c s ((s^2 + a)^2 + b) */
     float farthest, largest, least;         /* least: of a thread's columns */
     DEVICE void set(float by, float scale) {
         /* Of tanh(x) / x in x^2. */
