@@ -190,16 +190,16 @@ def scaled(case: Case, inputs: dict[str, Any], largest: float) -> Case:
     ("largest", "cap", "off"),
     [
         *((2, 50, 3e-5), (4, 16, 3e-5), (7, 30, 3e-5), (9, 16, 2**-11), (14, 50, 2**-11)),
-        *((40, 50, 2**-11), (30, 18, 2**-11), (120, 20, 2**-11), (9, 1, 2**-11)),
+        *((40, 50, 2**-11), (30, 18, 2**-11), (120, 20, 2**-11), (9, 1, 2**-11), (-7, 30, 3e-5)),
     ],
 )
-@pytest.mark.parametrize("mask", [{}, {"right": 0, "alignment": BOTTOM_RIGHT}])
+@pytest.mark.parametrize("mask", [{}, {"right": 0, "alignment": BOTTOM_RIGHT}, {"left": 9, "right": 0}])
 def test_soft_caps(
     largest: float, cap: float, off: float, mask: dict[str, Any], dtype: str, stats: bool
 ) -> None:
     """Scores of which Hopper's kernel has a polynomial, those whose weights do not fit beside them, those
-    that are cut off, and caps that it has no polynomial for. off: what functions may be off by, of
-    themselves, where no statistics are wanted."""
+    that are cut off, caps that it has no polynomial for, and scales below 0. off: what functions may be off
+    by, of themselves, where no statistics are wanted."""
     inputs = WIDE.inputs(dtype)
     case = capped(scaled(replace(WIDE, **mask), inputs, largest), cap)
 
@@ -209,7 +209,7 @@ def test_soft_caps(
 
     weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
     lost = weights @ np.abs(repeat(inputs["v"], 2)).astype(float)
-    score = min(largest, cap)
+    score = min(abs(largest), cap)
     more = 2 * score * (2e-6 if stats else off)
     rounded = [(checks.roundoff(dtype) + more) * lost, 2e-6 * score][: 1 + stats]
     want, out = forward(case, inputs)[: 1 + stats], [dtype, "f32"][: 1 + stats]

@@ -445,7 +445,8 @@ def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
         model, x = Level(64).to(**layout), torch.randn(2, 64, 16, 16).to(**layout)
         eager, cover = copy.deepcopy(model), Cover()
         found, expected = everything(compiled(model, cover), model, x), everything(eager, eager, x)
-    torch.testing.assert_close(found, expected, rtol=2**-4, atol=2**-2)
+    for one, other in zip(found, expected, strict=True):  # torch rounds to bf16 elsewhere on other CPUs
+        assert torch.dist(one.double(), other.double()) < 2**-7 * other.double().norm()
     assert not cover.left
     assert [why for _, why in cover.refused] == ["planned alone."] * 2
     forward, backward = map(Counter, planned)
