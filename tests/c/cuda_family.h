@@ -360,7 +360,7 @@ static inline bool is_its_turn(const struct wanted *one) {
         return true;
     if (one->arch_index < 0)
         return one->number % copy_count == copy_index;
-    return (one->number + one->arch_index) % 6 == 3 * copy_index % 6; /* a third, at least one chip of each case */
+    return (one->number + one->arch_index) % 4 == 2 * copy_index % 4;
 }
 
 static atomic_int next_wanted;
