@@ -446,6 +446,7 @@ def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
         eager, cover = copy.deepcopy(model), Cover()
         found, expected = everything(compiled(model, cover), model, x), everything(eager, eager, x)
     for one, other in zip(found, expected, strict=True):  # torch rounds to bf16 elsewhere on other CPUs
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
         assert torch.dist(one.double(), other.double()) < 2**-7 * other.double().norm()
     assert not cover.left
     assert [why for _, why in cover.refused] == ["planned alone."] * 2

@@ -281,10 +281,11 @@ struct soft_cap {
         if constexpr (TERMS == 3) {
             factor[0] = -1.4259183f / square, factor[1] = 6.5548379f / (square * square);
             factor[2] = 0.11644045f * power * square * square;
-        } else
+        } else {
 #pragma unroll
             for (int k = 0; k < TERMS; ++k, power *= square)
                 factor[k] = EXACT[k] * power;
+        }
         const float edge = 0.46211716f * fabsf(scale);
         farthest = edge - LARGEST_EXPONENT, largest = LARGEST_SUM;
         least = exp2_approx(15 - edge) / 4;
@@ -551,7 +552,7 @@ struct capped_exponent {
     const scores &s;
     const soft_cap &cap;
     DEVICE float operator()(int i, float first) const {
-        if constexpr (soft_cap::TERMS == 3) { /* what is squared hardly changes, which takes less power */
+        if constexpr (soft_cap::TERMS == 3) { /* as many instructions, which read fewer registers */
             const float square = fmaf(s[i], s[i], cap.factor[0]);
             return fmaf(s[i] * cap.factor[2], fmaf(square, square, cap.factor[1]), first);
         }
