@@ -356,10 +356,11 @@ def fp8_attention(
     out: str,
     low: float = -1,
     use_causal_mask: bool = True,
+    generate_stats: bool = True,
     **options: Any,
 ) -> Any:
     """Operands of FP8 alone, of both kinds, with all scales and largest numbers: that of o is a value, which
-    the first query of a causal pass sees alone."""
+    the first query of a causal pass sees alone. Without statistics products sum the weights."""
 
     def build(t: Maker) -> None:
         q = t(2, 4, queries, size, dtype="e4m3")
@@ -370,11 +371,11 @@ def fp8_attention(
             *(q, k, v, *scales),
             attn_scale=0.1,
             use_causal_mask=use_causal_mask,
-            generate_stats=True,
+            generate_stats=generate_stats,
             **extra,
         )
         t.out(o, dtype=out)
-        for each in (stats, amax_s, amax_o):
+        for each in (*([stats] if generate_stats else []), amax_s, amax_o):
             t.out(each, dtype="f32")
 
     return build
@@ -1309,6 +1310,19 @@ CASES = {
         "amax_clear forward_sm90",
         "attention_hopper",
         fp8_attention(200, 1700, 128, "bf16", low=0.5, use_causal_mask=False),
+    ),
+    "attention on Hopper, FP8, sums by products": Case(
+        "amax_clear forward_sm90", "attention_hopper", fp8_attention(600, 300, 128, "e4m3", generate_stats=False)
+    ),
+    "attention on Hopper, FP8, sums by products, promoted": Case(
+        "amax_clear forward_sm90",
+        "attention_hopper",
+        fp8_attention(70, 1700, 64, "bf16", low=0.5, use_causal_mask=False, generate_stats=False),
+    ),
+    "attention on Hopper, FP8 192, sums by products": Case(
+        "amax_clear forward_sm90",
+        "attention_hopper",
+        fp8_attention(130, 200, 192, "f16", generate_stats=False, sink_token=lambda t: t(1, 4, 1, 1, dtype="f32")),
     ),
     "attention on Hopper, FP8 256, promoted": Case(
         "amax_clear forward_sm90",

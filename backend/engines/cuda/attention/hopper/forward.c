@@ -16,6 +16,7 @@ enum {
     BIAS_ELEMENT_BYTES = 2,
     BIAS_STAGES_MOST = 2,
     BARRIER_BYTES = 8,
+    ONES = 8,            /* the columns that a product's are a multiple of */
     SQUARE = 64,         /* keys and columns of V that are turned over together */
     USED_BYTES = 16,     /* how many keys of a stage's values are in use */
     PARKED_BYTES = 2,    /* of a sum of FP8 that is promoted */
@@ -33,7 +34,7 @@ static const double RASTER_BYTES = 34e6; /* of K and V that stay in L2 */
 static const double FLOPS_PER_CLOCK = 4096, EFFICIENCY = 0.6, START_SECONDS = 4e-6;
 /* Of the same: exponentials take as long as products of twice the rate, and twice as long where heads are half as
    deep. */
-static const double FP8_EFFICIENCY = 0.8, FP8_SHALLOW_EFFICIENCY = 0.52;
+static const double FP8_EFFICIENCY = 0.8, FP8_THREE_EFFICIENCY = 0.88, FP8_SHALLOW_EFFICIENCY = 0.52;
 static const double SHORT_EFFICIENCY = 0.4, CROWDED_EFFICIENCY = 0.5, THREE_EFFICIENCY = 0.64;
 /* Of a multiprocessor, for a score, by terms: alike at all depths of heads (H100, 4096 keys). */
 static const double BIAS_CLOCKS = 0.03, MODIFIER_CLOCKS = 0.04, ALIBI_CLOCKS = 0.006;
@@ -86,8 +87,9 @@ static const struct forward_tile soft_cap_tile = {1, 128, 128, 128, 2, 2, 0, 232
 static const struct forward_tile bias_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 8, 0};
 
 /* Of scores that nothing joins: three consumers read K and V two thirds as often, and begin and end their tiles under
-   each other's products. */
+   each other's products. Of FP8, whose softmax takes longer than its products, three also wait less for each other. */
 static const struct forward_tile three_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
+static const struct forward_tile fp8_three_tile = {0, 128, 128, 64, 3, 6, 0, 152, 56, false, 1, 0, 0};
 
 struct forward {
     const struct cuda_attention *c;
@@ -96,6 +98,7 @@ struct forward {
     bool is_fp8;
     int depth, value_depth; /* padded */
     int q_stages, o_stages; /* 2 and 0: O leaves through the Q that is done with */
+    int ones;               /* columns of ones behind those of V: 0 or 8, the fewest a product takes */
     int bias_stages;        /* 0: bias is read from memory, or there is none */
     int64_t tiles, all_tiles, raster_heads;
     bool is_dynamic;
@@ -216,8 +219,9 @@ static int64_t shared_bytes(const struct forward *f) {
     int64_t q = (int64_t)panels(f->depth, as_read(f->c, f->c->a->q)) * ROW_BYTES * GROUP_QUERIES * t->groups;
     int64_t k = (int64_t)panels(f->depth, as_read(f->c, f->c->a->k)) * ROW_BYTES * t->keys;
     int64_t v = dtype_bytes((weftDataType_t)as_read(f->c, f->c->a->v)->type, round_up(f->value_depth, 64) * t->keys);
+    int64_t ones = (int64_t)f->ones * t->keys;
     int64_t o = (int64_t)4 * t->groups * f->o_stages * 16 * ROW_BYTES;
-    int64_t stage = k + v + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
+    int64_t stage = k + v + ones + (f->is_fp8 ? 5 * BARRIER_BYTES + USED_BYTES : 4 * BARRIER_BYTES);
     int64_t barriers = 2 * (f->q_stages + f->bias_stages) * t->groups;
     int64_t bias = (int64_t)f->bias_stages * t->groups * GROUP_QUERIES * t->keys * BIAS_ELEMENT_BYTES;
     int64_t sums = f->is_fp8 ? (int64_t)GROUP_QUERIES * t->groups * f->value_depth * PARKED_BYTES : 0;
@@ -247,16 +251,17 @@ static int64_t raster_heads(const struct forward *f) {
 
 /* The part of the products' rate that long rows of tiles reach. */
 static double efficiency(const struct forward *f) {
-    return f->tile->ctas > 1        ? SHORT_EFFICIENCY
-           : f->tile->groups > 3    ? CROWDED_EFFICIENCY
-           : f->tile == &three_tile ? THREE_EFFICIENCY
-           : !f->is_fp8             ? EFFICIENCY
-           : f->value_depth <= 64   ? FP8_SHALLOW_EFFICIENCY
-                                    : FP8_EFFICIENCY;
+    return f->tile->ctas > 1            ? SHORT_EFFICIENCY
+           : f->tile->groups > 3        ? CROWDED_EFFICIENCY
+           : f->tile == &three_tile     ? THREE_EFFICIENCY
+           : f->tile == &fp8_three_tile ? FP8_THREE_EFFICIENCY
+           : !f->is_fp8                 ? EFFICIENCY
+           : f->value_depth <= 64       ? FP8_SHALLOW_EFFICIENCY
+                                        : FP8_EFFICIENCY;
 }
 
 static double tile_seconds(const struct forward *f) {
-    return f->tile == &three_tile ? THREE_TILE_SECONDS : TILE_SECONDS;
+    return f->tile == &three_tile || f->tile == &fp8_three_tile ? THREE_TILE_SECONDS : TILE_SECONDS;
 }
 
 static double term_clocks(const struct attention *a) {
@@ -320,6 +325,15 @@ static int count_terms(const struct attention *a, bool is_fp8) {
     return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + (is_fp8 ? 2 : 1) * attention_drops(a);
 }
 
+/* Whether weights of FP8 are summed by the products that multiply them: as they were rounded, which suits results and no
+   statistics, and without those that are dropped. Ones come right behind V's columns, which have to fill their squares,
+   and a product has 256 at most. A soft cap looks at sums of its own. */
+static bool has_ones(const struct forward *f) {
+    const struct attention *a = f->c->a;
+    return f->is_fp8 && is_rounded(f) && !attention_drops(a) && !a->modifier.graph && f->value_depth % SQUARE == 0 &&
+           f->value_depth < DEPTH_MAX;
+}
+
 /* What follows from the tile. O leaves through Q's room where it has no more panels; else it has some of its own, and Q
    one buffer instead of two. */
 static void plan_tile(struct forward *f, const struct forward_tile *tile) {
@@ -328,6 +342,7 @@ static void plan_tile(struct forward *f, const struct forward_tile *tile) {
     f->tile = tile;
     f->o_stages = tile->o_stages == 0 && !fits_q ? 1 : tile->o_stages;
     f->q_stages = f->o_stages == 0 ? 2 : 1;
+    f->ones = has_ones(f) ? ONES : 0;
     f->bias_stages = bias_stages(f);
     f->tiles = divide_up(c->queries, GROUP_QUERIES * tile->groups);
     f->all_tiles = c->batches * c->heads * f->tiles;
@@ -347,11 +362,11 @@ static void consider(struct forward *f, const struct forward_tile *tile, int ter
 /* Of few tiles none waits for another. */
 static void consider_others(struct forward *f, int terms) {
     const struct cuda_attention *c = f->c;
-    if (f->is_fp8 || f->all_tiles <= c->device->cuda.multiprocessors)
+    if (f->all_tiles <= c->device->cuda.multiprocessors)
         return;
     if (c->keys > SHORT_KEYS && c->a->left_bound == ATTENTION_UNBOUNDED && f->depth == three_tile.depth)
-        consider(f, &three_tile, terms);
-    for (int i = 0; i < SHORT_TILE_COUNT && c->keys <= SHORT_KEYS; i++)
+        consider(f, f->is_fp8 ? &fp8_three_tile : &three_tile, terms);
+    for (int i = 0; i < SHORT_TILE_COUNT && c->keys <= SHORT_KEYS && !f->is_fp8; i++)
         if (short_tiles[i].groups == 1 || c->queries <= GROUP_QUERIES * short_tiles[i].groups)
             consider(f, &short_tiles[i], terms);
 }
@@ -440,10 +455,12 @@ static void print_tile(struct kernel_print *print, const struct forward *f) {
     const struct forward_tile *t = f->tile;
     weftDataType_t type = (weftDataType_t)as_read(f->c, f->c->a->q)->type;
     print_type(print, "in_t", type);
+    print_type(print, "v_t", (weftDataType_t)as_read(f->c, f->c->a->v)->type);
     print_type(print, "out_t", (weftDataType_t)f->op->o->type);
     print_constant(print, "IS_BF16", type == WEFT_DATA_BFLOAT16);
     print_constant(print, "HEAD_QK", f->depth);
     print_constant(print, "HEAD_V", f->value_depth);
+    print_constant(print, "ONES", f->ones);
     print_constant(print, "BLOCK_K", t->keys);
     print_constant(print, "GROUPS", t->groups);
     print_constant(print, "STAGES", t->stages);
@@ -510,7 +527,7 @@ static void print_products(struct text *code, const struct forward *f) {
     kept.name = "multiply_kept", kept_first.name = "multiply_kept_first";
     kept.a = kept_first.a = PRODUCT_A_REGISTERS;
     struct attention_product values = {
-        "multiply_values",        f->is_fp8 ? "e4m3" : type, f->value_depth,
+        "multiply_values",        f->is_fp8 ? "e4m3" : type, f->value_depth + f->ones,
         .a = PRODUCT_A_REGISTERS, .b_is_mn = !f->is_fp8,     .is_fp8 = f->is_fp8,
         .b_is_narrow = f->is_fp8, .b_type = v_type,          .adds = PRODUCT_ADDS_AT_RUN_TIME};
     attention_hopper_print_product(code, &scores);

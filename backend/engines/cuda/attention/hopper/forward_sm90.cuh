@@ -13,7 +13,7 @@
              passes over blocks that its own queries do not see
    Kept      KEPT_STEPS of Q, of 32 bytes a row, go to registers once a tile: their products read half as much from
              shared memory
-   Memory    Q_STAGES of Q, STAGES of K and V, staging of O where it cannot leave through a Q, tiles, barriers
+   Memory    Q_STAGES of Q, STAGES of K, staging of O where it cannot leave through a Q, STAGES of V, tiles, barriers
    Masks     a block is masked where a bound or the end of the keys cuts it. V past the length in use is cleared in
              shared memory: 0 x NaN would be NaN; past the tensor it is 0 (TMA). V of keys that a bound, bias or
              modifier hides is multiplied by 0
@@ -31,13 +31,16 @@
    Dropout   which weights of a block are kept is found while its scores are made: two words a thread
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
+   ONES      rows of ones behind those of V^T: products sum the weights, too, as they were rounded, for a sixteenth more
+             of them; in registers sums take a quarter of the softmax's instructions. Not where statistics are made of
+             sums, nor where weights are dropped
    Promotion Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
              small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they join means by weights, f16
              in shared memory, and begin anew
    Limits    depths are padded to HEAD_QK and HEAD_V by TMA; rows and strides of whole 16 bytes
-   Params    in_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG BIAS_STAGES
-             KEPT_STEPS EARLY CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms, dropout,
-             scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
+   Params    in_t v_t out_t IS_BF16 HEAD_QK HEAD_V BLOCK_K GROUPS STAGES Q_STAGES O_STAGES PING_PONG BIAS_STAGES
+             KEPT_STEPS EARLY ONES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms,
+             dropout, scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
              multiply_kept(_first), multiply_values
    Measured  docs/kernels.md, with what was tried */
 
@@ -49,11 +52,13 @@ constexpr i32 V_BOX = IS_FP8 ? 64 : BLOCK_K; /* keys of a box of V, which has 64
 constexpr int QK_PANELS = (HEAD_QK + PANEL_COLUMNS - 1) / PANEL_COLUMNS, V_PANELS = (HEAD_V + 63) / 64;
 constexpr int O_PANELS = (HEAD_V * (int)sizeof(out_t) + 127) / 128;
 constexpr u32 Q_PANEL = BLOCK_Q * ROW_BYTES, K_PANEL = BLOCK_K * ROW_BYTES, WARP_PANEL = 16 * ROW_BYTES;
-constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), SQUARE_BYTES = 64 * 64;
-constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL, V_BYTES = V_PANELS * V_PANEL;
+constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), SQUARE_BYTES = 64 * 64, ONES_BYTES = ONES * 64;
+constexpr u32 SQUARES_BYTES = V_PANELS * SQUARE_BYTES + ONES_BYTES; /* FP8: of 64 keys, whose columns are rows */
+constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL;
+constexpr u32 V_BYTES = IS_FP8 ? BLOCK_K / 64 * SQUARES_BYTES : V_PANELS * V_PANEL;
 constexpr bool O_LEAVES_THROUGH_Q = O_STAGES == 0;
-constexpr u32 K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-constexpr u32 MEANS_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL;
+constexpr u32 K_AT = Q_STAGES * Q_BYTES, O_AT = K_AT + STAGES * K_BYTES;
+constexpr u32 V_AT = O_AT + 4 * GROUPS * O_STAGES * WARP_PANEL, MEANS_AT = V_AT + STAGES * V_BYTES;
 constexpr u32 BIAS_PANEL = GROUP_Q * ROW_BYTES, BIAS_BYTES = BLOCK_K / 64 * BIAS_PANEL; /* of a consumer */
 constexpr u32 BIAS_AT = MEANS_AT + (IS_FP8 ? BLOCK_Q * HEAD_V * 2 : 0);
 constexpr u32 TILES_AT = BIAS_AT + BIAS_STAGES * GROUPS * BIAS_BYTES, TILE_BYTES = 32;
@@ -147,8 +152,8 @@ DEVICE void release(u32 barrier) {
 /* ---- The producer: one thread, in the order of use ---- */
 
 /* Block `block` of K or V, in boxes of so many keys and columns. MAY_LACK: a box of which no row is there is not
-   asked for; `there`: keys from the block's first one on. */
-template <int PANELS, i32 KEYS, i32 COLUMNS, bool MAY_LACK>
+   asked for; `there`: keys from the block's first one on. GAP: bytes between rows of boxes. */
+template <int PANELS, i32 KEYS, i32 COLUMNS, bool MAY_LACK, u32 GAP>
 DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 head, const box_entry &entry,
                        i32 there) {
     constexpr u32 BOX_BYTES = KEYS * COLUMNS * sizeof(in_t);
@@ -162,7 +167,7 @@ DEVICE void load_block(const tensor_map &map, u32 to, u32 full, i32 block, i32 h
 #pragma unroll
     for (int i = 0; i < ROWS * PANELS; ++i)
         if (!MAY_LACK || i / PANELS < rows)
-            load_box(to + i * BOX_BYTES, map, full, i % PANELS * COLUMNS,
+            load_box(to + i * BOX_BYTES + i / PANELS * GAP, map, full, i % PANELS * COLUMNS,
                      entry.row + block * BLOCK_K + i / PANELS * KEYS, head, entry.place);
 }
 
@@ -201,9 +206,9 @@ DEVICE void load_tiles(const arguments &a) {
         const i32 k_head = t.head / (i32)a.key_share, v_head = t.head / (i32)a.value_share;
         const auto load_keys = [&](i32 block) {
             wait(k_empty(k.stage), k.phase ^ 1);
-            load_block<QK_PANELS, BLOCK_K, PANEL_COLUMNS, K_IS_RAGGED>(a.k_map, k_at(k.stage), k_full(k.stage), block,
-                                                                       k_head, k_entry(a, t.batch, t.keys),
-                                                                       t.keys - block * BLOCK_K);
+            load_block<QK_PANELS, BLOCK_K, PANEL_COLUMNS, K_IS_RAGGED, 0>(a.k_map, k_at(k.stage), k_full(k.stage),
+                                                                          block, k_head, k_entry(a, t.batch, t.keys),
+                                                                          t.keys - block * BLOCK_K);
             k.advance();
         };
         const auto load_values = [&](i32 block) {
@@ -211,8 +216,8 @@ DEVICE void load_tiles(const arguments &a) {
             const i32 used = t.keys - block * BLOCK_K;
             if constexpr (IS_FP8)
                 store_words(used_at(v.stage), words{{(u32)used}});
-            load_block<V_PANELS, V_BOX, 64, V_IS_RAGGED>(a.v_map, v_at(v.stage), values_loaded(v.stage), block, v_head,
-                                                         v_entry(a, t.batch, t.keys), used);
+            load_block<V_PANELS, V_BOX, 64, V_IS_RAGGED, ONES_BYTES>(a.v_map, v_at(v.stage), values_loaded(v.stage),
+                                                                     block, v_head, v_entry(a, t.batch, t.keys), used);
             v.advance();
         };
         i32 block = t.blocks.last - 1;
@@ -339,13 +344,23 @@ DEVICE void add_parked(consumer &c) {
     }
     fence_registers(c.o);
 }
+/* ONES: of what o holds, from the columns behind the results. */
+DEVICE float sum_of_accumulator(const consumer &c, int h) { return c.o[HEAD_V / 2 + 2 * h]; }
+
+/* ONES: all sums of a tile; each lane has those of its whole rows. */
+DEVICE void take_sums(consumer &c) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        c.rows.sum[h] = (c.parked[h] + sum_of_accumulator(c, h)) / 4;
+}
+
 /* The next product replaces what is in o. */
 DEVICE void promote(consumer &c) {
     float by[2];
     u32 kept[2]; /* of the means so far, in both halves */
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const float sum = sum_of_quad(c.rows.sum[h]);
+        const float sum = ONES > 0 ? c.parked[h] + sum_of_accumulator(c, h) : sum_of_quad(c.rows.sum[h]);
         by[h] = sum > 0 ? reciprocal_approx(sum) : 1.0f; /* 0: no key was seen */
         kept[h] = rounded_pair<f16>(c.parked[h] * by[h], c.parked[h] * by[h]);
         c.parked[h] = sum;
@@ -428,7 +443,7 @@ DEVICE void issue_values(consumer &c, u32 stage, bool is_first) {
     mma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_K / STEP; ++k) {
-        const u32 at = IS_FP8 ? k / 2 * (V_PANELS * SQUARE_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
+        const u32 at = IS_FP8 ? k / 2 * (SQUARES_BYTES >> 4) + k % 2 * 2 : k * (16 * ROW_BYTES >> 4);
         multiply_values(c.o, c.p + 4 * k, values + at, !replaces || k > 0);
     }
     mma_commit();
@@ -832,6 +847,8 @@ DEVICE void multiply_tiles(const arguments &a, u32 group) {
             mma_wait<0>(); /* again: ptxas sees none behind the branches, and would serialise all products */
         if (IS_FP8 && c.is_parked)
             add_parked(c);
+        if constexpr (ONES > 0)
+            take_sums(c);
         store_tile(a, receive_tile(t_at), c.o, c.rows, first_row_of(group), o_at,
                    O_LEAVES_THROUGH_Q ? Q_PANEL : WARP_PANEL, c.amax);
         holds_queries = O_LEAVES_THROUGH_Q;
@@ -874,6 +891,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
         prefetch_map(a.o_map);
         init_barriers();
     }
+    if constexpr (ONES > 0)
+        write_ones();
     __syncthreads();
     wait_for_previous_kernel();
     const u32 warp = warp_index();

@@ -12,7 +12,7 @@
 
 using scores = float[BLOCK_K / 2];
 using weights = u32[BLOCK_K * sizeof(in_t) / 8]; /* as A operands of 16 or 32 keys lie */
-using results = float[HEAD_V / 2];
+using results = float[(HEAD_V + ONES) / 2];
 
 /* Sums of a block's weights within these bounds were made of weights that fit. */
 constexpr float LARGEST_SUM = IS_BF16 ? 65536.0f : 32768.0f, LEAST_SUM = IS_BF16 ? 1.0f / 65536 : 1.0f / 16;
@@ -101,8 +101,10 @@ DEVICE void exponentiate(weights &p, float (&sum)[2], float (&top)[2], S &expone
         const int h = i / 2 % 2;
         const float low = exp2_approx(exponent(i, joined(alibi.slope, i, first[h])));
         const float high = exp2_approx(exponent(i + 1, joined(alibi.slope, i + 1, first[h])));
-        sum[h] += low;
-        sum[h] += high;
+        if constexpr (ONES == 0) {
+            sum[h] += low;
+            sum[h] += high;
+        }
         if constexpr (NOTES_TOP)
             top[h] = largest_weight(top[h], low, high);
         set_weights<in_t>(p, i, low, high);
@@ -201,7 +203,7 @@ DEVICE void softmax(weights &p, row_pair &rows, results &o, const scores &s, flo
         if (!is_first) {
             fence_registers(o);
 #pragma unroll
-            for (int i = 0; i < HEAD_V / 2; ++i)
+            for (int i = 0; i < (HEAD_V + ONES) / 2; ++i)
                 o[i] *= rescale[i / 2 % 2];
             fence_registers(o);
             rescale_rest(rescale);

@@ -84,9 +84,20 @@ DEVICE void transpose_values(u32 warp) {
             break;
 #pragma unroll 1
         for (u32 i = warp; i < PAIRS; i += TRANSPOSERS)
-            transpose_pair(v_at(v.stage) + i / 2 * SQUARE_BYTES, i % 2, used - (i32)(i / 2 / V_PANELS * 64));
+            transpose_pair(v_at(v.stage) + i / 2 / V_PANELS * SQUARES_BYTES + i / 2 % V_PANELS * SQUARE_BYTES, i % 2,
+                           used - (i32)(i / 2 / V_PANELS * 64));
         publish_to_async_proxy();
         __syncwarp();
         release(v_full(v.stage));
     }
+}
+
+/* Rows of ones behind the squares of each 64 keys. Their order does not matter, swizzled or not. */
+DEVICE void write_ones() {
+    const u32 four = rounded_four<v_t>(1, 1, 1, 1), first = threadIdx.x * 16;
+    for (u32 square = 0; square < STAGES * (BLOCK_K / 64); ++square)
+        if ((i32)first < (i32)ONES_BYTES)
+            store_words(v_at(0) + square * SQUARES_BYTES + V_PANELS * SQUARE_BYTES + first,
+                        words{{four, four, four, four}});
+    publish_to_async_proxy();
 }
