@@ -112,10 +112,12 @@ def test_short_variants(length: int, name: str, dump: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"stats": True, "sink": True, "max": True}, OPTIONS["padding"]])
 def test_long_variants(options: dict[str, Any], dump: Path) -> None:
-    """Of three consumers."""
-    for depths in (128, 128), (120, 24):
-        assert forward(*depths, dims=(4, 24, 4100, 4200), **options)[0] == "cuda.attention_hopper"
-    assert cubins.check_dumped(dump) >= 2
+    """Of three consumers. With no statistics products of FP8 sum the weights."""
+    kinds = ((128, 128, "bf16"), (120, 24, "bf16"), (128, 128, "e4m3"), (128, 64, "e4m3"))
+    for *depths, dtype in kinds:
+        made = forward(*depths, dtype, dims=(4, 24, 4100, 4200), out="bf16", **options)
+        assert made[0] == "cuda.attention_hopper"
+    assert cubins.check_dumped(dump) >= 4
 
 
 SCALES = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")

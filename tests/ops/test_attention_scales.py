@@ -209,13 +209,13 @@ def test_masks(name: str, share: str) -> None:
 # ---- FP8: scales of the softmax and of the result, and the largest numbers ---------------------------------
 
 
-def run_fp8(case: Case) -> Any:
-    """o, stats, amax_s and amax_o."""
+def run_fp8(case: Case, has_stats: bool) -> Any:
+    """o, stats where they are wanted, amax_s and amax_o."""
 
     def build(g: weft.Graph, **tensors: Any) -> Any:
         extra = {key: g.tensor(name=key) for key in ("amax_s", "amax_o")}
         o, stats = g._sdpa_fwd(**tensors, **case.values(), **extra, name="a")
-        return o, stats, *extra.values()
+        return o, *([stats] if has_stats else []), *extra.values()
 
     return build
 
@@ -243,6 +243,13 @@ FP8_CASES = {
 @pytest.mark.parametrize("name", FP8_CASES)
 def test_fp8(name: str, out: str) -> None:
     check_fp8(FP8_CASES[name], ("e4m3", "e4m3", "e4m3"), out)
+
+
+@pytest.mark.parametrize("name", FP8_CASES)
+def test_fp8_without_statistics(name: str) -> None:
+    """Products of Hopper sum the weights."""
+    case, types = FP8_CASES[name], ("e4m3", "e4m3", "e5m2")
+    compare_fp8(case, scaled_inputs(case, types, "tensor"), "bf16", has_stats=False)
 
 
 @pytest.mark.parametrize("types", list(itertools.product(FP8, repeat=3)), ids="-".join)
@@ -280,8 +287,9 @@ def test_fp8_rows_of_every_size() -> None:
     compare_fp8(case, inputs, "bf16")
 
 
+@pytest.mark.parametrize("has_stats", [True, False])
 @pytest.mark.parametrize("size", [64, 128])
-def test_fp8_of_many_keys(size: int) -> None:
+def test_fp8_of_many_keys(size: int, has_stats: bool) -> None:
     """The promoted sums of rows whose last block exceeds all others, and of some that see no other one."""
     case = scaled(70, 1700, size, 1, bias=(1, 2, 70, 1700))
     inputs = scaled_inputs(case, ("e4m3", "e4m3", "e4m3"), "tensor")
@@ -289,7 +297,7 @@ def test_fp8_of_many_keys(size: int) -> None:
     inputs["k"] = np.take_along_axis(inputs["k"], order[..., None], axis=2)
     inputs["descale_q"] = np.full((1, 1, 1, 1), 5, np.float32)
     inputs["bias"][..., ::3, 40:] = -np.inf
-    compare_fp8(case, inputs, "bf16")
+    compare_fp8(case, inputs, "bf16", has_stats)
 
 
 def check_fp8(case: Case, types: tuple[str, str, str], out: str, share: str = "tensor") -> None:
@@ -297,20 +305,22 @@ def check_fp8(case: Case, types: tuple[str, str, str], out: str, share: str = "t
     compare_fp8(case, scaled_inputs(case, types, share), out)
 
 
-def compare_fp8(case: Case, inputs: dict[str, Any], out: str, **how: Any) -> None:
+def compare_fp8(
+    case: Case, inputs: dict[str, Any], out: str, has_stats: bool = True, **how: Any
+) -> None:
     true = true_inputs(inputs)
     inputs |= {key: np.full((1, 1, 1, 1), value, np.float32) for key, value in
                {"scale_s": 256, "descale_s": 1 / 128, "scale_o": 16}.items()}  # fmt: skip
     weights, stats, *_ = softmax(case.scores(true), case.sinks(true))
     o = 2 * forward(case, true)[0]
     amax = [np.full((1, 1, 1, 1), np.abs(each).max(initial=0)) for each in (weights, o)]
-    want = [16 * o, stats, *amax]
+    want = [16 * o, *([stats] if has_stats else []), *amax]
     lost = 2 * roundings(case, true, False, True)[0]
     sums = forward(case, true | {"v": np.abs(true["v"])})[0].max(initial=0)
     magnitude = max(32 * float(sums), float(score_magnitudes(case, true).max()))
     checks.check(
-        run_fp8(case), inputs, want, magnitude=magnitude, out=[out, "f32", "f32", "f32"],
-        rounded=[16 * lost, None, None, lost.max(initial=0)], layouts=["packed"], of_fp8=True, **how,
+        run_fp8(case, has_stats), inputs, want, magnitude=magnitude, out=[out, *["f32"] * (len(want) - 1)],
+        rounded=[16 * lost, *[None] * (len(want) - 2), lost.max(initial=0)], layouts=["packed"], of_fp8=True, **how,
     )  # fmt: skip
 
 
