@@ -6,6 +6,7 @@ import os
 from collections import Counter
 
 import pytest
+from turns import DAY
 
 # Threads that have no work sleep, as other tests run on the same cores: PyTorch's, which Weft takes where
 # they are, and NumPy's.
@@ -49,4 +50,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         terminalreporter.write_line(f"not observed: {report.nodeid}: {reason.removeprefix('Skipped: ')}")
-    terminalreporter.write_line(f"not observed: {len(skipped)} tests")
+    terminalreporter.write_line(f"not observed: {len(skipped)} tests; tests of WEFT_TEST_DAY={DAY}")

@@ -14,7 +14,6 @@ change.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
@@ -30,8 +29,6 @@ import weft
 from graph_drawing import make
 from graph_evaluation import Array, Arrays, Evaluation, Graph, Node, ulp
 from weft.dtypes import data_type_of
-
-DAY = int(os.environ.get("WEFT_TEST_DAY", time.time() // 86400))  # tests take other graphs each day
 
 # ---- Parts of a graph --------------------------------------------------------------------------------------
 

@@ -1312,7 +1312,9 @@ CASES = {
         fp8_attention(200, 1700, 128, "bf16", low=0.5, use_causal_mask=False),
     ),
     "attention on Hopper, FP8, sums by products": Case(
-        "amax_clear forward_sm90", "attention_hopper", fp8_attention(600, 300, 128, "e4m3", generate_stats=False)
+        "amax_clear forward_sm90",
+        "attention_hopper",
+        fp8_attention(600, 300, 128, "e4m3", generate_stats=False),
     ),
     "attention on Hopper, FP8, sums by products, promoted": Case(
         "amax_clear forward_sm90",
@@ -1322,7 +1324,14 @@ CASES = {
     "attention on Hopper, FP8 192, sums by products": Case(
         "amax_clear forward_sm90",
         "attention_hopper",
-        fp8_attention(130, 200, 192, "f16", generate_stats=False, sink_token=lambda t: t(1, 4, 1, 1, dtype="f32")),
+        fp8_attention(
+            130,
+            200,
+            192,
+            "f16",
+            generate_stats=False,
+            sink_token=lambda t: t(1, 4, 1, 1, dtype="f32"),
+        ),
     ),
     "attention on Hopper, FP8 256, promoted": Case(
         "amax_clear forward_sm90",

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import emulated_gpu
-import random_graphs
+import turns
 
 ROOT = Path(__file__).parents[1]
 SMALL_CASES = ["tests/small_cases.py", "--runs", "2"]
@@ -36,12 +36,14 @@ def check(words: list[list[str]], settings: list[dict[str, object]]) -> None:
 
 
 def test_every_kernel() -> None:
-    """Compiled without a warning, to machine code too, and run. Each half first by one of two processes, so
-    that the other finds its programs compiled."""
-    settings = [{"EMULATOR_SEED": 1}, {"EMULATOR_SEED": 2, "FAKE_CUDA_LARGE": 16}]
-    settings = [each | {"EMULATOR_ASSEMBLES": 1} for each in settings]
-    for mine, other in (("1/2", "2/2"), ("2/2", "1/2")):
-        check([[*SMALL_CASES, "--part", mine], [*SMALL_CASES, "--any-kernel", "--part", other]], settings)
+    """Compiled without a warning, to machine code too, and run; then a half of them in another order and with
+    few multiprocessors, which finds most of its programs compiled."""
+    first, again = {"EMULATOR_SEED": 1}, {"EMULATOR_SEED": 2, "FAKE_CUDA_LARGE": 16}
+    settings = [each | {"EMULATOR_ASSEMBLES": 1} for each in (first, again)]
+    parts = turns.of_today((("1/4", "3/4"), ("2/4", "4/4")), 2)
+    check([[*SMALL_CASES, "--part", part] for part in ("1/2", "2/2")], settings[:1] * 2)
+    for some in parts:
+        check([[*SMALL_CASES, "--any-kernel", "--part", part] for part in some], settings[1:] * 2)
 
 
 def test_a_sample_of_operations() -> None:
@@ -51,7 +53,7 @@ def test_a_sample_of_operations() -> None:
 
 def test_random_graphs() -> None:
     """Others each day, as the CPU has them (tests/test_random_graphs.py), and those that failed."""
-    new = ["tests/random_graphs.py", "--first", str(2_000_000 + random_graphs.DAY * 8), "--count", "8"]
+    new = ["tests/random_graphs.py", "--first", str(2_000_000 + turns.DAY * 8), "--count", "8"]
     failed = ["tests/test_random_graphs.py", "-k", "once_failed"]
     check([new, [*PYTEST, *failed]], [{}, {"FAKE_CUDA_LARGE": 16}])
 

@@ -12,6 +12,7 @@ import foreign_cpu
 import numpy as np
 import pytest
 import random_graphs
+import turns
 import weft
 from commands import ROOT, run
 from foreign_cpu import PROCESSORS
@@ -41,9 +42,9 @@ def test_program_on_arm(name: str) -> None:
 def test_graphs(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random ones, others each day."""
     monkeypatch.setenv(foreign_cpu.VARIABLE, processor)
-    first = 2_000_000 + random_graphs.DAY * GRAPHS
+    first = 2_000_000 + turns.DAY * GRAPHS
     wrong = [random_graphs.check(number, ["cpu.fast"]) for number in range(first, first + GRAPHS)]
-    where = f"on {processor}, WEFT_TEST_DAY={random_graphs.DAY}"
+    where = f"on {processor}, WEFT_TEST_DAY={turns.DAY}"
     assert not any(wrong), "\n".join([where, *filter(None, wrong)])
 
 

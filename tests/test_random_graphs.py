@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import random_graphs
-from random_graphs import DAY, Graph
+from random_graphs import Graph
+from turns import DAY
 
 COUNT, PARTS = 300, 6
 FIRST = 1_000_000  # numbers below it are those of campaigns

@@ -2,9 +2,10 @@
 /* What the tests of the CUDA families share. A test describes regions as models, has a family build a step for each on
    described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by
    the copies of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), in processes without sanitizers, else by
-   the one that Weft would take; on all processors. It takes long, so copies take turns: each compiles a case for one
-   chip, another copy for another; of cases that are for one chip alone every second one. One copy by itself compiles
-   all; WEFT_TEST_ALL=1 has each do so. WEFT_TEST_VERBOSE=1 prints registers and grids. */
+   the one that Weft would take; on all processors. It takes long, so copies take turns: of two, each compiles an eighth
+   of the pairs of case and chip, or a quarter of the cases that are for one chip alone, others each day
+   (WEFT_TEST_DAY=<number> has that day's). One copy by itself compiles all; WEFT_TEST_ALL=1 has each do so.
+   WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
 #define WEFT_TESTS_CUDA_FAMILY_H
 
@@ -356,11 +357,11 @@ static inline void compile(const struct wanted *one, struct plain_nvrtc *plain) 
 
 /* Whether it is the turn of this copy of NVRTC. */
 static inline bool is_its_turn(const struct wanted *one) {
-    if (copy_count == 1 || getenv("WEFT_TEST_ALL"))
+    if (copy_count == 1 || tests_all())
         return true;
-    if (one->arch_index < 0)
-        return one->number % copy_count == copy_index;
-    return (one->number + one->arch_index) % 4 == 2 * copy_index % 4;
+    bool has_pairs = one->arch_index >= 0;
+    int turns = has_pairs ? 8 : 4;
+    return (one->number + (has_pairs ? one->arch_index : 0) + test_day()) % turns == turns / copy_count * copy_index;
 }
 
 static atomic_int next_wanted;

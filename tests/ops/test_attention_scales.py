@@ -320,7 +320,8 @@ def compare_fp8(
     magnitude = max(32 * float(sums), float(score_magnitudes(case, true).max()))
     checks.check(
         run_fp8(case, has_stats), inputs, want, magnitude=magnitude, out=[out, *["f32"] * (len(want) - 1)],
-        rounded=[16 * lost, *[None] * (len(want) - 2), lost.max(initial=0)], layouts=["packed"], of_fp8=True, **how,
+        rounded=[16 * lost, *[None] * (len(want) - 2), lost.max(initial=0)], layouts=["packed"], of_fp8=True,
+        **how,
     )  # fmt: skip
 
 

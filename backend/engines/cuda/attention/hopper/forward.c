@@ -325,9 +325,9 @@ static int count_terms(const struct attention *a, bool is_fp8) {
     return (a->bias != NULL) + (a->modifier.graph != NULL) + a->alibi + (is_fp8 ? 2 : 1) * attention_drops(a);
 }
 
-/* Whether weights of FP8 are summed by the products that multiply them: as they were rounded, which suits results and no
-   statistics, and without those that are dropped. Ones come right behind V's columns, which have to fill their squares,
-   and a product has 256 at most. A soft cap looks at sums of its own. */
+/* Whether weights of FP8 are summed by the products that multiply them: as they were rounded, which suits results and
+   no statistics, and without those that are dropped. Ones come right behind V's columns, which have to fill their
+   squares, and a product has 256 at most. A soft cap looks at sums of its own. */
 static bool has_ones(const struct forward *f) {
     const struct attention *a = f->c->a;
     return f->is_fp8 && is_rounded(f) && !attention_drops(a) && !a->modifier.graph && f->value_depth % SQUARE == 0 &&
