@@ -60,17 +60,22 @@ def _dropout_values(where: str, dropout: tuple[Any, ...] | None) -> dict[str, An
     """What dropout is made of, by row key: drawn, or by a mask."""
     if dropout is None:
         return {}
-    first = dropout[0] if isinstance(dropout, tuple | list) and dropout else None
+    fix = "Give (probability, seed, offset), or (mask, scale)."
+    is_several = isinstance(dropout, tuple | list)
+    first = dropout[0] if is_several and dropout else None
     is_mask = isinstance(first, Tensor) or getattr(first, "ndim", 0) > 0
     names = ("mask", "scale") if is_mask else ("probability", "seed", "offset")
-    keys = [f"dropout_{name}" for name in names]
-    if first is None or len(dropout) > len(keys):
-        given = f"{len(dropout)} values" if isinstance(dropout, tuple | list) else repr(dropout)
-        raise BadParameterError(
-            f"{where}: dropout is {given}. Give (probability, seed, offset), or (mask, scale)."
-        )
-    values = dict(zip(keys, dropout, strict=False))
-    return values if is_mask else values | {"dropout_probability": float(first)}
+    if not is_several or not 0 < len(dropout) <= len(names):
+        given = f"{len(dropout)} values" if is_several else repr(dropout)
+        raise BadParameterError(f"{where}: dropout is {given}. {fix}")
+    values = {f"dropout_{name}": value for name, value in zip(names, dropout, strict=False)}
+    if is_mask:
+        return values
+    try:
+        return values | {"dropout_probability": float(dropout[0])}
+    except (TypeError, ValueError):
+        problem = f"dropout begins with {first!r}, not a number or a mask"
+        raise BadParameterError(f"{where}: {problem}. {fix}") from None
 
 
 def _slice_of(item: slice | int, where: str) -> slice:

@@ -975,8 +975,14 @@ def test_attention_refuses_contradictions(options: dict[str, Any], message: str)
 def test_dropout_is_drawn_or_a_mask() -> None:
     g = weft.Graph(io_data_type="f32")
     q = g.tensor([1, 1, 2, 4])
-    for dropout, given in ((q, 2.0, 0.5), "3 values"), ((), "0 values"), (0.1, "0.1"):
-        message = f"sdpa 'a': dropout is {given}. Give (probability, seed, offset), or (mask, scale)."
+    for dropout, problem in (
+        ((q, 2.0, 0.5), "is 3 values"),
+        ((), "is 0 values"),
+        (0.1, "is 0.1"),
+        (("a",), "begins with 'a', not a number or a mask"),
+        ([None, 1, 2], "begins with None, not a number or a mask"),
+    ):
+        message = f"sdpa 'a': dropout {problem}. Give (probability, seed, offset), or (mask, scale)."
         with pytest.raises(weft.BadParameterError, match=says(message)):
             g.sdpa(q, q, q, name="a", dropout=dropout)
 

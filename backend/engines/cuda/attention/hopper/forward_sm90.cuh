@@ -32,8 +32,9 @@
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
    ONES      rows of ones behind those of V^T: products sum the weights, too, as they were rounded, for a sixteenth more
-             of them; in registers sums take a quarter of the softmax's instructions. Not where statistics are made of
-             sums, nor where weights are dropped
+             of them; in registers sums take a quarter of the softmax's instructions. They lose to the truncation below
+             what results of values of one sign lose. Not where statistics are made of sums, nor where weights are
+             dropped
    Promotion Hopper's products of FP8 add into 13 bits of fraction and truncate: sums of positive values come out too
              small, 1.5 % after 1,024 keys, 38 % after 32,768. So every 768 keys (1 %) they join means by weights, f16
              in shared memory, and begin anew
