@@ -186,7 +186,8 @@ BYTES = [fp8, fp8_scaled, fp8_forward, block_scaled, int8, int8_scaled]
 
 @pytest.mark.parametrize("build", [*BUILDS, *PREPARED, *BYTES])
 def test_tiles(build: Build, dump: Path) -> None:
-    """A half of the tiles; of data gradients with statistics, which take seconds each, a third."""
+    """A half of the tiles, which may be those that serve few; of data gradients with statistics, which take
+    seconds each, a third."""
     served, tiles = 0, turns.of_today(range(1, TILES + 1), 3 if build is data_statistics else 2)
     for tile in tiles:
         try:
@@ -194,7 +195,7 @@ def test_tiles(build: Build, dump: Path) -> None:
             served += "wgmma, tiles" in report and ("prologue" in report) == (build in PREPARED)
         except weft.NotSupportedError:  # not every tile takes every layout
             continue
-    assert served * TILES >= len(tiles) * (5 if build in (block_scaled, totals) else 8)
+    assert served >= (2 if not turns.ALL else 5 if build in (block_scaled, totals) else 8)
     cubins.check_dumped(dump)
 
 

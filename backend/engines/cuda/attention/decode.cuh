@@ -15,10 +15,7 @@
    Limits    DEPTH and VALUES <= 256; rows of K and V are read 16 bytes at a time
    Params    staged_t weight_t ROW_WARPS KEY_GROUPS HEADS KEYS STAGES DEPTH VALUES PARTS IS_HELD HAS_BOXES SPLIT CTAS,
              runs and features
-   Measured  tools/bench/results/h200-attention.csv; tiles and splits chosen by decode.c from what 13 shapes took
-   Tried     on an H200, reading alone, of 4.57 TB/s: boxes with L2 promotion of 128 bytes 4.46, of 256 bytes 4.13 (an
-             H100: alike); on an H100, of 3.07: cp.async 2.88, with a hint of 128 or 256 bytes 2.95, rows by bulk copies
-             2.87, boxes 3.06, whichever CTA reads what; tickets instead of segments no more */
+   Measured  docs/kernels.md, with what was tried; tiles and splits chosen by decode.c from what 13 shapes took */
 
 constexpr bool OWN_IS_KEY = false;
 

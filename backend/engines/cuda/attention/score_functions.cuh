@@ -5,12 +5,8 @@
              IS_ROUNDED: all that is made of scores has 16 bits or fewer. One instruction of that unit, off by 2^-11 of
              itself, and so are scores; where they are about 20 and capped at 50, o of f16 is off by 2.5e-4, as with the
              three, and torch's own operations in f16 are off by 4e-3
-   Measured  H100, soft cap, heads of 128, 4096 keys, causal: 1.18 to 1.28 of the plain case by the one instruction,
-             1.6 by the three. MUFU makes a tanh as quickly as 2^x. Hopper's forward kernel has a polynomial for small x
-             Gradients, of scores with a standard deviation of 25, capped at 50, bf16: off by 3.3e-3 by either
-   Tried     P(x^2) / Q(x^2), one reciprocal and thirteen others, issuing which takes longer than all else: 1.78; the
-             one instruction beside statistics, which are floats, and off by 2e-4 of a large score then; polynomials
-             for a quarter of 2^x behind the one: 9 % slower */
+             Hopper's forward kernel has a polynomial for small x
+   Measured  docs/kernels.md, with what was tried */
 
 namespace weft::score_functions {
 

@@ -24,10 +24,6 @@
              of them, and ALiBi, join the exponents, and so does a soft cap of small scores in blocks that no mask cuts:
              see capped_exponent. BIAS_STAGES: boxes of the bias come to each consumer through a ring of its own, loaded
              by a warp of its own, so that K and V never wait for a bias to be read; else elements are read from memory
-   Bounds    clocks of a scheduler for 64 queries x 128 keys. Products 1,024, of heads of 64 512; 2^x 512; instructions
-             380, with ALiBi 460, a bias 530, a soft cap 570, dropout 1,330. Shared memory, of 128 bytes a clock: 900,
-             beside a bias 1,150, of which Q in registers saves 128; of heads of 64 400 and 660. L2 gives 32 KB, of
-             heads of 64 11, and 16 more for a bias: 6.3 and 5.4 TB/s, which is all it has
    Dropout   which weights of a block are kept is found while its scores are made: two words a thread
    FP8       types of q, k and v may differ, weights are E4M3; warps 1 .. 3 of the producer turn V over where it lies,
              see forward_values. A scale of each head joins that of scores; those of values, softmax and o join the end
@@ -43,7 +39,7 @@
              KEPT_STEPS EARLY ONES CTAS CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES, those of scores, terms,
              dropout, scales and outputs; printed entries of q, k, v and o; printed products: multiply_scores(_first),
              multiply_kept(_first), multiply_values
-   Measured  docs/kernels.md, with what was tried */
+   Measured  docs/kernels.md, with its bounds and what was tried */
 
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
 constexpr u32 ROW_BYTES = 128;                                                    /* of a panel, swizzled */
