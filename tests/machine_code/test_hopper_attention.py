@@ -113,7 +113,7 @@ def test_short_variants(length: int, name: str, dump: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"stats": True, "sink": True, "max": True}, OPTIONS["padding"]])
 def test_long_variants(options: dict[str, Any], dump: Path) -> None:
-    """Of three consumers. With no statistics products of FP8 sum the weights."""
+    """Of three consumers; of FP8 without statistics, where products sum the weights, and of two with them."""
     kinds = ((128, 128, "bf16"), (120, 24, "bf16"), (128, 128, "e4m3"), (128, 64, "e4m3"))
     for *depths, dtype in kinds:
         made = forward(*depths, dtype, dims=(4, 24, 4100, 4200), out="bf16", **options)

@@ -87,7 +87,7 @@ static const struct forward_tile soft_cap_tile = {1, 128, 128, 128, 2, 2, 0, 232
 static const struct forward_tile bias_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 8, 0};
 
 /* Of scores that nothing joins: three consumers read K and V two thirds as often, and begin and end their tiles under
-   each other's products. Of FP8, whose softmax takes longer than its products, three also wait less for each other. */
+   each other's products. Of FP8 they are faster where products sum the weights alone. */
 static const struct forward_tile three_tile = {0, 128, 128, 64, 3, 4, 0, 160, 32, false, 1, 4, 0};
 static const struct forward_tile fp8_three_tile = {0, 128, 128, 64, 3, 6, 0, 152, 56, false, 1, 0, 0};
 
@@ -327,7 +327,7 @@ static int count_terms(const struct attention *a, bool is_fp8) {
 
 /* Whether weights of FP8 are summed by the products that multiply them: as they were rounded, which suits results and
    no statistics, and without those that are dropped. Ones come right behind V's columns, which have to fill their
-   squares, and a product has 256 at most. A soft cap looks at sums of its own. */
+   squares, and a product has 256 at most. Modifiers, of which a soft cap looks at sums, keep theirs. */
 static bool has_ones(const struct forward *f) {
     const struct attention *a = f->c->a;
     return f->is_fp8 && is_rounded(f) && !attention_drops(a) && !a->modifier.graph && f->value_depth % SQUARE == 0 &&
@@ -364,9 +364,10 @@ static void consider_others(struct forward *f, int terms) {
     const struct cuda_attention *c = f->c;
     if (f->all_tiles <= c->device->cuda.multiprocessors)
         return;
-    if (c->keys > SHORT_KEYS && c->a->left_bound == ATTENTION_UNBOUNDED && f->depth == three_tile.depth)
+    bool is_short = c->keys <= SHORT_KEYS;
+    if (!is_short && c->a->left_bound == ATTENTION_UNBOUNDED && f->depth == three_tile.depth && (!f->is_fp8 || f->ones))
         consider(f, f->is_fp8 ? &fp8_three_tile : &three_tile, terms);
-    for (int i = 0; i < SHORT_TILE_COUNT && c->keys <= SHORT_KEYS && !f->is_fp8; i++)
+    for (int i = 0; is_short && !f->is_fp8 && i < SHORT_TILE_COUNT; i++)
         if (short_tiles[i].groups == 1 || c->queries <= GROUP_QUERIES * short_tiles[i].groups)
             consider(f, &short_tiles[i], terms);
 }
