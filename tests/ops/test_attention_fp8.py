@@ -18,6 +18,7 @@ SCALES = {"scale_s": 300.0, "scale_dP": 40.0, "scale_dQ": 16.0, "scale_dK": 8.0,
 SCALES |= {"descale_s": 1 / 300, "descale_dP": 1 / 40}
 DESCALES = dict(zip(OPERANDS, (0.25, 0.5, 0.125, 0.25, 0.5), strict=True))
 FEW = 2.0**-20  # what sums in float may be off by, of the magnitudes that are summed
+FEW_OF_FP8 = 2.0**-13  # the same of Hopper's products of FP8, which keep 13 bits of fraction
 FP8 = ("e4m3", "e5m2")
 
 
@@ -67,7 +68,7 @@ def spread(numbers: np.ndarray, slack: np.ndarray, dtype: str, name: str) -> np.
 
 
 def by_definition(
-    case: Case, true: dict[str, Any], types: tuple[str, ...], kept: Any = 1.0
+    case: Case, true: dict[str, Any], types: tuple[str, ...], kept: Any = 1.0, few: float = FEW
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """dQ, dK, dV, before their scales, and gradients of scores; and how far factors may have them off."""
     hq, hk, hv = case.heads
@@ -79,10 +80,11 @@ def by_definition(
     ds = case.scale * weights * (d_o @ v.mT * kept - mean)
     sums = np.abs(d_o) @ np.abs(v).mT * kept
     sums = case.scale * weights * (sums + (np.abs(d_o) * np.abs(true["o"])).sum(-1, keepdims=True))
-    few = 4 * FEW * case.scale * np.abs(np.abs(q) @ np.abs(k).mT).max(initial=1)
+    of_weights = 4 * few * case.scale * np.abs(np.abs(q) @ np.abs(k).mT).max(initial=1)
     p, ds_factor = as_factor(weights * kept, types[0], "s"), as_factor(ds, types[4], "dP")
-    off = few * sums + checks.roundoff("f16") * np.abs(ds)  # Hopper's kernels have the softmax as f16 before
-    off_p = spread(weights * kept, (few + checks.roundoff("f16")) * weights * kept, types[0], "s")
+    # Hopper's kernels have the softmax as f16 before.
+    off = of_weights * sums + checks.roundoff("f16") * np.abs(ds)
+    off_p = spread(weights * kept, (of_weights + checks.roundoff("f16")) * weights * kept, types[0], "s")
     off_ds = spread(ds, off, types[4], "dP")
 
     def products(p: np.ndarray, g: np.ndarray, sign: Any) -> list[np.ndarray]:
@@ -94,7 +96,7 @@ def by_definition(
 
     want = products(p, ds_factor, lambda x: x)
     most = products(np.abs(p), np.abs(ds_factor), np.abs)
-    lost = [a + FEW * b for a, b in zip(products(off_p, off_ds, np.abs), most, strict=True)]
+    lost = [a + few * b for a, b in zip(products(off_p, off_ds, np.abs), most, strict=True)]
     return [*want, np.abs(ds)], [*lost, off]
 
 
@@ -122,10 +124,11 @@ def check_results(
     types: tuple[str, ...],
     out: str,
     kept: Any = 1.0,
+    few: float = FEW,
     **how: Any,
 ) -> None:
     """All results of the operands, as what they stand for has them."""
-    want, lost = by_definition(case, true, types, kept)
+    want, lost = by_definition(case, true, types, kept, few)
     scales = [SCALES[f"scale_{name}"] for name in ("dQ", "dK", "dV")]
     scaled, rounded = ([each * s for each, s in zip(of, scales, strict=False)] for of in (want, lost))
     magnitude = 2.0**19 * max(float(each.max(initial=0)) for each in rounded) if out == "f32" else 0
@@ -189,19 +192,42 @@ def test_features(name: str) -> None:
     check_fp8(CASES[name], TYPES[1], layouts=["packed", "padded"])
 
 
-@pytest.mark.parametrize("columns", [140, 70])
-def test_heads_in_parts_on_hopper(columns: int) -> None:
-    """A block of keys takes a part of the heads of queries that share it. The portable family is left out."""
+def without_portable_family() -> dict[str, int]:
+    """The knob that leaves it out."""
     g = weft.Graph(device="sm_90")
     q = g.tensor([1, 1, 64, 64], data_type="bf16")
     g.sdpa(q, q, q)[0].set_output(True)
     g.build()
-    without = 1 << g.get_families_for_engine(0).index("cuda.attention")
+    return {"WITHOUT_FAMILIES_EXT": 1 << g.get_families_for_engine(0).index("cuda.attention")}
+
+
+@pytest.mark.parametrize("columns", [140, 70])
+def test_heads_in_parts_on_hopper(columns: int) -> None:
+    """A block of keys takes a part of the heads of queries that share it."""
     some = case(
         batch=1, heads=(8, 1, 1), rows=330, columns=columns, depth=128, value_depth=96, right=0,
         alignment=BOTTOM_RIGHT, seq_len_kv=[columns - 9], seq_len_q=[330],
     )  # fmt: skip
-    check_fp8(some, TYPES[1], "e5m2", layouts=["packed"], knobs={"WITHOUT_FAMILIES_EXT": without})
+    knobs = without_portable_family()
+    check_fp8(some, TYPES[1], "e5m2", few=FEW_OF_FP8, layouts=["packed"], knobs=knobs)
+
+
+ON_HOPPER = [
+    (128, 128, {"right": 0}, ("e4m3",) * 5, "e4m3"),
+    (80, 112, {"seq_len_q": [150, 70], "seq_len_kv": [77, 140]}, ("e5m2",) * 5, "bf16"),
+    (112, 80, {"left": 40, "right": 3}, ("e4m3", "e5m2", "e5m2", "bf16", "e4m3"), "f32"),
+    (96, 128, {"right": 0, "seq_len_kv": [129, 3]}, ("e5m2", "e4m3", "e4m3", "e5m2", "e5m2"), "e5m2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("depth", "value_depth", "more", "types", "out"), ON_HOPPER)
+def test_products_of_fp8(
+    depth: int, value_depth: int, more: dict[str, Any], types: tuple[str, ...], out: str
+) -> None:
+    """Each operand of either type; keys that end in each part of a square that is turned over."""
+    some = case(heads=(2, 1, 1), rows=150, columns=140, depth=depth, value_depth=value_depth, **more)
+    knobs = without_portable_family()
+    check_fp8(some, types, out, few=FEW_OF_FP8, layouts=["packed", "padded"], knobs=knobs)
 
 
 def test_dropout() -> None:

@@ -99,11 +99,13 @@ def _gpu_attention() -> list[Case]:
         for tag, a in _GPU_ATTENTION_SHAPES.items():
             made.append(products.sdpa(f"{way}_{tag}", "bf16", a, is_backward))
     modified = Attention(4, 16, 16, 4096, 4096, 128, 128, True)
+    deep = _GPU_ATTENTION_SHAPES["d256_s4096_causal"]
     mixed = Attention(16, 16, 16, 2048, 2048, 128, 128, True)
     for way, is_backward in _WAYS:
         tag = f"{way}_d128_s4096_causal"
         for kind in ("bias", "softcap", "alibi"):
             made.append(products.sdpa_modified(tag, "bf16", modified, kind, is_backward))
+        made.append(products.sdpa_modified(f"{way}_d256_s4096_causal", "bf16", deep, "softcap", is_backward))
         made.append(attention.dropped(tag, "bf16", modified, is_backward))
         made.append(attention.masked_dropout(tag, "bf16", modified, is_backward))
         made.append(attention.ragged(f"{way}_d128_s2048_causal", "bf16", mixed, is_backward))

@@ -31,6 +31,8 @@
          "attention/hopper/backward_sink_sm90.cuh")                                                                    \
     FILE(attention_hopper_backward_sm90, "attention/hopper/backward_sm90.cuh", "attention/hopper/backward_sm90.cuh")   \
     FILE(attention_hopper_dropout_sm90, "attention/hopper/dropout_sm90.cuh", "attention/hopper/dropout_sm90.cuh")      \
+    FILE(attention_hopper_byte_squares_sm90, "attention/hopper/byte_squares_sm90.cuh",                                 \
+         "attention/hopper/byte_squares_sm90.cuh")                                                                     \
     FILE(attention_hopper_entries_sm90, "attention/hopper/entries_sm90.cuh", "attention/hopper/entries_sm90.cuh")      \
     FILE(attention_hopper_forward_counter_sm90, "attention/hopper/forward_counter_sm90.cuh",                           \
          "attention/hopper/forward_counter_sm90.cuh")                                                                  \

@@ -4,8 +4,9 @@
    makes rows of these: the unordered family; or one pass makes those of keys and values, and another one those of
    queries, which makes the scores twice, and the same bits in every run. Where many heads of queries share one
    of keys, a block of keys takes a part of them, and backward_sums_sm90.cuh adds the parts. Operands of FP8 are
-   widened to f16 before, those with scales of blocks (MXFP8) to bf16: they come in two copies, one for S and dP, one
-   for the gradients, and each gradient has a pass of its own. */
+   widened to f16 before; a pass that makes all gradients makes S, dP and dQ of what was given, beside that. Those with
+   scales of blocks (MXFP8) become bf16: they come in two copies, one for S and dP, one for the gradients, and each
+   gradient has a pass of its own. */
 #include "base/number.h"
 #include "engines/cuda/attention/hopper/hopper.h"
 
@@ -16,6 +17,8 @@ enum {
     ROWS_THREADS = 256,
     SINK_THREADS = 256,
     SUMS_THREADS = 128,
+    BYTE_ROW = 128, /* bytes of a row of FP8, as S and dP read it */
+    SQUARE = 64,    /* keys and columns of K that are turned over together */
     PART_ROWS = 64, /* of dQ, and columns */
     PART_BYTES = PART_ROWS * PART_ROWS * 4,
     BLOCKS_PER_SET = 128, /* about one for each multiprocessor */
@@ -88,9 +91,11 @@ struct backward {
     int head, value_head, block_q;
     int64_t q_blocks, tiles; /* tiles: blocks of queries of all heads */
     int64_t key_blocks;
-    weftDataType_t type; /* of factors */
-    bool is_fp8;         /* then c is `wide`, whose operands are widened */
-    bool has_copies;     /* is_fp8, of MXFP8: all scales are of blocks */
+    weftDataType_t type;                /* of factors */
+    bool is_fp8;                        /* then c is `wide`, whose operands are widened */
+    bool has_copies;                    /* is_fp8, of MXFP8: all scales are of blocks */
+    bool has_bytes;                     /* is_fp8: S, dP and dQ are products of FP8, and what passes is there twice */
+    const struct cuda_attention *given; /* c before it was widened */
     struct cuda_attention wide;
     struct attention_widened widened;
 };
@@ -182,7 +187,7 @@ static weftStatus_t check_fp8(const struct cuda_attention *c, bool has_copies) {
 /* What is widened, and o and results, which may have any type: rows that are read and written in runs. */
 static weftStatus_t check_fp8_operands(const struct cuda_attention *c) {
     const struct sdpa_bwd_op *op = c->backward;
-    const struct tensor *read[] = {op->o, op->do_f16}, *made[] = {op->dq, op->dk, op->dv};
+    const struct tensor *read[] = {op->o, op->do_f16, c->a->k, c->a->v}, *made[] = {op->dq, op->dk, op->dv};
     TRY(attention_hopper_check_widened(c));
     for (size_t i = 0; i < sizeof read / sizeof *read; i++)
         if (read[i])
@@ -220,9 +225,9 @@ static weftStatus_t check_ragged(const struct backward *b) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Whether what passes is there twice. */
+/* Whether what passes of the first side is there twice. */
 static bool is_copied(const struct backward *b, const struct backward_tile *t) {
-    return b->has_copies && kinds[t->makes].makes_first;
+    return b->has_bytes || (b->has_copies && kinds[t->makes].makes_first);
 }
 
 /* Whether a tile's bias comes in boxes: beside sums of dQ, where boxes find room. */
@@ -233,13 +238,15 @@ static bool has_boxes(const struct backward *b, const struct backward_tile *t) {
 /* As the kernel places it. */
 static int64_t shared_bytes(const struct backward *b, const struct backward_tile *t) {
     int64_t first = 2 * t->head, second = 2 * t->value_head; /* bytes of a row */
-    int64_t own = first + (kinds[t->makes].makes_first ? second : 0);
+    int64_t own = b->has_bytes ? 2 * BYTE_ROW + t->head : first + (kinds[t->makes].makes_first ? second : 0);
     int64_t statistics = kinds[t->makes].own_is_key ? 2 * t->block_pass * 4 : 0;
-    int64_t barriers = 8 * (3 + 2 * t->stages + 2 * t->second_stages + 2 * DS_STAGES + (has_boxes(b, t) ? 2 : 0));
-    int64_t parts_staged = t->block_pass > 64 || has_boxes(b, t) ? 1 : 2;
-    int64_t sums = DS_STAGES * BLOCK_OWN * t->block_pass * 2 + parts_staged * PART_BYTES;
+    int64_t barriers =
+        8 * (3 + 2 * t->stages + 2 * t->second_stages + 2 * DS_STAGES + (has_boxes(b, t) ? 2 : b->has_bytes));
+    int64_t parts_staged = t->block_pass > 64 || has_boxes(b, t) || b->has_bytes ? 1 : 2;
+    int64_t sums = DS_STAGES * BLOCK_OWN * t->block_pass * (b->has_bytes ? 1 : 2) + parts_staged * PART_BYTES;
     int64_t bias = has_boxes(b, t) ? BLOCK_OWN * t->block_pass * 2 : 0;
-    int64_t passes = is_copied(b, t) ? 2 * first : first;
+    int64_t passes = b->has_bytes ? BYTE_ROW + first : is_copied(b, t) ? 2 * first : first;
+    second += b->has_bytes ? BYTE_ROW : 0;
     return BLOCK_OWN * own + t->stages * (t->block_pass * passes + statistics) +
            t->second_stages * t->block_pass * second + (t->makes == MAKES_ALL ? sums : 0) + bias + barriers;
 }
@@ -325,11 +332,14 @@ static weftStatus_t widen_operands(struct backward *b) {
     b->has_copies = has_block_scales(c);
     TRY(check_fp8(c, b->has_copies));
     b->is_fp8 = true;
+    b->has_bytes = b->has_sums;
     b->type = b->widened.type = b->has_copies ? WEFT_DATA_BFLOAT16 : WEFT_DATA_HALF;
     attention_hopper_widen(&b->widened, c->a->q, c->a->descale_q);
-    attention_hopper_widen(&b->widened, c->a->k, c->a->descale_k);
-    attention_hopper_widen(&b->widened, c->a->v, c->a->descale_v);
     attention_hopper_widen(&b->widened, b->op->d_o, b->op->descale_do);
+    if (!b->has_bytes) {
+        attention_hopper_widen(&b->widened, c->a->k, c->a->descale_k);
+        attention_hopper_widen(&b->widened, c->a->v, c->a->descale_v);
+    }
     if (b->has_copies) {
         attention_hopper_widen(&b->widened, b->op->q_t, b->op->descale_q_t);
         attention_hopper_widen(&b->widened, b->op->k_t, b->op->descale_k_t);
@@ -369,7 +379,8 @@ static bool is_one_block(const struct cuda_attention *c) {
 /* Statistics lie by blocks of queries, whose height the first pass decides: its passing side, or its own where it makes
    dQ. */
 static weftStatus_t plan_backward(struct backward *b, const struct cuda_attention *c, bool has_sums) {
-    *b = (struct backward){.c = c, .op = c->backward, .has_sums = has_sums, .type = (weftDataType_t)c->a->q->type};
+    *b = (struct backward){
+        .c = c, .given = c, .op = c->backward, .has_sums = has_sums, .type = (weftDataType_t)c->a->q->type};
     if (attention_is_scaled(c))
         TRY(widen_operands(b));
     c = b->c;
@@ -652,8 +663,9 @@ static weftStatus_t build_sink(const struct backward *b, struct cuda_kernel *ker
    alone. */
 static void print_maps(struct kernel_print *print, const struct backward *b, const struct backward_tile *t) {
     const struct cuda_attention *c = b->c;
-    enum { BOXES = 7 };
-    /* lacks: a gradient that is not made here, or leaves otherwise, has no map, and its entry is not printed. */
+    enum { BOXES = 7, GRADIENTS = 4 };
+    /* lacks: a gradient that is not made here, or leaves otherwise, has no map, and its entry is not printed. S and dP
+       read what was given where they read bytes. */
     bool own_is_key = kinds[t->makes].own_is_key, has_parts = part_count(b, t->makes) > 1, lacks[BOXES] = {0};
     const struct tensor *d_o = b->has_copies && t->makes == MAKES_DV ? b->op->do_t : b->op->d_o;
     const struct {
@@ -667,7 +679,10 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
         {own_is_key ? d_o : c->a->v, t->block_pass, "second_map", "second"},
         {own_is_key ? b->op->dk : b->op->dq, BLOCK_OWN / 2, "first_gradient_map", "first_gradient"},
         {b->op->dv, BLOCK_OWN / 2, "second_gradient_map", "second_gradient"},
-        {own_is_key ? b->op->q_t : b->op->k_t, t->block_pass, "again_map", "again"},
+        {b->has_bytes ? c->a->q
+         : own_is_key ? b->op->q_t
+                      : b->op->k_t,
+         t->block_pass, "again_map", "again"},
     };
     bool makes_used_alone = true;
     lacks[4] = !kinds[t->makes].makes_first || has_parts || b->is_fp8;
@@ -676,7 +691,12 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
     print_constant(print, "HAS_AGAIN", is_copied(b, t));
     for (int i = 0; i < BOXES; i++)
         if (!lacks[i])
-            attention_hopper_print_map(print, c, boxes[i].tensor, boxes[i].rows, boxes[i].map);
+            attention_hopper_print_map(print, i < GRADIENTS && b->has_bytes ? b->given : c, boxes[i].tensor,
+                                       boxes[i].rows, boxes[i].map);
+    if (b->has_bytes) {
+        attention_hopper_print_map(print, c, b->op->d_o, t->block_pass, "second_again_map");
+        attention_hopper_print_box_map(print, c, c->a->k, SQUARE, SQUARE, "own_turned_map");
+    }
     if (b->stores_queries)
         attention_hopper_print_map(print, c, b->op->dq, PART_ROWS, "dq_map");
     print_constant(print, "HAS_BOXED_BIAS", has_boxes(b, t));
@@ -693,17 +713,28 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
     print_constant(print, "MAKES_USED_ALONE", makes_used_alone && !b->is_fp8);
 }
 
+static const char *type_name(const struct tensor *tensor) { return cuda_type_name((weftDataType_t)tensor->type); }
+
 /* Own rows x rows that pass, K-major both; then P or dS from registers times what passes, which lies by rows: MN-major.
-   sums: dQ of 64 x 64, dS from shared memory, transposed as it is read. */
+   sums: dQ of 64 x 64, dS from shared memory, transposed as it is read. Of FP8 all but the gradients of own rows, whose
+   sums its accumulators would lose, and dS and K lie K-major. */
 static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
     const char *type = cuda_type_name(b->type);
+    bool is_fp8 = b->has_bytes;
+    const char *q = is_fp8 ? type_name(b->given->a->q) : type, *k = is_fp8 ? type_name(b->given->a->k) : type;
+    const char *v = is_fp8 ? type_name(b->given->a->v) : type, *d_o = is_fp8 ? type_name(b->op->d_o) : type;
+    int dq_a = is_fp8 ? PRODUCT_A_K : PRODUCT_A_MN;
     const struct attention_product products[] = {
-        {"multiply_scores", type, t->block_pass, .adds = PRODUCT_ADDS},
-        {"multiply_scores_first", type, t->block_pass, .is_fresh = true},
+        {"multiply_scores", k, t->block_pass, .b_type = q, .is_fp8 = is_fp8, .adds = PRODUCT_ADDS},
+        {"multiply_scores_first", k, t->block_pass, .b_type = q, .is_fp8 = is_fp8, .is_fresh = true},
+        {"multiply_dp", v, t->block_pass, .b_type = d_o, .is_fp8 = is_fp8, .adds = PRODUCT_ADDS},
+        {"multiply_dp_first", v, t->block_pass, .b_type = d_o, .is_fp8 = is_fp8, .is_fresh = true},
         {"multiply_first", type, t->head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = PRODUCT_ADDS},
         {"multiply_second", type, t->value_head, .a = PRODUCT_A_REGISTERS, .b_is_mn = true, .adds = PRODUCT_ADDS},
-        {"multiply_sums", type, 64, .a = PRODUCT_A_MN, .b_is_mn = true, .adds = PRODUCT_ADDS},
-        {"multiply_sums_first", type, 64, .a = PRODUCT_A_MN, .b_is_mn = true},
+        {"multiply_sums", d_o, 64, .b_type = k, .is_fp8 = is_fp8, .a = dq_a, .b_is_mn = !is_fp8, .b_is_narrow = is_fp8,
+         .adds = PRODUCT_ADDS},
+        {"multiply_sums_first", d_o, 64, .b_type = k, .is_fp8 = is_fp8, .a = dq_a, .b_is_mn = !is_fp8,
+         .b_is_narrow = is_fp8},
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         attention_hopper_print_product(code, &products[i]);
@@ -871,7 +902,9 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
     for (int i = 0; i < b.pass_count; i++)
         names[i] = kinds[b.passes[i]->makes].name;
     return arena_print(arena, &step->detail, "%swgmma of %s, heads of %d and %d, %s%s%s%s%s, %d x %d tiles",
-                       b.is_fp8 ? "FP8 widened, then " : "", cuda_type_name(b.type), b.head, b.value_head, names[0],
-                       b.pass_count > 1 ? ", then " : "", names[1], b.pass_count > 2 ? ", then " : "", names[2],
-                       BLOCK_OWN, b.passes[0]->block_pass);
+                       b.has_bytes ? "FP8, and "
+                       : b.is_fp8  ? "FP8 widened, then "
+                                   : "",
+                       cuda_type_name(b.type), b.head, b.value_head, names[0], b.pass_count > 1 ? ", then " : "",
+                       names[1], b.pass_count > 2 ? ", then " : "", names[2], BLOCK_OWN, b.passes[0]->block_pass);
 }

@@ -20,14 +20,25 @@ template <class P> DEVICE float slope_scale_of(const P &p) {
 }
 template <class P> DEVICE float delta_scale_of(const P &p) { return slope_scale_of(p) * descale_o_of(p); }
 
-/* Two numbers, rounded to FP8, as f16; or to 16 bits. */
+/* Two numbers, rounded to FP8; and these as f16. */
+template <class F> DEVICE u16 byte_pair(float low, float high) {
+    if constexpr (same<F, e4m3>::value)
+        return ptx::cvt_e4m3x2(high, low);
+    else
+        return ptx::cvt_e5m2x2(high, low);
+}
+template <class F> DEVICE u32 widened_pair(u16 pair) {
+    if constexpr (same<F, e4m3>::value)
+        return ptx::cvt_f16x2_e4m3x2(pair);
+    else
+        return ptx::cvt_f16x2_e5m2x2(pair);
+}
+/* The same, or numbers rounded to 16 bits. */
 template <class F> DEVICE u32 factor_pair(float low, float high) {
     if constexpr (sizeof(F) == 2)
         return rounded_pair<F>(low, high);
-    else if constexpr (same<F, e4m3>::value)
-        return ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2(high, low));
     else
-        return ptx::cvt_f16x2_e5m2x2(ptx::cvt_e5m2x2(high, low));
+        return widened_pair<F>(byte_pair<F>(low, high));
 }
 template <class F> DEVICE u32 factor_pair(u32 pair) {
     if constexpr (sizeof(F) == 2)

@@ -1,4 +1,4 @@
-/* backward_sm90: gradients of attention                                 bf16 and f16, float sums, wgmma; sm_90a
+/* backward_sm90: gradients of attention                           bf16, f16 and FP8, float sums, wgmma; sm_90a
    Formula   P = 2^(scale2 S - lse2), S = Q K^T, scale2 = scale log2(e); dP = dO V^T; dS = P (dP - delta); dV = P^T dO,
              dK = scale dS^T Q, dQ = scale dS K, over the queries of all heads that share the key. ALiBi adds
              slope (key - query) to the scores; a score modifier f and a bias make the score f(scale S) + bias, and dS
@@ -30,15 +30,19 @@
              are not made, nor those in tiles of a block mask that do not take part
    Padding   rows past the lengths in use are cleared in shared memory: 0 x NaN would be NaN. Those past the tensors,
              and past ragged entries, are 0 (TMA), and not written: see entries_sm90
-   FP8       IS_FP8: operands are widened to f16 before, P and dS rounded to FP8 as factors: see backward_fp8. dK and dV
-             leave from registers, in any type
-             HAS_AGAIN: rows that pass come twice, as S wants them and as the gradient of `first` does (MXFP8)
+   FP8       IS_FP8: P and dS are rounded to FP8 as factors: see backward_fp8. dK and dV leave from registers, in any
+             type. Operands are widened to f16 before: gradients take FP8 along rows, where wgmma does not, and sum more
+             than its accumulators of FP8 keep (see forward_sm90). HAS_BYTES, HAS_SUMS: S, dP and dQ, which sum few
+             columns and 128 keys, are products of FP8; for dQ dS is stored K-major, and K comes once more, as squares
+             that warpgroup 0 turns over
+             HAS_AGAIN: rows that pass come twice, as S wants them and as the gradient of `first` does (MXFP8, and both
+             sides of HAS_BYTES)
    Limits    depths are HEAD and VALUE_HEAD after padding by TMA; rows and strides of whole 16 bytes
    Params    in_t OWN_IS_KEY MAKES_FIRST MAKES_SECOND HAS_OTHER_GROUP HAS_SUMS STORES_QUERIES HEAD VALUE_HEAD
              BLOCK_OWN BLOCK_PASS BLOCK_Q STAGES SECOND_STAGES CONSUMER_REGISTERS PRODUCER_REGISTERS SHARED_BYTES
              HAS_SLOPES HAS_FACTORS HAS_PARTS HAS_AGAIN HAS_BOXED_BIAS MAKES_USED_ALONE IS_FP8, those of scores,
              terms, block masks and dropout; printed entries of the maps; printed products: multiply_scores(_first),
-             multiply_first, multiply_second, multiply_sums(_first)
+             multiply_dp(_first), multiply_first, multiply_second, multiply_sums(_first)
    Measured  docs/kernels.md, with what was tried */
 
 #include "attention/block_mask.cuh"
@@ -46,26 +50,36 @@
 #include "attention/hopper/score_terms_sm90.cuh"
 #include "attention/hopper/backward_scores_sm90.cuh"
 #include "attention/hopper/backward_fp8_sm90.cuh"
+#include "attention/hopper/byte_squares_sm90.cuh"
 
+constexpr bool HAS_BYTES = IS_FP8 && HAS_SUMS;
+constexpr int STEP = HAS_BYTES ? 32 : 16;          /* columns of S and dP that a product takes: 32 bytes */
 constexpr int THREADS = 384, HALF = BLOCK_OWN / 2; /* HALF: own rows of a consumer */
 constexpr int PANELS = HEAD / 64, VALUE_PANELS = VALUE_HEAD / 64,
               PASS_PANELS = BLOCK_PASS / 64; /* 64 columns, 128 bytes */
 constexpr u32 OWN_PANEL = BLOCK_OWN * 128, PASS_PANEL = BLOCK_PASS * 128, DS_PANEL = BLOCK_OWN * 128;
-constexpr u32 OWN_FIRST_BYTES = PANELS * OWN_PANEL, OWN_SECOND_BYTES = MAKES_FIRST ? VALUE_PANELS * OWN_PANEL : 0;
-constexpr u32 ONCE_BYTES = PANELS * PASS_PANEL, FIRST_BYTES = HAS_AGAIN ? 2 * ONCE_BYTES : ONCE_BYTES;
-constexpr u32 SECOND_BYTES = VALUE_PANELS * PASS_PANEL;
+constexpr int ONCE_PANELS = HAS_BYTES ? 1 : PANELS, SECOND_ONCE_PANELS = HAS_BYTES ? 1 : VALUE_PANELS; /* S, dP read */
+constexpr u32 OWN_FIRST_BYTES = ONCE_PANELS * OWN_PANEL, SQUARE_BYTES = 64 * 64;
+constexpr u32 OWN_SECOND_BYTES = MAKES_FIRST ? SECOND_ONCE_PANELS * OWN_PANEL : 0;
+constexpr u32 OWN_TURNED_BYTES = HAS_BYTES ? BLOCK_OWN / 64 * PANELS * SQUARE_BYTES : 0;
+constexpr u32 ONCE_BYTES = ONCE_PANELS * PASS_PANEL, AGAIN_BYTES = HAS_AGAIN ? PANELS * PASS_PANEL : 0;
+constexpr u32 SECOND_ONCE_BYTES = SECOND_ONCE_PANELS * PASS_PANEL;
+constexpr u32 SECOND_AGAIN_BYTES = HAS_BYTES ? VALUE_PANELS * PASS_PANEL : 0;
+constexpr u32 FIRST_BYTES = ONCE_BYTES + AGAIN_BYTES, SECOND_BYTES = SECOND_ONCE_BYTES + SECOND_AGAIN_BYTES;
 constexpr u32 STATISTICS_BYTES = OWN_IS_KEY ? 2 * BLOCK_PASS * 4 : 0; /* of a stage */
 constexpr int DS_STAGES = 2, PARTS = PANELS * PASS_PANELS,
-              PARTS_STAGED = PASS_PANELS > 1 || HAS_BOXED_BIAS ? 1 : 2; /* parts of dQ: 64 x 64 */
-constexpr u32 DS_BYTES = PASS_PANELS * DS_PANEL, PART_BYTES = 64 * 64 * 4;
+              PARTS_STAGED = PASS_PANELS > 1 || HAS_BOXED_BIAS || HAS_BYTES ? 1 : 2; /* parts of dQ: 64 x 64 */
+constexpr u32 DS_BYTES = HAS_BYTES ? PASS_PANEL : PASS_PANELS * DS_PANEL, PART_BYTES = 64 * 64 * 4;
 constexpr u32 SUMS_BYTES = HAS_SUMS ? DS_STAGES * DS_BYTES + PARTS_STAGED * PART_BYTES : 0;
 constexpr u32 BIAS_PANEL = BLOCK_PASS * 128, BIAS_BYTES = HAS_BOXED_BIAS ? 2 * BIAS_PANEL : 0; /* of a consumer */
 
-constexpr u32 OWN_FIRST = 0, OWN_SECOND = OWN_FIRST + OWN_FIRST_BYTES, FIRST = OWN_SECOND + OWN_SECOND_BYTES;
+constexpr u32 OWN_FIRST = 0, OWN_SECOND = OWN_FIRST + OWN_FIRST_BYTES, OWN_TURNED = OWN_SECOND + OWN_SECOND_BYTES;
+constexpr u32 FIRST = OWN_TURNED + OWN_TURNED_BYTES;
 constexpr u32 SECOND = FIRST + STAGES * FIRST_BYTES, DS = SECOND + SECOND_STAGES * SECOND_BYTES;
 constexpr u32 DQ = DS + DS_STAGES * DS_BYTES, BIAS_BOXES = DS + SUMS_BYTES, STATISTICS = BIAS_BOXES + BIAS_BYTES;
 constexpr u32 BARRIERS = STATISTICS + STAGES * STATISTICS_BYTES,
-              BARRIER_COUNT = 3 + 2 * STAGES + 2 * SECOND_STAGES + 2 * DS_STAGES + (HAS_BOXED_BIAS ? 2 : 0);
+              BARRIER_COUNT =
+                  3 + 2 * STAGES + 2 * SECOND_STAGES + 2 * DS_STAGES + (HAS_BOXED_BIAS ? 2 : 0) + (HAS_BYTES ? 1 : 0);
 
 /* ---- What this kernel demands ---- */
 
@@ -75,7 +89,9 @@ static_assert(!HAS_SUMS || (MAKES_FIRST && MAKES_SECOND && STAGES == SECOND_STAG
 static_assert(SECOND_STAGES == STAGES || !MAKES_SECOND, "else they are read to the end of a step");
 static_assert(!HAS_BOXED_BIAS || (HAS_SUMS && sizeof(bias_t) == 2), "who makes dQ loads the bias of the next step");
 static_assert(MAKES_FIRST || HEAD >= VALUE_HEAD, "dV leaves through own K");
-static_assert(!HAS_AGAIN || !HAS_SUMS, "dQ of the same dS would want own K twice");
+static_assert(!HAS_AGAIN || !HAS_SUMS || HAS_BYTES, "dQ of the same dS would want own K twice");
+static_assert(!HAS_BYTES || (HAS_AGAIN && PANELS <= 2 && VALUE_PANELS <= 2 && BLOCK_OWN == 128),
+              "panels of bytes have 128 columns; dS has as many keys");
 static_assert(!HAS_PARTS || OWN_IS_KEY, "a head of queries has one of keys");
 static_assert(!HAS_OTHER_GROUP || !(MAKES_FIRST && MAKES_SECOND), "a block sums for one number of heads");
 static_assert(BARRIERS + BARRIER_COUNT * 8 == SHARED_BYTES && SHARED_BYTES <= 232448, "227 KB is all a block can have");
@@ -92,12 +108,13 @@ enum named_barrier : u32 { ALL_THREADS, PART_STAGED, GRADIENT_STAGED, PASS_CLEAR
 struct barriers {
     u32 own_first, own_second, first_full, first_empty, second_full, second_empty, ds_full, ds_empty, own_empty;
     u32 bias_full, bias_empty; /* HAS_BOXED_BIAS */
+    u32 own_turned;            /* HAS_BYTES, where there are no boxes of a bias */
     DEVICE barriers(u32 base)
         : own_first(base + BARRIERS), own_second(own_first + 8), first_full(own_second + 8),
           first_empty(first_full + 8 * STAGES), second_full(first_empty + 8 * STAGES),
           second_empty(second_full + 8 * SECOND_STAGES), ds_full(second_empty + 8 * SECOND_STAGES),
           ds_empty(ds_full + 8 * DS_STAGES), own_empty(ds_empty + 8 * DS_STAGES), bias_full(own_empty + 8),
-          bias_empty(bias_full + 8) {}
+          bias_empty(bias_full + 8), own_turned(bias_full) {}
 };
 
 template <int N> DEVICE void fence_registers(float (&r)[N]) {
@@ -265,7 +282,12 @@ constexpr bool RELOADS = OWN_IS_KEY && HAS_OTHER_GROUP;
 
 /* HAS_AGAIN: what passes, for the gradient. */
 template <class P> DEVICE void load_again(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
-    load_pass<ONCE_BYTES>(p.again_map, dst, full, at, at.head, again_entry(p, w.batch, w.pass_used()));
+    load_pass<AGAIN_BYTES>(p.again_map, dst, full, at, at.head, again_entry(p, w.batch, w.pass_used()));
+}
+
+/* HAS_BYTES: dO, for dV. */
+template <class P> DEVICE void load_second_again(const P &p, u32 dst, u32 full, const cursor &at, const work &w) {
+    load_pass<SECOND_AGAIN_BYTES>(p.second_again_map, dst, full, at, second_head(p, w, at), w.second_at);
 }
 
 /* Loads step i, once the consumers have left what its stage held. */
@@ -288,8 +310,10 @@ DEVICE void load_step(const arguments &p, const work &w, u32 base, const barrier
     if (SECOND_STAGES != STAGES && i >= SECOND_STAGES)
         wait(b.second_empty + 8 * second_stage, i / SECOND_STAGES & 1 ^ 1);
     arrive_expecting(second_full, SECOND_BYTES);
-    load_pass<SECOND_BYTES>(p.second_map, base + SECOND + second_stage * SECOND_BYTES, second_full, at,
-                            second_head(p, w, at), w.second_at);
+    load_pass<SECOND_ONCE_BYTES>(p.second_map, base + SECOND + second_stage * SECOND_BYTES, second_full, at,
+                                 second_head(p, w, at), w.second_at);
+    if constexpr (HAS_BYTES)
+        load_second_again(p, base + SECOND + second_stage * SECOND_BYTES + SECOND_ONCE_BYTES, second_full, at, w);
 }
 
 /* HAS_BOXED_BIAS: of a step, by consumers: their keys of the queries that pass. */
@@ -310,6 +334,25 @@ DEVICE void load_next_bias(const P &p, const work &w, u32 base, const barriers &
     load_bias(p, w, base, b, at);
 }
 
+/* HAS_BYTES: own K in squares, which are turned over for dQ. */
+template <class P> DEVICE void load_turned(const P &p, const work &w, u32 base, const barriers &b) {
+    arrive_expecting(b.own_turned, OWN_TURNED_BYTES);
+#pragma unroll
+    for (u32 i = 0; i < OWN_TURNED_BYTES / SQUARE_BYTES; ++i)
+        load_box(base + OWN_TURNED + i * SQUARE_BYTES, p.own_turned_map, b.own_turned, i % PANELS * 64,
+                 w.own + i / PANELS * 64, w.head, w.batch);
+}
+/* By warpgroup 0. */
+DEVICE void turn_own(const work &w, u32 base, const barriers &b) {
+    wait(b.own_turned, 0);
+#pragma unroll 1
+    for (i32 i = (i32)warp_index(); i < (i32)(2 * OWN_TURNED_BYTES / SQUARE_BYTES); i += 4)
+        transpose_pair<true>(base + OWN_TURNED + i / 2 * SQUARE_BYTES, i % 2,
+                             w.seen.keys - w.own - i / 2 / PANELS * 64);
+    publish_to_async_proxy();
+    sync_threads(PART_STAGED, 128);
+}
+
 DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const barriers &b) {
     cursor at(p, w);
     load_own<OWN_FIRST_BYTES>(p.own_first_map, base + OWN_FIRST, b.own_first, w, w.head,
@@ -320,6 +363,8 @@ DEVICE void load_first_steps(const arguments &p, const work &w, u32 base, const 
     if constexpr (MAKES_FIRST)
         load_own<OWN_SECOND_BYTES>(p.own_second_map, base + OWN_SECOND, b.own_second, w, w.head,
                                    own_second_entry(p, w.batch, w.own_used()));
+    if constexpr (HAS_BYTES)
+        load_turned(p, w, base, b);
 #pragma unroll 1
     for (i32 i = 1; i < STAGES && i < w.steps; ++i) {
         at.advance(p, w);
@@ -389,16 +434,22 @@ DEVICE void load_steps(const arguments &p, u32 base) {
 
 /* ---- Warpgroup 0, HAS_SUMS: dQ ---- */
 
+/* The same from bytes: 64 queries x 128 keys, and K^T in squares. */
+DEVICE void multiply_part_of_bytes(float (&dq)[32], u32 base, u32 slot, int part) {
+    const u32 ds = k_major(base + DS + slot * DS_BYTES), keys = k_major(base + OWN_TURNED + part * SQUARE_BYTES);
+    multiply_sums_first(dq, ds, keys);
+#pragma unroll
+    for (int k = 1; k < BLOCK_OWN / 32; ++k)
+        multiply_sums(dq, ds + k * 2, keys + k / 2 * (PANELS * SQUARE_BYTES >> 4) + k % 2 * 2);
+}
 /* 64 queries x 64 columns of dS K. */
 DEVICE void multiply_part(float (&dq)[32], u32 base, u32 slot, int part) {
     const u32 ds = k_major(base + DS + slot * DS_BYTES + part / PANELS * DS_PANEL) + mn_major(DS_PANEL);
     const u32 keys = k_major(base + OWN_FIRST + part % PANELS * OWN_PANEL) + mn_major(OWN_PANEL);
-    mma_fence();
     multiply_sums_first(dq, ds, keys);
 #pragma unroll
     for (int k = 1; k < BLOCK_OWN / 16; ++k)
         multiply_sums(dq, ds + k * 128, keys + k * 128);
-    mma_commit();
 }
 
 /* STORES_QUERIES: rows of the gradient's type, of which 64 columns from `column` on. */
@@ -443,6 +494,8 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
     if (threadIdx.x == 0 && w.steps > 0)
         load_first_steps(p, w, base, b);
     __syncwarp();
+    if (HAS_BYTES && w.steps > 0)
+        turn_own(w, base, b);
     i32 stage = 0; /* of step i */
     for (i32 i = 0; i < w.steps; ++i) {
         const u32 slot = i % DS_STAGES;
@@ -452,12 +505,17 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
             __syncwarp();
         }
         wait(b.ds_full + 8 * slot, i / DS_STAGES & 1);
-        if (i == 0)
+        if (!HAS_BYTES && i == 0)
             wait(b.own_first, 0);
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             const int staged = part % PARTS_STAGED;
-            multiply_part(dq, base, slot, part);
+            mma_fence();
+            if constexpr (HAS_BYTES)
+                multiply_part_of_bytes(dq, base, slot, part);
+            else
+                multiply_part(dq, base, slot, part);
+            mma_commit();
             if (part == 0 && threadIdx.x == 0)
                 load_next_step(p, w, base, b, at, i, stage);
             if (staged == 0) { /* the copy engine has read what was staged before */
@@ -487,12 +545,18 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
 
 /* ---- Consumers: P, dS and the gradients of own rows ---- */
 
-/* Own rows x rows that pass, over DEPTH columns. */
-template <int DEPTH> DEVICE void multiply_tile(float (&s)[BLOCK_PASS / 2], u32 own, u32 pass) {
+/* Own rows x rows that pass: S, and dP. */
+DEVICE void multiply_first_tile(float (&s)[BLOCK_PASS / 2], u32 own, u32 pass) {
     multiply_scores_first(s, own, pass);
 #pragma unroll
-    for (int k = 1; k < DEPTH / 16; ++k)
+    for (int k = 1; k < HEAD / STEP; ++k)
         multiply_scores(s, own + k / 4 * (OWN_PANEL >> 4) + k % 4 * 2, pass + k / 4 * (PASS_PANEL >> 4) + k % 4 * 2);
+}
+DEVICE void multiply_second_tile(float (&dp)[BLOCK_PASS / 2], u32 own, u32 pass) {
+    multiply_dp_first(dp, own, pass);
+#pragma unroll
+    for (int k = 1; k < VALUE_HEAD / STEP; ++k)
+        multiply_dp(dp, own + k / 4 * (OWN_PANEL >> 4) + k % 4 * 2, pass + k / 4 * (PASS_PANEL >> 4) + k % 4 * 2);
 }
 DEVICE void add_first(float (&sum)[HEAD / 2], const u32 (&factor)[BLOCK_PASS / 4], u32 pass) {
 #pragma unroll
@@ -675,6 +739,10 @@ DEVICE u32 multiply_pairs(u32 a, u32 b) {
 
 constexpr int KEPT_WORDS = BLOCK_PASS / 64;
 
+/* Weights are rounded once dS is made of them: else they are unpacked for it, which takes an instruction each, and
+   fewer registers. */
+constexpr bool ROUNDS_LAST = MAKES_FIRST && !HAS_SLOPES && !HAS_DROPOUT && (!HAS_SUMS || HAS_BYTES);
+
 /* Of HALF own rows, and BLOCK_PASS that pass. */
 DEVICE bool needs_mask(const work &w, i32 own, i32 pass) {
     return (OWN_IS_KEY && own + HALF > w.seen.keys) || (HAS_LOW && w.low(own + HALF - 1) > pass) ||
@@ -695,9 +763,18 @@ DEVICE void mask_weights(float (&s)[BLOCK_PASS / 2], const work &w, i32 own, i32
     }
 }
 
-/* dS = P (dP - delta), from the rounded weights; factors: IS_FP8. HAS_DROPOUT: P' dP - P delta of the weights that are
-   kept, P', which weights become: statistics have their growth, see backward_rows. */
-DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], u32 (&weights)[BLOCK_PASS / 4], const slope_pairs &slopes,
+/* HAS_BYTES: dS as it is handed over, in the place of ds: of 8 columns two of a row, and two of that 8 below. */
+using byte_words = u32[HAS_BYTES ? BLOCK_PASS / 8 : 1];
+DEVICE void widen_score_gradients(u32 (&ds)[BLOCK_PASS / 4], const byte_words &bytes) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_PASS / 4; ++i)
+        ds[i] = widened_pair<ds_factor_t>((u16)(bytes[i / 2] >> i % 2 * 16));
+}
+
+/* dS = P (dP - delta), from the rounded weights, or exact ones; factors: IS_FP8. HAS_DROPOUT: P' dP - P delta of the
+   weights that are kept, P', which weights become: statistics have their growth, see backward_rows. */
+DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], byte_words &bytes, u32 (&weights)[BLOCK_PASS / 4],
+                                 const float (&exact)[BLOCK_PASS / 2], const slope_pairs &slopes,
                                  const float (&dp)[BLOCK_PASS / 2], const statistics_of_rows &own, u32 s_delta,
                                  const u32 (&kept)[KEPT_WORDS], score_factors &factors) {
 #pragma unroll
@@ -715,6 +792,9 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], u32 (&weights)[BLOCK
                 const u32 left = weights[2 * c + h];
                 low = low_half(left) * dp[i] - low_half(pair) * delta[2 * h];
                 high = high_half(left) * dp[i + 1] - high_half(pair) * delta[2 * h + 1];
+            } else if constexpr (ROUNDS_LAST) {
+                low = exact[i] * (grown(i) - delta[2 * h]);
+                high = exact[i + 1] * (grown(i + 1) - delta[2 * h + 1]);
             } else {
                 const u32 left = SLOPES_JOIN ? slopes[2 * c + h] : pair;
                 low = low_half(left) * (grown(i) - delta[2 * h]);
@@ -726,7 +806,10 @@ DEVICE void make_score_gradients(u32 (&ds)[BLOCK_PASS / 4], u32 (&weights)[BLOCK
                 high = high == 0 ? 0.0f : high * high_half(slopes[2 * c + h]);
             }
             factors.note(low, high);
-            ds[2 * c + h] = IS_FP8 ? factor_pair<ds_factor_t>(low, high) : rounded_pair<in_t>(low, high);
+            if constexpr (HAS_BYTES)
+                bytes[c] = (h == 0 ? 0 : bytes[c]) | (u32)byte_pair<ds_factor_t>(low, high) << 16 * h;
+            else
+                ds[2 * c + h] = IS_FP8 ? factor_pair<ds_factor_t>(low, high) : rounded_pair<in_t>(low, high);
         }
     }
 }
@@ -737,6 +820,18 @@ DEVICE void store_score_gradients(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row) {
     for (int c = 0; c < BLOCK_PASS / 16; ++c) {
         const u32 four[4] = {ds[4 * c], ds[4 * c + 1], ds[4 * c + 2], ds[4 * c + 3]};
         store_matrices(s_row + c / 4 * DS_PANEL + ((2 * (c & 3) + lane_index() / 16) ^ (lane_index() & 7)) * 16, four);
+    }
+}
+
+/* The same as bytes, K-major: rows of queries, in which keys r and r + 8 of a warp are neighbours, as turn_own leaves
+   them. */
+DEVICE void store_score_bytes(const byte_words &bytes, u32 s_ds, int half) {
+    const u32 lane = lane_index(), chunk = (u32)half * 4 + (warp_index() & 3);
+#pragma unroll
+    for (int c = 0; c < BLOCK_PASS / 8; c += 4) {
+        const u32 four[4] = {__byte_perm(bytes[c], 0, 0x3120), __byte_perm(bytes[c + 1], 0, 0x3120),
+                             __byte_perm(bytes[c + 2], 0, 0x3120), __byte_perm(bytes[c + 3], 0, 0x3120)};
+        store_matrices_transposed(s_ds + (c * 8 + lane) * 128 + (chunk ^ lane & 7) * 16, four);
     }
 }
 
@@ -752,10 +847,11 @@ DEVICE void clear_own(const work &w, u32 base, int half) {
     const i32 used = w.own_used() - w.own - half * HALF;
     if (used >= HALF)
         return;
-    clear_rows<PANELS>(base + OWN_FIRST + half * HALF * 128, max(used, 0), HALF, OWN_PANEL, threadIdx.x & 127, 128);
+    clear_rows<ONCE_PANELS>(base + OWN_FIRST + half * HALF * 128, max(used, 0), HALF, OWN_PANEL, threadIdx.x & 127,
+                            128);
     if constexpr (MAKES_FIRST)
-        clear_rows<VALUE_PANELS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_PANEL,
-                                 threadIdx.x & 127, 128);
+        clear_rows<SECOND_ONCE_PANELS>(base + OWN_SECOND + half * HALF * 128, max(used, 0), HALF, OWN_PANEL,
+                                       threadIdx.x & 127, 128);
     publish_to_async_proxy();
     sync_threads(OWN_CLEARED + half, 128);
 }
@@ -768,8 +864,8 @@ DEVICE void clear_pass(const work &w, u32 base, const barriers &b, i32 pass, i32
     wait(b.second_full + 8 * second_stage, second_phase);
     clear_rows<FIRST_BYTES / PASS_PANEL>(base + FIRST + stage * FIRST_BYTES, used, BLOCK_PASS, PASS_PANEL,
                                          threadIdx.x - 128, 256);
-    clear_rows<VALUE_PANELS>(base + SECOND + second_stage * SECOND_BYTES, used, BLOCK_PASS, PASS_PANEL,
-                             threadIdx.x - 128, 256);
+    clear_rows<SECOND_BYTES / PASS_PANEL>(base + SECOND + second_stage * SECOND_BYTES, used, BLOCK_PASS, PASS_PANEL,
+                                          threadIdx.x - 128, 256);
     publish_to_async_proxy();
     sync_threads(PASS_CLEARED, 256);
 }
@@ -876,9 +972,12 @@ DEVICE void await_own(const work &w, u32 base, const barriers &b, int half) {
         clear_own(w, base, half);
 }
 
-/* dS of a step, for dQ. */
-DEVICE void hand_over(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row, u32 full) {
-    store_score_gradients(ds, s_row);
+/* dS of a step, for dQ; s_ds: the warp's place there. */
+DEVICE void hand_over(const u32 (&ds)[BLOCK_PASS / 4], const byte_words &bytes, u32 s_ds, int half, u32 full) {
+    if constexpr (HAS_BYTES)
+        store_score_bytes(bytes, s_ds, half);
+    else
+        store_score_gradients(ds, s_ds);
     publish_to_async_proxy();
     __syncwarp();
     if (lane_index() == 0)
@@ -886,25 +985,17 @@ DEVICE void hand_over(const u32 (&ds)[BLOCK_PASS / 4], u32 s_row, u32 full) {
 }
 
 /* The first step, of which this consumer sees nothing. */
-DEVICE void pass_over_first_step(u32 (&ds)[BLOCK_PASS / 4], u32 ds_row, const barriers &b) {
-#pragma unroll
-    for (int k = 0; k < BLOCK_PASS / 4; ++k)
-        ds[k] = 0;
-    if constexpr (HAS_SUMS) {
-        store_score_gradients(ds, ds_row);
-        publish_to_async_proxy();
-        __syncwarp();
-    }
+DEVICE void pass_over_first_step(u32 s_ds, int half, const barriers &b) {
     wait(b.second_full, 0);
     if constexpr (HAS_BOXED_BIAS)
         wait(b.bias_full, 0);
     if (lane_index() == 0) {
         if constexpr (HAS_BOXED_BIAS)
             arrive(b.bias_empty);
-        if constexpr (HAS_SUMS)
-            arrive(b.ds_full);
         arrive(b.second_empty);
     }
+    if constexpr (HAS_SUMS)
+        hand_over({}, {}, s_ds, half, b.ds_full);
     leave_first(b.first_empty);
 }
 
@@ -914,8 +1005,14 @@ DEVICE void start_scores(float (&s)[BLOCK_PASS / 2], const work &w, u32 base, co
     if (CLEARS_PASS)
         clear_pass(w, base, b, at.pass, at.stage, at.second_stage(), at.second_phase());
     mma_fence();
-    multiply_tile<HEAD>(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + at.stage * FIRST_BYTES));
+    multiply_first_tile(s, own_rows + (OWN_FIRST >> 4), k_major(base + FIRST + at.stage * FIRST_BYTES));
     mma_commit();
+}
+
+DEVICE void round_weights(u32 (&weights)[BLOCK_PASS / 4], const float (&s)[BLOCK_PASS / 2]) {
+#pragma unroll
+    for (int c = 0; c < BLOCK_PASS / 4; ++c)
+        weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
 }
 
 /* P of a step from S, rounded; slopes: SLOPES_JOIN: times P. */
@@ -936,9 +1033,8 @@ DEVICE void finish_weights(u32 (&weights)[BLOCK_PASS / 4], float (&s)[BLOCK_PASS
     }
     if (needs_mask(w, own, at.pass))
         mask_weights(s, w, own, at.pass);
-#pragma unroll
-    for (int c = 0; c < BLOCK_PASS / 4; ++c)
-        weights[c] = rounded_pair<in_t>(s[2 * c], s[2 * c + 1]);
+    if constexpr (!ROUNDS_LAST)
+        round_weights(weights, s);
     if constexpr (SLOPES_JOIN)
 #pragma unroll
         for (int c = 0; c < BLOCK_PASS / 4; ++c)
@@ -980,11 +1076,12 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
                           score_factors &factors) {
     const i32 own = w.own + half * HALF;
     const u32 lane = lane_index(), own_rows = k_major(base + half * HALF * 128);
-    const u32 ds_row = base + DS + (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128;
+    const u32 s_ds = base + DS + (HAS_BYTES ? 0 : (half * HALF + 16 * (warp_index() & 3) + lane % 16) * 128);
     const statistics_of_rows statistics(p, w, own);
     const float scale2 = score_scale_of(p) * 1.44269504f;
     float s[BLOCK_PASS / 2];
     u32 weights[BLOCK_PASS / 4], ds[BLOCK_PASS / 4];
+    [[maybe_unused]] byte_words bytes;
     [[maybe_unused]] float dp[BLOCK_PASS / 2];
     [[maybe_unused]] u32 kept[KEPT_WORDS] = {};
     slope_pairs slopes = {};
@@ -993,7 +1090,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     await_own(w, base, b, half);
     wait(b.first_full, 0);
     if (half == 1 && w.steps > 1 && hides_all(w, own, at.pass)) {
-        pass_over_first_step(ds, ds_row, b);
+        pass_over_first_step(s_ds, half, b);
         at.advance(p, w);
         other.follow(other_head(p, at.head), w, base, b, half);
         wait(b.first_full + 8 * at.stage, at.phase);
@@ -1011,7 +1108,7 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         wait(b.second_full + 8 * at.second_stage(), at.second_phase());
         if constexpr (MAKES_FIRST) {
             mma_fence();
-            multiply_tile<VALUE_HEAD>(dp, own_rows + (OWN_SECOND >> 4), second);
+            multiply_second_tile(dp, own_rows + (OWN_SECOND >> 4), second);
             mma_commit();
         }
         if constexpr (HAS_DROPOUT)
@@ -1021,7 +1118,8 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
             fence_factors(weights, slopes, dp, kept);
             if (SECOND_STAGES != STAGES && lane == 0) /* read, and the next one has no stage but this */
                 arrive(second_empty);
-            make_score_gradients(ds, weights, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept, factors);
+            make_score_gradients(ds, bytes, weights, s, slopes, dp, statistics, s_statistics + BLOCK_PASS * 4, kept,
+                                 factors);
         }
         if constexpr (HAS_DROPOUT && !MAKES_FIRST)
 #pragma unroll
@@ -1030,17 +1128,22 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
         if constexpr (IS_FP8)
 #pragma unroll
             for (int k = 0; k < BLOCK_PASS / 4; ++k)
-                weights[k] = factor_pair<weight_factor_t>(weights[k]);
+                weights[k] = ROUNDS_LAST ? factor_pair<weight_factor_t>(s[2 * k], s[2 * k + 1])
+                                         : factor_pair<weight_factor_t>(weights[k]);
+        else if constexpr (ROUNDS_LAST)
+            round_weights(weights, s);
         if constexpr (MAKES_SECOND) {
             mma_fence();
-            add_second(sum.second, weights, second);
+            add_second(sum.second, weights, HAS_BYTES ? second + (SECOND_ONCE_BYTES >> 4) : second);
             mma_commit();
         }
         if constexpr (HAS_SUMS) {
             const u32 slot = at.number % DS_STAGES;
             wait(b.ds_empty + 8 * slot, at.number / DS_STAGES & 1 ^ 1);
-            hand_over(ds, ds_row + slot * DS_BYTES, b.ds_full + 8 * slot);
+            hand_over(ds, bytes, s_ds + slot * DS_BYTES, half, b.ds_full + 8 * slot);
         }
+        if constexpr (HAS_BYTES)
+            widen_score_gradients(ds, bytes);
         if constexpr (MAKES_FIRST) {
             mma_fence();
             add_first(sum.first, ds, HAS_AGAIN ? first + (ONCE_BYTES >> 4) : first);
@@ -1185,6 +1288,8 @@ DEVICE void init_barriers(const barriers &b) {
     }
     if (RELOADS)
         barrier_init(b.own_empty, CONSUMER_WARPS);
+    if (HAS_BYTES)
+        barrier_init(b.own_turned, 1);
     if (HAS_BOXED_BIAS) {
         barrier_init(b.bias_full, 1);
         barrier_init(b.bias_empty, CONSUMER_WARPS);

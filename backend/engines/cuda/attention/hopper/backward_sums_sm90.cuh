@@ -6,8 +6,8 @@
    Params    in_t ROWS WIDTH: of padded columns. IS_OF_KEYS: whose rows are in use. HAS_PARTS: a sum lies in parts,
              which are added in their order. SCALES: sums are to be multiplied by the scale of scores. HAS_SCALE, the
              band's, those of backward_fp8
-   FP8       rows leave from registers, in any type: sums_scale_of(arguments) makes true values, memory_scale_of what is
-             stored; HAS_AMAX_FIRST: the largest true value */
+   FP8       rows of any type: sums_scale_of(arguments) makes true values, memory_scale_of what is stored;
+             HAS_AMAX_FIRST: the largest true value */
 
 #include "attention/hopper/backward_scores_sm90.cuh"
 #include "attention/hopper/backward_fp8_sm90.cuh"
@@ -48,23 +48,34 @@ template <class P> DEVICE void load_sums(run<float, 4> (&x)[OCTETS], const P &p,
         }
 }
 
-/* first: the block's first row; at: that of the tensor's head. */
+/* Any type, 64 columns at a time. first: the block's first row; at: that of the tensor's head. */
 template <class P, class T>
 DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i32 first, i32 used, i32 rows) {
+    constexpr i32 CHUNK = 16 / sizeof(T), OF_ROW = 64 / CHUNK; /* elements of 16 bytes, and these of a panel's row */
+    __shared__ alignas(16) T tile[ROWS][64 + CHUNK];
     const float scale = sums_scale_of(p), to_memory = memory_scale_of(p);
     float largest = 0;
 #pragma unroll
-    for (int i = 0; i < OCTETS; ++i)
+    for (int panel = 0; panel < PANELS; ++panel) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int part = i / 8, row = part / PANELS * 64 + warp_index() * 16 + lane_index() / 4 + 8 * h;
-            const i32 column = part % PANELS * 64 + i % 8 * 8 + 2 * (lane_index() & 3);
-            const float shown = first + row < used ? scale : 0.0f;
-            if (first + row < rows && column < (i32)p.width)
-                store_scaled_pair<HAS_AMAX_FIRST>(at + (i64)(first + row) * p.gradient_row + column,
+        for (int i = 0; i < OCTETS; ++i)
+#pragma unroll
+            for (int h = 0; h < 2 && i / 8 % PANELS == panel; ++h) {
+                const i32 row = i / 8 / PANELS * 64 + warp_index() * 16 + lane_index() / 4 + 8 * h;
+                const float shown = first + row < used ? scale : 0.0f;
+                store_scaled_pair<HAS_AMAX_FIRST>(&tile[row][i % 8 * 8 + 2 * (lane_index() & 3)],
                                                   x[i].at[2 * h] * shown, x[i].at[2 * h + 1] * shown, to_memory,
                                                   largest);
+            }
+        __syncthreads();
+#pragma unroll
+        for (i32 i = threadIdx.x; i < ROWS * OF_ROW; i += THREADS) {
+            const i32 row = i / OF_ROW, in_panel = i % OF_ROW * CHUNK, column = panel * 64 + in_panel;
+            if (first + row < rows && column < (i32)p.width)
+                *(words *)(at + (i64)(first + row) * p.gradient_row + column) = *(const words *)&tile[row][in_panel];
         }
+        __syncthreads();
+    }
     if constexpr (HAS_AMAX_FIRST)
         raise_largest(p.amax_first, largest);
 }

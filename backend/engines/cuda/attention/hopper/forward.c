@@ -81,7 +81,11 @@ static const struct forward_tile short_tiles[] = {
 enum { SHORT_TILE_COUNT = sizeof short_tiles / sizeof *short_tiles };
 
 /* Of a soft cap, whose weights take longer than their products: consumers that take no turns make them side by side. */
-static const struct forward_tile soft_cap_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, false, 1, 2, 0};
+static const struct forward_tile soft_cap_tiles[] = {
+    {1, 128, 128, 128, 2, 2, 0, 232, 40, false, 1, 2, 0},
+    {1, 256, 256, 64, 2, 2, 2, 232, 40, false, 1, 0, 0},
+};
+enum { SOFT_CAP_TILE_COUNT = sizeof soft_cap_tiles / sizeof *soft_cap_tiles };
 
 /* Of a bias in boxes, which would take what shared memory has left: so products read no queries there. */
 static const struct forward_tile bias_tile = {1, 128, 128, 128, 2, 2, 0, 232, 40, true, 1, 8, 0};
@@ -385,9 +389,9 @@ static weftStatus_t plan_forward(struct forward *f) {
     /* The first that fits is the best: tables are ordered by depths, then by the terms that registers hold. */
     while (!fits(tile, f, terms))
         tile++;
-    bool is_soft_cap = attention_is_soft_cap(c) && !f->is_fp8 && tile->depth == soft_cap_tile.depth;
-    if (is_soft_cap && fits(&soft_cap_tile, f, terms))
-        tile = &soft_cap_tile;
+    for (int i = 0; attention_is_soft_cap(c) && !f->is_fp8 && i < SOFT_CAP_TILE_COUNT; i++)
+        if (tile->depth == soft_cap_tiles[i].depth && fits(&soft_cap_tiles[i], f, terms))
+            tile = &soft_cap_tiles[i];
     bool is_boxed_bias = has_boxed_bias(f, &bias_tile) && tile->depth == bias_tile.depth;
     if (is_boxed_bias && fits(&bias_tile, f, terms))
         tile = &bias_tile;

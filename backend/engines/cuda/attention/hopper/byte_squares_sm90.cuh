@@ -1,0 +1,62 @@
+/* byte_squares: operands of 8 bits turned over where they lie in shared memory: wgmma takes FP8 along k alone
+   Squares   of 64 keys x 64 columns: rows of 64 bytes, swizzled by 64 bytes, before and behind. Blocks of 32 x 32 of
+             the diagonal stay where they are, the other two change places; each pair is one warp's work
+   Order     transposed loads take pairs of bytes: a lane then has two keys of two neighbouring columns. Of 16 keys, t =
+             lane % 4, it stores 2t, 2t + 1, 2t + 8, 2t + 9 side by side; of 16 columns, even ones are the rows 0 .. 7,
+             odd ones 8 .. 15: the 8 rows of a store lie in different banks, and a lane's results are four neighbours.
+             BY_EIGHTS: 2t, 2t + 8, 2t + 1, 2t + 9, and columns in their order
+   Cleared   keys past the length in use
+   Params    HAS_SEQ_LEN_KV */
+
+DEVICE u32 place_in_square(u32 row, u32 chunk) { return row * 64 + (chunk ^ row / 2 % 4) * 16; }
+
+/* Those of four bytes whose keys are in use; `key`: of the first one. */
+template <bool BY_EIGHTS> DEVICE u32 bytes_in_use(i32 key, i32 used) {
+    const i32 second = key + (BY_EIGHTS ? 8 : 1), third = key + (BY_EIGHTS ? 1 : 8);
+    return (key < used ? 0xffu : 0u) | (second < used ? 0xff00u : 0u) | (third < used ? 0xff0000u : 0u) |
+           (key + 9 < used ? 0xff000000u : 0u);
+}
+
+/* 32 keys x 32 columns in registers: four words for each 16 columns. */
+using byte_block = u32[8];
+
+template <bool BY_EIGHTS> DEVICE void load_byte_block(byte_block &b, u32 square, u32 keys, u32 columns) {
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        u32 pairs[4];
+        load_matrices_transposed(pairs, square + place_in_square(keys * 32 + lane_index(), columns * 2 + i));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) { /* even columns and odd ones of 16 keys */
+            b[4 * i + 2 * half] = __byte_perm(pairs[2 * half], pairs[2 * half + 1], BY_EIGHTS ? 0x6240 : 0x6420);
+            b[4 * i + 2 * half + 1] = __byte_perm(pairs[2 * half], pairs[2 * half + 1], BY_EIGHTS ? 0x7351 : 0x7531);
+        }
+    }
+}
+template <bool BY_EIGHTS> DEVICE void store_byte_block(u32 square, u32 keys, u32 columns, const byte_block &b) {
+    const u32 lane = lane_index(), row = BY_EIGHTS ? lane % 8 * 2 + lane / 8 % 2 : lane % 16;
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        const u32 four[4] = {b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]};
+        store_matrices(square + place_in_square(columns * 32 + i * 16 + row, keys * 2 + lane / 16), four);
+    }
+}
+/* used: counted from the block's first key. */
+template <bool BY_EIGHTS> DEVICE void clear_unused(byte_block &b, i32 used) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        b[i] &= bytes_in_use<BY_EIGHTS>(i / 2 % 2 * 16 + (i32)(lane_index() % 4 * 2), used);
+}
+
+/* The two blocks of the diagonal, or those beside it. used: counted from the square's first key. */
+template <bool BY_EIGHTS> DEVICE void transpose_pair(u32 square, u32 is_beside, i32 used) {
+    byte_block first, second;
+    load_byte_block<BY_EIGHTS>(first, square, 0, is_beside);
+    load_byte_block<BY_EIGHTS>(second, square, 1, 1 - is_beside);
+    if (HAS_SEQ_LEN_KV && used < 64) {
+        clear_unused<BY_EIGHTS>(first, used);
+        clear_unused<BY_EIGHTS>(second, used - 32);
+    }
+    __syncwarp();
+    store_byte_block<BY_EIGHTS>(square, 0, is_beside, first);
+    store_byte_block<BY_EIGHTS>(square, 1, 1 - is_beside, second);
+}
