@@ -472,17 +472,45 @@ DEVICE void store_part_of_queries(const float (&dq)[32], float scale, u32 s_part
     commit_stores();
 }
 
-/* In the order of accumulators: 8 columns, thread, 4. */
-DEVICE void add_part(const float (&dq)[32], u32 s_part, float *sum) {
+/* In the order of accumulators. */
+DEVICE void stage_part(const float (&dq)[32], u32 s_part, u32 warp) {
 #pragma unroll
     for (int c = 0; c < 8; ++c)
-        store_quad(s_part + (c * 128 + threadIdx.x) * 16, dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
+        store_quad(s_part + place_in_sums(c, warp) * 4, dq[4 * c], dq[4 * c + 1], dq[4 * c + 2], dq[4 * c + 3]);
     publish_to_async_proxy();
+}
+DEVICE void add_part(const float (&dq)[32], u32 s_part, float *sum) {
+    stage_part(dq, s_part, 0);
     sync_threads(PART_STAGED, 128);
     if (threadIdx.x != 0)
         return;
     add_bytes(sum, s_part, PART_BYTES);
     commit_stores();
+}
+/* HAS_BYTES: by each warp for itself. Of bf16 and f16, whose products leave less of shared memory's time, one add of a
+   whole part is 2 to 4 % faster. */
+DEVICE void add_part_of_warp(const float (&dq)[32], u32 s_part, float *sum) {
+    constexpr u32 WARP_BYTES = PART_BYTES / 4;
+    const u32 warp = warp_index();
+    stage_part(dq, s_part, warp);
+    __syncwarp();
+    if (lane_index() == 0) {
+        add_bytes(sum + warp * (WARP_BYTES / 4), s_part + warp * WARP_BYTES, WARP_BYTES);
+        commit_stores();
+    }
+}
+/* Until the copy engine has read what was staged there before. */
+DEVICE void await_staging(int staged) {
+    if constexpr (HAS_BYTES) {
+        if (lane_index() == 0)
+            wait_stores_read<PARTS_STAGED - 1>();
+        __syncwarp();
+    } else if (staged == 0) {
+        if (threadIdx.x == 0)
+            wait_stores_read<0>();
+        __syncwarp();
+        sync_threads(PART_STAGED, 128);
+    }
 }
 
 template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
@@ -518,12 +546,7 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
             mma_commit();
             if (part == 0 && threadIdx.x == 0)
                 load_next_step(p, w, base, b, at, i, stage);
-            if (staged == 0) { /* the copy engine has read what was staged before */
-                if (threadIdx.x == 0)
-                    wait_stores_read<0>();
-                __syncwarp();
-                sync_threads(PART_STAGED, 128);
-            }
+            await_staging(staged);
             mma_wait<0>();
             fence_registers(dq);
             if (part == PARTS - 1 && lane_index() == 0)
@@ -531,15 +554,19 @@ template <class P> DEVICE void sum_query_gradients(const P &p, u32 base) {
             if constexpr (STORES_QUERIES)
                 store_part_of_queries(dq, scale, base + DQ + staged * PART_BYTES, p.dq_map, part % PANELS * 64,
                                       at.block * BLOCK_PASS + part / PANELS * 64, at.head, w.batch);
-            else
-                add_part(dq, base + DQ + staged * PART_BYTES,
-                         p.dq_sum + (q_tile(p, w.batch, at.head, at.block) * PARTS + part) * (PART_BYTES / 4));
+            else {
+                float *const sum = p.dq_sum + (q_tile(p, w.batch, at.head, at.block) * PARTS + part) * (PART_BYTES / 4);
+                if constexpr (HAS_BYTES)
+                    add_part_of_warp(dq, base + DQ + staged * PART_BYTES, sum);
+                else
+                    add_part(dq, base + DQ + staged * PART_BYTES, sum);
+            }
         }
         at.advance(p, w, i + 1 == w.steps);
         if (++stage == STAGES)
             stage = 0;
     }
-    if (threadIdx.x == 0)
+    if (HAS_BYTES ? lane_index() == 0 : threadIdx.x == 0)
         wait_stores_read<0>();
 }
 
@@ -1164,13 +1191,13 @@ DEVICE void sum_gradients(const P &p, const work &w, u32 base, const barriers &b
     mma_wait<0>();
 }
 
-/* Of HALF own rows: [8 columns][thread][4]. */
+/* Of HALF own rows. */
 template <int N> DEVICE void store_accumulators(float *to, const float (&sum)[N], float scale) {
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
         const float *const x = sum + 4 * c;
         const run<float, 4> four = {{x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale}};
-        store_run(to + (c * 128 + (threadIdx.x & 127)) * 4, four);
+        store_run(to + place_in_sums(c, warp_index() % 4), four);
     }
 }
 template <class P> DEVICE void store_part(const P &p, const work &w, int half, const gradients &sum) {

@@ -1,6 +1,6 @@
 /* backward_sums_sm90: rows of a gradient from its float sums, which lie in the order of accumulators
    Tile      a block of one warpgroup makes ROWS rows of one head, through shared memory, swizzled by row
-   Memory    sums: [batch][head][part of the sum][block of rows][64 x 64][8 columns][thread][4]
+   Memory    sums: [batch][head][part of the sum][block of rows][64 rows][place_in_sums]
    Limits    the gradient has 16-byte aligned rows of whole chunks. Rows past those in use become 0; ragged ones belong
              to others
    Params    in_t ROWS WIDTH: of padded columns. IS_OF_KEYS: whose rows are in use. HAS_PARTS: a sum lies in parts,
@@ -33,15 +33,15 @@ template <class P> DEVICE void load_sums(run<float, 4> (&x)[OCTETS], const P &p,
     i64 parts = 1;
     if constexpr (HAS_PARTS)
         parts = (i64)p.parts;
-    const float *const sums = p.sums + outer * parts * step + (i64)block * ROWS * WIDTH + threadIdx.x * 4;
+    const float *const sums = p.sums + outer * parts * step + (i64)block * ROWS * WIDTH;
 #pragma unroll
     for (int i = 0; i < OCTETS; ++i)
-        x[i] = load_run<float, 4>(sums + i * THREADS * 4);
+        x[i] = load_run<float, 4>(sums + place_in_sums(i, warp_index()));
 #pragma unroll 1
     for (i32 part = 1; part < parts; ++part)
 #pragma unroll
         for (int i = 0; i < OCTETS; ++i) {
-            const run<float, 4> more = load_run<float, 4>(sums + part * step + i * THREADS * 4);
+            const run<float, 4> more = load_run<float, 4>(sums + part * step + place_in_sums(i, warp_index()));
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 x[i].at[e] += more.at[e];
