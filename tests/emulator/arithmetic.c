@@ -947,6 +947,15 @@ static operation decode_comparison(struct instruction *i) {
     return !is_known ? NULL : is_setp ? setp : i->operands[0].file == FILE_NARROW ? set : NULL;
 }
 
+/* Of a variable in shared memory: in a cluster its address has the block's rank, as the chip's have, which a product's
+   descriptor has no place for. */
+static enum outcome move_shared_address(struct warp *w, const struct instruction *i, uint32_t mask) {
+    uint64_t rank = w->block->cluster->block_count > 1 ? (uint64_t)w->block->rank + 1 : 0;
+    FOR_LANES(mask, l)
+    set_value(w, &i->operands[0], l, lane_value(w, &i->operands[1], l) | rank << SHARED_ADDRESS_BITS);
+    return NEXT;
+}
+
 static operation decode_move(struct instruction *i) {
     unsigned bytes = ptx_type_bytes((enum ptx_type)i->type);
     if (!ptx_only(i->opcode, INTEGERS " " FLOATS))
@@ -955,6 +964,8 @@ static operation decode_move(struct instruction *i) {
         return unpack;
     if (i->operands[1].kind == OPERAND_VECTOR)
         return pack;
+    if (i->operands[1].is_shared)
+        return move_shared_address;
     return bytes == 8 ? move_64 : bytes == 2 ? move_16 : move_32;
 }
 

@@ -301,7 +301,7 @@ static struct copy new_store(struct warp *w, const struct instruction *i, int la
                          .group = w->store_group[lane],
                          .line = i->line,
                          .block = w->block,
-                         .address = (uint32_t)address_of(w, &i->operands[1], lane)};
+                         .address = (uint32_t)address_of(w, &i->operands[1], lane) & OWN_ADDRESS};
 }
 
 static void begin_store(struct warp *w, const struct copy *copy) {

@@ -14,7 +14,7 @@
 enum { CALLS_MAX = 16 }; /* inside each other */
 enum { BUCKETS = 4096, NARROW_BYTES = LANES * 4, WIDE_BYTES = LANES * 8, CONSTANT_BYTES = NARROW_BYTES + WIDE_BYTES };
 
-enum symbol_kind { SYMBOL_NARROW, SYMBOL_WIDE, SYMBOL_PREDICATE, SYMBOL_LABEL, SYMBOL_MEMORY };
+enum symbol_kind { SYMBOL_NARROW, SYMBOL_WIDE, SYMBOL_PREDICATE, SYMBOL_LABEL, SYMBOL_MEMORY, SYMBOL_SHARED };
 
 struct symbol {
     struct symbol *next;
@@ -375,14 +375,21 @@ static void read_global(struct reader *r) {
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
+static struct operand at_constant(size_t at) {
+    return (struct operand){.kind = OPERAND_VALUE,
+                            .file = FILE_CONSTANTS,
+                            .other = -1,
+                            .offset = (uint32_t)at,
+                            .wide_offset = (uint32_t)at + NARROW_BYTES};
+}
+
 static struct operand constant(struct reader *r, uint64_t value) {
     struct module *module = r->module;
     for (size_t at = 0; at < module->constant_bytes; at += CONSTANT_BYTES) {
         uint64_t other;
         memcpy(&other, module->constants + at + NARROW_BYTES, sizeof other);
         if (other == value)
-            return (struct operand){
-                OPERAND_VALUE, FILE_CONSTANTS, false, -1, (uint32_t)at, (uint32_t)at + NARROW_BYTES, 0, 0, NULL, NULL};
+            return at_constant(at);
     }
     if (module->constant_bytes + CONSTANT_BYTES > module->constant_room) {
         module->constant_room = module->constant_room ? 2 * module->constant_room : 64 * CONSTANT_BYTES;
@@ -395,9 +402,8 @@ static struct operand constant(struct reader *r, uint64_t value) {
         memcpy(at + l * 4, &value, 4);
         memcpy(at + NARROW_BYTES + l * 8, &value, 8);
     }
-    uint32_t offset = (uint32_t)module->constant_bytes;
     module->constant_bytes += CONSTANT_BYTES;
-    return (struct operand){OPERAND_VALUE, FILE_CONSTANTS, false, -1, offset, offset + NARROW_BYTES, 0, 0, NULL, NULL};
+    return at_constant(module->constant_bytes - CONSTANT_BYTES);
 }
 
 static const char *const specials[] = {
@@ -440,8 +446,11 @@ static struct operand named(struct reader *r, const char *name) {
         o.name = name;
         return o;
     }
-    if (symbol->kind == SYMBOL_MEMORY)
-        return constant(r, symbol->value);
+    if (symbol->kind == SYMBOL_MEMORY || symbol->kind == SYMBOL_SHARED) {
+        o = constant(r, symbol->value);
+        o.is_shared = symbol->kind == SYMBOL_SHARED;
+        return o;
+    }
     o.kind = symbol->kind == SYMBOL_PREDICATE ? OPERAND_PREDICATE : OPERAND_VALUE;
     o.file = symbol->kind == SYMBOL_WIDE ? FILE_WIDE : FILE_NARROW;
     o.offset = (uint32_t)symbol->value;
@@ -867,7 +876,7 @@ static void read_body(struct reader *r) {
             read_registers(r);
         } else if (takes(r, ".shared")) {
             struct variable v = read_variable(r);
-            declare(r, v.name, SYMBOL_MEMORY, place_in(&r->kernel->static_shared_bytes, &v));
+            declare(r, v.name, SYMBOL_SHARED, place_in(&r->kernel->static_shared_bytes, &v));
             expect(r, ";");
         } else if (takes(r, ".local")) {
             read_local(r, 0);
@@ -895,7 +904,7 @@ static const struct symbol *place_dynamic(struct reader *r, size_t bytes, struct
     }
     r->at = at;
     r->line = line;
-    return declare(r, dynamic.name, SYMBOL_MEMORY, place_in(&bytes, &dynamic));
+    return declare(r, dynamic.name, SYMBOL_SHARED, place_in(&bytes, &dynamic));
 }
 
 /* Module-level shared variables lie in front of each kernel's own. */
@@ -980,7 +989,7 @@ static void read_module(struct reader *r) {
             read_global(r);
         } else if (takes(r, ".shared")) {
             struct variable v = read_variable(r);
-            declare(r, v.name, SYMBOL_MEMORY, place_in(&shared_bytes, &v));
+            declare(r, v.name, SYMBOL_SHARED, place_in(&shared_bytes, &v));
             expect(r, ";");
         } else if (takes(r, ".func")) {
             read_function(r);

@@ -60,6 +60,7 @@ struct operand {
     uint16_t count;       /* of items: a vector's parts, or the vectors inside an address */
     struct operand *items;
     const char *name; /* of a label, until all are known */
+    bool is_shared;   /* a constant: where a variable in shared memory lies */
 };
 
 struct warp;

@@ -435,6 +435,22 @@ st.global.u32 [%d8], %r6;"""
     assert made.tolist() == [1, 0] * 3
 
 
+@pytest.mark.parametrize(("cluster", "ranks"), [(1, [0, 0, 0, 0]), (2, [1, 2, 1, 2])])
+def test_addresses_in_a_cluster_have_the_rank(gpu: Gpu, cluster: int, ranks: list[int]) -> None:
+    """Bits above 24, which a product's descriptor has no place for; a block reads its own memory by them."""
+    body = """
+mov.u32 %r4, s;
+st.shared.u32 [%r4+64], %r4;
+ld.shared.u32 %r6, [s+64];
+shr.u32 %r6, %r6, 24;
+mov.u32 %r7, %ctaid.x;
+mul.wide.u32 %d8, %r7, 4;
+add.s64 %d8, %d8, %d0;
+st.global.u32 [%d8], %r6;"""
+    made = gpu.run(body, np.zeros(4, "u4"), grid=4, cluster=cluster, shared=128, threads=32)[0]
+    assert made.tolist() == ranks
+
+
 def test_words_for_a_block_that_has_ended(tries: Any, gpu: Gpu, memory: Any) -> None:
     """The other block says that it goes, and goes; this one waits a while."""
     flag = memory(4)
