@@ -2,7 +2,7 @@
 /* What the tests of the CUDA families share. A test describes regions as models, has a family build a step for each on
    described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by
    the copies of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), in processes without sanitizers, else by
-   the one that Weft would take; on all processors. It takes long, so copies take turns: of two, each compiles an eighth
+   the one that Weft would take; on all processors. It takes long, so copies take turns: of two, each compiles a twelfth
    of the pairs of case and chip, others each day (WEFT_TEST_DAY=<number> has that day's). One copy by itself compiles
    all; WEFT_TEST_ALL=1 has each do so. WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
@@ -358,7 +358,7 @@ static inline void compile(const struct wanted *one, struct plain_nvrtc *plain) 
 static inline bool is_its_turn(const struct wanted *one) {
     if (copy_count == 1 || tests_all())
         return true;
-    enum { TURNS = 8 };
+    enum { TURNS = 12 };
     int chip = one->arch_index < 0 ? 0 : one->arch_index;
     return (one->number + chip + test_day()) % TURNS == TURNS / copy_count * copy_index;
 }

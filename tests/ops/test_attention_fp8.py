@@ -214,6 +214,8 @@ def test_heads_in_parts_on_hopper(columns: int) -> None:
 
 ON_HOPPER = [
     (128, 128, {"right": 0}, ("e4m3",) * 5, "e4m3"),
+    (64, 64, {"right": 0, "seq_len_kv": [140, 70]}, ("e4m3", "e4m3", "e4m3", "e4m3", "e5m2"), "e4m3"),
+    (48, 64, {"left": 70, "seq_len_q": [150, 33]}, ("e5m2", "e4m3", "e5m2", "e4m3", "e4m3"), "bf16"),
     (80, 112, {"seq_len_q": [150, 70], "seq_len_kv": [77, 140]}, ("e5m2",) * 5, "bf16"),
     (112, 80, {"left": 40, "right": 3}, ("e4m3", "e5m2", "e5m2", "bf16", "e4m3"), "f32"),
     (96, 128, {"right": 0, "seq_len_kv": [129, 3]}, ("e5m2", "e4m3", "e4m3", "e5m2", "e5m2"), "e5m2"),

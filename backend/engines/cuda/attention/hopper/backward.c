@@ -75,8 +75,10 @@ static const struct backward_tile copied_tiles[] = {
     {MAKES_QUERIES, false, 192, 128, 64, 2, 2, 240, 24}, {MAKES_QUERIES, false, 192, 192, 64, 2, 1, 240, 24},
 };
 
-/* All gradients of FP8 at once, whose scales take registers: of heads of 64 columns there are too few. */
-static const struct backward_tile fp8_tile = {MAKES_ALL, false, 128, 128, 64, 3, 3, 216, 72};
+/* All gradients of FP8 at once, whose scales take registers: of heads of 64 columns there are too few for longer
+   steps. */
+static const struct backward_tile fp8_tiles[] = {{MAKES_ALL, false, 64, 64, 64, 4, 4, 216, 72},
+                                                 {MAKES_ALL, false, 128, 128, 64, 3, 3, 216, 72}};
 
 enum { PASSES_MAX = 3 };
 
@@ -260,11 +262,11 @@ static bool fits(const struct backward_tile *t, const struct backward *b) {
 
 /* NULL: there is none. The first that has room is the best one: rows are ordered by heads. */
 static const struct backward_tile *find_tile(const struct backward *b, enum makes makes) {
-    if (b->is_fp8 && makes == MAKES_ALL)
-        return fits(&fp8_tile, b) ? &fp8_tile : NULL;
     bool is_copied = b->has_copies && kinds[makes].makes_first;
-    const struct backward_tile *from = is_copied ? copied_tiles : tiles;
-    size_t count = is_copied ? sizeof copied_tiles / sizeof *copied_tiles : sizeof tiles / sizeof *tiles;
+    const struct backward_tile *from = b->has_bytes ? fp8_tiles : is_copied ? copied_tiles : tiles;
+    size_t count = b->has_bytes ? sizeof fp8_tiles / sizeof *fp8_tiles
+                   : is_copied  ? sizeof copied_tiles / sizeof *copied_tiles
+                                : sizeof tiles / sizeof *tiles;
     for (size_t i = 0; i < count; i++)
         if (from[i].makes == makes && fits(&from[i], b))
             return &from[i];
@@ -315,8 +317,6 @@ static weftStatus_t plan_passes(struct backward *b) {
         return refuse(b->c, "dropout of f16 takes more registers than there are beside the sums of dQ");
     if (b->has_sums && attention_drops(b->c->a) && (b->c->a->bias || b->c->a->modifier.graph))
         return refuse(b->c, "dropout and a bias take more registers than there are beside the sums of dQ");
-    if (b->has_sums && b->is_fp8 && b->c->depth <= 64 && b->c->value_depth <= 64)
-        return refuse(b->c, "dK, dV and sums of dQ of heads up to 64 take more registers than FP8's scales leave");
     if (b->has_sums)
         return add_pass(b, MAKES_ALL);
     TRY(add_passes_of_keys(b, wants_k, wants_v));
