@@ -498,6 +498,7 @@ DEVICE void add_part_of_warp(const float (&dq)[32], u32 s_part, float *sum) {
         add_bytes(sum + warp * (WARP_BYTES / 4), s_part + warp * WARP_BYTES, WARP_BYTES);
         commit_stores();
     }
+    __syncwarp();
 }
 /* Until the copy engine has read what was staged there before. */
 DEVICE void await_staging(int staged) {
