@@ -156,7 +156,7 @@ def test_names() -> None:
     assert not gpu.keys() & cpu.keys()  # a table may be of either
     assert {case.group for case in gpu.values()} == {case.group for case in cpu.values()} == set(GROUPS)
     behind, whole_blocks = 2 * 13 + 4 * 7 + 2 * 3 + 2 * (2 + 2) + 4 * 2, 2 * 7 + 1
-    others = behind + 14 + 4 + 8 + 12 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 70 + 33
+    others = behind + 14 + 6 + 8 + 12 + 12 + 3 * (9 + 2 + 2 + 5) + 9 + 12 + 6 + 2 + 9 + 11 + 18 + 23 + 70 + 33
     assert len(gpu) == others + whole_blocks
 
 
