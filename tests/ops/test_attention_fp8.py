@@ -17,8 +17,9 @@ OPERANDS = ("q", "k", "v", "o", "dO")
 SCALES = {"scale_s": 300.0, "scale_dP": 40.0, "scale_dQ": 16.0, "scale_dK": 8.0, "scale_dV": 4.0}
 SCALES |= {"descale_s": 1 / 300, "descale_dP": 1 / 40}
 DESCALES = dict(zip(OPERANDS, (0.25, 0.5, 0.125, 0.25, 0.5), strict=True))
-FEW = 2.0**-20  # what sums in float may be off by, of the magnitudes that are summed
-FEW_OF_FP8 = 2.0**-13  # the same of Hopper's products of FP8, which keep 13 bits of fraction
+# What sums may be off by, of the magnitudes that are summed: floats, or Hopper's products of FP8, which keep
+# 13 bits of fraction.
+FEW = 2.0**-13 if checks.DEVICE == "cuda" else 2.0**-20
 FP8 = ("e4m3", "e5m2")
 
 
@@ -68,7 +69,7 @@ def spread(numbers: np.ndarray, slack: np.ndarray, dtype: str, name: str) -> np.
 
 
 def by_definition(
-    case: Case, true: dict[str, Any], types: tuple[str, ...], kept: Any = 1.0, few: float = FEW
+    case: Case, true: dict[str, Any], types: tuple[str, ...], kept: Any = 1.0
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """dQ, dK, dV, before their scales, and gradients of scores; and how far factors may have them off."""
     hq, hk, hv = case.heads
@@ -80,7 +81,7 @@ def by_definition(
     ds = case.scale * weights * (d_o @ v.mT * kept - mean)
     sums = np.abs(d_o) @ np.abs(v).mT * kept
     sums = case.scale * weights * (sums + (np.abs(d_o) * np.abs(true["o"])).sum(-1, keepdims=True))
-    of_weights = 4 * few * case.scale * np.abs(np.abs(q) @ np.abs(k).mT).max(initial=1)
+    of_weights = 4 * FEW * case.scale * np.abs(np.abs(q) @ np.abs(k).mT).max(initial=1)
     p, ds_factor = as_factor(weights * kept, types[0], "s"), as_factor(ds, types[4], "dP")
     # Hopper's kernels have the softmax as f16 before.
     off = of_weights * sums + checks.roundoff("f16") * np.abs(ds)
@@ -96,7 +97,7 @@ def by_definition(
 
     want = products(p, ds_factor, lambda x: x)
     most = products(np.abs(p), np.abs(ds_factor), np.abs)
-    lost = [a + few * b for a, b in zip(products(off_p, off_ds, np.abs), most, strict=True)]
+    lost = [a + FEW * b for a, b in zip(products(off_p, off_ds, np.abs), most, strict=True)]
     return [*want, np.abs(ds)], [*lost, off]
 
 
@@ -124,11 +125,10 @@ def check_results(
     types: tuple[str, ...],
     out: str,
     kept: Any = 1.0,
-    few: float = FEW,
     **how: Any,
 ) -> None:
     """All results of the operands, as what they stand for has them."""
-    want, lost = by_definition(case, true, types, kept, few)
+    want, lost = by_definition(case, true, types, kept)
     scales = [SCALES[f"scale_{name}"] for name in ("dQ", "dK", "dV")]
     scaled, rounded = ([each * s for each, s in zip(of, scales, strict=False)] for of in (want, lost))
     magnitude = 2.0**19 * max(float(each.max(initial=0)) for each in rounded) if out == "f32" else 0
@@ -209,7 +209,7 @@ def test_heads_in_parts_on_hopper(columns: int) -> None:
         alignment=BOTTOM_RIGHT, seq_len_kv=[columns - 9], seq_len_q=[330],
     )  # fmt: skip
     knobs = without_portable_family()
-    check_fp8(some, TYPES[1], "e5m2", few=FEW_OF_FP8, layouts=["packed"], knobs=knobs)
+    check_fp8(some, TYPES[1], "e5m2", layouts=["packed"], knobs=knobs)
 
 
 ON_HOPPER = [
@@ -229,7 +229,7 @@ def test_products_of_fp8(
     """Each operand of either type; keys that end in each part of a square that is turned over."""
     some = case(heads=(2, 1, 1), rows=150, columns=140, depth=depth, value_depth=value_depth, **more)
     knobs = without_portable_family()
-    check_fp8(some, types, out, few=FEW_OF_FP8, layouts=["packed", "padded"], knobs=knobs)
+    check_fp8(some, types, out, layouts=["packed", "padded"], knobs=knobs)
 
 
 def test_dropout() -> None:

@@ -18,7 +18,6 @@ enum {
     SINK_THREADS = 256,
     SUMS_THREADS = 128,
     BYTE_ROW = 128, /* bytes of a row of FP8, as S and dP read it */
-    SQUARE = 64,    /* keys and columns of K that are turned over together */
     PART_ROWS = 64, /* of dQ, and columns */
     PART_BYTES = PART_ROWS * PART_ROWS * 4,
     BLOCKS_PER_SET = 128, /* about one for each multiprocessor */
@@ -713,16 +712,19 @@ static void print_maps(struct kernel_print *print, const struct backward *b, con
     print_constant(print, "MAKES_USED_ALONE", makes_used_alone && !b->is_fp8);
 }
 
-static const char *type_name(const struct tensor *tensor) { return cuda_type_name((weftDataType_t)tensor->type); }
+/* Of a factor of S, dP and dQ. */
+static const char *factor_type(const struct backward *b, const struct tensor *tensor) {
+    return cuda_type_name(b->has_bytes ? (weftDataType_t)tensor->type : b->type);
+}
 
 /* Own rows x rows that pass, K-major both; then P or dS from registers times what passes, which lies by rows: MN-major.
    sums: dQ of 64 x 64, dS from shared memory, transposed as it is read. Of FP8 all but the gradients of own rows, whose
    sums its accumulators would lose, and dS and K lie K-major. */
 static void print_products(struct text *code, const struct backward *b, const struct backward_tile *t) {
     const char *type = cuda_type_name(b->type);
+    const char *q = factor_type(b, b->c->a->q), *k = factor_type(b, b->c->a->k), *v = factor_type(b, b->c->a->v);
+    const char *d_o = factor_type(b, b->op->d_o);
     bool is_fp8 = b->has_bytes;
-    const char *q = is_fp8 ? type_name(b->given->a->q) : type, *k = is_fp8 ? type_name(b->given->a->k) : type;
-    const char *v = is_fp8 ? type_name(b->given->a->v) : type, *d_o = is_fp8 ? type_name(b->op->d_o) : type;
     int dq_a = is_fp8 ? PRODUCT_A_K : PRODUCT_A_MN;
     const struct attention_product products[] = {
         {"multiply_scores", k, t->block_pass, .b_type = q, .is_fp8 = is_fp8, .adds = PRODUCT_ADDS},
@@ -901,10 +903,8 @@ weftStatus_t attention_hopper_backward_build(struct step *step, const struct cud
     const char *names[PASSES_MAX] = {"", "", ""};
     for (int i = 0; i < b.pass_count; i++)
         names[i] = kinds[b.passes[i]->makes].name;
-    return arena_print(arena, &step->detail, "%swgmma of %s, heads of %d and %d, %s%s%s%s%s, %d x %d tiles",
-                       b.has_bytes ? "FP8, and "
-                       : b.is_fp8  ? "FP8 widened, then "
-                                   : "",
+    return arena_print(arena, &step->detail, "%swgmma of %s%s, heads of %d and %d, %s%s%s%s%s, %d x %d tiles",
+                       b.is_fp8 && !b.has_bytes ? "FP8 widened, then " : "", b.has_bytes ? "FP8 and " : "",
                        cuda_type_name(b.type), b.head, b.value_head, names[0], b.pass_count > 1 ? ", then " : "",
                        names[1], b.pass_count > 2 ? ", then " : "", names[2], BLOCK_OWN, b.passes[0]->block_pass);
 }

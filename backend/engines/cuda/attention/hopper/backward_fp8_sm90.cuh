@@ -49,13 +49,6 @@ template <class F> DEVICE u32 factor_pair(u32 pair) {
         return ptx::cvt_f16x2_e5m2x2(ptx::cvt_e5m2x2(pair));
 }
 
-/* Where a thread's four numbers of octet `octet` of columns lie among float sums of 64 rows: [8 columns][thread][4]; of
-   FP8, whose warps add what they made each for itself, [64 columns][warp][8 columns][lane][4]. */
-DEVICE u32 place_in_sums(int octet, u32 warp) {
-    return IS_FP8 ? ((octet / 8 * 4 + warp) * 8 + octet % 8) * 128 + lane_index() * 4
-                  : (octet * 128 + threadIdx.x % 128) * 4;
-}
-
 /* What dS' is made with, and the largest one that this thread made. */
 struct score_factors {
     float of_dp = 1, largest = 0;

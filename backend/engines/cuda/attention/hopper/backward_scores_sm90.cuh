@@ -1,6 +1,7 @@
-/* backward_scores: pairs of 16 bits, the scale of scores, and which rows meet, for the backward kernels of sm_90
-   Demands IS_BF16 HAS_SCALE HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV HAS_LEFT HAS_RIGHT IS_BOTTOM_RIGHT. Functions are templates on
-   the arguments, so that what was not printed is not looked up. */
+/* backward_scores: pairs of 16 bits, the scale of scores, which rows meet, and how sums of gradients lie, for sm_90's
+   backward kernels
+   Demands IS_BF16 IS_FP8 HAS_SCALE HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV HAS_LEFT HAS_RIGHT IS_BOTTOM_RIGHT. Functions are
+   templates on the arguments, so that what was not printed is not looked up. */
 
 #include "attention/lengths.cuh"
 
@@ -44,3 +45,10 @@ struct band {
             last = clamp(-shift + p.left, -FAR, FAR);
     }
 };
+
+/* Where a thread's four numbers of octet `octet` of columns lie among float sums of 64 rows: [8 columns][thread][4]; of
+   FP8, whose warps add what they made each for itself, [64 columns][warp][8 columns][lane][4]. */
+DEVICE u32 place_in_sums(int octet, u32 warp) {
+    return IS_FP8 ? ((octet / 8 * 4 + warp) * 8 + octet % 8) * 128 + lane_index() * 4
+                  : (octet * 128 + threadIdx.x % 128) * 4;
+}

@@ -59,7 +59,7 @@ constexpr int PANELS = HEAD / 64, VALUE_PANELS = VALUE_HEAD / 64,
               PASS_PANELS = BLOCK_PASS / 64; /* 64 columns, 128 bytes */
 constexpr u32 OWN_PANEL = BLOCK_OWN * 128, PASS_PANEL = BLOCK_PASS * 128, DS_PANEL = BLOCK_OWN * 128;
 constexpr int ONCE_PANELS = HAS_BYTES ? 1 : PANELS, SECOND_ONCE_PANELS = HAS_BYTES ? 1 : VALUE_PANELS; /* S, dP read */
-constexpr u32 OWN_FIRST_BYTES = ONCE_PANELS * OWN_PANEL, SQUARE_BYTES = 64 * 64;
+constexpr u32 OWN_FIRST_BYTES = ONCE_PANELS * OWN_PANEL;
 constexpr u32 OWN_SECOND_BYTES = MAKES_FIRST ? SECOND_ONCE_PANELS * OWN_PANEL : 0;
 constexpr u32 OWN_TURNED_BYTES = HAS_BYTES ? BLOCK_OWN / 64 * PANELS * SQUARE_BYTES : 0;
 constexpr u32 ONCE_BYTES = ONCE_PANELS * PASS_PANEL, AGAIN_BYTES = HAS_AGAIN ? PANELS * PASS_PANEL : 0;
@@ -487,8 +487,7 @@ DEVICE void add_part(const float (&dq)[32], u32 s_part, float *sum) {
     add_bytes(sum, s_part, PART_BYTES);
     commit_stores();
 }
-/* HAS_BYTES: by each warp for itself. Of bf16 and f16, whose products leave less of shared memory's time, one add of a
-   whole part is 2 to 4 % faster. */
+/* HAS_BYTES: by each warp for itself, which is slower where products are of 16 bits. */
 DEVICE void add_part_of_warp(const float (&dq)[32], u32 s_part, float *sum) {
     constexpr u32 WARP_BYTES = PART_BYTES / 4;
     const u32 warp = warp_index();
@@ -504,7 +503,7 @@ DEVICE void add_part_of_warp(const float (&dq)[32], u32 s_part, float *sum) {
 DEVICE void await_staging(int staged) {
     if constexpr (HAS_BYTES) {
         if (lane_index() == 0)
-            wait_stores_read<PARTS_STAGED - 1>();
+            wait_stores_read<0>();
         __syncwarp();
     } else if (staged == 0) {
         if (threadIdx.x == 0)

@@ -58,15 +58,14 @@ DEVICE void store_scaled(const P &p, const run<float, 4> (&x)[OCTETS], T *at, i3
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
 #pragma unroll
-        for (int i = 0; i < OCTETS; ++i)
-#pragma unroll
-            for (int h = 0; h < 2 && i / 8 % PANELS == panel; ++h) {
-                const i32 row = i / 8 / PANELS * 64 + warp_index() * 16 + lane_index() / 4 + 8 * h;
-                const float shown = first + row < used ? scale : 0.0f;
-                store_scaled_pair<HAS_AMAX_FIRST>(&tile[row][i % 8 * 8 + 2 * (lane_index() & 3)],
-                                                  x[i].at[2 * h] * shown, x[i].at[2 * h + 1] * shown, to_memory,
-                                                  largest);
-            }
+        for (int i = 0; i < ROWS / 64 * 16; ++i) { /* 64 rows, an octet of columns, and 8 rows below */
+            const int octet = i / 2 % 8, h = i % 2;
+            const i32 row = i / 16 * 64 + warp_index() * 16 + lane_index() / 4 + 8 * h;
+            const run<float, 4> &four = x[(i / 16 * PANELS + panel) * 8 + octet];
+            const float shown = first + row < used ? scale : 0.0f;
+            store_scaled_pair<HAS_AMAX_FIRST>(&tile[row][octet * 8 + 2 * (lane_index() & 3)], four.at[2 * h] * shown,
+                                              four.at[2 * h + 1] * shown, to_memory, largest);
+        }
         __syncthreads();
 #pragma unroll
         for (i32 i = threadIdx.x; i < ROWS * OF_ROW; i += THREADS) {

@@ -8,6 +8,8 @@
    Cleared   keys past the length in use
    Params    HAS_SEQ_LEN_KV */
 
+constexpr u32 SQUARE_BYTES = 64 * 64;
+
 DEVICE u32 place_in_square(u32 row, u32 chunk) { return row * 64 + (chunk ^ row / 2 % 4) * 16; }
 
 /* Those of four bytes whose keys are in use; `key`: of the first one. */

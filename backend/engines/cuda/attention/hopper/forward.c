@@ -17,7 +17,6 @@ enum {
     BIAS_STAGES_MOST = 2,
     BARRIER_BYTES = 8,
     ONES = 8,            /* the columns that a product's are a multiple of */
-    SQUARE = 64,         /* keys and columns of V that are turned over together */
     USED_BYTES = 16,     /* how many keys of a stage's values are in use */
     PARKED_BYTES = 2,    /* of a sum of FP8 that is promoted */
     CROWDED_DEPTH = 192, /* values of a head of FP8 that leave registers for a bias */

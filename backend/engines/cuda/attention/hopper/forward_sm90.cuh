@@ -41,6 +41,8 @@
              multiply_kept(_first), multiply_values
    Measured  docs/kernels.md, with its bounds and what was tried */
 
+#include "attention/hopper/byte_squares_sm90.cuh"
+
 constexpr bool IS_FP8 = sizeof(in_t) == 1;
 constexpr u32 ROW_BYTES = 128;                                                    /* of a panel, swizzled */
 constexpr i32 PANEL_COLUMNS = ROW_BYTES / sizeof(in_t), STEP = 32 / sizeof(in_t); /* STEP: k of a product */
@@ -49,7 +51,7 @@ constexpr i32 V_BOX = IS_FP8 ? 64 : BLOCK_K; /* keys of a box of V, which has 64
 constexpr int QK_PANELS = (HEAD_QK + PANEL_COLUMNS - 1) / PANEL_COLUMNS, V_PANELS = (HEAD_V + 63) / 64;
 constexpr int O_PANELS = (HEAD_V * (int)sizeof(out_t) + 127) / 128;
 constexpr u32 Q_PANEL = BLOCK_Q * ROW_BYTES, K_PANEL = BLOCK_K * ROW_BYTES, WARP_PANEL = 16 * ROW_BYTES;
-constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), SQUARE_BYTES = 64 * 64, ONES_BYTES = ONES * 64;
+constexpr u32 V_PANEL = BLOCK_K * 64 * sizeof(in_t), ONES_BYTES = ONES * 64;
 constexpr u32 SQUARES_BYTES = V_PANELS * SQUARE_BYTES + ONES_BYTES; /* FP8: of 64 keys, whose columns are rows */
 constexpr u32 Q_BYTES = QK_PANELS * Q_PANEL, K_BYTES = QK_PANELS * K_PANEL;
 constexpr u32 V_BYTES = IS_FP8 ? BLOCK_K / 64 * SQUARES_BYTES : V_PANELS * V_PANEL;

@@ -1,8 +1,6 @@
 /* forward_values: V of 8 bits becomes V^T where it lies, for sm_90's forward kernel; keys are in the order of weights,
    see forward_softmax, and those past the length in use are cleared: 0 x NaN would be NaN */
 
-#include "attention/hopper/byte_squares_sm90.cuh"
-
 constexpr u32 TRANSPOSERS = 3; /* warps */
 constexpr i32 NO_MORE_VALUES = -1;
 

@@ -32,7 +32,10 @@ weftStatus_t attention_hopper_build_widening(const struct cuda_attention *c, str
 
 /* ---- print.c ---- */
 
-enum { SHARED_MAX = 232448 }; /* all bytes that a block can have */
+enum {
+    SHARED_MAX = 232448, /* all bytes that a block can have */
+    SQUARE = 64,         /* keys and columns of bytes that are turned over together: see byte_squares_sm90.cuh */
+};
 
 weftStatus_t attention_hopper_check_device(const struct device *device);
 
