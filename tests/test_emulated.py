@@ -53,7 +53,7 @@ def test_a_sample_of_operations() -> None:
 
 
 def test_random_graphs() -> None:
-    """Others each day, as the CPU has them (tests/test_random_graphs.py), and those that failed."""
+    """New graphs (WEFT_TEST_DAY selects others), and those that once failed."""
     new = ["tests/random_graphs.py", "--first", str(2_000_000 + turns.DAY * 8), "--count", "8"]
     failed = ["tests/test_random_graphs.py", "-k", "once_failed"]
     check([new, [*PYTEST, *failed]], [{}, {"FAKE_CUDA_LARGE": 16}])

@@ -40,7 +40,7 @@ def test_program_on_arm(name: str) -> None:
 
 @pytest.mark.parametrize("processor", ALL)
 def test_graphs(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random ones, others each day."""
+    """Random ones; WEFT_TEST_DAY selects others."""
     monkeypatch.setenv(foreign_cpu.VARIABLE, processor)
     first = 2_000_000 + turns.DAY * GRAPHS
     wrong = [random_graphs.check(number, ["cpu.fast"]) for number in range(first, first + GRAPHS)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random graphs of all operations, others each day, and those that once failed: tests/random_graphs.py."""
+"""Random graphs of all operations (WEFT_TEST_DAY selects others), and those that once failed: tests/random_graphs.py."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
    described chips, looks at the step, and wants its programs compiled. All that is wanted is compiled at the end, by
    the copies of NVRTC that WEFT_TEST_NVRTC names (folders, divided by colons), in processes without sanitizers, else by
    the one that Weft would take; on all processors. It takes long, so copies take turns: of two, each compiles a twelfth
-   of the pairs of case and chip, others each day (WEFT_TEST_DAY=<number> has that day's). One copy by itself compiles
+   of the pairs of case and chip, other ones with WEFT_TEST_DAY=<number>. One copy by itself compiles
    all; WEFT_TEST_ALL=1 has each do so. WEFT_TEST_VERBOSE=1 prints registers and grids. */
 #ifndef WEFT_TESTS_CUDA_FAMILY_H
 #define WEFT_TESTS_CUDA_FAMILY_H

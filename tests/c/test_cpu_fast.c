@@ -4,7 +4,7 @@
    and convolutions of random shapes, layouts and types with operations fused behind them; attention and its gradients.
    Whole buffers are compared, so that a write between or behind the elements is found. Prints a line per failed check;
    exits non-zero if there was one. Arguments are the seed to start from and what share of the random cases to run: 10
-   is a tenth; without them it is a third, others each day (WEFT_TEST_DAY), with WEFT_TEST_ALL=1 all. */
+   is a tenth; without them it is a third, other ones with WEFT_TEST_DAY=<number>, all with WEFT_TEST_ALL=1. */
 #include "base/dtype.h"
 #include "engines/cpu/core/threads.h"
 #include "engines/cpu/families.h"
