@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random graphs of all operations (WEFT_TEST_DAY selects others), and those that once failed: tests/random_graphs.py."""
+"""Random graphs of all operations (tests/random_graphs.py), and those that once failed.
+
+WEFT_TEST_DAY selects other graphs.
+"""
 
 from __future__ import annotations
 

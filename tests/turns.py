@@ -1,5 +1,5 @@
-"""Subsets of the cases that take minutes to compile or to emulate. The same commit always runs the same subset;
-the C tests select theirs in the same way (tests/c/harness.h).
+"""Subsets of the cases that take minutes to compile or to emulate. The same commit always runs the same
+subset; the C tests select theirs in the same way (tests/c/harness.h).
 
     WEFT_TEST_DAY=3 make test    another subset (default: 0)
     WEFT_TEST_ALL=1 make test    all cases

@@ -21,8 +21,8 @@ FOLDERS = ("include", "backend", "bindings", "python", "tests", "samples", "tool
 C_LIKE = {".c", ".h", ".cuh", ".hpp", ".cpp"}
 # Columns that a line may have: Python's are as ruff's in pyproject.toml, all others' as .clang-format's.
 PYTHON_WIDTH, WIDTH = 110, 120
-# Upper bounds on percentiles of the lengths of functions, in lines including comments and blanks. The median has
-# no bound, because it would reward two-line helpers.
+# Upper bounds on percentiles of the lengths of functions, in lines including comments and blanks. The median
+# has no bound, because it would reward two-line helpers.
 LENGTHS = {0.9: 25}
 BUILD_FILES = {"Makefile", "CMakeLists.txt", "pyproject.toml", "run"}
 TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\w+|[^\s\w]')
