@@ -746,6 +746,13 @@ def sum_of_columns(t: Maker) -> None:
     t.out(t.g.reduction(t(3001, 67), "ADD", dims=[0]), dtype="f32")
 
 
+def softmax_of_first_columns(t: Maker) -> None:
+    """Elements are masked by their position, in rows that begin between two vectors."""
+    x = t(9, 1030)
+    at = t.g.gen_index(x, 1, compute_data_type="f32")
+    t.out(t.g.softmax(t.g.binary_select(x, float("-inf"), t.g.cmp_le(at, 700.0)), axis=1))
+
+
 def batch_norm(backward: bool, dims: Sequence[int]) -> Any:
     def build(t: Maker) -> None:
         one = (1, dims[1], 1, 1)
@@ -1532,6 +1539,7 @@ CASES = {
     "layer norm gradient": Case("persistent", "rows", norm("bwd", 70, 96)),
     "layer norm gradient, pairs that share": Case("pipelined columns", "rows", norm("bwd", 12, 16384)),
     "softmax of odd rows": Case("registers", "rows", lambda t: t.out(t.g.softmax(t(9, 2051, 1), axis=1))),
+    "softmax of odd rows, masked by position": Case("registers", "rows", softmax_of_first_columns),
     "layer norm of odd rows": Case("registers", "rows", norm("fwd", 9, 517)),
     "layer norm gradient of odd rows": Case("persistent", "rows", norm("bwd", 1100, 257)),
     "layer norm gradient of odd rows, in stages": Case("staged", "rows", norm("bwd", 140, 4097)),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is aligned to its elements alone, as x[1:] is, on tensors that were declared without it in
-mind: every way of running against NumPy in float64, on the device under test."""
+"""Memory that is aligned only to its elements, such as x[1:], on tensors that were declared without it in
+mind: every way of running against NumPy in float64, on the device under test. Also rows of odd lengths, of
+which most begin between two multiples of 16 bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import checks
 import numpy as np
 import pytest
 import weft
@@ -211,3 +213,69 @@ def test_parts_of_elements_are_refused() -> None:
     )
     with pytest.raises(weft.BadParameterError, match=f"^{re.escape(words)}$"):
         g.execute({"x0": odd, "y": x.address})
+
+
+# ---- Positions in rows of odd lengths ----------------------------------------------------------------------
+
+
+def position(g: Any, x: Any) -> Any:
+    """The column of each element."""
+    return g.gen_index(x, 1, compute_data_type="f32")
+
+
+def masked_softmax(g: Any, x: Any) -> Any:
+    """The softmax of the first five columns."""
+    return g.softmax(g.binary_select(x, float("-inf"), g.cmp_le(position(g, x), 4.0)), axis=1)
+
+
+def chosen(g: Any, x: Any, label: Any) -> Any:
+    """The logit of each row's label, as cross-entropy reads it."""
+    return g.reduction(g.binary_select(x, 0.0, g.cmp_eq(g.gen_index(x, 1), label)), "ADD", dims=[1])
+
+
+def weighted(g: Any, x: Any, label: Any) -> tuple[Any, ...]:
+    """Results that depend on an element's position: per element, per row and per column."""
+    weights = g.softmax(x, axis=1)
+    moved = g.add(weights, position(g, x))
+    marked = g.mul(weights, position(g, x))
+    total = g.reduction(g.mul(x, position(g, x)), "ADD", dims=[1])
+    return moved, g.reduction(marked, "ADD", dims=[0]), total, chosen(g, x, label)
+
+
+WIDE = {"intermediate_data_type": "f32", "compute_data_type": "f32"}
+# The last two are longer than a cluster's registers hold, so that their kernels stream.
+ROWS = [(11, 1027, "f32"), (11, 1030, "bf16"), (40, 1030, "bf16"), (5, 4099, "f16")]
+ROWS += [(2, 140003, "f32"), (1, 9999, "f64")]
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype"), ROWS)
+def test_positions_in_rows_of_odd_lengths(rows: int, width: int, dtype: str) -> None:
+    x = checks.random((rows, width), dtype)
+    labels = np.arange(rows)[:, None] * (width - 1) // max(rows - 1, 1)
+    wide, at = checks.exact(x), np.arange(width)[None]
+    expected = [
+        softmax(wide) + at,
+        (softmax(wide) * at).sum(0, keepdims=True),
+        (wide * at).sum(1, keepdims=True),
+        np.take_along_axis(wide, labels, 1),
+    ]
+    given = {"x": x, "label": labels.astype(np.int64)}
+    out = "f64" if dtype == "f64" else "f32"
+    graph = WIDE if dtype != "f64" else {"compute_data_type": "f64"}
+    types = [dtype, out, out, out]
+    found = checks.check(weighted, given, [None] * 4, out=types, layouts=["packed"], graph=graph)
+    for engine, made in found.items():
+        for i, (got, want) in enumerate(zip(made, expected, strict=True)):
+            close = 2 * checks.roundoff(dtype) if i == 0 else 2e-6
+            np.testing.assert_allclose(
+                checks.exact(got), want, close, close * np.abs(want).max(), err_msg=f"{engine}, result {i}"
+            )
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype"), ROWS[:4])
+def test_masks_of_positions_in_rows_of_odd_lengths(rows: int, width: int, dtype: str) -> None:
+    """Most of the first five elements come before the first vector of their row."""
+    x = checks.random((rows, width), dtype)
+    weights = softmax(np.where(np.arange(width) <= 4, checks.exact(x), -np.inf))
+    given: dict[str, Any] = {"x": x}
+    checks.check(masked_softmax, given, weights, out=dtype, layouts=["packed"], graph=WIDE, ulps=2)

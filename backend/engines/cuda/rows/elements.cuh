@@ -11,7 +11,7 @@ DEVICE void elements(kept *own, const broadcast *all, const typename P::inputs *
     typename P::places places[U];
     typename P::template results<N> results[U];
     for (int u = 0; u < U; u++)
-        P::locate(places[u], a, at, q + u * VECTOR_STEP);
+        P::template locate<N>(places[u], a, at, q + u * VECTOR_STEP);
 #pragma unroll
     for (int outer = 0; outer < OUTER; outer++) {
         typename P::template values<INNER> x;

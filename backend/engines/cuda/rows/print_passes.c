@@ -132,8 +132,9 @@ static bool is_index_of_pass(const struct printer *p, int k, const bool *takes_p
            takes_part[rows_find(p->rows, operand->value) - p->rows->terms];
 }
 
-/* Where a vector is in indices, which have no memory to load from. Their offsets in the row, by vector; empty in passes
-   that read no coordinates. */
+/* Index operands have no memory to load from: locate() computes their offsets in the row, once per vector. The struct
+   is empty in passes that read no coordinates. N is the number of elements of the vector at q: WIDTH, or 1 in the
+   unaligned head and tail, whose positions are counted separately. */
 static void print_places(struct printer *p, const bool *takes_part) {
     bool any = false;
     text_add(p->code, "    struct places {\n");
@@ -142,12 +143,10 @@ static void print_places(struct printer *p, const bool *takes_part) {
             text_add(p->code, "    i64 o%d;\n", k);
             any = true;
         }
-    text_add(p->code, "    };\n"
+    text_add(p->code, "    };\n    template <int N>\n"
                       "    static DEVICE void locate(places& o, const arguments& a, const base& at, position q) {\n");
-    if (any) {
-        text_add(p->code, "    [[maybe_unused]] constexpr int N = WIDTH;\n");
+    if (any)
         rows_print_coordinates(p, p->s->nest.row_dims, p->s->nest.rank, "q");
-    }
     for (int k = 0; k < p->rows->operand_count; k++) {
         if (!is_index_of_pass(p, k, takes_part))
             continue;
