@@ -5,6 +5,7 @@
     python tools/gpu_check.py --parts tests --paths tests/ops/test_norm.py --only backward
     python tools/gpu_check.py --parts sanitizers --tools memcheck
     python tools/gpu_check.py --parts suite --suite PATH/suite.py --cases 'norm/' --csv out.csv
+    python tools/gpu_check.py --campaign 500 --seed 0    # random cases for 500 s, from number 0 on
 
 Needs torch and JAX with CUDA, pytest, expecttest for torch's samples, a built library, compute-sanitizer,
 and a C compiler for the host cost. Prints what failed, shortened, and at the end a line per part; exits with
@@ -39,6 +40,7 @@ ENV |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # JAX leaves the other proces
 HOST = {"WEFT_TEST_DEVICE": "cpu", "WEFT_DEVICE": "cpu"}
 LARGE = "tests/gpu/test_large.py"
 SMALL = "tests/small_cases.py"
+CAMPAIGN = "tests/campaign.py"
 PRODUCTS = ["tests/ops/test_matmul.py", "tests/ops/test_convolution.py"]
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}  # products of floats keep all their bits
 # Names as tests end, so that failures have theirs when the time runs out.
@@ -198,6 +200,28 @@ def sanitizers(given: argparse.Namespace) -> Iterator[Result]:
         yield from planted
 
 
+def campaign(given: argparse.Namespace) -> int:
+    """Random cases of every family, in one process per core. Prints the wrong ones and the next seed; returns
+    1 if a case is wrong."""
+
+    def part(i: int) -> str:
+        first, step, seconds = str(given.seed + i), str(given.jobs), str(given.campaign)
+        words = [CAMPAIGN, "--first", first, "--step", step, "--seconds", seconds]
+        return execute([sys.executable, *words], given.campaign + 90, {})[1]
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        texts = list(pool.map(part, range(given.jobs)))
+    ends = [re.search(r"^(\d+) cases, (\d+) wrong, next --first (\d+)", text, re.MULTILINE) for text in texts]
+    for text in texts:
+        print("\n".join(line for line in text.splitlines() if line.startswith("WRONG")))
+    died = [text[-2000:] for text, end in zip(texts, ends, strict=True) if not end]
+    print("\n".join(died))
+    cases, wrong, seeds = zip(*(map(int, end.groups()) for end in ends if end), strict=True)
+    counts = f"{sum(cases)} cases, {sum(wrong)} wrong, {len(died)} processes died"
+    print(f"campaign: {counts}, next --seed {max(seeds)}")
+    return 1 if sum(wrong) or died else 0
+
+
 def demo(given: argparse.Namespace) -> Iterator[Result]:
     """Trains on the GPU, and judges itself."""
     with tempfile.TemporaryDirectory() as folder:
@@ -235,12 +259,16 @@ def arguments() -> argparse.Namespace:
     ask.add_argument("--csv", default="", help="where the suite writes its table")
     ask.add_argument("--seconds", type=float, default=600, help="for each part")
     ask.add_argument("--logs", type=Path, help="folder that receives the whole output of each part")
+    ask.add_argument("--campaign", type=float, default=0, help="only random cases, for this many seconds")
+    ask.add_argument("--seed", type=int, default=0, help="number of the campaign's first case")
     return ask.parse_args()
 
 
 def main() -> int:
     """Runs the parts that were asked for, and sums them up."""
     given = arguments()
+    if given.campaign:
+        return campaign(given)
     makers = (tests, large, frontend, beside_torch, beside_jax, sanitizers, demo, suite, host_cost)
     run_part = dict(zip(PARTS, makers, strict=True))
     results = [
