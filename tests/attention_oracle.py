@@ -358,3 +358,13 @@ def by_definition(
 def rounded_factors(lost: list[Any], dtype: str) -> list[Any]:
     """What rounding factors to 16 bits may make of each result."""
     return [None if each is None else checks.roundoff(dtype) * each for each in lost]
+
+
+def without_portable_family() -> dict[str, int]:
+    """The knob that leaves out the portable attention family, so that a chip's own family serves small cases
+    too."""
+    g = weft.Graph(device="sm_90")
+    q = g.tensor([1, 1, 64, 64], data_type="bf16")
+    g.sdpa(q, q, q)[0].set_output(True)
+    g.build()
+    return {"WITHOUT_FAMILIES_EXT": 1 << g.get_families_for_engine(0).index("cuda.attention")}

@@ -103,6 +103,13 @@ def test_gradients_of_a_soft_cap_in_f16() -> None:
     check([["tests/attention_cases.py", number] for number in ("5007", "1000559")], [{}] * 2)
 
 
+def test_attention_gradients_in_parts() -> None:
+    """For every head size: each row of dK and dV is written. Some parts are added by few multiprocessors."""
+    names = "grouped_queries_in_parts"
+    words = [[*PYTEST, "tests/ops/test_attention.py", "-k", names]]
+    check([*words, [*words[0][:-1], f"{names} and (192 or 64)"]], [{}, {"FAKE_CUDA_LARGE": 16}])
+
+
 def test_kernels_as_one_cuda_graph() -> None:
     check([[*PYTEST, "tests/plan/test_replay.py"]], [{}])
 

@@ -104,6 +104,59 @@ def test_softmax_of_long_rows(rows: int, columns: int) -> None:
         torch.testing.assert_close(y.double(), want, rtol=tolerance, atol=1e-9, equal_nan=True)
 
 
+# ---- Poisoned memory ---------------------------------------------------------------------------------------
+
+
+def run_on_poison(g: weft.Graph, inputs: dict[Any, Any], outputs: list[Any]) -> list[Any]:
+    """The outputs of a graph. Outputs and workspace hold NaN before the run."""
+    for output in outputs:
+        output.set_output(True)
+    g.build()
+    first = next(iter(inputs.values()))
+    results = [first.new_full(output.dims, torch.nan, dtype=TORCH_TYPES[output.dtype]) for output in outputs]
+    workspace = first.new_full([max(g.get_workspace_size(), 1)], 0xFF, dtype=torch.uint8)
+    g.execute(inputs | dict(zip(outputs, results, strict=True)), workspace)
+    return results
+
+
+TORCH_TYPES = {weft.data_type.BFLOAT16: torch.bfloat16, weft.data_type.FLOAT: torch.float32}
+HEAD_SIZES = [*((size, size) for size in range(8, 257, 8)), (192, 128), (64, 192)]
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 1), (9, 3)])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("depth", "value_depth"), HEAD_SIZES)
+def test_attention_of_any_head_size_writes_all_rows(
+    depth: int, value_depth: int, is_causal: bool, heads: tuple[int, int]
+) -> None:
+    """Grouped queries and enough keys that several blocks share the gradient of a key."""
+    (of_q, of_k), rows, scale = heads, 707, depth**-0.5
+    shapes = ((of_q, depth), (of_k, depth), (of_k, value_depth), (of_q, value_depth))
+    q, k, v, d_o = (normal(1, n, rows, size, dtype=torch.bfloat16) for n, size in shapes)
+    wide = [each.double().requires_grad_() for each in (q, k, v)]
+    shared = [each.repeat_interleave(of_q // of_k, 1) for each in wide[1:]]
+    scores = scale * wide[0] @ shared[0].mT
+    if is_causal:
+        scores = scores.masked_fill(scores.new_ones(rows, rows).triu(1).bool(), -torch.inf)
+    want = scores.softmax(-1) @ shared[1]
+    gradients = torch.autograd.grad(want, wide, d_o.double())
+    options: dict[str, Any] = {"attn_scale_value": scale}
+    options |= {"diagonal_band_right_bound": 0} if is_causal else {}
+
+    def draw(*given: Any) -> tuple[weft.Graph, dict[Any, Any]]:
+        g = weft.Graph(io_data_type="bf16", intermediate_data_type="f32", compute_data_type="f32")
+        return g, {g.tensor_like(each, is_pass_by_value=False): each for each in given}
+
+    g, inputs = draw(q, k, v)
+    o, stats = g._sdpa_fwd(*inputs, **options)
+    o, stats = run_on_poison(g, inputs, [o, stats.set_data_type("f32")])
+    g, inputs = draw(q, k, v, o, d_o, stats)
+    found = run_on_poison(g, inputs, list(g._sdpa_bwd(*inputs, **options))[:3])
+    for got, expected in zip((o, *found), (want.detach(), *gradients), strict=True):
+        error = (got.double() - expected).norm() / expected.norm()
+        assert error < 1e-2, f"{error}, {int(got.isnan().sum())} elements are NaN"
+
+
 # ---- Unaligned addresses -----------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from attention_oracle import (
     run_forward,
     slopes,
     softmax,
+    without_portable_family,
 )
 from random_words import units
 
@@ -807,7 +808,7 @@ def drawn_by(case: Case, seed: int, offset: int) -> tuple[np.ndarray, dict[str, 
     return kept / ((1 - case.dropout) or 1), operands
 
 
-def check_large_tiles(case: Case, dtype: str, logits: float = 0, layouts: list[str] | None = None) -> None:
+def check_large_tiles(case: Case, dtype: str, logits: float = 0, **how: Any) -> None:
     """All gradients; dS is made of weights rounded to 16 bits, and is rounded itself."""
     inputs = case.inputs(dtype)
     if logits:
@@ -818,9 +819,9 @@ def check_large_tiles(case: Case, dtype: str, logits: float = 0, layouts: list[s
     want, lost = by_definition(case, operands, kept)
     spoil_padding(case, operands)
     found = rounded_factors([2 * lost[0], 2 * lost[1], *lost[2:]], dtype)
-    layouts = layouts or ["packed"]
     operands |= drawn
-    made = checks.check(run_backward(case), operands, want, magnitude=200, rounded=found, layouts=layouts)
+    how = {"magnitude": 200, "rounded": found, "layouts": ["packed"]} | how
+    made = checks.check(run_backward(case), operands, want, **how)
     assert all(np.isfinite(checks.exact(each)).all() for arrays in made.values() for each in arrays)
 
 
@@ -884,6 +885,17 @@ PADDED = [(8, 8), (40, 24), (64, 128), (80, 96), (96, 64), (128, 8), (136, 120),
 def test_backward_of_heads_that_are_padded(depth: int, value_depth: int) -> None:
     case = Case(1, (2, 2, 2), 130, 70, depth, value_depth, 0.1, right=0)
     check_large_tiles(case, "bf16", layouts=["packed", "channels_last"])
+
+
+MULTIPLES_OF_8 = [(depth, depth) for depth in range(8, 257, 8)]
+
+
+@pytest.mark.parametrize(("depth", "value_depth"), [*MULTIPLES_OF_8, (192, 128), (64, 192)])
+def test_backward_of_grouped_queries_in_parts(depth: int, value_depth: int) -> None:
+    """Nine heads of queries share one of keys. On Hopper each block of keys takes some of these heads, and
+    another kernel adds the parts of dK and dV: for every padded width of a head, all rows must be written."""
+    case = Case(1, (9, 1, 1), 130, 70, depth, value_depth, 0.1, right=None if depth % 16 else 0)
+    check_large_tiles(case, "bf16", knobs=without_portable_family())
 
 
 @pytest.mark.parametrize("logits", [1e-3, 120.0, 1e4])

@@ -10,7 +10,7 @@ import checks
 import numpy as np
 import pytest
 import weft
-from attention_oracle import BOTTOM_RIGHT, Case, gather, repeat, softmax
+from attention_oracle import BOTTOM_RIGHT, Case, gather, repeat, softmax, without_portable_family
 from random_words import units
 
 OPERANDS = ("q", "k", "v", "o", "dO")
@@ -190,15 +190,6 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_features(name: str) -> None:
     check_fp8(CASES[name], TYPES[1], layouts=["packed", "padded"])
-
-
-def without_portable_family() -> dict[str, int]:
-    """The knob that leaves it out."""
-    g = weft.Graph(device="sm_90")
-    q = g.tensor([1, 1, 64, 64], data_type="bf16")
-    g.sdpa(q, q, q)[0].set_output(True)
-    g.build()
-    return {"WITHOUT_FAMILIES_EXT": 1 << g.get_families_for_engine(0).index("cuda.attention")}
 
 
 @pytest.mark.parametrize("columns", [140, 70])

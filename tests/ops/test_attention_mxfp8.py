@@ -11,7 +11,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import weft
-from attention_oracle import BOTTOM_RIGHT, Case, forward, gather, into_pages, repeat, softmax
+from attention_oracle import (
+    BOTTOM_RIGHT,
+    Case,
+    forward,
+    gather,
+    into_pages,
+    repeat,
+    softmax,
+    without_portable_family,
+)
 from random_words import units
 
 AXES = {"q": 3, "k": 3, "v": 2, "q_T": 2, "k_T": 2, "dO": 3, "dO_T": 2}  # which blocks lie along
@@ -182,19 +191,10 @@ HOPPER = {
 }
 
 
-def without_portable() -> dict[str, int]:
-    """Knobs that leave the portable family out."""
-    g = weft.Graph(device="sm_90")
-    q = g.tensor([1, 1, 64, 64], data_type="bf16")
-    g.sdpa(q, q, q)[0].set_output(True)
-    g.build()
-    return {"WITHOUT_FAMILIES_EXT": 1 << g.get_families_for_engine(0).index("cuda.attention")}
-
-
 @pytest.mark.parametrize("tiles", HOPPER)
 def test_forward_widened_on_hopper(tiles: str) -> None:
     """So small, the portable family is predicted to be faster: it is left out."""
-    check_forward(HOPPER[tiles], tiles, layouts=["packed"], knobs=without_portable())
+    check_forward(HOPPER[tiles], tiles, layouts=["packed"], knobs=without_portable_family())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 17])
@@ -311,7 +311,7 @@ BACKWARD_ON_HOPPER = HOPPER | {
 @pytest.mark.parametrize("tiles", BACKWARD_ON_HOPPER)
 def test_backward_widened_on_hopper(tiles: str) -> None:
     """Each gradient from the copy that is for it."""
-    check_backward(BACKWARD_ON_HOPPER[tiles], tiles, layouts=["packed"], knobs=without_portable())
+    check_backward(BACKWARD_ON_HOPPER[tiles], tiles, layouts=["packed"], knobs=without_portable_family())
 
 
 def test_backward_of_dropout() -> None:

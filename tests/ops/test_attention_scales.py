@@ -11,7 +11,16 @@ import checks
 import numpy as np
 import pytest
 import weft
-from attention_oracle import BOTTOM_RIGHT, Case, forward, into_pages, repeat, run_forward, softmax
+from attention_oracle import (
+    BOTTOM_RIGHT,
+    Case,
+    forward,
+    into_pages,
+    repeat,
+    run_forward,
+    softmax,
+    without_portable_family,
+)
 
 SHARES = {
     "tensor": (0, 0, 0),
@@ -267,13 +276,8 @@ DEEP = {
 @pytest.mark.parametrize("out", DEEP)
 def test_fp8_of_deep_heads_on_hopper(out: str) -> None:
     """Promoted, or widened where a bias finds no registers. The portable family is left out."""
-    g = weft.Graph(device="sm_90")
-    q = g.tensor([1, 1, 64, 64], data_type="bf16")
-    g.sdpa(q, q, q)[0].set_output(True)
-    g.build()
-    without = 1 << g.get_families_for_engine(0).index("cuda.attention")
     inputs = scaled_inputs(DEEP[out], ("e4m3", "e5m2", "e4m3"), "batch and head")
-    compare_fp8(DEEP[out], inputs, out, knobs={"WITHOUT_FAMILIES_EXT": without})
+    compare_fp8(DEEP[out], inputs, out, knobs=without_portable_family())
 
 
 def test_fp8_rows_of_every_size() -> None:

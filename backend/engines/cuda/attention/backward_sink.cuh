@@ -10,6 +10,8 @@ constexpr bool OWN_IS_KEY = false;
 #include "attention/warp_tiles.cuh"
 #include "attention/scores.cuh"
 
+static_assert((THREADS & (THREADS - 1)) == 0, "sums are added in pairs");
+
 template <class P> DEVICE void make_head(const P &a, i64 head) {
     __shared__ sum_t sums[THREADS];
     const sum_t sink = in_units(as<sum_t>::of(a.sink[head * a.sink_step]));

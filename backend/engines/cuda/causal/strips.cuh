@@ -14,6 +14,7 @@ using namespace weft;
 
 constexpr int CHANNELS = CHANNELS_LAST ? RUN : 1, LANES = CHANNELS_LAST ? 32 : 1, WORKERS = THREADS / LANES,
               WARPS = THREADS / 32;
+static_assert(THREADS % 32 == 0, "a block is whole warps");
 
 /* Of a thread: its first channel, and how many from there on exist, at most CHANNELS; none may. */
 DEVICE int lane() { return (int)threadIdx.x % LANES; }

@@ -7,6 +7,8 @@
 
 #include "core/dependent_launch.cuh"
 
+static_assert(THREADS % 32 == 0 && 32 % LANES == 0, "the lanes of a block of elements are in one warp");
+
 /* A power of two, unless the number is one already. */
 DEVICE double round_up_to_power(double x) {
     constexpr u64 FRACTION = (1ull << 52) - 1;

@@ -92,6 +92,7 @@ template <class T> struct exchange {
     template <int N> DEVICE void fill(const T *from, i64 stride, i64 left_axis, i64 left_last) {
         constexpr int PER_ROW = TILE_AXIS / N, ALL = TILE_LAST * PER_ROW, EACH = (ALL + THREADS - 1) / THREADS;
         constexpr int AT_ONCE = EACH < 8 ? EACH : 8;
+        static_assert(TILE_AXIS % N == 0, "runs cover a row");
 #pragma unroll 1
         for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
             using read_t = typename read_run<T, N>::type;

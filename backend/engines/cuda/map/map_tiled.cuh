@@ -17,6 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) map_tile(const __g
     begin_overlapped();
     __shared__ staged tile;
     constexpr int PER_ROW = TILE_LAST / RUN, ALL = TILE_AXIS / GROUP * PER_ROW;
+    static_assert(TILE_LAST % RUN == 0 && TILE_AXIS % GROUP == 0, "runs cover the tile");
     coordinates origin = locate(a, blockIdx.x);
     const i64 left_axis = a.axis_extent - along_axis(origin), left_last = a.last_extent - along_last(origin);
     stage_inputs(tile, a, origin, left_axis, left_last);

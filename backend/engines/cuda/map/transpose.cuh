@@ -31,6 +31,7 @@ constexpr int PLACES = IS_FLAT_TO ? TILE_AXIS * TILE_LAST + EACH : ROWS * PITCH 
 constexpr int SKIPPED = -(1 << 30), TILE_WORDS = (PLACES * SIZE + 3) / 4 + 4;
 /* A warp fills the tile of a flat `to` by ACROSS chunks side by side of as many rows as meet in no bank. */
 constexpr int ACROSS = TILE_LAST % 2 ? 8 : TILE_LAST % 4 ? 4 : 2, DOWN = 32 / ACROSS;
+static_assert(IS_FLAT_TO || TILE_LAST % EACH == 0, "rows of the tile are whole chunks");
 
 DEVICE int phase_of(const element *p) { return (int)((u64)p / SIZE % EACH); }
 

@@ -7,6 +7,7 @@
 
 constexpr int SHARES = THREADS / LANES,
               AT_ONCE = 16 / ((reductions::COUNT + 1) / 2); /* lines in flight, of each thread */
+static_assert(THREADS % LANES == 0 && (SHARES & (SHARES - 1)) == 0, "shares are combined in pairs");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) combine_partials(const __grid_constant__ arguments p) {
     __shared__ total_t s_shares[reductions::COUNT][THREADS];

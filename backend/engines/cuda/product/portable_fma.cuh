@@ -18,6 +18,8 @@ struct sums {
     static constexpr int ACROSS = BLOCK_N / N,
                          DOWN = BLOCK_M / M; /* threads; each has 4 x 4 corners, apart by all threads' */
     static constexpr int EPILOGUE_TILES = M / 4, EPILOGUE_ROWS = DOWN * 4;
+    static_assert(M % 4 == 0 && N % 4 == 0 && ACROSS * N == BLOCK_N && DOWN * M == BLOCK_M && ACROSS * DOWN == THREADS,
+                  "the threads cover the tile");
     sum_t at[M][N];
 
     static DEVICE int row_of(int m) { return m / 4 * EPILOGUE_ROWS + (int)threadIdx.x / ACROSS * 4 + m % 4; }

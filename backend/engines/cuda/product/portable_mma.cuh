@@ -20,6 +20,8 @@ struct sums {
     static constexpr int HALF = 16 / sizeof(operand_a::staged); /* elements of k in 16 bytes */
     static constexpr int EPILOGUE_TILES = WARP_M / 16, EPILOGUE_ROWS = BLOCK_M / EPILOGUE_TILES;
     static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0 && BLOCK_K % (2 * HALF) == 0, "whole products only");
+    static_assert(WARP_M * WARPS_M == BLOCK_M && WARP_N * WARPS_N == BLOCK_N && WARPS_M * WARPS_N * 32 == THREADS,
+                  "the warps cover the tile");
     sum_t at[WARP_M / 16][WARP_N / 8][4];
 
     static DEVICE int lane() { return threadIdx.x % 32; }

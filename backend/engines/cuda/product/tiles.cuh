@@ -97,6 +97,7 @@ DEVICE void store_sums(const P &p, const tile_coordinates &at, index row, index 
 DEVICE void run_epilogue(sums &sum, memory &s, const arguments &p, const tile_coordinates &at) {
     constexpr int RUNS = sums::EPILOGUE_ROWS * BLOCK_N / RUN,
                   ACROSS = (LEAD_IS_ROW ? sums::EPILOGUE_ROWS : BLOCK_N) / RUN;
+    static_assert((LEAD_IS_ROW ? sums::EPILOGUE_ROWS : BLOCK_N) % RUN == 0, "runs cover a line");
 #pragma unroll
     for (int epilogue_tile = 0; epilogue_tile < sums::EPILOGUE_TILES; epilogue_tile++) {
         sum.each(epilogue_tile, [&](int row, int column, sum_t x) {

@@ -29,6 +29,8 @@ static_assert(THREADS == GROUP * ACROSS && 32 % ACROSS == 0, "a thread keeps to 
 static_assert(SLOT_VECTORS == UNROLL * THREADS && (BATCH <= 256 || BATCH % 256 == 0),
               "a stage has a vector for each thread and step");
 static_assert(CHANNELS * JOINERS % 32 == 0 && THREADS % CHANNELS == 0, "whole warps join");
+static_assert(THREADS % JOINERS == 0 && (JOINERS & (JOINERS - 1)) == 0,
+              "threads of a channel exchange values in pairs");
 static_assert(REFILLED > 0 && REFILLED < STAGES, "some stages are for what is copied anew");
 
 #include "rows/elements.cuh"

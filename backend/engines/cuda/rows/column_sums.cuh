@@ -10,6 +10,7 @@ DEVICE void clear_columns(column (&columns)[OWN]) {
 
 DEVICE void leave_columns(const column (&columns)[OWN], const span &s, const arguments &a) {
     constexpr int JOINED = GROUP < 32 ? 32 : GROUP, JOINERS = THREADS / JOINED; // threads with one sum; and such sums
+    static_assert(THREADS % JOINED == 0 && (GROUP % 32 == 0 || 32 % GROUP == 0), "groups do not straddle warps");
     using sums = run<column_t, WIDTH>;
     const int lane = threadIdx.x % GROUP, joiner = threadIdx.x / JOINED;
     const bool is_first = threadIdx.x % JOINED < GROUP;

@@ -10,6 +10,8 @@
 constexpr int SEGMENT_VECTORS = SEGMENT > 0 ? SEGMENT : 1,
               ROWS = ACROSS / SEGMENT_VECTORS; // vectors of a row side by side, rows of a block
 
+static_assert(SEGMENT <= 0 || ACROSS % SEGMENT_VECTORS == 0, "a block has whole rows");
+
 /* In place of span_of's rows of neighbouring threads. */
 DEVICE void place_interleaved(span &s, const arguments &a, i64 tile) {
     s.lane = (int)threadIdx.x / ACROSS;

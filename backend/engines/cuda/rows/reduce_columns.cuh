@@ -7,6 +7,9 @@ template <class P, int WARPS, int ROWS>
 DEVICE void join_warps(const typename P::total (&s_warps)[WARPS][ROWS], typename P::total (&s_blocks)[CLUSTER][ROWS],
                        u32 rank) {
     constexpr int SPARE = THREADS / ROWS, JOINERS = SPARE < 1 ? 1 : SPARE > 32 ? 32 : SPARE; // threads for each row
+    static_assert(THREADS % JOINERS == 0 && (JOINERS & (JOINERS - 1)) == 0,
+                  "threads of a row exchange values in pairs");
+    static_assert(ROWS * JOINERS % 32 == 0, "all lanes of a warp exchange values");
     for (int c = threadIdx.x / JOINERS; c < ROWS; c += THREADS / JOINERS) {
         typename P::total whole = P::none();
         for (int w = threadIdx.x % JOINERS; w < WARPS; w += JOINERS)
@@ -29,6 +32,8 @@ DEVICE void join_warps(const typename P::total (&s_warps)[WARPS][ROWS], typename
 template <class P> DEVICE void reduce_columns(typename P::total (&sum)[LANES], const span &s) {
     constexpr int IN_WARP = ACROSS >= 32 ? 1 : GROUP * ACROSS >= 32 ? 32 / ACROSS : GROUP; // threads with one strip
     constexpr int WARPS = GROUP / IN_WARP, ROWS = LANES * ACROSS;
+    static_assert(GROUP % IN_WARP == 0 && (IN_WARP & (IN_WARP - 1)) == 0,
+                  "threads of a strip exchange values in pairs");
     static_assert(CLUSTER == 1 || WARPS > 1, "blocks that share rows have several warps for each");
 #pragma unroll
     for (int l = 0; l < LANES; l++)

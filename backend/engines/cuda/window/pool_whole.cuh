@@ -13,6 +13,7 @@
 extern __shared__ __align__(128) u8 shared[];
 
 constexpr int LANES = 4, PLANE = TAPS1 * TAPS2;
+static_assert(THREADS % 32 == 0, "all lanes of a warp exchange values");
 
 DEVICE math_t combine(math_t a, math_t b) { return IS_MAXIMUM ? larger(a, b) : a + b; }
 

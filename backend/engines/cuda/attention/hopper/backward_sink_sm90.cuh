@@ -6,6 +6,8 @@
 
 #include "attention/hopper/kept_share_sm90.cuh"
 
+static_assert((THREADS & (THREADS - 1)) == 0, "sums are added in pairs");
+
 /* The logarithm of the largest weight that a sink has in statistics. */
 template <class P> DEVICE float most_of(const P &p) {
     const float share = kept_share_of(p);

@@ -15,6 +15,7 @@
 constexpr int THREADS = 128, PANELS = WIDTH / 64, PANEL = ROWS * 128; /* of 64 columns, bytes */
 constexpr int OCTETS = ROWS / 64 * WIDTH / 8;                         /* 8 columns of 64 rows */
 constexpr int CHUNKS = WIDTH / 8;                                     /* of 16 bytes, of a row */
+static_assert(ROWS % 64 == 0 && WIDTH % 64 == 0 && ROWS * CHUNKS % THREADS == 0, "the threads store all chunks");
 
 DEVICE u32 chunk_at(u32 panel, u32 row, u32 chunk) { return panel + row * 128 + (chunk ^ (row & 7)) * 16; }
 
@@ -90,7 +91,8 @@ DEVICE void store_staged(const P &p, const run<float, 4> (&x)[OCTETS], T *gradie
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ROWS * CHUNKS / THREADS; ++i) {
-        const i32 chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
+        /* CHUNKS need not divide THREADS: a row of 192 columns has 24 chunks. */
+        const i32 n = threadIdx.x + i * THREADS, row = n / CHUNKS, chunk = n % CHUNKS;
         words some = load_words(chunk_at(shared_address(tile) + chunk / 8 * PANEL, row, chunk % 8));
         if (first + row >= used)
             some = words{};

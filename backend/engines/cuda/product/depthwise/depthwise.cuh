@@ -22,6 +22,8 @@
 #include "core/async.cuh"
 #include "product/depthwise/lattice.cuh"
 
+static_assert(THREADS == CHANNELS * STRIPS, "a thread has a strip of one channel");
+
 using input_band = band<image_t, IMAGE_RUN, TAPS_D, INPUT_ROWS, INPUT_COLUMNS>;
 
 struct memory {

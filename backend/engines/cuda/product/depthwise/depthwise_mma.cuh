@@ -133,6 +133,7 @@ struct way_out {
 
 DEVICE way_out find_way_out(const arguments &p, const patch &at, i32 channel, int e) {
     constexpr int ACROSS = CHANNELS / RUN;
+    static_assert(CHANNELS % RUN == 0 && LINES * STRIP * ACROSS % THREADS == 0, "the threads store all runs");
     const int c = e % ACROSS * RUN, q = e / ACROSS % STRIP, line = e / ACROSS / STRIP;
     const u32 n = at.n * IMAGES + image_of(line);
     const i32 column = at.column + strip_of(line) * STRIP + q;

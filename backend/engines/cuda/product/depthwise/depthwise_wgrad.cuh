@@ -15,6 +15,8 @@
 #include "core/async.cuh"
 #include "product/depthwise/lattice.cuh"
 
+static_assert(THREADS == CHANNELS * STRIPS, "a thread has a strip of one channel");
+
 struct stage {
     band<image_t, IMAGE_RUN, TAPS_D, INPUT_ROWS, INPUT_COLUMNS> image;
     band<loss_t, LOSS_RUN, 1, BAND_PERIODS, TILE_W> loss;

@@ -20,6 +20,7 @@ constexpr int TILE_W = STRIPS * STRIP;
 constexpr int STRIP_INPUTS = ((STRIP - 1) * STEP_W + SPAN_W - 1) / SPREAD_W + 1;
 constexpr int INPUT_COLUMNS = ((TILE_W - 1) * STEP_W + SPAN_W - 1) / SPREAD_W + 1;
 static_assert(STRIP * STEP_W % SPREAD_W == 0, "every strip sees the same pattern");
+static_assert(THREADS % 32 == 0, "a warp loads a line");
 
 /* Of lattice row u of a period: whether it has a tap of an output at this distance, and the output's slot. */
 constexpr DEVICE bool has_output(int u, int distance) { return wrap(u - distance, STEP_H) == 0; }

@@ -32,6 +32,7 @@ DEVICE u32 tile_swizzle(u32 tile_row) { return (tile_row * EPILOGUE_ROW_BYTES >>
    is none). */
 template <class P> DEVICE void scatter_tile(const P &p, u64 line, i32 column, u32 s_tile) {
     constexpr u32 CHUNKS = EPILOGUE_ROW_BYTES / 16, ROWS_AT_ONCE = 32 / CHUNKS;
+    static_assert(32 % CHUNKS == 0 && 16 % ROWS_AT_ONCE == 0, "a warp stores whole rows");
     const u32 chunk = lane_index() % CHUNKS;
     column += chunk * (16 / RESULT_BYTES);
 #pragma unroll

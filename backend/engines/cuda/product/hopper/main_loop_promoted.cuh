@@ -14,6 +14,7 @@
    before it lets the tensor core begin. */
 template <class P, bool EXIST = HAS_SCALES> struct step_scales {
     static constexpr int BUFFERS = 2, ROWS = ROW_BLOCKS * 2, COLUMNS = BLOCK_N / SCALE_COLUMNS;
+    static_assert(!EXIST || BLOCK_N % SCALE_COLUMNS == 0, "scales cover the tile");
     i32 a_at[ROWS], b_at[COLUMNS], step, until;
     float a[BUFFERS][ROWS], b[BUFFERS][COLUMNS], now[COLUMNS][ROWS];
     DEVICE step_scales(const P &p, const tile_coordinates &tile, i32 row, i32 first, i32 steps)

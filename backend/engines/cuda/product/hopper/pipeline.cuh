@@ -31,6 +31,9 @@ constexpr u32 A_PANEL = A_IS_MN_MAJOR ? PANEL_BYTES : 0, B_PANEL = B_IS_MN_MAJOR
 constexpr u32 A_STEP = A_IS_MN_MAJOR ? 128 : 2, B_STEP = B_IS_MN_MAJOR ? 128 : 2;
 /* A panel is a box, or all rows are, or the share of each block of a cluster. */
 constexpr int A_BOXES = A_IS_MN_MAJOR ? BLOCK_M / 64 : 1, B_BOXES = B_IS_MN_MAJOR ? BLOCK_N / 64 : CLUSTER;
+static_assert((!A_IS_MN_MAJOR || BLOCK_M % 64 == 0) && (!B_IS_MN_MAJOR || BLOCK_N % 64 == 0) &&
+                  BLOCK_N % B_BOXES == 0 && B_BOXES % CLUSTER == 0,
+              "boxes cover the tile, and blocks of a cluster load equally many");
 constexpr u32 A_BOX_BYTES = A_BYTES / A_BOXES, B_BOX_BYTES = B_BYTES / B_BOXES;
 
 constexpr u32 EPILOGUE_AT = STAGES * SLOT_BYTES; /* epilogue tiles, of each consumer warp */

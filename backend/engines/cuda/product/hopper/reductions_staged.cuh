@@ -10,6 +10,7 @@
 template <class P> struct staged_reductions {
     static constexpr int TILES = at_least_one(BLOCK_N / EPILOGUE_TILE_N), LANES = EPILOGUE_TILE_N / 2,
                          ROWS_AT_ONCE = 32 / LANES;
+    static_assert(LANES == 32 || LANES == 16, "one or two rows at once");
     float r_total[at_least_one(COLUMN_REDUCTIONS)][TILES][2];
     u32 s_partials; /* [COLUMN_REDUCTIONS][BLOCK_N] of this warp */
 
