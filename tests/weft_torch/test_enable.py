@@ -192,6 +192,19 @@ def test_other_operators_are_left_alone() -> None:
     assert enabled.report() == {}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_rms_norm_without_epsilon_adds_that_of_the_type_it_computes_in(dtype) -> None:
+    """Small activations show it: that of bfloat16 would be 0.0078."""
+    x = (torch.randn(16, 64) * 0.01).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + torch.finfo(wide).eps).sqrt()
+    with weft_torch.enable(["rms_norm"]) as enabled:
+        found = F.rms_norm(x, (64,))
+    torch.testing.assert_close(found, exact.to(dtype))
+    assert enabled.report() == {"aten::rms_norm": {"served": 1}}
+    torch.testing.assert_close(torch.ops.weft.rms_norm(x, [64], None, None)[0], exact.to(dtype))
+
+
 def test_names_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match=r"no operator is named 'convolution'\. Use some of .*conv, "):
         weft_torch.enable(["convolution"])

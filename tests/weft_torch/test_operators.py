@@ -289,7 +289,7 @@ def test_library_checks_schema_fakes_and_dispatch(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_differences(case: str) -> None:
     operator, arguments = case_of(case)
-    assert torch.autograd.gradcheck(lambda *a: first(operator(*a)), arguments)
+    assert torch.autograd.gradcheck(lambda *a: differentiable(operator(*a)), arguments)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -485,11 +485,52 @@ def test_who_looks_on_sees_operators_and_their_gradients() -> None:
     assert {"weft.softmax.default", "weft.softmax_backward.default"} < set(seen.names)
 
 
-def test_second_derivatives_are_refused() -> None:
-    x = normal(2, 3)
-    (dx,) = torch.autograd.grad(weft.softmax(x, 1, False)[0, 0], x, create_graph=True)
-    with pytest.raises(Exception, match="softmax_backward: it has no gradient of its own"):
-        torch.autograd.grad(dx.sum(), x)
+def differentiable(results):
+    results = results if isinstance(results, tuple) else (results,)
+    return tuple(each for each in results if each.requires_grad)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_second_derivatives_are_those_of_differences(case: str) -> None:
+    """Of all results that have gradients, statistics included."""
+    operator, arguments = case_of(case)
+    assert torch.autograd.gradgradcheck(
+        lambda *a: differentiable(operator(*a)), arguments, fast_mode=True, nondet_tol=1e-10
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forward_mode_is_that_of_differences(case: str) -> None:
+    operator, arguments = case_of(case)
+    assert torch.autograd.gradcheck(
+        lambda *a: first(operator(*a)), arguments,
+        fast_mode=True, check_forward_ad=True, check_backward_ad=False, check_undefined_grad=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_func_has_forward_mode(case: str) -> None:
+    """The dot product of the result's tangent with a loss is that of the loss's gradients with tangents."""
+    run, arguments = case_of(case)
+    call, given = of_floats(run, arguments)
+    if not given:
+        return
+    tangents = tuple(torch.cos(torch.arange(x.numel())).reshape(x.shape).to(x) for x in given)
+    y, dy = torch.func.jvp(call, tuple(given), tangents)
+    loss = torch.sin(torch.arange(y.numel())).reshape(y.shape).to(y)
+    torch.testing.assert_close(y, call(*given))
+    grads = torch.func.vjp(call, *given)[1](loss)
+    along = sum((grad * tangent).sum() for grad, tangent in zip(grads, tangents, strict=True))
+    torch.testing.assert_close((dy * loss).sum(), along)
+
+
+def test_what_has_no_derivative_refuses_dual_numbers() -> None:
+    q, pages = normal(1, 2, 3, 4, grad=False), normal(2, 2, 4, 4, grad=False)
+    rest = pages, pages, torch.tensor([[0, 1]]).int(), torch.tensor([5]).int()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(Exception, match=r"sdpa_paged: no derivative in forward mode: .* Detach it\."):
+            weft.sdpa_paged(dual, *rest)
 
 
 def test_a_refusal_is_said() -> None:

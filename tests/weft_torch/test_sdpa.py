@@ -151,6 +151,16 @@ def test_statistics_have_a_gradient(dtype) -> None:
     close(alone, torch.autograd.grad(expected[1].sum(), (q, k)), dtype)
 
 
+def test_the_gradient_of_statistics_is_not_dropped() -> None:
+    q, k, v = (normal(1, 2, 6, 8, dtype=torch.float64, seed=i) for i in range(3))
+    seed = torch.tensor([5], device=DEVICE)
+    found = weft.sdpa(q, k, v, None, 0.4, dropout_seed=seed)[1]
+    expected = spelled(q, k, v)[1]
+    weights = torch.linspace(-1, 1, expected.numel(), device=DEVICE).view_as(expected)
+    grads = ((each * weights).sum() for each in (found, expected))
+    close(*(torch.autograd.grad(each, (q, k)) for each in grads), torch.float64)
+
+
 def test_what_is_left_to_torch_says_why() -> None:
     q = normal(1, 2, 4, 8)
     square = torch.ones(4, 4, dtype=torch.bool, device=DEVICE)

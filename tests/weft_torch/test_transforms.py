@@ -8,7 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import weft.torch as weft_torch  # noqa: E402
-from weft.errors import NotSupportedError  # noqa: E402
 
 weft = torch.ops.weft
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
@@ -163,15 +162,12 @@ def test_func_casts_as_autocast_does() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_func_has_no_forward_mode() -> None:
-    x = normal(2, 3)
-    with pytest.raises(NotSupportedError, match="softmax: it has no derivative in forward mode"):
-        torch.func.jvp(lambda x: weft.softmax(x, 1, False), (x,), (x,))
+@pytest.mark.parametrize("outer", [torch.func.jacrev, torch.func.jacfwd])
+@pytest.mark.parametrize("inner", [torch.func.jacrev, torch.func.jacfwd])
+def test_func_has_second_derivatives(outer, inner) -> None:
+    def loss(x, softmax):
+        return softmax(x).pow(3).sum()
 
-
-def test_func_has_no_second_derivatives() -> None:
-    def loss(x):
-        return weft.softmax(x, 1, False).square().sum()
-
-    with pytest.raises(NotSupportedError, match="softmax_backward: it has no gradient of its own"):
-        torch.func.jacrev(torch.func.grad(loss))(normal(2, 3))
+    x = normal(2, 3).double()
+    found = outer(inner(loss))(x, lambda x: weft.softmax(x, 1, False))
+    torch.testing.assert_close(found, outer(inner(loss))(x, lambda x: torch.softmax(x, 1)))

@@ -48,7 +48,7 @@ class Enabled:
             self._servers.append((name, call))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
-            self._library.impl(name.removeprefix("aten::"), call, key, allow_override=True)
+            self._library.impl(operator.twin, call, key, allow_override=True)
 
     def report(self) -> dict[str, dict[str, int]]:
         """Of each operator of torch's, how often Weft served it, and how often it did not, by reason."""

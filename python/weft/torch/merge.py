@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator
+from weft.torch.operators.attention import softmax_of
+from weft.torch.ops import OPERATORS, differentiable, gradients, operator
 from weft.torch.plans import Drawing
 
 LOWEST = -3e38
@@ -81,7 +82,17 @@ def _grad(ctx: Any, do: Any, dlse: Any) -> Any:
     return OPERATORS["merge_backward"].apply(do, dlse, *ctx.saved_tensors)
 
 
-differentiable("merge", _keep, _grad)
+def _reference(o1: Any, lse1: Any, o2: Any, lse2: Any) -> tuple[Any, Any]:
+    shares, lse = softmax_of(torch.stack([lse1, lse2], -1))
+    first, second = (share[..., None] for share in shares.unbind(-1))
+    return (o1 * first + o2 * second).to(o1.dtype), lse
+
+
+def _backward_reference(do: Any, dlse: Any, *rest: Any) -> Any:
+    return gradients(_reference, rest[:4], (do, dlse), (True,) * 4)
+
+
+differentiable("merge", _keep, _grad, _reference, _backward_reference)
 
 
 def merge(

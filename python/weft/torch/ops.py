@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from weft.errors import NotSupportedError, WeftError
 from weft.torch import calls
@@ -55,10 +56,29 @@ _keys_of, _needs_grad = torch._C._dispatch_keys, torch._C._any_requires_grad
 _is_grad_enabled = torch.is_grad_enabled
 
 
+def is_transformed() -> bool:
+    """True within a transform of torch.func and within a level of dual numbers. There a derivative may be
+    asked for that a Function with a gradient alone does not have, so that kernels must not be called past
+    torch's dispatcher."""
+    return bool(_transforms() or forward_ad._current_level >= 0)
+
+
 def is_watched(value: torch.Tensor) -> bool:
     """Whether torch has to see operators on a tensor: it traces or counts them, or transforms the tensor."""
-    return bool(_watchers() or _transforms() or _keys_of(value).raw_repr() & NOT_PLAIN)
+    return bool(_watchers() or is_transformed() or _keys_of(value).raw_repr() & NOT_PLAIN)
 
+
+def _has_tangent(arguments: Sequence[Any]) -> bool:
+    """True if one of the arguments is a dual number."""
+    if forward_ad._current_level < 0:
+        return False
+    tensors = (each for each in arguments if isinstance(each, _TENSOR) and each.is_floating_point())
+    return any(forward_ad.unpack_dual(each).tangent is not None for each in tensors)
+
+
+Reference = Callable[..., Any] | None
+"""A function of an operator's arguments, all by position, with the operator's results. It is composed of
+operators that torch can differentiate in both modes and any number of times."""
 
 Left = Callable[[WeftError], Callable[..., Any] | None]
 """Of a refusal, what is called for all such arguments; None: what raises it again each time."""
@@ -89,6 +109,8 @@ class Operator:
         self._named = [] if twin is None else [a.name for a in twin._schema.arguments if a.kwarg_only]
         self.function: Callable[..., Any] | None = None
         """The operator with its gradient, of plain tensors; None without one."""
+        self.reference: Reference = None if twin is None else self._call_twin
+        """The same results from differentiable operators of torch's; see `differentiable`."""
         self.transformed: Any = None
         """The same as a torch.autograd.Function that torch.func takes apart; None without one."""
         self.call: Callable[..., Any] = self.standing_for(self)
@@ -130,6 +152,15 @@ class Operator:
         """torch.ops.weft.NAME."""
         return getattr(torch.ops.weft, self.name).default
 
+    def forward_mode(self, *arguments: Any) -> Any:
+        """The results on dual numbers, computed by torch."""
+        if self.reference is None:
+            raise NotSupportedError(
+                f"{self.name}: no derivative in forward mode: expected arguments without tangents, got a "
+                "dual number. Detach it."
+            )
+        return self.reference(*self.filled(arguments))
+
     def filled(self, arguments: tuple[Any, ...], named: Mapping[str, Any] = NOTHING) -> tuple[Any, ...]:
         """All arguments: torch leaves out what has its default value."""
         if len(arguments) == self._count:
@@ -144,8 +175,9 @@ class Operator:
 
     def fake(self, *arguments: Any, **named: Any) -> Any:
         """The results on fake tensors."""
-        if self._fake is not None:
-            return self._fake(*arguments, **named)
+        return (self._fake or self._call_twin)(*arguments, **named)
+
+    def _call_twin(self, *arguments: Any, **named: Any) -> Any:
         plain = self._count - len(self._named)
         named |= dict(zip(self._named, arguments[plain:], strict=False))
         return self.twin(*arguments[:plain], **named)
@@ -156,6 +188,17 @@ def _by_position(schema: str) -> str:
     return schema[schema.index("(") :].replace("*, ", "")
 
 
+def _outside_transforms(serve: Callable[..., Any]) -> Callable[..., Any]:
+    """For composite operators of torch's, which torch differentiates in all ways: by their parts."""
+
+    def guarded(*arguments: Any, **named: Any) -> Any:
+        if is_transformed():
+            raise NotSupportedError("a transform of torch.func, or dual numbers. Leave it to torch.")
+        return serve(*arguments, **named)
+
+    return guarded
+
+
 class StandIn:
     """What an operator of Weft's serves of torch's beside its twin: any function of the same arguments."""
 
@@ -163,7 +206,8 @@ class StandIn:
         self, twin: Any, serve: Callable[..., Any], places: Sequence[str], is_composite: bool,
         others: Sequence[torch.dtype] | None, check: Callable[..., None] | None,
     ) -> None:  # fmt: skip
-        self.twin, self.serve, self.places, self.others = twin, serve, places, others
+        self.twin, self.places, self.others = twin, places, others
+        self.serve = _outside_transforms(serve) if is_composite else serve
         self._check = check
         # What torch composes of operators is served before autograd, which knows its parts alone.
         self.keys = ("Autograd", "") if is_composite else ("",)
@@ -221,27 +265,9 @@ def operator(
         for key in ("CPU", "CUDA"):
             _library.impl(name, made.call, key)
         torch.library.register_fake(f"weft::{name}", made.fake, lib=_library)
-        if name.endswith("_backward"):
-            torch.library.register_autograd(f"weft::{name}", _no_second(name), lib=_library)
-            _shorten(made)
-            made.transformed = _transformed(made, _keep_nothing, _no_second(name))
         return draw
 
     return add
-
-
-def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
-    """Of what has no gradient."""
-
-
-def _no_second(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any) -> Any:
-        raise NotSupportedError(
-            f"{name}: it has no gradient of its own, so that there are no second derivatives. Leave out "
-            "create_graph=True, or use torch's operator."
-        )
-
-    return refuse
 
 
 def stands_for(
@@ -260,12 +286,84 @@ def stands_for(
     return add
 
 
-def differentiable(name: str, keep: Callable[..., Any], grad: Callable[..., Any]) -> None:
-    """Gives an operator its gradient: keep notes what grad needs."""
-    torch.library.register_autograd(f"weft::{name}", grad, setup_context=keep, lib=_library)
-    OPERATORS[name].function = _function(OPERATORS[name], keep, grad)
-    _shorten(OPERATORS[name])
-    OPERATORS[name].transformed = _transformed(OPERATORS[name], keep, grad)
+def differentiable(
+    name: str, keep: Callable[..., Any], grad: Callable[..., Any], reference: Reference = None,
+    backward_reference: Reference = None,
+) -> None:  # fmt: skip
+    """Gives an operator and the operator of its gradient their derivatives.
+
+    The operator's gradient is computed by Weft, as the operator NAME_backward. Other derivatives, which are
+    those in forward mode and those of a gradient, are torch's, of what `reference` computes.
+
+    Args:
+        keep: notes what grad needs.
+        grad: the gradients of the operator's arguments.
+        reference: stands for the operator in forward mode; default its twin.
+        backward_reference: the same for NAME_backward, whose gradient is that of the reference. Default its
+            twin, or None if there is no such operator, as for a linear operator that is its own gradient.
+    """
+    operator = OPERATORS[name]
+    operator.reference = reference or operator.reference
+    _add_gradient(operator, keep, grad)
+    backward = OPERATORS.get(f"{name}_backward")
+    if backward is not None:
+        backward.reference = backward_reference or backward.reference
+        _add_gradient(backward, _keep_arguments, functools.partial(_grad_of_reference, backward))
+
+
+def _add_gradient(operator: Operator, keep: Callable[..., Any], grad: Callable[..., Any]) -> None:
+    torch.library.register_autograd(f"weft::{operator.name}", grad, setup_context=keep, lib=_library)
+    operator.function = _function(operator, keep, grad)
+    _shorten(operator)
+    operator.transformed = _transformed(operator, keep, grad)
+
+
+def _keep_arguments(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.others = [None if isinstance(each, _TENSOR) else each for each in inputs]
+    ctx.save_for_backward(*(each if isinstance(each, _TENSOR) else None for each in inputs))
+
+
+def _grad_of_reference(operator: Operator, ctx: Any, *losses: Any) -> Any:
+    """The gradients of an operator that is itself a gradient: those of its reference. torch.func computes
+    them, so that they have derivatives, too."""
+    pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+    arguments = [other if tensor is None else tensor for tensor, other in pairs]
+    at = [i for i, needs_grad in enumerate(ctx.needs_input_grad) if needs_grad]
+    given = [i for i, loss in enumerate(losses) if loss is not None]
+    grads: list[Any] = [None] * len(arguments)
+    if given:
+
+        def compute(*leaves: Any) -> tuple[Any, ...]:
+            whole = list(arguments)
+            for i, leaf in zip(at, leaves, strict=True):
+                whole[i] = leaf
+            results = operator.reference(*whole) if operator.reference else ()
+            results = results if isinstance(results, tuple) else (results,)
+            return tuple(results[i] for i in given)
+
+        _, pull = torch.func.vjp(compute, *(arguments[i] for i in at))
+        for i, grad in zip(at, pull(tuple(losses[i] for i in given)), strict=True):
+            grads[i] = grad
+    return tuple(grads)
+
+
+def gradients(
+    function: Callable[..., Any], arguments: Sequence[Any], loss: Any, wanted: Sequence[bool]
+) -> tuple[Any, ...]:
+    """The gradients of a differentiable function of some tensors, for references of gradients. wanted: which
+    of the arguments have one; the others, which may be None, get None."""
+    at = [i for i, is_wanted in enumerate(wanted) if is_wanted]
+
+    def compute(*leaves: Any) -> Any:
+        whole = list(arguments)
+        for i, leaf in zip(at, leaves, strict=True):
+            whole[i] = leaf
+        return function(*whole)
+
+    _, pull = torch.func.vjp(compute, *(arguments[i] for i in at))
+    found = dict(zip(at, pull(loss), strict=True))
+    return tuple(found.get(i) for i in range(len(wanted)))
 
 
 # ---- The short way: what torch.library does of plain tensors, at a third of its cost ----
@@ -294,6 +392,8 @@ def _shorten(operator: Operator) -> None:
 
 def _short(operator: Operator, whole: Any) -> Callable[..., Any]:
     def compute(keys: Any, *arguments: Any) -> Any:
+        if _has_tangent(arguments):
+            return operator.forward_mode(*arguments)
         needs_grad = _is_grad_enabled() and _needs_grad(*arguments)
         if keys.raw_repr() & NOT_PLAIN or (needs_grad and operator.function is None):
             return whole.call_boxed(keys, *arguments)
@@ -328,12 +428,6 @@ def _transformed(operator: Operator, keep: Callable[..., Any], grad: Callable[..
     def backward(ctx: Any, *losses: Any) -> Any:
         return grad(_Context(ctx), *losses)
 
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise NotSupportedError(
-            f"{operator.name}: it has no derivative in forward mode. Use torch.func.vjp or jacrev, or "
-            "torch's operator."
-        )
-
-    ways = {"forward": forward, "setup_context": keep, "backward": backward, "jvp": jvp}
+    ways = {"forward": forward, "setup_context": keep, "backward": backward}
     statics = {name: staticmethod(way) for name, way in ways.items()}
     return type(f"weft_{operator.name}", (torch.autograd.Function,), statics)

@@ -10,7 +10,8 @@ import torch
 from weft.enums import diagonal_alignment
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator
+from weft.torch.operators.attention import scores_of, softmax_of
+from weft.torch.ops import OPERATORS, differentiable, gradients, operator
 from weft.torch.plans import Drawing
 
 NO_BOUND = -1
@@ -146,7 +147,42 @@ def _grad_varlen(ctx: Any, do: Any, _: Any) -> Any:
     return *OPERATORS["sdpa_varlen_backward"].apply(*ends), *[None] * 8
 
 
-differentiable("sdpa_varlen", _keep_varlen, _grad_varlen)
+def _visible(
+    starts: Any, starts_k: Any, tokens: int, tokens_k: int, causal: bool, left: int, right: int
+) -> torch.Tensor:
+    """Which keys each query sees, [tokens, tokens of keys]."""
+    sides: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for bounds, count in ((starts, tokens), (starts_k, tokens_k)):
+        token = torch.arange(count, device=bounds.device)
+        sequence = torch.bucketize(token, bounds[1:].to(token.dtype), right=True)
+        last = bounds[1:].to(token.dtype)[sequence.clamp(max=bounds.numel() - 2)]
+        is_used = sequence < bounds.numel() - 1
+        sides.append((torch.where(is_used, sequence, -1 - len(sides)), token - last))
+    (sequence, place), (sequence_k, place_k) = sides
+    ahead = place_k[None] - place[:, None]  # of the last key that a causal query sees
+    is_visible = sequence[:, None] == sequence_k[None]
+    right = 0 if causal else right
+    if left != NO_BOUND:
+        is_visible = is_visible & (ahead >= -left)
+    return is_visible & (ahead <= right) if right != NO_BOUND else is_visible
+
+
+def _reference(
+    q: Any, k: Any, v: Any, starts: Any, starts_k: Any, longest: int, longest_k: int, scale: float | None,
+    *band: Any,
+) -> tuple[Any, Any]:
+    mask = _visible(starts, starts_k, q.shape[0], k.shape[0], *band)
+    rows, keys, values = (each.transpose(0, 1) for each in (q, k, v))
+    s = scores_of(rows, keys, values, mask, False, scale)
+    p, lse = softmax_of(s.scores)
+    return (p @ s.v).transpose(0, 1).to(q.dtype), lse
+
+
+def _backward_reference(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *layout: Any) -> Any:
+    return gradients(lambda *ends: _reference(*ends, *layout)[0], (q, k, v), do, (True,) * 3)
+
+
+differentiable("sdpa_varlen", _keep_varlen, _grad_varlen, _reference, _backward_reference)
 
 
 # ---- Keys and values in pages ----
@@ -182,3 +218,16 @@ def _sdpa_paged(
     )  # fmt: skip
     d.write(0, o)
     d.write(1, statistics, [*q.shape[:-1], 1])
+
+
+def _keep_paged(ctx: Any, inputs: Any, output: Any) -> None:
+    """Nothing: there is no gradient."""
+
+
+def _grad_paged(ctx: Any, *_: Any) -> Any:
+    raise NotSupportedError(
+        "sdpa_paged: no gradient: expected operands without one, got operands that require it. Detach them."
+    )
+
+
+differentiable("sdpa_paged", _keep_paged, _grad_paged)

@@ -163,6 +163,12 @@ for _name in OPERATORS:
 # ---- torch.func: gradients, of which torch.library knows outside of transforms alone ----
 
 
+def _is_forward_mode() -> bool:
+    """Whether one of the transforms under way, the innermost or one around it, is jvp."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(each.key() == torch._C._functorch.TransformType.Jvp for each in stack)
+
+
 def _under_func(operator: Operator) -> None:
     """Has each level of torch.func ask the Function, where torch's dispatcher first meets the levels. That is
     before autocast, whose casts are to have gradients of their own."""
@@ -171,6 +177,8 @@ def _under_func(operator: Operator) -> None:
     def compute(*arguments: Any) -> Any:
         place = arguments[0].device.type
         given = _all_cast(name, place, arguments) if torch.is_autocast_enabled(place) else arguments
+        if _is_forward_mode():
+            return operator.forward_mode(*given)
         return apply(*operator.filled(tuple(given)))
 
     _library.impl(name, compute, "FuncTorchDynamicLayerFrontMode")

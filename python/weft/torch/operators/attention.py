@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -160,15 +160,15 @@ def _keep_sdpa(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _with_statistics(do: Any, dlse: Any, v: Any, o: Any) -> tuple[Any, Any, Any]:
-    """dO, values and o with columns that bring the gradient of statistics into that of the scores, which is
-    softmax * (dO v^T - dO o): values of 1 and an o of 0. Two columns carry what one would round, and others
-    of 0 keep rows aligned."""
-    high = dlse.to(v.dtype)
-    parts = torch.stack([high, (dlse - high).to(v.dtype)], -1)
-    do = torch.nn.functional.pad(torch.cat([do, parts], -1), (0, 6))
-    ones = v.new_ones((*v.shape[:-1], 2))
-    v = torch.nn.functional.pad(torch.cat([v, ones], -1), (0, 6))
-    return do, v, torch.nn.functional.pad(o, (0, 8))
+    """dO, values and o with columns that add the gradient of the statistics to that of the scores, which is
+    softmax * (dropped(dO v^T) - dO o): a dO of 1, values of 0, and an o that is the negated gradient. There
+    dropout does not reach it. Two columns hold what one would round, and others of 0 keep rows aligned."""
+    high = dlse.to(o.dtype)
+    parts = torch.stack([high, (dlse - high).to(o.dtype)], -1)
+    o = torch.nn.functional.pad(torch.cat([o, -parts], -1), (0, 6))
+    ones = do.new_ones((*do.shape[:-1], 2))
+    do = torch.nn.functional.pad(torch.cat([do, ones], -1), (0, 6))
+    return do, torch.nn.functional.pad(v, (0, 8)), o
 
 
 def _grad_sdpa(ctx: Any, do: Any, dlse: Any) -> Any:
@@ -186,7 +186,95 @@ def _grad_sdpa(ctx: Any, do: Any, dlse: Any) -> Any:
     return dq, dk, dv if dlse is None else dv[..., :size], dmask if wants_mask else None, *[None] * 6
 
 
-differentiable("sdpa", _keep_sdpa, _grad_sdpa)
+# ---- The same in torch's own operators ----
+
+
+class _Scores(NamedTuple):
+    """Attention up to the softmax, in float or double: [.., heads of q, rows, elements]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scores: torch.Tensor
+    factor: float
+    repeats: int
+    """How many heads of queries share a head of keys."""
+
+    def shared(self, gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The gradient of keys or values from that for each head of queries."""
+        if self.repeats > 1:
+            gradient = gradient.unflatten(-3, (-1, self.repeats)).sum(-3)
+        return gradient.to(like.dtype)
+
+
+def scores_of(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float | None) -> _Scores:
+    """The scores of attention as a differentiable function."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    repeats = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
+    q, k, v = (each.to(wide) for each in (q, k, v))
+    if repeats > 1:
+        k, v = (each.repeat_interleave(repeats, -3) for each in (k, v))
+    scores = q @ k.mT * factor
+    shape = scores.shape
+    if causal:
+        is_hidden = torch.ones(shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(is_hidden, -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return _Scores(q, k, v, scores.reshape(shape), factor, repeats)
+
+
+def softmax_of(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax and logsumexp of rows; those without a key have 0 and -inf, and gradients of 0."""
+    most = scores.detach().amax(-1, keepdim=True)
+    weights = torch.exp(scores - torch.where(most == -torch.inf, 0, most))
+    total = weights.sum(-1, keepdim=True)
+    safe = torch.where(total > 0, total, 1)
+    return weights / safe, torch.where(total > 0, safe.log() + most, -torch.inf).squeeze(-1)
+
+
+def _kept(s: _Scores, dropout: float, seed: Any) -> torch.Tensor | float:
+    """What dropout multiplies probabilities by. The operator's own result for equal scores shows it, where
+    the values are columns of the identity."""
+    if not dropout:
+        return 1.0
+    q, k = torch.zeros_like(s.q.detach()), torch.zeros_like(s.k.detach())
+    count, parts = k.shape[-2], []
+    columns = torch.eye(count, dtype=q.dtype, device=q.device).expand(*k.shape[:-2], -1, -1)
+    for part in columns.split(64, -1):
+        ends = (q, k, part, None, dropout, False, None, False, seed, True)
+        parts.append(OPERATORS["sdpa"].transformed.apply(*ends)[0] != 0)
+    return torch.cat(parts, -1).to(q.dtype) / (1 - dropout)
+
+
+def _reference(
+    q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, shares_heads: bool,
+    seed: Any, with_statistics: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    _refuse_unlike(q, k, v, mask, causal, shares_heads)
+    s = scores_of(q, k, v, mask, causal, scale)
+    p, lse = softmax_of(s.scores)
+    o = (p * _kept(s, dropout, seed) @ s.v).to(q.dtype)
+    return o, lse if with_statistics else lse.new_empty(0)
+
+
+def _backward_reference(
+    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any, dropout: float, causal: bool,
+    scale: float | None, seed: Any, wants_mask: bool,
+) -> tuple[Any, ...]:
+    """o and lse are arguments like others, which are functions of q, k and v for who differentiates."""
+    s = scores_of(q, k, v, mask, causal, scale)
+    p = torch.exp(s.scores - torch.where(lse == -torch.inf, 0, lse)[..., None])
+    loss, used = do.to(p.dtype), p * _kept(s, dropout, seed)
+    along = (loss * o).sum(-1, keepdim=True)
+    ds = used * (loss @ s.v.mT) - p * along
+    dq, dk, dv = ds @ s.k * s.factor, ds.mT @ s.q * s.factor, used.mT @ loss
+    dmask = ds.sum_to_size(mask.shape).to(mask.dtype) if wants_mask else None
+    return dq.to(q.dtype), s.shared(dk, k), s.shared(dv, v), dmask
+
+
+differentiable("sdpa", _keep_sdpa, _grad_sdpa, _reference, _backward_reference)
 
 
 # ---- In place of torch's ----

@@ -110,7 +110,23 @@ def _grad_batch_norm(ctx: Any, dy: Any, *_: Any) -> Any:
     return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 5)
 
 
-differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm)
+def _reference(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
+) -> tuple[Any, ...]:
+    affine, factors = (x, weight, bias), (momentum, epsilon)
+    nothing = tuple(x.new_empty(0) for _ in range(4))
+    if not training:
+        return aten.native_batch_norm.default(*affine, mean, variance, False, *factors)[0], *nothing
+    y, centre, rstd = aten._native_batch_norm_legit.no_stats(*affine, True, *factors)
+    if mean is None:
+        return y, centre, rstd, *nothing[:2]
+    count = x.numel() // x.shape[1]
+    spread = (rstd**-2 - epsilon) * (count / max(count - 1, 1))
+    pairs = ((mean, centre), (variance, spread))
+    return y, centre, rstd, *(old.lerp(new.detach().to(old.dtype), momentum) for old, new in pairs)
+
+
+differentiable("batch_norm", _keep_batch_norm, _grad_batch_norm, _reference)
 
 
 # ---- Under torch's own ----

@@ -9,8 +9,10 @@ import torch
 
 from weft.enums import pointwise_mode
 from weft.errors import NotSupportedError
-from weft.torch.ops import differentiable, operator
+from weft.torch.ops import differentiable, gradients, operator
 from weft.torch.plans import Drawing
+
+F = torch.nn.functional
 
 ACTIVATIONS = {"identity": pointwise_mode.IDENTITY, "silu": pointwise_mode.SWISH_FWD}
 """Weft's modes by the names that the operator takes."""
@@ -85,4 +87,19 @@ def _grad(ctx: Any, dy: Any) -> Any:
     return (*found, None)[: len(needs)]
 
 
-differentiable("causal_conv1d", _keep, _grad)
+def _reference(x: Any, weight: Any, bias: Any, activation: str) -> Any:
+    padded = F.pad(x, (weight.shape[1] - 1, 0))
+    y = F.conv1d(padded, weight[:, None], bias, groups=len(weight))
+    return F.silu(y) if activation == "silu" else y
+
+
+def _backward_reference(
+    dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
+) -> Any:
+    def forward(x: Any, weight: Any, bias: Any) -> Any:
+        return _reference(x, weight, bias, activation)
+
+    return gradients(forward, (x, weight, bias), dy, wanted)
+
+
+differentiable("causal_conv1d", _keep, _grad, _reference, _backward_reference)

@@ -38,7 +38,12 @@ def _grad_dropout(ctx: Any, dy: Any) -> Any:
     return OPERATORS["dropout"].apply(dy, ctx.p, *ctx.saved_tensors), None, None
 
 
-differentiable("dropout", _keep_dropout, _grad_dropout)
+def _reference(x: Any, p: float, seed: Any) -> Any:
+    """A product with the mask, which is the operator's own result for ones and has no derivatives."""
+    return x * OPERATORS["dropout"].transformed.apply(torch.ones_like(x.detach()), p, seed)
+
+
+differentiable("dropout", _keep_dropout, _grad_dropout, _reference)
 
 
 def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, PLACES, Operator, differentiable, operator
+from weft.torch.ops import OPERATORS, PLACES, Operator, differentiable, gradients, operator
 from weft.torch.plans import Drawing, _strides
 
 aten = torch.ops.aten
@@ -90,7 +91,21 @@ def _grad_grouped(ctx: Any, dy: Any) -> Any:
     return (*(g if is_wanted else None for g, is_wanted in zip(grads, wanted, strict=True)), None)
 
 
-differentiable("grouped_mm", _keep_grouped, _grad_grouped)
+def _reference(tokens: Any, weight: Any, first: Any) -> Any:
+    starts = first.tolist()[first.shape[0] + 1 - weight.shape[0] :]  # of all groups but the first
+    bounds = [0, *starts, tokens.shape[0]]
+    parts = (tokens[start:end] for start, end in itertools.pairwise(bounds))
+    return torch.cat([part @ matrix for part, matrix in zip(parts, weight.unbind(), strict=True)])
+
+
+def _backward_reference(dy: Any, tokens: Any, weight: Any, first: Any, wanted: Sequence[bool]) -> Any:
+    def forward(tokens: Any, weight: Any) -> Any:
+        return _reference(tokens, weight, first)
+
+    return gradients(forward, (tokens, weight), dy, wanted)
+
+
+differentiable("grouped_mm", _keep_grouped, _grad_grouped, _reference, _backward_reference)
 
 
 # ---- torch's own, which is told where groups end ----

@@ -8,10 +8,10 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, gradients, operator
 from weft.torch.plans import Drawing, _strides
 
-aten = torch.ops.aten
+F = torch.nn.functional
 
 # ---- Gated units: activation(gate) * up ----
 
@@ -90,8 +90,27 @@ def _grad_geglu(ctx: Any, dy: Any) -> Any:
     return *OPERATORS["geglu_backward"].apply(dy, *ctx.saved_tensors, *ctx.how), None
 
 
-differentiable("swiglu", _keep_gated, _grad_swiglu)
-differentiable("geglu", _keep_gated, _grad_geglu)
+def _swiglu_reference(gate: Any, up: Any) -> Any:
+    return F.silu(gate) * up
+
+
+def _swiglu_backward_reference(dy: Any, gate: Any, up: Any) -> Any:
+    return gradients(_swiglu_reference, (gate, up), dy, (True, True))
+
+
+def _geglu_reference(gate: Any, up: Any, approximate: str) -> Any:
+    return F.gelu(gate, approximate=approximate) * up
+
+
+def _geglu_backward_reference(dy: Any, gate: Any, up: Any, approximate: str) -> Any:
+    def forward(gate: Any, up: Any) -> Any:
+        return _geglu_reference(gate, up, approximate)
+
+    return gradients(forward, (gate, up), dy, (True, True))
+
+
+differentiable("swiglu", _keep_gated, _grad_swiglu, _swiglu_reference, _swiglu_backward_reference)
+differentiable("geglu", _keep_gated, _grad_geglu, _geglu_reference, _geglu_backward_reference)
 
 
 # ---- Rotary positions: pairs of a row, which are its halves or neighbours, are turned by an angle ----
@@ -151,4 +170,12 @@ def _grad_rope(ctx: Any, dy: Any) -> Any:
     return turned, None, None, None, None
 
 
-differentiable("rope", _keep_rope, _grad_rope)
+def _rope_reference(x: Any, cos: Any, sin: Any, interleaved: bool, inverse: bool) -> Any:
+    axis, shape = (-1, (-1, 2)) if interleaved else (-2, (2, -1))
+    first, second = x.unflatten(-1, shape).unbind(axis)
+    sin = -sin if inverse else sin
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], axis)
+    return turned.flatten(-2).to(x.dtype)
+
+
+differentiable("rope", _keep_rope, _grad_rope, _rope_reference)

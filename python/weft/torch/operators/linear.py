@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator
+from weft.torch.ops import OPERATORS, differentiable, gradients, operator
 from weft.torch.plans import Drawing, _strides
 
-aten = torch.ops.aten
+aten, F = torch.ops.aten, torch.nn.functional
 
 ACTIVATIONS = {"none": "", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_approx_tanh", "silu": "swish"}
 """Weft's names by those that linear takes."""
@@ -115,7 +115,27 @@ def _grad_linear(ctx: Any, dy: Any) -> Any:
     return *given, None, dy if needs[4] else None
 
 
-differentiable("linear", _keep_linear, _grad_linear)
+_TORCH_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x, "relu": F.relu, "gelu": F.gelu, "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}  # fmt: skip
+
+
+def _reference(x: Any, weight: Any, bias: Any, activation: str, residual: Any = None) -> Any:
+    y = _TORCH_ACTIVATIONS[activation](F.linear(x, weight, bias))
+    return y if residual is None else y + residual
+
+
+def _backward_reference(
+    dy: Any, x: Any, weight: Any, bias: Any, activation: str, wanted: Sequence[bool]
+) -> Any:
+    def forward(x: Any, weight: Any, bias: Any) -> Any:
+        return _reference(x, weight, bias, activation)
+
+    return gradients(forward, (x, weight, bias), dy, wanted)
+
+
+differentiable("linear", _keep_linear, _grad_linear, _reference, _backward_reference)
 
 
 # ---- Products as torch has them ----

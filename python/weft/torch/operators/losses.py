@@ -10,10 +10,10 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
+from weft.torch.ops import OPERATORS, differentiable, gradients, operator, stands_for
 from weft.torch.plans import Drawing, _strides
 
-aten = torch.ops.aten
+aten, F = torch.ops.aten, torch.nn.functional
 
 NONE, MEAN, SUM = range(3)
 """Reductions, as torch numbers them."""
@@ -51,9 +51,13 @@ def _classes(x: Any) -> int:
     return int(x.shape[min(CLASS, x.ndim - 1)])
 
 
-def _rows(d: Drawing, scores: Tensor, x: Any, target: Any, weight: Any, ignored: int) -> _Rows:
+def _refuse_probabilities(target: Any) -> None:
     if target.is_floating_point():
         raise NotSupportedError("cross_entropy: targets are probabilities. Leave it to torch.")
+
+
+def _rows(d: Drawing, scores: Tensor, x: Any, target: Any, weight: Any, ignored: int) -> _Rows:
+    _refuse_probabilities(target)
     g, rank = d.graph, max(x.ndim, 2)
     labels = d.read(target, *_of_rows(target))
     weights = None if weight is None else d.read(weight, [1, _classes(x), *[1] * (rank - 2)])
@@ -177,7 +181,35 @@ def _grad_cross_entropy(ctx: Any, dloss: Any, *_: Any) -> Any:
     return dx, *[None] * 5
 
 
-differentiable("cross_entropy", _keep_cross_entropy, _grad_cross_entropy)
+def _reference(
+    x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float
+) -> tuple[Any, Any, Any]:
+    """In the steps of torch's own composite operator, which `enable` replaces."""
+    _refuse_probabilities(target)
+    wide = x if x.dtype == torch.float64 else x.float()
+    rows, scores = (target[None], wide[None]) if x.ndim == 1 else (target, wide)
+    logs, is_kept = F.log_softmax(scores, CLASS), rows != ignored
+    labels = torch.where(is_kept, rows, 0).long()
+    weights = logs.new_ones(logs.shape[CLASS]) if weight is None else weight.to(logs.dtype)
+    per_row = weights[labels] * is_kept
+    loss = -logs.gather(CLASS, labels[:, None])[:, 0] * per_row * (1 - smoothing)
+    if smoothing:
+        all_classes = (logs * weights.view(-1, *[1] * (logs.ndim - 2))).sum(CLASS) * is_kept
+        loss = loss - all_classes * (smoothing / logs.shape[CLASS])
+    total, lse = per_row.sum(), torch.logsumexp(scores.detach(), CLASS)
+    if reduction == NONE:
+        loss = loss[0] if x.ndim == 1 else loss
+    else:
+        loss = loss.sum() / total if reduction == MEAN else loss.sum()
+    return loss.to(x.dtype), total, lse[0] if x.ndim == 1 else lse
+
+
+def _backward_reference(dloss: Any, x: Any, target: Any, weight: Any, *how: Any) -> Any:
+    *options, _, __ = how
+    return gradients(lambda x: _reference(x, target, weight, *options)[0], (x,), dloss, (True,))[0]
+
+
+differentiable("cross_entropy", _keep_cross_entropy, _grad_cross_entropy, _reference, _backward_reference)
 
 
 @stands_for("cross_entropy", aten.cross_entropy_loss.default, is_composite=True)

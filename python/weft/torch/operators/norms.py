@@ -122,10 +122,15 @@ def _group_norm_backward(
             d.write(i, g.reduction(factor, "ADD", dims=[0, 3]), [1, groups, c // groups, 1])
 
 
+def _epsilon(x: torch.Tensor, epsilon: float | None) -> float:
+    """torch's default is the epsilon of the type that the norm computes in, which is not that of 16 bits."""
+    return torch.finfo(_wide(x)).eps if epsilon is None else epsilon
+
+
 @operator("rms_norm", aten._fused_rms_norm.default, ())
 def _rms_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, epsilon: float | None) -> None:
     rows = _rows(x, shape)
-    constant = d.number(torch.finfo(x.dtype).eps if epsilon is None else epsilon)
+    constant = d.number(_epsilon(x, epsilon))
     scale = None if weight is None else d.read(weight, rows.parameters)
     y, rstd = d.graph.rmsnorm(norm_forward_phase.TRAINING, d.read_as(x, rows.x), scale, None, constant)
     d.write_as(0, y, rows.x)
@@ -163,31 +168,104 @@ def _grad_layer_norm(ctx: Any, dy: Any, *_: Any) -> Any:
 
 def _keep_group_norm(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, _, *ctx.sizes, _ = inputs
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, weight, *output[1:])
-    ctx.mark_non_differentiable(*output[1:])
 
 
-def _grad_group_norm(ctx: Any, dy: Any, *_: Any) -> Any:
+def _grad_group_norm(ctx: Any, dy: Any, dmean: Any, drstd: Any) -> Any:
     x, weight, mean, rstd = ctx.saved_tensors
+    if dy is None and dmean is None and drstd is None:
+        return (None,) * 8
+    dy = torch.zeros_like(x) if dy is None else dy
     wanted = [*ctx.needs_input_grad[:3]]
     grads = OPERATORS["group_norm_backward"].apply(dy, x, mean, rstd, weight, *ctx.sizes, wanted)
-    return (*(g if w else None for g, w in zip(grads, wanted, strict=True)), *[None] * 5)
+    dx, dweight, dbias = (g if w else None for g, w in zip(grads, wanted, strict=True))
+    # The statistics are functions of x, whose gradients only second derivatives ask for.
+    image, count = x.reshape(*mean.shape, -1), x.numel() // mean.numel()
+    if dx is not None and dmean is not None:
+        dx = dx + (dmean / count)[..., None].expand(image.shape).reshape(x.shape).to(x.dtype)
+    if dx is not None and drstd is not None:
+        slope = drstd * rstd**3 / -count
+        dx = dx + (slope[..., None] * (image - mean[..., None])).reshape(x.shape).to(x.dtype)
+    return (dx, dweight, dbias, *[None] * 5)
+
+
+def _group_norm_reference(
+    x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, epsilon: float
+) -> tuple[Any, ...]:
+    """torch's own has no derivative in forward mode where channels are last."""
+    image = x.reshape(n, groups, c // groups, hw).to(_wide(x))
+    variance, mean = torch.var_mean(image, (2, 3), correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + epsilon)
+    y, parameters = (image - mean) * rstd, (1, groups, c // groups, 1)
+    y = y if weight is None else y * weight.reshape(parameters)
+    y = y if bias is None else y + bias.reshape(parameters)
+    return y.reshape(x.shape).to(x.dtype), mean.reshape(n, groups), rstd.reshape(n, groups)
+
+
+def _group_norm_backward_reference(
+    dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, hw: int, groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Any, ...]:
+    each, type_ = (n, groups, c // groups, hw), _wide(x)
+    loss, image = (value.reshape(each).to(type_) for value in (dy, x))
+    deviation = rstd.reshape(n, groups, 1, 1)
+    hat = (image - mean.reshape(n, groups, 1, 1)) * deviation
+    scaled = loss if weight is None else loss * weight.reshape(1, groups, c // groups, 1)
+    along = (scaled * hat).mean((2, 3), keepdim=True)
+    dx = deviation * (scaled - scaled.mean((2, 3), keepdim=True) - hat * along)
+    parameters = x.dtype if weight is None else weight.dtype
+    sums = ((factor.sum((0, 3)).reshape(c).to(parameters)) for factor in (loss * hat, loss))
+    results = dx.reshape(x.shape).to(x.dtype), *sums
+    return tuple(result if w else None for result, w in zip(results, wanted, strict=True))
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    """The type in which a norm computes."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _keep_rms_norm(ctx: Any, inputs: Any, output: Any) -> None:
     x, ctx.shape, weight, _ = inputs
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, weight, output[1])
-    ctx.mark_non_differentiable(output[1])
 
 
-def _grad_rms_norm(ctx: Any, dy: Any, *_: Any) -> Any:
+def _grad_rms_norm(ctx: Any, dy: Any, drstd: Any) -> Any:
     x, weight, rstd = ctx.saved_tensors
+    if dy is None and drstd is None:
+        return (None,) * 4
+    dy = torch.zeros_like(x) if dy is None else dy
     wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
     grads = OPERATORS["rms_norm_backward"].apply(dy, x, ctx.shape, rstd, weight, wanted)
     dx, dweight = (g if w else None for g, w in zip(grads, wanted, strict=True))
+    # The statistic is a function of x, whose gradient only second derivatives ask for.
+    if dx is not None and drstd is not None:
+        dx = dx - (drstd * rstd**3 / math.prod(ctx.shape) * x).to(x.dtype)
     return dx, None, dweight, None
 
 
+def _rms_norm_reference(x: Any, shape: Sequence[int], weight: Any, epsilon: float | None) -> Any:
+    image, over = x.to(_wide(x)), [*range(-len(shape), 0)]
+    rstd = torch.rsqrt(image.square().mean(over, keepdim=True) + _epsilon(x, epsilon))
+    y = image * rstd if weight is None else image * rstd * weight
+    return y.to(x.dtype), rstd
+
+
+def _rms_norm_backward_reference(
+    dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, wanted: Sequence[bool]
+) -> tuple[Any, ...]:
+    loss, over = dy.to(_wide(x)), [*range(-len(shape), 0)]
+    hat, scaled = x * rstd, loss if weight is None else loss * weight
+    dx = (rstd * (scaled - hat * (scaled * hat).mean(over, keepdim=True))).to(x.dtype)
+    dweight = None if weight is None else (loss * hat).sum_to_size(weight.shape).to(weight.dtype)
+    return tuple(g if w else None for g, w in zip((dx, dweight), wanted, strict=True))
+
+
 differentiable("layer_norm", _keep_layer_norm, _grad_layer_norm)
-differentiable("group_norm", _keep_group_norm, _grad_group_norm)
-differentiable("rms_norm", _keep_rms_norm, _grad_rms_norm)
+differentiable(
+    "group_norm", _keep_group_norm, _grad_group_norm, _group_norm_reference, _group_norm_backward_reference
+)
+differentiable(
+    "rms_norm", _keep_rms_norm, _grad_rms_norm, _rms_norm_reference, _rms_norm_backward_reference
+)

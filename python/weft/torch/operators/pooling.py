@@ -12,7 +12,7 @@ import torch
 from weft.enums import resample_mode
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
+from weft.torch.ops import OPERATORS, differentiable, gradients, operator, stands_for
 from weft.torch.plans import Draw, Drawing, _strides
 
 aten = torch.ops.aten
@@ -118,10 +118,18 @@ def _define_values(rank: int, name: str) -> None:
     """The operator and its gradient of one number of spatial dimensions."""
     both, gradient = getattr(aten, f"max_pool{rank}d_with_indices").default, f"{name}_backward"
     schema = f"(Tensor input, {_HOW}) -> Tensor"
-    operator(name, schema=schema, fake=lambda *given: both(*given)[0])(partial(_max_pool_values, rank))
+
+    def maxima(*given: Any) -> Any:
+        return both(*given)[0]
+
+    def backward_reference(dy: Any, x: Any, *how: Any) -> Any:
+        return gradients(lambda x: maxima(x, *how), (x,), dy, (True,))[0]
+
+    operator(name, schema=schema, fake=maxima)(partial(_max_pool_values, rank))
     schema = f"(Tensor grad_output, Tensor input, {_HOW}) -> Tensor"
     operator(gradient, schema=schema, fake=_like_input)(partial(_max_pool_values_backward, rank))
-    differentiable(name, _keep_values, partial(_grad_values, OPERATORS[gradient].apply))
+    grad = partial(_grad_values, OPERATORS[gradient].apply)
+    differentiable(name, _keep_values, grad, maxima, backward_reference)
     composite = getattr(aten, f"max_pool{rank}d").default
     stands_for(name, composite, is_composite=True)(partial(_of_composite, name))
 

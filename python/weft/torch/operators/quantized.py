@@ -11,7 +11,7 @@ from weft.tensor import Tensor
 from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing, _strides
 
-aten = torch.ops.aten
+F = torch.nn.functional
 
 CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -89,4 +89,23 @@ def _grad_quantized(ctx: Any, dy: Any) -> Any:
     return dx, None, None, dbias
 
 
-differentiable("quantized_linear", _keep_quantized, _grad_quantized)
+def _numbers(codes: Any, scale: Any) -> Any:
+    """The weight [N, K] in the type of its scale."""
+    if codes.dtype == torch.uint8:
+        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).to(scale.dtype)
+        codes = torch.where(codes > 7, codes - 16, codes)
+    blocks = scale.shape[1]
+    return (codes.to(scale.dtype).unflatten(1, (blocks, -1)) * scale[..., None]).flatten(1)
+
+
+def _reference(x: Any, weight: Any, scale: Any, bias: Any) -> Any:
+    return F.linear(x, _numbers(weight, scale).to(x.dtype), bias)
+
+
+def _backward_reference(dy: Any, weight: Any, scale: Any) -> Any:
+    return F.linear(dy, _numbers(weight, scale).to(dy.dtype).t())
+
+
+differentiable(
+    "quantized_linear", _keep_quantized, _grad_quantized, _reference, _backward_reference
+)
