@@ -74,6 +74,7 @@ class Case:
     operands: list[Operand] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_default: bool = True  # planned as a user gets it
 
     def __str__(self) -> str:
         return " ".join([self.family, *self.notes])
@@ -95,6 +96,7 @@ class Case:
         try:
             graph.create_execution_plan(engine, chosen)
             graph.build_plan_at_index(0)
+            self.is_default = False
             self.notes.append(f"on {engines[engine]} {chosen or ''}".rstrip())
         except (weft.NotSupportedError, weft.BadParameterError):
             graph.build()
@@ -106,6 +108,7 @@ class Sketch:
 
     def __init__(self, number: int, limit: float, family: str) -> None:
         self.r, self.limit = random.Random(number), limit
+        self.elements = min(limit / 10, 2e7)  # of the largest tensor that is not an operand of a product
         self.numbers = torch.Generator(DEVICE).manual_seed(number)
         self.type = self.r.choice(("bf16", "bf16", "f16", "f32"))
         types = {"io_data_type": self.type, "intermediate_data_type": "f32", "compute_data_type": "f32"}
@@ -348,7 +351,7 @@ def convolution(s: Sketch) -> None:
 
 def causal_convolution(s: Sketch) -> None:
     """Depthwise causal convolution over a sequence, with SiLU."""
-    batch, channels, steps = s.size(8), *s.sizes(2, s.limit / 64)
+    batch, channels, steps = s.size(8), *s.sizes(2, s.elements / 8)
     taps = s.one(2, 3, 4)
     s.note(batch, channels, steps, taps)
     x, a = s.input(batch, channels, steps, order=s.one(None, [0, 2, 1]))
@@ -427,7 +430,7 @@ def attention_sizes(s: Sketch) -> tuple[int, int, int, int, int, int, int]:
     d, dv = head_sizes(s)
     groups, shared = s.one(1, 1, 2, 3), s.one(1, 1, 2, 4, 8)
     batch = s.one(1, 2, 3)
-    left = s.limit / (d + dv) / (batch * groups * shared)
+    left = min(s.limit / (d + dv), s.elements) / (batch * groups * shared)
     queries = s.size(min(4096, max(left / 64, 1)))
     keys = s.size(min(4096, max(left / queries, 1)))
     s.note(f"d{d}/{dv}", f"h{groups * shared}/{groups}", f"b{batch}", f"{queries}x{keys}")
@@ -544,8 +547,8 @@ def decode(s: Sketch) -> None:
 def row_sizes(s: Sketch) -> tuple[int, int]:
     """Rows and columns; wide rows are as likely as narrow ones."""
     columns = s.r.choice(WIDE) if s.chance(0.3) else s.size()
-    columns = min(columns, int(s.limit / 50))
-    return s.size(max(s.limit / 100 / columns, 1)), columns
+    columns = min(columns, int(s.elements))
+    return s.size(max(s.elements / columns, 1)), columns
 
 
 def softmax(s: Sketch) -> None:
@@ -631,7 +634,7 @@ REDUCTIONS = {
 def reduction(s: Sketch) -> None:
     """Reductions over any dimensions, of a formula of the input."""
     rank = s.one(1, 2, 2, 3, 4)
-    dims = s.sizes(rank, s.limit / 20, 70000)
+    dims = s.sizes(rank, s.elements, 70000)
     over = sorted(s.r.sample(range(rank), s.r.randint(1, rank)))
     mode = s.r.choice(list(REDUCTIONS))
     s.note(mode, dims, over)
@@ -650,7 +653,7 @@ def channel_norm(s: Sketch) -> None:
     kind, backward = s.one("batch", "instance", "group"), s.chance(0.5)
     groups = s.one(1, 2, 4, 8, 32) if kind == "group" else 1
     c = groups * s.size(1024 // groups)
-    batch, h, w = s.sizes(3, max(s.limit / 100 / c, 4), 512)
+    batch, h, w = s.sizes(3, max(s.elements / c, 4), 512)
     order = s.one([0, 2, 3, 1], [0, 2, 3, 1], None)
     s.note(
         kind, "backward" if backward else "forward", f"g{groups}", batch, c, h, w, "nhwc" if order else "nchw"
@@ -698,7 +701,7 @@ def channel_norm(s: Sketch) -> None:
 def pooling(s: Sketch) -> None:
     """Maxima and means over windows, and their gradients."""
     c = s.size(512)
-    batch, h, w = s.sizes(3, max(s.limit / 200 / c, 9), 512)
+    batch, h, w = s.sizes(3, max(s.elements / c, 9), 512)
     window = [min(s.one(1, 2, 3, 3, 5, 7), n) for n in (h, w)]
     stride = [s.one(1, 2, 2, 3)] * 2
     pad = [n // 2 if s.chance(0.5) else 0 for n in window]
@@ -729,7 +732,7 @@ def pooling(s: Sketch) -> None:
 def movement(s: Sketch) -> None:
     """Pointwise formulas of broadcast operands, transposes, slices and concatenation."""
     rank = s.one(2, 3, 3, 4)
-    dims = s.sizes(rank, s.limit / 20)
+    dims = s.sizes(rank, s.elements / 4)
     s.note(dims)
     x, a = s.input(*dims, order=s.r.sample(range(rank), rank))
     for _ in range(s.r.randint(1, 4)):

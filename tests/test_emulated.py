@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import emulated_gpu
+import pytest
 import turns
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +58,13 @@ def test_random_graphs() -> None:
     new = ["tests/random_graphs.py", "--first", str(2_000_000 + turns.DAY * 8), "--count", "8"]
     failed = ["tests/test_random_graphs.py", "-k", "once_failed"]
     check([new, [*PYTEST, *failed]], [{}, {"FAKE_CUDA_LARGE": 16}])
+
+
+def test_random_cases_of_all_families() -> None:
+    """The campaign that a GPU runs at large sizes, at small ones."""
+    pytest.importorskip("torch")
+    words = ["tests/campaign.py", "--work", "3e5", "--seconds", "600", "--count", "16", "--step", "2"]
+    check([[*words, "--first", first] for first in ("0", "1")], [{}, {"FAKE_CUDA_LARGE": 16}])
 
 
 def test_batch_norms_in_parts() -> None:
