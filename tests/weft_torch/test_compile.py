@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -425,6 +426,7 @@ class Level(torch.nn.Module):
         return self.convs[3](F.silu(self.norms[2](joined.contiguous())))
 
 
+@pytest.mark.filterwarnings("ignore:torch.compile")
 def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
     """Planned for an H200; torch computes."""
     planned = []
@@ -439,6 +441,7 @@ def test_a_unet_with_channels_last_moves_nothing_on_a_gpu(monkeypatch) -> None:
     types = {"device": "sm_90", "io_data_type": "bf16", "compute_data_type": "f32"}
     monkeypatch.setattr(norms, "_is_apart_on_the_cpu", lambda _: False, raising=False)
     monkeypatch.setattr(regions, "_graph_of", lambda *_: Elsewhere(**types))
+    monkeypatch.setattr(regions._Alone, "run", lambda *_: None)  # only whole regions are planned
     torch.manual_seed(5)
     layout = {"memory_format": torch.channels_last, "dtype": torch.bfloat16}
     with torch.device("cpu"):  # everywhere: what is asked for is the plan
@@ -473,29 +476,57 @@ def test_dropout_keeps_a_seed_for_its_gradient() -> None:
     assert {each for each, _ in cover.left} == {"randint.default"}
 
 
-def test_experts_are_in_regions_both_ways() -> None:
+def grouped(x, weight, ends):
+    return F.silu(F.grouped_mm(x * 2, weight, offs=ends))
+
+
+def twice_grouped(x, weight, ends):
+    """Weights are views in another order, as those of transformers' experts are."""
+    y = F.grouped_mm(x, weight.transpose(-2, -1), offs=ends)
+    return F.grouped_mm(F.silu(y), weight.relu().transpose(-2, -1), offs=ends)
+
+
+def grouped_by_weft(x, weight, ends):
+    """Both operands are computed in the graph, and so is the gradient of each."""
+    return torch.ops.weft.grouped_mm(x * 2, weight * 0.5, ends[:-1])
+
+
+def grouped_by_torch(x, weight, ends):
+    return F.grouped_mm(x * 2, weight * 0.5, offs=ends)
+
+
+EXPERTS = {
+    "grouped": (grouped, 32, ["_grouped_mm.default"], ["_grouped_mm.default"] * 2),
+    "twice grouped": (twice_grouped, 16, ["_grouped_mm.default"] * 2, ["_grouped_mm.default"] * 4),
+    "grouped by Weft": (
+        grouped_by_weft, 16, ["weft.grouped_mm.default"], ["weft.grouped_mm_backward.default"]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_are_in_regions_both_ways(name: str) -> None:
     """Both products, the gradient of weights too; empty groups."""
+    model, columns, *products = EXPERTS[name]
     torch.manual_seed(5)
     ends = torch.tensor([3, 3, 12], dtype=torch.int32)
-
-    def model(x, weight):
-        return F.silu(F.grouped_mm(x * 2, weight, offs=ends.to(x.device)))
-
-    tensors = torch.randn(12, 16).bfloat16(), torch.randn(3, 16, 32).bfloat16()
+    tensors = torch.randn(12, 16).bfloat16(), torch.randn(3, 16, columns).bfloat16()
     given, other = ([each.clone().requires_grad_() for each in tensors] for _ in range(2))
     cover = Cover()
-    found, expected = compiled(model, cover)(*given), model(*other)
+    found = compiled(lambda *operands: model(*operands, ends), cover)(*given)
+    in_torch = grouped_by_torch if model is grouped_by_weft else model
+    expected = in_torch(*other, ends)
     loss = torch.randn_like(expected)
     found.backward(loss)
     expected.backward(loss)
     near = {"rtol": 2**-6, "atol": 2**-6}
     torch.testing.assert_close(found, expected, **near)
-    torch.testing.assert_close([e.grad for e in given], [e.grad for e in other], **near)
-    products = ["weft.grouped_mm.default", "weft.grouped_mm_backward.default"]
-    assert [sorted(each.operators()) for each in cover.regions] == [
-        ["mul.Tensor", "silu.default", products[0]],
-        ["mul.Tensor", "silu_backward.default", *products],
-    ]
+    for own, truth in zip(given, other, strict=True):
+        near["atol"] = 2**-6 * truth.grad.abs().max().item()
+        torch.testing.assert_close(own.grad, truth.grad, **near)
+    regions = [[each for each in region.operators() if "grouped" in each] for region in cover.regions]
+    assert regions == products
+    assert {name for name, _ in cover.left} <= {"slice.Tensor"}  # of the ends of groups
     assert not cover.refused
 
 
@@ -625,13 +656,114 @@ def test_options_that_are_none() -> None:
         run(torch.ones(3))
 
 
-def test_a_region_that_weft_does_not_build_is_torchs() -> None:
+def test_operators_on_no_elements_are_torchs() -> None:
     def model(x):
         return torch.relu(x) * 2
 
     cover, x = Cover(), torch.randn(0, 3)
     assert compiled(model, cover)(x).shape == (0, 3)
-    assert cover.refused == [(["relu.default", "mul.Tensor"], "a tensor without elements.")]
+    why = "a tensor without elements."
+    assert cover.left == {("relu.default", why): 1, ("mul.Tensor", why): 1}
+    assert cover.regions == []
+
+
+def test_empty_parts_of_a_concatenation_add_nothing() -> None:
+    """A cache of keys begins with a vector of no elements, next to tensors of four dimensions."""
+
+    def model(x, y):
+        nothing, whole = torch.tensor([], dtype=x.dtype), torch.cat([y[:, :0], y], 1)
+        return torch.cat([nothing, x * 2], -2), torch.cat([y[:0], x, nothing, whole * 3], 0)
+
+    torch.manual_seed(5)
+    tensors, cover = [torch.randn(2, 3, 4, 5) for _ in range(2)], Cover()
+    given, other = ([each.clone().requires_grad_() for each in tensors] for _ in range(2))
+    found, expected = compiled(model, cover)(*given), model(*other)
+    torch.testing.assert_close(found, expected)
+    sum(each.square().sum() for each in found).backward()
+    sum(each.square().sum() for each in expected).backward()
+    torch.testing.assert_close([e.grad for e in given], [e.grad for e in other])
+    assert "cat.default" not in {name for name, _ in cover.left}
+    assert not cover.refused
+
+
+def refusing(model, cover, *tensors) -> list[str]:
+    """Runs a compiled model, of which Weft refuses something, twice; returns what was warned of."""
+    regions._warn.cache_clear()
+    given, other = ([each.clone().requires_grad_() for each in tensors] for _ in range(2))
+    run = compiled(model, cover, dynamic=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            found, expected = run(*given), model(*other)
+            torch.testing.assert_close(found, expected)
+            for each in (found, expected):
+                sum(result.square().sum() for result in each).backward()
+            torch.testing.assert_close([e.grad for e in given], [e.grad for e in other])
+    return [str(each.message) for each in caught if "weft" in str(each.message)]
+
+
+def test_an_operator_on_no_elements_is_cut_out_of_its_region() -> None:
+    """Sizes are symbols until it runs, so that the region contains the operator."""
+
+    def model(x, y):
+        z = (x * 2).softmax(-1) @ x.mT + 1
+        return z.tanh(), torch.cat([y.relu(), x]) * 3
+
+    cover = Cover()
+    warned = refusing(model, cover, torch.randn(5, 4), torch.randn(0, 4))
+    why = "a tensor without elements."
+    assert cover.refused[0] == (["relu.default"], why)
+    operators = {"relu.default", "threshold_backward.default"}
+    assert {name for names, _ in cover.refused for name in names} <= operators
+    assert warned[0] == (
+        f'torch.compile(backend="weft"): torch computes relu.default: {why} weft.torch.explain() lists all '
+        "operators that it computes."
+    )
+    assert len(warned) == len(cover.refused)
+    assert len(cover.graphs) >= 2
+
+
+def test_what_weft_does_not_build_is_cut_out_of_its_region(monkeypatch) -> None:
+    class Refusing(weft.Graph):
+        has_tan = False
+
+        def tan(self, *arguments, **named):
+            self.has_tan = True
+            return super().tan(*arguments, **named)
+
+        def build(self):
+            if self.has_tan:
+                raise weft.NotSupportedError("no tangents.")
+            return super().build()
+
+    monkeypatch.setattr(regions, "Graph", Refusing)
+
+    def model(x):
+        y = torch.sigmoid(x * 2)
+        return torch.relu(torch.tan(y) + y).softmax(-1), y @ y.mT
+
+    cover = Cover()
+    warned = refusing(model, cover, torch.randn(5, 4))
+    assert (["tan.default"], "no tangents.") in cover.refused
+    assert {name for names, _ in cover.refused for name in names} == {"tan.default"}
+    assert len(warned) == 1
+    assert len(cover.graphs) > len(cover.regions)  # of the parts
+
+
+def test_a_softmax_of_masked_rows_gives_zeros() -> None:
+    aten, x, cover = torch.ops.aten, torch.randn(3, 4), Cover()
+    x[1], x[2, 1] = -torch.inf, -torch.inf
+    given, other = (x.clone().requires_grad_() for _ in range(2))
+
+    def model(x):
+        return aten._safe_softmax(x * 2, -1)
+
+    found, expected = compiled(model, cover)(given), model(other)
+    torch.testing.assert_close(found, expected)
+    for each in (found, expected):
+        each.square().sum().backward()
+    torch.testing.assert_close(given.grad, other.grad)
+    assert not cover.left
 
 
 def test_a_block_trains_as_it_does_in_eager_torch() -> None:

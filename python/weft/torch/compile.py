@@ -7,7 +7,6 @@ torch runs it.
 
 from __future__ import annotations
 
-import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,15 +18,14 @@ from functorch.compile import (
 )
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from weft.errors import WeftError
-from weft.graphs import Graph
 from weft.torch import inductor
 from weft.torch.nodes import BLANK, DRAWN, OWN
 from weft.torch.ops import FLOATS, INDICES
-from weft.torch.regions import GETS, MOVES, SHOWS, Cover, Region, RegionDrawing, draw, name_of
+from weft.torch.partition import partition
+from weft.torch.regions import GETS, SHOWS, Cover, draw_alone, name_of
 from weft.torch.rewrites import rewrite
 
 # ---- Which operators ----
@@ -72,16 +70,13 @@ def _is_blank(node: torch.fx.Node) -> bool:
 
 
 def _draw_refusal(node: torch.fx.Node) -> str:
-    """What drawing the node alone says against it."""
+    """Why Weft refuses to draw the node alone; empty if it does not, or if sizes are symbols."""
     inputs = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
     if node.target in GETS or any(_is_symbolic(value) for value in (*inputs, node.meta["val"])):
         return ""
-    fake = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    drawing = RegionDrawing(Graph("alone", device="cpu"), inputs)
-    results = node.meta["val"]
-    drawing.outputs = list(results) if isinstance(results, (tuple, list)) else [results]
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     try:
-        draw(drawing, node.target, *fake)
+        draw_alone(node.target, args, kwargs, node.meta["val"])
     except WeftError as error:
         return str(error)
     return ""
@@ -110,51 +105,16 @@ class _Support(OperatorSupportBase):  # type: ignore[misc]
 
 def _covered(module: torch.fx.GraphModule, cover: Cover) -> tuple[torch.fx.GraphModule, int]:
     """The module with regions in place of what Weft draws, and how many operators it leaves."""
-    support = _Support(cover)
-    partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
-    parts = [part for part in partitioner.propose_partitions() if _computes(part.nodes)]
-    fused = partitioner.fuse_partitions(parts)
-    left = sum(_is_left(node) for node in fused.graph.nodes)
-    for node in list(fused.graph.nodes):
-        if node.op == "call_module" and node.target.startswith("fused_"):
-            region = Region(getattr(fused, node.target), cover)
-            cover.regions.append(region)
-            _place(node, region)
-    fused.graph.eliminate_dead_code()
-    fused.delete_all_unused_submodules()
-    fused.recompile()
-    return fused, left
-
-
-def _computes(nodes: Any) -> bool:
-    return any(node.target not in MOVES and node.target not in GETS for node in nodes)
+    covered, regions = partition(module, _Support(cover), cover)
+    cover.regions += regions
+    return covered, sum(_is_left(node) for node in covered.graph.nodes)
 
 
 def _is_left(node: torch.fx.Node) -> bool:
-    """Whether a node makes tensors that are no views."""
+    """Whether torch computes a node, whose results are tensors and no views."""
     is_view = node.target in SHOWS or node.target in GETS
-    return node.op == "call_function" and not is_view and bool(_tensors_of(node.meta.get("val")))
-
-
-def _place(node: torch.fx.Node, region: Region) -> None:
-    """Puts a region, and the views of what it computes, in place of the module that a node calls."""
-    graph = node.graph
-    given = [each for each in region.module.graph.nodes if each.op == "placeholder"]
-    with graph.inserting_before(node):
-        made = graph.call_function(inductor.Standing(region), node.args)
-        several = len(region.bases) != 1
-        parts = [graph.call_function(operator.getitem, (made, i)) for i in range(len(region.bases) * several)]
-        shown = dict(zip([*given, *region.bases], [*node.args, *(parts or [made])], strict=True))
-        for each in region.views:
-            shown[each] = graph.node_copy(each, lambda n: shown[n])
-    ends = torch.fx.map_arg(region.ends, shown.get)
-    if isinstance(ends, (tuple, list)):
-        for user in list(node.users):
-            user.replace_all_uses_with(ends[user.args[1]])
-            graph.erase_node(user)
-    else:
-        node.replace_all_uses_with(ends)
-    graph.erase_node(node)
+    is_torchs = node.op == "call_function" and not isinstance(node.target, inductor.Standing)
+    return is_torchs and not is_view and bool(_tensors_of(node.meta.get("val")))
 
 
 _WORTH = 2

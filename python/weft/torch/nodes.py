@@ -15,6 +15,7 @@ from weft.errors import NotSupportedError
 from weft.tensor import Tensor
 from weft.torch.operators.attention import attend, attend_backward
 from weft.torch.operators.batch_norm import draw_without_running
+from weft.torch.operators.experts import GROUPED_MM_OF_ENDS
 from weft.torch.ops import OPERATORS
 from weft.torch.plans import Draw, Drawing
 
@@ -25,6 +26,7 @@ DIMENSIONS = 8
 
 OWN = {getattr(torch.ops.weft, name).default: each for name, each in OPERATORS.items()}
 OWN |= {each.twin: each for each in OPERATORS.values() if each.twin is not None}
+OWN |= {aten._grouped_mm.default: GROUPED_MM_OF_ENDS}
 """Weft's operators, by their own overloads and those of torch's that are the same."""
 
 DRAWN: dict[Any, Draw] = {overload: each.draw for overload, each in OWN.items()}
@@ -153,6 +155,15 @@ def _to_copy(d: Any, x: Any, *_: Any) -> None:
     _apply(d, "identity", x)
 
 
+# ---- Softmax of rows that may be masked whole ----
+
+
+@_draws(aten._safe_softmax.default)
+def _safe_softmax(d: Drawing, x: Any, dim: int, _: Any = None) -> None:
+    """A row of -inf gives zeros, as the graph's own softmax does."""
+    d.write(0, d.graph.softmax(d.read(x), axis=dim % max(x.ndim, 1)))
+
+
 # ---- Views ----
 
 
@@ -167,8 +178,8 @@ VIEWS = [
 DRAWN |= dict.fromkeys((*VIEWS, aten.clone.default), _reshape)
 
 
-def _permuted(d: Drawing, x: Any, order: Sequence[int]) -> None:
-    d.write(0, d.graph.transpose(d.read(x), [i % x.ndim for i in order]))
+def _permuted(d: Any, x: Any, order: Sequence[int]) -> None:
+    d.permute(d.outputs[0], x, [i % x.ndim for i in order])
 
 
 @_draws(aten.permute.default)
@@ -250,8 +261,13 @@ def _stack(d: Drawing, parts: Sequence[Any], dim: int = 0) -> None:
 
 
 @_draws(aten.cat.default)
-def _cat(d: Drawing, parts: Sequence[Any], dim: int = 0) -> None:
-    d.write(0, d.graph.concatenate([d.read(each) for each in parts], dim % parts[0].ndim))
+def _cat(d: Any, parts: Sequence[Any], dim: int = 0) -> None:
+    """Parts without elements add nothing; torch also allows such vectors next to parts of more dimensions."""
+    full = [each for each in parts if each.numel()]
+    if len(full) > 1:
+        d.write(0, d.graph.concatenate([d.read(each) for each in full], dim % full[0].ndim))
+    elif full:
+        d.show(d.outputs[0], full[0])
 
 
 @_draws(operator.getitem)

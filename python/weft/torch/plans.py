@@ -53,6 +53,13 @@ class Drawing:
         shown = [(1, 1)] * (rank - len(shown)) + shown
         return self.read(value, [n for n, _ in shown], [max(step, 1) for _, step in shown])
 
+    def read_permuted(self, value: Any, order: Sequence[int], rank: int = 0) -> Tensor:
+        """A value with its dimensions in another order, and as many of 1 before them as rank requires."""
+        steps = _strides(value)
+        dims, steps = zip(*((value.shape[i], steps[i]) for i in order), strict=True)
+        before = rank - len(order)
+        return self.read(value, [*[1] * before, *dims], [*[value.numel()] * before, *steps])
+
     def write(
         self, i: int, result: Tensor, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None
     ) -> None:

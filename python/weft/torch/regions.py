@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from weft.buffers import packed_strides
 from weft.devices import default_handle
@@ -55,6 +58,8 @@ class RegionDrawing(Drawing):
         """What stands for a value: elements in its order, perhaps of other dims."""
         self._shown: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         """What is made, in other dims."""
+        self._permuted: dict[int, tuple[Any, Sequence[int]]] = {}
+        """What shows another value in another order: that value, and the order."""
         self._values: list[Any] = []  # whose ids are keys, so they must live
         self._blank: set[int] = set()
 
@@ -65,6 +70,9 @@ class RegionDrawing(Drawing):
         if made is None:
             if not any(each is value for each in self._inputs):
                 raise NotSupportedError("a value that no operator of the region has drawn.")
+            if value.device != _leading(self._inputs).device:
+                raise NotSupportedError("tensors of several devices.")
+            _check_elements(value)
             if dims is not None and (steps is not None or value.is_contiguous()):
                 return super().read(value, dims, steps)
             made = super().read(value)
@@ -77,9 +85,26 @@ class RegionDrawing(Drawing):
             return self.read(value, [*[1] * (rank - value.ndim), *value.shape])
         return super().read_broadcast(value, rank)
 
+    def read_permuted(self, value: Any, order: Sequence[int], rank: int = 0) -> Tensor:
+        """As Drawing's; what the region makes in another order is read as it was before."""
+        source, before = self._permuted.get(id(value), (value, range(value.ndim)))
+        composed = [before[i] for i in order]
+        if id(source) not in self._made:
+            return super().read_permuted(source, composed, rank)
+        made = self.read(source)
+        if composed != list(range(source.ndim)):
+            made = self.graph.transpose(made, composed).set_dim([source.shape[i] for i in composed])
+        return self._reshaped(made, [1] * (rank - len(order)) + made.get_dim()) if rank else made
+
+    def permute(self, value: Any, source: Any, order: Sequence[int]) -> None:
+        """Lets a value be another one with its dimensions in another order."""
+        self._keep(value, self.graph.transpose(self.read(source), order).set_dim([*value.shape]))
+        self._permuted[id(value)] = source, list(order)
+
     def write(self, i: int, result: Tensor, dims: Any = None, steps: Any = None) -> None:
         """Result i of the operator, which others may read; its layout is Weft's to choose."""
         value = self.outputs[i]
+        _check_elements(value)
         shape = list(dims) if dims is not None else list(value.shape) or [1]
         self._keep(value, result.set_data_type(value.dtype).set_dim(shape))
 
@@ -156,6 +181,11 @@ class RegionDrawing(Drawing):
         return self._shown[key]
 
 
+def _check_elements(value: torch.Tensor) -> None:
+    if not value.numel():
+        raise NotSupportedError("a tensor without elements.")
+
+
 def _shape_in(dims: Sequence[int], shape: Sequence[int], value: Any) -> list[int] | None:
     """The dims of an operand of a result of this shape where the result has other dims; None: it has none."""
     if not isinstance(value, torch.Tensor):
@@ -180,12 +210,27 @@ def draw(drawing: RegionDrawing, target: Any, args: Sequence[Any], kwargs: Mappi
     DRAWN[target](drawing, *args)
 
 
+class _Refusal(NotSupportedError):
+    """Says which node of a region Weft refuses, and why."""
+
+    def __init__(self, node: torch.fx.Node, why: str) -> None:
+        super().__init__(why)
+        self.node = node
+
+
 class _Drawer(torch.fx.Interpreter):  # type: ignore[misc]
-    """Runs a region's operators on fake tensors, and draws each."""
+    """Runs a region's operators on fake tensors, and draws each. Raises _Refusal."""
 
     def __init__(self, module: torch.fx.GraphModule, drawing: RegionDrawing) -> None:
         super().__init__(module, garbage_collect_values=False)
         self._drawing = drawing
+        self.extra_traceback = False  # which would add torch's words to a refusal
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        try:
+            return super().run_node(node)
+        except WeftError as error:
+            raise _Refusal(node, str(error)) from error
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = super().call_function(target, args, kwargs)
@@ -204,7 +249,7 @@ class Cover:
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Nodes that torch computes, by operator and reason."""
     refused: list[tuple[list[str], str]] = field(default_factory=list)
-    """Regions that torch computes as Weft builds none, and why."""
+    """Operators of regions that torch computes because Weft refuses them for their arguments, and why."""
     graphs: list[Graph] = field(default_factory=list)
     """Weft's graphs, built."""
     compiled: int = 0
@@ -292,13 +337,29 @@ class Region:
         try:
             return self._prepare(arguments)
         except WeftError as error:
-            self._cover.refused.append((self.operators(), str(error)))
-            return _InTorch(self, arguments)
+            refused = self._refused(error, arguments)
+            for why, nodes in refused.items():
+                if names := [name_of(node.target) for node in nodes if _computes(node)]:
+                    self._cover.refused.append((names, why))
+                    _warn(", ".join(dict.fromkeys(names)), why)
+            return _InParts(self, set().union(*refused.values()), self._cover, arguments)
+
+    def _refused(self, error: WeftError, arguments: Sequence[Any]) -> dict[str, list[torch.fx.Node]]:
+        """The nodes that Weft refuses, by reason: those that it refuses alone, or the one that it refuses in
+        the region, or all of them."""
+        is_drawn = not isinstance(error, _Refusal)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            alone = _Alone(self.module, self._products, is_drawn)
+            alone.run(*_fakes(mode, arguments))
+        refused = [error.node] if isinstance(error, _Refusal) else self._computing()
+        return alone.refused or {str(error): refused}
 
     def operators(self) -> list[str]:
         """The names of the operators that compute, in order."""
-        nodes = (n for n in self.module.graph.nodes if n.op == "call_function")
-        return [name_of(n.target) for n in nodes if n.target not in GETS and n.target not in MOVES]
+        return [name_of(each.target) for each in self._computing()]
+
+    def _computing(self) -> list[torch.fx.Node]:
+        return [each for each in self.module.graph.nodes if _computes(each)]
 
     def expected(self, *arguments: Any) -> list[Any]:
         """What it computes of fake tensors; None where that is no tensor, as of operators that tell sizes."""
@@ -315,21 +376,79 @@ class Region:
         for i, (value, layout) in enumerate(zip(values, layouts, strict=True)):
             if layout is not None:
                 drawing.finish(i, value, layout)
-        for _, at in drawing.ends:
-            if at >= 0 and tensors[at].device != _leading(tensors).device:
-                raise NotSupportedError("tensors of several devices.")
-            if at >= 0 and not tensors[at].numel():
-                raise NotSupportedError("a tensor without elements.")
         prepared = Prepared(graph.build().plan, drawing.ends, layouts, arguments)
         self._cover.graphs.append(graph)
         return prepared
 
 
-class _InTorch:
-    """A region that Weft refuses: runs operator by operator, to results that lie as Weft's would."""
+@functools.cache
+def _warn(name: str, why: str) -> None:
+    """Warns once about an operator that Weft draws and refuses for its arguments."""
+    warnings.warn(
+        f'torch.compile(backend="weft"): torch computes {name}: {why} weft.torch.explain() lists all '
+        "operators that it computes.",
+        stacklevel=2,
+    )
 
-    def __init__(self, region: Region, arguments: Sequence[Any]) -> None:
-        self._module = region.module
+
+class _Alone(torch.fx.Interpreter):  # type: ignore[misc]
+    """Runs a region's operators on fake tensors, and draws each alone. builds: whether it also builds the
+    graph of each that computes."""
+
+    def __init__(self, module: torch.fx.GraphModule, products: tuple[bool, bool], builds: bool) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self._products, self._builds = products, builds
+        self.refused: dict[str, list[torch.fx.Node]] = {}
+        """The nodes of which Weft builds no graph, by reason."""
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        result = super().run_node(node)
+        if node.op == "call_function" and node.target not in GETS:
+            args, kwargs = self.fetch_args_kwargs_from_env(node)
+            try:
+                drawing = draw_alone(node.target, args, kwargs, result, self._products)
+                if self._builds and _computes(node):
+                    for i, each in enumerate(drawing.outputs):
+                        if isinstance(each, torch.Tensor):
+                            drawing.finish(i, each, _unshared(each))
+                    drawing.graph.build()
+            except WeftError as error:
+                self.refused.setdefault(str(error), []).append(node)
+        return result
+
+
+def _computes(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target not in GETS and node.target not in MOVES
+
+
+def draw_alone(
+    target: Any, args: Any, kwargs: Any, results: Any, products: tuple[bool, bool] = (False, False)
+) -> RegionDrawing:
+    """Draws one operator on fake tensors. Raises WeftError where Weft refuses it.
+
+    Args:
+        target, args, kwargs: the operator and its arguments.
+        results: what it returns.
+        products: whether the region has convolutions, and whether it has matrix products.
+    """
+    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    drawing = RegionDrawing(_graph_of(given, products), given)
+    drawing.outputs = list(results) if isinstance(results, (tuple, list)) else [results]
+    draw(drawing, target, args, kwargs)
+    drawing.leave_blank(target in BLANK)
+    return drawing
+
+
+class _InParts:
+    """A region of which Weft refuses some operators: torch computes these, and the others are smaller
+    regions. Results have the strides that the region's would have."""
+
+    def __init__(
+        self, region: Region, refused: set[torch.fx.Node], cover: Cover, arguments: Sequence[Any]
+    ) -> None:
+        from weft.torch.partition import cut_around  # which needs this module
+
+        self._module = cut_around(region, refused, cover)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             self._layouts = region.expected(*_fakes(mode, arguments))
 

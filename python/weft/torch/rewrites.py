@@ -5,7 +5,6 @@ Each rewrite looks at one node and puts others in its place, or leaves it; what 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -395,44 +394,6 @@ def _dropout(node: Any) -> None:
         each.replace_all_uses_with(again)
 
 
-# ---- Products of groups of rows: torch tells where groups end, Weft where they begin ----
-
-
-def _grouped(node: Any) -> None:
-    rows, weight, ends, bias, dtype = _given(node)
-    if ends is None or bias is not None or dtype not in (None, _value(rows).dtype):
-        return
-    ranks = _value(rows).ndim, _value(weight).ndim
-    if ranks == (2, 3):
-        found = _call(node, torch.ops.weft.grouped_mm.default, rows, weight, _first(node, ends))
-    elif ranks == (2, 2) and (forward := _forward_of(node)) is not None:
-        tokens, whole = forward.args[:2]
-        given = weight, tokens, whole, _first(node, ends), [False, True]
-        both = _call(node, torch.ops.weft.grouped_mm_backward.default, *given)
-        found = _call(node, operator.getitem, both, 1)
-    else:
-        return
-    if _value(found).stride() == _value(node).stride():
-        node.replace_all_uses_with(found)
-
-
-def _first(node: Any, ends: Any) -> Any:
-    """Where groups begin that end there, but for the first one, which begins with row 0; made once."""
-    made = (each for each in ends.users if each.target == aten.slice.Tensor and each.args[1:] == (0, 0, -1))
-    return next(made, None) or _call(node, aten.slice.Tensor, ends, 0, 0, -1)
-
-
-def _forward_of(node: Any) -> Any:
-    """The product whose weight has this gradient, columns of rows by losses; None: it is not there."""
-    columns, _, ends = node.args[:3]
-    if columns.target != aten.transpose.int:
-        return None
-    sizes = _value(node).shape
-    products = (each for each in columns.args[0].users if each.target == node.target)
-    fits = (each for each in products if each.args[2] is ends and _value(each.args[1]).shape == sizes)
-    return next(fits, None)
-
-
 # ---- Strides that only say anew how elements lie, as a mean's over images with their channels last do ----
 
 
@@ -473,7 +434,6 @@ _REWRITES: dict[Any, Rewrite] = {
     aten.max_pool2d_with_indices.default: _pool(2),
     aten.max_pool3d_with_indices.default: _pool(3),
     aten.native_dropout.default: _dropout,
-    aten._grouped_mm.default: _grouped,
     aten.as_strided.default: _strided,
     aten.as_strided_scatter.default: _scatter,
     aten.copy.default: _copy,

@@ -27,8 +27,7 @@ def _fake_grouped(tokens: Any, weight: Any, first: Any) -> Any:
 
 
 def _rows(d: Drawing, value: torch.Tensor, is_transposed: bool = False) -> Tensor:
-    order = -1 if is_transposed else 1
-    return d.read(value, [1, *value.shape[::order]], [value.numel(), *_strides(value)[::order]])
+    return d.read_permuted(value, [1, 0] if is_transposed else [0, 1], 3)
 
 
 def _sums_in(d: Drawing) -> dict[str, torch.dtype]:
@@ -36,10 +35,8 @@ def _sums_in(d: Drawing) -> dict[str, torch.dtype]:
 
 
 def _product(d: Drawing, i: int, tokens: Any, weight: Any, first: Tensor, is_transposed: bool) -> None:
-    dims, steps = [*weight.shape], [*_strides(weight)]
-    if is_transposed:
-        dims, steps = [dims[0], *dims[:0:-1]], [steps[0], *steps[:0:-1]]
-    y = d.graph.moe_grouped_matmul(_rows(d, tokens), d.read(weight, dims, steps), first, **_sums_in(d))
+    weights = d.read_permuted(weight, [0, 2, 1] if is_transposed else [0, 1, 2])
+    y = d.graph.moe_grouped_matmul(_rows(d, tokens), weights, first, **_sums_in(d))
     rows, columns = d.outputs[i].shape
     d.write(i, y, [1, rows, columns], [rows * columns, *_strides(d.outputs[i])])
 
@@ -111,7 +108,7 @@ differentiable("grouped_mm", _keep_grouped, _grad_grouped, _reference, _backward
 # ---- torch's own, which is told where groups end ----
 
 
-def _fake_of_ends(a: Any, b: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+def _check_ends(a: Any, b: Any, ends: Any, bias: Any, out_dtype: Any) -> None:
     if a.ndim != 2 or b.ndim not in (2, 3) or ends is None or bias is not None:
         raise NotSupportedError(
             "grouped_mm: not [M, K] by [E, K, N] or [K, M] by [M, N], with ends. Leave it to torch."
@@ -120,14 +117,19 @@ def _fake_of_ends(a: Any, b: Any, ends: Any = None, bias: Any = None, out_dtype:
         raise NotSupportedError(f"grouped_mm: a result of type {out_dtype}. Leave it to torch.")
     if b.ndim == 3:
         _fake_grouped(a, b, ends)
+
+
+def _fake_of_ends(a: Any, b: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    _check_ends(a, b, ends, bias, out_dtype)
     # Rows of torch's results begin at multiples of 16 bytes.
     columns, unit = b.shape[-1], 16 // a.element_size()
     sizes = [a.shape[0]] if b.ndim == 3 else [ends.numel(), a.shape[0]]
     return a.new_empty([*sizes, -(-columns // unit) * unit])[..., :columns]
 
 
-def _of_ends(d: Drawing, a: Any, b: Any, ends: Any, *_: Any) -> None:
+def _of_ends(d: Drawing, a: Any, b: Any, ends: Any, bias: Any = None, out_dtype: Any = None) -> None:
     """All groups but the first begin where one ends."""
+    _check_ends(a, b, ends, bias, out_dtype)
     first = d.read(ends, [ends.numel() - 1, 1, 1], [*_strides(ends), 1, 1])
     if b.ndim == 3:
         _product(d, 0, a, b, first, False)
@@ -135,6 +137,7 @@ def _of_ends(d: Drawing, a: Any, b: Any, ends: Any, *_: Any) -> None:
         _gradient(d, 0, b, _rows(d, a, True), first)
 
 
-OPERATORS["grouped_mm"].stand_ins.append(
-    Operator("grouped_mm_of_ends", _of_ends, aten._grouped_mm.default, PLACES, fake=_fake_of_ends)
+GROUPED_MM_OF_ENDS = Operator(
+    "grouped_mm_of_ends", _of_ends, aten._grouped_mm.default, PLACES, fake=_fake_of_ends
 )
+OPERATORS["grouped_mm"].stand_ins.append(GROUPED_MM_OF_ENDS)
