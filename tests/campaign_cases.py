@@ -620,7 +620,7 @@ def norm(s: Sketch) -> None:
     wants = (dx, (d * normal).sum(0, keepdim=True), d.sum(0, keepdim=True))
     for name, tensor, want in zip(("dx", "dscale", "dbias"), found, wants, strict=True):
         if tensor is not None:
-            s.result(tensor, want, dtype="f32" if name != "dx" else "", name=name)
+            s.result(tensor, want, dtype="f32" if name != "dx" else "", name=name, floor=1e-3)
 
 
 REDUCTIONS = {
@@ -692,7 +692,7 @@ def channel_norm(s: Sketch) -> None:
     found = function(dy, x, scale, *saved, **extra)
     wants = (dx.reshape(dims), (d * normal).sum([0, 2, 3], keepdim=True), d.sum([0, 2, 3], keepdim=True))
     for name, tensor, want in zip(("dx", "dscale", "dbias"), found, wants, strict=True):
-        s.result(tensor, want, dtype="f32" if name != "dx" else "", name=name, order=order)
+        s.result(tensor, want, dtype="f32" if name != "dx" else "", name=name, order=order, floor=1e-3)
 
 
 # ---- Pooling and data movement -----------------------------------------------------------------------------

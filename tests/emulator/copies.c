@@ -185,6 +185,10 @@ static void read_box(const struct warp *w, struct copy *copy, const struct opera
         machine_fail(w, "%u coordinates for a map of %u dimensions", list->count, copy->map->rank);
     for (int k = 0; k < list->count; k++)
         copy->coordinates[k] = (int32_t)narrow(w, &list->items[k])[lane];
+    /* The chip calls that an illegal instruction. */
+    int64_t first = (int64_t)copy->coordinates[0] * (int64_t)tensor_map_element_bytes(copy->map);
+    if (first % 16)
+        machine_fail(w, "a box that begins %lld bytes into a row, which is no multiple of 16", (long long)first);
 }
 
 static void check_range(const struct warp *w, const struct block *block, const struct copy *copy, const char *way) {

@@ -130,6 +130,8 @@ size_t tensor_map_box_bytes(const struct tensor_map *map) {
     return map->magic == TENSOR_MAP_MAGIC ? row_count(map) * row_bytes(map) : 0;
 }
 
+size_t tensor_map_element_bytes(const struct tensor_map *map) { return TYPE_BYTES[map->type]; }
+
 /* Where in the box the 16 bytes at `offset` lie: bits 4.. of the shared address are turned by bits 7.. of it. */
 static size_t swizzled(const struct copy *copy, size_t offset) {
     uint32_t at = copy->address + (uint32_t)offset, turn = (1u << copy->map->swizzle) - 1;

@@ -42,6 +42,9 @@ int tensor_map_encode_im2col(struct tensor_map *map, int type, uint32_t rank, ui
    0 for a map that was never encoded. */
 size_t tensor_map_box_bytes(const struct tensor_map *map);
 
+/* Bytes of one element of the tensor. */
+size_t tensor_map_element_bytes(const struct tensor_map *map);
+
 /* Asked before these bytes of global memory are touched: NULL, or what is wrong with that in words. */
 typedef const char *tensor_map_ask(void *context, uint64_t host_address, size_t bytes);
 

@@ -44,10 +44,12 @@ def conv(
     images: int = 128,
     taps: int = 3,
     size: int = 14,
+    filters: int = 0,
 ) -> weft.Graph:
     g = weft.Graph(io_data_type=dtype, intermediate_data_type="f32", compute_data_type="f32", device="sm_90")
-    dims = {"x": [images, channels, size, size], "w": [channels, channels // groups, taps, taps]}
-    dims["y"] = dims["x"]
+    filters = filters or channels
+    dims = {"x": [images, channels, size, size], "w": [filters, channels // groups, taps, taps]}
+    dims["y"] = [images, filters, size, size]
     options: dict[str, Any] = {"padding": [taps // 2] * 2}
     options |= {"convolution_mode": "CONVOLUTION"} if flips else {}
     x, w, y = (g.tensor(dims[name], lying(dims[name], order)) for name in "xwy")
@@ -108,6 +110,8 @@ CASES: list[tuple[str, weft.Graph, str]] = [
     *((f"{kind} of 65 channels", conv(kind, channels=65), "packed") for kind in KINDS),
     *((f"{kind} of 96 channels", conv(kind, channels=96), "hopper") for kind in KINDS),
     *((f"{kind} in groups", conv(kind, groups=4), "hopper") for kind in KINDS),
+    # The copy engine refuses boxes that begin 154 bytes into a row.
+    ("wgrad in groups of 77 filters", conv("wgrad", groups=4, channels=512, filters=308), "contraction"),
     *((f"{kind} in narrow groups", conv(kind, groups=32), "packed") for kind in KINDS),
     *((f"{kind} of patches", patches(kind), "packed") for kind in ("fprop", "wgrad")),
     *((f"{kind} of f32 patches", patches(kind, "f32"), "packed.tf32") for kind in ("fprop", "wgrad")),

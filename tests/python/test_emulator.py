@@ -398,6 +398,9 @@ def test_boxes_that_are_not_right(gpu: Gpu, fails: Any, memory: Any) -> None:
     box = gpu.tiled(memory(128), (8, 4), (8, 4))
     fault = fails(GET_BOX.replace("{0, 0}", "{0}"), box, shared=256)
     fault.expect("1 coordinates for a map of 2 dimensions", GET.replace("{0, 0}", "{0}"))
+    fault = fails(GET_BOX.replace("{0, 0}", "{2, 0}"), box, shared=256)
+    said = "a box that begins 8 bytes into a row, which is no multiple of 16"
+    fault.expect(said, GET.replace("{0, 0}", "{2, 0}"))
     fault = fails(GET_BOX.replace("[s+128]", "[s+192]"), box, shared=256)
     fault.expect("a copy of 128 bytes to shared address 192 of 256", GET.replace("[s+128]", "[s+192]"))
     fault = fails(GET_BOX.replace("[s];", "[s+64];", 3).replace("_, [s]", "_, [s+64]"), box, shared=256)

@@ -265,6 +265,17 @@ static bool is_plane(const struct hopper *h, const struct conv_geometry *g, int 
            *pixels * element_bytes(h, operand) % HOPPER_K_BYTES == 0;
 }
 
+/* A copy whose first element is not a multiple of 16 bytes away from the start of its row is an illegal instruction. So
+   each group must begin at such an element, if groups are adjacent along the contiguous dimension. */
+static weftStatus_t check_group_starts(const struct hopper *h, int operand, int64_t groups,
+                                       const struct conv_operand *of, const char *members, int64_t count) {
+    if (groups > 1 && of->channel_stride == 1 && of->group_stride * element_bytes(h, operand) % MAP_ALIGNMENT != 0)
+        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
+             "%s: its groups of %lld %s do not begin at multiples of %d bytes, as the copy engine requires.",
+             descriptor_label(h->c.node->op), (long long)count, members, MAP_ALIGNMENT);
+    return WEFT_STATUS_SUCCESS;
+}
+
 /* dy is a matrix of pixels and filters, or one for each image; x is the image, of which the result's other index counts
    taps and channels. */
 static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g, int image) {
@@ -281,10 +292,9 @@ static weftStatus_t shape_filter(struct hopper *h, const struct conv_geometry *g
         FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
              "%s: it has %lld groups of %lld channels, which fill no panels of %d; they shall be merged.",
              descriptor_label(h->c.node->op), (long long)g->groups, (long long)g->c, HOPPER_PANEL);
-    if (g->groups > 1 && x->group_stride * element_bytes(h, image) % MAP_ALIGNMENT != 0)
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_SHAPE,
-             "%s: its groups of %lld channels do not begin at multiples of %d bytes, where pixels can be taken apart.",
-             descriptor_label(h->c.node->op), (long long)g->c, MAP_ALIGNMENT);
+    TRY(check_group_starts(h, image, g->groups, x, "channels", g->c));
+    if (!has_planes)
+        TRY(check_group_starts(h, 1 - image, g->groups, y, "filters", g->k));
     for (int i = 0; i < COORDINATES; i++) {
         h->positions[i] = forward_positions(g, i);
         h->taps[i] = 1;
