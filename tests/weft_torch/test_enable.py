@@ -205,6 +205,69 @@ def test_rms_norm_without_epsilon_adds_that_of_the_type_it_computes_in(dtype) ->
     torch.testing.assert_close(torch.ops.weft.rms_norm(x, [64], None, None)[0], exact.to(dtype))
 
 
+def test_each_overload_has_its_own_function() -> None:
+    """The packet of an operator's overloads has one name, and they take different arguments."""
+    x, ones = torch.randn(4, 3, 5), torch.ones(3)
+    operators = torch.ops.aten._native_batch_norm_legit
+    expected = operators.no_stats(x, ones, ones, True, 0.1, 1e-5)
+    mean, variance, *running = torch.zeros(3), torch.ones(3), torch.zeros(3), torch.ones(3)
+    operators.default(x, ones, ones, *running, True, 0.1, 1e-5)
+    with weft_torch.enable(["batch_norm"]) as enabled:
+        torch.testing.assert_close(operators.no_stats(x, ones, ones, True, 0.1, 1e-5), expected)
+        found = operators.default(x, ones, ones, mean, variance, True, 0.1, 1e-5)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close([mean, variance], running)
+    assert enabled.report() == {"aten::_native_batch_norm_legit": {"served": 2}}
+
+
+def test_flops_of_a_model_with_batch_norm_are_counted_and_it_is_exported() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, x = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 3), torch.nn.BatchNorm1d(4)), torch.randn(4, 3, 5)
+    with FlopCounterMode(display=False) as expected:
+        model(x).sum().backward()
+    with weft_torch.enable():
+        with FlopCounterMode(display=False) as found:
+            model(x).sum().backward()
+        exported = torch.export.export(model, (x,)).run_decompositions().module()
+        torch.testing.assert_close(exported(x), model(x))
+    assert found.get_total_flops() == expected.get_total_flops()
+
+
+TRACED = {
+    "conv": (F.conv2d, ((1, 2, 7, 6), (3, 2, 3, 3))),
+    "linear": (F.linear, ((3, 4), (2, 4), (2,))),
+    "bmm": (torch.bmm, ((2, 3, 4), (2, 4, 5))),
+    "layer_norm": (lambda x: F.layer_norm(x, (11,)), ((3, 11),)),
+    "group_norm": (lambda x: F.group_norm(x, 2), ((3, 4, 11),)),
+    "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), ((3, 4, 11),)),
+    "rms_norm": (lambda x: F.rms_norm(x, (9,)), ((3, 9),)),
+    "softmax": (lambda x: F.softmax(x, -1), ((3, 13),)),
+    "cross_entropy": (lambda x, y: F.cross_entropy(x, y.softmax(-1).argmax(-1)), ((3, 13), (3, 13))),
+    "max_pool": (lambda x: F.max_pool2d(x, 2), ((1, 2, 12, 8),)),
+    "avg_pool": (lambda x: F.avg_pool2d(x, 2), ((1, 2, 12, 18),)),
+    "sdpa": (F.scaled_dot_product_attention, ((1, 2, 13, 8),) * 3),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("has_plan", [False, True])
+@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_models_are_traced(name: str, has_plan: bool, requires_grad: bool) -> None:
+    function, shapes = TRACED[name]
+    given = tuple(torch.randn(*shape).requires_grad_(requires_grad) for shape in shapes)
+    expected = function(*given)
+    weft_torch.clear_cache()
+    with weft_torch.enable() as enabled:
+        if has_plan:
+            function(*given)
+        traced = torch.jit.trace(function, given)
+        torch.testing.assert_close(traced(*given), expected)
+    # torch.jit.trace records what a convolution calls, which Weft does not replace.
+    assert name == "conv" or any("served" in outcomes for outcomes in enabled.report().values())
+
+
 def test_names_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match=r"no operator is named 'convolution'\. Use some of .*conv, "):
         weft_torch.enable(["convolution"])

@@ -46,6 +46,8 @@ class Enabled:
         else:
             call = operator.standing_for(slow, left)
             self._servers.append((name, call))
+        if operator.twin is torch.ops.aten.convolution.default:
+            call = _unless_traced(call, own)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is overridden, as it is meant to be
             self._library.impl(operator.twin, call, key, allow_override=True)
@@ -89,6 +91,16 @@ def _server(
             return own(*arguments, **named)
         counts[served] += 1
         return results
+
+    return serve
+
+
+def _unless_traced(call: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """For an operator that torch.jit.trace does not record: it records what torch's own calls."""
+    tracing_state = torch._C._get_tracing_state
+
+    def serve(*arguments: Any) -> Any:
+        return call(*arguments) if tracing_state() is None else own(*arguments)
 
     return serve
 

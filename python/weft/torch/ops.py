@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from weft.errors import NotSupportedError, WeftError
 from weft.torch import calls
-from weft.torch.plans import PLANS, Draw, Prepared, Ready, key_of, prepare
+from weft.torch.plans import PLANS, Draw, Prepared, Ready, key_of, prepare, untraced
 
 PLACES = ("cpu", "cuda")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -136,7 +136,8 @@ class Operator:
         return calls.FUNCTIONS.operator(find, slow) if calls.FUNCTIONS else slow
 
     def _ready(self, arguments: tuple[Any, ...]) -> Ready:
-        return PLANS.find(key_of(self.name, arguments[0], arguments), lambda: self._prepare(arguments))
+        with untraced():
+            return PLANS.find(key_of(self.name, arguments[0], arguments), lambda: self._prepare(arguments))
 
     def apply(self, *arguments: Any) -> Any:
         """torch.ops.weft.NAME(*arguments), past torch's dispatcher where nobody looks on there."""

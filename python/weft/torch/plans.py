@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -389,6 +390,21 @@ def _prepare_empty(name: str, outputs: Sequence[Any], device: torch.device) -> E
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
     return mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Hides from torch.jit.trace how a plan is found and built: that is no part of the call, and a tracer
+    makes tensors of sizes."""
+    state = torch._C._get_tracing_state()
+    if state is None:
+        yield
+        return
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 def expected_of(expected: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
