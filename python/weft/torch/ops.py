@@ -80,6 +80,16 @@ Reference = Callable[..., Any] | None
 """A function of an operator's arguments, all by position, with the operator's results. It is composed of
 operators that torch can differentiate in both modes and any number of times."""
 
+def with_torchs_types(results: Sequence[Any], x: torch.Tensor, *parameters: Any) -> tuple[Any, ...]:
+    """The fake results of a norm, whose statistics are results 1 and 2, with the types of torch's kernels:
+    statistics of 16-bit inputs are float where a parameter is. Some of torch's fake kernels, those for the
+    CPU among them, give the statistics the type of the input."""
+    is_wide = any(each is not None and each.dtype == torch.float32 for each in parameters)
+    if x.dtype not in (torch.bfloat16, torch.float16) or not is_wide:
+        return tuple(results)
+    return results[0], *(each.float() for each in results[1:3]), *results[3:]
+
+
 Left = Callable[[WeftError], Callable[..., Any] | None]
 """Of a refusal, what is called for all such arguments; None: what raises it again each time."""
 

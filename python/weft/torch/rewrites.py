@@ -426,7 +426,30 @@ def _copy(node: Any) -> None:
         node.replace_all_uses_with(node.args[1])
 
 
+# ---- Norms whose statistics have another type in torch's fake kernels than in its kernels ----
+
+
+def _norm(name: str) -> Rewrite:
+    def rewrite_norm(node: Any) -> None:
+        is_narrow = node.meta["val"][1].dtype in (torch.bfloat16, torch.float16)
+        if not is_narrow or all(_value(each).dtype != torch.float32 for each in node.all_input_nodes):
+            return
+        given = _given(node)
+        if node.target is aten._native_batch_norm_legit.no_stats:
+            given[3:3] = [None, None]
+        made = _call(node, getattr(torch.ops.weft, name).default, *given)
+        node.replace_all_uses_with(made)
+        for each in made.users:
+            each.meta["val"] = made.meta["val"][each.args[1]]
+
+    return rewrite_norm
+
+
 _REWRITES: dict[Any, Rewrite] = {
+    aten.native_layer_norm.default: _norm("layer_norm"),
+    aten.native_group_norm.default: _norm("group_norm"),
+    aten._native_batch_norm_legit_functional.default: _norm("batch_norm"),
+    aten._native_batch_norm_legit.no_stats: _norm("batch_norm"),
     aten.add.Tensor: _sum,
     aten.mul.Tensor: _product,
     aten._unsafe_index.Tensor: _index,

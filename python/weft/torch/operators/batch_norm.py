@@ -9,7 +9,15 @@ import torch
 
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, PLACES, Operator, differentiable, operator, stands_for
+from weft.torch.ops import (
+    OPERATORS,
+    PLACES,
+    Operator,
+    differentiable,
+    operator,
+    stands_for,
+    with_torchs_types,
+)  # fmt: skip
 from weft.torch.plans import Draw, Drawing
 
 aten = torch.ops.aten
@@ -32,11 +40,12 @@ def _fake_batch_norm(
     """The layout of torch's. Without running statistics those after are empty, and in use all are."""
     affine, running, factors = (x, weight, bias), (mean, variance), (momentum, epsilon)
     if training and mean is not None:
-        return aten._native_batch_norm_legit_functional.default(*affine, *running, training, *factors)
+        results = aten._native_batch_norm_legit_functional.default(*affine, *running, training, *factors)
+        return with_torchs_types(results, x, weight, bias, mean, variance)
     nothing = (x.new_empty(0) for _ in range(4))
     if training:
         results = aten._native_batch_norm_legit.no_stats(*affine, training, *factors)
-        return *results, next(nothing), next(nothing)
+        return *with_torchs_types(results, x, weight, bias), next(nothing), next(nothing)
     return aten._native_batch_norm_legit_no_training.default(*affine, *running, *factors)[0], *nothing
 
 

@@ -10,7 +10,7 @@ import torch
 
 from weft.enums import norm_forward_phase
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, operator, stands_for
+from weft.torch.ops import OPERATORS, differentiable, operator, stands_for, with_torchs_types
 from weft.torch.plans import Drawing
 
 aten = torch.ops.aten
@@ -31,7 +31,12 @@ def _rows(x: torch.Tensor, shape: Sequence[int]) -> _Rows:
     return _Rows([count, length], [1, length], [count, 1])
 
 
-@operator("layer_norm", aten.native_layer_norm.default)
+def _fake_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, epsilon: float) -> Any:
+    results = aten.native_layer_norm.default(x, shape, weight, bias, epsilon)
+    return with_torchs_types(results, x, weight, bias)
+
+
+@operator("layer_norm", aten.native_layer_norm.default, fake=_fake_layer_norm)
 def _layer_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> None:
     rows = _rows(x, shape)
     scale, shift = (None if each is None else d.read(each, rows.parameters) for each in (weight, bias))
@@ -72,9 +77,10 @@ def _of_groups(x: Any, c: int, groups: int, hw: int) -> _Rows:
     return _Rows([n, c, hw], [1, c, 1], [n, groups, 1])
 
 
-def _fake_group_norm(x: Any, *given: Any) -> Any:
+def _fake_group_norm(x: Any, weight: Any, bias: Any, *given: Any) -> Any:
     """Results lie as images do, on GPUs, too, where torch's own puts channels first."""
-    return torch.empty_like(x), *aten.native_group_norm.default(x, *given)[1:]
+    results = torch.empty_like(x), *aten.native_group_norm.default(x, weight, bias, *given)[1:]
+    return with_torchs_types(results, x, weight, bias)
 
 
 def _fake_group_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
@@ -142,7 +148,13 @@ def _rms_norm_alone(x: Any, shape: Sequence[int], weight: Any = None, eps: float
     return OPERATORS["rms_norm"].apply(x, shape, weight, eps)[0]
 
 
-@operator("rms_norm_backward", aten._fused_rms_norm_backward.default, ())
+def _fake_rms_norm_backward(dy: Any, x: Any, _: Any, __: Any, weight: Any, wanted: Sequence[bool]) -> Any:
+    """torch's own fake kernel gives the weight's gradient the type of x."""
+    both = (x, weight)
+    return tuple(torch.empty_like(e) if w else None for e, w in zip(both, wanted, strict=True))
+
+
+@operator("rms_norm_backward", aten._fused_rms_norm_backward.default, (), fake=_fake_rms_norm_backward)
 def _rms_norm_backward(
     d: Drawing, dy: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, wanted: Sequence[bool]
 ) -> None:
