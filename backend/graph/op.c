@@ -194,6 +194,28 @@ static weftStatus_t find_shared(const struct places *places, int64_t count, bool
     return WEFT_STATUS_SUCCESS;
 }
 
+bool op_channels_last(const struct descriptor *op, const struct tensor *out, struct dims *strides) {
+    (void)op;
+    *strides = dims_channels_last(&out->dims);
+    return true;
+}
+
+/* Replaces the strides that inference chose by those of cuDNN's frontend, unless elements would then share memory, as
+   those of an output that follows a broadcast input would. */
+static weftStatus_t take_cudnn_strides(const struct descriptor *op, struct tensor *out) {
+    struct tensor changed = tensor_mirror(out);
+    if (!op_of(op)->cudnn_strides(op, out, &changed.strides))
+        return WEFT_STATUS_SUCCESS;
+    TRY(tensor_check_reach(&changed));
+    struct places places = places_of(&changed);
+    if (!is_nested(&places))
+        return WEFT_STATUS_SUCCESS;
+    out->strides = changed.strides;
+    /* The strides are a rule's, not a preference that consumers may ignore. */
+    out->has_no_order = out->is_turned = false;
+    return WEFT_STATUS_SUCCESS;
+}
+
 enum { SORTED_MAX = 1 << 16 }; /* elements up to which interleaved strides are decided by looking at each */
 
 /* No two elements of an output may share memory: kernels write them in any order, by several threads at once, and which
@@ -254,13 +276,13 @@ struct snapshot {
            matter. */
         int64_t rank, stride_count;
         int32_t type;
+        bool is_output;
     } saved[OPERANDS_MAX];
 };
 
 /* Operands beyond OPERANDS_MAX, as of a concat of many tensors, are not kept. */
 static weftStatus_t save_operand(void *context, const struct row *row, struct tensor *tensor) {
     struct snapshot *snapshot = context;
-    (void)row;
     /* Counts and type, which are all that inference changes. */
     if (snapshot->count < OPERANDS_MAX) {
         int i = snapshot->count++;
@@ -268,6 +290,7 @@ static weftStatus_t save_operand(void *context, const struct row *row, struct te
         snapshot->saved[i].rank = tensor->dims.count;
         snapshot->saved[i].stride_count = tensor->strides.count;
         snapshot->saved[i].type = tensor->type;
+        snapshot->saved[i].is_output = row->role == ROLE_OUTPUT;
     }
     return WEFT_STATUS_SUCCESS;
 }
@@ -285,6 +308,12 @@ weftStatus_t op_finalize(struct descriptor *descriptor) {
         status = op_each_operand(descriptor, resolve_input, descriptor);
     if (!status)
         status = op->infer(descriptor);
+    for (int i = 0; !status && op->cudnn_strides && i < before.count; i++) {
+        struct tensor *tensor = before.saved[i].tensor;
+        bool is_open = before.saved[i].is_output && !before.saved[i].stride_count && tensor->dims.count;
+        if (is_open && tensor->has_cudnn_strides && tensor->vector_count == 1)
+            status = take_cudnn_strides(descriptor, tensor);
+    }
     if (!status)
         status = op_each_operand(descriptor, check_output, descriptor);
     if (!status && op->check)

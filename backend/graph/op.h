@@ -61,6 +61,10 @@ struct op {
     /* Fills unset dims, strides and types of the outputs; fails only where nothing sensible can be filled in. Every
        input has dims, strides and a type by then. */
     weftStatus_t (*infer)(struct descriptor *op);
+    /* The strides that cuDNN's frontend gives to output `out`, which has dims and no strides of the user's; false:
+       those that `infer` chose. Called for tensors with has_cudnn_strides. NULL: always those of `infer`.
+       docs/cudnn.md lists the rules. */
+    bool (*cudnn_strides)(const struct descriptor *op, const struct tensor *out, struct dims *strides);
     /* Everything that must hold of complete operands. */
     weftStatus_t (*check)(const struct descriptor *op);
     /* The same as instructions over rows (graph/expansion.h), for the engines; NULL: it does not combine rows. */
@@ -91,6 +95,9 @@ static inline const struct op *op_of(const struct descriptor *descriptor) { retu
 static inline enum role op_role(const struct descriptor *op, const struct row *row) {
     return op_of(op)->role_of ? op_of(op)->role_of(op, row) : row->role;
 }
+
+/* A cudnn_strides of operations whose outputs are always packed channels last. */
+bool op_channels_last(const struct descriptor *op, const struct tensor *out, struct dims *strides);
 
 /* Operands in row order. `visit` sees each tensor row with the role that it plays in this operation, elements of list
    rows one by one; the row lives as long as the call. It stops at a failure. */

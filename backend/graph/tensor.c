@@ -47,6 +47,8 @@ static const struct row rows[] = {
     VALUE_ROW(WEFT_TYPE_INT64, struct tensor, ragged_multiplier, WEFT_ATTR_TENSOR_RAGGED_OFFSET_MULTIPLIER,
               "ragged_offset_multiplier", .initial = 1, .least = 1, .most = INT32_MAX,
               .doc = "factor on every ragged offset"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct tensor, has_cudnn_strides, WEFT_ATTR_TENSOR_CUDNN_STRIDES_EXT, "cudnn_strides",
+              .doc = "true: strides that an operation's output leaves unset are those of cuDNN's frontend"),
 };
 
 weftStatus_t tensor_check_reach(const struct tensor *t) {
@@ -323,6 +325,39 @@ void tensor_infer_strides(struct tensor *tensor, const struct tensor *like) {
             stride = INT64_MAX; /* tensor_check_reach refuses it */
     }
     tensor->strides.count = rank;
+}
+
+struct dims dims_packed(const struct dims *dims, const struct dims *order) {
+    struct dims strides = {.count = dims->count};
+    int64_t fastest[WEFT_DIM_MAX], stride = 1;
+    for (int64_t i = 0; i < dims->count; i++) {
+        int64_t at = i;
+        for (; at > 0 && order->at[i] < order->at[fastest[at - 1]]; at--)
+            fastest[at] = fastest[at - 1];
+        fastest[at] = i;
+    }
+    for (int64_t i = 0; i < dims->count; i++) {
+        int64_t extent = dims->at[fastest[i]];
+        strides.at[fastest[i]] = stride;
+        /* An extent of 0 counts as 1. tensor_check_reach refuses what overflows. */
+        if (__builtin_mul_overflow(stride, extent > 0 ? extent : 1, &stride))
+            stride = INT64_MAX;
+    }
+    return strides;
+}
+
+struct dims dims_row_major(const struct dims *dims) {
+    struct dims order = {.count = dims->count};
+    for (int64_t i = 0; i < dims->count; i++)
+        order.at[i] = -i;
+    return dims_packed(dims, &order);
+}
+
+struct dims dims_channels_last(const struct dims *dims) {
+    struct dims order = {.count = dims->count};
+    for (int64_t i = 0; i < dims->count; i++)
+        order.at[i] = i == 1 ? -dims->count : -i;
+    return dims_packed(dims, &order);
 }
 
 /* Dims first, as strides are made for them. */

@@ -26,6 +26,7 @@ struct tensor {
        its stride along the axis; other strides are the first part's, and by one factor those of the next. Such tensors
        are made for planning alone (graph/views.h). */
     bool is_gathered;
+    bool has_cudnn_strides; /* strides that an output leaves unset are those of cuDNN's frontend (graph/op.h) */
     int32_t reordering;
     void *constant_address; /* as set: address of the scalar's bytes */
     bool is_constant;
@@ -90,6 +91,13 @@ weftDataType_t tensor_result_type(const struct tensor *result, weftDataType_t na
 /* Packs the dims in the order in which the strides of `like` descend (row-major when like is NULL or of another
    rank). */
 void tensor_infer_strides(struct tensor *tensor, const struct tensor *like);
+
+/* Strides of packed dims. The dimension with the smallest number in `order`, which may be strides, is fastest; of equal
+   numbers, the first dimension. */
+struct dims dims_packed(const struct dims *dims, const struct dims *order);
+struct dims dims_row_major(const struct dims *dims);
+/* Dimension 1 is fastest, then the last one to the third, and the first one is slowest. */
+struct dims dims_channels_last(const struct dims *dims);
 
 /* The three of them, after another tensor's dims, order and type. */
 void tensor_infer_like(struct tensor *tensor, const struct tensor *like);

@@ -397,6 +397,9 @@ class attribute_name(IntEnum):
     starts."""
     TENSOR_RAGGED_OFFSET_MULTIPLIER = 914
     """INT64: factor applied to every ragged offset; default 1."""
+    TENSOR_CUDNN_STRIDES_EXT = 10035
+    """BOOLEAN: whether strides that an operation's output leaves unset are those that cuDNN's frontend gives
+    it; default false, Weft's own rule."""
     OPERATIONGRAPH_HANDLE = 800
     """HANDLE, optional: the handle whose device the graph is meant for; none in a sub-graph."""
     OPERATIONGRAPH_OPS = 801

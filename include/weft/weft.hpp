@@ -940,7 +940,7 @@ class Lowering {
     std::string where_;
     DataType_t io_type_, intermediate_type_, compute_type_;
     std::shared_ptr<char> mark_;
-    std::set<const graph::Tensor_attributes *> known_, read_, inferred_, indices_;
+    std::set<const graph::Tensor_attributes *> known_, read_, inferred_, statistics_;
     std::vector<Tensor> order_;
     std::map<graph::Tensor_attributes *, Descriptor> made_;
 };
@@ -964,10 +964,10 @@ inline error_t Lowering::visit(const Node &node) {
     }
     for (const Result &result : node.results) {
         order(result.tensor);
-        if (result.is_inferred)
+        if (node.kind == WEFT_BACKEND_OPERATION_SLICE_DESCRIPTOR || std::strcmp(result.key, "INDEX") == 0)
             inferred_.insert(result.tensor.get());
-        if (std::strcmp(result.key, "INDEX") == 0)
-            indices_.insert(result.tensor.get());
+        if (std::strcmp(result.key, "STATS") == 0)
+            statistics_.insert(result.tensor.get());
     }
     return {};
 }
@@ -1029,19 +1029,15 @@ inline error_t Lowering::number() {
     return {};
 }
 
-/** A tensor without a type takes the graph's, if it has one. Statistics with memory are inferred, as they must not be
-    narrowed, and so are indices. */
+/** A tensor without a type takes the graph's, if it has one. As in cuDNN's frontend, a slice has the type of its input,
+    and the statistics of attention are FLOAT; the library infers both, and the types of indices. */
 inline void Lowering::inherit_types() {
     for (const Tensor &tensor : order_) {
         const bool is_virtual = tensor->is_virtual();
+        const bool is_inferred = inferred_.count(tensor.get()) || (!is_virtual && statistics_.count(tensor.get()));
         if (tensor->type_ != DataType_t::NOT_SET || tensor->number_)
             continue;
-        if (indices_.count(tensor.get()))
-            tensor->inferred_type_ = DataType_t::NOT_SET;
-        else if (is_virtual)
-            tensor->inferred_type_ = intermediate_type_;
-        else
-            tensor->inferred_type_ = inferred_.count(tensor.get()) ? DataType_t::NOT_SET : io_type_;
+        tensor->inferred_type_ = is_inferred ? DataType_t::NOT_SET : is_virtual ? intermediate_type_ : io_type_;
     }
 }
 
@@ -1051,8 +1047,11 @@ inline void Lowering::describe(const graph::Tensor_attributes &tensor, Descripto
         made.set_text(WEFT_ATTR_NAME_EXT, tensor.name_);
     if (!tensor.dims_.empty())
         made.set(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64, tensor.dims_);
+    const char yes = 1;
     if (!tensor.strides_.empty())
         made.set(WEFT_ATTR_TENSOR_STRIDES, WEFT_TYPE_INT64, tensor.strides_);
+    else
+        made.set(WEFT_ATTR_TENSOR_CUDNN_STRIDES_EXT, WEFT_TYPE_BOOLEAN, yes);
     if (tensor.get_data_type() != DataType_t::NOT_SET)
         made.set(WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, static_cast<int>(tensor.get_data_type()));
     if (tensor.alignment_)
@@ -1064,7 +1063,6 @@ inline void Lowering::describe(const graph::Tensor_attributes &tensor, Descripto
     if (tensor.reordering_ != TensorReordering_t::NONE)
         made.set(WEFT_ATTR_TENSOR_REORDERING_MODE, WEFT_TYPE_TENSOR_REORDERING_MODE,
                  static_cast<int>(tensor.reordering_));
-    const char yes = 1;
     if (tensor.is_virtual())
         made.set(WEFT_ATTR_TENSOR_IS_VIRTUAL, WEFT_TYPE_BOOLEAN, yes);
     if (tensor.constant_) {

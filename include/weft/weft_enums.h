@@ -352,6 +352,9 @@ typedef enum {
              which each sequence starts. */
     WEFT_ATTR_TENSOR_RAGGED_OFFSET_MULTIPLIER = 914,
         /**< INT64: factor applied to every ragged offset; default 1. */
+    WEFT_ATTR_TENSOR_CUDNN_STRIDES_EXT = 10035,
+        /**< BOOLEAN: whether strides that an operation's output leaves unset are those that
+             cuDNN's frontend gives it; default false, Weft's own rule. */
 
     /* OPERATIONGRAPH: the computation. */
     WEFT_ATTR_OPERATIONGRAPH_HANDLE = 800,

@@ -55,6 +55,8 @@ class Graph(Sugar):
     """What plans are made as; a face for another library's scripts may derive its own."""
     tensor_type: type[Tensor] = Tensor
     """The same of tensors."""
+    has_cudnn_strides = False
+    """Whether results that leave strides unset get those of cuDNN's frontend; docs/cudnn.md has the rules."""
 
     def __init__(
         self,
@@ -460,15 +462,21 @@ class Graph(Sugar):
             if tensor._uid is None:
                 tensor._uid = next(free)
 
+    def _has_inferred_type(self, operation: Operation, result: str) -> bool:
+        """Whether the library infers the type of a result, although the graph has a type for it."""
+        return result == "index" or (is_statistic(result) and not operation.results[result]._is_virtual)
+
     def _inherit_types(self) -> None:
         """A tensor without a type takes the graph's, if it has one; else the library infers it. Statistics
         that have memory are always inferred, as they must not be narrowed, and so are indices."""
-        results = [result for operation in self._operations for result in operation.results.items()]
-        statistics = {tensor for key, tensor in results if is_statistic(key)}
-        indices = {tensor for key, tensor in results if key == "index"}
+        inferred = {
+            operation.results[key]
+            for operation in self._operations
+            for key in operation.results
+            if self._has_inferred_type(operation, key)
+        }
         for tensor in self._tensors:
-            is_open = tensor._data_type is None and tensor.number is None and tensor not in indices
-            if is_open and (tensor._is_virtual or tensor not in statistics):
+            if tensor._data_type is None and tensor.number is None and tensor not in inferred:
                 tensor._data_type = self._intermediate_type if tensor._is_virtual else self._io_type
 
     # ---- From the graph to plans ----

@@ -87,6 +87,8 @@ class Lowering:
             made.set(attribute_name.TENSOR_DIMENSIONS, "INT64", dims)
         if strides:
             made.set(attribute_name.TENSOR_STRIDES, "INT64", strides)
+        elif tensor.graph.has_cudnn_strides:
+            made.set(attribute_name.TENSOR_CUDNN_STRIDES_EXT, "BOOLEAN", [True])
         if tensor._data_type is not None:
             made.set(attribute_name.TENSOR_DATA_TYPE, "DATA_TYPE", [tensor._data_type])
         if tensor._is_virtual:

@@ -174,6 +174,38 @@ static void norms_keep_what_they_are_asked_for() {
     NEAR(inverse, expected_inverse);
 }
 
+static void results_have_the_strides_of_cudnn() {
+    fe::graph::Graph g;
+    g.set_io_data_type(fe::DataType_t::BFLOAT16).set_compute_data_type(fe::DataType_t::FLOAT);
+    g.set_intermediate_data_type(fe::DataType_t::FLOAT);
+    auto tensor = [&g](Dims dims, Dims strides) {
+        return g.tensor(Tensor_attributes().set_dim(dims).set_stride(strides));
+    };
+    auto x = tensor({2, 8, 6, 7}, {336, 42, 7, 1}), w = tensor({4, 8, 3, 3}, {72, 9, 3, 1});
+    auto conv = fe::graph::Conv_fprop_attributes().set_padding({1, 1}).set_stride({1, 1}).set_dilation({1, 1});
+    auto y = g.conv_fprop(x, w, conv);
+    auto padded = tensor({4, 8}, {16, 1});
+    auto relu = g.pointwise(padded, fe::graph::Pointwise_attributes().set_mode(fe::PointwiseMode_t::RELU_FWD));
+    auto slice = g.slice(padded, fe::graph::Slice_attributes().set_slices({{0, 4}, {2, 8}}).set_strides({2, 3}));
+    auto q = tensor({2, 3, 5, 8}, {120, 8, 24, 1});
+    auto [o, stats] = g.sdpa(q, q, q, fe::graph::SDPA_attributes().set_generate_stats(true));
+    auto scale = tensor({1, 8}, {8, 1});
+    auto epsilon = g.tensor(1e-5f);
+    auto norm = fe::graph::Layernorm_attributes().set_forward_phase(fe::NormFwdPhase_t::TRAINING);
+    auto [normed, mean, inverse] = g.layernorm(padded, scale, scale, norm.set_epsilon(epsilon));
+    auto pooling = weft::Resample_attributes().set_resampling_mode(weft::ResampleMode_t::MAXPOOL).set_window({2, 2});
+    auto pooled = g.resample(x, pooling.set_stride({2, 2}))[0];
+    for (const weft::Tensor &each : {y, relu, slice, o, stats, normed, mean, inverse, pooled})
+        each->set_output(true);
+    GOOD(g.validate());
+    HOLDS((y->get_stride() == Dims{168, 1, 28, 4}) && (relu->get_stride() == Dims{16, 1}));
+    HOLDS((slice->get_dim() == Dims{2, 2}) && (slice->get_stride() == Dims{32, 3}));
+    HOLDS((o->get_stride() == Dims{120, 40, 8, 1}) && (stats->get_data_type() == fe::DataType_t::FLOAT));
+    HOLDS((normed->get_stride() == Dims{16, 1}) && (mean->get_stride() == Dims{1, 1}));
+    HOLDS(mean->get_data_type() == fe::DataType_t::BFLOAT16 && inverse->get_data_type() == fe::DataType_t::BFLOAT16);
+    HOLDS((pooled->get_stride() == Dims{72, 1, 24, 8}));
+}
+
 static void pooling_with_its_index() {
     weft::Graph g(DataType_t::FLOAT);
     auto x = g.tensor({1, 1, 4, 4});
@@ -636,6 +668,7 @@ int main() {
     short_way();
     causal_convolution();
     norms_keep_what_they_are_asked_for();
+    results_have_the_strides_of_cudnn();
     pooling_with_its_index();
     attention_and_its_gradients();
     dropout_by_a_mask();

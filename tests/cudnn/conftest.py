@@ -49,9 +49,10 @@ class Place:
             return self.put(
                 np.frombuffer(b"\xff" * int(np.prod(dims)) * type_.itemsize, type_).reshape(dims).copy()
             )
-        order = np.argsort([-step for step in strides], kind="stable")
-        packed = np.zeros([dims[i] for i in order], type_)
-        return self.put(packed.transpose(np.argsort(order)))
+        span = 1 + sum((extent - 1) * step for extent, step in zip(dims, strides, strict=True))
+        memory = np.full(span * type_.itemsize, 0xFF, np.uint8)
+        steps = [step * type_.itemsize for step in strides]
+        return self.put(np.ndarray(dims, type_, memory.data, strides=steps))
 
     def like(self, tensor: Any) -> Any:
         """Memory for a result of the graph."""

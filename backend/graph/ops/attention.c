@@ -649,6 +649,13 @@ static void infer_amax(struct tensor *tensor, const struct attention *a) {
     tensor_infer_type(tensor, statistics_type(a));
 }
 
+/* Every result is packed [B, H, S, D], whatever the order of the operands. */
+static bool cudnn_strides(const struct descriptor *op, const struct tensor *out, struct dims *strides) {
+    (void)op;
+    *strides = dims_row_major(&out->dims);
+    return true;
+}
+
 /* Dims of results follow from q and v once operands are known to fit. */
 static weftStatus_t infer_forward(struct descriptor *descriptor) {
     struct sdpa_fwd_op *op = (struct sdpa_fwd_op *)descriptor;
@@ -1255,6 +1262,7 @@ const struct op sdpa_fwd_op = {
     .takes_ragged = true,
     .takes_reordered = true,
     .infer = infer_forward,
+    .cudnn_strides = cudnn_strides,
     .check = check_forward,
     .reference = forward,
     .scratch_bytes = forward_scratch_bytes,
@@ -1555,6 +1563,7 @@ const struct op sdpa_bwd_op = {
     .takes_ragged = true,
     .takes_reordered = true,
     .infer = infer_backward,
+    .cudnn_strides = cudnn_strides,
     .check = check_backward,
     .reference = backward,
     .scratch_bytes = backward_scratch_bytes,

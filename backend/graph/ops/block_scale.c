@@ -236,6 +236,24 @@ static weftStatus_t infer_quantize(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Packed in the order of x; transpose with an axis rotates that order until the axis is fastest. */
+static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
+    const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
+    int64_t rank = op->x->dims.count, axis = op->axis < 0 ? op->axis + rank : op->axis;
+    struct dims order = op->x->strides;
+    if (op->is_transposed && descriptor_row_is_set(descriptor, WEFT_ATTR_OPERATION_BLOCK_SCALE_QUANTIZE_AXIS_EXT)) {
+        /* Strides of a tensor with two elements along each dimension: 2 to the power of the place in the order. */
+        struct dims twos = {.count = rank};
+        for (int64_t i = 0; i < rank; i++)
+            twos.at[i] = 2;
+        struct dims powers = dims_packed(&twos, &op->x->strides);
+        for (int64_t i = 0; i < rank; i++)
+            order.at[i] = powers.at[i] < powers.at[axis] ? powers.at[i] << rank : powers.at[i];
+    }
+    *strides = dims_packed(&out->dims, &order);
+    return op->x->vector_count == 1;
+}
+
 static weftStatus_t check_quantize(const struct descriptor *descriptor) {
     const struct block_scale_quantize_op *op = (const struct block_scale_quantize_op *)descriptor;
     TRY(check_type(descriptor, "x", op->x, is_wide_float, "a float type of 16 bits or more"));
@@ -343,6 +361,7 @@ const struct op block_scale_quantize_op = {
     .methods = quantize_methods,
     .takes_reordered = true,
     .infer = infer_quantize,
+    .cudnn_strides = cudnn_strides,
     .check = check_quantize,
     .reference = quantize,
 };

@@ -153,6 +153,7 @@ const struct op bn_bwd_weights_op = {
         },
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = op_channels_last,
     .check = check,
     .expand = expand_bn_bwd_weights,
     .reference = reference,

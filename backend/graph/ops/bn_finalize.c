@@ -259,6 +259,7 @@ const struct op bn_finalize_op = {
         },
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = op_channels_last,
     .check = check,
     .expand = expand_bn_finalize,
     .reference = reference,

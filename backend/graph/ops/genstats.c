@@ -97,6 +97,7 @@ const struct op genstats_op = {
         },
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = op_channels_last,
     .check = check,
     .expand = expand_genstats,
     .reference = reference,

@@ -371,6 +371,23 @@ static weftStatus_t infer_forward(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
+/* Norms of rows: their statistics are packed in the order of x. Those of batch and instance norm are channels last. */
+static bool is_row_norm(weftBackendNormMode_t mode) {
+    return mode == WEFT_LAYER_NORM || mode == WEFT_ADA_LAYER_NORM || mode == WEFT_RMS_NORM;
+}
+
+/* y has the strides of x, gaps included. */
+static bool forward_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
+    const struct norm_forward *op = (const struct norm_forward *)descriptor;
+    if (out == op->y)
+        *strides = op->x->strides;
+    else if (is_row_norm((weftBackendNormMode_t)op->mode))
+        *strides = dims_packed(&out->dims, &op->x->strides);
+    else
+        *strides = dims_channels_last(&out->dims);
+    return op->mode != WEFT_GROUP_NORM && op->x->vector_count == 1 && (out != op->y || tensor_same_dims(out, op->x));
+}
+
 /* Dims of all operands by the norm's shape; NULL dims stand for a scalar. */
 static weftStatus_t check_forward(const struct descriptor *descriptor) {
     const struct norm_forward *op = (const struct norm_forward *)descriptor;
@@ -417,6 +434,22 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
         infer_result(gradients[i], op->scale, op->math);
     }
     return WEFT_STATUS_SUCCESS;
+}
+
+/* dx has the strides of x, and gradients of parameters those of the scale, gaps included; batch and instance norm write
+   all of them channels last, adaptive layer norm row-major. */
+static bool backward_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
+    const struct norm_backward *op = (const struct norm_backward *)descriptor;
+    const struct tensor *like = out == op->dx ? op->x : op->scale;
+    if (op->mode == WEFT_ADA_LAYER_NORM)
+        *strides = dims_row_major(&out->dims);
+    else if (!is_row_norm((weftBackendNormMode_t)op->mode))
+        *strides = dims_channels_last(&out->dims);
+    else if (like && like->vector_count == 1 && tensor_same_dims(out, like))
+        *strides = like->strides;
+    else
+        return false;
+    return op->mode != WEFT_GROUP_NORM;
 }
 
 static weftStatus_t check_backward(const struct descriptor *descriptor) {
@@ -634,6 +667,7 @@ const struct op norm_forward_op = {
     .methods = forward_methods,
     .role_of = forward_role,
     .infer = infer_forward,
+    .cudnn_strides = forward_strides,
     .check = check_forward,
     .expand = norm_forward_expand,
     .reference = forward_reference,
@@ -653,6 +687,7 @@ const struct op norm_backward_op = {
         },
     .methods = backward_methods,
     .infer = infer_backward,
+    .cudnn_strides = backward_strides,
     .check = check_backward,
     .expand = norm_backward_expand,
     .reference = backward_reference,

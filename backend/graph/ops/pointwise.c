@@ -333,6 +333,24 @@ static void infer_strides(struct tensor *out, const struct pointwise_operands *o
     tensor_infer_strides(out, like ? like : operands->x);
 }
 
+/* Those of the last operand that has the output's dims, gaps included; if there is none, packed in the order of the
+   first operand. cuDNN's gradients read dy before x. */
+static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
+    const struct pointwise_op *op = (const struct pointwise_op *)descriptor;
+    struct pointwise_operands operands = pointwise_operands(op);
+    const struct tensor *first = op->dy ? operands.b : operands.x, *second = op->dy ? operands.x : operands.b;
+    const struct tensor *last_to_first[] = {operands.t, second, first};
+    for (int k = 0; k < 3; k++)
+        if (last_to_first[k] && last_to_first[k]->vector_count == 1 && tensor_same_dims(last_to_first[k], out)) {
+            *strides = last_to_first[k]->strides;
+            return true;
+        }
+    if (first->vector_count != 1 || first->dims.count != out->dims.count)
+        return false;
+    *strides = dims_packed(&out->dims, &first->strides);
+    return true;
+}
+
 /* The operands' types promoted, but a scalar only lends its sort: a float32 factor on a bfloat16 tensor leaves
    bfloat16. Integers stay integers where the mode has an exact meaning for them that is no quotient or power. */
 static weftDataType_t result_type(const struct pointwise_op *op, const struct pointwise_operands *operands,
@@ -452,6 +470,7 @@ const struct op pointwise_op = {
     .parameters = &pointwise_schema,
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = cudnn_strides,
     .check = check,
     .reference = reference,
 };

@@ -386,6 +386,7 @@ const struct op reduction_op = {
     .parameters = &reduction_schema,
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = op_channels_last,
     .check = check,
     .expand = expand_reduction,
     .reference = reference,

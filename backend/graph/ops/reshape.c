@@ -177,6 +177,7 @@ const struct op reshape_op = {
         },
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = op_channels_last,
     .check = check,
     .look = look,
     .fit = fit,

@@ -158,6 +158,7 @@ const struct op rng_op = {
     .parameters = &rng_schema,
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = op_channels_last,
     .check = check,
     .reference = reference,
 };

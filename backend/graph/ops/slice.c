@@ -76,6 +76,15 @@ static bool look(const struct descriptor *descriptor, const struct placement *x,
     return true;
 }
 
+/* y keeps the gaps of x that the slice leaves, as a view does. */
+static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
+    struct placement seen;
+    (void)out;
+    look(descriptor, &(struct placement){.strides = ((const struct slice_op *)descriptor)->x->strides}, &seen);
+    *strides = seen.strides;
+    return ((const struct slice_op *)descriptor)->x->vector_count == 1;
+}
+
 /* Element by element; the data type may change on the way. */
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct slice_op *op = (const struct slice_op *)descriptor;
@@ -103,6 +112,7 @@ const struct op slice_op = {
         },
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = cudnn_strides,
     .look = look,
     .reference = reference,
 };

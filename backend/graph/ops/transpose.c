@@ -70,6 +70,15 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "y", op->y, dims.count, dims.at);
 }
 
+/* x's strides in the order of the permutation. */
+static bool cudnn_strides(const struct descriptor *descriptor, const struct tensor *out, struct dims *strides) {
+    struct placement seen;
+    (void)out;
+    look(descriptor, &(struct placement){.strides = ((const struct transpose_op *)descriptor)->x->strides}, &seen);
+    *strides = seen.strides;
+    return ((const struct transpose_op *)descriptor)->x->vector_count == 1;
+}
+
 /* The inverse: where x must lie so that y lies as asked. */
 static bool fit(const struct descriptor *descriptor, int k, const struct placement *y, struct placement *x) {
     const struct transpose_op *op = (const struct transpose_op *)descriptor;
@@ -108,6 +117,7 @@ const struct op transpose_op = {
         },
     .methods = methods,
     .infer = infer,
+    .cudnn_strides = cudnn_strides,
     .look = look,
     .fit = fit,
     .reference = reference,

@@ -16,6 +16,7 @@ from weft.cudnn.sdpa import Attention
 from weft.cudnn.tensors import Tensor
 from weft.errors import BadParameterError, NotSupportedError
 from weft.graphs import Graph
+from weft.lowering import Operation
 from weft.plan import Plan
 
 
@@ -48,6 +49,7 @@ class pygraph(Attention, Plans):
     """
 
     tensor_type = Tensor
+    has_cudnn_strides = True
 
     def __init__(
         self,
@@ -152,6 +154,12 @@ class pygraph(Attention, Plans):
             made.is_late, made._uid = True, 1 + max(t.get_uid() for t in self._tensors)
             self._keys[made] = self._keys[made._uid] = None
         return made
+
+    def _has_inferred_type(self, operation: Operation, result: str) -> bool:
+        """As in cuDNN's frontend, a slice has the type of its input, the statistics of attention are FLOAT,
+        and those of norms and sums have the graph's I/O type."""
+        is_stats = result == "stats" and not operation.results[result]._is_virtual
+        return operation.kind == "slice" or is_stats
 
     # ---- Life cycle ----
 

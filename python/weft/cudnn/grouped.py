@@ -3,11 +3,12 @@ groups, and products of experts whose results are summed for each token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
 from weft.arguments import label
+from weft.buffers import packed_strides
 from weft.cudnn.enums import moe_grouped_matmul_mode
 from weft.cudnn.names import Node
 from weft.enums import data_type, reduction_mode, tensor_reordering
@@ -31,6 +32,12 @@ def known_dims(graph: Graph, tensor: Tensor) -> tuple[int, ...]:
     if not tensor._dims:
         graph.validate()
     return tensor._dims
+
+
+def reshaped(graph: Graph, tensor: Tensor, dims: Sequence[int], name: str = "") -> Tensor:
+    """A packed tensor with other dims. The strides are set, because the default ones are channels last and
+    the default mode reinterprets the storage."""
+    return Graph.reshape(graph, tensor, name=name).set_dim(dims).set_stride(packed_strides(list(dims)))
 
 
 def reduction(
@@ -185,13 +192,13 @@ def _combined(
         graph, token, weight, begin, token_index, token_ks, scatter, compute, top_k
     )
     tokens = rows // top_k
-    each = Graph.reshape(graph, placed).set_dim([tokens, top_k, width])
+    each = reshaped(graph, placed, [tokens, top_k, width])
     if scores is not None:
-        column = Graph.reshape(graph, scores).set_dim([tokens, top_k, 1])
+        column = reshaped(graph, scores, [tokens, top_k, 1])
         column._data_type = scores._data_type
         each = Graph.mul(graph, each, column)
     summed = Graph.reduction(graph, each, reduction_mode.ADD, dims=[1])
-    return Graph.reshape(graph, summed, name=name).set_dim([1, tokens, width])
+    return reshaped(graph, summed, [1, tokens, width], name)
 
 
 METHODS: dict[str, Callable[..., Any]] = {

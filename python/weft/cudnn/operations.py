@@ -59,8 +59,6 @@ class Operations(Graph):
         attributes = {key: value for key, value in values.items() if key not in inputs}
         kind, name = NodeType[row.node], self._operations[-1].name
         self._nodes.append(Node(name, kind, method, inputs, outputs, attributes))
-        if row.typed_like:
-            made._data_type = inputs[row.typed_like]._data_type
         set_dims(outputs, out_dims)
 
     def matmul(  # type: ignore[override]

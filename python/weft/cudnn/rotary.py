@@ -65,15 +65,14 @@ def _rotated(
 
     def cut(start: int, stop: int) -> Tensor:
         boxes = [slice(0, each) for each in dims[:-1]]
-        part = Graph.slice(graph, x, [*boxes, slice(start, stop)])
-        part._data_type = x._data_type
-        return part
+        return Graph.slice(graph, x, [*boxes, slice(start, stop)])
 
     middle, last = (first + extent) // 2, len(dims) - 1
     turned = Graph.concatenate(graph, [Graph.neg(graph, cut(middle, extent)), cut(first, middle)], axis=last)
     along = Graph.mul(graph, cut(first, extent), Graph.mul(graph, Graph.cos(graph, angles), scale))
     across = Graph.mul(graph, turned, Graph.mul(graph, Graph.sin(graph, angles), sign * scale))
-    rotated = Graph.add(graph, along, across, compute_data_type=compute, name="" if first else name)
+    # cuDNN's result has the strides of x: those of the last operand of a sum, which are the slice's.
+    rotated = Graph.add(graph, across, along, compute_data_type=compute, name="" if first else name)
     if not first:
         return rotated
     return Graph.concatenate(graph, [Graph.mul(graph, cut(0, first), scale), rotated], axis=last, name=name)

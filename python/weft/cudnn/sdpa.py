@@ -14,6 +14,7 @@ from weft.arguments import label
 from weft.backend import operations
 from weft.cudnn import dropped
 from weft.cudnn.enums import NodeType, to_weft, weft_type
+from weft.cudnn.grouped import reshaped
 from weft.cudnn.names import Node
 from weft.cudnn.operations import Operations, set_dims
 from weft.cudnn.table import BOOLEAN_RESULTS
@@ -178,15 +179,15 @@ class Attention(Operations):
         for key in ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv"):
             length = values.get(key)
             if isinstance(length, Tensor) and len(length._dims) == 1:
-                column = Graph.reshape(self, length).set_dim([length._dims[0], 1, 1, 1])
+                column = reshaped(self, length, [length._dims[0], 1, 1, 1])
                 column._data_type = length._data_type
-                values[key] = column.set_stride([1, 1, 1, 1])
+                values[key] = column
 
     def _key_mask(self, where: str, mask: Tensor) -> Tensor:
         """Whether each key of a batch is seen: [B, Skv] gets four dimensions."""
         dims = mask._dims
         if len(dims) == 2:
-            row = Graph.reshape(self, mask).set_dim([dims[0], 1, 1, dims[1]])
+            row = reshaped(self, mask, [dims[0], 1, 1, dims[1]])
             row._data_type = mask._data_type
             return row
         if len(dims) not in (0, 4) or dims[1:3] not in ((), (1, 1)):

@@ -23,8 +23,6 @@ class Row(NamedTuple):
     """Operands that may be left out."""
     node: str = ""
     """Its member of NodeType."""
-    typed_like: str = ""
-    """The operand whose type the result has, where neither says."""
     is_plain: bool = False
     """Whether name and compute_data_type may be given by position, behind the attributes."""
 
@@ -118,7 +116,7 @@ STRUCTURED: dict[str, Row] = {
     ),
     "reduction": _row("input", "OUT_0", "REDUCTION", {"mode": REQUIRED, "group_offset": None}),
     "reshape": _row("input", "OUT_0", "RESHAPE", {"reshape_mode": None}),
-    "slice": _row("input", "OUT_0", "SLICE", {"slices": REQUIRED})._replace(typed_like="input"),
+    "slice": _row("input", "OUT_0", "SLICE", {"slices": REQUIRED}),
     "transpose": _row("input", "OUT_0", "TRANSPOSE", {"permutation": REQUIRED}),
     "concatenate": _row("inputs*", "OUT_0", "CONCATENATE", {"axis": REQUIRED, "in_place_index": None}),
     "block_scale_dequantize": _row(
