@@ -74,7 +74,12 @@ class Case:
             found["dropout_mask"] = checks.random(self.drop_mask, self.drop_type, seed=7)
         if self.drop_scale is not None:
             found["dropout_scale"] = np.full((1, 1, 1, 1), self.drop_scale, np.float32)
-        for name, lengths in (("seq_len_q", self.seq_len_q), ("seq_len_kv", self.seq_len_kv)):
+        for name, lengths, most in (
+            ("seq_len_q", self.seq_len_q, self.rows),
+            ("seq_len_kv", self.seq_len_kv, self.columns),
+        ):
+            if lengths is not None and checks.DEVICE == "cpu":  # a GPU limits them, the CPU refuses them
+                lengths = np.clip(lengths, 0, most).tolist()
             if lengths is not None and self.has_sums:
                 found[f"cu_{name}"] = np.cumsum([3, *lengths], dtype=np.int32).reshape(b + 1, 1, 1, 1)
             elif lengths is not None:

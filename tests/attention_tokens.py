@@ -35,8 +35,16 @@ def packed(array: np.ndarray, lengths: Sequence[int], gap: int, between: float) 
 class Tokens:
     """A graph whose operands are packed tokens, but for those that are named as padded."""
 
-    def __init__(self, case: Case, in_tokens: bool, padded: Sequence[str] = (), gap: int = 0) -> None:
+    def __init__(
+        self,
+        case: Case,
+        in_tokens: bool,
+        padded: Sequence[str] = (),
+        gap: int = 0,
+        batch_is_token: bool = False,  # the batch stride is that from token to token
+    ) -> None:
         self.case, self.in_tokens, self.padded, self.gap = case, in_tokens, padded, gap
+        self.batch_is_token = batch_is_token
         self.g = weft.Graph(handle=checks.handle())
         self.arrays: dict[Any, np.ndarray] = {}
         self.offsets: dict[Any, Any] = {}
@@ -57,7 +65,9 @@ class Tokens:
         if not self.is_ragged(name):
             return tensor
         _, heads, rows, depth = dims
-        tensor.set_dim(dims).set_stride((rows * heads * depth, depth, heads * depth, 1))
+        # The batch stride describes tokens of no sequence, too.
+        tokens = 1 if self.batch_is_token else rows + self.gap + starts([])[0]
+        tensor.set_dim(dims).set_stride((tokens * heads * depth, depth, heads * depth, 1))
         key = (tuple(self.lengths(name)), 1 if self.in_tokens else heads * depth)
         if key not in self.offsets:
             values = (starts(key[0], self.gap) * key[1]).astype(np.int32).reshape(-1, 1, 1, 1)

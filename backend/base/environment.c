@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void environment_warn(const char *variable, const char *value, const char *rule) {
     /* At most 100 characters of a value, so that one of megabytes does not flood the terminal. */
@@ -25,4 +26,11 @@ int64_t environment_number(const char *variable, int64_t otherwise) {
         return number;
     environment_warn(variable, text, "which is no whole number of 1 or more. It is taken as unset.");
     return otherwise;
+}
+
+bool environment_flag(const char *variable) {
+    const char *text = getenv(variable);
+    if (text && *text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0)
+        environment_warn(variable, text, "which is neither 0 nor 1. It is taken as unset.");
+    return text && !strcmp(text, "1");
 }

@@ -127,7 +127,8 @@ static weftStatus_t resolve_input(void *context, const struct row *row, struct t
 
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
-/* The dimensions of a tensor that have more than one element, by ascending stride. */
+/* The dimensions of a tensor that have more than one element, by ascending stride; of a ragged tensor those of one
+   batch entry, because offsets say where entries begin. */
 struct places {
     int rank;
     int64_t extents[WEFT_DIM_MAX], strides[WEFT_DIM_MAX];
@@ -141,8 +142,8 @@ static struct places places_of(const struct tensor *tensor) {
         bool has_vectors = i == tensor->vector_dim && tensor->vector_count > 1;
         int64_t extent = has_vectors ? tensor->dims.at[i] / tensor->vector_count : tensor->dims.at[i];
         int at = places.rank;
-        /* Nobody steps along it, whatever its stride. */
-        if (extent == 1)
+        /* The stride of such a dimension means nothing. */
+        if (extent == 1 || (i == 0 && tensor->ragged_offset))
             continue;
         /* Those with larger strides move up by one. */
         for (; at && places.strides[at - 1] > tensor->strides.at[i]; at--) {

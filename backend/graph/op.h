@@ -67,6 +67,10 @@ struct op {
     bool (*cudnn_strides)(const struct descriptor *op, const struct tensor *out, struct dims *strides);
     /* Everything that must hold of complete operands. */
     weftStatus_t (*check)(const struct descriptor *op);
+    /* Refuses numbers in memory by which operands are found (lengths, offsets, pages) and that are out of range, with
+       the operand, the entry and the range. All integer operands have memory that the host can read; others may have
+       none. It runs before the operation does. NULL: there are no such numbers. */
+    weftStatus_t (*check_indices)(const struct descriptor *op, const struct bindings *bindings);
     /* The same as instructions over rows (graph/expansion.h), for the engines; NULL: it does not combine rows. */
     weftStatus_t (*expand)(const struct descriptor *op, struct expansion *expansion);
     /* Computes all outputs: the definition. */

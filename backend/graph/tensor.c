@@ -236,6 +236,27 @@ int64_t tensor_own_bytes(const struct tensor *tensor) {
     return tensor->is_gathered ? elements : min64(tensor_bytes(tensor), elements);
 }
 
+static int64_t product_of(int64_t a, int64_t b) {
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+/* With one row per entry, the batch stride goes from row to row: the stride of an extent of 1 means nothing. The batch
+   stride of one entry may still describe more memory than its rows need, as for tokens before the first. */
+struct ragged_entries tensor_ragged_entries(const struct tensor *tensor) {
+    const int64_t *dims = tensor->dims.at, *strides = tensor->strides.at;
+    int64_t batch = strides[0], row = dims[2] > 1 ? strides[2] : dims[0] > 1 ? batch : INT64_MAX;
+    int64_t width = 1, entry = max64(batch, dims[2] > 1 ? product_of(dims[2], row) : 0);
+    for (int i = 1; i < 4; i += 2) {
+        int64_t reach = dims[i] > 1 ? product_of(dims[i], strides[i]) : 1;
+        entry = max64(entry, reach);
+        /* Heads may also be outside of all entries, as in [H, tokens, D]. Offsets do not count those. */
+        width += reach <= max64(row, batch) ? (dims[i] - 1) * strides[i] : 0;
+    }
+    return (struct ragged_entries){product_of(dims[0], entry) / tensor->ragged_multiplier,
+                                   row == INT64_MAX ? width : row, width};
+}
+
 struct tensor tensor_mirror(const struct tensor *tensor) {
     /* The count of holders is atomic and must not be copied as bytes; what lies behind it may. */
     enum { BEHIND = offsetof(struct tensor, base) + offsetof(struct descriptor, schema) };

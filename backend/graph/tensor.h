@@ -48,6 +48,16 @@ int64_t tensor_bytes(const struct tensor *tensor);
 /* Of these, what its elements may take: those between them may be another tensor's. */
 int64_t tensor_own_bytes(const struct tensor *tensor);
 
+/* Where an entry of `rows` rows of a ragged tensor [B, H, rows, D] may be. Its offset and the last offset, which is the
+   end of the tensor, are in units of the tensor's multiplier: 0 <= offset <= end <= most, and (end - offset) *
+   multiplier >= (rows - 1) * row + width. All of this is memory that the tensor's dims and strides describe as batch
+   entries one after the other. */
+struct ragged_entries {
+    int64_t most;       /* units */
+    int64_t row, width; /* elements: from row to row, and of one row */
+};
+struct ragged_entries tensor_ragged_entries(const struct tensor *tensor);
+
 /* The type that a reader within the same kernel sees. */
 static inline weftDataType_t tensor_type_inside(const struct tensor *tensor) {
     return tensor->is_free ? WEFT_DATA_FLOAT : (weftDataType_t)tensor->type;

@@ -6,6 +6,7 @@
 #include "base/number.h"
 #include "base/trace.h"
 #include "graph/descriptor.h"
+#include "plan/index_check.h"
 #include "plan/overlap.h"
 #include "plan/replay.h"
 #include "plan/save.h"
@@ -239,6 +240,7 @@ static weftStatus_t build(struct plan *plan) {
     TRY(load_steps(plan));
     TRY(list_slots(plan));
     TRY(overlap_list(plan));
+    TRY(index_check_list(plan));
     TRY(write_tag(plan));
     TRY(plan_make_frame(plan)); /* last: an attempt that failed leaves none of another size */
     trace(WEFT_SEV_INFO, "plan %s of %s: engine %s, %d steps, %lld bytes of workspace, predicted %.3g us",

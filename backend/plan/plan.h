@@ -22,6 +22,11 @@ struct permission {
     int64_t offset; /* it may begin exactly so many bytes after the output; -1: it may not overlap */
 };
 
+/* A node whose numbers in memory are checked before a step; see index_check.h. */
+struct index_check {
+    int node, step;
+};
+
 /* Threads that run a plan as a CUDA graph at once; each has a graph of its own. */
 enum { REPLAYS_MAX = 8 };
 
@@ -50,6 +55,8 @@ struct plan {
     int slot_count;
     struct slot *slots; /* by uid */
     struct permission *permissions;
+    int index_check_count;
+    struct index_check *index_checks;
     _Atomic(void *) spare_frame;          /* see run.c */
     _Atomic(void *) replays[REPLAYS_MAX]; /* see replay.c */
     pthread_mutex_t override_lock;

@@ -4,6 +4,7 @@
    it is. */
 #include "base/trace.h"
 #include "graph/descriptor.h"
+#include "plan/index_check.h"
 #include "plan/overlap.h"
 #include "plan/replay.h"
 
@@ -187,6 +188,7 @@ weftStatus_t plan_run_steps(const struct plan *plan, void *const *values, void *
     const struct draft *draft = &plan->draft;
     void *scratch = (char *)workspace + draft->scratch_offset;
     for (int s = 0; s < draft->cover.count; s++) {
+        TRY(index_check_run(plan, values, s, stream));
         TRY(step_run(draft->engine, &draft->steps[s], values, scratch, stream));
         if (watch)
             TRY(watch->passed(watch->context, s));
@@ -204,11 +206,14 @@ static weftStatus_t execute_in(const struct execution *execution, struct frame *
     TRY(overlap_check(execution->plan, values, frame->spans));
     TRY(check_workspace(execution->plan, execution->workspace, execution->workspace_bytes));
     set_memory(draft, values, execution->workspace);
+    TRY(index_check_run(execution->plan, values, INDEX_CHECK_START, execution->stream));
     if (trace_exec_on())
         trace(WEFT_SEV_INFO, "execute %s on %s: %d steps", descriptor_label(&draft->graph->base), draft->engine->name,
               draft->cover.count);
     bool is_done = false;
-    if (execution->plan->cuda_graph && draft->device.kind == WEFT_DEVICE_CUDA && !execution->watch)
+    bool has_graph = execution->plan->cuda_graph && draft->device.kind == WEFT_DEVICE_CUDA;
+    /* A capture could not wait for the numbers that a check reads. */
+    if (has_graph && !execution->watch && !execution->plan->index_check_count)
         TRY(replay_run(&is_done, execution->plan, values, execution->workspace, execution->stream));
     return is_done ? WEFT_STATUS_SUCCESS
                    : plan_run_steps(execution->plan, values, execution->workspace, execution->stream, execution->watch);

@@ -1565,8 +1565,8 @@ template <class Self> class Sdpa_fwd_options : public detail::Attributes<Self> {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_BLOCK_MASK_DESC, "block_mask", values);
         return this->self();
     }
-    /** which page of k, then [container, Hk, page size, Dqk], has each block of keys, INT32 or INT64; one
-    outside of the container counts as the nearest inside; needs seq_len_kv */
+    /** which page of k, then [container, Hk, page size, Dqk], has each block of keys, INT32 or INT64; may be
+    ragged; needs seq_len_kv */
     Self &set_paged_attention_k_table(const Operand &values) {
         this->give(WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC, "paged_attention_k_table", values);
         return this->self();

@@ -393,8 +393,7 @@ class Sugar(Ops):
             dropout: (probability, seed tensor, offset tensor); optional.
             rng_dump: receives: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
             paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
-                keys, INT32 or INT64; one outside of the container counts as the nearest inside; needs
-                seq_len_kv, [B, 1, pages, 1]; optional.
+                keys, INT32 or INT64; may be ragged; needs seq_len_kv, [B, 1, pages, 1]; optional.
             paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
                 optional.
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.
@@ -536,8 +535,7 @@ class Sugar(Ops):
             dropout: (probability, seed tensor, offset tensor); optional.
             rng_dump: receives: 1 where dropout keeps a weight, else 0, [B, Hq, Sq, Skv]; optional.
             paged_attention_k_table: which page of k, then [container, Hk, page size, Dqk], has each block of
-                keys, INT32 or INT64; one outside of the container counts as the nearest inside; needs
-                seq_len_kv, [B, 1, pages, 1]; optional.
+                keys, INT32 or INT64; may be ragged; needs seq_len_kv, [B, 1, pages, 1]; optional.
             paged_attention_v_table: the same of v, then [container, Hv, page size, Dv], [B, 1, pages, 1];
                 optional.
             paged_attention_max_seq_len_kv: Skv with page tables; unset: all keys that these reach.

@@ -136,6 +136,87 @@ def test_orders_of_containers() -> None:
     )
 
 
+def packed_tables(given: dict[str, Any], used: list[int], sizes: tuple[int, int]) -> None:
+    """Moves the entries in use of all tables to their beginnings, and adds the offsets of sequences. What
+    follows the entries in use stays wild."""
+    for name, size in zip("kv", sizes, strict=True):
+        table = given[f"paged_attention_{name}_table"]
+        counts = [-(-keys // size) for keys in used]
+        entries = np.concatenate([row[:count] for row, count in zip(table[:, 0, :, 0], counts, strict=True)])
+        table.reshape(-1)[:] = np.resize(np.array([2**30, -7], np.int32), table.size)
+        starts = np.cumsum([2, *counts])  # two entries before the first sequence are of no sequence
+        table.reshape(-1)[starts[0] : starts[-1]] = entries
+        given[f"{name}_offsets"] = starts.astype(np.int32).reshape(-1, 1, 1, 1)
+
+
+def with_offsets(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a graph without the offsets, which become those of the tables."""
+    for name in "kv":
+        tensors[f"paged_attention_{name}_table"].set_ragged_offset(tensors[f"{name}_offsets"])
+    return {key: tensor for key, tensor in tensors.items() if not key.endswith("_offsets")}
+
+
+def run_packed(case: Case) -> Any:
+    return lambda g, **tensors: run_forward(case)(g, **with_offsets(tensors))
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (5, 32)])
+@pytest.mark.parametrize("queries", [1, 70])
+@pytest.mark.parametrize("used", [[100, 0, 93, 7], [0, 17, 0, 0], [1, 40, 96, 0]])
+def test_tables_of_one_sequence_after_the_other(
+    used: list[int], queries: int, sizes: tuple[int, int]
+) -> None:
+    """A ragged page table has the pages of a sequence where its offset says, also for decoding."""
+    case = replace(sequences(queries, 100, seq_len_kv=used), batch=4)
+    for dtype in "f32", "bf16":
+        inputs = case.inputs(dtype)
+        given = paged(case, inputs, *sizes)
+        packed_tables(given, used, sizes)
+        weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+        lost = weights @ np.abs(repeat(inputs["v"], case.heads[0]))
+        rounded = None if dtype == "f32" else [checks.roundoff(dtype) * lost, None, None, None]
+        plain = replace(case, options={"paged_attention_max_seq_len_kv": 100})
+        want, layouts = forward(case, inputs), ["packed"]
+        checks.check(run_packed(plain), given, want, magnitude=20, rounded=rounded, layouts=layouts)
+
+
+@pytest.mark.skipif(checks.DEVICE == "cuda", reason="a GPU limits them")
+@pytest.mark.parametrize(
+    ("name", "place", "number", "message"),
+    [
+        ("seq_len_kv", 1, 101, "entry 1 of seq_len_kv, tensor 'seq_len_kv' (uid 4), is out of range: "
+         "expected 0..100, got 101. Correct the contents of the tensor."),
+        ("seq_len_kv", 0, -1, "entry 0 of seq_len_kv, tensor 'seq_len_kv' (uid 4), is out of range: expected "
+         "0..100, got -1."),
+        ("paged_attention_v_table", 2 + 5, 31, "page 5 of batch entry 0 in paged_attention_v_table, tensor "
+         "'paged_attention_v_table' (uid 6), is out of range: expected 0..30, got 31. Correct the"),
+        ("k_offsets", 2, -3, "entry 2 of the ragged offsets of paged_attention_k_table, tensor 'k_offsets' "
+         "(uid 7), is out of range: expected 0..10 for 6 rows before the end at 16, got -3. Correct the"),
+        ("k_offsets", 4, 10**9, "entry 4 of the ragged offsets of paged_attention_k_table, tensor "
+         "'k_offsets' (uid 7), is out of range: it is the end of paged_attention_k_table, expected 0..28"),
+    ],
+)  # fmt: skip
+def test_indices_out_of_range_are_refused(name: str, place: int, number: int, message: str) -> None:
+    """Before anything is written, by every engine."""
+    used = [100, 0, 93, 7]
+    case = replace(sequences(3, 100, seq_len_kv=used), batch=4)
+    given = paged(case, case.inputs("f32"), 16, 16)
+    packed_tables(given, used, (16, 16))
+    given[name].reshape(-1)[place] = number
+    plain = replace(case, options={"paged_attention_max_seq_len_kv": 100})
+    for engine in checks.engine_names():
+        g = weft.Graph(handle=checks.handle())
+        tensors = {key: g.tensor_like(a, name=key).set_uid(i) for i, (key, a) in enumerate(given.items(), 1)}
+        o = g._sdpa_fwd(**with_offsets(tensors), **plain.values(), name="a")[0].set_output(True)
+        g.create_execution_plan([answer["engine"] for answer in g.support()].index(engine), {})
+        g.build_plan_at_index(0)
+        result = np.full(o.dims, 77, np.float32)
+        with pytest.raises(weft.BadParameterError, match=re.escape(f"sdpa_fwd 'a': {message}")):
+            g.execute({tensors[key]: array for key, array in given.items()} | {o: result})
+        assert (result == 77).all()
+
+
+@pytest.mark.skipif(checks.DEVICE == "cpu", reason="the CPU refuses them")
 @pytest.mark.parametrize("size", [3, 16])
 @pytest.mark.parametrize("queries", [2, 70])
 def test_pages_outside_count_as_the_nearest(size: int, queries: int) -> None:
@@ -189,6 +270,16 @@ def test_as_many_keys_as_32_bits_count(keys: int) -> None:
     message = "paged_attention_k_table is [1,1,2147483648,1], of pages of 1 keys: more than 2^31 keys."
     with pytest.raises(weft.BadParameterError, match=re.escape(message)):
         g.validate()
+
+
+def test_a_maximum_without_tables_is_ignored_with_fp8() -> None:
+    """As cuDNN's frontend does, also where the number is not that of the keys."""
+    case = Case(batch=2, heads=(2, 2, 2), rows=5, columns=37, depth=24, value_depth=40)
+    inputs = case.inputs("e4m3")
+    weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+    rounded = [checks.roundoff("f16") * (weights @ np.abs(checks.exact(inputs["v"]))), None, None, None]
+    plain = replace(case, options={"paged_attention_max_seq_len_kv": 12})
+    checks.check(run_forward(plain), inputs, forward(case, inputs), magnitude=20, rounded=rounded)
 
 
 # ---- Refusals ----------------------------------------------------------------------------------------------

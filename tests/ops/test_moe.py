@@ -1,5 +1,6 @@
 """Grouped matrix products of a mixture of experts against NumPy in double precision."""
 
+import re
 from itertools import pairwise
 
 import checks
@@ -144,7 +145,8 @@ def test_gather(index, dtype):
 
 def test_gather_of_tokens_that_are_not_there():
     token, weight = checks.random((1, 4, 3)), checks.random((1, 3, 5), seed=1)
-    rows = np.array([3, -1, 4, 0, 2147483647])
+    outside = [4, 2147483647] if checks.DEVICE == "cuda" else [-1, -1]  # the CPU refuses others
+    rows = np.array([3, -1, outside[0], 0, outside[1]])
     want = product(token[:, [3, 0, 0, 0, 0]], weight, firsts(0))
     want[[1, 2, 4]] = 0
     checks.check(
@@ -194,14 +196,15 @@ def test_scatter_of_places_that_are_not_there():
     made = product(token, weight, starts)
     want = np.zeros((6, 3))
     want[5], want[0] = made[1], made[5]
+    outside = [3, 2] if checks.DEVICE == "cuda" else [-1, -1]  # the CPU refuses others
     checks.check(
         lambda g, t, w, f, i, k: g.moe_grouped_matmul(t, w, f, i, k, mode="SCATTER", top_k=2),
         {
             "t": token,
             "w": weight,
             "f": starts,
-            "i": indices([1, 2, 3, -1, 0, 0]),
-            "k": indices([0, 1, 0, 0, 2, 0]),
+            "i": indices([1, 2, outside[0], -1, 0, 0]),
+            "k": indices([0, 1, 0, 0, outside[1], 0]),
         },
         want[None],
         magnitude=magnitude(4),
@@ -224,6 +227,7 @@ def test_sizes_of_zero(rows, depth, columns, experts):
     )
 
 
+@pytest.mark.skipif(checks.DEVICE == "cpu", reason="the CPU refuses them")
 def test_offsets_beyond_the_rows_end_with_them():
     token, weight = checks.random((1, 7, 3)), checks.random((3, 3, 2), seed=1)
     starts = firsts(-4, 5, 90)
@@ -233,6 +237,43 @@ def test_offsets_beyond_the_rows_end_with_them():
         product(token, weight, starts)[None],
         magnitude=magnitude(3),
     )
+
+
+@pytest.mark.skipif(checks.DEVICE == "cuda", reason="a GPU limits them")
+@pytest.mark.parametrize(
+    ("mode", "changed", "message"),
+    [
+        ("NONE", {"f": firsts(0, 8)}, "entry 1 of first_token_offset, tensor 'f' (uid 3), is out of range: "
+         "expected 0..6, got 8. Make the offsets ascend, up to the number of rows."),
+        ("NONE", {"f": firsts(4, 3)}, "entry 1 of first_token_offset, tensor 'f' (uid 3), is out of range: "
+         "expected 4..6, got 3."),
+        ("GATHER", {"i": indices([0, 1, 2, 6, -1, 0])}, "entry 3 of token_index, tensor 'i' (uid 4), is "
+         "out of range: expected -1..5, got 6. Correct the contents of the tensor; -1 leaves a row out."),
+        ("SCATTER", {"k": indices([0, 1, 2, 0, 0, 0])}, "entry 2 of token_ks, tensor 'k' (uid 5), is out of "
+         "range: expected -1..1, got 2."),
+        ("SCATTER", {"i": indices([0, 0, 1, 1, 2, 3])}, "entry 5 of token_index, tensor 'i' (uid 4), is "
+         "out of range: expected -1..2, got 3."),
+    ],
+)  # fmt: skip
+def test_indices_out_of_range_are_refused(mode, changed, message):
+    token, weight = checks.random((1, 6, 4)), checks.random((2, 4, 3), seed=1)
+    arrays = {"t": token, "w": weight, "f": firsts(0, 3)}
+    arrays |= {"i": indices([0, 0, 1, 1, 2, 2]), "k": indices([0, 1] * 3)}
+    names = {"NONE": "twf", "GATHER": "twfi", "SCATTER": "twfik"}[mode]
+    arrays = {name: (arrays | changed)[name] for name in names}
+    for engine in checks.engine_names():
+        g = weft.Graph(handle=checks.handle())
+        tensors = {
+            name: g.tensor_like(a, name=name).set_uid(i) for i, (name, a) in enumerate(arrays.items(), 1)
+        }
+        top_k = {"top_k": 2} if mode == "SCATTER" else {}
+        y = g.moe_grouped_matmul(*tensors.values(), mode=mode, **top_k).set_output(True)
+        g.create_execution_plan([answer["engine"] for answer in g.support()].index(engine), {})
+        g.build_plan_at_index(0)
+        result = np.full(y.dims, 77, np.float32)
+        with pytest.raises(weft.BadParameterError, match=re.escape(message)):
+            g.execute({tensors[name]: a for name, a in arrays.items()} | {y: result})
+        assert (result == 77).all()
 
 
 def test_results_feed_pointwise_operations():

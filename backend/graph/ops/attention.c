@@ -14,6 +14,7 @@
 #include "graph/ops/attention.h"
 #include "base/number.h"
 #include "base/philox.h"
+#include "graph/ops/attention_indices.h"
 #include "graph/ops/rng.h"
 
 #include <math.h>
@@ -59,7 +60,7 @@ static const struct row forward_rows[] = {
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.k_table, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC,
                "paged_attention_k_table", .shape = "[B, 1, pages, 1]",
                .doc = "which page of k, then [container, Hk, page size, Dqk], has each block of keys, INT32 or INT64; "
-                      "one outside of the container counts as the nearest inside; needs seq_len_kv"),
+                      "may be ragged; needs seq_len_kv"),
     TENSOR_ROW(ROLE_INPUT, struct sdpa_fwd_op, a.v_table, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC,
                "paged_attention_v_table", .shape = "[B, 1, pages, 1]",
                .doc = "the same of v, then [container, Hv, page size, Dv]"),
@@ -413,7 +414,7 @@ static int64_t table_reach(const struct tensor *table, const struct tensor *cont
 
 /* Without a table the tensor's own; with one the pages' reach, the lesser of both where both have one. */
 int64_t attention_keys(const struct attention *a) {
-    if (a->most_keys)
+    if (a->most_keys && attention_is_paged(a))
         return a->most_keys;
     int64_t of_k = a->k_table ? table_reach(a->k_table, a->k) : a->k->dims.at[2];
     int64_t of_v = a->v_table ? table_reach(a->v_table, a->v) : a->v->dims.at[2];
@@ -461,7 +462,8 @@ static weftStatus_t check_operands(const struct descriptor *op, const struct att
     /* Depth, batch entries and keys of q, k and v agree; a table says the last two instead. */
     bool k_fits = k[3] == q[3] && (a->k_table || (k[0] == q[0] && k[2] == attention_keys(a)));
     bool v_fits = a->v_table || (v[0] == q[0] && v[2] == attention_keys(a));
-    if (a->most_keys && !a->k_table && !a->v_table)
+    /* With FP8 operands the number is ignored, as cuDNN's frontend does. */
+    if (a->most_keys && !attention_is_paged(a) && !dtype_is_fp8((weftDataType_t)a->q->type))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: paged_attention_max_seq_len_kv is %lld, but there is no page table. Leave it unset.",
              descriptor_label(op), (long long)a->most_keys);
@@ -534,35 +536,6 @@ static weftStatus_t check_sums(const struct descriptor *op, const char *side, co
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Ragged: batch entries begin where offsets say, and rows beyond a length belong to others. */
-static weftStatus_t check_ragged(const struct descriptor *op, const struct attention *a, const char *key,
-                                 const struct tensor *tensor, bool has_keys) {
-    if (!tensor || !tensor->ragged_offset)
-        return WEFT_STATUS_SUCCESS;
-    TRY(check_integers(op, key, tensor->ragged_offset, (const int64_t[]){a->q->dims.at[0] + 1, 1, 1, 1}));
-    /* Intermediate tensors are laid out by the planner, which knows no offsets; pages have no use for them. */
-    if (tensor->is_virtual || (has_keys && (a->k_table || a->v_table)))
-        FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets, and %s. Give a padded tensor.",
-             descriptor_label(op), key, tensor->is_virtual ? "is virtual" : "there are page tables");
-    if (has_keys ? !a->seq_len_kv && !a->cu_seq_len_kv : !a->seq_len_q && !a->cu_seq_len_q)
-        FAIL(WEFT_STATUS_BAD_PARAM, "%s: %s has ragged offsets, but there is no %s. Give it, or cu_%s.",
-             descriptor_label(op), key, has_keys ? "seq_len_kv" : "seq_len_q", has_keys ? "seq_len_kv" : "seq_len_q");
-    return WEFT_STATUS_SUCCESS;
-}
-
-/* The others are padded. */
-static weftStatus_t check_padded(const struct descriptor *op, const struct attention *a) {
-    const struct tensor *padded[] = {a->bias,         a->seq_len_q,     a->seq_len_kv, a->sink,        a->scale,
-                                     a->cu_seq_len_q, a->cu_seq_len_kv, a->block_mask, a->dropout_mask};
-    for (size_t i = 0; i < sizeof padded / sizeof *padded; i++)
-        if (padded[i] && padded[i]->ragged_offset)
-            FAIL(WEFT_STATUS_NOT_SUPPORTED_LAYOUT, "%s: %s has ragged offsets. Give a padded tensor.",
-                 descriptor_label(op), descriptor_label(&padded[i]->base));
-    TRY(check_ragged(op, a, "q", a->q, false));
-    TRY(check_ragged(op, a, "k", a->k, true));
-    return check_ragged(op, a, "v", a->v, true);
-}
-
 /* A bit or a byte for each tile of 128 x 128 scores, the last ones short. */
 static weftStatus_t check_block_mask(const struct descriptor *op, const struct attention *a) {
     if (!a->block_mask)
@@ -597,7 +570,7 @@ static weftStatus_t check_attention(const struct descriptor *op, const struct at
     TRY(check_broadcasts(op, "dropout_mask", a->dropout_mask, &scores));
     TRY(score_modifier_check(&a->modifier, op, &scores));
     TRY(check_block_mask(op, a));
-    TRY(check_padded(op, a));
+    TRY(attention_check_ragged(op, a));
     if (a->bias && dtype_is_integer((weftDataType_t)a->bias->type))
         FAIL(WEFT_STATUS_BAD_PARAM,
              "%s: bias has data type %s. Use a floating type to add it, or BYTE_BOOLEAN to keep keys where it is true.",
@@ -682,11 +655,6 @@ static weftStatus_t check_forward(const struct descriptor *descriptor) {
     /* o is as wide as the values; statistics are a number for each query. */
     TRY(check_dims(descriptor, "o", op->o, 4, (const int64_t[]){q[0], q[1], q[2], op->a.v->dims.at[3]}));
     TRY(check_dims(descriptor, "stats", op->stats, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
-    /* Results may be ragged as queries are. */
-    TRY(check_ragged(descriptor, &op->a, "o", op->o, false));
-    TRY(check_ragged(descriptor, &op->a, "stats", op->stats, false));
-    TRY(check_ragged(descriptor, &op->a, "score_max", op->max, false));
-    TRY(check_ragged(descriptor, &op->a, "score_sum_exp", op->sum_exp, false));
     TRY(check_dims(descriptor, "score_max", op->max, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     TRY(check_dims(descriptor, "score_sum_exp", op->sum_exp, 4, (const int64_t[]){q[0], q[1], q[2], 1}));
     /* What belongs to the softmax or the result as a whole has one number. */
@@ -730,20 +698,13 @@ static weftStatus_t infer_backward(struct descriptor *descriptor) {
     return WEFT_STATUS_SUCCESS;
 }
 
-/* An operand that is given once more. */
-static weftStatus_t check_again(const struct sdpa_bwd_op *op, const char *key, const struct tensor *again,
-                                const struct tensor *first) {
-    TRY(check_dims(&op->base, key, again, 4, first->dims.at));
-    return check_ragged(&op->base, &op->a, key, again, first == op->a.k);
-}
-
 /* Operands that are given once more, and all scales. NULL passes everywhere, but for scales of what is not given. */
 static weftStatus_t check_backward_scales(const struct sdpa_bwd_op *op) {
     const struct descriptor *d = &op->base;
-    TRY(check_again(op, "q_T", op->q_t, op->a.q));
-    TRY(check_again(op, "k_T", op->k_t, op->a.k));
-    TRY(check_again(op, "dO_T", op->do_t, op->d_o));
-    TRY(check_again(op, "dO_f16", op->do_f16, op->d_o));
+    TRY(check_dims(d, "q_T", op->q_t, 4, op->a.q->dims.at));
+    TRY(check_dims(d, "k_T", op->k_t, 4, op->a.k->dims.at));
+    TRY(check_dims(d, "dO_T", op->do_t, 4, op->d_o->dims.at));
+    TRY(check_dims(d, "dO_f16", op->do_f16, 4, op->d_o->dims.at));
     TRY(attention_check_scales(d, "descale_o", op->descale_o, op->o, 3, true));
     TRY(attention_check_scales(d, "descale_dO", op->descale_do, op->d_o, 3, true));
     /* Given once more in another layout or type, each with scales of its own. */
@@ -788,12 +749,6 @@ static weftStatus_t check_backward(const struct descriptor *descriptor) {
     TRY(check_dims(descriptor, "dQ", op->dq, 4, q));
     TRY(check_dims(descriptor, "dK", op->dk, 4, k));
     TRY(check_dims(descriptor, "dV", op->dv, 4, v));
-    TRY(check_ragged(descriptor, &op->a, "o", op->o, false));
-    TRY(check_ragged(descriptor, &op->a, "dO", op->d_o, false));
-    TRY(check_ragged(descriptor, &op->a, "stats", op->stats, false));
-    TRY(check_ragged(descriptor, &op->a, "dQ", op->dq, false));
-    TRY(check_ragged(descriptor, &op->a, "dK", op->dk, true));
-    TRY(check_ragged(descriptor, &op->a, "dV", op->dv, true));
     if (op->dbias)
         TRY(check_dims(descriptor, "dBias", op->dbias, 4, op->a.bias->dims.at));
     TRY(check_backward_scales(op));
@@ -890,14 +845,14 @@ struct head {
     double sink; /* -inf: none */
 };
 
-/* Lengths come from memory and may be anything: they are cut to 0 .. all. */
+/* attention_check_indices has refused lengths outside of 0 .. all. */
 static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
     int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
     /* Lengths as running sums: the difference of two neighbours. */
     if (sums->data)
         length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
                  view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
-    return length < 0 ? 0 : length > all ? all : length;
+    return length;
 }
 
 /* Lengths, the diagonal, ALiBi's slope and the sink of one head; all that a score needs beside its vectors. */
@@ -980,7 +935,7 @@ static double kept(const struct run *run, const struct head *head, int64_t row, 
 static struct view entry_of(const struct bindings *bindings, const struct tensor *tensor, int64_t batch) {
     struct view view = view_of(bindings, tensor);
     if (!view.data || !tensor->ragged_offset)
-        return view;
+        return view; /* also of an absent tensor */
     struct view offsets = view_of(bindings, tensor->ragged_offset);
     int64_t offset = view_load_int(&offsets, (const int64_t[]){batch, 0, 0, 0}) * tensor->ragged_multiplier;
     int64_t usual = view.dims[0] == 1 ? 0 : batch * view.strides[0];
@@ -1028,13 +983,11 @@ static void load_scaled_head(double *to, const struct view *from, const struct s
         }
 }
 
-/* Points the index of a key, or a value, into the page that a table names. A page outside of the container counts as
-   the nearest inside: nothing beyond it is read. */
+/* Points the index of a key, or a value, into the page that a table names. */
 static void find_page(int64_t *index, const struct view *container, const struct view *table) {
     int64_t size = container->dims[2], key = index[2];
     /* Tables are [B, 1, pages, 1]: one for all heads of a batch entry. */
-    int64_t page = view_load_int(table, (const int64_t[]){index[0], 0, key / size, 0});
-    index[0] = max64(0, min64(page, container->dims[0] - 1));
+    index[0] = view_load_int(table, (const int64_t[]){index[0], 0, key / size, 0});
     index[2] = key % size;
 }
 
@@ -1161,6 +1114,8 @@ static void find_entries(struct forward_views *views, const struct bindings *bin
     views->q = entry_of(bindings, op->a.q, batch);
     views->k.memory = entry_of(bindings, op->a.k, batch);
     views->v.memory = entry_of(bindings, op->a.v, batch);
+    views->k.table = entry_of(bindings, op->a.k_table, batch);
+    views->v.table = entry_of(bindings, op->a.v_table, batch);
     views->o = entry_of(bindings, op->o, batch);
     views->stats = entry_of(bindings, op->stats, batch);
     views->max = entry_of(bindings, op->max, batch);
@@ -1264,6 +1219,7 @@ const struct op sdpa_fwd_op = {
     .infer = infer_forward,
     .cudnn_strides = cudnn_strides,
     .check = check_forward,
+    .check_indices = attention_check_indices,
     .reference = forward,
     .scratch_bytes = forward_scratch_bytes,
     .flops = forward_flops,
@@ -1565,6 +1521,7 @@ const struct op sdpa_bwd_op = {
     .infer = infer_backward,
     .cudnn_strides = cudnn_strides,
     .check = check_backward,
+    .check_indices = attention_check_indices,
     .reference = backward,
     .scratch_bytes = backward_scratch_bytes,
     .flops = backward_flops,

@@ -9,10 +9,10 @@
 
 /* What forward and backward share: everything that the scores depend on. */
 struct attention {
-    struct tensor *q, *k, *v;              /* [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv] */
-    struct tensor *k_table, *v_table;      /* [B, 1, pages, 1]: k, or v, is [container, H, page size, D] */
-    int64_t most_keys;                     /* Skv where tables say it; 0: all that they reach */
-    struct tensor *descale_q;              /* [B, Hq, 1, 1] or 1s, or of blocks */
+    struct tensor *q, *k, *v;         /* [B, Hq, Sq, Dqk], [B, Hk, Skv, Dqk], [B, Hv, Skv, Dv] */
+    struct tensor *k_table, *v_table; /* [B, 1, pages, 1], may be ragged: k, or v, is [container, H, page size, D] */
+    int64_t most_keys;                /* Skv where tables say it; 0: all that they reach */
+    struct tensor *descale_q;         /* [B, Hq, 1, 1] or 1s, or of blocks */
     struct tensor *descale_k, *descale_v;  /* [B, H, Skv, 1] or 1s, of pages [container, H, page size, 1] or 1s, or of
                                               blocks */
     struct tensor *scale;                  /* instead of scale_value */
@@ -73,6 +73,9 @@ enum { ATTENTION_MASK_TILE = 128 }; /* queries, and keys, of a tile of a block m
 
 /* Whether a block mask has eight tiles of keys in a byte. */
 static inline bool attention_mask_has_bits(const struct attention *a) { return a->block_mask->type == WEFT_DATA_UINT8; }
+
+/* Whether keys or values are stored in pages. */
+static inline bool attention_is_paged(const struct attention *a) { return a->k_table || a->v_table; }
 
 /* Skv. */
 int64_t attention_keys(const struct attention *a);

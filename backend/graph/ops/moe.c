@@ -7,9 +7,12 @@
    moe_grouped_matmul_bwd: dweight[e] = sum over rows r of expert e of token[r] * doutput[r]
    Offsets ascend; the last expert ends with the last row. One offset less than experts are those of all but the first
    expert, which begins with row 0. Rows before the first offset belong to no expert. Rows of the output that get no
-   product are 0, and an index that points outside is as a row that is not there. To SCATTER, each
-   row needs a place of its own: of rows that share one, which stays is not said. */
+   product are 0. An index of -1 leaves its row out. Other numbers outside of the tensors are refused on the CPU; on a
+   GPU such an index leaves its row out, and offsets are limited to the rows. To SCATTER, each row needs a place of its
+   own: of rows that share one, which stays is not said. */
 #include "graph/ops/moe.h"
+
+#include "base/number.h"
 
 /* ---- What both share --------------------------------------------------------------------------------------------- */
 
@@ -59,14 +62,31 @@ struct offsets {
     int64_t experts;
 };
 
-/* The first row of an expert, or of the end of the last one; never outside 0 .. rows. */
+/* The first row of an expert, or of the end of the last one. check_offset_numbers has refused those outside of 0 ..
+   rows. */
 static int64_t first_row(const struct offsets *offsets, int64_t expert, int64_t rows) {
-    int64_t place = expert - (offsets->experts - offsets->at.dims[0]), first = rows;
+    int64_t place = expert - (offsets->experts - offsets->at.dims[0]);
     if (place < 0)
         return 0;
-    if (expert < offsets->experts)
-        first = view_load_int(&offsets->at, (int64_t[]){place, 0, 0});
-    return first < 0 ? 0 : first > rows ? rows : first;
+    return expert < offsets->experts ? view_load_int(&offsets->at, (int64_t[]){place, 0, 0}) : rows;
+}
+
+/* The numbers in memory: ascending, within 0 .. rows. */
+static weftStatus_t check_offset_numbers(const struct descriptor *op, const struct tensor *offsets, int64_t rows,
+                                         const struct bindings *bindings) {
+    struct view view = view_of(bindings, offsets);
+    int64_t least = 0;
+    for (int64_t i = 0; view.data && i < view.dims[0]; i++) {
+        int64_t first = view_load_int(&view, (int64_t[]){i, 0, 0});
+        if (first < least || first > rows)
+            FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+                 "%s: entry %lld of first_token_offset, %s, is out of range: expected %lld..%lld, got %lld. Make the "
+                 "offsets ascend, up to the number of rows.",
+                 descriptor_label(op), (long long)i, descriptor_label(&offsets->base), (long long)least,
+                 (long long)rows, (long long)first);
+        least = first;
+    }
+    return WEFT_STATUS_SUCCESS;
 }
 
 /* The type of a product of a and b: integers as they are summed, floats as matmul has it. */
@@ -180,26 +200,52 @@ static weftStatus_t infer(struct descriptor *descriptor) {
     return check_dims(descriptor, "output", op->output, 3, dims);
 }
 
+/* One index of a row: -1, which leaves the row out, up to `most`. */
+static weftStatus_t check_index(const struct moe_op *op, const char *key, const struct tensor *indices,
+                                const struct view *view, int64_t row, int64_t most) {
+    int64_t index = view_load_int(view, (int64_t[]){0, row, 0});
+    if (index < -1 || index > most)
+        FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
+             "%s: entry %lld of %s, %s, is out of range: expected -1..%lld, got %lld. Correct the contents of the "
+             "tensor; -1 leaves a row out.",
+             descriptor_label(&op->base), (long long)row, key, descriptor_label(&indices->base), (long long)most,
+             (long long)index);
+    return WEFT_STATUS_SUCCESS;
+}
+
+static weftStatus_t check_numbers(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct moe_op *op = (const struct moe_op *)descriptor;
+    struct view index = view_of(bindings, op->token_index), ks = view_of(bindings, op->token_ks);
+    int64_t count = moe_rows(op), tokens = op->token->dims.at[1];
+    TRY(check_offset_numbers(descriptor, op->first_token_offset, count, bindings));
+    for (int64_t r = 0; index.data && !op->token_ks && r < count; r++)
+        TRY(check_index(op, "token_index", op->token_index, &index, r, tokens - 1));
+    /* SCATTER: the places of the last token may be fewer than top_k. */
+    for (int64_t r = 0; index.data && ks.data && r < count; r++) {
+        TRY(check_index(op, "token_ks", op->token_ks, &ks, r, op->top_k - 1));
+        int64_t k = max64(0, view_load_int(&ks, (int64_t[]){0, r, 0}));
+        TRY(check_index(op, "token_index", op->token_index, &index, r, divide_down(count - 1 - k, op->top_k)));
+    }
+    return WEFT_STATUS_SUCCESS;
+}
+
 struct forward_views {
     struct view token, weight, output, index, ks;
 };
 
-/* The row of the output that takes the product of row r, or -1. */
+/* The row of the output that takes the product of row r, or -1. check_numbers has refused all others. */
 static int64_t place_of(const struct moe_op *op, const struct forward_views *v, int64_t r) {
     if (op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_SCATTER)
         return r;
     int64_t at[] = {0, r, 0}, token = view_load_int(&v->index, at), k = view_load_int(&v->ks, at);
-    /* Divided rather than multiplied: an index from memory may be as large as numbers are. */
-    bool fits = token >= 0 && k >= 0 && k < op->top_k && token <= (v->output.dims[1] - 1 - k) / op->top_k;
-    return fits && v->output.dims[1] > k ? token * op->top_k + k : -1;
+    return token >= 0 && k >= 0 ? token * op->top_k + k : -1;
 }
 
 /* The token that row r is made of, or -1. */
 static int64_t source_of(const struct moe_op *op, const struct forward_views *v, int64_t r) {
     if (op->mode != WEFT_MOE_GROUPED_MATMUL_MODE_GATHER)
         return r;
-    int64_t token = view_load_int(&v->index, (int64_t[]){0, r, 0});
-    return token >= 0 && token < v->token.dims[1] ? token : -1;
+    return view_load_int(&v->index, (int64_t[]){0, r, 0});
 }
 
 /* One row of the product: output[place] = token[source] * weight[expert]. */
@@ -229,10 +275,8 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     for (bool more = index_begin(index, 3, v.output.dims); more; more = index_next(index, 3, v.output.dims))
         view_store(&v.output, index, 0);
     for (int64_t expert = 0; expert < offsets.experts; expert++) {
-        /* Experts whose offsets do not ascend have no rows. */
         int64_t until = first_row(&offsets, expert + 1, count);
         for (int64_t r = first_row(&offsets, expert, count); r < until; r++) {
-            /* An index that points outside leaves its row out. */
             int64_t source = source_of(op, &v, r), place = place_of(op, &v, r);
             if (source >= 0 && place >= 0)
                 multiply_row(&v, moe_math(op), source, expert, place);
@@ -258,6 +302,7 @@ const struct op moe_op = {
         },
     .methods = methods,
     .infer = infer,
+    .check_indices = check_numbers,
     .reference = reference,
     .flops = flops,
     .reference_rate = 2.5e8,
@@ -338,6 +383,11 @@ static void bwd_reference(const struct descriptor *descriptor, const struct bind
     }
 }
 
+static weftStatus_t bwd_check_numbers(const struct descriptor *descriptor, const struct bindings *bindings) {
+    const struct moe_bwd_op *op = (const struct moe_bwd_op *)descriptor;
+    return check_offset_numbers(descriptor, op->first_token_offset, op->token->dims.at[1], bindings);
+}
+
 static double bwd_flops(const struct descriptor *descriptor) {
     const struct moe_bwd_op *op = (const struct moe_bwd_op *)descriptor;
     return grouped_flops(op->token->dims.at[1], op->token->dims.at[2], op->doutput->dims.at[2]);
@@ -356,6 +406,7 @@ const struct op moe_bwd_op = {
         },
     .methods = bwd_methods,
     .infer = bwd_infer,
+    .check_indices = bwd_check_numbers,
     .reference = bwd_reference,
     .flops = bwd_flops,
     .reference_rate = 2.5e8,

@@ -34,20 +34,20 @@ struct rows rows_of(const struct bindings *bindings, const struct tensor *tensor
         return rows;
     if (table) {
         rows.table = view_of(bindings, table);
-        rows.batch = batch, rows.pages = tensor->dims.at[0], rows.page_rows = tensor->dims.at[2];
-        rows.page_stride = step_of(tensor, 0);
+        rows.table_first = rows.table.data ? entry_offset(bindings, table, batch) : 0;
+        rows.table_step = step_of(table, 2);
+        rows.page_rows = tensor->dims.at[2], rows.page_stride = step_of(tensor, 0);
     } else {
         rows.first += entry_offset(bindings, tensor, batch);
     }
     return rows;
 }
 
-/* A page outside of the container counts as the nearest inside: nothing beyond it is read. */
 static int64_t row_offset(const struct rows *rows, int64_t row) {
     if (!rows->table.data)
         return rows->first + row * rows->stride;
-    int64_t page = view_load_int(&rows->table, (const int64_t[]){rows->batch, 0, row / rows->page_rows, 0});
-    page = max64(0, min64(page, rows->pages - 1));
+    int64_t place = rows->table_first + row / rows->page_rows * rows->table_step;
+    int64_t page = dtype_load_i64(rows->table.type, rows->table.data, place);
     return rows->first + page * rows->page_stride + row % rows->page_rows * rows->stride;
 }
 

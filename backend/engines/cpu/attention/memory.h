@@ -12,7 +12,8 @@ struct rows {
     int bits;                    /* of an element */
     int64_t first, stride, step; /* in elements: of row 0, from row to row, within a row */
     struct view table;           /* which page has a row; no memory: there are no pages */
-    int64_t batch, pages, page_rows, page_stride;
+    int64_t table_first, table_step;
+    int64_t page_rows, page_stride;
     bool is_ragged; /* rows beyond those in use are another entry's */
 };
 

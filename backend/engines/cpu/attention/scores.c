@@ -51,13 +51,13 @@ struct scores scores_of(const struct attention *a, const struct attention_sizes 
     };
 }
 
-/* Lengths come from memory and may be anything: they are cut to 0 .. all. */
+/* attention_check_indices has refused lengths outside of 0 .. all. */
 static int64_t length_in_use(const struct view *lengths, const struct view *sums, int64_t batch, int64_t all) {
     int64_t length = lengths->data ? view_load_int(lengths, (const int64_t[]){batch, 0, 0, 0}) : all;
     if (sums->data)
         length = view_load_int(sums, (const int64_t[]){batch + 1, 0, 0, 0}) -
                  view_load_int(sums, (const int64_t[]){batch, 0, 0, 0});
-    return max64(0, min64(length, all));
+    return length;
 }
 
 int64_t scores_queries(const struct scores *scores, int64_t batch) {

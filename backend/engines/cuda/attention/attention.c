@@ -62,6 +62,15 @@ bool attention_is_ragged(const struct cuda_attention *c) {
     return false;
 }
 
+bool attention_has_ragged_rows(const struct cuda_attention *c) {
+    struct attention_ragged list[ATTENTION_RAGGED_MAX];
+    int count = attention_ragged_operands(region_node(c->region, 0)->op, list);
+    for (int i = 0; i < count; i++)
+        if (list[i].tensor != c->a->k_table && list[i].tensor != c->a->v_table)
+            return true;
+    return false;
+}
+
 /* Half where scores take registers, too. */
 int attention_most_columns(const struct cuda_attention *c, int parts) {
     bool is_short = c->arithmetic->is_mma && attention_is_rich(c, parts);

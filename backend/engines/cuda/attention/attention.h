@@ -5,7 +5,7 @@
 #define WEFT_ENGINES_CUDA_ATTENTION_H
 
 #include "engines/cuda/core/kernel.h"
-#include "graph/ops/attention.h"
+#include "graph/ops/attention_indices.h"
 
 /* How products are made and summed. Constant rows in attention.c. `bytes` of a staged element, `sum_bytes` of an
    element of a sum. */
@@ -63,6 +63,8 @@ double attention_predict_flops(const struct cuda_attention *c, double flops);
 
 /* Whether an operand has ragged offsets. */
 bool attention_is_ragged(const struct cuda_attention *c);
+/* The same of operands with rows of queries or keys: page tables do not count. */
+bool attention_has_ragged_rows(const struct cuda_attention *c);
 
 /* How many columns of results a block can sum in registers. */
 int attention_most_columns(const struct cuda_attention *c, int parts);

@@ -366,8 +366,8 @@ static weftStatus_t check_decode(const struct cuda_attention *c) {
     TRY(check_scales(c));
     if (attention_drops(c->a) || attention_wants(c, c->forward->rng_dump))
         return refuse(c, "decoding drops no weights");
-    if (attention_is_ragged(c))
-        return refuse(c, "decoding reads no ragged offsets");
+    if (attention_has_ragged_rows(c))
+        return refuse(c, "decoding reads no ragged offsets but those of page tables");
     if (c->a->block_mask)
         return refuse(c, "decoding reads no block mask");
     if (c->key_heads != c->value_heads)

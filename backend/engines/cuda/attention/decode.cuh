@@ -173,7 +173,7 @@ template <class P> struct slice_pages {
     /* The page of this lane's row, of the slice that begins with key `first`; of a row beyond the keys that of the
        nearest. */
     DEVICE int read(int first) const {
-        if constexpr (!IS_PAGED)
+        if (!IS_PAGED || keys.first >= keys.last) /* a packed table may have no entry for a sequence without keys */
             return 0;
         const int key = min(max(first + lane() % KEYS, keys.first), max(keys.last - 1, 0));
         return (int)(lane() < KEYS ? k_pages_of(a, batch).page_of(key) : v_pages_of(a, batch).page_of(key));

@@ -1,6 +1,24 @@
-/* lengths: queries, or keys, in use of a batch entry: a list of them, or of their running sums. */
+/* lengths: queries, and keys, in use of a batch entry, from a list of them or of their running sums. They are never
+   outside of 0 .. all, whatever the lists hold. An entry whose ragged offsets point outside of a tensor has none.
+   Demands HAS_SEQ_LEN_Q HAS_SEQ_LEN_KV and, printed by the host, queries_fit and keys_fit */
 
-template <bool ARE_SUMS, class T> DEVICE i64 length_of(const T &list, i64 batch, i64 step) {
-    const i64 length = to_integer(list[(batch + ARE_SUMS) * step]);
-    return ARE_SUMS ? length - to_integer(list[batch * step]) : length;
+template <bool ARE_SUMS, class T> DEVICE i64 length_of(const T &list, i64 batch, i64 step, i64 all) {
+    i64 length = to_integer(list[(batch + ARE_SUMS) * step]);
+    if constexpr (ARE_SUMS)
+        length -= to_integer(list[batch * step]);
+    return min(max(length, 0ll), all);
+}
+
+/* Templates on the arguments, so that what was not printed is not looked up. */
+template <class P> DEVICE i32 queries_in_use(const P &a, i64 batch) {
+    i64 queries = a.queries;
+    if constexpr (HAS_SEQ_LEN_Q)
+        queries = length_of<SEQ_LEN_Q_ARE_SUMS>(a.seq_len_q, batch, a.seq_len_q_step, queries);
+    return queries_fit(a, batch, queries) ? (i32)queries : 0;
+}
+template <class P> DEVICE i32 keys_in_use(const P &a, i64 batch) {
+    i64 keys = a.keys;
+    if constexpr (HAS_SEQ_LEN_KV)
+        keys = length_of<SEQ_LEN_KV_ARE_SUMS>(a.seq_len_kv, batch, a.seq_len_kv_step, keys);
+    return keys_fit(a, batch, keys) ? (i32)keys : 0;
 }

@@ -15,7 +15,8 @@ int attention_run(const struct tensor *tensor) {
         return 1;
     int64_t length = gcd64(tensor->alignment, 16) / bytes;
     length = gcd64(length > 1 ? length : 1, tensor->dims.at[3]);
-    for (int i = 0; i < 3; i++)
+    /* Offsets, which take the place of a ragged tensor's batch stride, are multiples of the run: print_fit. */
+    for (int i = tensor->ragged_offset ? 1 : 0; i < 3; i++)
         if (tensor->dims.at[i] > 1)
             length = gcd64(length, tensor->strides.at[i]);
     return length < 0 ? (int)-length : (int)length;
@@ -235,6 +236,53 @@ void attention_print_dropout(struct kernel_print *print, const struct cuda_atten
     print_number(print, philox_threshold(1 - a->dropout_probability), "threshold");
 }
 
+static bool same_limit(const struct ragged_limit *a, const struct ragged_limit *b) {
+    return a->value == b->value && a->multiplier == b->multiplier && a->most == b->most && a->row == b->row &&
+           a->width == b->width && a->unit == b->unit;
+}
+
+static struct ragged_limit limit_of(const struct cuda_attention *c, const struct tensor *tensor) {
+    const struct tensor *offsets = tensor->ragged_offset;
+    struct ragged_entries entries = tensor_ragged_entries(tensor);
+    return (struct ragged_limit){.type = (weftDataType_t)offsets->type,
+                                 .value = graph_find_value(c->graph, offsets),
+                                 .step = offsets->strides.at[0],
+                                 .entries = tensor->ragged_offset->dims.at[0] - 1,
+                                 .multiplier = tensor->ragged_multiplier,
+                                 .most = entries.most,
+                                 .row = entries.row,
+                                 .width = entries.width,
+                                 .unit = attention_run(tensor)};
+}
+
+/* The function NAME of (arguments, batch, rows): whether that many queries, or keys, of a batch entry are inside of all
+   ragged tensors of the operation. Tensors that share their offsets and layout share the limit. */
+static void print_fit(struct kernel_print *print, const struct cuda_attention *c, bool has_keys, const char *name) {
+    struct attention_ragged list[ATTENTION_RAGGED_MAX];
+    struct ragged_limit limits[ATTENTION_RAGGED_MAX];
+    int count = attention_ragged_operands(region_node(c->region, 0)->op, list);
+    text_add(&print->code, "template <class P> DEVICE bool %s(const P &a, i64 batch, i64 rows) {\n    return true",
+             name);
+    for (int i = 0; i < count; i++) {
+        char field[32];
+        limits[i] = limit_of(c, list[i].tensor);
+        bool is_new = list[i].has_keys == has_keys;
+        for (int j = 0; j < i; j++)
+            is_new = is_new && !(list[j].has_keys == has_keys && list[j].page == list[i].page &&
+                                 same_limit(&limits[i], &limits[j]));
+        if (!is_new)
+            continue;
+        snprintf(field, sizeof field, "%s_%d", name, i);
+        print_ragged_limit(print, &limits[i], field);
+        if (list[i].page == 1)
+            text_add(&print->code, " && a.%s.has(batch, rows)", field);
+        else
+            text_add(&print->code, " && a.%s.has(batch, (rows + %lld) / %lld)", field, (long long)list[i].page - 1,
+                     (long long)list[i].page);
+    }
+    text_add(&print->code, ";\n}\n\n");
+}
+
 /* Running sums take the place of lengths: entry b has sums[b + 1] - sums[b]. */
 void attention_print_lengths(struct kernel_print *print, const struct cuda_attention *c) {
     const struct attention *a = c->a;
@@ -244,6 +292,8 @@ void attention_print_lengths(struct kernel_print *print, const struct cuda_atten
                "HAS_SEQ_LEN_Q");
     print_list(print, c, a->cu_seq_len_kv ? a->cu_seq_len_kv : a->seq_len_kv, "seq_len_kv", "seq_len_kv_step", 0,
                "HAS_SEQ_LEN_KV");
+    print_fit(print, c, false, "queries_fit");
+    print_fit(print, c, true, "keys_fit");
 }
 
 /* One bit or byte for each tile of scores; the kernel skips tiles that are 0. */

@@ -27,12 +27,8 @@ struct lengths {
 };
 
 template <class P> DEVICE lengths lengths_of(const P &a, i64 batch) {
-    i64 queries = a.queries, keys = a.keys;
-    if constexpr (HAS_SEQ_LEN_Q)
-        queries = min(max(length_of<SEQ_LEN_Q_ARE_SUMS>(a.seq_len_q, batch, a.seq_len_q_step), 0ll), queries);
-    if constexpr (HAS_SEQ_LEN_KV)
-        keys = min(max(length_of<SEQ_LEN_KV_ARE_SUMS>(a.seq_len_kv, batch, a.seq_len_kv_step), 0ll), keys);
-    return lengths{(int)queries, (int)keys, IS_BOTTOM_RIGHT ? keys - queries : 0};
+    const int queries = queries_in_use(a, batch), keys = keys_in_use(a, batch);
+    return lengths{queries, keys, IS_BOTTOM_RIGHT ? keys - queries : 0};
 }
 
 DEVICE span span_of(i64 first, i64 last, int all) {

@@ -17,3 +17,16 @@ template <class T> DEVICE i64 operator*(i64 batch, const ragged<T> &r) {
 }
 template <class T> DEVICE constexpr bool is_ragged(const ragged<T> &) { return true; }
 DEVICE constexpr bool is_ragged(i64) { return false; }
+
+/* Where the batch entries of a ragged tensor may begin. Offsets come from memory and may be anything: an entry whose
+   rows would leave the tensor, or that is not aligned for the accesses of kernels, has no rows. */
+template <class T> struct ragged_limit {
+    const T *offsets, *end;     // the last offset is the end of the tensor
+    i64 step, multiplier, most; // most: of the end, in units of the multiplier
+    i64 row, width, unit;       // elements: from row to row, of one row, and what offsets are multiples of
+    DEVICE bool has(i64 batch, i64 rows) const {
+        const i64 first = to_integer(offsets[batch * step]), last = to_integer(*end);
+        return 0 <= first && first <= last && last <= most && first * multiplier % unit == 0 &&
+               (rows == 0 || (rows - 1) * row + width <= (last - first) * multiplier);
+    }
+};

@@ -129,6 +129,17 @@ void print_ragged(struct kernel_print *print, weftDataType_t type, int value, in
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, multiplier});
 }
 
+/* Eight words, in the order of the struct. */
+void print_ragged_limit(struct kernel_print *print, const struct ragged_limit *limit, const char *name) {
+    const int64_t numbers[] = {limit->step, limit->multiplier, limit->most, limit->row, limit->width, limit->unit};
+    text_add(&print->fields, "    ragged_limit<%s> %s;\n", cuda_element_name(limit->type), name);
+    add_argument(print, (struct argument){ARGUMENT_VALUE, limit->value, 0});
+    add_argument(
+        print, (struct argument){ARGUMENT_VALUE, limit->value, dtype_bytes(limit->type, limit->entries * limit->step)});
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, numbers[i]});
+}
+
 /* magic = ceil(2^(31 + bits) / value), where 2^bits is the first power of two not below value: 32 bits, and exact for
    n < 2^31. */
 void print_divisor(struct kernel_print *print, int64_t value, const char *name) {

@@ -113,6 +113,14 @@ void print_number(struct kernel_print *print, int64_t number, const char *name);
 /* core/index.cuh's ragged, which stands for a stride of batch entries: they begin where a value says. */
 void print_ragged(struct kernel_print *print, weftDataType_t type, int value, int64_t step, int64_t multiplier,
                   const char *name);
+/* core/index.cuh's ragged_limit for the entries of a tensor whose offsets have these values. */
+struct ragged_limit {
+    weftDataType_t type;
+    int value;
+    int64_t step, entries; /* elements between offsets, and batch entries */
+    int64_t multiplier, most, row, width, unit;
+};
+void print_ragged_limit(struct kernel_print *print, const struct ragged_limit *limit, const char *name);
 /* core/index.cuh's divisor for n / value, n < 2^31. Division by a number of the arguments is a multiplication and a
    shift there. */
 void print_divisor(struct kernel_print *print, int64_t value, const char *name);

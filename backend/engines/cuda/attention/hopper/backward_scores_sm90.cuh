@@ -33,11 +33,8 @@ struct band {
     i32 queries, keys;
     i32 first = -FAR, last = FAR; /* where HAS_RIGHT and HAS_LEFT do not say otherwise */
 
-    template <class P> DEVICE band(const P &p, i32 batch) : queries((i32)p.queries), keys((i32)p.keys) {
-        if constexpr (HAS_SEQ_LEN_Q)
-            queries = clamp(length_of<SEQ_LEN_Q_ARE_SUMS>(p.seq_len_q, batch, p.seq_len_q_step), 0, queries);
-        if constexpr (HAS_SEQ_LEN_KV)
-            keys = clamp(length_of<SEQ_LEN_KV_ARE_SUMS>(p.seq_len_kv, batch, p.seq_len_kv_step), 0, keys);
+    template <class P>
+    DEVICE band(const P &p, i32 batch) : queries(queries_in_use(p, batch)), keys(keys_in_use(p, batch)) {
         const i32 shift = IS_BOTTOM_RIGHT ? keys - queries : 0;
         if constexpr (HAS_RIGHT)
             first = clamp(-shift - p.right, -FAR, FAR);

@@ -61,20 +61,6 @@ DEVICE range own_blocks(const arguments &a, const tile &t, u32 group) {
     return range{min(max(seen.first, t.blocks.first), last - 1), last};
 }
 
-/* Lengths in use. Templates, so that what was not printed is not looked up. */
-template <class P> DEVICE i32 queries_of(const P &a, i32 batch) {
-    if constexpr (HAS_SEQ_LEN_Q)
-        return bounds::clamp(length_of<SEQ_LEN_Q_ARE_SUMS>(a.seq_len_q, batch, a.seq_len_q_step), 0, (i32)a.queries);
-    else
-        return (i32)a.queries;
-}
-template <class P> DEVICE i32 keys_of(const P &a, i32 batch) {
-    if constexpr (HAS_SEQ_LEN_KV)
-        return bounds::clamp(length_of<SEQ_LEN_KV_ARE_SUMS>(a.seq_len_kv, batch, a.seq_len_kv_step), 0, (i32)a.keys);
-    else
-        return (i32)a.keys;
-}
-
 /* ---- Block masks: a block of keys lies in one of their tiles ---- */
 
 template <class P> DEVICE bool takes_part(const P &a, const tile &t, i32 block) {
@@ -106,8 +92,8 @@ DEVICE tile find_tile(const arguments &a, u32 index) {
            (i32)(outer - batch * (u32)a.heads),
            (i32)batch,
            {0, 0},
-           queries_of(a, (i32)batch),
-           keys_of(a, (i32)batch),
+           queries_in_use(a, batch),
+           keys_in_use(a, batch),
            0};
     if constexpr (O_IS_RAGGED)
         t.o_place = o_entry(a, t.batch, t.queries).place;
