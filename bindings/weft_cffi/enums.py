@@ -753,6 +753,8 @@ class attribute_name(IntEnum):
     """DATA_TYPE: type to calculate in; default FLOAT."""
     OPERATION_SOFTMAX_AXIS_EXT = 10091
     """INT64: the dimension whose elements sum to 1; default the last."""
+    OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT = 10321
+    """BOOLEAN: whether y is NaN in rows whose largest element is infinite; default false."""
     OPERATION_DIAGONAL_BAND_MASK_XDESC = 3000
     """TENSOR descriptor: scores, [B, H, Sq, Skv]."""
     OPERATION_DIAGONAL_BAND_MASK_SEQ_LEN_KVDESC = 3001

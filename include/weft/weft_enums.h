@@ -755,6 +755,8 @@ typedef enum {
         /**< DATA_TYPE: type to calculate in; default FLOAT. */
     WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT = 10091,
         /**< INT64: the dimension whose elements sum to 1; default the last. */
+    WEFT_ATTR_OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT = 10321,
+        /**< BOOLEAN: whether y is NaN in rows whose largest element is infinite; default false. */
 
     /* OPERATION_DIAGONAL_BAND_MASK: y = x where the comparison holds, else the fill value. Set
        one bound: row + r with col, or col + l with row. */

@@ -1294,6 +1294,12 @@ class Softmax_attributes : public detail::Attributes<Softmax_attributes> {
         this->put(WEFT_ATTR_OPERATION_SOFTMAX_STATS_LOG2, WEFT_TYPE_BOOLEAN, values);
         return this->self();
     }
+    /** true: y is NaN in rows whose largest element is infinite, of either sign; default: such rows share
+    their weight among elements of +inf, and rows of -inf are 0 */
+    Softmax_attributes &set_infinite_is_nan(bool values) {
+        this->put(WEFT_ATTR_OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT, WEFT_TYPE_BOOLEAN, values);
+        return this->self();
+    }
 };
 /** Attributes of reduction: reduction of whole dimensions or of groups of neighbours. */
 class Reduction_attributes : public detail::Attributes<Reduction_attributes> {

@@ -113,6 +113,7 @@ class Sugar(Ops):
         sum_exp: Tensor | None = None,
         compute_data_type: DataTypeLike | None = None,
         name: str = "",
+        infinite_is_nan: bool = False,
     ) -> Tensor:
         """Weights that sum to 1 along one dimension.
 
@@ -130,6 +131,9 @@ class Sugar(Ops):
             sum_exp: receives: sum of e^(x - max), the sink included, as x, 1 along the axis; optional.
             compute_data_type: type to calculate in; default the graph's, else FLOAT.
             name: the operation's name in messages and pictures.
+            infinite_is_nan: true: y is NaN in rows whose largest element is infinite, of either sign;
+                default: such rows share their weight among elements of +inf, and rows of -inf are 0; default
+                False.
         Returns:
             y: weights, as x.
         Data types:
@@ -149,6 +153,7 @@ class Sugar(Ops):
                [0.5, 0.5]], dtype=float32)
         """
         values = {"x": input, "axis": axis, "sink": sink, "stats_log2": stats_log2}
+        values["infinite_is_nan"] = infinite_is_nan
         values |= {"stats": stats, "max": max, "sum_exp": sum_exp}
         return self._operation("softmax", "softmax", values, ("y",), compute_data_type, name)[0]
 

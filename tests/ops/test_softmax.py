@@ -104,6 +104,20 @@ def test_row_of_minus_infinity_gives_zeros() -> None:
     check(softmax(), {"x": x}, [np.array([[0, 0, 0], [0, 1, 0]]), minus, minus, np.array([[0], [1]])])
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("columns", [3, 70])
+def test_rows_with_an_infinite_maximum_are_nan_if_asked(columns: int, axis: int, dtype: str) -> None:
+    x = random((5, columns), dtype)
+    x[0], x[1, 1], x[2, 0], x[3, :2] = -INF, INF, -INF, [INF, -INF]
+    finite = oracle(x[[2, 4]], 1)[0]
+    y = np.full(x.shape, np.nan)
+    y[[2, 4]] = finite
+    x, y = (each if axis == 1 else np.ascontiguousarray(each.T) for each in (x, y))
+    graph = {"compute_data_type": "f64"} if dtype == "f64" else {}
+    check(softmax(0, axis=axis, infinite_is_nan=True), {"x": x}, [y], out=[dtype], graph=graph)
+
+
 def test_row_of_minus_infinity_with_a_sink() -> None:
     x, sink = np.full((1, 2, 2, 3), -INF, np.float32), np.float32([2, -INF]).reshape(1, 2, 1, 1)
     stats, total = (np.array(row).reshape(1, 2, 2, 1) for row in ([2, 2, -INF, -INF], [1, 1, 0, 0]))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* softmax: m = max(x, sink), s = sum of e^(x - m) + e^(sink - m), y = e^(x - m) / s, along one dimension
    A row without weight (empty, or all -inf and no sink) gives y = 0, s = 0 and statistics of -inf. A row with +inf
-   shares its weight equally among the infinite elements. NaN spreads over its row. */
+   shares its weight equally among the infinite elements. NaN spreads over its row. With infinite_is_nan, y is NaN in
+   both kinds of rows, as e^(inf - inf) is; frameworks have this rule. */
 #include "graph/ops/softmax.h"
 #include "graph/expansion.h"
 
@@ -23,6 +24,10 @@ static const struct row rows[] = {
                .shape = "as x, 1 along the axis", .doc = "sum of e^(x - max), the sink included"),
     VALUE_ROW(WEFT_TYPE_BOOLEAN, struct softmax_op, is_stats_log2, WEFT_ATTR_OPERATION_SOFTMAX_STATS_LOG2, "stats_log2",
               .doc = "true: stats is a logarithm to base 2"),
+    VALUE_ROW(WEFT_TYPE_BOOLEAN, struct softmax_op, is_infinite_nan, WEFT_ATTR_OPERATION_SOFTMAX_INFINITE_IS_NAN_EXT,
+              "infinite_is_nan",
+              .doc = "true: y is NaN in rows whose largest element is infinite, of either sign; default: such rows "
+                     "share their weight among elements of +inf, and rows of -inf are 0"),
     VALUE_ROW(WEFT_TYPE_DATA_TYPE, struct softmax_op, math, WEFT_ATTR_OPERATION_SOFTMAX_COMP_TYPE_EXT,
               "compute_data_type", .doc = "type that weights and statistics are calculated in"),
     VALUE_ROW(WEFT_TYPE_INT64, struct softmax_op, axis, WEFT_ATTR_OPERATION_SOFTMAX_AXIS_EXT, "axis", .initial = -1,
@@ -32,7 +37,7 @@ static const struct row rows[] = {
 
 static const struct method methods[] = {
     {"softmax", "weights that sum to 1 along one dimension : y = exp(x - max) / sum(exp(x - max))", NULL,
-     "input:x axis=None sink=None stats_log2=false", "y stats max sum_exp"},
+     "input:x axis=None sink=None stats_log2=false infinite_is_nan=false", "y stats max sum_exp"},
     {0},
 };
 
@@ -106,9 +111,10 @@ static void reference(const struct descriptor *descriptor, const struct bindings
         double sum = weight(extra, m);
         for (element[axis] = 0; element[axis] < x.dims[axis]; element[axis]++)
             sum += weight(view_load(&x, element), m);
+        bool is_nan = op->is_infinite_nan && isinf(m);
         /* A row without weight would divide 0 by 0. */
         for (element[axis] = 0; y.data && element[axis] < x.dims[axis]; element[axis]++)
-            view_store(&y, element, sum == 0 ? 0 : weight(view_load(&x, element), m) / sum);
+            view_store(&y, element, is_nan ? NAN : sum == 0 ? 0 : weight(view_load(&x, element), m) / sum);
         /* log2(e) is 1 / ln 2. */
         view_store_if(&stats, index, (m + log(sum)) * (op->is_stats_log2 ? 1 / log(2) : 1));
         view_store_if(&max, index, m);
@@ -166,9 +172,11 @@ static weftStatus_t expand_softmax(const struct descriptor *descriptor, struct e
     if (sink >= 0)
         sum = add_sink(e, sum, plain, sink, e->at[weight].arguments[1]);
     sum = expand_choice(e, OPCODE_IF_EQUAL, peak, peak, sum, peak); /* NaN spreads over its row */
-    int share = expand_divide(e, expand_number(e, 1), sum);
+    /* peak - peak is 0, or NaN where the peak is infinite. */
+    int total = op->is_infinite_nan ? expand_add(e, sum, expand_subtract(e, peak, peak)) : sum;
+    int share = expand_divide(e, expand_number(e, 1), total);
     /* A quotient per row and a product per element; rows without weight are 0. */
-    int scale = expand_choice(e, OPCODE_IF_EQUAL, sum, zero, zero, share);
+    int scale = op->is_infinite_nan ? share : expand_choice(e, OPCODE_IF_EQUAL, sum, zero, zero, share);
     expand_result(e, op->sum_exp, sum);
     expand_result(e, op->max, peak);
     expand_stats(e, op, peak, sum);

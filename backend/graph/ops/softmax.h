@@ -9,7 +9,7 @@ struct softmax_op {
     struct descriptor base;
     int32_t math;
     int64_t axis; /* as set: negative counts from the last dimension */
-    bool is_stats_log2;
+    bool is_stats_log2, is_infinite_nan;
     struct tensor *x, *sink, *y, *stats, *max, *sum_exp;
 };
 

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 @operator("softmax", aten._softmax.default)
 def _softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
-    d.write(0, d.graph.softmax(d.read(x), axis=dim % max(x.ndim, 1)))
+    d.write(0, d.graph.softmax(d.read(x), axis=dim % max(x.ndim, 1), infinite_is_nan=True))
 
 
 @operator("softmax_backward", aten._softmax_backward_data.default)

@@ -1,0 +1,48 @@
+"""Rows with infinite scores: softmax and the losses give what torch gives, also in their gradients, so that a
+loss that has become infinite or NaN shows it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import weft.torch as weft_torch  # noqa: E402
+
+F, INF = torch.nn.functional, torch.inf
+ROWS = {
+    "minus_infinity": [-INF] * 4,
+    "infinity": [1, INF, 0, 0],
+    "two_infinities": [INF, INF, 0, 1],
+    "both_signs": [INF, -INF, -INF, -INF],
+    "some_minus_infinity": [-INF, 1, 2, -INF],
+    "nan": [1, torch.nan, 0, 0],
+}
+FUNCTIONS = {
+    "softmax": lambda x: F.softmax(x, -1),
+    "softmax_of_columns": lambda x: F.softmax(x.t().contiguous(), 0),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.tensor([1, 1]), reduction="none"),
+}
+
+
+@pytest.mark.parametrize("face", ["enable", "backend"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_rows_with_infinite_scores_are_those_of_torch(name: str, dtype, face: str) -> None:
+    function = FUNCTIONS[name]
+
+    def run(call, row):
+        x = torch.tensor([row, [1, 2, 3, 4.0]], dtype=dtype, requires_grad=True)
+        y = call(x)
+        return y.detach(), *torch.autograd.grad(y, x, torch.arange(y.numel()).view_as(y).to(y))
+
+    torch._dynamo.reset()
+    weft = torch.compile(function, backend=weft_torch.backend) if face == "backend" else function
+    tolerance = 0.02 if dtype == torch.bfloat16 else 1e-5
+    for row in ROWS.values():
+        expected = run(function, row)
+        with weft_torch.enable() if face == "enable" else contextlib.nullcontext():
+            found = run(weft, row)
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=tolerance, atol=tolerance)
