@@ -116,17 +116,22 @@ def strides_of(shape: Sequence[int], layout: str) -> tuple[int, ...]:
 
 
 class Memory:
-    """Fenced, poisoned memory for one tensor."""
+    """Fenced, poisoned memory for one tensor.
 
-    def __init__(self, dims: Sequence[int], strides: Sequence[int], type_: data_type) -> None:
+    shift: bytes between an address that is aligned to 64 bytes and the first element, at most FENCE.
+    """
+
+    def __init__(
+        self, dims: Sequence[int], strides: Sequence[int], type_: data_type, shift: int = 0
+    ) -> None:
         self.dims, self.strides, self.type = tuple(dims), tuple(strides), type_
         self.bits = dtypes.of(type_).bits
-        size = (buffers.span(self.dims, self.strides) * self.bits + 7) // 8
-        raw = np.full(size + 2 * FENCE + 64, POISON, np.uint8)
+        self.size = (buffers.span(self.dims, self.strides) * self.bits + 7) // 8
+        self.offset = FENCE + shift
+        raw = np.full(self.size + 2 * FENCE + shift + 64, POISON, np.uint8)
         start = -raw.ctypes.data % 64
-        self._raw = raw[start : start + size + 2 * FENCE]
-        self.address = self._raw.ctypes.data + FENCE
-        self.size = size
+        self._raw = raw[start : start + self.size + 2 * FENCE + shift]
+        self.address = self._raw.ctypes.data + self.offset
 
     @property
     def whole(self) -> np.ndarray[Any, Any]:
@@ -136,12 +141,12 @@ class Memory:
     @property
     def bytes(self) -> np.ndarray[Any, Any]:
         """The bytes between the fences."""
-        return self._raw[FENCE : FENCE + self.size]
+        return self._raw[self.offset : self.offset + self.size]
 
     def _view(self) -> np.ndarray[Any, Any]:
         dtype = _array_dtype(self.type)
         steps = tuple(step * dtype.itemsize for step in self.strides)
-        flat = self._raw[FENCE:]
+        flat = self._raw[self.offset :]
         return np.ndarray(self.dims, dtype, buffer=flat.data, strides=steps)
 
     def _places(self) -> np.ndarray[Any, Any]:
@@ -175,20 +180,21 @@ class Memory:
     def check_fences(self, before: np.ndarray[Any, Any], what: str) -> None:
         """Nothing but the elements may differ from `before`, the bytes of the whole."""
         touched = np.zeros(len(self._raw), np.uint8)
-        touched[FENCE : FENCE + self.size] = self.bits < 8
+        touched[self.offset : self.offset + self.size] = self.bits < 8
         if self.bits >= 8 and self.size:
             item = self.bits // 8
             steps = tuple(step * item for step in self.strides)
-            elements = np.ndarray((*self.dims, item), np.uint8, touched[FENCE:].data, strides=(*steps, 1))
+            start = touched[self.offset :].data
+            elements = np.ndarray((*self.dims, item), np.uint8, start, strides=(*steps, 1))
             elements[...] = 1
         wrong = np.flatnonzero((self._raw != before) & (touched == 0))
         assert not len(wrong), (
-            f"{what}: wrote outside its elements, first at byte {wrong[0] - FENCE} of {self.size}"
+            f"{what}: wrote outside its elements, first at byte {wrong[0] - self.offset} of {self.size}"
         )
 
     def check_ends(self, what: str) -> None:
         """Nothing but the bytes between the fences may be other than poison."""
-        ends = np.concatenate((self._raw[:FENCE], self._raw[FENCE + self.size :]))
+        ends = np.delete(self._raw, slice(self.offset, self.offset + self.size))
         assert (ends == POISON).all(), f"{what}: wrote outside its {self.size} bytes"
 
     def to_device(self) -> weft.DeviceArray:
@@ -417,7 +423,7 @@ def _run_on_copies(
 ) -> None:
     copies = {t: each.to_device() for t, each in memory.items() if not t.get_is_pass_by_value()}
     scratch = workspace.to_device()
-    pack |= {tensor: address(copy) + FENCE for tensor, copy in copies.items()}
+    pack |= {tensor: address(copy) + memory[tensor].offset for tensor, copy in copies.items()}
     graph.execute(pack, address(scratch) + FENCE)
     for tensor, copy in copies.items():
         memory[tensor].from_device(copy)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random graphs: any number makes one, of 1 to 30 operations, of any types and layouts."""
+"""Random graphs: any number makes one, of 1 to 30 operations, of any types, layouts and alignments."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ class Drawing:
         self.graph = Graph(compute=compute)
         self.whole = r.random() < 0.3  # numbers whose sums are exact
         self.is_large = r.random() < 0.08  # with tensors of several tiles
+        # A generator of its own, so that the other graphs of a number stay as they were.
+        more = random.Random(~number)
+        self.is_long = more.random() < 0.08  # of rows with more than 1024 elements
+        self.shifts = more.choices(range(8), k=8) if more.random() < 0.2 else [0]
         self.now = Evaluation(self.graph, seed=number)
 
     # -- Values --
@@ -51,10 +55,13 @@ class Drawing:
     @property
     def most(self) -> int:
         """Elements of a tensor."""
-        return LARGE_ELEMENTS if self.is_large else MOST_ELEMENTS
+        return LARGE_ELEMENTS if self.is_large or self.is_long else MOST_ELEMENTS
 
     def dims(self, rank: int) -> Dims:
         """Extents of a tensor that is not large."""
+        if self.is_long:
+            first = [self.r.choice([1, 1, 2, 3]) for _ in range(rank - 1)]
+            return (*first, self.r.choice([1027, 1030, 1031, 2050, 4099]))
         most = 3000 if self.one_in(40) and not self.is_large else self.most
         dims = [self.extent() for _ in range(rank)]
         if self.one_in(12):
@@ -465,6 +472,35 @@ class Drawing:
         sink = self.like(row) if self.one_in(6) else None
         self.add("softmax", {"x": x, "sink": sink}, {"y": dims} | dict.fromkeys(names, row), {"axis": axis})
 
+    def positions(self) -> None:
+        """Rows whose elements are scaled, or masked, by their position."""
+        x = self.some(lambda dims: 2 <= len(dims) <= 4 and dims[-1] > 1024, lambda: self.dims(2))
+        dims = self.of(x)
+        last = len(dims) - 1
+        ones, row = (1,) * len(dims), (*dims[:-1], 1)
+        (at,) = self.add(
+            "pointwise", {"x": x}, {"y": dims}, {"mode": "GEN_INDEX", "axis": last}, types={"y": "f32"}
+        )
+        if self.one_in(2):
+            scale = self.input(ones, "f32", np.full(ones, 2.0**-9))
+            (at,) = self.add("pointwise", {"x": at, "b": scale}, {"y": dims}, {"mode": "MUL"})
+            mode = self.r.choice(["ADD", "MUL"])
+            (x,) = self.add("pointwise", {"x": x, "b": at}, {"y": dims}, {"mode": mode})
+        else:
+            bound = self.input(row, "f32", self.numbers.integers(1, dims[-1] + 1, row))
+            mode = self.r.choice(["CMP_LT", "CMP_GE", "CMP_EQ"])
+            (is_seen,) = self.add(
+                "pointwise", {"x": at, "b": bound}, {"y": dims}, {"mode": mode}, types={"y": "bool8"}
+            )
+            low = self.input(ones, "f32", np.full(ones, -100.0))
+            operands = {"x": x, "b": low, "t": is_seen}
+            (x,) = self.add("pointwise", operands, {"y": dims}, {"mode": "BINARY_SELECT"})
+        if self.one_in(2):
+            self.add("softmax", {"x": x}, {"y": dims}, {"axis": last})
+        else:
+            mode = self.r.choice(["ADD", "MAX", "MIN"])
+            self.add("reduction", {"x": x}, {"y": row}, {"mode": mode}, needs_dims=True)
+
     def reduction(self) -> None:
         x = self.tensor()
         dims = self.of(x)
@@ -774,8 +810,19 @@ class Drawing:
             self.spelled_norm: 2,
             self.experts: 2,
         }
+        if self.is_long:
+            makers = {
+                self.positions: 8,
+                self.pointwise: 4,
+                self.norm: 3,
+                self.softmax: 2,
+                self.reduction: 2,
+                self.spelled_norm: 2,
+                self.move: 2,
+            }
         count = self.r.choice(
-            [1, 1, 2, 3, 4, 5, 6, 8] + ([] if self.is_large else [10, 14, 20, MOST_OPERATIONS])
+            [1, 1, 2, 3, 4, 5, 6, 8]
+            + ([] if self.is_large or self.is_long else [10, 14, 20, MOST_OPERATIONS])
         )
         for _ in range(6 * count):
             if len(self.graph.nodes) >= count:
@@ -801,6 +848,8 @@ class Drawing:
                         ["f32", self.main if self.main in ("f64", *HALVES) else "f32"]
                     )
                     self.open(v)
+        for v, value in enumerate(self.graph.values):
+            value.shift = self.shifts[v % len(self.shifts)]
         return self.graph
 
 

@@ -43,6 +43,7 @@ class Value:
     is_output: bool = False
     is_laid: bool = False  # a virtual tensor whose strides are set
     still: Dims = ()  # dims along which an input has one element, at stride 0
+    shift: int = 0  # elements between an aligned address and the first element, of inputs and outputs
     data: Array | None = None  # of an input
 
     @property
@@ -150,6 +151,7 @@ def _said(of: Value | Node) -> dict[str, Any]:
         "is_output": False,
         "is_laid": False,
         "still": (),
+        "shift": 0,
         "options": {},
         "known": {},
         "has_dims": True,

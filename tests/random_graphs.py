@@ -24,10 +24,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import checks
+import foreign_cpu
 import numpy as np
 import weft
 from graph_drawing import make
-from graph_evaluation import Array, Arrays, Evaluation, Graph, Node, ulp
+from graph_evaluation import Array, Arrays, Evaluation, Graph, Node, Value, ulp
+from weft import dtypes
 from weft.dtypes import data_type_of
 
 # ---- Parts of a graph --------------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ def part(graph: Graph, keep: Sequence[int], plain: bool = False) -> Graph:
         elif v not in made and v not in read:
             value.data, value.is_output = None, False
         if plain:
-            value.order, value.gap = tuple(range(len(value.dims))), 0
+            value.order, value.gap, value.shift = tuple(range(len(value.dims))), 0, 0
     return Graph(values, nodes, graph.compute)
 
 
@@ -106,9 +108,9 @@ def run(graph: Graph, engine: str) -> Arrays:
         value = graph.values[v]
         type_ = data_type_of(value.type) if value.type else None
         if value.data is not None:
-            memory[v] = checks.Memory(value.dims, value.strides, type_).write(value.data)
+            memory[v] = checks.Memory(value.dims, value.strides, type_, shift_of(value)).write(value.data)
         elif value.is_output:
-            memory[v] = checks.Memory(value.dims, value.strides, type_)
+            memory[v] = checks.Memory(value.dims, value.strides, type_, shift_of(value))
         else:
             assert tensor.dims == value.dims, f"%{v} is inferred to have dims {tensor.dims}, not {value.dims}"
     before = {v: each.snapshot() for v, each in memory.items()}
@@ -119,6 +121,12 @@ def run(graph: Graph, engine: str) -> Arrays:
         else:
             assert (each.snapshot() == before[v]).all(), f"input %{v} was changed"
     return {v: memory[v].read() for v in graph.outputs}
+
+
+def shift_of(value: Value) -> int:
+    """The shift of a value in bytes. The program that runs plans on another processor knows none, and numbers
+    of fewer than 8 bits have none."""
+    return 0 if foreign_cpu.process() else value.shift * dtypes.of(data_type_of(value.type)).bits // 8
 
 
 def engines() -> list[str]:
