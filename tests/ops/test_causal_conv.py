@@ -193,3 +193,20 @@ def test_refusals(make, sentence):
     with pytest.raises(weft.WeftError) as refused:
         g.validate()
     assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_silu_of_infinite_sums(dtype):
+    """SiLU and its derivative have limits: 0 at -inf; inf and 1 at inf."""
+    x = checks.narrow(np.array([[[np.inf, -np.inf, np.nan, 0, 3, -1e30]]]), dtype)
+    dy, weight = np.full_like(x, 2), np.ones((1, 1), x.dtype)
+    given = {"x": x, "w": weight}
+    s = 3 * logistic(3.0)
+    want = np.array([[[np.inf, 0, np.nan, 0, s, 0]]])
+    checks.check(lambda g, x, w: g.causal_conv1d(x, w, activation="SWISH_FWD"), given, want)
+    slope = np.array([[[2, 0, np.nan, 1, 2 * (logistic(3.0) + s * logistic(-3.0)), 0]]])
+    checks.check(
+        lambda g, dy, x, w: g.causal_conv1d_backward(dy, x, w, activation="SWISH_FWD")[0],
+        {"dy": dy} | given,
+        slope,
+    )

@@ -204,7 +204,8 @@ def test_relu_clips_and_slopes():
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 def test_relu_at_infinity(dtype):
-    """A slope of 0 makes the lower clip of -inf, and 0 of an infinite gradient; NaN of the input stays."""
+    """A slope of 0 turns -inf into the lower clip, and an infinite gradient into 0. NaN stays NaN. An
+    infinite bound clips nothing, so that the gradient passes at an infinite input."""
     ends = np.array([-np.inf, np.inf, np.nan, -1.0, 0.0, 2.0, 9.0])
     x, dy = (checks.narrow(values, dtype) for values in np.meshgrid(ends, ends))
     wide, loss = checks.exact(x), checks.exact(dy)
@@ -214,8 +215,105 @@ def test_relu_at_infinity(dtype):
         want = np.where(wide < lower, low, np.where(wide > upper, upper, wide))
         checks.check(lambda g, x, how=how: g.relu(x, **how), {"x": x}, want)
         low = slope * loss if slope else 0
-        want = np.where(wide <= lower, low, np.where(wide >= upper, 0, loss))
+        is_below = (wide <= lower) & np.isfinite(lower)
+        is_above = (wide >= upper) & np.isfinite(upper)
+        want = np.where(is_below, low, np.where(is_above, 0, loss))
         checks.check(lambda g, dy, x, how=how: g.relu_backward(dy, x, **how), {"dy": dy, "x": x}, want)
+
+
+# ---- Limits ------------------------------------------------------------------------------------------------
+
+POINTS = [0.0, np.inf, np.nan, 1e-45, 1e-38, 1e-8, 1e-3, 0.5, 1, 3, 5.5, 10, 14, 20, 37, 80, 88, 90, 104]
+POINTS += [700, 1e4, 1e10, 1e19, 3e38]
+erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def finite(x):
+    return np.clip(x, -1e300, 1e300)
+
+
+def bell(x):
+    """The standard normal density."""
+    return np.exp(-0.5 * np.minimum(np.abs(x), 100) ** 2) / math.sqrt(2 * math.pi)
+
+
+def gelu_tanh_inner(x):
+    return 2 * ROOT * (x + 0.044715 * x**3)
+
+
+def gelu_tanh_slope(x):
+    x = np.clip(x, -1e3, 1e3)
+    s, rest = sigmoid(gelu_tanh_inner(x)), sigmoid(-gelu_tanh_inner(x))
+    return s + s * rest * 2 * ROOT * x * (1 + 3 * 0.044715 * x**2)
+
+
+# method: the function, with its limits at infinity, and its derivative
+LIMITS = {
+    "abs": (np.abs, None),
+    "ceil": (np.ceil, None),
+    "floor": (np.floor, None),
+    "exp": (np.exp, None),
+    "log": (np.log, None),
+    "neg": (np.negative, None),
+    "sqrt": (np.sqrt, None),
+    "rsqrt": (lambda x: 1 / np.sqrt(x), None),
+    "reciprocal": (lambda x: 1 / x, None),
+    "erf": (erf, None),
+    "identity": (lambda x: x, None),
+    "cos": (np.cos, None),
+    "sin": (np.sin, None),
+    "tan": (np.tan, None),
+    "relu": (lambda x: np.where(x <= 0, 0, x), lambda x: np.where(x <= 0, 0, 1)),
+    "tanh": (np.tanh, lambda x: 1 / np.cosh(x) ** 2),
+    "sigmoid": (sigmoid, lambda x: sigmoid(x) * sigmoid(-x)),
+    "elu": (lambda x: np.where(x > 0, x, np.expm1(x)), lambda x: np.where(x > 0, 1, np.exp(x))),
+    "gelu": (
+        lambda x: np.maximum(x, -1e300) * 0.5 * erfc(-x / math.sqrt(2)),
+        lambda x: 0.5 * erfc(-x / math.sqrt(2)) + finite(x) * bell(x),
+    ),
+    "gelu_approx_tanh": (lambda x: np.maximum(x, -1e3) * sigmoid(gelu_tanh_inner(x)), gelu_tanh_slope),
+    "softplus": (lambda x: np.logaddexp(0, x), sigmoid),
+    "swish": (
+        lambda x: np.maximum(x, -1e300) * sigmoid(x),
+        lambda x: sigmoid(x) + finite(x) * sigmoid(x) * sigmoid(-x),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
+@pytest.mark.parametrize("method", LIMITS)
+def test_limits(method, dtype):
+    """Infinities, NaN, zeros, subnormal, tiny and huge numbers, forward and backward."""
+    function, slope = LIMITS[method]
+    with np.errstate(all="ignore"):
+        x = checks.narrow(np.array([[*POINTS, *(-np.array(POINTS))]]), dtype)
+        wide = checks.exact(x)
+        if method in ("cos", "sin", "tan"):  # beyond, the reduction of the argument takes over
+            x, wide = x[np.abs(wide) < 1e4][None], wide[np.abs(wide) < 1e4][None]
+        want = function(wide)
+        check_limits(lambda g, x: getattr(g, method)(x), {"x": x}, want, dtype)
+        if slope is None:
+            return
+        for loss in (-3.0, np.nan):
+            dy, want = np.full_like(x, loss), slope(wide) * loss
+            if method == "relu":  # no gradient passes below 0, not even NaN
+                want = np.where(wide <= 0, 0, want)
+            build = lambda g, dy, x: getattr(g, method + "_backward")(dy, x)  # noqa: E731
+            check_limits(build, {"dy": dy, "x": x}, want, dtype)
+
+
+def check_limits(build, given, want, dtype):
+    """Infinities and NaN must be where they are expected."""
+    found = checks.check(build, given, [None], out=dtype, layouts=["packed"])
+    # GPUs approximate activations to a few units in the last place of 1 and flush subnormal results.
+    close = {"f32": 2e-6, "f64": 1e-13}.get(dtype, 1.5 * checks.roundoff(dtype))
+    for engine, (got,) in found.items():
+        got, stored = checks.exact(got), checks.exact(checks.narrow(want, dtype))
+        is_same = (got == stored) | (np.isnan(stored) & np.isnan(got))
+        size = 1 if "dy" in given else np.minimum(np.abs(checks.exact(given["x"])), 1)
+        is_near = np.abs(got - want) <= close * np.maximum(np.abs(want), size) + 2.0**-149
+        wrong = ~np.where(np.isfinite(stored) & np.isfinite(got), is_near, is_same)
+        assert not wrong.any(), (engine, *(each[wrong] for each in (given["x"], got, want)))
 
 
 INTEGERS = {"i8": np.int8, "u8": np.uint8, "i32": np.int32, "i64": np.int64}

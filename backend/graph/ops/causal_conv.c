@@ -9,8 +9,6 @@
 #include "graph/ops/causal_conv.h"
 #include "graph/ops/pointwise.h"
 
-#include <math.h>
-
 /* ---- Rows and methods -------------------------------------------------------------------------------------------- */
 
 /* B sequences of L steps and D channels; filters of K taps. */
@@ -166,6 +164,8 @@ static struct views views_of(const struct causal_conv_op *op, const struct bindi
                           view_of(bindings, op->dy)};
 }
 
+static const struct pointwise_parameters silu = {.beta = 1};
+
 static void reference(const struct descriptor *descriptor, const struct bindings *bindings) {
     const struct causal_conv_op *op = (const struct causal_conv_op *)descriptor;
     struct views v = views_of(op, bindings);
@@ -173,7 +173,9 @@ static void reference(const struct descriptor *descriptor, const struct bindings
     int64_t at[3];
     for (bool more = index_begin(at, 3, v.x.dims); more; more = index_next(at, 3, v.x.dims)) {
         double s = sum_of(&v, at[CAUSAL_BATCH], at[CAUSAL_CHANNEL], at[CAUSAL_TIME]);
-        view_store_if(&y, at, causal_conv_is_silu(op) ? s / (1 + exp(-s)) : s);
+        if (causal_conv_is_silu(op))
+            s = pointwise_find_mode(WEFT_POINTWISE_SWISH_FWD)->evaluate(s, 0, 0, &silu);
+        view_store_if(&y, at, s);
     }
 }
 
@@ -182,11 +184,8 @@ static void gradients_of_sums(const struct causal_conv_op *op, const struct view
                               double *ds) {
     for (int64_t l = 0; l < v->x.dims[CAUSAL_TIME]; l++) {
         ds[l] = view_load(&v->dy, (int64_t[]){b, d, l});
-        if (!causal_conv_is_silu(op))
-            continue;
-        /* 1 - share without cancellation. */
-        double s = sum_of(v, b, d, l), share = 1 / (1 + exp(-s)), rest = 1 / (1 + exp(s));
-        ds[l] *= share + s * share * rest;
+        if (causal_conv_is_silu(op))
+            ds[l] = pointwise_find_mode(WEFT_POINTWISE_SWISH_BWD)->evaluate(sum_of(v, b, d, l), ds[l], 0, &silu);
     }
 }
 

@@ -5,16 +5,22 @@
    kernels. A new mode is a row there and its enumerator. */
 #include "graph/ops/pointwise.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
 /* ---- The modes --------------------------------------------------------------------------------------------------- */
 
-/* The names that formulas of the table use; engines define their own, the approximate one faster. */
+/* The functions that the formulas of the table call; engines define their own, the approximate one faster. */
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
 static double logistic_approx(double x) { return logistic(x); }
-static double normal_density(double x) { return 0.3989422804014327 * exp(-0.5 * x * x); }
-static double normal_cdf(double x) { return 0.5 * (1 + erf(x * 0.7071067811865476)); }
+static double at_least(double x, double least) { return x <= least ? least : x; }
+static double normal_cdf(double x) { return 0.5 * erfc(x * -0.7071067811865476); }
+static double gelu(double x) { return at_least(x, -DBL_MAX) * normal_cdf(x); }
+static double gelu_slope(double x) {
+    double bounded = fabs(x) < 100 ? x : 0; /* the density is 0 beyond */
+    return normal_cdf(x) + bounded * 0.3989422804014327 * exp(-0.5 * bounded * bounded);
+}
 
 /* A literal of the table, in the type that is calculated in. */
 #define C(literal) ((double)(literal))

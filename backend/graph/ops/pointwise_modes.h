@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pointwise modes, one row each: MODE(enumerator, form, formula, method, arguments, doc).
    A formula is one expression over x, b, t (backward: dy, and x is the forward input), the parameters lower, upper,
-   slope, alpha, beta, and literals C(...), which take the type that is computed in; logistic(x) is 1 / (1 + exp(-x)),
-   which is (1 + tanh(x / 2)) / 2. C and CUDA share this syntax; it is the only list macro in Weft, so that each formula
-   is written once. A slope of 0 is asked for, since 0 times infinity is NaN. No include guard: define MODE, C, then
-   include. */
+   slope, alpha, beta, and literals C(...), which have the type of the arithmetic. C and CUDA share this syntax, so that
+   each formula is written once; this is the only list macro in Weft. Besides the functions of math.h, formulas call:
+     logistic(x)         1 / (1 + exp(-x)); logistic_approx(x) may be less exact
+     at_least(x, least)  the larger of two numbers; NaN if x is NaN
+     gelu(x)             x times the standard normal distribution function; gelu_slope(x) is its derivative
+   At infinite arguments a formula gives the limit of its function, although 0 times infinity is NaN: a factor that
+   multiplies an underflowing one is limited to finite numbers, and a slope of 0 is tested for. An infinite bound clips
+   nothing; its reciprocal is 0.
+   No include guard: define MODE and C, then include. */
 
 MODE(ADD, FORM_BINARY, x + b, "add", "a:x b", "sum")
 MODE(SUB, FORM_BINARY, x - b, "sub", "a:x b", "difference")
@@ -46,18 +51,21 @@ MODE(
 MODE(TANH_FWD, FORM_UNARY, tanh(x), "tanh", "input:x", "hyperbolic tangent")
 MODE(SIGMOID_FWD, FORM_UNARY, logistic(x), "sigmoid", "input:x", "logistic function, 1 / (1 + exp(-x))")
 MODE(ELU_FWD, FORM_UNARY, x > C(0) ? x : alpha * expm1(x), "elu", "input:x * elu_alpha=None", "exponential linear unit")
-MODE(GELU_FWD, FORM_UNARY, normal_cdf(x) * x, "gelu", "input:x",
-     "Gaussian error linear unit, exact, by the normal distribution")
-MODE(SOFTPLUS_FWD, FORM_UNARY, ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) / beta, "softplus",
+MODE(GELU_FWD, FORM_UNARY, gelu(x), "gelu", "input:x", "Gaussian error linear unit, exact, by the normal distribution")
+MODE(SOFTPLUS_FWD, FORM_UNARY, (beta * x > C(0) ? x : C(0)) + log1p(exp(-fabs(beta * x))) / beta, "softplus",
      "input:x * softplus_beta=None", "log(1 + exp(beta x)) / beta")
-MODE(SWISH_FWD, FORM_UNARY, x *logistic(beta *x), "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
+MODE(SWISH_FWD, FORM_UNARY,
+     (beta < C(0) ? -at_least(-x, C(-3.4028234663852886e38)) : at_least(x, C(-3.4028234663852886e38))) *
+         logistic(beta * x),
+     "swish", "input:x swish_beta=None", "x times sigmoid(beta x)")
 MODE(GELU_APPROX_TANH_FWD, FORM_UNARY,
-     logistic_approx((C(1.5957691216057308) + C(0.07135481627260025) * x * x) * x) * x, "gelu_approx_tanh", "input:x",
-     "Gaussian error linear unit, tanh approximation")
+     logistic_approx((C(1.5957691216057308) + C(0.07135481627260025) * x * x) * x) *
+         at_least(x, C(-3.4028234663852886e38)),
+     "gelu_approx_tanh", "input:x", "Gaussian error linear unit, tanh approximation")
 MODE(RELU_BWD, FORM_BACKWARD,
-     x <= lower   ? (slope == C(0) ? C(0) : dy * slope)
-     : x >= upper ? C(0)
-                  : dy,
+     x <= lower && C(1) / lower != C(0)   ? (slope == C(0) ? C(0) : dy * slope)
+     : x >= upper && C(1) / upper != C(0) ? C(0)
+                                          : dy,
      "relu_backward",
      "loss:dy input:x negative_slope:relu_lower_clip_slope=None lower_clip:relu_lower_clip=None "
      "upper_clip:relu_upper_clip=None",
@@ -67,11 +75,11 @@ MODE(SIGMOID_BWD, FORM_BACKWARD, dy *logistic(x) * logistic(-x), "sigmoid_backwa
      "gradient of sigmoid")
 MODE(ELU_BWD, FORM_BACKWARD, x > C(0) ? dy : dy * alpha * exp(x), "elu_backward", "loss:dy input:x * elu_alpha=None",
      "gradient of elu")
-MODE(GELU_BWD, FORM_BACKWARD, (normal_cdf(x) + normal_density(x) * x) * dy, "gelu_backward", "loss:dy input:x",
-     "gradient of gelu")
+MODE(GELU_BWD, FORM_BACKWARD, gelu_slope(x) * dy, "gelu_backward", "loss:dy input:x", "gradient of gelu")
 MODE(SOFTPLUS_BWD, FORM_BACKWARD, dy *logistic(beta *x), "softplus_backward", "loss:dy input:x * softplus_beta=None",
      "gradient of softplus")
-MODE(SWISH_BWD, FORM_BACKWARD, dy *(logistic(beta *x) + beta * x * logistic(beta * x) * logistic(-beta * x)),
+MODE(SWISH_BWD, FORM_BACKWARD,
+     dy *(logistic(beta *x) + (fabs(beta * x) < C(10000) ? beta * x : C(0)) * logistic(beta * x) * logistic(-beta * x)),
      "swish_backward", "loss:dy input:x compute_data_type swish_beta=None name", "gradient of swish")
 MODE(GELU_APPROX_TANH_BWD, FORM_BACKWARD,
      logistic_approx((C(1.5957691216057308) + C(0.07135481627260025) * x * x) * x) *

@@ -2,12 +2,19 @@
 /* The loops in double, on libm's functions: double is for who asks for precision, not for speed. */
 #include "engines/cpu/core/loops.h"
 
+#include <float.h>
 #include <math.h>
 
 #define logistic(x) (1 / (1 + exp(-(x))))
 #define logistic_approx(x) logistic(x)
-#define normal_density(x) (0.3989422804014327 * exp(-0.5 * (x) * (x)))
-#define normal_cdf(x) (0.5 * (1 + erf((x) * 0.7071067811865476)))
+#define at_least(x, least) ((x) <= (least) ? (least) : (x))
+
+static double normal_cdf(double x) { return 0.5 * erfc(x * -0.7071067811865476); }
+static double gelu(double x) { return at_least(x, -DBL_MAX) * normal_cdf(x); }
+static double gelu_slope(double x) {
+    double bounded = fabs(x) < 100 ? x : 0; /* the density is 0 beyond */
+    return normal_cdf(x) + bounded * 0.3989422804014327 * exp(-0.5 * bounded * bounded);
+}
 
 typedef double real;
 #define FIND_LOOP loop_f64

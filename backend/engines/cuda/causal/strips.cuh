@@ -166,11 +166,12 @@ constexpr int HEAD = whole(TAPS - 1), BEFORE = HEAD - (TAPS - 1);
 
 /* Of sequences of 16 bits the approximation is as good: these round away more. */
 DEVICE sum_t share(sum_t s) { return sizeof(x_t) > 2 ? logistic(s) : logistic_approx(s); }
-DEVICE sum_t activate(sum_t s) { return IS_SILU ? s * share(s) : s; }
-/* Of one exponential: the cancellation in 1 - share(s) is of the order of a rounding of the derivative. */
+/* Infinity times a share of 0 does not become NaN: the factor is limited. */
+DEVICE sum_t activate(sum_t s) { return IS_SILU ? at_least(s, (sum_t)-3.4028234663852886e38) * share(s) : s; }
+/* With one exponential: the cancellation in 1 - share(s) is of the order of a rounding of the derivative. */
 DEVICE sum_t differentiate(sum_t dy, sum_t s) {
-    const sum_t part = share(s);
-    return IS_SILU ? dy * part * (1 + s * (1 - part)) : dy;
+    const sum_t part = share(s), bounded = fabs(s) < (sum_t)10000 ? s : (sum_t)0;
+    return IS_SILU ? dy * part * (1 + bounded * (1 - part)) : dy;
 }
 
 /* The gradient of x at a step, from dS there and of the TAPS - 1 steps behind. */
