@@ -141,6 +141,22 @@ def test_tensors_of_a_class_that_computes_are_torchs() -> None:
     assert enabled.report() == {"aten::_softmax": {"served": 2, refused: 1}}
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("offset", [0.0, -300.0, 1e5, 1e7])
+def test_cross_entropy_of_logits_far_from_zero(offset: float, smoothing: float) -> None:
+    """Loss and gradient are as exact as they are around 0: the maximum is subtracted first."""
+    x, labels = torch.randn(8, 300) + offset, torch.arange(8) * 37
+    exact, logits = x.double().requires_grad_(), x.requires_grad_()
+    expected = F.cross_entropy(exact, labels, reduction="none", label_smoothing=smoothing)
+    expected.sum().backward()
+    with weft_torch.enable(["cross_entropy"]) as enabled:
+        found = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        found.sum().backward()
+    assert enabled.report() == {"aten::cross_entropy_loss": {"served": 1}}
+    torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=3e-6)
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
+
+
 def test_cross_entropy_is_one_operator() -> None:
     x, labels = torch.randn(5, 4, requires_grad=True), torch.tensor([0, 3, 1, 1, 2])
     expected = torch.autograd.grad(F.cross_entropy(x, labels, label_smoothing=0.1), x)

@@ -106,34 +106,38 @@ def _fake(
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows = x.shape[:1] + x.shape[2:] if x.ndim > 1 else ()
     loss = x.new_empty(rows if reduction == NONE else ())
-    return loss, x.new_empty((), dtype=wide), x.new_empty(rows, dtype=wide)
+    return loss, x.new_empty((), dtype=wide), x.new_empty(rows, dtype=wide), x.new_empty(rows, dtype=wide)
 
 
 @operator(
     "cross_entropy",
     schema="(Tensor logits, Tensor target, Tensor? weight=None, int reduction=1, SymInt ignore_index=-100, "
-    "float label_smoothing=0.0) -> (Tensor loss, Tensor total_weight, Tensor logsumexp)",
+    "float label_smoothing=0.0) -> (Tensor loss, Tensor total_weight, Tensor maximum, Tensor log_sum)",
     fake=_fake,
 )
 def _cross_entropy(
     d: Drawing, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float
 ) -> None:
+    """The maximum is subtracted from the logits first: their logsumexp, rounded to float, would be off by a
+    rounding of the largest logit. The gradient takes the maximum and the logarithm of the sum of
+    exponentials as two numbers for the same reason."""
     g, scores = d.graph, d.read(x, *_shown(x))
     rows = _rows(d, scores, x, target, weight, ignored)
     most = g.reduction(scores, "MAX", dims=[CLASS])
-    lse = g.add(most, g.log(g.reduction(g.exp(g.sub(scores, most)), "ADD", dims=[CLASS])))
+    log_sum = g.log(g.reduction(g.exp(g.sub(scores, most)), "ADD", dims=[CLASS]))
     # A label that names no class has an infinite loss.
     own = g.reduction(g.binary_select(scores, d.number(-torch.inf), rows.hit), "MAX", dims=[CLASS])
-    row = g.sub(lse, own)
+    row = g.sub(log_sum, g.sub(own, most))
     if weight is not None:
         row = g.mul(row, _weight_of_row(d, rows))
     if smoothing:
-        others = g.sub(lse, scores)
+        others = g.sub(log_sum, g.sub(scores, most))
         others = others if rows.weights is None else g.mul(others, rows.weights)
         smooth = g.mul(g.reduction(others, "ADD", dims=[CLASS]), d.number(smoothing / _classes(x)))
         row = g.add(g.mul(row, d.number(1 - smoothing)), smooth)
     _write_loss(d, row, rows, reduction, target)
-    d.write(2, lse, *_of_rows(d.outputs[2]))
+    d.write(2, most, *_of_rows(d.outputs[2]))
+    d.write(3, log_sum, *_of_rows(d.outputs[3]))
 
 
 def _fake_backward(dloss: Any, x: Any, *_: Any) -> Any:
@@ -143,17 +147,19 @@ def _fake_backward(dloss: Any, x: Any, *_: Any) -> Any:
 @operator(
     "cross_entropy_backward",
     schema="(Tensor grad_loss, Tensor logits, Tensor target, Tensor? weight, int reduction, "
-    "SymInt ignore_index, float label_smoothing, Tensor total_weight, Tensor logsumexp) -> Tensor",
+    "SymInt ignore_index, float label_smoothing, Tensor total_weight, Tensor maximum, Tensor log_sum) "
+    "-> Tensor",
     fake=_fake_backward,
 )
 def _cross_entropy_backward(
     d: Drawing, dloss: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float,
-    total: Any, lse: Any,
+    total: Any, most: Any, log_sum: Any,
 ) -> None:
     classes = _classes(x)
     g, scores = d.graph, d.read(x, *_shown(x))
     rows = _rows(d, scores, x, target, weight, ignored)
-    p = g.exp(g.sub(scores, d.read(lse, *_of_rows(lse))))
+    below = g.sub(scores, d.read(most, *_of_rows(most)))
+    p = g.exp(g.sub(below, d.read(log_sum, *_of_rows(log_sum))))
     own = g.binary_select(d.number(1 - smoothing), d.number(0), rows.hit)
     gradient = g.sub(p if not smoothing else g.mul(p, d.number(1 - smoothing)), own)
     if weight is not None:
@@ -183,7 +189,7 @@ def _grad_cross_entropy(ctx: Any, dloss: Any, *_: Any) -> Any:
 
 def _reference(
     x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Any, Any]:
     """In the steps of torch's own composite operator, which `enable` replaces."""
     _refuse_probabilities(target)
     wide = x if x.dtype == torch.float64 else x.float()
@@ -196,16 +202,18 @@ def _reference(
     if smoothing:
         all_classes = (logs * weights.view(-1, *[1] * (logs.ndim - 2))).sum(CLASS) * is_kept
         loss = loss - all_classes * (smoothing / logs.shape[CLASS])
-    total, lse = per_row.sum(), torch.logsumexp(scores.detach(), CLASS)
+    total, most = per_row.sum(), scores.detach().amax(CLASS, keepdim=True)
+    log_sum = torch.logsumexp(scores.detach() - most, CLASS)
+    most = most.squeeze(CLASS)
     if reduction == NONE:
         loss = loss[0] if x.ndim == 1 else loss
     else:
         loss = loss.sum() / total if reduction == MEAN else loss.sum()
-    return loss.to(x.dtype), total, lse[0] if x.ndim == 1 else lse
+    return loss.to(x.dtype), total, *((most[0], log_sum[0]) if x.ndim == 1 else (most, log_sum))
 
 
 def _backward_reference(dloss: Any, x: Any, target: Any, weight: Any, *how: Any) -> Any:
-    *options, _, __ = how
+    *options, _, _, _ = how
     return gradients(lambda x: _reference(x, target, weight, *options)[0], (x,), dloss, (True,))[0]
 
 
