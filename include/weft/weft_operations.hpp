@@ -2122,29 +2122,30 @@ class Operations : public Recorder {
         attributes.set_mode(PointwiseMode_t::ELU_FWD);
         return record_pointwise("elu", {input}, attributes);
     }
-    /** Gaussian error linear unit, exact, by the normal distribution: normal_cdf(x) * x. */
+    /** Gaussian error linear unit, exact, by the normal distribution: gelu(x). */
     Tensor gelu(const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::GELU_FWD);
         return record_pointwise("gelu", {input}, attributes);
     }
-    /** log(1 + exp(beta x)) / beta: ((beta * x > C(0) ? beta * x : C(0)) + log1p(exp(-fabs(beta * x)))) /
-    beta. */
+    /** log(1 + exp(beta x)) / beta: (beta * x > C(0) ? x : C(0)) + log1p(exp(-fabs(beta * x))) / beta. */
     Tensor softplus(const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::SOFTPLUS_FWD);
         return record_pointwise("softplus", {input}, attributes);
     }
-    /** x times sigmoid(beta x): x *logistic(beta *x). */
+    /** x times sigmoid(beta x): (beta < C(0) ? -at_least(-x, C(-3.4028234663852886e38)) : at_least(x,
+    C(-3.4028234663852886e38))) * logistic(beta * x). */
     Tensor swish(const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::SWISH_FWD);
         return record_pointwise("swish", {input}, attributes);
     }
     /** Gaussian error linear unit, tanh approximation: logistic_approx((C(1.5957691216057308) +
-    C(0.07135481627260025) * x * x) * x) * x. */
+    C(0.07135481627260025) * x * x) * x) * at_least(x, C(-3.4028234663852886e38)). */
     Tensor gelu_approx_tanh(const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::GELU_APPROX_TANH_FWD);
         return record_pointwise("gelu_approx_tanh", {input}, attributes);
     }
-    /** gradient of relu: x <= lower ? (slope == C(0) ? C(0) : dy * slope) : x >= upper ? C(0) : dy. */
+    /** gradient of relu: x <= lower && C(1) / lower != C(0) ? (slope == C(0) ? C(0) : dy * slope) : x >=
+    upper && C(1) / upper != C(0) ? C(0) : dy. */
     Tensor relu_backward(const Operand &loss, const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::RELU_BWD);
         return record_pointwise("relu_backward", {loss, input}, attributes);
@@ -2164,7 +2165,7 @@ class Operations : public Recorder {
         attributes.set_mode(PointwiseMode_t::ELU_BWD);
         return record_pointwise("elu_backward", {loss, input}, attributes);
     }
-    /** gradient of gelu: (normal_cdf(x) + normal_density(x) * x) * dy. */
+    /** gradient of gelu: gelu_slope(x) * dy. */
     Tensor gelu_backward(const Operand &loss, const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::GELU_BWD);
         return record_pointwise("gelu_backward", {loss, input}, attributes);
@@ -2174,7 +2175,8 @@ class Operations : public Recorder {
         attributes.set_mode(PointwiseMode_t::SOFTPLUS_BWD);
         return record_pointwise("softplus_backward", {loss, input}, attributes);
     }
-    /** gradient of swish: dy *(logistic(beta *x) + beta * x * logistic(beta * x) * logistic(-beta * x)). */
+    /** gradient of swish: dy *(logistic(beta *x) + (fabs(beta * x) < C(10000) ? beta * x : C(0)) *
+    logistic(beta * x) * logistic(-beta * x)). */
     Tensor swish_backward(const Operand &loss, const Operand &input, graph::Pointwise_attributes attributes = {}) {
         attributes.set_mode(PointwiseMode_t::SWISH_BWD);
         return record_pointwise("swish_backward", {loss, input}, attributes);

@@ -1281,7 +1281,7 @@ class Ops:
     ) -> Tensor:
         """Gaussian error linear unit, exact, by the normal distribution.
 
-            normal_cdf(x) * x
+            gelu(x)
 
         Args:
             input: operand, [d..] or 1s.
@@ -1324,7 +1324,7 @@ class Ops:
     ) -> Tensor:
         """Log(1 + exp(beta x)) / beta.
 
-            ((beta * x > 0 ? beta * x : 0) + log1p(exp(-fabs(beta * x)))) / beta
+            (beta * x > 0 ? x : 0) + log1p(exp(-fabs(beta * x))) / beta
 
         Args:
             input: operand, [d..] or 1s.
@@ -1368,7 +1368,8 @@ class Ops:
     ) -> Tensor:
         """X times sigmoid(beta x).
 
-            x *logistic(beta *x)
+            (beta < 0 ? -at_least(-x, -3.4028234663852886e38) : at_least(x, -3.4028234663852886e38)) *
+                logistic(beta * x)
 
         Args:
             input: operand, [d..] or 1s.
@@ -1411,7 +1412,8 @@ class Ops:
     ) -> Tensor:
         """Gaussian error linear unit, tanh approximation.
 
-            logistic_approx((1.5957691216057308 + 0.07135481627260025 * x * x) * x) * x
+            logistic_approx((1.5957691216057308 + 0.07135481627260025 * x * x) * x) * at_least(x,
+                -3.4028234663852886e38)
 
         Args:
             input: operand, [d..] or 1s.
@@ -1456,7 +1458,8 @@ class Ops:
     ) -> Tensor:
         """Gradient of relu.
 
-            x <= lower ? (slope == 0 ? 0 : dy * slope) : x >= upper ? 0 : dy
+            x <= lower && 1 / lower != 0 ? (slope == 0 ? 0 : dy * slope) : x >= upper && 1 / upper != 0 ? 0 :
+                dy
 
         Args:
             loss: gradient of the result, [d..] or 1s.
@@ -1643,7 +1646,7 @@ class Ops:
     ) -> Tensor:
         """Gradient of gelu.
 
-            (normal_cdf(x) + normal_density(x) * x) * dy
+            gelu_slope(x) * dy
 
         Args:
             loss: gradient of the result, [d..] or 1s.
@@ -1736,7 +1739,8 @@ class Ops:
     ) -> Tensor:
         """Gradient of swish.
 
-            dy *(logistic(beta *x) + beta * x * logistic(beta * x) * logistic(-beta * x))
+            dy *(logistic(beta *x) + (fabs(beta * x) < 10000 ? beta * x : 0) * logistic(beta * x) *
+                logistic(-beta * x))
 
         Args:
             loss: gradient of the result, [d..] or 1s.
