@@ -7,6 +7,8 @@
    It must not know tensors, strides or operations. */
 #include "base/dtype.h"
 
+#include "base/vectors.h"
+
 #include <float.h>
 #if defined __x86_64__
 #include <immintrin.h>
@@ -524,8 +526,6 @@ INLINE void row_from_f64(weftDataType_t type, void *restrict base, int64_t index
 #if defined __x86_64__
 #define WITH_F16C __attribute__((target("avx,f16c")))
 
-static bool has_f16c(void) { return __builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c"); }
-
 WITH_F16C static void f16_to_f32(float *restrict dst, const char *restrict codes, int64_t count) {
     uint16_t last[8] = {0};
     float values[8];
@@ -572,7 +572,6 @@ WITH_F16C static void f16_from_f32(char *restrict codes, const float *restrict s
 /* What compilers make of the conversions of bf16, and to int8, e4m3 and e5m2, takes two to five times as long as memory
    does. These take whole vectors and return how many elements that is. */
 #define WITH_AVX512 __attribute__((target("avx512f")))
-#define WITH_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16")))
 
 /* As widen_bf16 has it. */
 WITH_AVX512 static int64_t bf16_to_f32(float *restrict dst, const char *restrict codes, int64_t count) {
@@ -604,7 +603,10 @@ WITH_AVX512 static int64_t bf16_from_f32(char *restrict codes, const float *rest
     return i;
 }
 
-/* The processor's own conversion makes 0 of subnormal numbers, so that vectors with one are taken as above. */
+#if HAS_AVX512_BF16
+#define WITH_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16")))
+
+/* The processor's own conversion rounds subnormal numbers to 0, so narrow_lanes converts vectors that hold one. */
 WITH_BF16 static int64_t bf16_converted(char *restrict codes, const float *restrict src, int64_t count) {
     enum { SUBNORMAL = 0x20 }; /* a class of vfpclassps */
     int64_t i = 0;
@@ -617,6 +619,9 @@ WITH_BF16 static int64_t bf16_converted(char *restrict codes, const float *restr
     }
     return i;
 }
+#else
+#define bf16_converted bf16_from_f32
+#endif
 
 /* As round_byte has it; what is below -128 the last conversion saturates. */
 WITH_AVX512 static int64_t int8_from_f32(char *restrict codes, const float *restrict src, int64_t count) {
@@ -680,7 +685,7 @@ static bool has_nibble_vectors(weftDataType_t type) {
 
 /* Whole vectors of the types that have such a loop; 0: none, or an older processor. */
 static int64_t vectors_to_f32(float *dst, weftDataType_t type, const void *base, int64_t index, int64_t count) {
-    if (dtype_is_fp8(type) && has_f16c())
+    if (dtype_is_fp8(type) && cpu_has_f16c())
         return fp8_to_f32(dst, type, (const char *)base + index, count);
     if (type != WEFT_DATA_BFLOAT16 || !__builtin_cpu_supports("avx512f"))
         return 0;
@@ -696,8 +701,7 @@ static int64_t vectors_from_f32(weftDataType_t type, void *base, int64_t index, 
         return fp8_from_f32((char *)base + index, type, src, count);
     if (type != WEFT_DATA_BFLOAT16)
         return 0;
-    return (__builtin_cpu_supports("avx512bf16") ? bf16_converted : bf16_from_f32)((char *)base + 2 * index, src,
-                                                                                   count);
+    return (cpu_has_avx512_bf16() ? bf16_converted : bf16_from_f32)((char *)base + 2 * index, src, count);
 }
 #else
 static int64_t vectors_to_f32(float *dst, weftDataType_t type, const void *base, int64_t index, int64_t count) {
@@ -713,7 +717,6 @@ static int64_t nibble_vectors_to_f32(float *dst, const uint8_t *bytes, int64_t c
     (void)dst, (void)bytes, (void)count, (void)is_signed;
     return 0;
 }
-static bool has_f16c(void) { return false; }
 static void f16_to_f32(float *dst, const char *codes, int64_t count) { (void)dst, (void)codes, (void)count; }
 static void f16_from_f32(char *codes, const float *src, int64_t count) { (void)codes, (void)src, (void)count; }
 #endif
@@ -773,7 +776,7 @@ WIDE void dtype_from_f64(weftDataType_t type, void *restrict base, int64_t index
 }
 
 void dtype_to_f32(float *restrict dst, weftDataType_t type, const void *restrict base, int64_t index, int64_t count) {
-    if (type == WEFT_DATA_HALF && has_f16c())
+    if (type == WEFT_DATA_HALF && cpu_has_f16c())
         f16_to_f32(dst, (const char *)base + 2 * index, count);
     else if (DTYPES[type].bits == 4)
         nibbles_to_f32(dst, type, base, index, count);
@@ -784,7 +787,7 @@ void dtype_to_f32(float *restrict dst, weftDataType_t type, const void *restrict
 }
 
 void dtype_from_f32(weftDataType_t type, void *restrict base, int64_t index, const float *restrict src, int64_t count) {
-    if (type == WEFT_DATA_HALF && has_f16c())
+    if (type == WEFT_DATA_HALF && cpu_has_f16c())
         f16_from_f32((char *)base + 2 * index, src, count);
     else {
         int64_t done = vectors_from_f32(type, base, index, src, count);

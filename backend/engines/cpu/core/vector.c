@@ -2,6 +2,8 @@
 /* What this CPU runs, and what the system lets a process run on it. */
 #include "engines/cpu/core/vector.h"
 
+#include "base/vectors.h"
+
 #include <string.h>
 
 #if defined __x86_64__
@@ -37,13 +39,13 @@ bool cpu_runs(const char *name) {
     if (begins(name, "amx"))
         return has_amx(name);
     if (begins(name, "avx512bf16"))
-        return __builtin_cpu_supports("avx512bf16");
+        return cpu_has_avx512_bf16();
     if (begins(name, "avx512vnni"))
         return __builtin_cpu_supports("avx512vnni");
     if (begins(name, "avx512"))
         return __builtin_cpu_supports("avx512f");
     if (begins(name, "avx2"))
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
     return true;
 }
 #else

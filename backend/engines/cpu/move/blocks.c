@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/number.h"
+#include "base/vectors.h"
 #include "engines/cpu/core/square.h"
 #include "engines/cpu/core/vector.h"
 
@@ -49,12 +50,7 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
 
 /* ---- Tiles in registers ------------------------------------------------------------------------------------------ */
 
-/* The lower, or the upper, halves of two vectors, element by element in turn. */
-#if defined(__clang__)
-#define ZIP(lanes, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define ZIP(lanes, a, b, ...) __builtin_shuffle(a, b, (lanes){__VA_ARGS__})
-#endif
+/* Indices for SHUFFLE that interleave the lower, or the upper, halves of two vectors. */
 #define LOW_2 0, 2
 #define HIGH_2 1, 3
 #define LOW_4 0, 4, 1, 5
@@ -75,8 +71,8 @@ static inline void fetch_written(const struct block *block, int i, int bytes) {
             *(const unaligned *)(from + i * from_stride);                                                              \
         _Pragma("GCC unroll 4") for (int turn = 1; turn < count; turn *= 2) {                                          \
             _Pragma("GCC unroll 8") for (int i = 0; i < count / 2; i++) {                                              \
-                zipped[2 * i] = ZIP(vector, rows[i], rows[i + count / 2], LOW_##count);                                \
-                zipped[2 * i + 1] = ZIP(vector, rows[i], rows[i + count / 2], HIGH_##count);                           \
+                zipped[2 * i] = SHUFFLE(rows[i], rows[i + count / 2], LOW_##count);                                    \
+                zipped[2 * i + 1] = SHUFFLE(rows[i], rows[i + count / 2], HIGH_##count);                               \
             }                                                                                                          \
             _Pragma("GCC unroll 16") for (int i = 0; i < count; i++) rows[i] = zipped[i];                              \
         }                                                                                                              \

@@ -13,6 +13,7 @@
 #include "engines/cpu/product/direct_task.h"
 
 #include "base/number.h"
+#include "base/vectors.h"
 #include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/direct_kernel.h"
 
@@ -183,8 +184,8 @@ static inline __attribute__((always_inline)) void join_line(float *to, const flo
         memcpy(to + i, from + i, LINE * sizeof *to);
     for (int64_t i = 0, j = 0; j < width && phases == 2; i += HALF, j += LINE) {
         half a = *(const half *)(from + i), b = *(const half *)(from + floats + i);
-        *(half *)(to + j) = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-        *(half *)(to + j + HALF) = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+        *(half *)(to + j) = SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+        *(half *)(to + j + HALF) = SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
     }
     for (int64_t phase = 0; phase < phases && phases > 2; phase++, from += floats)
         for (int64_t i = 0, j = phase; j < width; i++, j += phases)

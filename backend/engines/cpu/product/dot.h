@@ -17,8 +17,20 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+/* A pair of bf16 in every lane. Clang 16 crashes when it selects instructions for such a broadcast, so an empty asm
+   hides the type from it. */
+#if defined __clang__ && __clang_major__ == 16
+#define BROADCAST_PAIR(pair)                                                                                           \
+    ({                                                                                                                 \
+        __m512i broadcast_pair = _mm512_set1_epi32(pair);                                                              \
+        __asm__("" : "+v"(broadcast_pair));                                                                            \
+        broadcast_pair;                                                                                                \
+    })
+#else
+#define BROADCAST_PAIR(pair) _mm512_set1_epi32(pair)
+#endif
 #define ADD_PAIRS_AVX512(sum, a, b)                                                                                    \
-    ((vector)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_epi32((int)(a)), (__m512bh)(b)))
+    ((vector)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)BROADCAST_PAIR((int)(a)), (__m512bh)(b)))
 #define ADD_BYTES_AVX512(sum, a, b)                                                                                    \
     ((vector)_mm512_dpbusd_epi32((__m512i)(sum), _mm512_set1_epi32((int)(a)), (__m512i)(b)))
 

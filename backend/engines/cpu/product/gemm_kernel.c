@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The innermost loops of packed products, a form for each kind of vectors. It must not know tensors or operations. */
 #include "base/number.h"
+#include "base/vectors.h"
 #include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/dot.h"
 #include "engines/cpu/product/gemm.h"
@@ -88,7 +89,9 @@ enum { LINE = 64 }; /* of the cache, bytes */
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 GEMM_KERNELS(avx512_f32, AVX512, float, 16, 12, 4, float, ADD_PRODUCT, false)
 GEMM_KERNELS(avx512_f64, AVX512, double, 8, 12, 4, double, ADD_PRODUCT, false)
+#if HAS_AVX512_BF16
 GEMM_KERNELS(avx512_bf16, AVX512_PAIRS, float, 16, 12, 4, uint32_t, ADD_PAIRS_AVX512, false)
+#endif
 GEMM_KERNELS(avx512_i8, AVX512_BYTES, uint32_t, 16, 12, 4, uint32_t, ADD_BYTES_AVX512, true)
 GEMM_KERNELS(avx2_f32, AVX2, float, 8, 6, 2, float, ADD_PRODUCT, false)
 GEMM_KERNELS(avx2_f64, AVX2, double, 4, 6, 2, double, ADD_PRODUCT, false)
@@ -132,7 +135,9 @@ static const struct gemm_kernel kernels[] = {
 #if defined(__x86_64__)
     {"avx512vnni 12x32", WEFT_DATA_INT8, WEFT_DATA_INT32, 4, 4, 4, 12, 4, 32, MULTIPLY(avx512_i8),
      .start = start_avx512_i8},
+#if HAS_AVX512_BF16
     {"avx512bf16 12x32", WEFT_DATA_BFLOAT16, WEFT_DATA_FLOAT, 2, 2, 1, 12, 4, 32, MULTIPLY(avx512_bf16)},
+#endif
     {"avx512 12x32", WEFT_DATA_FLOAT, WEFT_DATA_FLOAT, 1, 1, 1, 12, 4, 32, MULTIPLY(avx512_f32),
      .loose = LOOSE(avx512_f32), .loose_halves = LOOSE(avx512_f16)},
     {"avx512 12x16", WEFT_DATA_DOUBLE, WEFT_DATA_DOUBLE, 1, 1, 1, 12, 4, 16, MULTIPLY(avx512_f64)},

@@ -2,6 +2,7 @@
 /* Packing operands in memory into panels of a product. It must not know tensors or operations. */
 #include "base/dtype.h"
 #include "base/number.h"
+#include "base/vectors.h"
 #include "engines/cpu/core/square.h"
 #include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/gemm.h"
@@ -55,15 +56,15 @@ static void transpose_plain(void *panel, int width, const void *rows, int64_t ld
                 __builtin_prefetch(from + (r + 4) * ld + d * 4);
             four a = *(const four *)(row[0] + d), b = *(const four *)(row[1] + d);
             four c = *(const four *)(row[2] + d), e = *(const four *)(row[3] + d);
-            four ab01 = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-            four ab23 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-            four ce01 = __builtin_shufflevector(c, e, 0, 4, 1, 5);
-            four ce23 = __builtin_shufflevector(c, e, 2, 6, 3, 7);
+            four ab01 = SHUFFLE(a, b, 0, 4, 1, 5);
+            four ab23 = SHUFFLE(a, b, 2, 6, 3, 7);
+            four ce01 = SHUFFLE(c, e, 0, 4, 1, 5);
+            four ce23 = SHUFFLE(c, e, 2, 6, 3, 7);
             word *column = to + (int64_t)d * width;
-            *(four *)column = __builtin_shufflevector(ab01, ce01, 0, 1, 4, 5);
-            *(four *)(column + width) = __builtin_shufflevector(ab01, ce01, 2, 3, 6, 7);
-            *(four *)(column + 2 * width) = __builtin_shufflevector(ab23, ce23, 0, 1, 4, 5);
-            *(four *)(column + 3 * width) = __builtin_shufflevector(ab23, ce23, 2, 3, 6, 7);
+            *(four *)column = SHUFFLE(ab01, ce01, 0, 1, 4, 5);
+            *(four *)(column + width) = SHUFFLE(ab01, ce01, 2, 3, 6, 7);
+            *(four *)(column + 2 * width) = SHUFFLE(ab23, ce23, 0, 1, 4, 5);
+            *(four *)(column + 3 * width) = SHUFFLE(ab23, ce23, 2, 3, 6, 7);
         }
         /* Depths that are left over, and below rows that are: at most three of each. */
         for (; d < depth; d++)
@@ -233,8 +234,8 @@ static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_ro
     int i = 0;
     for (; i + 8 <= count; i += 8) {
         halves8 a = *(const halves8 *)(low + i), b = *(const halves8 *)(high + i);
-        *(halves8 *)(pairs + i) = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-        *(halves8 *)(pairs + i + 4) = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+        *(halves8 *)(pairs + i) = SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+        *(halves8 *)(pairs + i + 4) = SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
     }
     for (; i < count; i++)
         pairs[i] = low[i] | (uint32_t)high[i] << 16;
@@ -243,8 +244,8 @@ static void join_pairs(uint32_t *pairs, const void *low_row, const void *high_ro
 /* Bytes of two rows in turn, as the low and the high half of an item of `pairs`. */
 static inline __attribute__((always_inline)) void join_bytes(halves8 *pairs, const uint8_t *low, const uint8_t *high) {
     bytes16 a = *(const bytes16 *)low, b = *(const bytes16 *)high;
-    pairs[0] = (halves8)__builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    pairs[1] = (halves8)__builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    pairs[0] = (halves8)SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    pairs[1] = (halves8)SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 
 /* Of four depths a byte each. */
@@ -257,8 +258,8 @@ static void join_fours(uint32_t *fours, const uint8_t *row, int64_t step, int co
         join_bytes(high, rows[2] + i, rows[3] + i);
         for (int j = 0; j < 2; j++) {
             halves8 *to = (halves8 *)(fours + i + j * 8);
-            to[0] = __builtin_shufflevector(low[j], high[j], 0, 8, 1, 9, 2, 10, 3, 11);
-            to[1] = __builtin_shufflevector(low[j], high[j], 4, 12, 5, 13, 6, 14, 7, 15);
+            to[0] = SHUFFLE(low[j], high[j], 0, 8, 1, 9, 2, 10, 3, 11);
+            to[1] = SHUFFLE(low[j], high[j], 4, 12, 5, 13, 6, 14, 7, 15);
         }
     }
     for (; i < count; i++)

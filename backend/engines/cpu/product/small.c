@@ -2,6 +2,7 @@
 /* Products of small matrices. Each element is summed in one order, which the depth alone fixes. */
 #include "engines/cpu/product/small.h"
 
+#include "base/vectors.h"
 #include "engines/cpu/core/fastmath.h"
 #include "engines/cpu/core/vector.h"
 #include "engines/cpu/product/dot.h"
@@ -57,7 +58,7 @@ static inline __attribute__((always_inline)) void fetch_row(const void *row, int
 #define FLOAT_OF_bf16(number) fast_of_bits((uint32_t)(number) << 16)
 #define FLOAT_OF_f16(number) LOAD_HALF(number)
 #define VECTOR_OF_f32(lanes, numbers) (*(const vector *)(numbers))
-#define VECTOR_OF_bf16(lanes, numbers) ((vector)(__builtin_convertvector(*(const halves *)(numbers), words) << 16))
+#define VECTOR_OF_bf16(lanes, numbers) ((vector)(CONVERT(*(const halves *)(numbers), words) << 16))
 #define VECTOR_OF_f16(lanes, numbers) HALVES_##lanes(numbers)
 #define HALVES_16 LOAD_HALVES_AVX512
 #define HALVES_8 LOAD_HALVES_AVX2
@@ -69,9 +70,9 @@ static inline __attribute__((always_inline)) void fetch_row(const void *row, int
 
 /* Four rows at a time: the sums of their lanes become one vector of four numbers. */
 static inline __attribute__((always_inline)) four sum_lanes(four a, four b, four c, four d) {
-    four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    four cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    four ab = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
+    four cd = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
+    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
 
 /* `height` vectors and four rows: each load of either is multiplied by all of the other. Rows `ahead` elements further

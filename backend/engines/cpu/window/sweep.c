@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engines/cpu/window/sweep.h"
 
+#include "base/vectors.h"
 #include "engines/cpu/core/vector.h"
 
 #if defined(__x86_64__)
@@ -43,16 +44,16 @@ typedef uint16_t halves_8 __attribute__((vector_size(16), may_alias, aligned(1))
 #define NAME(name) avx2_##name
 #define TARGET __attribute__((target("avx2")))
 #define LANES 8
-#define WIDEN_BYTES(at) __builtin_convertvector(__builtin_convertvector(*(const bytes_8 *)(at), shorts_8), avx2_ints)
-#define WIDEN_HALVES(at) __builtin_convertvector(*(const halves_8 *)(at), avx2_words)
+#define WIDEN_BYTES(at) CONVERT(CONVERT(*(const bytes_8 *)(at), shorts_8), avx2_ints)
+#define WIDEN_HALVES(at) CONVERT(*(const halves_8 *)(at), avx2_words)
 #include "engines/cpu/window/sweep_define.h"
 #endif
 /* 16-byte vectors: SSE2, NEON, or whatever the compiler makes of them */
 #define NAME(name) plain_##name
 #define TARGET
 #define LANES 4
-#define WIDEN_BYTES(at) __builtin_convertvector(__builtin_convertvector(*(const bytes_4 *)(at), shorts_4), plain_ints)
-#define WIDEN_HALVES(at) __builtin_convertvector(*(const halves_4 *)(at), plain_words)
+#define WIDEN_BYTES(at) CONVERT(CONVERT(*(const bytes_4 *)(at), shorts_4), plain_ints)
+#define WIDEN_HALVES(at) CONVERT(*(const halves_4 *)(at), plain_words)
 #include "engines/cpu/window/sweep_define.h"
 
 static const struct sweep_kernels all[] = {
