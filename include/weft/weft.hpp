@@ -2072,27 +2072,18 @@ inline error_t Graph::query_tensor_attributes_of_uid(std::int64_t uid, Tensor_at
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-/** Why memory for a tensor is not taken, if it is not. */
+/** Refuses memory that a plan would not use although the caller relies on it: of a constant, or of a result that is
+    not computed. Memory for virtual tensors, and for uids that no tensor has, is ignored. */
 inline error_t Graph::refuse_memory(std::int64_t uid) const {
     if (uid == NO_TENSOR)
         return fail(error_code_t::INVALID_VARIANT_PACK, "execute: memory is given for nullptr, a result that is not "
                                                         "computed. Leave it out, or ask for the result.");
     auto known = by_uid_.find(uid);
-    if (by_uid_.empty()) /* a loaded plan knows the tensors of its slots alone */
-        return {};
-    if (known == by_uid_.end())
-        return fail(error_code_t::INVALID_VARIANT_PACK, "execute: memory is given for uid " + std::to_string(uid) +
-                                                            ", which no tensor of the graph has. Leave it out.");
-    const Tensor_attributes &tensor = *known->second;
-    if (tensor.constant_)
+    if (known != by_uid_.end() && known->second->constant_)
         return fail(error_code_t::INVALID_VARIANT_PACK,
-                    "execute: memory is given for " + tensor.label() +
+                    "execute: memory is given for " + known->second->label() +
                         ", a constant of the plan. Leave it out, or declare it with "
                         "set_is_pass_by_value().");
-    if (tensor.is_virtual())
-        return fail(error_code_t::INVALID_VARIANT_PACK, "execute: memory is given for " + tensor.label() +
-                                                            ", which is virtual and has none. Call set_output(true) "
-                                                            "before the graph is built, or leave it out.");
     return {};
 }
 

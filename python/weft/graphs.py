@@ -895,10 +895,10 @@ class Graph(Sugar):
         keys, pointers, checked, bound = self._keys, frame.pointers, frame.known, set()
         for key, value in variant_pack.items():
             i = keys.get(key, -1)
+            if i is not None and i < 0:
+                i = self._slot_of_unknown(plan, key)
             if i is None:  # virtual, or of no use to any operation
                 continue
-            if i < 0:
-                raise self._unknown(key)
             known = checked[i] if overrides is None else None
             if known and known[0]() is value and (known[2] is None or known[2](value) == known[3]):
                 pointers[i] = known[1]
@@ -945,8 +945,9 @@ class Graph(Sugar):
                     "its graph. Name it in override_uids, too."
                 )
 
-    def _unknown(self, key: object) -> BadParameterError:
-        return BadParameterError(
+    def _slot_of_unknown(self, plan: Plan, key: Any) -> int | None:
+        """The slot for a key of a variant pack that is not of this graph; None: its memory is ignored."""
+        raise BadParameterError(
             self.plan.shared_name(self._label, key)
             or f"{self._label}: the variant pack names {key!r}, which is no tensor of it. Use its tensors, "
             "uids or names."

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft import enums as weft_enums
+from weft import tensor as weft_tensor
 from weft.backend import Handle
 from weft.cudnn import enums
 from weft.cudnn.grouped import check_scales
@@ -229,12 +230,19 @@ class pygraph(Attention, Plans):
         tensor_uids: Sequence[int] | None = None,
     ) -> None:
         """Runs the chosen plan. tensor_dict: memory by tensor, uid or name, or with tensor_uids a list of
-        memory in their order; a key None is skipped. The rest is as for weft.Graph.execute."""
+        memory in their order. A key None, a uid that no tensor uses and a virtual tensor are skipped, and a
+        tensor of another graph stands for its uid. The rest is as for weft.Graph.execute."""
         if override_uids is None and tensor_uids is None:
             self._execute(self._plan or self.plan, tensor_dict, workspace, handle, None)
             return
         pack = _pack(tensor_dict, tensor_uids)
         super().execute(pack, workspace, handle, override_uids, override_shapes, override_strides)
+
+    def _slot_of_unknown(self, plan: Plan, key: Any) -> int | None:
+        """As in cuDNN, a tensor stands for its uid, and memory for a uid that no tensor uses is ignored."""
+        if isinstance(key, weft_tensor.Tensor):
+            return plan.index.get(key.get_uid())
+        return None if isinstance(key, int) else super()._slot_of_unknown(plan, key)
 
     def execute_plan_at_index(  # type: ignore[override]
         self,

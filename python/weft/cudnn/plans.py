@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from weft import buffers, dtypes
+from weft import buffers, dtypes, slots
 from weft.cudnn import enums
 from weft.cudnn.operations import Operations
 from weft.enums import data_type
@@ -17,7 +17,8 @@ from weft.slots import Slot
 
 class ScriptPlan(Plan):
     """A plan that rounds numbers to the type of a by-value scalar, whatever library they come from, and
-    takes torch's parameters as memory, as cuDNN does."""
+    takes torch's parameters as memory, as cuDNN does. execute() reads memory as the tensor says, whatever the
+    type, dims and strides of the array."""
 
     def _checked_address(
         self, frame: Frame, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
@@ -29,7 +30,12 @@ class ScriptPlan(Plan):
                 "for each. Give a larger one, declare the tensor as weft.data_type.BOOLEAN, or call "
                 "cudnn.set_backend_version(92400) before the graph is made."
             )
-        return super()._checked_address(frame, where, i, slot, value, memory)
+        is_number = slot.is_by_value and slots.is_number_of_other_type(slot, memory)
+        if where == "plan" or is_number:
+            return super()._checked_address(frame, where, i, slot, value, memory)
+        slots.check_size(where, slot, memory.size)
+        slots.check_writable(where, slot, memory.is_writable)
+        return memory.address
 
     @staticmethod
     def _scalar_address(frame: Frame, where: str, slot: Slot, value: Any, i: int) -> int:
