@@ -98,7 +98,7 @@ def test_vmap_and_scan() -> None:
 def test_it_has_no_gradient() -> None:
     with pytest.raises(weft.NotSupportedError) as refused:
         jax.grad(lambda x: scaled(x, normal(4, 5)).sum())(normal(3, 4))
-    assert str(refused.value).startswith("weft.scaled: it has no gradient of its own.")
+    assert str(refused.value).startswith("weft.scaled: a graph has no derivative of its own.")
 
 
 def test_a_sentence_of_weft() -> None:
@@ -115,3 +115,30 @@ def test_calls_with_arrays_give_arrays() -> None:
         made = g(x)
         assert isinstance(made, jax.Array)
         close(made, jnp.exp(x))
+
+
+def test_a_tensor_that_is_returned_twice() -> None:
+    @weft_jax.graph
+    def repeated(g, x):
+        y = g.relu(x)
+        return y, y, x, y
+
+    x = normal(3, 4)
+    close(jax.jit(repeated)(x), (jnp.maximum(x, 0), jnp.maximum(x, 0), x, jnp.maximum(x, 0)))
+
+
+def test_arrays_without_dimensions() -> None:
+    run = weft_jax.graph(lambda g, x, y: (g.add(x, y), g.mul(x, y)))
+    close(run(jnp.float64(2), jnp.float64(3)), (jnp.float64(5), jnp.float64(6)))
+    close(run(jnp.float64(2), jnp.ones(1)), (jnp.full(1, 3.0), jnp.full(1, 2.0)))
+
+
+def test_the_number_of_results_may_depend_on_options() -> None:
+    @weft_jax.graph
+    def some(g, x, *, is_pair):
+        return (g.neg(x), g.abs(x)) if is_pair else g.neg(x)
+
+    x = normal(3)
+    for _ in range(2):
+        close(some(x, is_pair=True), (-x, jnp.abs(x)))
+        close(some(x, is_pair=False), -x)

@@ -12,7 +12,7 @@ Importing this package imports JAX; `import weft` never does.
 
 from __future__ import annotations
 
-from weft.jax.calls import plans
+from weft.jax.calls import export_for, plans
 from weft.jax.graphs import graph
 from weft.jax.operators.attention import attention
 from weft.jax.operators.convolution import conv
@@ -23,6 +23,7 @@ from weft.jax.operators.softmax import log_softmax, softmax
 __all__ = [
     "attention",
     "conv",
+    "export_for",
     "graph",
     "layer_norm",
     "linear",

@@ -1,19 +1,23 @@
-"""Calls of Weft's operators in JAX's programs: a primitive with its rules for tracing, vmap and lowering. It
-becomes a call of the library's handler, on the CPU and on CUDA alike."""
+"""Calls of Weft's operators in JAX's programs: primitives with their rules for tracing, vmap, jax.checkpoint
+and lowering. Each becomes a call of the library's handler, on the CPU and on CUDA."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.ad_checkpoint import Saveable
+from jax.extend.core import Primitive, Var
+from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import partial_eval as pe
 from weft_cffi._weft import ffi
 
 from weft import backend
@@ -24,17 +28,33 @@ from weft.plan import Plan
 
 TARGET = "weft"
 """The name of the handler in XLA's programs."""
-
-primitive = Primitive("weft")
-primitive.multiple_results = True
+PLATFORMS = {"cpu": device_kind.CPU, "cuda": device_kind.CUDA}
+"""JAX's platforms and what Weft calls them."""
 
 
 def call(operator: Operator, *arrays: Any, attributes: tuple[Any, ...] = ()) -> list[Any]:
     """The results of an operator on JAX's arrays."""
-    made: list[Any] = primitive.bind(
-        *arrays, call=Call(operator, attributes, _wants_all_bits())
-    )
-    return made
+    return _bind(arrays, Call(operator, attributes, _wants_all_bits()))
+
+
+def _bind(arrays: Sequence[Any], call: Call) -> list[Any]:
+    results: list[Any] = _primitive(call.operator.name).bind(*arrays, call=call)
+    return results
+
+
+@cache
+def _primitive(name: str) -> Primitive:
+    """The primitive of all operators of a name: XLA's instructions, and so profiles, have this name."""
+    primitive = Primitive("weft_" + re.sub(r"\W", "_", name))
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(_trace)
+    primitive.def_impl(partial(xla.apply_primitive, primitive))
+    ad.primitive_jvps[primitive] = _no_gradient
+    batching.primitive_batchers[primitive] = _batch
+    pe.partial_eval_jaxpr_custom_rules[primitive] = _save_or_recompute
+    for platform, kind in PLATFORMS.items():
+        mlir.register_lowering(primitive, partial(_lower, kind), platform=platform)
+    return primitive
 
 
 def _wants_all_bits() -> bool:
@@ -51,13 +71,14 @@ def _forms(avals: Sequence[Any]) -> tuple[Form, ...]:
 
 def _trace(*avals: Any, call: Call) -> list[Any]:
     """The results are of the arguments' mesh, and vary over its axes as these do."""
-    first = avals[0]
-    place = jax.sharding.NamedSharding(first.sharding.mesh, jax.sharding.PartitionSpec())
     forms = results_of(call, _forms(avals))
-    return [first.update(shape=f.shape, dtype=f.dtype, weak_type=False, sharding=place) for f in forms]
+    return [resized(avals[0], f.shape).update(dtype=f.dtype, weak_type=False) for f in forms]
 
 
-primitive.def_abstract_eval(_trace)
+def resized(aval: Any, shape: tuple[int, ...]) -> Any:
+    """An abstract array of another shape, on the same mesh."""
+    place = jax.sharding.NamedSharding(aval.sharding.mesh, jax.sharding.PartitionSpec())
+    return aval.update(shape=shape, sharding=place)
 
 
 def _axes(value: Any) -> frozenset[str]:
@@ -76,6 +97,11 @@ def alike(*values: Any) -> list[Any]:
     return [None if x is None else _vary(x, tuple(sorted(every - _axes(x)))) for x in arrays]
 
 
+def vary_like(value: Any, other: Any) -> Any:
+    """A value that varies over the axes of a mesh over which another one does."""
+    return _vary(value, tuple(sorted(_axes(other) - _axes(value))))
+
+
 def _vary(value: Any, axes: tuple[str, ...]) -> Any:
     if not axes:
         return value
@@ -84,27 +110,11 @@ def _vary(value: Any, axes: tuple[str, ...]) -> Any:
     return jax.lax.pvary(value, axes)
 
 
-@lru_cache(4096)
-def _compiled(call: Call) -> Any:
-    """The operator by itself, for calls outside jit."""
-    return jax.jit(partial(primitive.bind, call=call))
-
-
-def _run(*arrays: Any, call: Call) -> Any:
-    return _compiled(call)(*arrays)
-
-
-primitive.def_impl(_run)
-
-
 def _no_gradient(_: Any, __: Any, *, call: Call) -> Any:
     raise NotSupportedError(
-        f"{call.operator!r}: it has no gradient of its own. Give the function one with jax.custom_vjp; of "
-        "gradients there are no second ones."
+        f"{call.operator!r}: a graph has no derivative of its own. Give the function one with jax.custom_vjp "
+        "or jax.custom_jvp."
     )
-
-
-ad.primitive_jvps[primitive] = _no_gradient
 
 
 # ---- vmap --------------------------------------------------------------------------------------------------
@@ -113,23 +123,37 @@ ad.primitive_jvps[primitive] = _no_gradient
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
     """One call of more rows where only rows are mapped, or of a batch; else one call after another."""
     mapped = [i for i, dim in enumerate(dims) if isinstance(dim, int)]
+    if arrays[mapped[0]].shape[dims[mapped[0]]] == 0:
+        return _batch_of_none(arrays, dims, call)
     moved = [jnp.moveaxis(x, dims[i], 0) if i in mapped else x for i, x in enumerate(arrays)]
     size, rows = moved[mapped[0]].shape[0], call.operator.rows
     if rows.issuperset(mapped):
         whole = [_more_rows(x, size, i in mapped) if i in rows else x for i, x in enumerate(moved)]
-        results = primitive.bind(*whole, call=call)
-        results = [each.reshape(size, -1, *each.shape[1:]) for each in results]
+        results = [
+            each.reshape(size, each.shape[0] // size, *each.shape[1:]) for each in _bind(whole, call)
+        ]
     elif call.operator.is_batched:
-        results = primitive.bind(*_with_batch(arrays, moved, mapped), call=call)
+        results = _bind(_with_batch(arrays, moved, mapped), call)
     else:
         results = jax.lax.map(partial(_one, moved, mapped, call), [moved[i] for i in mapped])
     return results, [0] * len(results)
 
 
+def _batch_of_none(arrays: Sequence[Any], dims: Sequence[Any], call: Call) -> Any:
+    """The results of no calls, which have no elements."""
+    shapes = [
+        x.shape if not isinstance(dim, int) else x.shape[:dim] + x.shape[dim + 1 :]
+        for x, dim in zip(arrays, dims, strict=True)
+    ]
+    forms = [Form(shape, np.dtype(x.dtype)) for shape, x in zip(shapes, arrays, strict=True)]
+    results = results_of(call, tuple(forms))
+    return [jnp.zeros((0, *each.shape), each.dtype) for each in results], [0] * len(results)
+
+
 def _more_rows(value: Any, size: int, is_mapped: bool) -> Any:
     """Rows of all `size` calls, one call's after another's."""
     whole = value if is_mapped else jnp.broadcast_to(value, (size, *value.shape))
-    return whole.reshape(-1, *whole.shape[2:])
+    return whole.reshape(size * whole.shape[1], *whole.shape[2:])
 
 
 def _with_batch(arrays: Sequence[Any], moved: Sequence[Any], mapped: Sequence[int]) -> list[Any]:
@@ -144,10 +168,28 @@ def _with_batch(arrays: Sequence[Any], moved: Sequence[Any], mapped: Sequence[in
 
 def _one(arrays: Sequence[Any], mapped: Sequence[int], call: Call, own: Sequence[Any]) -> Any:
     given = dict(zip(mapped, own, strict=True))
-    return primitive.bind(*(given.get(i, x) for i, x in enumerate(arrays)), call=call)
+    return _bind([given.get(i, x) for i, x in enumerate(arrays)], call)
 
 
-batching.primitive_batchers[primitive] = _batch
+# ---- jax.checkpoint ----------------------------------------------------------------------------------------
+
+
+def _save_or_recompute(saveable: Any, unknown: Sequence[bool], at_hand: Sequence[bool], eqn: Any) -> Any:
+    """What a policy of jax.checkpoint does with a call. Policies such as dots_saveable recognize JAX's
+    primitives, so they are also asked about the one that the operator stands for."""
+    count = len(eqn.outvars)
+    pairs = zip(eqn.invars, at_hand, strict=True)
+    missing = [x for x, is_there in pairs if isinstance(x, Var) and not is_there]
+    if any(unknown):
+        return None, eqn, [True] * count, [True] * count, missing
+    avals = [x.aval for x in eqn.invars]
+    answers = [saveable(eqn.primitive, *avals, **eqn.params)]
+    if eqn.params["call"].operator.stands_for is not None:
+        primitive, params = eqn.params["call"].operator.stands_for
+        answers.append(saveable(primitive, *avals, **params))
+    if any(answer is True or isinstance(answer, type(Saveable)) for answer in answers):
+        return eqn, None, [False] * count, [False] * count, []
+    return eqn, eqn, [False] * count, [True] * count, missing
 
 
 # ---- Lowering ----------------------------------------------------------------------------------------------
@@ -160,6 +202,27 @@ def _register(platform: str) -> None:
     stages = handler if platform == "cpu" else {"initialize": handler, "execute": handler}
     # Plugins keep handlers under XLA's name of the platform; "cuda" would wait there for ever.
     jax.ffi.register_ffi_target(TARGET, stages, platform="CUDA" if platform == "cuda" else platform)
+
+
+_arch: ContextVar[str] = ContextVar("weft.jax arch", default="sm_90")
+
+
+@contextmanager
+def export_for(arch: str) -> Iterator[None]:
+    """Names the GPU for which programs are exported on a machine without one; by default "sm_90", an H200.
+
+    Plans load on other GPUs as well, unless they need more workspace there: then the call fails and reports
+    both sizes.
+
+        allowed = [jax.export.DisabledSafetyCheck.custom_call("weft")]
+        with weft.jax.export_for("sm_80"):
+            jax.export.export(function, platforms=["cuda"], disabled_checks=allowed)(*arguments)
+    """
+    before = _arch.set(arch)
+    try:
+        yield
+    finally:
+        _arch.reset(before)
 
 
 _watched: ContextVar[list[Lowered] | None] = ContextVar("weft.jax lowered", default=None)
@@ -195,7 +258,7 @@ def plans(function: Callable[..., Any], *arguments: Any) -> list[Lowered]:
 
 
 def _lower(kind: device_kind, ctx: Any, *operands: Any, call: Call) -> Any:
-    made = prepare(call, _forms(ctx.avals_in), kind)
+    made = prepare(call, _forms(ctx.avals_in), kind, _arch.get())
     watched = _watched.get()
     if watched is not None:
         watched.append(Lowered(call, _forms(ctx.avals_in), made.source))
@@ -217,6 +280,5 @@ def _attributes(made: Prepared) -> dict[str, Any]:
     }
 
 
-for _platform, _kind in (("cpu", device_kind.CPU), ("cuda", device_kind.CUDA)):
+for _platform in PLATFORMS:
     _register(_platform)
-    mlir.register_lowering(primitive, partial(_lower, _kind), platform=_platform)

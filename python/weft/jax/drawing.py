@@ -4,6 +4,7 @@ word here of JAX's tracing; arrays are packed, the last dimension fastest, as XL
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,14 +13,16 @@ import numpy as np
 
 from weft import buffers, dtypes
 from weft.backend import Handle
-from weft.devices import default_handle
+from weft.devices import DeviceProperties, compile_for, default_handle
 from weft.enums import data_type, device_kind, numerical_note, scalar_type
-from weft.errors import NotSupportedError
+from weft.errors import BadParameterError, NotSupportedError
 from weft.graphs import Graph
 from weft.plan import Plan
 from weft.slots import Slot
 from weft.tensor import Tensor
 
+Place = Handle | DeviceProperties
+"""What a plan is made for: a device, or the description of one."""
 CAPACITY = 4096
 """Operators on types and shapes whose plans are kept; the one that was used longest ago goes first."""
 
@@ -38,7 +41,12 @@ class Operator:
     """What can be called on JAX's arrays: a name, what draws it, and how vmap may spare itself a loop."""
 
     def __init__(
-        self, name: str, draw: Callable[..., None], rows: Sequence[int] = (), is_batched: bool = False
+        self,
+        name: str,
+        draw: Callable[..., None],
+        rows: Sequence[int] = (),
+        is_batched: bool = False,
+        stands_for: tuple[Any, dict[str, Any]] | None = None,
     ) -> None:
         """Makes an operator.
 
@@ -48,16 +56,19 @@ class Operator:
             rows: which arguments have rows of data along their first dimension, as all results then have:
                 what is mapped of these alone is a matter of more rows.
             is_batched: whether more dimensions may lead in all arguments and results, 1 where they are alike.
+            stands_for: the primitive of JAX that the operator stands for, and its parameters, as far as
+                policies of jax.checkpoint read them; None for an operator that they do not know.
         """
         self.name, self.draw, self.rows, self.is_batched = name, draw, frozenset(rows), is_batched
+        self.stands_for = stands_for
 
     def drawn(
-        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Handle | None = None
+        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Place | None = None
     ) -> Drawing:
         """The operator on such arguments as a graph. results: their forms, where they are known; place: what
-        to plan with."""
+        to plan for."""
         type_ = data_type.DOUBLE if is_double(arguments) else data_type.FLOAT
-        graph = Graph(self.name, compute_data_type=type_, handle=place)
+        graph = Graph(self.name, compute_data_type=type_, device=place)
         if call.is_exact:
             graph.deselect_numeric_notes([numerical_note.DOWN_CONVERT_INPUTS])
         drawing = Drawing(graph, arguments, results)
@@ -70,12 +81,14 @@ class Operator:
         if None in drawing.results:
             drawing.graph.validate()
         ends = {~at: tensor for tensor, at in drawing.ends if at < 0}
-        return tuple(form or _form_of(ends[i]) for i, form in enumerate(drawing.results))
+        is_scalar = all(form.shape == () for form in arguments)
+        return tuple(form or _form_of(ends[i], is_scalar) for i, form in enumerate(drawing.results))
 
-    def prepared(self, call: Call, arguments: tuple[Form, ...], kind: device_kind) -> Prepared:
-        """Its plan for a kind of device. Raises WeftError where Weft refuses."""
+    def prepared(self, call: Call, arguments: tuple[Form, ...], kind: device_kind, arch: str) -> Prepared:
+        """Its plan for a kind of device. arch: of a GPU that is not on this machine. Raises WeftError if Weft
+        refuses."""
         results = results_of(call, arguments)
-        drawing = self.drawn(call, arguments, results, default_handle(kind))
+        drawing = self.drawn(call, arguments, results, _place(kind, arch))
         plan = drawing.graph.build().plan
         at = {tensor.get_uid(): place for tensor, place in drawing.ends}
         return prepared(plan, at, len(arguments), len(results), kind)
@@ -106,9 +119,14 @@ class Drawing:
 
     def read(self, i: int, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None) -> Tensor:
         """Argument i as a tensor. dims, steps: of the same elements where they are shown in another shape,
-        packed unless strides are given."""
+        packed unless strides are given. Raises BadParameterError if the numbers of elements differ."""
         form = self.arguments[i]
         shape = (form.shape or (1,)) if dims is None else dims
+        if math.prod(shape) != math.prod(form.shape):
+            raise BadParameterError(
+                f"weft.{self.graph.name}: the shape of argument {i} does not fit: expected {list(shape)} "
+                f"({math.prod(shape)} elements), got {form}. Check the shapes of the arrays."
+            )
         made = self.graph.tensor(shape, stride=steps, data_type=form.dtype)
         self.ends.append((made, i))
         return made
@@ -155,9 +173,12 @@ def results_of(call: Call, arguments: tuple[Form, ...]) -> tuple[Form, ...]:
     return call.operator.results(call, arguments)
 
 
-def _form_of(tensor: Tensor) -> Form:
+def _form_of(tensor: Tensor, is_scalar: bool) -> Form:
+    """The form of a result. is_scalar: the arguments have no dimensions; they are drawn as [1], and so are
+    results without dimensions."""
     assert tensor.dtype is not None
-    return Form(tensor.dims, dtypes.numpy_dtype(tensor.dtype))
+    shape = () if is_scalar and tensor.dims == (1,) else tensor.dims
+    return Form(shape, dtypes.numpy_dtype(tensor.dtype))
 
 
 # ---- Plans -------------------------------------------------------------------------------------------------
@@ -178,9 +199,19 @@ class Prepared(NamedTuple):
 
 
 @lru_cache(CAPACITY)
-def prepare(call: Call, arguments: tuple[Form, ...], kind: device_kind) -> Prepared:
-    """A call's plan for a kind of device, kept."""
-    return call.operator.prepared(call, arguments, kind)
+def prepare(call: Call, arguments: tuple[Form, ...], kind: device_kind, arch: str) -> Prepared:
+    """A call's plan for a kind of device, kept. arch: of a GPU that is not on this machine."""
+    return call.operator.prepared(call, arguments, kind, arch)
+
+
+def _place(kind: device_kind, arch: str) -> Place:
+    """The device of a kind; without a GPU, a described one, for programs that are exported."""
+    try:
+        return default_handle(kind)
+    except NotSupportedError:
+        if kind is not device_kind.CUDA:
+            raise
+        return compile_for(arch)
 
 
 def prepared(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
+import jax
+
 from weft import buffers, dtypes
-from weft.backend import Handle
+from weft.devices import DeviceProperties
 from weft.errors import BadParameterError
 from weft.graphs import Graph
 from weft.jax.calls import alike, call
-from weft.jax.drawing import Call, Drawing, Form, Operator
+from weft.jax.drawing import Call, Drawing, Form, Operator, Place
 from weft.tensor import Tensor
 
 
@@ -35,10 +37,13 @@ def graph(source: Callable[..., Any] | Graph) -> Callable[..., Any]:
     """
     operator = Given(source) if isinstance(source, Graph) else Drawn(source)
 
+    @partial(jax.jit, static_argnums=0, inline=True)
+    def traced(options: tuple[tuple[str, Any], ...], *arrays: Any) -> Any:
+        results = call(operator, *alike(*arrays), attributes=options)
+        return results[0] if operator.is_single(options) else tuple(results)
+
     def run(*arrays: Any, **options: Any) -> Any:
-        names = tuple(sorted(options.items()))
-        results = call(operator, *alike(*arrays), attributes=names)
-        return results[0] if operator.is_single else tuple(results)
+        return traced(tuple(sorted(options.items())), *arrays)
 
     return run if isinstance(source, Graph) else wraps(source)(run)
 
@@ -48,20 +53,28 @@ class Drawn(Operator):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(getattr(function, "__name__", "graph"), self._draw)
-        self._function, self.is_single = function, True
+        self._function, self._singles = function, dict[Any, bool]()
+
+    def is_single(self, options: tuple[tuple[str, Hashable], ...]) -> bool:
+        """Whether the function returned a tensor by itself, with such options."""
+        return self._singles[options]
 
     def _draw(self, d: Drawing, *options: tuple[str, Hashable]) -> None:
         tensors = [d.read(i) for i in range(len(d.arguments))]
         made = self._function(d.graph, *tensors, **dict(options))
-        self.is_single = isinstance(made, Tensor)
-        results = [made] if self.is_single else list(made) if isinstance(made, (list, tuple)) else [made]
+        self._singles[options] = isinstance(made, Tensor)
+        results = list(made) if isinstance(made, (list, tuple)) else [made]
+        used = list(tensors)
         for each in results:
             if not isinstance(each, Tensor):
                 raise BadParameterError(
                     f"weft.jax.graph: {self.name} returned {type(each).__name__} among its results. Return "
                     "the tensors that its operations make, one, or a tuple or list of them."
                 )
-            d.write_inferred(each)
+            # An argument, and a tensor that is returned again, is a result of its own memory.
+            is_used = any(each is tensor for tensor in used)
+            used.append(each)
+            d.write_inferred(d.graph.identity(each) if is_used else each)
 
 
 class Given(Operator):
@@ -73,13 +86,16 @@ class Given(Operator):
         made.validate()
         self._inputs = [t for t in made._tensors if t.producer is None and t.is_read and not t.is_constant]
         self._outputs = [t for t in made._results() if not t.is_virtual]
-        self.is_single = len(self._outputs) == 1
+
+    def is_single(self, options: tuple[tuple[str, Hashable], ...]) -> bool:
+        """Whether there is one result."""
+        return len(self._outputs) == 1
 
     def _refuse(self, *_: Any) -> None:
         raise AssertionError("a graph is not drawn again")
 
     def drawn(
-        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Handle | None = None
+        self, call: Call, arguments: Sequence[Form], results: Sequence[Form] = (), place: Place | None = None
     ) -> Drawing:
         """The graph itself, if it is of these shapes."""
         drawing = Drawing(self._graph, arguments)
@@ -90,20 +106,21 @@ class Given(Operator):
                 f"{' and options' if call.attributes else ''}. Give such arrays, or make a graph of the "
                 "function that draws it, which serves all shapes."
             )
-        if place is not None and self._graph._handle is not place:
+        if place is not None and place not in (self._graph._handle, self._graph._device_property):
             self._graph = self._placed(place)
         drawing.ends = [(t, i) for i, t in enumerate(self._inputs)]
         drawing.ends += [(t, ~i) for i, t in enumerate(self._outputs)]
         drawing.results = [_form(t) for t in self._outputs]
         return drawing
 
-    def _placed(self, place: Any) -> Graph:
+    def _placed(self, place: Place) -> Graph:
         if self._graph._made_planner is not None:
             raise BadParameterError(
                 f"weft.jax.graph: {self.name} was planned for another device than {place!r}. Make a graph of "
                 "the function that draws it, which serves all devices."
             )
-        self._graph._handle = place
+        self._graph._handle = None if isinstance(place, DeviceProperties) else place
+        self._graph._device_property = place if isinstance(place, DeviceProperties) else None
         return self._graph
 
 

@@ -47,7 +47,7 @@ class Planned(Operator):
         of = [self._plan.slots[i] for i in self.places.results]
         return tuple(Form(slot.dims, dtypes.numpy_dtype(slot.data_type)) for slot in of)
 
-    def prepared(self, call: Call, arguments: Sequence[Form], kind: device_kind) -> Prepared:
+    def prepared(self, call: Call, arguments: Sequence[Form], kind: device_kind, arch: str) -> Prepared:
         """The plan itself."""
         uids = [slot.uid for slot in self._plan.slots]
         at = {uids[i]: place for place, i in enumerate(self.places.arguments)}

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from weft.errors import BadParameterError
 from weft.graphs import Graph
 from weft.jax.calls import call
 from weft.jax.drawing import Drawing, Form, Operator, is_double
+from weft.jax.operators import arguments
 from weft.tensor import Tensor
 
 METHODS = {
@@ -28,9 +28,11 @@ METHODS = {
 def check(where: str, name: str | None) -> None:
     """Refuses a name that is none of an activation."""
     if name is not None and name not in METHODS:
-        raise BadParameterError(
-            f"{where}: activation is {name!r}. Give None, or one of {', '.join(map(repr, METHODS))}."
-        )
+        names = ", ".join(map(repr, METHODS))
+        raise arguments.refuse(
+            where, "activation is unknown", f"None or one of {names}", repr(name),
+            "Apply another one yourself.",
+        )  # fmt: skip
 
 
 def draw(g: Graph, name: str | None, x: Tensor) -> Tensor:
@@ -61,15 +63,17 @@ def backward(name: str | None, dy: Any, given: Any, bias: Any, axis: int = -1) -
     if name is None:
         return dy, None if bias is None else _sums(dy, bias, axis)
     if axis % dy.ndim != dy.ndim - 1:  # columns are the last dimension's; XLA fuses what is done to others
-        dz = jax.vjp(partial(_apply, name), given)[1](dy)[0]
+        dz = jax.vjp(partial(plain, name), given)[1](dy)[0]
         return dz, None if bias is None else _sums(dz, bias, axis)
     rows = (each.reshape(-1, each.shape[-1]) for each in (dy, given))
     dz, *sums = call(_backward, *rows, attributes=(name, bias is not None))
     return dz.reshape(dy.shape), sums[0].reshape(bias.shape).astype(bias.dtype) if sums else None
 
 
-def _apply(name: str, x: Any) -> Any:
+def plain(name: str | None, x: Any) -> Any:
     """The activation by JAX."""
+    if name is None:
+        return x
     if name.startswith("gelu"):
         return jax.nn.gelu(x, approximate=name == "gelu_tanh")
     return jnp.tanh(x) if name == "tanh" else getattr(jax.nn, name)(x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from weft import buffers
-from weft.errors import BadParameterError
-from weft.jax.calls import alike, call
+from weft.jax.calls import call
 from weft.jax.drawing import Drawing, Form, Operator, is_double
+from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.operators import arguments
+from weft.jax.sharding import Labels
 from weft.tensor import Tensor
 
 
@@ -74,7 +75,11 @@ def _draw_backward(d: Drawing, how: _Options) -> None:
 
 # By whether the bias has rows of data, too: it then has the batch's extent, and is not one for all. Its
 # gradient is then rows as well; that of one for all is a sum.
-_forward = {has_rows: Operator("attention", _draw, range(3 + has_rows)) for has_rows in (False, True)}
+_SCORES = (jax.lax.dot_general_p, {"dimension_numbers": (((3,), (3,)), ((0, 2), (0, 2)))})
+_forward = {
+    has_rows: Operator("attention", _draw, range(3 + has_rows), stands_for=_SCORES)
+    for has_rows in (False, True)
+}
 _backward = {
     has_rows: Operator("attention_backward", _draw_backward, range(6 + has_rows)) for has_rows in _forward
 }
@@ -84,45 +89,112 @@ _backward_summed = Operator("attention_backward", _draw_backward)
 # ---- Functions ---------------------------------------------------------------------------------------------
 
 
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any = None,
-    mask: Any = None,
-    *,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> Any:
-    """softmax(scale q k^T + bias) v, as jax.nn.dot_product_attention.
+class _Scores(NamedTuple):
+    """The options of attention."""
 
-    Args:
-        q: queries, [batch, queries, heads, features].
-        k: keys, [batch, keys, key heads, features]; the heads are a multiple of the key heads.
-        v: values, [batch, keys, key heads, value features].
-        bias: added to the scores, [batch, heads, queries, keys] or 1s in place of the first three; optional.
-        mask: which keys a query sees, of booleans, shaped like bias; optional. A query that sees none gets 0.
-        scale: default 1 / sqrt(features).
-        is_causal: query i sees keys 0 .. i.
+    scale: float
+    is_causal: bool
+    has_bias: bool = False
+    """Whether a bias was given, which may have a gradient; a mask has none."""
 
-    >>> import jax.numpy as jnp, weft.jax
-    >>> q = k = v = jnp.ones((1, 2, 4, 8))
-    >>> weft.jax.attention(q, k, v, is_causal=True).shape
-    (1, 2, 4, 8)
-    """
-    q, k, v, bias, mask = alike(q, k, v, bias, mask)
-    if any(each.ndim != 4 for each in (q, k, v)):
-        raise BadParameterError(
-            f"attention: q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions. Give [batch, sequence, "
-            "heads, features]."
+
+class _Attention(Function):
+    """Attention. Arrays: q, k, v, bias, mask; `check` merges the last two into a bias of four dimensions."""
+
+    def check(self, options: _Scores, *arrays: Any) -> tuple[_Scores, Arrays]:
+        q, k, v, bias, mask = arrays
+        q, k, v, bias = map(arguments.to_floating, (q, k, v, bias))
+        arguments.check_floating(self.name, q=q, k=k, v=v, bias=bias)
+        if any(each.ndim != 4 for each in (q, k, v)):
+            raise arguments.refuse(
+                self.name, "q, k or v has the wrong number of dimensions",
+                "[batch, sequence, heads, features]", ", ".join(map(arguments.shown, (q, k, v))),
+                "Reshape the arrays.",
+            )  # fmt: skip
+        batch, length, heads, features = q.shape
+        _, keys, groups, _ = k.shape
+        fix = f"q is {arguments.shown(q)}, [batch, queries, heads, features]."
+        arguments.check_shape(self.name, "k", k, (batch, keys, groups, features), fix)
+        fix = f"k is {arguments.shown(k)}."
+        arguments.check_shape(self.name, "v", v, (batch, keys, groups, v.shape[3]), fix)
+        if heads and (not groups or heads % groups):
+            raise arguments.refuse(
+                self.name, "the heads of q and k do not fit", "a number of heads of q that those of k divide",
+                f"{heads} and {groups}", "Give k and v as many heads as q, or a divisor of them.",
+            )  # fmt: skip
+        if mask is not None and mask.dtype != np.bool_:
+            raise arguments.refuse(
+                self.name, "the type of mask is wrong", "bool, True where a query sees a key", mask.dtype,
+                "Give an additive mask as bias, or mask != 0.",
+            )  # fmt: skip
+        scores = (batch, heads, length, keys)
+        _check_scores(self.name, "bias", bias, scores)
+        _check_scores(self.name, "mask", mask, scores)
+        options = options._replace(has_bias=bias is not None)
+        return options, (q, k, v, _merged(q, k, bias, mask))
+
+    def labels(self, options: _Scores, *arrays: Any) -> Labels:
+        rows = ["batch", None, "heads", None]
+        bias = None if arrays[3] is None else ["batch", "heads", None, None]
+        return Labels([rows, rows, rows, bias], rows)
+
+    def local(self, options: _Scores, *arrays: Any) -> Any:
+        return self.apply(options, *arrays)
+
+    def forward(self, how: _Scores, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+        q, *_, bias = arrays
+        options = _Options(how.scale, how.is_causal, bias is not None, False)
+        operator = _forward[_has_rows(q, bias)]
+        o, *statistics = call(
+            operator, *(x for x in arrays if x is not None), attributes=(options, is_training)
         )
-    shown = _bias(q, k, bias, mask)
-    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    how = _Options(factor, bool(is_causal), shown is not None, bias is not None)
-    return _attention(how, q, k, v, shown)
+        return o, (o, *statistics) if is_training else ()
+
+    def backward(
+        self, how: _Scores, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any
+    ) -> list[Any]:
+        q, k, v, bias = arrays
+        options = _Options(how.scale, how.is_causal, bias is not None, wanted[3] and how.has_bias)
+        has_rows = _has_rows(q, bias)
+        operator = _backward_summed if options.has_bias_gradient and not has_rows else _backward[has_rows]
+        o, statistics = saved
+        given = [q, k, v, o, dy, statistics, *([] if bias is None else [bias])]
+        dq, dk, dv, *dbias = call(operator, *given, attributes=(options,))
+        if bias is None:
+            return [dq, dk, dv, None]
+        return [dq, dk, dv, dbias[0] if dbias else jnp.zeros_like(bias)]
+
+    def plain(self, how: _Scores, *arrays: Any) -> Any:
+        q, k, v, bias = arrays
+        wide = arguments.wide(q.dtype)
+        heads = q.shape[2] // max(k.shape[2], 1)
+        k, v = (jnp.repeat(x.astype(wide), heads, axis=2) for x in (k, v))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q.astype(wide), k) * how.scale
+        scores = scores if bias is None else scores + bias
+        if how.is_causal:
+            scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
+        peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
+        weights = jnp.exp(scores - jnp.where(jnp.isneginf(peak), 0, peak))
+        sums = weights.sum(-1, keepdims=True)  # 0 for a query that sees no key
+        weights = weights / jnp.where(sums == 0, 1, sums)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v).astype(q.dtype)
 
 
-def _bias(q: Any, k: Any, bias: Any, mask: Any) -> Any:
+def _check_scores(where: str, name: str, x: Any, scores: tuple[int, ...]) -> None:
+    """Refuses a bias or mask that does not have four dimensions, or the last two: the first one of three
+    could be the batch or the heads."""
+    is_good = x is None or (
+        x.ndim in (2, 4) and all(m in (1, n) for m, n in zip(x.shape, scores[4 - x.ndim :], strict=True))
+    )
+    if not is_good:
+        raise arguments.refuse(
+            where, f"the shape of {name} does not fit",
+            f"{list(scores)} ([batch, heads, queries, keys], each of which may be 1) or {list(scores[2:])}",
+            str(list(x.shape)), f"Give {name} a dimension for each of these, as in {name}[:, None].",
+        )  # fmt: skip
+
+
+def _merged(q: Any, k: Any, bias: Any, mask: Any) -> Any:
     """Bias and mask as one array of four dimensions, the last of which is the keys; None without both."""
     if bias is None and mask is None:
         return None
@@ -138,31 +210,43 @@ def _has_rows(q: Any, bias: Any) -> bool:
     return bias is not None and bias.shape[0] == q.shape[0]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(how: _Options, q: Any, k: Any, v: Any, bias: Any) -> Any:
-    return _call(how, False, q, k, v, bias)[0]
+_attention = _Attention("attention")
 
 
-def _call(how: _Options, is_training: bool, q: Any, k: Any, v: Any, bias: Any) -> Any:
-    arrays = [q, k, v] if bias is None else [q, k, v, bias]
-    operator = _forward[_has_rows(q, bias)]
-    return call(operator, *arrays, attributes=(how._replace(has_bias_gradient=False), is_training))
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: Any = None,
+    is_causal: bool = False,
+) -> Any:
+    """softmax(scale q k^T + bias) v, as jax.nn.dot_product_attention.
 
+    Args:
+        q: queries, [batch, queries, heads, features].
+        k: keys, [batch, keys, key heads, features]; the heads are a multiple of the key heads.
+        v: values, [batch, keys, key heads, value features].
+        bias: added to the scores, [batch, heads, queries, keys] or 1s in place of these, or [queries, keys];
+            optional.
+        mask: booleans, True where a query sees a key, shaped like bias; optional. A query that sees no key
+            gets 0.
+        scale: a number, by default 1 / sqrt(features). An array, which may be learned, is multiplied into q.
+        is_causal: query i sees keys 0 to i.
+    Raises:
+        BadParameterError: a shape or type does not fit.
 
-def _keep(how: _Options, q: Any, k: Any, v: Any, bias: Any) -> Any:
-    o, statistics = _call(how, True, q, k, v, bias)
-    return o, (q, k, v, o, statistics, bias)
-
-
-def _gradient(how: _Options, kept: Any, do: Any) -> Any:
-    q, k, v, o, statistics, bias = kept
-    arrays = [q, k, v, o, do, statistics, *([] if bias is None else [bias])]
-    has_rows = _has_rows(q, bias)
-    operator = _backward_summed if how.has_bias_gradient and not has_rows else _backward[has_rows]
-    dq, dk, dv, *dbias = call(operator, *arrays, attributes=(how,))
-    if bias is None:
-        return dq, dk, dv, None
-    return dq, dk, dv, dbias[0] if dbias else jnp.zeros_like(bias)
-
-
-_attention.defvjp(_keep, _gradient)
+    >>> import jax.numpy as jnp, weft.jax
+    >>> q = k = v = jnp.ones((1, 2, 4, 8))
+    >>> weft.jax.attention(q, k, v, is_causal=True).shape
+    (1, 2, 4, 8)
+    """
+    if isinstance(scale, jax.Array):
+        q, scale = jnp.asarray(q) * scale.astype(jnp.asarray(q).dtype), 1.0
+    if scale is None:
+        shape = jnp.shape(q)
+        scale = 1 / math.sqrt(shape[-1]) if shape and shape[-1] else 1.0
+    factor = arguments.number("attention", "scale", scale)
+    return _attention(_Scores(factor, bool(is_causal)), q, k, v, bias, mask)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from weft import buffers
-from weft.errors import BadParameterError
-from weft.jax.calls import alike, call
+from weft.jax.calls import call
 from weft.jax.drawing import Drawing, Form, Operator
-from weft.jax.operators import activations
+from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.operators import activations, arguments
+from weft.jax.sharding import Labels
 from weft.tensor import Tensor
 
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -52,7 +53,7 @@ class _Geometry(NamedTuple):
         dims = [n, k]
         for i, (size, tap) in enumerate(zip(sizes, taps, strict=True)):
             reach = (tap - 1) * self.dilation[i] + 1
-            dims.append((size + sum(self.padding[i]) - reach) // self.stride[i] + 1)
+            dims.append(max((size + sum(self.padding[i]) - reach) // self.stride[i] + 1, 0))
         order = self.order(2)
         return tuple(dims[order.index(at)] for at in range(len(dims)))
 
@@ -97,12 +98,94 @@ def _draw_filters(d: Drawing, how: _Geometry, shape: tuple[int, ...], type_: Any
     d.write(dw, Form(shape, type_), *how.shown(1, shape))
 
 
-_forward = Operator("conv", _draw, rows=[0])
+_forward = Operator("conv", _draw, rows=[0], stands_for=(jax.lax.conv_general_dilated_p, {}))
 _image = Operator("conv_dgrad", _draw_image, rows=[0])
 _filters = Operator("conv_wgrad", _draw_filters)
 
 
 # ---- Functions ---------------------------------------------------------------------------------------------
+
+
+class _Options(NamedTuple):
+    """The options of conv as they were given."""
+
+    strides: Any
+    padding: Any
+    dilation: Any
+    dimension_numbers: tuple[str, ...] | None
+    activation: str | None
+
+
+class _How(NamedTuple):
+    """The options of conv for arrays of known shapes."""
+
+    geometry: _Geometry
+    activation: str | None
+
+
+class _Conv(Function):
+    """A convolution and its epilogue. Arrays: x, w, bias."""
+
+    def check(self, options: _Options, *arrays: Any) -> tuple[_How, Arrays]:
+        activations.check(self.name, options.activation)
+        x, w, bias = arguments.to_common(*arrays)
+        return _How(_geometry(options, x, w, bias), options.activation), (x, w, bias)
+
+    def labels(self, options: _How, *arrays: Any) -> Labels:
+        image, filters, result = options.geometry.layouts
+        x, w, bias = arrays
+        has_groups = x.shape[image.index("C")] != w.shape[filters.index("I")]
+        channels = None if has_groups else "O"
+        return Labels(
+            [
+                ["N" if letter == "N" else None for letter in image],
+                [channels if letter == "O" else None for letter in filters],
+                None if bias is None else [channels],
+            ],
+            [{"N": "N", "C": channels}.get(letter) for letter in result],
+        )
+
+    def local(self, options: _How, *arrays: Any) -> Any:
+        x, w, _ = arrays
+        if 0 in options.geometry.result_shape(x.shape, w.shape):
+            return self.plain(options, *arrays)
+        return self.apply(options, *arrays)
+
+    def forward(self, how: _How, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+        x, w, bias = arrays
+        is_kept = is_training and how.activation is not None
+        epilogue = _Epilogue(bias is not None, how.activation, is_kept)
+        type_ = np.dtype(jnp.promote_types(x.dtype, w.dtype))
+        given = (each for each in arrays if each is not None)
+        y, *saved = call(_forward, *given, attributes=(how.geometry, type_, epilogue))
+        return y, tuple(saved)
+
+    def backward(self, how: _How, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+        x, w, bias = arrays
+        axis = how.geometry.layouts[2].index("C")
+        given = saved[0] if saved else None
+        dz, dbias = activations.backward(how.activation, dy, given, bias if wanted[2] else None, axis)
+        dx = call(_image, dz, w, attributes=(how.geometry, x.shape, x.dtype))[0] if wanted[0] else None
+        dw = call(_filters, x, dz, attributes=(how.geometry, w.shape, w.dtype))[0] if wanted[1] else None
+        return [dx, dw, dbias]
+
+    def plain(self, how: _How, *arrays: Any) -> Any:
+        (x, w, bias), geometry = arrays, how.geometry
+        type_ = jnp.promote_types(x.dtype, w.dtype)
+        image, filters, result = geometry.layouts
+        x, w = (each.astype(arguments.wide(type_)) for each in (x, w))
+        channels = x.shape[image.index("C")], w.shape[filters.index("I")]
+        y = jax.lax.conv_general_dilated(
+            x, w, geometry.stride, geometry.padding, rhs_dilation=geometry.dilation,
+            dimension_numbers=geometry.layouts, feature_group_count=channels[0] // max(channels[1], 1) or 1,
+        )  # fmt: skip
+        if bias is not None:
+            y = y + bias.reshape([-1 if letter == "C" else 1 for letter in result])
+        y = activations.plain(how.activation, y)
+        return y.astype(type_) if jnp.issubdtype(type_, jnp.inexact) else y
+
+
+_conv = _Conv("conv")
 
 
 def conv(
@@ -123,73 +206,120 @@ def conv(
         w: filters, [H, W, C / groups, O]: how many groups there are follows from the channels.
         bias: [O]; optional.
         strides: of the filters, one number or one for each spatial dimension.
-        padding: "SAME" or "VALID" as jax.lax has it, a number, or a pair for each spatial dimension.
+        padding: "SAME", "SAME_LOWER" or "VALID" as jax.lax has them, a number, or a pair (low, high) for each
+            spatial dimension.
         dilation: of the filters' taps.
         dimension_numbers: layouts of x, w and the result, as ("NCHW", "OIHW", "NCHW"), with N first.
         activation: "relu", "gelu", "gelu_tanh" (what jax.nn.gelu is by itself), "silu", "sigmoid" or "tanh".
+    Raises:
+        BadParameterError: a shape, a layout or an option does not fit.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> x, w = jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1))
     >>> weft.jax.conv(x, w, padding="VALID").shape
     (1, 1, 1, 1)
     """
-    activations.check("conv", activation)
-    x, w, bias = alike(x, w, bias)
-    how = _geometry(x, w, strides, padding, dilation, dimension_numbers)
-    return _conv(how, activation, x, w, bias)
+    layouts = None if dimension_numbers is None else tuple(dimension_numbers)
+    options = _Options(_frozen(strides), _frozen(padding), _frozen(dilation), layouts, activation)
+    return _conv(options, x, w, bias)
 
 
-def _geometry(x: Any, w: Any, strides: Any, padding: Any, dilation: Any, layouts: Any) -> _Geometry:
+def _frozen(value: Any) -> Any:
+    """Lists and arrays as tuples, and NumPy's integers as Python's, so that options can be keys."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    return int(value) if isinstance(value, np.integer) else value
+
+
+# ---- Arguments ---------------------------------------------------------------------------------------------
+
+
+def _geometry(options: _Options, x: Any, w: Any, bias: Any) -> _Geometry:
+    layouts = _layouts(options.dimension_numbers, x, w)
     rank = x.ndim - 2
-    layouts = tuple(layouts or LAYOUTS.get(rank, ()))
-    if len(layouts) != 3 or w.ndim != x.ndim or any(len(each) != x.ndim for each in layouts):
-        raise BadParameterError(
-            f"conv: x and w have {x.ndim} and {w.ndim} dimensions, the layouts are {layouts}. Give as many "
-            "dimensions as the layouts have letters, from 3 to 5."
-        )
-    if layouts[0][0] != "N" or layouts[2][0] != "N":
-        raise BadParameterError(
-            f"conv: the layouts are {layouts}. Let N be first in those of x and the result."
-        )
-    stride, gaps = _each(strides, rank), _each(dilation, rank)
+    _check_channels(layouts, x, w, bias)
+    stride = _each("strides", options.strides, rank)
+    gaps = _each("dilation", options.dilation, rank)
     how = _Geometry(layouts, stride, ((0, 0),) * rank, gaps)
     image, taps = how.shown(0, x.shape)[0][2:], how.shown(1, w.shape)[0][2:]
-    if isinstance(padding, int):
-        return how._replace(padding=((padding, padding),) * rank)
-    if isinstance(padding, str):
-        reach = [(n - 1) * gap + 1 for n, gap in zip(taps, gaps, strict=True)]
-        padding = jax.lax.padtype_to_pads(image, reach, stride, padding)
-    return how._replace(padding=tuple((int(before), int(behind)) for before, behind in padding))
+    return how._replace(padding=_padding(options.padding, image, taps, stride, gaps))
 
 
-def _each(values: Any, rank: int) -> tuple[int, ...]:
+def _layouts(given: tuple[str, ...] | None, x: Any, w: Any) -> tuple[str, str, str]:
+    rank = x.ndim - 2
+    if rank not in LAYOUTS or w.ndim != x.ndim:
+        raise arguments.refuse(
+            "conv", "x and w have the wrong numbers of dimensions", "3 to 5 for both, as NHWC and HWIO",
+            f"{x.ndim} and {w.ndim}", "Reshape the arrays; a batch of one image has N = 1.",
+        )  # fmt: skip
+    layouts = LAYOUTS[rank] if given is None else given
+    spatial = [letter for letter in LAYOUTS[rank][0] if letter not in "NC"]
+    letters = [sorted([*first, *spatial]) for first in ("NC", "OI", "NC")]
+    has_letters = [sorted(each) for each in layouts] == letters
+    if not has_letters or {layouts[0][0], layouts[2][0]} != {"N"}:
+        raise arguments.refuse(
+            "conv", "dimension_numbers is wrong",
+            f"layouts of x, w and the result as {LAYOUTS[rank]}, in any order of letters but with N first",
+            layouts, f"Use each of the letters N, C, O, I, {', '.join(spatial)} once where it belongs.",
+        )  # fmt: skip
+    return (layouts[0], layouts[1], layouts[2])
+
+
+def _check_channels(layouts: tuple[str, str, str], x: Any, w: Any, bias: Any) -> None:
+    channels, own = x.shape[layouts[0].index("C")], w.shape[layouts[1].index("I")]
+    count = w.shape[layouts[1].index("O")]
+    groups = channels // own if own else 1
+    if groups < 1 or channels != groups * own or count % groups:
+        raise arguments.refuse(
+            "conv", "the channels of x and w do not fit",
+            "C to be a multiple of I, and O of the number of groups, C / I",
+            f"C = {channels} (x is {layouts[0]}, {arguments.shown(x)}), I = {own} and O = {count} "
+            f"(w is {layouts[1]}, {arguments.shown(w)})",
+            "Check dimension_numbers and the shapes.",
+        )  # fmt: skip
+    taps = [n for letter, n in zip(layouts[1], w.shape, strict=True) if letter not in "OI"]
+    if 0 in taps:
+        raise arguments.refuse(
+            "conv", "w has no taps", "at least 1 along each spatial dimension", arguments.shown(w),
+            "Give filters with elements.",
+        )  # fmt: skip
+    fix = f"Give one number for each of the {count} filters of w."
+    arguments.check_shape("conv", "bias", bias, (count,), fix)
+
+
+def _padding(
+    value: Any, image: Sequence[int], taps: Sequence[int], stride: Sequence[int], gaps: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """The padding of each spatial dimension."""
+    rank = len(image)
+    if value in ("SAME", "SAME_LOWER", "VALID"):
+        reach = [(n - 1) * gap + 1 if n else 0 for n, gap in zip(taps, gaps, strict=True)]
+        pairs: Any = jax.lax.padtype_to_pads(image, reach, stride, value)
+        return tuple((int(low), int(high)) for low, high in pairs)
+    pairs = value if isinstance(value, tuple) else ((value, value),) * rank
+    try:
+        padding = tuple((operator.index(low), operator.index(high)) for low, high in pairs)
+        is_good = len(padding) == rank and min(min(pair) for pair in padding) >= 0
+    except (TypeError, ValueError):
+        is_good = False
+    if not is_good:
+        raise arguments.refuse(
+            "conv", "padding is wrong",
+            "'SAME', 'SAME_LOWER', 'VALID', an integer of at least 0, or a pair (low, high) of such for each "
+            f"of the {rank} spatial dimensions",
+            repr(value), f"Give for example padding={((1, 1),) * rank}.",
+        )  # fmt: skip
+    return padding
+
+
+def _each(name: str, value: Any, rank: int) -> tuple[int, ...]:
     """One number for each spatial dimension."""
-    return (values,) * rank if isinstance(values, int) else tuple(map(int, values))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _conv(how: _Geometry, activation: str | None, x: Any, w: Any, bias: Any) -> Any:
-    return _call(how, _Epilogue(bias is not None, activation), x, w, bias)[0]
-
-
-def _call(how: _Geometry, behind: _Epilogue, x: Any, w: Any, bias: Any) -> Any:
-    arrays = [x, w] if bias is None else [x, w, bias]
-    type_ = np.dtype(jnp.promote_types(x.dtype, w.dtype))
-    return call(_forward, *arrays, attributes=(how, type_, behind))
-
-
-def _keep(how: _Geometry, activation: str | None, x: Any, w: Any, bias: Any) -> Any:
-    is_kept = activation is not None
-    y, *given = _call(how, _Epilogue(bias is not None, activation, is_kept), x, w, bias)
-    return y, (x, w, bias, given[0] if is_kept else None)
-
-
-def _gradient(how: _Geometry, activation: str | None, kept: Any, dy: Any) -> Any:
-    x, w, bias, given = kept
-    dz, dbias = activations.backward(activation, dy, given, bias, how.layouts[2].index("C"))
-    dx = call(_image, dz, w, attributes=(how, x.shape, x.dtype))[0]
-    dw = call(_filters, x, dz, attributes=(how, w.shape, w.dtype))[0]
-    return dx, dw, dbias
-
-
-_conv.defvjp(_keep, _gradient)
+    fix = f"Give one integer, or one for each of the {rank} spatial dimensions."
+    values = value if isinstance(value, tuple) else (value,) * rank
+    if len(values) != rank:
+        raise arguments.refuse(
+            "conv", f"{name} has the wrong length", f"{rank} integers", repr(value), fix
+        )
+    return tuple(arguments.integer("conv", name, each, 1, fix) for each in values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,11 @@ import jax
 import numpy as np
 
 from weft.enums import norm_forward_phase
-from weft.jax.calls import alike, call
+from weft.jax.calls import call
 from weft.jax.drawing import Drawing, Form, Operator, is_double
+from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.operators import arguments
+from weft.jax.sharding import Labels
 
 STATISTICS = {"layer_norm": 2, "rms_norm": 1}
 """How many numbers each row has that the gradient needs: mean and 1 / deviation, or the latter."""
@@ -67,11 +71,65 @@ _backward_plain = {
 # ---- Functions ---------------------------------------------------------------------------------------------
 
 
+class _Norm(Function):
+    """A norm. Options: epsilon. Arrays: x, scale, bias."""
+
+    def check(self, options: float, *arrays: Any) -> tuple[float, Arrays]:
+        x, scale, bias = map(arguments.to_floating, arrays)
+        arguments.check_floating(self.name, x=x, scale=scale, bias=bias)
+        if x.ndim < 1:
+            raise arguments.refuse(
+                self.name, "x has no dimensions", "[.., n]", "[]", "Give x at least one dimension."
+            )
+        fix = f"Give one number for each element of the last dimension of x, {arguments.shown(x)}."
+        arguments.check_shape(self.name, "scale", scale, x.shape[-1:], fix)
+        arguments.check_shape(self.name, "bias", bias, x.shape[-1:], fix)
+        return options, (x, scale, bias)
+
+    def labels(self, options: float, *arrays: Any) -> Labels:
+        dims = [*range(arrays[0].ndim - 1), None]
+        return Labels([dims, *(None if x is None else [None] for x in arrays[1:])], dims)
+
+    def local(self, options: float, *arrays: Any) -> Any:
+        x, scale, bias = arrays
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return self.apply(options, rows, scale, bias).reshape(x.shape)
+
+    def forward(self, how: float, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+        given = (arrays[1] is not None, arrays[2] is not None)
+        y, *statistics = call(
+            _forward[self.name],
+            *(x for x in arrays if x is not None),
+            attributes=(given, how, is_training),
+        )
+        return y, tuple(statistics)
+
+    def backward(self, how: float, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+        x, scale, bias = arrays
+        given = (scale is not None, bias is not None)
+        operator = (_backward if any(given) else _backward_plain)[self.name]
+        dx, *sums = call(operator, dy, x, *saved, *([scale] if given[0] else []), attributes=(given,))
+        each = iter(sums)
+        return [dx, *(None if p is None else next(each).astype(p.dtype) for p in (scale, bias))]
+
+    def plain(self, how: float, *arrays: Any) -> Any:
+        x, scale, bias = arrays
+        y = x.astype(arguments.wide(x.dtype))
+        if self.name == "layer_norm":
+            y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + how)
+        y = y if scale is None else y * scale
+        return (y if bias is None else y + bias).astype(x.dtype)
+
+
+_layer_norm, _rms_norm = _Norm("layer_norm"), _Norm("rms_norm")
+
+
 def layer_norm(x: Any, scale: Any = None, bias: Any = None, *, epsilon: float = 1e-6) -> Any:
     """scale (x - mean) / sqrt(variance + epsilon) + bias, over the last dimension.
 
     Args:
-        x: [.., n].
+        x: [.., n]; integers are converted to floating point.
         scale: [n]; optional, and so is the bias, [n].
         epsilon: added to the variance.
 
@@ -79,8 +137,7 @@ def layer_norm(x: Any, scale: Any = None, bias: Any = None, *, epsilon: float = 
     >>> weft.jax.layer_norm(jnp.array([1.0, 3.0]), epsilon=0.0)
     Array([-1.,  1.], dtype=float32)
     """
-    x, scale, bias = alike(x, scale, bias)
-    return _normalized("layer_norm", float(epsilon), x.reshape(-1, x.shape[-1]), scale, bias).reshape(x.shape)
+    return _layer_norm(arguments.number("layer_norm", "epsilon", epsilon), x, scale, bias)
 
 
 def rms_norm(x: Any, scale: Any = None, *, epsilon: float = 1e-6) -> Any:
@@ -90,34 +147,4 @@ def rms_norm(x: Any, scale: Any = None, *, epsilon: float = 1e-6) -> Any:
     >>> weft.jax.rms_norm(jnp.array([2.0, -2.0]), epsilon=0.0)
     Array([ 1., -1.], dtype=float32)
     """
-    x, scale = alike(x, scale)
-    return _normalized("rms_norm", float(epsilon), x.reshape(-1, x.shape[-1]), scale, None).reshape(x.shape)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _normalized(name: str, epsilon: float, x: Any, scale: Any, bias: Any) -> Any:
-    return _call(name, epsilon, False, x, scale, bias)[0]
-
-
-def _call(name: str, epsilon: float, is_training: bool, x: Any, scale: Any, bias: Any) -> Any:
-    given = (scale is not None, bias is not None)
-    arrays = [x, *(each for each in (scale, bias) if each is not None)]
-    return call(_forward[name], *arrays, attributes=(given, epsilon, is_training))
-
-
-def _keep(name: str, epsilon: float, x: Any, scale: Any, bias: Any) -> Any:
-    y, *statistics = _call(name, epsilon, True, x, scale, bias)
-    return y, (x, statistics, scale, bias)
-
-
-def _gradient(name: str, epsilon: float, kept: Any, dy: Any) -> Any:
-    x, statistics, scale, bias = kept
-    given = (scale is not None, bias is not None)
-    operator = (_backward if any(given) else _backward_plain)[name]
-    arrays = [dy, x, *statistics, *([scale] if given[0] else [])]
-    dx, *sums = call(operator, *arrays, attributes=(given,))
-    made = iter(sums)
-    return dx, *(None if each is None else next(made).astype(each.dtype) for each in (scale, bias))
-
-
-_normalized.defvjp(_keep, _gradient)
+    return _rms_norm(arguments.number("rms_norm", "epsilon", epsilon), x, scale, None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from weft import buffers
-from weft.errors import BadParameterError
-from weft.jax.calls import alike, call
+from weft.jax.calls import call
 from weft.jax.drawing import Drawing, Form, Operator
-from weft.jax.operators import activations
+from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.operators import activations, arguments
+from weft.jax.sharding import Labels
 from weft.tensor import Tensor
 
 
@@ -57,54 +59,78 @@ def _draw(d: Drawing, turned: tuple[bool, bool], type_: np.dtype[Any], how: _Epi
         d.write(given, form)
 
 
-_product = Operator("matmul", _draw, is_batched=True)
-_linear = Operator("linear", _draw, rows=[0], is_batched=True)
-_linear_residual = Operator("linear", _draw, rows=[0, 2], is_batched=True)
+_ROWS = (jax.lax.dot_general_p, {"dimension_numbers": (((1,), (0,)), ((), ()))})
+_BATCH = (jax.lax.dot_general_p, {"dimension_numbers": (((2,), (1,)), ((0,), (0,)))})
+_product = Operator("matmul", _draw, is_batched=True, stands_for=_BATCH)
+_product_rows = Operator("matmul", _draw, rows=[0], is_batched=True, stands_for=_ROWS)
+_linear_rows = Operator("linear", _draw, rows=[0], is_batched=True, stands_for=_ROWS)
+_linear_residual = Operator("linear", _draw, rows=[0, 2], is_batched=True, stands_for=_ROWS)
 
 
 def _multiply(a: Any, b: Any, type_: Any, turn_a: bool = False, turn_b: bool = False) -> Any:
-    operator = _product if turn_a or b.ndim > 2 else _linear
+    operator = _product if turn_a or b.ndim > 2 else _product_rows
     return call(operator, a, b, attributes=((turn_a, turn_b), np.dtype(type_), _Epilogue()))[0]
 
 
 # ---- matmul ------------------------------------------------------------------------------------------------
 
 
+class _Matmul(Function):
+    """A product of matrices, or of batches of them. Arrays: a, b."""
+
+    def check(self, options: None, *arrays: Any) -> tuple[None, Arrays]:
+        a, b = arrays
+        problem = None
+        if min(a.ndim, b.ndim) < 2:
+            problem = "an operand is not a matrix"
+        elif a.shape[-1] != b.shape[-2]:
+            problem = "the inner dimensions differ"
+        elif any(m != n and 1 not in (m, n) for m, n in zip(a.shape[-3::-1], b.shape[-3::-1], strict=False)):
+            problem = "the batch dimensions cannot be broadcast"
+        if problem:
+            raise arguments.refuse(
+                self.name, problem, "a: [.., m, k] and b: [.., k, n]",
+                f"a: {arguments.shown(a)} and b: {arguments.shown(b)}", "Reshape or transpose one of them.",
+            )  # fmt: skip
+        return None, tuple(arguments.to_common(a, b))
+
+    def labels(self, options: None, *arrays: Any) -> Labels:
+        a, b = arrays
+        batch = range(-max(a.ndim, b.ndim), -2)
+        dims = [list(batch)[len(batch) + 2 - x.ndim :] for x in arrays]
+        return Labels([[*dims[0], "m", None], [*dims[1], None, "n"]], [*batch, "m", "n"])
+
+    def local(self, options: None, *arrays: Any) -> Any:
+        return self.apply(None, *arrays)
+
+    def forward(self, how: None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+        a, b = arrays
+        return _multiply(a, b, jnp.promote_types(a.dtype, b.dtype)), ()
+
+    def backward(self, how: None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+        a, b = arrays
+        da = _summed(_multiply(dy, b, a.dtype, turn_b=True), a.shape) if wanted[0] else None
+        db = _summed(_multiply(a, dy, b.dtype, turn_a=True), b.shape) if wanted[1] else None
+        return [da, db]
+
+    def plain(self, how: None, *arrays: Any) -> Any:
+        type_ = jnp.promote_types(*(x.dtype for x in arrays))
+        return jnp.matmul(*arrays, preferred_element_type=arguments.wide(type_)).astype(type_)
+
+
+_matmul = _Matmul("matmul")
+
+
 def matmul(a: Any, b: Any) -> Any:
     """The product of matrices [.., m, k] and [.., k, n], as jax.numpy.matmul has it of two dimensions or
-    more.
+    more. Products of integers are left to JAX.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> weft.jax.matmul(jnp.ones((2, 3)), jnp.ones((3, 1)))
     Array([[3.],
            [3.]], dtype=float32)
     """
-    a, b = alike(a, b)
-    if min(a.ndim, b.ndim) < 2:
-        raise BadParameterError(
-            f"matmul: the operands have {a.ndim} and {b.ndim} dimensions. Give matrices, [.., m, k] and "
-            "[.., k, n]."
-        )
-    return _matmul(a, b)
-
-
-def _matmul_plain(a: Any, b: Any) -> Any:
-    return _multiply(a, b, jnp.promote_types(a.dtype, b.dtype))
-
-
-def _matmul_forward(a: Any, b: Any) -> Any:
-    return _matmul_plain(a, b), (a, b)
-
-
-def _matmul_backward(kept: Any, dy: Any) -> Any:
-    a, b = kept
-    da = _multiply(dy, b, a.dtype, turn_b=True)
-    db = _multiply(a, dy, b.dtype, turn_a=True)
-    return _summed(da, a.shape), _summed(db, b.shape)
-
-
-_matmul = jax.custom_vjp(_matmul_plain)
-_matmul.defvjp(_matmul_forward, _matmul_backward)
+    return _matmul(None, a, b)
 
 
 def _summed(value: Any, shape: tuple[int, ...]) -> Any:
@@ -117,6 +143,79 @@ def _summed(value: Any, shape: tuple[int, ...]) -> Any:
 # ---- linear ------------------------------------------------------------------------------------------------
 
 
+class _Linear(Function):
+    """A product of rows with weights, and its epilogue. Options: the activation. Arrays: x, w, bias,
+    residual."""
+
+    def check(self, options: str | None, *arrays: Any) -> tuple[str | None, Arrays]:
+        activations.check(self.name, options)
+        x, w, bias, residual = arguments.to_common(*arrays)
+        if x.ndim < 1 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
+            raise arguments.refuse(
+                self.name, "the shapes of x and w do not fit", "x: [.., k] and w: [k, n]",
+                f"x: {arguments.shown(x)} and w: {arguments.shown(w)}",
+                "The last dimension of x is the first one of w.",
+            )  # fmt: skip
+        n = w.shape[1]
+        fix = f"Give one number for each column of w, {arguments.shown(w)}."
+        arguments.check_shape(self.name, "bias", bias, (n,), fix)
+        shape = (*x.shape[:-1], n)
+        if residual is not None:
+            if not _broadcasts(residual.shape, shape):
+                raise arguments.refuse(
+                    self.name, "the shape of residual does not fit", str(list(shape)),
+                    str(list(residual.shape)), "Give an array of the shape of the result.",
+                )  # fmt: skip
+            residual = jnp.broadcast_to(residual, shape)
+        return options, (x, w, bias, residual)
+
+    def labels(self, options: str | None, *arrays: Any) -> Labels:
+        x, _, bias, residual = arrays
+        rows = range(x.ndim - 1)
+        result = [*rows, "n"]
+        others = [None if bias is None else ["n"], None if residual is None else result]
+        return Labels([[*rows, None], [None, "n"], *others], result)
+
+    def local(self, options: str | None, *arrays: Any) -> Any:
+        x, w, bias, residual = arrays
+        shape = (*x.shape[:-1], w.shape[1])
+        count = math.prod(shape[:-1])
+        rows = None if residual is None else residual.reshape(count, w.shape[1])
+        bias = None if bias is None else bias.reshape(1, w.shape[1])
+        return self.apply(options, x.reshape(count, x.shape[-1]), w, bias, rows).reshape(shape)
+
+    def forward(self, how: str | None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+        x, w, bias, residual = arrays
+        is_kept = is_training and how is not None
+        epilogue = _Epilogue(residual is not None, bias is not None, how, is_kept)
+        operator = _linear_rows if residual is None else _linear_residual
+        type_ = np.dtype(jnp.promote_types(x.dtype, w.dtype))
+        given = [x, w, *(each for each in (residual, bias) if each is not None)]
+        y, *saved = call(operator, *given, attributes=((False, False), type_, epilogue))
+        return y, tuple(saved)
+
+    def backward(
+        self, how: str | None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any
+    ) -> list[Any]:
+        x, w, bias, residual = arrays
+        given = saved[0] if saved else None
+        dz, dbias = activations.backward(how, dy, given, bias if wanted[2] else None)
+        dx = _multiply(dz, w, x.dtype, turn_b=True) if wanted[0] else None
+        dw = _multiply(x, dz, w.dtype, turn_a=True) if wanted[1] else None
+        return [dx, dw, dbias, None if residual is None else dy.astype(residual.dtype)]
+
+    def plain(self, how: str | None, *arrays: Any) -> Any:
+        x, w, bias, residual = arrays
+        type_ = jnp.promote_types(x.dtype, w.dtype)
+        y = jnp.matmul(x, w, preferred_element_type=arguments.wide(type_))
+        y = activations.plain(how, y if bias is None else y + bias)
+        y = y if residual is None else y + residual
+        return y.astype(type_) if jnp.issubdtype(type_, jnp.inexact) else y
+
+
+_linear = _Linear("linear")
+
+
 def linear(
     x: Any, w: Any, bias: Any = None, *, activation: str | None = None, residual: Any = None
 ) -> Any:
@@ -127,48 +226,18 @@ def linear(
         w: weights, [k, n].
         bias: [n]; optional.
         activation: "relu", "gelu", "gelu_tanh" (what jax.nn.gelu is by itself), "silu", "sigmoid" or "tanh".
-        residual: as the result, [.., n]; optional.
+        residual: [.., n], as the result, or an array that can be broadcast to it; optional.
+    Raises:
+        BadParameterError: a shape does not fit, or no activation has this name.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> weft.jax.linear(jnp.ones((1, 2)), jnp.ones((2, 2)), jnp.array([-3.0, 1.0]), activation="relu")
     Array([[0., 3.]], dtype=float32)
     """
-    activations.check("linear", activation)
-    x, w, bias, residual = alike(x, w, bias, residual)
-    if x.ndim < 1 or w.ndim != 2:
-        raise BadParameterError(
-            f"linear: x and w have {x.ndim} and {w.ndim} dimensions. Give [.., k] and [k, n]."
-        )
-    shape = (*x.shape[:-1], w.shape[1])
-    rows = None if residual is None else jnp.broadcast_to(residual, shape).reshape(-1, w.shape[1])
-    bias = None if bias is None else jnp.reshape(bias, (1, w.shape[1]))
-    return _rows(activation, x.reshape(-1, x.shape[-1]), w, bias, rows).reshape(shape)
+    return _linear(activation, x, w, bias, residual)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rows(activation: str | None, x: Any, w: Any, bias: Any, residual: Any) -> Any:
-    return _epilogue(activation, False, x, w, bias, residual)[0]
-
-
-def _epilogue(activation: Any, is_kept: bool, x: Any, w: Any, bias: Any, residual: Any) -> Any:
-    how = _Epilogue(residual is not None, bias is not None, activation, is_kept)
-    arrays = [x, w, *(each for each in (residual, bias) if each is not None)]
-    operator = _linear if residual is None else _linear_residual
-    type_ = np.dtype(jnp.promote_types(x.dtype, w.dtype))
-    return call(operator, *arrays, attributes=((False, False), type_, how))
-
-
-def _rows_forward(activation: Any, x: Any, w: Any, bias: Any, residual: Any) -> Any:
-    is_kept = activation is not None
-    y, *given = _epilogue(activation, is_kept, x, w, bias, residual)
-    return y, (x, w, bias, residual, given[0] if is_kept else None)
-
-
-def _rows_backward(activation: Any, kept: Any, dy: Any) -> Any:
-    x, w, bias, residual, given = kept
-    dz, dbias = activations.backward(activation, dy, given, bias)
-    dx, dw = _multiply(dz, w, x.dtype, turn_b=True), _multiply(x, dz, w.dtype, turn_a=True)
-    return dx, dw, dbias, None if residual is None else dy.astype(residual.dtype)
-
-
-_rows.defvjp(_rows_forward, _rows_backward)
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """True if an array of a shape can be broadcast to another one."""
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(m in (1, n) for m, n in pairs)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import operator
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from weft import spellings
 from weft.jax.calls import call
 from weft.jax.drawing import Drawing, Operator
+from weft.jax.functions import Arrays, Function, Wanted
+from weft.jax.operators import arguments
+from weft.jax.sharding import Labels
 
 AXIS = 1
-"""Of what is drawn: [before, axis, behind]."""
+"""The axis of what is drawn: [before, axis, behind]."""
 
 
 def _draw(name: str, d: Drawing) -> None:
@@ -34,45 +37,62 @@ _forward = {name: Operator(name, partial(_draw, name), [0]) for name in ("softma
 _backward = {name: Operator(f"{name}_backward", partial(_draw_backward, name), [0, 1]) for name in _forward}
 
 
+class _Softmax(Function):
+    """Softmax or its logarithm. Options: the axis."""
+
+    def check(self, options: int, *arrays: Any) -> tuple[int, Arrays]:
+        x = arguments.to_floating(arrays[0])
+        arguments.check_floating(self.name, x=x)
+        if not -x.ndim <= options < x.ndim:
+            raise arguments.refuse(
+                self.name, "axis is out of range", f"-{x.ndim} to {x.ndim - 1}", options,
+                f"Give a dimension of x, {arguments.shown(x)}.",
+            )  # fmt: skip
+        return options % x.ndim, (x,)
+
+    def labels(self, options: int, *arrays: Any) -> Labels:
+        dims = [None if i == options else i for i in range(arrays[0].ndim)]
+        return Labels([dims], dims)
+
+    def local(self, options: int, *arrays: Any) -> Any:
+        (x,) = arrays
+        before, behind = math.prod(x.shape[:options]), math.prod(x.shape[options + 1 :])
+        return self.apply(None, x.reshape(before, x.shape[options], behind)).reshape(x.shape)
+
+    def forward(self, how: None, is_training: bool, *arrays: Any) -> tuple[Any, Arrays]:
+        y = call(_forward[self.name], *arrays)[0]
+        return y, (y,) if is_training else ()
+
+    def backward(self, how: None, wanted: Wanted, arrays: Arrays, saved: Arrays, dy: Any) -> list[Any]:
+        return [call(_backward[self.name], dy, *saved)[0]]
+
+    def plain(self, how: None, *arrays: Any) -> Any:
+        (x,) = arrays
+        return getattr(jax.nn, self.name)(x.astype(arguments.wide(x.dtype)), AXIS).astype(x.dtype)
+
+
+_softmax, _log_softmax = _Softmax("softmax"), _Softmax("log_softmax")
+
+
 def softmax(x: Any, axis: int = -1) -> Any:
     """Weights that sum to 1 along one dimension, as jax.nn.softmax.
+
+    Args:
+        x: an array of any shape with at least one dimension; integers are converted to floating point.
+        axis: the dimension.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> weft.jax.softmax(jnp.zeros(4))
     Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
-    return _along("softmax", x, axis)
+    return _softmax(operator.index(axis), x)
 
 
 def log_softmax(x: Any, axis: int = -1) -> Any:
-    """The logarithm of softmax, as jax.nn.log_softmax.
+    """The logarithm of softmax, as jax.nn.log_softmax; arguments as for softmax.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> float(weft.jax.log_softmax(jnp.zeros(1))[0])
     0.0
     """
-    return _along("log_softmax", x, axis)
-
-
-def _along(name: str, x: Any, axis: int) -> Any:
-    x = jnp.asarray(x)
-    at = range(x.ndim)[axis]
-    before, behind = math.prod(x.shape[:at]), math.prod(x.shape[at + 1 :])
-    return _normalized(name, x.reshape(before, x.shape[at], behind)).reshape(x.shape)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _normalized(name: str, x: Any) -> Any:
-    return call(_forward[name], x)[0]
-
-
-def _keep(name: str, x: Any) -> Any:
-    y = _normalized(name, x)
-    return y, y
-
-
-def _gradient(name: str, y: Any, dy: Any) -> Any:
-    return (call(_backward[name], dy, y)[0],)
-
-
-_normalized.defvjp(_keep, _gradient)
+    return _log_softmax(operator.index(axis), x)

@@ -1,0 +1,84 @@
+"""Checks of arguments that the operators share, and the types that they compute in."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from weft.errors import BadParameterError
+
+
+def refuse(where: str, problem: str, expected: str, got: Any, fix: str) -> BadParameterError:
+    """The error for a bad argument, in the order of all messages of Weft."""
+    return BadParameterError(f"{where}: {problem}: expected {expected}, got {got}. {fix}")
+
+
+def shown(x: Any) -> str:
+    """An array's type and shape as messages show them."""
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+
+
+def check_shape(where: str, name: str, x: Any, shape: Sequence[int], fix: str) -> None:
+    """Refuses an optional array of another shape."""
+    if x is not None and x.shape != tuple(shape):
+        raise refuse(
+            where, f"the shape of {name} does not fit", str(list(shape)), str(list(x.shape)), fix
+        )
+
+
+def check_floating(where: str, **arrays: Any) -> None:
+    """Refuses complex numbers and other types that are not real."""
+    for name, x in arrays.items():
+        if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
+            raise refuse(
+                where, f"the type of {name} is not supported", "a floating-point type", x.dtype,
+                "Convert the array, or give its real and imaginary parts.",
+            )  # fmt: skip
+
+
+def to_floating(x: Any) -> Any:
+    """An array of integers or booleans in the floating-point type to which JAX's functions convert it."""
+    if x is None or jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    return x.astype(jax.eval_shape(jnp.exp, x).dtype)
+
+
+def to_common(*arrays: Any) -> list[Any]:
+    """Integers next to floating-point arrays in the type that JAX promotes them to; integers alone stay."""
+    present = [x for x in arrays if x is not None]
+    if not any(jnp.issubdtype(x.dtype, jnp.inexact) for x in present):
+        return list(arrays)
+    common = jnp.result_type(*(x.dtype for x in present))
+    is_kept = [x is None or jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
+    return [x if kept else x.astype(common) for x, kept in zip(arrays, is_kept, strict=True)]
+
+
+def wide(type_: Any) -> Any:
+    """The type in which results of a type are computed: at least float32 for floating-point types."""
+    return jnp.promote_types(type_, jnp.float32) if jnp.issubdtype(type_, jnp.floating) else type_
+
+
+def integer(where: str, name: str, value: Any, least: int, fix: str) -> int:
+    """A Python integer from any kind of integer that is known while a program is traced."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise refuse(where, f"{name} is wrong", f"an integer of at least {least}", repr(value), fix)
+    return number
+
+
+def number(where: str, name: str, value: Any) -> float:
+    """A Python number: part of the program, so that no traced array can be one."""
+    try:
+        return float(value)
+    except TypeError:  # JAX's error for traced arrays is a TypeError
+        raise refuse(
+            where, f"{name} is not a constant", "a number", value, "Give a number that is known when the "
+            "function is traced, or make it a static argument of jax.jit."
+        ) from None  # fmt: skip
