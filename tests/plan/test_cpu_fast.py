@@ -480,3 +480,21 @@ def test_output_may_be_the_residual() -> None:
     assert [family for family, _ in steps_of(g)] == ["cpu.contraction"]
     g.execute({tx: x, tw: w, tr: r, y: r})
     assert not checks.compare(r, want, weft.data_type.FLOAT, engine="cpu.fast", magnitude=120)
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("size", [(4, 1, 8), (8, 1, 8), (8, 2, 16), (16, 4, 16), (32, 1, 8)], ids=str)
+def test_small_attention_runs_on_the_fast_engine(size: tuple[int, int, int], is_backward: bool) -> None:
+    """The reference engine takes up to 20 times as long, and is predicted to."""
+    rows, heads, width = size
+    g = weft.Graph(io_data_type="f32", compute_data_type="f32", handle=weft.create_handle("cpu"))
+    q, k, v, o, do = (g.tensor([1, heads, rows, width], name=name) for name in ("q", "k", "v", "o", "do"))
+    if is_backward:
+        results = g.sdpa_backward(q, k, v, o, do, g.tensor([1, heads, rows, 1], name="s"), attn_scale=0.5)
+    else:
+        results = [g.sdpa(q, k, v, attn_scale=0.5, generate_stats=False)[0]]
+    for each in results:
+        each.set_output(True)
+    seconds = {each["engine"]: each["seconds"] for each in g.support() if each["supported"]}
+    assert seconds["cpu.reference"] > seconds["cpu.fast"]
+    assert g.build().plan.engine == "cpu.fast"

@@ -1223,7 +1223,7 @@ const struct op sdpa_fwd_op = {
     .reference = forward,
     .scratch_bytes = forward_scratch_bytes,
     .flops = forward_flops,
-    .reference_rate = 3e9,
+    .reference_rate = 5e8,
 };
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
@@ -1525,5 +1525,5 @@ const struct op sdpa_bwd_op = {
     .reference = backward,
     .scratch_bytes = backward_scratch_bytes,
     .flops = backward_flops,
-    .reference_rate = 3e9,
+    .reference_rate = 5e8,
 };
