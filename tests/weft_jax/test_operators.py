@@ -92,3 +92,13 @@ def test_a_query_that_sees_no_key() -> None:
     mask = jnp.array([[True, True], [False, False]])
     made, grads = jax.value_and_grad(lambda q: weft_jax.attention(q, k, v, mask=mask).sum())(q)
     close((made, grads[:, 1]), (attention(q[:, :1], k, v).sum(), jnp.zeros((1, 1, 8))))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_infinities_in_a_softmax_are_those_of_jax(name: str) -> None:
+    inf, nan = jnp.inf, jnp.nan
+    rows = jnp.array([[-inf, -inf], [1, inf], [inf, inf], [1, nan], [-inf, 1]])
+    mine, theirs = getattr(weft_jax, name), getattr(jax.nn, name)
+    close(mine(rows), theirs(rows))
+    close(mine(rows, 0), theirs(rows, 0))
+    close(*(jax.grad(lambda x, f=f: f(x)[:, 0].sum())(rows) for f in (mine, theirs)))

@@ -22,10 +22,11 @@ AXIS = 1
 
 def _draw(name: str, d: Drawing) -> None:
     x = d.read(0)
-    d.write(
-        d.graph.softmax(x, axis=AXIS) if name == "softmax" else spellings.log_softmax(d.graph, x, AXIS),
-        d.arguments[0],
-    )
+    if name == "softmax":
+        y = d.graph.softmax(x, axis=AXIS, infinite_is_nan=True)
+    else:
+        y = spellings.log_softmax(d.graph, x, AXIS)
+    d.write(y, d.arguments[0])
 
 
 def _draw_backward(name: str, d: Drawing) -> None:
@@ -79,7 +80,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
 
     Args:
         x: an array of any shape with at least one dimension; integers are converted to floating point.
-        axis: the dimension.
+        axis: the dimension. Rows along it whose largest element is infinite, of either sign, give NaN.
 
     >>> import jax.numpy as jnp, weft.jax
     >>> weft.jax.softmax(jnp.zeros(4))
