@@ -172,6 +172,30 @@ def test_forward_types(dtype: str) -> None:
         checks.check(run_forward(case), inputs, want, out=out, magnitude=20)
 
 
+@pytest.mark.parametrize("stored", ["f32", None])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize(("rows", "columns"), [(5, 300), (70, 40)])
+def test_floats_between_operations(rows: int, columns: int, dtype: str, stored: str | None) -> None:
+    """A virtual result of FLOAT, set or computed for an output of FLOAT, is as exact as an output."""
+    case = Case(1, (4, 2, 2), rows, columns, 64, 64, 0.1)
+
+    def doubled(operation: str, count: int) -> Any:
+        def build(g: weft.Graph, **tensors: Any) -> Any:
+            made = getattr(g, operation)(**tensors, **case.values())[:count]
+            typed = [each.set_data_type(stored) if stored else each for each in made]
+            return tuple(g.add(each, each) for each in typed)
+
+        return build
+
+    inputs = case.inputs(dtype)
+    want = [2 * forward(case, inputs)[0]]
+    how: dict[str, Any] = {"out": "f32", "layouts": ["packed"]}
+    checks.check(doubled("_sdpa_fwd", 1), inputs, want, magnitude=4, **how)
+    operands = backward_inputs(case, inputs, dtype)
+    want, _ = by_definition(case, operands)
+    checks.check(doubled("_sdpa_bwd", 3), operands, [2 * each for each in want], magnitude=400, **how)
+
+
 def test_types_of_operands_are_free() -> None:
     case = replace(CASES["everything"], sink=True)
     inputs = case.inputs("bf16")

@@ -60,7 +60,7 @@ static int64_t shared_bytes(const struct cuda_attention *c, const struct pass *p
 
 /* A FLOAT result of products of 16 bits: its factors come in two parts, the second what the first was rounded by. */
 static bool is_wide(const struct cuda_attention *c, const struct tensor *tensor) {
-    return c->arithmetic->is_mma && tensor && !tensor->is_virtual && tensor->type == WEFT_DATA_FLOAT;
+    return c->arithmetic->is_mma && tensor && tensor->type == WEFT_DATA_FLOAT;
 }
 
 /* is_sliced: rows come in slices. A whole tile that leaves room for one warp would wait for memory all the time.

@@ -309,7 +309,7 @@ static weftStatus_t plan_decode(struct decode *d, const struct cuda_attention *c
         d->value_depth.padded = round_up(d->value_depth.padded, 32);
     }
     /* Results of FLOAT show what rounding weights to 16 bits loses: a second part has the rest. */
-    d->parts = c->forward->o->type == WEFT_DATA_FLOAT && !c->forward->o->is_virtual ? 2 : 1;
+    d->parts = c->forward->o->type == WEFT_DATA_FLOAT ? 2 : 1;
     d->has_boxes = can_box(c) && knob_value(knobs, WEFT_KNOB_TYPE_INPUT_TMA_ENABLE) != LOADS_BY_THREADS;
     return divide_work(d, knobs);
 }

@@ -88,7 +88,7 @@ static weftStatus_t plan_forward(struct forward *f, const struct cuda_attention 
     *f = (struct forward){.pack = is_packed ? share : 1};
     f->groups = c->heads / f->pack;
     f->rows = c->queries * f->pack;
-    f->parts = c->arithmetic->is_mma && !o->is_virtual && o->type == WEFT_DATA_FLOAT ? 2 : 1;
+    f->parts = c->arithmetic->is_mma && o->type == WEFT_DATA_FLOAT ? 2 : 1;
     f->value_depth = attention_depth_of(c->value_depth, attention_most_columns(c, f->parts));
     if (!choose_tile(f, c, false) && !choose_tile(f, c, true))
         return attention_refuse(c, f->shared_bytes);
