@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the first node to the last: a result whose type was left unset, and is FLOAT as that is what is calculated in,
-   is stored in the type of its operands where that has 16 bits. Statistics and other sums of rows stay as they are:
-   they are small, and what is made of them is not. So does what outputs of FLOAT are made of. What is made of no
-   floats, as a one-hot vector of comparisons, lends no type to what it is joined with. */
+/* From the first node to the last: a result whose type was left unset, and which was inferred to be FLOAT, is stored in
+   the type of its operands if that is f16 or bf16. Three kinds of values stay FLOAT: sums and statistics of rows, which
+   are small while what they are computed from is not; what any output of FLOAT or DOUBLE is computed from; and what is
+   computed from wider floats, or from floats of 8 bits and fewer, whose products f16 could not hold. No rule looks at
+   extents, except that an operand of one dimension which is broadcast counts as a factor or a bias. */
 #include "graph/widths.h"
 #include "base/number.h"
 #include "graph/ops/attention.h"
+#include "graph/ops/bn_bwd_weights.h"
 #include "graph/ops/bn_finalize.h"
+#include "graph/ops/causal_conv.h"
 #include "graph/ops/genstats.h"
 #include "graph/ops/norm.h"
+#include "graph/ops/pointwise.h"
 #include "graph/ops/reduction.h"
 
 struct search {
@@ -23,8 +27,23 @@ static const struct tensor *tensor_at(const struct search *s, int value) {
     return s->tensors[value] ? s->tensors[value] : s->graph->values[value].tensor;
 }
 
-static bool is_statistic(const struct descriptor *op) {
-    return op_of(op) == &reduction_op || op_of(op) == &genstats_op || op_of(op) == &bn_finalize_op;
+/* How many of an operation's outputs, counted from its first one, are of the kind of its operands: a result, or
+   gradients of operands. The others are sums and statistics. */
+static int count_results(const struct descriptor *op) {
+    const struct op *kind = op_of(op);
+    if (kind == &reduction_op || kind == &genstats_op || kind == &bn_finalize_op || kind == &bn_bwd_weights_op)
+        return 0;
+    if (kind == &causal_conv_bwd_op)
+        return ((const struct causal_conv_op *)op)->dx ? 1 : 0;
+    return kind == &sdpa_bwd_op ? 3 : 1; /* dQ, dK, dV */
+}
+
+/* Whether the node's k-th operand is such an output. */
+static bool is_result(const struct node *node, int k) {
+    int before = 0;
+    for (int i = 0; i < k; i++)
+        before += node->is_output[i];
+    return node->is_output[k] && before < count_results(node->op);
 }
 
 /* A score modifier's graph names tensors of its own accord. */
@@ -38,56 +57,45 @@ static void fix_modified(struct search *s, const struct descriptor *op) {
     }
 }
 
-/* Whether a tensor holds numbers in two dimensions or more: a factor or a bias of features lends no type to what it is
-   applied to. */
-static bool is_wide(const struct tensor *tensor) {
-    int extents = 0;
+/* Whether an operand is a number, or has one dimension only and is broadcast: a factor or a bias of features, which
+   lends no type to what it is applied to. */
+static bool is_factor(const struct search *s, const struct node *node, int k) {
+    const struct op *op = op_of(node->op);
+    const struct tensor *tensor = tensor_at(s, node->operands[k]);
+    int64_t extents = 0, most = 0;
+    if (op != &pointwise_op && op != &causal_conv_op && op != &causal_conv_bwd_op)
+        return false;
     for (int64_t i = 0; i < tensor->dims.count; i++)
         extents += tensor->dims.at[i] != 1;
-    return extents >= 2;
+    for (int i = 0; i < node->operand_count; i++)
+        most = max64(most, tensor_elements(tensor_at(s, node->operands[i])));
+    return extents < 2 && tensor_elements(tensor) < most;
 }
 
-/* Of norms and attention the first operand alone, x, dy or q, lends its type: beside it are statistics of FLOAT. */
-static bool lends_type(const struct node *node, int k) {
+/* Of norms and attention only the first operand, x, dy or q, lends its type: the others include statistics of FLOAT. */
+static bool lends_type(const struct search *s, const struct node *node, int k) {
     const struct op *op = op_of(node->op);
+    const struct tensor *tensor = tensor_at(s, node->operands[k]);
     bool has_statistics = op == &norm_forward_op || op == &norm_backward_op || attention_of(node->op);
-    return !node->is_output[k] && (k == 0 || !has_statistics);
+    return !node->is_output[k] && (k == 0 || !has_statistics) && dtype_is_float((weftDataType_t)tensor->type) &&
+           !tensor->is_by_value && !tensor->is_constant && !s->is_made_of_none[node->operands[k]];
 }
 
-/* The type of what a node reads: of its tensors of several dimensions, if it has any. */
-static weftDataType_t type_of_operands(const struct search *s, const struct node *node, bool are_wide) {
+/* The type that a node's operands lend to its results: f16 or bf16 if one of them has it and no other is wider, else
+   FLOAT; TENSOR_NO_TYPE without any operand that lends one. Types are as narrowed by now, so that a chain of operations
+   stays narrow. */
+static weftDataType_t type_of_operands(const struct search *s, const struct node *node, bool with_factors) {
     weftDataType_t type = (weftDataType_t)TENSOR_NO_TYPE;
+    bool is_any = false;
     for (int k = 0; k < node->operand_count; k++) {
-        /* As narrowed by now, so that a chain of operations stays narrow. */
-        const struct tensor *tensor = tensor_at(s, node->operands[k]);
-        bool counts = lends_type(node, k) && dtype_is_float((weftDataType_t)tensor->type) && !tensor->is_by_value &&
-                      !tensor->is_constant && !s->is_made_of_none[node->operands[k]] && (!are_wide || is_wide(tensor));
-        if (counts)
-            type = (int32_t)type == TENSOR_NO_TYPE ? (weftDataType_t)tensor->type
-                                                   : dtype_promote(type, (weftDataType_t)tensor->type);
+        if (!lends_type(s, node, k) || (!with_factors && is_factor(s, node, k)))
+            continue;
+        weftDataType_t lent = (weftDataType_t)tensor_at(s, node->operands[k])->type;
+        is_any = true;
+        if (dtype_of(lent)->bits >= 16) /* narrower ones are exact in any other */
+            type = (int32_t)type == TENSOR_NO_TYPE ? lent : dtype_promote(type, lent);
     }
-    return type;
-}
-
-/* Elements of the node's largest output: smaller ones beside it are its statistics. */
-static int64_t largest_result(const struct search *s, const struct node *node) {
-    int64_t most = 0;
-    for (int k = 0; k < node->operand_count; k++)
-        if (node->is_output[k])
-            most = max64(most, tensor_elements(tensor_at(s, node->operands[k])));
-    return most;
-}
-
-/* Whether a result lies as an operand of this type does, as gradients do: those of keys that serve several heads of
-   queries are smaller than that of the queries. */
-static bool is_like_operand(const struct search *s, const struct node *node, int value, weftDataType_t type) {
-    const struct tensor *result = tensor_at(s, value);
-    for (int k = 0; k < node->operand_count && is_wide(result); k++) {
-        const struct tensor *operand = tensor_at(s, node->operands[k]);
-        if (!node->is_output[k] && operand->type == (int32_t)type && tensor_same_dims(operand, result))
-            return true;
-    }
-    return false;
+    return is_any && (int32_t)type == TENSOR_NO_TYPE ? WEFT_DATA_FLOAT : type;
 }
 
 /* An intermediate that the user gave no type, and that was inferred to be FLOAT. */
@@ -97,21 +105,22 @@ static bool is_free(const struct search *s, int value) {
            !descriptor_row_is_set(&tensor->base, WEFT_ATTR_TENSOR_DATA_TYPE);
 }
 
-/* Whether a node makes floats that were asked for: an output of several dimensions, or what one is made of. */
+/* Whether a result of a node was asked for as FLOAT or DOUBLE: an output, an intermediate of a type that is set, or
+   what one of these is computed from. */
 static bool makes_floats(const struct search *s, const struct node *node) {
-    int64_t most = largest_result(s, node);
     for (int k = 0; k < node->operand_count; k++) {
-        const struct tensor *tensor = tensor_at(s, node->operands[k]);
-        if (node->is_output[k] && tensor->type == WEFT_DATA_FLOAT && !is_free(s, node->operands[k]) &&
-            is_wide(tensor) && tensor_elements(tensor) == most)
-            return !is_statistic(node->op);
+        int32_t type = tensor_at(s, node->operands[k])->type;
+        bool is_wide = type == WEFT_DATA_FLOAT || type == WEFT_DATA_DOUBLE;
+        if (is_wide && is_result(node, k) && !is_free(s, node->operands[k]))
+            return true;
     }
     return false;
 }
 
-/* What they are made of is exact: results that are wider than 16 bits are as exact as their type. */
+/* Results that are wider than 16 bits are as exact as their type: so is what they are computed from. */
 static void fix_operands(struct search *s, const struct node *node) {
-    for (int k = 0; k < node->operand_count && makes_floats(s, node); k++)
+    bool is_fixed = makes_floats(s, node);
+    for (int k = 0; k < node->operand_count && is_fixed; k++)
         if (!node->is_output[k])
             s->is_fixed[node->operands[k]] = true;
 }
@@ -125,22 +134,15 @@ static weftStatus_t narrow(struct search *s, int value, weftDataType_t type) {
 }
 
 static weftStatus_t narrow_results(struct search *s, const struct node *node, bool *is_any) {
-    weftDataType_t type = type_of_operands(s, node, true);
-    int64_t most = largest_result(s, node);
-    /* Features alone, where nothing of several dimensions is read. */
-    if ((int32_t)type == TENSOR_NO_TYPE)
-        type = type_of_operands(s, node, false);
+    weftDataType_t type = type_of_operands(s, node, false);
+    if ((int32_t)type == TENSOR_NO_TYPE) /* all operands are factors */
+        type = type_of_operands(s, node, true);
     for (int k = 0; k < node->operand_count && (int32_t)type == TENSOR_NO_TYPE; k++)
         s->is_made_of_none[node->operands[k]] = node->is_output[k] && is_free(s, node->operands[k]);
-    if ((type != WEFT_DATA_HALF && type != WEFT_DATA_BFLOAT16) || is_statistic(node->op))
-        return WEFT_STATUS_SUCCESS;
-    for (int k = 0; k < node->operand_count; k++) {
-        int value = node->operands[k];
-        if (!node->is_output[k] || !is_free(s, value))
+    for (int k = 0; k < node->operand_count && (type == WEFT_DATA_HALF || type == WEFT_DATA_BFLOAT16); k++) {
+        if (!is_result(node, k) || !is_free(s, node->operands[k]))
             continue;
-        if (tensor_elements(tensor_at(s, value)) < most && !is_like_operand(s, node, value, type))
-            continue;
-        TRY(narrow(s, value, type));
+        TRY(narrow(s, node->operands[k], type));
         *is_any = true;
     }
     return WEFT_STATUS_SUCCESS;
@@ -155,7 +157,7 @@ static weftStatus_t search(const struct graph **made, struct search *s, struct a
     TRY(arena_alloc(scratch, &s->is_made_of_none, (size_t)graph->value_count * sizeof *s->is_made_of_none));
     for (int n = 0; n < graph->node_count; n++)
         fix_modified(s, graph->nodes[n].op);
-    /* Backwards, so that what an output of FLOAT is made of is fixed through all of its makers. */
+    /* Backwards, so that whatever an output of FLOAT is computed from is fixed, through all nodes between. */
     for (int n = graph->node_count; n-- > 0;)
         fix_operands(s, &graph->nodes[n]);
     /* Forwards, so that each node sees the types that its inputs have by then. */

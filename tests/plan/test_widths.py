@@ -102,6 +102,74 @@ def test_statistics_lend_no_type() -> None:
     assert len(types) >= 4
 
 
+def stored_types(g: weft.Graph) -> dict[str, str]:
+    """The types of the virtual tensors of a graph that was drawn for a described H200."""
+    g.build()
+    return {tensor["name"]: tensor["type"] for tensor in g.plan.report["tensors"] if tensor["virtual"]}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "stored"),
+    [
+        *(("e5m2", "e4m3", "f32"), ("e4m3", "e5m2", "f32"), ("e4m3", "e4m3", "f32"), ("f16", "bf16", "f32")),
+        *(("e5m2", "f16", "f16"), ("bf16", "e4m3", "bf16"), ("f16", "f32", "f32"), ("f16", "f16", "f16")),
+    ],
+)
+def test_a_type_is_lent_by_an_operand_that_has_it(a: str, b: str, stored: str) -> None:
+    """Two formats of FP8 make no f16, which does not hold their products."""
+    g = weft.Graph(device="sm_90")
+    product = g.matmul(g.tensor(TOKENS, data_type=a), g.tensor(WIDTH, data_type=b), name="product")
+    g.softmax(product).set_output(True).set_data_type("bf16")
+    offsets = g.tensor([4, 1, 1], data_type="i32")
+    weights = g.tensor([4, 256, 512], [131072, 1, 256], data_type=b)
+    mode = weft.moe_grouped_matmul_mode.NONE
+    grouped = g.moe_grouped_matmul(g.tensor(TOKENS, data_type=a), weights, offsets, mode=mode, name="grouped")
+    g.softmax(grouped).set_output(True).set_data_type("bf16")
+    types = stored_types(g)
+    assert (types["product::C"], types["grouped::output"]) == (stored, stored)
+
+
+@pytest.mark.parametrize("out", ["f32", "f64"])
+@pytest.mark.parametrize("dims", [[1, 1, 64], [1, 2, 32], [1, 64, 1], [1, 1, 1]])
+def test_what_wide_outputs_are_computed_from_stays_float(dims: list[int], out: str) -> None:
+    """Whatever their extents are."""
+    g = weft.Graph(device="sm_90")
+    y = g.reshape(g.tanh(g.tensor(dims, data_type="f16")), reshape_mode="LOGICAL")
+    y.set_dim([*reversed(dims)]).set_data_type(out).set_output(True)
+    assert set(stored_types(g).values()) == {"f32"}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_types_do_not_depend_on_the_number_of_rows(rows: int) -> None:
+    """A row of floats is a factor of a product like many rows are; a number that is broadcast is a factor of
+    one row of features as of many."""
+    g = weft.Graph(device="sm_90")
+    half, wide = g.tensor([1, rows, 256], data_type="f16"), g.tensor([1, rows, 256], data_type="f32")
+    weights, number = g.tensor(WIDTH, data_type="f16"), g.tensor([1, 1, 1], data_type="f32")
+    made = [g.matmul(wide, weights, name="wide"), g.mul(half, number, name="scaled")]
+    made += [g.add(half, wide, name="sum"), g.concatenate([half, wide], 1, name="joined")]
+    for each in made:
+        g.softmax(each).set_output(True).set_data_type("f16")
+    types = stored_types(g)
+    stored = [types[tensor.name] for tensor in made]
+    assert stored == ["f32", "f16", "f32", "f32"]
+
+
+def test_sums_are_floats_whatever_their_extents_are() -> None:
+    """Statistics of rows of one element, and the sums of a batch norm's gradient."""
+    g = weft.Graph(device="sm_90")
+    x, scale = g.tensor([8, 1], data_type="bf16"), g.tensor([1, 1], data_type="f32")
+    made = list(g.layernorm("TRAINING", x, scale, scale, 1e-5, name="norm")[1:])
+    image, each = [2, 32, 16, 16], [1, 32, 1, 1]
+    dy, x = (g.tensor(image, data_type="bf16") for _ in range(2))
+    mean, inv, scale = (g.tensor(each, data_type="f32") for _ in range(3))
+    made += g.dbn_weight(dy, x, mean, inv, scale, name="weight")
+    for tensor in made:
+        g.tanh(tensor).set_output(True).set_data_type("bf16")
+    types = stored_types(g)
+    assert {types[tensor.name] for tensor in made} == {"f32"}
+
+
 @pytest.mark.parametrize(("intermediate", "stored"), [(None, "f32"), ("bf16", "bf16")])
 def test_a_cpu_stores_floats_unless_told(intermediate: str | None, stored: str) -> None:
     """And looks at slices and transposes where they lie."""
