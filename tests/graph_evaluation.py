@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import checks
@@ -190,6 +191,51 @@ SUMS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad", "genstats", "moe_gro
 SUMS += ("moe_grouped_matmul_bwd", "ADD", "SUB", "MUL", "ADD_SQUARE", "NORM1")
 
 
+# Results that are of the kind of their operands; others are sums and statistics. Operations that are not
+# named have no others.
+RESULTS = dict.fromkeys(("reduction", "genstats", "bn_finalize", "dbn_weight"), ())
+RESULTS |= dict.fromkeys(("norm", "softmax"), ("y",)) | {"norm_backward": ("dx",)}
+RESULTS |= {"sdpa_fwd": ("o",), "sdpa_bwd": ("dQ", "dK", "dV")}
+LENDERS = {"norm": ("x",), "norm_backward": ("dy",), "sdpa_fwd": ("q",), "sdpa_bwd": ("q",)}
+
+
+def types_on_gpu(graph: Graph, inferred: dict[int, str]) -> dict[int, str]:
+    """The types in which a GPU stores values, by the rules of docs/gpu.md, "Widths". inferred: the type that
+    the library infers for each value that is used."""
+    types = {v: graph.values[v].type or type_ for v, type_ in inferred.items()}
+    free = {v for v in types if not graph.values[v].type and types[v] == "f32"}
+    for node in reversed(graph.nodes):  # what floats are computed from stays f32
+        kinds = RESULTS.get(node.op, tuple(node.results))
+        made = {v for key, v in node.results.items() if key in kinds}
+        if any(types[v] in ("f32", "f64") for v in made - free):
+            free -= set(node.reads)
+    of_numbers: set[int] = set()  # computed from no tensor of floats
+    for node in graph.nodes:
+        lenders = LENDERS.get(node.op, tuple(node.operands))
+        given = [v for v in picked_values(node, lenders) if types[v] in FLOATS and v not in of_numbers]
+        most = max((prod(graph.values[v].dims) for v in [*node.reads, *node.results.values()]), default=0)
+        whole = [v for v in given if node.op != "pointwise" or not is_factor(graph.values[v].dims, most)]
+        lent = {types[v] for v in whole or given}
+        halves = lent & set(HALVES)
+        is_narrow = len(halves) == 1 and not lent & {"f32", "f64"}
+        for key, v in node.results.items():
+            if not lent and v in free:
+                of_numbers.add(v)
+            if is_narrow and v in free and key in RESULTS.get(node.op, (key,)):
+                types[v] = min(halves)
+    return types
+
+
+def is_factor(dims: Dims, most: int) -> bool:
+    """Whether an operand is broadcast and has one dimension at most."""
+    return sum(n != 1 for n in dims) < 2 and prod(dims) < most
+
+
+def picked_values(node: Node, keys: tuple[str, ...]) -> list[int]:
+    operands = [each for key, each in node.operands.items() if key in keys]
+    return [v for each in operands for v in (each if isinstance(each, list) else [each])]
+
+
 def define(node: Node, operands: dict[str, Any]) -> dict[str, Array]:
     """All results of an operation by their keys, not rounded, and what was summed."""
     options = {
@@ -228,10 +274,19 @@ def is_exact(node: Node, arrays: Arrays) -> bool:
 
 
 class Evaluation:
-    """A graph in float64, rounded where a type is set, and several times more with noise."""
+    """A graph in float64, rounded where a type is set, and several times more with noise.
 
-    def __init__(self, graph: Graph, noise: float = 1, runs: int = RUNS, seed: int = 0) -> None:
-        self.graph, self.noise, self.runs, self.seed = graph, noise, runs, seed
+    types: the type in which each value is stored; None: any type that some device may choose."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        noise: float = 1,
+        runs: int = RUNS,
+        seed: int = 0,
+        types: dict[int, str] | None = None,
+    ) -> None:
+        self.graph, self.noise, self.runs, self.seed, self.types = graph, noise, runs, seed, types
         self.base: Arrays = {}
         self.noisy: list[Arrays] = [{} for _ in range(runs)]
         self.is_inexact: dict[int, bool] = {}
@@ -296,6 +351,8 @@ class Evaluation:
         """What a result is stored in: unset, what is calculated in or a half of the operands'."""
         if self.graph.values[v].type:
             return self.graph.values[v].type
+        if self.types:
+            return self.types[v]
         lent = {self.stored[r] for r in node.reads} & set(HALVES)
         wide = "f32" if node.op in ARE_FLOAT else self.graph.compute or "f32"
         return "bf16" if "bf16" in lent else "f16" if lent else wide

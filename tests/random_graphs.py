@@ -28,7 +28,7 @@ import foreign_cpu
 import numpy as np
 import weft
 from graph_drawing import make
-from graph_evaluation import Array, Arrays, Evaluation, Graph, Node, Value, ulp
+from graph_evaluation import Array, Arrays, Evaluation, Graph, Node, Value, types_on_gpu, ulp
 from weft import dtypes
 from weft.dtypes import data_type_of
 
@@ -58,8 +58,8 @@ def part(graph: Graph, keep: Sequence[int], plain: bool = False) -> Graph:
 # ---- Running -----------------------------------------------------------------------------------------------
 
 
-def build(graph: Graph, engine: str) -> tuple[weft.Graph, dict[int, Any]]:
-    """The graph of the library, planned on one engine, and its tensors by value."""
+def draw(graph: Graph) -> tuple[weft.Graph, dict[int, Any]]:
+    """The graph of the library, not yet planned, and its tensors by value."""
     options = {"compute_data_type": graph.compute} if graph.compute else {}
     g = weft.Graph(handle=checks.handle(), **options)
     tensors: dict[int, Any] = {}
@@ -81,10 +81,24 @@ def build(graph: Graph, engine: str) -> tuple[weft.Graph, dict[int, Any]]:
                     tensor.set_output(True)
             elif node.has_dims:
                 tensor.set_dim(value.dims)
+    return g, tensors
+
+
+def build(graph: Graph, engine: str) -> tuple[weft.Graph, dict[int, Any]]:
+    """The graph planned on one engine, and its tensors by value."""
+    g, tensors = draw(graph)
     index = [answer["engine"] for answer in g.support()].index(engine)
     g.create_execution_plan(index)
     g.build_plan_at_index(0)
     return g, tensors
+
+
+def stored_types(graph: Graph) -> dict[int, str]:
+    """The type in which the device stores each value: the inferred one, which a GPU may narrow."""
+    g, tensors = draw(graph)
+    g.build_operation_graph()
+    inferred = {v: dtypes.of(tensor.dtype).name for v, tensor in tensors.items()}
+    return inferred if checks.DEVICE == "cpu" else types_on_gpu(graph, inferred)
 
 
 def record(g: weft.Graph, graph: Graph, node: Node, values: dict[str, Any], name: str) -> list[Any]:
@@ -136,7 +150,8 @@ def engines() -> list[str]:
 
 def faults(graph: Graph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Engines that do not agree with the definitions, and how."""
-    expected = Evaluation(graph)
+    types = stored_types(graph)
+    expected = Evaluation(graph, types=types)
     for engine in names:
         try:
             found = run(graph, engine)
@@ -148,16 +163,16 @@ def faults(graph: Graph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield engine, f"{type(error).__name__}: {error}"
             continue
         for v, got in found.items():
-            if compare(got, expected, v) and (wrong := confirm(graph, got, v)):
+            if compare(got, expected, v) and (wrong := confirm(graph, got, v, types)):
                 yield engine, wrong
                 break
 
 
-def confirm(graph: Graph, got: Array, v: int) -> str:
+def confirm(graph: Graph, got: Array, v: int, types: dict[int, str]) -> str:
     """What is wrong beside many evaluations: a comparison may turn by a rounding that few had."""
     wrong = ""
     for noise, runs in ((1, 40), (4, 40)):
-        wrong = compare(got, Evaluation(graph, noise, runs, seed=1), v)
+        wrong = compare(got, Evaluation(graph, noise, runs, seed=1, types=types), v)
         if not wrong:
             break
     return wrong
