@@ -245,16 +245,18 @@ static int64_t product_of(int64_t a, int64_t b) {
    stride of one entry may still describe more memory than its rows need, as for tokens before the first. */
 struct ragged_entries tensor_ragged_entries(const struct tensor *tensor) {
     const int64_t *dims = tensor->dims.at, *strides = tensor->strides.at;
-    int64_t batch = strides[0], row = dims[2] > 1 ? strides[2] : dims[0] > 1 ? batch : INT64_MAX;
-    int64_t width = 1, entry = max64(batch, dims[2] > 1 ? product_of(dims[2], row) : 0);
+    int64_t row = dims[2] > 1 ? strides[2] : dims[0] > 1 ? strides[0] : INT64_MAX;
+    int64_t width = 1, reach = 1, entry = max64(strides[0], dims[2] > 1 ? product_of(dims[2], row) : 0);
     for (int i = 1; i < 4; i += 2) {
-        int64_t reach = dims[i] > 1 ? product_of(dims[i], strides[i]) : 1;
-        entry = max64(entry, reach);
-        /* Heads may also be outside of all entries, as in [H, tokens, D]. Offsets do not count those. */
-        width += reach <= max64(row, batch) ? (dims[i] - 1) * strides[i] : 0;
+        int64_t extent = dims[i] > 1 ? product_of(dims[i], strides[i]) : 1;
+        entry = max64(entry, extent);
+        reach += (dims[i] - 1) * strides[i];
+        /* Heads outside of the rows, as in [H, tokens, D], are not counted by offsets. */
+        width += extent <= row ? (dims[i] - 1) * strides[i] : 0;
     }
-    return (struct ragged_entries){product_of(dims[0], entry) / tensor->ragged_multiplier,
-                                   row == INT64_MAX ? width : row, width};
+    int64_t size = product_of(dims[0], entry);
+    return (struct ragged_entries){size / tensor->ragged_multiplier, size - reach, row == INT64_MAX ? width : row,
+                                   width};
 }
 
 struct tensor tensor_mirror(const struct tensor *tensor) {

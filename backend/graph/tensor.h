@@ -49,11 +49,12 @@ int64_t tensor_bytes(const struct tensor *tensor);
 int64_t tensor_own_bytes(const struct tensor *tensor);
 
 /* Where an entry of `rows` rows of a ragged tensor [B, H, rows, D] may be. Its offset and the last offset, which is the
-   end of the tensor, are in units of the tensor's multiplier: 0 <= offset <= end <= most, and (end - offset) *
-   multiplier >= (rows - 1) * row + width. All of this is memory that the tensor's dims and strides describe as batch
-   entries one after the other. */
+   end of the tensor, are in units of the tensor's multiplier: 0 <= offset <= end <= most. In elements, its last row
+   begins at offset * multiplier + (rows - 1) * row: at `latest` or before, and `width` or more before the end. All of
+   this is memory that the tensor's dims and strides describe as batch entries one after the other. */
 struct ragged_entries {
     int64_t most;       /* units */
+    int64_t latest;     /* elements: behind it the heads of a row would leave the memory */
     int64_t row, width; /* elements: from row to row, and of one row */
 };
 struct ragged_entries tensor_ragged_entries(const struct tensor *tensor);

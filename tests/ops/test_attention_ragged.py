@@ -88,12 +88,15 @@ def test_batch_stride_of_one_token() -> None:
 RAGGED = [0, 7, 7, 17]  # three sequences of 7, 0 and 10 tokens, and the end
 
 
+PACKED = Case(3, (2, 2, 2), 10, 10, 64, 64, seq_len_q=[7, 0, 10], seq_len_kv=[7, 0, 10])
+
+
 def garbage(
     name: str, offsets: list[int], dtype: str
 ) -> tuple[weft.Graph, dict[Any, np.ndarray], Any, np.ndarray]:
     """A graph of packed tokens, without gaps, in which one operand has other offsets; its arrays, its result,
-    and what the result is with the right offsets."""
-    case = Case(3, (2, 2, 2), 10, 10, 64, 64, seq_len_q=[7, 0, 10], seq_len_kv=[7, 0, 10])
+    and what the result is with the right offsets. Statistics are [heads, tokens]."""
+    case = PACKED
     inputs = case.inputs(dtype)
     want = forward(case, inputs)[0]
     g, arrays, tensors = weft.Graph(handle=checks.handle()), {}, {}
@@ -113,9 +116,25 @@ def garbage(
     for key in "seq_len_q", "seq_len_kv":
         tensors[key] = g.tensor([3, 1, 1, 1], data_type="i32", name=key)
         arrays[tensors[key]] = inputs[key]
-    o = ragged(g._sdpa_fwd(**tensors, **case.values(), name="a")[0].set_output(True), "o")
+    made, stats = g._sdpa_fwd(**tensors, **case.values(), name="a")
+    o = ragged(made.set_output(True), "o")
+    stats.set_output(True).set_dim([3, 2, 10, 1]).set_stride([34, 17, 1, 1])
+    stats.set_ragged_offset(g.tensor([4, 1, 1, 1], data_type="i32"))
+    arrays[stats.get_ragged_offset()] = np.array(RAGGED, np.int32).reshape(4, 1, 1, 1)
+    arrays[stats] = np.full((2, 17), CANARY, np.float32)
     arrays[o] = checks.narrow(np.full((17, 2, 64), CANARY), dtype)
     return g, arrays, o, tokens(want)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_statistics_with_heads_outside_of_tokens(dtype: str) -> None:
+    g, arrays, o, want = garbage("", [], dtype)
+    g.build()
+    checks.execute(g, arrays)
+    np.testing.assert_allclose(checks.exact(arrays[o]), want, atol=4e-3)
+    stats = forward(PACKED, PACKED.inputs(dtype))[1][..., 0]
+    got = next(array for array in arrays.values() if array.shape == (2, 17))
+    np.testing.assert_allclose(got, np.concatenate([stats[0, :, :7], stats[2]], 1), atol=4e-3)
 
 
 WRONG = {

@@ -151,14 +151,15 @@ static weftStatus_t check_entry(const struct descriptor *op, const struct attent
              descriptor_label(op), (long long)entry_count, ragged->key, descriptor_label(&offsets->base), ragged->key,
              (long long)entries.most, (long long)end, ragged->key);
     /* The last offset at which the rows in use end within the tensor. */
-    int64_t rows = divide_up(used, ragged->page), span = rows ? (rows - 1) * entries.row + entries.width : 0;
-    int64_t room = end * multiplier - span;
+    int64_t rows = divide_up(used, ragged->page), room = end * multiplier;
+    if (rows)
+        room = min64(room - entries.width, entries.latest) - (rows - 1) * entries.row;
     if (room < 0)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
-             "%s: entry %lld of the ragged offsets of %s, %s, is out of range: it is the end of %s, expected %lld or "
-             "more for the %lld rows of batch entry %lld, got %lld. Correct the contents of the tensor.",
+             "%s: entry %lld of the ragged offsets of %s, %s, is out of range: it is the end of %s, which has no room "
+             "for the %lld rows of batch entry %lld, got %lld. Correct the contents of the tensor.",
              descriptor_label(op), (long long)entry_count, ragged->key, descriptor_label(&offsets->base), ragged->key,
-             (long long)divide_up(span, multiplier), (long long)rows, (long long)batch, (long long)end);
+             (long long)rows, (long long)batch, (long long)end);
     if (first < 0 || first > room / multiplier)
         FAIL(WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND,
              "%s: entry %lld of the ragged offsets of %s, %s, is out of range: expected 0..%lld for %lld rows before "

@@ -47,8 +47,9 @@ class _Side:
         tokens, heads, size = value.shape
         token, head, element = value.stride()
         longest = min(self.longest, tokens)
-        # Offsets say where a sequence begins; a stride between them only has to fit.
-        return [self.count, heads, longest, size], [max(longest * token, heads * head), head, token, element]
+        # Offsets say where a sequence begins; the stride between them describes all tokens.
+        each = max(longest, -(-tokens // max(self.count, 1)))
+        return [self.count, heads, longest, size], [max(each * token, heads * head), head, token, element]
 
     def read(self, value: Any) -> Tensor:
         """Tokens as an operand."""

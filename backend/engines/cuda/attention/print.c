@@ -237,8 +237,8 @@ void attention_print_dropout(struct kernel_print *print, const struct cuda_atten
 }
 
 static bool same_limit(const struct ragged_limit *a, const struct ragged_limit *b) {
-    return a->value == b->value && a->multiplier == b->multiplier && a->most == b->most && a->row == b->row &&
-           a->width == b->width && a->unit == b->unit;
+    return a->value == b->value && a->multiplier == b->multiplier && a->most == b->most && a->latest == b->latest &&
+           a->row == b->row && a->width == b->width && a->unit == b->unit;
 }
 
 static struct ragged_limit limit_of(const struct cuda_attention *c, const struct tensor *tensor) {
@@ -250,6 +250,7 @@ static struct ragged_limit limit_of(const struct cuda_attention *c, const struct
                                  .entries = tensor->ragged_offset->dims.at[0] - 1,
                                  .multiplier = tensor->ragged_multiplier,
                                  .most = entries.most,
+                                 .latest = entries.latest,
                                  .row = entries.row,
                                  .width = entries.width,
                                  .unit = attention_run(tensor)};

@@ -23,10 +23,12 @@ DEVICE constexpr bool is_ragged(i64) { return false; }
 template <class T> struct ragged_limit {
     const T *offsets, *end;     // the last offset is the end of the tensor
     i64 step, multiplier, most; // most: of the end, in units of the multiplier
-    i64 row, width, unit;       // elements: from row to row, of one row, and what offsets are multiples of
+    i64 latest, row, width;     // elements: where the last row may begin, from row to row, and of one row
+    i64 unit;                   // elements that offsets are multiples of; a power of two
     DEVICE bool has(i64 batch, i64 rows) const {
         const i64 first = to_integer(offsets[batch * step]), last = to_integer(*end);
-        return 0 <= first && first <= last && last <= most && first * multiplier % unit == 0 &&
-               (rows == 0 || (rows - 1) * row + width <= (last - first) * multiplier);
+        const i64 begin = first * multiplier, last_row = begin + (rows - 1) * row;
+        return 0 <= first && first <= last && last <= most && (begin & (unit - 1)) == 0 &&
+               (rows == 0 || (last_row <= latest && last_row + width <= last * multiplier));
     }
 };

@@ -129,9 +129,10 @@ void print_ragged(struct kernel_print *print, weftDataType_t type, int value, in
     add_argument(print, (struct argument){ARGUMENT_NUMBER, -1, multiplier});
 }
 
-/* Eight words, in the order of the struct. */
+/* Nine words, in the order of the struct. */
 void print_ragged_limit(struct kernel_print *print, const struct ragged_limit *limit, const char *name) {
-    const int64_t numbers[] = {limit->step, limit->multiplier, limit->most, limit->row, limit->width, limit->unit};
+    const int64_t numbers[] = {limit->step, limit->multiplier, limit->most, limit->latest,
+                               limit->row,  limit->width,      limit->unit};
     text_add(&print->fields, "    ragged_limit<%s> %s;\n", cuda_element_name(limit->type), name);
     add_argument(print, (struct argument){ARGUMENT_VALUE, limit->value, 0});
     add_argument(

@@ -118,7 +118,7 @@ struct ragged_limit {
     weftDataType_t type;
     int value;
     int64_t step, entries; /* elements between offsets, and batch entries */
-    int64_t multiplier, most, row, width, unit;
+    int64_t multiplier, most, latest, row, width, unit;
 };
 void print_ragged_limit(struct kernel_print *print, const struct ragged_limit *limit, const char *name);
 /* core/index.cuh's divisor for n / value, n < 2^31. Division by a number of the arguments is a multiplication and a
