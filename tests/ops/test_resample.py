@@ -942,3 +942,41 @@ def test_the_index_keeps_a_type_of_its_own(types: dict[str, str]) -> None:
     np.testing.assert_array_equal(got, windows.max(-1))
     assert positions.dtype == np.int8
     np.testing.assert_array_equal(positions, windows.argmax(-1))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("size", [(300, 300), (9, 1000)])
+def test_averages_of_long_windows(size: tuple[int, int], last: bool) -> None:
+    """Sums of 0.1, whose roundings in float all have one sign: added one after the other they are off by
+    3e-5. One window sees the whole plane; two others overlap."""
+    x = np.full((1, 3, *size), 0.1, np.float32) + np.arange(3, dtype=np.float32)[:, None, None]
+    x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, 3)), 3, 1) if last else x
+    strides = tuple(step // x.itemsize for step in x.strides)
+    for window, count in ((list(size), 1), ([size[0], size[1] - 1], 2)):
+        case = Pool("long", x.shape, window, [1, 1], [0, 0], [0, 0])
+        found = checks.check(
+            lambda g, x, case=case: pool(g, x, case, "AVGPOOL_EXCLUDE_PADDING", None),
+            {"x": (x, strides)},
+            [None],
+            layouts=["packed"],
+        )
+        want = np.repeat(x[:, :, :1, :1].astype(np.float64), count, 3)
+        for engine, (got,) in found.items():
+            np.testing.assert_allclose(got, want, 2e-6, err_msg=engine)
+
+
+@pytest.mark.skipif(checks.DEVICE != "cpu", reason="GPUs add averages in float")
+@pytest.mark.parametrize("last", [False, True])
+def test_averages_whose_sums_overflow_in_float(last: bool) -> None:
+    x = np.full((2, 5, 6, 4), 3e38, np.float32)
+    x[1] *= -1
+    x[:, 2:] = 1
+    memory = np.ascontiguousarray(np.moveaxis(x, 1, 3)) if last else x
+    strides = (120, 1, 20, 5) if last else (120, 24, 4, 1)
+    given = {"x": (np.moveaxis(memory, 3, 1) if last else x, strides)}
+    for window in ([2, 2], [6, 4]):
+        case = Pool("large", x.shape, window, [2, 2], [0, 0], [0, 0])
+        for mode in AVERAGES:
+            want = average_pool(case, x.astype(np.float64), mode)
+            build = lambda g, x, case=case, mode=mode: pool(g, x, case, mode, None)  # noqa: E731
+            checks.check(build, given, want, layouts=["packed"])

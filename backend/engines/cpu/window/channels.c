@@ -4,6 +4,7 @@
    element of x are tabulated, so that dx is stored once and nothing is scattered. */
 #include "base/dtype.h"
 #include "base/number.h"
+#include "engines/cpu/window/loops.h"
 #include "engines/cpu/window/sweep.h"
 #include "engines/cpu/window/window.h"
 
@@ -25,6 +26,12 @@ struct batch {
     bool is_single;                /* taps in padding are read, which has no next place */
     struct sweep sweep;
     float *sums; /* with where: room for WINDOW_LANES */
+    /* A sum that takes several sweeps of `run` taps is continued in double: `totals` of the sweeps' results, which are
+       stored in `partial`; both packed. */
+    bool is_long;
+    int run;
+    double *totals;
+    float *partial;
     int32_t *where;
     /* Of a row and its channels: the first that the source and the picks have, and their bytes from place to place. */
     const char *rows, *picks;
@@ -69,9 +76,31 @@ static void begin(struct batch *b) {
     s->results = b->is_direct ? b->results + b->at[2] * b->result.operand->size_stride[2] : b->sums;
     s->count = 0, s->factor = 1;
     s->goes_on = false;
+    for (int64_t i = 0; i < b->positions * b->channels && b->is_long; i++)
+        b->totals[i] = 0;
+}
+
+static void add_to_totals(struct batch *b) {
+    struct sweep part = b->sweep;
+    part.results = b->partial, part.result_step = b->channels, part.factor = 1;
+    b->kernels->sum(&part);
+    for (int64_t i = 0; i < b->positions * b->channels; i++)
+        b->totals[i] += (double)b->partial[i];
+    b->sweep.count = 0;
+}
+
+static void store_totals(struct batch *b) {
+    const struct sweep *s = &b->sweep;
+    for (int64_t p = 0; p < b->positions; p++)
+        for (int64_t i = 0; i < b->channels; i++)
+            s->results[p * s->result_step + i] = (float)(b->totals[p * b->channels + i] * (double)s->factor);
 }
 
 static void sweep(struct batch *b) {
+    if (b->is_long) {
+        add_to_totals(b);
+        return;
+    }
     (b->finds_maximum ? b->kernels->maximum : b->kernels->sum)(&b->sweep);
     b->sweep.goes_on = true;
     b->sweep.count = 0;
@@ -79,7 +108,7 @@ static void sweep(struct batch *b) {
 
 static void add(struct batch *b, const char *row, const char *pick, int64_t number, double weight) {
     struct sweep *s = &b->sweep;
-    if (s->count == SWEEP_TAPS)
+    if (s->count == b->run)
         sweep(b);
     s->rows[s->count] = row;
     s->picks[s->count] = pick;
@@ -112,6 +141,8 @@ static void finish(struct batch *b, float factor) {
         fill(b);
     else
         sweep(b);
+    if (b->is_long)
+        store_totals(b);
     if (b->is_direct && !b->sweep.where)
         return;
     int64_t at[] = {b->at[0], b->at[1], b->at[2]};
@@ -147,6 +178,17 @@ static void add_links(struct batch *b, const char *row, const char *pick, int64_
             add(b, (const char *)zeros, NULL, number * taps + k->tap, 1);
 }
 
+/* Whether the results of a sum overflowed, or their operands are not finite. */
+static bool is_finite(const struct batch *b) {
+    const struct sweep *s = &b->sweep;
+    if (s->result_step == b->channels)
+        return tap_is_finite(s->results, b->positions * b->channels);
+    for (int64_t p = 0; p < b->positions; p++)
+        if (!tap_is_finite(s->results + p * s->result_step, b->channels))
+            return false;
+    return true;
+}
+
 /* All links of the batch's first result, in order of the taps' numbers: of equal maxima the first stays. */
 static void add_all(struct batch *b) {
     struct window_link *const *i_links = &b->way->links[0][b->at[0]], *const *j_links = &b->way->links[1][b->at[1]];
@@ -172,24 +214,36 @@ static bool reads_outside(const struct batch *b) {
     return false;
 }
 
+/* Whether the sum of the batch's first result takes more than one sweep. */
+static bool is_long(const struct batch *b) {
+    int64_t count = 1;
+    for (int i = b->is_blended ? 2 : 0; i < WINDOW_AXES; i++)
+        count *= b->way->links[i][b->at[i] + 1] - b->way->links[i][b->at[i]];
+    return !b->finds_maximum && count > SWEEP_TAPS;
+}
+
 static int64_t most_positions(const struct batch *b) {
     if (b->is_single)
         return 1;
-    return b->is_direct && !b->sweep.where ? INT64_MAX : WINDOW_LANES / b->channels;
+    return b->is_direct && !b->is_long && !b->sweep.where ? INT64_MAX : WINDOW_LANES / b->channels;
 }
 
 /* Rows of the outer axes that a sum may take as one: a row of them is as long as its channels side by side. */
 static bool blends(const struct batch *b) {
     const struct resample_operand *o = b->source.operand;
     int64_t channels = b->w->g.c, row = o->size[2] * channels;
-    return !b->finds_maximum && !b->sweep.has_picks && b->source.type == WEFT_DATA_FLOAT && channels <= b->w->lanes &&
-           o->size_stride[2] == channels && row <= WINDOW_ROW && b->w->axes[0].taps * b->w->axes[1].taps > 1;
+    int64_t taps = (b->way->links[0][b->at[0] + 1] - b->way->links[0][b->at[0]]) *
+                   (b->way->links[1][b->at[1] + 1] - b->way->links[1][b->at[1]]);
+    return taps <= SWEEP_TAPS && !b->finds_maximum && !b->sweep.has_picks && b->source.type == WEFT_DATA_FLOAT &&
+           channels <= b->w->lanes && o->size_stride[2] == channels && row <= WINDOW_ROW &&
+           b->w->axes[0].taps * b->w->axes[1].taps > 1;
 }
 
 /* Then fewer taps are left for each result. */
 static void blend_rows(struct batch *b, float *blended) {
     struct sweep *s = &b->sweep;
     double alpha = b->way->is_gradient ? b->w->g.alpha : 1;
+    b->is_long = false;
     begin(b);
     s->channels = b->source.operand->size[2] * b->channels, s->positions = 1, s->results = blended;
     for (const struct window_link *i = b->way->links[0][b->at[0]]; i < b->way->links[0][b->at[0] + 1]; i++)
@@ -208,15 +262,32 @@ static bool is_staged(const struct batch *b) {
            o->size_stride[2] == b->w->g.c && o->size[2] * b->w->g.c <= WINDOW_ROW;
 }
 
+static void make(struct batch *b) {
+    begin(b);
+    add_all(b);
+    finish(b, b->way->is_gradient ? 1 : factor_at(b->w, b->at));
+}
+
+/* A sum that overflows in float may have a mean that does not: each tap is a sweep of its own, and added in double. */
+static void make_again(const struct batch *b) {
+    static const int64_t origin[WINDOW_AXES];
+    struct batch one = *b;
+    one.is_long = true, one.run = 1, one.positions = 1;
+    one.is_blended = false, one.rows = address(&b->source, b, origin);
+    for (int64_t p = 0; p < b->positions; p++, one.at[2] += b->way->result_step)
+        make(&one);
+}
+
 /* A row of results, each with all its channels. */
 static void run_row(struct batch *b) {
     const struct window *w = b->w;
     const struct window_way *way = b->way;
-    float sums[WINDOW_LANES], row[WINDOW_ROW], blended[WINDOW_ROW];
+    float sums[WINDOW_LANES], partial[WINDOW_LANES], row[WINDOW_ROW], blended[WINDOW_ROW];
+    double totals[WINDOW_LANES];
     int32_t where[WINDOW_LANES];
     const int64_t first[] = {b->at[0], b->at[1], 0};
     bool stages = is_staged(b);
-    b->sums = sums, b->where = where;
+    b->sums = sums, b->where = where, b->partial = partial, b->totals = totals, b->run = SWEEP_TAPS;
     b->is_single = reads_outside(b);
     for (b->c = 0; b->c < w->g.c; b->c += w->lanes) {
         b->channels = min64(w->lanes, w->g.c - b->c);
@@ -229,10 +300,11 @@ static void run_row(struct batch *b) {
         for (const struct window_segment *s = way->segments; s < way->segments + way->segment_count; s++)
             for (int64_t done = 0; done < s->positions; done += b->positions) {
                 b->at[2] = s->first + done * way->result_step;
+                b->is_long = is_long(b);
                 b->positions = min64(s->positions - done, most_positions(b));
-                begin(b);
-                add_all(b);
-                finish(b, way->is_gradient ? 1 : factor_at(w, b->at));
+                make(b);
+                if (w->is_mean && !way->is_gradient && !is_finite(b))
+                    make_again(b);
             }
     }
     b->c = 0;

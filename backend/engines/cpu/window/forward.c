@@ -21,20 +21,21 @@ static void run_lanes(const struct window *w, void *const *values, const struct 
     struct window_side index = window_side_of(&w->g.index, w->index < 0 ? NULL : values[w->index]);
     float found[WINDOW_LANES], factors[WINDOW_LANES];
     int32_t where[WINDOW_LANES];
+    bool is_scaled = w->is_mean || w->g.alpha != 1;
+    if (is_scaled)
+        window_factors(w, lanes, factors);
     if (w->is_max)
         window_maximum(w, &x, lanes, found, index.data ? where : NULL);
     else if (w->picks)
         window_interpolate(w, &x, lanes, found);
     else
-        window_sum(w, &x, lanes, found);
+        window_sum(w, &x, lanes, is_scaled ? factors : NULL, found);
     if (index.data)
         store_where(&index, window_offset(index.operand, lanes->n, lanes->c, lanes->at), where, lanes->count);
     if (!y.data)
         return;
-    if (w->is_mean || w->g.alpha != 1) {
-        window_factors(w, lanes, factors);
+    if (is_scaled && (w->is_max || w->picks))
         tap_scale(found, factors, lanes->count);
-    }
     dtype_from_f32(y.type, y.data, window_offset(y.operand, lanes->n, lanes->c, lanes->at), found, lanes->count);
 }
 
@@ -56,16 +57,16 @@ void window_mean_task(void *context, int64_t task) {
     const struct window_job *job = context;
     const struct resample_geometry *g = &job->window->g;
     int64_t count = g->x.size[0] * g->x.size[1] * g->x.size[2];
-    float factor = (float)(g->alpha / (double)count), *x = job->values[job->window->x],
-          *y = job->values[job->window->y];
+    double factor = g->alpha / (double)count;
+    float *x = job->values[job->window->x], *y = job->values[job->window->y];
     int64_t first = task * WINDOW_PLANES, end = min64(first + WINDOW_PLANES, g->n * g->c);
     for (int64_t plane = first; plane < end; plane++) {
         int64_t n = plane / g->c, c = plane % g->c;
         float *all = x + n * g->x.batch_stride + c * g->x.channel_stride;
         float *one = y + n * g->y.batch_stride + c * g->y.channel_stride;
         if (g->backward)
-            tap_fill(all, count, factor * *one);
+            tap_fill(all, count, (float)factor * *one);
         else
-            *one = factor * tap_total(all, count);
+            *one = (float)(factor * tap_total(all, count));
     }
 }

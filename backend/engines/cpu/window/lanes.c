@@ -16,7 +16,17 @@ struct pass {
     float *values;  /* best, or sum */
     int32_t *where; /* NULL: nobody asks, or a sum */
     float *row;     /* room for WINDOW_ROW elements that are converted */
+    double *totals; /* of a long window: what sums of at most WINDOW_RUN taps add up to; NULL: values hold all */
+    int pending;    /* taps in values that are not in totals yet */
 };
+
+static void flush(struct pass *pass) {
+    for (int64_t i = 0; i < pass->lanes->count; i++) {
+        pass->totals[i] += (double)pass->values[i];
+        pass->values[i] = 0;
+    }
+    pass->pending = 0;
+}
 
 static void take(const struct pass *pass, int64_t first, int64_t count, const float *x, int64_t stride, int32_t number,
                  float weight) {
@@ -88,11 +98,14 @@ static void take_row(struct pass *pass, const int64_t *outer, int32_t number, fl
     }
     const int64_t at[] = {outer[0], outer[1], base};
     const float *row = load(pass, window_offset(pass->x->operand, lanes->n, lanes->c, at), end - base);
-    for (int k = 0; k < axis->taps; k++, number++)
+    for (int k = 0; k < axis->taps; k++, number++) {
         if (pass->w->is_strided)
             take_steps(pass, k, row, base, number, weight);
         else
             take_places(pass, k, row, number, weight);
+        if (pass->totals && ++pass->pending == WINDOW_RUN)
+            flush(pass);
+    }
 }
 
 /* The taps of the outer axes. */
@@ -125,7 +138,7 @@ static int64_t insides_of(const struct window *w, const struct window_lanes *lan
 void window_maximum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *best,
                     int32_t *where) {
     float row[WINDOW_ROW];
-    struct pass pass = {w, x, lanes, best, where, row};
+    struct pass pass = {.w = w, .x = x, .lanes = lanes, .values = best, .where = where, .row = row};
     for (int64_t i = 0; i < lanes->count; i++)
         best[i] = w->g.propagates_nan ? -INFINITY : NAN;
     for (int64_t i = 0; where && i < lanes->count; i++)
@@ -136,12 +149,50 @@ void window_maximum(const struct window *w, const struct window_side *x, const s
             best[i] = -INFINITY;
 }
 
-void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *sum) {
+/* One lane in double, tap by tap: a sum that overflows in float may have a mean that does not. */
+static double sum_again(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
+                        int64_t lane) {
+    const struct window_axis *a = w->axes;
+    const int64_t at[] = {lanes->at[0], lanes->at[1], lanes->at[2] + lane};
+    double sum = 0;
+    for (int i = 0; i < a[0].taps; i++)
+        for (int j = 0; j < a[1].taps; j++)
+            for (int k = 0; k < a[2].taps; k++) {
+                const int64_t place[] = {a[0].places[at[0] * a[0].taps + i], a[1].places[at[1] * a[1].taps + j],
+                                         a[2].places[at[2] * a[2].taps + k]};
+                float weight = weight_of(&a[0], at[0], i) * weight_of(&a[1], at[1], j) * weight_of(&a[2], at[2], k);
+                float value;
+                if (place[0] == WINDOW_OUTSIDE || place[1] == WINDOW_OUTSIDE || place[2] == WINDOW_OUTSIDE ||
+                    weight == 0)
+                    continue;
+                dtype_to_f32(&value, x->type, x->data, window_offset(x->operand, lanes->n, lanes->c, place), 1);
+                sum += (double)weight * (double)value;
+            }
+    return sum;
+}
+
+/* Windows of more than WINDOW_RUN taps are added up in double, by runs of that many. */
+void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
+                const float *factors, float *sum) {
     float row[WINDOW_ROW];
-    struct pass pass = {w, x, lanes, sum, NULL, row};
+    double totals[WINDOW_LANES];
+    bool is_long = (int64_t)w->axes[0].taps * w->axes[1].taps * w->axes[2].taps > WINDOW_RUN;
+    struct pass pass = {.w = w, .x = x, .lanes = lanes, .values = sum, .row = row, .totals = is_long ? totals : NULL};
     for (int64_t i = 0; i < lanes->count; i++)
         sum[i] = 0;
+    for (int64_t i = 0; i < lanes->count && is_long; i++)
+        totals[i] = 0;
     take_all(&pass);
+    if (is_long)
+        flush(&pass);
+    for (int64_t i = 0; i < lanes->count && is_long; i++)
+        sum[i] = (float)(totals[i] * (factors ? (double)factors[i] : 1));
+    if (factors && !is_long)
+        tap_scale(sum, factors, lanes->count);
+    bool is_finite = tap_is_finite(sum, lanes->count);
+    for (int64_t i = 0; i < lanes->count && !is_finite; i++)
+        if (!isfinite(sum[i]))
+            sum[i] = (float)(sum_again(w, x, lanes, i) * (factors ? (double)factors[i] : 1));
 }
 
 /* A row of x at places of the outer axes, as floats. */
@@ -154,7 +205,7 @@ static const float *outer_row(struct pass *pass, int64_t place0, int64_t place1)
 void window_interpolate(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
                         float *sum) {
     float converted[WINDOW_ROW], blended[WINDOW_ROW];
-    struct pass pass = {w, x, lanes, sum, NULL, converted};
+    struct pass pass = {.w = w, .x = x, .lanes = lanes, .values = sum, .row = converted};
     const struct window_axis *a = w->axes;
     const float *row = NULL;
     int64_t width = w->g.x.size[2];

@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { WINDOW_RUN = 64 }; /* floats that are added up in float; longer sums are continued in double */
+
 /* The larger of two, as the operation defines it: NaN wins, or loses against all else. */
 void tap_maximum(float *best, const float *x, int64_t stride, int64_t count, bool nan_wins);
 /* The same with the number of the tap that is the maximum so far; -1: none. The first of equals stays. */
@@ -22,7 +24,8 @@ void tap_blend(float *y, const float *before, const float *x, int64_t count, flo
    1. */
 void tap_pick(float *y, const float *row, const int64_t *places, const float *weights, int taps, int64_t count);
 void tap_fill(float *x, int64_t count, float value);
-float tap_total(const float *x, int64_t count); /* in 16 sums, then these by halves */
+double tap_total(const float *x, int64_t count); /* accurate and without overflow for any count */
+bool tap_is_finite(const float *x, int64_t count);
 void tap_scale(float *x, const float *factors, int64_t count);
 
 #endif

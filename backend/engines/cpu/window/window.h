@@ -98,7 +98,9 @@ struct window_lanes {
 };
 void window_maximum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *best,
                     int32_t *where);
-void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes, float *sum);
+/* factors: NULL, or what each lane's sum is multiplied with. */
+void window_sum(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,
+                const float *factors, float *sum);
 
 /* The same of interpolations that pick: outer axes first, of all of a row, then along it. */
 void window_interpolate(const struct window *w, const struct window_side *x, const struct window_lanes *lanes,

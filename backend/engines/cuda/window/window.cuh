@@ -7,8 +7,22 @@
    Params    RUN THREADS TAPS0-2 DILATION0-2 IS_MAXIMUM IS_LINEAR IS_POOL IS_WHOLE CLAMPS SKIPS_PADDING EXCLUDES_PADDING
              PROPAGATES_NAN HAS_Y HAS_INDEX HAS_OLD math_t length_t index x_t y_t index_t, and locate(), printed */
 
+/* Sums of many numbers: of RUN_TAPS of them at a time, which are added with compensation for what roundings lose.
+   Windows of few taps, which are constants, are added as they come. */
+struct long_sum {
+    static constexpr int RUN_TAPS = 64;
+    math_t total = 0, lost = 0, part = 0;
+    DEVICE void flush() {
+        const math_t more = part - lost, next = total + more, off = (next - total) - more;
+        lost = off == off ? off : (math_t)0; /* infinities lose nothing */
+        total = next;
+        part = 0;
+    }
+};
+
 /* Every mode but the maximum. Taps of weight 0 are not read, and a mean of nothing is 0. */
 struct weighted {
+    static constexpr bool IS_LONG = TAPS0 == 0;
     math_t sum[RUN];
     DEVICE weighted(const x_t *x, const axis (&axes)[3], const length_t (&o)[3], math_t lowest) {
         length_t first[3];
@@ -22,6 +36,8 @@ struct weighted {
 #pragma unroll
         for (int e = 0; e < RUN; e++)
             sum[e] = 0;
+        [[maybe_unused]] long_sum sums[RUN];
+        [[maybe_unused]] int pending = 0;
 #pragma unroll
         for (length_t t0 = 0; t0 < axes[0].taps; t0++)
 #pragma unroll
@@ -42,8 +58,21 @@ struct weighted {
                             load_channels(x + (a0 * axes[0].x_stride + a1 * axes[1].x_stride + a2 * axes[2].x_stride));
 #pragma unroll
                     for (int e = 0; e < RUN; e++)
-                        sum[e] += weight * (inside ? as<math_t>::of(values.at[e]) : SKIPS_PADDING ? lowest : (math_t)0);
+                        (IS_LONG ? sums[e].part : sum[e]) += weight * (inside          ? as<math_t>::of(values.at[e])
+                                                                       : SKIPS_PADDING ? lowest
+                                                                                       : (math_t)0);
+                    if (IS_LONG && ++pending == long_sum::RUN_TAPS) {
+#pragma unroll
+                        for (int e = 0; e < RUN; e++)
+                            sums[e].flush();
+                        pending = 0;
+                    }
                 }
+#pragma unroll
+        for (int e = 0; e < RUN && IS_LONG; e++) {
+            sums[e].flush();
+            sum[e] = sums[e].total;
+        }
 #pragma unroll
         for (int e = 0; e < RUN; e++)
             sum[e] = whole != 0 ? sum[e] / whole : 0;
