@@ -817,3 +817,33 @@ def test_refusals_that_methods_cannot_cause(fixed: dict[str, str], operand: str,
         g._operation("norm", "norm", {"x": x, "epsilon": 0.1} | running | fixed, ("y", operand), name="n")
 
     refuses(build, {"x": X, "mean": C, "variance": C}, f"norm 'n': {rule}")
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_a_compute_type_of_double_has_the_range_of_double(size: float) -> None:
+    """Squares of these floats overflow or vanish in float, but not with compute_data_type="f64"."""
+    x = (size * np.random.default_rng(0).standard_normal((4, 64))).astype(np.float32)
+    wide, phase = x.astype(np.float64), weft.norm_forward_phase.INFERENCE
+    epsilon, center = 1e-6 * size**2, wide.mean(1, keepdims=True)
+    deviation = np.sqrt(wide.var(1, keepdims=True) + epsilon)
+    root = np.sqrt((wide**2).mean(1, keepdims=True) + epsilon)
+
+    def build(g: Any, x: Any) -> tuple[Any, ...]:
+        layer = g.layernorm(phase, x, epsilon=epsilon)[0]
+        rms = g.rmsnorm(phase, x, epsilon=epsilon)[0]
+        return layer, rms, g.reduction(x, "NORM2", dims=[1])
+
+    expected = [(wide - center) / deviation, wide / root, np.sqrt((wide**2).sum(1, keepdims=True))]
+    found = check(build, {"x": x}, [None] * 3, out="f32", layouts=["packed"], graph=FLOAT64)
+    for engine, made in found.items():
+        for got, want in zip(made, expected, strict=True):
+            np.testing.assert_allclose(got, want, 1e-6, 1e-6 * size * (got.shape[1] == 1), err_msg=engine)
+
+
+def test_a_mean_whose_sum_is_no_float() -> None:
+    x = np.full((2, 64), 3e38, np.float32)
+    found = check(
+        lambda g, x: g.reduction(x, "AVG", dims=[1]), {"x": x}, [None], layouts=["packed"], graph=FLOAT64
+    )
+    for engine, (got,) in found.items():
+        np.testing.assert_allclose(got, x[:, :1], 1e-6, err_msg=engine)
