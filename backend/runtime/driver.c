@@ -4,6 +4,8 @@
 #define _GNU_SOURCE
 #include "runtime/driver.h"
 
+#include "runtime/library.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -191,30 +193,27 @@ static void refuse(weftStatus_t status, const char *format, ...) {
     outcome.status = status;
 }
 
-/* The library, and its name as messages say it; NULL: refused. LOCAL: the driver's symbols must not bind those of other
-   libraries in the process. NOW: what is missing shows here, not in the middle of a launch. */
+/* The library, and its name as messages have it; NULL: refused. */
 static void *open_library(const char **name) {
     /* Where Windows' Linux and Jetson keep it, when the loader does not know. */
     static const char *const places[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1",
                                          "/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1"};
-    char why[256];
+    char why[LIBRARY_WHY_BYTES], other[LIBRARY_WHY_BYTES];
     const char *forced = getenv("WEFT_LIBCUDA");
     if (forced && *forced) {
-        void *library = dlopen(*name = forced, RTLD_NOW | RTLD_LOCAL);
+        void *library = library_open(*name = forced, why);
         if (!library)
             refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
                    "CUDA driver: the file that WEFT_LIBCUDA names cannot be loaded (%s). Name NVIDIA's libcuda.so.1 "
                    "there, unset WEFT_LIBCUDA, " USE_CPU,
-                   dlerror());
+                   why);
         return library;
     }
     /* Of the failures the first one is told: it is the loader's own, the others are guesses. */
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        void *library = dlopen(*name = places[i], RTLD_NOW | RTLD_LOCAL);
+        void *library = library_open(*name = places[i], i == 0 ? why : other);
         if (library)
             return library;
-        if (i == 0)
-            snprintf(why, sizeof why, "%s", dlerror());
     }
     refuse(WEFT_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
            "CUDA driver: a GPU needs NVIDIA's driver, 525 or newer, but its library cannot be loaded (%s). Install the "

@@ -5,6 +5,7 @@
 #include "runtime/nvrtc.h"
 #include "base/trace.h"
 #include "runtime/driver.h"
+#include "runtime/library.h"
 
 #include <dlfcn.h>
 #include <glob.h>
@@ -33,8 +34,8 @@ struct nvrtc {
     ino_t inode;
     int64_t file_bytes;
     int version; /* 0: not usable, for the reason in fault */
-    char fault[256];
-    bool has_builtins; /* libnvrtc-builtins lies beside it */
+    char fault[64 + LIBRARY_WHY_BYTES];
+    bool has_builtins; /* its libnvrtc-builtins could be loaded */
     /* archs: 90 for sm_90, ascending as NVRTC lists them. */
     int arch_count, archs[ARCHS_MAX];
 
@@ -87,22 +88,27 @@ static void fault(struct nvrtc *copy, const char *what, const char *detail) {
     copy->version = 0;
 }
 
-/* Loaded here by its full path, the builtins library is found by NVRTC whatever the loader knows. */
+/* Loads the builtins library by its full path: NVRTC itself looks for it by name, and then finds it whatever folders
+   the loader knows. A file that is cut off would end the process when NVRTC loads it. */
 static void load_builtins(struct nvrtc *copy, int major, int minor) {
-    char path[PATH_MAX + 64];
+    char path[PATH_MAX + 64], why[LIBRARY_WHY_BYTES];
     int folder = (int)(strrchr(copy->path, '/') - copy->path);
     snprintf(path, sizeof path, "%.*s/libnvrtc-builtins.so.%d.%d", folder, copy->path, major, minor);
-    copy->has_builtins = dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL;
+    if (library_is_cut_off(path, why))
+        fault(copy, "its libnvrtc-builtins does not serve: ", why);
+    else
+        copy->has_builtins = library_open(path, why) || library_open(strrchr(path, '/') + 1, why);
 }
 
 /* Sets version and archs, or fault. */
 static void load_copy(struct nvrtc *copy) {
     int major = 0, minor = 0, count = 0;
-    /* RTLD_LOCAL: copies side by side must not see each other's symbols. They stay loaded: programs may be under way in
-       them. RTLD_NOW: what the copy itself lacks shows here. */
-    void *library = dlopen(copy->path, RTLD_NOW | RTLD_LOCAL);
+    char why[LIBRARY_WHY_BYTES];
+    /* Copies stay loaded, because programs may be under way in them. Their symbols are local: copies must not see each
+       other's. */
+    void *library = library_open(copy->path, why);
     if (!library) {
-        fault(copy, "it cannot be loaded: ", dlerror());
+        fault(copy, "it cannot be loaded: ", why);
         return;
     }
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
@@ -214,11 +220,11 @@ static void add_siblings(void) {
 
 /* By file name alone, as the system finds libraries; the loader then tells the path. */
 static void add_from_loader(void) {
-    char name[32];
+    char name[32], why[LIBRARY_WHY_BYTES];
     struct link_map *map;
     for (int major = NEWEST_MAJOR; major >= OLDEST_MAJOR; major--) {
         snprintf(name, sizeof name, "libnvrtc.so.%d", major);
-        void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+        void *library = library_open(name, why);
         if (library && dlinfo(library, RTLD_DI_LINKMAP, &map) == 0)
             add_file(map->l_name, "system loader");
     }
@@ -307,12 +313,19 @@ static weftStatus_t judge(char why[512], const struct nvrtc *copy, int arch, int
     return WEFT_STATUS_SUCCESS;
 }
 
-/* Of equal versions the first found stays: `>` and not `>=`. */
+/* True if `copy` is preferred to `best`, the best of those found before it: a copy without its builtins cannot compile,
+   so it is the last resort; then the version decides, and the first found of equal ones stays. */
+static bool is_better(const struct nvrtc *copy, const struct nvrtc *best) {
+    if (!best || copy->has_builtins != best->has_builtins)
+        return !best || copy->has_builtins;
+    return copy->version > best->version;
+}
+
 static const struct nvrtc *choose_copy(int arch, int driver) {
     const struct nvrtc *best = NULL;
     char why[512];
     for (const struct nvrtc *copy = copies; copy; copy = copy->next)
-        if (judge(why, copy, arch, driver) == WEFT_STATUS_SUCCESS && (!best || copy->version > best->version))
+        if (judge(why, copy, arch, driver) == WEFT_STATUS_SUCCESS && is_better(copy, best))
             best = copy;
     return best;
 }
@@ -325,7 +338,7 @@ static const struct nvrtc *choose_for_ptx(int arch, int driver) {
            cubins. */
         bool serves = copy->version / 1000 >= OLDEST_MAJOR && newest_known(copy, arch) &&
                       newest_known(copy, arch) < arch && (!driver || copy->version <= driver);
-        if (serves && (!best || copy->version > best->version))
+        if (serves && is_better(copy, best))
             best = copy;
     }
     return best;
@@ -430,9 +443,11 @@ void nvrtc_report(struct text *json, const char *arch) {
             snprintf(why, sizeof why, "chosen as a last resort, for PTX: no copy knows sm_%d", number);
         else if (judge(why, copy, number, driver) == WEFT_STATUS_SUCCESS)
             snprintf(why, sizeof why,
-                     /* choose_copy takes the newest, so a copy that serves too is older, or of the same version and
-                        found later. */
-                     copy->version < chosen->version ? "a newer one serves" : "the same was found before");
+                     /* Otherwise choose_copy takes the newest, and the first of equal ones. */
+                     copy->has_builtins < chosen->has_builtins
+                         ? "its libnvrtc-builtins is missing, and another is whole"
+                     : copy->version < chosen->version ? "a newer one serves"
+                                                       : "the same was found before");
         text_add(json, "%s{\"path\":", copy == copies ? "" : ",");
         text_json_string(json, copy->path);
         text_add(json, ",\"found_by\":\"%s\",\"version\":\"%d.%d\",\"archs\":[", copy->found_by, copy->version / 1000,

@@ -7,7 +7,8 @@
      beside libweft       wheels installed in the same place
      CONDA_PREFIX, the system's loader, CUDA_HOME, CUDA_PATH, /usr/local/cuda*
    and of those that serve the chip and are not newer than the driver's CUDA major version, the newest is taken; of
-   equals the first found. Every copy keeps the reason why it was taken or not. Libraries stay loaded.
+   equals the first found. A copy without its libnvrtc-builtins is taken only if no other serves, one of which a file is
+   cut off is never taken. Every copy keeps the reason why it was taken or not. Libraries stay loaded.
    It must not know what kernels compute, nor caches. */
 #ifndef WEFT_RUNTIME_NVRTC_H
 #define WEFT_RUNTIME_NVRTC_H

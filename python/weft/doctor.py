@@ -245,9 +245,13 @@ def _smoke_test(device: dict[str, Any], problems: list[Problem]) -> dict[str, An
     name = f"{device['kind']}:{device['ordinal']}"
     try:
         found = gpu_health.smoke_test(weft.create_handle(device["kind"], device["ordinal"]))
+    except weft.WeftError as error:  # its last sentence is the repair
+        what, repair = gpu_health.split(str(error))
+        until = "" if device["kind"] == "cpu" else "; export WEFT_DEVICE=cpu until then"
+        problems.append(Problem(f"the smoke test on {name} failed: {what}", repair.rstrip(".") + until))
+        return {"device": name, "ok": False}
     except Exception as error:
-        repair = REBUILD if device["kind"] == "cpu" else f"export WEFT_DEVICE=cpu until then; {REBUILD}"
-        problems.append(Problem(f"the smoke test on {name} failed: {error}", repair))
+        problems.append(Problem(f"the smoke test on {name} failed: {error}", REBUILD))
         return {"device": name, "ok": False}
     if not found["ok"]:
         what = f"the smoke test on {name} computed {found['got']} instead of [0, 0, 5, 0]"

@@ -45,15 +45,16 @@ def chosen_compiler(machine: Found) -> Found | None:
 def examine(machine: Found, hardware: bool, problem: Report) -> None:
     """Tells what is wrong, and how to repair it. machine: what weftDescribeMachine says."""
     driver, disk = machine["driver"], machine["cache"]["disk"]
-    if driver["problem"] and (hardware or "cannot be loaded" not in driver["problem"]):
-        problem(*_split(driver["problem"]))
+    # Without a GPU no driver is needed, but a file that WEFT_LIBCUDA names was meant to work.
+    if driver["problem"] and (hardware or "its library cannot be loaded" not in driver["problem"]):
+        problem(*split(driver["problem"]))
     if driver["version"] or hardware:
         _examine_compilers(machine, problem)
     if disk["problem"]:
-        problem(
-            f"the kernel cache does not serve as it could: {disk['problem']}",
-            f"chmod -R u=rwX,go= '{disk['folder']}', or export WEFT_CACHE_DIR=<a folder of your own>",
-        )
+        repair = "export WEFT_CACHE_DIR=<a folder of your own>"
+        if disk["folder"]:  # without HOME no folder is known
+            repair = f"chmod -R u=rwX,go= '{disk['folder']}', or {repair}"
+        problem(f"the kernel cache does not serve as it could: {disk['problem']}", repair)
     if disk["damaged"]:
         problem(f"{disk['damaged']} entries of the kernel cache were damaged", f"rm -r '{disk['folder']}'")
 
@@ -64,7 +65,10 @@ def _examine_compilers(machine: Found, problem: Report) -> None:
         reasons = "; ".join(f"{copy['path']}: {copy['verdict']}" for copy in machine["compilers"])
         missing = f"no copy of NVRTC can compile for {machine['arch']} ({reasons})"
         what = missing if reasons else "NVRTC, the run-time compiler, is nowhere on this machine"
-        problem(what, INSTALL.format(upgrade="--upgrade " if reasons else "", major=major))
+        repair = INSTALL.format(upgrade="--upgrade " if reasons else "", major=major)
+        if reasons and all(copy["found_by"] == "WEFT_NVRTC" for copy in machine["compilers"]):
+            repair = f"unset WEFT_NVRTC, which names what was found; if nothing else serves, {repair}"
+        problem(what, repair)
     elif not chosen["builtins"] and chosen["found_by"] != "WEFT_NVRTC":
         what = f"{chosen['path']} has no libnvrtc-builtins beside it"
         problem(what, INSTALL.format(upgrade="--force-reinstall ", major=chosen["version"].split(".")[0]))
@@ -76,9 +80,9 @@ def _major(machine: Found) -> str:
     return "12" if spoken and spoken.startswith("12.") else "13"
 
 
-def _split(sentence: str) -> tuple[str, str]:
-    """What is wrong, and what to do: the library's messages end in the repair."""
-    parts = re.split(r"(?<=\.) (?=[A-Z])", sentence.strip())
+def split(sentence: str) -> tuple[str, str]:
+    """What is wrong and what to do, from a message of the library, whose last sentence is the repair."""
+    parts = re.split(r"(?<=\.) (?=[A-Z])(?!Until then)", sentence.strip())
     return " ".join(parts[:-1]).rstrip(".") or sentence, parts[-1] if len(parts) > 1 else "see above"
 
 

@@ -4,6 +4,7 @@ what the doctor says of drivers, compilers and caches."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -175,6 +176,77 @@ def test_a_cache_that_is_not_ours() -> None:
     (ignored, damaged) = problems(machine(cache={"disk": disk}))
     assert ignored[1] == "chmod -R u=rwX,go= '/c', or export WEFT_CACHE_DIR=<a folder of your own>"
     assert damaged == ("2 entries of the kernel cache were damaged", "rm -r '/c'")
+
+
+def test_a_cache_without_a_folder() -> None:
+    """HOME is not set."""
+    disk = machine()["cache"]["disk"] | {"problem": "no folder for it", "folder": ""}
+    (problem,) = problems(machine(cache={"disk": disk}))
+    assert problem[1] == "export WEFT_CACHE_DIR=<a folder of your own>"
+
+
+def test_a_driver_that_a_variable_names_should_work() -> None:
+    text = "CUDA driver: the file that WEFT_LIBCUDA names cannot be loaded (x). Name another."
+    said = machine(driver={"version": None, "gpus": 0, "problem": text})
+    (problem,) = problems(said, hardware=False)
+    assert problem[1] == "Name another."
+
+
+def cut_off(library: Path, folder: Path, name: str) -> Path:
+    """A copy that ends in the middle, as an interrupted download leaves it."""
+    folder.mkdir()
+    data = library.read_bytes()
+    (folder / name).write_bytes(data[: len(data) // 2])
+    return folder / name
+
+
+@pytest.mark.parametrize("place", ["WEFT_NVRTC", "builtins", "LD_LIBRARY_PATH"])
+def test_a_compiler_that_is_cut_off_is_refused(fakes: dict[str, str], tmp_path: Path, place: str) -> None:
+    whole = Path(fakes["WEFT_NVRTC"]).resolve()
+    changes = {"WEFT_NVRTC": str(cut_off(whole, tmp_path / "half", "libnvrtc.so.13"))}
+    if place == "builtins":
+        cut_off(whole, tmp_path / "copy", "libnvrtc-builtins.so.13.0")
+        changes = {"WEFT_NVRTC": shutil.copy(whole, tmp_path / "copy/libnvrtc.so.13")}
+    elif place == "LD_LIBRARY_PATH":
+        changes = {"WEFT_NVRTC": "", "LD_LIBRARY_PATH": str(tmp_path / "half")}
+    done = python("-m", "weft", "doctor", **fakes | changes)
+    assert done.returncode in (0, 1), done.stderr
+    if place != "LD_LIBRARY_PATH":  # there, another copy may serve
+        assert "the file is cut off: its headers describe " in done.stdout
+        assert "\nrepair        unset WEFT_NVRTC, which names what was found; if nothing " in done.stdout
+
+
+def test_a_driver_that_is_cut_off_is_refused(fakes: dict[str, str], tmp_path: Path) -> None:
+    whole = Path(fakes["WEFT_LIBCUDA"]).resolve()
+    half = cut_off(whole, tmp_path / "half", "libcuda.so.1")
+    named = python("-m", "weft", "doctor", **fakes | {"WEFT_LIBCUDA": str(half), "WEFT_DEVICE": "cpu"})
+    assert "names cannot be loaded (the file is cut off: its headers describe " in named.stdout
+    assert "\nrepair        Name NVIDIA's libcuda.so.1 there, unset WEFT_LIBCUDA, " in named.stdout
+    path = {"WEFT_LIBCUDA": "", "LD_LIBRARY_PATH": str(half.parent), "WEFT_DEVICE": "cpu"}
+    assert python("-m", "weft", "doctor", **fakes | path).returncode in (0, 1)
+
+
+def test_a_compiler_with_its_builtins_is_preferred(fakes: dict[str, str], tmp_path: Path) -> None:
+    """Of copies that are equal otherwise the first found would be chosen."""
+    whole = Path(fakes["WEFT_NVRTC"]).resolve()
+    for folder in ("alone", "complete"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(whole, tmp_path / folder / "libnvrtc.so.13")
+    shutil.copy(whole, tmp_path / "complete/libnvrtc-builtins.so.13.0")
+    places = f"{tmp_path}/alone:{tmp_path}/complete"
+    text = python("-m", "weft", "doctor", **fakes | {"WEFT_NVRTC": places}).stdout
+    assert f"\nNVRTC         * 13.0 {tmp_path}/complete/libnvrtc.so.13 (WEFT_NVRTC): chosen" in text
+    assert (
+        f"{tmp_path}/alone/libnvrtc.so.13 (WEFT_NVRTC): its libnvrtc-builtins is missing, and another is"
+        in text
+    )
+
+
+def test_each_repair_for_a_compiler_that_is_too_new(fakes: dict[str, str]) -> None:
+    text = python("-m", "weft", "doctor", **fakes | {"FAKE_CUDA_VERSION": "12040"}).stdout
+    repairs = [line for line in text.splitlines() if line.startswith("repair")]
+    assert len(repairs) >= 2
+    assert all("nvidia-cuda-nvrtc-cu12" in line or "weft[cu12]" in line for line in repairs), repairs
 
 
 def test_the_doctor_reports_gpus(fakes: dict[str, str]) -> None:
