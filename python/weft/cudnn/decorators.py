@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from weft import frontend
 from weft.cudnn.enums import data_type, heur_mode
 from weft.cudnn.graphs import pygraph
+from weft.tensor import Tensor
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -21,14 +22,19 @@ def graph(
     io_data_type: Any = data_type.HALF,
     intermediate_data_type: Any = data_type.FLOAT,
     compute_data_type: Any = data_type.FLOAT,
+    **graph_kwargs: Any,
 ) -> Iterator[tuple[pygraph, list[Any]]]:
     """A graph to be filled in a with block: `with graph(handle) as (g, _)`. It is not built on leaving; see
-    jit."""
-    yield pygraph(name, io_data_type, intermediate_data_type, compute_data_type, handle), []
+    jit. graph_kwargs: further keywords of pygraph."""
+    yield (
+        pygraph(name, io_data_type, intermediate_data_type, compute_data_type, handle, **graph_kwargs),
+        [],
+    )
 
 
-def jit(heur_modes: Sequence[Any] | Callable[..., Any] = (heur_mode.A,)) -> Any:
-    """Decorates a function that returns a graph, alone or first in a tuple: the graph comes back built.
+def jit(heur_modes: Sequence[Any] | Any = (heur_mode.A,), **kwargs: Any) -> Any:
+    """Decorates a function that returns a graph, or a graph and tensors. The graph comes back built, and the
+    uids of the tensors in their place. kwargs change nothing, as in cuDNN.
 
     >>> import weft.cudnn as cudnn
     >>> @cudnn.jit(heur_modes=[cudnn.heur_mode.A])
@@ -41,19 +47,26 @@ def jit(heur_modes: Sequence[Any] | Callable[..., Any] = (heur_mode.A,)) -> Any:
     """
     if callable(heur_modes):
         return jit()(heur_modes)
+    modes = heur_modes if isinstance(heur_modes, (list, tuple)) else [heur_modes]
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)
         def build(*arguments: Any, **named: Any) -> Any:
             returned = function(*arguments, **named)
-            made = returned[0] if isinstance(returned, tuple) else returned
-            if not made.is_built:  # else a cache below has it from before
-                made.build(heur_modes)
-            return returned
+            made, *rest = returned if isinstance(returned, tuple) else (returned,)
+            if not made.is_built:  # a cache may return one that is
+                made.build(modes)
+            return (made, *map(_uids, rest)) if isinstance(returned, tuple) else made
 
         return build  # type: ignore[return-value]
 
     return decorate
+
+
+def _uids(returned: Any) -> Any:
+    """The uids of a list of tensors; anything else as it is."""
+    is_list = isinstance(returned, list) and all(isinstance(each, Tensor) for each in returned)
+    return [tensor.get_uid() for tensor in returned] if is_list else returned
 
 
 graph_cache = frontend.graph_cache

@@ -82,6 +82,7 @@ class pygraph(Attention, Plans):
         )  # fmt: skip
         self._retention = _retention(cuda_graph_retention)
         self._nodes: list[Node] = []
+        self._adopted = {}
         self._before: dict[Any, tuple[Any, ...]] = {}
         self._is_stale = False
 
@@ -241,7 +242,7 @@ class pygraph(Attention, Plans):
     def _slot_of_unknown(self, plan: Plan, key: Any) -> int | None:
         """As in cuDNN, a tensor stands for its uid, and memory for a uid that no tensor uses is ignored."""
         if isinstance(key, weft_tensor.Tensor):
-            return plan.index.get(key.get_uid())
+            return plan.index.get(self._adopted.get(key, key).get_uid())
         return None if isinstance(key, int) else super()._slot_of_unknown(plan, key)
 
     def execute_plan_at_index(  # type: ignore[override]

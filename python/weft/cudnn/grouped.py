@@ -66,6 +66,26 @@ def reduction(
     return made
 
 
+def sliced(
+    graph: Graph,
+    input: Tensor,
+    slices: Sequence[Any] | None = None,
+    compute_data_type: data_type | None = None,
+    name: str = "",
+) -> Tensor:
+    """A box, with steps, cut out of a tensor, by Python's rules: a start or stop that is missing is the end,
+    a negative one counts from there. A dimension without a slice stays whole."""
+    boxes = list(slices or ())
+    ends = [end for box in boxes if isinstance(box, slice) for end in (box.start, box.stop)]
+    is_complete = boxes and all(end is not None and end >= 0 for end in ends)
+    dims = input._dims if is_complete else known_dims(graph, input)
+    boxes += [slice(None)] * (len(dims) - len(boxes))
+    for i, dim in enumerate(dims):
+        if isinstance(boxes[i], slice):
+            boxes[i] = slice(*boxes[i].indices(dim))
+    return Graph.slice(graph, input, boxes, compute_data_type, name)
+
+
 def _numbers(graph: Graph, input: Tensor) -> Tensor:
     """The number of each row, [1, M, 1]."""
     dims = input._dims
@@ -203,6 +223,7 @@ def _combined(
 
 METHODS: dict[str, Callable[..., Any]] = {
     "reduction": reduction,
+    "slice": sliced,
     "block_scale_quantize": block_scale_quantize,
     "moe_grouped_matmul": moe_grouped_matmul,
 }

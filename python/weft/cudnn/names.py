@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Any, NamedTuple
 
 from weft.cudnn.enums import NodeType
@@ -27,15 +28,17 @@ class Node(NamedTuple):
     """Operands by argument: tensors, lists of them, or numbers."""
     outputs: dict[str, Tensor]
     attributes: dict[str, Any]
+    wefts_name: str = ""
+    """The name in Weft's messages, which names what has no name otherwise than cuDNN."""
 
     def find(self, port: str) -> Tensor | None:
-        """An operand or result: by its argument, its name in any case, or OUT_0, IN_1 by position."""
+        """An operand or result: by its argument, its name in any case, or by position: OUT_0, IN_1, 1."""
         for ports in (self.inputs, self.outputs):
             if isinstance(ports.get(port), Tensor):
                 found: Tensor = ports[port]
                 return found
         small = {key.lower(): tensor for key, tensor in {**self.inputs, **self.outputs}.items()}
-        small |= {f"in_{i}": tensor for i, tensor in enumerate(self.operands)}
+        small |= {name: tensor for i, tensor in enumerate(self.operands) for name in (f"in_{i}", str(i))}
         small |= {f"out_{i}": tensor for i, tensor in enumerate(self.outputs.values())}
         sought = port.lower()
         tensor = small.get(sought, small.get(_ALIASES.get(sought, "")))
@@ -48,8 +51,14 @@ class Node(NamedTuple):
         return [item for items in lists for item in items if isinstance(item, Tensor)]
 
 
+def name_of(nodes: Iterable[Node], method: str) -> str:
+    """The name that cuDNN gives to the next operation without one: "relu.0", "relu.1"."""
+    taken = {node.name for node in nodes}
+    return next(name for name in (f"{method}.{i}" for i in count()) if name not in taken)
+
+
 def find_tensor(nodes: Iterable[Node], key: str) -> Tensor | None:
     """What "operation::operand" names; None if nothing has the name."""
     owner, _, port = key.partition("::")
-    found = (node.find(port) for node in nodes if node.name == owner)
+    found = (node.find(port) for node in nodes if owner in (node.name, node.wefts_name))
     return next((tensor for tensor in found if tensor is not None), None)

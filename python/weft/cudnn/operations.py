@@ -10,11 +10,12 @@ from typing import Any
 from weft import buffers, enums
 from weft.arguments import label
 from weft.cudnn.enums import NodeType, moe_grouped_matmul_mode, norm_forward_phase, to_weft, weft_type
-from weft.cudnn.grouped import METHODS
-from weft.cudnn.names import Node
+from weft.cudnn.enums import data_type as cudnn_data_type
+from weft.cudnn.grouped import METHODS, known_dims, reshaped
+from weft.cudnn.names import Node, name_of
 from weft.cudnn.rotary import COMPOSED
 from weft.cudnn.table import LINEAR_ATTENTION, MATMUL, POINTWISE, REQUIRED, STRUCTURED, Row
-from weft.errors import NotSupportedError
+from weft.errors import BadParameterError, NotSupportedError
 from weft.graphs import Graph
 from weft.tensor import Tensor
 
@@ -23,6 +24,35 @@ class Operations(Graph):
     """Weft's graph with cuDNN's methods for operations."""
 
     _nodes: list[Node]
+    _adopted: dict[Tensor, Tensor]
+
+    def _own(self, value: Any, where: str, key: str) -> Any:
+        """A tensor of another graph as one of this graph, by its uid: the tensor that has the uid here, or a
+        new input like it. Anything else as it is."""
+        if not isinstance(value, Tensor) or value.graph is self:
+            return value
+        found = self._adopted.get(value)
+        if found is None and value._uid is not None:
+            found = next((tensor for tensor in self._tensors if tensor._uid == value._uid), None)
+        if found is None:
+            if not value._dims or (value.producer is not None and value._is_virtual):
+                raise BadParameterError(
+                    f"{where}: {key}, {value!r}, is a virtual tensor of another graph. Give a tensor of this "
+                    "graph, or one with memory."
+                )
+            found = self._copy_of(value, where, key)
+        self._adopted[value] = found
+        return found
+
+    def _copy_of(self, tensor: Tensor, where: str, key: str) -> Tensor:
+        """A new input with all that is set of a tensor."""
+        made = self.tensor_like(tensor, tensor._name)
+        for name in ("_uid", "_alignment", "_vector", "_reordering", "_ragged_multiplier"):
+            setattr(made, name, getattr(tensor, name))
+        made.value, made.constant, made.number = tensor.value, tensor.constant, tensor.number
+        if tensor._ragged_offset is not None:
+            made.set_ragged_offset(self._own(tensor._ragged_offset, where, f"{key}'s ragged_offset"))
+        return made
 
     def _add(
         self,
@@ -39,26 +69,53 @@ class Operations(Graph):
             key: self._operand(where, key, value, row) for key, value in given.items() if value is not None
         }
         converted = {key: _converted(value) for key, value in values.items()}
+        if method in _ROW_NORMS:
+            converted |= self._parameters_of_full_rank(values)
         add: Any = _described(method)
         made = add(self, **converted, compute_data_type=weft_type(compute_data_type), name=name)
-        self._note(method, row, values, made, out_dims)
+        wefts_name = self._operations[-1].name
+        if method.endswith("_backward") and converted.get("scale") is not values.get("scale"):
+            dims = values["scale"]._dims
+            made = (made[0], *[t if t is None else reshaped(self, t, dims) for t in made[1:]])
+        self._note(method, row, values, made, (name, wefts_name), out_dims)
         return made
+
+    def _parameters_of_full_rank(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Scale and bias with the rank of the input, where theirs is less: [C] becomes [1, 1, C]."""
+        found = {}
+        for key in ("scale", "bias"):
+            tensor = values.get(key)
+            if isinstance(tensor, Tensor) and len(tensor._dims) == 1:
+                missing = len(known_dims(self, values["input"])) - 1
+                found[key] = reshaped(self, tensor, [*[1] * missing, *tensor._dims]) if missing else tensor
+                found[key]._data_type = tensor._data_type
+        return found
 
     def _operand(self, where: str, key: str, value: Any, row: Row) -> Any:
         """An array as a tensor of the graph, so that the node can name it; anything else as it is."""
         if key in row.lists:
             return [self._operand(where, key, item, row._replace(lists=())) for item in value]
+        value = self._own(value, where, key)
         is_operand = key in row.operands and not isinstance(value, (Tensor, int, float))
         return self._as_tensor(value, where, key) if is_operand and buffers.is_array(value) else value
 
-    def _note(self, method: str, row: Row, values: Mapping[str, Any], made: Any, out_dims: Any) -> None:
+    def _note(
+        self,
+        method: str,
+        row: Row,
+        values: Mapping[str, Any],
+        made: Any,
+        names: tuple[str, str],
+        out_dims: Any,
+    ) -> None:
         """Remembers what the last operation reads and makes, and gives its results dims."""
         results = made if isinstance(made, tuple) else (made,)
         outputs = {key: t for key, t in zip(row.results, results, strict=True) if t is not None}
         inputs = {key: v for key, v in values.items() if key in row.operands or isinstance(v, Tensor)}
         attributes = {key: value for key, value in values.items() if key not in inputs}
-        kind, name = NodeType[row.node], self._operations[-1].name
-        self._nodes.append(Node(name, kind, method, inputs, outputs, attributes))
+        given, wefts_name = names
+        name, kind = given or name_of(self._nodes, method), NodeType[row.node]
+        self._nodes.append(Node(name, kind, method, inputs, outputs, attributes, wefts_name))
         set_dims(outputs, out_dims)
 
     def matmul(  # type: ignore[override]
@@ -70,6 +127,10 @@ class Operations(Graph):
             "matmul", MATMUL, {"A": A, "B": B, "padding": padding}, name or "", compute_data_type
         )
         return made
+
+
+_ROW_NORMS = ("layernorm", "rmsnorm", "layernorm_backward", "rmsnorm_backward")
+"""Norms whose parameters may have fewer dimensions than the input."""
 
 
 def _converted(value: Any) -> Any:
@@ -142,6 +203,10 @@ def _method(method: str, row: Row, tail: Sequence[str]) -> Callable[..., Any]:
     def add(self: Operations, *arguments: Any, **named: Any) -> Any:
         out_dims = named.pop("out_dims", None) if takes_dims else None
         tail = {key: named.pop(key) for key in ("name", "compute_data_type") if key in named}
+        # Releases before 1.32 have compute_data_type by position, among the attributes.
+        for kind in [a for a in arguments if isinstance(a, (cudnn_data_type, enums.data_type))]:
+            if not row.is_plain:
+                arguments, tail["compute_data_type"] = tuple(a for a in arguments if a is not kind), kind
         given = bind(method, row, arguments, named)
         tail |= {key: given.pop(key) for key in ("name", "compute_data_type") if key in given}
         name, compute_data_type = tail.get("name") or "", tail.get("compute_data_type")

@@ -15,7 +15,7 @@ from weft.backend import operations
 from weft.cudnn import dropped
 from weft.cudnn.enums import NodeType, to_weft, weft_type
 from weft.cudnn.grouped import reshaped
-from weft.cudnn.names import Node
+from weft.cudnn.names import Node, name_of
 from weft.cudnn.operations import Operations, set_dims
 from weft.cudnn.table import BOOLEAN_RESULTS
 from weft.errors import BadParameterError, NotSupportedError
@@ -75,8 +75,11 @@ ARGUMENTS = {method: tuple(words.split()) for method, words in _ORDER.items()}
 
 EXTRA = {
     "sdpa": ("kv_mask", "softmax_precision", "attn_scale_prefolded"),
-    "sdpa_fp8": ("softmax_precision",),
-    "sdpa_mxfp8": ("softmax_precision", "attn_scale_prefolded"),
+    "sdpa_backward": ("softmax_precision", "attn_scale_prefolded"),
+    "sdpa_fp8": ("softmax_precision", "attn_scale_prefolded", "sf_o"),
+    "sdpa_fp8_backward": ("softmax_precision", "attn_scale_prefolded"),
+    "sdpa_mxfp8": ("softmax_precision", "attn_scale_prefolded", "sf_o"),
+    "sdpa_mxfp8_backward": ("softmax_precision", "attn_scale_prefolded"),
 }
 """Arguments by name alone."""
 
@@ -124,7 +127,8 @@ class Attention(Operations):
         outputs = {key: t for key, t in zip(RESULTS[method], made, strict=True) if t is not None}
         attributes = {key: v for key, v in values.items() if key not in inputs}
         kind = NodeType[_NODES[method]]
-        self._nodes.append(Node(name or operation.name, kind, method, inputs, outputs, attributes))
+        name = name or name_of(self._nodes, method)
+        self._nodes.append(Node(name, kind, method, inputs, outputs, attributes, operation.name))
         set_dims(outputs, out_dims)
         return made
 
@@ -162,6 +166,7 @@ class Attention(Operations):
     def _array(self, where: str, key: str, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(self._array(where, key, each) for each in value)
+        value = self._own(value, where, key)
         is_array = not isinstance(value, (Tensor, int, float)) and buffers.is_array(value)
         return self._as_tensor(value, where, key) if is_array else value
 

@@ -116,7 +116,7 @@ STRUCTURED: dict[str, Row] = {
     ),
     "reduction": _row("input", "OUT_0", "REDUCTION", {"mode": REQUIRED, "group_offset": None}),
     "reshape": _row("input", "OUT_0", "RESHAPE", {"reshape_mode": None}),
-    "slice": _row("input", "OUT_0", "SLICE", {"slices": REQUIRED}),
+    "slice": _row("input", "OUT_0", "SLICE", {"slices": None}),
     "transpose": _row("input", "OUT_0", "TRANSPOSE", {"permutation": REQUIRED}),
     "concatenate": _row("inputs*", "OUT_0", "CONCATENATE", {"axis": REQUIRED, "in_place_index": None}),
     "block_scale_dequantize": _row(

@@ -41,9 +41,24 @@ class Tensor(tensor.Tensor):
         self.graph._reopen()
         return self
 
-    def set_data_type(self, data_type: Any) -> Tensor:
+    def set_data_type(self, dtype: Any) -> Tensor:
         """Sets the type of the elements: a member of data_type, or a dtype of torch or NumPy."""
-        self._changeable()._data_type = enums.weft_type(data_type)
+        self._changeable()._data_type = enums.weft_type(dtype)
+        return self
+
+    def set_output(self, value: bool) -> Tensor:
+        """Makes an operation's result an output of the graph, with memory."""
+        super().set_output(value)
+        return self
+
+    def set_is_virtual(self, value: bool) -> Tensor:
+        """Says whether the tensor only passes between operations and has no memory."""
+        super().set_is_virtual(value)
+        return self
+
+    def set_is_pass_by_value(self, value: bool) -> Tensor:
+        """Makes the tensor a scalar whose value is read on the host when the plan runs."""
+        super().set_is_pass_by_value(value)
         return self
 
     def set_reordering_type(self, reordering_type: Any) -> Tensor:
@@ -51,11 +66,11 @@ class Tensor(tensor.Tensor):
         super().set_reordering_type(enums.to_weft(reordering_type or enums.tensor_reordering.NONE))
         return self
 
-    def set_alignment_value(self, alignment: int) -> Tensor:
+    def set_alignment_value(self, value: int) -> Tensor:
         """Promises that addresses are multiples of so many bytes; 1 promises nothing beyond what Weft
         expects, and memory that is aligned to its elements alone runs in any case."""
-        if alignment != 1:
-            self.set_alignment(alignment)
+        if value != 1:
+            self.set_alignment(value)
         return self
 
     # ---- Properties and getters ----

@@ -1,0 +1,184 @@
+"""Operands and arguments that cuDNN's frontend takes: tensors of other graphs, parameters of fewer
+dimensions, slices by Python's rules, keywords of setters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import weft
+import weft.cudnn as cudnn
+
+T = cudnn.data_type
+
+
+def graph(place: Any, **more: Any) -> Any:
+    more = {"io_data_type": T.FLOAT, "intermediate_data_type": T.FLOAT, **more}
+    return cudnn.pygraph(compute_data_type=T.FLOAT, handle=place.handle, **more)
+
+
+# ---- Tensors of other graphs ----
+
+
+@pytest.mark.parametrize("uids", [(None, None), (7, 8)])
+def test_a_tensor_of_another_graph_is_an_operand(place: Any, uids: Any) -> None:
+    other, g = graph(place), graph(place)
+    x = other.tensor(name="x", dim=[4, 4], stride=[4, 1], uid=uids[0])
+    y = g.tensor(name="y", dim=[4, 4], stride=[4, 1], uid=uids[1])
+    z = g.sub(a=x, b=y).set_output(True)
+    g.build([cudnn.heur_mode.A])
+    a, b, c = place.random((4, 4)), place.random((4, 4), seed=1), place.empty([4, 4])
+    place.run(g, {x: a, y: b, z: c})
+    place.close(c, place.get(a) - place.get(b))
+
+
+def test_a_uid_that_both_graphs_have_is_one_tensor(place: Any) -> None:
+    other, g = graph(place), graph(place)
+    x, mine = (each.tensor(dim=[4], stride=[1], uid=7) for each in (other, g))
+    y = g.add(a=x, b=mine).set_output(True)
+    g.validate()
+    assert g.get_inputs() == [mine]
+    assert y.get_dim() == [4]
+
+
+def test_attention_takes_tensors_of_another_graph(place: Any) -> None:
+    other, g = graph(place), graph(place)
+    q, k, v = (other.tensor(dim=[1, 2, 4, 8], stride=[64, 32, 8, 1], uid=uid) for uid in (1, 2, 3))
+    o, _ = g.sdpa(q=q, k=k, v=v, is_inference=True, attn_scale=1.0)
+    o.set_output(True)
+    g.build([cudnn.heur_mode.A])
+    arrays, result = [place.random((1, 2, 4, 8), seed=i) for i in range(3)], place.empty([1, 2, 4, 8])
+    place.run(g, {**dict(zip((1, 2, 3), arrays, strict=True)), o: result})
+    a, b, c = map(place.get, arrays)
+    weights = np.exp(a @ b.transpose(0, 1, 3, 2))
+    place.close(result, weights / weights.sum(-1, keepdims=True) @ c)
+
+
+def test_a_virtual_result_of_another_graph_is_refused(place: Any) -> None:
+    other, g = graph(place), graph(place)
+    inner = other.relu(other.tensor(dim=[4], stride=[1]))
+    with pytest.raises(weft.BadParameterError, match=r"is a virtual tensor of another graph\. Give"):
+        g.relu(inner)
+
+
+# ---- Parameters of fewer dimensions ----
+
+
+def test_norms_take_parameters_of_one_dimension(place: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, scale, dy = rng.standard_normal((3, 5, 7)), rng.standard_normal(7), rng.standard_normal((3, 5, 7))
+    g = graph(place)
+    X, S = g.tensor(dim=[3, 5, 7], stride=[35, 7, 1]), g.tensor(dim=[7], stride=[1])
+    epsilon = g.tensor_scalar(1e-5, cudnn.scalar_type.COMPILE_TIME_CONST)
+    training = cudnn.norm_forward_phase.TRAINING
+    y, inverse = g.rmsnorm(norm_forward_phase=training, input=X, scale=S, epsilon=epsilon)
+    y.set_output(True), inverse.set_output(True)
+    g.build([cudnn.heur_mode.A])
+    outputs = {t: place.like(t) for t in (y, inverse)}
+    place.run(g, {X: place.put(x, "f32"), S: place.put(scale, "f32"), **outputs})
+    r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+    place.close(outputs[y], x * r * scale)
+
+    g = graph(place)
+    X, DY = (g.tensor(dim=[3, 5, 7], stride=[35, 7, 1]) for _ in range(2))
+    S, R = g.tensor(dim=[7], stride=[1]), g.tensor(dim=[3, 5, 1], stride=[5, 1, 1])
+    dx, ds, _ = g.rmsnorm_backward(grad=DY, input=X, scale=S, inv_variance=R, has_dbias=False)
+    dx.set_output(True), ds.set_output(True).set_dim([7]).set_stride([1])
+    g.build([cudnn.heur_mode.A])
+    results = {t: place.like(t) for t in (dx, ds)}
+    pack = {X: place.put(x, "f32"), DY: place.put(dy, "f32"), S: place.put(scale, "f32"), R: outputs[inverse]}
+    place.run(g, {**pack, **results})
+    slope = dy * scale
+    place.close(results[ds], (dy * x * r).sum((0, 1)))
+    place.close(results[dx], r * (slope - x * r * r * (slope * x).mean(-1, keepdims=True)))
+
+
+# ---- Arguments ----
+
+
+@pytest.mark.parametrize(
+    ("slices", "want"),
+    [
+        ((), np.s_[:, :]),
+        (([slice(1, None)],), np.s_[1:]),
+        (([slice(None, -1), slice(-2, None)],), np.s_[:-1, -2:]),
+        (([slice(0, 99, 2), slice(0, 3)],), np.s_[0:99:2, 0:3]),
+    ],
+)
+def test_slices_follow_pythons_rules(place: Any, slices: Any, want: Any) -> None:
+    g = graph(place)
+    x = g.tensor(dim=[4, 3], stride=[3, 1])
+    y = g.relu(g.slice(x, *slices)).set_output(True)
+    g.build([cudnn.heur_mode.A])
+    a, b = place.random((4, 3)), place.like(y)
+    place.run(g, {x: a, y: b})
+    place.close(b, np.maximum(place.get(a)[want], 0))
+
+
+def test_setters_have_cudnns_keywords() -> None:
+    g = cudnn.pygraph(handle=cudnn.create_handle("cpu"))
+    x = g.tensor(dim=[4], stride=[1])
+    x.set_data_type(dtype=T.FLOAT).set_is_virtual(value=False).set_is_pass_by_value(value=False)
+    y = g.relu(x.set_alignment_value(value=16)).set_output(value=True)
+    g.validate()
+    assert (x.get_data_type(), x.alignment_value, y.get_output()) == (T.FLOAT, 16, True)
+
+
+def test_experts_take_the_compute_type_by_position() -> None:
+    g = cudnn.pygraph(io_data_type=T.BFLOAT16, handle=cudnn.create_handle("cpu"))
+    token, weight = g.tensor([1, 32, 64], [2048, 64, 1]), g.tensor([4, 64, 16], [1024, 16, 1])
+    offset = g.tensor([4, 1, 1], [1, 1, 1], T.INT32)
+    index, ks = (g.tensor([1, 32, 1], [32, 1, 1], T.INT32) for _ in range(2))
+    scatter = cudnn.moe_grouped_matmul_mode.SCATTER
+    for arguments in ((scatter, T.FLOAT, 2), (scatter, 2)):
+        g.moe_grouped_matmul(token, weight, offset, index, ks, *arguments)
+    assert [node.attributes for node in g.nodes] == [{"mode": scatter, "top_k": 2}] * 2
+
+
+def test_gradients_take_a_prefolded_scale(place: Any) -> None:
+    """dQ is that of the queries that are given, which have the scale already."""
+    rng, dims, strides = np.random.default_rng(2), [1, 1, 4, 8], [32, 32, 8, 1]
+    q, k, v, do = (rng.standard_normal(dims) for _ in range(4))
+    scores = q @ k.swapaxes(2, 3) * np.log(2)
+    p = np.exp(scores)
+    stats = np.log(p.sum(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    o = p @ v
+    dp = do @ v.swapaxes(2, 3)
+    ds = p * (dp - (do * o).sum(-1, keepdims=True)) * np.log(2)
+    g = graph(place)
+    names = {"q": q, "k": k, "v": v, "o": o, "dO": do}
+    operands = {name: g.tensor(dim=dims, stride=strides) for name in names}
+    S = g.tensor(dim=[1, 1, 4, 1], stride=[4, 4, 1, 1])
+    made = g.sdpa_backward(**operands, stats=S, attn_scale_prefolded=True, softmax_precision=T.FLOAT)
+    results = {t.set_output(True): place.empty(dims) for t in made}
+    g.build([cudnn.heur_mode.A])
+    pack = {operands[name]: place.put(array, "f32") for name, array in names.items()}
+    place.run(g, {**pack, S: place.put(stats, "f32"), **results})
+    wanted = (ds @ k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ do)
+    for got, want in zip(results.values(), wanted, strict=True):
+        place.close(got, want)
+
+
+def test_block_scaled_results_of_attention_are_refused_by_name() -> None:
+    g = cudnn.pygraph(handle=cudnn.create_handle("cpu"))
+    q = g.tensor([1, 1, 4, 16], [64, 64, 16, 1], T.FP8_E4M3)
+    one = g.tensor([1, 1, 1, 1], [1, 1, 1, 1], T.FLOAT)
+    message = "sdpa_fp8 'att': sf_o is given, which Weft has nothing for. Leave it out."
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match=re.escape(message)):
+        g.sdpa_fp8(q, q, q, one, one, one, one, one, one, sf_o=g.tensor([1], [1], T.FP8_E8M0), name="att")
+
+
+def test_graph_and_jit_take_further_keywords() -> None:
+    @cudnn.jit(heur_modes=cudnn.heur_mode.A, num_threads=4)
+    def negate() -> Any:
+        with cudnn.graph(None, io_data_type=T.FLOAT, is_cuda_graph_replay_expected=True) as (g, _):
+            return g, [g.neg(g.tensor([2], [1])).set_output(True)]
+
+    g, uids = negate()
+    assert g.is_built
+    assert uids == [g.get_outputs()[0].get_uid()]
+    with pytest.raises(weft.BadParameterError, match="colour is no argument of it"), cudnn.graph(colour=1):
+        pass
