@@ -100,6 +100,19 @@ def test_debug_nans(name: str, debug_nans: None) -> None:
             jax.block_until_ready(run(*given))
 
 
+@pytest.mark.parametrize("name", EDGE)
+def test_strict_promotion_and_checks(name: str) -> None:
+    """JAX checks each program, and refuses operations on arrays of different types."""
+    mine, _ = functions(CASES[name])
+    given = arguments(CASES[name], jnp.bfloat16)
+
+    def second(*x: Any) -> Any:
+        return jax.jvp(lambda *x: gradients(mine, *x), x, x)
+
+    with jax.numpy_dtype_promotion("strict"), jax.enable_checks(True):
+        jax.jit(second).lower(*given)
+
+
 # ---- Several devices ---------------------------------------------------------------------------------------
 
 

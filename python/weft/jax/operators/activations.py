@@ -82,5 +82,4 @@ def plain(name: str | None, x: Any) -> Any:
 def _sums(dz: Any, bias: Any, axis: int) -> Any:
     """Over all dimensions but one; narrow types are summed in float."""
     others = [i for i in range(dz.ndim) if i != axis % dz.ndim]
-    wide = jnp.promote_types(dz.dtype, jnp.float32)
-    return dz.sum(others, dtype=wide).reshape(bias.shape).astype(bias.dtype)
+    return dz.sum(others, dtype=arguments.wide(dz.dtype)).reshape(bias.shape).astype(bias.dtype)

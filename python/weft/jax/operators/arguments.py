@@ -59,7 +59,15 @@ def to_common(*arrays: Any) -> list[Any]:
 
 def wide(type_: Any) -> Any:
     """The type in which results of a type are computed: at least float32 for floating-point types."""
-    return jnp.promote_types(type_, jnp.float32) if jnp.issubdtype(type_, jnp.floating) else type_
+    is_narrow = jnp.issubdtype(type_, jnp.floating) and jnp.dtype(type_).itemsize < 4
+    return jnp.dtype(jnp.float32 if is_narrow else type_)
+
+
+def like(x: Any, other: Any) -> Any:
+    """An array in the type of another one, if both have floating-point types: JAX may be set to refuse mixed
+    types."""
+    is_floating = all(jnp.issubdtype(each.dtype, jnp.floating) for each in (x, other))
+    return x.astype(other.dtype) if is_floating else x
 
 
 def integer(where: str, name: str, value: Any, least: int, fix: str) -> int:

@@ -170,7 +170,7 @@ class _Attention(Function):
         heads = q.shape[2] // max(k.shape[2], 1)
         k, v = (jnp.repeat(x.astype(wide), heads, axis=2) for x in (k, v))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q.astype(wide), k) * how.scale
-        scores = scores if bias is None else scores + bias
+        scores = scores if bias is None else scores + arguments.like(bias, scores)
         if how.is_causal:
             scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
         peak = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))

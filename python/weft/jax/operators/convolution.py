@@ -180,7 +180,7 @@ class _Conv(Function):
             dimension_numbers=geometry.layouts, feature_group_count=channels[0] // max(channels[1], 1) or 1,
         )  # fmt: skip
         if bias is not None:
-            y = y + bias.reshape([-1 if letter == "C" else 1 for letter in result])
+            y = y + arguments.like(bias, y).reshape([-1 if letter == "C" else 1 for letter in result])
         y = activations.plain(how.activation, y)
         return y.astype(type_) if jnp.issubdtype(type_, jnp.inexact) else y
 

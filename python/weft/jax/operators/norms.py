@@ -118,8 +118,8 @@ class _Norm(Function):
         if self.name == "layer_norm":
             y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + how)
-        y = y if scale is None else y * scale
-        return (y if bias is None else y + bias).astype(x.dtype)
+        y = y if scale is None else y * arguments.like(scale, y)
+        return (y if bias is None else y + arguments.like(bias, y)).astype(x.dtype)
 
 
 _layer_norm, _rms_norm = _Norm("layer_norm"), _Norm("rms_norm")

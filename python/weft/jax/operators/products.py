@@ -208,8 +208,8 @@ class _Linear(Function):
         x, w, bias, residual = arrays
         type_ = jnp.promote_types(x.dtype, w.dtype)
         y = jnp.matmul(x, w, preferred_element_type=arguments.wide(type_))
-        y = activations.plain(how, y if bias is None else y + bias)
-        y = y if residual is None else y + residual
+        y = activations.plain(how, y if bias is None else y + arguments.like(bias, y))
+        y = y if residual is None else y + arguments.like(residual, y)
         return y.astype(type_) if jnp.issubdtype(type_, jnp.inexact) else y
 
 
