@@ -4,6 +4,7 @@ with explicit axes, policies of jax.checkpoint, export, names in programs, and c
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,10 @@ def test_strict_promotion_and_checks(name: str) -> None:
 def explicit_mesh() -> Any:
     if len(jax.devices()) < 2:
         pytest.skip("JAX has one device")
-    return jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
+    if not hasattr(jax, "set_mesh"):
+        pytest.skip("jax.set_mesh is not there: this JAX is older than 0.7")
+    kinds = (jax.sharding.AxisType.Explicit,)
+    return jax.make_mesh((2,), ("data",), axis_types=kinds, devices=jax.devices()[:2])
 
 
 def along(rank: int, axis: int | None) -> Any:
@@ -229,7 +233,7 @@ def test_policies_of_checkpoint(name: str, shapes: Any, policy: Any, is_recomput
 
 
 def test_instructions_have_the_names_of_operators() -> None:
-    """Profiles show these names."""
+    """Profiles show these names; older versions of JAX have them in the metadata of an instruction only."""
 
     @weft_jax.graph
     def my_graph(g: Any, x: Any) -> Any:
@@ -240,7 +244,7 @@ def test_instructions_have_the_names_of_operators() -> None:
 
     text = jax.jit(program).lower(normal(2, 3), normal(3, 4)).compile().as_text()
     for name in ("weft_linear", "weft_rms_norm", "weft_my_graph"):
-        assert f"%{name}" in text
+        assert re.search(rf'op_name="[^"]*/{name}"', text)
 
 
 def test_export_for_a_gpu() -> None:
