@@ -96,6 +96,12 @@ def test_memory_that_is_less_aligned() -> None:
     check([[*PYTEST, "tests/ops/test_unaligned.py"], sample], [{}, {}])
 
 
+def test_pointwise_limits() -> None:
+    """Zeros of both signs, infinities, NaN, and tiny and huge numbers, also on a chip without max.NaN."""
+    values = ["tests/ops/test_pointwise.py", "-k", "limits or zeros or infinity"]
+    check([[*PYTEST, *values]] * 2, [{}, {"FAKE_CUDA_ARCH": 75}])
+
+
 def test_tiles_without_a_step() -> None:
     check([[*PYTEST, *PIXELS]] * 2, [{"EMULATOR_SEED": seed, "FAKE_CUDA_LARGE": 16} for seed in (1, 2)])
 

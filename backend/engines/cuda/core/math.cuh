@@ -65,9 +65,15 @@ DEVICE float tail_over_density(float size) {
     float p = fmaf(fmaf(1.330274429f, t, -1.821255978f), t, 1.781477937f);
     return fmaf(fmaf(p, t, -0.356563782f), t, 0.319381530f) * t;
 }
+/* The larger one of a number and -0, so that zeros keep their sign; of NaN, NaN. */
+DEVICE float positive_part(float x) {
+    if constexpr (CHIP < 800)
+        return x < 0.0f ? -0.0f : x;
+    return ptx::max_nan(x, -0.0f);
+}
 DEVICE float gelu(float x) {
     float size = finite_size(x);
-    return fmaf(-size, tail_over_density(size) * normal_density(x), at_least(x, 0.0f));
+    return fmaf(-size, tail_over_density(size) * normal_density(x), positive_part(x));
 }
 /* The slope at -x is 1 minus the slope at x. */
 DEVICE float gelu_slope(float x) {
