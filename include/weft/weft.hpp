@@ -29,6 +29,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -39,6 +40,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -48,6 +50,21 @@
 #include <vector>
 
 #include "weft/weft.h"
+
+struct CUstream_st; /* cudaStream_t is a pointer to it */
+
+/** The stream of a handle, as CUDA's headers declare streams. */
+inline weftStatus_t weftGetStream(weftHandle_t handle, CUstream_st **stream) {
+    weftStream_t found = nullptr;
+    const weftStatus_t status = weftGetStream(handle, &found);
+    if (status == WEFT_STATUS_SUCCESS)
+        *stream = static_cast<CUstream_st *>(found);
+    return status;
+}
+
+/** The CUDA version that ported programs compare with, MAJOR * 1000 + MINOR * 10: the newest whose types and chips
+    Weft knows. Which CUDA the driver has is another number. */
+inline std::size_t weftGetCudartVersion() { return 13000; }
 
 namespace weft::frontend {
 
@@ -483,6 +500,45 @@ class Recorder {
 
 namespace weft::frontend {
 
+namespace detail {
+
+/** The version of cuDNN whose rules weft.hpp follows, MAJOR * 10000 + MINOR * 100 + PATCHLEVEL, which ported programs
+    compare with. weftGetVersion() is Weft's own. */
+inline std::size_t get_backend_version() { return 92800; }
+inline std::string get_backend_version_string() { return "9.28.0"; }
+
+} // namespace detail
+
+/** Bits of an element in memory; 0 for types that are only calculated in. */
+inline std::size_t get_element_size_in_bits(DataType_t type) {
+    switch (type) {
+    case DataType_t::DOUBLE:
+    case DataType_t::INT64:
+        return 64;
+    case DataType_t::FLOAT:
+    case DataType_t::INT32:
+    case DataType_t::UINT32:
+        return 32;
+    case DataType_t::HALF:
+    case DataType_t::BFLOAT16:
+        return 16;
+    case DataType_t::INT8:
+    case DataType_t::UINT8:
+    case DataType_t::BOOLEAN:
+    case DataType_t::BYTE_BOOLEAN:
+    case DataType_t::FP8_E4M3:
+    case DataType_t::FP8_E5M2:
+    case DataType_t::FP8_E8M0:
+        return 8;
+    case DataType_t::FP4_E2M1:
+    case DataType_t::INT4:
+    case DataType_t::UINT4:
+        return 4;
+    default:
+        return 0;
+    }
+}
+
 /** Which plans build_plans() builds. */
 enum class BuildPlanPolicy_t {
     HEURISTICS_CHOICE, /**< The first that can be built. */
@@ -506,6 +562,13 @@ namespace graph {
 class Tensor_attributes {
   public:
     using uid_t = std::int64_t;
+
+    Tensor_attributes() = default;
+    /** A scalar whose value is a part of the plan. */
+    template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
+    explicit Tensor_attributes(Number value) {
+        set_compile_time_constant(value);
+    }
 
     /** The name in messages. */
     Tensor_attributes &set_name(const std::string &name) {
@@ -609,7 +672,7 @@ class Tensor_attributes {
         else
             return DataType_t::INT64;
     }
-    bool is_virtual() const { return virtual_ ? *virtual_ : is_result() && !is_chosen_; }
+    bool is_virtual() const { return virtual_ ? *virtual_ : is_result() && !is_chosen_ && !is_given_; }
     bool is_result() const { return mark_ != nullptr; }
     std::string label() const {
         std::string number = uid_ ? "uid " + std::to_string(*uid_) : "no uid yet";
@@ -621,6 +684,7 @@ class Tensor_attributes {
     std::vector<std::int64_t> dims_, strides_, inferred_dims_, inferred_strides_;
     std::optional<bool> virtual_;
     bool is_chosen_ = false; /**< An output because nothing reads it and the user named none. */
+    bool is_given_ = false;  /**< A result that the user made and gave to the operation, as set_dbias() does. */
     bool by_value_ = false;
     std::optional<std::array<unsigned char, 8>> constant_;
     std::optional<double> number_; /**< A constant whose type is that of its neighbours. */
@@ -782,12 +846,16 @@ template <class Self, template <class> class Options> class Attention_attributes
         is_padded_ = is_padded;
         return this->self();
     }
-    Self &set_dropout(float probability, const Operand &seed, const Operand &offset) {
-        return this->set_dropout_probability(probability).set_dropout_seed(seed).set_dropout_offset(offset);
+    /** Dropout by the library's generator. seed, offset: scalars of INT32 or INT64. */
+    template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
+    Self &set_dropout(Number probability, const Operand &seed, const Operand &offset) {
+        return this->set_dropout_probability(static_cast<float>(probability))
+            .set_dropout_seed(seed)
+            .set_dropout_offset(offset);
     }
     /** A mask that the caller draws, [B, Hq, Sq, Skv] or 1s, and a scalar by which weights grow that are kept; of
         gradients its inverse may be given, too, and is not read. */
-    Self &set_dropout(const Operand &mask, const Operand &scale, const Tensor & = nullptr) {
+    Self &set_dropout(const Tensor &mask, const Operand &scale, const Tensor & = nullptr) {
         return this->set_dropout_mask(mask).set_dropout_scale(scale);
     }
     Self &set_implementation(AttentionImplementation_t) { return this->self(); }
@@ -850,6 +918,8 @@ inline std::vector<Tensor> Recorder::keep(Node node) {
         made.push_back(result.tensor);
     }
     node.results.insert(node.results.end(), settings.results_.begin(), settings.results_.end());
+    for (const Result &result : settings.results_)
+        result.tensor->is_given_ = true; /* it has memory, as a tensor() has in cuDNN's frontend */
     for (const Result &result : node.results)
         if (result.tensor)
             result.tensor->mark_ = mark_;
@@ -864,6 +934,8 @@ inline Tensor Recorder::record_pointwise(const char *method, std::vector<Operand
     for (const Setting &setting : settings.settings_)
         if (setting.name == WEFT_ATTR_POINTWISE_MODE)
             std::memcpy(&mode, setting.bytes.data(), sizeof mode);
+    if (mode == WEFT_POINTWISE_IDENTITY && operands.size() > 1)
+        operands.resize(1); /* cuDNN's frontend ignores the others */
     std::vector<weftBackendAttributeName_t> names = pointwise_attributes(static_cast<PointwiseMode_t>(mode));
     Node node{method, WEFT_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, settings, WEFT_ATTR_POINTWISE_MATH_PREC, {}, {}};
     if (names.size() != operands.size() + 1) {
@@ -883,10 +955,10 @@ inline Tensor Recorder::record_pointwise(const char *method, std::vector<Operand
 /** Makes the descriptors of a graph's tensors and operations. */
 class Lowering {
   public:
-    Lowering(std::string where, DataType_t io, DataType_t intermediate, DataType_t compute,
+    Lowering(std::string where, DataType_t io, DataType_t intermediate, DataType_t compute, bool are_booleans_bits,
              const std::shared_ptr<char> &mark)
         : where_(std::move(where)), io_type_(io), intermediate_type_(intermediate), compute_type_(compute),
-          mark_(mark) {}
+          are_booleans_bits_(are_booleans_bits), mark_(mark) {}
 
     /** Decides which tensors are outputs, their numbers and types. */
     error_t prepare(const std::vector<Node> &nodes, const std::vector<Tensor> &declared) {
@@ -939,6 +1011,7 @@ class Lowering {
 
     std::string where_;
     DataType_t io_type_, intermediate_type_, compute_type_;
+    bool are_booleans_bits_;
     std::shared_ptr<char> mark_;
     std::set<const graph::Tensor_attributes *> known_, read_, inferred_, statistics_;
     std::vector<Tensor> order_;
@@ -1052,8 +1125,11 @@ inline void Lowering::describe(const graph::Tensor_attributes &tensor, Descripto
         made.set(WEFT_ATTR_TENSOR_STRIDES, WEFT_TYPE_INT64, tensor.strides_);
     else
         made.set(WEFT_ATTR_TENSOR_CUDNN_STRIDES_EXT, WEFT_TYPE_BOOLEAN, yes);
-    if (tensor.get_data_type() != DataType_t::NOT_SET)
-        made.set(WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, static_cast<int>(tensor.get_data_type()));
+    DataType_t type = tensor.get_data_type();
+    if (type == DataType_t::BOOLEAN && !are_booleans_bits_)
+        type = DataType_t::BYTE_BOOLEAN;
+    if (type != DataType_t::NOT_SET)
+        made.set(WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, static_cast<int>(type));
     if (tensor.alignment_)
         made.set(WEFT_ATTR_TENSOR_BYTE_ALIGNMENT, WEFT_TYPE_INT64, tensor.alignment_);
     if (tensor.vector_.first != 1) {
@@ -1213,6 +1289,9 @@ class Graph : public detail::Operations {
     explicit Graph(DataType_t io) : io_type_(io) {}
     Graph(Graph &&) = default;
     Graph &operator=(Graph &&) = default;
+    /** A copy shares the tensors, and plans that are built. */
+    Graph(const Graph &) = default;
+    Graph &operator=(const Graph &) = default;
 
     /* What holds for all of it. */
     Graph &set_name(const std::string &name) { return name_ = name, *this; }
@@ -1223,6 +1302,10 @@ class Graph : public detail::Operations {
     /** Type to calculate in of operations that have none of their own. */
     Graph &set_compute_data_type(DataType_t type) { return compute_type_ = type, *this; }
     Graph &set_sm_count(std::int32_t count) { return sm_count_ = count, *this; }
+    /** Accepted for ported programs: the handle, or set_device_properties(), says which chip it is. */
+    Graph &set_sm_version(std::int32_t) { return *this; }
+    /** Whether DataType_t::BOOLEAN is a bit per element, as in cuDNN before 9.25; default no: it is a byte. */
+    Graph &set_booleans_are_bits(bool are_bits) { return are_booleans_bits_ = are_bits, *this; }
     Graph &set_dynamic_shape_enabled(bool is_enabled) { return is_dynamic_ = is_enabled, *this; }
     Graph &set_override_shape_enabled(bool is_enabled) { return is_override_ = is_enabled, *this; }
     Graph &set_kernel_cache(std::shared_ptr<KernelCache> cache) { return cache_ = std::move(cache), *this; }
@@ -1338,13 +1421,17 @@ class Graph : public detail::Operations {
     }
     error_t build_plan_at_index(std::int64_t index);
     error_t build_plan_at_index(weftHandle_t, std::int64_t index) { return build_plan_at_index(index); }
+    /** Accepted for ported programs: the first execution loads nothing that build() did not. */
+    error_t warmup(weftHandle_t) const {
+        return need_plan([] {});
+    }
     /** All of the above. */
     error_t build(weftHandle_t handle, const std::vector<HeurMode_t> &modes = {HeurMode_t::A},
                   BuildPlanPolicy_t policy = BuildPlanPolicy_t::HEURISTICS_CHOICE, bool multithread = false);
     error_t build(const std::vector<HeurMode_t> &modes = {HeurMode_t::A});
     /** On a handle of the graph's own, of the first device of a kind. */
     error_t build(weftDeviceKind_t kind) {
-        own_handle_ = std::make_unique<Handle>(kind);
+        own_handle_ = std::make_shared<Handle>(kind);
         WEFT_HPP_TRY(own_handle_->status());
         return build(*own_handle_);
     }
@@ -1356,6 +1443,8 @@ class Graph : public detail::Operations {
     Graph &deselect_engines(const std::vector<std::string> &names);
     /** Plans are held to so many bytes of workspace; those that cannot be are dropped. */
     Graph &deselect_workspace_greater_than(std::int64_t bytes) { return most_workspace_ = bytes, *this; }
+    /** Accepted for ported programs: no kernel of Weft needs more shared memory than the chip has. */
+    Graph &deselect_shared_mem_greater_than(std::int64_t) { return *this; }
 
     /* Asking. */
     std::int64_t get_execution_plan_count() const { return static_cast<std::int64_t>(candidates_.size()); }
@@ -1376,6 +1465,18 @@ class Graph : public detail::Operations {
     }
     error_t get_behavior_notes_for_plan_at_index(std::int64_t index, std::vector<BehaviorNote_t> &notes) const;
     error_t query_tensor_attributes_of_uid(std::int64_t uid, Tensor_attributes &found) const;
+    /** The engine of a plan and its knobs, as create_execution_plan() takes them. */
+    error_t get_engine_and_knobs_at_index(std::int64_t index, std::int64_t &engine,
+                                          std::unordered_map<KnobType_t, std::int64_t> &knobs) const;
+    /** The graph as JSON, or why it cannot be written: the text of serialize(). Stream output prints the same. */
+    std::string print() const {
+        std::string text;
+        const error_t done = serialize(text);
+        return done.is_good() ? text : done.get_message();
+    }
+    friend std::ostream &operator<<(std::ostream &out, const Graph &graph) { return out << graph.print(); }
+    /** A number that equal graphs share: to look up plans by. Names and uids count. */
+    std::size_t key() const { return std::hash<std::string>()(print()); }
     /** What runs where and why, as JSON. */
     std::string report() const { return plan_.get_text(WEFT_ATTR_EXECUTION_PLAN_REPORT_EXT); }
 
@@ -1472,6 +1573,7 @@ class Graph : public detail::Operations {
                                   SDPA_backward_attributes &attributes, std::vector<detail::Result> more);
     std::shared_ptr<detail::Part> modify(const Tensor &q, const Tensor &k, const SDPA_attributes &attributes);
     error_t lower(std::vector<detail::Descriptor> &operations);
+    void read_slots();
     detail::Descriptor engine(std::int64_t id) const;
     error_t configure(std::int64_t id, const std::map<std::int64_t, std::int64_t> &knobs,
                       detail::Descriptor &made) const;
@@ -1504,13 +1606,13 @@ class Graph : public detail::Operations {
     DataType_t io_type_ = DataType_t::NOT_SET, intermediate_type_ = DataType_t::NOT_SET;
     DataType_t compute_type_ = DataType_t::NOT_SET;
     std::int32_t sm_count_ = 0;
-    bool is_dynamic_ = false, is_override_ = false;
+    bool is_dynamic_ = false, is_override_ = false, are_booleans_bits_ = false;
     std::int64_t most_workspace_ = -1;
     std::shared_ptr<KernelCache> cache_;
     std::shared_ptr<const DeviceProperties> device_;
     std::vector<Tensor> declared_;
     std::map<std::int64_t, Tensor> by_uid_;
-    std::unique_ptr<Handle> own_handle_;
+    std::shared_ptr<Handle> own_handle_;
     weftHandle_t handle_ = nullptr;
     detail::Descriptor graph_, plan_;
     std::vector<detail::Candidate> candidates_;
@@ -1711,7 +1813,7 @@ inline std::array<Tensor, 2> Graph::matmul_fp8(const Tensor &A, const Tensor &B,
 inline error_t Graph::lower(std::vector<detail::Descriptor> &operations) {
     if (nodes_.empty())
         return fail(error_code_t::INVALID_VALUE, "it has no operations. Add one, for example matmul(a, b).");
-    detail::Lowering lowering(label(), io_type_, intermediate_type_, compute_type_, mark_);
+    detail::Lowering lowering(label(), io_type_, intermediate_type_, compute_type_, are_booleans_bits_, mark_);
     WEFT_HPP_TRY(lowering.prepare(nodes_, {}));
     for (const Tensor &tensor : declared_)
         if (tensor->virtual_ == false && !tensor->is_result())
@@ -1960,6 +2062,8 @@ inline error_t Graph::plan_of(const detail::Candidate &candidate, bool with_code
     else
         made.set(WEFT_ATTR_EXECUTION_PLAN_HANDLE, WEFT_TYPE_HANDLE, handle_);
     made.link(WEFT_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, candidate.config);
+    if (cache_ && !cache_->is_finalized())
+        WEFT_HPP_TRY(placed(cache_->build()));
     if (cache_)
         made.link(WEFT_ATTR_EXECUTION_PLAN_KERNEL_CACHE, cache_->made_);
     if (with_code)
@@ -2048,6 +2152,17 @@ inline std::int64_t Graph::get_autotune_workspace_size() const {
 inline error_t Graph::get_plan_name_at_index(std::int64_t index, std::string &name) const {
     WEFT_HPP_TRY(at(index));
     name = candidates_[static_cast<std::size_t>(index)].tag();
+    return {};
+}
+
+inline error_t Graph::get_engine_and_knobs_at_index(std::int64_t index, std::int64_t &engine,
+                                                    std::unordered_map<KnobType_t, std::int64_t> &knobs) const {
+    WEFT_HPP_TRY(at(index));
+    const detail::Candidate &candidate = candidates_[static_cast<std::size_t>(index)];
+    engine = candidate.id;
+    knobs.clear();
+    for (const auto &[knob, value] : candidate.knobs)
+        knobs[static_cast<KnobType_t>(knob)] = value;
     return {};
 }
 
@@ -2235,6 +2350,7 @@ inline error_t Graph::deserialize(weftHandle_t handle, const std::vector<std::ui
     WEFT_HPP_TRY(placed(made.finalize(error_code_t::UNSUPPORTED_GRAPH_FORMAT)));
     handle_ = handle;
     plan_ = made;
+    read_slots();
     return {};
 }
 

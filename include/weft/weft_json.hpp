@@ -452,6 +452,32 @@ class Saving {
 
 namespace weft::frontend::graph {
 
+/** Takes the tensors of a plan that was loaded, for query_tensor_attributes_of_uid(). */
+inline void Graph::read_slots() {
+    static const std::map<std::string, DataType_t> types = {
+        {"f32", DataType_t::FLOAT},     {"f64", DataType_t::DOUBLE},        {"f16", DataType_t::HALF},
+        {"bf16", DataType_t::BFLOAT16}, {"e4m3", DataType_t::FP8_E4M3},     {"e5m2", DataType_t::FP8_E5M2},
+        {"e8m0", DataType_t::FP8_E8M0}, {"e2m1", DataType_t::FP4_E2M1},     {"i4", DataType_t::INT4},
+        {"u4", DataType_t::UINT4},      {"i8", DataType_t::INT8},           {"u8", DataType_t::UINT8},
+        {"i32", DataType_t::INT32},     {"u32", DataType_t::UINT32},        {"i64", DataType_t::INT64},
+        {"bool1", DataType_t::BOOLEAN}, {"bool8", DataType_t::BYTE_BOOLEAN}};
+    by_uid_.clear();
+    const detail::Json slots = detail::Json_reader(plan_.get_text(WEFT_ATTR_EXECUTION_PLAN_SLOTS_EXT)).read();
+    for (const detail::Json &each : slots["tensors"].items) {
+        std::vector<std::int64_t> dims, strides;
+        for (const detail::Json &extent : each["dims"].items)
+            dims.push_back(extent.integer);
+        for (const detail::Json &stride : each["strides"].items)
+            strides.push_back(stride.integer);
+        auto tensor = std::make_shared<Tensor_attributes>();
+        tensor->set_uid(each["uid"].integer).set_name(each["name"].text).set_dim(dims).set_stride(strides);
+        tensor->set_is_pass_by_value(each["by_value"].integer != 0).set_alignment(each["alignment"].integer);
+        if (auto type = types.find(each["type"].text); type != types.end())
+            tensor->set_data_type(type->second);
+        by_uid_[each["uid"].integer] = std::move(tensor);
+    }
+}
+
 inline error_t Graph::serialize(std::string &json) const {
     detail::Saving saving(mark_);
     const std::string context =
@@ -459,7 +485,8 @@ inline error_t Graph::serialize(std::string &json) const {
         ", \"intermediate_data_type\": " + std::to_string(int(intermediate_type_)) +
         ", \"compute_data_type\": " + std::to_string(int(compute_type_)) +
         ", \"sm_count\": " + std::to_string(sm_count_) + ", \"is_dynamic\": " + (is_dynamic_ ? "true" : "false") +
-        ", \"is_override\": " + (is_override_ ? "true" : "false");
+        ", \"is_override\": " + (is_override_ ? "true" : "false") +
+        ", \"are_booleans_bits\": " + (are_booleans_bits_ ? "true" : "false");
     json = saving.write(nodes_, declared_, context);
     return saving.wrong.empty()
                ? error_t{}
@@ -482,6 +509,7 @@ inline error_t Graph::deserialize(const std::string &json) {
     made.compute_type_ = static_cast<DataType_t>(text["compute_data_type"].integer);
     made.sm_count_ = static_cast<std::int32_t>(text["sm_count"].integer);
     made.is_dynamic_ = text["is_dynamic"].integer != 0, made.is_override_ = text["is_override"].integer != 0;
+    made.are_booleans_bits_ = text["are_booleans_bits"].integer != 0;
     made.words_ = saving.words;
     made.device_ = device_, made.cache_ = cache_;
     *this = std::move(made);

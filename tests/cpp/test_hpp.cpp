@@ -2,6 +2,8 @@
 /* weft.hpp: the names of cuDNN's frontend and the short way, against sums in double; and what errors say. */
 #include "expect.hpp"
 
+#include <sstream>
+
 namespace fe = weft::frontend;
 using fe::graph::Tensor_attributes;
 using weft::DataType_t;
@@ -665,7 +667,155 @@ static void plans_and_memory() {
     HOLDS(!nowhere.get() && nowhere.status() == weft::error_code_t::HANDLE_ERROR && !nowhere.status().err_msg.empty());
 }
 
+/* ---- What ported programs rely on ---- */
+
+struct Attention_gradient {
+    weft::Graph graph{DataType_t::FLOAT};
+    weft::Tensor q = make({1, 2, 8, 8}, 1), k = make({1, 2, 8, 8}, 2), v = make({1, 2, 8, 8}, 3);
+    weft::Tensor o = make({1, 2, 8, 8}, 4), dO = make({1, 2, 8, 8}, 5), stats = make({1, 2, 8, 1}, 6);
+
+    weft::Tensor make(const Dims &dims, std::int64_t uid) {
+        return graph.tensor(Tensor_attributes().set_dim(dims).set_uid(uid));
+    }
+    /** Builds and runs it; the memory of tensor uid is at 128 * uid. */
+    std::vector<float> run(const weft::SDPA_backward_attributes &attributes) {
+        auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, dO, stats, attributes);
+        dq->set_output(true).set_uid(9), dk->set_output(true).set_uid(10), dv->set_output(true).set_uid(11);
+        GOOD(graph.build(cpu()));
+        std::vector<float> memory = expect::numbers(128 * 12, 3);
+        std::fill(memory.begin() + 128 * 8, memory.end(), NAN);
+        std::unordered_map<std::int64_t, void *> pack;
+        for (std::int64_t uid = 1; uid < 12; uid++)
+            pack[uid] = memory.data() + 128 * uid;
+        std::vector<char> workspace(static_cast<std::size_t>(graph.get_workspace_size()) + 64);
+        GOOD(graph.execute(cpu(), pack, workspace.data()));
+        return memory;
+    }
+};
+
+static void results_that_the_user_made_have_memory() {
+    Attention_gradient with_sink, with_bias;
+    auto sink = with_sink.make({1, 2, 1, 1}, 7), dsink = with_sink.make({1, 2, 1, 1}, 8);
+    auto memory = with_sink.run(weft::SDPA_backward_attributes().set_sink_token(sink).set_dsink_token(dsink));
+    HOLDS(!dsink->get_is_virtual() && std::isfinite(memory[128 * 8]) && std::isfinite(memory[128 * 8 + 1]));
+    auto bias = with_bias.make({1, 2, 8, 8}, 7), dbias = with_bias.make({1, 2, 8, 8}, 8);
+    memory = with_bias.run(weft::SDPA_backward_attributes().set_bias(bias).set_dbias(dbias));
+    HOLDS(!dbias->get_is_virtual());
+    for (std::size_t i = 128 * 8; i < 128 * 9; i++)
+        HOLDS(std::isfinite(memory[i]));
+    weft::Graph g(DataType_t::FLOAT); /* the results that nobody named are outputs, as without the user's tensor */
+    auto x = g.tensor({1, 1, 4, 8}), s = g.tensor({1, 1, 4, 1}), db = g.tensor({1, 1, 4, 4});
+    auto made = g.sdpa_backward(x, g.tensor({1, 1, 4, 8}), g.tensor({1, 1, 4, 8}), g.tensor({1, 1, 4, 8}),
+                                g.tensor({1, 1, 4, 8}), s,
+                                weft::SDPA_backward_attributes().set_bias(g.tensor({1, 1, 4, 4})).set_dbias(db));
+    GOOD(g.validate());
+    HOLDS(!made[0]->get_is_virtual() && !db->get_is_virtual());
+}
+
+static void dropout_by_the_generator() {
+    weft::Graph g(DataType_t::FLOAT);
+    auto scalar = g.tensor(Tensor_attributes().set_dim({1, 1, 1, 1}).set_data_type(DataType_t::INT64));
+    auto offset = g.tensor(Tensor_attributes().set_dim({1, 1, 1, 1}).set_data_type(DataType_t::INT64));
+    float probability = 0.5f;
+    auto q = g.tensor({1, 1, 8, 8}), k = g.tensor({1, 1, 8, 8}), v = g.tensor({1, 1, 8, 8});
+    auto made = g.sdpa(q, k, v, weft::SDPA_attributes().set_dropout(probability, scalar, offset));
+    GOOD(g.build(cpu()));
+    std::vector<float> ones(64, 1), out(64, NAN);
+    std::int64_t seed = 7, first = 3;
+    std::unordered_map<weft::Tensor, void *> pack = {{q, ones.data()}, {k, ones.data()}, {v, ones.data()},
+                                                     {scalar, &seed},  {offset, &first}, {made[0], out.data()}};
+    GOOD(g.execute(pack));
+    for (float value : out) /* of eight equal weights some are kept, and doubled */
+        HOLDS(std::fabs(value * 4 - std::round(value * 4)) < 1e-5 && value >= 0 && value <= 2);
+    (void)weft::SDPA_backward_attributes().set_dropout(0.1, scalar, offset);
+}
+
+static void booleans_are_bytes() {
+    for (bool are_bits : {false, true}) {
+        weft::Graph g;
+        g.set_compute_data_type(DataType_t::FLOAT).set_booleans_are_bits(are_bits);
+        auto make = [&] { return g.tensor(Tensor_attributes().set_dim({1, 2, 8}).set_data_type(DataType_t::BOOLEAN)); };
+        auto a = make(), b = make();
+        auto both = g.pointwise(a, b, weft::Pointwise_attributes().set_mode(weft::PointwiseMode_t::LOGICAL_AND));
+        both->set_output(true).set_data_type(DataType_t::BOOLEAN);
+        GOOD(g.build(cpu()));
+        std::uint8_t x[16], y[16], z[16];
+        for (std::uint8_t i = 0; i < 16; i++)
+            x[i] = are_bits ? 0xf0 : i % 2, y[i] = are_bits ? 0x3c : i % 3 == 0, z[i] = 0xff;
+        GOOD(g.execute({{a, x}, {b, y}, {both, z}}));
+        for (std::uint8_t i = 0; i < 16; i++)
+            HOLDS(z[i] == (are_bits ? (i < 2 ? 0x30 : 0xff) : (x[i] && y[i])));
+    }
+}
+
+static void tensors_of_a_loaded_plan() {
+    weft::Graph g(DataType_t::FLOAT), loaded;
+    auto x = g.tensor(Tensor_attributes().set_dim({2, 4}).set_uid(0).set_data_type(DataType_t::HALF));
+    auto y = g.relu(x);
+    y->set_output(true).set_uid(5);
+    GOOD(g.build(cpu()));
+    std::vector<std::uint8_t> data;
+    GOOD(g.serialize(data));
+    GOOD(loaded.deserialize(cpu(), data));
+    for (weft::Graph *graph : {&g, &loaded}) {
+        Tensor_attributes found;
+        GOOD(graph->query_tensor_attributes_of_uid(0, found));
+        HOLDS((found.get_dim() == Dims{2, 4}) && (found.get_stride() == Dims{4, 1}));
+        HOLDS(found.get_data_type() == DataType_t::HALF && found.get_uid() == 0);
+        GOOD(graph->query_tensor_attributes_of_uid(5, found));
+        HOLDS(found.get_data_type() == DataType_t::FLOAT);
+        HOLDS(graph->query_tensor_attributes_of_uid(1, found).is_bad());
+    }
+}
+
+static void names_of_ported_programs() {
+    auto make = [](std::int64_t rows) {
+        weft::Graph g(DataType_t::FLOAT);
+        auto x = g.tensor(Tensor_attributes().set_dim({rows, 4}).set_uid(1));
+        g.pointwise(x, g.tensor(Tensor_attributes(2.0f)),
+                    weft::Pointwise_attributes().set_mode(weft::PointwiseMode_t::MUL))
+            ->set_output(true)
+            .set_uid(2);
+        return g;
+    };
+    weft::Graph g = make(2), copy(g);
+    HOLDS(g.key() == make(2).key() && g.key() != make(3).key() && copy.key() == g.key());
+    std::ostringstream out;
+    out << g;
+    std::string json;
+    GOOD(g.serialize(json));
+    HOLDS(out.str() == json && g.print() == json && json.find("\"tensors\"") != std::string::npos);
+    g.set_sm_version(90).deselect_shared_mem_greater_than(1 << 16).set_kernel_cache(
+        std::make_shared<weft::KernelCache>());
+    GOOD(g.build(cpu()));
+    GOOD(g.warmup(cpu()));
+    std::int64_t engine = -1;
+    std::unordered_map<weft::KnobType_t, std::int64_t> knobs;
+    GOOD(g.get_engine_and_knobs_at_index(0, engine, knobs));
+    HOLDS(engine >= 0);
+    copy = g;
+    float in[8] = {1, 2, 3}, result[8];
+    std::unordered_map<std::int64_t, void *> pack = {{1, in}, {2, result}};
+    GOOD(copy.execute(pack));
+    HOLDS(result[2] == 6);
+    HOLDS(fe::detail::get_backend_version() >= 92500 && weftGetCudartVersion() >= 12000);
+    HOLDS(fe::get_element_size_in_bits(DataType_t::BFLOAT16) == 16);
+    CUstream_st *stream = nullptr;
+    HOLDS(weftGetStream(cpu(), &stream) == WEFT_STATUS_SUCCESS);
+    weft::Graph same(DataType_t::FLOAT); /* IDENTITY reads its first operand */
+    auto x = same.tensor({2}), other = same.tensor({2});
+    auto y = same.pointwise(x, other, weft::Pointwise_attributes().set_mode(weft::PointwiseMode_t::IDENTITY));
+    GOOD(same.build(cpu()));
+    GOOD(same.execute({{x, in}, {y, result}}));
+    HOLDS(result[0] == 1 && result[1] == 2);
+}
+
 int main() {
+    results_that_the_user_made_have_memory();
+    dropout_by_the_generator();
+    booleans_are_bytes();
+    tensors_of_a_loaded_plan();
+    names_of_ported_programs();
     ported_life_cycle();
     short_way();
     causal_convolution();
