@@ -26,7 +26,7 @@ from weft.torch.nodes import BLANK, DRAWN, OWN
 from weft.torch.ops import FLOATS, INDICES
 from weft.torch.partition import partition
 from weft.torch.regions import GETS, SHOWS, Cover, draw_alone, name_of
-from weft.torch.rewrites import rewrite
+from weft.torch.rewrites import recompute_widened, rewrite
 
 # ---- Which operators ----
 
@@ -161,7 +161,9 @@ def backend(
 
     def split(joint: torch.fx.GraphModule, *given: Any, **named: Any) -> Any:
         # Rematerialising keeps no copies of what views show.
-        return min_cut_rematerialization_partition(rewrite(joint), *given, **named)
+        rewritten = rewrite(joint)
+        recompute_widened(rewritten.graph)
+        return min_cut_rematerialization_partition(rewritten, *given, **named)
 
     both = {"fw_compiler": compile_one, "bw_compiler": compile_one}
     return aot_autograd(**both, inference_compiler=infer, partition_fn=split)(module, examples)

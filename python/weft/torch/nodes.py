@@ -152,7 +152,15 @@ def _where(d: Drawing, condition: Any, x: Any, y: Any) -> None:
 
 @_draws(aten._to_copy.default)
 def _to_copy(d: Any, x: Any, *_: Any) -> None:
-    _apply(d, "identity", x)
+    if widens(x.dtype, d.outputs[0].dtype):
+        d.widen(d.outputs[0], x)
+    else:
+        _apply(d, "identity", x)
+
+
+def widens(before: torch.dtype, after: torch.dtype) -> bool:
+    """Whether a conversion of floats keeps all bits and adds some."""
+    return bool(before.is_floating_point and after.is_floating_point and before.itemsize < after.itemsize)
 
 
 # ---- Softmax of rows that may be masked whole ----
@@ -201,7 +209,7 @@ def _transpose(d: Drawing, x: Any, i: int, j: int) -> None:
 
 @_draws(aten.expand.default)
 def _expand(d: Any, x: Any, *_: Any) -> None:
-    shape = list(d.outputs[0].shape)
+    shape = list(d.outputs[0].shape) or [1]
     d.write(0, d.graph.identity(d.operand(x, shape)), shape)
 
 
@@ -279,9 +287,12 @@ def _getitem(_: Drawing, __: Any, ___: int) -> None:
 
 
 def _reduce(mode: str) -> Draw:
-    def draw(d: Drawing, x: Any, dims: Any = None, *_: Any) -> None:
+    def draw(d: Any, x: Any, dims: Any = None, *_: Any) -> None:
+        if x.ndim == 0:
+            d.show(d.outputs[0], x)
+            return
         over = [i % x.ndim for i in ([dims] if isinstance(dims, int) else dims or range(x.ndim))]
-        kept: Tensor = d.graph.reduction(d.read(x), mode, dims=over)
+        kept: Tensor = d.graph.reduction(d.read(d.exact(x)), mode, dims=over)
         d.write(0, kept, [1 if i in over else n for i, n in enumerate(x.shape)])
 
     return draw

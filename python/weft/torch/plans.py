@@ -61,6 +61,10 @@ class Drawing:
         before = rank - len(order)
         return self.read(value, [*[1] * before, *dims], [*[value.numel()] * before, *steps])
 
+    def exact(self, value: Any) -> Any:
+        """A value with the same numbers in the narrowest type, for operators that compute in float anyway."""
+        return value
+
     def write(
         self, i: int, result: Tensor, dims: Sequence[int] | None = None, steps: Sequence[int] | None = None
     ) -> None:

@@ -60,13 +60,15 @@ class RegionDrawing(Drawing):
         """What is made, in other dims."""
         self._permuted: dict[int, tuple[Any, Sequence[int]]] = {}
         """What shows another value in another order: that value, and the order."""
+        self._narrow: dict[int, Any] = {}
+        """Of what value of a narrower type a value is a copy."""
         self._values: list[Any] = []  # whose ids are keys, so they must live
         self._blank: set[int] = set()
 
     def read(self, value: Any, dims: Any = None, steps: Any = None) -> Tensor:
         """As Drawing's, of an input or of what an operator before has written."""
         shape = list(dims) if dims is not None else list(value.shape) or [1]
-        made = self._made.get(id(value))
+        made = self._made[id(value)] if self._is_made(value) else None
         if made is None:
             if not any(each is value for each in self._inputs):
                 raise NotSupportedError("a value that no operator of the region has drawn.")
@@ -81,7 +83,7 @@ class RegionDrawing(Drawing):
 
     def read_broadcast(self, value: Any, rank: int) -> Tensor:
         """As Drawing's."""
-        if id(value) in self._made:
+        if self._is_made(value):
             return self.read(value, [*[1] * (rank - value.ndim), *value.shape])
         return super().read_broadcast(value, rank)
 
@@ -89,7 +91,7 @@ class RegionDrawing(Drawing):
         """As Drawing's; what the region makes in another order is read as it was before."""
         source, before = self._permuted.get(id(value), (value, range(value.ndim)))
         composed = [before[i] for i in order]
-        if id(source) not in self._made:
+        if not self._is_made(source):
             return super().read_permuted(source, composed, rank)
         made = self.read(source)
         if composed != list(range(source.ndim)):
@@ -110,7 +112,12 @@ class RegionDrawing(Drawing):
 
     def show(self, value: Any, source: Any) -> None:
         """Lets a value be what another is, in another shape of the same order."""
-        if id(source) in self._made or not source.is_contiguous():
+        if id(source) in self._narrow and id(source) not in self._made:
+            narrow = self._narrow[id(source)]
+            shown = narrow.new_empty(value.shape)
+            self.show(shown, narrow)
+            self.widen(value, shown)
+        elif id(source) in self._made or not source.is_contiguous():
             self.read(source)
             self._keep(value, self._made[id(source)])
         else:
@@ -120,7 +127,7 @@ class RegionDrawing(Drawing):
         """Lets a value be a part of another from its first element on: of an input, whose strides it has, or
         copied out of what is made."""
         shape = list(value.shape)
-        if id(source) not in self._made:
+        if not self._is_made(source):
             self._keep(value, self.read(source, shape, value.stride()))
         else:
             parts = [slice(0, n) for n in shape]
@@ -130,6 +137,7 @@ class RegionDrawing(Drawing):
         """Dims in which the operator's result is computed from these: those of what is made already, where
         all can be read so, that no reshape parts what belongs together; else the result's own."""
         shape = list(self.outputs[0].shape) or [1]
+        values = [self.exact(each) for each in values]
         for each in values:
             made = self._made.get(id(each))
             if made is None or list(each.shape) != shape or made.get_dim() == shape:
@@ -143,7 +151,7 @@ class RegionDrawing(Drawing):
         """A tensor or a number as an operand of an operation over dims, which space() told."""
         if not isinstance(value, torch.Tensor):
             return self.number(float(value))
-        shape = list(self.outputs[0].shape) or [1]
+        value, shape = self.exact(value), list(self.outputs[0].shape) or [1]
         return self.read(value, _shape_in(dims, shape, value))
 
     def finish(self, i: int, value: Any, layout: Any) -> None:
@@ -151,7 +159,8 @@ class RegionDrawing(Drawing):
         of a dropout that is not there. layout: a tensor with the strides that it gets."""
         if id(value) in self._blank:
             return
-        result = self.read(value) if not layout.is_contiguous() else self._made[id(value)]
+        is_packed = layout.is_contiguous() and self._is_made(value)
+        result = self._made[id(value)] if is_packed else self.read(value)
         if any(result is end for end, _ in self.ends):
             result = self.graph.identity(result).set_dim(result.get_dim())
         result.set_output(True).set_data_type(value.dtype)
@@ -162,12 +171,29 @@ class RegionDrawing(Drawing):
     def leave_blank(self, may_lack: bool) -> None:
         """Notes which results of the operator it has not drawn: what has elements may lack only where nobody
         reads it."""
-        blank = [each for each in self.outputs if id(each) not in self._made]
+        blank = [e for e in self.outputs if id(e) not in self._made and id(e) not in self._narrow]
         lacking = [each for each in blank if isinstance(each, torch.Tensor) and each.numel()]
         if lacking and not may_lack:
             raise NotSupportedError(f"a result of shape {list(lacking[0].shape)} that is not drawn.")
         self._values += blank
         self._blank |= set(map(id, blank))
+
+    def exact(self, value: Any) -> Any:
+        """As Drawing's: the value of which this one is a copy in a wider type."""
+        return self._narrow.get(id(value), value)
+
+    def widen(self, value: Any, source: Any) -> None:
+        """Lets a value be a copy of another one in a wider type. It is stored only if an operator requires
+        the wider type, or if it is a result of the region."""
+        self._narrow[id(value)] = self.exact(source)
+        self._values += [value, source]
+
+    def _is_made(self, value: Any) -> bool:
+        """Whether the graph has a tensor that stands for the value; creates the one of a copy."""
+        if id(value) not in self._made and id(value) in self._narrow:
+            copy = self.graph.identity(self.read(self._narrow[id(value)]))
+            self._keep(value, copy.set_data_type(value.dtype).set_dim(list(value.shape) or [1]))
+        return id(value) in self._made
 
     def _keep(self, value: Any, made: Tensor) -> None:
         self._values.append(value)

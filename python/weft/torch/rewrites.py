@@ -5,13 +5,16 @@ Each rewrite looks at one node and puts others in its place, or leaves it; what 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
 
+from weft.torch.nodes import widens
 from weft.torch.plans import steps_in
 
 aten = torch.ops.aten
@@ -24,7 +27,8 @@ def rewrite(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph = module.graph
     _keep_channels_last(graph)
     for node in list(graph.nodes):
-        if node.op == "call_function" and (found := _REWRITES.get(node.target)) and not _is_dynamic(node):
+        found = _REWRITES.get(node.target) if node.op == "call_function" else None
+        if found is not None and (node.target in _OF_ANY_SIZE or not _is_dynamic(node)):
             with graph.inserting_before(node):
                 found(node)
     graph.eliminate_dead_code()
@@ -394,6 +398,75 @@ def _dropout(node: Any) -> None:
         each.replace_all_uses_with(again)
 
 
+# ---- Cross-entropy, which torch computes from stored log-probabilities ----
+
+_LOSSES = {
+    aten.nll_loss_forward.default: aten.nll_loss_backward.default,
+    aten.nll_loss2d_forward.default: aten.nll_loss2d_backward.default,
+}
+
+
+def _readers(node: Any) -> list[Any]:
+    """The nodes that read a value, directly or detached."""
+    found = []
+    for each in node.users:
+        found += _readers(each) if each.target == aten.detach.default else [each]
+    return found
+
+
+def _cross_entropy(node: Any) -> None:
+    """The loss and its gradient are computed from the logits and two numbers per row, so that no
+    log-probabilities are stored."""
+    scores, *how = _given(node)
+    if scores.target != aten._log_softmax.default:
+        return
+    logits, dim, _ = _given(scores)
+    losses = [each for each in _readers(scores) if each.target == _LOSSES[node.target]]
+    gradients = [each for loss in losses for each in loss.users]
+    loss, total = _parts_of(node)
+    are_alone = (
+        dim % _value(logits).ndim == min(1, _value(logits).ndim - 1)
+        and set(_readers(scores)) == {node, *losses, *gradients}
+        and all(each.target == aten._log_softmax_backward_data.default for each in gradients)
+        and all(_given(each)[2:6] == how for each in losses)
+        and (total is None or set(_readers(total)) <= {*losses})
+    )
+    if loss is None or not are_alone:
+        return
+    if _value(logits).dtype != _value(scores).dtype:
+        logits = _call(node, aten._to_copy.default, logits, dtype=_value(scores).dtype)
+    results = _call(node, torch.ops.weft.cross_entropy.default, logits, *how)
+    own, *sums = (_call(node, operator.getitem, results, i) for i in range(len(results.meta["val"])))
+    loss.replace_all_uses_with(own)
+    for each in gradients:
+        with node.graph.inserting_before(each):
+            given = each.args[0].args[0], logits, *how, 0.0, *sums
+            gradient = _call(each, torch.ops.weft.cross_entropy_backward.default, *given)
+            if _value(gradient).dtype != _value(each).dtype:
+                gradient = _call(each, aten._to_copy.default, gradient, dtype=_value(each).dtype)
+        each.replace_all_uses_with(gradient)
+
+
+# ---- Copies in a wider type, such as logits in float32 ----
+
+
+def recompute_widened(graph: torch.fx.Graph) -> None:
+    """Has torch's partitioner store, between forward and backward, what copies in a wider type are made of
+    instead of these: the gradient's kernel converts what it reads."""
+    widened = set()
+    for node in graph.nodes:
+        is_shown = node.target in _SHOWN or node.target == aten.detach.default
+        if _widens(node) or (is_shown and node.args[0] in widened):
+            widened.add(node)
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+
+def _widens(node: Any) -> bool:
+    if node.target != aten._to_copy.default:
+        return False
+    return widens(_value(node.args[0]).dtype, _value(node).dtype)
+
+
 # ---- Strides that only say anew how elements lie, as a mean's over images with their channels last do ----
 
 
@@ -460,4 +533,8 @@ _REWRITES: dict[Any, Rewrite] = {
     aten.as_strided.default: _strided,
     aten.as_strided_scatter.default: _scatter,
     aten.copy.default: _copy,
+    **dict.fromkeys(_LOSSES, _cross_entropy),
 }
+
+_OF_ANY_SIZE = {*_LOSSES}
+"""Operators that are rewritten also where a size is a symbol."""

@@ -121,6 +121,7 @@ def _cross_entropy(
     """The maximum is subtracted from the logits first: their logsumexp, rounded to float, would be off by a
     rounding of the largest logit. The gradient takes the maximum and the logarithm of the sum of
     exponentials as two numbers for the same reason."""
+    x = d.exact(x)
     g, scores = d.graph, d.read(x, *_shown(x))
     rows = _rows(d, scores, x, target, weight, ignored)
     most = g.reduction(scores, "MAX", dims=[CLASS])
@@ -155,6 +156,7 @@ def _cross_entropy_backward(
     d: Drawing, dloss: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, smoothing: float,
     total: Any, most: Any, log_sum: Any,
 ) -> None:
+    x = d.exact(x)
     classes = _classes(x)
     g, scores = d.graph, d.read(x, *_shown(x))
     rows = _rows(d, scores, x, target, weight, ignored)
