@@ -61,6 +61,8 @@ class Place:
 
     def get(self, array: Any) -> Any:
         """An array in double precision, on the host."""
+        if hasattr(array, "detach"):  # a torch tensor
+            return array.double().cpu().numpy()
         host = array.numpy() if isinstance(array, weft.DeviceArray) else np.asarray(array)
         return host.astype(np.float64)
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft import buffers
 from weft import enums as weft_enums
 from weft import tensor as weft_tensor
 from weft.backend import Handle
 from weft.cudnn import enums
 from weft.cudnn.grouped import check_scales
 from weft.cudnn.names import Node, find_tensor
-from weft.cudnn.plans import Plans
+from weft.cudnn.plans import OtherBooleans, Plans
 from weft.cudnn.sdpa import Attention
 from weft.cudnn.tensors import Tensor
 from weft.errors import BadParameterError, NotSupportedError
 from weft.graphs import Graph
-from weft.lowering import Operation
+from weft.lowering import Lowering, Operation
 from weft.plan import Plan
 
 
@@ -83,6 +84,7 @@ class pygraph(Attention, Plans):
         self._retention = _retention(cuda_graph_retention)
         self._nodes: list[Node] = []
         self._adopted = {}
+        self._boolean_plans: dict[frozenset[int], Plan] = {}
         self._before: dict[Any, tuple[Any, ...]] = {}
         self._is_stale = False
 
@@ -234,10 +236,55 @@ class pygraph(Attention, Plans):
         memory in their order. A key None, a uid that no tensor uses and a virtual tensor are skipped, and a
         tensor of another graph stands for its uid. The rest is as for weft.Graph.execute."""
         if override_uids is None and tensor_uids is None:
-            self._execute(self._plan or self.plan, tensor_dict, workspace, handle, None)
+            try:
+                self._execute(self._plan or self.plan, tensor_dict, workspace, handle, None)
+            except OtherBooleans as error:
+                self._with_other_booleans(
+                    error,
+                    lambda plan: self._execute(
+                        plan, tensor_dict, self._room(plan, workspace), handle, None
+                    ),
+                )
             return
         pack = _pack(tensor_dict, tensor_uids)
         super().execute(pack, workspace, handle, override_uids, override_shapes, override_strides)
+
+    def _with_other_booleans(self, error: OtherBooleans, run: Callable[[Plan], Any]) -> Any:
+        """Runs a plan in which BOOLEAN tensors have a bit or a byte per element, as their memory does. The
+        plan is built once for each combination."""
+        if not self._operations:
+            raise error  # a saved plan does not know its operations
+        flipped: frozenset[int] = frozenset()
+        while True:
+            flipped ^= {error.uid}
+            if flipped not in self._boolean_plans:
+                self._boolean_plans[flipped] = self._plan_with_other_booleans(flipped)
+            try:
+                return run(self._boolean_plans[flipped])
+            except OtherBooleans as next_error:
+                error = next_error
+
+    def _room(self, plan: Plan, workspace: Any) -> Any:
+        """The caller's workspace, if it is large enough for another plan."""
+        return workspace if plan.workspace_size <= self.plan.workspace_size else None
+
+    def _plan_with_other_booleans(self, uids: frozenset[int]) -> Plan:
+        kinds = weft_enums.data_type
+        tensors = [(t, t._data_type) for t in self._tensors if t._uid in uids]
+        try:
+            for tensor, kind in tensors:
+                is_bits = kind is kinds.BOOLEAN
+                tensor._data_type = kinds.BYTE_BOOLEAN if is_bits else kinds.BOOLEAN
+            lowering = Lowering(self._compute_type)
+            planner = self._planner_of([lowering.operation(operation) for operation in self._operations])
+        finally:
+            for tensor, kind in tensors:
+                tensor._data_type = kind
+        planner.ask(self._heuristics)
+        planner.keep(self._filters, self._workspace_limit)
+        plan = planner.plans[planner.build(weft_enums.build_plan_policy.HEURISTICS_CHOICE, self._wrapper())]
+        assert plan is not None
+        return plan
 
     def _slot_of_unknown(self, plan: Plan, key: Any) -> int | None:
         """As in cuDNN, a tensor stands for its uid, and memory for a uid that no tensor uses is ignored."""
@@ -276,7 +323,15 @@ class pygraph(Attention, Plans):
             given |= {self._find(key).get_uid(): value for key, value in arrays[0].items()}
             arrays = ()
         stream = None if handle is None else stream_of(handle)
-        return self._run(arrays, given, workspace=workspace, stream=stream)
+        try:
+            return self._run(arrays, given, workspace=workspace, stream=stream)
+        except OtherBooleans as error:
+            return self._with_other_booleans(
+                error,
+                lambda plan: plan.run(
+                    arrays, given, workspace=self._room(plan, workspace), stream=stream
+                ),
+            )
 
     # ---- Queries ----
 
@@ -315,6 +370,14 @@ class pygraph(Attention, Plans):
         return self._find(name_or_uid)
 
     def _find(self, key: Any) -> Any:
+        if not isinstance(key, (str, int, weft_tensor.Tensor)) and buffers.is_array(key):
+            tensor = next((tensor for tensor in self._tensors if tensor.value is key), None)
+            if tensor is None:
+                raise BadParameterError(
+                    f"{self._label}: an array is named that is no operand of an operation. Give an operand, "
+                    'or a name such as "conv::image".'
+                )
+            return tensor
         found = find_tensor(self._nodes, key) if isinstance(key, str) and "::" in key else None
         return super()._find(key) if found is None else found
 

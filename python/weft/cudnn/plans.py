@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,27 @@ from weft.plan import Plan
 from weft.slots import Slot
 
 
+class OtherBooleans(BadParameterError):
+    """Memory of a BOOLEAN tensor has bits where the plan reads bytes, or bytes where it reads bits."""
+
+    def __init__(self, slot: Slot) -> None:
+        is_bytes = slot.data_type is data_type.BYTE_BOOLEAN
+        super().__init__(
+            f"{slot} is BOOLEAN, with a {'byte' if is_bytes else 'bit'} per element, and its buffer has a "
+            f"{'bit' if is_bytes else 'byte'} for each. Give a buffer of the other kind."
+        )
+        self.uid = slot.uid
+
+
+def _has_other_booleans(slot: Slot, memory: buffers.Memory) -> bool:
+    """Whether memory has as many bytes as the tensor has bits, or the other way round."""
+    elements = math.prod(slot.dims)
+    if slot.data_type is data_type.BYTE_BOOLEAN:
+        return memory.size == (elements + 7) // 8 < elements
+    is_bool = slots.type_of(memory.dtype) is data_type.BYTE_BOOLEAN
+    return slot.data_type is data_type.BOOLEAN and elements > 1 and (is_bool or memory.size == elements)
+
+
 class ScriptPlan(Plan):
     """A plan that rounds numbers to the type of a by-value scalar, whatever library they come from, and
     takes torch's parameters as memory, as cuDNN does. execute() reads memory as the tensor says, whatever the
@@ -24,12 +46,8 @@ class ScriptPlan(Plan):
         self, frame: Frame, where: str, i: int, slot: Slot, value: Any, memory: buffers.Memory
     ) -> int:
         value = value.detach() if buffers.requires_grad(value) else value
-        if slot.data_type is data_type.BYTE_BOOLEAN and memory.size == (slot.bytes + 7) // 8 < slot.bytes:
-            raise BadParameterError(
-                f"{where}: {slot} is BOOLEAN, a byte per element as of cuDNN 9.25, and its buffer has a bit "
-                "for each. Give a larger one, declare the tensor as weft.data_type.BOOLEAN, or call "
-                "cudnn.set_backend_version(92400) before the graph is made."
-            )
+        if _has_other_booleans(slot, memory):
+            raise OtherBooleans(slot)
         is_number = slot.is_by_value and slots.is_number_of_other_type(slot, memory)
         if where == "plan" or is_number:
             return super()._checked_address(frame, where, i, slot, value, memory)

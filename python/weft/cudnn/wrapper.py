@@ -3,7 +3,7 @@ with arrays returns arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from weft.backend import Handle
@@ -21,9 +21,8 @@ class Graph(pygraph):
     ...     io_data_type=cudnn.data_type.FLOAT, inputs=["mm::A", "mm::B"], outputs=["act::OUT_0"]
     ... ) as graph:
     ...     y = graph.relu(graph.matmul(x, w, name="mm"), name="act").set_output(True)
-    >>> graph(x, w)
-    array([[[3., 3.],
-            [3., 3.]]], dtype=float32)
+    >>> graph(x, w).tolist()
+    [[[3.0, 3.0], [3.0, 3.0]]]
     """
 
     def __init__(
@@ -46,11 +45,45 @@ class Graph(pygraph):
     def __call__(
         self, *arrays: Any, handle: Handle | None = None, workspace: Any = None, **named: Any
     ) -> Any:
-        """Runs the graph: arrays by position in the order of inputs, or a dict of them by name. Returns the
-        outputs."""
+        """Runs the graph: arrays by position in the order of inputs, which returns the outputs, or a dict of
+        arrays by name, which returns the dict with the outputs added. Outputs are torch tensors, or
+        the arrays of pygraph's calls where torch is not installed."""
         if not self._allocates and workspace is None and self._plan is not None and self.plan.workspace_size:
             raise BadParameterError(
                 f"{self._label}: it was made with workspace_alloc=False and needs {self.plan.workspace_size} "
                 "bytes of workspace. Give workspace=."
             )
-        return super().__call__(*arrays, handle=handle, workspace=workspace, **named)
+        returned = super().__call__(*arrays, handle=handle, workspace=workspace, **named)
+        results = tuple(map(_as_torch, returned if isinstance(returned, tuple) else (returned,)))
+        if len(arrays) == 1 and isinstance(arrays[0], MutableMapping):
+            arrays[0].update(zip(self._output_names(), results, strict=True))
+            return arrays[0]
+        return results if isinstance(returned, tuple) else results[0]
+
+    def _output_names(self) -> list[str]:
+        """What the outputs are called: as in outputs or set_io_tuples, else "conv::Y"."""
+        given = [name for name in self._io_names[1] if isinstance(name, str)]
+        if given and len(given) == len(self._io_names[1]):
+            return given
+        found = [(t, f"{node.name}::{port}") for node in self._nodes for port, t in node.outputs.items()]
+        ports = {tensor.get_uid(): name for tensor, name in found}
+        tensors = [self._find(name) for name in self._io_names[1]]
+        results = tensors or [tensor for tensor in self._results() if not tensor._is_virtual]
+        return [ports.get(tensor.get_uid(), tensor._name) for tensor in results]
+
+
+def _as_torch(result: Any) -> Any:
+    """An output as a torch tensor on the same memory; itself where torch is not installed."""
+    try:
+        import numpy as np
+        import torch
+    except ImportError:
+        return result
+    if isinstance(result, torch.Tensor):
+        return result
+    if not isinstance(result, np.ndarray):
+        return torch.from_dlpack(result)
+    if result.dtype.isbuiltin == 1:
+        return torch.from_numpy(result)
+    whole = np.dtype(f"i{result.dtype.itemsize}")  # types of ml_dtypes, which torch does not read
+    return torch.from_numpy(result.view(whole)).view(getattr(torch, result.dtype.name))
