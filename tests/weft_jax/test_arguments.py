@@ -58,6 +58,8 @@ MESSAGES = {
     "softmax: the type of x is not supported: expected a floating-point type, got complex128. Convert "
     "the array, or give its real and imaginary parts.":
         lambda: weft_jax.softmax(normal(3) + 1j),
+    "softmax: axis is wrong: expected an integer, got (0, 1). Give one dimension; reshape x to join several.":
+        lambda: weft_jax.softmax(normal(3, 4), axis=(0, 1)),
     "log_softmax: axis is out of range: expected -2 to 1, got 2. Give a dimension of x, float64[3,4].":
         lambda: weft_jax.log_softmax(normal(3, 4), axis=2),
     "conv: x and w have the wrong numbers of dimensions: expected 3 to 5 for both, as NHWC and HWIO, got "

@@ -86,7 +86,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
     >>> weft.jax.softmax(jnp.zeros(4))
     Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
-    return _softmax(operator.index(axis), x)
+    return _softmax(_integer("softmax", axis), x)
 
 
 def log_softmax(x: Any, axis: int = -1) -> Any:
@@ -96,4 +96,13 @@ def log_softmax(x: Any, axis: int = -1) -> Any:
     >>> float(weft.jax.log_softmax(jnp.zeros(1))[0])
     0.0
     """
-    return _log_softmax(operator.index(axis), x)
+    return _log_softmax(_integer("log_softmax", axis), x)
+
+
+def _integer(where: str, axis: Any) -> int:
+    try:
+        return operator.index(axis)
+    except TypeError:
+        raise arguments.refuse(
+            where, "axis is wrong", "an integer", repr(axis), "Give one dimension; reshape x to join several."
+        ) from None
