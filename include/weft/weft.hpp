@@ -674,6 +674,8 @@ class Tensor_attributes {
     }
     bool is_virtual() const { return virtual_ ? *virtual_ : is_result() && !is_chosen_ && !is_given_; }
     bool is_result() const { return mark_ != nullptr; }
+    /** True if strides are set whose dims are still to be inferred. */
+    bool lacks_dims() const { return dims_.empty() && !strides_.empty(); }
     std::string label() const {
         std::string number = uid_ ? "uid " + std::to_string(*uid_) : "no uid yet";
         return name_.empty() ? "tensor of " + number : "tensor '" + name_ + "' (" + number + ")";
@@ -1014,6 +1016,7 @@ class Lowering {
     bool are_booleans_bits_;
     std::shared_ptr<char> mark_;
     std::set<const graph::Tensor_attributes *> known_, read_, inferred_, statistics_;
+    std::set<const graph::Tensor_attributes *> scales_; /**< of attention, where cuDNN's frontend takes dims {1}, too */
     std::vector<Tensor> order_;
     std::map<graph::Tensor_attributes *, Descriptor> made_;
 };
@@ -1021,12 +1024,16 @@ class Lowering {
 inline error_t Lowering::visit(const Node &node) {
     if (!node.settings.refusal_.empty())
         return fail(error_code_t::INVALID_VALUE, node.label() + ": " + node.settings.refusal_);
+    const bool is_attention = node.kind == WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR ||
+                              node.kind == WEFT_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR;
     for (const Input &input : node.inputs)
         for (const Tensor &tensor : input.tensors) {
             WEFT_HPP_TRY(check_input(node, input, tensor));
             order(tensor);
             if (tensor && tensor->ragged_offset_)
                 order(tensor->ragged_offset_);
+            if (is_attention && std::strstr(input.key, "scale_"))
+                scales_.insert(tensor.get());
             read_.insert(tensor.get());
         }
     if (node.part) {
@@ -1118,11 +1125,18 @@ inline void Lowering::describe(const graph::Tensor_attributes &tensor, Descripto
     made.set(WEFT_ATTR_TENSOR_UNIQUE_ID, WEFT_TYPE_INT64, *tensor.uid_);
     if (!tensor.name_.empty())
         made.set_text(WEFT_ATTR_NAME_EXT, tensor.name_);
-    if (!tensor.dims_.empty())
-        made.set(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64, tensor.dims_);
+    std::vector<std::int64_t> dims = tensor.dims_, strides = tensor.strides_;
+    if (tensor.lacks_dims())
+        dims = tensor.inferred_dims_;
+    if (dims.empty())
+        strides.clear();
+    if (dims == std::vector<std::int64_t>{1} && scales_.count(&tensor))
+        dims = strides = {1, 1, 1, 1};
+    if (!dims.empty())
+        made.set(WEFT_ATTR_TENSOR_DIMENSIONS, WEFT_TYPE_INT64, dims);
     const char yes = 1;
-    if (!tensor.strides_.empty())
-        made.set(WEFT_ATTR_TENSOR_STRIDES, WEFT_TYPE_INT64, tensor.strides_);
+    if (!strides.empty())
+        made.set(WEFT_ATTR_TENSOR_STRIDES, WEFT_TYPE_INT64, strides);
     else
         made.set(WEFT_ATTR_TENSOR_CUDNN_STRIDES_EXT, WEFT_TYPE_BOOLEAN, yes);
     DataType_t type = tensor.get_data_type();
@@ -1302,6 +1316,8 @@ class Graph : public detail::Operations {
     /** Type to calculate in of operations that have none of their own. */
     Graph &set_compute_data_type(DataType_t type) { return compute_type_ = type, *this; }
     Graph &set_sm_count(std::int32_t count) { return sm_count_ = count, *this; }
+    /** Accepted for ported programs: populate_cuda_graph() is not offered. */
+    Graph &set_cuda_graph_retention(CudaGraphRetention_t) { return *this; }
     /** Accepted for ported programs: the handle, or set_device_properties(), says which chip it is. */
     Graph &set_sm_version(std::int32_t) { return *this; }
     /** Whether DataType_t::BOOLEAN is a bit per element, as in cuDNN before 9.25; default no: it is a byte. */
@@ -1573,6 +1589,7 @@ class Graph : public detail::Operations {
                                   SDPA_backward_attributes &attributes, std::vector<detail::Result> more);
     std::shared_ptr<detail::Part> modify(const Tensor &q, const Tensor &k, const SDPA_attributes &attributes);
     error_t lower(std::vector<detail::Descriptor> &operations);
+    error_t lower_once(std::vector<detail::Descriptor> &operations);
     void read_slots();
     detail::Descriptor engine(std::int64_t id) const;
     error_t configure(std::int64_t id, const std::map<std::int64_t, std::int64_t> &knobs,
@@ -1813,6 +1830,22 @@ inline std::array<Tensor, 2> Graph::matmul_fp8(const Tensor &A, const Tensor &B,
 inline error_t Graph::lower(std::vector<detail::Descriptor> &operations) {
     if (nodes_.empty())
         return fail(error_code_t::INVALID_VALUE, "it has no operations. Add one, for example matmul(a, b).");
+    /* Descriptors take strides together with dims: where a result has only strides, its dims are inferred first. */
+    bool has_incomplete = false;
+    for (const detail::Node &node : nodes_)
+        for (const detail::Result &result : node.results)
+            if (result.tensor && result.tensor->lacks_dims()) {
+                result.tensor->inferred_dims_.clear();
+                has_incomplete = true;
+            }
+    if (has_incomplete) {
+        std::vector<detail::Descriptor> first;
+        WEFT_HPP_TRY(lower_once(first));
+    }
+    return lower_once(operations);
+}
+
+inline error_t Graph::lower_once(std::vector<detail::Descriptor> &operations) {
     detail::Lowering lowering(label(), io_type_, intermediate_type_, compute_type_, are_booleans_bits_, mark_);
     WEFT_HPP_TRY(lowering.prepare(nodes_, {}));
     for (const Tensor &tensor : declared_)

@@ -768,6 +768,50 @@ static void tensors_of_a_loaded_plan() {
     }
 }
 
+static void strides_without_dims() {
+    weft::Graph g(DataType_t::FLOAT);
+    auto x = g.tensor({2, 3, 4}), w = g.tensor({2, 4, 2});
+    auto y = g.relu(g.matmul(x, w));
+    y->set_output(true).set_stride({1, 4, 2});
+    GOOD(g.build(cpu()));
+    HOLDS((y->get_dim() == Dims{2, 3, 2}) && (y->get_stride() == Dims{1, 4, 2}));
+    std::vector<float> in = expect::numbers(24, 1), factors = expect::numbers(16, 2), out(12, NAN);
+    GOOD(g.execute({{x, in.data()}, {w, factors.data()}, {y, out.data()}}));
+    std::vector<double> expected(12);
+    for (std::size_t b = 0; b < 2; b++)
+        for (std::size_t i = 0; i < 3; i++)
+            for (std::size_t j = 0; j < 2; j++) {
+                double sum = 0;
+                for (std::size_t k = 0; k < 4; k++)
+                    sum += double(in[b * 12 + i * 4 + k]) * factors[b * 8 + k * 2 + j];
+                expected[b + i * 4 + j * 2] = std::max(0.0, sum);
+            }
+    NEAR(out, expected);
+    y->set_stride({6, 2}); /* of another rank */
+    HOLDS(g.validate().get_message().find("2 strides for 3 dims") != std::string::npos);
+}
+
+static void scales_of_one_element() {
+    weft::Graph g(DataType_t::FP8_E4M3);
+    g.set_compute_data_type(DataType_t::FLOAT);
+    std::vector<weft::Tensor> scales;
+    for (int i = 0; i < 6; i++)
+        scales.push_back(g.tensor({1}, "", DataType_t::FLOAT));
+    auto q = g.tensor({1, 1, 16, 16}), k = g.tensor({1, 1, 16, 16}), v = g.tensor({1, 1, 16, 16});
+    auto made = g.sdpa_fp8(q, k, v, scales[0], scales[1], scales[2], scales[3], scales[4], scales[5]);
+    made[0]->set_output(true);
+    GOOD(g.build(cpu()));
+    std::vector<std::uint8_t> one(256, 0x38), out(256, 0xff); /* 1.0 in e4m3 */
+    float one_scale = 1, two = 2;
+    std::unordered_map<weft::Tensor, void *> pack = {{q, one.data()}, {k, one.data()}, {v, one.data()}};
+    for (int i = 0; i < 6; i++)
+        pack[scales[static_cast<std::size_t>(i)]] = i == 2 ? &two : &one_scale;
+    pack[made[0]] = out.data();
+    GOOD(g.execute(pack));
+    for (std::uint8_t code : out) /* the mean of v, times its scale */
+        HOLDS(code == 0x40);
+}
+
 static void names_of_ported_programs() {
     auto make = [](std::int64_t rows) {
         weft::Graph g(DataType_t::FLOAT);
@@ -815,6 +859,8 @@ int main() {
     dropout_by_the_generator();
     booleans_are_bytes();
     tensors_of_a_loaded_plan();
+    strides_without_dims();
+    scales_of_one_element();
     names_of_ported_programs();
     ported_life_cycle();
     short_way();
