@@ -68,8 +68,12 @@ void GOMP_parallel(void (*body)(void *), void *context, unsigned threads, unsign
 
 static _Atomic int seen[TASKS];
 
+static pthread_t caller;
+static _Atomic int strangers; /* tasks that ran on another thread than `caller` */
+
 static void visit(void *unused, int64_t task) {
     (void)unused;
+    strangers += !pthread_equal(pthread_self(), caller);
     seen[task]++;
 }
 
@@ -142,6 +146,7 @@ static void test_child(void) {
 int main(void) {
     int most = threads_count() < THREADS_MAX ? threads_count() : THREADS_MAX, usable = most > 1;
     set_to = most;
+    caller = pthread_self();
     check_loop("before a plan is built", 0, 0);
     CHECK(threads_start() == WEFT_STATUS_SUCCESS, "threads_start fails");
     check_loop("as many threads as cores", 0, usable);
@@ -152,7 +157,9 @@ int main(void) {
     test_child();
     check_loop("after a fork", 0, usable);
     set_to = 1;
+    strangers = 0;
     check_loop("set to one thread", 0, 0);
+    CHECK(strangers == 0, "set to one thread: %d tasks ran on other threads than the caller's", strangers);
     set_to = threads_count() + 1;
     check_loop("set to more threads than cores", 0, 0);
     return failures != 0;

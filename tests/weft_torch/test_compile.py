@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -758,6 +758,40 @@ def test_an_operator_that_is_left_alone_is_called() -> None:
     torch.testing.assert_close(run(x), x.relu().cumsum(0))
     assert (alone.compiled, alone.apart) == (0, [])
     assert sum(alone.left.values()) == 1
+
+
+@pytest.mark.parametrize("mode", weft_compile.inductor.MODES)
+def test_modes_of_torch_compile_are_accepted(mode: str) -> None:
+    def model(x):
+        return torch.softmax(x @ x.t(), -1)
+
+    x = torch.randn(4, 6)
+    run = torch.compile(model, backend=weft_torch.backend, mode=mode)
+    torch.testing.assert_close(run(x), model(x))
+
+
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(Exception, match=r"unknown mode: expected one of 'default', .*, got 'fast'"):
+        torch.compile(torch.sin, backend=weft_torch.backend, mode="fast")(torch.ones(2))
+
+
+class Outputs(OrderedDict):
+    """As ModelOutput of transformers: a mapping whose results have names."""
+
+
+def test_explain_takes_named_arguments_and_results_in_mappings() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x, *, scale):
+            y = self.layer(x) * scale
+            return Outputs(hidden=(y, None), loss=torch.softmax(y, -1).square().sum())
+
+    x, scale = torch.randn(3, 4), torch.tensor(2.0)
+    assert len(weft_torch.explain(Model(), x, scale=scale).graphs) == 2  # one each way
+    assert len(weft_torch.explain(Model(), x, scale=scale, backward=False).graphs) == 1
 
 
 def test_options_that_are_none() -> None:

@@ -289,3 +289,40 @@ def test_names_that_do_not_exist_are_refused() -> None:
         weft_torch.enable(["convolution"])
     with pytest.raises(ValueError, match=r"where has 'tpu'\. Use 'cpu' and 'cuda'\."):
         weft_torch.enable(where=["tpu"])
+    with pytest.raises(ValueError, match=r"'swiglu' replaces none of .*\. Call torch\.ops\.weft\.swiglu\."):
+        weft_torch.enable(["swiglu"])
+
+
+def test_one_name_needs_no_list() -> None:
+    x = torch.randn(2, 3)
+    with weft_torch.enable("softmax", x.device.type) as enabled:
+        torch.softmax(torch.log_softmax(x, 1), 1)
+    assert enabled.report() == {"aten::_softmax": {"served": 1}}
+
+
+def test_linear_enables_the_products_that_torch_computes_it_of() -> None:
+    x, weight, bias = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3), torch.randn(4)
+    with weft_torch.enable(["linear", "linear_backward"]) as enabled:
+        F.linear(x, weight, bias).softmax(1).sum().backward()
+    assert enabled.report() == {"aten::addmm": {"served": 1}, "aten::mm": {"served": 1}}
+
+
+@pytest.mark.parametrize(
+    ("stride", "dilation", "padding", "output_padding"),
+    [(1, 2, 0, 1), (2, 3, 1, 2), (1, 3, 2, 2), (2, 4, 0, 3)],
+)
+def test_output_padding_may_lie_between_stride_and_dilation(
+    stride: int, dilation: int, padding: int, output_padding: int
+) -> None:
+    shapes = (2, 3, 5, 4), (3, 2, 3, 2), (2,)
+    x, weight, bias = (torch.randn(*each, dtype=torch.float64, requires_grad=True) for each in shapes)
+
+    def run():
+        y = F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, 1, dilation)
+        loss = torch.arange(y.numel()).sin().view_as(y).to(y)
+        return y, *torch.autograd.grad(y, (x, weight, bias), loss)
+
+    expected = run()
+    with weft_torch.enable() as enabled:
+        torch.testing.assert_close(run(), expected)
+    assert all(outcomes == {"served": 1} for outcomes in enabled.report().values())

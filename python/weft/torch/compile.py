@@ -7,8 +7,9 @@ torch runs it.
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def _compiled(
     covered, left = _covered(module, cover)
     if left >= _WORTH and how.get("inductor", True):
         try:
-            compiled = inductor.compile(covered, given)
+            compiled = inductor.compile(covered, given, how["mode"])
         except Exception as refusal:  # Inductor's are of any kind
             words = textwrap.shorten(str(refusal), 300, placeholder=" ...")
             cover.apart.append(f"{type(refusal).__name__}: {words}")
@@ -140,7 +141,7 @@ def _compiled(
 
 def backend(
     module: torch.fx.GraphModule, examples: Sequence[Any], cover: Cover | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None, mode: str | None = None,
 ) -> Any:  # fmt: skip
     """A backend of torch.compile.
 
@@ -148,10 +149,17 @@ def backend(
         module, examples: what torch.compile gives it.
         cover: where to note what becomes of the graphs.
         options: those of torch.compile. "inductor": whether Inductor compiles what Weft leaves, default True.
+        mode: one of torch.compile. It applies to what Inductor compiles, without CUDA graphs.
     """
-    noted, how = Cover() if cover is None else cover, options or {}
+    noted, how = Cover() if cover is None else cover, dict(options or {})
     if unknown := how.keys() - {"inductor"}:
         raise ValueError(f'backend "weft": no option is named {min(unknown)!r}. There is "inductor".')
+    if mode not in (None, *inductor.MODES):
+        modes = ", ".join(map(repr, inductor.MODES))
+        raise ValueError(
+            f'backend "weft": unknown mode: expected one of {modes}, got {mode!r}. Use one of them.'
+        )
+    how["mode"] = mode
 
     def compile_one(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Any:
         return _compiled(graph, given, noted, how)
@@ -171,25 +179,40 @@ def backend(
 
 def explain(
     model: Callable[..., Any], *arguments: Any, backward: bool = True,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None, mode: str | None = None, **named: Any,
 ) -> Cover:  # fmt: skip
     """How Weft covers a model on these arguments: str() of it is the text, `graphs` can be plotted.
 
     Args:
-        model: a module or a function of tensors.
-        arguments: what it is called with.
+        model: a module or a function of tensors. Its result may be a tensor, or tuples, mappings and data
+            classes of tensors, such as ModelOutput of transformers.
+        arguments, named: what it is called with.
         backward: whether gradients are covered too, of the sum of the results.
-        options: as backend's.
+        options, mode: as backend's.
     """
     cover = Cover()
     torch._dynamo.reset()
 
     def noting(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
-        return backend(module, examples, cover, options)
+        return backend(module, examples, cover, options, mode)
 
     compiled = torch.compile(model, backend=noting)
-    result = compiled(*arguments)
-    first = result[0] if isinstance(result, (tuple, list)) else result
-    if backward and isinstance(first, torch.Tensor) and first.requires_grad:
-        first.sum().backward()
+    results = [each for each in _all_tensors(compiled(*arguments, **named)) if each.requires_grad]
+    if backward and results:
+        torch.autograd.backward([each.sum() for each in results])
     return cover
+
+
+def _all_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a model's result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if isinstance(value, Mapping):
+        parts: Iterable[Any] = value.values()
+    elif dataclasses.is_dataclass(value):
+        parts = vars(value).values()
+    else:
+        parts = value if isinstance(value, (tuple, list)) else ()
+    for each in parts:
+        yield from _all_tensors(each)

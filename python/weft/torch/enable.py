@@ -36,7 +36,8 @@ class Enabled:
         # Kernels of a device look at no keys, nor does what torch composes.
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
         own = functools.partial(torch.library.get_kernel(operator.twin, key).call_boxed, keys)
-        slow = _server(name, operator, own, self._counts)
+        serve = operator if isinstance(operator, StandIn) else operator.in_torchs_place
+        slow = _server(name, serve, own, self._counts)
 
         def left(error: WeftError) -> Callable[..., Any]:
             return _counted(own, self._counts, (name, str(error)))
@@ -44,7 +45,7 @@ class Enabled:
         if isinstance(operator, StandIn):
             call = operator.standing_for(slow, left, _server(name, operator.serve, own, self._counts))
         else:
-            call = operator.standing_for(slow, left)
+            call = operator.standing_for(slow, left, operator.check)
             self._servers.append((name, call))
         if operator.twin is torch.ops.aten.convolution.default:
             call = _unless_traced(call, own)
@@ -117,19 +118,43 @@ def _counted(
     return call
 
 
-def enable(ops: Sequence[str] | None = None, where: Sequence[str] = ("cpu", "cuda")) -> Enabled:
+_PARTS = dict.fromkeys(("linear", "linear_backward"), ("mm", "addmm", "bmm"))
+"""What torch composes an operator of, whose parts Weft replaces."""
+
+
+def _refuse_name(name: str) -> None:
+    if name not in OPERATORS:
+        raise ValueError(f"enable: no operator is named {name!r}. Use some of {', '.join(OPERATORS)}.")
+    forward = OPERATORS[name.removesuffix("_backward")]
+    replaces = forward.places or forward.stand_ins or name in _PARTS
+    if not replaces:
+        raise ValueError(
+            f"enable: {name!r} replaces none of torch's operators: expected one that does, got {name!r}. "
+            f"Call torch.ops.weft.{name}."
+        )
+
+
+def enable(
+    ops: Sequence[str] | str | None = None, where: Sequence[str] | str = ("cpu", "cuda")
+) -> Enabled:
     """Puts Weft under torch's operators until disable(), or the end of a with block.
 
     Args:
-        ops: names in weft.torch.OPERATORS; default all of them. Gradients are operators of their own,
-            "conv_backward" for "conv".
-        where: devices, "cpu" and "cuda".
+        ops: names in weft.torch.OPERATORS, or one name; default all of them. Gradients are operators of
+            their own, "conv_backward" for "conv". "linear" enables the products that torch computes
+            linear layers of: "mm", "addmm" and "bmm".
+        where: devices, "cpu" and "cuda", or one of them.
+
+    Raises:
+        ValueError: for a name or device that does not exist, and for operators that replace none of torch's.
     """
-    unknown = [name for name in ops or () if name not in OPERATORS]
-    if unknown:
-        raise ValueError(f"enable: no operator is named {unknown[0]!r}. Use some of {', '.join(OPERATORS)}.")
-    strange = [place for place in where if place not in PLACES]
+    asked = list(OPERATORS) if ops is None else [ops] if isinstance(ops, str) else list(ops)
+    for name in asked if ops is not None else ():
+        _refuse_name(name)
+    devices = [where] if isinstance(where, str) else list(where)
+    strange = [each for each in devices if each not in PLACES]
     if strange:
         raise ValueError(f"enable: where has {strange[0]!r}. Use 'cpu' and 'cuda'.")
-    places = [p for p in where if p == "cpu" or torch.cuda.is_available()]
-    return Enabled([OPERATORS[name] for name in (OPERATORS if ops is None else ops)], places)
+    places = [p for p in devices if p == "cpu" or torch.cuda.is_available()]
+    names = dict.fromkeys(part for name in asked for part in _PARTS.get(name, (name,)))
+    return Enabled([OPERATORS[name] for name in names], places)

@@ -119,20 +119,27 @@ _HOW = {
 }
 
 
-def compile(module: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[[list[Any]], Any]:
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Of torch.compile."""
+
+
+def compile(
+    module: torch.fx.GraphModule, given: Sequence[Any], mode: str | None = None
+) -> Callable[[list[Any]], Any]:
     """A graph of ATen's operators and of regions as a function of a list of arguments. given: such arguments,
     fake. Raises what Inductor raises, and what importing it does."""
-    from torch._inductor import config
+    from torch._inductor import config, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
-    mode: Any = detect_fake_mode(given)
+    fake_mode: Any = detect_fake_mode(given)
     trace = make_fx(_AsOperators(module).run, select_decomp_table(), _allow_non_fake_inputs=True)
-    with mode, _with_constants(mode), torch.no_grad(), enable_python_dispatcher():
+    with fake_mode, _with_constants(fake_mode), torch.no_grad(), enable_python_dispatcher():
         traced = trace(*given)
     output = next(each for each in traced.graph.nodes if each.op == "output")
     # All results lie as torch says, whoever reads them.
     nodes = [i for i, each in enumerate(output.args[0]) if isinstance(each, torch.fx.Node)]
     output.meta["user_visible_output_idxs"] = nodes
-    with config.patch(_HOW):
+    settings = list_mode_options(mode) if mode not in (None, "default") else {}
+    with config.patch({**settings, **_HOW}):
         return _Compiled(compile_fx_inner(traced, given), module)

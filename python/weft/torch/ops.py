@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
 from weft.errors import NotSupportedError, WeftError
@@ -37,6 +38,18 @@ def refusal(arguments: Sequence[Any], others: Sequence[torch.dtype]) -> str:
             if kind is not _TENSOR and kind.__torch_dispatch__ is not _TENSOR.__torch_dispatch__:
                 return f"a tensor of class {kind.__name__}, which computes by itself. Leave it to torch."
     return ""
+
+
+def mixed_types(name: str, arguments: Sequence[Any]) -> str:
+    """Why torch refuses operands of several types; empty if it does not. Parameters of norms may be float
+    next to an input of 16 bits; those of rms_norm may have any type."""
+    floats = [e.dtype for e in arguments if isinstance(e, _TENSOR) and e.is_floating_point()]
+    if len(set(floats)) < 2:
+        return ""
+    first, *others = floats
+    if "norm" in name and first in (torch.bfloat16, torch.float16) and set(others) == {torch.float32}:
+        return ""
+    return f"operands of types {', '.join(map(str, floats))}. Leave it to torch."
 
 
 def _plain_keys() -> int:
@@ -79,6 +92,11 @@ def _has_tangent(arguments: Sequence[Any]) -> bool:
 Reference = Callable[..., Any] | None
 """A function of an operator's arguments, all by position, with the operator's results. It is composed of
 operators that torch can differentiate in both modes and any number of times."""
+
+def like_images(x: torch.Tensor) -> torch.Tensor:
+    """A fake result in the layout that torch gives images: channels last if x has it, else contiguous."""
+    return torch.empty_like(x, memory_format=suggest_memory_format(x))
+
 
 def with_torchs_types(results: Sequence[Any], x: torch.Tensor, *parameters: Any) -> tuple[Any, ...]:
     """The fake results of a norm, whose statistics are results 1 and 2, with the types of torch's kernels:
@@ -132,12 +150,27 @@ class Operator:
         results = self._ready(arguments)(arguments)
         return results[0] if self._is_single else results
 
-    def standing_for(self, slow: Callable[..., Any], left: Left = _no_other) -> Callable[..., Any]:
+    def in_torchs_place(self, *arguments: Any, **named: Any) -> Any:
+        """The results; raises WeftError where Weft refuses and where torch refuses operands of several
+        types."""
+        self.check(*arguments, **named)
+        return self(*arguments, **named)
+
+    def check(self, *arguments: Any, **named: Any) -> None:
+        """Refuses operands of several types where torch does. Gradients have those that torch gives them."""
+        if not self.name.endswith("_backward") and (reason := mixed_types(self.name, arguments)):
+            raise NotSupportedError(reason)
+
+    def standing_for(
+        self, slow: Callable[..., Any], left: Left = _no_other, check: Callable[..., None] | None = None
+    ) -> Callable[..., Any]:
         """What is called in place of a function of the operator's arguments: runs the plan where libweft
-        can, and calls the function where it can't. left: what is called where Weft refuses."""
+        can, and calls the function where it can't. left: what is called where Weft, or check, refuses."""
 
         def find(*arguments: Any, **named: Any) -> Any:
             try:
+                if check is not None:
+                    check(*arguments, **named)
                 ready = self._ready(self.filled(arguments, named))
             except WeftError as error:
                 return left(error)

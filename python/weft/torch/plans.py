@@ -4,6 +4,7 @@ devices; kept in a bounded cache that threads share."""
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -396,8 +397,11 @@ _META = torch.device("meta")
 
 
 def _depends_on_device(name: str, tensors: Sequence[torch.Tensor]) -> bool:
-    """True if the results have other layouts or types on another device in torch: layouts of convolutions,
-    types of the statistics of 16-bit inputs."""
+    """True if the results have other layouts or types on the device in torch than on the meta device, which
+    stands for the CPU in the fakes of operators: layouts of convolutions, types of the statistics of 16-bit
+    inputs, and on a GPU also what torch's kernels lay out otherwise than those for the CPU."""
+    if tensors[0].is_cuda and any(part in name for part in ("sdpa", "batch_norm", "softmax")):
+        return True
     has_statistics = name == "layer_norm" or "batch_norm" in name
     return name in ("conv", "conv_backward") or (has_statistics and tensors[0].dtype in _HALVES)
 
@@ -420,6 +424,21 @@ def untraced() -> Iterator[None]:
         torch._C._set_tracing_state(state)
 
 
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keeps torch from logging what fake kernels raise in this thread: the caller gets it as an error."""
+    logger, thread = logging.getLogger("torch._subclasses.fake_tensor"), threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_others)
+
+
 def expected_of(
     expected: Callable[..., Any], arguments: Sequence[Any], device: torch.device
 ) -> list[torch.Tensor | None]:
@@ -430,16 +449,27 @@ def expected_of(
         arguments: of the operator; only shapes, strides and types of the tensors matter.
         device: where torch assumes that the tensors are. The meta device costs a twentieth of the others,
             which need fake tensors.
+
+    Raises:
+        NotSupportedError: torch refuses the arguments.
     """
 
     def run() -> Any:
         return expected(*(_without_memory(each, device) for each in arguments))
 
-    if device == _META:
-        results = run()
-    else:
-        with FakeTensorMode():
+    words = ""
+    try:
+        if device == _META:
             results = run()
+        else:
+            with _unlogged(), FakeTensorMode():
+                results = run()
+    except WeftError:
+        raise
+    except Exception as refusal:  # of any kind
+        words = str(refusal) or type(refusal).__name__
+    if words:  # here, so that the error, which is cached, does not hold the other one's frames
+        raise NotSupportedError(f"torch refuses it: {words.splitlines()[0]}")
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 

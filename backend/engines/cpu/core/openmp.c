@@ -60,7 +60,7 @@ static void run_body(void *loop) { ((struct loop *)loop)->body(atomic_load(&numb
 
 int openmp_threads(int most) {
     int threads = atomic_load(&parallel) ? atomic_load(&count)() : 0;
-    return threads < 2 || threads > most ? 0 : threads;
+    return threads > most ? 0 : threads;
 }
 
 void openmp_run(int threads, void (*body)(int thread)) {

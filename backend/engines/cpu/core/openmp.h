@@ -8,8 +8,9 @@
 /* Looks whether there is a runtime by now: programs load theirs at any time. */
 void openmp_find(void);
 
-/* How many threads a loop would have; 0 where there is no runtime, it is set to one thread or to more than `most`, or
-   this process is a fork's child, which has none of the threads that the runtime believes in. */
+/* The number of threads that a loop of the caller has; 0 if there is no runtime, it is set to more than `most`, or this
+   process is a fork's child, which has none of the threads that the runtime believes in. 1: the caller wants no other
+   thread, as after torch.set_num_threads(1). */
 int openmp_threads(int most);
 
 /* Runs body(thread) once on each of so many threads, numbered from the caller's 0 on, and returns when all are done. */

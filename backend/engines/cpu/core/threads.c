@@ -185,12 +185,12 @@ static void share_job(int64_t tasks) {
 /* Runs alone where there is nothing to share, no pool, or another caller has it: a nested loop, or another thread's,
    never waits. Everything of the job is written before the door opens, which workers read first. */
 void threads_for(int64_t tasks, void (*body)(void *context, int64_t task), void *context) {
-    if (tasks < 2 || atomic_load(&pool.workers) == 0 || atomic_exchange(&pool.taken, true)) {
+    int team = tasks < 2 ? 1 : openmp_threads(threads_count());
+    if (team == 1 || atomic_load(&pool.workers) == 0 || atomic_exchange(&pool.taken, true)) {
         for (int64_t task = 0; task < tasks; task++)
             body(context, task);
         return;
     }
-    int team = openmp_threads(threads_count());
     cut_shares(tasks, team ? team : atomic_load(&pool.workers) + 1);
     pool.body = body;
     pool.context = context;

@@ -108,7 +108,10 @@ def attend_backward(
 
 
 def _like(q: Any, size: int) -> Any:
-    """A result beside queries: of their layout where it is of their size."""
+    """A result beside queries: of their layout where it is of their size. On the CPU torch packs it where
+    elements of a row are apart."""
+    if q.device.type != "cuda" and q.stride(-1) != 1:
+        return q.new_empty((*q.shape[:-1], size))
     return torch.empty_like(q) if size == q.shape[-1] else q.new_empty((*q.shape[:-1], size))
 
 
@@ -137,7 +140,14 @@ def _sdpa(
 
 
 def _fake_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, mask: Any, *how: Any) -> Any:
-    return (*map(torch.empty_like, (q, k, v)), torch.empty_like(mask) if how[-1] else None)
+    """The layouts of torch's. On the CPU its flash attention has rows of all heads next to each other, and
+    its products have packed results, that of keys transposed."""
+    dmask = torch.empty_like(mask) if how[-1] else None
+    if q.device.type == "cuda":
+        return (*map(torch.empty_like, (q, k, v)), dmask)
+    if q.ndim == 4 and all(each.stride(-1) == 1 for each in (q, k, v)) and not (how[0] or how[-1]):
+        return (*(each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (q, k, v)), dmask)
+    return q.new_empty(q.shape), k.new_empty(k.mT.shape).mT, v.new_empty(v.shape), dmask
 
 
 @operator(

@@ -14,6 +14,7 @@ from weft.torch.ops import (
     PLACES,
     Operator,
     differentiable,
+    like_images,
     operator,
     stands_for,
     with_torchs_types,
@@ -38,6 +39,14 @@ def _fake_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
 ) -> Any:
     """The layout of torch's. Without running statistics those after are empty, and in use all are."""
+    results = _fake_of_layout(x, weight, bias, mean, variance, training, momentum, epsilon)
+    # torch's fake kernels give results the strides of the input, its kernels do so on a GPU only.
+    return like_images(x) if x.device.type != "cuda" else results[0], *results[1:]
+
+
+def _fake_of_layout(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
+) -> Any:
     affine, running, factors = (x, weight, bias), (mean, variance), (momentum, epsilon)
     if training and mean is not None:
         results = aten._native_batch_norm_legit_functional.default(*affine, *running, training, *factors)
@@ -84,7 +93,15 @@ def _after(
     return results if mean is not None else ()
 
 
-@operator("batch_norm_backward", aten.native_batch_norm_backward.default)
+def _fake_batch_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
+    """The gradient has the layout of the input; torch's fake kernel gives it that of dy."""
+    dx, *others = aten.native_batch_norm_backward.default(dy, x, *given)
+    return None if dx is None else like_images(x), *others
+
+
+@operator(
+    "batch_norm_backward", aten.native_batch_norm_backward.default, fake=_fake_batch_norm_backward
+)
 def _batch_norm_backward(
     d: Drawing, dy: Any, x: Any, weight: Any, mean: Any, variance: Any, saved: Any, rstd: Any,
     training: bool, epsilon: float, wanted: Sequence[bool],

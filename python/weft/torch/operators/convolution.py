@@ -18,18 +18,24 @@ def spatial(x: torch.Tensor, values: Sequence[int]) -> list[int]:
     return list(values) * (x.ndim - 2) if len(values) == 1 else list(values)
 
 
-def _geometry(x: torch.Tensor, stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
-    padding = spatial(x, padding)
-    kinds = {"stride": spatial(x, stride), "dilation": spatial(x, dilation)}
-    return {**kinds, "pre_padding": padding, "post_padding": padding}
+def _geometry(
+    x: torch.Tensor, stride: Any, padding: Any, dilation: Any, output_padding: Any
+) -> dict[str, Any]:
+    """output_padding: of a transposed convolution. A window that moves over its result would take one more
+    step for each whole stride of it, so that there is less padding at that end, perhaps a negative one."""
+    padding, steps = spatial(x, padding), spatial(x, stride)
+    beyond = zip(padding, spatial(x, output_padding), steps, strict=True)
+    after = [pad - more // step * step for pad, more, step in beyond]
+    kinds = {"stride": steps, "dilation": spatial(x, dilation)}
+    return {**kinds, "pre_padding": padding, "post_padding": after}
 
 
 @operator("conv", aten.convolution.default)
 def _conv(
     d: Drawing, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    _: Any, __: int,
+    output_padding: Any, _: int,
 ) -> None:
-    geometry = _geometry(x, stride, padding, dilation)
+    geometry = _geometry(x, stride, padding, dilation, output_padding if transposed else [0])
     if transposed:
         y = d.graph.conv_dgrad(d.read(x), d.read(w), **geometry)
         y.set_dim(tuple(d.outputs[0].shape))
@@ -43,9 +49,10 @@ def _conv(
 @operator("conv_backward", aten.convolution_backward.default)
 def _conv_backward(
     d: Drawing, dy: Any, x: Any, w: Any, _: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    __: Any, ___: int, wanted: Sequence[bool],
+    output_padding: Any, __: int, wanted: Sequence[bool],
 ) -> None:
-    geometry, loss = _geometry(x, stride, padding, dilation), d.read(dy)
+    geometry = _geometry(x, stride, padding, dilation, output_padding if transposed else [0])
+    loss = d.read(dy)
     if wanted[0]:
         forward = d.graph.conv_fprop if transposed else d.graph.conv_dgrad
         d.write(0, forward(loss, d.read(w), **geometry))

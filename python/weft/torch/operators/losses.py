@@ -222,7 +222,19 @@ def _backward_reference(dloss: Any, x: Any, target: Any, weight: Any, *how: Any)
 differentiable("cross_entropy", _keep_cross_entropy, _grad_cross_entropy, _reference, _backward_reference)
 
 
-@stands_for("cross_entropy", aten.cross_entropy_loss.default, is_composite=True)
+def _check(
+    x: Any, target: Any, weight: Any = None, reduction: int = MEAN, ignored: int = -100, smoothing: float = 0
+) -> None:
+    """Refuses what torch refuses."""
+    if not target.is_floating_point() and target.dtype != torch.int64:
+        raise NotSupportedError(f"cross_entropy: labels of type {target.dtype}. Leave it to torch.")
+    if weight is not None and (weight.dtype != x.dtype or weight.shape != (_classes(x),)):
+        raise NotSupportedError("cross_entropy: weights of another type or number. Leave it to torch.")
+    if not 0 <= smoothing <= 1:
+        raise NotSupportedError(f"cross_entropy: label_smoothing is {smoothing}. Leave it to torch.")
+
+
+@stands_for("cross_entropy", aten.cross_entropy_loss.default, is_composite=True, check=_check)
 def _serve_cross_entropy(*arguments: Any) -> Any:
     return OPERATORS["cross_entropy"].apply(*arguments)[0]
 

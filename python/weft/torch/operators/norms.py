@@ -46,7 +46,15 @@ def _layer_norm(d: Drawing, x: Any, shape: Sequence[int], weight: Any, bias: Any
         d.write_as(i, result, dims)
 
 
-@operator("layer_norm_backward", aten.native_layer_norm_backward.default)
+def _fake_layer_norm_backward(dy: Any, x: Any, *given: Any) -> Any:
+    """The gradient is packed; torch's fake kernel gives it the layout of dy."""
+    dx, *others = aten.native_layer_norm_backward.default(dy, x, *given)
+    return None if dx is None else x.new_empty(x.shape), *others
+
+
+@operator(
+    "layer_norm_backward", aten.native_layer_norm_backward.default, fake=_fake_layer_norm_backward
+)
 def _layer_norm_backward(
     d: Drawing, dy: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, _: Any,
     wanted: Sequence[bool],

@@ -12,7 +12,7 @@ import torch
 from weft.enums import resample_mode
 from weft.errors import NotSupportedError
 from weft.tensor import Tensor
-from weft.torch.ops import OPERATORS, differentiable, gradients, operator, stands_for
+from weft.torch.ops import OPERATORS, differentiable, gradients, like_images, operator, stands_for
 from weft.torch.plans import Draw, Drawing, _strides
 
 aten = torch.ops.aten
@@ -143,7 +143,7 @@ def _of_composite(
 
 
 def _like_input(_: Any, x: Any, *__: Any) -> Any:
-    return torch.empty_like(x)
+    return like_images(x)
 
 
 # ---- The mean ----

@@ -7,15 +7,32 @@ from typing import Any
 import torch
 
 from weft import spellings
+from weft.errors import NotSupportedError
 from weft.torch.ops import OPERATORS, differentiable, operator
 from weft.torch.plans import Drawing
 
 aten = torch.ops.aten
 
 
-@operator("softmax", aten._softmax.default)
+def _axis(x: Any, dim: int) -> int:
+    rank = max(int(x.ndim), 1)
+    if not -rank <= dim < rank:
+        raise NotSupportedError(f"softmax: dim is out of range: expected {-rank} to {rank - 1}, got {dim}.")
+    return dim % rank
+
+
+def _fake(twin: Any) -> Any:
+    def fake(x: Any, dim: int, widens: bool) -> Any:
+        if widens and x.device.type != "cuda":
+            raise NotSupportedError("softmax: a result of float for 16 bits on the CPU. Leave it to torch.")
+        return twin(x, dim, widens)
+
+    return fake
+
+
+@operator("softmax", aten._softmax.default, fake=_fake(aten._softmax.default))
 def _softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
-    d.write(0, d.graph.softmax(d.read(x), axis=dim % max(x.ndim, 1), infinite_is_nan=True))
+    d.write(0, d.graph.softmax(d.read(x), axis=_axis(x, dim), infinite_is_nan=True))
 
 
 @operator("softmax_backward", aten._softmax_backward_data.default)
@@ -23,9 +40,9 @@ def _softmax_backward(d: Drawing, dy: Any, y: Any, dim: int, _: Any) -> None:
     d.write(0, spellings.softmax_backward(d.graph, d.read(dy), d.read(y), dim % max(y.ndim, 1)))
 
 
-@operator("log_softmax", aten._log_softmax.default)
+@operator("log_softmax", aten._log_softmax.default, fake=_fake(aten._log_softmax.default))
 def _log_softmax(d: Drawing, x: Any, dim: int, _: bool) -> None:
-    d.write(0, spellings.log_softmax(d.graph, d.read(x), dim % max(x.ndim, 1)))
+    d.write(0, spellings.log_softmax(d.graph, d.read(x), _axis(x, dim)))
 
 
 @operator("log_softmax_backward", aten._log_softmax_backward_data.default)
