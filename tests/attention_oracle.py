@@ -333,7 +333,8 @@ def by_definition(
     case: Case, operands: dict[str, Any], kept: Any = None
 ) -> tuple[list[np.ndarray], list[Any]]:
     """Gradients, in the order of run_backward, from the rounded result and statistics that the backward pass
-    is given; and of each what is summed in magnitude, where its factors may be rounded."""
+    is given; and of each what is summed in magnitude, where its factors may be rounded. If o has 16 bits, a
+    weight is nearly 1 and the row has all of its weights, a CPU takes the sum of P dP from these."""
     kept = case.kept(operands) if kept is None else kept
     hq, hk, hv = case.heads
     s, sink = case.scores(operands), case.sinks(operands)
@@ -343,6 +344,11 @@ def by_definition(
         weights = np.where(np.isinf(stats), 0, np.exp(np.minimum(s - stats, 0)))
         share = np.where(np.isinf(stats), 0, np.exp(np.minimum(sink - stats, 0)))
     mean = (d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
+    if checks.DEVICE == "cpu" and operands["o"].dtype.itemsize == 2:
+        total, largest = weights.sum(-1, keepdims=True) + share, weights.max(-1, keepdims=True)
+        is_saturated = (largest > 0.5) & (np.abs(1 - total) <= checks.roundoff(operands["o"].dtype))
+        by_weights = np.where(weights == 0, 0, weights * (d_o @ v.mT * kept)).sum(-1, keepdims=True)
+        mean = np.where(is_saturated, by_weights / np.where(is_saturated, total, 1), mean)
     ds_modified = weights * (d_o @ v.mT * kept - mean)
     ds = ds_modified * case.modified("slope", operands)
 

@@ -18,6 +18,7 @@ from attention_oracle import (
     INF,
     Case,
     Modifier,
+    backward,
     backward_inputs,
     by_definition,
     forward,
@@ -177,6 +178,49 @@ def test_gradient_of_a_bias(bias: tuple[int, int, int, int]) -> None:
 def test_keys_in_parts_give_the_same_gradients(dtype: str) -> None:
     case = Case(batch=1, heads=(3, 1, 1), rows=9, columns=1100, depth=24, value_depth=16, seq_len_kv=[1050])
     check_backward(replace(case, bias=(1, 3, 1, 1)), dtype)
+
+
+SATURATED = {
+    "plain": Case(heads=(2, 2, 2), rows=24, columns=32),
+    "grouped, causal": Case(heads=(4, 2, 1), rows=33, columns=40, right=0, alignment=BOTTOM_RIGHT),
+    "padding": Case(rows=20, columns=40, seq_len_q=[3, 20], seq_len_kv=[40, 17]),
+    "sink": Case(heads=(2, 1, 1), rows=20, columns=40, sink=True),
+    "keys in parts": Case(batch=1, heads=(1, 1, 1), rows=5, columns=1100),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", SATURATED)
+def test_gradients_of_a_saturated_softmax(name: str, dtype: str) -> None:
+    """Weights of nearly 1 and nearly 0: what is left of P (dP - sum of P dP) is less than o is rounded by."""
+    case = replace(SATURATED[name], depth=8, value_depth=8, scale=8**-0.5)
+    inputs = case.inputs("f32")
+    inputs |= {key: checks.narrow(checks.exact(inputs[key]) * 4, dtype) for key in "qk"}
+    inputs["v"] = checks.narrow(checks.exact(inputs["v"]), dtype)
+    operands = backward_inputs(case, inputs, dtype)
+    want = list(backward(case, inputs, operands["dO"]).values())
+    found = checks.check(run_backward(case), operands, [None] * len(want), out=dtype, layouts=["packed"])
+    for engine, gradients in found.items():
+        for got, expected in zip(gradients[:3], want[:3], strict=True):
+            error = np.linalg.norm(checks.exact(got) - expected) / np.linalg.norm(expected)
+            assert error < checks.roundoff(dtype), f"{engine}: {error}"
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_parts_of_keys_with_the_statistics_of_all(dtype: str) -> None:
+    """Rows without all of their weights go by o: gradients of parts add up to those of the whole."""
+    whole = Case(heads=(2, 1, 1), rows=24, columns=40, depth=8, value_depth=8)
+    inputs = whole.inputs("f32")
+    inputs = {key: checks.narrow(checks.exact(each), dtype) for key, each in inputs.items()}
+    operands = backward_inputs(whole, inputs, dtype)
+    exact, parts = backward(whole, inputs, operands["dO"])["dQ"], []
+    for part in slice(0, 20), slice(20, 40):
+        some = operands | {key: np.ascontiguousarray(operands[key][:, :, part]) for key in "kv"}
+        build = run_backward(replace(whole, columns=20))
+        parts.append(checks.check(build, some, [None] * 3, out="f32", layouts=["packed"]))
+    for engine in parts[0]:
+        error = parts[0][engine][0] + parts[1][engine][0] - exact
+        assert np.abs(error).max() < 4 * checks.roundoff(dtype) * np.abs(exact).max(), engine
 
 
 @pytest.mark.parametrize("heads", [(12, 4, 6), (6, 1, 3), (4, 4, 1), (6, 3, 2)])

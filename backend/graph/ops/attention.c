@@ -1334,14 +1334,36 @@ static void note_largest(double *largest, double number) {
     *largest = fabs(number) > *largest ? fabs(number) : *largest;
 }
 
-/* Adds what one row gives to all gradients. dS = P (dP - sum of dP P), and that sum is dO o: one product for a row
-   instead of one for each key. */
+/* The sum of a row's P dP: from o, with one product for the row, or from all of its weights. */
+static double sum_of_row(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
+                         const struct backward_scratch *scratch, int64_t row) {
+    int64_t o_at = row * run->value_depth;
+    double stats = scratch->stats[row], largest = 0, total = 0, by_weights = 0, by_o = 0;
+    for (int64_t d = 0; d < run->value_depth; d++)
+        by_o += scratch->d_o_for_o[o_at + d] * scratch->o[o_at + d];
+    if (!attention_rounds_o(op))
+        return by_o;
+    if (head->sink != -INFINITY)
+        total = probability(head->sink, stats);
+    for (int64_t j = 0; j < run->columns; j++) {
+        double scaled, product = 0;
+        double s = score(run, head, scratch->q + row * run->depth, scratch->k + j * run->depth, row, j, &scaled);
+        if (s == -INFINITY)
+            continue;
+        double weight = probability(s, stats);
+        for (int64_t d = 0; d < run->value_depth; d++)
+            product += scratch->d_o[o_at + d] * scratch->v[j * run->value_depth + d];
+        largest = weight > largest ? weight : largest, total += weight;
+        by_weights += weight * kept(run, head, row, j) * product;
+    }
+    return attention_sums_weights(op, largest, total) ? by_weights / total : by_o;
+}
+
+/* Adds what one row gives to all gradients: dS = P (dP - sum of P dP). */
 static void backward_row(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                          const struct backward_scratch *scratch, struct backward_scales *scales, int64_t row) {
     int64_t q_at = row * run->depth, o_at = row * run->value_depth;
-    double stats = scratch->stats[row], mean = 0; /* of the weights' gradients, each with its weight: dO o */
-    for (int64_t d = 0; d < run->value_depth; d++)
-        mean += scratch->d_o_for_o[o_at + d] * scratch->o[o_at + d];
+    double stats = scratch->stats[row], mean = sum_of_row(op, run, head, scratch, row);
     /* The sink has a weight and no value: its gradient is that of a score whose dP is 0. */
     if (head->sink != -INFINITY)
         scratch->dsink[head->index] -= probability(head->sink, stats) * mean;

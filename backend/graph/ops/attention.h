@@ -66,6 +66,18 @@ static inline const struct attention *attention_of(const struct descriptor *op) 
     return op->schema->op == &sdpa_bwd_op ? &((const struct sdpa_bwd_op *)op)->a : NULL;
 }
 
+/* A row's dS subtracts the sum of its P dP, which equals the sum of its dO o. Where one weight is nearly 1, dP and that
+   sum differ by far less than they are, and by less than o of 16 bits is rounded by: such rows sum P dP instead.
+   largest, total: of the row's weights, the sink's included in the total, by which the sum is divided. Rows whose keys
+   are given in parts, with the statistics of all keys, have a smaller total, and go by o. */
+static inline bool attention_rounds_o(const struct sdpa_bwd_op *op) {
+    return dtype_is_half((weftDataType_t)op->o->type) && !op->a.descale_q && !op->do_f16;
+}
+static inline bool attention_sums_weights(const struct sdpa_bwd_op *op, double largest, double total) {
+    double roundoff = op->o->type == WEFT_DATA_BFLOAT16 ? 0x1p-8 : 0x1p-11, missing = 1 - total;
+    return largest > 0.5 && missing <= roundoff && missing >= -roundoff;
+}
+
 /* A bound that hides nothing: farther than any row is from any column, and still adds up in 64 bits. */
 #define ATTENTION_UNBOUNDED (INT64_C(1) << 60)
 

@@ -8,6 +8,8 @@
        dv += P dO, dk += dS q             a tile is the left factor as it lies
        dq^T += k^T dS                     and the right one
 
+   Where o has 16 bits, a pass before that finds rows in which one weight is nearly 1, and sums their P dP: it takes
+   one product more of all tiles, and another one of those that have such rows.
    Sums are taken in an order that sizes and threads fix. */
 #include "base/number.h"
 #include "engines/cpu/attention/attention.h"
@@ -26,7 +28,7 @@ struct query_panel {
     bool is_wild;                                     /* queries or gradients hold infinities or NaN */
     float *q_columns, *q_rows, *do_columns, *do_rows; /* [depth][PANEL], [PANEL][row]; q is scaled */
     float *dq;                                        /* [depth][PANEL] */
-    float statistics[PANEL], mean[PANEL];             /* mean: of the weights' gradients, dO o */
+    float statistics[PANEL], mean[PANEL];             /* mean: the sum of P dP */
 };
 
 /* A thread's memory. */
@@ -91,6 +93,13 @@ static int64_t part_floats(const struct attention_plan *plan) {
     return plan->splits > 1 ? round_up(s->batches * s->heads * s->rows * s->depth, LINE / (int64_t)sizeof(float)) : 0;
 }
 
+/* Sums of P dP, of rows whose o is rounded: [B, Hq, Sq]. */
+static int64_t mean_floats(const struct attention_plan *plan, const struct sdpa_bwd_op *op) {
+    const struct attention_sizes *s = &plan->sizes;
+    int64_t rows = attention_rounds_o(op) ? s->batches * s->heads * s->rows : 0;
+    return round_up(rows, LINE / (int64_t)sizeof(float));
+}
+
 void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_op *op) {
     const struct attention_sizes *s = &plan->sizes;
     struct backward_buffers buffers;
@@ -104,7 +113,8 @@ void attention_plan_backward(struct attention_plan *plan, const struct sdpa_bwd_
     plan->splits = max64(1, divide_up(s->keys, plan->split_keys));
     plan->thread_bytes = lay_out(&buffers, plan, NULL);
     plan->shared_bytes =
-        (plan->splits * part_floats(plan) + bias_sums(plan, op) * bias_floats(op)) * (int64_t)sizeof(float);
+        (plan->splits * part_floats(plan) + bias_sums(plan, op) * bias_floats(op) + mean_floats(plan, op)) *
+        (int64_t)sizeof(float);
 }
 
 struct backward_job {
@@ -112,6 +122,7 @@ struct backward_job {
     const struct sdpa_bwd_op *op;
     _Atomic int64_t next;
     float *dq_parts, *bias_sums;
+    float *means;  /* NULL: they follow from o */
     bool is_fixed; /* which tasks a thread has */
 };
 
@@ -137,20 +148,28 @@ static void load_statistics(const struct backward_job *job, struct query_panel *
     }
 }
 
-static void load_panel(const struct backward_job *job, const struct backward_buffers *b, struct query_panel *to) {
+/* The sums of P dP: by o, which takes the room of values, unless they are known. */
+static void load_means(const struct backward_job *job, const struct backward_buffers *b, struct query_panel *to,
+                       const float *known) {
+    int64_t depth = job->run->plan->sizes.value_depth;
+    if (!known)
+        panel_load(&to->panel, &job->run->scores.bindings, job->op->o, depth, 1, b->v, b->v_row, NULL);
+    for (int c = 0; c < PANEL; c++) {
+        to->mean[c] = known && c < to->panel.count ? known[to->panel.line[c]] : 0;
+        for (int64_t d = 0; d < depth && !known; d++)
+            to->mean[c] += to->do_rows[c * b->v_row + d] * b->v[c * b->v_row + d];
+    }
+}
+
+static void load_panel(const struct backward_job *job, const struct backward_buffers *b, struct query_panel *to,
+                       const float *means) {
     const struct attention_sizes *s = &job->run->plan->sizes;
     const struct scores *scores = &job->run->scores;
     load_statistics(job, to);
     panel_load(&to->panel, &scores->bindings, scores->a->q, s->depth, scores->scale, to->q_rows, b->q_row,
                to->q_columns);
     panel_load(&to->panel, &scores->bindings, job->op->d_o, s->value_depth, 1, to->do_rows, b->v_row, to->do_columns);
-    /* The result takes the room of values. */
-    panel_load(&to->panel, &scores->bindings, job->op->o, s->value_depth, 1, b->v, b->v_row, NULL);
-    for (int c = 0; c < PANEL; c++) {
-        to->mean[c] = 0;
-        for (int64_t d = 0; d < s->value_depth; d++)
-            to->mean[c] += to->do_rows[c * b->v_row + d] * b->v[c * b->v_row + d];
-    }
+    load_means(job, b, to, means);
     to->is_wild = tile_is_wild(to->q_rows, PANEL, s->depth, b->q_row) ||
                   tile_is_wild(to->do_rows, PANEL, s->value_depth, b->v_row);
     memset(to->dq, 0, (size_t)(padded_rows(s->depth) * PANEL) * sizeof *to->dq);
@@ -222,19 +241,26 @@ static void make_weights(const struct backward_job *job, const struct backward_b
     tile_weigh(b->p, t->keys, from->statistics);
 }
 
-/* From weights: gradients of the products in dp, and p with dropout as a factor of dv. */
-static void differentiate(const struct backward_job *job, const struct backward_buffers *b,
-                          const struct query_panel *from, const struct gradient_tile *t, float *bias_sums) {
+/* dP, with dropout, whose factors are in room. */
+static void differentiate_weights(const struct backward_job *job, const struct backward_buffers *b,
+                                  const struct query_panel *from, const struct gradient_tile *t) {
     const struct attention_plan *plan = job->run->plan;
     const struct scores *scores = &job->run->scores;
-    const struct panel *panel = &from->panel;
-    small_product(plan->kernel, t->keys, panel->count, plan->sizes.value_depth,
+    small_product(plan->kernel, t->keys, from->panel.count, plan->sizes.value_depth,
                   (struct small_factor){b->v, b->v_row, 1}, (struct small_factor){from->do_columns, 0, PANEL}, b->dp,
                   PANEL, false);
     if (scores->drops) {
-        scores_find_kept(scores, panel, t->key, t->keys, b->room);
+        scores_find_kept(scores, &from->panel, t->key, t->keys, b->room);
         tile_multiply(b->dp, t->keys, b->room);
     }
+}
+
+/* From weights: gradients of the products in dp, and p with dropout as a factor of dv. */
+static void differentiate(const struct backward_job *job, const struct backward_buffers *b,
+                          const struct query_panel *from, const struct gradient_tile *t, float *bias_sums) {
+    const struct scores *scores = &job->run->scores;
+    const struct panel *panel = &from->panel;
+    differentiate_weights(job, b, from, t);
     tile_gradient(b->dp, t->keys, b->p, from->mean);
     if (bias_sums)
         add_bias_gradient(job, panel, b->dp, t->key, t->keys, bias_sums);
@@ -283,6 +309,108 @@ static void visit_tile(const struct backward_job *job, const struct backward_buf
     add_gradients(job->run->plan, b, from, t);
 }
 
+/* ---- Rows of one large weight ------------------------------------------------------------------------------------ */
+
+/* Some panels of a group of heads, and the keys that they see. */
+struct row_block {
+    struct rows k, v;
+    int64_t panels, first, last;
+    bool is_saturated[MOST_PANELS];
+    struct {
+        float total[PANEL], largest[PANEL], sum[PANEL];
+    } of[MOST_PANELS];
+};
+
+/* Takes all tiles of a block: without values, weights are counted; with them, their products are summed. */
+static void pass_tiles(const struct backward_job *job, const struct backward_buffers *b, struct row_block *block,
+                       bool has_values) {
+    const struct attention_sizes *s = &job->run->plan->sizes;
+    for (int64_t key = block->first - block->first % KEY_TILE; key < block->last; key += KEY_TILE) {
+        struct gradient_tile tile = {.key = key, .keys = min64(KEY_TILE, block->last - key)};
+        rows_load(&block->k, key, tile.keys, s->depth, b->k, b->q_row);
+        if (has_values)
+            rows_load(&block->v, key, tile.keys, s->value_depth, b->v, b->v_row);
+        for (int64_t p = 0; p < block->panels; p++) {
+            struct seen seen;
+            panel_look(&seen, &b->panels[p].panel, &job->run->scores, key, tile.keys);
+            if (seen.is_empty || (has_values && !block->is_saturated[p]))
+                continue;
+            make_weights(job, b, &b->panels[p], &tile, &seen);
+            if (has_values) {
+                differentiate_weights(job, b, &b->panels[p], &tile);
+                tile_collect(b->dp, tile.keys, b->p, block->of[p].sum);
+            } else {
+                tile_count(b->p, tile.keys, block->of[p].total, block->of[p].largest);
+            }
+        }
+    }
+}
+
+/* The weight of a row's sink. */
+static double sink_weight(const struct scores *scores, const struct query_panel *from, int c) {
+    if (!scores->a->sink)
+        return 0;
+    struct view sink = view_of(&scores->bindings, scores->a->sink);
+    const int64_t index[] = {0, from->panel.head[c], 0, 0};
+    double above = view_load(&sink, index) - from->statistics[c];
+    return exp(above > 0 ? 0 : above);
+}
+
+/* Whether a row sums P dP by its weights. The total of these shows what the statistics are rounded by: sums are divided
+   by it. */
+static bool is_saturated(const struct backward_job *job, const struct backward_buffers *b,
+                         const struct row_block *block, int64_t p, int c, double *total) {
+    *total = block->of[p].total[c] + sink_weight(&job->run->scores, &b->panels[p], c);
+    return b->panels[p].panel.is_used[c] && attention_sums_weights(job->op, block->of[p].largest[c], *total);
+}
+
+/* The sums of P dP of a block of panels. */
+static void sum_block(const struct backward_job *job, const struct backward_buffers *b, int64_t batch, int64_t group,
+                      int64_t column) {
+    const struct attention_plan *plan = job->run->plan;
+    const struct attention_sizes *s = &plan->sizes;
+    const struct scores *scores = &job->run->scores;
+    struct row_block block = {.panels = min64(plan->panels, divide_up(s->columns - column, PANEL)), .first = INT64_MAX};
+    bool is_any = false;
+    double total;
+    block.k = rows_of(&scores->bindings, job->op->a.k, NULL, batch, group * s->group / s->k_share);
+    block.v = rows_of(&scores->bindings, job->op->a.v, NULL, batch, group * s->group / s->v_share);
+    for (int64_t p = 0; p < block.panels; p++) {
+        struct query_panel *panel = &b->panels[p];
+        panel_make(&panel->panel, scores, batch, group, column + p * PANEL);
+        load_panel(job, b, panel, NULL);
+        block.first = min64(block.first, panel->panel.first_key), block.last = max64(block.last, panel->panel.last_key);
+    }
+    pass_tiles(job, b, &block, false);
+    for (int64_t p = 0; p < block.panels; p++) {
+        for (int c = 0; c < b->panels[p].panel.count; c++)
+            block.is_saturated[p] = block.is_saturated[p] || is_saturated(job, b, &block, p, c, &total);
+        is_any = is_any || block.is_saturated[p];
+    }
+    if (is_any)
+        pass_tiles(job, b, &block, true);
+    for (int64_t p = 0; p < block.panels; p++)
+        for (int c = 0; c < b->panels[p].panel.count; c++)
+            job->means[b->panels[p].panel.line[c]] =
+                is_saturated(job, b, &block, p, c, &total) ? (float)(block.of[p].sum[c] / total) : b->panels[p].mean[c];
+}
+
+/* One thread: takes blocks until none is left. */
+static void sum_rows(void *context, int64_t thread) {
+    struct backward_job *job = context;
+    const struct attention_plan *plan = job->run->plan;
+    int64_t columns = plan->panels * PANEL, blocks = divide_up(plan->sizes.columns, columns),
+            groups = plan->sizes.groups;
+    struct backward_buffers buffers;
+    lay_out(&buffers, plan, job->run->workspace + plan->shared_bytes + thread * plan->thread_bytes);
+    for (;;) {
+        int64_t index = atomic_fetch_add(&job->next, 1), outer = blocks > 0 ? index / blocks : 0;
+        if (index >= plan->sizes.batches * groups * blocks)
+            return;
+        sum_block(job, &buffers, outer / groups, outer % groups, index % blocks * columns);
+    }
+}
+
 /* ---- Tasks ------------------------------------------------------------------------------------------------------- */
 
 /* A block of panels beside all keys of the task. */
@@ -295,7 +423,7 @@ static void run_block(const struct backward_job *job, const struct backward_buff
     float *bias = job->bias_sums + (job->is_fixed ? task->thread * bias_floats(job->op) : 0);
     for (int64_t p = 0; p < panels; p++) {
         panel_make(&b->panels[p].panel, &job->run->scores, task->batch, task->group, column + p * PANEL);
-        load_panel(job, b, &b->panels[p]);
+        load_panel(job, b, &b->panels[p], job->means);
         first = min64(first, b->panels[p].panel.first_key), last = max64(last, b->panels[p].panel.last_key);
     }
     last = min64(last, begin + plan->split_keys);
@@ -421,7 +549,7 @@ static void store_sinks(const struct backward_job *job) {
             for (int64_t row = 0; row < s->rows; row += PANEL) {
                 struct panel *panel = &b.panels[0].panel;
                 panel_make(panel, &job->run->scores, batch, head / s->group, begin + row);
-                load_panel(job, &b, &b.panels[0]);
+                load_panel(job, &b, &b.panels[0], job->means);
                 for (int c = 0; c < panel->count; c++)
                     sum += panel->head[c] == head ? sink_gradient(panel, c, &b.panels[0], score) : 0;
             }
@@ -436,6 +564,11 @@ void attention_backward(const struct attention_run *run, const struct sdpa_bwd_o
     job.bias_sums = job.dq_parts + plan->splits * part_floats(plan);
     job.is_fixed = bias_sums(plan, op) > 1;
     memset(job.bias_sums, 0, (size_t)(bias_sums(plan, op) * bias_floats(op)) * sizeof *job.bias_sums);
+    if (attention_rounds_o(op)) {
+        job.means = job.bias_sums + bias_sums(plan, op) * bias_floats(op);
+        threads_for(plan->threads, sum_rows, &job);
+        atomic_store(&job.next, 0);
+    }
     threads_for(plan->threads, run_tasks, &job);
     if (plan->splits > 1)
         threads_for(plan->sizes.batches * plan->sizes.heads, join_parts, &job);

@@ -151,6 +151,24 @@ WIDE void tile_weigh(float *scores, int64_t keys, const float *statistics) {
     }
 }
 
+WIDE void tile_count(const float *weights, int64_t keys, float *total, float *largest) {
+    for (int64_t k = 0; k < keys; k++, weights += PANEL) {
+        INDEPENDENT
+        for (int c = 0; c < PANEL; c++) {
+            total[c] += weights[c];
+            largest[c] = fast_pick(weights[c] > largest[c], weights[c], largest[c]);
+        }
+    }
+}
+
+WIDE void tile_collect(const float *products, int64_t keys, const float *weights, float *sum) {
+    for (int64_t k = 0; k < keys; k++, products += PANEL, weights += PANEL) {
+        INDEPENDENT
+        for (int c = 0; c < PANEL; c++)
+            sum[c] += fast_pick(weights[c] == 0, 0, weights[c] * products[c]);
+    }
+}
+
 WIDE void tile_gradient(float *products, int64_t keys, const float *weights, const float *mean) {
     for (int64_t k = 0; k < keys; k++, products += PANEL, weights += PANEL) {
         INDEPENDENT

@@ -33,6 +33,10 @@ void tile_scale(float *numbers, int64_t lines, const float *factor);
 
 /* Scores become weights e^(score - statistics), at most 1; 0 for -inf. */
 void tile_weigh(float *scores, int64_t keys, const float *statistics);
+/* Adds up the weights of each column, and finds the largest. */
+void tile_count(const float *weights, int64_t keys, float *total, float *largest);
+/* Adds weights products of each column to its sum; 0 where a weight is 0, whatever the product is. */
+void tile_collect(const float *products, int64_t keys, const float *weights, float *sum);
 /* products becomes weights (products - mean); 0 where a weight is 0, whatever the product is. */
 void tile_gradient(float *products, int64_t keys, const float *weights, const float *mean);
 
