@@ -82,7 +82,7 @@ int64_t plan_alignment(const struct plan *plan, const struct tensor *tensor) {
 
 /* Of a tensor's memory, what is surely its own: ragged batch entries lie where their offsets say. */
 static int64_t sure_bytes(const struct tensor *tensor) {
-    return tensor->ragged_offset ? dtype_bytes((weftDataType_t)tensor->type, 1) : tensor_bytes(tensor);
+    return tensor->ragged_offset ? min64(tensor_element_bytes(tensor), tensor_bytes(tensor)) : tensor_bytes(tensor);
 }
 
 /* In the order of values, which is that of uids: callers may search by uid. */

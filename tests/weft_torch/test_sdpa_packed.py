@@ -68,6 +68,19 @@ def test_packed_sequences(band, as_band, dtype) -> None:
     close([o, lse, *found], [expected_o, expected_lse, *torch.autograd.grad(expected_o, (q, kv), do)], dtype)
 
 
+@pytest.mark.parametrize("longest", [0, 4])
+def test_packed_sequences_without_keys(longest) -> None:
+    """All queries see nothing: results and gradients are 0."""
+    q, k, v = normal(5, 2, 16), normal(0, 2, 16), normal(0, 2, 24)
+    o, lse = weft.sdpa_varlen(q, k, v, starts((2, 3)), starts((0, 0)), 3, longest)
+    assert (o == 0).all()
+    assert (lse == -torch.inf).all()
+    assert [each.shape for each in (o, lse)] == [(5, 2, 24), (2, 5)]
+    dq, dk, dv = torch.autograd.grad(o.sum(), (q, k, v))
+    assert (dq == 0).all()
+    assert (dk.shape, dv.shape) == (k.shape, v.shape)
+
+
 def test_packed_operators_pass_the_librarys_checks() -> None:
     x, at = normal(6, 2, 4), starts((4, 2), torch.int64)
     torch.library.opcheck(weft.sdpa_varlen.default, (x, x, x, at, at, 4, 4))

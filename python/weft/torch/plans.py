@@ -344,6 +344,9 @@ MULTIPLIES = {"mm", "bmm", "addmm", "linear", "grouped_mm", "quantized_linear", 
 MULTIPLIES |= {f"{name}_backward" for name in MULTIPLIES}
 """Operators that narrow floats where torch's matrix products may."""
 
+REDUCES_NOTHING = {"sdpa_varlen"}
+"""Operators whose graph also gives results over no elements: attention without keys is 0."""
+
 
 def unwanted(flags: Sequence[bool], convolves: bool, multiplies: bool) -> tuple[numerical_note, ...]:
     """What flags forbid on a GPU: products of narrowed floats, sums in no certain order."""
@@ -365,7 +368,8 @@ def prepare(name: str, expected: Callable[..., Any], draw: Draw, arguments: Sequ
     if any(each.device != device for each in tensors):
         raise NotSupportedError(f"{name}: tensors of several devices. Move them to one.")
     outputs = expected_of(expected, arguments, device if _depends_on_device(name, tensors) else _META)
-    if _has_nothing(tensors):
+    has_results = any(each is not None and each.numel() for each in outputs)
+    if _has_nothing(tensors) and not (has_results and name in REDUCES_NOTHING):
         return _prepare_empty(name, outputs, device)
     kind = device_kind.CUDA if device.type == "cuda" else device_kind.CPU
     handle = default_handle(kind, device.index or 0)
