@@ -1101,6 +1101,150 @@ static void run_any(desc loaded) {
     free(memory), free(workspace);
 }
 
+/* ---- Packed attention: a plan whose operands are found by numbers in memory ---- */
+
+enum { BATCH = 3, HEADS = 2, ROWS_Q = 5, PAGE = 4, PAGES = 7, PAGES_EACH = 3, DEPTH = 8 };
+enum {
+    UID_Q = 1,
+    UID_K,
+    UID_V,
+    UID_O,
+    UID_LENGTHS_Q,
+    UID_LENGTHS_KV,
+    UID_OFFSETS_Q,
+    UID_OFFSETS_O,
+    UID_TABLE,
+    UID_STARTS
+};
+
+static desc integers(int64_t uid, struct extents dims) {
+    desc t = open_tensor(uid, dims);
+    MUST(set_enum(t, WEFT_ATTR_TENSOR_DATA_TYPE, WEFT_TYPE_DATA_TYPE, WEFT_DATA_INT32));
+    return t;
+}
+
+/* Queries and results are packed tokens. Keys and values are in pages, whose table is packed, too. */
+static desc packed_attention(void) {
+    desc lengths_q = finalized(integers(UID_LENGTHS_Q, DIMS(BATCH, 1, 1, 1)));
+    desc lengths_kv = finalized(integers(UID_LENGTHS_KV, DIMS(BATCH, 1, 1, 1)));
+    desc offsets_q = finalized(integers(UID_OFFSETS_Q, DIMS(BATCH + 1, 1, 1, 1)));
+    desc offsets_o = finalized(integers(UID_OFFSETS_O, DIMS(BATCH + 1, 1, 1, 1)));
+    desc starts = finalized(integers(UID_STARTS, DIMS(BATCH + 1, 1, 1, 1)));
+    const int64_t tokens[] = {ROWS_Q * HEADS * DEPTH, DEPTH, HEADS * DEPTH, 1};
+    desc q = open_tensor(UID_Q, DIMS(BATCH, HEADS, ROWS_Q, DEPTH));
+    desc o = open_tensor(UID_O, DIMS(BATCH, HEADS, ROWS_Q, DEPTH));
+    desc table = integers(UID_TABLE, DIMS(BATCH, 1, PAGES_EACH, 1));
+    MUST(set_numbers(q, WEFT_ATTR_TENSOR_STRIDES, 4, tokens));
+    MUST(set_numbers(o, WEFT_ATTR_TENSOR_STRIDES, 4, tokens));
+    MUST(set_held(q, WEFT_ATTR_TENSOR_RAGGED_OFFSET_DESC, offsets_q));
+    MUST(set_held(o, WEFT_ATTR_TENSOR_RAGGED_OFFSET_DESC, offsets_o));
+    MUST(set_number(q, WEFT_ATTR_TENSOR_RAGGED_OFFSET_MULTIPLIER, HEADS * DEPTH));
+    MUST(set_held(table, WEFT_ATTR_TENSOR_RAGGED_OFFSET_DESC, starts));
+    desc k = tensor(UID_K, DIMS(PAGES, HEADS, PAGE, DEPTH)), v = tensor(UID_V, DIMS(PAGES, HEADS, PAGE, DEPTH));
+    finalized(q), finalized(o), finalized(table);
+    desc op = make(WEFT_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_QDESC, q));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_KDESC, k));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_VDESC, v));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_ODESC, o));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_QDESC, lengths_q));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC, lengths_kv));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC, table));
+    MUST(set_held(op, WEFT_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_VDESC, table));
+    finalized(op);
+    desc graph = graph_of(1, &op), all[] = {lengths_q, lengths_kv, offsets_q, offsets_o, starts, q, o, table, k, v};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        drop(all[i]);
+    return graph;
+}
+
+/* Its memory: of packed tensors as much as the sequences have. Numbers by which others are found are legal until a
+   round changes one or two of them. */
+struct packed_memory {
+    int32_t lengths_q[BATCH], lengths_kv[BATCH], offsets_q[BATCH + 1], offsets_o[BATCH + 1], starts[BATCH + 1];
+};
+static const struct packed_memory legal = {
+    {5, 0, 3}, {12, 1, 7}, {0, 5, 5, 8}, {0, 5 * 16, 5 * 16, 8 * 16}, {0, 3, 4, 6}};
+enum { TOKENS = 8, TABLE_ENTRIES = 6, NUMBERS = sizeof(struct packed_memory) / sizeof(int32_t) };
+
+/* Allocated one by one, so that AddressSanitizer sees each end. */
+static void *copy_of(const void *from, size_t bytes) {
+    void *copy = malloc(bytes);
+    CHECK(copy, "no memory");
+    memcpy(copy, from, bytes);
+    return copy;
+}
+
+static weftStatus_t run_packed(desc plan, const struct packed_memory *m, const int32_t *table, float *o) {
+    float numbers[PAGES * HEADS * PAGE * DEPTH];
+    for (int i = 0; i < PAGES * HEADS * PAGE * DEPTH; i++)
+        numbers[i] = (float)(i % 7) - 3;
+    void *memory[] = {copy_of(numbers, TOKENS * HEADS * DEPTH * sizeof *numbers),
+                      copy_of(numbers, sizeof numbers),
+                      copy_of(numbers, sizeof numbers),
+                      o,
+                      copy_of(m->lengths_q, sizeof m->lengths_q),
+                      copy_of(m->lengths_kv, sizeof m->lengths_kv),
+                      copy_of(m->offsets_q, sizeof m->offsets_q),
+                      copy_of(m->offsets_o, sizeof m->offsets_o),
+                      copy_of(table, TABLE_ENTRIES * sizeof *table),
+                      copy_of(m->starts, sizeof m->starts)};
+    enum { COUNT = sizeof memory / sizeof *memory };
+    uint64_t addresses[COUNT];
+    void *workspace = NULL;
+    int64_t bytes = get_number(plan, WEFT_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+    CHECK(!posix_memalign(&workspace, 256, (size_t)bytes + 1), "no memory");
+    for (int i = 0; i < COUNT; i++)
+        addresses[i] = (uint64_t)(uintptr_t)memory[i];
+    weftStatus_t status = weftExecute(plan, COUNT, addresses, workspace, NULL);
+    for (int i = 0; i < COUNT; i++)
+        if (i != UID_O - 1)
+            free(memory[i]);
+    free(workspace);
+    return status;
+}
+
+/* The last offset says how much memory there is, as a caller's word: no more than there is. */
+static void keep_end(int32_t *end, int32_t is, int32_t most) {
+    if (*end > is && *end <= most)
+        *end = is;
+}
+
+/* Whatever the numbers are, the plan runs within its memory or refuses them and writes nothing. */
+static void change_numbers(desc plan, int rounds, uint64_t seed) {
+    static const int32_t wild[] = {-1, 0, 1, 2, 3, 7, 8, 9, 13, 128, 129, 1 << 20, INT32_MAX, INT32_MIN};
+    int64_t refused = 0;
+    uint64_t state = seed;
+    for (int round = 0; round <= rounds; round++) {
+        struct packed_memory m = legal;
+        int32_t table[TABLE_ENTRIES] = {6, 0, 3, 2, 5, 1};
+        for (uint64_t changes = round ? 1 + next_random(&state) % 2 : 0; changes > 0; changes--) {
+            uint64_t at = next_random(&state) % (NUMBERS + TABLE_ENTRIES), value = next_random(&state);
+            int32_t number = wild[value % (sizeof wild / sizeof *wild)];
+            if (at < NUMBERS)
+                ((int32_t *)&m)[at] = number;
+            else
+                table[at - NUMBERS] = number;
+        }
+        keep_end(&m.offsets_q[BATCH], legal.offsets_q[BATCH], BATCH * ROWS_Q);
+        keep_end(&m.offsets_o[BATCH], legal.offsets_o[BATCH], BATCH * ROWS_Q * HEADS * DEPTH);
+        keep_end(&m.starts[BATCH], legal.starts[BATCH], BATCH * PAGES_EACH);
+        float o[TOKENS * HEADS * DEPTH], *memory;
+        for (int i = 0; i < TOKENS * HEADS * DEPTH; i++)
+            o[i] = NAN;
+        memory = copy_of(o, sizeof o);
+        weftStatus_t status = run_packed(plan, &m, table, memory);
+        CHECK(!status || (status == WEFT_STATUS_BAD_PARAM_OUT_OF_BOUND && strstr(last_error(), "out of range")),
+              "seed %llu, round %d: %s", (unsigned long long)seed, round, last_error());
+        CHECK(round || !status, "legal numbers are refused: %s", last_error());
+        for (int i = 0; status && i < TOKENS * HEADS * DEPTH; i++)
+            CHECK(isnan(memory[i]), "seed %llu, round %d: a refused run has written", (unsigned long long)seed, round);
+        refused += status != WEFT_STATUS_SUCCESS;
+        free(memory);
+    }
+    CHECK(refused > rounds / 4 && refused < rounds, "%lld of %d rounds are refused", (long long)refused, rounds);
+}
+
 /* Bytes changed behind a hash that agrees, so that the parser itself meets them: what loads all the same runs. */
 static void mutate(desc plan, int rounds, uint64_t seed) {
     int64_t bytes, survived = 0;
@@ -1133,6 +1277,13 @@ static void test_mutations(void) {
          fast = finalized(open_plan(graph, first_cpu_index(graph)));
     mutate(reference, 10000, 88172645463325252u);
     mutate(fast, 10000, 1234567);
+    drop(graph), drop(reference), drop(fast);
+    graph = packed_attention(), reference = plan_of(graph);
+    fast = finalized(open_plan(graph, first_cpu_index(graph)));
+    mutate(reference, 5000, 362436069);
+    mutate(fast, 5000, 521288629);
+    change_numbers(reference, 20000, 88675123);
+    change_numbers(fast, 20000, 5783321);
     drop(graph), drop(reference), drop(fast);
 }
 
