@@ -418,8 +418,36 @@ def test_the_gpu_that_is_current_in_torch(monkeypatch: pytest.MonkeyPatch) -> No
     assert opened == [(), ("cuda", 1), (), ("cpu", 0)]
 
 
-@pytest.mark.parametrize("module", ["decorators", "graphs", "handles", "version", "wrapper"])
+@pytest.mark.parametrize("module", ["graph", "graphs", "handles", "version", "wrapper"])
 def test_doctests(module: str) -> None:
     result = doctest.testmod(import_module(f"weft.cudnn.{module}"))
     assert result.attempted
     assert not result.failed
+
+
+# ---- Modules and ready-made kernels ----
+
+
+def test_ready_made_kernels_refuse_by_their_name() -> None:
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match=r"cudnn\.GemmSwigluSm100: Weft has no such"):
+        cudnn.GemmSwigluSm100(1, 2)
+    assert not hasattr(cudnn, "no_such_kernel")
+
+
+@pytest.mark.parametrize("name", ["torch.install", "jax.call", "api_base.APIBase"])
+def test_names_of_modules_refuse(name: str) -> None:
+    module, _, function = name.partition(".")
+    with pytest.raises(cudnn.cudnnGraphNotSupportedError, match=rf"cudnn\.{module}\.{function}: Weft has no"):
+        getattr(import_module(f"weft.cudnn.{module}"), function)()
+
+
+def test_modules_are_those_of_cudnn() -> None:
+    from weft.cudnn.datatypes import is_torch_available, torch_to_cudnn_data_type
+    from weft.cudnn.experimental import ops
+    from weft.cudnn.graph import graph, jit
+
+    assert (graph, jit, ops) == (cudnn.graph, cudnn.jit, cudnn.ops)
+    if is_torch_available():
+        import torch
+
+        assert torch_to_cudnn_data_type(torch.bfloat16) is T.BFLOAT16

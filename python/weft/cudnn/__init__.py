@@ -5,6 +5,7 @@ differences."""
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from types import ModuleType
 
 from weft.backend import Handle
@@ -15,7 +16,6 @@ from weft.cudnn.causal import (
     causal_conv1d_nwh_backward,
     causal_conv1d_nwh_forward,
 )
-from weft.cudnn.decorators import graph, graph_cache, jit
 from weft.cudnn.enums import (
     FRONTEND_KNOB_TYPE_BASE,
     NodeType,
@@ -39,6 +39,7 @@ from weft.cudnn.enums import (
     scalar_type,
     tensor_reordering,
 )
+from weft.cudnn.graph import graph, graph_cache, jit
 from weft.cudnn.graphs import GraphContext, pygraph
 from weft.cudnn.handles import (
     DeviceInfo,
@@ -62,6 +63,7 @@ from weft.errors import WeftError
 
 tensor = Tensor
 globals().update(absent.FUNCTIONS)
+__getattr__ = absent.attribute_of("cudnn", absent.READY_MADE)
 
 __all__ = [
     "FRONTEND_KNOB_TYPE_BASE",
@@ -120,6 +122,10 @@ __all__ = [
 ]
 
 
+_MODULES = ("api_base", "datatypes", "experimental", "graph", "jax", "ops", "torch", "wrapper")
+"""Modules of cuDNN's package that scripts import."""
+
+
 def install(replace: bool = False) -> ModuleType:
     """Makes `import cudnn` find this module, in this process. replace: also where another one is loaded."""
     loaded = sys.modules.get("cudnn")
@@ -130,6 +136,6 @@ def install(replace: bool = False) -> ModuleType:
             "give replace=True."
         )
     sys.modules["cudnn"] = own
-    for name in ("ops", "wrapper"):
-        sys.modules[f"cudnn.{name}"] = sys.modules[f"{__name__}.{name}"]
+    for name in _MODULES:
+        sys.modules[f"cudnn.{name}"] = import_module(f"{__name__}.{name}")
     return own

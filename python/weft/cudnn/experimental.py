@@ -1,0 +1,5 @@
+"""cuDNN's experimental functions, as far as Weft has them."""
+
+from weft.cudnn import ops
+
+__all__ = ["ops"]

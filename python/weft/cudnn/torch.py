@@ -1,0 +1,12 @@
+"""cuDNN's own functions for torch, for which Weft has weft.torch: each name refuses when it is called."""
+
+from weft.cudnn.absent import attribute_of
+
+_NAMES = (
+    "SdpaOverrides",
+    "install",
+    "install_sdpa_overrides",
+    "served_plan_names",
+)
+
+__getattr__ = attribute_of("cudnn.torch", _NAMES)
