@@ -17,6 +17,7 @@ tests/campaign_seeds.txt.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 import time
@@ -173,6 +174,7 @@ def main() -> int:
     ask.add_argument("--work", type=float, default=WORK, help="multiply-adds of the largest cases")
     ask.add_argument("--family", default="", help="only cases of this family")
     given = ask.parse_args()
+    faulthandler.enable()
     wrong, families, number, text = 0, Counter[str](), given.first, ""
     start = time.monotonic()
     for number in given.numbers:
@@ -184,6 +186,7 @@ def main() -> int:
     for _ in range(given.count):
         if time.monotonic() - start > given.seconds:
             break
+        print(f"case {number}", flush=True)  # the last one is the one that killed the process
         text, case, steps = check(number, given.work, given.family)
         families[case.split(" ", 1)[0]] += 1
         if text:

@@ -212,7 +212,10 @@ def campaign(given: argparse.Namespace) -> int:
             left = end - time.monotonic()
             words = [CAMPAIGN, "--first", str(first), "--step", str(given.jobs), "--seconds", str(left)]
             code, more = execute([sys.executable, *words], left + 90, {})
-            text += more + f"\n{DIED}: {' '.join(more[-1500:].split())}\n" * (code not in (0, 1, 3))
+            if code not in (0, 1, 3):
+                last = (re.findall(r"^case \d+$", more, re.MULTILINE) or ["before the first case"])[-1]
+                more += f"\n{DIED} with exit status {code} at {last}: {' '.join(more[-1500:].split())}\n"
+            text += more
             first = max(map(int, re.findall(r"next --first (\d+)", more)), default=first)
         return text
 
