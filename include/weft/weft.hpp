@@ -370,6 +370,14 @@ class Settings {
         return std::any_of(settings_.begin(), settings_.end(), is_it) ||
                std::any_of(inputs_.begin(), inputs_.end(), is_it);
     }
+    /** The enumerator that an option was set to, or -1. */
+    int get_enumerator(weftBackendAttributeName_t name) const {
+        int found = -1;
+        for (const Setting &setting : settings_)
+            if (setting.name == name)
+                std::memcpy(&found, setting.bytes.data(), sizeof found);
+        return found;
+    }
     template <class List> static void drop(List &list, weftBackendAttributeName_t name) {
         list.erase(std::remove_if(list.begin(), list.end(), [name](const auto &each) { return each.name == name; }),
                    list.end());
@@ -793,7 +801,7 @@ class Slice_attributes : public Strided_slice_options<Slice_attributes> {
 
 class Resample_attributes : public Resample_options<Resample_attributes> {
   public:
-    /** Whether max pooling tells where its maxima were; default no. */
+    /** Whether max pooling returns the index of each maximum; default no. Other modes have no index. */
     Resample_attributes &set_generate_index(bool generates) {
         generates_index_ = generates;
         return *this;
@@ -932,10 +940,7 @@ inline std::vector<Tensor> Recorder::keep(Node node) {
 inline Tensor Recorder::record_pointwise(const char *method, std::vector<Operand> operands,
                                          const graph::Pointwise_attributes &attributes) {
     const Settings &settings = attributes;
-    int mode = -1;
-    for (const Setting &setting : settings.settings_)
-        if (setting.name == WEFT_ATTR_POINTWISE_MODE)
-            std::memcpy(&mode, setting.bytes.data(), sizeof mode);
+    const int mode = settings.get_enumerator(WEFT_ATTR_POINTWISE_MODE);
     if (mode == WEFT_POINTWISE_IDENTITY && operands.size() > 1)
         operands.resize(1); /* cuDNN's frontend ignores the others */
     std::vector<weftBackendAttributeName_t> names = pointwise_attributes(static_cast<PointwiseMode_t>(mode));
@@ -1649,10 +1654,12 @@ inline Tensor Graph::slice(const Operand &input, const Slice_attributes &attribu
 }
 
 inline std::array<Tensor, 2> Graph::resample(const Operand &input, Resample_attributes attributes) {
-    auto made = record("resample", WEFT_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR, attributes,
-                       WEFT_ATTR_RESAMPLE_COMP_TYPE, {{WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC, "input", input, true}},
-                       {{WEFT_ATTR_OPERATION_RESAMPLE_FWD_YDESC, "Y", false, true, true},
-                        {WEFT_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, "INDEX", true, attributes.generates_index_, false}});
+    const bool is_max = attributes.get_enumerator(WEFT_ATTR_RESAMPLE_MODE) == WEFT_RESAMPLE_MAXPOOL;
+    auto made = record(
+        "resample", WEFT_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR, attributes, WEFT_ATTR_RESAMPLE_COMP_TYPE,
+        {{WEFT_ATTR_OPERATION_RESAMPLE_FWD_XDESC, "input", input, true}},
+        {{WEFT_ATTR_OPERATION_RESAMPLE_FWD_YDESC, "Y", false, true, true},
+         {WEFT_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, "INDEX", true, is_max && attributes.generates_index_, false}});
     return {made[0], made[1]};
 }
 

@@ -227,6 +227,8 @@ static void pooling_with_its_index() {
         HOLDS(out[i] == in[first + best / 2 * 8 + best % 2] && places[i] == best);
     }
     HOLDS(!weft::Graph(DataType_t::FLOAT).resample(x, weft::Resample_attributes())[1]);
+    how.set_resampling_mode(weft::ResampleMode_t::AVGPOOL_INCLUDE_PADDING); /* an average has no index */
+    HOLDS(!weft::Graph(DataType_t::FLOAT).resample(x, how)[1]);
 }
 
 struct Attention {
