@@ -328,6 +328,31 @@ def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
     return build
 
 
+def packed_tables(queries: int, size: int) -> Any:
+    """Page tables of 90, 0 and 3 keys, one after the other, without an entry for the second."""
+
+    def build(t: Maker) -> None:
+        counts = [-(-keys // size) for keys in (90, 0, 3)]
+        starts = np.cumsum([0, *counts]).astype("i4").reshape(4, 1, 1, 1)
+        most = -(-100 // size)
+        entries = np.random.default_rng(size).permutation(3 * most)[: sum(counts)].astype("i4")
+        t.tokens = {most: sum(counts)}
+        tables = {}
+        for name in "kv":
+            table = t(3, 1, most, 1, dtype="i32", values=entries.reshape(-1, 1, 1))
+            table.set_ragged_offset(t(4, 1, 1, 1, dtype="i32", values=starts))
+            tables[f"paged_attention_{name}_table"] = table
+        lengths = t(3, 1, 1, 1, dtype="i32", values=np.array([90, 0, 3], "i4"))
+        o, stats = t.g.sdpa(
+            t(3, 4, queries, 64), t(3 * most, 2, size, 64), t(3 * most, 2, size, 64), seq_len_kv=lengths,
+            generate_stats=True, paged_attention_max_seq_len_kv=100, **tables,
+        )  # fmt: skip
+        t.out(o)
+        t.out(stats, dtype="f32")
+
+    return build
+
+
 def byte_attention(dtype: str, queries: int, keys: int, by_rows: bool) -> Any:
     """Keys and values of 8 bits, with all scales and largest numbers, which are in columns that a thread has
     first, or second."""
@@ -1195,6 +1220,8 @@ CASES = {
     ),
     "attention decoding, pages": Case("decode", "attention_decode", paged_attention(2, (16, 32))),
     "attention decoding, odd pages": Case("decode", "attention_decode", paged_attention(2, (1, 7))),
+    "attention decoding, packed tables": Case("decode", "attention_decode", packed_tables(2, 16)),
+    "attention, packed tables": Case("forward", "attention", packed_tables(70, 5)),
     "attention, pages": Case("forward", "attention", paged_attention(70, (16, 5))),
     "attention of long rows": Case("forward", "attention", attention(dims=(1, 33, 70, 196), dtype="f16")),
     "attention on Hopper": Case(
