@@ -46,8 +46,8 @@ class Graph(pygraph):
         self, *arrays: Any, handle: Handle | None = None, workspace: Any = None, **named: Any
     ) -> Any:
         """Runs the graph: arrays by position in the order of inputs, which returns the outputs, or a dict of
-        arrays by name, which returns the dict with the outputs added. Outputs are torch tensors, or
-        the arrays of pygraph's calls where torch is not installed."""
+        arrays by name, which returns the dict with the outputs added. Outputs are torch tensors, or the
+        arrays of pygraph's calls where torch cannot hold them."""
         if not self._allocates and workspace is None and self._plan is not None and self.plan.workspace_size:
             raise BadParameterError(
                 f"{self._label}: it was made with workspace_alloc=False and needs {self.plan.workspace_size} "
@@ -73,7 +73,8 @@ class Graph(pygraph):
 
 
 def _as_torch(result: Any) -> Any:
-    """An output as a torch tensor on the same memory; itself where torch is not installed."""
+    """An output as a torch tensor on the same memory; itself where torch, or this build of it, cannot hold
+    it."""
     try:
         import numpy as np
         import torch
@@ -82,7 +83,7 @@ def _as_torch(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return result
     if not isinstance(result, np.ndarray):
-        return torch.from_dlpack(result)
+        return torch.from_dlpack(result) if torch.cuda.is_available() else result
     if result.dtype.isbuiltin == 1:
         return torch.from_numpy(result)
     whole = np.dtype(f"i{result.dtype.itemsize}")  # types of ml_dtypes, which torch does not read
