@@ -476,6 +476,24 @@ def test_dropout_keeps_a_seed_for_its_gradient() -> None:
     assert {each for each, _ in cover.left} == {"randint.default"}
 
 
+def test_heads_that_are_repeated_in_a_region() -> None:
+    """In eager torch the repeated heads are one in memory, in the region they need not be."""
+
+    def model(q, k):
+        keys = (k * 2)[:, :, None].expand(2, 1, 2, 5, 8).reshape(2, 2, 5, 8)
+        return F.scaled_dot_product_attention(q, keys, keys.sin())
+
+    torch.manual_seed(5)
+    tensors, cover = (torch.randn(2, 2, 5, 8), torch.randn(2, 1, 5, 8)), Cover()
+    given, other = ([each.clone().requires_grad_() for each in tensors] for _ in range(2))
+    found, expected = compiled(model, cover)(*given), model(*other)
+    for each in (found, expected):
+        each.square().sum().backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close([e.grad for e in given], [e.grad for e in other])
+    assert not cover.refused
+
+
 LOSSES = {
     "mean": {},
     "sum of weighted": {"reduction": "sum", "weight": True},

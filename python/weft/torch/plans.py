@@ -62,6 +62,10 @@ class Drawing:
         before = rank - len(order)
         return self.read(value, [*[1] * before, *dims], [*[value.numel()] * before, *steps])
 
+    def is_spread(self, value: Any, dim: int) -> bool:
+        """Whether all elements along a dimension are one in memory."""
+        return not value.stride(dim)
+
     def exact(self, value: Any) -> Any:
         """A value with the same numbers in the narrowest type, for operators that compute in float anyway."""
         return value

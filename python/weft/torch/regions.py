@@ -178,6 +178,10 @@ class RegionDrawing(Drawing):
         self._values += blank
         self._blank |= set(map(id, blank))
 
+    def is_spread(self, value: Any, dim: int) -> bool:
+        """As Drawing's; strides of what the region makes are Weft's to choose."""
+        return not self._is_made(value) and super().is_spread(value, dim)
+
     def exact(self, value: Any) -> Any:
         """As Drawing's: the value of which this one is a copy in a wider type."""
         return self._narrow.get(id(value), value)

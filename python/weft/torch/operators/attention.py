@@ -43,7 +43,7 @@ def _read(d: Drawing, value: Any) -> Tensor:
 
 def _read_heads(d: Drawing, value: Any) -> Tensor:
     """Keys or values, in place of heads that are all one: these share it."""
-    if value.ndim < 4 or value.stride(HEADS) or value.shape[HEADS] == 1:
+    if value.ndim < 4 or value.shape[HEADS] == 1 or not d.is_spread(value, HEADS):
         return _read(d, value)
     dims, steps = _four(value)
     dims[HEADS], steps[HEADS] = 1, 1
