@@ -24,7 +24,8 @@
  * Environment: WEFT_LOG=error|warn|info|plan|exec prints to stderr; WEFT_THREADS=n caps the CPU threads. For NVIDIA
  * GPUs: WEFT_DEVICE=cpu|cuda|cuda:N says what weftCreate opens, WEFT_NVRTC names the run-time compiler to use,
  * WEFT_CACHE_DIR, WEFT_CACHE=off|ro|rw and WEFT_CACHE_BYTES rule the disk cache of kernels, WEFT_DUMP_DIR receives the
- * kernels' text, WEFT_LIBCUDA names another driver library. */
+ * kernels' text, WEFT_LIBCUDA names another driver library, WEFT_CHECK=1 refuses indices in memory that are out of
+ * range, as the CPU always does. */
 #ifndef WEFT_H
 #define WEFT_H
 
