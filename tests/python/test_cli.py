@@ -185,7 +185,7 @@ def test_doctor_repairs(environment: dict[str, str], what: str, repair: str) -> 
 def variables_that_code_reads() -> set[str]:
     """The names in the sources of the library and of the package; one that is no literal stands in a list."""
     found: set[str] = set()
-    literal = r"""(?:getenv|environment_number|environ\.get)\(\s*"(\w+)"|environ\["(\w+)"\]"""
+    literal = r"""(?:getenv|environment_(?:number|flag)|environ\.get)\(\s*"(\w+)"|environ\["(\w+)"\]"""
     for folder, pattern in (("backend", "*.[ch]"), ("python", "*.py"), ("bindings/weft_cffi", "*.py")):
         for path in (ROOT / folder).rglob(pattern):
             text = path.read_text(encoding="utf-8")
