@@ -334,7 +334,8 @@ def by_definition(
 ) -> tuple[list[np.ndarray], list[Any]]:
     """Gradients, in the order of run_backward, from the rounded result and statistics that the backward pass
     is given; and of each what is summed in magnitude, where its factors may be rounded. If o has 16 bits, a
-    weight is nearly 1 and the row has all of its weights, a CPU takes the sum of P dP from these."""
+    weight is nearly 1 and the row has all of its weights, a CPU takes the sum of P dP from these
+    unless it contradicts o."""
     kept = case.kept(operands) if kept is None else kept
     hq, hk, hv = case.heads
     s, sink = case.scores(operands), case.sinks(operands)
@@ -348,7 +349,10 @@ def by_definition(
         total, largest = weights.sum(-1, keepdims=True) + share, weights.max(-1, keepdims=True)
         is_saturated = (largest > 0.5) & (np.abs(1 - total) <= checks.roundoff(operands["o"].dtype))
         by_weights = np.where(weights == 0, 0, weights * (d_o @ v.mT * kept)).sum(-1, keepdims=True)
-        mean = np.where(is_saturated, by_weights / np.where(is_saturated, total, 1), mean)
+        by_weights = by_weights / np.where(is_saturated, total, 1)
+        most = np.abs(d_o * checks.exact(operands["o"])).sum(-1, keepdims=True)
+        most = 2 * checks.roundoff(operands["o"].dtype) * most
+        mean = np.where(is_saturated & (np.abs(by_weights - mean) <= most), by_weights, mean)
     ds_modified = weights * (d_o @ v.mT * kept - mean)
     ds = ds_modified * case.modified("slope", operands)
 

@@ -207,6 +207,26 @@ def test_gradients_of_a_saturated_softmax(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_gradient_of_the_statistics_in_a_column_of_o(dtype: str) -> None:
+    """dO of 1, values of 0 and an o of -g add P g to the gradients of scores, also in saturated rows."""
+    case = replace(SATURATED["plain"], depth=8, value_depth=9, scale=8**-0.5)
+    inputs = {key: checks.narrow(checks.exact(x), dtype) for key, x in case.inputs("f32").items()}
+    inputs |= {key: checks.narrow(checks.exact(inputs[key]) * 4, dtype) for key in "qk"}
+    inputs["v"][..., 8] = 0
+    operands = backward_inputs(case, inputs, dtype)
+    operands["dO"][..., 8] = 1
+    g = checks.random(operands["o"].shape[:3], dtype, seed=9)
+    operands["o"][..., 8] = -g
+    weights, *_ = softmax(case.scores(inputs), case.sinks(inputs))
+    added = case.scale * (weights * checks.exact(g)[..., None]) @ checks.exact(inputs["k"])
+    want = backward(case, inputs, operands["dO"])["dQ"] + added
+    found = checks.check(run_backward(case), operands, [None] * 3, out="f32", layouts=["packed"])
+    for engine, (got, *_) in found.items():
+        error = np.linalg.norm(checks.exact(got) - want) / np.linalg.norm(want)
+        assert error < 4 * checks.roundoff(dtype), f"{engine}: {error}"
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_parts_of_keys_with_the_statistics_of_all(dtype: str) -> None:
     """Rows without all of their weights go by o: gradients of parts add up to those of the whole."""
     whole = Case(heads=(2, 1, 1), rows=24, columns=40, depth=8, value_depth=8)

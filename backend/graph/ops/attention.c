@@ -1338,9 +1338,11 @@ static void note_largest(double *largest, double number) {
 static double sum_of_row(const struct sdpa_bwd_op *op, const struct run *run, const struct head *head,
                          const struct backward_scratch *scratch, int64_t row) {
     int64_t o_at = row * run->value_depth;
-    double stats = scratch->stats[row], largest = 0, total = 0, by_weights = 0, by_o = 0;
-    for (int64_t d = 0; d < run->value_depth; d++)
-        by_o += scratch->d_o_for_o[o_at + d] * scratch->o[o_at + d];
+    double stats = scratch->stats[row], largest = 0, total = 0, by_weights = 0, by_o = 0, spread = 0;
+    for (int64_t d = 0; d < run->value_depth; d++) {
+        double product = scratch->d_o_for_o[o_at + d] * scratch->o[o_at + d];
+        by_o += product, spread += fabs(product);
+    }
     if (!attention_rounds_o(op))
         return by_o;
     if (head->sink != -INFINITY)
@@ -1356,7 +1358,8 @@ static double sum_of_row(const struct sdpa_bwd_op *op, const struct run *run, co
         largest = weight > largest ? weight : largest, total += weight;
         by_weights += weight * kept(run, head, row, j) * product;
     }
-    return attention_sums_weights(op, largest, total) ? by_weights / total : by_o;
+    return attention_is_saturated(op, largest, total) ? attention_better_sum(op, by_weights / total, by_o, spread)
+                                                      : by_o;
 }
 
 /* Adds what one row gives to all gradients: dS = P (dP - sum of P dP). */

@@ -68,14 +68,23 @@ static inline const struct attention *attention_of(const struct descriptor *op) 
 
 /* A row's dS subtracts the sum of its P dP, which equals the sum of its dO o. Where one weight is nearly 1, dP and that
    sum differ by far less than they are, and by less than o of 16 bits is rounded by: such rows sum P dP instead.
-   largest, total: of the row's weights, the sink's included in the total, by which the sum is divided. Rows whose keys
-   are given in parts, with the statistics of all keys, have a smaller total, and go by o. */
+   largest, total: of the row's weights, the sink's included in the total, by which the sum is divided. */
 static inline bool attention_rounds_o(const struct sdpa_bwd_op *op) {
     return dtype_is_half((weftDataType_t)op->o->type) && !op->a.descale_q && !op->do_f16;
 }
-static inline bool attention_sums_weights(const struct sdpa_bwd_op *op, double largest, double total) {
-    double roundoff = op->o->type == WEFT_DATA_BFLOAT16 ? 0x1p-8 : 0x1p-11, missing = 1 - total;
+static inline double attention_roundoff(const struct sdpa_bwd_op *op) {
+    return op->o->type == WEFT_DATA_BFLOAT16 ? 0x1p-8 : 0x1p-11;
+}
+static inline bool attention_is_saturated(const struct sdpa_bwd_op *op, double largest, double total) {
+    double missing = 1 - total, roundoff = attention_roundoff(op);
     return largest > 0.5 && missing <= roundoff && missing >= -roundoff;
+}
+
+/* The better of both sums; spread: the sum of |dO o|. If they differ by more than o and weights are rounded by, o is
+   not the product of these weights and values: the keys are some of many, or the caller adds another gradient to o. */
+static inline double attention_better_sum(const struct sdpa_bwd_op *op, double by_weights, double by_o, double spread) {
+    double off = by_weights - by_o, most = 2 * attention_roundoff(op) * spread;
+    return off <= most && off >= -most ? by_weights : by_o;
 }
 
 /* A bound that hides nothing: farther than any row is from any column, and still adds up in 64 bits. */

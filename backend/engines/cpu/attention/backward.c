@@ -29,6 +29,7 @@ struct query_panel {
     float *q_columns, *q_rows, *do_columns, *do_rows; /* [depth][PANEL], [PANEL][row]; q is scaled */
     float *dq;                                        /* [depth][PANEL] */
     float statistics[PANEL], mean[PANEL];             /* mean: the sum of P dP */
+    float spread[PANEL];                              /* the sum of |dO o|, where mean follows from o */
 };
 
 /* A thread's memory. */
@@ -155,9 +156,11 @@ static void load_means(const struct backward_job *job, const struct backward_buf
     if (!known)
         panel_load(&to->panel, &job->run->scores.bindings, job->op->o, depth, 1, b->v, b->v_row, NULL);
     for (int c = 0; c < PANEL; c++) {
-        to->mean[c] = known && c < to->panel.count ? known[to->panel.line[c]] : 0;
-        for (int64_t d = 0; d < depth && !known; d++)
-            to->mean[c] += to->do_rows[c * b->v_row + d] * b->v[c * b->v_row + d];
+        to->mean[c] = known && c < to->panel.count ? known[to->panel.line[c]] : 0, to->spread[c] = 0;
+        for (int64_t d = 0; d < depth && !known; d++) {
+            float product = to->do_rows[c * b->v_row + d] * b->v[c * b->v_row + d];
+            to->mean[c] += product, to->spread[c] += fabsf(product);
+        }
     }
 }
 
@@ -361,7 +364,7 @@ static double sink_weight(const struct scores *scores, const struct query_panel 
 static bool is_saturated(const struct backward_job *job, const struct backward_buffers *b,
                          const struct row_block *block, int64_t p, int c, double *total) {
     *total = block->of[p].total[c] + sink_weight(&job->run->scores, &b->panels[p], c);
-    return b->panels[p].panel.is_used[c] && attention_sums_weights(job->op, block->of[p].largest[c], *total);
+    return b->panels[p].panel.is_used[c] && attention_is_saturated(job->op, block->of[p].largest[c], *total);
 }
 
 /* The sums of P dP of a block of panels. */
@@ -389,10 +392,15 @@ static void sum_block(const struct backward_job *job, const struct backward_buff
     }
     if (is_any)
         pass_tiles(job, b, &block, true);
-    for (int64_t p = 0; p < block.panels; p++)
-        for (int c = 0; c < b->panels[p].panel.count; c++)
-            job->means[b->panels[p].panel.line[c]] =
-                is_saturated(job, b, &block, p, c, &total) ? (float)(block.of[p].sum[c] / total) : b->panels[p].mean[c];
+    for (int64_t p = 0; p < block.panels; p++) {
+        const struct query_panel *panel = &b->panels[p];
+        for (int c = 0; c < panel->panel.count; c++) {
+            double sum = panel->mean[c];
+            if (is_saturated(job, b, &block, p, c, &total))
+                sum = attention_better_sum(job->op, block.of[p].sum[c] / total, sum, panel->spread[c]);
+            job->means[panel->panel.line[c]] = (float)sum;
+        }
+    }
 }
 
 /* One thread: takes blocks until none is left. */
