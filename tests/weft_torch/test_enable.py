@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 
@@ -326,3 +327,25 @@ def test_output_padding_may_lie_between_stride_and_dilation(
     with weft_torch.enable() as enabled:
         torch.testing.assert_close(run(), expected)
     assert all(outcomes == {"served": 1} for outcomes in enabled.report().values())
+
+
+def test_the_report_states_the_share_of_all_operators() -> None:
+    """Of about ten operators that compute, forward and backward, Weft serves five; views are not counted."""
+    x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4, requires_grad=True)
+
+    def step():
+        torch.softmax((x @ w).T.exp(), -1).sum().backward()
+
+    with weft_torch.enable(["softmax", "softmax_backward", "mm"]) as enabled:
+        step()
+        line = str(enabled.report())
+        assert line.startswith("Weft served 5 of 5 calls of operators that it stands for. Run a step under")
+        with enabled.measure():
+            step()
+    pattern = r"Weft served 5 of (\d+) computing operators \((\d+)%\) and (\d+)% of their time\."
+    found = re.fullmatch(pattern, str(enabled.report()))
+    assert found is not None, str(enabled.report())
+    count, share, part = map(int, found.groups())
+    assert 8 <= count <= 12
+    assert share == round(500 / count)
+    assert 0 < part < 100
