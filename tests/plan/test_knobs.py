@@ -101,6 +101,25 @@ def test_a_report_tells_them() -> None:
     assert f"{slow[1] * 1e6:.3g} µs" in made.explain()
 
 
+@pytest.mark.parametrize("number", [65, 116, 129, 2**20])
+@pytest.mark.parametrize("without_hopper", [False, True])
+def test_splits_that_are_in_the_range_of_another_family(number: int, without_hopper: bool) -> None:
+    """A family ignores a number of splits that it cannot make."""
+    g = weft.Graph(io_data_type="f32", compute_data_type="f32", device="sm_90")
+    dw = g.conv_wgrad(g.tensor([7, 2, 100, 192]), g.tensor([7, 16, 100, 192]), padding=[1, 1])
+    dw.set_dim([16, 2, 3, 3]).set_output(True)
+    g.build_operation_graph()
+    most = max(knob.max for knob in g.get_knobs_for_engine(0) if knob.type.name == "SPLIT_K")
+    knobs = {"SPLIT_K": min(number, most)}
+    families = g.get_families_for_engine(0)
+    if without_hopper:
+        left_out = [i for i, name in enumerate(families) if "contraction" not in name]
+        knobs["WITHOUT_FAMILIES_EXT"] = sum(1 << i for i in left_out)
+    g.create_execution_plan(0, knobs)
+    g.build_plan_at_index(0)
+    assert g.plan.report["steps"]
+
+
 def test_a_plan_without_families() -> None:
     """Bit i leaves the i-th family out; a saved plan keeps to it."""
     g = matmul()

@@ -273,6 +273,8 @@ static void consider_tiles(struct decode *d, int64_t heads, int64_t splits) {
 static weftStatus_t divide_work(struct decode *d, const struct knob_choices *knobs) {
     int64_t heads = knob_value(knobs, WEFT_KNOB_TYPE_SLICED), splits = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t asked = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE);
+    if (splits > SPLITS_MAX) /* in the range of another family */
+        splits = 0;
     if (asked > 0 && asked <= TILE_COUNT && tile_fits(d, &tiles[asked - 1]))
         consider_heads(d, &tiles[asked - 1], heads, splits);
     if (!d->tile)

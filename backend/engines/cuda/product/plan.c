@@ -193,6 +193,8 @@ static void choose_tile(struct contraction *c, const struct device *device, cons
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     if (chosen > TILE_ROWS) /* a row of another family's table */
         chosen = 0;
+    if (asked > SPLITS_MAX) /* in the range of another family */
+        asked = 0;
     bool is_long = arithmetic_rows[c->arithmetic].bytes == 8; /* whose larger tiles do not fit in shared memory */
     double moving = contraction_memory_seconds(c, device);
     c->tile = NULL;

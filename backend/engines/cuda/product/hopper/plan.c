@@ -512,6 +512,8 @@ static double far_volume(const struct hopper *h, const struct device *device) {
 void hopper_plan(struct hopper *h, const struct device *device, const struct knob_choices *knobs) {
     int64_t chosen = knob_value(knobs, WEFT_KNOB_TYPE_TILE_SIZE), asked = knob_value(knobs, WEFT_KNOB_TYPE_SPLIT_K);
     int64_t block = HOPPER_K_BYTES / dtype_bytes((weftDataType_t)h->c.operand[OPERAND_A].tensor->type, 1);
+    if (asked > HOPPER_SPLITS_MAX) /* in the range of another family */
+        asked = 0;
     h->steps = divide_up(h->channels, block) * h->taps[0] * h->taps[1] * h->taps[2];
     const struct demand demand = {.moving = contraction_memory_seconds(&h->c, device),
                                   .epilogue = epilogue_instructions(&h->c),
