@@ -19,6 +19,7 @@ from graph_evaluation import BOOLEANS, FLOATS, HALVES, INTEGERS, Dims, Evaluatio
 Array = np.ndarray[Any, Any]
 
 MOST_OPERATIONS, MOST_ELEMENTS, LARGE_ELEMENTS = 30, 700, 12000
+MOST_INPUT = 150_000  # elements of an operand
 
 
 class Unfit(Exception):
@@ -89,6 +90,8 @@ class Drawing:
 
     def input(self, dims: Sequence[int], type_: str = "", data: Any = None, scale: float = 2.0) -> int:
         type_, is_given = type_ or self.type(), data is not None
+        if math.prod(dims) > MOST_INPUT:  # several long extents met in one operand
+            raise Unfit
         if data is None:
             wide = self.numbers.uniform(-scale, scale, tuple(dims))
             is_whole = self.whole or type_ in INTEGERS
