@@ -156,14 +156,15 @@ def test_lines_and_functions_keep_their_size() -> None:
 def test_size_checker_sees(tmp_path: Path) -> None:
     long = ("void f(void) {\n" + "    g();\n" * 30 + "}\n") * 20  # the tool is there, too
     python = f"\n# {'é' * 109}\n# {'é' * 108}"
-    files = {"backend/a.cuh": "x" * 121, "tests/a.py": python, "tests/c/a.c": long}
+    longest = "void f(void) {\n" + "    g();\n" * 224 + "}\n"
+    files = {"backend/a.cuh": "x" * 121, "tests/a.py": python, "tests/c/a.c": long + longest}
     good = {"Makefile": "y" * 120, "a.md": "z" * 200}
     done = check_tree(tmp_path, "sizes.py", files | good, "--check")
     assert done.stdout.splitlines() == [
         "backend/a.cuh:1: 121 columns, at most 120 fit.",
         "tests/a.py:2: 111 columns, at most 110 fit.",
-        "functions: 50% are within 32 lines; 10 should be enough.",
-        "functions: 90% are within 32 lines; 25 should be enough.",
+        "functions: 90% have at most 32 lines, the limit is 25.",
+        "functions: 100% have at most 226 lines, the limit is 225.",
     ]
     assert done.returncode == 1
 

@@ -51,7 +51,7 @@ FOLDERS = {
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # In the text of a C file: "#include \"core/reduce.cuh\"\n", or the path of a kernel's file alone.
 PRINTED = re.compile(r'(?:#include \\"|")((?:\w+/)+\w+\.cuh)\\?"')
-LISTS = {"engines/engines.c", "engines/cuda/core/sources.c"}  # they name all families, all device files
+LISTS = {"engines/engines.c"}  # it names all families
 DEFINED = re.compile(r"^const struct family (\w+) =", re.MULTILINE)
 NAMED = re.compile(r"(?<!struct )\b(?:cuda|cpu)_\w+\b")
 

@@ -20,7 +20,7 @@ static struct {
     bool is_read;
 } known[DEVICE_FILES_MAX];
 
-/* Adds to a set what a text includes, directly or not. Text in comments counts, too: none of ours quotes an include. */
+/* Adds to a set the files that a text includes, directly or not. */
 static void add_included(struct file_set *set, const char *text);
 
 /* By text and length, as the name stands between quotes. The list is short (below DEVICE_FILES_MAX) and is searched

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Prepares the device files (.cuh) for embedding: writes each one without its comments, and device_files.h, which lists
+# them for backend/engines/cuda/core/sources.c, sorted by path.
+#   cmake -DBACKEND=<backend> -DSHARED_HEADERS=base/philox.h -DOUTPUT=<folder> -P embed.cmake
+# SHARED_HEADERS: headers of backend/ that device code includes, too. Comments are removed because every program that
+# links Weft would carry them; the line breaks inside them stay, so that compiler messages name the right lines.
+
+# Replaces each comment by a space and its line breaks. A string literal must not contain // or /*.
+function(strip_comments text variable)
+    set(code "")
+    while(TRUE)
+        string(FIND "${text}" "/*" start)
+        string(FIND "${text}" "//" line_start)
+        set(end_mark "*/")
+        if(start EQUAL -1 OR (line_start GREATER -1 AND line_start LESS start))
+            set(start ${line_start})
+            set(end_mark "\n")
+        endif()
+        if(start EQUAL -1)
+            break()
+        endif()
+        string(SUBSTRING "${text}" 0 ${start} before)
+        string(SUBSTRING "${text}" ${start} -1 text)
+        string(FIND "${text}" "${end_mark}" length)
+        if(length EQUAL -1) # the end of the file
+            string(LENGTH "${text}" length)
+        elseif(end_mark STREQUAL "*/")
+            math(EXPR length "${length} + 2")
+        endif()
+        string(SUBSTRING "${text}" 0 ${length} comment)
+        string(SUBSTRING "${text}" ${length} -1 text)
+        string(REGEX REPLACE "[^\n]+" "" line_breaks "${comment}")
+        string(APPEND code "${before} ${line_breaks}")
+    endwhile()
+    string(REGEX REPLACE " +\n" "\n" code "${code}${text}")
+    set(${variable} "${code}" PARENT_SCOPE)
+endfunction()
+
+set(folder ${BACKEND}/engines/cuda)
+file(GLOB_RECURSE names RELATIVE ${folder} ${folder}/*.cuh)
+list(APPEND names ${SHARED_HEADERS})
+list(SORT names)
+set(rows "")
+foreach(name ${names})
+    if(EXISTS ${folder}/${name})
+        file(READ ${folder}/${name} text)
+    else()
+        file(READ ${BACKEND}/${name} text)
+    endif()
+    strip_comments("${text}" code)
+    file(WRITE ${OUTPUT}/${name} "${code}")
+    string(MAKE_C_IDENTIFIER ${name} symbol)
+    string(APPEND rows " \\\n    FILE(${symbol}, \"${name}\")")
+endforeach()
+file(WRITE ${OUTPUT}/device_files.h "#define DEVICE_FILES(FILE)${rows}\n")
