@@ -169,6 +169,37 @@ def test_size_checker_sees(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
+def test_prose_is_within_its_limits() -> None:
+    run(sys.executable, "tools/prose.py", "--check")
+
+
+def test_prose_checker_lists_constructions(tmp_path: Path) -> None:
+    files = {
+        "backend/a.c": "/* A fine comment about nothing in particular. */\n\n/* It has two lines; the\n"
+        " * second one lies\n * behind the first. */\n/* lies behind */\n",
+        "python/weft/a.py": '"""A docstring that explains a thing.\n\n>>> lie + behind + apart\n"""\n'
+        "# quicker than a lie could be\n",
+        "docs/a.md": "Nothing that is odd stands here.\n\n```\nbut for this fence of code\n```\n"
+        "Of two sentences\none is odd: what is a fragment is another question.\n",
+        "tests/a.py": "# a comment without a construction\nassert 7 // 2 == 3\n",
+    }
+    listed = check_tree(tmp_path, "prose.py", files, "--list", "").stdout.splitlines()
+    assert [line for line in listed if not line.startswith("tools/")] == [
+        "backend/a.c:4: lies for is stored: It has two lines; the second one lies behind the first.",
+        "backend/a.c:5: behind for after: has two lines; the second one lies behind the first.",
+        "python/weft/a.py:5: lies for is stored: quicker than a lie could be",
+        "python/weft/a.py:5: quicker for faster: quicker than a lie could be",
+        "docs/a.md:6: a fragment that begins with Of: Of two sentences one is odd:",
+    ]
+    check = [sys.executable, tmp_path / "tools/prose.py", "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert [line for line in listed if line.startswith(("backend/", "docs/"))] == [
+        line for line in done.stdout.splitlines() if "limit" not in line
+    ]
+    assert "C: 50.00 % of 2 blocks, the limit is " in done.stdout
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.name)
 @pytest.mark.parametrize(
     "language", ["c99", *(pytest.param(cpp, marks=needs_cxx) for cpp in ("c++98", "c++17", "c++20"))]
