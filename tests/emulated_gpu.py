@@ -79,7 +79,7 @@ def find_nvrtc() -> Path:
 def environment() -> dict[str, str]:
     """What makes a process use the emulated GPU."""
     folder = build()
-    cache = folder / "cache"
+    cache = folder / "kernels"
     cache.mkdir(mode=0o700, exist_ok=True)
     return {
         "WEFT_LIBCUDA": str(folder / "libcuda.so.1"),

@@ -1,18 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "emulator.h"
+#include "coverage.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* Arguments are stored in the module: one launch at a time. Coverage has one list of all modules. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
 struct module *emulator_load(const char *text, char error[512]) {
     struct module *module = ptx_read(text);
     snprintf(error, 512, "%s", module->error);
-    if (!*error)
-        return module;
+    if (*error) {
+        ptx_free(module);
+        return NULL;
+    }
+    pthread_mutex_lock(&lock);
+    coverage_add(module, text);
+    pthread_mutex_unlock(&lock);
+    return module;
+}
+
+void emulator_unload(struct module *module) {
+    pthread_mutex_lock(&lock);
+    coverage_remove(module);
+    pthread_mutex_unlock(&lock);
     ptx_free(module);
-    return NULL;
 }
 
 bool emulator_tell(const struct module *module, int index, struct emulated_kernel *told) {
@@ -27,13 +42,13 @@ bool emulator_tell(const struct module *module, int index, struct emulated_kerne
 
 bool emulator_launch(const struct module *module, const char *name, const struct launch_shape *shape,
                      const void *arguments, memory_finder *find_memory, char error[1024]) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* arguments lie in the module, one launch's at a time */
     static uint64_t launches;
     const char *seed = getenv("EMULATOR_SEED");
     struct machine *run = calloc(1, sizeof *run);
     if (!run)
         abort();
     pthread_mutex_lock(&lock);
+    coverage_follow_test();
     run->module = module;
     run->kernel = ptx_find(module, name);
     run->shape = *shape;

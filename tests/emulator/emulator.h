@@ -18,6 +18,9 @@ struct emulated_kernel {
 /* The module of a text; NULL, with why in `error`, where it has something that is not emulated. */
 struct module *emulator_load(const char *text, char error[512]);
 
+/* Frees a module. */
+void emulator_unload(struct module *module);
+
 /* The indexth kernel; false: there are no more. */
 bool emulator_tell(const struct module *module, int index, struct emulated_kernel *told);
 

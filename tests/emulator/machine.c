@@ -49,6 +49,14 @@ static void add_error(const char *format, ...) {
     va_end(arguments);
 }
 
+/* " (decode.cuh:343)", or nothing where the source is not known. */
+static void add_source(const struct instruction *i) {
+    const struct module *module = machine->module;
+    const char *file = i->source_file < module->file_count ? module->files[i->source_file] : NULL;
+    if (file)
+        add_error(" (%s:%d)", strrchr(file, '/') ? strrchr(file, '/') + 1 : file, i->source_line);
+}
+
 void machine_fail(const struct warp *w, const char *format, ...) {
     char words[256];
     va_list arguments;
@@ -60,8 +68,11 @@ void machine_fail(const struct warp *w, const char *format, ...) {
     if (w)
         add_error(", block [%u,%u,%u], warp %d", w->block->index[0], w->block->index[1], w->block->index[2], w->index);
     add_error(": %s", words);
-    if (w)
-        add_error(". PTX line %d: %.120s", current(w)->line, line_text(current(w)->line));
+    if (w) {
+        add_error(". PTX line %d", current(w)->line);
+        add_source(current(w));
+        add_error(": %.120s", line_text(current(w)->line));
+    }
     longjmp(machine->failed, 1);
 }
 
@@ -488,6 +499,7 @@ static int run_lanes(struct warp *w, int budget) {
         uint32_t active = mask;
         if (i->guard >= 0)
             active &= i->is_guard_negated ? ~w->predicates[i->guard] : w->predicates[i->guard];
+        machine->kernel->is_reached[place] |= active || i->is_branch;
         if (i->is_end) {
             end_lanes(w, mask, active, place);
             return budget;

@@ -38,17 +38,97 @@ static void *find(const char *name) {
 FORWARD(nvrtcVersion, "nvrtcVersion", (int *major, int *minor), major, minor)
 FORWARD(nvrtcGetNumSupportedArchs, "nvrtcGetNumSupportedArchs", (int *count), count)
 FORWARD(nvrtcGetSupportedArchs, "nvrtcGetSupportedArchs", (int *archs), archs)
-FORWARD(nvrtcCreateProgram, "nvrtcCreateProgram",
-        (void **program, const char *text, const char *name, int count, const char *const *texts,
-         const char *const *names),
-        program, text, name, count, texts, names)
-FORWARD(nvrtcDestroyProgram, "nvrtcDestroyProgram", (void **program), program)
-FORWARD(nvrtcGetCUBINSize, "nvrtcGetPTXSize", (void *program, size_t *bytes), program, bytes)
-FORWARD(nvrtcGetCUBIN, "nvrtcGetPTX", (void *program, char *image), program, image)
 FORWARD(nvrtcGetPTXSize, "nvrtcGetPTXSize", (void *program, size_t *bytes), program, bytes)
 FORWARD(nvrtcGetPTX, "nvrtcGetPTX", (void *program, char *image), program, image)
 FORWARD(nvrtcGetProgramLogSize, "nvrtcGetProgramLogSize", (void *program, size_t *bytes), program, bytes)
 FORWARD(nvrtcGetProgramLog, "nvrtcGetProgramLog", (void *program, char *log), program, log)
+
+/* ---- Programs, with their constants, which precede the PTX as comments ------------------------------------------- */
+
+struct program {
+    struct program *next;
+    void *key; /* NVRTC's */
+    char *config;
+};
+static struct program *programs;
+static pthread_mutex_t programs_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* "// config BLOCK_M = 128" for each line "inline constexpr int BLOCK_M = 128;" of a program, and for its types. */
+static char *read_config(const char *text) {
+    static const char constant[] = "inline constexpr ", type[] = "using ";
+    char *config = calloc(1, 2 * strlen(text) + 1), *end = config;
+    for (const char *at = text; config && at; at = strchr(at, '\n')) {
+        at += *at == '\n';
+        const char *words = strncmp(at, constant, strlen(constant)) == 0 ? at + strlen(constant)
+                            : strncmp(at, type, strlen(type)) == 0       ? at
+                                                                         : NULL;
+        if (words)
+            end += sprintf(end, "// config %.*s\n", (int)strcspn(words, ";\n"), words);
+    }
+    return config;
+}
+
+static const char *find_config(void *program) {
+    const char *config = NULL;
+    pthread_mutex_lock(&programs_lock);
+    for (const struct program *at = programs; at; at = at->next)
+        if (at->key == program)
+            config = at->config;
+    pthread_mutex_unlock(&programs_lock);
+    return config ? config : "";
+}
+
+int nvrtcCreateProgram(void **program, const char *text, const char *name, int count, const char *const *texts,
+                       const char *const *names);
+int nvrtcCreateProgram(void **program, const char *text, const char *name, int count, const char *const *texts,
+                       const char *const *names) {
+    int (*function)(void **, const char *, const char *, int, const char *const *, const char *const *);
+    *(void **)&function = find("nvrtcCreateProgram");
+    int result = function ? function(program, text, name, count, texts, names) : INTERNAL_ERROR;
+    struct program *made = result ? NULL : malloc(sizeof *made);
+    if (!made)
+        return result;
+    pthread_mutex_lock(&programs_lock);
+    *made = (struct program){programs, *program, read_config(text)};
+    programs = made;
+    pthread_mutex_unlock(&programs_lock);
+    return result;
+}
+
+int nvrtcDestroyProgram(void **program);
+int nvrtcDestroyProgram(void **program) {
+    int (*function)(void **);
+    *(void **)&function = find("nvrtcDestroyProgram");
+    pthread_mutex_lock(&programs_lock);
+    for (struct program **at = &programs; *at; at = &(*at)->next)
+        if ((*at)->key == *program) {
+            struct program *old = *at;
+            *at = old->next;
+            free(old->config);
+            free(old);
+            break;
+        }
+    pthread_mutex_unlock(&programs_lock);
+    return function ? function(program) : INTERNAL_ERROR;
+}
+
+int nvrtcGetCUBINSize(void *program, size_t *bytes);
+int nvrtcGetCUBINSize(void *program, size_t *bytes) {
+    int (*function)(void *, size_t *);
+    *(void **)&function = find("nvrtcGetPTXSize");
+    int result = function ? function(program, bytes) : INTERNAL_ERROR;
+    *bytes += result ? 0 : strlen(find_config(program));
+    return result;
+}
+
+int nvrtcGetCUBIN(void *program, char *image);
+int nvrtcGetCUBIN(void *program, char *image) {
+    int (*function)(void *, char *);
+    *(void **)&function = find("nvrtcGetPTX");
+    const char *config = find_config(program);
+    memcpy(image, config, strlen(config));
+    return function ? function(program, image + strlen(config)) : INTERNAL_ERROR;
+}
 
 const char *nvrtcGetErrorString(int result);
 const char *nvrtcGetErrorString(int result) {
@@ -64,16 +144,15 @@ int nvrtcCompileProgram(void *program, int count, const char *const *options) {
     char arch[64];
     int (*function)(void *, int, const char *const *);
     *(void **)&function = find("nvrtcCompileProgram");
-    if (!function || count > OPTIONS_MAX)
+    if (!function || count + 1 > OPTIONS_MAX)
         return INTERNAL_ERROR;
-    if (getenv("EMULATOR_ASSEMBLES"))
-        return function(program, count, options);
     for (int i = 0; i < count; i++) {
         changed[i] = options[i];
-        if (strncmp(options[i], chip, strlen(chip)) == 0) {
+        if (!getenv("EMULATOR_ASSEMBLES") && strncmp(options[i], chip, strlen(chip)) == 0) {
             snprintf(arch, sizeof arch, "--gpu-architecture=compute_%s", options[i] + strlen(chip));
             changed[i] = arch;
         }
     }
-    return function(program, count, changed);
+    changed[count] = "--generate-line-info"; /* for messages and for the coverage of kernels */
+    return function(program, count + 1, changed);
 }

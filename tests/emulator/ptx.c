@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CALLS_MAX = 16 }; /* inside each other */
+enum { CALLS_MAX = 16 };  /* inside each other */
+enum { FILES_MAX = 512 }; /* source files of a module */
 enum { BUCKETS = 4096, NARROW_BYTES = LANES * 4, WIDE_BYTES = LANES * 8, CONSTANT_BYTES = NARROW_BYTES + WIDE_BYTES };
 
 enum symbol_kind { SYMBOL_NARROW, SYMBOL_WIDE, SYMBOL_PREDICATE, SYMBOL_LABEL, SYMBOL_MEMORY, SYMBOL_SHARED };
@@ -52,6 +53,7 @@ struct reader {
     struct kernel *kernel;
     const char *at;
     int line;
+    int source_file, source_line; /* of the next instruction */
     jmp_buf failed;
     struct symbol *buckets[BUCKETS];
     int scope, scope_count, *parents, parent_room;
@@ -530,7 +532,8 @@ static void read_instruction(struct reader *r) {
     r->scopes = realloc(r->scopes, (size_t)r->instruction_room * sizeof(int));
     r->scopes[kernel->instruction_count] = r->scope;
     struct instruction *i = &kernel->instructions[kernel->instruction_count++];
-    *i = (struct instruction){.guard = -1, .line = r->line};
+    *i = (struct instruction){
+        .guard = -1, .line = r->line, .source_file = r->source_file, .source_line = r->source_line};
     if (takes(r, "@")) {
         i->is_guard_negated = takes(r, "!");
         struct operand guard = named(r, take_word(r));
@@ -796,6 +799,13 @@ static void read_local(struct reader *r, uint64_t window) {
     expect(r, ";");
 }
 
+/* ".loc 1 45 7", and where its function was inlined, which is not kept. */
+static void read_location(struct reader *r) {
+    r->source_file = (int)take_number(r);
+    r->source_line = (int)take_number(r);
+    r->at += strcspn(r->at, "\n");
+}
+
 static void read_body(struct reader *r);
 
 /* "(a, b)" of a call beside "(.param .b32 x, .param .b64 y)" of the function: each name there is what lies here. */
@@ -884,6 +894,8 @@ static void read_body(struct reader *r) {
             read_local(r, LOCAL_WINDOW); /* of a call: loads and stores find it by its generic address */
         } else if (takes(r, ".pragma")) {
             skip_past(r, ';');
+        } else if (takes(r, ".loc")) {
+            read_location(r);
         } else if (strncmp(r->at, "call", 4) == 0) {
             read_call(r);
         } else if (!read_label(r)) {
@@ -928,6 +940,7 @@ static void read_kernel(struct reader *r, size_t shared_bytes, const struct vari
     if (placed)
         kernel->static_shared_bytes = placed->value;
     place_registers(r);
+    kernel->is_reached = owned(r->module, (size_t)kernel->instruction_count + 1);
 }
 
 /* Notes where a function's parts lie, and goes on behind it. */
@@ -971,6 +984,23 @@ static void find_functions(struct reader *r) {
     r->line = 1;
 }
 
+/* ".file 1 "core/index.cuh"". */
+static void read_file_name(struct reader *r) {
+    struct module *module = r->module;
+    int number = (int)take_number(r);
+    expect(r, "\"");
+    size_t length = strcspn(r->at, "\"\n");
+    char *name = owned(module, length + 1);
+    memcpy(name, r->at, length);
+    if (number < 0 || number >= FILES_MAX)
+        fail(r, "source file %d of %d", number, FILES_MAX);
+    if (!module->files)
+        module->files = owned(module, FILES_MAX * sizeof *module->files);
+    module->files[number] = name;
+    module->file_count = number >= module->file_count ? number + 1 : module->file_count;
+    r->at += strcspn(r->at, "\n");
+}
+
 static void read_module(struct reader *r) {
     size_t shared_bytes = 0;
     struct variable dynamic = {0};
@@ -979,6 +1009,10 @@ static void read_module(struct reader *r) {
     while (skip_space(r), *r->at) {
         if (takes(r, ".version") || takes(r, ".target") || takes(r, ".address_size")) {
             r->at += strcspn(r->at, "\n");
+        } else if (takes(r, ".file")) {
+            read_file_name(r);
+        } else if (takes(r, ".section")) { /* names of inlined functions */
+            skip_past(r, '}');
         } else if (takes(r, ".extern")) {
             expect(r, ".shared");
             dynamic = read_variable(r);

@@ -88,7 +88,8 @@ struct instruction {
     uint8_t space, width;  /* width: of a vector access */
     uint8_t mode, combine; /* which of its kind: a comparison, a rounding, an atomic operation */
     bool is_saturating, has_relu;
-    int line; /* in the text */
+    int line;                     /* in the text */
+    int source_file, source_line; /* from which it was compiled; file 0: unknown */
 };
 
 struct kernel {
@@ -99,7 +100,8 @@ struct kernel {
     int max_threads;
     int instruction_count;
     struct instruction *instructions;
-    size_t file_bytes[FILES]; /* of a warp; constants: of the module */
+    unsigned char *is_reached; /* of each instruction: 1 once it ran */
+    size_t file_bytes[FILES];  /* of a warp; constants: of the module */
     int predicate_count;
 };
 
@@ -107,6 +109,8 @@ struct module {
     char *text;         /* a copy, cut into lines */
     const char **lines; /* of the text as it came, for messages */
     int line_count;
+    const char **files; /* the names of source files, by number; NULL where there is none */
+    int file_count;
     struct kernel *kernels;
     unsigned char *constants;
     size_t constant_bytes, constant_room;

@@ -218,7 +218,7 @@ static int end_life(const void *handle, int kind) {
         at = &(*at)->next;
     *at = item->next;
     if (item->code)
-        ptx_free(item->code);
+        emulator_unload(item->code);
     free(item->recording);
     item->recording = NULL;
     release(item);

@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Which code of the CUDA kernels the tests reach, from records of the emulated GPU.
+
+    EMULATOR_COVERAGE=/tmp/c python tests/emulated_gpu.py python -m pytest tests/ops/test_norm.py
+    python tools/kernel_coverage.py report /tmp/c                      # a row for each kernel file
+    python tools/kernel_coverage.py report /tmp/c --missing attention  # and the lines that no test reached
+    python tools/kernel_coverage.py programs /tmp/c --missing          # a row for each compiled program
+    python tools/kernel_coverage.py report                             # all parts that emulated_parts.py ran
+    python tools/kernel_coverage.py choose --seconds 90                # writes tests/emulated_tests.txt
+
+A program is a kernel with its compile-time constants, for one chip. Its basic blocks come from its PTX, so
+that code that a program's constants rule out is not counted. A block ends at each branch, and what a
+predicate guards is a block of its own. Blocks of several programs are the same one if chip, kernel and source
+lines are. A block is reached if it ran in any of them; a line is reached if a block with an instruction of
+that line is.
+
+`choose` selects tests of tests/ops for `make test`: repeatedly the one that reaches the most further blocks
+per second, until no test reaches another one or the time is used up. What other tests reach, such as the
+small cases, is counted as reached before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KERNELS = ROOT / "backend/engines/cuda"
+PARTS = ROOT / "build/emulator/parts"
+CHOSEN = ROOT / "tests/emulated_tests.txt"
+OVERHEAD = 0.2  # seconds that each test costs next to what it reports
+
+Line = tuple[str, int]  # a kernel file and a line of it
+Block = tuple[str, str, tuple[Line, ...]]  # chip, kernel, lines
+
+
+@dataclass
+class Program:
+    """A compiled kernel: for each block the lines of its instructions, and whether it ran."""
+
+    target: str
+    entry: str
+    config: tuple[str, ...]
+    blocks: list[tuple[Line, ...]] = field(default_factory=list)
+    reached: int = 0  # a bit for each block
+
+    def block(self, i: int) -> Block:
+        """What a block is in all programs: without the lines of generated text."""
+        return self.target, self.entry, tuple(line for line in self.blocks[i] if line[0])
+
+    def of_kernel_files(self) -> Iterator[tuple[Block, bool]]:
+        """The blocks that have a line of a kernel file, and whether they ran."""
+        for i in range(len(self.blocks)):
+            if (block := self.block(i))[2]:
+                yield block, bool(self.reached >> i & 1)
+
+
+@dataclass
+class Records:
+    """What several processes recorded."""
+
+    programs: dict[tuple[str, str], Program] = field(default_factory=dict)
+    hits: dict[tuple[str, str], dict[tuple[str, str], int]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(int))
+    )
+    """By target and test: the blocks of each program that ran."""
+
+    def add_module(self, path: Path, files: set[str]) -> None:
+        """Reads the description of a module."""
+        target, config, names, program = "", [], {}, None
+        for line in path.read_text().splitlines():
+            word, _, rest = line.partition(" ")
+            if word == "target":
+                target = rest
+            elif word == "config":
+                config.append(rest)
+            elif word == "file":
+                number, _, name = rest.partition(" ")
+                names[number] = own_name(name.strip('"'), files)
+            elif word == "kernel":
+                program = Program(target, rest, tuple(config))
+                self.programs.setdefault((path.name, rest), program)
+            elif program:
+                sites = [site.split(":") for site in rest.split()]
+                lines = {(names.get(number, ""), int(at)) for number, at in sites}
+                program.blocks.append(tuple(sorted(lines)))
+
+    def add_hits(self, path: Path) -> None:
+        """Reads what a process ran."""
+        for line in path.read_text().splitlines():
+            test, module, entry, digits = line.split("\t")
+            program = self.programs.get((module, entry))
+            bits = int(digits[::-1] or "0", 16)
+            if program:
+                program.reached |= bits
+                self.hits[program.target, test][module, entry] |= bits
+
+    def add_folder(self, folder: Path, files: set[str]) -> None:
+        """Reads all records of a folder."""
+        known = {module for module, _ in self.programs}
+        for path in sorted(folder.glob("modules/*")):
+            if "." not in path.name and path.name not in known:
+                self.add_module(path, files)
+        for path in sorted(folder.glob("hits/*")):
+            self.add_hits(path)
+
+
+def kernel_files() -> set[str]:
+    """The names by which kernels include each other."""
+    return {str(path.relative_to(KERNELS)) for path in KERNELS.rglob("*.cuh")}
+
+
+def own_name(path: str, files: set[str]) -> str:
+    """A kernel file by the name of its include; empty if it is generated, or of the compiler."""
+    parts = path.split("/")
+    names = ("/".join(parts[i:]) for i in range(len(parts)))
+    return next((name for name in names if name in files), "")
+
+
+def read(folders: Iterable[Path]) -> Records:
+    """The records of folders."""
+    records, files = Records(), kernel_files()
+    for folder in folders:
+        records.add_folder(folder, files)
+    return records
+
+
+def part_folders() -> list[Path]:
+    """The records of all parts that tests/emulated_parts.py ran."""
+    return sorted(PARTS.glob("*/*/coverage"))
+
+
+# ---- Reports -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FileCount:
+    """What is emitted of a kernel file, and what of that was reached."""
+
+    programs: set[str] = field(default_factory=set)
+    blocks: set[Block] = field(default_factory=set)
+    reached: set[Block] = field(default_factory=set)
+
+    def lines(self, name: str, blocks: set[Block]) -> set[int]:
+        """The lines of blocks that are in the file."""
+        return {line for _, _, lines in blocks for file, line in lines if file == name}
+
+
+def count_files(records: Records) -> dict[str, FileCount]:
+    """All kernel files by their names."""
+    counts: dict[str, FileCount] = defaultdict(FileCount)
+    for (module, _), program in records.programs.items():
+        for block, is_reached in program.of_kernel_files():
+            for name in {name for name, _ in block[2]}:
+                counts[name].programs.add(module)
+                counts[name].blocks.add(block)
+                if is_reached:
+                    counts[name].reached.add(block)
+    return counts
+
+
+def percent(part: int, whole: int) -> str:
+    """A share as text."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def row(name: str, programs: int, blocks: int, reached: int, lines: int, own: int) -> str:
+    """A row of the table of files."""
+    shares = percent(reached, blocks), percent(own, lines)
+    return f"| {name} | {programs} | {blocks} | {shares[0]} | {lines} | {shares[1]} |"
+
+
+def report(records: Records, missing: str | None) -> None:
+    """Prints a row for each kernel file, and the blocks that no test reached of those whose names match."""
+    counts = count_files(records)
+    print("| file | programs | blocks | reached | lines | reached |\n|---|---|---|---|---|---|")
+    lines = own = 0
+    for name, count in sorted(counts.items()):
+        emitted, reached = (len(count.lines(name, blocks)) for blocks in (count.blocks, count.reached))
+        print(row(name, len(count.programs), len(count.blocks), len(count.reached), emitted, reached))
+        lines, own = lines + emitted, own + reached
+    blocks = {block for count in counts.values() for block in count.blocks}
+    ran = {block for count in counts.values() for block in count.reached}
+    print(row("all", len({module for module, _ in records.programs}), len(blocks), len(ran), lines, own))
+    if never := sorted(kernel_files() - set(counts)):
+        print(f"\nno program has code of: {', '.join(never)}")
+    for name, count in sorted(counts.items()):
+        if missing is not None and missing in name:
+            print_missing(name, count)
+
+
+def print_missing(name: str, count: FileCount) -> None:
+    """Prints the blocks of a file that no test reached, by their first line in it."""
+    text = (KERNELS / name).read_text().splitlines()
+    found: dict[int, list[Block]] = defaultdict(list)
+    for block in count.blocks - count.reached:
+        found[min(line for file, line in block[2] if file == name)].append(block)
+    reached = count.lines(name, count.reached)
+    for line, blocks in sorted(found.items()):
+        kernels = ", ".join(sorted({f"{entry} {target}" for target, entry, _ in blocks}))
+        mark = "  " if line in reached else "! "
+        print(f"{mark}{name}:{line}: {text[line - 1].strip()}  [{kernels}]")
+
+
+def programs(records: Records, missing: bool) -> None:
+    """Prints a row for each program: its blocks, its constants, and the blocks that no test reached."""
+    for (module, entry), program in sorted(records.programs.items(), key=lambda item: item[1].entry):
+        ran = [bool(program.reached >> i & 1) for i in range(len(program.blocks))]
+        print(f"{entry} {program.target} {module}: {sum(ran)} of {len(ran)}, {percent(sum(ran), len(ran))}")
+        print(f"    {'; '.join(program.config)}")
+        for block, is_reached in zip(program.blocks, ran, strict=True):
+            if missing and not is_reached:
+                lines = " ".join(f"{name or 'generated'}:{line}" for name, line in block)
+                print("    not reached:", lines)
+
+
+# ---- Choosing tests ----------------------------------------------------------------------------------------
+
+
+def blocks_by_test(records: Records) -> dict[tuple[str, str], set[Block]]:
+    """The blocks that each test reaches on each chip."""
+    found: dict[tuple[str, str], set[Block]] = {}
+    for chip_and_test, reached in records.hits.items():
+        blocks = found[chip_and_test] = set()
+        for key, bits in reached.items():
+            program = records.programs[key]
+            blocks |= {program.block(i) for i in range(len(program.blocks)) if bits >> i & 1}
+    return found
+
+
+def times() -> dict[str, float]:
+    """Seconds of each test that tests/emulated_parts.py ran; where chips differ, the last."""
+    found = {}
+    for path in sorted(PARTS.glob("*/*/outcome.json")):
+        found |= json.loads(path.read_text())["times"]
+    return found
+
+
+def choose(records: Records, seconds: float) -> list[tuple[str, str]]:
+    """A set of tests that reaches many blocks in little time, by the greedy rule of set cover."""
+    blocks, time_of = blocks_by_test(records), times()
+    reached: set[Block] = set()
+    for key in [key for key in blocks if key[1] not in time_of]:
+        reached |= blocks.pop(key)
+    chosen: list[tuple[str, str]] = []
+
+    def gain(key: tuple[str, str]) -> float:
+        return len(blocks[key] - reached) / (time_of[key[1]] + OVERHEAD)
+
+    while blocks and seconds > 0:
+        best = max(sorted(blocks), key=gain)
+        if not blocks[best] - reached:
+            break
+        reached |= blocks.pop(best)
+        seconds -= time_of[best[1]] + OVERHEAD
+        chosen.append(best)
+    return sorted(chosen)
+
+
+def write_chosen(chosen: list[tuple[str, str]]) -> None:
+    """Writes the list that tests/test_emulated.py runs."""
+    head = (
+        "# Tests of tests/ops that `make test` runs on the emulated GPU: a chip and a test. Written by\n"
+        "# tools/kernel_coverage.py choose: together they reach the blocks that all measured tests reach.\n"
+    )
+    CHOSEN.write_text(head + "".join(f"{target[3:].rstrip('a')} {test}\n" for target, test in chosen))
+
+
+def main() -> int:
+    """Prints what was asked for."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("command", choices=["report", "programs", "choose"])
+    ask.add_argument("folder", type=Path, nargs="*", help="default: those of emulated_parts.py")
+    ask.add_argument("--missing", nargs="?", const="", help="print what was not reached (of files so named)")
+    ask.add_argument("--seconds", type=float, default=240, help="time of the chosen tests; default 240")
+    given = ask.parse_args()
+    records = read(given.folder or part_folders())
+    if not records.programs:
+        sys.exit("no records. Run python tests/emulated_parts.py, or set EMULATOR_COVERAGE for other tests.")
+    if given.command == "report":
+        report(records, given.missing)
+    elif given.command == "programs":
+        programs(records, given.missing is not None)
+    else:
+        write_chosen(chosen := choose(records, given.seconds))
+        print(f"{CHOSEN.relative_to(ROOT)}: {len(chosen)} tests")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
