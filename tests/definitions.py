@@ -544,6 +544,15 @@ def block_scale_dequantize(o: dict[str, Any], x: Array, scale: Array) -> Results
 # ---- Attention ---------------------------------------------------------------------------------------------
 
 
+def unpaged(o: dict[str, Any], pages: Array, table: Array | None) -> Array:
+    """The sequences whose pages are in a container [container, heads, page size, depth]."""
+    if table is None:
+        return pages
+    chosen = pages[table[:, 0, :, 0].astype(int)].swapaxes(1, 2)
+    batch, heads, _, _, depth = chosen.shape
+    return chosen.reshape(batch, heads, -1, depth)[:, :, : o["paged_attention_max_seq_len_kv"]]
+
+
 def scores_of(o: dict[str, Any], q: Array, k: Array, bias: Array | None, lengths: dict[str, Array]) -> Array:
     """[B, H, Sq, Skv], -inf where a query does not see a key."""
     heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
@@ -574,8 +583,11 @@ def sdpa_fwd(
     bias: Array | None = None,
     sink_token: Array | None = None,
     dropout_mask: Array | None = None,
+    paged_attention_k_table: Array | None = None,
+    paged_attention_v_table: Array | None = None,
     **lengths: Array,
 ) -> Results:
+    k, v = unpaged(o, k, paged_attention_k_table), unpaged(o, v, paged_attention_v_table)
     s = scores_of(o, q, k, bias, lengths)
     sink = -np.inf if sink_token is None else sink_token
     most = np.maximum(s.max(-1, keepdims=True), sink)

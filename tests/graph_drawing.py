@@ -20,6 +20,9 @@ Array = np.ndarray[Any, Any]
 
 MOST_OPERATIONS, MOST_ELEMENTS, LARGE_ELEMENTS = 30, 700, 12000
 MOST_INPUT = 150_000  # elements of an operand
+MOST_WORK = 3e7  # multiply-adds of an operation at sizes next to thresholds; tensor cores may do more
+NEAR = [15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512, 513]
+"""Extents next to those at which kernels change: vectors, tiles, warps, blocks, parts and splits."""
 
 
 class Unfit(Exception):
@@ -42,6 +45,7 @@ class Drawing:
         more = random.Random(~number)
         self.is_long = more.random() < 0.08  # of rows with more than 1024 elements
         self.shifts = more.choices(range(8), k=8) if more.random() < 0.2 else [0]
+        self.is_near = more.random() < 0.1 and not self.is_long  # few operations at sizes next to thresholds
         self.now = Evaluation(self.graph, seed=number)
 
     # -- Values --
@@ -50,13 +54,15 @@ class Drawing:
         return self.r.random() * n < 1
 
     def extent(self) -> int:
+        if self.is_near:
+            return self.r.choice([1, 2, 3, 8, *NEAR])
         large = [31, 48, 64, 65, 100, 129] if self.is_large else []
         return self.r.choice([1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 24, 32, *large, *large])
 
     @property
     def most(self) -> int:
         """Elements of a tensor."""
-        return LARGE_ELEMENTS if self.is_large or self.is_long else MOST_ELEMENTS
+        return LARGE_ELEMENTS if self.is_large or self.is_long or self.is_near else MOST_ELEMENTS
 
     def dims(self, rank: int) -> Dims:
         """Extents of a tensor that is not large."""
@@ -163,6 +169,8 @@ class Drawing:
         needs_dims: bool = False,
     ) -> list[int]:
         """Adds an operation whose results are numbers that a bound of error says something of; else Unfit."""
+        if self.is_near:
+            self.check_work(op, operands, results)
         count = len(self.graph.values)
         operands = {key: each for key, each in operands.items() if each is not None}
         node = Node(op, operands, {}, options or {}, dict(known or {}), needs_dims or self.one_in(2))
@@ -186,6 +194,14 @@ class Drawing:
             raise Unfit from None
         self.graph.nodes.append(node)
         return list(node.results.values())
+
+    def check_work(self, op: str, operands: dict[str, Any], results: dict[str, Dims]) -> None:
+        """Products of large sizes take the emulated GPU minutes, above all without tensor cores."""
+        first = [v for v in list(operands.values())[:2] if isinstance(v, int)]
+        is_matrix = all(self.now.stored[v] in (*HALVES, "e4m3", "e5m2") for v in first)
+        most = MOST_WORK if is_matrix else MOST_WORK / 8
+        if op == "matmul" and math.prod(results["C"]) * self.of(first[0])[-1] > most:
+            raise Unfit
 
     def open(self, v: int) -> None:
         """Makes a result an output."""
@@ -649,8 +665,46 @@ class Drawing:
         v = self.like((batch, shared, columns, self.r.choice([depth, 8])), float_type)
         if any(self.now.stored[each] not in ("f32", *HALVES) for each in (q, k, v)):
             raise Unfit
+        self.attend(q, k, v, float_type)
+
+    def near_attention(self) -> None:
+        """Attention at any head size that is a multiple of 8, over grouped heads, and of pages."""
+        r = self.r
+        float_type = self.main if self.main in ("f32", *HALVES) else r.choice(HALVES)
+        batch, shared, group = r.choice([1, 1, 2, 3]), r.choice([1, 1, 2, 3]), r.choice([1, 1, 2, 4, 5, 8])
+        depth, columns = 8 * r.randint(1, 32), r.choice([1, 7, *NEAR])
+        values = depth if self.one_in(1.3) else 8 * r.randint(1, 32)
+        rows = r.choice([1, 2, 4, 7, *NEAR])
+        most = MOST_WORK / 4 if float_type == "f32" else 4 * MOST_WORK
+        while batch * shared * group * rows * columns * (depth + values) > most:
+            batch, rows, columns = 1, min(rows, r.choice([1, *NEAR])), r.choice([1, 7, *NEAR])
+        q = self.input((batch, shared * group, rows, depth), float_type)
+        if self.one_in(4):
+            page = r.choice([1, 4, 8, 16, 32, 64, 128])
+            count = -(-columns // page)
+            container = batch * count + r.choice([0, 1, 5])
+            tables = {}
+            for key in ("paged_attention_k_table", "paged_attention_v_table"):
+                chosen = self.numbers.permutation(container)[: batch * count].reshape(batch, 1, count, 1)
+                tables[key] = self.input(chosen.shape, "i32", chosen)
+            k = self.input((container, shared, page, depth), float_type)
+            v = self.input((container, shared, page, values), float_type)
+            self.attend(q, k, v, float_type, columns, tables)
+            return
+        k = self.input((batch, shared, columns, depth), float_type)
+        v = self.input((batch, shared, columns, values), float_type)
+        self.attend(q, k, v, float_type)
+
+    def attend(
+        self, q: int, k: int, v: int, float_type: str, columns: int = 0, tables: dict[str, int] | None = None
+    ) -> None:
+        """Attention with any of its options, and its gradient. tables: of pages that hold `columns` keys."""
+        batch, heads, rows, depth = self.of(q)
+        columns = columns or self.of(k)[2]
         options: dict[str, Any] = {"attn_scale_value": depth**-0.5}
-        operands = {"q": q, "k": k, "v": v}
+        operands = {"q": q, "k": k, "v": v} | (tables or {})
+        if tables:
+            options["paged_attention_max_seq_len_kv"] = columns
         if self.one_in(3):
             options["diagonal_band_right_bound"] = self.r.choice([0, 0, 2])
         if self.one_in(6):
@@ -662,7 +716,7 @@ class Drawing:
             if self.graph.values[operands["bias"]].type not in FLOATS:
                 raise Unfit
         for key, extent in (("seq_len_q", rows), ("seq_len_kv", columns)):
-            if self.one_in(6):
+            if (tables and key == "seq_len_kv") or self.one_in(6):
                 used = self.numbers.integers(0, extent + 1, (batch, 1, 1, 1))
                 operands[key] = self.input((batch, 1, 1, 1), "i32", used)
         if len(operands) + len(options) == 4 and self.one_in(3):
@@ -671,7 +725,7 @@ class Drawing:
             kind = self.r.choice(["bool8", self.type()])
             operands["dropout_mask"] = self.broadcast((batch, heads, rows, columns), kind)
         o_dims, row = (*self.of(q)[:3], self.of(v)[3]), (batch, heads, rows, 1)
-        is_back = self.one_in(2.5)
+        is_back = self.one_in(2.5) and not tables
         results = {"o": o_dims} | ({"stats": row} if is_back or self.one_in(3) else {})
         made = self.add("sdpa_fwd", operands, results, options, types={"stats": "f32", "o": float_type})
         if is_back:
@@ -823,8 +877,23 @@ class Drawing:
                 self.spelled_norm: 2,
                 self.move: 2,
             }
+        if self.is_near:
+            makers = {
+                self.near_attention: 8,
+                self.matmul: 6,
+                self.layer: 4,
+                self.norm: 4,
+                self.softmax: 2,
+                self.reduction: 3,
+                self.spelled_attention: 2,
+                self.spelled_norm: 2,
+                self.pointwise: 4,
+                self.move: 3,
+            }
         count = self.r.choice(
-            [1, 1, 2, 3, 4, 5, 6, 8]
+            [1, 1, 2, 3]
+            if self.is_near
+            else [1, 1, 2, 3, 4, 5, 6, 8]
             + ([] if self.is_large or self.is_long else [10, 14, 20, MOST_OPERATIONS])
         )
         for _ in range(6 * count):
@@ -854,6 +923,11 @@ class Drawing:
         for v, value in enumerate(self.graph.values):
             value.shift = self.shifts[v % len(self.shifts)]
         return self.graph
+
+
+def is_near(number: int) -> bool:
+    """Whether the graph of a number has sizes next to thresholds."""
+    return Drawing(number).is_near
 
 
 def make(number: int) -> Graph:

@@ -186,7 +186,7 @@ EXACT_MODES += (
 ARE_FLOAT = ("rng", "norm", "norm_backward", "softmax", "sdpa_fwd", "genstats", "bn_finalize", "dbn_weight")
 EXACT_REDUCTIONS = ("MIN", "MAX", "AMAX")
 COUNTS = ("seq_len_q", "seq_len_kv", "first_token_offset", "token_index", "token_ks", "index", "t")
-COUNTS += ("m_override", "n_override", "k_override")
+COUNTS += ("m_override", "n_override", "k_override", "paged_attention_k_table", "paged_attention_v_table")
 SUMS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad", "genstats", "moe_grouped_matmul")
 SUMS += ("moe_grouped_matmul_bwd", "ADD", "SUB", "MUL", "ADD_SQUARE", "NORM1")
 

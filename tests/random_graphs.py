@@ -4,6 +4,7 @@
     python tests/random_graphs.py 1234                       one graph, on the CPU's engines
     python tests/random_graphs.py 1234 --keep 3,5 --plain    two operations of it, operands packed
     python tests/random_graphs.py --first 0 --count 10000    many; what fails is cut down to a line as above
+    python tests/random_graphs.py --first 0 --count 2000 --near            those at sizes next to thresholds
     python tests/emulated_gpu.py python tests/random_graphs.py 1234        on a GPU in software
 
 tests/graph_drawing.py draws them, tests/definitions.py says what operations are, tests/graph_evaluation.py
@@ -27,7 +28,7 @@ import checks
 import foreign_cpu
 import numpy as np
 import weft
-from graph_drawing import make
+from graph_drawing import is_near, make
 from graph_evaluation import Array, Arrays, Evaluation, Graph, Node, Value, types_on_gpu, ulp
 from weft import dtypes
 from weft.dtypes import data_type_of
@@ -243,6 +244,7 @@ def main() -> int:
     ask.add_argument("--engine", help="one engine (all of the device)")
     ask.add_argument("--first", type=int, default=0, help="of many (0)")
     ask.add_argument("--count", type=int, default=300, help="how many (300)")
+    ask.add_argument("--near", action="store_true", help="only those at sizes next to thresholds")
     given = ask.parse_args()
     names = [given.engine] if given.engine else engines()
     if given.number is not None or given.graph:
@@ -254,7 +256,8 @@ def main() -> int:
         return 1 if found else 0
     counts: Counter[str] = Counter()
     start = time.process_time()
-    for number in range(given.first, given.first + given.count):
+    numbers = range(given.first, given.first + given.count)
+    for number in filter(is_near, numbers) if given.near else numbers:
         graph = make(number)
         counts.update(node.what for node in graph.nodes)
         if wrong := check(number, names):
