@@ -40,6 +40,7 @@ class Maker:
         types = {"io_data_type": "bf16", "intermediate_data_type": "f32", "compute_data_type": "f32"}
         self.g = weft.Graph(**types, **where)
         self.values: dict[str, Any] = {}
+        self.values_on_cpu: dict[str, Any] = {}  # where they differ: the CPU refuses indices out of range
         self.tokens: dict[int, int] = {}  # of packed tensors, by the rows that a batch entry may have
 
     def __call__(
@@ -50,12 +51,15 @@ class Maker:
         strides: Sequence[int] | None = None,
         values: Any = None,
         low: float = -1,
+        on_cpu: Any = None,
     ) -> Any:
-        """An input of random values. last: channels last."""
+        """An input of random values. last: channels last. on_cpu: the values for the CPU."""
         name = f"t{len(self.values)}"
         steps = channels_last(dims) if last else list(strides) if strides else None
         tensor = self.g.tensor(list(dims), steps, data_type=dtype, name=name)
         self.values[name] = values if values is not None else low
+        if on_cpu is not None:
+            self.values_on_cpu[name] = on_cpu
         return tensor
 
     def out(self, tensor: Any, *dims: int, dtype: str = "bf16", last: bool = False) -> Any:
@@ -307,7 +311,8 @@ def spelled_gradients(width: int, has_terms: bool) -> Any:
 
 
 def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
-    """90 and 3 keys of up to 100. Pages beyond a sequence, and one more, are in no container."""
+    """90 and 3 keys of up to 100. Pages beyond a sequence are in no container. Neither is one that is used: a
+    GPU reads the first page instead, and the CPU refuses it."""
 
     def build(t: Maker) -> None:
         k, v = (t(12 + 200 // size, 2, size, 64) for size in pages)
@@ -316,7 +321,10 @@ def paged_attention(queries: int, pages: tuple[int, int]) -> Any:
             count = -(-100 // size)
             table = np.random.default_rng(size).permutation(2 * count).reshape(2, 1, count, 1).astype("i4")
             table[0, 0, 90 // size + 1 :], table[1, 0, 3 // size + 1 :], table[0, 0, 0] = -(2**31), 2**30, -1
-            tables[f"paged_attention_{name}_table"] = t(2, 1, count, 1, dtype="i32", values=table)
+            inside = np.maximum(table, 0)
+            tables[f"paged_attention_{name}_table"] = t(
+                2, 1, count, 1, dtype="i32", values=table, on_cpu=inside
+            )
         lengths = t(2, 1, 1, 1, dtype="i32", values=np.array([90, 3], "i4"))
         o, stats = t.g.sdpa(
             t(2, 4, queries, 64), k, v, seq_len_kv=lengths, generate_stats=True,
@@ -1746,13 +1754,15 @@ def check(made: Maker, case: Case, given: argparse.Namespace) -> list[str]:
     if given.no_check:
         return wrong
     on_cpu = build(case, "cpu.fast", handle=weft.create_handle("cpu"))
+    on_cpu.values |= on_cpu.values_on_cpu
+    unlike = {slot.uid for slot in slots_of(on_cpu) if slot.name in on_cpu.values_on_cpu}
     want = arrays(on_cpu)
     on_cpu.g.execute(want)
     for turn in range(given.runs):
         if turn:
             host = arrays(made)
             run(made, host, reads=True, again=True, shift=given.shift)
-        found = (difference(host[uid], want[uid]) for uid in want)
+        found = (difference(host[uid], want[uid]) for uid in want if uid not in unlike)
         wrong += [f"run {turn + 1}: {text}" for text in found if text]
     return wrong
 
