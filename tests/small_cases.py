@@ -212,6 +212,14 @@ def inverted(t: Maker) -> None:
     t.out(t.g.conv_fprop(inverse, w, padding=[1, 1]), 2, 64, 14, 13, last=True)
 
 
+def statistics_of_few(t: Maker) -> None:
+    """Of so few pixels that they are columns of narrow tiles, and channels rows."""
+    y = t.g.conv_fprop(t(4, 72, 2, 2, last=True), t(200, 72, 1, 1, last=True))
+    y = t.out(y, 4, 200, 2, 2, last=True)
+    for total in t.g.genstats(y):
+        t.out(total, dtype="f32")
+
+
 def totals(t: Maker) -> None:
     c = t.out(t.g.matmul(t(250, 136), t(136, 200)))
     t.out(t.g.reduction(c, mode="ADD"), 1, 200, dtype="f32")
@@ -1021,6 +1029,7 @@ CASES = {
     "matmul of few, rounded between": Case("portable_mma", "contraction", rounded_product(33, 65, 64)),
     "matmul of integers": Case("portable_fma", "contraction", exact_product),
     "totals": Case("product_sm90 combine_partials", "hopper", totals),
+    "statistics of few pixels": Case("product_sm90 combine_partials", "hopper", statistics_of_few),
     "scales": Case("product_promoted_sm90", "hopper", scaled),
     "few tokens": Case("weight_only", "weight_only", few_tokens),
     "some tokens": Case("repack weight_only_sm90", "weight_only_sm90", some_tokens),

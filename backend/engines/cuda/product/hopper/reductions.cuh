@@ -8,7 +8,7 @@ constexpr int COLUMN_REDUCTIONS = column_reductions::COUNT, ROW_REDUCTIONS = row
               WHOLE_REDUCTIONS = whole_reductions::COUNT;
 constexpr bool HAS_REDUCTIONS = COLUMN_REDUCTIONS + ROW_REDUCTIONS + WHOLE_REDUCTIONS > 0;
 constexpr int UNITS = BLOCK_N / 32; /* of 32 columns: eight numbers per lane, which eight lanes share */
-static_assert(!HAS_REDUCTIONS || BLOCK_N % 32 == 0, "units cover the tile");
+static_assert(COLUMN_REDUCTIONS == 0 || BLOCK_N % 32 == 0, "units cover the tile");
 /* Lanes combine when all tiles are done if registers hold what each has until then; else after each unit. */
 constexpr bool COMBINES_LANES_LATE =
     KEEPS_COLUMN && !REDUCES_STAGED && COLUMN_REDUCTIONS * UNITS * 8 <= ACCUMULATOR_SPARE_REGISTERS - 56;
